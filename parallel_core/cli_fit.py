@@ -1,4 +1,4 @@
-"""`python -m parallel_core fit`: the most layers of a spec's model that fit, by real runs, beside the prediction."""
+"""`python -m parallel_core fit`: the most layers of a spec's model that fit, by real runs, next to the prediction."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ MIB = 1 << 20
 
 def add(commands: Commands) -> None:
     """Adds the command to the engine's."""
-    fit = commands.add_parser("fit", help="find the most layers that fit, by real runs, beside the prediction")
+    fit = commands.add_parser("fit", help="find the most layers that fit, by real runs, next to the prediction")
     fit.add_argument("spec", type=Path, help="a RunSpec as JSON, of a model with a layer count ('-' reads stdin)")
     fit.add_argument("--cap", type=whole(1), required=True, help="MiB that a rank may hold; more ends it out of memory")
     fit.add_argument("--corpora", type=Path, help="folder of uploaded texts, named by their sha256")

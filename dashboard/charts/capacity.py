@@ -48,7 +48,7 @@ def figure(entries: Sequence[Entry], found: bool = False) -> Figure:
 def title(entries: Sequence[Entry], limit: int | None) -> str:
     known = [(e.largest, e) for e in entries if e.largest is not None]
     if not known or not limit:
-        return "0 devices have told their memory so far, so no largest model can be predicted."
+        return "0 devices have reported their memory so far, so no largest model can be predicted."
     most, best = max(known, key=lambda pair: pair[0])
     base = next((e for e in entries if e.baseline and e.largest is not None), None)
     text = f"{count_text(most)} layers would fit with {best.label}, predicted"

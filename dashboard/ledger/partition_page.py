@@ -139,7 +139,7 @@ class Page:
         slow = chain.slowest
         worst = max(range(len(chain.stages)), key=lambda i: chain.stages[i].message)
         if chain.stages[worst].message > chain.stages[slow].seconds:
-            first = f"The message behind stage {worst} sets the pace: {seconds_text(chain.seconds)} a micro-batch."
+            first = f"The message after stage {worst} sets the pace: {seconds_text(chain.seconds)} a micro-batch."
         else:
             own = seconds_text(chain.stages[slow].seconds)
             first = f"Stage {slow} sets the pace: {own} a micro-batch; balanced would be {seconds_text(busy)}."

@@ -73,7 +73,7 @@ def pipedream() -> Section:
     alike = sum(line.same_kind for line in found)
     how = f"In {alike} of {len(found)} rows the programme chooses what was run: a pipeline, or data parallelism alone. "
     how += (
-        "Its formula lets data parallelism hide its gradients behind computing as far as the links' rated speed goes;"
+        "Its formula lets data parallelism hide its gradients behind computation as far as the links' rated speed goes;"
     )
     how += " what was measured beyond that it does not know."
     charts = [errors.chart("pipedream", title, rows, right="predicted too large")]

@@ -17,7 +17,7 @@ from parallel_core.spec import RunSpec
 
 NAMES: dict[TensorSplit, str] = {"pairs": "Pairs", "columns": "Columns"}
 ABOUT: dict[TensorSplit, str] = {
-    "pairs": "The first matrix of two is cut by its outputs, the second by its inputs: one sum behind both.",
+    "pairs": "The first matrix of two is cut by its outputs, the second by its inputs: one sum after both.",
     "columns": "Every matrix is cut by its outputs, so what it takes, and what it makes, is gathered.",
 }
 

@@ -102,4 +102,4 @@ def _why_no_losses(trace: Trace) -> str:
     if trace.layout.world == 1:
         return "One device has nothing to lose to splitting."
     missing = "its study has none that finished" if trace.run.study_id else "this run is in no study"
-    return f"What the speedup lost is told beside a run on one device, of the same study, model and batch: {missing}."
+    return f"What the speedup lost is shown against a run on one device, of the same study, model and batch: {missing}."

@@ -35,7 +35,7 @@ def _behind_a_profile(attempt: Attempt | None) -> tuple[str, str] | None:
     return (
         f"Waits for {name}, which times the layers of {profile.title} first: {long}.",
         f"The profile was asked for {span(asked)} ago, and is stopped after {PROFILE_LIMIT_S / 60:.0f} min at the "
-        f"latest. This run then starts by itself {placed(attempt)}.",
+        f"latest. This run then starts automatically {placed(attempt)}.",
     )
 
 

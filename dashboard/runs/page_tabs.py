@@ -108,11 +108,11 @@ def equal_sentence(run: Run) -> str:
     times = f"1 check, {seconds_text(found['seconds'])}" if once else f"{found['checks']} checks, "
     times += "" if once else f"{seconds_text(found['seconds'])} each"
     equal = "all replicas equal bit for bit" if run.devices > 1 else "one rank, which has no replica"
-    return f"{times} ({cost} of the steps): {equal}. Parameters behind step {found['step']}: {found['parameters']}."
+    return f"{times} ({cost} of the steps): {equal}. Parameters after step {found['step']}: {found['parameters']}."
 
 
 WORK = (
-    "Reference work: a small computation, the same on every rank, beside the timed steps. "
+    "Reference work: a small computation, the same on every rank, between the timed steps. "
     "What it took says how fast the device was."
 )
 
@@ -177,7 +177,7 @@ def _why_empty(run: Run) -> str:
     if run.state == State.QUEUED:
         return f"No process has started. {selectors.waiting(run).sentence}"
     if run.state == State.STARTING:
-        return "The processes are starting; the first line appears here by itself."
+        return "The processes are starting; the first line appears here on its own."
     if run.ended_at is None:
         return "This rank has written nothing so far; its lines appear here by themselves."
     if not run.attempts.exists():

@@ -236,7 +236,7 @@ def fix(run: Run) -> str:
     if run.cause == "out_of_memory":
         return _less_memory(RunSpec.stored(run.spec))
     if "ReplicasDiffer" in run.detail:
-        return "Go on from a checkpoint of before, on another device: a device or its memory changed a value by itself."
+        return "Resume from an earlier checkpoint, on another device: a device or its memory changed a value."
     if NO_SPACE in run.detail:
         return f"{_again(run)} once its worker's disk has room (Fleet says what is left), or keep fewer checkpoints."
     if run.resume_run and _of_its_checkpoint(run):

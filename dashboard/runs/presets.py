@@ -112,7 +112,7 @@ PRESETS = (
         "dp2-fully-shard",
         DATA,
         "Tiny GPT, DP 2 + ZeRO-3 by fully_shard",
-        "the same sharding by PyTorch's FSDP2, to hold against ours",
+        "the same sharding by PyTorch's FSDP2, to compare with ours",
         _tiny(dp=2, zero=3, zero_backend="fully_shard"),
     ),
     Preset("tp2", TENSOR, "Tiny GPT, TP 2", "every layer split over two devices", _tiny(tp=2)),

@@ -116,7 +116,11 @@ GROUPS = (
             Entry("trace.fingerprint_every", "Compare replicas every", "steps, bit by bit; 0 never does"),
             Entry("trace.memory_cap", "Memory cap, MiB a rank", "empty: the device's own limit"),
             Entry("trace.memory", "Measure memory"),
-            Entry("trace.reference", "Measure the devices' pace", "a fixed work beside the steps, 4 % of their time"),
+            Entry(
+                "trace.reference",
+                "Measure the devices' pace",
+                "a fixed computation between the steps, 4 % of their time",
+            ),
             Entry("trace.profile_steps", "Steps for torch.profiler", "e.g. 12, 20; they take longer; empty: none"),
             Entry("trace.profile_ranks", "Ranks for torch.profiler", "e.g. 0, 1; empty: all"),
         ),

@@ -91,7 +91,7 @@ def begun(rows: Sequence[Row]) -> str:
     (least, one), (most, other) = first[0], first[-1]
     if least == most:
         return ""
-    return f"Not like for like: {other} begins behind {most} trained steps, {one} behind {least}."
+    return f"Not like for like: {other} begins after {most} trained steps, {one} after {least}."
 
 
 def same_task(specs: Sequence[RunSpec]) -> bool:

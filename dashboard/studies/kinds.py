@@ -54,7 +54,7 @@ SCALING = register(
 )
 FIT = register(
     StudyKind(
-        "The most layers that each strategy can hold, found by real runs, beside what the memory model says.",
+        "The most layers that each strategy can hold, found by real runs, next to what the memory model says.",
         FitForm,
     )
 )

@@ -162,7 +162,7 @@ def _versions(newest: Sequence[Attempt]) -> tuple[str, list[Link]]:
     yard = sorted(set(Worker.objects.filter(name__in=_used(newest)).values_list("version", flat=True)) - {""})
     said = [f"{name} {' and '.join(found)}" for name, found in (("Trainyard", yard), ("PyTorch", torch)) if found]
     if not said:
-        return "Not told by the ranks.", []
+        return "Not reported by the ranks.", []
     return f"{', '.join(said)}.", [_to(attempt.run, "ranks") for attempt in newest[:1]]
 
 
@@ -210,9 +210,9 @@ def _pace(view: Overview) -> str:
     known = sum(row.entry.pace is not None for row in view.rows)
     if not known:
         return "Not measured."
-    how = f"A fixed small work beside the timed steps of {known} of {len(view.rows)} runs"
+    how = f"A fixed small computation between the timed steps of {known} of {len(view.rows)} runs"
     if view.pace_spread is None:
-        return f"{how}; no two can be held against each other."
+        return f"{how}; no two can be compared."
     longer = percent_text(view.pace_spread)
     at_most = f"less than {longer.removeprefix('under ')}" if longer.startswith("under ") else f"up to {longer}"
     said = [f"{how} took a device {at_most} longer in one run than in another."]

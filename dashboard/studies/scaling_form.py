@@ -41,7 +41,7 @@ class ScalingForm(StudyForm):
     )
     counts = NumberList(label="Devices", help_text="one is always among them")
     models = forms.MultipleChoiceField(
-        label="Other models beside it",
+        label="Other models as well",
         choices=list(scaling.MODELS.items()),
         required=False,
         widget=forms.CheckboxSelectMultiple,

@@ -54,7 +54,7 @@ def side_by_side(trace: Trace, step: int, given: Mapping[str, Any]) -> Side:
     if trace.spec is not None:
         return _recorded(trace.spec, spans(trace, step), given)
     if trace.recorded:
-        return Side(why_not="Its operations are told apart by the spec of its run, which did not come with it.")
+        return Side(why_not="Its operations are distinguished by the spec of its run, which did not come with it.")
     if not levels:
         return Side(why_not="The names of this trace's operations were not kept; upload it again to compare its ranks.")
     ranks = sorted(kept)
@@ -77,7 +77,7 @@ def _recorded(spec: RunSpec, found: Spans, given: Mapping[str, Any]) -> Side:
     """Of a step that a yard exported, as the page of its run has it."""
     ranks = sorted(found)
     if len(ranks) == 1:
-        return Side(why_not=f"It has rank {ranks[0]} alone, which there is nothing to hold against.")
+        return Side(why_not=f"It has rank {ranks[0]} alone, which there is nothing to compare with.")
     a, b = _rank(given.get("a"), ranks, 0), _rank(given.get("b"), ranks, 1)
     left, right = (align.Side(spec, rank, found[rank]) for rank in (a, b))
     aligned, sentence, rows = beside(left, right, (f"rank {a}", f"rank {b}"))

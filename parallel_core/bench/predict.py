@@ -104,7 +104,7 @@ def _text(
     """What was found, in a line; `own` = the rows that are known at their own pace."""
     return (
         f"step times over {len(each)} turns {_off(rows, 'error')}; a turn by itself "
-        f"{', '.join(f'{error:.1%}' for error in each)}; at the devices' own pace beside each run "
+        f"{', '.join(f'{error:.1%}' for error in each)}; at the devices' own pace during each run "
         f"{_off(own, 'paced_error')}; others used {percent_text(others)} of the devices; the host itself: "
         f"{label(spec_of(SAME))} took {', '.join(map(seconds_text, same))}, three times a turn; "
         f"{sum(inside)} of {len(inside)} runs lay in the range said for the drift of their devices"

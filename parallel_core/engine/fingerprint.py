@@ -139,8 +139,8 @@ class Fingerprints:
         return drawn[None][1]
 
     def _differ(self, what: str, step: int) -> ReplicasDiffer:
-        before = "" if self._equal_at is None else f"; all were equal behind step {self._equal_at}"
-        return ReplicasDiffer(f"Replicas differ behind step {step}: {what}{before}.")
+        before = "" if self._equal_at is None else f"; all were equal after step {self._equal_at}"
+        return ReplicasDiffer(f"Replicas differ after step {step}: {what}{before}.")
 
 
 def _units(trainer: Trainer, stage: int) -> list[str]:

@@ -121,7 +121,7 @@ class Reporter:
         if how != "profiler" and not is_profiled(self._spec, step, self._rank):
             return nullcontext()
         if self._device.backend == "nccl" and not self._spec.parallel.flushes:
-            log.warning("step %d is not profiled: torch.profiler waits for messages of the steps behind it", step)
+            log.warning("step %d is not profiled: torch.profiler waits for messages of later steps", step)
             return nullcontext()
         log.info("step %d is profiled", step)
         return profiled(step, scope, self._device, self._sink)
@@ -210,7 +210,7 @@ class Reporter:
         self._print = found
         self._checks.append(found.seconds)
         if self._rank == 0:
-            log.info("behind step %d all replicas are equal: parameters %s", found.step, hex64(found.parameters))
+            log.info("after step %d all replicas are equal: parameters %s", found.step, hex64(found.parameters))
 
     def spans(self, step: int, recorder: SpanRecorder) -> None:
         rows = recorder.end_step()

@@ -19,11 +19,11 @@ class FlippedBit(Fault):
     step: Annotated[int, Field(ge=0, le=limits.MAX_STEPS)] = 5
     title: ClassVar[str] = "Flipped bit"
     blurb: ClassVar[str] = "one bit of a parameter changes; the comparison of replicas finds it"
-    hints: ClassVar[dict[str, str]] = {"rank": "whose parameter", "step": "behind this one"}
+    hints: ClassVar[dict[str, str]] = {"rank": "whose parameter", "step": "after this one"}
 
     @property
     def sentence(self) -> str:
-        return f"one bit of a parameter on rank {self.rank} flips behind step {self.step}"
+        return f"one bit of a parameter on rank {self.rank} flips after step {self.step}"
 
     def check(self, spec: RunSpec) -> None:
         self.need_rank(spec, self.rank)

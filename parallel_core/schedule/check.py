@@ -101,7 +101,7 @@ def _fed(schedule: Schedule) -> None:
             if _remote(schedule, op, -step) and at.get((recv, op.stage, op.micro_batch), i) >= i:
                 raise ScheduleError(f"{op} has no {recv.name} before it.", schedule, rank, i)
             if _remote(schedule, op, step) and at.get((send, op.stage, op.micro_batch), i) <= i:
-                raise ScheduleError(f"{op} has no {send.name} behind it.", schedule, rank, i)
+                raise ScheduleError(f"{op} has no {send.name} after it.", schedule, rank, i)
 
 
 def _remote(schedule: Schedule, op: Op, step: int) -> bool:

@@ -104,7 +104,7 @@ def _parse(cell: str, rank: int, column: int) -> Op:
         return Op(Kind.PAIR, int(match[1]), int(match[2]), partner=(int(match[3]), int(match[4])))
     raise TableError(
         f"cell {column + 1} of rank {rank}'s row: {cell[:40]!r} is no operation; write stage, kind (F, B, I or W) and "
-        "micro-batch, such as 2F0. Communication is added by itself."
+        "micro-batch, such as 2F0. Communication is added automatically."
     )
 
 

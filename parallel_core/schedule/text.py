@@ -27,7 +27,7 @@ WORDS = {
     Kind.OFFLOAD: "offload",
     Kind.RELOAD: "reload",
     Kind.FREE: "free",
-    Kind.PAIR: "forward beside a backward",
+    Kind.PAIR: "forward together with a backward",
     Kind.TP_COLLECTIVE: "tensor-parallel collective",
     Kind.UNSHARD: "parameters of a layer gathered",
     Kind.STATISTICS: "statistics of a batch norm gathered",

@@ -148,7 +148,7 @@ def _places(done: Mapping[int, tuple[Done, ...]]) -> tuple[tuple[int, ...], ...]
         held.setdefault(tuple(sorted({one.stage for one in own})), []).append(rank)
     twice = [stage for stage, count in Counter(stage for stages in held for stage in stages).items() if count > 1]
     if twice:
-        raise NotRecovered(f"stage {min(twice)} stands on ranks that do not hold the same stages beside it")
+        raise NotRecovered(f"stage {min(twice)} is on ranks whose other stages differ")
     known = sorted(stage for stages in held for stage in stages)
     absent = sorted(set(range(known[-1] + 1)) - set(known))
     if absent:

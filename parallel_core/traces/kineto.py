@@ -138,7 +138,7 @@ def _into_steps(out: RankTrace, trace: Collected, rows: NDArray[np.void], moment
         out.steps = {0: _step(rows, int(rows["start"].min()), int(rows["end"].max()), pause)}
         return
     if not marked(trace):
-        out.notes.append(f"{_UNMARKED}: {len(windows)} steps are told by their updates, each ends with one.")
+        out.notes.append(f"{_UNMARKED}: {len(windows)} steps are recognised by their updates, each ends with one.")
     when = Moments(moments)
     ended = when.reached(rows["end"])
     inside = np.zeros(len(rows), np.bool_)

@@ -133,7 +133,7 @@ def _take_spec(out: OwnStep, given: Any) -> None:
     out.spec, out.device = spec, spec.train.device
 
 
-_WITHOUT = "So its layout is not known: which ranks wait for each other is told by messages alone."
+_WITHOUT = "So its layout is not known: which ranks wait for each other is known from messages alone."
 
 
 def _long_to_cut(spec: RunSpec) -> bool:

@@ -69,7 +69,7 @@ def _about(out: JobTrace, first: OwnStep) -> list[str]:
     run = f"{first.run}, {which}" if first.run else which
     size = plural_text(len(out.ranks), "rank")
     if first.spec is None:
-        how = "were told by messages there" if first.counted else "are those of the file"
+        how = "were recognised by messages there" if first.counted else "are those of the file"
         return [f"Exported by Trainyard: {run}, {size}, without a spec that holds. Stages and micro-batches {how}."]
     said = f"As recorded: {run}, {size}. Stages, micro-batches and layout are the run's own; nothing is recovered."
     if first.spec.inject:

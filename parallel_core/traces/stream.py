@@ -160,7 +160,7 @@ class EventStream:
         if self._refused:
             return
         if self.count:
-            self.notes.append(f"The file is cut off behind event {self.count}; what came before is shown.")
+            self.notes.append(f"The file is cut off after event {self.count}; what came before is shown.")
         else:
             self.notes.append("The file is cut off or damaged within its first event: none of it can be read.")
 

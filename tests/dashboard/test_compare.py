@@ -134,7 +134,7 @@ def test_a_run_that_went_on_from_a_checkpoint_shares_no_step_with_another(reader
         chunk.save()
     page = reader.get(f"/compare/?runs={short.pk},{later.pk}")
     text = page.content.decode()
-    assert "no step in common" in text and "Not like for like: DP begins behind 100 trained steps" in text
+    assert "no step in common" in text and "Not like for like: DP begins after 100 trained steps" in text
     assert [line.seconds for line in page.context["reached"] if line.label == "DP"] == [compare.BELOW]
 
 

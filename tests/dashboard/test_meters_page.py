@@ -123,9 +123,9 @@ def test_the_ranks_tab_says_that_replicas_were_equal(alice: Any, client: Client)
     run = factory.finished(alice, {"dp": 2})
     page = client.get(reverse("runs:page", args=[run.pk]) + "?tab=ranks").content.decode()
     assert "3 checks, 400 µs each (under 1 % of the steps): all replicas equal bit for bit." in page
-    assert "Parameters behind step 42: 0123456789abcdef." in page
+    assert "Parameters after step 42: 0123456789abcdef." in page
     alone = client.get(reverse("runs:page", args=[factory.finished(alice).pk]) + "?tab=ranks").content.decode()
-    assert "one rank, which has no replica. Parameters behind step 42" in alone
+    assert "one rank, which has no replica. Parameters after step 42" in alone
 
 
 def test_titles_of_metrics_are_numbers_as_people_read_them(alice: Any) -> None:

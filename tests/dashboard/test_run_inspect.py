@@ -60,7 +60,7 @@ def test_accounts_add_up_and_name_what_the_speedup_lost(client: Client, alice: A
 def test_without_a_one_device_run_it_says_what_is_missing(client: Client, alice: Any) -> None:
     run = factory.finished(alice, PIPELINE)
     client.force_login(alice)
-    said = "What the speedup lost is told beside a run on one device, of the same study, model and batch: "
+    said = "What the speedup lost is shown against a run on one device, of the same study, model and batch: "
     assert f"{said}this run is in no study." in tab(client, run, "tab=accounts")
     alone = factory.study(alice, splits=(PIPELINE,), recompute=False).runs.get()
     assert f"{said}its study has none that finished." in tab(client, alone, "tab=accounts")

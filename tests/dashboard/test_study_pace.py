@@ -30,7 +30,9 @@ def test_a_host_that_drifted_between_runs_is_warned_of(reader: Client, alice: An
     assert view.verdict[-1].startswith("The host's own pace differed by up to 20 % between runs: smaller gains")
     assert "The host's own pace differed" in html.unescape(plain(reader.get(f"/studies/{made.pk}/").content.decode()))
     (line,) = [line.text for line in method.of_overview(view, []) if line.term == "Pace"]
-    assert line.startswith("A fixed small work beside the timed steps of 3 of 3 runs took a device up to 20 % longer")
+    assert line.startswith(
+        "A fixed small computation between the timed steps of 3 of 3 runs took a device up to 20 % longer"
+    )
     run = made.runs.get(position=2)
     run.summary["references"] = [0.00251, 0.00251]
     run.save(update_fields=("summary",))

@@ -70,13 +70,13 @@ def test_one_flipped_bit_on_one_replica_ends_the_run_on_every_rank() -> None:
     said = ends(spec_of(dp=2), partial(flip, at=3, on=1, name=name))
     assert (
         said
-        == [f"Replicas differ behind step 5: {name} of rank 1 is not that of rank 0; all were equal behind step 2."] * 2
+        == [f"Replicas differ after step 5: {name} of rank 1 is not that of rank 0; all were equal after step 2."] * 2
     )
 
 
 def test_what_tensor_ranks_hold_whole_is_compared_too() -> None:
     said = ends(spec_of(tp=2), partial(flip, at=2, on=1, name="head.norm.weight"))
-    assert said[0].startswith("Replicas differ behind step 2: head.norm.weight of rank 1 is not that of rank 0")
+    assert said[0].startswith("Replicas differ after step 2: head.norm.weight of rank 1 is not that of rank 0")
 
 
 def test_tied_stages_are_compared_too() -> None:

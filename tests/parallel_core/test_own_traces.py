@@ -234,7 +234,7 @@ def test_a_file_that_is_cut_off_says_whose_spans_are_gone(tmp_path: Path) -> Non
     whole = json.dumps(document(spec())).encode()
     found = read(tmp_path, whole[: len(whole) * 2 // 3])
     text = " ".join(found.notes)
-    assert "The file is cut off behind event" in text and "There are no spans of rank 3." in text
+    assert "The file is cut off after event" in text and "There are no spans of rank 3." in text
     assert 0 in found.ranks and found.recorded["spec"] is not None
 
 
@@ -257,5 +257,5 @@ def test_what_came_from_elsewhere_keeps_how_surely_it_is_known(tmp_path: Path) -
     about = About(2, None, "trace 3", counted=True)
     found = read(tmp_path, "".join(chrome_trace(spans, Layout.unknown(4), about)).encode())
     assert all(trace.counted == [2] for trace in found.ranks.values())
-    assert "Stages and micro-batches were told by messages there" in found.notes[0]
+    assert "Stages and micro-batches were recognised by messages there" in found.notes[0]
     assert found.recorded["spec"] is None

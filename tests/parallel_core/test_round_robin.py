@@ -122,5 +122,5 @@ def test_what_cannot_be() -> None:
 
 
 def test_a_lost_message_of_one_replica_is_named() -> None:
-    with pytest.raises(ScheduleError, match="0F1 has no SEND_ACT behind it"):
+    with pytest.raises(ScheduleError, match="0F1 has no SEND_ACT after it"):
         check(damaged(build("1f1b-stash", (2, 1), 4), 1, drop("0SEND_ACT1")))

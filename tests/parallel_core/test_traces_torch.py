@@ -77,7 +77,7 @@ def test_steps_that_nothing_marks_are_told_by_their_updates(tmp_path: Path) -> N
     found = _read(tmp_path / "rank0.json")
     steps = found.ranks[0].steps
     assert sorted(steps) == list(range(STEPS))
-    assert any(f"{STEPS} steps are told by their updates" in note for note in found.notes)
+    assert any(f"{STEPS} steps are recognised by their updates" in note for note in found.notes)
     for rows in steps.values():
         kinds = _kinds(rows)
         assert kinds[Kind.STEP] == kinds[Kind.OPT_STEP] == 1 and kinds[Kind.F] and kinds[Kind.BW]
