@@ -1,12 +1,17 @@
-"""What each layer takes under each way to split it over a mesh of dp x tp devices, for one micro-batch.
+"""Cost of each layer for one micro-batch, for every way to split it over a mesh of dp x tp devices.
 
-The ways are those that the engine knows. `data`: the samples over all devices. `column-row`: the samples over dp, each
-pair of matrices by columns and rows over tp (Shoeybi et al. 2019), and `vocab` the same of embedding and head.
-`columns`: all matrices by columns, the outputs gathered (`tensor.columns`). `sequence`: column-row, and what that
-leaves whole by rows over tp (Korthikanti et al. 2022). `replicated`: the samples over dp, and every device of tp
-computes the same. Between a layer whose samples or rows lie over all devices and one whose samples lie over dp alone
-stands a gather over tp, forward or backward. A rank's rows are its samples where tp divides these, so between `data`
-and `sequence` nothing is moved.
+The ways are those that the engine can run:
+- `data`: the samples are divided over all devices.
+- `column-row`: the samples are divided over dp, each pair of matrices by columns and rows over tp (Shoeybi et al.
+  2019); `vocab` is the same for embedding and head.
+- `columns`: all matrices by columns, outputs are gathered (`tensor.columns`).
+- `sequence`: column-row, and the activations that it leaves whole are divided by rows over tp (Korthikanti et al.
+  2022).
+- `replicated`: the samples are divided over dp, and all tp devices compute the same.
+
+Between a layer whose samples or rows are divided over all devices and one whose samples are divided over dp only there
+is an all-gather over tp, in the forward or in the backward. Where tp divides the samples, the rows of a rank are its
+samples, so nothing moves between `data` and `sequence`.
 """
 
 from __future__ import annotations
@@ -34,14 +39,15 @@ CUTS: dict[Cut, tuple[Strategy, ...]] = {
     "columns": ("columns",),
     "sequence": ("sequence",),
 }
-"""The ways of all layers of a run that cuts them over a tensor group so."""
+"""Ways that the layers of a run can have, by how the run cuts its layers over a tensor group."""
 _MOMENTS = 2
 
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """A layer split one way: seconds of a micro-batch forward and backward, seconds a step to sum its gradients, bytes
-    a device of parameters with all that belongs to them and of one micro-batch's activations."""
+    """One layer split in one way: seconds of one micro-batch (forward and backward), seconds a step to all-reduce its
+    gradients (`sync`), bytes a device of parameters, gradients and optimizer state (`state`) and of one micro-batch's
+    activations."""
 
     strategy: Strategy
     seconds: float
@@ -49,33 +55,33 @@ class Way:
     state: float
     activations: float
     weights: float = 0.0
-    """Bytes of its parameters alone."""
+    """Bytes a device of the parameters alone."""
 
     @property
     def spread(self) -> bool:
-        """Its samples, or rows, lie over all devices of the mesh."""
+        """Whether its samples, or rows, are divided over all devices of the mesh."""
         return self.strategy in ("data", "sequence")
 
 
 class Machine(Protocol):
-    """Seconds of what a mesh does. Widths that cannot be raise CannotPredict."""
+    """Seconds of a mesh's operations. Methods raise CannotPredict for widths that the machine cannot price."""
 
     def layers(self, spec: RunSpec) -> Sequence[float]:
-        """Of each layer, forward and backward of a micro-batch of `spec`, its tensor collectives included."""
+        """Seconds of each layer: forward and backward of a micro-batch of `spec`, with tensor collectives."""
 
     def all_reduce(self, ranks: int, size: float) -> float:
-        """Of a tensor of `size` bytes."""
+        """Seconds to all-reduce a tensor of `size` bytes."""
 
     def gather(self, ranks: int, size: float) -> float:
-        """The same, of a tensor that is whole afterwards."""
+        """Seconds to all-gather a tensor; `size` = bytes of the gathered tensor."""
 
     def send(self, size: float) -> float:
-        """To another mesh."""
+        """Seconds to send `size` bytes to another mesh."""
 
 
 @dataclass(frozen=True)
 class Measured:
-    """What a CostTable says."""
+    """Prices from a measured CostTable."""
 
     table: CostTable
 
@@ -97,8 +103,9 @@ class Measured:
 
 @dataclass(frozen=True)
 class Analytic:
-    """A device by its rate: `flops` it really reaches a second, links of `alpha` seconds and `bandwidth` bytes/s inside
-    a host of `per_host` devices, `network` between hosts. Collectives on a ring (Patarasuk and Yuan 2009)."""
+    """Prices from rates: `flops` a device reaches per second, links with `alpha` seconds of latency and `bandwidth`
+    bytes/s inside a host of `per_host` devices, `network` bytes/s between hosts. Ring collectives (Patarasuk and Yuan
+    2009)."""
 
     flops: float
     bandwidth: float
@@ -131,7 +138,7 @@ class Analytic:
 
 
 class LayerCosts:
-    """All layers of `spec`'s model for micro-batches of `samples` on a `machine`."""
+    """Costs of all layers of `spec`'s model on a `machine`, for micro-batches of `samples` samples."""
 
     def __init__(self, spec: RunSpec, machine: Machine, samples: int) -> None:
         self.spec, self.machine, self.samples = spec, machine, samples
@@ -141,13 +148,13 @@ class LayerCosts:
         self.ways = lru_cache(maxsize=None)(self._ways)
 
     def _alone(self, samples: int, tp: int, cut: Cut = "pairs") -> RunSpec:
-        """One mesh's part of a micro-batch as a run of its own. Raises ValidationError."""
+        """One mesh's share of a micro-batch as a run of its own. Raises ValidationError."""
         train = self.spec.train.model_dump() | {"global_batch": samples}
         parallel = {"tp": tp, "recompute": self.spec.parallel.recompute, **cut_fields(cut)}
         return RunSpec.model_validate({"model": self.spec.model.model_dump(), "parallel": parallel, "train": train})
 
     def _ways(self, dp: int, tp: int) -> list[list[Way]] | None:
-        """The ways of each layer on a mesh of dp x tp; None where it cannot share out the samples at all."""
+        """Ways of each layer on a mesh of dp x tp; None if dp does not divide the samples."""
         samples, over = divmod(self.samples, dp)
         if over or not samples:
             return None
@@ -185,18 +192,20 @@ class LayerCosts:
         )
 
     def boundary(self, unit: int) -> float:
-        """Bytes of a micro-batch's input of layer `unit`, whole; 0 before the first and behind the last."""
+        """Bytes of one micro-batch's unsharded input of layer `unit`; 0 for the first layer and the end of the
+        model."""
         return float(self._edges[unit] * self.samples * self._size) if unit < len(self._edges) else 0.0
 
     def reshard(self, unit: int, dp: int, tp: int) -> float:
-        """Seconds of the gather between layers `unit` - 1 and `unit` where one is spread and the other is not."""
+        """Seconds of the all-gather between layers `unit` - 1 and `unit` if exactly one of them is `spread`."""
         return self.machine.gather(tp, self.boundary(unit) / dp)
 
     def message(self, unit: int, shares: int) -> float:
-        """Seconds of one of `shares` of a micro-batch's input of layer `unit` from another mesh, and back."""
+        """Seconds to receive one of `shares` equal parts of layer `unit`'s input from another mesh and to return its
+        gradient; 0 for the first layer."""
         return 2 * self.machine.send(self.boundary(unit) / shares) if unit else 0.0
 
 
 def uniform(way: Way, tp: int, cut: Cut) -> bool:
-    """Whether a run that cuts all its layers so has this way on a mesh of `tp` tensor ranks."""
+    """Whether a run that cuts all its layers by `cut` splits a layer this way on a mesh of `tp` tensor ranks."""
     return way.strategy in (CUTS[cut] if tp > 1 else ("data",))

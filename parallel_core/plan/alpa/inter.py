@@ -1,9 +1,9 @@
 """Between stages: which layers go to which submesh (Zheng et al. 2022, section 5).
 
-T* = min over stages of (sum of t_i + (B - 1) max t_j) (equation 2). For every t_max that some stage may take,
-F(s, k, d) is the least sum of stage times of the layers from k on, in s stages over d devices, none above t_max
-(equation 3); the best F(s, 0, all) + (B - 1) t_max is the plan (equation 4). Submeshes are (1, 2^i) inside a host and
-(n, all) over n hosts, which tile the cluster (theorem 1 of the paper).
+T* = min over stages of (sum of t_i + (B - 1) max t_j) (equation 2). For every candidate t_max, F(s, k, d) is the least
+sum of stage times of layers k and later in s stages over d devices, no stage above t_max (equation 3); the best F(s, 0,
+all) + (B - 1) t_max is the plan (equation 4). Submeshes are (1, 2^i) inside a host and (n, all) over n hosts; these
+tile the cluster (theorem 1 of the paper).
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ from parallel_core.plan.alpa.costs import LayerCosts, Way, uniform
 from parallel_core.plan.alpa.intra import Chain, fastest, memory, within
 
 MOST_GROUPS = 24
-"""Places where a stage may begin; deeper models are clustered first (section 5.2)."""
+"""Most groups of layers between which a stage may begin; layers of deeper models are clustered first (section 5.2)."""
 MOST_PACES = 128
-"""Values of t_max that are tried; of more, evenly spread ones."""
+"""Most values of t_max that are tried, evenly spread over all candidates."""
 MOST_MESHES = 3
-"""Stages of plans whose meshes differ; there are very many of more."""
+"""Most stages of a plan whose meshes differ; with more stages there are too many combinations."""
 Shape = tuple[int, Sequence[tuple[int, int]]]
-"""Devices of a submesh, and the (dp, tp) that it may be seen as."""
+"""Devices of a submesh, and its logical views (dp, tp)."""
 
 
 @dataclass(frozen=True)
 class Stage:
-    """Layers first .. stop - 1 on a mesh of dp x tp devices; seconds of a micro-batch, bytes of a device."""
+    """Layers first .. stop - 1 on a mesh of dp x tp devices: seconds of one micro-batch, bytes a device."""
 
     first: int
     stop: int
@@ -51,7 +51,7 @@ class Stage:
 
 @dataclass(frozen=True)
 class Plan:
-    """Stages in order; `seconds` of a step of so many micro-batches (equation 2)."""
+    """Stages in pipeline order; `seconds` of a step with `micro_batches` micro-batches (equation 2)."""
 
     stages: tuple[Stage, ...]
     micro_batches: int
@@ -63,12 +63,13 @@ class Plan:
 
     @property
     def cuts(self) -> tuple[int, ...]:
+        """First layers of all stages but the first."""
         return tuple(stage.first for stage in self.stages[1:])
 
 
 @dataclass(frozen=True)
 class Mesh:
-    """A cluster of `hosts` of `per_host` devices with `memory` bytes each."""
+    """A cluster of `hosts` hosts with `per_host` devices each; `memory` bytes a device."""
 
     hosts: int
     per_host: int
@@ -79,17 +80,17 @@ class Mesh:
         return self.hosts * self.per_host
 
     def sizes(self) -> list[int]:
-        """Devices of each submesh shape."""
+        """Numbers of devices that a submesh may have."""
         inside = [1 << i for i in range(self.per_host.bit_length()) if self.per_host % (1 << i) == 0]
         return sorted({*inside, *(n * self.per_host for n in range(1, self.hosts + 1))})
 
     def views(self, size: int) -> list[tuple[int, int]]:
-        """(dp, tp) that a submesh of `size` devices may be seen as; tp stays inside a host."""
+        """Logical shapes (dp, tp) of a submesh of `size` devices; tp stays inside a host."""
         return [(size // tp, tp) for tp in range(1, min(size, self.per_host) + 1) if size % tp == 0]
 
 
 class Search:
-    """One model on one cluster."""
+    """The search for the fastest plan of one model on one cluster."""
 
     def __init__(self, costs: LayerCosts, mesh: Mesh, micro_batches: int) -> None:
         self.costs, self.mesh, self.micro_batches = costs, mesh, micro_batches
@@ -98,7 +99,7 @@ class Search:
         self.stage = lru_cache(maxsize=None)(self._stage)
 
     def _chain(self, first: int, stop: int, dp: int, tp: int, cut: Cut | None) -> tuple[Chain, list[Way]] | None:
-        """The layers of a stage with their fastest ways; None where samples or matrices do not divide."""
+        """The layers of a stage and the fastest way of each; None where samples or matrices do not divide."""
         ways = self.costs.ways(dp, tp)
         if ways is None:
             return None
@@ -110,14 +111,18 @@ class Search:
         chain = Chain(able, turns, self.micro_batches, entry)
         return chain, fastest(chain)
 
-    def _stage(self, first: int, stop: int, dp: int, tp: int, behind: int, cut: Cut | None = None) -> Stage | None:
-        """Layers first .. stop - 1 on dp x tp, with `behind` stages from it on; `cut`: all its layers so, as a
-        run has them. None where they do not fit, or the samples do not divide."""
+    def _stage(self, first: int, stop: int, dp: int, tp: int, remaining: int, cut: Cut | None = None) -> Stage | None:
+        """Layers first .. stop - 1 on dp x tp as a stage; None where they do not fit the memory or the samples do not
+        divide.
+
+        `remaining`: stages from this one to the last, itself included; under 1F1B as many micro-batches are in flight.
+        `cut`: all layers are split this way, as in a run of the engine; None: any way.
+        """
         made = self.chain(first, stop, dp, tp, cut)
         if made is None:
             return None
         chain, chosen = made
-        in_flight = min(behind, self.micro_batches)
+        in_flight = min(remaining, self.micro_batches)
         if memory(chosen, in_flight) > self.mesh.memory:
             shorter = within(chain, self.mesh.memory, in_flight)
             if shorter is None:
@@ -126,12 +131,12 @@ class Search:
         return Stage(first, stop, dp, tp, tuple(chosen), chain.seconds(chosen), memory(chosen, in_flight))
 
     def best(self) -> Plan | None:
-        """The fastest plan, whatever the shapes of its stages; None where nothing fits."""
+        """The fastest plan, with any mesh shapes; None where nothing fits."""
         shapes = [(size, self.mesh.views(size)) for size in self.mesh.sizes()]
         return self._best(shapes, None)
 
     def even(self) -> Iterator[Plan]:
-        """The fastest plan of each (dp, tp) that all stages share, under each cut that a run may have."""
+        """The fastest plan for each (dp, tp) shared by all stages, under each cut that a run may have."""
         total = self.mesh.devices
         for size in (size for size in range(1, total + 1) if total % size == 0):
             for view in self.mesh.views(size):
@@ -141,7 +146,7 @@ class Search:
                         yield found
 
     def uneven(self) -> Iterator[Plan]:
-        """The same of each few meshes in a row that are not all the same."""
+        """The fastest plan for each sequence of at most MOST_MESHES meshes that are not all alike, under each cut."""
         edges = self.edges[1:-1]
         for shapes in self._rows_of_meshes(self.mesh.devices, MOST_MESHES):
             if len(set(shapes)) == 1 or len(shapes) > len(edges) + 1:
@@ -150,12 +155,12 @@ class Search:
             for cut in _cuts(shapes):
                 made = (self.given(cuts, shapes, cut) for cuts in combinations(edges, len(shapes) - 1))
                 best = min((plan for plan in made if plan is not None), key=lambda plan: plan.seconds, default=None)
-                if best is not None and best.seconds != before:  # else all that is cut is an embedding: it is one plan
+                if best is not None and best.seconds != before:  # equal: only an embedding is cut, the plan is the same
                     yield best
                 before = best.seconds if best is not None else before
 
     def _rows_of_meshes(self, devices: int, most: int) -> Iterator[tuple[tuple[int, int], ...]]:
-        """Every row of at most so many (dp, tp) that has so many devices in all."""
+        """Every sequence of at most `most` meshes (dp, tp) with `devices` devices in total."""
         if not devices:
             yield ()
         for size in (size for size in self.mesh.sizes() if size <= devices and most):
@@ -164,7 +169,7 @@ class Search:
                     yield (view, *rest)
 
     def given(self, cuts: Sequence[int], shapes: Sequence[tuple[int, int]], cut: Cut = "pairs") -> Plan | None:
-        """The plan of these cuts and (dp, tp), its layers split as in a run by `cut`; None where it cannot be."""
+        """The plan with these cuts and (dp, tp) of each stage, all layers split by `cut`; None if impossible."""
         edges, found = (0, *cuts, len(self.costs.units)), []
         for i, ((first, stop), (dp, tp)) in enumerate(zip(pairwise(edges), shapes, strict=True)):
             stage = self.stage(first, stop, dp, tp, len(shapes) - i, cut)
@@ -183,43 +188,44 @@ class Search:
             if best is not None and self.micro_batches * pace >= best.seconds:
                 break
             if (found := programme.solve(pace)) is not None:
-                made = Plan(tuple(self._held(found, cut)), self.micro_batches)
+                made = Plan(tuple(self._with_memory(found, cut)), self.micro_batches)
                 best = made if best is None or made.seconds < best.seconds else best
         return best
 
-    def _held(self, stages: Sequence[Stage], cut: Cut | None) -> Iterator[Stage]:
-        """The stages with what is in flight on each where so many are behind it."""
+    def _with_memory(self, stages: Sequence[Stage], cut: Cut | None) -> Iterator[Stage]:
+        """The stages with the memory of their place in the pipeline; the tables do not know the number of stages."""
         for i, found in enumerate(stages):
             stage = self.stage(found.first, found.stop, found.dp, found.tp, len(stages) - i, cut)
             yield stage or found
 
     def _tables(self, shapes: Sequence[Shape], cut: Cut | None) -> list[_Table]:
-        """What stages there are, where 1, 2, ... stages are left; the same where as much is in flight."""
+        """[s] -> the possible stages where s + 1 stages are left, itself included; entries are shared where as many
+        micro-batches are in flight."""
         most = min(len(self.edges) - 1, self.mesh.devices // min(size for size, _ in shapes))
         kinds = most if self.mesh.memory < inf else 1
-        made = [self._table(shapes, behind, cut) for behind in range(1, min(kinds, self.micro_batches) + 1)]
+        made = [self._table(shapes, remaining, cut) for remaining in range(1, min(kinds, self.micro_batches) + 1)]
         return [made[min(i, len(made) - 1)] for i in range(most)]
 
-    def _table(self, shapes: Sequence[Shape], behind: int, cut: Cut | None) -> _Table:
+    def _table(self, shapes: Sequence[Shape], remaining: int, cut: Cut | None) -> _Table:
         groups = len(self.edges) - 1
         table = _Table(np.full((len(shapes), groups, groups + 1), inf), {})
         for k, (_, views) in enumerate(shapes):
             for i, j in combinations(range(groups + 1), 2):
-                known = self._known(i, j, views, behind, cut)
+                known = self._known(i, j, views, remaining, cut)
                 if known:
                     best = min(known, key=lambda stage: stage.seconds)
                     table.stages[k, i, j], table.seconds[k, i, j] = best, best.seconds
         return table
 
-    def _known(self, i: int, j: int, views: Sequence[tuple[int, int]], behind: int, cut: Cut | None) -> list[Stage]:
+    def _known(self, i: int, j: int, views: Sequence[tuple[int, int]], remaining: int, cut: Cut | None) -> list[Stage]:
         first, stop = self.edges[i], self.edges[j]
-        found = (self.stage(first, stop, dp, tp, behind, cut) for dp, tp in views)
+        found = (self.stage(first, stop, dp, tp, remaining, cut) for dp, tp in views)
         return [stage for stage in found if stage is not None]
 
 
 @dataclass(frozen=True)
 class _Table:
-    """[shape, first edge, last edge] -> seconds of the fastest view of that stage (inf: none), and the stage."""
+    """[shape, first edge, last edge] -> seconds of the fastest view of that stage (inf: none), and the stage itself."""
 
     seconds: NDArray[np.float64]
     stages: dict[tuple[int, int, int], Stage]
@@ -227,29 +233,29 @@ class _Table:
 
 @dataclass(frozen=True)
 class _Programme:
-    """Equation 3: `tables[s]` holds where s + 1 stages are left."""
+    """The dynamic programme of equation 3: `tables[s]` holds the stages for the case that s + 1 stages are left."""
 
     tables: Sequence[_Table]
     sizes: Sequence[int]
     devices: int
 
     def solve(self, pace: float) -> list[Stage] | None:
-        """The stages of the least sum of times with none above `pace`, over all devices; None where there are none."""
+        """The stages with the least sum of times, none above `pace`, over all devices; None if impossible."""
         groups = self.tables[0].seconds.shape[1]
         least = np.full((groups + 1, self.devices + 1), inf)
         least[groups, 0] = 0.0
         picked: list[NDArray[np.int64]] = []
         best = (inf, 0)
         for table in self.tables:
-            least, choice = self._longer(np.where(table.seconds <= pace, table.seconds, inf), least)
+            least, choice = self._one_more(np.where(table.seconds <= pace, table.seconds, inf), least)
             picked.append(choice)
             best = min(best, (float(least[0, self.devices]), len(picked)))
         return self._traced(picked[: best[1]]) if best[0] < inf else None
 
-    def _longer(
+    def _one_more(
         self, seconds: NDArray[np.float64], least: NDArray[np.float64]
     ) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
-        """F with one stage more, and for each (first edge, devices) the shape and the last edge of that stage."""
+        """F with one more stage in front, and for each (first edge, devices) the index of its shape and last edge."""
         shapes, groups, edges = seconds.shape
         found = np.full((shapes, groups, edges, self.devices + 1), inf)
         for k, size in enumerate(self.sizes):
@@ -269,7 +275,7 @@ class _Programme:
 
 
 def _cuts(shapes: Sequence[tuple[int, int]]) -> tuple[Cut, ...]:
-    """That a run over these (dp, tp) may have; by rows it hands on parts that are as large on every stage."""
+    """Cuts that a run over these (dp, tp) may have. `sequence` needs equal tp: stages exchange equal row parts."""
     widths = {tp for _, tp in shapes}
     if widths == {1}:
         return ("pairs",)
@@ -277,6 +283,6 @@ def _cuts(shapes: Sequence[tuple[int, int]]) -> tuple[Cut, ...]:
 
 
 def _edges(units: int) -> list[int]:
-    """Where stages may begin or end: everywhere, or of a deep model at evenly spread layers."""
+    """Layers at which stages may begin or end: all of them, or MOST_GROUPS evenly spread groups of a deeper model."""
     count = min(units, MOST_GROUPS)
     return sorted({round(i * units / count) for i in range(count + 1)})

@@ -1,8 +1,8 @@
-"""Inside a stage: which way each layer is split, so that the stage is fastest and fits (Zheng et al. 2022, section 4).
+"""Inside a stage: the way to split each layer so that the stage is fastest and fits (Zheng et al. 2022, section 4).
 
-Equation 1 for a chain of layers: each takes one way, with its own cost, and each pair of neighbours the cost of laying
-out the tensor between them anew. Without a memory limit a chain is solved exactly by going along it; with one it is the
-paper's integer linear programme, solved by HiGHS (Huangfu and Hall 2018).
+Equation 1 for a chain of layers: each layer takes one way at its own cost, and each pair of neighbours adds the cost of
+resharding the tensor between them. Without a memory limit, dynamic programming along the chain is exact; with one it is
+the paper's integer linear programme, solved by HiGHS (Huangfu and Hall 2018).
 """
 
 from __future__ import annotations
@@ -18,38 +18,40 @@ from parallel_core.plan.alpa.costs import Way
 
 @dataclass(frozen=True)
 class Chain:
-    """The layers of a stage: their `ways`; `reshard[i]` = seconds between layers i and i + 1 where one is spread and
-    the other is not; `per_step` micro-batches share the sum of gradients."""
+    """The layers of a stage: `ways` of each; `reshard[i]` = seconds between layers i and i + 1 if exactly one of them
+    is spread. Gradients are all-reduced once every `per_step` micro-batches."""
 
     ways: Sequence[Sequence[Way]]
     reshard: Sequence[float]
     per_step: int
     entry: tuple[float, float] = (0.0, 0.0)
-    """Seconds until the first layer has its input, whole or spread."""
+    """Seconds until the first layer has its input: (unsharded, spread over all devices)."""
 
     def cost(self, way: Way) -> float:
+        """Seconds of one micro-batch, with its share of the gradient all-reduce."""
         return way.seconds + way.sync / self.per_step
 
     def before(self, way: Way) -> float:
-        """Seconds before the first layer, where it takes this way."""
+        """Seconds to bring in the input of the first layer if it takes this way."""
         return self.entry[way.spread]
 
     def between(self, i: int, a: Way, b: Way) -> float:
+        """Seconds to reshard between layers `i` and `i` + 1 with ways a and b."""
         return self.reshard[i] if a.spread != b.spread else 0.0
 
     def seconds(self, chosen: Sequence[Way]) -> float:
-        """Of a micro-batch under one way a layer."""
+        """Seconds of one micro-batch with these ways, one for each layer."""
         turns = sum(self.between(i, a, b) for i, (a, b) in enumerate(pairwise(chosen)))
         return self.before(chosen[0]) + sum(map(self.cost, chosen)) + turns
 
 
 def memory(chosen: Sequence[Way], in_flight: int) -> float:
-    """Bytes a device with `in_flight` micro-batches' activations (equation 5)."""
+    """Bytes a device with the activations of `in_flight` micro-batches (equation 5)."""
     return sum(way.state + in_flight * way.activations for way in chosen)
 
 
 def fastest(chain: Chain) -> list[Way]:
-    """The ways of the least time, whatever they keep: a walk along the chain."""
+    """The ways with the least time, without a memory limit: dynamic programming along the chain."""
     best: list[tuple[float, list[Way]]] = [(chain.before(way) + chain.cost(way), [way]) for way in chain.ways[0]]
     for i, ways in enumerate(chain.ways[1:]):
         best = [
@@ -63,7 +65,7 @@ def fastest(chain: Chain) -> list[Way]:
 
 
 def within(chain: Chain, limit: float, in_flight: int) -> list[Way] | None:
-    """The fastest ways that keep within `limit` bytes a device; None where there are none."""
+    """The fastest ways that need at most `limit` bytes a device; None where there are none."""
     chosen = fastest(chain)
     if memory(chosen, in_flight) <= limit:
         return chosen
@@ -72,9 +74,9 @@ def within(chain: Chain, limit: float, in_flight: int) -> list[Way] | None:
 
 
 def solve(chain: Chain, limit: float, in_flight: int) -> list[Way] | None:
-    """The same by the integer linear programme alone: a 0/1 vector a layer and a matrix a pair of neighbours, whose
-    rows and columns sum to the vectors (equation 1, linearised as in section 4.2)."""
-    from scipy.optimize import Bounds, LinearConstraint, milp  # heavy, and needed where memory is short alone
+    """As `within`, always by the integer linear programme: a 0/1 vector for each layer and a matrix for each pair of
+    neighbours, whose rows and columns sum to the vectors (equation 1, linearised as in section 4.2)."""
+    from scipy.optimize import Bounds, LinearConstraint, milp  # slow to import, and only needed where memory is short
 
     programme = _Programme(chain)
     rows, low, high = programme.rows()
@@ -93,7 +95,7 @@ def solve(chain: Chain, limit: float, in_flight: int) -> list[Way] | None:
 
 
 class _Programme:
-    """Variables: the ways of all layers one after the other, then the pairs of neighbours."""
+    """Variables of the integer linear programme: ways of each layer in order, then of each pair of neighbours."""
 
     def __init__(self, chain: Chain) -> None:
         edges = np.cumsum([0, *map(len, chain.ways)]).tolist()
@@ -112,7 +114,7 @@ class _Programme:
         return out
 
     def rows(self) -> tuple[np.ndarray, list[float], list[float]]:
-        """(matrix, lower bounds, upper bounds): one way a layer; pairs agree with the ways on both sides."""
+        """Constraints (matrix, lower and upper bounds): one way a layer; pairs agree with the ways on both sides."""
         out, right = [], []
         for a, b in self.spans:
             out.append(self._row(dict.fromkeys(range(a, b), 1.0)))

@@ -1,4 +1,4 @@
-"""Alpa's plan of a model on a cluster beside those of others, all at the same costs, and as runs."""
+"""Alpa's plan of a model on a cluster compared with other partitions at the same costs, and each plan as a run."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ MIXED = (
 
 @dataclass(frozen=True)
 class Named:
-    """A plan by the name of who made it; `plan` None: `why_not` it cannot be. `spec`: the run, where there is one."""
+    """A plan and what to call it. `spec`: the plan as a run. `why_not`: why there is no plan, or no run of it."""
 
     name: str
     plan: Plan | None
@@ -37,8 +37,8 @@ class Named:
 
 
 def beside(search: Search, form: Form = "released") -> list[Named]:
-    """Alpa's optimum, its best plans that are split as a run is (fastest first), then those of PipeDream, by this form
-    of its costs, and others."""
+    """Alpa's optimum, its best plans that a run can have (fastest first), then the partitions of PipeDream (by this
+    form of its costs) and others."""
     best = search.best()
     first = Named("Alpa's optimum", best, *_run(search, best)) if best else Named("Alpa's optimum", None, None, NOTHING)
     plain = sorted(chain(search.even(), search.uneven()), key=lambda plan: plan.seconds)
@@ -47,12 +47,12 @@ def beside(search: Search, form: Form = "released") -> list[Named]:
 
 
 def summary(plan: Plan, units: Sequence[str]) -> list[str]:
-    """A line a stage: its layers, mesh, and the ways of runs of layers."""
+    """One line a stage: its layers, its mesh, and the ways of consecutive layers."""
     return [f"{_layers(stage, units)} on {stage.dp} x {stage.tp}: {ways(stage, units)}" for stage in plan.stages]
 
 
 def ways(stage: Stage, units: Sequence[str]) -> str:
-    """`vocab embed; column-row block.0.attn to block.3.mlp; vocab head`."""
+    """The ways of a stage's layers as text: `vocab embed; column-row block.0.attn to block.3.mlp; vocab head`."""
     named = groupby(zip(stage.ways, units[stage.first : stage.stop], strict=True), key=lambda pair: pair[0].strategy)
     return "; ".join(f"{strategy} {_span([unit for _, unit in part])}" for strategy, part in named)
 
@@ -75,7 +75,7 @@ def _shape(plan: Plan) -> str:
 
 
 def _run(search: Search, plan: Plan) -> tuple[RunSpec | None, str]:
-    """(the plan as a run, '') or (None, why the engine has none)."""
+    """(the plan as a run, '') or (None, why the engine cannot run it)."""
     spec, cut = search.costs.spec, _cut(plan)
     if cut is None:
         return None, MIXED
@@ -88,14 +88,15 @@ def _run(search: Search, plan: Plan) -> tuple[RunSpec | None, str]:
 
 
 def _cut(plan: Plan) -> Cut | None:
-    """How a run splits all layers as the plan does; None where none does."""
+    """The cut by which a run splits all layers as the plan does; None where there is none."""
     every = [(way, stage.tp) for stage in plan.stages for way in stage.ways]
     return next((cut for cut in CUTS if all(uniform(way, tp, cut) for way, tp in every)), None)
 
 
 def _split(plan: Plan, samples: int) -> dict[str, Any]:
-    """Fields of ParallelSpec. Alpa cuts each micro-batch of `samples` over a stage's replicas. Where stages have
-    different numbers of them, micro-batches are as small as the most cut ones and go to the replicas in turn."""
+    """Fields of ParallelSpec. Alpa divides each micro-batch of `samples` over a stage's replicas. Where stages differ
+    in their number of replicas, each micro-batch is cut into lcm(replicas) smaller ones (if that divides `samples`),
+    which replicas take in turn."""
     dps, tps = ([getattr(stage, axis) for stage in plan.stages] for axis in ("dp", "tp"))
     found: dict[str, Any] = {"pp": len(plan.stages), "cuts": plan.cuts or None, "micro_batches": plan.micro_batches}
     found |= {"tp": tps[0]} if len(set(tps)) == 1 else {"widths": tps}
@@ -107,7 +108,7 @@ def _split(plan: Plan, samples: int) -> dict[str, Any]:
 
 
 def _others(search: Search, form: Form) -> Iterator[Named]:
-    """Other partitions over as many devices, priced as Alpa's."""
+    """Other partitions over the same number of devices, priced with Alpa's costs."""
     devices, units = search.mesh.devices, search.costs.units
     layers = _graph(search.costs)
     stages = min(devices, len(units))
@@ -123,7 +124,7 @@ def _others(search: Search, form: Form) -> Iterator[Named]:
 
 
 def _graph(costs: LayerCosts) -> list[GraphLayer]:
-    """The layers on one device, for PipeDream's programme."""
+    """The layers on one device, as input for PipeDream's programme."""
     ways = costs.ways(1, 1) or []
     return [
         GraphLayer(unit, way.seconds / 3, 2 * way.seconds / 3, costs.boundary(i + 1), way.weights)

@@ -1,6 +1,7 @@
-"""The planner against published measurements: every row with our prediction, the measurement and the error.
+"""The planner against published measurements: each row with prediction, measurement and error.
 
-Errors are (predicted - measured) / measured. Rows the constants were fitted on are marked; all others were not seen.
+Errors are (predicted - measured) / measured. Rows that the constants were fitted on are marked; all others are held
+out.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from parallel_core.plan.cluster.store import rows, table
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A published step time: `key` names the row, `seconds` is what was measured."""
+    """A published step time: `key` names the row, `seconds` is the measurement."""
 
     key: str
     job: Job
@@ -32,7 +33,7 @@ class Case:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One line of a table; `fitted` where the constants were fitted on it."""
+    """One line of a table; `fitted` if the constants were fitted on it."""
 
     key: str
     measured: float
@@ -43,6 +44,7 @@ class Row:
 
     @property
     def error(self) -> float:
+        """Relative error, (predicted - measured) / measured."""
         return self.predicted / self.measured - 1
 
 
@@ -56,7 +58,7 @@ def step_times(efficiency: Efficiency | None = None) -> list[Row]:
 
 
 def predicted(case: Case, efficiency: Efficiency) -> float:
-    """Seconds of a step on the cluster both papers used."""
+    """Seconds of a step on Selene, the cluster that both papers used."""
     return float(step.of(case.job, clusters()["selene"], Plans.of([case.plan]), efficiency).total[0])
 
 
@@ -86,14 +88,14 @@ def _korthikanti() -> list[Case]:
 
 
 def _megatron() -> list[Case]:
-    """Iteration times from the achieved FLOP/s and equation 3 of the paper."""
+    """Step times computed from the achieved FLOP/s by equation 3 of the paper."""
     found = []
     for row in rows("megatron_2021"):
         model = _gpt(row)
         b, s, h, n = row["batch"], model.seq, model.hidden, model.layers
         flops = 96 * b * s * n * h * h * (1 + s / (6 * h) + model.vocab / (16 * n * h))
         seconds = flops / (row["tflops_per_gpu"] * 1e12 * row["gpus"])
-        # fp16 of 2021: gradients travel in 16 bits and are copied to fp32 for the step, 20 bytes a parameter.
+        # fp16 in 2021: gradients are reduced in 16 bits and copied to fp32 for the step, 20 bytes a parameter.
         plan = _plan(row, row["dp"], recompute="full", state=20)
         key = f"{row['model']}, {row['gpus']} GPUs"
         found.append(Case(key, Job(model, b, MEGATRON_2021), plan, seconds, "Narayanan et al. 2021, Table 1"))
@@ -129,7 +131,7 @@ def layer_times() -> list[Row]:
 
 
 def with_replicas() -> list[Row]:
-    """Korthikanti et al. 2022, section 6.3: 530 B with 8 replicas, whose gradients nothing hides."""
+    """Korthikanti et al. 2022, section 6.3: 530 B with 8 replicas, whose gradient reduction is not overlapped."""
     (line,) = table("korthikanti_2022")["replicas"]
     row = next(row for row in rows("korthikanti_2022") if row["model"] == line["model"])
     job = Job(_gpt(row), row["batch"] * line["dp"], MEGATRON_2022)
@@ -158,7 +160,8 @@ def figure_1() -> list[Row]:
 
 
 def figure_7() -> list[Row]:
-    """Korthikanti et al. 2022, Figure 7: activations in percent of the tensor-parallel baseline (values read off)."""
+    """Korthikanti et al. 2022, Figure 7: activations in percent of the tensor-parallel baseline (read off the
+    figure)."""
     names = {
         "sequence_parallel": ("SP", "none", True),
         "selective": ("selective", "selective", False),
@@ -175,7 +178,7 @@ def figure_7() -> list[Row]:
 
 
 def first_stage(row: dict[str, Any], kinds: Sequence[tuple[str, bool]]) -> list[float]:
-    """GiB of the layers' activations on the first stage, for each (recomputation, sequence parallel)."""
+    """GiB of the layers' activations on the first stage, for each (recomputation, sequence parallel) in `kinds`."""
     job = Job(_gpt(row), row["batch"], MEGATRON_2022)
     plans = Plans.of([_plan(row, 1, recompute=kind, sequence_parallel=split) for kind, split in kinds])
     layers = memory.layers_per_chunk(job, plans) * plans.chunks
@@ -185,7 +188,7 @@ def first_stage(row: dict[str, Any], kinds: Sequence[tuple[str, bool]]) -> list[
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """Of some rows: how many, the mean and the largest absolute error, and the mean with its sign."""
+    """Relative errors of some rows: how many rows, mean and largest absolute error, and the signed mean (`bias`)."""
 
     count: int
     mean: float
@@ -194,6 +197,7 @@ class Summary:
 
 
 def summary(found: Sequence[Row]) -> Summary:
+    """Summary of the errors of these rows; at least one."""
     errors = [row.error for row in found]
     n = len(errors)
     return Summary(n, sum(map(abs, errors)) / n, max(map(abs, errors)), sum(errors) / n)

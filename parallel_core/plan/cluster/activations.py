@@ -1,4 +1,4 @@
-"""Bytes of activations: Korthikanti et al. 2022, section 4, for any widths, and with Flash attention."""
+"""Bytes of activations: Korthikanti et al. 2022, section 4, for any widths, and with FlashAttention."""
 
 from __future__ import annotations
 
@@ -13,20 +13,21 @@ NONE, SELECTIVE, FULL = range(3)
 
 
 class LayerActivations(NamedTuple):
-    """Bytes that one layer keeps of one micro-batch on one rank."""
+    """Bytes of one layer's activations for one micro-batch on one rank."""
 
     kept: Floats
-    """From its forward to its backward, as recomputation leaves it: Table 2 of the paper."""
+    """Kept from the layer's forward to its backward under the plan's recomputation: Table 2 of the paper."""
     rebuilt: Floats
-    """On top, while the layer's own backward runs: what recomputation brings back."""
+    """Recomputed activations, additional while the layer's own backward runs."""
 
 
 def of_layer(job: Job, plans: Plans) -> LayerActivations:
-    """Equation 1 is 10 + 24 + 5as/h bytes for each of sbh elements; equation 2 divides the 24 and the attention by t,
-    equation 4 (sequence parallel) all of it; section 5 drops the attention (selective) or keeps 2 (full).
+    """Bytes that one layer keeps, and those that recomputation rebuilds.
 
-    The 10 are two norms', QKV's and the MLP's inputs (2 each) and two dropout masks; the 24 are Q, K, V and the
-    projection's input, and the inner activations. Grouped keys, a gated MLP and no dropout change the terms alike.
+    Equation 1 is 10 + 24 + 5as/h bytes for each of sbh elements; equation 2 divides the 24 and the attention by t,
+    equation 4 (sequence parallel) all of it; section 5 drops the attention (selective) or keeps 2 (full). The 10 are
+    the inputs of two norms, QKV and the MLP (2 each) and two dropout masks; the 24 are Q, K, V, the projection's input,
+    and the inner activations of the MLP. Grouped keys, a gated MLP and no dropout change these terms accordingly.
     """
     model, e = job.model, plans.element
     tokens = model.seq * plans.micro_batch
@@ -42,29 +43,29 @@ def of_layer(job: Job, plans: Plans) -> LayerActivations:
 
 
 def _gathered(job: Job, plans: Plans) -> Floats:
-    """Inputs of the projection and of the MLP's last layer, which a rank keeps whole where columns are gathered; Flash
-    attention keeps its own output beside it."""
+    """Inputs of the projection and of the MLP's last layer, which a rank keeps unsharded where columns are gathered;
+    FlashAttention keeps its own output as well."""
     model = job.model
     beside = model.hidden / np.maximum(plans.tp - 1, 1) if job.software.flash else 0.0
     return model.seq * plans.micro_batch * plans.element * (model.hidden + model.ffn + beside)
 
 
 def _attention(job: Job, plans: Plans) -> Floats:
-    """Softmax, its dropout mask and the dropout's output, s x s for each head; Flash keeps one fp32 a row instead."""
+    """Softmax, its dropout mask and the dropout's output, s x s a head; FlashAttention keeps one fp32 a row instead."""
     model, e = job.model, plans.element
     per_row: Floats | float = 4.0 if job.software.flash else model.seq * (e if model.gated else 2 * e + 1)
     return model.heads * model.seq * plans.micro_batch * per_row
 
 
 def of_embedding(job: Job, plans: Plans) -> Floats:
-    """The dropout mask behind the embedding, of one micro-batch (section 4.3)."""
+    """The dropout mask after the embedding, for one micro-batch (section 4.3)."""
     model = job.model
     mask = 0.0 if model.gated else 1.0
     return mask * model.seq * plans.micro_batch * model.hidden / np.where(plans.sequence_parallel, plans.tp, 1)
 
 
 def of_head(job: Job, plans: Plans) -> Floats:
-    """The last norm's and the output layer's input, and the logits in fp32 (section 4.3)."""
+    """Inputs of the last norm and of the output layer, and the logits in fp32 (section 4.3)."""
     model, e = job.model, plans.element
     tokens = model.seq * plans.micro_batch
     inputs = 2 * e * tokens * model.hidden / np.where(plans.sequence_parallel, plans.tp, 1)
@@ -72,10 +73,10 @@ def of_head(job: Job, plans: Plans) -> Floats:
 
 
 def in_flight(job: Job, plans: Plans, stage: int) -> Floats:
-    """Micro-batches of which the first (stage 0) or last (-1) rank keeps all its layers' activations at the peak.
+    """Most micro-batches whose activations the first (`stage` 0) or last (-1) rank keeps at once, for all its layers.
 
-    1F1B p - i on rank i; GPipe all; interleaved 1 + (p - 1) / (p v) as much as 1F1B (Korthikanti et al. 2022, 4.2.3);
-    ZB-H1 p and ZB-H2 2p - 1 (Qi et al. 2024, Table 2); ZB-V p on every rank. Without a flush as 1F1B.
+    1F1B: p - i on rank i; GPipe: all; interleaved: 1 + (p - 1) / (p v) times 1F1B (Korthikanti et al. 2022, 4.2.3);
+    ZB-H1: p, and ZB-H2: 2p - 1 (Qi et al. 2024, Table 2); ZB-V: p on every rank. Without a flush as 1F1B.
     """
     p, v = plans.pp, plans.chunks
     m = job.batch / (plans.dp * plans.micro_batch)

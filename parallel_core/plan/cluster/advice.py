@@ -1,4 +1,4 @@
-"""What holds a plan back, in time, and the first thing to try."""
+"""The part of a plan's step that costs most time besides compute, and the first change to try."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from parallel_core.plan.cluster.plans import Plan, Plans
 from parallel_core.plan.cluster.step import WORDS
 
 WORTH = 0.005
-"""Share of a step below which a change is not worth a word."""
+"""Changes that save less than this share of a step are not mentioned."""
 
 
 @dataclass(frozen=True)
 class Advice:
-    """`part` (of step.WORDS) takes most of the step besides compute; `change` = a faster plan one step away, if any."""
+    """`part` (a key of step.WORDS) takes most of the step besides compute; `change`: a faster plan, if any."""
 
     part: str
     milliseconds: float
@@ -28,7 +28,7 @@ class Advice:
 
 
 def advise(job: Job, cluster: Cluster, plan: Plan, change: Change | None = None) -> Advice:
-    """`change` is what to try where it is known already; else the neighbours of the plan are searched."""
+    """What costs a plan most time, and what to try. `change`: that change if known, else neighbours are searched."""
     found = step.of(job, cluster, Plans.of([plan]))
     total, parts = float(found.total[0]), found.parts(0)
     lost = {name: seconds for name, seconds in parts.items() if name != "compute"}
@@ -45,7 +45,7 @@ def advise(job: Job, cluster: Cluster, plan: Plan, change: Change | None = None)
 
 
 def part_text(part: float, total: float) -> str:
-    """Each in its own unit, which is said once where they share it."""
+    """`part` of `total` in words, each in its own unit; a common unit is named once."""
     own, whole = seconds_text(part), seconds_text(total)
     number, unit = own.split(" ", 1)
     return f"{number} of {whole}" if total < 60 and whole.endswith(f" {unit}") else f"{own} of {whole}"
@@ -67,7 +67,7 @@ def _try(job: Job, cluster: Cluster, plan: Plan, total: float, change: Change | 
 
 
 def _elsewhere(job: Job, cluster: Cluster, plan: Plan, total: float) -> list[tuple[str, float]]:
-    """What other hardware or another batch would save of the time a token takes."""
+    """(change of hardware or batch, share of the time a token takes that it would save)."""
     one = Plans.of([plan])
     links = {
         "twice the link inside hosts": replace(cluster, link=2 * cluster.link),

@@ -1,4 +1,4 @@
-"""Alone and together: the best plan of each pure strategy beside the best combination, and why each one loses."""
+"""The best plan of each pure strategy compared with the best combination, and why each one loses."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MICRO_BATCHES = (1, 2, 4, 8, 16)
 
 @dataclass(frozen=True)
 class Pure:
-    """`word` of the strategy, its best (or least bad) plan, and how it does against the best combination."""
+    """A pure strategy (`word`), its best or least bad plan, and how it compares with the best combination."""
 
     word: str
     judged: Judged
@@ -27,10 +27,10 @@ class Pure:
 
 
 def pure(job: Job, cluster: Cluster, together: float | None, state: int, precision: str) -> list[Pure]:
-    """DP, ZeRO, TP and PP, each with any recomputation and micro-batch. `together` = seconds of the best combination,
-    None where nothing fits."""
+    """DP, ZeRO, TP and PP alone, each with any recomputation and micro-batch size. `together`: seconds of the best
+    combination, None where nothing fits."""
     n, layers = cluster.devices, job.model.layers
-    # A strategy alone may use fewer devices: as many as the batch, the heads or the layers can be cut into.
+    # A pure strategy may use fewer devices: as many as the batch, the heads or the layers divide into.
     wide = max(d for d in divisors(n) if job.batch % d == 0)
     tall = max(t for t in divisors(job.model.heads) if t <= min(n, 64))
     deep = max(p for p in range(1, min(n, layers) + 1) if layers % p == 0)
@@ -56,7 +56,7 @@ def _with(plan: Plan, size: int, recompute: str, state: int, precision: str) -> 
 
 
 def _best(job: Job, cluster: Cluster, plans: list[Plan]) -> Plan:
-    """The fastest that fits; else, of those that can be built, the smallest; else the first."""
+    """The fastest plan that fits; else the one with least memory among those that can be built; else the first."""
     _, peak, _, order = search.evaluate(job, cluster, Plans.of(plans))
     if len(order):
         return plans[int(order[0])]

@@ -1,6 +1,6 @@
-"""A plan as the arguments of torchrun and of Megatron-LM's `pretrain_gpt.py`.
+"""A plan as command-line arguments of torchrun and of Megatron-LM's `pretrain_gpt.py`.
 
-What goes with what is as its `megatron/training/arguments.py` asks @8c090f2 (FSDP: its user guide @8c090f2).
+Combinations of arguments follow its `megatron/training/arguments.py` @8c090f2 (FSDP: its user guide @8c090f2).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ ADAPTERS = "Adapters on a frozen base are no argument of Megatron-LM."
 
 
 def torchrun(cluster: Cluster, plan: Plan) -> list[str]:
-    """The launcher: one process a device, as many on each host."""
+    """The launcher's command line: one process a device, the same number on each host."""
     here = max(n for n in range(1, min(plan.devices, cluster.per_host) + 1) if plan.devices % n == 0)
     hosts = plan.devices // here
     more = ["--rdzv-backend=c10d", "--rdzv-endpoint=$HEAD:29500"] if hosts > 1 else ["--standalone"]
@@ -30,19 +30,19 @@ def torchrun(cluster: Cluster, plan: Plan) -> list[str]:
 
 
 def _environment(plan: Plan) -> list[str]:
-    """Megatron-LM refuses tensor parallelism without this variable up to Hopper, and its FSDP with it."""
+    """Megatron-LM requires this variable for tensor parallelism on GPUs up to Hopper, and refuses it with its FSDP."""
     return ["CUDA_DEVICE_MAX_CONNECTIONS=1"] * (plan.tp > 1 and plan.zero < 2)
 
 
 def to_time(job: Job) -> str:
-    """What `megatron` leaves to its reader, as arguments that time the plan without data. The tokenizer that stands for
-    none counts an end-of-document token of its own."""
+    """Arguments that `megatron` leaves to the user, here for timing the plan without data. NullTokenizer adds an
+    end-of-document token of its own to the vocabulary."""
     vocabulary = f"--tokenizer-type NullTokenizer --vocab-size {job.model.vocab - 1}"
     return f"--mock-data --split 99,1,0 {vocabulary} --lr 1e-4 --train-iters 20"
 
 
 def megatron(job: Job, plan: Plan) -> tuple[list[str], list[str]]:
-    """(arguments, what Megatron-LM has no argument for)."""
+    """(arguments, sentences on what Megatron-LM has no argument for)."""
     model = job.model
     out = [
         f"--num-layers {model.layers}",
@@ -84,7 +84,7 @@ _FORK: dict[str, Callable[[int], list[str]]] = {
     "zb-h2": lambda stages: ["--enable-zero-bubble", f"--zero-bubble-max-pending-backward {2 * stages}"],
     "zb-v": lambda stages: ["--zero-bubble-v-schedule"],
 }
-"""Arguments of the zero-bubble fork, named in its README."""
+"""Arguments of the zero-bubble fork, as named in its README."""
 
 
 def _activations(plan: Plan) -> list[str]:
@@ -111,7 +111,7 @@ def _data_parallel(job: Job, plan: Plan) -> list[str]:
 
 
 def _numbers(job: Job, plan: Plan) -> list[str]:
-    """Precision, and the bytes that a parameter takes by it."""
+    """Arguments for precision, and for the bytes a parameter takes."""
     if plan.precision == "fp32":
         return []
     out = ["--fp16" if plan.state == 20 else "--bf16"]
@@ -122,7 +122,7 @@ def _numbers(job: Job, plan: Plan) -> list[str]:
 
 
 def _aware(plan: Plan) -> bool:
-    """Whether the optimizer can take gradients in 16 bits as they are: only the distributed one does."""
+    """Whether the optimizer can take 16-bit gradients as they are: only the distributed optimizer does."""
     return plan.zero > 0 or plan.offload
 
 
@@ -132,7 +132,7 @@ def _missing(plan: Plan) -> list[str]:
 
 
 def _no_state(plan: Plan) -> list[str]:
-    """Bytes of a parameter that no argument gives."""
+    """Sentences on bytes a parameter that no argument gives."""
     out = []
     if plan.precision != "fp32" and plan.state == 8:
         out.append("Megatron-LM keeps master weights: 8 bytes a parameter are none of its arguments, these take 18.")

@@ -1,4 +1,4 @@
-"""One plan for several clusters: the split that all of them can run and that costs the worst of them least."""
+"""One plan for several clusters: the split that all of them can run, with the least loss on the worst of them."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from parallel_core.plan.cluster.plans import Plan, Plans
 
 @dataclass(frozen=True)
 class Shared:
-    """On one of the clusters: the common plan with that cluster's replicas, its seconds, those of the cluster's own
-    best plan, and that plan."""
+    """The common plan on one of the clusters (with that cluster's number of replicas) and its seconds, and the
+    cluster's own best plan and its seconds."""
 
     cluster: Cluster
     plan: Plan
@@ -25,13 +25,15 @@ class Shared:
 
     @property
     def price(self) -> float:
-        """How much longer a step takes than with the cluster's own best plan, as a share of it."""
+        """Extra time of a step compared with the cluster's own best plan, as a share of that plan's time."""
         return self.seconds / self.own_seconds - 1
 
 
 def shared(job: Job, clusters: list[Cluster], space: search.Space | None = None) -> list[Shared] | None:
-    """The plan whose largest price is least, on each cluster; replicas follow from each one's devices. None where some
-    cluster can train nothing, or no split suits all."""
+    """The plan with the least largest `price`, for each cluster; replicas follow from each cluster's devices.
+
+    None where some cluster cannot train the job at all, or no split is possible on all of them.
+    """
     found = [search.search(job, cluster, space) for cluster in clusters]
     if not all(one.timed for one in found):
         return None
@@ -52,15 +54,15 @@ def shared(job: Job, clusters: list[Cluster], space: search.Space | None = None)
 
 
 def _candidates(found: list[search.Found], most: int = 20_000) -> Plans:
-    """The fastest plans of every cluster together: the common one is among some cluster's good ones."""
+    """The fastest plans of all clusters: the common plan is among the good ones of some cluster."""
     each = [one.plans.take(one.order[: most // len(found)]) for one in found]
     names = list(Plans.__dataclass_fields__)
     return Plans(*(np.concatenate([getattr(plans, name) for plans in each]) for name in names))
 
 
 def _scaled(plans: Plans, cluster: Cluster) -> Plans:
-    """With as many replicas as the cluster has room for; a split that does not divide it keeps a count that rules
-    refuse."""
+    """The plans with as many replicas as the cluster has devices for. Where tp x pp does not divide the devices, dp is
+    set to a count that `rules` refuses."""
     width = plans.tp * plans.pp
     whole = cluster.devices % width == 0
     dp = np.where(whole, cluster.devices // width, cluster.devices + 1.0)

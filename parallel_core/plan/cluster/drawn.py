@@ -1,4 +1,4 @@
-"""A plan's step as spans: its schedule simulated with its predicted costs, for the Gantt that was not measured yet."""
+"""A plan's step as spans: its schedule simulated with predicted costs, for a Gantt chart before any measurement."""
 
 from __future__ import annotations
 
@@ -19,18 +19,19 @@ from parallel_core.simulate import Costs, Spans, simulate
 from parallel_core.simulate.idle import idle_times
 
 MOST_RANKS = 64
-"""Stages of which a Gantt is simulated at most."""
+"""Most stages whose step is simulated."""
 SHOWN = 1_800
-"""Operations that a picture can show."""
+"""Most operations in a chart."""
 MOST_NS = 1 << 62
-"""Of a step: spans count nanoseconds in 64 bits."""
+"""Longest step in ns: spans count nanoseconds in 64 bits."""
 MOST_ROWS = 8
-"""Ranks that are drawn, evenly from the first to the last."""
+"""Most ranks drawn, evenly spaced from the first to the last."""
 
 
 class Drawn(NamedTuple):
-    """`spans` = compute of some of the `ranks` stages, `micro_batches` of the `of` that a step has; `idle` = ns of the
-    drawn step, from the first operation of any stage to the last, in which the busiest stage computes nothing."""
+    """`spans`: compute of some of the `ranks` stages, for `micro_batches` of the `of` micro-batches of a step. `idle`:
+    ns of the drawn step (from the first operation of any stage to the last) in which the busiest stage computes
+    nothing."""
 
     spans: dict[int, Spans]
     ranks: int
@@ -40,14 +41,14 @@ class Drawn(NamedTuple):
 
 
 def drawn(job: Job, cluster: Cluster, plan: Plan) -> Drawn:
-    """One step of one replica. Raises ValueError for more than MOST_RANKS stages, or a step of more than MOST_NS."""
+    """One step of one replica. Raises ValueError for more than MOST_RANKS stages or a step longer than MOST_NS."""
     if plan.pp > MOST_RANKS:
         raise ValueError(f"{plan.pp} stages are too many to draw; at most {MOST_RANKS}.")
     m = max(1, job.batch // (plan.dp * plan.micro_batch))
     chunks = plan.chunks if plan.pp > 1 else 1
     each = chunks * (3 if TRAITS[plan.schedule].split else 2)
     shown = min(m, max(plan.pp, SHOWN // (MOST_ROWS * each)))
-    if plan.schedule == "interleaved":  # its rounds are of as many micro-batches as stages
+    if plan.schedule == "interleaved":  # a round has one micro-batch for each stage
         shown = min(m, -(-shown // plan.pp) * plan.pp)
     schedule = compute_only(plan.schedule, plan.pp, shown, chunks=chunks)
     costs = _costs(job, cluster, plan, schedule.stages)
@@ -62,14 +63,14 @@ def drawn(job: Job, cluster: Cluster, plan: Plan) -> Drawn:
 
 
 def _picture(rows: Spans, end: int) -> Spans:
-    """The compute of a rank over a STEP as long as the slowest rank's: what stays visible of that is idle."""
+    """A rank's compute spans over one STEP span of `end` ns; the part of the STEP that stays visible is idle time."""
     whole = np.zeros(1, rows.dtype)
     whole["kind"], whole["micro_batch"], whole["end"] = Kind.STEP, -1, end
     return np.concatenate([whole, rows[np.isin(rows["kind"], [int(kind) for kind in COMPUTE])]])
 
 
 def _costs(job: Job, cluster: Cluster, plan: Plan, stages: int) -> Costs:
-    """Nanoseconds of a chunk; the last one also has the output layer. Collectives and recomputation are inside."""
+    """Nanoseconds of each chunk with its collectives and recomputation; the last chunk includes the output layer."""
     plans = Plans.of([plan])
     machine = Machine(cluster, fitted(), plans)
     layer, head = work.layer(job, plans, machine), work.head(job, plans, machine)

@@ -1,8 +1,8 @@
-"""How much of a device's and a link's peak is reached: physical constants, the same for every plan and model.
+"""The share of a device's and a link's peak that is reached: physical constants, the same for every plan and model.
 
-A matrix product loses by its inner length (a tile's pipeline has to fill) and by its last wave of tiles (the device's
-multiprocessors end together); everything else moves bytes. Values, where they come from, and which published rows they
-were fitted on stand in `data/efficiency.json`.
+A matrix product loses time with a short inner dimension (a tile's pipeline has to fill) and with its last wave of tiles
+(multiprocessors finish together); all else is limited by memory bandwidth. Values, their sources and the published rows
+they were fitted on are in `data/efficiency.json`.
 """
 
 from __future__ import annotations
@@ -17,15 +17,20 @@ from parallel_core.plan.cluster.plans import PRECISIONS, Floats, Plans
 from parallel_core.plan.cluster.store import table
 
 TILE = (128, 256)
-"""Rows and columns of the output that one multiprocessor makes at a time in a large half-precision product."""
+"""Rows and columns of the output tile that one multiprocessor computes in a large half-precision product."""
 
 
 @dataclass(frozen=True, slots=True)
 class Efficiency:
-    """`matrix`: share of the peak that an endless product reaches; `fill`: inner elements worth of time that a tile
-    loses; `wave`: waves lost at the end of a product; `memory`, `link`, `network`: shares of the bandwidths; `beside`:
-    share of a hidden collective by which the work beside it is slowed; `latency` of a message inside a host and
-    `network_latency` of one between hosts, in seconds."""
+    """Shares of peak rates, overheads and latencies:
+
+    - `matrix`: share of the peak that an infinitely long product reaches
+    - `fill`: time a tile loses, in inner elements
+    - `wave`: waves lost at the end of a product
+    - `memory`, `link`, `network`: shares of the bandwidths
+    - `beside`: slowdown of compute by an overlapped collective, as a share of the collective's time
+    - `latency`, `network_latency`: seconds of a message inside a host, between hosts
+    """
 
     matrix: float
     fill: float
@@ -40,21 +45,21 @@ class Efficiency:
 
 @lru_cache(maxsize=1)
 def fitted() -> Efficiency:
-    """The constants of the product, from `data/efficiency.json`."""
+    """The planner's constants, from `data/efficiency.json`."""
     return Efficiency(**table("efficiency")["constants"])
 
 
 @dataclass(frozen=True)
 class Machine:
-    """A cluster at the precision of each of the plans: seconds of products, of bytes moved and of messages."""
+    """A cluster at the precision of each of the plans: seconds of products, of memory traffic and of messages."""
 
     cluster: Cluster
     efficiency: Efficiency
     plans: Plans
 
     def product(self, rows: Floats, columns: Floats, inner: Floats, count: Floats | float = 1.0) -> Floats:
-        """Seconds of `count` products of (rows x inner) and (inner x columns): computing them or moving their bytes,
-        whichever takes longer."""
+        """Seconds of `count` products of (rows x inner) and (inner x columns): the longer of compute and memory
+        traffic."""
         e, device = self.efficiency, self.cluster.device
         peak = np.where(self.plans.precision == PRECISIONS.index("fp32"), device.single, device.half)
         waves = count * np.ceil(rows / TILE[0]) * np.ceil(columns / TILE[1]) / device.units
@@ -63,13 +68,15 @@ class Machine:
         return np.maximum(work * (1 + e.fill / inner) * (1 + e.wave / waves), self.moved(moved))
 
     def moved(self, count: Floats) -> Floats:
-        """Seconds to read and write `count` bytes of the device's memory."""
+        """Seconds to read or write `count` bytes of device memory."""
         return count / (self.cluster.device.bandwidth * self.efficiency.memory)
 
     def ring(self, count: Floats, ranks: Floats, stride: Floats, halves: float = 2.0) -> Floats:
-        """Seconds of an all-reduce of `count` bytes over `ranks` that stand `stride` devices apart; `halves=1`: of a
-        reduce-scatter or an all-gather alone. Two levels: a ring that leaves its host has as many network cards to
-        itself as it has ranks there."""
+        """Seconds of an all-reduce of `count` bytes over `ranks` that are `stride` devices apart; `halves=1`: of a
+        reduce-scatter or an all-gather alone.
+
+        A ring that leaves its host uses the network share of each of its ranks in the host.
+        """
         link, network, latency, far = self._rates()
         inside = np.clip(self.cluster.per_host / stride, 1, ranks)
         local = inside >= ranks

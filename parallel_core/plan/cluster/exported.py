@@ -1,4 +1,4 @@
-"""Found plans as plain rows, for JSON and CSV: words and numbers in base units."""
+"""Found plans as plain rows for JSON and CSV: words, and numbers in base units."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from parallel_core.plan.cluster.why import utilisation
 
 
 def rows(job: Job, cluster: Cluster, found: Found, most: int) -> list[dict[str, Any]]:
-    """The fastest plan of each layout, fastest first: its fields, seconds, bytes of the fullest rank, MFU."""
+    """The fastest plan of each layout, fastest first: its fields, seconds a step, bytes of the fullest rank, MFU."""
     out = []
     for i in found.leaders(most):
         plan, seconds = found.plans.row(i), float(found.seconds[i])

@@ -1,4 +1,4 @@
-"""How the constants of `data/efficiency.json` were found: least squares on the relative errors of its named rows."""
+"""The fit of the constants in `data/efficiency.json`: least squares on the relative errors of the rows named there."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ _DELTA = 1e-3
 
 
 def fit(start: Efficiency, keys: Sequence[str], rounds: int = 40) -> Efficiency:
-    """Gauss-Newton over FREE from `start`. Raises KeyError for a row that is not known."""
+    """Efficiency after Gauss-Newton over FREE from `start`, on rows with these keys. Raises KeyError for an unknown
+    row."""
     known = {case.key: case for case in cases()}
     chosen = [known[key] for key in keys]
 

@@ -10,13 +10,13 @@ from parallel_core.plan.cluster.store import rows, table
 
 GIB = 1 << 30
 MOST_DEVICES = 100_000
-"""Devices a plan may use: beyond it the grid of layouts grows without telling more."""
+"""Most devices of a plan: beyond, the grid of layouts grows without new insight."""
 
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """Dense peaks, in FLOP/s: `half` of bf16 or fp16 tensor cores, `single` of fp32 matrix products (TF32 where there
-    is one). `memory` in bytes as marketed, `bandwidth` of it in B/s. `units` = streaming multiprocessors."""
+    """Dense peaks in FLOP/s: `half` of bf16 or fp16 tensor cores, `single` of fp32 matrix products (TF32 where
+    available). `memory` in bytes as marketed, its `bandwidth` in B/s. `units`: streaming multiprocessors."""
 
     name: str
     memory: float
@@ -25,15 +25,15 @@ class Device:
     single: float
     units: int
     pcie: float = 31.5e9
-    """B/s one way to the host."""
+    """B/s to the host, one way."""
     unverified: tuple[str, ...] = ()
     source: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Cluster:
-    """`devices` in hosts of `per_host`. `link` = B/s one way of one device inside its host, `network` = B/s one way of
-    one device's share of its host's network; `reserved` = bytes of a device that the framework keeps for itself."""
+    """`devices` devices in hosts of `per_host`. `link`: B/s of one device inside its host, one way; `network`: B/s of
+    one device's share of its host's network, one way; `reserved`: bytes of a device that the framework needs."""
 
     name: str
     device: Device
@@ -48,11 +48,11 @@ class Cluster:
 
     @property
     def capacity(self) -> float:
-        """Bytes of a device that a plan may fill."""
+        """Bytes of a device available to a plan."""
         return self.device.memory - self.reserved
 
     def problems(self) -> dict[str, str]:
-        """`{field: message}` of what cannot be."""
+        """`{field: message}` for impossible values."""
         found = Problems()
         found.whole("devices", self.devices, 1, MOST_DEVICES)
         found.whole("per_host", self.per_host, 1, 1024)
@@ -72,7 +72,7 @@ class Cluster:
 
 @lru_cache(maxsize=1)
 def devices() -> dict[str, Device]:
-    """The catalogue by name; rates as the makers print them, dense (`data/hardware.json`)."""
+    """The catalogue by name; dense rates as the makers publish them (`data/hardware.json`)."""
     return {
         row["name"]: Device(
             row["name"],

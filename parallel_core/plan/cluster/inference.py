@@ -1,10 +1,10 @@
-"""Serving a model instead of training it: latency, throughput and the cache of keys and values, at the roofline.
+"""Inference instead of training: latency, throughput and KV cache at the roofline.
 
-A prompt is read in one pass (prefill), then one token at a time comes out (decode). Each part of either takes the
-longer of its FLOPs at the device's peak and its bytes at the memory's bandwidth (Williams et al. 2009), weights and
-attention apart; tensor parallelism adds two all-reduces a layer (Shoeybi et al. 2019, section 3). Decoding reads all
-weights for each token, so that its speed is the memory's (Pope et al. 2022, section 2). What software adds is not
-counted: these are bounds, which no implementation beats.
+A prompt is read in one pass (prefill), then tokens come out one at a time (decode). Weights and attention apart, each
+takes the longer of its FLOPs at the device's peak and its bytes at the memory's bandwidth (Williams et al. 2009);
+tensor parallelism adds two all-reduces a layer (Shoeybi et al. 2019, section 3). Decoding reads all weights for each
+token, so memory bandwidth limits its speed (Pope et al. 2022, section 2). Software overhead is not counted: these are
+bounds that no implementation beats.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """Tokens of each prompt, and tokens that follow it."""
+    """Tokens of each prompt, and tokens generated after it."""
 
     prompt: int
     output: int
 
     def problems(self) -> dict[str, str]:
-        """`{field: message}` of what cannot be."""
+        """`{field: message}` for impossible values."""
         found = Problems()
         found.whole("prompt", self.prompt, 1, MOST_TOKENS)
         found.whole("output", self.output, 1, MOST_TOKENS)
@@ -41,17 +41,17 @@ class Ask:
 
 
 def cache_bytes(model: Transformer, tokens: int = 1) -> int:
-    """Keys and values of so many tokens of one sequence, over all layers: 2 L w b bytes a token with L layers of width
-    w (Kwon et al. 2023, section 3: 800 KB a token for OPT-13B)."""
+    """Bytes of keys and values of `tokens` tokens of one sequence, over all layers: 2 L w b bytes a token with L layers
+    of width w (Kwon et al. 2023, section 3: 800 KB a token for OPT-13B)."""
     return 2 * model.layers * model.kv_width * ELEMENT * tokens
 
 
 @dataclass(frozen=True)
 class Served:
-    """One entry a way: `replicas` of tp x pp devices, each with `batch` sequences at once.
+    """Arrays with one entry for each way to serve: `replicas` of tp x pp devices, each with `batch` sequences at once.
 
-    `prefill` and `token` in seconds (of the whole batch's prompts; of one token of each), `weights` and `cache` in
-    bytes a device. Of `cluster`'s devices, those that no replica gets stay idle.
+    `prefill`: seconds for the prompts of a whole batch; `token`: seconds for one token of each sequence; `weights` and
+    `cache` in bytes a device. Devices of `cluster` left over after the last full replica stay idle.
     """
 
     cluster: Cluster
@@ -67,6 +67,7 @@ class Served:
 
     @property
     def fits(self) -> NDArray[np.bool_]:
+        """Mask of the ways whose weights and cache fit a device."""
         return np.asarray(self.weights + self.cache <= self.cluster.capacity)
 
     @property
@@ -76,16 +77,16 @@ class Served:
 
     @property
     def throughput(self) -> Floats:
-        """Tokens out a second, of all replicas."""
+        """Output tokens per second of all replicas."""
         return self.replicas * self.batch * self.ask.output / self.latency
 
     def best(self, most: float | None = None) -> int | None:
-        """The way of the most tokens a second with at most `most` seconds a token; None where none fits."""
+        """Index of the way with most tokens per second and at most `most` seconds a token; None where none fits."""
         able = self.fits if most is None else self.fits & (self.token <= most)
         return int(np.argmax(np.where(able, self.throughput, -1.0))) if able.any() else None
 
     def front(self) -> list[int]:
-        """Ways that fit and that none beats in both seconds a token and tokens a second, quickest token first."""
+        """Pareto front of the ways that fit, over seconds a token and tokens per second; quickest token first."""
         order = sorted(np.flatnonzero(self.fits).tolist(), key=lambda i: (self.token[i], -self.throughput[i]))
         out: list[int] = []
         for i in order:
@@ -102,7 +103,7 @@ class Served:
 
 
 def serve(model: Transformer, cluster: Cluster, ask: Ask) -> Served:
-    """All ways of tp and pp that divide the model, with batches that are powers of two. Raises Unphysical."""
+    """All ways with tp and pp that divide the model, with batches that are powers of two. Raises Unphysical."""
     require({**model.problems(), **cluster.problems(), **ask.problems()})
     shapes = [
         (t, p)
@@ -112,10 +113,10 @@ def serve(model: Transformer, cluster: Cluster, ask: Ask) -> Served:
     batches = [1 << i for i in range(MOST_BATCH.bit_length())]
     grid = np.array([(t, p, b) for t, p in shapes for b in batches if b % p == 0 or b == 1], float)
     t, p, b = grid.T
-    parts = np.minimum(b, 4 * p)  # prompts follow each other through the stages, as micro-batches do
+    parts = np.minimum(b, 4 * p)  # prompts pass the stages one after another, like micro-batches
     whole = _pass(model, cluster, (t, p), b * ask.prompt, b, ask.prompt / 2)
     prefill = whole * (p + parts - 1) / (p * parts)
-    group = np.maximum(1.0, b / p)  # each stage works on its own part of the batch
+    group = np.maximum(1.0, b / p)  # each stage works on a different part of the batch
     token = _pass(model, cluster, (t, p), group, group, ask.prompt + ask.output / 2, reads=True)
     weights = ELEMENT * model.parameters / (t * p)
     cache = b * cache_bytes(model, ask.prompt + ask.output) / p / np.minimum(t, model.kv_heads)
@@ -135,8 +136,8 @@ def _pass(
     context: float,
     reads: bool = False,
 ) -> Floats:
-    """Seconds of `tokens` tokens through all stages, one stage after the other, each attending to `context` others;
-    `reads`: the keys and values of `sequences` sequences come from the cache."""
+    """Seconds of `tokens` tokens through all stages, one stage after the other, each token attending to `context`
+    others; `reads`: the keys and values of `sequences` sequences are read from the cache."""
     t, p = shape
     device = cluster.device
     matrices = model.layers * model.layer_matrices + model.embedding

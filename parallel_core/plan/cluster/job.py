@@ -1,4 +1,4 @@
-"""What is to be trained, and with which software: all that a plan does not choose."""
+"""What to train and with which software: everything that a plan does not choose."""
 
 from __future__ import annotations
 
@@ -12,12 +12,13 @@ MOST_BATCH = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Software:
-    """What an implementation does beyond the layout; the defaults are those of Megatron-LM since 2023.
+    """Optimizations of an implementation besides the layout; the defaults are those of Megatron-LM since 2023.
 
-    `flash`: attention without its s x s matrices (Dao et al. 2022). `fused_gradients`: weight gradients are summed
-    inside the matrix product. `overlap_tp`: the backward's tensor-parallel collectives run beside the weight gradient.
-    `overlap_pp`: messages between stages run beside compute where a rank has several chunks. `overlap_dp`: gradients
-    travel beside the last backward.
+    - `flash`: attention without its s x s matrices (Dao et al. 2022)
+    - `fused_gradients`: weight gradients are accumulated inside the matrix product
+    - `overlap_tp`: tensor-parallel collectives of the backward overlap with weight gradients
+    - `overlap_pp`: messages between stages overlap with compute where a rank has several chunks
+    - `overlap_dp`: the gradient reduction overlaps with the last backward
     """
 
     flash: bool = True
@@ -28,15 +29,15 @@ class Software:
 
 
 MEGATRON_2021 = Software(False, False, False, False, False)
-"""Narayanan et al. 2021: nothing overlapped, gradients added by a kernel of their own."""
+"""Narayanan et al. 2021: nothing is overlapped, gradients are accumulated by a kernel of their own."""
 MEGATRON_2022 = Software(False, True, True, False, False)
-"""Korthikanti et al. 2022: collectives overlap weight gradients (section 6.2), gradients are summed in place."""
+"""Korthikanti et al. 2022: collectives overlap weight gradients (section 6.2), gradients are accumulated in place."""
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """`batch` = sequences of a step over all replicas. `adapters` = rank of the low-rank adapters that alone are
-    trained, the model itself frozen (Hu et al. 2021); 0: all of it is trained."""
+    """`batch`: sequences of a step over all replicas. `adapters`: rank of low-rank adapters, the only trained
+    parameters of an otherwise frozen model (Hu et al. 2021); 0: the whole model is trained."""
 
     model: Transformer
     batch: int
@@ -45,7 +46,7 @@ class Job:
 
     @property
     def trained(self) -> float:
-        """What is trained, as a share of a layer's own elements."""
+        """Trained elements as a share of a layer's own elements."""
         own = self.model.layer_matrices + self.model.layer_vectors
         return self.model.adapter(self.adapters) / own if self.adapters else 1.0
 
@@ -55,6 +56,7 @@ class Job:
         return self.batch * self.model.seq
 
     def problems(self) -> dict[str, str]:
+        """`{field: message}` for impossible values."""
         found = Problems()
         found.whole("batch", self.batch, 1, MOST_BATCH)
         model = self.model.problems()

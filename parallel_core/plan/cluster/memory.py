@@ -1,9 +1,9 @@
 """Bytes of the worst rank at four instants, for columns of plans.
 
-Weights, gradients and optimizer state are bytes per parameter (`plans.STATES`) times the parameters of the rank, cut by
-tensor and pipeline parallelism and, over replicas, by ZeRO 1 (optimizer), 2 (gradients too) and 3 (weights too;
-Rajbhandari et al. 2020, section 5). Activations are in `activations`. The first rank holds the embedding and the most
-micro-batches in flight, the last one the output layer and the logits; under a V one rank holds both.
+Weights, gradients and optimizer state are bytes per parameter (`plans.STATES`) times the parameters of the rank,
+divided by tensor and pipeline parallelism and, over replicas, by ZeRO 1 (optimizer), 2 (gradients too) and 3 (weights
+too; Rajbhandari et al. 2020, section 5). Activations are in `activations`. The first rank holds the embedding and the
+most micro-batches in flight, the last one the output layer and the logits; in a V schedule one rank holds both.
 """
 
 from __future__ import annotations
@@ -19,14 +19,15 @@ from parallel_core.plan.cluster.plans import STASH, TWO_BW, ZB_V, Bools, Floats,
 
 INSTANTS = ("built", "end of forward", "peak", "optimizer step")
 PARTS = ("params", "grads", "optimizer", "activations", "buffers")
-"""Parts of a rank's memory; the words of the meter's categories."""
+"""Parts of a rank's memory, named like the memory meter's categories."""
 
 
 @dataclass(frozen=True)
 class Memory:
-    """Bytes of the worst rank at its peak, by part; `first` where that is the rank of the embedding.
+    """Bytes of the worst rank at its peak, by part; `first`: whether that is the rank of the embedding.
 
-    `activations` are kept from forward to backward, `buffers` live in one layer's backward or in a gathered layer.
+    `activations` are kept from forward to backward, `buffers` exist during one layer's backward or hold a gathered
+    layer.
     """
 
     params: Floats
@@ -40,14 +41,16 @@ class Memory:
 
     @property
     def peak(self) -> Floats:
+        """Bytes at the peak of a step."""
         return self.built + self.activations + self.buffers
 
     @property
     def built(self) -> Floats:
+        """Bytes of parameters, gradients and optimizer state."""
         return self.params + self.grads + self.optimizer
 
     def at(self, i: int) -> dict[str, float]:
-        """Bytes of plan `i` at each of INSTANTS; the first three only grow, the last has let the activations go."""
+        """Bytes of plan `i` at each of INSTANTS: the first three ascend; at the last, activations are freed."""
         static, kept, passing = (float(column[i]) for column in (self.built, self.activations, self.buffers))
         gathered = static - float(self.grads[i])
         return dict(zip(INSTANTS, (gathered, static + kept, static + kept + passing, static), strict=True))
@@ -58,30 +61,30 @@ class Memory:
 
 
 def layers_per_chunk(job: Job, plans: Plans) -> Floats:
-    """Layers of an inner chunk. Where the layers do not divide but two more do, the first and the last chunk have one
-    less: embedding and output layer take a layer's place, as Llama 3 (126 layers) and Qi et al. 2024 do."""
+    """Layers of an inner chunk. Where the layers do not divide but two more would, the first and the last chunk have
+    one layer less: embedding and output layer count as a layer each, as in Llama 3 (126 layers) and Qi et al. 2024."""
     places = plans.pp * plans.chunks
     return np.ceil((job.model.layers + np.where(job.model.layers % places, 2, 0)) / places)
 
 
 def divides(job: Job, plans: Plans) -> Bools:
-    """Whether the layers divide over all chunks."""
+    """Whether the layers divide over all chunks of each plan (see `even`)."""
     return np.asarray(even(job.model.layers, plans.pp * plans.chunks))
 
 
 def even(layers: int, places: Any) -> Any:
-    """Whether `layers` divide over so many chunks (a number or many), evenly or with embedding and output layer in
-    place of two."""
+    """Whether `layers` divide over `places` chunks (a number or an array), evenly or with embedding and output layer in
+    place of two layers."""
     return (layers % places == 0) | ((layers > 2) & ((layers + 2) % places == 0))
 
 
 def parameters(job: Job, plans: Plans, last: bool) -> tuple[Floats, Floats]:
-    """(of the layers, of embedding or output layer) on one rank of the first or last stage, before ZeRO."""
+    """(parameters of the layers, of embedding or output layer) on one rank of the first or last stage, before ZeRO."""
     model = job.model
     chunk = layers_per_chunk(job, plans)
     short = np.where(model.layers % (plans.pp * plans.chunks), 1, 0)
     layers = np.where(plans.pp == 1, model.layers, chunk * plans.chunks - short)
-    # Norms and the biases behind row-parallel products are on every tensor rank: 6 h (4 h without biases: 2 h).
+    # Norms and the biases after row-parallel products are replicated over tensor ranks: 6 h, or 2 h without biases.
     whole = 2 * model.hidden if model.gated else 6 * model.hidden
     each = (model.layer_matrices + model.layer_vectors - whole) / plans.tp + whole
     norm = model.hidden * (1 if model.gated else 2)
@@ -92,7 +95,7 @@ def parameters(job: Job, plans: Plans, last: bool) -> tuple[Floats, Floats]:
 
 
 def counts(job: Job, plans: Plans, last: bool) -> tuple[Floats, Floats]:
-    """Parameters on a rank before ZeRO: all of them, and those that are trained (adapters alone, if there are any)."""
+    """(parameters on a rank, those that are trained) before ZeRO; with adapters only these are trained."""
     each, ends = parameters(job, plans, last)
     if not job.adapters:
         return each + ends, each + ends
@@ -101,7 +104,7 @@ def counts(job: Job, plans: Plans, last: bool) -> tuple[Floats, Floats]:
 
 
 def of(job: Job, plans: Plans) -> Memory:
-    """The worse of the first and the last rank of each plan."""
+    """Memory of the worse of the first and the last rank, for each plan."""
     first, last = _rank(job, plans, False), _rank(job, plans, True)
     worse = first.peak >= last.peak
     chosen = {f.name: np.where(worse, getattr(first, f.name), getattr(last, f.name)) for f in fields(Memory)}
@@ -127,15 +130,15 @@ def _rank(job: Job, plans: Plans, last: bool) -> Memory:
 
 
 def _versions(job: Job, plans: Plans, last: bool) -> Floats:
-    """Weight versions a rank keeps: one a micro-batch in flight where they are stashed (PipeDream, Narayanan et al.
-    2019, section 3.3), two for 2BW (Narayanan et al. 2021, section 3.1), else one."""
+    """Weight versions a rank keeps: one for each micro-batch in flight with weight stashing (PipeDream, Narayanan et
+    al. 2019, section 3.3), two for 2BW (Narayanan et al. 2021, section 3.1), else one."""
     stashed = activations.in_flight(job, plans, -1 if last else 0)
     kept = np.where(plans.schedule == STASH, stashed, np.where(plans.schedule == TWO_BW, 2.0, 1.0))
     return np.where(plans.pp == 1, 1.0, kept)
 
 
 def _activations(job: Job, plans: Plans, last: bool) -> tuple[Floats, Floats]:
-    """(kept from forward to backward, passing in one layer's backward)."""
+    """Bytes (kept from forward to backward, additional during one layer's backward)."""
     layer = activations.of_layer(job, plans)
     layers = layers_per_chunk(job, plans) * plans.chunks
     layers = np.where(plans.pp == 1, job.model.layers, layers)
@@ -149,5 +152,5 @@ def _activations(job: Job, plans: Plans, last: bool) -> tuple[Floats, Floats]:
 
 
 def _gathered(job: Job, plans: Plans, weights: Floats, gradients: Floats) -> Floats:
-    """Under ZeRO-3: two layers' weights (the one at work and the next) and one layer's gradients, whole."""
+    """ZeRO-3: bytes of two layers' gathered weights (current and next) and one layer's unsharded gradients."""
     return (job.model.layer_matrices + job.model.layer_vectors) / plans.tp * (2 * weights + gradients)

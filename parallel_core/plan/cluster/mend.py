@@ -1,4 +1,4 @@
-"""Changes of a plan: everything one step away, and the cheapest that makes a refused plan possible."""
+"""Changes of a plan: all that are one step away, and the fastest one that makes a refused plan possible."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from parallel_core.plan.cluster.plans import RECOMPUTE, STATES, Plan, Plans
 from parallel_core.rules import divisors
 
 Step = tuple[str, dict[str, Any]]
-"""What to do in words, and the fields of Plan that it changes."""
+"""A change in words, and the fields of Plan that it sets."""
 
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """A plan that is possible, `text` away from the one asked about."""
+    """A possible plan that differs from the one asked about by `text`; `peak` in bytes, `seconds` a step."""
 
     text: str
     plan: Plan
@@ -28,7 +28,7 @@ class Change:
 
 
 def cheapest(job: Job, cluster: Cluster, plan: Plan) -> Change | None:
-    """The fastest possible plan one change away; two where no single one is enough; None where none is."""
+    """The fastest possible plan one change away; two changes where no single one suffices; None where there is none."""
     steps = list(_steps(job, cluster, plan))
     made = [(text, replace(plan, **fields)) for text, fields in steps]
     return _fastest(job, cluster, made) or _fastest(
@@ -43,7 +43,7 @@ def cheapest(job: Job, cluster: Cluster, plan: Plan) -> Change | None:
 
 
 def better(job: Job, cluster: Cluster, plan: Plan, seconds: float) -> Change | None:
-    """The fastest possible plan one change away that takes less than `seconds`, on no more devices."""
+    """The fastest possible plan one change away that takes less than `seconds` and no more devices, if any."""
     made = [(text, replace(plan, **fields)) for text, fields in _steps(job, cluster, plan) if "state" not in fields]
     found = _fastest(job, cluster, [(text, other) for text, other in made if other.devices <= plan.devices])
     return found if found and found.seconds < seconds else None
@@ -60,7 +60,7 @@ def _fastest(job: Job, cluster: Cluster, made: list[tuple[str, Plan]]) -> Change
 
 
 def _steps(job: Job, cluster: Cluster, plan: Plan) -> Iterator[Step]:
-    """Single changes. A wider split takes the devices from the replicas, or more of the cluster's."""
+    """All single changes. A wider split takes devices from the replicas, or more of the cluster's devices."""
     for kind in RECOMPUTE:
         if kind != plan.recompute:
             yield f"{kind if kind != 'none' else 'no'} recomputation", {"recompute": kind}
@@ -89,7 +89,7 @@ _SCHEDULES = (("1f1b", 1), ("zb-h1", 1), ("zb-h2", 1), ("zb-v", 2), ("interleave
 
 
 def _splits(job: Job, cluster: Cluster, plan: Plan, axis: str, mine: int) -> Iterator[Step]:
-    """Other widths of one axis on as many devices; where these do not divide, on all of the cluster's."""
+    """Other widths of one axis on the same number of devices; on all of the cluster's where they do not divide it."""
     most = 64 if axis == "TP" else min(128, job.model.layers)
     other = plan.tp * plan.pp // mine
     for wide in divisors(cluster.devices):

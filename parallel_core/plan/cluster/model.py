@@ -1,4 +1,4 @@
-"""A decoder-only transformer as sizes: parameters and what a token costs, whatever framework runs it."""
+"""Sizes of a decoder-only transformer: parameters and FLOPs, independent of the framework."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ MOST_SEQ = 1 << 22
 class Transformer:
     """GPT (`gated` false: ffn -> GeLU -> hidden, biases, dropout) or Llama (`gated`: SwiGLU, no biases, no dropout).
 
-    `kv_heads` below `heads` is grouped-query attention. `seq` is the length trained with, in tokens.
+    `kv_heads` below `heads` is grouped-query attention. `seq`: tokens of a training sequence. `tied`: embedding and
+    output layer share one matrix.
     """
 
     name: str
@@ -37,7 +38,7 @@ class Transformer:
 
     @property
     def kv_width(self) -> int:
-        """Width of keys (and of values): as many heads as are stored."""
+        """Width of the keys (and of the values), over all key heads."""
         return self.head_dim * self.kv_heads
 
     @property
@@ -48,24 +49,24 @@ class Transformer:
 
     @property
     def layer_vectors(self) -> int:
-        """Elements of a layer's norms and biases: replicated or split, a part of a thousand of the matrices."""
+        """Elements of a layer's norms and biases, about a thousandth of the matrices'."""
         if self.gated:
             return 2 * self.hidden
         return 4 * self.hidden + (self.hidden + 2 * self.kv_width) + 2 * self.hidden + self.ffn
 
     def adapter(self, rank: int) -> int:
-        """Elements of low-rank adapters beside all matrices of a layer, r (in + out) each (Hu et al. 2021, 4.1)."""
+        """Elements of low-rank adapters for all matrices of a layer, r (in + out) each (Hu et al. 2021, 4.1)."""
         attention = 6 * self.hidden + 2 * self.kv_width
         return rank * (attention + (self.hidden + self.ffn) * (3 if self.gated else 2))
 
     @property
     def embedding(self) -> int:
-        """Elements of the token embedding (the output layer has as many where it is not tied)."""
+        """Elements of the token embedding; an untied output layer has as many."""
         return self.vocab * self.hidden
 
     @property
     def positions(self) -> int:
-        """Elements of learned positions; rotary ones have none."""
+        """Elements of learned position embeddings; 0 for rotary ones."""
         return 0 if self.gated else self.seq * self.hidden
 
     @property
@@ -82,7 +83,7 @@ class Transformer:
         return 3 * tokens * (self.layers * layer + 2 * self.embedding)
 
     def problems(self) -> dict[str, str]:
-        """`{field: message}` of what cannot be."""
+        """`{field: message}` for impossible values."""
         found = Problems()
         for field, most in MOST.items():
             found.whole(field, getattr(self, field), 1, most)
@@ -95,6 +96,6 @@ class Transformer:
 
 @lru_cache(maxsize=1)
 def presets() -> dict[str, Transformer]:
-    """Models by key, smallest first; facts and their sources are in `data/models.json`."""
+    """Models by key, smallest first; data and sources are in `data/models.json`."""
     names = {field.name for field in fields(Transformer)}
     return {row["key"]: Transformer(**{k: v for k, v in row.items() if k in names}) for row in rows("models")}

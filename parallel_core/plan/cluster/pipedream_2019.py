@@ -1,8 +1,8 @@
-"""PipeDream's Table 1 (image classification) predicted by its own programme: the speedup over data parallelism.
+"""PipeDream's Table 1 (image classification) predicted by its own algorithm: speedup over data parallelism.
 
 Each row is predicted by the partition of `plan.pipedream` under the paper's cost (Narayanan et al. 2019, section 3.1),
-from the sizes of the model's layers, one measured time of the whole model, and the links. The time is shared out to the
-layers by their multiply-adds. Nothing is fitted.
+from the sizes of the model's layers, one measured time of the whole model, and the links. The time is divided over the
+layers in proportion to their multiply-adds. Nothing is fitted.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ NAME = "pipedream_2019"
 _BYTES = 4
 """fp32."""
 _FORWARD = 1 / 3
-"""Of a layer's time: its backward computes twice as much."""
+"""Share of a layer's time: its backward computes twice as much."""
 
 
 @dataclass(frozen=True, slots=True)
 class SpeedupRow:
-    """`row`: the speedup over data parallelism; `published` and `found` are replicas stage by stage, as in `15-1`."""
+    """`row`: the speedup over data parallelism; `published` and `found`: replicas of each stage, as in `15-1`."""
 
     row: Row
     published: str
@@ -34,7 +34,7 @@ class SpeedupRow:
 
     @property
     def same_kind(self) -> bool:
-        """Both are data parallelism alone, or both are pipelines."""
+        """Whether both are data parallelism alone, or both are pipelines."""
         return ("-" in self.published) == ("-" in self.found)
 
 

@@ -1,4 +1,4 @@
-"""Plans as columns: one entry a plan, so that a formula is computed for a hundred thousand of them at once."""
+"""Plans as columns, one entry a plan, so that a formula is computed for a hundred thousand plans at once."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
 
 SCHEDULES = ("gpipe", "1f1b", "interleaved", "zb-h1", "zb-h2", "zb-v", "1f1b-stash", "1f1b-2bw")
-"""Codes of schedules: their place in this tuple. The last two are asynchronous: no flush, but stale weights."""
+"""A schedule's code is its index here. The last two are asynchronous: no flush, but stale weights."""
 GPIPE, ONE_F_ONE_B, INTERLEAVED, ZB_H1, ZB_H2, ZB_V, STASH, TWO_BW = range(8)
 RECOMPUTE = ("none", "selective", "full")
 PRECISIONS = ("16-bit", "fp32")
@@ -27,7 +27,7 @@ class State(NamedTuple):
     gradients: int
     optimizer: int
     sent: int
-    """Bytes of a parameter's gradient on its way to the other replicas."""
+    """Bytes of a parameter's gradient in the reduction over replicas."""
     words: str
 
     @property
@@ -43,15 +43,15 @@ STATES: dict[int, State] = {
     18: State(2, 4, 12, 4, "as 16, with gradients summed in fp32 (Megatron-LM; Korthikanti et al. 2022, Figure 1)"),
     20: State(2, 6, 12, 2, "as 16, with a copy of the gradients in fp32 for the step (Megatron-LM of 2021, fp16)"),
 }
-"""Bytes per parameter -> what they are made of. In fp32 every one of them is 4 + 4 + 8 = 16."""
+"""Bytes a parameter -> how they are divided. With precision fp32 each of them is replaced by 4 + 4 + 8 = 16."""
 _FP32 = State(4, 4, 8, 4, "all in fp32")
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """One way to split and schedule a training step. `micro_batch` in sequences; `chunks` = model chunks a rank;
-    `state` = bytes per parameter (a key of STATES); `offload` = optimizer state and step on the host; `by_columns` =
-    a tensor group cuts every linear layer by its outputs and gathers them, not column-row pairs."""
+    """One way to split and schedule a training step. `micro_batch` in sequences; `chunks`: model chunks a rank;
+    `state`: bytes a parameter (a key of STATES); `offload`: optimizer state and step on the host; `by_columns`: a
+    tensor group splits every linear layer by its outputs and gathers them, instead of column-row pairs."""
 
     dp: int = 1
     tp: int = 1
@@ -72,7 +72,7 @@ class Plan:
         return self.dp * self.tp * self.pp
 
     def label(self) -> str:
-        """`TP 8 x PP 16 x DP 8, 1F1B` and what else is turned on."""
+        """`TP 8 x PP 16 x DP 8, 1F1B` and further options that are on."""
         axes = [f"{name} {n}" for name, n in (("TP", self.tp), ("PP", self.pp), ("DP", self.dp)) if n > 1]
         parts = [" x ".join(axes) or "one device"]
         if self.pp > 1:
@@ -95,7 +95,7 @@ _CODES = {"schedule": SCHEDULES, "recompute": RECOMPUTE, "precision": PRECISIONS
 
 @dataclass(frozen=True)
 class Plans:
-    """The fields of Plan as arrays of equal length; words as codes, numbers as floats so that products do not wrap."""
+    """The fields of Plan as arrays of equal length; words as codes, most numbers as floats against overflow."""
 
     dp: Floats
     tp: Floats
@@ -121,17 +121,17 @@ class Plans:
 
     @classmethod
     def columns(cls, **given: Any) -> Plans:
-        """From one sequence (or one value for all) a field; codes, not words."""
+        """Plans from one array a field (or one value for all plans); codes instead of words."""
         kinds: dict[str, Any] = {f.name: _kind(f.name) for f in fields(cls)}
         made = np.broadcast_arrays(*(np.asarray(given[name], kind) for name, kind in kinds.items()))
         return cls(*(np.atleast_1d(column) for column in made))
 
     def take(self, where: Bools | Ints) -> Plans:
-        """Those at the given places, or where true."""
+        """The plans at these indices, or where the mask is true."""
         return Plans(*(getattr(self, f.name)[where] for f in fields(self)))
 
     def row(self, i: int) -> Plan:
-        """One of them as words again."""
+        """Plan `i`, codes as words again."""
         values = {f.name: getattr(self, f.name)[i] for f in fields(self)}
         return Plan(**{name: _plain(name, value) for name, value in values.items()})
 
@@ -140,7 +140,7 @@ class Plans:
         return self.dp * self.tp * self.pp
 
     def bytes_each(self, part: str) -> Floats:
-        """Bytes a parameter as `weights`, `gradients`, `optimizer` state or `sent` gradient."""
+        """Bytes a parameter for one field of State: `weights`, `gradients`, `optimizer` or `sent`."""
         table = np.zeros(max(STATES) + 1)
         for key, state in STATES.items():
             table[key] = getattr(state, part)
@@ -148,12 +148,12 @@ class Plans:
 
     @property
     def split_backward(self) -> Bools:
-        """Whether the weight gradient is an operation of its own, put off into the bubbles."""
+        """Whether the weight gradient is a separate operation, deferred into the bubbles."""
         return (self.schedule >= ZB_H1) & (self.schedule <= ZB_V)
 
     @property
     def element(self) -> Floats:
-        """Bytes of an element of an activation."""
+        """Bytes of one element of an activation."""
         return np.where(self.precision == PRECISIONS.index("fp32"), 4.0, 2.0)
 
 

@@ -1,4 +1,4 @@
-"""Messages about values that cannot be, by field."""
+"""Messages about impossible values, by field."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from parallel_core.analysis.quantities import count_text, significant
 from parallel_core.rules import divisors, few
 
 LEAST = 1e-6
-"""Of what must be more than 0, in the unit that it is given in: a rate below it makes times that no number holds."""
+"""Smallest allowed value of what must be positive, in its own unit: smaller rates give times that no float holds."""
 MOST_SHOWN = 24
-"""Characters of a wrong value that its message repeats."""
+"""Characters of a wrong value that its message quotes."""
 
 
 class Problems:
-    """Collects one message a field: what is wrong and what would be right."""
+    """Collects one message for each field: what is wrong and what is allowed."""
 
     def __init__(self) -> None:
         self.messages: dict[str, str] = {}
@@ -21,33 +21,36 @@ class Problems:
         self.messages.setdefault(field, message)
 
     def whole(self, field: str, value: int, least: int, most: int) -> None:
+        """Adds a message where the integer is not within least .. most."""
         if not least <= value <= most:
             self.add(field, f"Must be from {count_text(least)} to {count_text(most)}; got {_short(value)}.")
 
     def number(self, field: str, value: float, least: float, most: float, unit: str = "") -> None:
-        """Where `least` is 0 the value must be LEAST or more, and its message says so: nothing physical is 0."""
+        """Adds a message where the number is not within least .. most. `least` 0 stands for LEAST, since nothing
+        physical is 0."""
         floor = least or LEAST
         if not floor <= value <= most:  # NaN is neither
             self.add(field, f"Must be from {_bound(floor)} to {_bound(most)}{unit}; got {_short(value)}.")
 
     def divides(self, field: str, part: int, other: str, whole: int) -> None:
+        """Adds a message where `part` does not divide `whole`."""
         if whole % part:
             self.add(field, f"{field}={part} does not divide {other}={whole}; try {few(divisors(whole), part)}.")
 
 
 def _bound(value: float) -> str:
-    """A limit in full: what it says must be allowed."""
+    """A limit in full precision: the value in the message must itself be allowed."""
     return significant(value, 12)
 
 
 def _short(value: float) -> str:
-    """The value as it was given, cut where it is long."""
+    """The value as it was given, truncated if long."""
     text = str(value) if isinstance(value, int) else f"{value:g}"
     return text if len(text) <= MOST_SHOWN else f"{text[:MOST_SHOWN]}…"
 
 
 class Unphysical(ValueError):
-    """Values that cannot be; `messages` = {field: message}."""
+    """Values that are physically impossible; `messages` = {field: message}."""
 
     def __init__(self, messages: dict[str, str]) -> None:
         self.messages = messages
@@ -55,6 +58,6 @@ class Unphysical(ValueError):
 
 
 def require(messages: dict[str, str]) -> None:
-    """Raises Unphysical where there are messages."""
+    """Raises Unphysical if there are messages."""
     if messages:
         raise Unphysical(messages)

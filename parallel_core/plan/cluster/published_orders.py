@@ -1,6 +1,7 @@
-"""Orders of our search beside those of the zero-bubble papers' automatic scheduler (Qi et al. 2024, Tables 5 and 6).
+"""Orders found by our search compared with the zero-bubble papers' automatic scheduler (Qi et al. 2024, Tables 5 and
+6).
 
-Both are given the same: the paper's profiled T_F, T_B, T_W and T_comm of a row, and room for p or 2p micro-batches on a
+Both get the same input: the paper's profiled T_F, T_B, T_W and T_comm of a row, and room for p or 2p micro-batches on a
 rank. Rates count as in the paper (section 5.3): (cost - m (T_F + T_B + T_W)) / cost.
 """
 
@@ -16,19 +17,19 @@ from parallel_core.plan.orders.search import find
 from parallel_core.schedule.traits import Shape
 
 LIMITS = {"ZB-1p": 1, "ZB-2p": 2}
-"""Micro-batches that a rank may keep, in p."""
+"""Micro-batches that a rank may keep, in units of p."""
 EFFORT = 100_000
-"""Operations that a search times: from a tenth of a second to two, with the longest rows."""
+"""Operations that a search times: 0.1 s to 2 s for the longest rows."""
 PLACES = 1e-4
-"""Rates are published in percent with two places."""
+"""Precision of the published rates: percent with two decimals."""
 _NS = 1_000_000
-"""Of a millisecond."""
+"""Nanoseconds of a millisecond."""
 
 
 @dataclass(frozen=True, slots=True)
 class Searched:
-    """One row at one limit. Rates are shares of the step: the published scheduler's, ours, and the least that any
-    order of these times can have by our bound."""
+    """One row at one limit. Rates are shares of the step: the published scheduler's, ours, and our lower bound for any
+    order with these times."""
 
     model: str
     stages: int
@@ -40,16 +41,17 @@ class Searched:
 
     @property
     def points(self) -> float:
-        """Found less published rate in percentage points."""
+        """Found less published rate, in percentage points."""
         return 100 * (self.found - self.published)
 
     @property
     def equal(self) -> bool:
-        """As far as the published rate is written out."""
+        """Whether the rates agree within the precision of the published one."""
         return abs(self.found - self.published) <= PLACES
 
     @property
     def longer(self) -> bool:
+        """Whether our order is worse than the published one, beyond its precision."""
         return self.found > self.published + PLACES
 
 
@@ -62,7 +64,7 @@ def searched(model: str) -> tuple[Searched, ...]:
 
 
 def problem_of(row: dict[str, Any], limit: float, shape: Shape = "line") -> Problem:
-    """What the paper's scheduler was asked: the profiled times of a row; `limit` micro-batches a rank."""
+    """The problem that the paper's scheduler solved: profiled times of a row, and `limit` micro-batches a rank."""
     profiled = row["profiled_ms"]
     f, b, w, message = (profiled[name] * _NS for name in ("F", "B", "W", "comm"))
     p, m = row["pp"], row["micro_batches"]
@@ -70,7 +72,7 @@ def problem_of(row: dict[str, Any], limit: float, shape: Shape = "line") -> Prob
 
 
 def needed_by_weights(row: dict[str, Any]) -> float:
-    """The part of what F left that W still needs: 32 of 34 + 5as/h bytes (Qi et al. 2024, Table 1)."""
+    """The share of what F keeps that W still needs: 32 of 34 + 5as/h bytes (Qi et al. 2024, Table 1)."""
     return float(32 / (34 + 5 * row["heads"] * row["seq"] / row["hidden"]))
 
 

@@ -1,4 +1,4 @@
-"""Questions about a job on a cluster, by name; each answer is one sentence and the numbers behind it."""
+"""Questions about a job on a cluster, by name; each answer is one sentence with its numbers."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from parallel_core.rules import divisors
 
 
 def lean(space: Space) -> Space:
-    """A smaller space for questions that search again: what it leaves out seldom wins by more than some percent. What
-    the asker chose (precision, bytes a parameter, offload) stays."""
+    """A smaller space for questions that search again: what it leaves out rarely gains more than a few percent. The
+    user's choices (precision, bytes a parameter, offload) stay."""
     return replace(
         space,
         sequence_parallel=(True,),
@@ -31,7 +31,7 @@ def lean(space: Space) -> Space:
 
 @dataclass(frozen=True)
 class Answer:
-    """`numbers` = rows of (what, value) as text."""
+    """`numbers`: rows of (label, value) as text."""
 
     question: str
     sentence: str
@@ -39,7 +39,7 @@ class Answer:
 
 
 def what_fits(job: Job, cluster: Cluster, found: Found) -> Answer:
-    """How many of the plans fit, and the one that takes least."""
+    """How many of the plans fit, and the one with least memory."""
     question = "What fits?"
     if not found.timed:
         least = np.nanmin(found.peak) if found.too_large else np.nan
@@ -53,8 +53,8 @@ def what_fits(job: Job, cluster: Cluster, found: Found) -> Answer:
 
 
 def fewest(job: Job, cluster: Cluster, found: Found) -> Answer:
-    """The fewest devices that hold the model at this batch, whatever the time: within a host any number, else whole
-    hosts. Every count that a plan can split is tried, from one device on."""
+    """The fewest devices that hold the model at this batch, whatever the time: any number within a host, else whole
+    hosts. Tries every count that a plan can have, from one device up."""
     space, question = lean(found.space), "Fewest GPUs?"
     count = next((n for n in _counts(job, cluster, space) if _holds(job, replace(cluster, devices=n), space)), 0)
     if not count:
@@ -68,8 +68,7 @@ def fewest(job: Job, cluster: Cluster, found: Found) -> Answer:
 
 
 def _counts(job: Job, cluster: Cluster, space: Space) -> list[int]:
-    """Device counts that any plan can have, ascending: of some thousands they are some dozens, because heads, layers
-    and batch have to divide."""
+    """Device counts that any plan can have, ascending; they are few, since heads, layers and batch must divide."""
     whole = (1, *range(2, cluster.per_host), *range(cluster.per_host, cluster.devices, cluster.per_host))
     able = np.array(sorted({*(n for n in whole if n < cluster.devices), cluster.devices}))
     stages = [pp for pp in range(1, min(space.most_pp, job.model.layers) + 1) if memory.even(job.model.layers, pp)]
@@ -79,8 +78,7 @@ def _counts(job: Job, cluster: Cluster, space: Space) -> list[int]:
 
 
 def _holds(job: Job, cluster: Cluster, space: Space) -> bool:
-    """Whether any plan fits. More sequences a micro-batch or more chunks a stage never take less memory, so that the
-    fewest of either tell."""
+    """Whether any plan fits. Larger micro-batches or more chunks never need less memory: the smallest suffice."""
     plain = ("1f1b",) if "1f1b" in space.schedules else space.schedules
     plans = grid(job, cluster, replace(space, micro_batches=(min(space.micro_batches),), schedules=plain))
     plans = plans.take(np.flatnonzero(rules.structure(job, cluster, plans) == 0))
@@ -88,13 +86,13 @@ def _holds(job: Job, cluster: Cluster, space: Space) -> bool:
 
 
 def free_communication(job: Job, cluster: Cluster, found: Found) -> Answer:
-    """What would be gained if messages took no time."""
+    """The saving if communication took no time."""
     free = replace(cluster, link=inf, network=inf)
     return _with(job, found, free, "Free communication?", "Free communication would save", "of the best plan's step")
 
 
 def faster_links(job: Job, cluster: Cluster, found: Found) -> Answer:
-    """Twice the rate inside hosts, and twice the rate between them."""
+    """The savings with twice the bandwidth inside hosts, and with twice the network bandwidth."""
     if not found.timed:
         return Answer("Faster links?", _NOTHING)
     inside = _saved(job, found, replace(cluster, link=2 * cluster.link))
@@ -105,7 +103,7 @@ def faster_links(job: Job, cluster: Cluster, found: Found) -> Answer:
 
 
 def larger_batch(job: Job, cluster: Cluster, found: Found) -> Answer:
-    """Twice the sequences a step: twice the micro-batches."""
+    """The gain in tokens per second from twice the sequences a step, i.e. twice the micro-batches."""
     question = "More micro-batches?"
     if not found.timed:
         return Answer(question, _NOTHING)
@@ -117,7 +115,7 @@ def larger_batch(job: Job, cluster: Cluster, found: Found) -> Answer:
 
 
 def next_device(job: Job, cluster: Cluster, found: Found) -> Answer:
-    """The same number of every other device of the catalogue that is at least as fast, with the same links."""
+    """Speedup on as many of each other device of the catalogue that is faster or larger, with the same links."""
     question = "The next GPU?"
     if not found.timed:
         return Answer(question, _NOTHING)
@@ -144,7 +142,7 @@ def _with(job: Job, found: Found, cluster: Cluster, question: str, head: str, ta
 
 
 def _saved(job: Job, found: Found, cluster: Cluster) -> float:
-    """Share of the best plan's step that it saves on another cluster, the plan chosen anew among the fastest."""
+    """Share of the best plan's step saved on another cluster; the plan is chosen again among the fastest."""
     near = found.order[:2000]
     there = step.of(job, cluster, found.plans.take(near)).total
     return float(1 - there.min() / found.seconds[near[0]])
@@ -159,9 +157,9 @@ QUESTIONS: dict[str, Question] = {
     "batch": larger_batch,
     "next": next_device,
 }
-"""By name, for the command line and the page; `why` (not this one) takes a plan and is `why.judge`."""
+"""By name, for the command line and the page. `why` is not among them: it takes a plan (`why.judge`)."""
 
 
 def ask(name: str, job: Job, cluster: Cluster, found: Found) -> Answer:
-    """Raises KeyError for a question that is not known."""
+    """The answer to a question by name. Raises KeyError for an unknown question."""
     return QUESTIONS[name](job, cluster, found)

@@ -1,4 +1,4 @@
-"""Why a plan cannot be: one bit a rule, so that a hundred thousand refusals take a number each. Words are in `why`."""
+"""Why a plan is not possible: one bit a rule, so each of many refusals is one number. The sentences are in `why`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from parallel_core.plan.cluster.plans import INTERLEAVED, Ints, Plans
 
 
 class Reason(IntFlag):
-    """What is wrong with a plan; several may be."""
+    """What is wrong with a plan; flags combine."""
 
     HEADS = 1
     LAYERS = 2
@@ -28,7 +28,7 @@ class Reason(IntFlag):
 
 
 def structure(job: Job, cluster: Cluster, plans: Plans) -> Ints:
-    """Reasons that need no formula for bytes: what does not divide, and what a schedule asks for."""
+    """Reasons other than memory: what does not divide, and the requirements of a schedule."""
     model = job.model
     m = job.batch / (plans.dp * plans.micro_batch)
     kv = (model.kv_heads % plans.tp != 0) & (plans.tp % model.kv_heads != 0)
@@ -45,7 +45,7 @@ def structure(job: Job, cluster: Cluster, plans: Plans) -> Ints:
 
 
 def bytes_of(cluster: Cluster, plans: Plans, found: Memory) -> Ints:
-    """Reasons that are bytes: on the device, and on the host where the optimizer is there."""
+    """Reasons of memory: on the device, and on the host if the optimizer is there."""
     beside = np.minimum(plans.devices, cluster.per_host)
     wrong = {
         Reason.MEMORY: found.peak > cluster.capacity,

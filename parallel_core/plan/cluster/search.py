@@ -1,4 +1,4 @@
-"""All plans of a job on a cluster: memory first, then time; what is refused keeps its reasons as a number."""
+"""All plans of a job on a cluster: memory first, then time; refused plans keep their reasons as a number."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from parallel_core.plan.cluster.problems import require
 from parallel_core.rules import divisors
 
 MOST_PLANS = 1_000_000
-"""Plans a search looks at; where a space has more, layouts with the widest tensor groups are left out."""
+"""Most plans of a search; of a larger space the layouts with the widest tensor groups are left out."""
 
 
 @dataclass(frozen=True, slots=True)
 class Space:
-    """What may be tried. `devices` None = exactly the cluster's."""
+    """Options that a search combines. `devices` None: exactly the cluster's."""
 
     devices: tuple[int, ...] | None = None
     most_tp: int = 64
@@ -41,9 +41,12 @@ class Space:
 
 @dataclass(frozen=True)
 class Found:
-    """Every plan looked at. `codes` = 0 where it can be trained (rules.Reason otherwise), `peak` in bytes (nan where a
-    rule refused it), `seconds` a step (nan where it was refused). `order` = places of the trainable, fastest first.
-    `space` = what was tried."""
+    """Every plan of a search.
+
+    `codes`: 0 if it can be trained, else rules.Reason; `peak`: bytes (nan if a structural rule refused it); `seconds` a
+    step (nan if refused); `order`: indices of the trainable plans, fastest first; `space`: the options that were
+    combined.
+    """
 
     plans: Plans
     codes: Ints
@@ -55,32 +58,33 @@ class Found:
 
     @property
     def timed(self) -> int:
-        """Plans whose memory and time were both evaluated."""
+        """Number of plans whose memory and time were both evaluated."""
         return len(self.order)
 
     @property
     def too_large(self) -> int:
-        """Plans that memory alone rejected."""
+        """Number of plans rejected by memory alone."""
         return int(np.count_nonzero(~np.isnan(self.peak))) - self.timed
 
     @property
     def rate(self) -> float:
-        """Plans evaluated, or rejected by memory, per CPU second; those that do not divide are not counted."""
+        """Plans evaluated, or rejected by memory, per CPU second; those that break a structural rule do not count."""
         return (self.timed + self.too_large) / max(self.cpu_seconds, 1e-9)
 
     def best(self, count: int = 1) -> list[int]:
-        """Places of the fastest."""
+        """Indices of the fastest plans."""
         return [int(i) for i in self.order[:count]]
 
     def leaders(self, count: int) -> list[int]:
-        """Places of the fastest plan of each layout (DP x TP x PP), fastest layout first."""
+        """Indices of the fastest plan of each layout (DP x TP x PP), fastest layout first."""
         keys = np.stack([self.plans.dp[self.order], self.plans.tp[self.order], self.plans.pp[self.order]])
         _, first = np.unique(keys, axis=1, return_index=True)
         return [int(i) for i in self.order[np.sort(first)][:count]]
 
 
 def search(job: Job, cluster: Cluster, space: Space | None = None) -> Found:
-    """Raises Unphysical for a job or a cluster that cannot be; finds nothing where nothing fits."""
+    """All plans of the space with memory and time; `order` is empty where nothing fits. Raises Unphysical for an
+    impossible job or cluster."""
     require({**cluster.problems(), **job.problems()})
     began = process_time()
     tried = space or Space()
@@ -90,7 +94,7 @@ def search(job: Job, cluster: Cluster, space: Space | None = None) -> Found:
 
 
 def evaluate(job: Job, cluster: Cluster, plans: Plans) -> tuple[Ints, Floats, Floats, Ints]:
-    """(codes, peak, seconds, order) of any plans."""
+    """(codes, peak, seconds, order) of these plans, as in Found."""
     codes = rules.structure(job, cluster, plans)
     peak, seconds = np.full(len(plans), np.nan), np.full(len(plans), np.nan)
     whole = np.flatnonzero(codes == 0)
@@ -102,12 +106,12 @@ def evaluate(job: Job, cluster: Cluster, plans: Plans) -> tuple[Ints, Floats, Fl
     fits = np.flatnonzero(codes == 0)
     if len(fits):
         seconds[fits] = step.of(job, cluster, plans.take(fits)).total
-    # Of plans that take as long, the one that takes less memory comes first.
+    # Ties in time go to the plan with less memory.
     return codes, peak, seconds, fits[np.lexsort((peak[fits], seconds[fits]))]
 
 
 def grid(job: Job, cluster: Cluster, space: Space) -> Plans:
-    """The combinations of a space. What changes nothing is left out: a schedule without a pipeline, ZeRO without
+    """The combinations of a space, without those that change nothing: a schedule without a pipeline, ZeRO without
     replicas, sequence parallel without tensor ranks."""
     blocks: list[np.ndarray] = []
     total = 0
@@ -124,7 +128,7 @@ def grid(job: Job, cluster: Cluster, space: Space) -> Plans:
 
 
 def _layouts(job: Job, cluster: Cluster, space: Space) -> Iterator[tuple[int, int, int]]:
-    """(devices, tensor ranks, stages) that divide the devices, the heads and the layers."""
+    """(devices, tensor ranks, stages) where tensor ranks divide heads and devices, and stages the remaining devices."""
     ways = [t for t in divisors(job.model.heads) if t <= space.most_tp]
     for devices in space.devices or (cluster.devices,):
         for tp in ways:
@@ -149,13 +153,13 @@ def _options(job: Job, space: Space, tp: int, pp: int, dp: int) -> Iterator[tupl
         space.offload,
         columns,
     )
-    able = [rest for rest in product(*more) if not (rest[2] and rest[-1])]  # columns are gathered whole, not by rows
+    able = [rest for rest in product(*more) if not (rest[2] and rest[-1])]  # by_columns excludes sequence parallel
     for (schedule, chunks), size, rest in product(_schedules(job, space, pp), sizes, able):
         yield (chunks, size, SCHEDULES.index(schedule), *rest)
 
 
 def _schedules(job: Job, space: Space, pp: int) -> list[tuple[str, int]]:
-    """(schedule, chunks a rank) that the layers divide into, or that they and the two ends do."""
+    """(schedule, chunks a rank) over which the layers divide, alone or with the embedding and output layer."""
     if pp == 1:
         return [("1f1b", 1)]
     made: list[tuple[str, int]] = []
@@ -168,7 +172,7 @@ def _schedules(job: Job, space: Space, pp: int) -> list[tuple[str, int]]:
 
 
 def pareto(found: Found, places: Sequence[int] | None = None) -> list[int]:
-    """Places of trainable plans that no other beats in time, memory and devices together, fastest first."""
+    """Indices of trainable plans that no other beats in time, memory and devices together, fastest first."""
     chosen = found.order if places is None else np.asarray(places, np.int64)
     devices = found.plans.devices
     best: list[int] = []

@@ -1,8 +1,8 @@
 """Seconds of a training step for columns of plans, as parts that add up.
 
-A rank's compute for all its micro-batches on the slowest stage; the pipeline's bubble for its schedule; messages,
-gradients and the optimizer as far as nothing runs beside them. Ranks are laid out tensor, then data, then pipeline, as
-Megatron-LM does: a tensor group stands in one host where it can.
+A rank's compute for all its micro-batches on the slowest stage; the pipeline bubble of its schedule; the exposed parts
+of messages, gradient reduction and optimizer. Ranks are laid out tensor, then data, then pipeline, as in Megatron-LM: a
+tensor group stays in one host where it can.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ WORDS = {
 
 @dataclass(frozen=True)
 class Step:
-    """Seconds of a step by part, on the rank that ends last."""
+    """Seconds of a step by part, on the rank that finishes last."""
 
     compute: Floats
     recompute: Floats
@@ -64,12 +64,12 @@ class Step:
 
 
 def of(job: Job, cluster: Cluster, plans: Plans, efficiency: Efficiency | None = None) -> Step:
-    """Time of every plan; whether it fits is another question (`memory`)."""
+    """Time of every plan, whether or not it fits (see `memory`)."""
     machine = Machine(cluster, efficiency or fitted(), plans)
     m = job.batch / (plans.dp * plans.micro_batch)
     layer, head = work.layer(job, plans, machine), work.head(job, plans, machine)
     chunk = memory.layers_per_chunk(job, plans)
-    # The slowest rank: a middle one, or the last, which has a layer less where embedding and head count as layers.
+    # The slowest rank: a middle one, or the last, which has one layer less where embedding and head count as layers.
     inner = np.where(plans.pp == 1, float(job.model.layers), chunk * plans.chunks)
     short = np.where(job.model.layers % (plans.pp * plans.chunks), 1.0, 0.0)
     last = np.where(inner * layer.total >= (inner - short) * layer.total + head.total, 0.0, 1.0)
@@ -90,9 +90,9 @@ def of(job: Job, cluster: Cluster, plans: Plans, efficiency: Efficiency | None =
 
 
 def _bubble(plans: Plans, layers: Floats, layer: work.Seconds) -> Floats:
-    """(p - 1) times what a rank waits for at either end: F + B + W, an interleaved one a v-th of it (Narayanan et al.
-    2021, 2.2.2), F + B - W for ZB-H1, F + B - 2W for ZB-H2 (Qi et al. 2024, Table 2), B - W for ZB-V (as
-    simulated); nothing without a flush, once the pipeline is full."""
+    """(p - 1) times a rank's bubble for one stage: F + B + W, interleaved a v-th of it (Narayanan et al. 2021, 2.2.2),
+    F + B - W for ZB-H1, F + B - 2W for ZB-H2 (Qi et al. 2024, Table 2), B - W for ZB-V (as simulated); 0 without a
+    flush, once the pipeline is full."""
     f = layers * (layer.forward + layer.collective_forward)
     b = layers * (layer.inputs + layer.recompute + layer.collective_backward + layer.collective_recompute)
     w = layers * layer.weights
@@ -106,8 +106,8 @@ def _bubble(plans: Plans, layers: Floats, layer: work.Seconds) -> Floats:
 
 
 def _messages(job: Job, plans: Plans, machine: Machine, m: Floats) -> Floats:
-    """An activation and a gradient for every chunk and micro-batch, each tensor rank sending its part, which is then
-    gathered inside the host unless the sequence stays split (Narayanan et al. 2021, 4.1)."""
+    """Exposed seconds of an activation and a gradient for every chunk and micro-batch. Each tensor rank sends its part,
+    which is then all-gathered inside the host unless the sequence stays split (Narayanan et al. 2021, 4.1)."""
     boundary = job.model.seq * plans.micro_batch * job.model.hidden * plans.element
     one = machine.message(boundary / plans.tp, plans.tp * plans.dp)
     whole = machine.ring(boundary, plans.tp, np.ones_like(plans.tp), halves=1.0)
@@ -118,22 +118,22 @@ def _messages(job: Job, plans: Plans, machine: Machine, m: Floats) -> Floats:
 
 
 def _update(job: Job, plans: Plans, machine: Machine, backward: Floats) -> tuple[Floats, Floats, Floats]:
-    """(gradients and weights between replicas, host traffic, optimizer), exposed seconds a step.
+    """(gradients and weights between replicas, host traffic, optimizer): exposed seconds a step.
 
-    ZeRO 2 and 3 send gradients after every micro-batch; ZeRO-3 gathers weights before every forward and backward.
+    ZeRO 2 and 3 reduce gradients after every micro-batch; ZeRO-3 gathers weights before every forward and backward.
     """
     whole, count = memory.counts(job, plans, False)
     w, g, o = (plans.bytes_each(part) for part in ("weights", "sent", "optimizer"))
     m = job.batch / (plans.dp * plans.micro_batch)
     gathered = np.where(plans.zero >= 3, whole, count) * w
     half = [machine.ring(size, plans.dp, plans.tp, halves=1.0) for size in (count * g, gathered)]
-    # A stashed pipeline steps after every micro-batch (Narayanan et al. 2019), all others once a batch.
+    # PipeDream with weight stashing updates after every micro-batch (Narayanan et al. 2019), all others once a batch.
     steps = np.where((plans.schedule == STASH) & (plans.pp > 1), m, 1.0)
     reduce_times = np.where(plans.zero >= 2, m, steps)
     gather_times = np.where(plans.zero >= 3, 2 * m, steps)
     sent = reduce_times * half[0] + np.where(plans.zero >= 1, gather_times * half[1], half[0])
     if job.software.overlap_dp:
-        # Beside the backward of the micro-batch that ends the sums, or, for ZeRO 2 and 3, of every one.
+        # Overlaps with the backward of the last micro-batch, or, for ZeRO 2 and 3, of every one.
         hidden = np.minimum(sent, backward * reduce_times)
         sent = sent - (1 - machine.efficiency.beside) * hidden
     tied = (

@@ -1,4 +1,4 @@
-"""Reads the planner's small data files: facts, each with its source."""
+"""Reads the planner's small data files: facts with their sources."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ FOLDER = Path(__file__).resolve().parent.parent / "data"
 
 @lru_cache(maxsize=16)
 def table(name: str) -> dict[str, Any]:
-    """The whole file `data/<name>.json`."""
+    """The whole content of `data/<name>.json`."""
     found: dict[str, Any] = json.loads((FOLDER / f"{name}.json").read_text())
     return found
 
 
 def rows(name: str) -> list[dict[str, Any]]:
-    """Its rows."""
+    """The `rows` of `data/<name>.json`."""
     found: list[dict[str, Any]] = table(name)["rows"]
     return found

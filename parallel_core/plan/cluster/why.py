@@ -1,4 +1,4 @@
-"""Is a plan possible, and if not, why not: the sentence for a packed reason, and the cheapest change that mends it."""
+"""Whether a plan is possible, and if not, why: sentences, and the fastest change that makes it possible."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from parallel_core.plan.cluster.rules import Reason
 from parallel_core.rules import divisors, few
 
 _ENDLESS = 1e12
-"""Replicas, for what is left of a rank's memory when there are as many as one likes."""
+"""Replicas that stand for an unlimited number of them: what memory of a rank remains then."""
 
 
 @dataclass(frozen=True)
 class Judged:
-    """What is known of one plan. `peak`, `parts` and `instants` in bytes of the fullest rank; `seconds` of a step are
-    told even where it does not fit, None where it cannot be built at all. `hopeless`: no number of replicas helps."""
+    """All about one plan. `peak`, `parts` and `instants`: bytes of the fullest rank. `seconds` of a step are given even
+    if the plan does not fit, None if it cannot be built. `hopeless`: no number of replicas makes it fit."""
 
     plan: Plan
     reasons: Reason
@@ -43,7 +43,7 @@ class Judged:
 
     @property
     def room(self) -> str:
-        """`31 of 38 GiB`."""
+        """Peak and capacity: `31 of 38 GiB`."""
         have = bytes_text(self.capacity)
         number, unit = have.split(" ")
         mine = bytes_text(self.peak)
@@ -51,7 +51,7 @@ class Judged:
 
 
 def judge(job: Job, cluster: Cluster, plan: Plan, mend: bool = True) -> Judged:
-    """Everything about one plan; `mend` looks for the cheapest change where it is refused."""
+    """All about one plan; with `mend` also the fastest change that makes a refused plan possible."""
     one = Plans.of([plan])
     found, timed = memory.of(job, one), step.of(job, cluster, one)
     reasons = Reason(int(rules.structure(job, cluster, one)[0]))
@@ -77,7 +77,7 @@ def judge(job: Job, cluster: Cluster, plan: Plan, mend: bool = True) -> Judged:
 
 
 def _sentences(job: Job, cluster: Cluster, plan: Plan, reasons: Reason, found: Memory) -> list[str]:
-    """The words of the reasons: bytes first, for nothing else mends them."""
+    """One sentence for each reason, memory first."""
     out = [_too_large(job, cluster, plan, found)] if reasons & Reason.MEMORY else []
     out += [text for reason, text in _structure(job, cluster, plan).items() if reason & reasons]
     if reasons & Reason.HOST:
@@ -107,13 +107,13 @@ def _structure(job: Job, cluster: Cluster, plan: Plan) -> dict[Reason, str]:
 
 
 def _multiples(batch: int, unit: int) -> str:
-    """The nearest batches below and above it that `unit` divides."""
+    """The nearest multiples of `unit` below and above `batch`."""
     below = batch // unit * unit
     return " or ".join(count_text(found) for found in (below, below + unit) if found)
 
 
 def _too_large(job: Job, cluster: Cluster, plan: Plan, found: Memory) -> str:
-    """What takes the room; and, where that does not shrink with more replicas, that they do not help."""
+    """What takes the memory, and that more replicas do not help where this is so."""
     where = "every rank" if plan.pp == 1 else "the first rank" if found.first[0] else "the last rank"
     left = memory.of(job, Plans.of([changed(plan, dp=int(_ENDLESS))]))
     state = float(left.built[0])
@@ -132,7 +132,7 @@ def _too_large(job: Job, cluster: Cluster, plan: Plan, found: Memory) -> str:
 
 
 def time_sentence(job: Job, cluster: Cluster, judged: Judged) -> str:
-    """How fast it would be: step, tokens a second, and share of the devices' peak."""
+    """Step time, tokens per second, and share of the devices' peak; '' where the plan cannot be built."""
     if judged.seconds is None:
         return ""
     return (
@@ -142,7 +142,7 @@ def time_sentence(job: Job, cluster: Cluster, judged: Judged) -> str:
 
 
 def utilisation(job: Job, cluster: Cluster, plan: Plan, seconds: float) -> float:
-    """Model FLOPs utilisation (Chowdhery et al. 2022): needed FLOPs over what the plan's devices could do. A third of
-    them are gradients of weights, of which frozen ones have none."""
+    """Model FLOPs utilisation (Chowdhery et al. 2022): FLOPs needed over the peak of the plan's devices. A third of the
+    FLOPs are weight gradients, which frozen weights do not have."""
     peak = cluster.device.single if plan.precision == "fp32" else cluster.device.half
     return job.model.flops(job.batch) * (2 + job.trained) / 3 / (seconds * plan.devices * peak)

@@ -1,6 +1,6 @@
-"""A plan as a person types it: `TP 8 x PP 16 x DP 8, 1f1b, micro-batch 1, ZeRO-1, SP, selective recompute`.
+"""Parses a plan as a person types it: `TP 8 x PP 16 x DP 8, 1f1b, micro-batch 1, ZeRO-1, SP, selective recompute`.
 
-`read` takes what `Plan.label` writes, in any order and case, with `=` or nothing between a name and its number.
+`read` accepts the output of `Plan.label`, in any order and case, with `=` or nothing between a name and its number.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ UNDERSTOOD = "TP, PP, DP, micro-batch, ZeRO-1, SP, offload, 1f1b, selective reco
 
 
 def read(text: str) -> Plan:
-    """The plan of a text; what is left out is 1, or off. Raises ValueError with the words that are not understood, or
-    a number that cannot be."""
+    """The plan described by a text; parts left out are 1 or off. Raises ValueError with the words that are not
+    understood, or for a number out of range."""
     if len(text) > MOST_CHARACTERS:
         raise ValueError(f"At most {MOST_CHARACTERS} characters.")
     fields: dict[str, Any] = {}

@@ -1,7 +1,7 @@
 """The zero-bubble tables (Qi et al. 2024) predicted by the simulator and by our own search for an order.
 
-Of each row only two published numbers are used: the bubble rates of 1F1B and of ZB-H1 give T_W and T_comm (in units of
-T_F + T_B + T_W, with T_F = T_B, which the paper's profiles bear out within 3 %). The rates of ZB-H2, interleaved 1F1B,
+Only two published numbers of each row are used: the bubble rates of 1F1B and of ZB-H1 give T_W and T_comm (in units of
+T_F + T_B + T_W, with T_F = T_B, which the paper's profiles confirm within 3 %). The rates of ZB-H2, interleaved 1F1B,
 ZB-1p and ZB-2p follow from them.
 """
 
@@ -19,15 +19,15 @@ from parallel_core.schedule.ir import Schedule
 
 PREDICTED = ("ZB-H2", "1F1B-I", "ZB-1p", "ZB-2p")
 _UNIT = 100_000_000
-"""Nanoseconds of F + B + W: long enough that whole ones lose nothing."""
+"""Nanoseconds of F + B + W: long enough that rounding to whole ones loses nothing."""
 _CLOSE = 2e-5
-"""Rates are published with four digits."""
+"""Tolerance of a rate: they are published with four digits."""
 
 
 @dataclass(frozen=True, slots=True)
 class BubbleRow:
-    """Rates are shares of the step. `weights` and `message` = T_W and T_comm over F + B + W, `profiled_*` the paper's
-    own (Table 6), which were not used."""
+    """Rates are shares of the step. `weights`, `message`: T_W and T_comm over F + B + W; `profiled_*`: the paper's own
+    values (Table 6), which are not used for prediction."""
 
     model: str
     stages: int
@@ -51,7 +51,7 @@ def models() -> list[str]:
 
 @lru_cache(maxsize=16)
 def bubble_rows(model: str) -> tuple[BubbleRow, ...]:
-    """The rows of one model. Takes from a tenth of a second to some seconds: every rate is a simulated step."""
+    """The rows of one model. Takes 0.1 s to a few seconds: every rate is a simulated step."""
     return tuple(_row(row) for row in rows("zero_bubble_2024") if row["model"] == model)
 
 
@@ -74,8 +74,8 @@ def _row(row: dict[str, Any]) -> BubbleRow:
 
 
 def derive(pp: int, micro_batches: int, one_f_one_b: float, zb_h1: float) -> tuple[float, float]:
-    """(T_W, T_comm) at which 1F1B and ZB-H1 have these bubble rates, in turns: a message lengthens both, only ZB-H1
-    knows how long W is."""
+    """(T_W, T_comm) at which 1F1B and ZB-H1 have these bubble rates. Solved alternately: a message lengthens both, the
+    length of W only ZB-H1."""
     lowest, highest = handmade("1f1b", pp, micro_batches), handmade("zb-h1", pp, micro_batches)
     weights, message = 0.25, 0.01
     for _ in range(4):
@@ -95,7 +95,7 @@ def _rate_of_weights(schedule: Schedule, message: float, weights: float) -> floa
 
 
 def _solve(rate: Callable[[float], float], wanted: float, guess: float) -> float:
-    """Where `rate` takes the value `wanted`, by secants from a guess; rates are nearly linear in a time."""
+    """Where `rate` takes the value `wanted`, by the secant method from a guess; rates are nearly linear in a time."""
     a, low = guess, rate(guess) - wanted
     if abs(low) < _CLOSE:
         return a
