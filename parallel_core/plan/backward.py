@@ -1,7 +1,8 @@
-"""What a rank's activations, messages and passing gradients take at the worst instant of a step, in elements.
+"""Elements of activations, messages and temporary gradients of a rank at the peak of a step.
 
-They peak in a backward: every micro-batch in flight (`schedule.in_flight`) keeps what autograd saved, and the layer
-whose backward runs needs gradients on top. Under ZeRO-2 the buckets that it fills are there, too (`plan.lean`).
+Memory peaks in a backward: autograd keeps its saved tensors for every micro-batch in flight (`schedule.in_flight`), and
+the layer that runs backward needs gradients on top. ZeRO-2 adds the buckets that are being filled
+(`plan.zero_buckets`).
 """
 
 from __future__ import annotations
@@ -23,36 +24,38 @@ from parallel_core.spec import ParallelSpec, RunSpec
 
 
 class Seat(NamedTuple):
-    """What ranks of one place differ in: which replica they are, and stages that take nothing from them
-    (`Layout.deaf`)."""
+    """How ranks of one place differ: their replica, and the stages that receive nothing from them (`Layout.deaf`)."""
 
     replica: int
     deaf: frozenset[int]
 
 
 def at_peak(spec: RunSpec, layers: Layers, stages: Mapping[int, Sequence[int]], whole: Whole, seat: Seat) -> Live:
-    """The worst instant of a rank that holds `stages` (number -> units), messages among what is passing."""
+    """Elements at the peak of a rank that holds `stages` (stage -> its units); messages count as passing."""
     edges = layers.edges
     parts = {n: (segments_of(spec, layers, units, whole), edges[units[-1] + 1]) for n, units in stages.items()}
     if _in_closed_form(spec.parallel, stages):
         ((stage, units),) = stages.items()
         segments, count = parts[stage][0], in_flight(spec, stage, seat.replica)
         sent = 0 if stage + 1 in seat.deaf else unproven(spec, stage)
-        outputs = sent if segments[-1].recomputed else count - 1  # else they end their graphs
+        outputs = sent if segments[-1].recomputed else count - 1  # not recomputed: each ends a graph that is kept
         live = in_backward(*parts[stage], count, outputs)
         return _and_messages(live, messages(spec, stage, edges[units[0]], edges[units[-1] + 1], seat.deaf))
     return _walked(spec, stages, layers, {n: _Part(*part) for n, part in parts.items()}, whole, seat)
 
 
 def _in_closed_form(split: ParallelSpec, stages: Iterable[int]) -> bool:
-    """Whether what a rank holds of `stages` is known without a walk through its program. Replicas that take
-    turns and flush begin and end a step one by one; of few micro-batches all is received for before the first."""
+    """Whether the peak of a rank that holds `stages` follows from a formula, without a walk through its program.
+
+    Not where replicas take turns and flush, since they begin and end a step one by one; nor with few micro-batches,
+    since all receives are posted before the first one.
+    """
     few = split.flushes and (split.replicas is not None or (split.pp > 1 and split.micro_batches <= AHEAD))
     return len([*stages]) == 1 and split.program is None and not few and not in_two(split, stages)
 
 
 def in_two(split: ParallelSpec, stages: Iterable[int]) -> bool:
-    """Whether the backward of a rank's `stages` is two operations, B and W."""
+    """Whether a rank of these `stages` runs its backward as two operations, B and W."""
     return TRAITS[split.schedule].split or (split.early_gradients and any(stages))
 
 
@@ -61,8 +64,8 @@ def _and_messages(live: Live, held: int) -> Live:
 
 
 class _Part:
-    """A stage's share of its rank: what micro-batches keep from F to B, its `worst` instant in BW and `in_b`, and what
-    W needs of one."""
+    """One stage of a rank: elements that a micro-batch keeps from F to B (`keeps`), the peak of its BW (`worst`) and of
+    its B (`in_b`), and what W needs of one micro-batch (`weights`)."""
 
     def __init__(self, segments: Sequence[Segment], output: int) -> None:
         self.worst = in_backward(segments, output, 1, 0)
@@ -71,7 +74,7 @@ class _Part:
         self.product = max(unit.product for segment in segments for unit in segment.units)
         self.grads = max(grads for segment in segments for grads in segment.grads)
         self.again = segments[-1].recomputed
-        """Its output is made again; elsewhere it is the end of a graph that is kept."""
+        """The output is recomputed; otherwise it ends a graph that is kept."""
         ending = 0 if self.again else output
         self.inside = in_forward(segments, ending)
         self.keeps = sum(segment.kept for segment in segments) + ending
@@ -85,8 +88,8 @@ def _walked(
     whole: Whole,
     seat: Seat,
 ) -> Live:
-    """The worst instant of a rank's program: what all its stages keep, with at most one in its backward, and what is in
-    hand for others. Between backwards whole buckets are under way."""
+    """The peak of a rank's program: what all its stages keep, at most one of them in its backward, and the messages
+    held. Between backwards whole buckets are in flight."""
     forward, weights = Counter[int](), Counter[int]()
     edges = {n: layers.edges[units[0]] for n, units in stages.items()}
     edges |= {n + 1: layers.edges[units[-1] + 1] for n, units in stages.items()}
@@ -98,7 +101,7 @@ def _walked(
         n = op.stage
         forward[n] += (op.kind is Kind.F) - (op.kind in (Kind.B, Kind.BW))
         held = sum(part.keeps * forward[i] + weights[i] * part.weights for i, part in parts.items())
-        # What one stage hands to the next one of its rank, both keep: it is one tensor.
+        # The output of one stage and the input of the next one of the same rank are one tensor.
         held -= sum(size * forward[i + 1] for i, size in both.items())
         live = Live(held + parts[n].inside * (op.kind is Kind.F), in_hand, resting)
         if op.kind is Kind.W:
@@ -118,7 +121,8 @@ def _walked(
 def _walk(
     split: ParallelSpec, stage: int, edges: Mapping[int, int], again: frozenset[int], seat: Seat
 ) -> Iterator[tuple[Op, int]]:
-    """The program of the rank that holds `stage`; replicas that do not take turns are alike."""
+    """Each compute operation of the rank that holds `stage`, and the elements of messages held while it runs. Without
+    turns all replicas are alike, so the first one stands for them."""
     made = _messaged(split)
     here = made.placement[stage][seat.replica if split.replicas is not None else 0]
     return Hands(made, here, edges, again, seat.deaf).walk()
@@ -130,28 +134,29 @@ def _messaged(split: ParallelSpec) -> Schedule:
 
 
 def unproven(spec: RunSpec, stage: int) -> int:
-    """Outputs that the next stage had not taken when it sent the gradient that came first (`schedule.receipts`)."""
-    behind = in_flight(spec, stage + 1) if stage + 1 < spec.parallel.pp else 0
-    return max(0, in_flight(spec, stage) - behind) if behind else 0
+    """Outputs that the first gradient from the next stage does not acknowledge: that stage had not received them yet
+    (`schedule.send_completion`)."""
+    there = in_flight(spec, stage + 1) if stage + 1 < spec.parallel.pp else 0
+    return max(0, in_flight(spec, stage) - there) if there else 0
 
 
 def messages(spec: RunSpec, stage: int, entering: int, leaving: int, deaf: frozenset[int]) -> int:
-    """Most elements in the hands of the network while all micro-batches are in flight.
+    """Most elements held for messages while all micro-batches are in flight.
 
-    In the backward of micro-batch k: receives posted ahead for what is still to come (activations unless this is the
-    first stage, gradients unless it is the last), and gradients sent that nothing proves to be taken. A message has
-    as many elements as what is `entering` or `leaving` it.
+    In the backward of micro-batch k these are the buffers of receives posted ahead (activations unless this is the
+    first stage, gradients unless it is the last), and sent gradients that are not implicitly acknowledged yet. A
+    message from or to the previous stage has `entering` elements, one from or to the next stage `leaving`.
     """
     split = spec.parallel
     in_all = micro_batches(spec, stage)
-    # Where the stage before has one micro-batch in flight, each activation proves that the last gradient was taken.
+    # A previous stage with one micro-batch in flight: each activation acknowledges the last gradient.
     answered = stage and stage - 1 not in deaf and in_flight(spec, stage - 1) > 1
     window = unproven_gradients(split, stage) if answered else 0
     to_come = in_all - in_flight(spec, stage)
 
     def held(k: int) -> int:
-        from_before = min(AHEAD * peers(split, stage, -1), to_come - k) + min(k, window) if stage > 0 else 0
-        from_behind = min(AHEAD * peers(split, stage, 1), in_all - 1 - k) if stage < split.pp - 1 else 0
-        return from_before * entering + from_behind * leaving
+        from_previous = min(AHEAD * peers(split, stage, -1), to_come - k) + min(k, window) if stage > 0 else 0
+        from_next = min(AHEAD * peers(split, stage, 1), in_all - 1 - k) if stage < split.pp - 1 else 0
+        return from_previous * entering + from_next * leaving
 
     return max(held(min(k, to_come)) for k in (0, window, max(to_come - AHEAD, 0), to_come))

@@ -1,6 +1,6 @@
-"""Bubble rates of orders where all stages are alike, as the zero-bubble papers count them (Qi et al. 2024).
+"""Bubble rates of schedules with equal stages, as the zero-bubble papers count them (Qi et al. 2024).
 
-`find` is their heuristic alone: the list scheduler, with ZB-H1 and ZB-H2 beside it where they keep within the limit.
+`find` is their heuristic alone: the list scheduler, and ZB-H1 and ZB-H2 where they keep within the limit.
 `orders.search` is the longer search.
 """
 
@@ -19,7 +19,7 @@ from parallel_core.simulate.idle import idle_times
 
 
 class Times(NamedTuple):
-    """Nanoseconds of one micro-batch on one stage, all stages alike, and of a message to the next one."""
+    """Nanoseconds of F, B and W of one micro-batch on each (equal) stage, and of a message to the next stage."""
 
     f: int
     b: int
@@ -33,14 +33,14 @@ class Times(NamedTuple):
 
 @lru_cache(maxsize=64)
 def handmade(name: str, pp: int, micro_batches: int, chunks: int | None = None) -> Schedule:
-    """A schedule by name, with its messages."""
+    """The schedule with this name, with its messages."""
     return communicate(compute_only(name, pp, micro_batches, chunks=chunks))
 
 
 def bubble_rate(schedule: Schedule, times: Times) -> float:
     """(cost - m (F + B + W)) / cost, cost = the longest time from a rank's first to its last operation (Qi et al.
-    2024, section 5.3): no rank waits for another before its optimizer. A rank's times are cut evenly over its chunks.
-    """
+    2024, section 5.3): no rank waits for others before its optimizer step. A rank's times are divided evenly over
+    its chunks."""
     chunks = schedule.stages // schedule.pipeline_ranks
     each = Costs.uniform(schedule.stages, times.f // chunks, times.b // chunks, times.w // chunks, times.message)
     cost = max(one.busy + one.idle for one in idle_times(simulate(schedule, each)).values())
@@ -48,10 +48,11 @@ def bubble_rate(schedule: Schedule, times: Times) -> float:
 
 
 def find(pp: int, micro_batches: int, times: Times, limit: float, kept: float = 0.5) -> Schedule:
-    """The shortest schedule found (with its messages) that keeps at most `limit` micro-batches' activations on a stage.
+    """The schedule with the lowest bubble rate found (with its messages) that keeps at most `limit` micro-batches'
+    activations on a stage.
 
-    `kept` = the share of a micro-batch's activations that its weight gradient still needs after B. Raises ValueError
-    where the limit is below one.
+    `kept` = the share of a micro-batch's activations that its weight gradient still needs after B. Raises ValueError if
+    the limit is below one.
     """
     if limit < 1:
         raise ValueError(f"limit={limit:g}: at least one micro-batch must be kept.")

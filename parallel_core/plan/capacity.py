@@ -1,4 +1,4 @@
-"""How large a model would fit: the most layers of a spec's own kind that its worst rank can hold."""
+"""The largest model that fits: the most layers of a spec's own kind that its worst rank can hold."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from parallel_core.plan.memory import worst_stage
 from parallel_core.spec import ModelSpec, RunSpec
 
 EXACT_UP_TO = 64
-"""Layers (for each pipeline stage) up to which every count is tried; beyond, memory grows by a constant a layer."""
+"""Layers a pipeline stage up to which every count is predicted exactly; beyond, memory is linear in the layers."""
 
 
 def largest_layers(spec: RunSpec, limit: int) -> int:
     """The most layers (`model.layers`) with which the predicted worst rank stays within `limit` bytes; 0 if none does.
 
-    Everything but the number of layers stays as it is; own cuts are replaced by the balanced ones. May be more than
-    `limits.MAX_LAYERS`: what a spec may say is another question. Exact up to EXACT_UP_TO layers a stage. Beyond, it
-    goes along the straight line through two larger counts: parameters, gradients, optimizer state and activations all
-    grow by the same amount a layer, and only where the cut falls moves a count by a layer or two.
+    All else stays as it is, except that given cuts are replaced by the balanced ones. The result may exceed
+    `limits.MAX_LAYERS`, the bound of a valid spec. Exact up to EXACT_UP_TO layers a stage; beyond, extrapolated along
+    the line through two larger counts: parameters, gradients, optimizer state and activations all grow by the same
+    amount a layer, and where the cuts fall changes the count by a layer or two only.
     """
     return _largest(spec.model_copy(update={"trace": RunSpec().trace}), limit)
 
@@ -42,19 +42,19 @@ def _largest(spec: RunSpec, limit: int) -> int:
 
 
 def _along_the_line(spec: RunSpec, limit: int, start: int) -> int:
-    """Continues from `start` layers, which fit, at the slope between `start` and twice as many."""
+    """Extrapolates from `start` layers, which fit, with the slope between `start` and twice as many."""
     here, there = _bytes(spec, start), _bytes(spec, 2 * start)
     return start + (limit - here) * start // max(there - here, 1)
 
 
 def least_layers(spec: RunSpec) -> int:
-    """The fewest layers that leave no stage of the pipeline empty: a layer of a GPT is two units."""
+    """The fewest layers that leave no pipeline stage empty: a layer of a GPT is two units."""
     one, two = (len(outline_of(spec.model.model_copy(update={"layers": layers})).units()) for layers in (1, 2))
     return -(-spec.parallel.stages // (two - one))
 
 
 def fixed_depth(model: ModelSpec) -> str:
-    """Why there is no largest layer count to look for, and what can be varied instead; '' where there is one."""
+    """Why a model has no largest layer count, and what can be varied instead; '' where it has one."""
     fields = outline_of(model).fields
     if "layers" in fields:
         return ""
@@ -63,7 +63,7 @@ def fixed_depth(model: ModelSpec) -> str:
 
 
 def _bytes(spec: RunSpec, layers: int) -> int:
-    """Predicted bytes of the worst rank. The copy is not validated: it may have more layers than a spec may."""
+    """Predicted bytes of the worst rank. The copied spec is not validated: it may have more layers than a valid one."""
     model = spec.model.model_copy(update={"layers": layers})
     split = spec.parallel.model_copy(update={"cuts": None})
     return worst_stage(spec.model_copy(update={"model": model, "parallel": split})).total

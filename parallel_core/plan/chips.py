@@ -1,8 +1,8 @@
-"""Peak rates of known devices, dense (no sparsity), by the name that the driver gives and by the run's precision.
+"""Peak rates of known devices, dense (no sparsity), by the driver's device name and the run's precision.
 
-They are those of the planner's catalogue (`data/hardware.json`): 16-bit rates are of tensor cores with fp32
-accumulation, fp32 the plain rate, since the engine multiplies fp32 without rounding to TF32. A device or precision that
-is not listed is measured instead (`engine.peak`).
+The rates are those of the planner's catalogue (`data/hardware.json`): tensor cores with fp32 accumulation for 16 bits;
+the plain rate for fp32, since the engine multiplies fp32 without rounding to TF32. Devices and precisions that are not
+listed are measured instead (`engine.peak`).
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from parallel_core.spec import Precision
 
 
 class Peak(NamedTuple):
-    """Most FLOP/s that a device can do, and in few words where the number is from."""
+    """Peak FLOP/s of a device, and a short text on where the number comes from."""
 
     flops_per_s: float
     source: str
 
 
 def listed(device: str, precision: Precision) -> Peak | None:
-    """Peak of the device that the driver calls `device`; None where the catalogue does not know it."""
+    """Peak of the device with this driver name; None where the catalogue does not list the device or the precision."""
     tokens = device.replace("-", " ").split()
     if not _OTHERS.isdisjoint(tokens):
         return None
@@ -36,10 +36,10 @@ def listed(device: str, precision: Precision) -> Peak | None:
 
 
 _OTHERS = frozenset({"MIG", "NVL"})
-"""In the name of a part of a GPU, and of one on a card that draws less power than the listed GPU of its name."""
+"""Words in the names of partitions of a GPU (MIG) and of cards with a lower power limit than the listed GPU (NVL)."""
 
 
 @lru_cache(maxsize=1)
 def _named() -> list[dict[str, Any]]:
-    """Rows that a driver's name leads to, those of more words first: an H100 PCIe is an H100, too."""
+    """Catalogue rows that have driver names, those with more words first: an H100 PCIe also matches H100."""
     return sorted((row for row in rows("hardware") if "driver" in row), key=lambda row: -len(row["driver"]["words"]))

@@ -1,7 +1,7 @@
-"""Tensor or pipeline parallelism? Their speedups in closed form, where one overtakes the other, and what they tend to.
+"""Tensor or pipeline parallelism: speedups in closed form, where one overtakes the other, and their limits.
 
-A GPT's layers alone (no embedding, no head), on n devices, of which `flops` a second are really reached; an all-reduce
-goes round a ring, 2 (n - 1) times alpha + size / (n bandwidth) (Patarasuk and Yuan 2009).
+For a GPT's layers alone (no embedding, no head), on n devices that reach `flops` FLOP/s each; an all-reduce on a ring
+takes 2 (n - 1) times alpha + size / (n bandwidth) (Patarasuk and Yuan 2009).
 
 T_1  = 3 B s L (24 h^2 + 4 s h) / flops                        (Narayanan et al. 2021, equation 3, forward = a third)
 T_TP = T_1 / n + 4 L m allreduce(B / m s h e)                  (Shoeybi et al. 2019, section 3: two each way)
@@ -22,14 +22,15 @@ RANGES: dict[Along, tuple[float, float]] = {
     "bandwidth": (1e6, 1e13),
     "micro_batches": (1, 1024),
 }
-"""Within which a flip is looked for."""
+"""Ranges in which a crossover is searched."""
 _MOST_DEVICES = 1 << 16
 _HALVINGS = 60
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """`batch` sequences of `seq` tokens a step, in `micro_batches`; `bandwidth` in bytes/s one way, `alpha` in s."""
+    """`batch` sequences of `seq` tokens a step, in `micro_batches`; `bandwidth` in bytes/s one way, `alpha` in seconds,
+    `element`: bytes of an activation's element."""
 
     hidden: float
     layers: int
@@ -43,7 +44,7 @@ class Case:
     element: int = 2
 
     def problems(self) -> dict[str, str]:
-        """`{field: message}` of what cannot be."""
+        """`{field: message}` for impossible values."""
         found = Problems()
         found.number("hidden", self.hidden, 1, 1 << 20)
         found.number("micro_batches", self.micro_batches, 1, 1 << 20)
@@ -57,7 +58,7 @@ class Case:
 
     @property
     def size(self) -> float:
-        """Bytes of a micro-batch between two layers."""
+        """Bytes of one micro-batch's activations between two layers."""
         return self.batch / self.micro_batches * self.seq * self.hidden * self.element
 
     def single(self) -> float:
@@ -78,15 +79,16 @@ class Case:
         return self.single() / (self.single() / n * (m + n - 1) / m + 2 * (n - 1) * message)
 
     def at(self, along: Along, value: float) -> Case:
-        """The same with another value of one measure."""
+        """The same case with another value of the measure `along`."""
         changed: dict[str, Any] = {along: value}
         return replace(self, **changed)
 
 
 def flip(case: Case, along: Along) -> float | None:
-    """Where the faster of the two changes, `along` one measure with the others held; None where it never does.
+    """The value of one measure, all else held constant, at which the faster of the two changes; None where it never
+    does.
 
-    By halving in the logarithm between the ends of RANGES. Raises Unphysical.
+    Found by bisection on a logarithmic scale within RANGES. Raises Unphysical.
     """
     require(case.problems())
     low, high = RANGES[along]
@@ -100,14 +102,14 @@ def flip(case: Case, along: Along) -> float | None:
 
 
 def _ahead(case: Case, along: Along, value: float) -> bool:
-    """Whether tensor parallelism is the faster one."""
+    """Whether tensor parallelism is faster with this value of the measure."""
     moved = case.at(along, value)
     return moved.tensor() > moved.pipeline()
 
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """What a strategy tends to with any number of devices: its speedup, and why."""
+    """The largest speedup of a strategy with any number of devices, and why."""
 
     name: str
     speedup: float
@@ -115,7 +117,7 @@ class Limit:
 
 
 def limits(case: Case) -> list[Limit]:
-    """Of data, tensor and pipeline parallelism. Raises Unphysical."""
+    """Limits of data, tensor and pipeline parallelism. Raises Unphysical."""
     require(case.problems())
     layers, m = case.layers, case.micro_batches
     counts = [1 << i for i in range(_MOST_DEVICES.bit_length())]

@@ -1,7 +1,7 @@
-"""Which way to split a profiled model over the devices at hand: every way that a run has, predicted from its profile.
+"""Compares the ways to split a profiled model over the available devices, each predicted from the profile.
 
 Times are simulated from the cost table (`simulate.predict`), memory is counted (`plan.memory`): the same two numbers
-that the record of predictions later holds against the run.
+that the ledger later compares with the run.
 """
 
 from __future__ import annotations
@@ -34,19 +34,20 @@ ORDERS: tuple[dict[str, Any], ...] = (
     {"schedule": "zb-h1"},
     {"schedule": "zb-v"},
 )
-"""GPipe is never faster than 1F1B, nor does it keep less. What leaves early is faster, and may need more memory."""
+"""Schedules tried. GPipe is left out: it is never faster than 1F1B and keeps no less. Early gradients are faster, but
+may need more memory."""
 MICRO_BATCHES = (1, 2, 4, 8, 16)
 SHARDS: tuple[dict[str, Any], ...] = (*({"zero": n} for n in range(4)), {"zero": 3, "zero_backend": "fully_shard"})
-"""What replicas keep a part of alone (ZeRO), and who sees to it."""
+"""What is sharded over replicas (ZeRO stage), and by which backend."""
 MOST_DEVICES = 8
-"""With more the ways are too many to simulate while somebody waits."""
+"""Most devices: with more, there are too many ways to simulate while a user waits."""
 _EFFORT = 30_000
 """Operations timed in the search for an order (`orders.search`)."""
 
 
 @dataclass(frozen=True)
 class Split:
-    """A way to split the model: its run, seconds a step, bytes of its worst rank; `why_not` it cannot be, or loses."""
+    """A way to split the model: its run, seconds a step, bytes of its worst rank. `why_not`: why it is refused."""
 
     name: str
     spec: RunSpec
@@ -57,13 +58,13 @@ class Split:
 
 @dataclass(frozen=True)
 class Splits:
-    """`able` fastest first; `refused` with their reasons."""
+    """`able`: ways that can run, fastest first; `refused`: the others, with their reasons."""
 
     able: tuple[Split, ...]
     refused: tuple[Split, ...]
 
     def pareto(self) -> list[Split]:
-        """Those that nothing beats in both time and memory, fastest first."""
+        """Pareto front of time and memory, fastest first."""
         front: list[Split] = []
         for split in self.able:
             if not front or split.memory < front[-1].memory:
@@ -72,6 +73,7 @@ class Splits:
 
 
 def on_one_host(spec: RunSpec) -> Where:
+    """Placement of all ranks on one host."""
     return ALONE
 
 
@@ -83,11 +85,10 @@ def splits(
     told: Told = silent,
     placed: Callable[[RunSpec], Where] = on_one_host,
 ) -> Splits:
-    """All ways to train the model of `spec` with its batch on at most `devices`, `memory` bytes each (None: any), which
-    are where `placed` says.
+    """All ways to train the model of `spec` with its batch on at most `devices` devices.
 
-    The fastest pipeline is tried with an order that is searched for it, too. `told` hears (how many are judged, of how
-    many).
+    The fastest pipeline is also tried with an order searched for it. `memory`: bytes a device (None: unlimited);
+    `placed`: hosts of a run's ranks; `told`: progress callback (ways judged, ways in all).
     """
     tried = list(_candidates(spec, min(devices, MOST_DEVICES)))
     found = []
@@ -107,17 +108,17 @@ def _time(split: Split) -> float:
 
 
 def _candidates(spec: RunSpec, devices: int) -> Iterator[RunSpec]:
-    """Every valid run, each once."""
+    """Every valid run on at most `devices` devices, each once."""
     for dp, tp, pp in product(range(1, devices + 1), repeat=3):
         if dp * tp * pp > devices or spec.train.global_batch % dp:
             continue
-        least = pp if pp > 1 else 1  # fewer micro-batches than stages leave some of them idle for good
+        least = pp if pp > 1 else 1  # with fewer micro-batches than stages some stages are always idle
         counts = [n for n in divisors(spec.train.global_batch // dp) if n in MICRO_BATCHES and n >= least]
         orders = ORDERS if pp > 1 else ORDERS[:1]
         shards = SHARDS if dp > 1 else SHARDS[:1]
         for order, count, how, shard in product(orders, counts, ("none", "full"), shards):
             parallel = {"dp": dp, "tp": tp, "pp": pp, "micro_batches": count, "recompute": how}
-            with suppress(ValidationError):  # the model does not divide so, or the schedule cannot
+            with suppress(ValidationError):  # the model does not divide, or the schedule refuses
                 yield _run(spec, parallel | order | shard)
 
 

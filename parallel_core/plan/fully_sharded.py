@@ -1,12 +1,13 @@
-"""What a rank holds of parameters and gradients where torch's `fully_shard` cuts them (`engine.fully_sharded`).
+"""Parameters and gradients of a rank where torch's `fully_shard` shards them (`engine.fully_sharded`).
 
-A parameter is cut by itself, by rows: each replica has room for as many as the first one owns, and the last ones own
-fewer or none. Gathers and sums are padded alike. In a layer's backward its parameters are whole, and those of the layer
-before it, the next one, are being gathered. Its gradients are there as autograd makes them, one linear layer after the
-other, in the number type of the layer; those of the layer behind it wait in their reduce-scatter in fp32, until the
-layer is through. Then they are copied, summed, on a CPU in a copy of all, and what comes out is added.
+Each parameter is sharded separately, by rows: every replica reserves as much as the first one owns, and the last ones
+own fewer rows or none. All-gathers and reduce-scatters are padded in the same way. In a layer's backward its parameters
+are unsharded, and those of the previous layer, whose backward comes next, are being gathered. Autograd creates its
+gradients one linear layer after the other, in the layer's number type; the gradients of the following layer stay in
+their fp32 reduce-scatter until this layer's backward is done. Then the gradients are copied and reduced (on a CPU in
+one more copy), and the result is accumulated.
 
-What is gathered is copied out; in a forward that holds the layer before's, too.
+Gathered parameters are copied out of the gather's buffer; in a forward the previous layer's buffer is still held then.
 """
 
 from __future__ import annotations
@@ -21,21 +22,21 @@ from parallel_core.plan.zero_buckets import Turn, Whole
 from parallel_core.spec import RunSpec
 
 _LAST = ("proj.", "fc2.", "output.")
-"""Linear layers that are the last of their layer: their gradients come first."""
+"""Linear layers that come last in their layer: their gradients are computed first."""
 
 
 def by_torch(spec: RunSpec) -> bool:
-    """Whether torch shards, not this engine."""
+    """Whether torch shards instead of this engine."""
     return spec.parallel.zero_backend == "fully_shard"
 
 
 def room(spec: RunSpec, costs: Sequence[UnitCost]) -> int:
-    """Elements of parameters that every replica has room for."""
+    """Elements of parameters for which every replica reserves memory."""
     return sum(_most(spec, *parameter) for unit in range(len(costs)) for parameter in _parameters(spec, costs, unit))
 
 
 def owned(spec: RunSpec, costs: Sequence[UnitCost], replica: int) -> int:
-    """Elements of parameters that a replica owns: those of torch.chunk."""
+    """Elements of parameters that a replica owns: its part of torch.chunk."""
     shards, out = shards_of(spec), 0
     for unit in range(len(costs)):
         for rows, width in _parameters(spec, costs, unit):
@@ -45,7 +46,7 @@ def owned(spec: RunSpec, costs: Sequence[UnitCost], replica: int) -> int:
 
 
 def whole(spec: RunSpec, costs: Sequence[UnitCost]) -> Whole:
-    """Elements at most, as `plan.lean` counts them: of gradients as wide as a sum, of parameters as a layer's."""
+    """Most unsharded elements, as in `plan.zero_buckets`: gradients as wide as sums, parameters as activations."""
     units, wide, turns = range(len(costs)), spec.fp32_elements, _turns(spec, costs)
     behind = [turns[unit].behind // wide for unit in units]
     return Whole(
@@ -58,9 +59,9 @@ def whole(spec: RunSpec, costs: Sequence[UnitCost]) -> Whole:
 
 
 def _turns(spec: RunSpec, costs: Sequence[UnitCost]) -> list[Turn]:
-    """Of every layer. Where blocks are recomputed torch ends what it has begun behind each of them."""
+    """Turn of every layer. Where blocks are recomputed, torch ends its outstanding operations after each block."""
     shards, wide, names = shards_of(spec), spec.fp32_elements, spec.model.units()
-    again, copies = spec.parallel.recompute == "full", spec.train.device == "cpu"  # gloo sums a copy
+    again, copies = spec.parallel.recompute == "full", spec.train.device == "cpu"  # gloo reduces a copy
     sizes = [
         shards * sum(_most(spec, *parameter) for parameter in _parameters(spec, costs, i)) for i in range(len(costs))
     ]
@@ -76,14 +77,14 @@ def _turns(spec: RunSpec, costs: Sequence[UnitCost]) -> list[Turn]:
 
 
 def let_go_late(spec: RunSpec, costs: Sequence[UnitCost]) -> Sequence[UnitCost]:
-    """With what layers have let go of when the last of their gradients comes, where these come one after the other."""
+    """Costs with `late` (elements freed by the last gradient) for layers whose gradients are computed one by one."""
     firsts = _first(spec, costs)
     return [replace(unit, late=unit.inner) if first else unit for unit, first in zip(costs, firsts, strict=True)]
 
 
 def _first(spec: RunSpec, costs: Sequence[UnitCost]) -> list[int]:
-    """Of each layer the elements of gradients that are there when its backward needs most: those of its last linear
-    layer; 0 where it has none, or where names are not known."""
+    """Elements of gradients of each layer that exist when its backward needs most: those of its last linear layer; 0
+    where it has none or parameter names are not known."""
     return [
         sum(size for name, size in zip(names, unit.parameters, strict=False) if name.startswith(_LAST))
         for names, unit in zip(outline_of(spec.model).matrices() or [{}] * len(costs), costs, strict=True)
@@ -91,7 +92,7 @@ def _first(spec: RunSpec, costs: Sequence[UnitCost]) -> list[int]:
 
 
 def _parameters(spec: RunSpec, costs: Sequence[UnitCost], unit: int) -> Iterator[tuple[int, int]]:
-    """(rows, elements of each) of the parameters of a layer on a rank."""
+    """(rows, elements of a row) of each parameter of a layer on a rank."""
     outline, split = outline_of(spec.model), spec.parallel
     names = [*outline.matrices()[unit]] if outline.matrices() else ["."] * len(costs[unit].parameters)
     for name, rows, size in zip(names, outline.rows()[unit], costs[unit].parameters, strict=True):

@@ -1,9 +1,9 @@
-"""What a rank takes while it generates text, before it starts; to be held against the meter's measured peak.
+"""Predicted peak memory of a rank that generates text, to be compared with the meter's measurement.
 
-Weights are held once, without gradients; keys and values have room for the prompt and all that is generated from the
-first token on (Pope et al. 2022, section 2.1). Nothing else is kept from layer to layer, so the rest peaks inside one
-layer, while it works on all places of the prompt: attention has its input, queries, keys and values, what is turned by
-RoPE, scores where it is plain, and their mix; an MLP its input and what is before and behind its activation.
+Weights are held once, without gradients; the KV cache has room for the prompt and all generated tokens from the start
+(Pope et al. 2022, section 2.1). Nothing else is kept from layer to layer, so the rest peaks inside one layer during the
+prefill: attention has its input, queries, keys and values, the result of RoPE, scores if attention is plain, and its
+output; an MLP its input and the tensors before and after its activation.
 """
 
 from __future__ import annotations
@@ -22,9 +22,11 @@ _ID_BYTES = 8
 
 
 def by_place(spec: RunSpec, wish: Mapping[str, Any]) -> list[RankMemory]:
-    """Predicted peak of the first rank of each place of the pipeline, whose replica has most texts: weights under
-    `params`, keys and values under `activations`, what a layer works with under `buffers`. `wish` is that of
-    `parallel_core.generation_request`, of a GPT."""
+    """Predicted peak of the first rank of each place of the pipeline, whose replica has the most texts.
+
+    `params`: weights; `activations`: KV cache; `buffers`: temporaries of a layer. `wish`: a request of
+    `parallel_core.generation_request` for a GPT.
+    """
     layout, size = Layout.of(spec), spec.element_bytes
     found = []
     for place in range(layout.pp):
@@ -38,19 +40,19 @@ def by_place(spec: RunSpec, wish: Mapping[str, Any]) -> list[RankMemory]:
 
 
 def kept_elements(spec: RunSpec, wish: Mapping[str, Any]) -> int:
-    """Of keys and values of one attention layer on a rank."""
+    """Elements of the KV cache of one attention layer on a rank."""
     outline = GptOutline(spec.model)
     places = _texts(spec, wish) * (len(wish["prompt"]) + wish["new"])
     return 2 * places * outline.kv_heads * outline.head_dim // spec.parallel.tp
 
 
 def _texts(spec: RunSpec, wish: Mapping[str, Any]) -> int:
-    """Of the first replica, which has most."""
+    """Texts of the first replica, which has the most."""
     return len(texts_of(wish["samples"], spec.parallel.dp, 0))
 
 
 def _at_work(spec: RunSpec, wish: Mapping[str, Any], names: list[str]) -> int:
-    """Elements beside weights and caches at the worst instant of a pass over `names`."""
+    """Elements besides weights and caches at the peak of a pass over the layers `names`."""
     places = len(wish["prompt"]) + (0 if wish["cached"] else wish["new"] - 1)
     texts = _texts(spec, wish)
     rows = texts * places

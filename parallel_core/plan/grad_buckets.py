@@ -1,10 +1,10 @@
-"""Where parameters lie in a rank's flat buffers, and the buckets these are cut into for communication.
+"""Offsets of parameters in a rank's flat buffers, and the buckets into which these are cut for communication.
 
-The engine builds its buffers by it and memory is predicted by it. Places go from the last layer to the first, the order
-in which backward finishes gradients. Under ZeRO every bucket is cut into as many equal parts as there are replicas, one
-part a replica, so buckets are rounded up to that. Under ZeRO-2, where whole buckets live only while backward fills
-them, they are smaller and none holds parameters of two stages. Under ZeRO-3 a bucket is a layer: what is gathered when
-it runs.
+The engine builds its buffers and the memory model predicts them by these rules. Offsets go from the last layer to the
+first, the order in which backward finishes gradients. Under ZeRO every bucket is cut into equal parts, one for each
+replica, so its size is rounded up to a multiple of that. Under ZeRO-2, where unsharded buckets exist only while
+backward fills them, buckets are smaller and never span two stages. Under ZeRO-3 a bucket is a layer: what is gathered
+when it runs.
 """
 
 from __future__ import annotations
@@ -16,31 +16,31 @@ from parallel_core.outline.base import ALIGN, aligned
 from parallel_core.spec import RunSpec
 
 BUCKET_BYTES = {"cpu": 16 * 2**20, "cuda": 25 * 2**20}
-"""Size from which a bucket is sent, by device kind: large enough to hide the cost of a message. A CPU's is large: on
-few cores communication hides nothing, so fewer is better. CUDA's is that of DDP."""
+"""Size from which a bucket is reduced, by device kind. Large on CPU: with few cores communication hides nothing, so
+fewer messages are better. CUDA uses DDP's size."""
 LEAN_BUCKET_BYTES = {"cpu": 2**18, "cuda": 25 * 2**20}
-"""The same under ZeRO-2, where up to two buckets are whole at a time and what they take is not saved."""
+"""The same under ZeRO-2, where up to two unsharded buckets exist at a time and reduce its saving."""
 PIECE_BYTES = 2**20
-"""Size from which a part of a CPU's bucket goes between hosts, where the wire carries it while the core computes. That
-of DDP's first bucket."""
+"""Size from which a part of a CPU bucket is sent between hosts, where the transfer overlaps with compute: the size of
+DDP's first bucket."""
 GATHERS_AHEAD = {"cpu": False, "cuda": True}
-"""Whether ZeRO-3 gathers the next layer's parameters while a layer works, by device kind. A core computes or
-communicates, so on a CPU it would only make the peak higher."""
+"""Whether ZeRO-3 prefetches the next layer's parameters, by device kind. A CPU core either computes or communicates, so
+there prefetching would only raise the peak."""
 Home = tuple[int, ...]
-"""What the parameters of a bucket have in common (see `home`)."""
+"""Bucket key: see `home`."""
 TIED = "embed.token.weight"
-"""The matrix that embedding and head share where they are tied."""
+"""Name of the matrix that embedding and head share where they are tied."""
 
 
 @dataclass(frozen=True, slots=True)
 class Bucket:
-    """Elements start .. stop of the flat buffers, which hold the parameters `names`."""
+    """Elements start .. stop - 1 of the flat buffers, which hold the parameters `names`."""
 
     start: int
     stop: int
     names: tuple[str, ...]
     stage: int = 0
-    """Under ZeRO-2 and 3 theirs, else 0."""
+    """Their stage under ZeRO-2 and 3, else 0."""
 
     def part(self, index: int, shards: int) -> slice:
         """Elements that replica `index` of `shards` owns."""
@@ -48,7 +48,8 @@ class Bucket:
         return slice(self.start + index * size, self.start + (index + 1) * size)
 
     def pieces(self, starts: Mapping[str, int], elements: int) -> list[Bucket]:
-        """The bucket cut between parameters, behind at least so many elements each, in their order."""
+        """The bucket cut between parameters into consecutive pieces of at least `elements` (the last may be
+        smaller)."""
         cuts, first = [], 0
         for number, name in enumerate(self.names):
             if number > first and starts[name] - starts[self.names[first]] >= elements:
@@ -70,7 +71,7 @@ class Places:
     size: int
 
     def pieces(self, item: int) -> list[Bucket]:
-        """What is summed at a time where a CPU's buckets go between hosts; a gradient has `item` bytes."""
+        """Pieces reduced one at a time where CPU buckets travel between hosts; `item`: bytes of a gradient element."""
         return [piece for bucket in self.buckets for piece in bucket.pieces(self.starts, PIECE_BYTES // item)]
 
 
@@ -81,10 +82,10 @@ def place(
     alone: Collection[str] = (),
     home_of: Callable[[str], Home] = lambda name: (),
 ) -> Places:
-    """Places of parameters of `sizes` elements, given in layer order.
+    """Offsets and buckets of parameters with `sizes` elements, given in layer order.
 
-    Neighbours share a bucket until it has `bucket` elements (None: however many); those named in `alone` have one of
-    their own, and those of different homes share none.
+    Consecutive parameters share a bucket until it has `bucket` elements (None: no limit); those named in `alone` have
+    one of their own, and those with different keys `home_of` share none.
     """
     buckets: list[Bucket] = []
     starts: dict[str, int] = {}
@@ -102,10 +103,10 @@ def place(
 def _neighbours(
     sizes: Mapping[str, int], bucket: int | None, alone: Collection[str], home_of: Callable[[str], Home]
 ) -> list[list[str]]:
-    """The names in each bucket, the last layers first: their gradients are done first."""
+    """The parameter names of each bucket, last layers first, since their gradients are done first."""
     groups: list[list[str]] = []
     held = 0
-    # A tied parameter is complete only when its first layer is done: a mapping keeps the first place it had.
+    # A tied parameter's gradient is complete only with its first layer's: a mapping keeps its first place.
     for name in reversed(list(sizes)):
         last = groups[-1][-1] if groups else ""
         full = bucket is not None and held >= bucket
@@ -118,30 +119,30 @@ def _neighbours(
 
 
 def bucket_bytes(spec: RunSpec) -> int | None:
-    """Size from which a bucket of the run is sent; None: when a layer is done (ZeRO-3)."""
+    """Size from which a bucket of the run is reduced; None: when its layer is done (ZeRO-3)."""
     if spec.parallel.zero > 2:
         return None
     return (LEAN_BUCKET_BYTES if spec.parallel.zero > 1 else BUCKET_BYTES)[spec.train.device]
 
 
 def home(spec: RunSpec, stage: int, unit: int) -> Home:
-    """Of the parameters of a layer, the `unit`-th of the model: nothing, its stage (ZeRO-2), or itself (ZeRO-3)."""
+    """Bucket key: () / (stage,) / (stage, unit) for ZeRO <= 1 / 2 / 3; different keys never share a bucket."""
     return (stage, unit)[: max(spec.parallel.zero - 1, 0)]
 
 
 def gathers_ahead(spec: RunSpec) -> bool:
-    """Whether a layer's parameters are on their way while the one next to it works (ZeRO-3). Where whole blocks are
-    recomputed a layer gathers when it is run again."""
+    """Whether ZeRO-3 prefetches the next layer's parameters. With full recomputation a layer is gathered when it
+    reruns."""
     return GATHERS_AHEAD[spec.train.device] and spec.parallel.recompute != "full"
 
 
 def shards_of(spec: RunSpec) -> int:
-    """Parts that the optimizer's state (ZeRO-1), gradients (2) and values (3) are cut into: one a replica, else 1."""
+    """Shards of optimizer state (ZeRO-1), gradients (2) and parameters (3): one a replica, 1 without ZeRO."""
     return spec.parallel.dp if spec.parallel.zero else 1
 
 
 def alone_of(spec: RunSpec) -> frozenset[str]:
-    """Under ZeRO a matrix tied over two stages has its own bucket: then replica r owns the same part on both. So has,
-    under ZeRO-3, one tied over two layers: it is there longer than either of them."""
+    """Parameters with a bucket of their own: under ZeRO a matrix tied over two stages, so that a replica owns the same
+    part on both; under ZeRO-3 also one tied over two layers, since it is needed longer than either of them."""
     apart = spec.parallel.zero > 2 or (spec.parallel.zero and spec.parallel.pp > 1)
     return frozenset({TIED} if spec.model.tied and apart else ())

@@ -1,6 +1,6 @@
-"""PipeDream's partition of an imported graph, beside data parallelism alone and one worker: rows and sentences.
+"""PipeDream's partition of an imported graph, compared with data parallelism and with one worker: rows and sentences.
 
-Data parallelism is the same programme over the graph as a single layer, which nothing can be cut from.
+Data parallelism is the same algorithm on the graph merged into a single layer, which cannot be cut.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from parallel_core.plan.pipedream import (
 from parallel_core.searches import Told, silent
 
 AT_ONCE = 2e7
-"""Candidates that a page waits for: a tenth to a fifth of a second."""
+"""Most candidates that a page computes while it loads: 0.1 s to 0.2 s."""
 _AS_FAST = 1.005
-"""Ratios below this are told as none."""
+"""Smaller ratios are reported as equal."""
 _LONGEST = 28
 """Characters of a layer's name in a row: descriptions hold all of a module's arguments."""
 _WIDTHS = re.compile(r"(?:in_features=)?([0-9]+), (?:out_features=)?([0-9]+)\b")
@@ -35,7 +35,8 @@ _WIDTHS = re.compile(r"(?:in_features=)?([0-9]+), (?:out_features=)?([0-9]+)\b")
 
 @dataclass(frozen=True)
 class Row:
-    """One stage. `seconds` is its compute, shared out to its replicas; `sent` are bytes of outputs it hands on."""
+    """One stage. `seconds`: its compute divided by its replicas; `sent`: bytes of outputs that later stages need;
+    `parameters`: bytes."""
 
     layers: tuple[GraphLayer, ...]
     replicas: int
@@ -50,7 +51,7 @@ class Row:
 
 
 def short(name: str) -> str:
-    """A module without its arguments but the first two, where these are its widths."""
+    """A module's name without its arguments except the first two if these are its widths."""
     kind, _, arguments = name.partition("(")
     widths = _WIDTHS.match(arguments)
     text = f"{kind}({widths[1]}, {widths[2]})" if widths else kind.strip() or name
@@ -59,7 +60,7 @@ def short(name: str) -> str:
 
 @dataclass(frozen=True)
 class GraphPlan:
-    """`found` for `graph` over `levels`; `together` is one stage on all workers, None where that does not fit."""
+    """`found`: the partition of `graph` over `levels`; `together`: one stage on all workers, None if too large."""
 
     graph: LayerGraph
     levels: tuple[Level, ...]
@@ -68,11 +69,12 @@ class GraphPlan:
 
     @property
     def alone(self) -> float:
-        """Seconds a micro-batch on one worker that has room for all of it."""
+        """Seconds of a micro-batch on one worker, if it had memory for the whole model."""
         return sum(layer.compute for layer in self.graph.layers)
 
     @cached_property
     def rows(self) -> tuple[Row, ...]:
+        """One row for each stage."""
         return tuple(self._row(stage) for stage in self.found.stages)
 
     def _row(self, stage: Stage) -> Row:
@@ -88,7 +90,7 @@ class GraphPlan:
         )
 
     def sentences(self) -> list[str]:
-        """What it is and how much faster, data parallelism beside it, and how many micro-batches keep it full."""
+        """The partition and its speedup, a comparison with data parallelism, and the NOAM."""
         found, workers = self.found, self.found.workers
         stages = f"{len(found.stages)} stage{'s' if len(found.stages) > 1 else ''} on {count_text(workers)} workers"
         speedup = f", {ratio_text(self.alone / found.seconds)} of one worker" if found.seconds else ""
@@ -107,15 +109,15 @@ class GraphPlan:
 
 
 def takes_long(graph: LayerGraph, levels: Sequence[Level]) -> bool:
-    """Whether a page should not wait for `plan_graph`. Raises GraphError for a network that is none."""
+    """Whether a page should not wait for `plan_graph`. Raises GraphError for an invalid network."""
     check(levels)
-    return AT_ONCE < candidates(len(graph.states()) + 1, levels) <= MAX_WORK  # beyond it there is no answer, at once
+    return AT_ONCE < candidates(len(graph.states()) + 1, levels) <= MAX_WORK  # beyond MAX_WORK it refuses at once
 
 
 def plan_graph(
     graph: LayerGraph, levels: Sequence[Level], form: Form, memory: float | None = None, told: Told = silent
 ) -> GraphPlan:
-    """As `pipedream.partition`, which raises GraphError."""
+    """PipeDream's partition of the graph, and data parallelism. Arguments and errors as `pipedream.partition`."""
     found = partition(graph, levels, form, memory, told)
     layers = graph.layers
     whole = GraphLayer(

@@ -1,4 +1,4 @@
-"""What of a run is under way at a rank while its pipeline is full: micro-batches, weight versions, messages."""
+"""Micro-batches, weight versions and messages in flight at a rank while its pipeline is full."""
 
 from __future__ import annotations
 
@@ -14,8 +14,7 @@ from parallel_core.spec import ParallelSpec, RunSpec
 
 
 def in_flight(spec: RunSpec, stage: int, replica: int = 0) -> int:
-    """Most micro-batches whose activations this `replica` of `stage` keeps at once; no other one keeps more than the
-    first."""
+    """Most micro-batches whose activations this `replica` of `stage` keeps at once; the first one keeps most."""
     split, in_all = spec.parallel, micro_batches(spec, stage)
     if split.replicas is not None and not split.flushes:
         return _streamed(spec)[stage][replica].in_flight
@@ -25,28 +24,30 @@ def in_flight(spec: RunSpec, stage: int, replica: int = 0) -> int:
 
 
 def micro_batches(spec: RunSpec, stage: int) -> int:
-    """Micro-batches of a replica of `stage` between an empty pipeline and an empty one: most that one of them has."""
+    """Most micro-batches that a replica of `stage` runs between two flushes: those of a step, or of the whole run
+    without flushes."""
     own = -(-spec.parallel.per_step // spec.parallel.copies[stage])
     return own * (1 if spec.parallel.flushes else spec.train.steps)
 
 
 def copies(spec: RunSpec, place: int, replica: int = 0) -> int:
-    """Most older weight versions that a rank of `place` keeps; 0 where the pipeline flushes."""
+    """Most old weight versions that a rank of `place` keeps; 0 where the pipeline flushes."""
     return 0 if spec.parallel.flushes else _streamed(spec)[place][replica].copies
 
 
 class _Kept(NamedTuple):
-    """Most micro-batches, and older weight versions, that a rank keeps at once."""
+    """Most micro-batches, and old weight versions, that a rank keeps at once."""
 
     in_flight: int
     copies: int
 
 
 def _streamed(spec: RunSpec) -> tuple[tuple[_Kept, ...], ...]:
-    """Of each place its replicas: one, where all are alike. Each step deals out its micro-batches anew, so that one
-    that does not come out even gives the first replicas its last ones, and soon the next step's first."""
+    """[place][replica] of a pipeline without flushes; one replica where all are alike. Micro-batches are dealt out anew
+    in each step: if they do not divide evenly, the first replicas get the last ones of a step and soon after the first
+    ones of the next."""
     split = spec.parallel.model_copy(update={"dp": 1})
-    few = -(-2 * sum(split.copies) // split.micro_batches) + 2  # steps after which it is full, and all is kept
+    few = -(-2 * sum(split.copies) // split.micro_batches) + 2  # steps until the pipeline is full and keeps its maximum
     return _stream(split, min(spec.train.steps, few))
 
 
@@ -58,7 +59,7 @@ def _stream(split: ParallelSpec, steps: int) -> tuple[tuple[_Kept, ...], ...]:
 
 
 def peers(split: ParallelSpec, stage: int, step: int) -> int:
-    """Replicas of the stage `step` on that one of `stage` exchanges messages with: receives are posted of each."""
+    """Replicas of stage `stage` + `step` that one replica of `stage` exchanges messages with; receives are per peer."""
     if split.replicas is None:
         return 1
     there = split.replicas[stage + step]
@@ -66,9 +67,12 @@ def peers(split: ParallelSpec, stage: int, step: int) -> int:
 
 
 def unproven_gradients(split: ParallelSpec, stage: int) -> int:
-    """Most gradients that a replica of `stage` (1 or more) has sent and that nothing proves to be taken, in a backward
-    of a pipeline that is full: what a replica before sends forward proves that it took what came back for those as
-    many before as there are devices from it on (`schedule.receipts`)."""
+    """Upper bound on sent gradients not yet implicitly acknowledged, in steady state.
+
+    Counted at the backwards of a replica of `stage` (1 or more) in a full pipeline. An activation from the previous
+    stage acknowledges the gradients of earlier micro-batches: those at least as many before it as there are devices
+    from the previous stage on (`schedule.send_completion`).
+    """
     if split.replicas is None:
         return 1
     before, own = split.replicas[stage - 1], split.replicas[stage]

@@ -1,7 +1,8 @@
-"""Which layer count to run next, to find the largest that fits: bisection that begins where the memory model points.
+"""The layer count to run next in a search for the largest model that fits: bisection from the memory model's
+prediction.
 
-Nothing but the counts tried so far decides, so a search that was cut off goes on as if nothing had been. A prediction
-that is exact costs two runs: its count fits, the next one does not.
+Each decision depends only on the counts tried so far, so an interrupted search continues where it was. An exact
+prediction costs two runs: its count fits, the next one does not.
 """
 
 from __future__ import annotations
@@ -14,13 +15,13 @@ from parallel_core.plan.capacity import largest_layers, least_layers
 from parallel_core.spec import RunSpec
 
 MARGIN = 0.005
-"""Of the limit that a prediction leaves free: the memory model's mean error (`bench memory`), so that what is said to
-fit does."""
+"""Share of the limit that a prediction leaves free: the memory model's mean error (`bench memory`), so that the
+predicted count fits."""
 
 
 @dataclass(frozen=True)
 class Search:
-    """Of the largest layer count in `least` .. `most` that fits. `tried` = {layers: whether it fitted}."""
+    """Search for the largest layer count in `least` .. `most` that fits. `tried`: {layers: whether it fitted}."""
 
     guess: int
     tried: Mapping[int, bool] = field(default_factory=dict)
@@ -63,8 +64,8 @@ class Search:
 
 
 def trial(spec: RunSpec, layers: int, cap: int | None) -> RunSpec:
-    """The run that shows whether `layers` fit: three steps, the second of them under the meter, with `cap` bytes a
-    rank (None = the device's own memory). Raises pydantic's ValidationError where the rules refuse it."""
+    """The run that shows whether `layers` layers fit: three steps, the second under the memory meter, with `cap` bytes
+    a rank (None: the device's own memory). Raises pydantic's ValidationError where the spec is invalid."""
     train = spec.train.model_copy(update={"steps": 3, "warmup_steps": 2, "checkpoint_every": 0})
     data = spec.model_copy(update={"train": train}).model_dump()
     data["model"]["layers"] = layers
@@ -74,5 +75,5 @@ def trial(spec: RunSpec, layers: int, cap: int | None) -> RunSpec:
 
 
 def search_for(spec: RunSpec, limit: int) -> Search:
-    """The search for the most layers of the spec's own kind within `limit` bytes a rank, before anything was run."""
+    """A new search for the most layers of the spec's own kind within `limit` bytes a rank."""
     return Search(largest_layers(spec, int(limit * (1 - MARGIN))), least=least_layers(spec))

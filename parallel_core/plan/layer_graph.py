@@ -1,7 +1,7 @@
-"""A model as a graph of layers with times and sizes: what a partition is made of. Reads PipeDream's graph.txt.
+"""A model as a graph of layers with times and sizes, the input of a partition. Reads PipeDream's graph.txt.
 
-A *state* is a set of layers that is closed under predecessors, named by an antichain of the graph (Harlap et al. 2018;
-Narayanan et al. 2019, PipeDream, section 3.1 for chains). Between two states, one inside the other, lies a stage.
+A *state* is a set of layers closed under predecessors, identified by an antichain of the graph (Harlap et al. 2018;
+Narayanan et al. 2019, PipeDream, section 3.1 for chains). A stage is the difference of two nested states.
 """
 
 from __future__ import annotations
@@ -17,21 +17,21 @@ from numpy.typing import NDArray
 MAX_LAYERS = 2_000
 MAX_STATES = 2_000
 MAX_TEXT = 16 * 2**20
-"""Bytes, and characters, of a file."""
+"""Most bytes, and most characters, of a file."""
 MAX_LINES = 1_000_000
 _FIELDS = ("forward_compute_time", "backward_compute_time", "activation_size", "parameter_size")
 MAX_EDGES = 200_000
 MOST = 1e18
-"""Of a time (ms) or a size (bytes): sums of MAX_LAYERS of them are still finite, whatever is multiplied with them."""
+"""Largest time (ms) or size (bytes): sums of MAX_LAYERS of them stay finite, also when multiplied."""
 
 
 class GraphError(ValueError):
-    """The text or the values are no graph of layers; the message names line and field."""
+    """Invalid text or values of a layer graph; the message names line and field."""
 
 
 @dataclass(frozen=True, slots=True)
 class GraphLayer:
-    """Seconds of one micro-batch forward and backward; bytes of its output and its parameters."""
+    """Seconds of one micro-batch forward and backward; bytes of its output and of its parameters."""
 
     name: str
     forward: float
@@ -46,14 +46,14 @@ class GraphLayer:
 
 @dataclass(frozen=True)
 class LayerGraph:
-    """Layers in an order in which every edge (i, j) goes up: i < j."""
+    """Layers in topological order: i < j for every edge (i, j)."""
 
     layers: tuple[GraphLayer, ...]
     edges: tuple[tuple[int, int], ...]
 
     @classmethod
     def chain(cls, layers: Sequence[GraphLayer]) -> LayerGraph:
-        """One layer after the other."""
+        """The graph of layers in sequence."""
         return cls(tuple(layers), tuple((i, i + 1) for i in range(len(layers) - 1)))
 
     @cached_property
@@ -75,7 +75,7 @@ class LayerGraph:
     def states(self) -> list[int]:
         """Every non-empty set of layers closed under predecessors, as bits, smaller ones first.
 
-        Raises GraphError where there are more than MAX_STATES: the graph is too wide for an exact partition.
+        Raises GraphError if there are more than MAX_STATES: the graph is too wide for an exact partition.
         """
         needs = [sum(1 << i for i in before) for before in self.before]
         level = {0: frozenset(n for n, need in enumerate(needs) if not need)}
@@ -88,7 +88,7 @@ class LayerGraph:
                     if new not in wider:
                         freed = (m for m in self.after[n] if not needs[m] & ~new)
                         wider[new] = ready.difference((n,)).union(freed)
-                if len(found) + len(wider) > MAX_STATES:  # looked at while they grow: a level may be all subsets
+                if len(found) + len(wider) > MAX_STATES:  # checked while they grow: a level may hold exponentially many
                     raise GraphError(
                         f"more than {MAX_STATES} ways to cut it once: the graph has too many parallel branches."
                     )
@@ -104,7 +104,7 @@ class LayerGraph:
         return bits[:, : len(self.layers)].astype(bool)
 
     def leaving(self, states: Sequence[int]) -> NDArray[np.float64]:
-        """Of each state, bytes of the outputs in it that a layer outside of it needs."""
+        """Bytes of the outputs in each state that a layer outside of it needs."""
         held, out = self.members(states), np.zeros(len(states))
         for i, layer in enumerate(self.layers):
             if self.after[i]:
@@ -113,7 +113,7 @@ class LayerGraph:
 
 
 def decoded(data: bytes) -> str:
-    """Of a file's first MAX_TEXT + 1 bytes: more are never looked at. Raises GraphError where they are no text."""
+    """Text of a file's first MAX_TEXT + 1 bytes; the rest is never read. Raises GraphError where they are not UTF-8."""
     try:
         return data[: MAX_TEXT + 1].decode()
     except UnicodeDecodeError as error:
@@ -124,10 +124,11 @@ def decoded(data: bytes) -> str:
 
 
 def read_graph(text: str) -> LayerGraph:
-    """PipeDream's profile: `nodeN -- description -- forward_compute_time=ms, ...` lines, then `nodeA -- nodeB` edges.
+    """Parses PipeDream's profile: `nodeN -- description -- forward_compute_time=ms, ...` lines, then `nodeA -- nodeB`
+    edges.
 
-    The node 'Input' is dropped: its time is that of loading data. A `__getitem__` that nothing follows goes, too.
-    `activation_size=[a; b]` is the sum. Raises GraphError.
+    The node 'Input' is dropped: its time is that of loading data. So is a `__getitem__` without successors.
+    `activation_size=[a; b]` is summed. Raises GraphError.
     """
     layers: dict[str, GraphLayer] = {}
     edges: list[tuple[str, str, int]] = []
@@ -148,7 +149,7 @@ def read_graph(text: str) -> LayerGraph:
 
 
 def _take(line: str, number: int, layers: dict[str, GraphLayer], edges: list[tuple[str, str, int]]) -> None:
-    """The layer or the edge of a line."""
+    """Adds the layer or the edge of a line to `layers` or `edges`."""
     parts = [part.strip() for part in line.split(" -- ")]
     if len(parts) not in (2, 3):
         raise GraphError(f"line {number}: neither a layer (name -- description -- fields) nor an edge (a -- b).")
@@ -173,7 +174,7 @@ def _layer(description: str, fields: str, line: int) -> GraphLayer:
 
 
 def _given(fields: str, line: int) -> dict[str, str]:
-    """`name=value, …` as they stand there."""
+    """Fields `name=value, …` as strings."""
     given: dict[str, str] = {}
     for part in fields.split(","):
         name, equals, value = (piece.strip() for piece in part.partition("="))
@@ -186,7 +187,7 @@ def _given(fields: str, line: int) -> dict[str, str]:
 
 
 def _value(name: str, text: str | None, line: int) -> float:
-    """A number, or the sum of a list of numbers `[a; b]`; each of them 0 .. MOST."""
+    """A number, or the sum of a list `[a; b]`, each within 0 .. MOST."""
     if text is None:
         raise GraphError(f"line {line}: {name} is missing.")
     inner = text[1:-1] if text[:1] == "[" and text[-1:] == "]" else text
@@ -196,13 +197,13 @@ def _value(name: str, text: str | None, line: int) -> float:
         values = [float(part) for part in inner.split(";")]
     except ValueError as error:
         raise GraphError(f"line {line}: {name} must be a number, got {text[:40]}.") from error
-    if not all(0 <= value <= MOST for value in (*values, sum(values))):  # NaN is not
+    if not all(0 <= value <= MOST for value in (*values, sum(values))):  # NaN fails too
         raise GraphError(f"line {line}: {name} must be from 0 to {MOST:g}; got {text[:40]}.")
     return sum(values)
 
 
 def _assemble(layers: Mapping[str, GraphLayer], edges: Sequence[tuple[str, str, int]]) -> LayerGraph:
-    """Drops what is no layer of the model, and puts the rest in order."""
+    """The graph without nodes that are not layers of the model, in topological order."""
     for a, b, line in edges:
         for name in (a, b):
             if name not in layers:
@@ -227,7 +228,7 @@ def _assemble(layers: Mapping[str, GraphLayer], edges: Sequence[tuple[str, str, 
 
 
 def _ordered(names: Sequence[str], edges: Sequence[tuple[str, str, int]]) -> list[str]:
-    """Kahn's topological order; raises GraphError with an edge of a cycle, where there is one."""
+    """Kahn's topological order; raises GraphError with an edge of a cycle, if there is one."""
     after: dict[str, list[str]] = {name: [] for name in names}
     missing = dict.fromkeys(names, 0)
     for a, b, _ in edges:
@@ -247,7 +248,7 @@ def _ordered(names: Sequence[str], edges: Sequence[tuple[str, str, int]]) -> lis
 
 
 def _circle(left: Sequence[str], edges: Sequence[tuple[str, str, int]]) -> GraphError:
-    """Of layers `left` that each wait for one of them: what to say of a circle, found from layer to layer backwards."""
+    """The error for a cycle among the layers `left`, each of which has a predecessor among them."""
     waiting = set(left)
     before = {b: (a, line) for a, b, line in edges if a in waiting and b in waiting}
     seen: dict[str, None] = {}

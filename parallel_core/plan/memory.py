@@ -1,6 +1,6 @@
-"""Does a run fit on its devices? If not: what takes the room, and which changes would make it fit.
+"""Whether a run fits on its devices; if not, what takes the memory and which changes make it fit.
 
-The prediction itself, `predict` and `by_stage`, is made in `plan.peak`.
+The prediction itself (`predict`, `by_stage`) is in `plan.peak`.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _MOST_FIXES = 3
 
 @dataclass(frozen=True)
 class Fix:
-    """A change after which the run fits: what to do, `{dotted field: value}`, and the worst rank's bytes then."""
+    """A change after which the run fits: its text, `{dotted field: value}`, and the worst rank's bytes with it."""
 
     text: str
     changes: dict[str, Any]
@@ -37,7 +37,7 @@ class Fix:
 
 @dataclass(frozen=True)
 class Feasibility:
-    """`fits` is None where the device's memory is not known. `worst_rank` is the first rank of the worst stage."""
+    """`fits` is None where the device's memory is unknown. `worst_rank`: first rank of the worst stage."""
 
     fits: bool | None
     worst_rank: int
@@ -47,9 +47,9 @@ class Feasibility:
 
 
 def verdict(spec: RunSpec, device_bytes: int | None, devices: int | None = None) -> Feasibility:
-    """Holds the predicted peak of the worst rank against a device's memory, or the run's own cap where that is less.
+    """Compares the predicted peak of the worst rank with a device's memory, or with the run's own cap if that is less.
 
-    Changes that would take more than `devices` devices are not proposed (None = any number).
+    `devices`: most devices that a proposed change may use (None: any number).
     """
     limits = [limit for limit in (device_bytes, spec.trace.memory_cap) if limit is not None]
     worst = max(needed(spec), key=_total)
@@ -70,13 +70,13 @@ def verdict(spec: RunSpec, device_bytes: int | None, devices: int | None = None)
 
 @lru_cache(maxsize=1024)
 def worst_stage(spec: RunSpec) -> RankMemory:
-    """Prediction for the stage that needs most. Kept: a page of runs asks of the same specs again and again."""
+    """Prediction for the stage that needs most. Cached: a page of runs asks for the same specs repeatedly."""
     return max(by_stage(spec), key=_total)
 
 
 def needed(spec: RunSpec) -> list[RankMemory]:
-    """`by_stage`, with what the faults of the run hold besides (as buffers, where the meter counts it): of each place
-    the rank that needs most, the first of several."""
+    """`by_stage` plus the memory that the run's injected faults hold (as buffers, where the meter counts it): for each
+    place the rank that needs most, the first of equal ones."""
     if not spec.inject:
         return by_stage(spec)
     layout, most = Layout.of(spec), dict[int, tuple[int, int]]()
@@ -97,9 +97,9 @@ def _total(memory: RankMemory) -> int:
 
 
 def find_fixes(spec: RunSpec, limit: int, devices: int | None = None) -> tuple[Fix, ...]:
-    """Up to three changes that make the worst rank fit into `limit` bytes, those that cost least first.
+    """Up to three changes that make the worst rank fit into `limit` bytes, cheapest first.
 
-    Changes are tried on the spec itself, so each one is valid; two at a time only where no single one is enough.
+    Every change is applied to the spec and validated; two changes are combined only where no single one suffices.
     """
     search = _Search(limit, devices)
     single = [fix for steps in _ladders(spec) for fix in search.first(spec, steps)]
@@ -110,7 +110,7 @@ _Step = tuple[str, dict[str, Any]]
 
 
 def _ladders(spec: RunSpec) -> Iterator[list[_Step]]:
-    """Kinds of change, cheapest first; each is a ladder of steps that save more and more."""
+    """Kinds of change, cheapest first; each is a list of steps that save more and more memory."""
     split = spec.parallel
     samples = spec.train.global_batch // split.dp
     yield [
@@ -136,7 +136,7 @@ def _ladders(spec: RunSpec) -> Iterator[list[_Step]]:
 
 
 def _recomputations(spec: RunSpec) -> Iterator[_Step]:
-    """A fused attention keeps so little that making it again alone helps nobody."""
+    """Not selective with a fused attention: its core keeps too little for that to help."""
     if spec.parallel.recompute == "none" and spec.model.attention == "plain":
         yield "recompute the attention cores", {"parallel.recompute": "selective"}
     if spec.parallel.recompute != "full":
@@ -144,13 +144,13 @@ def _recomputations(spec: RunSpec) -> Iterator[_Step]:
 
 
 def _tensor_ways(spec: RunSpec) -> list[int]:
-    """Ways to split tensors that may be tried: those that divide the heads; none where they stay whole."""
+    """Tensor-parallel degrees that may be tried: divisors of the heads; none where tensors stay unsplit."""
     return [] if outline_of(spec.model).whole else divisors(spec.model.heads)
 
 
 @dataclass(frozen=True)
 class _Search:
-    """Walks ladders for steps that are allowed and fit."""
+    """Searches the ladders for steps that are allowed and fit."""
 
     limit: int
     devices: int | None
@@ -166,7 +166,7 @@ class _Search:
         return next(([fix] for _, fix in self.allowed(spec, steps) if fix.total <= self.limit), [])
 
     def pairs(self, spec: RunSpec) -> list[Fix]:
-        """The far end of one ladder, then the first step of a later ladder that fits."""
+        """The last allowed step of one ladder combined with the first step of a later ladder that fits."""
         ladders = list(_ladders(spec))
         return [
             Fix(f"{end.text} and {fix.text}", {**end.changes, **fix.changes}, fix.total)
@@ -178,7 +178,7 @@ class _Search:
 
 
 def _changed(spec: RunSpec, changes: dict[str, Any]) -> RunSpec | None:
-    """`spec` with dotted fields replaced; None where the rules do not allow it."""
+    """`spec` with dotted fields replaced; None where the result is invalid."""
     data = spec.model_dump()
     for field, value in changes.items():
         room, name = field.split(".")

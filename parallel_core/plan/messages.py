@@ -1,7 +1,7 @@
-"""What a rank holds for its messages while it walks its program, operation by operation, in elements.
+"""Elements that a rank holds for its messages at each operation of its program.
 
-Receives are posted AHEAD of need, each with its buffer; a tensor that was sent is kept until a message from the same
-peer proves that it was taken (`schedule.receipts`). Between two stages of one rank a tensor is handed over in place.
+Receives are posted AHEAD of need, each with its buffer; a sent tensor is kept until a message from the same peer
+acknowledges it (`schedule.send_completion`). Between two stages of one rank a tensor is handed over in place.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ from parallel_core.schedule.ir import AHEAD, RECVS, SENDS, Kind, Op, Schedule
 from parallel_core.schedule.send_completion import Key, key, receipts
 
 Link = tuple[int, bool]
-"""Peer, and whether activations travel."""
+"""Peer, and whether activations are received from it (else gradients)."""
 _BACKWARDS = (Kind.B, Kind.BW)
 
 
 class Hands:
-    """Of the rank `here` of a schedule with its messages. `edges[s]` = elements that enter stage s.
+    """Messages held by rank `here` of a schedule that includes its messages. `edges[s]`: elements that enter stage s.
 
-    An output that was sent counts where its stage is one of `again`, which makes it again; elsewhere it ends a graph
-    that its stage keeps anyway. Stages that are `deaf` take nothing from this rank (`Layout.deaf`).
+    A sent output counts only if its stage is in `again`, i.e. recomputes it; otherwise it ends a graph that its stage
+    keeps anyway. Stages in `deaf` receive nothing from this rank (`Layout.deaf`).
     """
 
     def __init__(
@@ -39,10 +39,10 @@ class Hands:
         self._posted: dict[Link, deque[int]] = {}
         self._sent: dict[Key, int] = {}
         self._waiting: dict[Key, int] = {}
-        """What has come, or was made by another stage of the rank, and is not used yet."""
+        """Inputs that have arrived, or were made by another stage of the rank, and are not used yet."""
 
     def walk(self) -> Iterator[tuple[Op, int]]:
-        """Each compute operation, and what is in hand while it runs; its own input and output are not."""
+        """Each compute operation with the elements held while it runs, its own input and output not included."""
         for op in self._program:
             if op.kind in RECVS:
                 self._left.setdefault(_link(op), deque()).append(self._size(op))
@@ -61,12 +61,12 @@ class Hands:
                     self._hand_on(part)
 
     def _used(self, part: Op) -> int:
-        """Takes the operation's input out of what waits; the rest is in hand."""
+        """Removes the operation's input from the waiting ones; returns the elements still held."""
         self._waiting.pop(_input(part), None)
         return sum(sum(sizes) for sizes in (self._sent.values(), self._waiting.values(), *self._posted.values()))
 
     def _hand_on(self, part: Op) -> None:
-        """To another stage of the rank, whose input it then is."""
+        """Hands the operation's output to another stage of the same rank, if that is the next one."""
         forward = part.kind is Kind.F
         to = part.stage + (1 if forward else -1)
         if part.kind is Kind.W or to not in self._stages:
@@ -79,7 +79,7 @@ class Hands:
         link = _link(op)
         size = self._posted[link].popleft()
         self._post(link)
-        if op.kind is Kind.RECV_GRAD:  # an activation is its stage's from here on
+        if op.kind is Kind.RECV_GRAD:  # a received activation counts as its stage's from here on
             self._waiting[key(op)] = size
         for sent in self._proves.get(key(op), ()):
             self._sent.pop(sent, None)
@@ -94,7 +94,8 @@ class Hands:
             self._posted[link].append(self._left[link].popleft())
 
     def _size(self, op: Op) -> int:
-        """Activations enter the stage that receives them, as their gradients leave it."""
+        """Elements of a message: activations enter the receiving stage, gradients have the size of their
+        activations."""
         inward = op.kind in (Kind.RECV_ACT, Kind.SEND_GRAD)
         return self._edges[op.stage if inward else op.stage + 1]
 

@@ -20,8 +20,8 @@ def min_max_cut(weights: Sequence[int], stages: int) -> tuple[int, ...]:
     """Cuts that split `weights` into `stages` non-empty runs with the least possible largest sum.
 
     Returns the `stages` - 1 indices at which stages 1, 2, ... begin. Of equally good cuts it takes the one with light
-    first stages, since under 1F1B those keep the most micro-batches. Bisects the bound (weights are integers), so it
-    takes O(n log sum) whatever the number of stages. Raises ValueError where a stage would be empty.
+    first stages, since under 1F1B those keep the most micro-batches. Bisects the bound (weights are integers): O(n log
+    sum), whatever the number of stages. Raises ValueError where a stage would be empty.
     """
     if not 1 <= stages <= len(weights):
         raise ValueError(f"cannot cut {len(weights)} layers into {stages} stages.")
@@ -37,18 +37,16 @@ def min_max_cut(weights: Sequence[int], stages: int) -> tuple[int, ...]:
 
 @lru_cache(maxsize=64)
 def min_max_cut_over(weights: tuple[int, ...], devices: tuple[int, ...]) -> tuple[int, ...]:
-    """The same for stages on `devices[s]` devices each: the least possible largest sum a device.
+    """As `min_max_cut` for stages on `devices[s]` devices each: minimises the largest sum per device.
 
-    A dynamic programme over how many layers the first stages hold, O(n^2) a stage. Raises ValueError where a stage
+    Dynamic programming over the number of layers in the first stages, O(n^2) a stage. Raises ValueError where a stage
     would be empty.
     """
     if len(devices) > len(weights):
         raise ValueError(f"cannot cut {len(weights)} layers into {len(devices)} stages.")
     sums = np.concatenate([[0.0], np.cumsum(weights, dtype=np.float64)])
     count = np.arange(len(sums))
-    apart = np.where(
-        count < count[:, None], sums[:, None] - sums, np.inf
-    )  # of what ends with a row, begins at a column
+    apart = np.where(count < count[:, None], sums[:, None] - sums, np.inf)  # [end, begin] -> sum of the layers between
     least = np.where(count > 0, sums / devices[0], np.inf)
     begins = []
     for own in devices[1:]:

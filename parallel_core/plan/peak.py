@@ -1,22 +1,22 @@
-"""How much memory a run will take on each rank, before it starts; to be held against the meter's measured peak.
+"""Predicted peak memory of each rank before a run starts, to be compared with the meter's measurement.
 
 Static parts live from the first step to the last, in flat buffers: parameters, gradients, and two moments of AdamW
 (Loshchilov and Hutter 2019). That is 16 bytes a parameter in fp32 and 18 in 16 bits: 2 + 4 for parameter and gradient,
 12 for both moments and the master weight (Rajbhandari et al. 2020, section 3.1, with gradients in fp32). ZeRO-1 divides
-the moments and the master weights by the number of replicas (section 5.1), ZeRO-2 the gradients, too (section 5.2),
-ZeRO-3 the parameters, too (section 5.3), but for the buckets that backward is filling and the layer that runs
-(`plan.lean`).
+the moments and the master weights by the number of replicas (section 5.1), ZeRO-2 also the gradients (section 5.2),
+ZeRO-3 also the parameters (section 5.3), except for the buckets that backward is filling and the layer that runs
+(`plan.zero_buckets`).
 
 Activations peak in a backward (`plan.backward`). Full recomputation keeps only the input of each block and rebuilds one
-block at a time; embedding and head are not recomputed. `activations` are what is kept for a backward; `buffers` are
-gradients of activations, messages, tokens, tables and running statistics. Without a flush, `params` are those of all
-weight versions that a stage keeps (Narayanan et al. 2019, section 3.3).
+block at a time; embedding and head are not recomputed. `activations` are tensors kept for a backward; `buffers` are
+gradients of activations, messages, tokens, tables and running statistics. Without a flush, `params` cover all weight
+versions that a stage keeps (Narayanan et al. 2019, section 3.3).
 
-Where samples are large beside all of that, as images are beside a small MLP, memory peaks before the step, while they
-are read: real numbers come in fp32, whatever the precision of the run.
+Where samples are large compared with all of that, as images with a small MLP, memory peaks before the step, while they
+are read: real numbers arrive in fp32, whatever the precision of the run.
 
-Ranks of a place need the same, but where tensor groups differ in size and where replicas take turns. Not counted: the
-framework itself, a CUDA context, workspace inside kernels, memory that ranks of a host talk through, what gloo or NCCL
+Ranks of one place need the same, except where tensor groups differ in size or replicas take turns. Not counted: the
+framework itself, a CUDA context, workspace inside kernels, shared memory between ranks of a host, what gloo or NCCL
 hold until a collective is collected, the allocator's rounding.
 """
 
@@ -70,7 +70,7 @@ class RankMemory:
 
 
 def predict(spec: RunSpec) -> list[RankMemory]:
-    """Predicted peak of every global rank, in rank order (see `by_stage` where there may be very many)."""
+    """Predicted peak of every global rank, in rank order (for very many ranks use `by_stage`)."""
     layout, layers = Layout.of(spec), Layers.of(spec)
     alike: dict[Hashable, RankMemory] = {}
     out = []
@@ -83,8 +83,8 @@ def predict(spec: RunSpec) -> list[RankMemory]:
 
 
 def by_stage(spec: RunSpec) -> list[RankMemory]:
-    """Predicted peak of the first rank of each place of the pipeline, which holds one stage or several; no other one of
-    that place needs more."""
+    """Predicted peak of the first rank of each place of the pipeline (one or several stages); no other rank of the
+    place needs more."""
     layout, layers = Layout.of(spec), Layers.of(spec)
     return [_of_rank(spec, layout, layers, layout.rank(place)) for place in range(layout.pp)]
 
@@ -93,7 +93,7 @@ def _of_rank(spec: RunSpec, layout: Layout, layers: Layers, rank: int) -> RankMe
     place = layout.coords(rank).place
     size, main = BYTES_PER_ELEMENT[spec.train.precision], MAIN_BYTES[spec.train.precision]
     torchs = fully_sharded.by_torch(spec)
-    states = _MOMENTS + (size != main and not torchs)  # torch's parameters are the master weights
+    states = _MOMENTS + (size != main and not torchs)  # with fully_shard the parameters are the master weights
     stages = {stage: layout.stage_units[stage] for stage in layout.stages_of(place)}
     held = _parameters(spec, layers.costs, list(stages.values()))
     mine, seat = [held // _shards(spec, n) for n in (1, 2, 3)], _seat(spec, layout, rank)
@@ -122,26 +122,26 @@ def _of_rank(spec: RunSpec, layout: Layout, layers: Layers, rank: int) -> RankMe
 
 
 def _seat(spec: RunSpec, layout: Layout, rank: int) -> Seat:
-    """Replicas are alike, and therefore the first one, but where they take turns, and where torch cuts what they own by
-    rows."""
+    """Replicas differ only where they take turns or where torch shards parameters by rows; otherwise the first one
+    stands for all."""
     differ = layout.in_turn or fully_sharded.by_torch(spec)
     return Seat(layout.coords(rank).replica if differ else 0, layout.deaf(rank))
 
 
 def _shards(spec: RunSpec, stage: int) -> int:
-    """Parts that what ZeRO shards from `stage` on is cut into."""
+    """Number of parts of a tensor that ZeRO shards from `stage` on."""
     return shards_of(spec) if spec.parallel.zero >= stage else 1
 
 
 def flat_bytes(spec: RunSpec, place: int) -> int:
-    """Bytes of all gradients of a rank of `place`, as they are sent: whole, whatever is kept of them."""
+    """Bytes of all unsharded gradients of a rank of `place`, as they are reduced."""
     layout = Layout.of(spec)
     stages = [layout.stage_units[stage] for stage in layout.stages_of(place)]
     return MAIN_BYTES[spec.train.precision] * _parameters(spec, unit_costs(spec), stages)
 
 
 def _parameters(spec: RunSpec, costs: Sequence[UnitCost], stages: Sequence[Sequence[int]]) -> int:
-    """Elements of a rank's flat buffer; a rank that holds embedding and head holds a tied matrix once."""
+    """Elements of a rank's flat buffer; a matrix tied within the rank counts once."""
     if spec.parallel.zero:
         return places_of(spec, costs, stages).size
     units = [unit for stage in stages for unit in stage]
@@ -153,7 +153,7 @@ def _parameters(spec: RunSpec, costs: Sequence[UnitCost], stages: Sequence[Seque
 
 
 def places_of(spec: RunSpec, costs: Sequence[UnitCost], stages: Sequence[Sequence[int]]) -> Places:
-    """Where the parameters of the units of `stages` lie in a rank's flat buffers."""
+    """Offsets of the parameters of these stages' units in a rank's flat buffers."""
     sizes: dict[str, int] = {}
     homes: dict[str, Home] = {}
     for number, units in enumerate(stages):
@@ -167,14 +167,14 @@ def places_of(spec: RunSpec, costs: Sequence[UnitCost], stages: Sequence[Sequenc
 
 
 def _names(spec: RunSpec, costs: Sequence[UnitCost], unit: int) -> list[str]:
-    """Of the parameters of a layer; only that of a tied matrix matters."""
+    """Names for the parameters of a layer; only that of a tied matrix matters."""
     parameters, head = costs[unit].parameters, unit == len(costs) - 1
     tied = (len(parameters) - 1 if head else 0) if spec.model.tied and (head or unit == 0) else None
     return [TIED if i == tied else f"{unit}.{i}" for i in range(len(parameters))]
 
 
 def _whole(spec: RunSpec, costs: Sequence[UnitCost], stages: Mapping[int, Sequence[int]]) -> Whole:
-    """Buckets that are whole for a while: under ZeRO-2 and 3."""
+    """Unsharded buckets that exist temporarily under ZeRO-2 and 3."""
     if spec.parallel.zero < 2:
         return NOTHING
     if fully_sharded.by_torch(spec):
@@ -190,7 +190,7 @@ def _whole(spec: RunSpec, costs: Sequence[UnitCost], stages: Mapping[int, Sequen
 
 
 def _matrices(spec: RunSpec, named: Mapping[int, Mapping[int, list[str]]]) -> frozenset[str] | None:
-    """Those of the parameters that are no vectors; None where only sizes are known."""
+    """Names of the parameters that are not vectors; None where only sizes are known."""
     shapes = outline_of(spec.model).matrices()
     if not shapes:
         return None
@@ -200,8 +200,8 @@ def _matrices(spec: RunSpec, named: Mapping[int, Mapping[int, list[str]]]) -> fr
 
 
 def unsharded(spec: RunSpec) -> tuple[list[int], list[int]]:
-    """Bytes of the gathers of parameters in the forward and in the backward of a micro-batch under ZeRO-3: those of
-    every layer, and of every bucket but the last layer's, whose backward comes at once (`engine.unshard`)."""
+    """Bytes of the parameter gathers in the forward and in the backward of one micro-batch under ZeRO-3: every layer's,
+    and every bucket's except the last layer's, whose backward follows its forward at once (`engine.zero3`)."""
     costs = unit_costs(spec)
     buckets = places_of(spec, costs, Layout.of(spec).stage_units).buckets
     named = [{*_names(spec, costs, unit)} for unit in range(len(costs))]
@@ -211,9 +211,12 @@ def unsharded(spec: RunSpec) -> tuple[list[int], list[int]]:
 
 
 def _batch_bytes(spec: RunSpec, place: int, replica: int, units: Iterable[str], reading: bool = False) -> int:
-    """Bytes of a replica's batch, where one of the rank's `units` reads it; of those of steps to come, too, where the
-    stage already works on them. While it is `reading` one, nothing of a step that has ended is let go in a stream, and
-    real numbers are there as they are read, besides: a GPU gets them in the run's precision."""
+    """Bytes of a replica's batch if one of the rank's `units` reads it, including those of later steps that the stage
+    already works on.
+
+    While `reading` a batch, a pipeline without flushes still holds that of the step that has just ended, and on a CPU
+    real numbers also exist in fp32, as read (a GPU receives them in the run's precision).
+    """
     split, outline = spec.parallel, outline_of(spec.model)
     if not outline.readers & set(units):
         return 0

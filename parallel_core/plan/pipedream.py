@@ -1,11 +1,11 @@
-"""PipeDream's partition of a model over a network of one level or several: stages, and replicas of each.
+"""PipeDream's partition of a model over a network of one or more levels: stages, and replicas of each.
 
-Narayanan et al. 2019 (SOSP), section 3.1: the dynamic programme over the slowest stage,
-A^k(i, j, m) = min over s, m' of max(A^k(i, s, m - m'), 2 a_s / B, T^k(s + 1, j, m')). The released optimizer runs it
-over the states of a graph, and has another cost of a replicated stage. Both forms are here:
+Narayanan et al. 2019 (SOSP), section 3.1: the dynamic programme over the slowest stage, A^k(i, j, m) = min over s, m'
+of max(A^k(i, s, m - m'), 2 a_s / B, T^k(s + 1, j, m')). The released optimizer runs it over the states of a graph, and
+has another cost of a replicated stage. Both forms are here:
 
-* `paper`: T = max(compute, 2 (m - 1) P / B) / m: gradients travel while others compute;
-* `released`: T = (compute + 4 (m - 1) P / (B m)) / m, and messages of 2 a / (B m').
+- `paper`: T = max(compute, 2 (m - 1) P / B) / m: gradient reduction overlaps with compute
+- `released`: T = (compute + 4 (m - 1) P / (B m)) / m, and messages take 2 a / (B m')
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ Floats = NDArray[np.float64]
 
 MAX_WORKERS = 4096
 MAX_WORK = 1.5e8
-"""Candidates looked at, about 1 s of a core: ResNet-50 in hosts of 8, whose graph has 241 states, takes 1.1e8."""
+"""Most candidates, about 1 s of a core: ResNet-50 in hosts of 8, whose graph has 241 states, takes 1.1e8."""
 
 
 class Level(NamedTuple):
-    """`workers` (or groups of the level below) joined at `bandwidth` bytes/s; the innermost level comes first."""
+    """`workers` (or groups of the level below) connected at `bandwidth` bytes/s; the innermost level comes first."""
 
     workers: int
     bandwidth: float
 
 
 class Stage(NamedTuple):
-    """Layers (indices into the graph) and how many workers hold a replica of them; `seconds` of all up to here."""
+    """Layers (indices into the graph) and workers with a replica of them; `seconds` of the slowest stage up to here."""
 
     layers: tuple[int, ...]
     replicas: int
@@ -47,7 +47,7 @@ class Stage(NamedTuple):
 
 @dataclass(frozen=True)
 class Partition:
-    """`seconds` a micro-batch of the slowest stage or message, in the steady state."""
+    """`seconds` of a micro-batch on the slowest stage or message, in steady state."""
 
     seconds: float
     stages: tuple[Stage, ...]
@@ -58,7 +58,7 @@ class Partition:
 
     @property
     def text(self) -> str:
-        """Replicas stage by stage: `15-1`."""
+        """Replicas of each stage: `15-1`."""
         return "-".join(str(stage.replicas) for stage in self.stages)
 
     @property
@@ -68,13 +68,13 @@ class Partition:
 
 
 def candidates(states: int, levels: Sequence[Level]) -> float:
-    """How many `partition` looks at, about, for a graph of so many states, the empty one among them."""
+    """Approximate number of candidates of `partition` for a graph with this many states, the empty one included."""
     firsts = _firsts(states, levels)
     return sum(f * states**2 * level.workers**2 / 8 for f, level in zip(firsts, levels, strict=True))
 
 
 def _firsts(states: int, levels: Sequence[Level]) -> list[int]:
-    """First states of each level: one above takes up where any state of the one below ends."""
+    """Number of first states of each level: a higher level may begin where any state of the level below ends."""
     return [states] * (len(levels) - 1) + [1]
 
 
@@ -85,7 +85,7 @@ def partition(
     memory: float | None = None,
     told: Told = silent,
 ) -> Partition:
-    """The fastest partition over all workers of the network. `memory` = bytes a worker has for weights and activations.
+    """The fastest partition over all workers of the network. `memory`: bytes of a worker for weights and activations.
 
     Raises GraphError where nothing fits, a value is not physical, or the graph is too large for an exact answer.
     """
@@ -95,7 +95,7 @@ def partition(
 
 
 def check(levels: Sequence[Level]) -> None:
-    """Raises GraphError where a network is not physical, or has too many workers."""
+    """Raises GraphError if a network is not physical or has too many workers."""
     if not levels:
         raise GraphError("levels: the network needs one level at least.")
     for i, level in enumerate(levels):
@@ -108,8 +108,8 @@ def check(levels: Sequence[Level]) -> None:
 
 
 class _Table(NamedTuple):
-    """Of one level: the least time of [first, last, workers - 1], and how: the state before the last stage (-1: one
-    stage), and the workers of the last stage."""
+    """Result of one level, indexed [first, last, workers - 1]: least time, the state before the last stage (-1: a
+    single stage), and the workers of the last stage."""
 
     seconds: Floats
     split: NDArray[np.int32]
@@ -117,7 +117,7 @@ class _Table(NamedTuple):
 
 
 class _Solver:
-    """State 0 is the empty set; stage (i, j) holds what state j has beyond state i."""
+    """State 0 is the empty set; stage (i, j) holds the layers of state j that are not in state i."""
 
     def __init__(
         self, graph: LayerGraph, levels: Sequence[Level], form: Form, memory: float | None, told: Told
@@ -135,14 +135,14 @@ class _Solver:
 
     @cached_property
     def _inside(self) -> NDArray[np.bool_]:
-        """[i, j]: state i lies inside state j."""
+        """[i, j]: whether state i is a proper subset of state j."""
         held = self._held.astype(np.float32)
         return np.asarray((held @ (1 - held).T == 0) & ~np.eye(len(held), dtype=bool))
 
     def _between(self, values: Sequence[float]) -> Floats:
         """[i, j]: the sum of `values` over the layers of stage (i, j)."""
         sums = np.zeros(len(self._states))
-        for n, value in enumerate(values):  # in the layers' order, whatever the state: equal sums are equal bits
+        for n, value in enumerate(values):  # always in the layers' order, so that equal sums are bitwise equal
             sums += np.where(self._held[:, n], value, 0.0)
         return np.asarray(sums[None, :] - sums[:, None])
 
@@ -164,19 +164,19 @@ class _Solver:
         return Partition(best, tuple(self._stages(last, 0, len(self._states) - 1, self._levels[last].workers, 1)))
 
     def _replicated(self, compute: Floats, parameters: Floats, level: Level, m: int) -> Floats:
-        """Seconds a micro-batch of a stage with m replicas, at any shape."""
+        """Seconds a micro-batch of a stage with m replicas; arrays of any shape."""
         if self._form == "paper":
             return np.maximum(compute, 2 * (m - 1) * parameters / level.bandwidth) / m
         return (compute + 4 * (m - 1) * parameters / (level.bandwidth * m)) / m
 
     def _sent(self, size: Floats, level: Level, m: int) -> Floats:
-        """Seconds of a stage's input (or output) activations and their gradients."""
+        """Seconds to send a stage's input (or output) activations and their gradients."""
         return 2 * size / (level.bandwidth * (m if self._form == "released" else 1))
 
     def _level(
         self, level: Level, compute: Floats, parameters: Floats, held: Floats, within: int, final: bool
     ) -> _Table:
-        """The programme of one level; rows of other first states are needed by a level above alone."""
+        """The dynamic programme of one level; only a higher level needs rows with other first states."""
         n, firsts = len(self._states), 1 if final else len(self._states)
         seconds = np.full((firsts, n, level.workers), np.inf)
         split = np.full(seconds.shape, -1, np.int32)
@@ -194,7 +194,7 @@ class _Solver:
         return _Table(seconds, split, last)
 
     def _stage(self, level: Level, compute: Floats, parameters: Floats, held: Floats, m: int) -> Floats:
-        """[k, j]: the last stage (k, j) on m workers, its messages in and out included."""
+        """[k, j]: time of the last stage (k, j) on m workers, its messages included."""
         own = self._replicated(compute, parameters, level, m)
         own = np.maximum(own, self._sent(self._leaving, level, m)[:, None])
         out = self._sent(self._leaving, level, m)
@@ -202,14 +202,15 @@ class _Solver:
         return np.maximum(own, out[None, :]) if self._form == "released" else own
 
     def _single(self, level: Level, compute: Floats, parameters: Floats, m: int, within: int) -> Floats:
-        """All of (i, j) as one stage on m workers of this level; `within` share each one's part of the gradients."""
+        """All of (i, j) as one stage on m workers of this level; the `within` workers of each divide the gradients."""
         return self._replicated(compute, parameters / within, level, m)
 
-    def _room(self, held: Floats, behind: int, m: int) -> NDArray[np.bool_]:
-        """Whether a stage on m workers with `behind` workers behind it fits: a version a micro-batch in flight."""
+    def _room(self, held: Floats, later: int, m: int) -> NDArray[np.bool_]:
+        """Whether a stage on m workers with `later` workers in following stages fits: one version a micro-batch in
+        flight."""
         if self._memory is None:
             return np.ones(held.shape, bool)
-        return np.asarray(held * math.ceil((behind + m) / m) <= self._memory)
+        return np.asarray(held * math.ceil((later + m) / m) <= self._memory)
 
     def _extend(
         self,
@@ -221,7 +222,7 @@ class _Solver:
         own: int,
         room: NDArray[np.bool_],
     ) -> None:
-        """Lets the last of m workers' stages have `own` of them, where that is faster than what is known."""
+        """Gives `own` of m workers to the last stage where that is faster than the best known."""
         ends = np.where(room & self._inside, stage, np.inf)
         for first in range(len(seconds)):
             before = seconds[first, :, m - own - 1]

@@ -1,4 +1,4 @@
-"""What of the model one rank holds: its layers, and of each matrix which part."""
+"""Layers and parameter shards held by one rank."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from parallel_core.spec import RunSpec
 
 @dataclass(frozen=True, slots=True)
 class Matrix:
-    """A parameter: its full `shape`; `dim` along which part `part` of `parts` is held, None where all of it is."""
+    """A parameter with its full `shape`; the rank holds part `part` of `parts` along `dim` (None: all of it)."""
 
     name: str
     shape: tuple[int, ...]
@@ -23,7 +23,7 @@ class Matrix:
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """A layer of a rank, with its stage. `matrices` is empty where only sizes are known."""
+    """A layer on a rank, with its stage. `matrices` is empty where only sizes are known."""
 
     stage: int
     unit: str
@@ -31,7 +31,7 @@ class Held:
 
 
 def held(spec: RunSpec, rank: int) -> list[Held]:
-    """Layers of `rank` in order. Raises ValueError where the run has no such rank."""
+    """Layers of `rank` in order. Raises ValueError if the run has no such rank."""
     layout, outline = Layout.of(spec), outline_of(spec.model)
     place, _, tensor = layout.coords(rank)
     units, shapes = outline.units(), outline.matrices()

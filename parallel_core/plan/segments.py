@@ -1,4 +1,4 @@
-"""A stage's layers as they go forward and backward together, and the worst instants of that, in elements."""
+"""Groups of a stage's layers that go forward and backward together, and their peak memory, in elements."""
 
 from __future__ import annotations
 
@@ -17,8 +17,7 @@ from parallel_core.spec import RunSpec
 
 
 class Layers(NamedTuple):
-    """All layers of a run: their costs, the elements that enter each (0 behind the last), names, and which blocks
-    recompute."""
+    """All layers of a run: costs, elements that enter each (0 after the last), names, and the blocks that recompute."""
 
     costs: Sequence[UnitCost]
     edges: Sequence[int]
@@ -27,6 +26,7 @@ class Layers(NamedTuple):
 
     @classmethod
     def of(cls, spec: RunSpec) -> Layers:
+        """The layers of a run."""
         names = spec.model.units()
         costs: Sequence[UnitCost] = unit_costs(spec)
         if fully_sharded.by_torch(spec):
@@ -35,8 +35,8 @@ class Layers(NamedTuple):
 
 
 class Live(NamedTuple):
-    """Elements at one instant: kept for backwards, passing (gradients of activations on their way), and gradients of
-    parameters, and parameters, in buckets that are whole for a while, in elements of activations."""
+    """Elements at one instant, all in elements of activations: `kept` for backwards, `passing` (temporary gradients of
+    activations), and gradients and parameters in unsharded buckets."""
 
     kept: int
     passing: int
@@ -46,9 +46,11 @@ class Live(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """Layers that go backward together; where they are recomputed only the input of the first is kept. `grads` are
-    what whole buckets take in the backward of each, `before` its first gradient, `resting` before that of the loss;
-    `params` those of parameters; `turns` where torch shards them."""
+    """Layers that go backward together; if recomputed, only the input of the first is kept.
+
+    Elements of unsharded gradient buckets: `grads` in the backward of each layer, `before` its first gradient,
+    `resting` before that of the loss; `params`: unsharded parameters; `turns`: set if torch shards them.
+    """
 
     units: tuple[UnitCost, ...]
     grads: tuple[int, ...]
@@ -66,7 +68,7 @@ class Segment:
         return sum(self.saved(i) for i in range(len(self.units)))
 
     def saved(self, i: int) -> int:
-        """Of the segment's layer `i`, where it is not recomputed."""
+        """Elements saved by layer `i` of the segment, where it is not recomputed."""
         unit = self.units[i]
         return unit.boundary + unit.inner - (unit.copied if i else 0)
 
@@ -76,22 +78,21 @@ class Segment:
         return sum(unit.weights for unit in self.units)
 
     def worst(self, output: int, split: bool) -> Live:
-        """The worst instant of its backward, which starts from its `output` and the gradient of that (0: the loss).
+        """The peak of its backward, which starts from its `output` and the gradient of that (0: the loss).
 
-        While a layer runs backward, those before it keep theirs and those behind it have let go, where the backward is
-        `split` of all but what W needs. Where the next layer behind is another one of this segment, the gradient of its
-        input is there, and that of the output until the end (`split`: W needs both anyway); the last layer counts them
-        as passing.
+        While a layer runs backward, the layers before it still hold what they saved, and those after it have freed it
+        (`split`: all but what W needs). If the next layer is in this segment, the gradient of its input exists, and
+        that of the output until the end (`split`: W needs both anyway); the last layer counts them as passing.
         """
         instants, before, behind = [], 0, self.weights
         for i, unit in enumerate(self.units):
             before += self.saved(i)
             behind -= unit.weights
             last = i == len(self.units) - 1
-            own = bool(unit.let_go or not unit.weights)  # a gradient that passes whole, of which W keeps part at most
+            own = bool(unit.let_go or not unit.weights)  # an unsharded gradient of which W keeps a part at most
             gradient = 0 if last or (split and not own) else self.units[i + 1].boundary - unit.outgoing + output
             gradient += unit.leaving if last else 0
-            beside = unit.let_go or (unit.gathered and not unit.outgoing)  # what it gathers, of its rows
+            beside = unit.let_go or (unit.gathered and not unit.outgoing)  # it gathers from its rows
             gradient += output if last and beside else 0
             kept = before + unit.core + output + split * behind
             passing, params = unit.passing + gradient + split * (unit.put_off - unit.product), self.params[i]
@@ -99,7 +100,7 @@ class Segment:
             instants.append(Live(kept, max(unit.loss, unit.drawn) + gradient, resting, params))
             if self.recomputed:
                 instants.append(Live(before + unit.forward, output, resting, params))
-            kept -= unit.loss  # of log-probabilities in fp32 their gradient is left
+            kept -= unit.loss  # only the gradient of the fp32 log-probabilities is left
             if unit.late and not split:
                 instants.append(Live(kept - unit.late, passing, grads, params))
                 grads = self.before[i]
@@ -107,12 +108,12 @@ class Segment:
         return max((*instants, *self._turns(output)), key=sum)
 
     def _turns(self, output: int) -> Iterator[Live]:
-        """Of its backward the instants at which torch has gathered a layer, and at which it sums its gradients: by then
-        the layer has let go of all but its input and the gradient of that."""
+        """Instants of its backward at which torch has gathered a layer, and at which it reduces its gradients: by then
+        the layer has freed all but its input and the gradient of that."""
         before, there = 0, 0
         for i, (unit, turn) in enumerate(zip(self.units, self.turns, strict=False)):
             gradient = output if i == len(self.units) - 1 else self.units[i + 1].boundary + output
-            if self.recomputed:  # those before it in its block have been made whole again, too
+            if self.recomputed:  # the layers before it in its block have been gathered again, too
                 yield Live(before + unit.boundary, output, 0, there + (turn.earlier if i else 0) + 2 * turn.params)
                 yield Live(before + self.saved(i) + unit.forward, output, 0, there + 2 * turn.params)
             elif not turn.stays:
@@ -124,7 +125,7 @@ class Segment:
             before += self.saved(i)
 
     def first_turns(self) -> Iterator[Live]:
-        """Of its first forward those at which torch has gathered a layer, and in which that works."""
+        """Instants of its first forward at which torch has gathered a layer, and during the layer's work."""
         before = 0
         for i, (unit, turn) in enumerate(zip(self.units, self.turns, strict=False)):
             yield Live(before + unit.boundary, 0, 0, turn.earlier + 2 * turn.params)
@@ -138,13 +139,13 @@ class Segment:
 
 
 def segments_of(spec: RunSpec, layers: Layers, units: Sequence[int], whole: Whole) -> list[Segment]:
-    """The stage's layers as the engine recomputes them, block by block; layers outside of blocks are not."""
+    """The stage's layers grouped as the engine recomputes them, by blocks; other layers are not recomputed."""
 
     def segment(of: Sequence[int], again: bool) -> Segment:
         grads = tuple(whole.at.get(unit, 0) * spec.fp32_elements for unit in of)
         before = tuple(whole.before.get(unit, whole.at.get(unit, 0)) * spec.fp32_elements for unit in of)
         params = [whole.params.get(unit, 0) for unit in of]
-        if again:  # those before it have been made whole again, too
+        if again:  # the layers before it have been gathered again, too
             own = accumulate(max(0, count - whole.shared) for count in params)
             params = [whole.shared + count for count in own]
         costs = tuple(layers.costs[unit] for unit in of)
@@ -158,16 +159,16 @@ def segments_of(spec: RunSpec, layers: Layers, units: Sequence[int], whole: Whol
 
 
 def in_backward(segments: Sequence[Segment], output: int, in_flight: int, sent: int, split: bool = False) -> Live:
-    """The worst instant of a backward (`split`: of a B), with `in_flight` micro-batches of which one runs backward.
+    """The peak of a backward (`split`: of a B), with `in_flight` micro-batches of which one runs backward.
 
-    The others keep everything, and `sent` of them their `output` (0 on the last stage).
+    The others keep everything, and `sent` of them also their `output` (0 on the last stage).
     """
     instants, before, needed = [], 0, sum(segment.weights for segment in segments)
     for i, segment in enumerate(segments):
         needed -= segment.weights
         behind = segments[i + 1].units[0].boundary if i < len(segments) - 1 else output
         live = segment.worst(behind, split)
-        received = output if i < len(segments) - 1 and not split else 0  # the gradient that came is held to the end
+        received = output if i < len(segments) - 1 and not split else 0  # the received gradient is held to the end
         instants.append(live._replace(kept=before + live.kept + split * needed, passing=live.passing + received))
         instants += [turn._replace(kept=before + turn.kept) for turn in segment.first_turns()]
         before += segment.kept
@@ -178,8 +179,8 @@ def in_backward(segments: Sequence[Segment], output: int, in_flight: int, sent: 
 
 
 def in_forward(segments: Sequence[Segment], output: int = 0) -> int:
-    """Most that a forward holds beside what the micro-batch keeps when it is through, its `output` among it; of one
-    without a graph what its layers say, or about what the largest would keep."""
+    """Most elements that a forward holds besides what the micro-batch keeps afterwards, its `output` included. Without
+    a graph: what its layers specify, or about what the largest would keep."""
     instants, behind = [0], output
     for segment in reversed(segments):
         if segment.recomputed:  # of its inputs it keeps that of the first layer

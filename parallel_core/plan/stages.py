@@ -1,7 +1,7 @@
-"""A chain of layers cut by hand: what each stage takes, what crosses each cut, and who sets the pace.
+"""A chain of layers with given cuts: time of each stage, bytes over each cut, and the slowest stage.
 
-Beside it stand other ways to cut the same chain: Megatron's even split of the blocks, the exact min-max split, and
-PipeDream's optimum (`pipedream.partition`). Costs are those of `pipedream.partition`, in either form.
+For comparison there are other ways to cut the same chain: Megatron's even split of the blocks, the exact min-max split,
+and PipeDream's optimum (`pipedream.partition`). Costs are those of `pipedream.partition`, in either form.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _NS = 1e9
 
 @dataclass(frozen=True)
 class CutStage:
-    """Layers first .. stop - 1 on `replicas` workers; seconds a micro-batch. `sent` is what it hands on, in bytes."""
+    """Layers first .. stop - 1 on `replicas` workers; seconds a micro-batch. `sent`, `parameters`: bytes."""
 
     first: int
     stop: int
@@ -37,12 +37,13 @@ class CutStage:
 
 @dataclass(frozen=True)
 class CutChain:
-    """All stages; the slowest stage or message sets the pace."""
+    """All stages; the slowest stage or message determines the throughput."""
 
     stages: tuple[CutStage, ...]
 
     @property
     def cuts(self) -> tuple[int, ...]:
+        """First layers of all stages but the first."""
         return tuple(stage.first for stage in self.stages[1:])
 
     @property
@@ -55,11 +56,12 @@ class CutChain:
 
     @property
     def seconds(self) -> float:
-        """A micro-batch in the steady state."""
+        """Seconds a micro-batch in steady state."""
         return max(max(stage.seconds, stage.message) for stage in self.stages)
 
     @property
     def slowest(self) -> int:
+        """Index of the slowest stage, messages aside."""
         return max(range(len(self.stages)), key=lambda i: self.stages[i].seconds)
 
     @property
@@ -69,7 +71,7 @@ class CutChain:
 
 
 def layers_of(table: CostTable, samples: int) -> list[GraphLayer]:
-    """The model's layers for micro-batches of so many samples, on a busy host."""
+    """The model's layers for micro-batches of so many samples, as measured on a busy host."""
     rows = table.of(1, "none", table.busy) or table.of(1, "none", 1)
     sizes = tuple(float(row.samples) for row in rows)
 
@@ -86,7 +88,8 @@ def layers_of(table: CostTable, samples: int) -> list[GraphLayer]:
 def cut_chain(
     layers: Sequence[GraphLayer], cuts: Sequence[int], replicas: Sequence[int], bandwidth: float, form: Form = "paper"
 ) -> CutChain:
-    """Raises ValueError where cuts do not rise within the layers, or stages and replicas differ in number."""
+    """The chain with these cuts and replicas. Raises ValueError where cuts do not rise within the layers, or stages and
+    replicas differ in number."""
     edges = (0, *cuts, len(layers))
     if any(a >= b for a, b in pairwise(edges)):
         raise ValueError(f"cuts must rise strictly within 1 .. {len(layers) - 1}; got {', '.join(map(str, cuts))}.")
@@ -110,10 +113,10 @@ def _stage(layers: Sequence[GraphLayer], first: int, stop: int, m: int, bandwidt
 
 
 def even_cut(units: Sequence[str], stages: int) -> tuple[int, ...]:
-    """Megatron's split: as many blocks on each stage (earlier ones have one more where they do not divide).
+    """Megatron's split: an equal number of blocks on each stage (one more on the first ones where they do not divide).
 
-    What stands before the blocks goes with the first, what stands behind them with the last. Raises ValueError where
-    there are fewer blocks than stages.
+    Layers before the blocks go with the first stage, those after them with the last. Raises ValueError where there are
+    fewer blocks than stages.
     """
     names = blocks(list(units))
     if len(names) < stages:

@@ -1,4 +1,4 @@
-"""What a way of splitting is called, which family it belongs to, and how fast it could be at best."""
+"""Name and family of a parallelisation strategy, and its ideal speedup."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ Family = Literal["single", "dp", "tp", "pp", "combined"]
 def label(spec: RunSpec) -> str:
     """Name of the strategy: `Single`, `DP`, `PP-1F1B`, `DP 2 x TP 2`, `TP 4`, `... + AR` with recomputation.
 
-    A degree of 2 is left out where only one axis is split; micro-batches are named where they are mere accumulation.
-    `by columns` says that no linear layer is split by rows. `+ SP` is sequence parallelism, `+ early gradients` that
-    they leave a stage before W. `+ ZeRO-1` says that replicas share the optimizer's state.
+    A degree of 2 is omitted if only one axis is split; micro-batches are named if they are mere accumulation. `by
+    columns`: no linear layer is split by rows. `+ SP`: sequence parallelism. `+ early gradients`: gradients leave a
+    stage before W. `+ ZeRO-1`: replicas share the optimizer state.
     """
     split = spec.parallel
     axes = _axes(split)
@@ -58,16 +58,15 @@ def family(spec: RunSpec) -> Family:
 def ideal_speedup(spec: RunSpec) -> float:
     """Speedup over one device if communication were free and every layer divided evenly.
 
-    What the strategy itself costs stays in: the flush bubble of a pipeline, p m / (m + p - 1) (Huang et al. 2019), a
-    naive pipeline that keeps one device busy at a time, and the second forward of recomputation.
+    The strategy's inherent costs remain: the flush bubble of a pipeline, p m / (m + p - 1) (Huang et al. 2019), a naive
+    pipeline that keeps one device busy at a time, and the second forward of recomputation.
     """
     split = spec.parallel
     return split.world / (1 + idle_share(split)) / (1 + recompute_share(spec))
 
 
 def recompute_share(spec: RunSpec) -> float:
-    """FLOPs of recomputation over those of a plain step: blocks that recompute, or their attention cores, run forward
-    once more."""
+    """FLOPs of recomputation over those of a plain step: blocks, or their attention cores, run forward twice."""
     weights, units = flop_weights(spec.model), spec.model.units()
     chosen = recomputed(spec.parallel, units)
     if spec.parallel.recompute == "selective":
@@ -78,12 +77,12 @@ def recompute_share(spec: RunSpec) -> float:
 
 
 def model_flops(model: ModelSpec, samples: int) -> int:
-    """FLOPs a step needs for `samples` sequences: forward, and backward at twice that; recomputation not counted."""
+    """FLOPs a step needs for `samples` sequences: forward, and backward at twice that, without recomputation."""
     return 3 * samples * sum(flop_weights(model))
 
 
 def idle_share(split: ParallelSpec) -> float:
-    """Idle over busy time of a step where all stages are equal and T_B = T_W = T_F: what the flush costs.
+    """Idle over busy time of a step where all stages are equal and T_B = T_W = T_F: the cost of the flush.
 
     (p - 1) / (v m) for GPipe, 1F1B, and v chunks a rank where m is a multiple of p (Narayanan et al. 2021b, section
     2.2); 0 without a flush; else simulated. All ranks wait for the last one before the optimizer, as they do for the
@@ -105,14 +104,14 @@ def idle_share(split: ParallelSpec) -> float:
 
 
 def _alike(split: ParallelSpec) -> ParallelSpec:
-    """The same pipeline of one device a stage, however layers are cut."""
+    """The same pipeline with one device a stage, whatever the cuts."""
     return split.model_copy(update={"dp": 1, "tp": 1, "widths": None, "cuts": None})
 
 
 @lru_cache(maxsize=256)
 def _in_turn(split: ParallelSpec) -> float:
-    """Where a stage with r replicas holds r shares of the layers: the flush, if there is one, and what replicas wait
-    for those that have a micro-batch more."""
+    """Idle share where a stage with r replicas holds r shares of the layers: the flush, if any, and the wait for
+    replicas that have one micro-batch more."""
     counts = split.copies
     step = 3 * max(-(-split.per_step // count) * count for count in counts)
     if split.flushes:

@@ -1,6 +1,7 @@
-"""What each rank of a run says to whom in one step, in bytes, before it runs: the sizes that measured spans record.
+"""Bytes that each rank of a run exchanges in one step, and with whom, before it runs: the sizes that measured spans
+record.
 
-A collective counts the bytes of the tensor that is reduced, gathered or scattered, whole; on a ring each rank sends and
+A collective counts the bytes of the whole tensor that is reduced, gathered or scattered; on a ring each rank sends and
 receives (n - 1)/n of it for a gather or scatter and twice that for an all-reduce (Patarasuk and Yuan 2009). Not
 counted: the few bytes of norm and loss, statistics of batch normalisation, the loss over a split vocabulary.
 """
@@ -21,13 +22,13 @@ from parallel_core.plan.units import boundary_elements
 from parallel_core.spec import RunSpec
 
 MARK_BYTES = 4
-"""Of the loss scale behind a gradient on its way between stages that have each their own (`engine.scaled`)."""
+"""Bytes of the loss scale sent after a gradient between stages that each have their own scale (`engine.scaled`)."""
 GroupKind = Literal["tensor", "data", "next", "before"]
 
 
 @dataclass(frozen=True, slots=True)
 class CommVolume:
-    """What a rank has to do with one group in a step: `what` in words, over `ranks`, `calls` times, `bytes` in all."""
+    """A rank's traffic with one group in a step: `what` in words, with `ranks`, `calls` calls, `bytes` in total."""
 
     kind: GroupKind
     ranks: tuple[int, ...]
@@ -35,20 +36,20 @@ class CommVolume:
     calls: int
     bytes: int
     passes: int = 1
-    """Times that it goes round a ring: an all-reduce is a scatter and a gather."""
+    """Passes around a ring: an all-reduce is a scatter and a gather."""
 
     @property
     def wire(self) -> int:
-        """Bytes that the rank itself sends, or receives: of a collective on a ring (n - 1)/n of the tensor a pass."""
+        """Bytes that the rank itself sends, or receives: for a collective on a ring (n - 1)/n of the tensor a pass."""
         if self.kind not in ("tensor", "data"):
             return self.bytes
         return self.passes * self.bytes * (len(self.ranks) - 1) // max(len(self.ranks), 1)
 
 
 def comm_volumes(spec: RunSpec, rank: int) -> list[CommVolume]:
-    """Of `rank`, in the order tensor group, replicas, neighbours in the pipeline; only what there is.
+    """Communication of `rank` in the order tensor group, replicas, pipeline neighbours; absent kinds are omitted.
 
-    Raises ValueError where the run has no such rank.
+    Raises ValueError if the run has no such rank.
     """
     layout = Layout.of(spec)
     place = layout.coords(rank).place
@@ -86,17 +87,18 @@ def _tensor(spec: RunSpec, layout: Layout, place: int, ranks: tuple[int, ...]) -
 
 @dataclass(frozen=True, slots=True)
 class UnitVolume:
-    """A layer's collectives in a tensor group, in its (forward, backward): elements for one position of each. `sums`
-    are all-reduced, `moved` are gathered or scattered."""
+    """A layer's tensor-parallel collectives in (forward, backward): elements per position of each. `sums` are
+    all-reduced, `moved` are gathered or scattered."""
 
     sums: tuple[list[int], list[int]]
     moved: tuple[list[int], list[int]]
 
 
 def unit_volumes(spec: RunSpec) -> list[UnitVolume]:
-    """Of each layer: in pairs one forward, one backward of its activations; with sequence parallelism gathers and
-    scatters in their place (Korthikanti et al. 2022, figure 5), and one gather more for the gradient of weights; by
-    columns three beside each sum of an input's gradient (`tensor.columns`)."""
+    """Collectives of each layer. Column-row pairs: one all-reduce in the forward and one in the backward; sequence
+    parallelism: gathers and scatters instead (Korthikanti et al. 2022, figure 5) and one more gather for the weight
+    gradients; `columns`: three gathers or scatters in addition to each all-reduce of an input gradient
+    (`tensor.columns`)."""
     split, units, hidden = spec.parallel, spec.model.units(), [spec.model.hidden]
     found: list[UnitVolume] = []
     matrices = outline_of(spec.model).matrices()
@@ -113,7 +115,7 @@ def unit_volumes(spec: RunSpec) -> list[UnitVolume]:
 
 @dataclass
 class _Counted:
-    """Collectives of a micro-batch, and elements of all of them for one position."""
+    """Number of collectives of a micro-batch, and their total elements per position."""
 
     calls: int = 0
     width: int = 0
@@ -124,14 +126,14 @@ class _Counted:
 
 
 def gathered_widths(matrices: Mapping[str, tuple[int, ...]]) -> list[int]:
-    """Widths of what a layer gathers in a forward if all its linear layers are split by columns: inputs and outputs of
-    second ones. The gradients of the inputs are what its backward scatters."""
+    """Widths that a layer gathers in a forward if all its linear layers are split by columns: inputs and outputs of
+    each second linear layer. Its backward scatters the gradients of the inputs."""
     second = [shape for name, shape in matrices.items() if name in {f"{layer}.weight" for layer in ROW}]
     return [width for outputs, inputs in second for width in (inputs, outputs)]
 
 
 def _calls(unit: str, units: Sequence[str], sequence: bool) -> tuple[int, int]:
-    """Collectives over a micro-batch's activations in forward and backward of a layer, in pairs."""
+    """Number of collectives (forward, backward) over a micro-batch's activations of a layer split in pairs."""
     if unit == units[0]:
         return 1, int(sequence)
     if unit == units[-1]:
@@ -155,12 +157,12 @@ def _data(spec: RunSpec, place: int, replicas: tuple[int, ...]) -> list[CommVolu
 
 
 def mark_bytes(spec: RunSpec) -> int:
-    """Behind each gradient between stages."""
+    """Bytes sent in addition to each gradient between stages."""
     return MARK_BYTES if spec.train.precision == "fp16" and not spec.parallel.flushes else 0
 
 
 def _pipeline(spec: RunSpec, layout: Layout, rank: int) -> list[CommVolume]:
-    """Activations to the place of the next stage and gradients back, over all stages whose neighbour is elsewhere."""
+    """Activations to the next stage's place and gradients back, for all stages with a neighbour on another place."""
     place, replica, _ = layout.coords(rank)
     edges, mine, size = boundary_elements(spec), layout.micro_batches_of(place, replica), spec.element_bytes
     m = len(mine)

@@ -1,4 +1,4 @@
-"""What each layer of a run's model costs on one rank. In elements, not bytes; the sizes are the model's `outline`."""
+"""Costs of each layer of a run's model on one rank, in elements, not bytes; sizes come from the model's `outline`."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ __all__ = ["UnitCost", "aligned", "boundary_elements", "boundary_shapes", "param
 
 
 def unit_costs(spec: RunSpec) -> list[UnitCost]:
-    """Costs of each of `ModelSpec.units`, on a rank that holds it; a tied head lists the matrix, too (`plan.peak` knows
-    if it is shared)."""
+    """Costs of each of `ModelSpec.units` on a rank that holds it. A tied head lists the matrix as well; `plan.peak`
+    removes it where it is shared."""
     outline = outline_of(spec.model)
     if spec.parallel.widths is None:
         return outline.costs(spec)
@@ -28,12 +28,13 @@ def parameter_count(model: ModelSpec) -> int:
 
 
 def boundary_elements(spec: RunSpec) -> list[int]:
-    """For each layer the elements of what enters it on one rank, for one micro-batch; 0 for the first."""
+    """Elements of each layer's input on one rank for one micro-batch; 0 for the first layer."""
     return [prod(shape) if shape else 0 for shape in boundary_shapes(spec)]
 
 
 def boundary_shapes(spec: RunSpec) -> list[tuple[int, ...]]:
-    """Shapes of the same; () for the first. Sequence parallelism: a rank's rows, (1, samples x seq / tp, hidden)."""
+    """Shape of each layer's input, as in `boundary_elements`; () for the first. With sequence parallelism a rank's
+    rows: (1, samples x seq / tp, hidden)."""
     samples, shapes = spec.micro_batch_size, outline_of(spec.model).boundaries()
     if spec.parallel.sequence:
         return [(1, samples * shape[0] // spec.parallel.tp, *shape[1:]) if shape else () for shape in shapes]

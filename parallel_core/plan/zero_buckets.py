@@ -1,11 +1,11 @@
-"""Whole buckets of gradients that ZeRO-2 has while backward fills them, and of parameters that ZeRO-3 has while layers
-run: their sizes layer by layer (see `engine.lean` and `engine.unshard`).
+"""Sizes, layer by layer, of the unsharded gradient buckets that exist under ZeRO-2 while backward fills them, and of
+the unsharded parameters that exist under ZeRO-3 while layers run (see `engine.zero2` and `engine.zero3`).
 
-A bucket is there from the first gradient that is added to it until the next one is sent, or a backward begins to fill
-its own: at most the one that fills, the one under way, and what comes out of that, its part. A matrix tied within the
-rank keeps its own bucket open from the last layer to the first.
+A bucket exists from the first gradient added to it until the next one is reduced, or until a backward begins to fill
+its own buckets: at most the bucket being filled, the one being reduced, and its result (one shard). A matrix tied
+within the rank keeps its own bucket open from the last layer to the first.
 
-Of parameters those of the layer that runs are there: most in its backward, where its gradients are, too.
+Of the parameters, those of the running layer are unsharded; most in its backward, where its gradients exist as well.
 """
 
 from __future__ import annotations
@@ -17,28 +17,34 @@ from parallel_core.plan.grad_buckets import TIED, Bucket, Places
 
 
 class Turn(NamedTuple):
-    """What torch's `fully_shard` makes of a layer when its turn comes: elements, of `params` and `grads` as of
+    """Elements that torch's `fully_shard` holds for a layer while it runs; `params` and `grads` counted in elements of
     activations (`plan.fully_sharded`)."""
 
     params: int
     """Its parameters, padded."""
     earlier: int
-    """Those of the layer before, whose gather is held in a forward until these are copied out of theirs."""
+    """Parameters of the layer before it: in a forward their gather buffer is held until this layer's are copied out."""
     ahead: int
-    """Those of the layer that is gathered ahead while this one goes back."""
+    """Parameters of the layer that is prefetched during this layer's backward."""
     behind: int
-    """Gradients of the layer behind it, in their reduce-scatter until this one is through."""
+    """Gradients of the layer after it, in their reduce-scatter until this layer's backward is done."""
     summed: tuple[int, int]
-    """(gradients, what their sum is made in) when it is."""
+    """(gradients, buffer of their reduction) while they are reduced."""
     stays: bool
-    """Its backward comes at once, before it is let go."""
+    """Its backward follows its forward at once, before the parameters are freed."""
 
 
 class Whole(NamedTuple):
-    """Elements at most: `at[unit]` while the layer's gradients come in, `before[unit]` until the first of them does,
-    `resting` before the first of a backward, `rested` behind the first one of a step.
-    `params[unit]` = those of parameters in the layer's backward, `shared` of which all layers have; {} where they are
-    always there. `turns[unit]`: where torch gathers and sums instead."""
+    """Unsharded gradient and parameter elements, by unit and moment.
+
+    - `at[unit]`: gradient buckets while the layer's gradients come in
+    - `before[unit]`: until the first of them does
+    - `resting`: between backwards, before the first gradient
+    - `rested`: between backwards, after the first one of a step
+    - `params[unit]`: parameters in the layer's backward, {} where they are never sharded; `shared` of them belong to
+      all layers
+    - `turns[unit]`: where torch gathers and reduces instead
+    """
 
     at: Mapping[int, int]
     resting: int
@@ -50,7 +56,7 @@ class Whole(NamedTuple):
 
 
 NOTHING = Whole({}, 0)
-"""Without ZeRO-2 all gradients lie in the flat buffer."""
+"""Without ZeRO-2 all gradients are in the flat buffer."""
 
 
 def whole_buckets(
@@ -60,11 +66,12 @@ def whole_buckets(
     times: int,
     late: Container[str] | None = None,
 ) -> Whole:
-    """Of a rank whose stages (number -> unit -> its parameters) lie at `places`.
+    """Gradient buckets of a rank whose stages (stage -> unit -> its parameters) lie at `places`.
 
-    A step fills a bucket so many `times`; what comes out behind the first is added to what is there. A layer needs most
-    when its last parameter's gradient, the first in its backward, has come. `late` = parameters whose gradients W makes
-    where backward is in two: a bucket without any is sent in B, and what W sends last is under way until then.
+    A step fills each bucket `times` times; results after the first are added to the existing shard. A layer needs most
+    when the gradient of its last parameter, the first in its backward, has come. `late`: parameters whose gradients W
+    computes where the backward is split in two: a bucket without any is reduced in B, and the last bucket of W stays in
+    flight until then.
     """
     part = 1 / shards if times > 1 else 0.0
     rows = [_in_stage(places, stage) for stage in range(len(stages))]
@@ -76,7 +83,7 @@ def whole_buckets(
         last = next(iter(units))
         for unit, names in units.items():
             own = set(names if unit == last else names[-1:])
-            # What is open all the time fills first of all in the head, when nothing is under way yet.
+            # The tied bucket fills first, in the head, when no other one is being reduced yet.
             filled = [i for i, b in enumerate(row) if own & {*b.names} and (unit == last or b is not open_too)]
             filling = max((_live(row, i, part, open_too) for i in filled), default=_size(open_too))
             at[unit] = max([filling, *(_sent(b, part, open_too) for b in row if b.names[-1] in names)])
@@ -88,8 +95,8 @@ def whole_buckets(
 
 
 def with_layers(found: Whole, places: Places, units: Mapping[int, list[str]], ahead: bool = False) -> Whole:
-    """`found`, and the parameters that are whole in the backward of each of `units` (unit -> its parameters), ZeRO-3;
-    with `ahead` those of the unit before it, whose backward is next, are on their way."""
+    """`found` with the parameters that are unsharded in the backward of each of `units` (unit -> its parameters) under
+    ZeRO-3; `ahead`: those of the unit before it, whose backward is next, are being prefetched."""
     shared = _tied(places, [name for names in units.values() for name in names])
     there = {unit: {*names, *(units.get(unit - 1, ()) if ahead else ())} for unit, names in units.items()}
     params = {
@@ -100,7 +107,7 @@ def with_layers(found: Whole, places: Places, units: Mapping[int, list[str]], ah
 
 
 def _last(row: list[Bucket], late: Container[str] | None) -> Bucket:
-    """The one that a backward, or W, sends last."""
+    """The bucket that a backward, or W, reduces last."""
     return next((b for b in reversed(row) if late is not None and any(name in late for name in b.names)), row[-1])
 
 
@@ -109,18 +116,19 @@ def _in_stage(places: Places, stage: int) -> list[Bucket]:
 
 
 def _tied(places: Places, names: list[str]) -> Bucket | None:
-    """The bucket of a matrix that two layers of the rank share."""
+    """The bucket of a matrix that two layers of the rank share; None if there is none."""
     return next((b for b in places.buckets if TIED in b.names), None) if names.count(TIED) > 1 else None
 
 
 def _live(row: list[Bucket], i: int, part: float, open_too: Bucket | None) -> int:
-    """While bucket `i` of a stage fills: itself, the one before it under way, and one that is `open_too`."""
+    """Elements while bucket `i` of a stage fills: itself, the previous one being reduced, and the open tied bucket."""
     under_way = _size(row[i - 1]) if i else 0
     return round(_size(row[i]) + under_way * (1 + part)) + (_size(open_too) if open_too is not row[i] else 0)
 
 
 def _sent(bucket: Bucket, part: float, open_too: Bucket | None) -> int:
-    """When the last gradient of a bucket is in: the one before it is through, and what will come out is there."""
+    """Elements when a bucket's last gradient has come: the previous bucket is reduced, the own result's buffer
+    exists."""
     return round(_size(bucket) * (1 + part)) + (_size(open_too) if open_too is not bucket else 0)
 
 

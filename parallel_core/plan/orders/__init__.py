@@ -1,4 +1,5 @@
-"""Pipeline orders that are found, not handmade: from each stage's times, its messages and a limit on what ranks keep.
+"""Pipeline orders found by search: from each stage's times, its messages and a limit on what ranks keep.
 
-`search` is the way in; `problem` says what is asked, `timing` how long an order takes, `bound` how short any can be.
+`search` is the entry point; `problem` defines the input, `timing` computes the length of an order, `bound` a lower
+bound.
 """

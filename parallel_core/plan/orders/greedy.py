@@ -1,7 +1,7 @@
-"""A list scheduler after Qi et al. 2024, section 3.1: every rank decides what to do next whenever it is free.
+"""A list scheduler after Qi et al. 2024, section 3.1: every rank picks its next operation whenever it is free.
 
-As many forwards as memory allows before the first backward, then one forward and one backward in turn, weight gradients
-in the gaps and where memory runs out. What the paper leaves to a grid search are the `Rules`.
+As many forwards as memory allows before the first backward, then one forward and one backward alternately; weight
+gradients fill gaps and run where memory is exhausted. `Rules` are the options over which the paper does a grid search.
 """
 
 from __future__ import annotations
@@ -17,16 +17,18 @@ _ROUNDING = 1e-9
 
 @dataclass(frozen=True, slots=True)
 class Rules:
+    """Options of the list scheduler."""
+
     patient: bool = False
-    """In a gap shorter than W a rank waits instead of doing W."""
+    """In a gap shorter than W, a rank waits instead of running W."""
     eager: bool = False
     """A forward may delay the first backward."""
     ahead: float = inf
-    """Most micro-batches forward but not yet backward, as a multiple of 1F1B's: stages - s of stage s."""
+    """Most micro-batches with F done but not B, as a multiple of 1F1B's: stages - s on stage s."""
 
 
 def greedy(problem: Problem, rules: Rules) -> list[list[int]] | None:
-    """The programs; None where memory runs out in a way that these rules do not resolve."""
+    """The programs; None where memory is exhausted in a way that these rules do not resolve."""
     return _Walk(problem, rules).run()
 
 
@@ -40,13 +42,13 @@ class _Rank:
         self.free = 0
         self.held = 0.0
         self.last = B
-        """F or B, whichever was done last."""
+        """Whichever of F and B ran last."""
         self.begun = False
-        """Has done a backward."""
+        """Whether it has run a backward."""
 
 
 class _Walk:
-    """All ranks, in the order of time."""
+    """Discrete-event simulation of all ranks, in order of time."""
 
     def __init__(self, problem: Problem, rules: Rules) -> None:
         self._problem, self._rules = problem, rules
@@ -79,7 +81,7 @@ class _Walk:
         return [rank.program for rank in self._ranks] if done else None
 
     def _do(self, rank: _Rank, kind: int, stage: int, now: int) -> int | None:
-        """Appends the operation; returns the rank that now knows of a message to come."""
+        """Appends the operation to the rank's program; returns the rank that will receive its message, if any."""
         problem = self._problem
         rank.program.append(stage * 4 + kind)
         self._done[kind][stage] += 1
@@ -101,7 +103,8 @@ class _Walk:
         return problem.placement[to]
 
     def _next(self, rank: _Rank, kind: int) -> tuple[float, int]:
-        """(when, stage) of the rank's next operation of `kind`, as far as is known: the deepest that is ready first."""
+        """(time, stage) of the rank's next operation of `kind`, as far as known. Stages are tried from the deepest up;
+        a shallower one replaces it if its input arrives before that time."""
         best = (inf, -1)
         for stage in reversed(rank.stages):
             known, done = self._arrived[kind][stage], self._done[kind][stage]
@@ -110,7 +113,7 @@ class _Walk:
         return best
 
     def _room(self, rank: _Rank, kind: int, stage: int) -> bool:
-        """Whether memory admits it, with one micro-batch on each deeper stage of the rank to come."""
+        """Whether memory admits it, with room reserved for one micro-batch on each deeper stage of the rank."""
         problem = self._problem
         kept, needed = problem.kept[stage], problem.needed[stage]
         if kind == B:
@@ -120,7 +123,7 @@ class _Walk:
         return ahead < self._cap[stage] and rank.held + kept + deeper <= rank.limit + _ROUNDING
 
     def _choose(self, rank: _Rank, now: int) -> tuple[tuple[int, int] | None, float]:
-        """((kind, stage), now), or (None, when to ask again)."""
+        """((kind, stage), now), or (None, time to ask again)."""
         (f, forward), (b, backward) = self._next(rank, F), self._next(rank, B)
         owed = next((s for s in rank.stages if self._done[B][s] > self._done[W][s]), None)
         if not rank.begun:
@@ -137,7 +140,7 @@ class _Walk:
         return None, _later(now, f, b)
 
     def _fills(self, rank: _Rank, stage: int, gap: float) -> bool:
-        """Whether a W comes now, although another operation may be ready `gap` from now."""
+        """Whether to run a W now, although another operation may become ready `gap` from now."""
         if gap >= self._problem.weight[stage] or not self._rules.patient:
             return True
         started = (self._done[F][s] < self._problem.micro_batches for s in rank.stages)
@@ -145,5 +148,5 @@ class _Walk:
 
 
 def _later(now: int, *when: float) -> float:
-    """The first of the instants behind `now`."""
+    """The first of the times after `now`."""
     return min((one for one in when if one > now), default=inf)

@@ -1,7 +1,7 @@
-"""Makes an order shorter, a change at a time: operations of a critical block change places.
+"""Local search that shortens an order: one operation of a critical block moves at a time.
 
-The steepest descent that never returns to where it was, so that it may climb out of a dip (a tabu search as Nowicki and
-Smutnicki 1996 have for the job shop, with what memory admits as one more rule).
+Takes the best neighbour that was not visited before, even if it is worse, to leave local minima (a tabu search as in
+Nowicki and Smutnicki 1996 for the job shop, with memory limits as additional constraints).
 """
 
 from __future__ import annotations
@@ -14,19 +14,20 @@ from parallel_core.plan.orders.timing import Timing, critical, timing
 
 _ROUNDING = 1e-9
 MOST_NEIGHBOURS = 24
-"""Of one order that are looked at; of more, evenly spread ones."""
+"""Most neighbours of one order that are timed, evenly spread over all of them."""
 PATIENCE = 40
-"""Changes in a row without a gain, after which it is given up."""
+"""Changes in a row without improvement after which the search stops."""
 
 
 @dataclass
 class Budget:
-    """Operations that may still be timed: the same number gives the same order on every machine."""
+    """Operations that may still be timed: a deterministic limit, the same on every machine."""
 
     left: int
     used: int = 0
 
     def take(self, operations: int) -> bool:
+        """Takes so many operations; False once the budget is exceeded."""
         self.left -= operations
         self.used += operations
         return self.left >= 0
@@ -34,7 +35,7 @@ class Budget:
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """Programs with their timing; `rank` is what is made small."""
+    """Programs with their timing; `rank` is what the search minimises."""
 
     programs: tuple[tuple[int, ...], ...]
     timing: Timing
@@ -42,7 +43,7 @@ class Order:
 
 
 def timed(problem: Problem, programs: Sequence[Sequence[int]]) -> Order | None:
-    """None where it does not end, or a rank keeps more than its limit."""
+    """The order with its timing; None where it deadlocks or a rank exceeds its limit."""
     if not all(fits(problem, rank, program) for rank, program in enumerate(programs)):
         return None
     return _timed(problem, tuple(map(tuple, programs)))
@@ -54,7 +55,7 @@ def _timed(problem: Problem, programs: tuple[tuple[int, ...], ...]) -> Order | N
 
 
 def fits(problem: Problem, rank: int, program: Sequence[int]) -> bool:
-    """Whether it keeps within memory, and every W stands behind its B, every B behind its F."""
+    """Whether a program stays within memory, and every W comes after its B, every B after its F."""
     if max(kept_after(problem, program), default=0.0) > problem.limit[rank] + _ROUNDING:
         return False
     count = [[0, 0, 0] for _ in range(problem.stages)]
@@ -69,7 +70,7 @@ def fits(problem: Problem, rank: int, program: Sequence[int]) -> bool:
 
 
 def improve(problem: Problem, order: Order, budget: Budget, bound: int) -> Order:
-    """The best order on the way; ends at `bound`, below which there is none."""
+    """The best order found from `order`; stops at the lower bound `bound`."""
     best, now, seen, waited = order, order, {order.programs}, 0
     size = sum(map(len, order.programs))
     while best.rank[0] > bound and waited < PATIENCE:
@@ -92,7 +93,7 @@ def improve(problem: Problem, order: Order, budget: Budget, bound: int) -> Order
 
 
 def _neighbours(problem: Problem, order: Order) -> Iterator[tuple[tuple[int, ...], ...]]:
-    """Orders that differ in one change of a critical block, as far as memory and the order on each rank admit."""
+    """Orders that differ in one change of a critical block, as far as memory and the order on each rank allow."""
     made = [
         (rank, program)
         for rank, first, last in critical(problem, order.programs, order.timing)
@@ -106,7 +107,8 @@ def _neighbours(problem: Problem, order: Order) -> Iterator[tuple[tuple[int, ...
 
 
 def _changes(problem: Problem, program: Sequence[int], first: int, last: int) -> Iterator[list[int]]:
-    """A swap at either end of the block; a W, or a BW's W, behind it; a W in front of it; B and W as one."""
+    """Changes of a block: a swap at either end; a W, or that of a BW, moved to its end; a W moved to its front; B and W
+    joined."""
     for i in {first, last - 1}:
         if first <= i < last and program[i] != program[i + 1]:
             yield [*program[:i], program[i + 1], program[i], *program[i + 2 :]]
@@ -124,18 +126,18 @@ def _changes(problem: Problem, program: Sequence[int], first: int, last: int) ->
 
 
 def _joined(program: Sequence[int], i: int) -> list[int] | None:
-    """B at `i` and the next W of its stage as one BW; None where that W is another micro-batch's."""
+    """B at `i` and the next W of its stage joined to one BW; None where that W belongs to another micro-batch."""
     stage = program[i] >> 2
-    behind = [j for j, token in enumerate(program) if token == stage * 4 + W and j > i]
+    following = [j for j, token in enumerate(program) if token == stage * 4 + W and j > i]
     before = sum((token == stage * 4 + B) - (token == stage * 4 + W) for token in program[:i])
-    if not behind or before:
+    if not following or before:
         return None
-    j = behind[0]
+    j = following[0]
     return [*program[:i], stage * 4 + BW, *program[i + 1 : j], *program[j + 1 :]]
 
 
 def _within(problem: Problem, rank: int, program: list[int]) -> list[int] | None:
-    """The program, with a W pulled forward where memory runs out; None where it cannot be."""
+    """The program, with a W moved forward if memory is exceeded; None where that does not help."""
     if fits(problem, rank, program):
         return program
     limit = problem.limit[rank] + _ROUNDING

@@ -1,4 +1,4 @@
-"""The order found for a run, from its cost table: beside the handmade ones, predicted as the ledger predicts runs."""
+"""The order found for a run from its cost table, compared with handmade ones, predicted as the ledger predicts runs."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from parallel_core.simulate.stage_costs import message_times, stage_times
 from parallel_core.spec import RunSpec
 
 BESIDE = (("1f1b", False), ("1f1b", True), ("zb-h1", False), ("zb-v", False))
-"""Handmade orders, and whether gradients leave their stage early."""
+"""Handmade schedules for comparison, each with or without early gradients."""
 SHAPES = {"line": "zb-h1", "v": "zb-v"}
-"""A schedule whose stages lie so."""
+"""Shape -> a schedule whose stages are placed in that shape."""
 
 
 @dataclass(frozen=True)
 class Ordered:
-    """A run under one order: `seconds` a step and bytes of its worst rank, predicted; `found` where it was searched."""
+    """A run under one order: predicted `seconds` a step and worst-rank bytes; `found`: result of a search, if any."""
 
     name: str
     spec: RunSpec
@@ -39,10 +39,10 @@ class Ordered:
 
 
 def problem_of(spec: RunSpec, table: CostTable, keep: float, where: Where = ALONE) -> Problem:
-    """Times of the stages of `spec`, whose ranks are on the hosts of `where` and may keep `keep` micro-batches of their
+    """Stage times of `spec`, with ranks on the hosts of `where`, each of which may keep `keep` micro-batches of its
     share of the model.
 
-    Raises CannotPredict where the table is not of this run, OrderError where `keep` is too little.
+    Raises CannotPredict where the table does not belong to this run, OrderError where `keep` is too small.
     """
     home = places(spec.parallel)
     stages, ranks = len(home), spec.parallel.pp
@@ -54,8 +54,8 @@ def problem_of(spec: RunSpec, table: CostTable, keep: float, where: Where = ALON
 
 
 def with_schedule(spec: RunSpec, name: str, program: str | None = None, early: bool = False) -> RunSpec:
-    """The run under another schedule; gradients leave stages `early` or not. Cuts stay where the stages are as many.
-    Raises ValidationError."""
+    """The run under another schedule, with or without `early` gradients. Cuts are kept if the number of stages is the
+    same. Raises ValidationError."""
     split: dict[str, Any] = {**spec.parallel.model_dump(), "schedule": name, "program": program, "chunks": None}
     split["early_gradients"] = early
     made = RunSpec.model_validate(spec.model_dump() | {"parallel": {**split, "cuts": None}})
@@ -67,9 +67,9 @@ def with_schedule(spec: RunSpec, name: str, program: str | None = None, early: b
 def ordered(
     spec: RunSpec, table: CostTable, keep: float | None = None, effort: int = EFFORT, where: Where = ALONE
 ) -> list[Ordered]:
-    """Handmade orders of the run and the ones found for its stages in a line and in a V, fastest first.
+    """Handmade orders of the run and those found for its stages in a line and in a V, fastest first.
 
-    `keep` in micro-batches (default: as many as 1F1B's first stage); `where` its ranks are. Raises CannotPredict,
+    `keep` in micro-batches (default: as many as 1F1B's first stage); `where`: hosts of its ranks. Raises CannotPredict,
     OrderError.
     """
     room = spec.parallel.pp if keep is None else keep

@@ -1,4 +1,4 @@
-"""What an order is asked for: times of every stage, messages between them, and how much each rank may keep."""
+"""Input of an order search: times of every stage, messages between them, and how much each rank may keep."""
 
 from __future__ import annotations
 
@@ -12,24 +12,25 @@ from parallel_core.schedule.ir import Kind, Op, Schedule
 from parallel_core.schedule.traits import Shape, place
 
 F, B, W, BW = range(4)
-"""A token of a program is stage * 4 + one of these; micro-batches of a stage and kind come in order."""
+"""Tokens of a program are stage * 4 + one of these; micro-batches of one stage and kind come in order."""
 KINDS = (Kind.F, Kind.B, Kind.W, Kind.BW)
 Programs = Sequence[Sequence[int]]
-"""For each rank its tokens in order."""
+"""Tokens of each rank, in order."""
 
 
 class OrderError(ValueError):
-    """What is asked cannot be; the message names the field."""
+    """An impossible problem; the message names the field."""
 
 
 @dataclass(frozen=True)
 class Problem:
-    """Nanoseconds of one micro-batch on every stage, and what it keeps there, in any unit.
+    """Nanoseconds of one micro-batch on every stage, and the memory it keeps there, in any unit.
 
-    `message[s]` is from stage s to s + 1, and of the gradient back; 0 where both stand on one rank. A micro-batch keeps
-    `kept[s]` from its F to its B, then `needed[s]` until its W; `limit[r]` bounds their sum on rank r. `whole[s]` = the
-    backward in one operation (as a rule B + W). With `barrier` a step is as long as from the first instant to the last,
-    as where ranks meet for a gradient norm; without, as the longest rank's own (Qi et al. 2023, section 4).
+    - `message[s]`: from stage s to s + 1, and of the gradient back; 0 where both are on one rank
+    - `kept[s]`: kept from F to B; `needed[s]`: from B to W; `limit[r]` bounds their sum on rank r
+    - `whole[s]`: the backward as one operation (usually B + W)
+    - `barrier`: a step lasts from the first start to the last end, as where ranks wait for a gradient norm; without it,
+      as long as the longest rank's own time (Qi et al. 2023, section 4)
     """
 
     micro_batches: int
@@ -44,7 +45,7 @@ class Problem:
     limit: tuple[float, ...]
     barrier: bool = True
     took: tuple[tuple[int, ...], ...] = field(init=False, repr=False, compare=False)
-    """[kind][stage]."""
+    """[kind][stage] -> ns."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "took", (self.forward, self.grad, self.weight, self.whole))
@@ -77,8 +78,8 @@ class Problem:
         needed: float = 1.0,
         barrier: bool = True,
     ) -> Problem:
-        """All ranks alike: `times` = F, B, W of a rank's share of a micro-batch, which two stages share in a `v`;
-        `limit` in micro-batches of such a share, `needed` the part of one that W still needs."""
+        """A problem with equal ranks. `times`: F, B, W of a rank's share of a micro-batch, divided by two stages in a
+        `v`; `limit` in micro-batches of such a share; `needed`: the part of one that W still needs."""
         chunks = 2 if shape == "v" and ranks > 1 else 1
         stages = ranks * chunks
         f, b, w = ((round(time / chunks),) * stages for time in times)
@@ -99,12 +100,12 @@ class Problem:
 
     @cached_property
     def stages_of(self) -> tuple[tuple[int, ...], ...]:
-        """The stages of each rank, rising."""
+        """The stages of each rank, ascending."""
         return tuple(tuple(s for s, home in enumerate(self.placement) if home == rank) for rank in range(self.ranks))
 
     @cached_property
     def least(self) -> tuple[float, ...]:
-        """What each rank cannot do without: one micro-batch on all its stages."""
+        """Memory that each rank needs at least: one micro-batch on all its stages."""
         return tuple(sum(max(self.kept[s], self.needed[s]) for s in own) for own in self.stages_of)
 
     def schedule(self, programs: Programs, name: str = "found") -> Schedule:
@@ -121,7 +122,7 @@ class Problem:
         return Schedule(name, self.stages, self.micro_batches, placement, tuple(made))
 
     def _op(self, token: int, count: dict[int, int]) -> Op:
-        """Micro-batches count over B and BW together, and over W and BW."""
+        """The operation of a token; micro-batches are numbered over B and BW together, and over W and BW."""
         stage, kind = divmod(token, 4)
         number = count[token] - 1
         if kind in (B, W):
@@ -132,17 +133,17 @@ class Problem:
 
 
 def tokens(schedule: Schedule) -> list[list[int]]:
-    """Programs of a compute-only schedule of one replica, without PAIRs, whose micro-batches come in order."""
+    """Programs of a compute-only schedule of one replica without PAIRs, whose micro-batches come in order."""
     return [[op.stage * 4 + KINDS.index(op.kind) for op in program] for program in schedule.programs]
 
 
 def peaks(problem: Problem, programs: Programs) -> list[float]:
-    """The most that each rank keeps at one time."""
+    """The most that each rank keeps at once."""
     return [max(kept_after(problem, program), default=0.0) for program in programs]
 
 
 def kept_after(problem: Problem, program: Sequence[int]) -> list[float]:
-    """What a rank keeps while each of its operations runs (F) or behind it (B, where W needs more)."""
+    """What a rank keeps at each operation: while F, W and BW run, and after B."""
     held, out = 0.0, []
     for token in program:
         stage, kind = divmod(token, 4)

@@ -1,7 +1,8 @@
-"""Finds a pipeline order: handmade ones, the list scheduler's under a grid of rules, and a local search from the best.
+"""Searches a pipeline order: handmade ones, the list scheduler under a grid of rules, then a local search from the
+best.
 
-Qi et al. 2024, section 3.1, is the model; its heuristic alone is `greedy`. What is found is an ordinary Schedule, never
-longer than any handmade order that keeps within the limits.
+Modelled on Qi et al. 2024, section 3.1, whose heuristic alone is `greedy`. The result is an ordinary Schedule, never
+longer than any handmade order that stays within the limits.
 """
 
 from __future__ import annotations
@@ -24,14 +25,14 @@ GRID = tuple(
     Rules(patient, eager, ahead) for patient, eager, ahead in product((False, True), (False, True), (inf, 1.0, 1.5))
 )
 EFFORT = 1_000_000
-"""Operations that the local search times: some seconds."""
+"""Operations that the local search times: a few seconds."""
 STARTS = 3
-"""Orders that it starts from."""
+"""Orders from which the local search starts."""
 
 
 @dataclass(frozen=True)
 class Found:
-    """An order with its length in ns and what no order can beat; `start` names what the local search began with."""
+    """An order with its length and the lower bound, in ns; `start` names the order that the local search began with."""
 
     problem: Problem
     programs: tuple[tuple[int, ...], ...]
@@ -39,7 +40,7 @@ class Found:
     bound: int
     start: str
     timed: int
-    """Operations timed on the way."""
+    """Operations timed during the search."""
 
     @property
     def schedule(self) -> Schedule:
@@ -47,14 +48,14 @@ class Found:
 
     @property
     def laid(self) -> str:
-        """How its stages lie, in words: what is proven of it holds for orders that lie alike. ZB-V may be shorter than
-        any with one stage a device."""
+        """Placement of its stages in words: the bound holds for orders with the same placement, and ZB-V may be shorter
+        than any order with one stage a device."""
         lone = self.problem.ranks == len(self.problem.placement)
         return "with one stage a device" if lone else "laid as a V"
 
     @property
     def gap(self) -> float:
-        """How much longer than the bound it is: 0 where it is proven to be the shortest."""
+        """Relative distance from the bound: 0 where the order is proven optimal."""
         return self.length / self.bound - 1 if self.bound else 0.0
 
     @property
@@ -65,7 +66,7 @@ class Found:
 
 @lru_cache(maxsize=32)
 def find(problem: Problem, effort: int = EFFORT) -> Found:
-    """The shortest order found. Raises OrderError where no order that is known keeps within the limits."""
+    """The shortest order found. Raises OrderError where no known order stays within the limits."""
     bound, budget = lower_bound(problem), Budget(effort)
     known = sorted(_candidates(problem), key=lambda named: named[1].rank)
     if not known:
@@ -90,7 +91,7 @@ def find(problem: Problem, effort: int = EFFORT) -> Found:
 
 
 def known_lengths(problem: Problem) -> dict[str, int | None]:
-    """The length of each handmade order of this shape, in ns; None where it needs more than the limits."""
+    """Length of each handmade order of this shape, in ns; None where it exceeds the limits."""
     found: dict[str, int | None] = {}
     for name in HANDMADE[_shape(problem)]:
         made = [order for programs in _handmade(problem, name) if (order := timed(problem, programs)) is not None]
@@ -114,7 +115,7 @@ def _candidates(problem: Problem) -> Iterator[tuple[str, Order]]:
 
 
 def _handmade(problem: Problem, name: str) -> Iterator[list[list[int]]]:
-    """Its programs with the backward as it is, and, of one that does it whole, in two halves too."""
+    """The schedule's programs as they are, and, if they use BW, also with each BW split into B and W."""
     made = tokens(compute_only(name, problem.ranks, problem.micro_batches))
     yield made
     if any(token & 3 == BW for program in made for token in program):
@@ -126,7 +127,7 @@ def _halves(token: int) -> tuple[int, ...]:
 
 
 def _fused(problem: Problem, order: Order) -> Order:
-    """B and its W, where they follow each other and the step stays as short, as one operation: one less to start."""
+    """Joins B and its W where they are adjacent and the step does not become longer: one operation less to launch."""
     programs = list(order.programs)
     for rank, program in enumerate(order.programs):
         joined = _joined(problem, program)

@@ -1,4 +1,4 @@
-"""How long an order takes: every operation as early as its rank and its input allow, as `simulate` has it."""
+"""Length of an order: every operation runs as early as its rank and its input allow, as in `simulate`."""
 
 from __future__ import annotations
 
@@ -10,30 +10,30 @@ from parallel_core.plan.orders.problem import B, F, Problem, Programs, W
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """Ns at which each operation of each rank starts and ends."""
+    """Start and end of each operation of each rank, in ns."""
 
     starts: list[list[int]]
     ends: list[list[int]]
 
     def length(self, barrier: bool) -> int:
-        """Of the step, by what `Problem.barrier` says."""
+        """Length of the step in ns, as `Problem.barrier` defines it."""
         if barrier:
             return max(ends[-1] for ends in self.ends)
         return max(ends[-1] - starts[0] for starts, ends in zip(self.starts, self.ends, strict=True))
 
     def rank(self, barrier: bool) -> tuple[int, int]:
-        """What a search makes small: the length, then the sum of all ranks' ends."""
+        """What a search minimises: the length, then the sum of all ranks' end times."""
         return self.length(barrier), sum(ends[-1] for ends in self.ends)
 
 
 def timing(problem: Problem, programs: Programs) -> Timing | None:
-    """None where ranks wait for each other for good."""
+    """The order's timing; None for a deadlock."""
     walk = _Walk(problem, programs)
     return walk.run()
 
 
 class _Walk:
-    """Messages of a stage come in order, so that a list of instants a stage is all that travels."""
+    """Simulation of an order. Messages of a stage arrive in order: a list of times for each stage suffices."""
 
     def __init__(self, problem: Problem, programs: Programs) -> None:
         self.problem, self.programs = problem, programs
@@ -56,7 +56,7 @@ class _Walk:
         return Timing(self.starts, self.ends)
 
     def _advance(self, rank: int) -> set[int]:
-        """Walks `rank` until its input is not known yet; returns the ranks that were sent something."""
+        """Advances `rank` until an input is not known yet; returns the ranks that were sent a message."""
         problem, starts, ends = self.problem, self.starts[rank], self.ends[rank]
         took, message, placement, last = problem.took, problem.message, problem.placement, problem.stages - 1
         (fs, bs), acts, grads = self.done, self.acts, self.grads
@@ -86,7 +86,7 @@ class _Walk:
 
 
 def critical(problem: Problem, programs: Programs, found: Timing) -> list[tuple[int, int, int]]:
-    """Blocks (rank, first, last) of operations without a gap on a path that is as long as the step, last one first.
+    """Blocks (rank, first, last) of adjacent operations on a critical path of the step, last block first.
 
     The step cannot become shorter unless the order inside one of them changes (Nowicki and Smutnicki 1996, section 3).
     """
@@ -109,7 +109,7 @@ def critical(problem: Problem, programs: Programs, found: Timing) -> list[tuple[
 
 
 def _source(problem: Problem, token: int, number: int) -> tuple[int, int, int] | None:
-    """(stage, F or B, micro-batch) that an operation waits for; None for the first of all, and for W."""
+    """(stage, F or B, micro-batch) that an operation depends on; None for F of the first stage, and for W."""
     stage, kind = token >> 2, token & 3
     if kind == W or (kind == F and stage == 0):
         return None
@@ -119,7 +119,7 @@ def _source(problem: Problem, token: int, number: int) -> tuple[int, int, int] |
 
 
 class _Positions(NamedTuple):
-    """`numbers[rank][i]` = the micro-batch of an operation; `forward[stage][n]` and `backward[stage][n]` its index."""
+    """`numbers[rank][i]`: micro-batch of an operation; `forward[stage][n]`, `backward[stage][n]`: its index."""
 
     numbers: list[list[int]]
     forward: list[list[int]]
