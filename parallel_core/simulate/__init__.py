@@ -1,7 +1,7 @@
-"""A schedule and a cost table -> the spans that a measured step would leave: the same records, made without a rank.
+"""A schedule and a cost table -> the spans that a measured step would have: the same records, without running a rank.
 
-`simulate` walks all programs at once: a rank goes on until it waits for a message or a barrier, and whoever brings
-that wakes it. Each operation is visited once, so a step of n operations takes O(n).
+`simulate` walks all programs at once: a rank advances until it waits for a message or a barrier, and is resumed when
+that arrives. Each operation is visited once, so a step of n operations takes O(n).
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from parallel_core.simulate.costs import Costs, Prices
 __all__ = ["Costs", "Prices", "simulate"]
 
 Spans = NDArray[np.void]
-"""Rows of records.SPAN, in program order; times from 0, the start of the step."""
+"""Rows of records.SPAN, in program order; times in ns from the start of the step."""
 
 ROLES = _COMPUTE, _SEND, _RECV, _REDUCE, _STEP = range(5)
 _NORM = "norm"
 
 
 def simulate(schedule: Schedule, costs: Prices) -> dict[int, Spans]:
-    """Spans of each pipeline rank for one step; a compute-only schedule is given its SENDs and RECVs first.
+    """Spans of each pipeline rank for one step; SENDs and RECVs are added to a compute-only schedule first.
 
-    A RECV lasts from when the rank comes to it until the tensor is there. ALLREDUCE and the like begin in earnest when
-    the last replica of the stage has come. What ranks themselves spend in either is the cost table's to say. Raises
-    ValueError where the programs wait for each other in a circle.
+    A RECV lasts from when the rank reaches it until the tensor has arrived. ALLREDUCE and the other replica collectives
+    start when the last replica of the stage has reached them. The ranks' own work in either comes from the cost table.
+    Raises ValueError for a deadlock.
     """
     if not any(op.kind in P2P for program in schedule.programs for op in program):
         schedule = communicate(schedule)
@@ -42,7 +42,7 @@ def simulate(schedule: Schedule, costs: Prices) -> dict[int, Spans]:
 
 
 class _Walk:
-    """The state of all ranks: their clocks, where they stand, what is on its way to them."""
+    """State of all ranks: their clocks, their positions, and what has arrived or is awaited."""
 
     def __init__(self, schedule: Schedule, costs: Prices) -> None:
         self._schedule, self._costs = schedule, costs
@@ -57,7 +57,7 @@ class _Walk:
         self._ready = deque(range(ranks))
 
     def spans(self, rank: int) -> Spans:
-        """The rows of `rank`; the norm, and the wait for it, is a NORM inside its OPT_STEP, as it is when measured."""
+        """The rows of `rank`; the norm and the wait for it are a NORM inside its OPT_STEP, as in measured spans."""
         rows = span_rows(self._schedule.programs[rank], self._starts[rank], self._ends[rank], self._costs.message_bytes)
         if not self._costs.norm or rank not in self._came[_NORM]:
             return rows
@@ -75,7 +75,7 @@ class _Walk:
             raise ValueError(f"the programs wait for each other in a circle: {ops}.")
 
     def _advance(self, rank: int) -> None:
-        """Walks `rank` until it has to wait."""
+        """Advances `rank` until it has to wait."""
         program, starts, ends = self._schedule.programs[rank], self._starts[rank], self._ends[rank]
         clock = self._clock[rank]
         for i in range(len(ends), len(program)):
@@ -89,7 +89,7 @@ class _Walk:
         self._clock[rank] = clock
 
     def _end(self, op: Op, rank: int, clock: int) -> int | None:
-        """When `op` ends if `rank` comes to it at `clock`; None where that cannot be known yet."""
+        """When `op` ends if `rank` reaches it at `clock`; None if that is not known yet."""
         role = ROLE[op.kind]
         if role == _COMPUTE:
             return clock + self._costs.of(op)
@@ -110,16 +110,17 @@ class _Walk:
         return None if ready is None else ready + self._costs.of(op)
 
     def _normed(self, rank: int, clock: int) -> int | None:
-        """When the rank, which may have several stages to step, has the norm."""
+        """When the rank, which may have several stages to update, has the norm; None if not known yet."""
         met = self._meet(_NORM, range(self._schedule.pipeline_ranks), rank, self._came[_NORM].get(rank, clock))
         return None if met is None else max(clock, met + self._costs.meeting(rank))
 
     def _bring(self, what: object, at: int) -> None:
-        """Something comes to be at time `at`: whoever waits for it goes on."""
+        """Records that `what` arrives at time `at`, and resumes the ranks that wait for it."""
         self._arrived[what] = at
         self._ready.extend(self._waiting.pop(what, ()))
 
     def _await(self, what: object, rank: int, clock: int) -> int | None:
+        """When `rank`, at `clock`, can go on with `what`; None (and it is queued) if it has not arrived."""
         at = self._arrived.get(what)
         if at is None:
             self._waiting[what].append(rank)
@@ -127,7 +128,7 @@ class _Walk:
         return max(clock, at)
 
     def _meet(self, what: object, group: Sequence[int], rank: int, clock: int) -> int | None:
-        """When the last rank of `group` has come."""
+        """When the last rank of `group` has reached the collective; None if not known yet."""
         came = self._came[what]
         came.setdefault(rank, clock)
         if what not in self._arrived and len(came) == len(group):
@@ -156,7 +157,7 @@ _named = attrgetter(*_NAMES)
 
 
 def span_rows(program: Program, starts: Sequence[int], ends: Sequence[int], message_bytes: int) -> Spans:
-    """Rows of records.SPAN of a program whose operations begin and end at these ns."""
+    """Rows of records.SPAN for a program whose operations start and end at these times in ns."""
     rows = np.zeros(len(program), SPAN)
     given = np.array(list(map(_named, program)), np.int64).reshape(-1, len(_NAMES))
     for name, column in zip(_NAMES, given.T, strict=True):

@@ -1,4 +1,4 @@
-"""What an operation costs, for `simulate`: integer nanoseconds for each (stage, kind), and the time of a message."""
+"""Costs of operations for `simulate`: integer nanoseconds for each (stage, kind), and the time of a message."""
 
 from __future__ import annotations
 
@@ -11,38 +11,37 @@ from parallel_core.schedule.ir import Kind, Op
 
 
 class Prices(Protocol):
-    """What `simulate` asks of a cost table."""
+    """The interface of a cost table for `simulate`."""
 
     @property
     def norm(self) -> bool:
-        """All ranks wait for each other in front of the optimizer, as they do for a global gradient norm."""
+        """Whether all ranks wait for each other before the optimizer, as for a global gradient norm."""
 
     def meeting(self, pipeline_rank: int) -> int:
-        """Nanoseconds that the norm's own collective takes the rank, once all have come."""
+        """Nanoseconds of the norm's own collective on the rank, once all ranks have reached it."""
 
     @property
     def message_bytes(self) -> int:
-        """Of every message."""
+        """Bytes of every message."""
 
     def of(self, op: Op) -> int:
-        """Nanoseconds that `op` keeps its rank busy, once nothing is waited for any more."""
+        """Nanoseconds that `op` keeps its rank busy, after all waiting."""
 
     def latency(self, op: Op) -> int:
-        """Nanoseconds from the begin of the SEND `op` until its tensor is at the other end."""
+        """Nanoseconds from the start of the SEND `op` until its tensor has arrived."""
 
     def begin(self, pipeline_rank: int) -> int:
-        """When the rank comes to its first operation."""
+        """Time at which the rank reaches its first operation."""
 
 
 @dataclass(frozen=True, slots=True)
 class Costs:
-    """`compute[stage, kind]` in ns of F, B, W, BW, R, PAIR, ALLREDUCE and OPT_STEP; what is missing takes no time, but
+    """`compute[stage, kind]`: ns of F, B, W, BW, R, PAIR, ALLREDUCE and OPT_STEP; missing entries are 0, except that BW
+    defaults to B + W, and PAIR to its forward and backward one after the other.
 
-    * BW defaults to B + W, and PAIR to its forward and backward one after the other.
-
-    `message` is the time from a SEND to the arrival of its tensor of `message_bytes`, equal on every link; messages do
-    not slow each other. `norm` adds the barrier of a global gradient norm in front of the optimizer: no rank steps
-    before all ranks have come to it, and `norm_ns` more have passed.
+    `message`: ns from a SEND to the arrival of its tensor of `message_bytes`, equal on every link; messages do not slow
+    each other. `norm` adds the barrier of a global gradient norm before the optimizer: no rank updates until all ranks
+    have reached it and `norm_ns` have passed.
     """
 
     compute: Mapping[tuple[int, Kind], int] = field(default_factory=lambda: MappingProxyType({}))
@@ -53,7 +52,7 @@ class Costs:
 
     @classmethod
     def uniform(cls, stages: int, f: int, b: int, w: int, message: int = 0, norm: bool = False) -> Costs:
-        """All stages alike: forward `f`, backward `b` for the input and `w` for the weights, in ns."""
+        """Equal stages: forward `f`, backward `b` for the input and `w` for the weights, in ns."""
         each = {Kind.F: f, Kind.B: b, Kind.W: w}
         return cls({(s, kind): ns for s in range(stages) for kind, ns in each.items()}, message, norm=norm)
 

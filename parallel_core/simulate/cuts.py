@@ -1,8 +1,8 @@
-"""Where to cut a model into the stages of its schedule: so that the simulated step is the shortest.
+"""Cuts of a model into the stages of its schedule that minimise the simulated step.
 
-The largest stage sets the pace of a line, which `plan.partition` minimises. Where a rank holds several stages, as in a
-loop or a V, their sum does, and waits between them: so the whole step is asked, cuts being moved a layer at a time from
-where the FLOPs are even until no move makes it shorter.
+In a line the largest stage sets the pace, which `plan.partition` minimises. Where a rank holds several stages (loop or
+V), their sum and the waits between them matter, so the whole step is simulated: starting from cuts with even FLOPs,
+cuts move by one layer at a time until no move makes the step shorter.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from parallel_core.spec import RunSpec
 
 Cuts = tuple[int, ...]
 FEW = 8
-"""Cuts of which any two may move at once."""
+"""With fewer cuts than this any two may move at once."""
 
 
 class Best(NamedTuple):
-    """`spec` with the cuts that were found, its predicted step, and that of the cuts it began with."""
+    """`spec` with the cuts found, its predicted step in seconds, and that of the initial cuts."""
 
     spec: RunSpec
     seconds: float
@@ -29,7 +29,7 @@ class Best(NamedTuple):
 
 
 def best_cuts(spec: RunSpec, table: CostTable) -> Best:
-    """Of the spec's schedule and model. Raises CannotPredict where the table has not what is needed."""
+    """The best cuts found for the spec's schedule and model. Raises CannotPredict."""
     units = len(spec.model.units())
     known: dict[Cuts, float] = {}
 
@@ -45,8 +45,8 @@ def best_cuts(spec: RunSpec, table: CostTable) -> Best:
 
 
 def _moves(cuts: Cuts, units: int) -> Iterator[Cuts]:
-    """With one cut, or two, a layer further on or back: where layers are of two sizes, one move may help only
-    together with another. Of many cuts the other one is the next."""
+    """Cuts with one or two of them moved by one layer: with layers of two sizes, one move may help only together with
+    another. With FEW cuts or more, the second one is the next cut."""
     reach = len(cuts) if len(cuts) < FEW else 2
     steps = [(i, by) for i in range(len(cuts)) for by in (-1, 1)]
     for i, by in steps:

@@ -1,7 +1,7 @@
-"""Devices that are slower for a while, each at its own time: whoever waits for others waits for whichever is slow now.
+"""Devices that are slower for a while, each at its own time: a step waits for whichever is slow at the moment.
 
-Cores of a shared host drift one by one, for about a second at a time: some steps. A step that ends when its last rank
-does takes what the slowest device of the moment makes of it, not what devices take on average.
+Cores of a shared host drift independently, for about a second at a time, i.e. some steps. A step that ends with its
+last rank is determined by the slowest device at the moment, not by the average device.
 """
 
 from __future__ import annotations
@@ -13,23 +13,23 @@ import numpy as np
 from numpy.typing import NDArray
 
 LIKELY = (10, 90)
-"""Percentiles of moments between which a prediction is said to lie."""
+"""Percentiles of the moments that bound a prediction's range."""
 _WINDOW = 3
-"""Times of the reference work that one moment of a run is the mean of: of one alone hiccups would say more."""
+"""Reference measurements averaged to one moment of a run: a single one mostly shows hiccups."""
 
 
 class Spell(NamedTuple):
-    """A `share` of the time in which each global rank's device takes `slower` times as long as the table says."""
+    """For `share` of the time each rank's device is slowed by `slower[rank]`."""
 
     share: float
     slower: tuple[float, ...]
 
 
 def spells_of(known: Sequence[Sequence[float]], devices: Sequence[int]) -> list[Spell]:
-    """Of a run whose ranks are bound to `devices`; their mean is 1. None of a run on one device.
+    """Spells of a run whose ranks are bound to `devices`, with mean slowdown 1; [] for a run on one device.
 
-    `known` is the pace of each profiled device at some moments. Devices that were not profiled are as those that were,
-    at other moments.
+    `known`: pace of each profiled device at a number of moments. Devices that were not profiled reuse these, shifted in
+    time.
     """
     used = sorted(set(devices))
     if not known or len(used) < 2:
@@ -39,8 +39,8 @@ def spells_of(known: Sequence[Sequence[float]], devices: Sequence[int]) -> list[
 
 
 def drift(known: Sequence[Sequence[float]], devices: Sequence[int]) -> tuple[float, float] | None:
-    """The 10th and the 90th percentile, over the moments of a profile, of what its slowest device made of a step, times
-    the mean: how far one run may be from what all of them take on average. None where no moments are `known`."""
+    """10th and 90th percentile of a step's length with the slowest device at each moment, relative to the mean: how far
+    one run may differ from the average of all. None if no moments are `known`."""
     if not known:
         return None
     slowest = _paces(known, sorted(set(devices))).max(1)
@@ -49,7 +49,7 @@ def drift(known: Sequence[Sequence[float]], devices: Sequence[int]) -> tuple[flo
 
 
 def _paces(known: Sequence[Sequence[float]], used: Sequence[int]) -> NDArray[np.float64]:
-    """(moments, devices `used`), their mean 1."""
+    """[moment, used device] -> pace, with mean 1."""
     paces = np.array(known, np.float64)
     moments, width = paces.shape
     shifts = [device // width * max(1, moments // 3) for device in used]
@@ -59,8 +59,8 @@ def _paces(known: Sequence[Sequence[float]], used: Sequence[int]) -> NDArray[np.
 
 
 def spells_beside(references: Sequence[Sequence[float]], usual: float) -> list[Spell]:
-    """Of a run whose ranks took those seconds, each for the reference work behind the same steps; `usual` seconds are
-    what the table is of. None where a rank did not do it."""
+    """Spells of a run from the seconds that each rank took for the reference work after the same steps; `usual`:
+    seconds at the table's pace. [] where a rank did not run it."""
     if usual <= 0 or not references or not min(map(len, references)):
         return []
     taken = np.array(references, np.float64).T / usual
@@ -69,10 +69,10 @@ def spells_beside(references: Sequence[Sequence[float]], usual: float) -> list[S
 
 
 def _by_slowest(table: NDArray[np.float64]) -> list[Spell]:
-    """Rows are moments, columns ranks: one spell for each rank that is the slowest at some of them, their mean.
+    """[moment, rank] -> for each rank that is the slowest at some moments one spell, with the mean pace over these
+    moments.
 
-    A step is as long as its slowest rank makes it, so while that is the same one the mean of moments has the mean of
-    their steps.
+    The slowest rank determines the step, so while it is the same rank, averaging moments averages their steps.
     """
     slowest = table.argmax(1)
     of = (table[slowest == rank] for rank in np.unique(slowest))

@@ -1,4 +1,4 @@
-"""What the operations of a run cost where its ranks share hosts, and lines between hosts."""
+"""Costs of a run's operations where ranks share hosts, and network links between hosts."""
 
 from __future__ import annotations
 
@@ -11,19 +11,21 @@ from parallel_core.simulate.costs import Costs
 from parallel_core.simulate.link_contention import Passage
 
 Sent = tuple[int, int, Kind, int]
-"""(pipeline rank, stage, kind, the rank at the other end) of a SEND."""
+"""(pipeline rank, stage, kind, receiving pipeline rank) of a SEND."""
 Joined = tuple[int, int, Kind]
-"""(pipeline rank, stage, kind) of an operation with collectives in it."""
+"""(pipeline rank, stage, kind) of an operation that contains collectives."""
 
 
 @dataclass(frozen=True)
 class HostCosts:
-    """`compute` as in Costs, in ns of work; `waits[stage, kind]` is time that passes behind it without work.
+    """Costs of operations, in ns.
 
-    `messages[stage, kind]` of a SEND is (ns until its tensor is there, bytes). What `compute` says of a RECV counts
-    where the tensor came before the rank did, alone. Those with a passage go between hosts, and are there when it has
-    brought them. `collectives` are those between hosts, one after the other: alone they take so much of the `waits`.
-    (The gather of the norm is not among them: nothing else is on its way while all ranks are in it.)
+    - `compute`: work, as in Costs; that of a RECV counts only if the tensor arrived before the rank reached it
+    - `waits[stage, kind]`: time without work after it
+    - `messages[stage, kind]`: (ns until the tensor has arrived, bytes) of a SEND
+    - `passages`: SENDs between hosts, which arrive when the passage is done
+    - `collectives`: collectives between hosts, one after the other; their time when alone is part of `waits`. Without
+      the gather of the norm: nothing else is on the network while all ranks wait in it.
     """
 
     compute: Costs
@@ -33,7 +35,7 @@ class HostCosts:
     collectives: Mapping[Joined, tuple[Passage, ...]] = field(default_factory=lambda: MappingProxyType({}))
 
     def without_work(self, op: Op, rank: int) -> tuple[float, tuple[Passage, ...]]:
-        """(ns that pass in any case, what has to come through first) behind the work of an operation."""
+        """(ns that pass in any case, passages to complete first) after the work of an operation."""
         if op.partner is None and not self.collectives:
             return self.waits.get((op.stage, op.kind), 0), ()
         parts = [(part.stage, part.kind) for part in op.parts()]
@@ -42,11 +44,11 @@ class HostCosts:
         return max(0.0, sum(self.waits.get(part, 0) for part in parts) - alone), passages
 
     def bytes_of(self, op: Op) -> int:
-        """What a SEND or RECV moves."""
+        """Bytes of a SEND or RECV."""
         back = {Kind.RECV_ACT: (op.stage - 1, Kind.SEND_ACT), Kind.RECV_GRAD: (op.stage + 1, Kind.SEND_GRAD)}
         return self.messages.get(back.get(op.kind, (op.stage, op.kind)), (0, 0))[1]
 
     def latency(self, op: Op) -> int:
-        """Nanoseconds from the begin of a SEND until its tensor is at the other end."""
+        """Nanoseconds from the start of a SEND until its tensor has arrived."""
         known = self.messages.get((op.stage, op.kind))
         return known[0] if known else self.compute.latency(op)

@@ -1,4 +1,4 @@
-"""What of a run goes between hosts: its messages and its collectives, for those who walk its programs."""
+"""Inter-host point-to-point messages and collectives of a run."""
 
 from __future__ import annotations
 
@@ -12,8 +12,7 @@ from parallel_core.simulate.network import Among, Network
 
 
 def messages(network: Network, schedule: Schedule, bytes_of: Callable[[int, Kind], float]) -> dict[Sent, Passage]:
-    """Of each SEND from one host to another, as it is between those two; of so many bytes to each rank that takes it
-    (0: none goes)."""
+    """Passage of each SEND between two hosts. `bytes_of(stage, kind)`: bytes to each receiving rank, 0: no message."""
     if not network.homes:
         return {}
     out: dict[Sent, Passage] = {}
@@ -28,7 +27,7 @@ def messages(network: Network, schedule: Schedule, bytes_of: Callable[[int, Kind
 def collectives(
     network: Network, schedule: Schedule, moving: Mapping[tuple[int, Kind, Among], float]
 ) -> dict[Joined, tuple[Passage, ...]]:
-    """Of each operation of each rank with collectives between hosts, which are on a line for the seconds `moving`."""
+    """Passages of inter-host collectives in each operation of each rank; `moving`: seconds with bytes on a link."""
     out: dict[Joined, tuple[Passage, ...]] = defaultdict(tuple)
     for (stage, kind, among), seconds in moving.items():
         for q in schedule.placement[stage] if seconds else ():

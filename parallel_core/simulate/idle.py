@@ -1,4 +1,4 @@
-"""How long ranks are idle in a simulated (or measured) step."""
+"""Idle time of ranks in a simulated or measured step."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from parallel_core.schedule.ir import COMPUTE
 
 
 class Idle(NamedTuple):
-    """Nanoseconds between the first and the last compute operation of a rank: working, and not."""
+    """Nanoseconds between a rank's first and last compute operation: working, and not."""
 
     busy: int
     idle: int
 
 
 def idle_times(spans: Mapping[int, NDArray[np.void]]) -> dict[int, Idle]:
-    """Of each rank with compute operations; spans of recomputation lie inside those of BW and are not counted twice."""
+    """Busy and idle time of each rank that computes; recomputation is inside BW and not counted twice."""
     kinds = [int(kind) for kind in COMPUTE if kind.name != "R"]
     out = {}
     for rank, rows in spans.items():
@@ -32,5 +32,5 @@ def idle_times(spans: Mapping[int, NDArray[np.void]]) -> dict[int, Idle]:
 
 
 def bubble(spans: Mapping[int, NDArray[np.void]]) -> float:
-    """Idle over busy on the worst rank: (p - 1) / m for GPipe and 1F1B with equal stages."""
+    """Idle over busy time on the worst rank: (p - 1) / m for GPipe and 1F1B with equal stages."""
     return max((times.idle / times.busy for times in idle_times(spans).values() if times.busy), default=0.0)

@@ -1,11 +1,11 @@
-"""What if, of a trace of a job that was not launched here: its spans again, with faster links or devices.
+"""What-if for a trace of a job that was not launched here: its spans replayed with faster links or devices.
 
-Nothing is known of the job but its spans, so what waited for what is read off them. A span begins behind whatever ended
-last on its rank before it, as long after as it was measured (the host's time stays), and never before the span ahead of
-it in its lane. The k-th collective of one rank is the k-th of every rank: it lasts from when the last one comes, for as
-long as it took from then on. Left as it is, every span falls where it was measured.
+Nothing is known of the job but its spans, so dependencies are inferred. A span depends on the one that ended last on
+its rank before it, and starts as long after that as measured (host time is kept), but never before the previous span of
+its lane ends. The k-th collective of one rank is the k-th of every rank: it lasts from the arrival of the last rank,
+for as long as measured from then on. Without changes every span keeps its measured time.
 
-Which message a rank of a pipeline waited for is not in a trace, so those of pipelines are refused.
+A trace does not say which message a pipeline rank waited for, so pipelines are refused.
 """
 
 from __future__ import annotations
@@ -21,26 +21,26 @@ from parallel_core.analysis.waits import step_start
 from parallel_core.schedule.ir import P2P, Kind
 
 MOST_SPANS = 40_000
-"""Beyond, walking through them takes seconds."""
+"""Most spans: walking through more takes seconds."""
 Spans = Mapping[int, NDArray[np.void]]
 _NONE = -1
 _OF_HOST = (Kind.DATA, Kind.SETUP)
-"""What a faster device does not hasten."""
+"""Kinds that a faster device does not speed up."""
 
 
 @dataclass
 class _Rank:
-    """The rows of one rank by start, what each begins behind, and their new times (ns from the start of the step)."""
+    """The rows of one rank by start, their dependencies, and their new times (ns from the start of the step)."""
 
     rows: NDArray[np.void]
     behind: list[int]
-    """Row that ended last before each; -1: none."""
+    """Row that ended last before each starts; -1: none."""
     gaps: list[int]
-    """From that end (the start of the step) to its own start."""
+    """Time from that end (or the start of the step) to its own start."""
     ahead: list[int]
-    """The row ahead of each in its lane; -1: none that had ended."""
+    """The previous row in its lane; -1: none, or not ended yet."""
     collective: list[int]
-    """Its number among the rank's collectives; -1: it is none."""
+    """Its number among the rank's collectives; -1: not a collective."""
     starts: list[float]
     ends: list[float]
 
@@ -48,7 +48,7 @@ class _Rank:
 def replayed(spans: Spans, links: float = 1.0, device: float = 1.0) -> dict[int, NDArray[np.void]]:
     """The spans with communication `links` and work `device` times as fast; ns from the start of the step.
 
-    Raises ValueError where that cannot be known: a pipeline, too many spans, collectives that do not belong together.
+    Raises ValueError where that cannot be determined: a pipeline, too many spans, collectives that do not match.
     """
     _check(spans)
     zero = step_start(spans)
@@ -69,7 +69,7 @@ def _rank(rows: NDArray[np.void], zero: int) -> _Rank:
     starts, ends = rows["start"] - zero, rows["end"] - zero
     by_end = np.argsort(ends, kind="stable")
     at = np.searchsorted(ends[by_end], starts, "right") - 1
-    # A span that takes no time may end where it begins: nothing begins behind itself or a later one.
+    # A span of zero length may end where it starts: no span depends on itself or a later one.
     behind = np.where(at >= 0, by_end[np.maximum(at, 0)], _NONE)
     behind = np.where(behind < np.arange(len(rows)), behind, np.arange(len(rows)) - 1)
     since = np.where(behind >= 0, ends[np.maximum(behind, 0)], 0)
@@ -90,7 +90,7 @@ def _ahead(starts: NDArray[np.int64], ends: NDArray[np.int64], talks: NDArray[np
 
 
 def _lags(ranks: Mapping[int, _Rank], zero: int) -> dict[int, list[int]]:
-    """For each rank and collective: from when the last rank came to when it ended here."""
+    """[rank][collective]: ns from the arrival of the last rank to the end on this rank."""
     own = {rank: one.rows[np.array(one.collective) >= 0] if len(one.rows) else one.rows for rank, one in ranks.items()}
     if len({len(rows) for rows in own.values()}) > 1:
         counts = ", ".join(f"rank {rank} has {len(rows)}" for rank, rows in sorted(own.items())[:4])
@@ -100,8 +100,7 @@ def _lags(ranks: Mapping[int, _Rank], zero: int) -> dict[int, list[int]]:
 
 
 def _walk(ranks: Mapping[int, _Rank], lags: Mapping[int, list[int]], links: float, device: float) -> None:
-    """Sets the times of all rows: each rank goes on until it needs the end of a collective that others are yet to come
-    to."""
+    """Sets the times of all rows: each rank advances until it needs a collective that others have not reached."""
     came: dict[int, dict[int, tuple[int, float]]] = {}
     at = dict.fromkeys(ranks, 0)
     moving = True
@@ -121,7 +120,7 @@ def _walk(ranks: Mapping[int, _Rank], lags: Mapping[int, list[int]], links: floa
 
 
 def _place(own: _Rank, i: int, device: float) -> bool:
-    """Sets when row `i` begins and, of work, when it ends; False where that cannot be known yet."""
+    """Sets when row `i` starts and, unless it is a collective, when it ends; False if that is not known yet."""
     behind, ahead = own.behind[i], own.ahead[i]
     since = own.ends[behind] if behind >= 0 else 0.0
     free = own.ends[ahead] if ahead >= 0 else 0.0
@@ -141,7 +140,7 @@ def _end(
     number: int,
     links: float,
 ) -> None:
-    """The ends of a collective to which all have come."""
+    """Sets the ends of a collective that all ranks have reached."""
     last = max(start for _, start in group.values())
     for rank, (i, start) in group.items():
         lag = lags[rank][number]
@@ -149,7 +148,7 @@ def _end(
 
 
 def _moved(before: NDArray[np.void], own: _Rank, zero: int) -> NDArray[np.void]:
-    """The rows at their new times, behind the step's row, which ends as long after the last of them as it did."""
+    """The rows at their new times after the STEP row, which ends as long after the last of them as measured."""
     rows = own.rows.copy()
     rows["start"], rows["end"] = np.rint(own.starts), np.rint(own.ends)
     step = before[before["kind"] == Kind.STEP][:1].copy()

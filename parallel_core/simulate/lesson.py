@@ -1,7 +1,7 @@
-"""One schedule at chosen costs, simulated to be looked at: how long, how idle, and how much each device keeps.
+"""One schedule at chosen costs, simulated for display: step length, idle time, and activations kept on each device.
 
-The costs are those of one device's share of a micro-batch; a schedule with v chunks on a device splits them into v
-operations. Numbers of micro-batches kept are shares of the same kind, so that schedules can be held side by side.
+Costs are those of one device's share of a micro-batch; a schedule with v chunks a device splits them into v operations.
+Micro-batches kept are counted in the same shares, so that schedules can be compared.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from parallel_core.simulate import Costs, Prices, simulate
 from parallel_core.simulate.idle import bubble
 
 UNIT = 1_000_000
-"""Nanoseconds that stand for one unit of cost."""
+"""Nanoseconds of one unit of cost."""
 EARLY = "-early"
-"""Behind the name of a schedule whose gradients leave a stage before those of its weights are made."""
+"""Suffix to the name of a schedule whose gradients leave a stage before its weight gradients are computed."""
 
 
 @dataclass(frozen=True)
 class Lesson:
-    """A simulated step; one when it is full, of a pipeline that never flushes. `spans` by pipeline rank: a STEP row
-    from the first instant to the last, then compute."""
+    """A simulated step; for a pipeline that never flushes, one while it is full. `spans` by pipeline rank: a STEP row
+    over the whole step, then compute."""
 
     schedule: Schedule
     spans: Mapping[int, NDArray[np.void]]
@@ -43,10 +43,10 @@ class Lesson:
     busy: int
     """Nanoseconds of compute over all devices."""
     skewed: float
-    """Idle over busy on the worst device between its own first and last operation: what is left of the bubble where no
-    device waits for the others at the end of the step (no barrier before the optimizer)."""
+    """Idle over busy on the worst device between its own first and last operation: the bubble that remains if no device
+    waits for the others at the end of the step (no barrier before the optimizer)."""
     silent: frozenset[int] = frozenset()
-    """Stages without backward: their activations are gone when their forward ends."""
+    """Stages without backward: their activations are freed when their forward ends."""
 
     @property
     def devices(self) -> int:
@@ -54,7 +54,7 @@ class Lesson:
 
     @property
     def fraction(self) -> float:
-        """Idle part of all device time."""
+        """Idle share of all device time."""
         return 1 - self.busy / (self.devices * self.length) if self.length else 0.0
 
     @property
@@ -64,29 +64,29 @@ class Lesson:
 
     @property
     def working(self) -> float:
-        """Devices that compute, on average over the step."""
+        """Average number of devices that compute."""
         return self.busy / self.length if self.length else 0.0
 
     def busy_of(self, ranks: Iterable[int]) -> float:
-        """Part of the step that these devices compute, on average."""
+        """Average share of the step in which these devices compute."""
         own = [self.spans[rank] for rank in ranks]
         busy = sum(int(durations(rows)[1:].sum()) for rows in own)
         return busy / (len(own) * self.length) if self.length else 0.0
 
     @cached_property
     def in_flight(self) -> tuple[float, ...]:
-        """For each device, the most micro-batches forward but not yet backward (their activations are kept)."""
+        """For each device, the most micro-batches with F done but not B (their activations are kept)."""
         return self._shares(peak_in_flight(self.schedule))
 
     @cached_property
     def kept(self) -> tuple[float, ...]:
-        """The same with those whose weight gradients are still to come."""
+        """As `in_flight`, including those whose weight gradients are still to come."""
         return self._shares(peak_kept(self.schedule))
 
     def held(self, rank: int) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
-        """(times, forward, weights): what the rank keeps from each instant on (`schedule.held.Held`).
+        """(times, forward, weights): what the rank keeps from each instant on (`schedule.in_flight.Held`).
 
-        A pipeline that never flushes begins and ends with what is under way.
+        A pipeline that never flushes begins and ends with micro-batches in flight.
         """
         if self._silent(rank):
             return held(self.spans[rank], Kind.F)
@@ -98,7 +98,7 @@ class Lesson:
         return self.schedule.programs[rank][0].stage in self.silent
 
     def _shares(self, most: tuple[int, ...]) -> tuple[float, ...]:
-        """Micro-batches on each device; one that keeps none for a backward has the one that it works on."""
+        """Micro-batches on each device; a device that keeps none for a backward has the one it works on."""
         return tuple(1.0 if self._silent(rank) else count / self.chunks for rank, count in enumerate(most))
 
 
@@ -111,11 +111,11 @@ def lesson(
     message: float = 0,
     chunks: int | None = None,
 ) -> Lesson:
-    """`costs` = forward, backward for the input, backward for the weights, in units; `message` from stage to stage.
-    `name` may end in EARLY.
+    """`costs`: forward, backward for the input, backward for the weights, in units; `message`: units from stage to
+    stage. `name` may end in EARLY.
 
-    The last ones are kept: who compares two changes one of them, and asks for its file.
-    Raises KeyError for an unknown name; whether the numbers go together is `check_pipeline`'s to say.
+    Cached: a comparison changes only one of two, and downloads ask for it again. Raises KeyError for an unknown name;
+    whether the numbers are compatible is checked by `check_pipeline`.
     """
     plain = name.removesuffix(EARLY)
     steps = 1 if flushes(plain) or pp == 1 else 2 * -(-pp // micro_batches) + 3
@@ -124,14 +124,14 @@ def lesson(
 
 
 def lesson_of(made: Schedule, costs: tuple[float, float, float], message: float = 0, steps: int = 1) -> Lesson:
-    """The same of a compute-only schedule of one replica; of a stream of `steps` steps where that is more than one."""
+    """As `lesson`, for a compute-only schedule of one replica; for a stream of `steps` steps if more than one."""
     per_rank = made.stages // made.pipeline_ranks
     f, b, w = (round(cost * UNIT / per_rank) for cost in costs)
     return lesson_at(made, Costs.uniform(made.stages, f, b, w, message=round(message * UNIT)), steps)
 
 
 def lesson_at(made: Schedule, prices: Prices, steps: int = 1, silent: frozenset[int] = frozenset()) -> Lesson:
-    """The same at any prices; `silent` = stages without backward, for which it must be free."""
+    """As `lesson_of`, at any prices; `silent`: stages without backward, whose backward must cost nothing."""
     spans = simulate(made, prices)
     length = 0 if steps > 1 else max(int(rows["end"].max()) for rows in spans.values())
     shown = {rank: _shown(made, rank, rows, prices, length, silent) for rank, rows in spans.items()}
@@ -148,7 +148,7 @@ def _busy(shown: Mapping[int, NDArray[np.void]]) -> int:
 
 def _steady(made: Schedule, shown: Mapping[int, NDArray[np.void]], steps: int, silent: frozenset[int]) -> Lesson:
     """A step in the middle of a stream, when the pipeline is full: from the last stage's first forward of it to that of
-    the next. Micro-batches count from the first that is seen."""
+    the next step. Micro-batches are numbered from the first one seen."""
     first = made.micro_batches // steps * (steps // 2)
     last = shown[made.placement[-1][0]]
     forward = last["kind"] == Kind.F
@@ -164,7 +164,7 @@ def _steady(made: Schedule, shown: Mapping[int, NDArray[np.void]], steps: int, s
 
 
 def _cut(rows: NDArray[np.void], begin: int, end: int) -> NDArray[np.void]:
-    """What lies between two instants, with the instants counted from the first one."""
+    """The rows between two instants, with times relative to the first."""
     inside = rows[(rows["end"] > begin) & (rows["start"] < end) | (rows["micro_batch"] < 0)].copy()
     inside["start"], inside["end"] = (np.clip(inside[side], begin, end) - begin for side in ("start", "end"))
     inside["end"][0] = end - begin
@@ -174,9 +174,10 @@ def _cut(rows: NDArray[np.void], begin: int, end: int) -> NDArray[np.void]:
 def held(
     rows: NDArray[np.void], last: Kind = Kind.BW
 ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
-    """(times, forward, weights) of a rank: what it keeps from each instant on (`schedule.held.Held`), of its spans.
+    """(times, forward, weights) of a rank from its spans: what it keeps from each instant on
+    (`schedule.in_flight.Held`).
 
-    An activation is there from the start of its F to the end of its B or `last`, then until the end of its W.
+    An activation is kept from the start of its F to the end of its B or `last`; what W needs, until the end of W.
     """
     changes = (("end", Kind.B, -1, 1), ("end", last, -1, 0), ("end", Kind.W, 0, -1), ("start", Kind.F, 1, 0))
     parts = [(own[side], forward, weights) for side, kind, forward, weights in changes for own in [_of(rows, kind)]]
@@ -195,7 +196,7 @@ def _of(rows: NDArray[np.void], kind: Kind) -> NDArray[np.void]:
 def _shown(
     made: Schedule, rank: int, rows: NDArray[np.void], costs: Prices, length: int, silent: frozenset[int]
 ) -> NDArray[np.void]:
-    """A STEP row and the rank's compute, a PAIR as its two halves; of `silent` stages the forwards alone."""
+    """A STEP row and the rank's compute, PAIRs as two halves; of `silent` stages only the forwards."""
     own = rows[np.isin(rows["kind"], [int(kind) for kind in COMPUTE])]
     if (own["kind"] == Kind.PAIR).any():
         own = _halves([op for op in made.programs[rank] if op.kind in COMPUTE], own["start"].tolist(), costs)
@@ -209,7 +210,7 @@ def _shown(
 
 
 def _halves(ops: Sequence[Op], starts: Sequence[int], costs: Prices) -> NDArray[np.void]:
-    """Rows of the operations' parts, each PAIR's one after the other."""
+    """Rows of the operations' parts, those of a PAIR one after the other."""
     out = []
     for op, start in zip(ops, starts, strict=True):
         parts = op.parts()

@@ -1,4 +1,4 @@
-"""Messages and collectives on their way between hosts: those on one line at the same time share it."""
+"""Inter-host messages and collectives: those on the same link at the same time share it."""
 
 from __future__ import annotations
 
@@ -10,14 +10,18 @@ from typing import NamedTuple
 import numpy as np
 
 Line = tuple[str, str]
-"""(from host, to host): each direction has its own."""
+"""(from host, to host): each direction is a link of its own."""
 _DONE_NS = 1e-3
 
 
 class Passage(NamedTuple):
-    """Of a message, or of a collective: `lines` says how many streams it has on each, of which any one takes `transfer`
-    ns alone; all is there `latency` ns later. `known` are (streams, how many times longer than alone) that were
-    measured. Ranks that are in one collective each have its passage, with the same `group`: it is on its lines once."""
+    """A message or a collective on the network.
+
+    - `lines`: its number of streams on each link
+    - `transfer`: ns that any one of them takes alone; all has arrived `latency` ns later
+    - `known`: (streams, slowdown against one alone), as measured
+    - `group`: equal for the passages of ranks in the same collective, which is on its links only once
+    """
 
     lines: Mapping[Line, int]
     transfer: float
@@ -26,8 +30,8 @@ class Passage(NamedTuple):
     group: object = None
 
     def slower(self, streams: int) -> float:
-        """How many times longer the transfer takes while so many streams are on the line. Where no more than one was
-        ever timed they share what one has; beyond the most that were, the line is full."""
+        """Slowdown of the transfer with so many streams on the link. If only single streams were timed, streams share
+        the bandwidth of one; beyond the most streams timed, the link is saturated."""
         counts, factors = zip((1, 1.0), *self.known, strict=True)
         if streams > counts[-1]:
             return float(factors[-1] * streams / counts[-1])
@@ -35,7 +39,7 @@ class Passage(NamedTuple):
 
 
 class Wires:
-    """What is on its way, by what it is, and the ns that it would still take alone."""
+    """Passages in progress, with the ns that each would still take alone."""
 
     def __init__(self) -> None:
         self._left: dict[object, tuple[Passage, float]] = {}
@@ -44,14 +48,15 @@ class Wires:
         return bool(self._left)
 
     def put(self, what: object, passage: Passage) -> None:
+        """Starts a passage under the key `what`."""
         self._left[what] = passage, passage.transfer
 
     def soonest(self) -> float:
-        """Ns until the first is through, if no other is put on before."""
+        """Ns until the first passage is done, if none is added before."""
         return min((left * slower for _, left, slower in self._rows()), default=math.inf)
 
     def flow(self, ns: float) -> list[tuple[object, float]]:
-        """Lets so many ns pass; (what is through, its latency)."""
+        """Advances time by `ns`; returns (passage key, latency) of those that are done."""
         through = []
         for what, left, slower in self._rows():
             passage, rest = self._left[what][0], left - ns / slower
@@ -63,7 +68,7 @@ class Wires:
         return through
 
     def _rows(self) -> list[tuple[object, float, float]]:
-        """(what, ns left alone, how many times slower it goes now, on the fullest of its lines) of each."""
+        """(key, ns left alone, current slowdown on its fullest link) of each passage."""
         streams: Counter[Line] = Counter()
         for one in {what if one.group is None else one.group: one for what, (one, _) in self._left.items()}.values():
             streams.update(one.lines)

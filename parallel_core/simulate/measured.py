@@ -1,9 +1,9 @@
-"""A measured step as a cost table: what every operation cost, so that it can be simulated again, changed.
+"""A measured step as a cost table: the cost of every operation, so that it can be simulated again with changes.
 
-An operation costs the time from when nothing was waited for any more until the next operation of its rank began, so
-that the host's time between two is in it. Of that, `moved` is what communication took (messages, collectives inside and
-behind it), `again` recomputation, `work` the rest. Simulating the same schedule at these costs gives the measured step.
-Of a tensor-parallel group, which walks one program together, it is the mean.
+An operation costs the time from when it waits for nothing any more until the next operation of its rank starts, so host
+time between the two is included. Of that, `moved` is communication (messages, collectives inside and after it), `again`
+recomputation, `work` the rest. Simulating the same schedule at these costs gives the measured step. For a
+tensor-parallel group, which walks one program together, costs are the mean.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from parallel_core.layout import Layout
 from parallel_core.schedule.ir import COMPUTE, INSIDE, P2P, RECVS, REPLICA_COLLECTIVES, Kind, Op, Schedule, other_end
 
 Key = tuple[Kind, int, int, int]
-"""Kind, stage, micro-batch, replica."""
+"""(kind, stage, micro-batch, replica)."""
 
 
 class Cost(NamedTuple):
-    """Nanoseconds."""
+    """Nanoseconds of work, communication and recomputation."""
 
     work: float = 0
     moved: float = 0
@@ -34,11 +34,11 @@ class Cost(NamedTuple):
 
 @dataclass(frozen=True)
 class Measured:
-    """Costs of one step. `latency` by SEND; `begins` by pipeline rank; `typical` = the median latency of a message.
+    """Costs of one step, in ns. `latency` by SEND; `begins` by pipeline rank; `typical`: median latency of a message.
 
-    `norms` by pipeline rank: what the global gradient norm took behind the last rank's coming, a collective as in the
-    accounts of a step (the rank's own sums of squares are in it); none where ranks do not wait for each other before
-    the optimizer.
+    `norms` by pipeline rank: duration of the global gradient norm after the last rank reached it, a collective as in a
+    step's accounts (with the rank's own sums of squares); empty where ranks do not wait for each other before the
+    optimizer.
     """
 
     ops: Mapping[Key, Cost]
@@ -50,7 +50,7 @@ class Measured:
 
     @property
     def norm(self) -> bool:
-        """All ranks wait for each other before the optimizer."""
+        """Whether all ranks wait for each other before the optimizer."""
         return bool(self.norms)
 
     @property
@@ -58,12 +58,12 @@ class Measured:
         return float(np.median(list(self.latency.values()))) if self.latency else 0.0
 
     def median(self, kind: Kind, stage: int | None = None) -> Cost | None:
-        """Of all operations of this kind (on `stage`), component by component; None without any."""
+        """Median of all operations of this kind (on `stage`), component by component; None without any."""
         found = self._of(kind, stage)
         return Cost(*np.median(found, axis=0).tolist()) if found else None
 
     def mean(self, kind: Kind) -> Cost | None:
-        """The same as a mean."""
+        """Mean of all operations of this kind; None without any."""
         found = self._of(kind, None)
         return Cost(*np.mean(found, axis=0).tolist()) if found else None
 
@@ -76,10 +76,9 @@ def key(op: Op) -> Key:
 
 
 def measure(schedule: Schedule, spans: Mapping[int, NDArray[np.void]], layout: Layout) -> Measured:
-    """Costs of the step that `spans` (by global rank) is. `schedule` is the lowered one that its ranks walked.
+    """Costs of the step in `spans` (by global rank). `schedule`: the lowered schedule that its ranks walked.
 
-    Raises ValueError where a rank or an operation is missing among the spans: a step that was not kept whole cannot be
-    replayed.
+    Raises ValueError where a rank or an operation is missing: an incomplete step cannot be replayed.
     """
     rows = waits.ordered(spans)
     if set(rows) != set(range(layout.world)) or not all(map(len, rows.values())):
@@ -105,7 +104,7 @@ def measure(schedule: Schedule, spans: Mapping[int, NDArray[np.void]], layout: L
 
 
 class _Part(NamedTuple):
-    """Of one global rank."""
+    """Costs of one global rank, in ns."""
 
     ops: dict[Key, Cost]
     latency: dict[Key, float]
@@ -114,7 +113,7 @@ class _Part(NamedTuple):
 
 
 class _Reader:
-    """The spans of a step, joined; reads one rank at a time."""
+    """The spans of a step with matched messages and collectives; reads one rank at a time."""
 
     def __init__(self, rows: dict[int, NDArray[np.void]], layout: Layout, zero: int) -> None:
         self._rows, self._layout, self._zero = rows, layout, zero
@@ -122,7 +121,7 @@ class _Reader:
         self._usual = self._usual_latency()
 
     def _usual_latency(self) -> float:
-        """Median time from a SEND to the end of the RECV that already waited for it."""
+        """Median time from a SEND to the end of its RECV, over RECVs that were already waiting."""
         found = [np.empty(0)]
         for rank, own in self._rows.items():
             receives, sent = waits.of_kinds(own, *RECVS), waits.received(rank, own, self._layout, self._sends)
@@ -140,7 +139,7 @@ class _Reader:
             raise ValueError(f"the spans of this step are not whole: rank {rank} kept {len(chosen)} of {len(ops)}.")
         ready, latency = self._ready(rank, own)
         norm = own[own["kind"] == Kind.NORM]
-        # Behind the norm nothing is waited for, so the rest of the step is the last operation's.
+        # Nothing is waited for after the norm, so the rest of the step belongs to the last operation.
         last_end = own["end"].max() if len(norm) else own["end"][chosen[-1]]
         follows = np.append(own["start"][chosen[1:]], last_end)
         took = 0
@@ -164,8 +163,8 @@ class _Reader:
         norm: NDArray[np.void],
         last: int,
     ) -> int:
-        """What the NORM took behind `last`, when the last rank came. All ranks meet before the first OPT_STEP: what
-        stands before the NORM belongs to the operation before it."""
+        """Duration of the NORM after `last`, when the last rank reached it. All ranks meet before the first OPT_STEP:
+        time before the NORM belongs to the operation before it."""
         steps = np.flatnonzero(own["kind"][chosen] == Kind.OPT_STEP)
         if not len(steps):
             return 0
@@ -178,7 +177,7 @@ class _Reader:
         return int(ready[chosen[final]]) - met
 
     def _ready(self, rank: int, own: NDArray[np.void]) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-        """For each row: when nothing was waited for any more; for each RECV: the latency of its message."""
+        """For each row the time from which it waits for nothing any more; for each RECV the latency of its message."""
         begun, over = starts(own), ends(own)
         ready, latency = begun.copy(), np.zeros(len(own))
         for kind in REPLICA_COLLECTIVES:
@@ -192,7 +191,7 @@ class _Reader:
         return ready, latency
 
     def _inside(self, own: NDArray[np.void], *kinds: Kind) -> dict[int, int]:
-        """Nanoseconds of child spans by the row of the compute span that holds them."""
+        """Nanoseconds of child spans, by the row of the compute span that contains them."""
         holders = np.flatnonzero(np.isin(own["kind"], [int(k) for k in COMPUTE - {Kind.R}]))
         children = waits.of_kinds(own, *kinds)
         out: dict[int, int] = {}

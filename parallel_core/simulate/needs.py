@@ -1,4 +1,4 @@
-"""What a CostTable must hold for a run to be predicted from it."""
+"""What a CostTable must contain to predict a run."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from parallel_core.spec import RunSpec
 
 
 class CannotPredict(ValueError):
-    """The table does not hold what the run needs; the message says what to profile."""
+    """The table lacks what the run needs; the message says what to profile."""
 
 
 class NeverTimed(CannotPredict):
-    """The links between two hosts of the run are not known."""
+    """The links between two hosts of the run were never timed."""
 
     def __init__(self, pairs: Sequence[tuple[str, str]]) -> None:
         self.pair = first, second = pairs[0]
@@ -23,8 +23,8 @@ class NeverTimed(CannotPredict):
 
 
 def require(spec: RunSpec, table: CostTable, together: int) -> None:
-    """Raises CannotPredict where `table` is not of this run's model, precision, device or tensor width. `together` =
-    ranks on the fullest host."""
+    """Raises CannotPredict where `table` is for another model, precision, device or tensor width than the run's.
+    `together`: ranks on the fullest host."""
     same = {
         "model": spec.model == table.model,
         "train.precision": spec.train.precision == table.precision,

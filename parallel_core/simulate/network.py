@@ -1,8 +1,9 @@
-"""What messages of a run cost where its ranks are: inside a host by the profile, between hosts by what was timed there.
+"""Cost of a run's messages given the placement of its ranks: inside a host from the profile, between hosts as timed
+there.
 
-Two levels, as the fleet has: a group that leaves its host goes at the pace of the slowest pair of hosts in it. Replicas
-and tensor ranks that do the same at once meet behind it, so the slowest of them speaks for all; they share the line
-(`crossing`).
+Two levels, as in a fleet: a group that spans hosts runs at the pace of its slowest pair of hosts. Replicas and tensor
+ranks that do the same at the same time wait for each other afterwards, so the slowest of them stands for all; they
+share the link (`crossing`).
 """
 
 from __future__ import annotations
@@ -20,13 +21,13 @@ from parallel_core.simulate.link_contention import Line, Passage
 from parallel_core.simulate.needs import NeverTimed
 
 Pattern = tuple[tuple[str, int], ...]
-"""How many of a group's ranks are on each of its hosts."""
+"""Number of a group's ranks on each of its hosts."""
 Among = Literal["tensor", "data", "ends"]
-"""Ranks of a collective: a tensor group, the replicas of a place, or the ends of a pipeline that share parameters."""
+"""Ranks of a collective: a tensor group, the replicas of a place, or pipeline ends that share parameters."""
 
 
 class Where(NamedTuple):
-    """`hosts[rank]` of a run over several, and what was timed between each two of them; none: all ranks on one."""
+    """`hosts[rank]` of a run, and the links timed between each pair of hosts; empty: all ranks on one host."""
 
     hosts: Sequence[str] = ()
     between: Sequence[LinksBetween] = ()
@@ -36,29 +37,29 @@ ALONE = Where()
 
 
 class Exchange(NamedTuple):
-    """Seconds of a collective, and whether they pass without work: ranks that share a device wait, and so do those
-    whose messages are on their way between hosts. For `moving` of them bytes are on the line between two."""
+    """Seconds of a collective, and whether they pass without work: ranks that share a device wait, as do ranks whose
+    messages are between hosts. `moving`: seconds of these with bytes on an inter-host link."""
 
     seconds: float
     waited: bool
     moving: float = 0.0
 
     def work(self) -> float:
-        """Those of the seconds that are work."""
+        """Seconds that are work."""
         return 0.0 if self.waited else self.seconds
 
     def waiting(self) -> float:
-        """Those of the seconds that are not."""
+        """Seconds that are not work."""
         return self.seconds if self.waited else 0.0
 
     def on_a_line(self) -> float:
-        """`moving`, as the other two are asked for."""
+        """`moving`, as a method like the other two."""
         return self.moving
 
 
 class Network:
-    """`hosts[rank]` is where each global rank is (none given: all on the host of `table`); `between` what was timed of
-    each two of them. Raises NeverTimed where a pair was not."""
+    """`hosts[rank]`: host of each global rank (empty: all on the host of `table`); `between`: links timed between each
+    pair of hosts. Raises NeverTimed for a pair without timing."""
 
     def __init__(
         self, layout: Layout, table: CostTable, hosts: Sequence[str] = (), between: Sequence[LinksBetween] = ()
@@ -73,7 +74,7 @@ class Network:
     # Devices
 
     def devices(self) -> list[int]:
-        """What each rank is bound to: ranks go round the devices of their host."""
+        """Device number of each rank: the ranks of a host take its devices in turn."""
         seen: Counter[str] = Counter()
         order, out = list(dict.fromkeys(self._hosts)), []
         for host in self._hosts:
@@ -83,7 +84,7 @@ class Network:
 
     @cached_property
     def homes(self) -> dict[int, int]:
-        """The host of each device, by number; {} where there is one host."""
+        """Device number -> host number; {} if there is only one host."""
         if len(set(self._hosts)) < 2:
             return {}
         return {device: device // self._table.devices for device in self.devices()}
@@ -96,42 +97,43 @@ class Network:
     # Groups
 
     def patterns(self, groups: Iterable[Sequence[int]]) -> frozenset[Pattern]:
-        """The different ways in which groups of global ranks lie."""
+        """The different placements of these groups of global ranks on hosts."""
         return frozenset(tuple(sorted(Counter(self._hosts[rank] for rank in group).items())) for group in groups)
 
     def tensor(self, place: int) -> frozenset[Pattern]:
-        """Of the tensor groups of a place."""
+        """Placements of the tensor groups of a place."""
         first, last = self._layout.rank(place), self._layout.rank(place, self._layout.replicas[place])
         width = self._layout.widths[place]
         return self.patterns(range(rank, rank + width) for rank in range(first, last, width))
 
     def data(self, place: int) -> frozenset[Pattern]:
-        """Of the replicas of a place."""
+        """Placements of the data-parallel groups of a place."""
         return self.patterns(self._copies(place))
 
     def ends(self, first: int, last: int) -> frozenset[Pattern]:
-        """Of the ranks of two places that share parameters."""
+        """Placements of the pairs of ranks on two places that share parameters."""
         both = range(min(self._layout.replicas[first], self._layout.replicas[last]))
         return self.patterns(pair for replica in both for pair in self._pairs_of(first, last, replica))
 
     def _copies(self, place: int) -> list[list[int]]:
-        """Global ranks that hold the same parameters, of each tensor rank of a place."""
+        """Groups of global ranks with the same parameters, one for each tensor rank of a place."""
         layout = self._layout
         copies = range(layout.replicas[place])
         return [[layout.rank(place, r, t) for r in copies] for t in range(layout.widths[place])]
 
     def _pairs_of(self, first: int, last: int, replica: int) -> list[list[int]]:
-        """Those of a replica at one end that share parameters with the other end."""
+        """Pairs of ranks of a replica, one at each end of the pipeline, that share parameters."""
         layout = self._layout
         width = min(layout.widths[first], layout.widths[last])
         return [[layout.rank(place, replica, t) for place in (first, last)] for t in range(width)]
 
     @property
     def world(self) -> frozenset[Pattern]:
+        """Placement of the group of all ranks."""
         return self.patterns([range(self._layout.world)])
 
     def exchange(self, what: What, patterns: Iterable[Pattern], size: float) -> Exchange:
-        """A collective of `size` bytes in all, in the slowest of the groups."""
+        """A collective of `size` bytes in total, in the slowest of these groups."""
         return max((self._exchange(what, pattern, size) for pattern in patterns), default=Exchange(0.0, False))
 
     def _exchange(self, what: What, pattern: Pattern, size: float) -> Exchange:
@@ -147,8 +149,8 @@ class Network:
         return [self._between[frozenset(pair)] for pair in combinations((host for host, _ in pattern), 2)]
 
     def crossing(self, among: Among, pipeline_rank: int, seconds: float) -> Passage | None:
-        """How collectives that have bytes on a line for so many seconds alone go between hosts, those of all groups of
-        that kind at once which the pipeline rank takes part in; None where none of its groups leaves its host."""
+        """The inter-host passage of collectives whose bytes are on a link for `seconds` alone, for all groups of this
+        kind that the pipeline rank takes part in at once; None if none of them spans hosts."""
         place, replica = self._layout.seat(pipeline_rank)
         groups, name = self._groups(among, place, replica)
         lines: Counter[Line] = Counter()
@@ -163,7 +165,7 @@ class Network:
         return Passage(lines, 1e9 * seconds, 0.0, _slower(link, max(sizes, default=0.0)), (among, name))
 
     def _groups(self, among: Among, place: int, replica: int) -> tuple[Sequence[Sequence[int]], object]:
-        """Groups of one place whose ranks do the same at once, and what they are called in common."""
+        """Groups of one place whose ranks communicate at the same time, and a key common to them."""
         if among == "data":
             return self._copies(place), place
         if among == "tensor":
@@ -177,15 +179,15 @@ class Network:
     # Messages
 
     def route(self, place: int, taker: int, size: float) -> Link | None:
-        """What a tensor of `size` bytes goes through from one place of the pipeline to another, on the slowest way of
-        any replica; None where that was never measured."""
+        """The link for a tensor of `size` bytes from one place of the pipeline to another, on the slowest route of any
+        replica; None if it was never measured."""
         found = {self._way(rank, other) for rank in self._ranks(place) for other in self._takers(rank, taker)}
         links = [link for way in found if (link := self._link(*way)) is not None]
         return max(links, key=lambda link: link.time.at(size), default=None)
 
     def passage(self, sender: int, taker: int, size: float) -> Passage | None:
-        """How a message goes from one pipeline rank to another, a tensor of `size` bytes to each rank that takes one;
-        None where both are on one host. Of tensor groups that are on several, the fullest line speaks for all."""
+        """Passage of a message between two pipeline ranks, a tensor of `size` bytes to each receiving rank; None if
+        both are on one host. If tensor groups span hosts, the fullest link stands for all."""
         lines: Counter[Line] = Counter()
         for rank in self._layout.walkers(sender):
             lines.update({(self._hosts[rank], self._hosts[other]) for other in self._layout.takers(rank, taker)})
@@ -197,7 +199,7 @@ class Network:
         return self._on(line, streams, times, size)
 
     def _on(self, line: Line, streams: int, times: int, size: float) -> Passage | None:
-        """`streams` at once, each of so many tensors one after the other."""
+        """`streams` at once on a link, each of `times` tensors one after the other."""
         between = self._between[frozenset(line)]
         link = between.link("send", 2)
         if link is None:
@@ -213,7 +215,7 @@ class Network:
         return self._layout.neighbours(rank, place)[1]
 
     def _way(self, rank: int, other: int) -> tuple[str, str, bool]:
-        """(from host, to host, whether all of the pipeline is on one): CPU ranks talk through memory only then."""
+        """(from host, to host, whether the whole pipeline is on one host): only then do CPU ranks use shared memory."""
         members = {self._hosts[member] for member in self._layout.pipeline_of(rank)}
         return self._hosts[rank], self._hosts[other], len(members) == 1
 
@@ -232,7 +234,7 @@ def _is_send(link: Link) -> bool:
 
 
 def _slower(between: LinksBetween, size: float) -> tuple[tuple[int, float], ...]:
-    """(streams, how many times longer than alone each takes beyond its latency) as it was timed of so many bytes."""
+    """(streams, slowdown of each against one alone, latency aside), as timed with so many bytes."""
     link = between.link("send", 2)
     if link is None:
         return ()
@@ -243,8 +245,8 @@ def _slower(between: LinksBetween, size: float) -> tuple[tuple[int, float], ...]
 
 
 def _ring(link: Link, ranks: int, size: float) -> tuple[float, float]:
-    """(seconds, those of them beyond latency) among `ranks` of a ring that `link` timed among others: each takes part
-    in n - 1 turns (twice that in an all-reduce), in which 1/n of the bytes go on."""
+    """(seconds, seconds of these beyond latency) on a ring of `ranks`, from a timing with `link.ranks` ranks: each
+    takes part in n - 1 turns (twice that in an all-reduce), each of which moves 1/n of the bytes."""
     seconds = link.time.at(size)
     latency = min(link.time.seconds[0], seconds)
     if ranks == link.ranks:

@@ -1,8 +1,8 @@
-"""Ranks that wait for each other wait for whoever is slow this time: what noise costs a step.
+"""Cost of noise: ranks that wait for each other wait for whichever is slow this time.
 
-Averages of one device at a time leave that out. An operation that takes t on average is drawn from a gamma
-distribution with that mean and the variance q x t: as many hiccups fall into two short operations as into a long one.
-What the step takes longer than without noise, on average over some draws, is what waiting costs.
+Averages over single devices miss this. An operation of mean duration t is drawn from a gamma distribution with that
+mean and variance q x t: two short operations have as many hiccups as one of their total length. The average increase of
+the step over some draws is the cost of waiting.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ from parallel_core.simulate.shared import HostCosts, Sharing, simulate_shared
 
 _NORMAL = NormalDist()
 _FEWEST, _MOST, _OPERATIONS = 2, 8, 2_000
-"""Draws, and the operations to draw in all of them."""
+"""Fewest and most draws, and operations drawn in total."""
 
 
 def expected_largest(count: int) -> float:
-    """Of `count` standard normals (Blom 1958's approximation of that order statistic); 0 for one."""
+    """Expected maximum of `count` standard normals (Blom 1958's approximation of that order statistic); 0 for one."""
     return _NORMAL.inv_cdf((count - 0.375) / (count + 0.25)) if count > 1 else 0.0
 
 
 def lag(seconds: float, times: int, ranks: int, noise: float) -> float:
-    """Seconds that `ranks` wait in all for the slowest of them, who meet `times` in work of `seconds`."""
+    """Seconds that `ranks` wait in total for the slowest of them if they meet `times` times in work of `seconds`."""
     return math.sqrt(noise * seconds * times) * expected_largest(ranks)
 
 
 class _Draws:
-    """Nanoseconds by which each rank's work was longer than on average are kept in `excess`."""
+    """Draws the work of operations; `excess[rank]`: ns by which the rank's work exceeded its mean."""
 
     def __init__(self, noise_ns: float, calm: Collection[Kind], seed: int) -> None:
         self._noise, self._calm = noise_ns, calm
@@ -51,9 +51,9 @@ class _Draws:
 def factor(
     schedule: Schedule, costs: HostCosts, sharing: Sharing, noise: float, calm: Collection[Kind] = (), parts: int = 1
 ) -> float:
-    """How many times longer than without noise of `noise` seconds the programs take; those operations `calm` whose
-    ranks wait for each other inside have paid for theirs. Who takes the mean of `parts` factors needs fewer draws for
-    each."""
+    """Slowdown of the programs by noise of `noise` seconds. Operations of `calm` kinds, inside which ranks wait for
+    each other, already include it. `parts`: number of factors that the caller averages, so that each needs fewer
+    draws."""
     ranks = schedule.pipeline_ranks
     if noise <= 0 or ranks < 2:
         return 1.0
@@ -68,7 +68,7 @@ def factor(
 
 
 def _by_chance(draws: _Draws, sharing: Sharing) -> float:
-    """Nanoseconds that a device had more to do than on average: nothing, over many draws, so it is taken off."""
+    """Mean nanoseconds by which devices had more work than expected: 0 over many draws, so it is subtracted."""
     devices = {device for own in sharing.devices for device in own}
     return sum(excess * len(sharing.devices[rank]) for rank, excess in draws.excess.items()) / len(devices)
 

@@ -1,4 +1,4 @@
-"""A schedule drawn with letters: one line a pipeline rank, one column a time slot."""
+"""Draws a schedule with letters: one line a pipeline rank, one column a time slot."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from parallel_core.simulate.idle import bubble
 def picture(schedule: Schedule) -> str:
     """The compute operations in time slots: F, B and W take one each, BW two, communication none; `.` is idle.
 
-    Each slot shows kind and micro-batch (`F0`, `B0`), led by the stage where ranks hold several (`4F0`). Raises
-    ValueError where the programs never finish.
+    Each slot shows kind and micro-batch (`F0`, `B0`), with the stage in front where ranks hold several (`4F0`). Raises
+    ValueError for a deadlock.
     """
     several = any(len({op.stage for op in program}) > 1 for program in schedule.programs)
     spans = simulate(schedule, Costs.uniform(schedule.stages, 1, 1, 1))
@@ -31,7 +31,7 @@ def picture(schedule: Schedule) -> str:
 
 
 def caption(schedule: Schedule) -> str:
-    """How long ranks are idle and how much they keep, in a sentence that says what it assumes."""
+    """Idle time and activations kept, in a sentence that states its assumptions."""
     share = bubble(simulate(schedule, Costs.uniform(schedule.stages, 1, 1, 1)))
     kept = max(peak_kept(schedule))
     if schedule.sync != "flush":

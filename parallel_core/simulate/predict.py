@@ -1,4 +1,4 @@
-"""RunSpec x CostTable -> what one step will take, and the spans that it will leave: said before the run.
+"""RunSpec x CostTable -> predicted duration and spans of one step, before the run.
 
 Every number comes from the table: layers under the run's tensor width and recomputation, on a busy host; messages by
 their size; zeroing, data, gradient norm and optimizer by theirs. Nothing is fitted to runs.
@@ -34,18 +34,18 @@ _MOST_SLOWDOWN = 8.0  # of a layer by other busy devices; more is noise of a lay
 
 @dataclass(frozen=True)
 class Prediction:
-    """One step: `seconds` from its begin to the next one's, and the spans of each pipeline rank (ns from 0), which
-    leave out that ranks wait for whoever is slow this time."""
+    """One step: `seconds` from its start to the next one's, and the spans of each pipeline rank (ns from 0), without
+    the waits caused by noise."""
 
     seconds: float
     spans: dict[int, Spans]
     drift: tuple[float, float] | None = None
-    """How many times `seconds` a run takes while its devices are as fast, or as slow, as in a tenth of the moments of
-    the profile (`spells.drift`); None where that is not known, or they were said to be as fast as they are."""
+    """Factors on `seconds` with devices as fast, or as slow, as in a tenth of the profile's moments
+    (`device_drift.drift`); None where that is not known, or the devices' pace was given."""
 
     @property
     def likely(self) -> tuple[float, float] | None:
-        """Seconds between which eight of ten runs lie by the drift of the devices alone."""
+        """Range of seconds that contains eight of ten runs, by the drift of the devices alone."""
         return (self.seconds * self.drift[0], self.seconds * self.drift[1]) if self.drift else None
 
 
@@ -56,10 +56,11 @@ def predict_step(
     where: Where = ALONE,
     spells: Sequence[Spell] = (),
 ) -> Prediction:
-    """`devices[rank]` is what each global rank is bound to (None: ranks go round the table's devices), `where` on which
-    hosts the ranks are; their devices drift as in the `spells` (none: as the profile saw it).
+    """The predicted step. `devices[rank]`: device of each global rank (None: ranks take the table's devices in turn);
+    `where`: hosts of the ranks; `spells`: drift of their devices (none: as in the profile).
 
-    Raises CannotPredict."""
+    Raises CannotPredict.
+    """
     made = Maker(spec, table, where)
     bound = devices or made.network.devices()
     at_pace = partial(_at_pace, spec, made, table, bound)
@@ -74,7 +75,7 @@ def predict_step(
 def _at_pace(
     spec: RunSpec, made: Maker, table: CostTable, devices: Sequence[int], slower: Sequence[float], parts: int
 ) -> Prediction:
-    """A step while each rank's device takes so many times longer than the table says, one of `parts`; 0: no noise."""
+    """A step with each rank's device slowed by `slower`, one of `parts` that are averaged; `parts` 0: without noise."""
     sharing = made.sharing(devices, slower)
 
     def walk(steps: int) -> tuple[Schedule, dict[int, Spans]]:
@@ -107,7 +108,7 @@ class Maker:
         self._known: dict[tuple[int, str, int, bool], list[Layers]] = {}
 
     def schedule(self, steps: int = 1) -> Schedule:
-        """The run's programs, each behind its DATA and SETUP; of a stream each step's part behind its DATA."""
+        """The run's programs, each with DATA and SETUP in front; in a stream each step's part has DATA in front."""
         made, programs = build(self._spec, steps), []
         for q, program in enumerate(made.programs):
             place, replica = self._layout.seat(q)
@@ -120,7 +121,7 @@ class Maker:
         return replace(made, programs=tuple(programs))
 
     def sharing(self, devices: Sequence[int], slower: Sequence[float] = ()) -> Sharing:
-        """`devices[rank]` and `slower[rank]` of each global rank; a tensor group is as slow as its slowest."""
+        """`devices[rank]` and `slower[rank]` for each global rank; a tensor group is as slow as its slowest rank."""
         slowdown = {}
         for stage in range(self._layout.stages):
             for kind in _PART:
@@ -141,11 +142,11 @@ class Maker:
 
     @property
     def meeting(self) -> tuple[Kind, ...]:
-        """The operations inside which replicas wait for each other."""
+        """Kinds of operations inside which replicas wait for each other."""
         return tuple(kind for kind in _PART if self._ends.meetings(0, kind))
 
     def costs(self, schedule: Schedule) -> HostCosts:
-        """In ns, of every (stage, kind) of `schedule`."""
+        """Costs of every (stage, kind) of `schedule`, in ns."""
         known = Seconds({}, {}, {})
         compute = known.compute
         operation = self._table.beside("operation")
@@ -175,54 +176,54 @@ class Maker:
     # Layers
 
     def _stage(self, stage: int, kind: Kind, busy: int) -> float:
-        """Seconds of work of one operation on a micro-batch, tensor collectives included where they are work."""
+        """Seconds of work of one operation on a micro-batch, with tensor collectives as far as they are work."""
         return sum(self.unit(unit, kind, busy).at(self._spec.micro_batch_size) for unit in self._units(stage))
 
     def _inside(self, stage: int, kind: Kind, part: Share) -> float:
-        """Seconds of one part of the tensor collectives of an operation."""
+        """Seconds of one part of an operation's tensor-parallel collectives."""
         return sum(self._inside_unit(unit, kind, part) for unit in self._units(stage))
 
     def unit_wait(self, unit: int, kind: Kind) -> float:
-        """Seconds of a layer's tensor collectives that are no work, for a micro-batch: those between hosts, and those
-        among more ranks than devices, measured with the turns they take."""
+        """Seconds without work in a layer's tensor-parallel collectives, for a micro-batch: those between hosts, and
+        those among more ranks than devices, whose timings include taking turns."""
         return self._inside_unit(unit, kind, Exchange.waiting)
 
     def _inside_unit(self, unit: int, kind: Kind, part: Share) -> float:
         found = self._rows(unit, 1)
-        curve = _curve(found, [self._talk(row, unit, kind, part) for row in found])
+        curve = _curve(found, [self._collective(row, unit, kind, part) for row in found])
         return curve.at(self._spec.micro_batch_size)
 
     def _of_layer(self, unit: int, kind: Kind) -> float:
-        """Seconds of one layer for a micro-batch, while all devices work."""
+        """Seconds of one layer for a micro-batch, with all devices busy."""
         return self.unit(unit, kind, self._busy).at(self._spec.micro_batch_size) + self.unit_wait(unit, kind)
 
     def _units(self, stage: int) -> tuple[int, ...]:
         return self._layout.stage_units[stage]
 
     def unit(self, unit: int, kind: Kind, busy: int) -> Curve:
-        """Seconds of one layer by the samples of a micro-batch."""
+        """Seconds of one layer as a function of the samples of a micro-batch."""
         rows = self._rows(unit, busy) or self._rows(unit, 1)
         return _curve(
-            rows, [self._of_row(row, unit, kind) + self._talk(row, unit, kind, Exchange.work) for row in rows]
+            rows, [self._of_row(row, unit, kind) + self._collective(row, unit, kind, Exchange.work) for row in rows]
         )
 
     @cached_property
-    def _hows(self) -> tuple[str, ...]:
-        """How each layer recomputes."""
+    def _modes(self) -> tuple[str, ...]:
+        """Recomputation of each layer."""
         split, units = self._spec.parallel, self._spec.model.units()
         again = recomputed(split, units)
         return tuple(split.recompute if block_of(unit) in again else "none" for unit in units)
 
     def _rows(self, unit: int, busy: int) -> list[Layers]:
-        """The measured rows that speak of the layer. Kept: a model has many layers and few kinds of them."""
-        key = self._widths[unit], self._hows[unit], busy, any(len(lie) > 1 for lie in self._lie[unit])
+        """The measured rows for this layer. Cached: a model has many layers but few kinds of them."""
+        key = self._widths[unit], self._modes[unit], busy, any(len(one) > 1 for one in self._placed[unit])
         if key not in self._known:
             self._known[key] = self._measured(*key)
         return self._known[key]
 
     def _measured(self, tp: int, how: str, busy: int, leaves: bool) -> list[Layers]:
-        """A tensor group that leaves its host talks otherwise than one that was measured there. Devices are as busy as
-        a group makes them, at least: nobody measured it with fewer at work."""
+        """The measured rows for these conditions. A tensor group that spans hosts communicates differently from one
+        measured on one host. At least as many devices are busy as a group has: fewer were never measured."""
         least = min(tp, self._table.devices)
         for known in (how, "none" if how == "full" else how):
             of = partial(self._table.of, tp, known, split=self._spec.parallel.cut)
@@ -232,32 +233,32 @@ class Maker:
         return []
 
     @cached_property
-    def _lie(self) -> tuple[frozenset[Pattern], ...]:
-        """How the tensor groups of each layer lie on hosts."""
+    def _placed(self) -> tuple[frozenset[Pattern], ...]:
+        """Placements of each layer's tensor groups on hosts."""
         places = [self.network.tensor(place) for place in range(self._layout.pp)]
         return tuple(
             places[self._layout.place(stage)] for stage, units in enumerate(self._layout.stage_units) for _ in units
         )
 
     def _of_row(self, row: Layers, unit: int, kind: Kind) -> float:
-        """The layer as fast as it is without a stop behind it."""
+        """Seconds of the layer, scaled so that all layers add up to the time measured without stops between them."""
         part = _PART[kind]
         found = row.seconds[part][unit] * row.whole[part] / max(sum(row.seconds[part]), 1e-12)
         return found + (row.seconds["forward"][unit] if self._adds_forward(row, unit, kind) else 0.0)
 
     def _adds_forward(self, row: Layers, unit: int, kind: Kind) -> bool:
-        """Whether the layer's recomputation is in the operation, but not in what was measured."""
-        return self._hows[unit] == "full" and row.recompute == "none" and kind in (Kind.BW, Kind.B)
+        """Whether the operation includes the layer's recomputation, but the measurement did not."""
+        return self._modes[unit] == "full" and row.recompute == "none" and kind in (Kind.BW, Kind.B)
 
-    def _talk(self, row: Layers, unit: int, kind: Kind, part: Share) -> float:
-        """Seconds of one part of a layer's tensor collectives."""
+    def _collective(self, row: Layers, unit: int, kind: Kind, part: Share) -> float:
+        """Seconds of one part of a layer's tensor-parallel collectives."""
         tp = self._widths[unit]
         if tp == 1 or kind is Kind.W:
             return 0.0
         said = row.collectives("forward" if kind is Kind.F else "backward", unit)
         if self._adds_forward(row, unit, kind):
             said += row.collectives("forward", unit)
-        return sum(part(self.network.exchange(what, self._lie[unit], size)) for what, size in said)
+        return sum(part(self.network.exchange(what, self._placed[unit], size)) for what, size in said)
 
     # Messages
 
@@ -277,7 +278,7 @@ class Maker:
         return out
 
     def _bytes_to_each(self, messages: Mapping[tuple[int, Kind], tuple[int, int]], stage: int, kind: Kind) -> int:
-        """Of a SEND's bytes, those to each rank that takes them."""
+        """Bytes of a SEND to each receiving rank."""
         size = messages.get((stage, kind), (0, 0))[1]
         return size // self._takers(stage, stage + 1 if kind is Kind.SEND_ACT else stage - 1) if size else 0
 
@@ -285,13 +286,13 @@ class Maker:
         return self.network.route(self._layout.place(sender), self._layout.place(taker), size)
 
     def _takers(self, stage: int, taker: int) -> int:
-        """Ranks of stage `taker` that one of `stage` sends each tensor to, at most: widths may differ."""
+        """Most ranks of stage `taker` to which one rank of `stage` sends each tensor: widths may differ."""
         width, other = (self._layout.widths[self._layout.place(s)] for s in (stage, taker))
         return -(-other // width)
 
     def _send_work(self, sender: int, taker: int, size: int) -> float:
-        """Seconds of its sender, or of its receiver, that a message keeps; behind a layer's work the code for it is as
-        cold as `message` says, which was measured there."""
+        """Seconds of work of a message on its sender, or on its receiver. After a layer the code for it is cold, which
+        the table's `message` measures."""
         link = self._route(sender, taker, size)
         if link is None or link.work is None:
             return 0.0

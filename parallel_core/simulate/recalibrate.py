@@ -1,7 +1,7 @@
-"""A cost table brought up to what runs measured: one factor on everything that a device computes.
+"""Adjusts a cost table to measured runs: one factor on all compute of a device.
 
-A device may be slower in runs than it was when profiled: warmer, shared, other software. Messages stay as they were
-timed. The factor is the one by which predicted steps are, in the mean of logarithms, the measured ones.
+A device may be slower in runs than when it was profiled: warmer, shared, other software. Messages keep their timings.
+With the factor, the mean logarithm of predicted over measured steps is zero.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ from parallel_core.simulate.predict import predict_step
 from parallel_core.spec import RunSpec
 
 MOST = 8.0
-"""A device that differs more than that from its profile is another device."""
+"""A device that differs by more than this factor from its profile is another device."""
 _CLOSE, _TURNS = 1e-3, 20
 
 Runs = Sequence[tuple[RunSpec, float]]
-"""Runs, and the seconds of their median step."""
+"""(spec, seconds of the median step) of each run."""
 
 
 class CannotRecalibrate(ValueError):
-    """No factor explains what was measured."""
+    """No factor explains the measurements."""
 
 
 def scaled(table: CostTable, factor: float) -> CostTable:
-    """The table with all work of a device `factor` times as long; at which pace of the device, it no longer says."""
+    """The table with all work of a device taking `factor` times as long, and without the reference pace."""
     return table.model_copy(
         update={
             "layers": tuple(row.times(factor) for row in table.layers),
@@ -42,12 +42,12 @@ def scaled(table: CostTable, factor: float) -> CostTable:
 
 
 def errors(table: CostTable, runs: Runs) -> list[float]:
-    """Predicted over measured, less 1, of each run."""
+    """Predicted over measured, minus 1, for each run."""
     return [predict_step(spec, table).seconds / measured - 1 for spec, measured in runs]
 
 
 def factor_of(table: CostTable, runs: Runs) -> float:
-    """What to scale `table` by, to within 0.1 %. Raises CannotRecalibrate, and CannotPredict as `predict_step` does."""
+    """The factor for `table`, to within 0.1 %. Raises CannotRecalibrate, and CannotPredict as `predict_step` does."""
     factor = 1.0
     for _ in range(_TURNS):
         off = sum(math.log1p(error) for error in errors(scaled(table, factor), runs)) / len(runs)

@@ -1,9 +1,9 @@
-"""The pipeline of a job that was not launched here, read off the spans of one step.
+"""Recovers the pipeline of a job that was not launched here from the spans of one step.
 
-Annotations name the micro-batch of an operation, and mostly its stage. Where they name no stage, the order in which
-ranks come to their first micro-batch tells it, for a stage cannot begin before the one ahead of it has ended. Ranks
-with the same stages are replicas; or, where collectives begin in every one of their forwards, a tensor-parallel group.
-What each rank did in which order then is a schedule, which must be one that could run at all.
+Annotations name the micro-batch of an operation, and mostly its stage. Where they name no stage, it follows from the
+order in which ranks start their first micro-batch, since a stage cannot start before the previous one has ended. Ranks
+with the same stages are replicas, or a tensor-parallel group if collectives start in every one of their forwards. The
+operations of each rank in order then form a schedule, which must be valid.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from parallel_core.schedule.traits import TRAITS, flushes
 Spans = Mapping[int, NDArray[np.void]]
 _PASSES = (Kind.F, Kind.B, Kind.W, Kind.BW)
 _NAMED = 3
-"""Of what is missing, so much is named."""
+"""Most missing operations listed in a message."""
 
 
 class NotRecovered(ValueError):
-    """Why there is no pipeline to be seen, as the end of a sentence."""
+    """Why no pipeline can be recovered, as the end of a sentence."""
 
 
 class Done(NamedTuple):
@@ -46,16 +46,16 @@ class Done(NamedTuple):
 
 @dataclass(frozen=True)
 class Pipeline:
-    """`ranks[place][member]` are ranks of the trace: those of a place hold the same stages, replica by replica and in
-    each tensor rank by tensor rank. `done[rank]` is what a rank did, in order, micro-batches numbered within their
-    replica. `schedule` is the compute-only one of a replica, with the name of a known one or "custom"."""
+    """`ranks[place][member]`: ranks of the trace; those of a place hold the same stages, ordered by replica and within
+    it by tensor rank. `done[rank]`: the rank's operations in order, micro-batches numbered within their replica.
+    `schedule`: compute-only schedule of one replica, named after a known one or "custom"."""
 
     ranks: tuple[tuple[int, ...], ...]
     replicas: int
     done: Mapping[int, tuple[Done, ...]]
     schedule: Schedule
     stages_named: bool
-    """By annotations, not by the order in which ranks begin."""
+    """Whether stages come from annotations, not from the order in which ranks start."""
 
     @property
     def width(self) -> int:
@@ -72,7 +72,7 @@ def is_pipeline(spans: Spans) -> bool:
 
 
 def recover(spans: Spans) -> Pipeline:
-    """Raises NotRecovered where the spans do not allow it: what is missing."""
+    """The pipeline of the spans. Raises NotRecovered with what is missing."""
     named, done = staged(spans)
     places = _places(done)
     replicas, places = _members(done, places, spans)
@@ -82,8 +82,7 @@ def recover(spans: Spans) -> Pipeline:
 
 
 def staged(spans: Spans) -> tuple[bool, dict[int, tuple[Done, ...]]]:
-    """(whether annotations name the stages, what each rank did with the stage and the micro-batch as they are named);
-    raises NotRecovered."""
+    """(whether stages are annotated, each rank's operations with annotated micro-batches); raises NotRecovered."""
     done = {rank: operations(rows) for rank, rows in sorted(spans.items())}
     bare = [rank for rank, own in done.items() if not own]
     if bare:
@@ -101,14 +100,14 @@ def _passes(rows: NDArray[np.void]) -> NDArray[np.bool_]:
 
 
 def operations(rows: NDArray[np.void]) -> tuple[Done, ...]:
-    """What annotations name, in order: each from its first span to its last, but not into the next one."""
+    """Annotated operations in order: each from its first span to its last, but not beyond the start of the next one."""
     own = rows[_passes(rows)]
     kinds = own["kind"].astype(np.int64)
     split = own[kinds == Kind.B]
     halves = set(zip(split["stage"].tolist(), split["micro_batch"].tolist(), strict=True))
     again = np.flatnonzero(kinds == Kind.R)
     keys = list(zip(own["stage"].tolist(), own["micro_batch"].tolist(), strict=True))
-    for i in again.tolist():  # a recomputation is a part of the backward that asked for it
+    for i in again.tolist():  # a recomputation is part of the backward that needs it
         kinds[i] = Kind.B if keys[i] in halves else Kind.BW
     found: dict[tuple[int, int, int], list[int]] = {}
     for kind, (stage, micro_batch), start, end in zip(
@@ -125,8 +124,8 @@ def operations(rows: NDArray[np.void]) -> tuple[Done, ...]:
 
 
 def _staged(done: Mapping[int, tuple[Done, ...]]) -> dict[int, tuple[Done, ...]]:
-    """Numbers the stages by the order in which ranks do their first forward: who begins before the first of the stage
-    ahead has ended stands beside it."""
+    """Numbers the stages by the order of the ranks' first forwards: a rank that starts before any rank of the latest
+    stage has ended its first forward belongs to that stage."""
     firsts = {rank: next((one for one in own if one.kind is Kind.F), None) for rank, own in done.items()}
     stages: dict[int, int] = {}
     ends: list[int] = []
@@ -163,7 +162,7 @@ def _places(done: Mapping[int, tuple[Done, ...]]) -> tuple[tuple[int, ...], ...]
 def _members(
     done: Mapping[int, tuple[Done, ...]], places: Sequence[tuple[int, ...]], spans: Spans
 ) -> tuple[int, tuple[tuple[int, ...], ...]]:
-    """(replicas, the ranks of each place by replica): those with the same micro-batches belong together."""
+    """(replicas, the ranks of each place by replica): ranks with the same micro-batches belong together."""
     ids = {rank: tuple(sorted({one.micro_batch for one in own})) for rank, own in done.items()}
     counts = {len(own) for own in ids.values()}
     if len(counts) > 1:
@@ -181,7 +180,7 @@ def _members(
 
 
 def _meets_inside(rows: NDArray[np.void], done: Sequence[Done]) -> bool:
-    """Whether a collective begins in every forward, as in a tensor-parallel group."""
+    """Whether a collective starts in every forward, as in a tensor-parallel group."""
     starts = np.sort(rows["start"][rows["kind"] == Kind.BUCKET])
     inside = (np.diff(np.searchsorted(starts, (one.start, one.end))) for one in done if one.kind is Kind.F)
     return all(count > 0 for (count,) in inside)
@@ -212,7 +211,7 @@ def _schedule(done: Mapping[int, tuple[Done, ...]], places: Sequence[tuple[int, 
 
 
 def _require_whole(programs: Sequence[Sequence[Op]], stages: int, count: int) -> None:
-    """Every micro-batch forward and backward on every stage."""
+    """Raises NotRecovered unless every micro-batch has a forward and a backward on every stage."""
     there = {(op.kind, op.stage, op.micro_batch) for program in programs for op in program}
     absent = []
     for stage in range(stages):
@@ -231,7 +230,7 @@ def _require_whole(programs: Sequence[Sequence[Op]], stages: int, count: int) ->
 
 
 def _known(made: Schedule) -> list[Schedule]:
-    """Schedules of this engine with as many ranks, stages and micro-batches, simplest first."""
+    """Schedules of this engine with the same numbers of ranks, stages and micro-batches, simplest first."""
     pp, chunks = made.pipeline_ranks, made.stages // made.pipeline_ranks
     fitting = [
         name
@@ -244,8 +243,7 @@ def _known(made: Schedule) -> list[Schedule]:
 
 
 def overtaken(pipeline: Pipeline) -> int:
-    """Most ns by which a stage began a forward before the stage ahead had ended its own: what clocks differ by, at
-    least."""
+    """Most ns by which a stage's forward started before the previous stage's ended: a lower bound on clock error."""
     ends: dict[tuple[int, int, int], int] = {}
     starts: dict[tuple[int, int, int], int] = {}
     for own in pipeline.ranks:

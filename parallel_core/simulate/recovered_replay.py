@@ -1,12 +1,12 @@
-"""What if, of a recovered pipeline: its step as the spans that this engine would have left, and those simulated again.
+"""What-if for a recovered pipeline: its step as the spans this engine would have recorded, then simulated with changes.
 
-Between what annotations name a rank waits, or its host works. In front of an operation that needs a tensor of another
-rank that is a receive; it lasts until the operation begins, and `simulate.measured` takes of it what was waiting, for
-the other end is known. Behind a rank's last operation stand the sums over the replicas of its stage, which end with the
-last collective, and the update. Where no rank updates before all have ended, they wait for each other there, as a
-global gradient norm makes them.
+Between annotated operations a rank waits, or its host works. Before an operation that needs a tensor of another rank
+this becomes a RECV; it lasts until the operation starts, and `simulate.measured` separates the waiting from it, since
+the other end is known. After a rank's last operation come the gradient reductions over its stage's replicas, which end
+with the last collective, and the update. If no rank updates before all have finished, they wait for each other there,
+as for a global gradient norm.
 
-The model is not known. Where an operation's cost goes to other stages, stages are taken to be even inside.
+The model is unknown. Where costs move to other stages, each stage's cost is assumed to be evenly divided.
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ from parallel_core.simulate.replay import Change, Replay, replay_as
 from parallel_core.spec import DRAWN, DeviceKind, RunSpec
 
 MOST_OFF = 0.03
-"""An unchanged replay further off than this does not speak for its changes."""
+"""Largest relative error of an unchanged replay at which its changes are still trusted."""
 _SLACK_NS = 20_000
-"""An update that begins so long before the last rank's end did still wait for it: clocks are no better."""
+"""An update that starts at most this long before the last rank's end still waited for it: clock tolerance."""
 _HOST = (Kind.DATA, Kind.SETUP)
-"""What stands before a rank's first operation."""
+"""Kinds before a rank's first operation."""
 
 
 @dataclass(frozen=True)
 class Recovered:
-    """A pipeline with its spans; the clock is the trace's."""
+    """A pipeline with its spans, on the trace's clock."""
 
     pipeline: Pipeline
     spans: Spans
@@ -50,33 +50,33 @@ class Recovered:
 
     @classmethod
     def of(cls, spans: Spans, device: DeviceKind = "cpu") -> Recovered | None:
-        """None where ranks are no stages of a pipeline; raises NotRecovered where they are, but what they did cannot
-        be told."""
+        """The recovered pipeline; None where ranks are not stages of a pipeline. Raises NotRecovered where they are,
+        but their operations cannot be determined."""
         return cls(recover(spans), spans, device) if is_pipeline(spans) else None
 
     @cached_property
     def spec(self) -> RunSpec:
-        """What is known of the job as the spec of a run; its model is nobody's."""
+        """What is known of the job as the spec of a run; the model is a placeholder."""
         return _spec(self._split, self.device, self.pipeline.schedule.stages)
 
     @cached_property
     def measured(self) -> Measured:
-        """Costs of what the ranks did, from the step's first instant to the end of the last update."""
+        """Costs of the ranks' operations, from the first instant of the step to the end of the last update."""
         return measure(build(self.spec), self.rows, Layout.of(self.spec))
 
     @property
     def tail(self) -> int:
-        """Nanoseconds of the step behind the last update."""
+        """Nanoseconds of the step after the last update."""
         return max(int(rows["end"].max()) for rows in self.spans.values()) - step_start(self.spans) - self.measured.step
 
     @cached_property
     def off(self) -> float:
-        """How far the unchanged replay is from the measured step, relative."""
+        """Relative error of the unchanged replay against the measured step."""
         made = self.replay(Change())
         return abs(made.step / self.step - 1)
 
     def replay(self, change: Change) -> Replay:
-        """The step with `change`. Raises pydantic's ValidationError, naming fields, where it makes no pipeline."""
+        """The step with `change`. Raises pydantic's ValidationError, naming fields, for an invalid result."""
         split = self._after(change)
         stages = self.pipeline.schedule.stages if split["program"] else split["pp"] * split["chunks"]
         units = math.lcm(self.pipeline.schedule.stages, stages)
@@ -86,7 +86,7 @@ class Recovered:
         return Replay(made.spec, made.spans, made.step + self.tail)
 
     def walker(self, pipeline_rank: int) -> tuple[int, int]:
-        """(global rank of the layout, rank of the trace) of the first of those that walk it."""
+        """(global rank of the layout, rank of the trace) of the first tensor rank of a pipeline rank."""
         layout, width = Layout.of(self.spec), self.pipeline.width
         place, replica = layout.seat(pipeline_rank)
         return layout.rank(place, replica), self.pipeline.ranks[place][replica * width]
@@ -107,7 +107,7 @@ class Recovered:
         }
 
     def _after(self, change: Change) -> dict[str, Any]:
-        """The split with `change`."""
+        """The parallel spec with `change`."""
         split = self._split
         if change.schedule and change.schedule != split["schedule"]:
             split |= {"schedule": change.schedule, "chunks": TRAITS[change.schedule].chunks, "program": None}
@@ -117,12 +117,12 @@ class Recovered:
 
     @property
     def step(self) -> int:
-        """Nanoseconds, as measured."""
+        """Measured nanoseconds of the step."""
         return self.measured.step + self.tail
 
     @cached_property
     def rows(self) -> dict[int, NDArray[np.void]]:
-        """Global rank of the layout -> its spans in the form of this engine's."""
+        """Global rank of the layout -> its spans in the form that this engine records."""
         layout, programs, zero = Layout.of(self.spec), build(self.spec).programs, step_start(self.spans)
         ranks = {layout.rank(place, *divmod(i, self.pipeline.width)): rank
                  for place, own in enumerate(self.pipeline.ranks) for i, rank in enumerate(own)}  # fmt: skip
@@ -138,14 +138,15 @@ class Recovered:
 
     @cached_property
     def _meet(self) -> bool:
-        """Whether no rank updates before all have done their last operation."""
+        """Whether no rank updates before all have ended their last operation."""
         last = max(own[-1].end for own in self.pipeline.done.values())
         firsts = [self._updates(rank)["start"] for rank in self.pipeline.done]
         return all(len(own) > 0 and own[0] >= last - _SLACK_NS for own in firsts)
 
     @cached_property
     def _ended(self) -> dict[int, int]:
-        """When each rank had its sums. Where all meet before the update, the last of several collectives is that."""
+        """When each rank had its reduced gradients. Where all meet before the update, the last of several collectives
+        is that meeting."""
         out = {}
         for rank, done in self.pipeline.done.items():
             last, ends = done[-1].end, self._collectives(rank)
@@ -154,12 +155,12 @@ class Recovered:
         return out
 
     def _normed(self, rank: int) -> int:
-        """When the rank's norm was there, by the collective that took it; 0 without one."""
+        """When the rank's norm was done, by the collective that computed it; 0 without one."""
         ends = self._collectives(rank)
         return ends[-1] if len(ends) > (self.pipeline.replicas > 1) else 0
 
     def _collectives(self, rank: int) -> list[int]:
-        """Ends of those behind the rank's last operation, up to its first update."""
+        """Ends of the collectives after the rank's last operation, up to its first update."""
         last, updates = self.pipeline.done[rank][-1].end, self._updates(rank)["start"]
         ends = np.sort(of_kinds(self.spans[rank], Kind.BUCKET)["end"])
         ends = ends[ends > last]
@@ -170,7 +171,7 @@ class Recovered:
         return own[own["start"] >= self.pipeline.done[rank][-1].start]
 
     def _laid(self, program: Program, rank: int, replica: int, zero: int) -> NDArray[np.void]:
-        """A row for each operation of `program`, and what stands inside of them."""
+        """A row for each operation of `program`, and the spans inside of them."""
         own, dp = self.spans[rank], self.pipeline.replicas
         done = {(one.kind, one.stage, one.micro_batch * dp + replica): one for one in self.pipeline.done[rank]}
         first = self.pipeline.done[rank][0].start
@@ -195,7 +196,7 @@ class Recovered:
         updated: tuple[int, int] | None,
         ended: int,
     ) -> tuple[int, int]:
-        """(start, end) of an operation that stands behind whatever ended at `clock`."""
+        """(start, end) of an operation that follows whatever ended at `clock`."""
         if op.kind in COMPUTE:
             one = done[op.kind, op.stage, op.micro_batch]
             return one.start, one.end
@@ -209,7 +210,7 @@ class Recovered:
         return updated
 
     def _inside(self, rank: int, done: list[Done]) -> list[NDArray[np.void]]:
-        """Recomputation, and the parts of collectives that nothing hides, as children of the operations."""
+        """Recomputation and the exposed parts of collectives, as children of the operations."""
         own = self.spans[rank]
         again = of_kinds(own, Kind.R)
         again = again[again["micro_batch"] >= 0].copy()
@@ -243,7 +244,7 @@ def _uncovered(rows: NDArray[np.void], busy: NDArray[np.void]) -> list[tuple[int
 
 
 def _spec(split: Mapping[str, Any], device: DeviceKind, stages: int, units: int = 1) -> RunSpec:
-    """A run of this split whose model has some multiple of `units` layers, cut evenly."""
+    """A run with this split whose model has some multiple of `units` layers, cut evenly."""
     each = 2 * math.lcm(units, stages)
     count = each if each > 2 else 4
     width = split["tp"]

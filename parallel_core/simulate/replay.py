@@ -1,10 +1,10 @@
-"""What if: a measured step simulated again with something changed.
+"""What-if: a measured step simulated again with changes.
 
-Two kinds of change. Those that leave every operation where it is (links, device, recomputation) change each measured
-cost, so that even the jitter of the step stays. Those that make another program (schedule, micro-batches, chunks) or
-other stages (balanced) take the median of each stage's operations instead; costs are spread over a model's layers by
-their FLOPs, and over micro-batches by their size. What the same medians give for the unchanged program is the yardstick
-then: the prediction is the measured step times the ratio.
+There are two kinds of change. Those that keep every operation (links, device, recomputation) change each measured cost,
+so that even the jitter of the step remains. Those that change the program (schedule, micro-batches, chunks) or the
+stages (balanced) use the median of each stage's operations; costs are divided over a model's layers by their FLOPs, and
+over micro-batches by their size. The prediction then is the measured step times the ratio of the changed to the
+unchanged program at these medians.
 """
 
 from __future__ import annotations
@@ -27,48 +27,49 @@ from parallel_core.simulate.measured import Cost, Measured, key
 from parallel_core.spec import DRAWN, DeviceKind, RunSpec
 
 FREE = math.inf
-"""Links so many times as fast: communication takes no time."""
+"""Factor on links: communication takes no time."""
 HALVES: dict[DeviceKind, float] = {"cpu": 1.06, "cuda": 1.0}
-"""How many times as long a backward takes in two parts as whole. The second reads again what the first had at hand,
-which a core then fetches from memory: 1.02 to 1.10 times with this engine, ZB-H1 beside GPipe, 1F1B and interleaved
-1F1B of a GPT 4 x 128 (`bench whatif`). A GPU reads the factors of each product from its memory either way."""
+"""Work of B and W over that of BW. W reads again what B had at hand, which a core then fetches from memory: 1.02 to
+1.10 with this engine, ZB-H1 against GPipe, 1F1B and interleaved 1F1B of a GPT 4 x 128 (`bench whatif`). A GPU reads the
+factors of each product from its memory either way."""
 ASSUMED = (
     "Other schedules and micro-batches take the median cost of each stage's operations; smaller micro-batches are "
     "assumed to cost in proportion, which small models miss, and more of them in flight to cost the same, though a "
     "CPU's caches then hold less of each."
 )
-"""What a replay takes for granted where it makes another program, for whoever reads one."""
+"""Assumptions of a replay that changes the program, for its reader."""
 LEAST_INPUT, MOST_INPUT = 0.5, 0.8
-"""Bounds of the part of a backward that is the gradient of the input (see `_halved`)."""
+"""Bounds of the input gradient's share of a backward (see `_halved`)."""
 
 
 @dataclass(frozen=True)
 class Change:
-    """What would be different; the defaults leave everything as it was measured."""
+    """What to change; the defaults leave everything as measured."""
 
     links: float = 1.0
-    """So many times as fast; FREE: no communication at all."""
+    """Speedup of all communication; FREE: none at all."""
     messages: float = 1.0
-    """The same of messages between stages alone."""
+    """Further speedup of messages between stages alone."""
     device: float = 1.0
-    """So many times as fast."""
+    """Speedup of the device."""
     no_recompute: bool = False
     balanced: bool = False
     """Every stage gets the mean of all stages."""
     schedule: str = ""
     micro_batches: int = 0
-    """A replica; 0 = as measured."""
+    """Micro-batches a replica; 0: as measured."""
     early_gradients: bool = False
-    """They leave a stage before the gradients of its weights (`schedule.passes.hand_back`); False = as measured."""
+    """Gradients leave a stage before its weight gradients (`schedule.passes.early_gradients`); False: as measured."""
 
     @property
     def makes_a_program(self) -> bool:
+        """Whether it changes the program or the stages, not only costs."""
         return self.balanced or self.early_gradients or bool(self.schedule) or bool(self.micro_batches)
 
 
 @dataclass(frozen=True)
 class Replay:
-    """`spans` by pipeline rank, ns from the start of the step; `step` = the prediction in ns."""
+    """`spans` by pipeline rank, ns from the start of the step; `step`: the prediction in ns."""
 
     spec: RunSpec
     spans: Mapping[int, NDArray[np.void]]
@@ -76,8 +77,8 @@ class Replay:
 
 
 def changed(spec: RunSpec, change: Change) -> RunSpec:
-    """The spec with the program of `change`. Raises pydantic's ValidationError where its parts do not go together; its
-    schedule need not be one that can run."""
+    """The spec with the program of `change`. Raises pydantic's ValidationError for incompatible values; the schedule
+    need not be one that a run can use."""
     split: dict[str, Any] = spec.parallel.model_dump()
     if change.schedule and change.schedule != spec.parallel.schedule:
         split |= {"schedule": change.schedule, "chunks": None, "cuts": None, "program": None}
@@ -89,14 +90,13 @@ def changed(spec: RunSpec, change: Change) -> RunSpec:
 
 
 def replay(spec: RunSpec, measured: Measured, change: Change) -> Replay:
-    """The step of `spec` that `measured` holds, with `change`. Raises as `changed` does."""
+    """The step of `spec` with costs `measured`, with `change`. Raises as `changed` does."""
     after = changed(spec, change) if change.makes_a_program else spec
     return replay_as(after, spec, measured, change, flop_weights(spec.model))
 
 
 def replay_as(after: RunSpec, spec: RunSpec, measured: Measured, change: Change, weights: Sequence[int]) -> Replay:
-    """The same for the program and the stages of `after`; `weights` are what the layers of both cost beside each
-    other."""
+    """As `replay`, for the program and stages of `after`; `weights`: relative costs of the layers of both."""
     if not change.makes_a_program:
         spans = simulate(build(spec), _Same(measured, change))
         return Replay(spec, spans, _length(spans))
@@ -110,17 +110,17 @@ def replay_as(after: RunSpec, spec: RunSpec, measured: Measured, change: Change,
 
 
 def plan(spec: RunSpec, measured: Measured) -> dict[int, NDArray[np.void]]:
-    """The step as it would have been with every operation at the median cost of its kind and stage: spans by pipeline
-    rank. What a measured operation is later than here, it is by chance or by somebody else's doing."""
+    """The step with every operation at the median cost of its kind and stage: spans by pipeline rank. A measured
+    operation that is later than here was delayed by chance or by another rank."""
     return simulate(build(spec), _Typical(spec, spec, measured, Change(), flop_weights(spec.model)))
 
 
 def ideal_limit(spec: RunSpec) -> int:
-    """Most that any number of devices could gain over one, communication free: a micro-batch, the sample at least, is
-    the smallest piece of work, and with more stages a pipeline's step tends to one micro-batch's time.
+    """Largest speedup over one device with any number of devices and free communication: a micro-batch, at least one
+    sample, is the smallest piece of work, and with more stages a pipeline's step tends to one micro-batch's time.
 
-    GPipe and 1F1B with p stages take (m + p - 1) / p times a micro-batch (Huang et al. 2019), which for p towards
-    infinity is one; so m micro-batches are at most m times as fast.
+    GPipe and 1F1B with p stages take (m + p - 1) / p times a micro-batch (Huang et al. 2019), which tends to one for
+    large p, so m micro-batches are at most m times as fast.
     """
     return spec.parallel.per_step
 
@@ -137,7 +137,7 @@ def _taken(kind: Kind, cost: Cost, change: Change) -> int:
 
 @dataclass(frozen=True)
 class _Same:
-    """Every operation at its own measured cost."""
+    """Prices: every operation at its own measured cost."""
 
     measured: Measured
     change: Change
@@ -161,7 +161,7 @@ class _Same:
 
 
 class _Typical:
-    """Every operation at the median cost of its kind and stage, for the program and the stages of `after`."""
+    """Prices: every operation at the median cost of its kind and stage, for the program and the stages of `after`."""
 
     message_bytes = 0
 
@@ -199,7 +199,7 @@ class _Typical:
 
 
 _WHOLE = (*REPLICA_COLLECTIVES, Kind.OPT_STEP)
-"""Operations of the whole step: what a rank's stages cost together does not depend on how many they are."""
+"""Operations once a step: their total cost on a rank does not depend on its number of stages."""
 
 
 def _scaled(cost: Cost, factor: float) -> Cost:
@@ -213,7 +213,7 @@ def _added(costs: Iterable[Cost]) -> Cost:
 def _by_kind(
     measured: Measured, before: RunSpec, after: RunSpec, balanced: bool, weights: Sequence[int]
 ) -> dict[Kind, list[Cost]]:
-    """F, B, W and BW of every stage of `after`."""
+    """Costs of F, B, W and BW on every stage of `after`."""
     old, new = Layout.of(before), Layout.of(after)
     found = {}
     for kind, costs in _of_stages(measured, old.stages, HALVES[before.train.device]).items():
@@ -223,8 +223,8 @@ def _by_kind(
 
 
 def _of_stages(measured: Measured, stages: int, longer: float) -> dict[Kind, list[Cost]]:
-    """Median F, B, W and BW of every measured stage; what was measured as one is split, and the other way round: the
-    parts take `longer` times as long."""
+    """Median F, B, W and BW of every measured stage. A backward measured whole is split and the other way round; the
+    work of the parts is `longer` times that of the whole."""
     found: dict[Kind, list[Cost]] = {kind: [] for kind in (Kind.F, Kind.B, Kind.W, Kind.BW)}
     for stage in range(stages):
         own = {kind: measured.median(kind, stage) or Cost() for kind in found}
@@ -239,20 +239,20 @@ def _of_stages(measured: Measured, stages: int, longer: float) -> dict[Kind, lis
 
 
 def _halved(forward: Cost, backward: Cost, longer: float) -> tuple[Cost, Cost]:
-    """The gradients of input and weights in a backward that was measured whole; together `longer` times its work.
+    """Input and weight gradient of a backward that was measured whole; together `longer` times its work.
 
-    The first takes as long as the forward: both do what is not a product with a parameter (attention, norms,
-    activations), and a product as large with each. Measured on GPUs it took 0.98 to 1.00 of the forward's time, and 1.3
-    to 1.9 of the second's (Qi et al. 2024, table 6). Messages and recomputation are the first's, too: both stand before
-    the gradients of weights.
+    The input gradient takes as long as the forward: both compute what is not a product with a parameter (attention,
+    norms, activations), and a product of the same size with each parameter. Measured on GPUs it took 0.98 to 1.00 of
+    the forward's time, and 1.3 to 1.9 of the weight gradient's (Qi et al. 2024, table 6). Messages and recomputation
+    also belong to it: both come before the weight gradients.
     """
     work = min(max(forward.work, LEAST_INPUT * backward.work), MOST_INPUT * backward.work)
     return backward._replace(work=work), Cost(longer * backward.work - work)
 
 
 def _moved(costs: Sequence[Cost], old: Layout, new: Layout, weights: Sequence[int]) -> list[Cost]:
-    """Costs of the stages of `new`, where those of the stages of `old` are `costs`: a layer takes its share by FLOPs,
-    on twice the tensor ranks half of it."""
+    """Costs of the stages of `new` from those of the stages of `old`: each layer gets its share by FLOPs, and half of
+    it on twice the tensor ranks."""
     if old.stage_units == new.stage_units:
         return list(costs)
     narrower = [a / b for a, b in zip(old.unit_widths(), new.unit_widths(), strict=True)]

@@ -1,8 +1,8 @@
-"""`simulate` for ranks that share a host: those on one device take turns, and busy devices slow each other down.
+"""`simulate` for ranks that share a host: ranks on one device take turns, and busy devices slow each other down.
 
-Work is a fluid: an operation has so many nanoseconds of work, and flows at a rate that changes whenever some rank
-starts or stops working. Waiting (for a message, for other ranks) takes no device. Messages and collectives between
-hosts are a fluid, too: those on one line share it. O(operations x ranks).
+Work is modelled as a fluid: an operation has so many nanoseconds of work, done at a rate that changes whenever some
+rank starts or stops working. Waiting (for a message, for other ranks) uses no device. Inter-host messages and
+collectives are a fluid as well: those on one link share it. O(operations x ranks).
 """
 
 from __future__ import annotations
@@ -28,12 +28,13 @@ _DONE_NS = 1e-3
 
 @dataclass(frozen=True)
 class Sharing:
-    """`devices[q]` are the devices that pipeline rank q's tensor ranks are bound to.
+    """How ranks share devices, and devices a host.
 
-    `slowdown[stage, kind]` is how many times longer an operation takes while `full` devices of the host are busy,
-    against one alone; in between it grows in proportion. Rank q takes `crowding[q]` times as long as its turns while
-    it shares a device (none given: as long). `slower[q]` is how many times longer its devices take than those that the
-    costs are of (none given: as long).
+    - `devices[q]`: devices of the tensor ranks of pipeline rank q
+    - `slowdown[stage, kind]`: slowdown of an operation with `full` devices of the host busy, against one alone; linear
+      in between
+    - `crowding[q]`: extra slowdown of rank q while it shares a device, beyond taking turns (empty: none)
+    - `slower[q]`: slowdown of its devices against those that the costs are for (empty: none)
     """
 
     devices: tuple[tuple[int, ...], ...]
@@ -42,24 +43,24 @@ class Sharing:
     crowding: tuple[float, ...] = ()
     slower: tuple[float, ...] = ()
     homes: Mapping[int, int] = field(default_factory=lambda: MappingProxyType({}))
-    """The host of each device, which alone those beside it slow down; none given: all are on one."""
+    """Host of each device; only devices of the same host slow each other down. Empty: all are on one host."""
 
     def stretch(self, op: Op, busy: int) -> float:
-        """How many times longer `op` takes while `busy` devices work."""
+        """Slowdown of `op` with `busy` devices at work."""
         if self.full < 2:
             return 1.0
         most = self.slowdown.get((op.stage, op.kind), 1.0)
         return 1.0 + (most - 1.0) * min(1.0, (busy - 1) / (self.full - 1))
 
     def beside(self, rank: int, at_work: Collection[int]) -> int:
-        """How many of the devices `at_work` are on the host of `rank`, on the fullest of its hosts."""
+        """Number of devices of `at_work` on the host of `rank`, or on the fullest of its hosts."""
         if not self.homes:
             return len(at_work)
         busy = Counter(self.homes[device] for device in at_work)
         return max(busy[self.homes[device]] for device in self.devices[rank])
 
     def turns(self, rank: int, ranks: int) -> float:
-        """How many times longer anything takes `rank` while so many are at work on its device."""
+        """Slowdown of any operation of `rank` with so many ranks at work on its device."""
         own = self.slower[rank] if self.slower else 1.0
         if ranks < 2:
             return own
@@ -67,13 +68,13 @@ class Sharing:
 
 
 class _Talk(NamedTuple):
-    """What a rank has on the wires while it is in a collective."""
+    """Key of a rank's collective on the network."""
 
     rank: int
 
 
 class _Cost(NamedTuple):
-    """Ns of work; behind it the passages, one after the other, and then ns of nothing."""
+    """Ns of work, then passages one after the other, then ns of idle waiting."""
 
     work: float
     wait: float = 0.0
@@ -81,20 +82,20 @@ class _Cost(NamedTuple):
 
 
 Stir = Callable[[int, Op, float], float]
-"""Nanoseconds of work of an operation of a rank, this time, of what it takes on average."""
+"""(rank, operation, mean ns of work) -> ns of work this time."""
 
 
 def simulate_shared(
     schedule: Schedule, costs: HostCosts, sharing: Sharing, stir: Stir | None = None
 ) -> dict[int, Spans]:
-    """As `simulate`, of a schedule that has its SENDs and RECVs. Raises ValueError where programs wait in a circle."""
+    """As `simulate`, for a schedule with its SENDs and RECVs. Raises ValueError for a deadlock."""
     walk = _Fluid(schedule, costs, sharing, stir)
     walk.run()
     return {rank: walk.spans(rank) for rank in range(schedule.pipeline_ranks)}
 
 
 class _Fluid:
-    """All ranks: where they stand, and the work or the time that is left until they go on."""
+    """State of all ranks: their positions, and the work or time left until they go on."""
 
     def __init__(self, schedule: Schedule, costs: HostCosts, sharing: Sharing, stir: Stir | None) -> None:
         self._schedule, self._costs, self._sharing, self._stir = schedule, costs, sharing, stir
@@ -138,7 +139,7 @@ class _Fluid:
             raise ValueError(f"the programs wait for each other in a circle: {', '.join(stuck[:4])}.")
 
     def _flow(self) -> list[int]:
-        """Lets time pass until the next rank is through with what it does; returns those that are."""
+        """Advances time until the next rank has finished what it does; returns the ranks that have finished."""
         rates = self._rates()
         step = min(
             min((left / rates[rank] for rank, left in self._work.items()), default=math.inf),
@@ -162,7 +163,7 @@ class _Fluid:
         return [rank for rank in through if not self._rest(rank)]
 
     def _rest(self, rank: int) -> bool:
-        """Begins the next part of an operation that takes time but no work, if it has one; else it is over."""
+        """Starts the next part of an operation that takes time but no work, if any; else ends the operation."""
         if self._wait(rank):
             return True
         self._ends[rank].append(self._clock)
@@ -178,7 +179,7 @@ class _Fluid:
         return wait > 0
 
     def _rates(self) -> dict[int, float]:
-        """Nanoseconds of work a nanosecond, of each rank that works."""
+        """Work done per unit of time by each working rank."""
         at_work = Counter(device for rank in self._work for device in self._sharing.devices[rank])
         return {
             rank: 1.0
@@ -191,7 +192,7 @@ class _Fluid:
         return self._schedule.programs[rank][len(self._ends[rank])]
 
     def _begin(self, rank: int) -> None:
-        """Begins operations of `rank` until one takes time."""
+        """Starts operations of `rank` until one takes time."""
         program = self._schedule.programs[rank]
         while len(self._ends[rank]) < len(program):
             op = self._op(rank)
@@ -201,7 +202,7 @@ class _Fluid:
             self._ends[rank].append(self._clock)
 
     def _take_up(self, op: Op, rank: int) -> bool:
-        """Whether `op` keeps the rank for a while."""
+        """Starts `op`; whether it takes time."""
         role = ROLE[op.kind]
         if role == _RECV:
             return self._await((op.kind is Kind.RECV_ACT, op.stage, op.micro_batch), op, rank)
@@ -221,7 +222,7 @@ class _Fluid:
         return _Cost(self._stir(rank, op, work) if self._stir else work, *self._costs.without_work(op, rank))
 
     def _normed_cost(self, op: Op, rank: int) -> _Cost:
-        """Of an optimizer, with the norm in front of it."""
+        """Cost of an optimizer with the norm before it."""
         wait, passages = self._costs.without_work(op, rank)
         return _Cost(self._costs.compute.of(op), wait + self._costs.compute.norm_ns, passages)
 
@@ -250,13 +251,13 @@ class _Fluid:
             self._wires.put(what, passage)
 
     def _bring(self, what: object, after: float) -> None:
-        """A message is there `after` so many ns: whoever waits for it goes on then."""
+        """Records that a message arrives in `after` ns, and schedules the ranks that wait for it."""
         at = self._arrived[what] = self._clock + after
         for rank in self._waiting.pop(what, ()):
             self._until[rank] = at
 
     def _meet(self, what: tuple[Kind, int, int], group: Sequence[int], rank: int, cost: _Cost) -> bool:
-        """The last one to come lets all of the group work on it; each one's own work, if costs differ."""
+        """Registers `rank` at a collective; when the last rank of `group` arrives, all of them start their own cost."""
         came = self._came[what]
         came[rank] = self._clock
         self._met[what, rank] = cost

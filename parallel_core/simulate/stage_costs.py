@@ -1,4 +1,4 @@
-"""RunSpec x CostTable -> what one operation of each stage takes, for those who make schedules rather than walk them."""
+"""RunSpec x CostTable -> cost of one operation of each stage, for code that makes schedules."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _BACK = (Kind.RECV_GRAD, Kind.SEND_GRAD)
 
 
 def stage_times(spec: RunSpec, table: CostTable, kind: Kind, where: Where = ALONE) -> list[int]:
-    """Ns of one F, B, W or BW of each stage while all devices are busy, with the work of its own messages.
+    """Ns of one F, B, W or BW of each stage with all devices busy, with the work of its own messages.
 
     Raises CannotPredict.
     """
@@ -28,8 +28,8 @@ def stage_times(spec: RunSpec, table: CostTable, kind: Kind, where: Where = ALON
 
 
 def unit_times(spec: RunSpec, table: CostTable) -> list[float]:
-    """Seconds of each layer of the model for a micro-batch, forward and backward, on a busy host, tensor collectives
-    included. Raises CannotPredict."""
+    """Seconds of each layer for a micro-batch, forward and backward with tensor-parallel collectives, on a busy host.
+    Raises CannotPredict."""
     made, samples = Maker(spec, table), spec.micro_batch_size
     return [
         sum(made.unit(unit, kind, table.busy).at(samples) + made.unit_wait(unit, kind) for kind in (Kind.F, Kind.BW))
@@ -38,7 +38,7 @@ def unit_times(spec: RunSpec, table: CostTable) -> list[float]:
 
 
 def message_times(spec: RunSpec, table: CostTable, where: Where = ALONE) -> list[int]:
-    """Ns from each stage to the next; 0 where both stand on one rank. Raises CannotPredict."""
+    """Ns of a message from each stage to the next; 0 if both are on one rank. Raises CannotPredict."""
     made = Maker(spec, table, where)
     costs = made.costs(made.schedule())
     return [costs.messages.get((stage, Kind.SEND_ACT), (0, 0))[0] for stage in range(Layout.of(spec).stages - 1)]

@@ -1,6 +1,7 @@
-"""A pipeline that stays full: what a step takes at its steady rate, and what one of its steps looks like.
+"""A pipeline that stays full: duration of a step in steady state, and the spans of one of its steps.
 
-Filling and draining happen once a run, so a step takes what a stream of some more steps takes more.
+Filling and draining happen once a run, so a step takes the difference of two streams divided by their difference in
+steps.
 """
 
 from __future__ import annotations
@@ -14,10 +15,10 @@ from parallel_core.simulate import Spans
 from parallel_core.spec import RunSpec
 
 MORE_STEPS = 4
-"""By which the longer of two streams is longer."""
+"""Difference in steps between the two streams."""
 
 Walk = Callable[[int], tuple[Schedule, dict[int, Spans]]]
-"""Steps of a stream -> its programs, each step's behind its DATA, and their spans."""
+"""Number of steps -> programs of the stream, each step's part after its DATA, and their spans."""
 
 
 def headed(program: Program, steps: int, per_step: int, head: Op) -> Iterator[Op]:
@@ -29,7 +30,7 @@ def headed(program: Program, steps: int, per_step: int, head: Op) -> Iterator[Op
 
 
 def step(spec: RunSpec, walk: Walk) -> tuple[float, dict[int, Spans]]:
-    """(seconds, spans from 0) of a step while the pipeline is full; micro-batches count from its first."""
+    """(seconds, spans from 0) of a step while the pipeline is full; micro-batches are numbered from its first."""
     full = Windows(spec).edge
     short, spans = walk(2 * full + 1)
     longer = walk(2 * full + 1 + MORE_STEPS)[1]
@@ -48,6 +49,6 @@ def _last(spans: dict[int, Spans]) -> int:
 
 
 def _part(program: Program, rows: Spans, number: int) -> Spans:
-    """Rows of the step `number`: from one DATA to the next."""
+    """Rows of step `number`: from its DATA to the next."""
     heads = [i for i, op in enumerate(program) if op.kind is Kind.DATA]
     return rows[heads[number] : heads[number + 1]].copy()

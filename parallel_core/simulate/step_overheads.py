@@ -1,4 +1,4 @@
-"""What a step costs beside its layers: data, zeroing, the collectives of replicas, the optimizer and the norm."""
+"""Costs of a step besides its layers: data, zeroing, collectives of replicas, optimizer and norm."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ from parallel_core.simulate.noise import lag
 from parallel_core.spec import MAIN_BYTES, RunSpec
 
 _NORM_BYTES = 8
-"""Of one squared norm in the gather of the gradient norm."""
+"""Bytes of one squared norm in the gather of the gradient norm."""
 
 
 class Seconds(NamedTuple):
-    """By stage and kind of operation: work, and time that passes without it; of the latter by kind of group, too, those
-    in which bytes are on a line between hosts."""
+    """Seconds by stage and kind of operation: work (`compute`), time without work (`waits`), and, by kind of group as
+    well, the part of the latter with bytes on an inter-host link (`moving`)."""
 
     compute: dict[tuple[int, Kind], float]
     waits: dict[tuple[int, Kind], float]
     moving: dict[tuple[int, Kind, Among], float]
 
     def add(self, stage: int, kind: Kind, among: Among, exchanges: Iterable[Exchange]) -> None:
-        """Collectives of an operation, one after the other."""
+        """Adds collectives of an operation, one after the other."""
         for one in exchanges:
             into = self.waits if one.waited else self.compute
             into[stage, kind] = into.get((stage, kind), 0.0) + one.seconds
@@ -43,9 +43,10 @@ class Seconds(NamedTuple):
 
 
 class Ends:
-    """Of the ranks of one run, while `busy` devices of the host are at work.
+    """Costs besides the layers for the ranks of one run, with `busy` devices of the host at work.
 
-    `of_layer(unit, kind)`: seconds of one layer in an operation of that kind, of one micro-batch."""
+    `of_layer(unit, kind)`: seconds of one layer in an operation of that kind, for one micro-batch.
+    """
 
     def __init__(
         self,
@@ -68,7 +69,7 @@ class Ends:
         return places_of(self._spec, self._costs, [self._layout.stage_units[stage] for stage in stages])
 
     def add(self, program: Sequence[Op], known: Seconds) -> None:
-        """To those `known`, those of a rank: once, however many stages it has."""
+        """Adds a rank's costs to `known`: each once, however many stages the rank has."""
         compute, waits = known.compute, known.waits
         spec, table, place = self._spec, self._table, self._layout.place(program[0].stage)
         flat = self._places(place)
@@ -93,7 +94,7 @@ class Ends:
             elif op.kind is Kind.OPT_STEP:
                 last = [other.stage for other in program if other.kind is op.kind][-1]
                 compute[key] = self._optimizer(place, flat) if op.stage == last else 0.0
-                compute[key] += 0.0 if spec.parallel.flushes else zero  # behind every update, not once a step
+                compute[key] += 0.0 if spec.parallel.flushes else zero  # after every update, not once a step
                 if op.stage == last:
                     self._add_shared(place, op.stage, known)
 
@@ -103,8 +104,8 @@ class Ends:
         return bool(outline_of(self._spec.model).readers & held)
 
     def _reduction(self, kind: Kind, place: int, flat: Places, program: Sequence[Op]) -> Sequence[Exchange]:
-        """Of all buckets of a rank, one after the other, as far as backward does not hide them; torch's `fully_shard`
-        is through with them at the end of each backward."""
+        """Reductions of all buckets of a rank, one after the other, as far as the backward does not hide them. None
+        with torch's `fully_shard`, whose reductions end with each backward."""
         spec = self._spec
         if by_torch(spec):
             return []
@@ -114,48 +115,47 @@ class Ends:
             Kind.REDUCE_SCATTER: "reduce_scatter",
             Kind.GATHER: "all_gather",
         }
-        lie = self._network.data(place)
-        hidden = spec.parallel.zero < 2 and kind is not Kind.GATHER and self._goes_on(lie)
+        placed = self._network.data(place)
+        hidden = spec.parallel.zero < 2 and kind is not Kind.GATHER and self._overlaps(placed)
         cut = hidden and spec.parallel.zero < 1 and self._table.device == "cpu"
         sums = flat.pieces(item) if cut else flat.buckets
-        each = [self._network.exchange(names[kind], lie, item * (one.stop - one.start)) for one in sums]
+        each = [self._network.exchange(names[kind], placed, item * (one.stop - one.start)) for one in sums]
         if hidden:
             return shortened(each, early(sums, self._last_backward(program)))
         return each * (spec.parallel.micro_batches if spec.parallel.zero > 1 and kind is Kind.REDUCE_SCATTER else 1)
 
-    def _goes_on(self, lie: frozenset[Pattern]) -> bool:
-        """Whether collectives go on while a rank computes: a GPU's do, and those on a wire; a core does one or the
-        other."""
-        return self._table.device == "cuda" or any(len(pattern) > 1 for pattern in lie)
+    def _overlaps(self, placed: frozenset[Pattern]) -> bool:
+        """Whether collectives overlap with compute: on GPUs they do, and on the network; a CPU core does either."""
+        return self._table.device == "cuda" or any(len(pattern) > 1 for pattern in placed)
 
     def _last_backward(self, program: Sequence[Op]) -> dict[int, float]:
-        """Seconds of each layer in the last operation that adds to gradients."""
+        """Seconds of each layer in the last operation that accumulates gradients."""
         last = [part for op in program for part in op.parts() if part.kind in (Kind.BW, Kind.W)][-1]
         return {unit: self._of_layer(unit, last.kind) for unit in self._layout.stage_units[last.stage]}
 
     def meetings(self, stage: int, kind: Kind) -> int:
-        """How often replicas wait for each other in one operation: for parameters, or for the sums of gradients."""
+        """How often replicas wait for each other in one operation, to gather parameters or to reduce gradients."""
         gathers, sums = len(self._gathers(kind)), len(self._scattered(stage, kind))
         return gathers + sums if by_torch(self._spec) else max(gathers, sums)
 
     def add_inside(self, stage: int, kind: Kind, known: Seconds) -> None:
-        """To those `known` of one operation's layers what is beside them: what ZeRO-2 and 3 do around their messages,
-        the gathers of parameters under ZeRO-3, and each time the slowest replica is waited for."""
+        """Adds to `known` the costs of an operation besides its layers: ZeRO-2 and 3's work around their messages,
+        ZeRO-3's parameter gathers, and waiting for the slowest replica each time."""
         key, seconds = (stage, kind), known.compute[stage, kind]
         known.waits[key] += lag(seconds, self.meetings(stage, kind), self._spec.parallel.dp, self._table.noise)
         if by_torch(self._spec):
-            work, more = self._torchs(stage, kind)
+            work, more = self._fully_shard(stage, kind)
             known.compute[key] += work
             known.waits[key] += more
             return
-        known.compute[key] += self._around(stage, kind)
-        lie = self._network.data(self._layout.place(stage))
-        gathers = (self._network.exchange("all_gather", lie, size) for size in self._gathers(kind))
+        known.compute[key] += self._zero_work(stage, kind)
+        placed = self._network.data(self._layout.place(stage))
+        gathers = (self._network.exchange("all_gather", placed, size) for size in self._gathers(kind))
         known.add(stage, kind, "data", gathers)
 
-    def _around(self, stage: int, kind: Kind) -> float:
-        """Seconds of work of ZeRO-2 and 3 around their messages, by the stage's share of the layers; of a profile that
-        has them not, those of the buckets that are zeroed, alone."""
+    def _zero_work(self, stage: int, kind: Kind) -> float:
+        """Seconds of work of ZeRO-2 and 3 around their messages, by the stage's share of the layers; for a profile
+        without it, only the zeroing of buckets."""
         split = self._spec.parallel
         known = self._table.by_us(split.zero, split.recompute) if split.dp > 1 else None
         if known is None:
@@ -165,25 +165,25 @@ class Ends:
         added = {Kind.F: known.forward, Kind.BW: known.backward, Kind.W: known.backward}
         return share * added.get(kind, 0.0)
 
-    def _torchs(self, stage: int, kind: Kind) -> tuple[float, float]:
-        """(work, time without work) that `fully_shard` adds to one operation."""
+    def _fully_shard(self, stage: int, kind: Kind) -> tuple[float, float]:
+        """(work, time without work) that `fully_shard` adds to one operation, in seconds."""
         width, split = self._layout.widths[self._layout.place(stage)], self._spec.parallel
         known = self._table.by_torch(width, split.dp, "full" if split.recompute == "full" else "none")
         if known is None or kind not in (Kind.F, Kind.BW):
             return 0.0, 0.0
         seconds = known.forward if kind is Kind.F else known.backward
-        turns = max(1.0, known.ranks / self._table.devices)  # they are in the seconds
+        turns = max(1.0, known.ranks / self._table.devices)  # the seconds include taking turns
         return known.work * seconds, max(0.0, 1.0 - turns * known.work) * seconds
 
     def _gathers(self, kind: Kind) -> Sequence[int]:
-        """Bytes of each gather of parameters in one operation."""
+        """Bytes of each parameter gather in one operation."""
         if self._spec.parallel.zero < 3 or kind not in (Kind.F, Kind.BW):
             return ()
         forward, backward = unsharded(self._spec)
         return forward if kind is Kind.F else backward
 
     def _scattered(self, stage: int, kind: Kind) -> list[Bucket]:
-        """Buckets that one operation fills and sends."""
+        """Buckets that one operation fills and reduces."""
         if self._spec.parallel.zero < 2 or self._spec.parallel.dp < 2 or kind not in (Kind.BW, Kind.W):
             return []
         return [bucket for bucket in self._places(self._layout.place(stage)).buckets if bucket.stage == stage]
@@ -196,7 +196,7 @@ class Ends:
         return seconds + table.beside(kind, owned, self._busy)
 
     def _add_shared(self, place: int, stage: int, known: Seconds) -> None:
-        """The sums of gradients that a rank has in common with others than its replicas, in front of its optimizer."""
+        """Adds gradient reductions of a rank with others than its replicas, before its optimizer."""
         spec = self._spec
         if spec.parallel.sequence:
             together = self._summed_by_rows(place) / shards_of(spec) * MAIN_BYTES[spec.train.precision]
@@ -210,13 +210,13 @@ class Ends:
             known.add(stage, Kind.OPT_STEP, "ends", [took])
 
     def _summed_by_rows(self, place: int) -> int:
-        """Elements of gradients of which each rank of a tensor group has its rows' part (`engine.shared`)."""
+        """Elements of gradients of which a tensor rank has only its rows' part (`engine.shared`)."""
         matrices = outline_of(self._spec.model).matrices()
         held = (unit for stage in self._layout.stages_of(place) for unit in self._layout.stage_units[stage])
         return sum(prod(shape) for unit in held for name, shape in matrices[unit].items() if summed_by_rows(name))
 
     def norm(self) -> float:
-        """Seconds of the small gather that every rank waits in."""
+        """Seconds of the small gather in which all ranks meet."""
         world = self._spec.parallel.world
         if world == 1:
             return 0.0

@@ -1,9 +1,9 @@
-"""Pipeline stages that somebody typed, a line each: `name, forward, backward, replicas`, simulated under any schedule.
+"""Pipeline stages typed by a user, one a line: `name, forward, backward, replicas`, simulated under any schedule.
 
-Times are units of one micro-batch on one replica. Without a backward it takes twice the forward (two products for one,
-Narayanan et al. 2021b, section 5.1); `forward only` in its place is a stage that needs none (frozen, or only serving):
-it keeps no activations. A stage with r replicas works on r micro-batches at once, each replica on those that are its
-turn (1F1B-RR: Narayanan et al. 2019, section 3.2).
+Times are units of one micro-batch on one replica. A missing backward takes twice the forward (two products instead of
+one, Narayanan et al. 2021b, section 5.1); `forward only` marks a stage that needs none (frozen, or inference) and keeps
+no activations. A stage with r replicas works on r micro-batches at once, dealt out to them in turn (1F1B-RR: Narayanan
+et al. 2019, section 3.2).
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ FIELDS = ("name", "forward", "backward", "replicas")
 
 
 class StagesError(ValueError):
-    """What was typed is not a pipeline: the message names the line and the field."""
+    """The text is not a valid pipeline; the message names the line and the field."""
 
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """`backward` is None where the stage is forward only. Times in units, of a micro-batch on one replica."""
+    """`backward` is None for a forward-only stage. Times in units of one micro-batch on one replica."""
 
     name: str
     forward: float
@@ -44,12 +44,12 @@ class Stage:
 
     @property
     def pace(self) -> float:
-        """Units between two micro-batches that leave the stage, all its replicas busy."""
+        """Units between two micro-batches that leave the stage, with all its replicas busy."""
         return (self.forward + (self.backward or 0)) / self.replicas
 
 
 class _Prices(Costs):
-    """Of typed stages: what tells a stage without backward that a micro-batch is through takes no time."""
+    """Costs of typed stages: the message that ends a micro-batch on a stage without backward takes no time."""
 
     def latency(self, op: Op) -> int:
         silent = op.kind is Kind.SEND_GRAD and self.compute.get((op.stage - 1, Kind.BW)) is None
@@ -74,8 +74,8 @@ def read(text: str) -> tuple[Stage, ...]:
 
 
 def names(stages: Sequence[Stage]) -> list[str]:
-    """Schedules that these stages can have: a stage stands on its own devices, so none with chunks; and those whose
-    backward is two operations without replicas only."""
+    """Schedules that these stages can have: none with chunks, since a stage has its own devices, and none with a split
+    backward if stages have replicas."""
     replicated = any(stage.replicas > 1 for stage in stages)
     return [
         name
@@ -85,9 +85,9 @@ def names(stages: Sequence[Stage]) -> list[str]:
 
 
 def wrong_count(name: str, stages: Sequence[Stage], micro_batches: int) -> str:
-    """Why a step of so many micro-batches cannot be under schedule `name`, with a number that can; '' where it can.
+    """Why a step of so many micro-batches is not possible under schedule `name`, with a number that is; '' where it is.
 
-    Without a flush all replicas of a stage need as many, else one of them would fall behind with every step.
+    Without a flush all replicas of a stage need equally many, else one of them would fall behind with every step.
     """
     replicas = [stage.replicas for stage in stages]
     least = round_robin.least_micro_batches(name, replicas)
@@ -100,9 +100,9 @@ def wrong_count(name: str, stages: Sequence[Stage], micro_batches: int) -> str:
 
 
 def order(name: str, replicas: Sequence[int], micro_batches: int, steps: int = 1) -> Schedule:
-    """Compute operations in the order of schedule `name`, stages with these numbers of replicas.
+    """Compute operations in the order of schedule `name`, for stages with these numbers of replicas.
 
-    Raises ValueError where there are fewer micro-batches than replicas, or `name` is none of `names`.
+    Raises ValueError for fewer micro-batches than replicas, or if `name` is not among `names`.
     """
     if max(replicas) == 1:
         return schedule.compute_only(name, len(replicas), micro_batches, steps=steps)
@@ -111,13 +111,13 @@ def order(name: str, replicas: Sequence[int], micro_batches: int, steps: int = 1
 
 
 def typed_lesson(name: str, stages: Sequence[Stage], micro_batches: int, message: float = 0) -> Lesson:
-    """One step of these stages, `message` units from stage to stage; of a schedule that does not flush, a full one."""
+    """One step of these stages, `message` units from stage to stage; without a flush, a step of the full pipeline."""
     replicas, steps = [stage.replicas for stage in stages], steps_of(name, stages, micro_batches)
     return lesson_at(order(name, replicas, micro_batches, steps), prices(stages, message), steps, silent(stages))
 
 
 def steps_of(name: str, stages: Sequence[Stage], micro_batches: int) -> int:
-    """Steps that are simulated for one full one: where nothing flushes, those too that fill and drain the replicas."""
+    """Steps to simulate for one full one: without a flush also those that fill and drain the pipeline."""
     devices = sum(stage.replicas for stage in stages)
     return 1 if flushes(name) or devices == 1 else 2 * -(-devices // micro_batches) + 3
 
@@ -128,7 +128,7 @@ def silent(stages: Sequence[Stage]) -> frozenset[int]:
 
 
 def prices(stages: Sequence[Stage], message: float = 0) -> Costs:
-    """Nanoseconds; the backward is half for the input and half for the weights where a schedule splits it."""
+    """Costs in ns; a schedule that splits the backward gets half of it for the input and half for the weights."""
     table = {}
     for i, stage in enumerate(stages):
         table[i, Kind.F] = round(stage.forward * UNIT)
@@ -174,7 +174,7 @@ def _count(number: int, text: str) -> int:
 
 
 def _check_gradients(stages: Sequence[Stage]) -> None:
-    """Behind a stage that has a backward no stage can be forward only: gradients come through it."""
+    """Raises StagesError for a forward-only stage after one with a backward: gradients have to pass through it."""
     first = next((stage for stage in stages if stage.backward is not None), None)
     for stage in stages:
         if first is not None and stage.backward is None and stage.line > first.line:
