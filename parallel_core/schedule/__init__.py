@@ -1,10 +1,10 @@
-"""Pipeline schedules as values: made here, executed by the engine, summed by the planner, drawn by the dashboard.
+"""Pipeline schedules as values: made here, executed by the engine, priced by the planner, drawn by the dashboard.
 
 `build(spec)` makes the compute-only programs (one small file for each schedule) and lowers them with `passes`.
 
-Recomputation is not an operation of these programs: the engine recomputes layer by layer *inside* BW, so BW stays
-one operation and measured steps hold spans of kind R inside those of kind BW. Kind.R is for schedules that recompute
-a whole stage at a time of their own choosing.
+Recomputation is not an operation of these programs: the engine recomputes layer by layer *inside* BW, so BW stays one
+operation and measured steps have spans of kind R inside those of kind BW. Kind.R is for schedules that recompute a
+whole stage at a time of their own choice.
 """
 
 from __future__ import annotations
@@ -39,6 +39,8 @@ if TYPE_CHECKING:
 
 
 class _Maker(NamedTuple):
+    """Makes the programs of a schedule; `in_flight`: closed form of its micro-batches in flight, if it has one."""
+
     programs: Callable[[int, int, int], list[list[Op]]]
     in_flight: Callable[[int, int, int], int] | None = None
 
@@ -56,28 +58,28 @@ _MAKERS = {
     "v-min": _Maker(v_blocks.v_min),
     "dualpipe-v": _Maker(dualpipe_v.programs),
     **{
-        name: _Maker(one_f_one_b.programs, one_f_one_b.in_flight)  # the same order, but that it never ends
+        name: _Maker(one_f_one_b.programs, one_f_one_b.in_flight)  # the same order, without a flush
         for name in ("1f1b-naive", "1f1b-stash", "1f1b-vertical", "1f1b-2bw")
     },
 }
 
 
 def names() -> tuple[str, ...]:
-    """Names of the schedules that are made here, simplest first."""
+    """Names of the schedules made here, simplest first."""
     return tuple(_MAKERS)
 
 
 def build(spec: RunSpec, steps: int = 1) -> Schedule:
-    """The fully lowered schedule of a run: compute, SEND/RECV, the sums over replicas (dp > 1) and OPT_STEP.
+    """The fully lowered schedule of a run: compute, SEND/RECV, reductions over replicas (dp > 1) and OPT_STEP.
 
-    One that does not flush is made for a stream of `steps` steps, from an empty pipeline to an empty one (`stream`).
+    Without a flush it is made for a stream of `steps` steps that begins and ends with an empty pipeline (`stream`).
     """
     split = spec.parallel
     return lower(replicate(plain(split, steps), split.dp), split.zero)
 
 
 def lower(made: Schedule, zero: int = 0) -> Schedule:
-    """Messages, sums over replicas and updates (`zero`: the stage of ZeRO) added to compute-only programs."""
+    """Adds messages, reductions over replicas and updates to compute-only programs; `zero`: ZeRO stage."""
     if made.sync == "flush":
         return reduce_and_step(communicate(made), zero)
     return communicate(update(stamp(made)))
@@ -93,11 +95,11 @@ def places(split: ParallelSpec) -> tuple[int, ...]:
 def compute_only(
     name: str, pp: int, micro_batches: int, replicas: int = 1, chunks: int | None = None, steps: int = 1
 ) -> Schedule:
-    """Compute operations alone, for `micro_batches` per replica and step on `pp` places of `chunks` stages each (None =
+    """Compute operations alone, for `micro_batches` per replica and step on `pp` places of `chunks` stages each (None:
     the schedule's default). Raises KeyError for an unknown name.
 
     Without a pipeline there is nothing to schedule: whatever the name, micro-batches are accumulated one by one.
-    `steps` count where the pipeline does not flush: then they are one stream.
+    `steps` matter only without a flush: then they are one stream.
     """
     traits = TRAITS[name]
     chunks = (chunks or traits.chunks) if pp > 1 else 1
@@ -111,7 +113,7 @@ def compute_only(
 
 
 def plain(split: ParallelSpec, steps: int = 1) -> Schedule:
-    """The compute-only schedule of one replica; of all, where stages have different numbers of them."""
+    """The compute-only schedule of one replica, or of all replicas where stages have different numbers of them."""
     if split.replicas is not None:
         made = round_robin.compute_only(split.schedule, split.replicas, split.micro_batches, steps)
         return hand_back(made) if split.early_gradients else made
@@ -122,7 +124,7 @@ def plain(split: ParallelSpec, steps: int = 1) -> Schedule:
 
 
 def in_flight(name: str, stage: int, pp: int, micro_batches: int, chunks: int | None = None) -> int:
-    """Most micro-batches whose activations `stage` keeps at once; in closed form where its schedule has one."""
+    """Most micro-batches whose activations `stage` keeps at once; in closed form if its schedule has one."""
     maker = _maker(name, pp)
     if maker.in_flight is not None:
         return maker.in_flight(stage, pp, micro_batches)

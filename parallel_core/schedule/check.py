@@ -1,4 +1,4 @@
-"""Proves a schedule before any rank starts; a wrong one is refused with its grid and the bad cell marked."""
+"""Validates a schedule before any rank starts; an invalid one is rejected with its grid and the wrong cell marked."""
 
 from __future__ import annotations
 
@@ -11,25 +11,25 @@ from parallel_core.schedule.ir import COMPUTE, P2P, REPLICA_COLLECTIVES, SENDS, 
 
 _AT_THE_END = REPLICA_COLLECTIVES | {Kind.OPT_STEP}
 Link = tuple[int, int, bool]
-"""Sending and receiving pipeline rank, and whether activations (or gradients) travel."""
+"""Sending and receiving pipeline rank, and whether activations (or gradients) are sent."""
 
 
 def check(schedule: Schedule) -> None:
-    """Raises ScheduleError unless the schedule is right:
+    """Raises ScheduleError unless the schedule is valid:
 
-    1. every operation stands on the pipeline rank that holds its stage and replica;
-    2. every (stage, micro-batch) is forward once and backward once, forward first; B comes before W;
-    3. a compute operation has its input received (or made on the same rank) before it, its output sent behind it;
-    4. sends and receives are one to one and in the same order on both ends of every link;
-    5. under flush all weight versions are 0, the gradients are summed and the optimizer steps once, at the end;
-       otherwise as `check_versions` says;
-    6. it ends: no rank waits for good.
+    1. every operation is on the pipeline rank that holds its stage and replica;
+    2. every (stage, micro-batch) has one forward and one backward, forward first; B comes before W;
+    3. the input of a compute operation is received (or made on the same rank) before it, its output sent after it;
+    4. sends and receives match one to one and in the same order on both ends of every link;
+    5. under flush all weight versions are 0, gradients are reduced and the optimizer steps once, at the end; otherwise
+       as in `check_versions`;
+    6. it has no deadlock.
 
-    What the engine has to do for 4 and 6 to hold: activations and gradients from one rank to another are two links,
-    each first in, first out (where stages go there and back, as in a V, the order between the two differs at both
-    ends). A rank waits in RECV and in sums over replicas alone. SEND returns at once, and its tensor is kept until the
-    receive is posted, however many are under way: a transfer may be a rendezvous, as with gloo. Receives are posted in
-    program order, each at the latest when the rank comes to it.
+    What the engine must do for 4 and 6 to hold: activations and gradients from one rank to another are two links, each
+    first in, first out (where stages go there and back, as in a V, the order between the two differs at both ends). A
+    rank blocks only in RECV and in replica collectives. SEND returns at once, and its tensor is kept until the receive
+    is posted, however many are in flight: a transfer may be a rendezvous, as with gloo. Receives are posted in program
+    order, each at the latest when the rank reaches it.
     """
     for prove in (_placed, _once, _fed, _paired, _ends, check_versions):
         prove(schedule)
@@ -42,6 +42,7 @@ def _parts(program: Program) -> Iterator[tuple[int, Op]]:
 
 
 def _placed(schedule: Schedule) -> None:
+    """Point 1 of `check`."""
     for rank, program in enumerate(schedule.programs):
         for i, op in _parts(program):
             if not 0 <= op.stage < schedule.stages or not 0 <= op.replica < len(schedule.placement[op.stage]):
@@ -52,6 +53,7 @@ def _placed(schedule: Schedule) -> None:
 
 
 def _once(schedule: Schedule) -> None:
+    """Point 2 of `check`."""
     for stage, ranks in enumerate(schedule.placement):
         for replica, rank in enumerate(ranks):
             wanted = [i for i in range(schedule.micro_batches) if schedule.home(stage, i) == replica]
@@ -87,7 +89,8 @@ def _once_on(schedule: Schedule, stage: int, rank: int, wanted: Collection[int])
 
 
 def _fed(schedule: Schedule) -> None:
-    """Every edge between stages has its RECV (on the same rank: its maker) before its consumer, its SEND behind it."""
+    """Point 3 of `check`: every edge between stages has its RECV (on the same rank: its producer) before its consumer,
+    and its SEND after its producer."""
     for rank, program in enumerate(schedule.programs):
         at = {(op.kind, op.stage, op.micro_batch): i for i, op in _parts(program)}
         for i, op in _parts(program):
@@ -105,12 +108,12 @@ def _fed(schedule: Schedule) -> None:
 
 
 def _remote(schedule: Schedule, op: Op, step: int) -> bool:
-    """Whether the stage `step` away exists and lives on another rank."""
+    """Whether the stage `step` away exists and is on another rank."""
     return 0 <= op.stage + step < schedule.stages and not _local(schedule, op, step)
 
 
 def _local(schedule: Schedule, op: Op, step: int) -> bool:
-    """Whether the stage `step` away exists and lives on the same rank."""
+    """Whether the stage `step` away exists and is on the same rank."""
     stage = op.stage + step
     if not 0 <= stage < schedule.stages:
         return False
@@ -119,12 +122,13 @@ def _local(schedule: Schedule, op: Op, step: int) -> bool:
 
 
 def _made_at(at: dict[tuple[Kind, int, int], int], op: Op, step: int) -> int:
-    """Where the stage `step` away makes the input of `op`; behind everything where it does not."""
+    """Position at which the stage `step` away makes the input of `op`; beyond all positions if it does not."""
     makers = (Kind.F,) if op.kind is Kind.F else (Kind.B, Kind.BW)
     return min((at[key] for kind in makers if (key := (kind, op.stage + step, op.micro_batch)) in at), default=1 << 60)
 
 
 def _paired(schedule: Schedule) -> None:
+    """Point 4 of `check`."""
     sent, received = _traffic(schedule, sends=True), _traffic(schedule, sends=False)
     for link in sorted({*sent, *received}):
         ours, theirs = sent.get(link, []), received.get(link, [])
@@ -142,7 +146,7 @@ def _paired(schedule: Schedule) -> None:
 
 
 def _traffic(schedule: Schedule, sends: bool) -> dict[Link, list[tuple[int, tuple[int, int]]]]:
-    """For each link its (position, (receiving stage, micro-batch)) in program order, at one end."""
+    """For each link the (position, (receiving stage, micro-batch)) of its messages in program order, at one end."""
     out: dict[Link, list[tuple[int, tuple[int, int]]]] = defaultdict(list)
     for rank, program in enumerate(schedule.programs):
         for i, op in enumerate(program):
@@ -158,9 +162,10 @@ def _traffic(schedule: Schedule, sends: bool) -> dict[Link, list[tuple[int, tupl
 
 
 def _ends(schedule: Schedule) -> None:
-    """Under flush: ALLREDUCE where there are replicas, then OPT_STEP, once a stage, behind all its compute.
+    """Point 5 of `check`, under flush: ALLREDUCE if there are replicas, then OPT_STEP, once a stage, after all its
+    compute.
 
-    A stage that reduce-scatters gathers behind OPT_STEP, on all replicas; without a pipeline maybe on none, where
+    A stage with REDUCE_SCATTER has a GATHER after OPT_STEP, on all replicas; without a pipeline possibly on none, where
     layers gather when they run (ZeRO-3).
     """
     if schedule.sync != "flush":
@@ -188,7 +193,7 @@ def _unversioned(schedule: Schedule, rank: int) -> None:
 
 
 def terminates(schedule: Schedule, walk: Walk) -> None:
-    """Raises ScheduleError where ranks that walk so wait for good."""
+    """Raises ScheduleError if `walk` deadlocks."""
     if stuck := walk.stuck():
         waits = "; ".join(map(walk.waiting, stuck))
         raise ScheduleError(f"deadlock: {waits}.", schedule, stuck[0], walk.at[stuck[0]])
@@ -205,24 +210,26 @@ class Walk:
         self.reached: dict[tuple[Kind, int, int], set[int]] = defaultdict(set)
 
     def stuck(self) -> list[int]:
-        """Walks until no rank can go on; the ranks that are not at their end."""
-        while any([self.advance(rank) for rank in range(self.schedule.pipeline_ranks)]):  # noqa: C419 - each has a turn
+        """Walks until no rank can advance; returns the ranks that are not at their end."""
+        while any([self.advance(rank) for rank in range(self.schedule.pipeline_ranks)]):  # noqa: C419 - every rank must advance
             pass
         return [rank for rank, program in enumerate(self.schedule.programs) if self.at[rank] < len(program)]
 
     def waiting(self, rank: int) -> str:
+        """What a blocked rank waits for, in words."""
         op = self.schedule.programs[rank][self.at[rank]]
         others = self.schedule.placement[op.stage] if op.kind in REPLICA_COLLECTIVES else [op.peer]
         return f"rank {rank} waits in {op} for rank {', '.join(str(other) for other in others if other != rank)}"
 
     def advance(self, rank: int) -> bool:
-        """Walks `rank` until it has to wait; says whether it moved."""
+        """Walks `rank` until it has to wait; returns whether it moved."""
         start, program = self.at[rank], self.schedule.programs[rank]
         while self.at[rank] < len(program) and self.may_pass(rank, program[self.at[rank]]):
             self.at[rank] += 1
         return self.at[rank] > start
 
     def may_pass(self, rank: int, op: Op) -> bool:
+        """Whether `rank` can go on beyond `op`; records what `op` sends, receives or joins."""
         forward = op.kind in (Kind.SEND_ACT, Kind.RECV_ACT)
         if op.kind in SENDS:
             self.sent[rank, op.peer, forward] += 1

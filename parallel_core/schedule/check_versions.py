@@ -1,4 +1,4 @@
-"""Proves the weight versions of a schedule that does not flush (`passes.versions` says what they are)."""
+"""Validates the weight versions of a schedule without a flush (`passes.versions` defines them)."""
 
 from __future__ import annotations
 
@@ -9,14 +9,15 @@ from parallel_core.schedule.ir import COMPUTE, Kind, Op, Schedule
 def check_versions(schedule: Schedule) -> None:
     """Raises ScheduleError unless, on every rank (which holds one stage):
 
-    1. an operation uses a version that is there: the present one, or one that was stashed and not yet dropped; without
-       a stash the present one;
-    2. with a stash, backward uses the version of its forward; under `vertical`, that of all other stages, too;
-    3. OPT_STEP makes the version that it says: it holds the gradients of exactly the micro-batches below it, summed
+    1. an operation uses an existing version: the current one, or one that is stashed and not yet dropped; without a
+       stash the current one;
+    2. with a stash, backward uses the version of its forward; under `vertical`, also that of all other stages;
+    3. OPT_STEP makes the version that it names: it holds the gradients of exactly the micro-batches below it, reduced
        over the replicas right before;
-    4. in the end every gradient is in, and nothing is kept; `2bw` never keeps more than one version beside the newest.
+    4. in the end every gradient is applied, and nothing is stashed; `2bw` never keeps more than one version besides the
+       newest.
 
-    A schedule that flushes has no versions.
+    A schedule with a flush has no versions.
     """
     if schedule.sync == "flush":
         return
@@ -27,7 +28,7 @@ def check_versions(schedule: Schedule) -> None:
 
 
 class _Rank:
-    """One rank's weights as its program goes on."""
+    """The weight versions of one rank as its program proceeds."""
 
     def __init__(self, schedule: Schedule, rank: int) -> None:
         self.schedule, self.rank = schedule, rank
@@ -35,7 +36,7 @@ class _Rank:
         self.read: dict[int, int] = {}
         self.gradients: list[int] = []
         self.summed = 0
-        """Version whose gradients the replicas have summed."""
+        """Version whose gradients the replicas have reduced."""
 
     def walk(self) -> None:
         program = self.schedule.programs[self.rank]
@@ -52,7 +53,7 @@ class _Rank:
         raise ScheduleError(message, self.schedule, self.rank, len(self.schedule.programs[self.rank]))
 
     def _wrong(self, op: Op) -> str:
-        """What is wrong with the next operation; '' where it is right, and then it is done."""
+        """What is wrong with the next operation; '' if it is right, and then it is applied."""
         if op.kind in COMPUTE:
             return self._compute(op)
         if op.kind is Kind.STASH:

@@ -1,4 +1,4 @@
-"""A person's own schedule: the program that a spec carries as CSV."""
+"""A user's own schedule: the program that a spec carries as CSV."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from parallel_core.schedule.table import TableError, from_csv
 
 @lru_cache(maxsize=64)
 def read(program: str) -> Schedule:
-    """The compute-only schedule of one replica in `program` (`table.from_csv`), proven right.
+    """The compute-only schedule of one replica in `program` (`table.from_csv`), validated.
 
-    Raises TableError where it cannot be read or its ranks hold unequal numbers of stages, ScheduleError where it would
-    be wrong or would hang. Kept, since a spec is validated wherever it goes.
+    Raises TableError if it cannot be parsed or its ranks hold unequal numbers of stages, ScheduleError if it is invalid
+    or deadlocks. Cached, since a spec is validated in many places.
     """
     made = from_csv(program)
     held = [len({part.stage for op in program for part in op.parts()}) for program in made.programs]

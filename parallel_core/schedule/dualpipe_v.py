@@ -1,7 +1,7 @@
 """DualPipe-V (DeepSeek-AI 2024, the V-shaped half of DualPipe): forward and backward of two micro-batches as one PAIR.
 
-The two halves of a PAIR belong to different chunks of one rank and need nothing of each other, so that the
-communication of one hides behind the computation of the other. Needs at least 2p micro-batches.
+The two halves of a PAIR belong to different chunks of one rank and are independent, so that the communication of one
+overlaps with the computation of the other. Needs at least 2p micro-batches.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def programs(pp: int, chunks: int, micro_batches: int) -> list[list[Op]]:
 
 
 class _Place:
-    """Writes one place's program in the eight steps of the published code; `near` and `far` are its two stages."""
+    """Generates one place's program in the eight steps of the published code; `near` and `far` are its two stages."""
 
     def __init__(self, place: int, pp: int) -> None:
         self._place, self._pp = place, pp
@@ -45,7 +45,7 @@ class _Place:
             self._f(far)
         for i in range(micro_batches - 2 * self._pp + self._place + 1):
             if i == 0 and rest == 0:
-                self._f(near)  # apart: the loss of this very micro-batch has only just been made here
+                self._f(near)  # not a PAIR: the loss of this micro-batch has only just been computed here
                 self._b(far)
             else:
                 self._pair(near, far)
@@ -57,7 +57,7 @@ class _Place:
         return self._ops
 
     def _drain(self, rest: int) -> None:
-        """The last backwards; the second half of them splits, so that W fills what would be idle."""
+        """The last backwards; the second half of them is split, so that W fills idle slots."""
         count = self._place + 1
         for i in range(2 * count):  # far, near, far, near ...
             self._b(self._near if i % 2 else self._far, split=i >= count)

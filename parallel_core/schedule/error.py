@@ -1,4 +1,4 @@
-"""What is wrong with a schedule, shown where it is wrong."""
+"""An error in a schedule, shown at its position."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from parallel_core.schedule.text import grid
 
 
 class ScheduleError(ValueError):
-    """What is wrong with a schedule, then its grid with cell (`rank`, `index`) marked."""
+    """What is wrong with a schedule, followed by its grid with cell (`rank`, `index`) marked."""
 
     def __init__(self, message: str, schedule: Schedule, rank: int, index: int) -> None:
         super().__init__(f"{message}\n{grid(schedule, (rank, index))}")

@@ -1,4 +1,4 @@
-"""How many micro-batches a rank keeps something of, counted from its program: no schedule by name, no formula."""
+"""Micro-batches for which a rank keeps tensors, counted from its program, without closed forms."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from parallel_core.schedule.ir import Kind, Program, Schedule
 
 
 class Held(NamedTuple):
-    """Micro-batches (of one stage each) at one moment."""
+    """Micro-batches held at one moment, counted once for each stage."""
 
     forward: int
-    """Forward, not yet backward: their activations are kept."""
+    """F done, B not: their activations are kept."""
     weights: int
-    """Through B, not yet through W: what the weight gradients need is kept."""
+    """B done, W not: what the weight gradients need is kept."""
 
 
 def states(program: Program, stage: int | None = None) -> Iterator[Held]:
-    """What is held after each compute operation of `program`; of `stage` alone, or of all stages on the rank."""
+    """Micro-batches held after each compute operation of `program`: of `stage`, or of all stages on the rank (None)."""
     forward = weights = 0
     for op in program:
         for part in op.parts():
@@ -40,15 +40,15 @@ def _peak(program: Program, changes: Mapping[Kind, int]) -> int:
 
 
 def peak_in_flight(schedule: Schedule) -> tuple[int, ...]:
-    """For each pipeline rank, the most that were forward but not yet backward at one time, over all its stages."""
+    """For each pipeline rank, the most micro-batches with F done but not B at one time, over all its stages."""
     return tuple(_peak(program, _FORWARD) for program in schedule.programs)
 
 
 def peak_kept(schedule: Schedule) -> tuple[int, ...]:
-    """For each pipeline rank, the most that were forward but did not have all their gradients, over all its stages."""
+    """For each pipeline rank, the most micro-batches with F done but not all gradients, over all its stages."""
     return tuple(_peak(program, _KEPT) for program in schedule.programs)
 
 
 def peak_copies(program: Program) -> int:
-    """The most older weight versions that are stashed at one time."""
+    """The most old weight versions that are stashed at one time."""
     return max(accumulate((op.kind is Kind.STASH) - (op.kind is Kind.DROP) for op in program), default=0)

@@ -1,4 +1,5 @@
-"""Interleaved 1F1B (Narayanan et al. 2021b, section 2.2): each rank holds v stages, so that the bubble is v times less.
+"""Interleaved 1F1B (Narayanan et al. 2021b, section 2.2): each rank holds v stages, so that the bubble is v times
+smaller.
 
 Idle over busy is (p - 1) / (v m) for m a multiple of p and equal stages; every message is sent v times as often.
 """
@@ -12,11 +13,11 @@ from parallel_core.schedule.one_f_one_b import alternate
 
 
 def programs(pp: int, chunks: int, micro_batches: int) -> list[list[Op]]:
-    """Compute operations of each place in order; stage s stands on place s % pp.
+    """Compute operations of each place in order; stage s is on place s % pp.
 
-    Micro-batches go in rounds: a place takes the whole round through one chunk before it turns to the next chunk. The
-    paper wants m a multiple of p, so that a round is p micro-batches; otherwise rounds are as equal as can be and
-    none is shorter than p (unless m itself is), since a shorter one would starve the first place.
+    Micro-batches go in rounds: a place runs the whole round through one chunk before it goes to the next chunk. The
+    paper requires m to be a multiple of p, so that a round is p micro-batches; otherwise rounds are as equal as
+    possible and none is shorter than p (unless m itself is), since a shorter one would starve the first place.
     """
     runs = rounds(pp, micro_batches)
     return [

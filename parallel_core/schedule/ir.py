@@ -1,12 +1,12 @@
 """The schedule as a value: `Op`, `Schedule` and the keys that planned and measured spans share.
 
-A `Schedule` holds one program (a tuple of `Op`s) for each *pipeline rank*; a tensor-parallel group walks one
-program together, and each data-parallel replica has its own pipeline ranks. Structural edges (which F needs which
-RECV) are derived, never stored. A pipeline rank may hold several stages (model chunks, "virtual stages"); between two
-stages of the same rank the tensor is handed over in place, without SEND and RECV. Micro-batch ids are global: with
-plain data parallelism replica r of dp owns the ids congruent to r modulo dp, and pipeline rank `replica * pp + place`
-walks that replica's program of that place (`traits.place` says where each stage stands). Where stages have different
-numbers of replicas, micro-batch i of a step goes to replica i modulo r of every stage with r (`round_robin`).
+A `Schedule` holds one program (a tuple of `Op`s) for each *pipeline rank*; a tensor-parallel group walks one program
+together, and each data-parallel replica has its own pipeline ranks. Structural edges (which F needs which RECV) are
+derived, never stored. A pipeline rank may hold several stages (model chunks, "virtual stages"); between two stages of
+the same rank the tensor is handed over in place, without SEND and RECV. Micro-batch ids are global: with plain data
+parallelism replica r of dp owns the ids congruent to r modulo dp, and pipeline rank `replica * pp + place` walks that
+replica's program of that place (`traits.place` gives the place of each stage). Where stages have different numbers of
+replicas, micro-batch i of a step goes to replica i modulo r of every stage with r (`round_robin`).
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ class Kind(IntEnum):
     SEND_GRAD = 7
     RECV_GRAD = 8
     ALLREDUCE = 9  # gradients over the replicas of a stage
-    REDUCE_SCATTER = 10  # the same, each replica getting its part (ZeRO)
-    GATHER = 11  # parameters that the other replicas have updated (ZeRO)
+    REDUCE_SCATTER = 10  # the same, each replica gets its shard (ZeRO)
+    GATHER = 11  # parameters that the other replicas updated (ZeRO)
     STASH = 12
     DROP = 13
     OPT_STEP = 14
@@ -47,7 +47,7 @@ class Kind(IntEnum):
     SETUP = 36  # zeroing gradients and the like
     BUCKET = 37  # one asynchronous gradient bucket in flight, overlapping backward
     UNSHARD = 38  # child of a compute operation: a layer's parameters gathered from the replicas (ZeRO-3)
-    STATISTICS = 39  # child of a compute operation: those of a batch norm, of all replicas
+    STATISTICS = 39  # child of a compute operation: batch-norm statistics over all replicas
 
 
 COMPUTE = frozenset({Kind.F, Kind.R, Kind.B, Kind.W, Kind.BW, Kind.PAIR})
@@ -56,7 +56,7 @@ RECVS = frozenset({Kind.RECV_ACT, Kind.RECV_GRAD})
 P2P = SENDS | RECVS
 REPLICA_COLLECTIVES = frozenset({Kind.ALLREDUCE, Kind.REDUCE_SCATTER, Kind.GATHER})
 INSIDE = frozenset({Kind.TP_COLLECTIVE, Kind.UNSHARD, Kind.STATISTICS})
-"""Collectives that stand inside a compute operation."""
+"""Collectives inside a compute operation."""
 COLLECTIVES = REPLICA_COLLECTIVES | INSIDE | {Kind.NORM, Kind.BUCKET}
 
 
@@ -69,10 +69,10 @@ class Op:
     """One operation of one pipeline rank. `micro_batch` = -1 for operations of the whole step.
 
     `stage` is the stage the operation belongs to; `peer` is the pipeline rank at the other end of a SEND/RECV.
-    `version` names a weight version by the number of micro-batches whose gradients it holds (0 under flush): the one
-    that compute uses, that ALLREDUCE and OPT_STEP make, that STASH keeps or DROP lets go.
-    A PAIR is a forward, which `stage` and `micro_batch` name, and the BW that `partner` = (stage, micro-batch) names:
-    of two different micro-batches, so that neither needs the other.
+    `version` identifies a weight version by the number of micro-batches whose gradients it holds (0 under flush): the
+    one that compute uses, that ALLREDUCE and OPT_STEP make, that STASH keeps or DROP frees. A PAIR is the forward of
+    (`stage`, `micro_batch`) and the BW of `partner` = (stage, micro-batch), a different micro-batch, so that neither
+    depends on the other.
     """
 
     kind: Kind
@@ -84,7 +84,7 @@ class Op:
     partner: tuple[int, int] | None = None
 
     def parts(self) -> tuple[Op, ...]:
-        """The forward and the backward of a PAIR, which can be done in this order; of any other operation itself."""
+        """The forward and the backward of a PAIR, which can run in this order; of any other operation itself."""
         if self.partner is None:
             return (self,)
         stage, micro_batch = self.partner
@@ -100,7 +100,7 @@ class Op:
 
 
 def other_end(op: Op) -> tuple[Kind, int, int]:
-    """Kind, stage and micro-batch of the RECV of a SEND, of the SEND of a RECV."""
+    """(kind, stage, micro-batch) of the RECV for a SEND, of the SEND for a RECV."""
     step = 1 if op.kind in (Kind.SEND_ACT, Kind.RECV_GRAD) else -1
     kind = {
         Kind.SEND_ACT: Kind.RECV_ACT,
@@ -118,8 +118,8 @@ Program = tuple[Op, ...]
 class Schedule:
     """A pipeline schedule for one step, or for a stream of several. `programs[q]` is walked by pipeline rank q.
 
-    `placement[s]` lists the pipeline ranks that hold a replica of stage s, in replica order.
-    `micro_batches` counts over all replicas and steps; a step has `per_step` of them (0: all of them are one step).
+    `placement[s]` lists the pipeline ranks that hold a replica of stage s, in replica order. `micro_batches` counts
+    over all replicas and steps; a step has `per_step` of them (0: all of them are one step).
     """
 
     name: str
@@ -141,10 +141,10 @@ class Schedule:
         return len(self.placement[0])
 
     def home(self, stage: int, micro_batch: int) -> int:
-        """The replica of `stage` that works on `micro_batch`, forward and backward: in turn, anew with each step."""
+        """The replica of `stage` that runs `micro_batch`, forward and backward: in turn, restarting with each step."""
         return self.in_step(micro_batch)[1] % len(self.placement[stage])
 
     def in_step(self, micro_batch: int) -> tuple[int, int]:
-        """(first micro-batch of its step, its number within that step); of a version likewise."""
+        """(first micro-batch of its step, its number within that step); also for a version."""
         own = micro_batch % (self.per_step or max(self.micro_batches, 1))
         return micro_batch - own, own

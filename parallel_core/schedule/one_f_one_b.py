@@ -23,7 +23,7 @@ def programs(pp: int, chunks: int, micro_batches: int) -> list[list[Op]]:
 
 
 def alternate(forwards: Sequence[Op], backwards: Sequence[Op], warm_up: int) -> list[Op]:
-    """`warm_up` forwards (all, where there are fewer), then forward and backward in turn, then what is left."""
+    """`warm_up` forwards (all, if there are fewer), then forwards and backwards alternately, then the rest."""
     warm_up = min(warm_up, len(forwards))
     steady = len(forwards) - warm_up
     pairs = zip(forwards[warm_up:], backwards[:steady], strict=True)

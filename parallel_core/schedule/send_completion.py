@@ -1,7 +1,7 @@
-"""When a sent tensor can be let go without waiting: a message from the same peer proves that it was taken.
+"""When a sent tensor can be freed without waiting: a message from the same peer acknowledges it implicitly.
 
 A peer walks its program in order. If it received our message before it sent one to us, then having the second proves
-the first. This is read from the schedule once; nothing is sent to acknowledge anything.
+the first. This is read from the schedule once; no acknowledgements are sent.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from parallel_core.schedule.ir import RECVS, SENDS, Kind, Op, Schedule, other_end
 
 Key = tuple[Kind, int, int]
-"""Kind, stage and micro-batch of a SEND or RECV."""
+"""(kind, stage, micro-batch) of a SEND or RECV."""
 
 
 def key(op: Op) -> Key:
@@ -17,9 +17,9 @@ def key(op: Op) -> Key:
 
 
 def receipts(schedule: Schedule, here: int) -> dict[Key, list[Key]]:
-    """For each RECV of pipeline rank `here`: its SENDs that are proven to have been taken once it is done.
+    """For each RECV of pipeline rank `here`: its SENDs that the arrival of this message acknowledges.
 
-    SENDs that nothing proves (the last of a step) are in no list.
+    SENDs that no message acknowledges (the last of a step) are in no list.
     """
     out: dict[Key, list[Key]] = {}
     for peer in sorted({op.peer for op in schedule.programs[here] if op.kind in SENDS}):

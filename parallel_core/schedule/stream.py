@@ -2,8 +2,8 @@
 
 A *stream* begins and ends with an empty pipeline and may be thousands of steps long. Step t of it is, on every rank,
 what comes up to its last backward of that step: its backwards, and the forwards that run ahead of them, some of them of
-steps to come. Once the pipeline is full, and until it drains, every step's part is the same but for the numbers: long
-streams are read off short ones.
+later steps. While the pipeline is full, every step's part is the same except for its numbers, so parts of long streams
+are taken from short ones.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class Window:
-    """Step `step` of `stream`. There is one object for all steps that look the same (`Windows`)."""
+    """Step `step` of `stream`. Steps that look the same share one object (`Windows`)."""
 
     stream: Schedule
     step: int
@@ -29,13 +29,13 @@ class Window:
 
     @property
     def first(self) -> int:
-        """Its first micro-batch."""
+        """The first micro-batch of the step."""
         return self.step * self.per_step
 
     @cached_property
     def programs(self) -> tuple[Program, ...]:
-        """Each rank's part. Micro-batches and versions count from the first micro-batch of the step: those of steps to
-        come are `per_step` and more, versions from before it are below 0."""
+        """Each rank's part. Micro-batches and versions count from the first micro-batch of the step: those of later
+        steps are `per_step` and more, versions from before it are negative."""
         parts = (
             program[end_of(program, self.first) : end_of(program, self.first + self.per_step)]
             for program in self.stream.programs
@@ -50,7 +50,7 @@ class Windows:
         one = build(spec)
         self.per_step = one.micro_batches
         self.edge = 2 + -(-3 * one.pipeline_ranks // self.per_step)
-        """Steps within which the pipeline is full, and within which it drains."""
+        """Steps within which the pipeline fills, and within which it drains."""
         self._spec = spec
         self._made: dict[tuple[int, int], Window] = {}
         self._streams: dict[int, Schedule] = {}
@@ -63,7 +63,7 @@ class Windows:
         return self._made[key]
 
     def _stand_in(self, step: int, steps: int) -> tuple[int, int]:
-        """A short stream, and the step in it that looks like step `step` of `steps`."""
+        """(length of a short stream, the step in it that looks like step `step` of `steps`)."""
         made = min(steps, 2 * self.edge + 1)
         if step < self.edge:
             return made, step
@@ -78,7 +78,7 @@ class Windows:
 
 
 def end_of(program: Program, before: int) -> int:
-    """Where the backwards of all micro-batches under `before`, and what belongs to them, are done."""
+    """Position after the backwards of all micro-batches below `before` and the operations that belong to them."""
     at = 1 + max((i for i, op in enumerate(program) if op.kind is Kind.BW and op.micro_batch < before), default=-1)
     while 0 < at < len(program) and program[at].kind not in COMPUTE | RECVS:
         at += 1

@@ -1,8 +1,8 @@
-"""Schedules as files: the CSV of torch.distributed.pipelining (compute alone), and JSON (everything).
+"""Schedules as files: the CSV of torch.distributed.pipelining (compute only), and JSON (everything).
 
-In their CSV a row is a pipeline rank and a cell an operation: stage, kind, micro-batch, such as `2F0`; an empty cell is
-idle. Their `B` is our BW (the whole backward), their `I` our B (gradient of the input), `W` is W, and
-`(0F5;3B1)OVERLAP_F_B` is a PAIR.
+In torch's CSV a row is a pipeline rank and a cell an operation: stage, kind, micro-batch, such as `2F0`; an empty cell
+is idle. Its `B` is our BW (the whole backward), its `I` our B (input gradient), `W` is W, and `(0F5;3B1)OVERLAP_F_B` is
+a PAIR.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ _FIELDS = ("kind", "stage", "micro_batch", "replica", "version", "peer")
 
 
 class TableError(ValueError):
-    """A file that is no schedule: where, what is wrong, and what would be right."""
+    """A file that is not a schedule: where, what is wrong, and what would be right."""
 
 
 def to_csv(schedule: Schedule) -> str:
-    """The compute operations of the first replica, one row a rank, as torch's `compute_only` format has them."""
+    """The compute operations of the first replica, one row a rank, in torch's `compute_only` format."""
     first = sorted({ranks[0] for ranks in schedule.placement})
     rows = ([_spell(op, schedule.replicas) for op in schedule.programs[q] if op.kind in COMPUTE] for q in first)
     return "".join(",".join(row) + "\n" for row in rows)
 
 
 def from_csv(text: str, name: str = "custom") -> Schedule:
-    """The compute-only schedule of one replica in torch's spelling. Raises TableError; `check` proves the rest."""
-    try:  # any system's ends of lines
+    """The compute-only schedule of one replica in torch's format. Raises TableError; `check` validates the rest."""
+    try:  # any system's line endings
         rows = [row for row in csv.reader(io.StringIO(text, newline=None)) if any(cell.strip() for cell in row)]
     except csv.Error as error:
         raise TableError(f"the program is no CSV: {error}.") from error
@@ -61,7 +61,7 @@ def from_csv(text: str, name: str = "custom") -> Schedule:
 
 
 def _bounded(op: Op, rank: int) -> None:
-    """Before anything is built of it: what proves a schedule takes time by its micro-batches and stages."""
+    """Raises TableError for numbers that are too high before validation, whose time grows with them."""
     for number, most, what in ((op.stage, MAX_STAGES, "stages"), (op.micro_batch, MAX_MICRO_BATCHES, "micro-batches")):
         if number >= most:
             raise TableError(
@@ -70,7 +70,7 @@ def _bounded(op: Op, rank: int) -> None:
 
 
 def to_json(schedule: Schedule) -> str:
-    """The whole schedule: its fields, and for each rank its operations."""
+    """The whole schedule: its fields, and the operations of each rank."""
     return json.dumps(
         {
             "name": schedule.name,

@@ -1,4 +1,4 @@
-"""Operations in words; a schedule as a grid of them, for people and errors (`simulate.picture` shows it in time)."""
+"""Operations in words; a schedule as a grid of them, for people and errors (`simulate.picture` shows it over time)."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ _SPELT = re.compile(r"(\d+)([A-Z_]+)(\d*)")
 
 
 def spoken(op: str) -> str:
-    """An operation as `str(Op)` spells it, in words: `1F3` is `forward 3 of stage 1`; anything else is given back."""
+    """An operation as `str(Op)` writes it, in words: `1F3` is `forward 3 of stage 1`; other text stays unchanged."""
     found = _SPELT.fullmatch(op)
     if found is None or found[2] not in Kind.__members__:
         return op
@@ -52,8 +52,8 @@ def spoken(op: str) -> str:
 def grid(schedule: Schedule, *marks: tuple[int, int]) -> str:
     """One line for each pipeline rank, its operations side by side in program order.
 
-    A mark (pipeline rank, position) is shown as `>2F0<`, or `>missing<` behind the end of that program; columns far
-    from every mark are cut away, and the first line says which remain.
+    A mark (pipeline rank, position) is shown as `>2F0<`, or `>missing<` after the end of that program; columns far from
+    every mark are cut away, and the first line says which remain.
     """
     width = max((len(program) for program in schedule.programs), default=0)
     first, last = 0, width
@@ -74,7 +74,7 @@ def _cell(program: Sequence[Op], rank: int, i: int, marks: Sequence[tuple[int, i
 
 
 def align(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Rows of cells as lines with aligned columns, each led by its pipeline rank."""
+    """Rows of cells as lines with aligned columns, each with its pipeline rank in front."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     label = len(f"rank {len(rows) - 1}")
     return [

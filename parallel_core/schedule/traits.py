@@ -1,6 +1,6 @@
-"""What is known of a schedule by its name alone: where its stages stand, how many there are, what its backward is.
+"""What follows from a schedule's name alone: placement of its stages, their number, the form of its backward.
 
-This module imports nothing of ours: spec, layout, planner and dashboard read it without making a schedule.
+This module imports nothing of ours: spec, layout, planner and dashboard use it without making a schedule.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ ScheduleName = Literal[
     "custom",
 ]
 Sync = Literal["flush", "none", "stash", "2bw"]
-"""How weights and micro-batches keep together. `flush`: the pipeline runs empty before an update. Else it never does:
-`none`: backward uses whatever the weights are by then; `stash`: those that its forward used; `2bw`: one update a step,
-from gradients that are one update old."""
+"""Which weights a micro-batch meets. `flush`: the pipeline runs empty before an update. The others never flush: `none`:
+backward uses the weights current by then; `stash`: those that its forward used; `2bw`: one update a step, from
+gradients that are one update old."""
 Shape = Literal["line", "loop", "v"]
-"""How stages lie on the places of a pipeline. `line`: one each; `loop`: round and round; `v`: there and back."""
+"""Placement of stages on the places of a pipeline. `line`: one each; `loop`: round and round; `v`: there and back."""
 
 
 class Traits(NamedTuple):
-    """`chunks` is the default number of model chunks (virtual stages) on a pipeline rank, least and most the bounds."""
+    """`chunks`: default number of model chunks (virtual stages) a rank; `least` and `most`: its bounds (None: any)."""
 
     label: str
     """Name in charts, after Narayanan et al.'s `PP`."""
@@ -56,7 +56,7 @@ class Traits(NamedTuple):
 
 
 CUSTOM: ScheduleName = "custom"
-"""The schedule whose program the spec carries."""
+"""The schedule whose program is part of the spec."""
 
 TRAITS: dict[str, Traits] = {
     "naive": Traits("Naive layer-wise"),
@@ -90,8 +90,8 @@ def round_robins() -> list[str]:
 
 
 def takes_early_gradients() -> list[str]:
-    """Schedules whose gradients may leave a stage early (`schedule.passes.hand_back`): backward is one operation, and
-    the weights are the same all along the step."""
+    """Schedules whose gradients may leave a stage early (`schedule.passes.early_gradients`): their backward is one
+    operation, and the weights do not change within a step."""
     return [name for name, traits in TRAITS.items() if traits.sync == "flush" and not traits.split and name != CUSTOM]
 
 
@@ -107,6 +107,6 @@ def place(shape: Shape, stage: int, pp: int) -> int:
 
 
 def allowed_chunks(name: str) -> str:
-    """The chunks a rank may hold, in words: `1`, `2`, `2 or more`."""
+    """Numbers of chunks that a rank may hold, in words: `1`, `2`, `2 or more`."""
     traits = TRAITS[name]
     return str(traits.least) if traits.most == traits.least else f"{traits.least} or more"

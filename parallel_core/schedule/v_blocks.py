@@ -1,7 +1,7 @@
 """V-Half and V-Min (Qi et al. 2024, section 3): a building block of one micro-batch, repeated every six slots.
 
-A rank holds two chunks laid as a V. The block says when each place does F, B and W of both; a micro-batch lives on a
-place from its F to its B, so short offsets between neighbours mean little memory. The sum of the four offsets (F down
+A rank holds two chunks placed as a V. The block says when each place does F, B and W of both; a micro-batch is kept on
+a place from its F to its B, so short offsets between neighbours mean little memory. The sum of the four offsets (F down
 the V, F up, B down, B up) is 12 for ZB-V, 6 for V-Half and 4 for V-Min, and the two chunks of a place balance each
 other: activations are about a half and a third of 1F1B's. Where T_F, T_B and T_W differ the bubble grows with m.
 """
@@ -15,7 +15,7 @@ from typing import NamedTuple
 from parallel_core.schedule.ir import Kind, Op
 
 _PERIOD = 6
-"""Slots a micro-batch takes on a place: F, B and W of two chunks."""
+"""Slots of one micro-batch on a place: F, B and W of two chunks."""
 
 
 def v_half(pp: int, chunks: int, micro_batches: int) -> list[list[Op]]:
@@ -29,7 +29,7 @@ def v_min(pp: int, chunks: int, micro_batches: int) -> list[list[Op]]:
 
 
 class _Pass(NamedTuple):
-    """When a place does what of micro-batch 0."""
+    """An operation of micro-batch 0 on a place, and its time slot."""
 
     slot: int
     kind: Kind
@@ -37,7 +37,7 @@ class _Pass(NamedTuple):
 
 
 def _repeated(block: tuple[tuple[_Pass, ...], ...], micro_batches: int) -> list[list[Op]]:
-    """The block once for each micro-batch, each a period later than the one before; the order is what remains."""
+    """The block once for each micro-batch, each one period later than the one before; only the order is kept."""
     return [
         [
             Op(kind, stage, i)
@@ -51,7 +51,8 @@ def _repeated(block: tuple[tuple[_Pass, ...], ...], micro_batches: int) -> list[
 
 @cache
 def _block(pp: int, offsets: tuple[int, int, int, int]) -> tuple[tuple[_Pass, ...], ...]:
-    """The passes of each place with the least gaps at the three turns so that none share a slot modulo the period."""
+    """The passes of each place, with the least gaps at the three turns so that no two share a slot modulo the
+    period."""
     for gaps in sorted(product(range(1, _PERIOD + 1), repeat=3), key=lambda gaps: (sum(gaps), gaps)):
         starts = _starts(pp, offsets, gaps)
         if all(len({slot % _PERIOD for slot in place}) == len(place) for place in starts):
@@ -60,7 +61,7 @@ def _block(pp: int, offsets: tuple[int, int, int, int]) -> tuple[tuple[_Pass, ..
 
 
 def _starts(pp: int, offsets: tuple[int, int, int, int], gaps: tuple[int, ...]) -> list[tuple[int, ...]]:
-    """Slots of F and B of the first chunk's F, the second's F, the second's B and the first's B, place by place."""
+    """[place] -> slots of the first chunk's F, the second's F, the second's B and the first's B."""
     legs, first = [], 0
     for offset, gap, forth in zip(offsets, (*gaps, 0), (True, False, True, False), strict=True):
         legs.append([first + offset * (place if forth else pp - 1 - place) for place in range(pp)])
@@ -69,7 +70,7 @@ def _starts(pp: int, offsets: tuple[int, int, int, int], gaps: tuple[int, ...]) 
 
 
 def _with_weights(pp: int, place: int, slots: tuple[int, ...]) -> tuple[_Pass, ...]:
-    """The four passes, and each W in the first slot behind its B that is free in every period."""
+    """The four passes, and each W in the first slot after its B that is free in every period."""
     near, far = place, 2 * pp - 1 - place
     stages = (near, far, far, near)
     passes = [_Pass(slot, Kind.F if leg < 2 else Kind.B, stages[leg]) for leg, slot in enumerate(slots)]

@@ -1,6 +1,7 @@
-"""ZB-V (Qi et al. 2023, section 6): two chunks a rank laid as a V, so that the last stage meets the loss on place 0.
+"""ZB-V (Qi et al. 2023, section 6): two chunks a rank placed as a V, so that the last stage (with the loss) is on place
+0.
 
-With T_F = T_B = T_W and free communication it idles not at all with p micro-batches in flight: the memory of 1F1B.
+With T_F = T_B = T_W and free communication it has no idle time with p micro-batches in flight: the memory of 1F1B.
 """
 
 from __future__ import annotations
@@ -11,14 +12,14 @@ from parallel_core.schedule.ir import Kind, Op
 def programs(pp: int, chunks: int, micro_batches: int) -> list[list[Op]]:
     """Compute operations of each place in order; place s holds stages s and 2p - 1 - s.
 
-    The pattern needs 2p - 1 micro-batches; of fewer, those that are missing are left out of it.
+    The pattern needs 2p - 1 micro-batches; with fewer, the missing ones are left out of it.
     """
     full = max(2 * pp - 1, micro_batches)
     return [[op for op in _Place(place, pp).program(full) if op.micro_batch < micro_batches] for place in range(pp)]
 
 
 class _Place:
-    """Writes one place's program; each operation takes the next micro-batch of its stage and kind."""
+    """Generates one place's program; each operation takes the next micro-batch of its stage and kind."""
 
     def __init__(self, place: int, pp: int) -> None:
         self._place, self._pp = place, pp

@@ -8,20 +8,20 @@ from parallel_core.schedule.ir import Kind, Op, Program, Schedule
 
 
 def communicate(schedule: Schedule) -> Schedule:
-    """RECV stands right in front of the compute that needs it, SEND right behind the compute that made it.
+    """Puts RECV directly before the compute that needs it, SEND directly after the compute that makes it.
 
-    A RECV in a program is the place where the rank *waits*; the engine posts the receive earlier. Sends and receives
-    on the link between two ranks therefore come in the order of the compute on both ends. Does not say how far ahead
-    receives are posted, nor when a send's buffer is free again: `check` proves that one receive ahead is enough. Where
-    both stages stand on one rank nothing is added: the engine hands the tensor over in place. Both halves of a PAIR
-    have their RECVs in front of it and their SENDs behind it.
+    A RECV in a program is where the rank *waits*; the engine posts the receive earlier. Sends and receives on the link
+    between two ranks therefore come in the order of the compute on both ends. How far ahead receives are posted and
+    when a send's buffer is free again is not defined here: `check` proves that one receive ahead is enough. Between two
+    stages on one rank nothing is added: the engine hands the tensor over in place. Both halves of a PAIR have their
+    RECVs before it and their SENDs after it.
     """
     return replace(schedule, programs=tuple(_lower(schedule, q) for q in range(schedule.pipeline_ranks)))
 
 
 _GRADIENTS = (Kind.RECV_GRAD, 1), (Kind.SEND_GRAD, -1)
 _MESSAGES = {Kind.F: ((Kind.RECV_ACT, -1), (Kind.SEND_ACT, 1)), Kind.B: _GRADIENTS, Kind.BW: _GRADIENTS}
-"""What compute needs, and what it makes: the message, and how many stages on its other end is. W has neither."""
+"""For each compute kind (input, output): the message and the offset of the stage at its other end. W has neither."""
 
 
 def _lower(schedule: Schedule, rank: int) -> Program:
@@ -41,8 +41,8 @@ def _lower(schedule: Schedule, rank: int) -> Program:
 
 
 def _neighbour(schedule: Schedule, op: Op, step: int) -> int:
-    """Pipeline rank of the stage `step` behind `op.stage` that works on the micro-batch (`Schedule.home`); -1 past
-    either end or on this rank."""
+    """Pipeline rank of stage `op.stage` + `step` for the operation's micro-batch (`Schedule.home`); -1 beyond either
+    end or if it is this rank."""
     stage = op.stage + step
     if not 0 <= stage < schedule.stages:
         return -1

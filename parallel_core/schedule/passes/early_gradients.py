@@ -1,4 +1,4 @@
-"""Lets the gradient that a stage waits for leave before the gradients of weights, which nobody waits for, are made."""
+"""Sends the input gradient, which another stage waits for, before the weight gradients are computed."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from parallel_core.schedule.ir import Kind, Op, Schedule
 
 
 def hand_back(schedule: Schedule) -> Schedule:
-    """Every BW but the first stage's as B and, right behind it, W: what B made is sent between them.
+    """Every BW but the first stage's as B directly followed by W: the result of B is sent between them.
 
-    The order of a rank's work stays what it was. Where the pipeline fills with gradients and where it drains each stage
-    waits for the one behind it, so a step ends (p - 1) T_W earlier: (p - 1) (T_F + T_B) are idle, not (p - 1) (T_F +
-    T_B + T_W). Zero bubble goes on from there and puts other work between B and W (Qi et al. 2024, section 2.1).
+    The order of a rank's work stays the same. While the pipeline fills with gradients and while it drains, each stage
+    waits for the next one, so a step ends (p - 1) T_W earlier: (p - 1) (T_F + T_B) are idle, not (p - 1) (T_F + T_B +
+    T_W). Zero bubble goes further and puts other work between B and W (Qi et al. 2024, section 2.1).
     """
     return replace(schedule, programs=tuple(tuple(_halves(program)) for program in schedule.programs))
 

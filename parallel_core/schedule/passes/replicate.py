@@ -8,9 +8,9 @@ from parallel_core.schedule.ir import Op, Schedule
 
 
 def replicate(schedule: Schedule, replicas: int) -> Schedule:
-    """Replica r gets the pipeline ranks behind those of replica r - 1, and the micro-batches congruent to r.
+    """Replica r gets the pipeline ranks after those of replica r - 1, and the micro-batches congruent to r.
 
-    `schedule` has one replica. Does not say that the copies sum their gradients: that is `reduce`.
+    `schedule` has one replica. Gradient reduction between the copies is added by `reduce`.
     """
     if replicas == 1:
         return schedule

@@ -1,12 +1,12 @@
-"""Weight versions of a pipeline that never runs empty: which one each operation uses, and when the next one is made.
+"""Weight versions of a pipeline without flushes: which one each operation uses, and when the next one is made.
 
-Versions are named by the number of micro-batches whose gradients they hold. Stages update on their own, as soon as a
-*round* of gradients is there: one micro-batch of each replica (PipeDream: Narayanan et al. 2019, section 3.3) or, under
-`2bw`, a whole step (Narayanan et al. 2021a, "Memory-Efficient Pipeline-Parallel DNN Training", section 3.1). Rounds
-begin anew with each step, and its last one is short where the replicas do not divide the micro-batches: so all replicas
-hold the same weights when a step ends.
+Versions are identified by the number of micro-batches whose gradients they hold. Stages update independently, as soon
+as a *round* of gradients is complete: one micro-batch of each replica (PipeDream: Narayanan et al. 2019, section 3.3)
+or, under `2bw`, a whole step (Narayanan et al. 2021a, "Memory-Efficient Pipeline-Parallel DNN Training", section 3.1).
+Rounds start anew with each step, and its last one is short if the replicas do not divide the micro-batches, so all
+replicas hold the same weights at the end of a step.
 
-* `none`: forward and backward each use the weights of their moment, so a gradient mixes two versions.
+* `none`: forward and backward each use the current weights, so a gradient mixes two versions.
 * `stash`: both use the newest version at the forward; the stage keeps what is still needed. With `vertical`, all stages
   use the newest version that every stage has when the micro-batch enters: with equal numbers of replicas that of the
   first stage, else a multiple of their least common multiple (within the step).
@@ -25,7 +25,7 @@ from parallel_core.schedule.ir import Kind, Op, Program, Schedule
 def stamp(schedule: Schedule) -> Schedule:
     """Writes its weight version into every compute operation.
 
-    Every rank holds one stage. A schedule that flushes is left as it is.
+    Every rank holds one stage. A schedule with a flush is returned unchanged.
     """
     if schedule.sync == "flush":
         return schedule
@@ -34,10 +34,10 @@ def stamp(schedule: Schedule) -> Schedule:
 
 
 def update(schedule: Schedule) -> Schedule:
-    """Adds to a stamped schedule, behind the last backward of every round: DROP of versions that nobody needs any more,
-    ALLREDUCE where there are replicas, STASH of the present one if it is still needed, OPT_STEP.
+    """Adds to a stamped schedule, after the last backward of every round: DROP of versions no longer needed, ALLREDUCE
+    if there are replicas, STASH of the current one if it is still needed, OPT_STEP.
 
-    A last round that is short has an update like any other: all replicas take part, whether they add to it or not.
+    A short last round has an update like any other: all replicas take part, whether they contribute or not.
     """
     return replace(schedule, programs=tuple(tuple(_updated(schedule, p)) for p in schedule.programs))
 
@@ -54,7 +54,7 @@ def versions_of(schedule: Schedule, stage: int) -> list[int]:
 
 
 def _entered(schedule: Schedule) -> dict[int, int]:
-    """Micro-batch -> the newest version that every stage has when the first stage forwards it."""
+    """Micro-batch -> the newest version that every stage has at its forward on the first stage."""
     every = lcm(*map(len, schedule.placement))
     found = {}
     for rank in schedule.placement[0]:
@@ -108,8 +108,8 @@ def _updated(schedule: Schedule, program: Program) -> Iterator[Op]:
 
 
 def _rounds(schedule: Schedule, program: Program) -> dict[int, list[int]]:
-    """Position of an operation -> the versions that are made behind it: behind the last backward of this replica in the
-    round and, where it has none (a short last round), behind its last one before."""
+    """Position of an operation -> the versions made after it: after the last backward of this replica in the round or,
+    if it has none (a short last round), after its previous one."""
     backwards = [(op.micro_batch, i) for i, op in enumerate(program) if op.kind is Kind.BW]
     out: dict[int, list[int]] = {}
     done = 0
