@@ -1,8 +1,8 @@
-"""The operations of two ranks side by side: the same, only on one of them, or at another place in the order.
+"""Aligns the operations of two ranks: the same, only on one of them, or at another position in the order.
 
-An operation is named by its kind, which of its rank's stages it belongs to (the first, the second, ..), and its
-micro-batch counted within its replica. Two replicas thus do the same, and so do two stages as far as their layers are
-not looked at: what each holds is `Side.units`'s to say.
+An operation is identified by its kind, the number of its stage among those of its rank, and its micro-batch counted
+within its replica. So two replicas do the same, and so do two stages if their layers are ignored: those are in
+`Side.units`.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from parallel_core.schedule.ir import Kind
 from parallel_core.spec import RunSpec
 
 Name = tuple[int, int, int]
-"""Kind, stage among those of the rank, micro-batch within the replica (-1 for operations of the whole step)."""
+"""(kind, stage among those of the rank, micro-batch within the replica or -1 for operations of the whole step)."""
 Status = Literal["same", "only_a", "only_b", "moved_a", "moved_b"]
 
 MOST = 20_000
-"""Operations of a rank that are aligned: the first ones."""
+"""Most operations of a rank that are aligned, from the first."""
 
 
 @dataclass(frozen=True)
@@ -39,13 +39,13 @@ class Side:
 
     @property
     def units(self) -> tuple[str, ...]:
-        """Names of the layers it holds (of which tensor ranks hold a part each)."""
+        """Names of the layers it holds (with tensor parallelism, a part of each)."""
         layout, names = Layout.of(self.spec), self.spec.model.units()
         stages = layout.stages_of(layout.coords(self.rank).place)
         return tuple(names[unit] for stage in stages for unit in layout.stage_units[stage])
 
     def operations(self) -> list[Name]:
-        """In order of their start, without the STEP."""
+        """Its operations in order of their start, without the STEP."""
         layout = Layout.of(self.spec)
         home = layout.coords(self.rank).place
         place = {s: i for i, s in enumerate(layout.stages_of(home))}
@@ -59,6 +59,8 @@ class Side:
 
 
 class Row(NamedTuple):
+    """One line of an alignment: an operation of a, of b, or of both."""
+
     status: Status
     a: Name | None
     b: Name | None
@@ -66,7 +68,7 @@ class Row(NamedTuple):
 
 @dataclass(frozen=True)
 class Alignment:
-    """`rows` in the order of both; counts of operations, not of rows."""
+    """`rows` in the order of both sides; the counts are operations, not rows."""
 
     rows: Sequence[Row]
     same: int
@@ -74,7 +76,7 @@ class Alignment:
     only_b: int
     moved: int
     cut: bool
-    """One of the two had more than MOST operations."""
+    """Whether one of the two had more than MOST operations."""
 
     @property
     def equal(self) -> bool:
@@ -82,7 +84,7 @@ class Alignment:
 
 
 def align(a: Sequence[Name], b: Sequence[Name]) -> Alignment:
-    """The longest common runs first, as difflib finds them; what is on both sides elsewhere has moved."""
+    """Matches the longest common runs first, as difflib does; operations on both sides outside of them have moved."""
     cut = len(a) > MOST or len(b) > MOST
     a, b = a[:MOST], b[:MOST]
     rows: list[Row] = []
@@ -112,7 +114,7 @@ def _with_moves(rows: Sequence[Row], cut: bool) -> Alignment:
 
 
 def sentence(a: Side, b: Side, found: Alignment, names: tuple[str, str]) -> str:
-    """What the alignment says, in one or two sentences; `names` of the two sides."""
+    """The alignment in one or two sentences; `names`: of the two sides."""
     total = found.same + found.moved
     if found.equal:
         return f"The same {total} operations in the same order, {_held(a, b)}."

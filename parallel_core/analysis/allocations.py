@@ -1,8 +1,8 @@
-"""A snapshot of the CUDA allocator's history taken apart: bytes over time, and what was alive at the peak.
+"""Analyses a snapshot of the CUDA allocator's history: bytes over time, and what was alive at the peak.
 
-The history holds what happened since it was switched on. What had been allocated before shows only where it is freed
-within, or stands in a segment at the end: it is counted from the start, and mostly has no stack.
-Sizes are those asked for; the allocator rounds each up (to 512 bytes), so its own count is a little larger.
+The history covers the time since recording was switched on. Earlier allocations appear only if they are freed during it
+or are in a segment at its end: they count from the start, and mostly have no stack. Sizes are those requested; the
+allocator rounds each up (to 512 bytes), so its own count is a little larger.
 """
 
 from __future__ import annotations
@@ -16,17 +16,19 @@ from numpy.typing import NDArray
 
 MOST_LISTED = 20
 _FREED = "free_completed"
-"""Not free_requested: until then another stream may still use the block, and nothing else gets its bytes."""
+"""Not free_requested: until free_completed another stream may still use the block, and its bytes are not reused."""
 
 
 class Frame(NamedTuple):
+    """One frame of a stack trace."""
+
     filename: str
     line: int
     name: str
 
 
 class Alive(NamedTuple):
-    """Blocks alive at the peak that one place in the code made; no frames: they are older than the recording."""
+    """Blocks alive at the peak that one place in the code allocated; no frames: they are older than the recording."""
 
     bytes: int
     blocks: int
@@ -35,8 +37,8 @@ class Alive(NamedTuple):
 
 @dataclass(frozen=True)
 class Allocations:
-    """`us` and `bytes`: after each event, microseconds since the first one and bytes in use. `before` of them were in
-    use when it began, `peak` at most, at `peak_us`. `alive` at the peak, largest first, MOST_LISTED of `places`."""
+    """`us` and `bytes`: microseconds since the first event and bytes in use after each event. `before`: bytes in use at
+    the start; `peak`: most bytes, at `peak_us`. `alive`: blocks at the peak, largest first, MOST_LISTED of `places`."""
 
     us: NDArray[np.int64]
     bytes: NDArray[np.int64]
@@ -46,11 +48,11 @@ class Allocations:
     alive: tuple[Alive, ...]
     places: int
     rounded: int
-    """Bytes that the allocator's rounding adds at the end of the recording."""
+    """Bytes added by the allocator's rounding at the end of the recording."""
 
 
 class _Block(NamedTuple):
-    """In use from event `begun` until event `ended`; -1: since before, or beyond the last."""
+    """Bytes in use from event `begun` to event `ended`; -1: since before the first, or beyond the last event."""
 
     bytes: int
     begun: int
@@ -59,7 +61,7 @@ class _Block(NamedTuple):
 
 
 def allocations(snapshot: Mapping[str, Any], device: int = 0) -> Allocations:
-    """Of one device. Raises ValueError naming a field that is missing, or where nothing was recorded."""
+    """Allocations of one device. Raises ValueError for a missing field, or if nothing was recorded."""
     try:
         events = [e for e in snapshot["device_traces"][device] if e["action"] in ("alloc", _FREED)]
         at_end = [
@@ -122,6 +124,6 @@ def _alive(blocks: list[_Block]) -> list[Alive]:
 
 
 def place(frames: tuple[Frame, ...]) -> Frame | None:
-    """Where the code outside torch asked for it; None where no stack was kept."""
+    """The innermost frame outside torch; the first frame if there is none; None without a stack."""
     ours = (frame for frame in frames if "/torch/" not in frame.filename)
     return next(ours, frames[0] if frames else None)

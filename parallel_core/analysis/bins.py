@@ -1,4 +1,4 @@
-"""A long step cut into many equal bins once, so that any wide part of it can be shown without looking at its spans."""
+"""Cuts a long step into many equal bins once, so that any wide part of it can be shown without its spans."""
 
 from __future__ import annotations
 
@@ -14,9 +14,8 @@ Floats = NDArray[np.float64]
 
 
 class Bins(NamedTuple):
-    """`edges`: n + 1 instants, ns. `reached`: (layers + 1, n + 1) ns that each layer owns up to each edge; the last
-    row is nobody's. What a layer owns between two edges is a difference: bins of any multiple of the width are exact.
-    """
+    """`edges`: n + 1 times, ns. `reached`: (layers + 1, n + 1) ns owned by each layer up to each edge; the last row
+    belongs to no layer. What a layer owns between two edges is a difference, so merged bins are exact."""
 
     edges: Floats
     reached: Floats
@@ -24,7 +23,7 @@ class Bins(NamedTuple):
     def between(self, low: float, high: float, most: int) -> tuple[Floats, Floats] | None:
         """(edges, shares by layer and bin) of at most `most` bins that cover `low` to `high` (ns).
 
-        None where they would be fewer than half of that: so narrow a part needs its spans.
+        None if fewer than `most` bins lie in between: such a narrow part needs its spans.
         """
         first = max(0, int(np.searchsorted(self.edges, low, "right")) - 1)
         last = min(len(self.edges) - 1, int(np.searchsorted(self.edges, high, "left")))
@@ -37,11 +36,11 @@ class Bins(NamedTuple):
 
 
 def bins(layers: Sequence[Pieces], edges: Floats) -> Bins:
-    """Of intervals by precedence, the first layer first (see `sweep`); `edges` ascending, ns."""
+    """Bins of intervals by precedence, the first layer first (see `sweep`); `edges` ascending, ns."""
     bounds = int(edges[0]), int(np.ceil(edges[-1]))
     found = sweep(layers, bounds)
     at = np.clip(np.searchsorted(found.starts, edges, side="right") - 1, 0, len(found.starts) - 1)
-    within = np.minimum(edges - found.starts[at], found.lengths[at])  # of the segment that an edge stands in
+    within = np.minimum(edges - found.starts[at], found.lengths[at])  # ns of the segment before the edge inside it
     reached = np.zeros((len(layers) + 1, len(edges)))
     for i, owned in enumerate(found.owned()):
         if owned:

@@ -1,28 +1,27 @@
-"""Where a step went: the spans of every rank -> integer nanoseconds by component, adding up exactly to the step.
+"""Where a step went: the spans of every rank -> integer nanoseconds by component, which add up exactly to the step.
 
-Every instant of a rank's step (its span of kind STEP; without one, from its first span to its last) is given to
+Every instant of a rank's step (its span of kind STEP; without one, from its first span to its last) is assigned to
 exactly one component, the first of this list that covers it:
 
-1. `bubble`: inside a blocking collective (TP_COLLECTIVE, ALLREDUCE, NORM, ...), before its last participant came;
+1. `bubble`: inside a blocking collective (TP_COLLECTIVE, ALLREDUCE, NORM, ...), before its last participant arrived;
 2. `exposed_collective`: the rest of that collective;
 3. `recompute`: spans R, which lie inside those of BW;
 4. `compute`: F, B, W, BW, without the collectives and recomputation inside them;
 5. `optimizer`, 6. `data`: OPT_STEP; DATA;
-7. `bubble`: inside a RECV that is waited for, before the SEND of its peer began;
-8. `exposed_p2p`: the rest of that RECV, and SENDs that are waited for (one whose receiver is late counts here, too);
+7. `bubble`: waiting inside a RECV, before the SEND of its peer began;
+8. `exposed_p2p`: the rest of that RECV, and waiting inside SENDs (also for a late receiver);
 9. `other`: SETUP;
 10. `exposed_collective`: a gradient BUCKET in flight that nothing above hides;
-11. `other`: what no span covers: the rank was between operations, and nothing says that it waited for another rank.
+11. `other`: what no span covers: the rank was between operations, with no sign that it waited for another rank.
 
-A message that is begun, and waited for later, is a span from its beginning to the end of that wait (gloo in traces of
-torch.profiler). What the rank began in between did not need it: only behind the last of that is it waited for; pauses
-before are `other`.
+A message that is started, and waited for later, is a span from its start to the end of that wait (gloo in traces of
+torch.profiler). Operations that the rank started in between did not depend on it, so waiting counts only after the last
+of them; pauses before are `other`.
 
-Who waited for whom is found by `waits`. A group of one has no collectives: there NORM is only the part of OPT_STEP that
-it stands in. A RECV without its SEND among the spans counts as exposed_p2p. All clocks must be one (a host's
-monotonic).
+`waits` determines who waited for whom. A group of one has no collectives: there NORM is only a part of its OPT_STEP. A
+RECV without its SEND among the spans counts as exposed_p2p. All spans must use one clock (a host's monotonic clock).
 
-An `Account` adds what stands beside the sum: when the bubble came, and the communication that work hid.
+An `Account` adds what is not part of the sum: when the bubble occurred, and the overlapped communication.
 """
 
 from __future__ import annotations
@@ -54,16 +53,16 @@ class Breakdown:
 
     @property
     def total(self) -> int:
-        """The step, in nanoseconds."""
+        """The step in nanoseconds."""
         return sum(self.as_dict().values())
 
     @property
     def communication(self) -> int:
-        """Communication that computation does not hide."""
+        """Nanoseconds of communication that computation does not hide."""
         return self.exposed_p2p + self.exposed_collective
 
     def share(self, component: str) -> float:
-        """Part of the step that `component` (a field, or `communication`) takes, 0 .. 1."""
+        """Share of the step taken by `component` (a field, or `communication`), 0 .. 1."""
         return getattr(self, component) / self.total if self.total else 0.0
 
     def as_dict(self) -> dict[str, int]:
@@ -80,16 +79,16 @@ PARTS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("bubble", ("bubble",)),
     ("other", ("data", "other")),
 )
-"""(word, components) of the bars that a step is drawn as; together they hold every component once."""
+"""(word, components) of the bars of a step's chart; together they contain every component once."""
 
 
 @dataclass(frozen=True, slots=True)
 class Account:
     """One rank's step in nanoseconds: `parts` add up to it; `warmup`, `steady` and `drain` add up to its bubble.
 
-    Warm-up ends where the rank's first backward begins, drain begins where its last forward has ended (after the
+    Warm-up ends where the rank's first backward starts, drain starts where its last forward has ended (after the
     warm-up): 1F1B with equal stages and free messages has no bubble between the two (Narayanan et al. 2021, fig. 4).
-    `overlapped` is communication while the rank did something else that counts: beside the sum, not in it.
+    `overlapped`: communication hidden by other components, not part of the sum.
     """
 
     parts: Breakdown = Breakdown()
@@ -148,7 +147,7 @@ def _of_rank(rows: NDArray[np.void], arrivals: Mapping[Kind, Times], sent: Times
 
 _HIDING = ("compute", "recompute", "optimizer", "data")
 _MOVING = "moving"
-"""The layer of messages under way while the rank did not wait for them."""
+"""The layer of messages in flight that the rank did not wait for."""
 
 
 def _turns(rows: NDArray[np.void], window: tuple[int, int]) -> tuple[int, int]:
@@ -158,7 +157,7 @@ def _turns(rows: NDArray[np.void], window: tuple[int, int]) -> tuple[int, int]:
 
 
 def _layers(rows: NDArray[np.void], arrivals: Mapping[Kind, Times], sent: Times) -> list[tuple[str, Pieces]]:
-    """The components with the intervals that they claim, first claim first (the list of the module's docstring)."""
+    """The components with the intervals they claim, highest precedence first (see the module's docstring)."""
     collective = [_split(waits.pieces(rows, kind), last) for kind, last in arrivals.items()]
     received, given = waits.of_kinds(rows, *RECVS), waits.of_kinds(rows, *SENDS)
     waiting, coming = _split((waits.stands_from(rows, received), received["end"]), sent)
@@ -195,7 +194,7 @@ def _join(*pieces: Pieces) -> Pieces:
 
 
 def _split(pieces: Pieces, at: Times) -> tuple[Pieces, Pieces]:
-    """Each interval cut in two at its instant `at`, which is first moved into it."""
+    """Each interval cut in two at `at`, clipped to the interval."""
     starts, ends = pieces
     middle = np.clip(at, starts, np.maximum(starts, ends))
     return (starts, middle), (middle, ends)

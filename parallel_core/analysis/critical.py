@@ -1,11 +1,11 @@
 """The critical path of a step: the chain of operations and messages whose lengths add up to it.
 
-Walked from the last instant of the step backward. What an operation begins after is the operation before it on its
-rank, except where it waited: a RECV waited for the rank that sent (from the moment that the SEND began), a collective
-for the last rank that came to it (`waits`). Making anything else faster leaves the step as long as it is.
+It is walked backwards from the last instant of the step. An operation starts after the previous one on its rank, except
+where it waited: a RECV for the sending rank (from the time that the SEND began), a collective for the last rank to
+arrive (`waits`). Speeding up anything off the path leaves the step as long as it is.
 
-Spans inside others (R, collectives INSIDE, a PAIR around its halves) and buckets in flight are no links of the
-chain, so a wait inside such a collective counts to the operation that holds it.
+Spans inside others (R, collectives INSIDE, a PAIR around its halves) and buckets in flight are not links of the chain,
+so a wait inside such a collective counts to the operation that contains it.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from parallel_core.layout import Layout
 from parallel_core.schedule.ir import INSIDE, RECVS, Kind
 
 LINK = np.dtype([("rank", "<i4"), ("row", "<i8"), ("kind", "u1"), ("start", "<i8"), ("end", "<i8")])
-"""One link of the path: the rank, the span's index among the rank's SPAN rows as given, and from when to when it held
-the step up (ns on the span clock)."""
+"""One link of the path: the rank, the span's index among the rank's SPAN rows as given, and the interval during which
+it held the step up (ns on the span clock)."""
 
 _ABSENT = INSIDE | {Kind.STEP, Kind.R, Kind.PAIR, Kind.BUCKET}
 
 
 class _Nodes(NamedTuple):
-    """All links there may be, rank after rank in order of their end. `before` is where the walk goes on from a link:
-    at most at `until`; -1 where it ends."""
+    """All possible links, rank after rank in order of their end. `before`: the link from which the walk continues, at
+    most at time `until`; -1 where it ends."""
 
     rank: NDArray[np.int32]
     row: Times
@@ -42,7 +42,7 @@ class _Nodes(NamedTuple):
 
 
 def critical_path(spans: Mapping[int, NDArray[np.void]], layout: Layout) -> NDArray[np.void]:
-    """LINK rows in time order, without a gap: from the first instant of the step to its last."""
+    """LINK rows in time order without gaps, from the first instant of the step to its last."""
     if not any(len(table) for table in spans.values()):
         return np.empty(0, LINK)
     nodes = _nodes(spans, layout)
@@ -59,11 +59,11 @@ def critical_path(spans: Mapping[int, NDArray[np.void]], layout: Layout) -> NDAr
 
 
 def _walk(nodes: _Nodes, window: tuple[int, int]) -> list[tuple[int, int, int]]:
-    """(node, from, to), first first; plain lists, because a walk of single steps is slow in arrays."""
+    """(node, from, to) in time order; plain lists, because single steps are slow in arrays."""
     before, until = nodes.before.tolist(), nodes.until.tolist()
     begin, at = window
     node, out = int(nodes.end.argmax()), []
-    for _ in range(len(before)):  # clocks that run apart could lead in a circle
+    for _ in range(len(before)):  # bounded: clock skew could lead to a cycle
         start = min(at, until[node]) if before[node] >= 0 else begin
         out.append((node, start, at))
         node, at = before[node], start
@@ -106,7 +106,7 @@ def _causes(
     arrivals: Mapping[tuple[int, Kind], waits.Causes],
     received: waits.Causes,
 ) -> tuple[Times, Times]:
-    """For each row: the instant at which another rank let it go on, and that rank; -1 where none did."""
+    """For each row: the time at which another rank let it go on, and that rank; -1 if none did."""
     at, who = np.zeros(len(rows), np.int64), np.full(len(rows), -1, np.int64)
     found = {kind: causes for (other, kind), causes in arrivals.items() if other == rank}
     for kinds, causes in [*(((kind,), causes) for kind, causes in found.items()), (tuple(RECVS), received)]:

@@ -1,10 +1,10 @@
-"""When other processes used so much of a run's devices that its times say less, or nothing.
+"""Shares of a device used by other processes above which a run's times are disturbed or not to be trusted.
 
 Shares are of the device that others used most in the timed steps (`cpu_others` of a run's summary, 0 .. 1).
 """
 
 DISTURBED_ABOVE = 0.10
-"""The measurement is drawn cross-hatched, settles no prediction, and is offered to be run again."""
+"""The run is drawn cross-hatched, settles no prediction, and the page offers to repeat it."""
 UNTRUSTED_ABOVE = 0.25
-"""Rules that judge by times are not asked: every ratio between runs may be off by as much. Ranks that wait give their
-device away, so that single per cents are noise."""
+"""Rules that judge times are skipped: every ratio between runs may be off by as much. Waiting ranks yield their device,
+so a few per cent are noise."""

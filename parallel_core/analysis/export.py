@@ -1,10 +1,11 @@
-"""The spans of a traced step for other tools: Chrome's trace format, which Perfetto opens, and plain rows.
+"""Exports the spans of a traced step: Chrome's trace format, which Perfetto opens, and plain rows.
 
-Trace Event Format (Chromium project): complete events "X" with times in microseconds, a process a rank, a thread a
-lane, flow events "s" and "f" from each SEND to its RECV. Times are whole nanoseconds and so exact with three decimals.
+Trace Event Format (Chromium project): complete events "X" with times in microseconds, a process for each rank, a thread
+for each lane, flow events "s" and "f" from each SEND to its RECV. Times are whole nanoseconds, so three decimals are
+exact.
 
-What the format has no place for stands in `otherData`, under MARK: `About`, and what the file should hold. With it
-`traces.own` reads the same spans back.
+Data without a field in the format is in `otherData`, under MARK: `About`, and what the file should contain.
+`traces.own` uses it to read the same spans back.
 """
 
 from __future__ import annotations
@@ -25,30 +26,30 @@ from parallel_core.schedule.ir import RECVS, Kind
 COLUMNS = (
     "rank", "kind", "lane", "stage", "micro_batch", "replica", "version", "start_ns", "end_ns", "waited_ns", "bytes",
 )  # fmt: skip
-"""Of `table`: numbers, and names of our own, so that no cell is a formula."""
+"""Columns of `table`: numbers and names of our own, so that no spreadsheet cell is a formula."""
 FIELDS = ("stage", "micro_batch", "replica", "version", "bytes")
 MARK, FORMAT, CLOCK = "trainyard", 1, "ns"
 
 
 @dataclass(frozen=True)
 class About:
-    """What a step's spans do not say themselves. `spec` = that of its run as JSON, None of a trace from elsewhere."""
+    """What a step's spans do not contain. `spec`: that of its run as JSON, None for a trace from elsewhere."""
 
     step: int
     spec: Mapping[str, Any] | None = None
     run: str = ""
-    """What the run is called where it ran: files of different runs are not one job."""
+    """Identifies the run where it ran: files of different runs are not one job."""
     recorded: int = 0
-    """Spans that its ranks recorded, of which they may have kept fewer."""
+    """Spans that its ranks recorded; they may have kept fewer."""
     others: float | None = None
-    """Part of the devices' time that other processes took, where it was measured: rules ask nothing else then."""
+    """Share of the devices' time that other processes took, None if not measured; rules that judge times need it."""
     device: str = "cpu"
     counted: bool = False
-    """Stages and micro-batches were told by messages and order (`traces.unnamed`)."""
+    """Whether stages and micro-batches were inferred from messages and order (`traces.unnamed`)."""
 
 
 def table(spans: Mapping[int, NDArray[np.void]], layout: Layout) -> Iterator[tuple[Any, ...]]:
-    """A row a span in COLUMNS, rank after rank; times from the start of the step."""
+    """One row a span in COLUMNS, rank after rank; times from the start of the step."""
     zero = waits.step_start(spans)
     waited = waits.waited(spans, layout)
     for rank, rows in sorted(spans.items()):
@@ -64,7 +65,7 @@ def table(spans: Mapping[int, NDArray[np.void]], layout: Layout) -> Iterator[tup
 
 
 def chrome_trace(spans: Mapping[int, NDArray[np.void]], layout: Layout, about: About) -> Iterator[str]:
-    """One JSON document, piece by piece."""
+    """One JSON document, in pieces."""
     zero = waits.step_start(spans)
     kept = {rank: len(rows) for rank, rows in sorted(spans.items())}
     mark = {"format": FORMAT, "clock": CLOCK, "begin": zero, "ranks": kept, **asdict(about)}

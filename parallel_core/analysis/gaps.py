@@ -1,6 +1,6 @@
 """Short pauses between the operations of a rank: the host's own time, not waiting.
 
-Between two operations a host runs Python and autograd, and in a profiled step it keeps the profiler's records, too:
+Between two operations a host runs Python and autograd, and in a profiled step it also writes the profiler's records:
 some 0.6 us an event on a CPU core, which is what the profiler adds to a loop of small operations.
 """
 
@@ -14,11 +14,12 @@ from numpy.typing import NDArray
 from parallel_core.schedule.ir import Kind
 
 LONGEST_NS = 500_000
-"""Python between two operations takes tens to hundreds of us; longer is a wait, or work that was not recorded."""
+"""Longest pause counted: Python between two operations takes up to hundreds of us; longer is a wait, or unrecorded
+work."""
 
 
 class Gaps(NamedTuple):
-    """Pauses of up to LONGEST_NS of one rank in one step: how many, and ns in all."""
+    """Pauses of up to LONGEST_NS of one rank in one step: their number, and ns in total."""
 
     many: int
     ns: int
@@ -30,7 +31,7 @@ class Gaps(NamedTuple):
 
 
 def gaps(rows: NDArray[np.void]) -> Gaps:
-    """Of a rank's spans, in any order; the step's own span is not one of its operations."""
+    """Pauses in a rank's spans, given in any order; the step's own span is ignored."""
     own = rows[rows["kind"] != Kind.STEP]
     own = own[np.argsort(own["start"], kind="stable")]
     pauses = own["start"][1:] - np.maximum.accumulate(own["end"])[:-1]

@@ -1,4 +1,4 @@
-"""Generated text as its ranks told it: the frames put together, what it cost, and the text itself."""
+"""Generated text from the records of its ranks: the records joined, their cost, and the text itself."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from parallel_core.layout import Layout
 
 
 class Generated(TypedDict):
-    """Of one rank: `tokens` of each sample without the prompt, seconds of the prefill and of each token behind the
-    first, bytes of its caches of keys and values."""
+    """Generation on one rank: `tokens` of each sample without the prompt, seconds of the prefill and of each token
+    after the first, bytes of its KV cache."""
 
     tokens: list[list[int]]
     prefill: float
@@ -21,7 +21,7 @@ class Generated(TypedDict):
 
 
 def joined(before: Mapping[str, Any] | None, header: Mapping[str, Any]) -> Generated:
-    """What was known with one more `generated` record. One that came already changes nothing."""
+    """`before` with one more `generated` record added. A record that was added already changes nothing."""
     first = int(header["first"])
     known = before or {"tokens": [[] for _ in header["tokens"]], "seconds": []}
     return {
@@ -33,7 +33,7 @@ def joined(before: Mapping[str, Any] | None, header: Mapping[str, Any]) -> Gener
 
 
 def together(headers: Iterable[Mapping[str, Any]]) -> Generated | None:
-    """Of all `generated` records of a rank, in order; None where there are none."""
+    """All `generated` records of a rank joined in order; None if there are none."""
     found: Generated | None = None
     for header in headers:
         found = joined(found, header)
@@ -41,8 +41,8 @@ def together(headers: Iterable[Mapping[str, Any]]) -> Generated | None:
 
 
 def replicas(ranks: Mapping[int, Mapping[str, Any]], layout: Layout) -> list[Mapping[str, Any]]:
-    """Of each replica what one of its ranks told, by replica; all of them told the same. Those that told nothing yet
-    are left out."""
+    """The record of one rank of each replica, by replica (all ranks of a replica report the same). Replicas without a
+    record are left out."""
     found: dict[int, Mapping[str, Any]] = {}
     for rank in sorted(ranks):
         found.setdefault(layout.coords(rank).replica, ranks[rank])
@@ -50,7 +50,7 @@ def replicas(ranks: Mapping[int, Mapping[str, Any]], layout: Layout) -> list[Map
 
 
 def merged(told: Sequence[Mapping[str, Any]]) -> Generated:
-    """Of all `replicas`: their texts one after the other, the last prefill, and the seconds of the slowest."""
+    """All `replicas` in one record: all texts in order, the longest prefill, and the seconds of the slowest."""
     slowest = max(told, key=lambda replica: statistics.median(replica["seconds"] or [0]))
     return {
         "tokens": [tokens for replica in told for tokens in replica["tokens"]],
@@ -70,7 +70,7 @@ def rate(told: Sequence[Mapping[str, Any]]) -> tuple[float, float] | None:
 
 
 def timing(told: Sequence[Mapping[str, Any]], prompt: int) -> str:
-    """Prefill of a prompt of so many tokens, time a token, and bytes of keys and values, in one line."""
+    """Prefill of a prompt of so many tokens, and time a token, in one line."""
     all_of_it = merged(told)
     text = f"prefill of {prompt * len(all_of_it['tokens'])} tokens {seconds_text(all_of_it['prefill'])}"
     if (speed := rate(told)) is not None:
@@ -80,5 +80,5 @@ def timing(told: Sequence[Mapping[str, Any]], prompt: int) -> str:
 
 
 def text(tokens: Sequence[int], vocab: int) -> str:
-    """Bytes as text; of a larger vocabulary, whose words nobody knows here, the numbers."""
+    """Tokens as text: bytes for a vocabulary of up to 256, else the token numbers."""
     return bytes(tokens).decode(errors="replace") if vocab <= 256 else ",".join(map(str, tokens))

@@ -1,9 +1,9 @@
-"""How fast the devices of runs were by themselves, told by the reference work beside their steps (observe.reference).
+"""Pace of the devices of runs, from the reference work next to their steps (observe.reference).
 
-It takes longer for two reasons. Others at work beside a device take something from it (a core's other half, the clock,
-the memory bus): its company, which a run measures itself, since it does the work with all its devices at once and with
-one of them alone within milliseconds. What is left is the host's own pace, which differs between runs for no reason of
-theirs, and so may be taken out of what is said of them.
+The reference work takes longer for two reasons. Other busy devices take something from a device (a core's other half,
+the clock, the memory bus): contention (`company`), which a run measures itself, since it does the work with all its
+devices at once and with one of them alone within milliseconds. The rest is the host's own pace, which differs between
+runs for reasons outside of them, and so may be factored out of their comparison.
 """
 
 from __future__ import annotations
@@ -15,21 +15,22 @@ from statistics import median
 from parallel_core.analysis.quantities import percent_text, ratio_text
 
 POWER = 0.75
-"""A step changes with the pace by this power of the work's seconds: between 0.82, which passes did with the work right
-beside them, and the 0.6 at which speedups of 40 runs differed least, hardly more at 0.82 (docs/engine.md)."""
+"""A step changes with this power of the reference work's seconds: between 0.82, measured for passes with the work
+directly next to them, and 0.6, at which speedups of 40 runs differed least, hardly more at 0.82 (docs/engine.md)."""
 UNEVEN = 0.10
-"""A host that drifts less between runs than this is not warned of: the reference work itself says no more exactly."""
+"""Smallest drift between runs that is reported: the reference work itself is no more accurate."""
 COMPANY = 1.25
-"""Devices that take so many times longer beside others at work are held up by those: their cores are halves of one, or
-they wait for memory. Single runs of whole cores measured 0.9 to 1.1, one in thirty 1.3."""
+"""Smallest contention factor that is reported: cores are halves of one, or wait for memory. Single runs of whole cores
+measured 0.9 to 1.1, one in thirty 1.3."""
 LEAST = 3
-"""Runs of as many ranks that have to have measured their company: by fewer, chance would pass for the host's pace."""
+"""Fewest runs with the same number of ranks that must have measured contention: with fewer, chance would pass for the
+host's pace."""
 
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """Of one run on `ranks` devices: `seconds` of the reference work with all at it, the mean of the ranks; `company` =
-    how many times longer that is than with one of them alone, None where it was not measured."""
+    """One run on `ranks` devices: `seconds` of the reference work with all of them busy, mean over the ranks;
+    `company`: contention factor, i.e. these seconds over those of one device alone, None if not measured."""
 
     ranks: int
     seconds: float
@@ -37,7 +38,8 @@ class Pace:
 
 
 def contention_by_ranks(paces: Iterable[Pace]) -> dict[int, float]:
-    """By the number of ranks: the median of what LEAST runs or more measured, each a few times only; of one rank 1."""
+    """ranks -> median contention factor over runs of that size; sizes with fewer than LEAST runs are omitted; 1 rank ->
+    1.0."""
     known: dict[int, list[float]] = {}
     for pace in paces:
         if pace.company is not None:
@@ -46,8 +48,8 @@ def contention_by_ranks(paces: Iterable[Pace]) -> dict[int, float]:
 
 
 def drifts(base: Pace, paces: Sequence[Pace]) -> list[float | None]:
-    """How many times longer than in `base`, which may be one of them, a device by itself took in each of these runs;
-    None where the company of as many ranks is not known, so that it cannot be told from the host's pace."""
+    """Slowdown of a single device, without contention, in each of these runs against `base` (which may be one of them);
+    None if the contention for its number of ranks is unknown, so that it cannot be separated from the host's pace."""
     company = contention_by_ranks(paces)
 
     def drift(pace: Pace) -> float | None:
@@ -61,16 +63,16 @@ def drifts(base: Pace, paces: Sequence[Pace]) -> list[float | None]:
 
 
 def spread(paces: Sequence[Pace]) -> float | None:
-    """By how much longer a device by itself took in the slowest run than in the fastest one that can be held against
-    it; None where no two can."""
+    """Relative slowdown of a single device in the slowest run against the fastest one that it can be compared with;
+    None if no two can be compared."""
     return max(
         (max(known) / min(known) - 1 for base in paces if len(known := _known(drifts(base, paces))) > 1), default=None
     )
 
 
 def at_pace(ratio: float, drift: float) -> float:
-    """The speedup `ratio` had the host been as fast in this run as in the baseline's, where devices took `drift` times
-    as long for the reference work."""
+    """The speedup `ratio` if the host had been as fast in this run as in the baseline's; `drift`: slowdown of the
+    reference work against the baseline's run."""
     return ratio * drift**POWER
 
 
@@ -79,8 +81,8 @@ def _known(values: Iterable[float | None]) -> list[float]:
 
 
 def drift_warning(longer: float | None, at_one: tuple[str, float, str] | None = None) -> str:
-    """A warning where the host's own pace differed between runs: `longer` is their `spread`; empty where it did not.
-    `at_one` = (fastest run at the baseline's pace, its speedup there, the baseline), where that is known."""
+    """A warning if the host's own pace differed between runs; '' if not. `longer`: their `spread`; `at_one`: (fastest
+    run at the baseline's pace, its speedup there, the baseline), if known."""
     if longer is None or longer <= UNEVEN:
         return ""
     differed = f"The host's own pace differed by up to {percent_text(longer)} between runs"
@@ -93,12 +95,12 @@ def drift_warning(longer: float | None, at_one: tuple[str, float, str] | None = 
 
 
 def contention_text(ranks: int, longer: float) -> str:
-    """What devices take from each other (`contention_by_ranks`)."""
+    """The contention factor `longer` of `ranks` devices (`contention_by_ranks`) as a sentence."""
     return f"With all {ranks} devices at work each took {ratio_text(longer)} as long as alone."
 
 
 def contention_warning(found: Mapping[int, float]) -> str:
-    """The same where it is much, with the speedup that is left; of the most devices that were measured."""
+    """A warning if contention on the most devices measured is large, with the remaining best speedup; '' if not."""
     ranks, longer = max(found.items(), default=(1, 1.0))
     if longer < COMPANY:
         return ""

@@ -1,4 +1,4 @@
-"""Planned over measured: the spans of a simulated step joined with those of a measured one, operation by operation."""
+"""Joins the spans of a simulated (planned) step with those of a measured one, operation by operation."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ LATE = np.dtype(
 """Nanoseconds from the start of either step; `end - planned_end` is the lateness."""
 
 _MEASURED_ONLY = 32
-"""Kinds from here on are no operations of a program."""
+"""Kinds from this number on are not operations of a program."""
 
 
 def lateness(
     planned: Mapping[int, NDArray[np.void]], measured: Mapping[int, NDArray[np.void]], layout: Layout
 ) -> NDArray[np.void]:
-    """LATE rows of all operations that stand in both, rank after rank in measured order.
+    """LATE rows of all operations that are in both, rank after rank in measured order.
 
-    `planned` is by pipeline rank (as `simulate` gives it), `measured` by global rank. The key is kind, stage and
-    micro-batch: within a pipeline rank it is unique.
+    `planned` is by pipeline rank (as `simulate` returns it), `measured` by global rank. The key (kind, stage,
+    micro-batch) is unique within a pipeline rank.
     """
     zero = [step_start(planned), step_start(measured)]
     parts = [np.empty(0, LATE)]
@@ -65,7 +65,7 @@ def _of_rank(rank: int, plan: NDArray[np.void], rows: NDArray[np.void], zero: li
 
 
 def late(table: NDArray[np.void]) -> NDArray[np.int64]:
-    """Nanoseconds by which each operation ended after its planned end (below 0: before)."""
+    """Nanoseconds by which each operation ended after its planned end (negative: before)."""
     return table["end"] - table["planned_end"]
 
 

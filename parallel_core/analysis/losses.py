@@ -1,9 +1,9 @@
-"""From n times one device down to the speedup that was measured: where the rest of the n went.
+"""From n times one device down to the measured speedup: what the difference was lost to.
 
-n devices are busy with something for W = n x step nanoseconds altogether. One device needs T for the same step, so the
-speedup is T / step = n T / W, and n minus that is (W - T) n / W: every nanosecond of W - T belongs to one loss below,
-so that the losses add up exactly (the accounting of Crovella and LeBlanc 1994, "Parallel performance prediction using
-lost cycles analysis").
+n devices are occupied for W = n x step nanoseconds in total. One device needs T for the same step, so the speedup is T
+/ step = n T / W, and n minus that is (W - T) n / W: every nanosecond of W - T belongs to one loss below, so that the
+losses add up exactly (the accounting of Crovella and LeBlanc 1994, "Parallel performance prediction using lost cycles
+analysis").
 """
 
 from __future__ import annotations
@@ -16,21 +16,21 @@ from parallel_core.analysis.breakdown import Breakdown
 
 @dataclass(frozen=True, slots=True)
 class Losses:
-    """Nanoseconds over all devices, beside the `single` device's step; below 0 where splitting gained something."""
+    """Nanoseconds over all devices, relative to the `single` device's step; negative where splitting gained."""
 
     devices: int
     single: int
     """The step of one device."""
     imbalance: int = 0
-    """Waits that equal work on every rank would have spared: at most what was waited."""
+    """Waits that equal work on every rank would have avoided: an upper bound is the total waiting time."""
     bubble: int = 0
     """The other waits: warm-up, drain, and order."""
     communication: int = 0
     recompute: int = 0
     smaller_kernels: int = 0
-    """Compute beyond what one device needs for the same work: smaller operations use a device less well."""
+    """Compute beyond what one device needs for the same work: smaller operations use a device less efficiently."""
     other: int = 0
-    """Optimizer, data and the host, beyond one device's."""
+    """Optimizer, data and host time beyond one device's."""
 
     @property
     def total(self) -> int:
@@ -42,16 +42,16 @@ class Losses:
         return self.devices * self.single / self.total if self.total else 0.0
 
     def in_speedup(self, name: str) -> float:
-        """What the loss `name` costs, as part of n."""
+        """Cost of the loss `name`, as a part of n."""
         return self.devices * getattr(self, name) / self.total if self.total else 0.0
 
 
 NAMES = tuple(field.name for field in fields(Losses))[2:]
-"""The losses, in the order that charts draw them."""
+"""The losses, in the order of charts."""
 
 
 def losses(single: Breakdown, ranks: Iterable[Breakdown]) -> Losses:
-    """Of a traced step on `ranks`, against a traced step of one device that does the same work."""
+    """Losses of a traced step on `ranks`, against a traced step of one device that does the same work."""
     parts = list(ranks)
 
     def over(*names: str) -> int:

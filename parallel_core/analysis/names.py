@@ -1,4 +1,4 @@
-"""What the parts of a step and the categories of memory are called, wherever they are shown."""
+"""Display names of the components of a step and the categories of memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Do two runs learn the same? The largest relative difference of their losses, step by step."""
+"""Whether two runs learn the same: the largest relative difference of their losses, step by step."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from numpy.typing import ArrayLike
 
 @dataclass(frozen=True, slots=True)
 class Parity:
-    """`largest` = max over the `steps` common steps of |a - b| / |a|, reached at step `at` (-1 without any)."""
+    """`largest`: max over the `steps` common steps of |a - b| / |a|, reached at step `at` (-1 without any)."""
 
     largest: float
     at: int
@@ -20,7 +20,7 @@ class Parity:
 def parity(steps: ArrayLike, losses: ArrayLike, other_steps: ArrayLike, other_losses: ArrayLike) -> Parity:
     """Compares another run with a reference on the steps that both have (each step at most once a run).
 
-    A loss that is not finite differs infinitely from a finite one, and not at all from an equal one (NaN from NaN).
+    A loss that is not finite differs infinitely from a finite one, and not at all from an equal one (NaN equals NaN).
     """
     common, mine, theirs = np.intersect1d(np.asarray(steps), np.asarray(other_steps), return_indices=True)
     if not common.size:

@@ -1,4 +1,4 @@
-"""Numbers as people read them: bytes, times, ratios, shares. Used by every sentence and table."""
+"""Formats numbers for readers: bytes, times, ratios, shares. Used by every sentence and table."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ def significant(value: float, digits: int = 3) -> str:
 
 
 def bytes_text(count: float) -> str:
-    """Bytes in the largest binary unit that they fill: `9.2 GiB`, `31 MiB`."""
+    """Bytes in the largest binary unit of which there is at least one: `9.2 GiB`, `31 MiB`."""
     power = min(int(math.log2(abs(count)) // 10), len(_BINARY) - 1) if abs(count) >= 1 else 0
     value = count / 1024**power
     return f"{value:.0f} {_BINARY[power]}" if abs(value) >= 10 else f"{significant(value, 2)} {_BINARY[power]}"
 
 
 def seconds_text(seconds: float) -> str:
-    """A duration below a minute to three digits (`48.2 ms`), above as `3 min 20 s` or `2 h 5 min`."""
+    """A duration: below a minute to three digits (`48.2 ms`), above as `3 min 20 s` or `2 h 5 min`."""
     if seconds >= 3600:
         return f"{int(seconds // 3600)} h {int(seconds % 3600 // 60)} min"
     if seconds >= 60:
@@ -49,7 +49,7 @@ def range_text(low: float, high: float) -> str:
 
 
 def flops_text(flops_per_s: float) -> str:
-    """A rate in the largest unit that it fills: `159 GFLOP/s`, `1.2 TFLOP/s`."""
+    """A rate in the largest unit of which there is at least one: `159 GFLOP/s`, `1.2 TFLOP/s`."""
     scale, unit = next(((s, u) for s, u in _RATES if abs(flops_per_s) >= s), _RATES[-1])
     return f"{significant(flops_per_s / scale)} {unit}FLOP/s"
 
@@ -60,7 +60,7 @@ def ratio_text(ratio: float) -> str:
 
 
 def count_text(count: int) -> str:
-    """A whole number with its thousands apart: `2 222`."""
+    """A whole number with its thousands separated: `2 222`."""
     return f"{count:,}".replace(",", "\N{NO-BREAK SPACE}")
 
 
@@ -75,12 +75,12 @@ def signed_percent_text(share: float) -> str:
 
 
 def minus_text(number: str) -> str:
-    """A number in words with a minus sign instead of a hyphen, which lines and reading programs break at."""
+    """A number as text with a minus sign instead of a hyphen, which line breaking and screen readers would split."""
     return number.replace("-", "\N{MINUS SIGN}", 1) if number.startswith("-") else number
 
 
 def slower_text(share: float) -> str:
-    """How much longer something takes, of 0 .. : `+12 %`, `under 1 %`, '' where it is as good as nothing."""
+    """A relative slowdown (0 or more): `+12 %`, `under 1 %`, '' if negligible."""
     if share <= 0.0005:
         return ""
     return f"+{percent_text(share)}" if share >= 0.005 else percent_text(share)
@@ -96,19 +96,19 @@ def difference_text(difference: float) -> str:
 
 
 def listed_text(parts: Sequence[str]) -> str:
-    """'a, b and c'."""
+    """A list in words: 'a, b and c'."""
     return " and ".join([", ".join(parts[:-1]), parts[-1]] if len(parts) > 1 else parts)
 
 
 def rate_text(rate: float, target: str = "tokens") -> str:
-    """`18.2 k tokens/s`."""
+    """A rate with its unit: `18.2 k tokens/s`."""
     if rate >= 1e6:
         return f"{significant(rate / 1e6)} M {target}/s"
     return f"{significant(rate / 1e3)} k {target}/s" if rate >= 1e3 else f"{rate:.0f} {target}/s"
 
 
 def apart_text(parts: Sequence[str]) -> str:
-    """'a, b, c'; 'a, b; c' where a part has a comma of its own."""
+    """Joined parts: 'a, b, c'; 'a, b; c' if a part contains a comma."""
     return ("; " if any("," in part for part in parts) else ", ").join(parts)
 
 
@@ -118,9 +118,9 @@ def plural_text(count: int, what: str) -> str:
 
 
 _WORD = re.compile(r"[a-z](?:[a-z'’]*[a-z])?[,;.]?(?:\s|$)")
-"""A word at the beginning of a text: what is spelt (`zero=3`, `looped-bfs`, `1f1b`) is none."""
+"""A plain word at the beginning of a text, as opposed to a literal (`zero=3`, `looped-bfs`, `1f1b`)."""
 
 
 def sentence_text(text: str) -> str:
-    """A message that stands by itself: its first word with a capital letter, what is spelt as it is spelt."""
+    """A message as a sentence of its own: its first word capitalised unless it is a literal."""
     return f"{text[0].upper()}{text[1:]}" if _WORD.match(text) else text

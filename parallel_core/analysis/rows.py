@@ -1,4 +1,4 @@
-"""Columns of span rows and their like, by their type: NumPy knows a column of a structured array only as `Any`."""
+"""Typed columns of span rows and the like: NumPy types a column of a structured array only as `Any`."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""The sentences over pages and charts, made from numbers: at most 25 words, the number as early as it can stand.
+"""Sentences above pages and charts, made from numbers: at most 25 words, the number as early as possible.
 
-A function returns a whole sentence, with its full stop; it says so when a difference is within noise. Labels are put
-in as they are (whoever prints a sentence escapes it) and count as one word. A baseline is one of the results.
+A function returns a whole sentence with its full stop, and says so if a difference is within noise. Labels are inserted
+unescaped (whoever prints a sentence escapes it) and count as one word. A baseline is one of the results.
 """
 
 from __future__ import annotations
@@ -27,30 +27,31 @@ from parallel_core.analysis.stats import Speedup, Stats, speedup
 
 @dataclass(frozen=True)
 class Result:
-    """What the sentences need to know of one run; None where it was not measured."""
+    """Data of one run for the sentences; None if it was not measured."""
 
     label: str
     step: Stats
     """Seconds a step."""
     ideal: float | None = 1.0
-    """plan.strategy.ideal_speedup; None where none is known, as beside another model."""
+    """plan.strategy.ideal_speedup; None where none is known, as in comparison with another model."""
     memory: Mapping[str, int] | None = None
     """Measured bytes by category at the peak of the worst rank."""
     breakdown: Breakdown | None = None
     """Mean over the ranks of one traced step."""
     devices: int = 1
     taken: float = 0.0
-    """Share of one of its devices that other processes took in the timed steps, where it is enough to disturb them."""
+    """Share of one of its devices that other processes took in the timed steps, if large enough to disturb them."""
     diverged: bool = False
-    """Its newest loss is not finite."""
+    """Whether its newest loss is not finite."""
 
     @property
     def memory_total(self) -> int | None:
+        """Bytes at the peak of the worst rank; None if not metered."""
         return sum(self.memory.values()) if self.memory else None
 
 
 def verdict(results: Sequence[Result], baseline: Result) -> list[str]:
-    """Fastest, slowest, least memory: up to three sentences over a study; one where there is nothing to compare."""
+    """Fastest, slowest, least memory: up to three sentences on a study; one if there is nothing to compare."""
     if not results:
         return ["0 runs have finished so far."]
     if len(results) == 1:
@@ -59,6 +60,7 @@ def verdict(results: Sequence[Result], baseline: Result) -> list[str]:
 
 
 def fastest(results: Sequence[Result], baseline: Result) -> str:
+    """Which run is fastest, its speedup over the baseline, and the runs within noise of it."""
     best = min(results, key=lambda r: r.step.median)
     if best is baseline:
         time = ns_text(best.step.median * 1e9)
@@ -70,6 +72,7 @@ def fastest(results: Sequence[Result], baseline: Result) -> str:
 
 
 def slowest(results: Sequence[Result], baseline: Result) -> str:
+    """Which run is slowest, its speedup over the baseline, and why."""
     worst = max(results, key=lambda r: r.step.median)
     if worst is baseline:
         return f"{baseline.label}, the baseline, is slowest: {ns_text(worst.step.median * 1e9)} a step."
@@ -78,7 +81,7 @@ def slowest(results: Sequence[Result], baseline: Result) -> str:
 
 
 def disturbed_baseline(baseline: Result) -> str:
-    """What has to be known before any ratio over it; empty where it was measured quietly."""
+    """A warning that precedes any ratio over the baseline if other processes disturbed it; '' if not."""
     if not baseline.taken:
         return ""
     return (
@@ -88,7 +91,7 @@ def disturbed_baseline(baseline: Result) -> str:
 
 
 def disturbed(others: Sequence[float | None], above: float) -> str:
-    """A warning where other processes used more than `above` of a device during timed steps; empty where none did."""
+    """A warning if other processes used more than `above` of a device during timed steps; '' if not."""
     known = [share for share in others if share is not None]
     noisy = [share for share in known if share > above]
     if not noisy:
@@ -101,7 +104,7 @@ def disturbed(others: Sequence[float | None], above: float) -> str:
 
 
 def least_memory(results: Sequence[Result]) -> str:
-    """Empty where no run was metered."""
+    """Which run needs least memory on its worst rank; '' if none was metered."""
     sizes = [(size, r.label) for r in results if (size := r.memory_total) is not None]
     if not sizes:
         return ""
@@ -126,7 +129,7 @@ def speedup_title(results: Sequence[Result], baseline: Result) -> str:
 
 
 def breakdown_title(results: Sequence[Result]) -> str:
-    """Title of the stacked steps: the largest loss that is not compute."""
+    """Title of the stacked steps: the largest component that is not compute."""
     lost = [(r.breakdown.share(name), r.label, name) for r in results if r.breakdown for name in _LOSSES]
     if not lost:
         return "0 steps have been traced so far."
@@ -135,7 +138,7 @@ def breakdown_title(results: Sequence[Result]) -> str:
 
 
 def memory_title(results: Sequence[Result], limit: int | None = None) -> str:
-    """Title of worst-rank memory by category; `limit` is what a device has."""
+    """Title of worst-rank memory by category; `limit`: bytes of a device."""
     metered = [r for r in results if r.memory]
     if not metered:
         return "0 runs have been metered so far."
@@ -152,9 +155,9 @@ def memory_title(results: Sequence[Result], limit: int | None = None) -> str:
 def parity_sentence(
     parities: Mapping[str, Parity], baseline: str, tolerance: float, amplifies: bool = False, others: int = 0
 ) -> str:
-    """Exactness card: `parities` by label, each against the baseline; `tolerance` is relative. `amplifies`: the model
-    has batch norms, which make a difference of one step larger in the next (`models.batchnorm`). `others`: runs beside
-    these that are not to compute the same, such as those without a flush."""
+    """Exactness card. `parities` by label, each against the baseline; `tolerance` is relative. `amplifies`: the model
+    has batch norms, which amplify a difference from step to step (`models.batchnorm`). `others`: further runs that are
+    not expected to match, such as those without a flush."""
     compared = {label: p for label, p in parities.items() if p.steps}
     if not compared:
         return f"0 runs share a step with {baseline}."
@@ -178,7 +181,7 @@ def parity_sentence(
 
 
 def loss_title(first: float, last: float, steps: int, label: str) -> str:
-    """Title of the loss curves, of the run `label`."""
+    """Title of the loss curves, for the run `label`."""
     if not math.isfinite(last):
         return f"Not finite after {steps} steps: the loss of {label} began at {significant(first)}."
     verb = "falls" if last < first else "rises" if last > first else "stays"
@@ -195,13 +198,13 @@ def gantt_title(label: str, breakdown: Breakdown) -> str:
 
 
 def pair_sentence(a: Result, b: Result) -> str:
-    """Comparison of two runs: the speed of b over a."""
+    """Comparison of two runs: the speedup of b over a."""
     gain = speedup(a.step, b.step)
     return f"{b.label} is {_times(gain)} {a.label}{_noise(gain)}."
 
 
 def difference_sentence(a: Breakdown, b: Breakdown) -> str:
-    """Title of the waterfall from a to b: its bars that changed most."""
+    """Title of the waterfall from a to b: the two bars that changed most."""
     saved = {word: sum(getattr(a, name) - getattr(b, name) for name in names) for word, names in PARTS}
     total = a.total - b.total
     verb = "saved" if total >= 0 else "added"
@@ -216,7 +219,7 @@ _LOSSES = tuple(name for name in COMPONENTS if name != "compute")
 
 
 _LOPSIDED = 0.25
-"""From this share of the ratio on, both ends are said: times are skewed, and ± of the longer side says too much."""
+"""From this share of the ratio on, the whole interval is given: for skewed times ± would overstate it."""
 
 
 def _times(gain: Speedup) -> str:
@@ -232,7 +235,7 @@ def _of_ideal(gain: Speedup, result: Result, baseline: Result) -> str:
 
 
 def _rivals(results: Sequence[Result], best: Result, baseline: Result) -> str:
-    """Those that may as well be the fastest: their whiskers overlap those of the best."""
+    """The runs that may be as fast: their whiskers overlap those of the best."""
     lost = "; its loss is not finite any more" if best.diverged else ""
     others = [r for r in results if r is not best and r is not baseline]
     close = [r for r in others if speedup(r.step, best.step).within_noise]
@@ -246,7 +249,7 @@ def _noise(gain: Speedup) -> str:
 
 
 def _busy(result: Result) -> str:
-    """Why a run is fast, where it was traced: what its devices do for most of the time."""
+    """Why a run is fast, if it was traced: what its devices do most of the time."""
     if result.breakdown is None or not result.breakdown.total:
         return ""
     share = result.breakdown.share("compute")
@@ -256,7 +259,7 @@ def _busy(result: Result) -> str:
 
 
 def _why(result: Result) -> str:
-    """What held a run up: other processes, else the largest loss of its step, where it was traced."""
+    """What slowed a run: other processes, else the largest component of its traced step besides compute."""
     if result.taken:
         return f"; other processes took {percent_text(result.taken)} of one of its devices"
     if result.breakdown is None or not result.breakdown.total:

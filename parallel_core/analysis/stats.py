@@ -21,7 +21,7 @@ class Stats:
 
 @dataclass(frozen=True, slots=True)
 class Speedup:
-    """`ratio` of medians; `low` and `high` put the whiskers of both sides at their worst and at their best."""
+    """`ratio` of medians; `low` and `high` combine the worst and the best whiskers of both sides."""
 
     ratio: float
     low: float
@@ -30,7 +30,7 @@ class Speedup:
 
     @property
     def spread(self) -> float:
-        """The larger distance of the ends from the ratio: the number behind ±."""
+        """The larger distance of the interval's ends from the ratio: the number after ±."""
         return max(self.high - self.ratio, self.ratio - self.low)
 
 

@@ -1,6 +1,6 @@
-"""Intervals with an order of precedence -> who owns each instant, in one pass over their sorted ends.
+"""Intervals with an order of precedence -> the owner of each instant, in one pass over their sorted ends.
 
-Everything is integer nanoseconds. Whatever intervals are given, the lengths of the segments add up to the window.
+Everything is integer nanoseconds. For any intervals, the lengths of the segments add up to the window.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Segments(NamedTuple):
         return int(self.lengths[chosen].sum())
 
     def owned(self) -> list[int]:
-        """Nanoseconds of each layer, then of nobody; exact: floats add whole numbers up to 2^53, 104 days."""
+        """Nanoseconds of each layer, then of no layer; exact: float64 holds whole numbers up to 2^53, i.e. 104 days."""
         layers = len(self.active)
         sums = np.bincount(self.owner + np.int8(1), weights=self.lengths, minlength=layers + 1)  # NOBODY first
         return [int(ns) for ns in (*sums[1:], sums[0])]
@@ -48,7 +48,8 @@ class Segments(NamedTuple):
 
 
 def sweep(layers: Sequence[Pieces], window: tuple[int, int], cuts: Iterable[int] = ()) -> Segments:
-    """Cuts `window` at the ends of all intervals (clipped to it) and at `cuts`, first layer first."""
+    """Segments of `window`, cut at the ends of all (clipped) intervals and at `cuts`; the first layer has
+    precedence."""
     clipped = [(np.clip(starts, *window), np.clip(np.maximum(starts, ends), *window)) for starts, ends in layers]
     marks = np.clip(np.array([*window, *cuts], np.int64), *window)
     points = np.concatenate([marks, *(side for pieces in clipped for side in pieces)])

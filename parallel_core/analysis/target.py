@@ -1,4 +1,4 @@
-"""How long a run takes to a loss: what counts when updates differ, and not steps alone."""
+"""Steps of a run to a given loss: the measure when runs differ in their updates, not only in step time."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 WINDOW = 0.05
-"""Losses are averaged over so large a part of the shortest run, at least LEAST steps: a batch's own loss is noisy."""
+"""Losses are averaged over this share of the shortest run, at least LEAST steps: a batch's loss is noisy."""
 LEAST = 5
 
 
 def window(lengths: Iterable[int]) -> int:
-    """Steps that losses of runs of these lengths are averaged over; the same for all of them."""
+    """Steps over which the losses of runs of these lengths are averaged; the same for all of them."""
     return max(LEAST, round(WINDOW * min(lengths, default=0)))
 
 
 def smoothed(loss: ArrayLike, steps: int) -> NDArray[np.float64]:
-    """Mean of each loss and those before it, over `steps` of them, from the first full window on; nan stays nan."""
+    """Running mean of the losses over `steps` steps, from the first full window on; nan stays nan."""
     values = np.asarray(loss, np.float64)
     if len(values) < steps:
         return np.empty(0)
@@ -26,13 +26,13 @@ def smoothed(loss: ArrayLike, steps: int) -> NDArray[np.float64]:
 
 
 def least(loss: ArrayLike, steps: int) -> float:
-    """The lowest smoothed loss; inf where there is none that is a number."""
+    """The lowest smoothed loss; inf if none is finite."""
     values = smoothed(loss, steps)
     finite = values[np.isfinite(values)]
     return float(finite.min()) if len(finite) else float("inf")
 
 
 def reached(loss: ArrayLike, target: float, steps: int) -> int | None:
-    """Index of the first loss at which the smoothed loss is at most `target`; None where it never is."""
+    """Index of the first loss at which the smoothed loss is at most `target`; None if it never is."""
     below = np.flatnonzero(smoothed(loss, steps) <= target)
     return int(below[0]) + steps - 1 if len(below) else None

@@ -6,10 +6,10 @@ import numpy as np
 
 
 def thin(values: np.ndarray, buckets: int) -> np.ndarray:
-    """Indices, ascending, of each bucket's least, greatest, last and not-a-number values; at most so many buckets.
+    """Indices, ascending, of each bucket's least, greatest, last and NaN values, for at most `buckets` buckets.
 
-    Buckets end where they did when there were fewer values, until those are half as many again: the points of a curve
-    that grows stay.
+    Bucket edges stay where they were with fewer values until there are about half as many again, so that the points of
+    a growing curve stay.
     """
     n = len(values)
     starts = np.arange(0, n, _width(n, buckets))
@@ -28,7 +28,7 @@ def thin(values: np.ndarray, buckets: int) -> np.ndarray:
 
 
 def _width(n: int, buckets: int) -> int:
-    """The least of 1, 2, 3, 4, 6, 8, 12, ... values that a bucket must hold."""
+    """Values in a bucket: the least sufficient one of 1, 2, 3, 4, 6, 8, 12, ..."""
     power = 1
     while 2 * power * buckets < n:
         power *= 2

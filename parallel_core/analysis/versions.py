@@ -1,4 +1,4 @@
-"""Which weights a micro-batch met on each stage, read from a schedule that never flushes."""
+"""Weight versions that a micro-batch used on each stage, read from a schedule without flushes."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ class Use(NamedTuple):
     forward: int
     backward: int
     late: int
-    """Updates that the stage had made between the forward and the update by this gradient."""
+    """Updates of the stage between the forward and the update with this gradient."""
 
 
 def uses(schedule: Schedule) -> list[Use]:
-    """Of every micro-batch on every stage, by stage, then by micro-batch."""
+    """Uses of every micro-batch on every stage, by stage, then by micro-batch."""
     return sorted(use for program in schedule.programs for use in _of_rank(program))
 
 
 def _of_rank(program: Program) -> Iterator[Use]:
-    """A version's number among the updates says how old it is: version v was made by update `made[v]`."""
+    """Uses on one rank. The age of a version is counted in updates: version v was made by update `made[v]`."""
     made, forward = {0: 0}, dict[int, int]()
     updates = 0
     for op in program:

@@ -1,4 +1,4 @@
-"""Who waited for whom: receives joined with their sends, collectives with the last rank that came to them.
+"""Who waited for whom: receives joined with their sends, collectives with the last rank to arrive.
 
 The k-th collective of a kind on one rank is the k-th on every rank of its group: the tensor group (TP_COLLECTIVE), the
 replicas of the stage (ALLREDUCE and the like, UNSHARD, STATISTICS), all ranks (NORM). A RECV is matched by stage,
@@ -21,13 +21,13 @@ Rows = Mapping[int, NDArray[np.void]]
 Ranks = NDArray[np.int64]
 
 BLOCKING = (*sorted(INSIDE), *sorted(REPLICA_COLLECTIVES), Kind.NORM)
-"""Collectives in which a rank stands until all have come."""
+"""Collectives that block a rank until all have arrived."""
 DONE = (*sorted(COMPUTE), Kind.R, Kind.OPT_STEP, Kind.DATA, *BLOCKING)
-"""What a rank does itself, or stands in: it did not begin it while it waited for anything else."""
+"""Operations that a rank runs itself or blocks in: it did not start them while it waited for anything else."""
 
 
 class Causes(NamedTuple):
-    """For each waiting span: when what it waited for came to be, and on which rank (-1 where that is not known)."""
+    """For each waiting span: when what it waited for happened, and on which rank (-1 if unknown)."""
 
     at: Times
     ranks: Ranks
@@ -44,24 +44,26 @@ def step_start(spans: Rows) -> int:
 
 
 def among(rows: NDArray[np.void], kinds: Iterable[Kind]) -> NDArray[np.bool_]:
-    """Which rows are of one of the kinds; a table of all numbers is several times as fast as `np.isin`."""
+    """Mask of the rows of these kinds; the look-up table is several times as fast as `np.isin`."""
     chosen = np.zeros(256, np.bool_)
     chosen[[int(kind) for kind in kinds]] = True
     return chosen[rows["kind"]]
 
 
 def of_kinds(rows: NDArray[np.void], *kinds: Kind) -> NDArray[np.void]:
+    """The rows of these kinds."""
     return rows[among(rows, kinds)]
 
 
 def pieces(rows: NDArray[np.void], *kinds: Kind) -> Pieces:
-    """When they begin and end: twice as fast as by whole rows."""
+    """(starts, ends) of the rows of these kinds: twice as fast as via whole rows."""
     chosen = among(rows, kinds)
     return rows["start"][chosen], rows["end"][chosen]
 
 
 def stands_from(rows: NDArray[np.void], messages: NDArray[np.void]) -> Times:
-    """Since when a rank stands in each of its messages: behind what it did last of all that began before the end."""
+    """Since when a rank is blocked in each of its messages: the end of the last of its own operations that started
+    before the message's end."""
     starts, ends = pieces(rows, *DONE)
     begun, over = messages["start"], messages["end"]
     if not len(starts):
@@ -75,7 +77,7 @@ def stands_from(rows: NDArray[np.void], messages: NDArray[np.void]) -> Times:
 
 
 def arrivals(rows: Rows, layout: Layout) -> dict[tuple[int, Kind], Causes]:
-    """For (rank, kind): the last to come to each of the rank's collectives; a group of one is under no key."""
+    """(rank, kind) -> the last arrival at each of the rank's collectives; groups of one have no entry."""
     out: dict[tuple[int, Kind], Causes] = {}
     for kind in BLOCKING:
         for group in _groups(kind, layout):
@@ -88,7 +90,7 @@ def arrivals(rows: Rows, layout: Layout) -> dict[tuple[int, Kind], Causes]:
 
 
 def _last(starts: Mapping[int, Times]) -> dict[int, Causes]:
-    """Of one group; where a rank has more of them than another, the surplus waits for nobody."""
+    """Causes for the ranks of one group; collectives that not all ranks have wait for nobody."""
     common = min(map(len, starts.values()))
     table, ranks = np.array([own[:common] for own in starts.values()]), np.array(list(starts))
     at, who = table.max(axis=0), ranks[table.argmax(axis=0)]
@@ -115,7 +117,7 @@ class Sends(NamedTuple):
 
 
 def sends(rows: Rows, layout: Layout) -> Sends:
-    """All messages."""
+    """All messages of the step."""
     parts = [Sends(np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0, np.int64))]
     for rank, table in rows.items():
         own = of_kinds(table, *SENDS)
@@ -127,7 +129,7 @@ def sends(rows: Rows, layout: Layout) -> Sends:
 
 
 def received(rank: int, rows: NDArray[np.void], layout: Layout, every: Sends) -> Causes:
-    """The send of each of the rank's receives; without it, the receive's own start and rank -1."""
+    """The send of each of the rank's receives; if missing, the receive's own start and rank -1."""
     own, (keys, starts, ranks) = of_kinds(rows, *RECVS), every
     if not len(keys):
         return Causes(own["start"], np.full(len(own), -1, np.int64))
@@ -138,7 +140,7 @@ def received(rank: int, rows: NDArray[np.void], layout: Layout, every: Sends) ->
 
 
 def _givers(rank: int, receives: NDArray[np.void], layout: Layout) -> Times | int:
-    """Tensor coordinates of those who sent to `rank` (`Layout.giver`)."""
+    """Tensor coordinates of the ranks that sent to `rank` (`Layout.giver`)."""
     tensor = layout.coords(rank).tensor
     if len(set(layout.widths)) == 1:
         return tensor
@@ -148,8 +150,7 @@ def _givers(rank: int, receives: NDArray[np.void], layout: Layout) -> Times | in
 
 
 def _message(rows: NDArray[np.void], giver: Times | int, sending: bool) -> Times:
-    """One integer that names a message the same way at both ends: direction, tensor coordinate of the giver, receiving
-    stage, micro-batch."""
+    """An integer key of a message, equal at both ends: direction, sender's tensor coordinate, receiver, micro-batch."""
     kind, stage = rows["kind"].astype(np.int64), rows["stage"].astype(np.int64)
     forward = (kind == Kind.SEND_ACT) | (kind == Kind.RECV_ACT)
     target = stage + np.where(forward, 1, -1) * sending
@@ -157,8 +158,7 @@ def _message(rows: NDArray[np.void], giver: Times | int, sending: bool) -> Times
 
 
 class Waited(NamedTuple):
-    """For each row as it was given: nanoseconds stood in it for another rank's sake, when that ended, and the rank (-1:
-    none known)."""
+    """For each row as given: nanoseconds blocked in it by another rank, when that ended, and the rank (-1: unknown)."""
 
     ns: Times
     until: Times
@@ -166,12 +166,12 @@ class Waited(NamedTuple):
 
 
 def waited_if_whole(spans: Rows, layout: Layout | None) -> dict[int, Waited]:
-    """`waited`; {} where not every rank of the layout is here, or none is known: nobody can say then who was last."""
+    """`waited`; {} if a rank or the layout is missing, since the last rank to arrive is unknown then."""
     return waited(spans, layout) if layout is not None and len(spans) == layout.world else {}
 
 
 def waited(spans: Rows, layout: Layout) -> dict[int, Waited]:
-    """Of every rank, its rows in any order."""
+    """Waits of every rank, with its rows in any order."""
     order = {rank: np.argsort(table["start"], kind="stable") for rank, table in spans.items()}
     rows = {rank: table[order[rank]] for rank, table in spans.items()}
     came, sent = arrivals(rows, layout), sends(rows, layout)

@@ -1,10 +1,10 @@
-"""Why a run is slow, too large, or learns nothing: rules that look at what was measured, each in a file of its own.
+"""Why a run is slow, too large, or does not learn: rules on measurements, each in a file of its own.
 
     diagnose(case)        # the findings, most urgent first; [] where nothing is wrong
     RULES                 # what was looked at
 
-A rule's docstring names its threshold and why it is what it is. A rule that says nothing either found nothing wrong or
-was not given what it judges by.
+A rule's docstring states its threshold and the reason for it. A rule without a finding either found nothing wrong or
+lacked the data it needs.
 """
 
 from __future__ import annotations
@@ -34,13 +34,15 @@ __all__ = ["RULES", "Case", "Finding", "checked", "diagnose", "judged_by_spans",
 
 
 class _Rule(NamedTuple):
+    """A rule and the conditions under which it can judge."""
+
     check: Callable[[Case], Finding | None]
     timing: bool = True
-    """Judges by times, which say little while other processes use the devices."""
+    """It judges times, which say little while other processes use the devices."""
     replays: bool = False
-    """Says nothing about steps that are too long to be replayed."""
+    """It cannot judge steps that are too long to replay."""
     steps: int = 0
-    """Traced steps that are enough for it beside the spec; 0 where it judges by something else."""
+    """Traced steps that it needs besides the spec; 0 if it judges something else."""
 
 
 RULES: dict[str, _Rule] = {
@@ -62,13 +64,13 @@ RULES: dict[str, _Rule] = {
 
 
 def checked(case: Case) -> int:
-    """How many rules could judge the case by the steps that it holds."""
+    """Number of rules that could judge the case with its traced steps."""
     able = [rule for rule in RULES.values() if rule.steps <= len(case.traced)]
     return sum(not rule.replays or (bool(case.traced) and not case.too_long) for rule in able)
 
 
 def unjudged(case: Case) -> str:
-    """Why the other rules could not; '' where all could."""
+    """Why the other rules could not judge; '' if all could."""
     if checked(case) == len(RULES):
         return ""
     if not case.traced:
@@ -77,16 +79,16 @@ def unjudged(case: Case) -> str:
 
 
 def judged_by_spans(case: Case) -> int:
-    """How many rules could judge a case that holds no more than its spec and traced steps, and maybe whether other
-    processes used its devices."""
+    """Number of rules that could judge a case with only its spec and traced steps, and possibly whether other processes
+    used its devices."""
     enough = [rule for rule in RULES.values() if 0 < rule.steps <= len(case.traced)]
     return sum(not (rule.replays and case.too_long) for rule in enough) + (case.others is not None)
 
 
 def diagnose(case: Case, always: Collection[str] = ()) -> list[Finding]:
-    """All findings: urgent ones first, then by the time they cost, then by memory.
+    """All findings: urgent ones first, then by time cost, then by memory.
 
-    While other processes use the devices, rules that judge by times are not asked, but those named in `always`.
+    While other processes use the devices, rules that judge times are skipped, except those named in `always`.
     """
     disturbed_now = disturbed.check(case) is not None
     asked = [rule for name, rule in RULES.items() if not (rule.timing and disturbed_now) or name in always]

@@ -1,4 +1,4 @@
-"""What rules judge, and what they find."""
+"""The data that rules judge, and their findings."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ Floats = NDArray[np.float64]
 Step = Mapping[int, NDArray[np.void]]
 """SPAN rows of every global rank in one step."""
 REPLAYED = 40_000
-"""Spans of a step up to which it is replayed: beyond, replaying takes seconds."""
+"""Most spans of a step that is replayed: replaying more takes seconds."""
 NO_POINTS: Floats = np.empty(0)
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that is wrong: three sentences, and how much it costs (one of the effects, or neither)."""
+    """One problem: three sentences, and its cost (one of the effects, or neither)."""
 
     rule: str
     title: str
@@ -38,21 +38,20 @@ class Finding:
     change: str
     """What to do about it."""
     effect_ns: int = 0
-    """Of a step, at most: what the change would save."""
+    """Upper bound on the nanoseconds of a step that the change would save."""
     effect_bytes: int = 0
     tab: str = "timeline"
-    """Where a run's page shows it."""
+    """Tab of a run's page that shows it."""
     rank: int | None = None
     urgent: bool = False
-    """Comes before all effects in time: the run does not do what it was meant to."""
+    """Sorted before all time effects: the run does not do what it was meant to."""
 
 
 @dataclass(frozen=True)
 class Case:
-    """A run as rules see it. `traced` = whole traced steps; curves are values by step, in order; sizes in bytes.
+    """A run as rules see it. `traced`: complete traced steps; curves are values by step, in order; sizes in bytes.
 
-    `earlier` is the run to compare with, where there is one. Whatever is not known is empty or None: rules then say
-    nothing.
+    `earlier`: a run to compare with, if there is one. Unknown data is empty or None: rules then find nothing.
     """
 
     spec: RunSpec
@@ -68,23 +67,24 @@ class Case:
     others: float | None = None
     earlier: Case | None = None
     lr: Floats = field(default_factory=lambda: NO_POINTS)
-    """The rate of each update, as it was taken."""
+    """Learning rate applied in each update."""
     hosts: Sequence[str] = ()
-    """The host of each rank, where they are on several."""
+    """Host of each rank, if there are several."""
     paces: Mapping[int, float] = field(default_factory=dict)
-    """By rank the seconds of the reference work, which never changes (`observe.reference`): the median."""
+    """Rank -> median seconds of the reference work, which never changes (`observe.reference`)."""
 
     @cached_property
     def layout(self) -> Layout:
         return Layout.of(self.spec)
 
     def apart(self, *ranks: int) -> list[str]:
-        """The hosts of these ranks, where they are on several; else []."""
+        """Hosts of these ranks if they are on several, else []."""
         found = list(dict.fromkeys(self.hosts[rank] for rank in ranks)) if self.hosts else []
         return found if len(found) > 1 else []
 
     @cached_property
     def accounts(self) -> list[dict[int, Account]]:
+        """Account of each rank, for each traced step."""
         return [accounts(step, self.layout) for step in self.traced]
 
     @cached_property
@@ -94,29 +94,29 @@ class Case:
 
     @property
     def step_ns(self) -> int:
-        """The median one; 0 without any."""
+        """Nanoseconds of the median traced step; 0 without any."""
         return int(np.median(self.lengths)) if self.traced else 0
 
     def share(self, *components: str) -> float:
-        """Median over the traced steps of what `components` of the breakdown take, mean over the ranks, 0 .. 1."""
+        """Share of the step taken by `components` of the breakdown, 0 .. 1: mean over ranks, median over steps."""
         if not self.traced:
             return 0.0
         return float(np.median([np.mean([_share(a, components) for a in step.values()]) for step in self.accounts]))
 
     def of_rank(self, value: Callable[[int, Account], float]) -> dict[int, float]:
-        """For each rank the median over the traced steps of `value`."""
+        """Rank -> median of `value` over the traced steps."""
         ranks = range(self.layout.world) if self.traced else ()
         return {rank: float(np.median([value(rank, step[rank]) for step in self.accounts])) for rank in ranks}
 
     @property
     def too_long(self) -> bool:
-        """Its steps have too many spans to be replayed, so that rules which replay say nothing."""
+        """Whether its steps have too many spans to be replayed; rules that replay then find nothing."""
         return bool(self.traced) and max(sum(map(len, step.values())) for step in self.traced) > REPLAYED
 
     @cached_property
     def typical(self) -> Measured | None:
-        """Costs of the traced step whose length is nearest the median; None where there is none that can be replayed:
-        not kept whole, too long, or of a pipeline that never flushes, whose steps are parts of a stream."""
+        """Costs of the traced step whose length is nearest the median. None if it cannot be replayed: incomplete, too
+        long, or of a pipeline that never flushes, whose steps are parts of a stream."""
         if not self.traced or self.too_long or not self.spec.parallel.flushes:
             return None
         nearest = int(np.abs(np.array(self.lengths) - self.step_ns).argmin())
@@ -132,8 +132,8 @@ class Case:
         return max(0, round(self.typical.step - replay(self.spec, self.typical, change).step))
 
     def slower_device(self, rank: int, others: Sequence[int]) -> float | None:
-        """How many times longer than on `others` (their median) the reference work took on the device of `rank`; None
-        where one of them did not do it."""
+        """Slowdown of the device of `rank` in the reference work, against the median of `others`; None if one of them
+        did not run it."""
         known = [self.paces[other] for other in others if self.paces.get(other)]
         if not known or len(known) < len(others) or not self.paces.get(rank):
             return None
@@ -146,7 +146,7 @@ class Case:
 
 
 def paces(took: Mapping[int, Floats]) -> dict[int, float]:
-    """The median of the reference work's seconds `took` by rank, of those that did it."""
+    """Rank -> median of `took`, the seconds of the reference work, for ranks that ran it."""
     return {rank: float(np.median(seconds)) for rank, seconds in took.items() if len(seconds)}
 
 

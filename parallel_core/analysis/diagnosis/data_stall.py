@@ -1,6 +1,6 @@
 """Ranks wait for the next batch.
 
-Threshold: 8 % of the step in reading data, on the rank that reads longest. Batches are drawn from memory, which takes
+Threshold: 8 % of the step spent reading data, on the rank that reads longest. Batches come from memory, which takes
 less than 1 %.
 """
 

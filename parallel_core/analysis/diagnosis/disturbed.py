@@ -1,4 +1,4 @@
-"""Other processes use the devices, so that times say little about the run.
+"""Other processes use the devices, so times say little about the run.
 
 Threshold: UNTRUSTED_ABOVE of one device's time in the timed steps. Above DISTURBED_ABOVE charts draw the run
 cross-hatched, and its page says so in the verdict.

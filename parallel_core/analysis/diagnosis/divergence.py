@@ -1,10 +1,10 @@
-"""The loss is no number, or has sprung up: with the likeliest cause.
+"""The loss is not finite or has risen sharply: with the most likely cause.
 
-Thresholds: a loss that is not finite; or one that stands at least 1.5 times above the lowest mean of 5 steps before it
-for the last 3 points and above where it began, after at least 10 points; or one that rose 1.25 times above that of the
-untrained model, which knows nothing. A falling loss of small batches swings by some ten per cent. In fp16, more
-than 3 skipped steps that are more than a fifth of all: a loss scale starts high and is halved a few times, then a step
-in thousands overflows (Micikevicius et al. 2018, section 3.2).
+Thresholds: a loss that is not finite; or one that for the last 3 points is at least 1.5 times the lowest mean of 5
+steps and above its first value, after at least 10 points; or one that rose to 1.25 times that of the untrained model.
+The falling loss of small batches fluctuates by some ten per cent. In fp16, more than 3 skipped steps that are more than
+a fifth of all: a loss scale starts high and is halved a few times, then one step in thousands overflows (Micikevicius
+et al. 2018, section 3.2).
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ SPRING, POINTS, LAST, MEAN = 1.5, 10, 3, 5
 SKIPPED, SKIPPED_SHARE = 3, 0.2
 GRADIENTS_GREW = 10.0
 JUMP = 3.0
-"""From one step to the next; a warm-up takes hundreds of steps for as much."""
+"""Factor from one step to the next; a warm-up takes hundreds of steps for as much."""
 SPIKE = 1.25
 PLAIN = 1e7
-"""Scales below are written out."""
+"""Scales below this are written without an exponent."""
 
 
 def check(case: Case) -> Finding | None:
-    """The first of: not finite, sprung up, overflowing in fp16, spiked."""
+    """The first of: not finite, risen sharply, overflowing in fp16, spiked."""
     bad = np.flatnonzero(~np.isfinite(case.loss))
     if len(bad):
         at = int(case.loss_steps[bad[0]])
@@ -47,7 +47,7 @@ def check(case: Case) -> Finding | None:
 
 
 def _sprung(case: Case) -> tuple[float, int] | None:
-    """(the lowest mean, where the loss left it) where it ended far above."""
+    """(lowest mean, index where the loss left it) if the loss ended far above."""
     if len(case.loss) < POINTS:
         return None
     means = np.convolve(case.loss, np.ones(MEAN) / MEAN, "valid")
@@ -59,8 +59,8 @@ def _sprung(case: Case) -> tuple[float, int] | None:
 
 
 def what_is_skipped(spec: RunSpec) -> tuple[str, int]:
-    """What fp16 skips where it overflows, and how many of them a step has. Without a flush each stage skips updates of
-    its own, and rank 0, which reports, is on the first one."""
+    """(what fp16 skips on overflow, how many of them a step has). Without a flush each stage skips updates of its own;
+    rank 0, which reports, is on the first stage."""
     if spec.parallel.flushes:
         return "steps", 1
     return "updates of the first stage", spec.parallel.updates(0)
@@ -83,7 +83,7 @@ def _overflowing(case: Case) -> Finding | None:
 
 
 def _large(value: float) -> str:
-    """`65536`, `1e+30`: with an exponent where digits would only be counted."""
+    """`65536`, `1e+30`: with an exponent where the number would have too many digits."""
     return significant(value, 6) if value < PLAIN else f"{value:.3g}"
 
 
@@ -93,7 +93,7 @@ def _finding(case: Case, title: str, at: int) -> Finding:
 
 
 def _before(case: Case, at: int) -> str:
-    """The lowest loss before it went wrong, '' where nothing is known of the time before."""
+    """A sentence on the lowest loss before it went wrong; '' if there is none."""
     earlier = case.loss[:at]
     if not np.isfinite(earlier).any():
         return ""
@@ -104,7 +104,7 @@ def _before(case: Case, at: int) -> str:
 
 
 def _jump(case: Case, at: int) -> tuple[int, float] | None:
-    """(index of the step, times as high) of the largest rise of the learning rate up to `at`, where it is a jump."""
+    """(index of the step, factor) of the largest rise of the learning rate up to `at`, if it is a jump."""
     rates = case.lr[: at + 1]
     if len(rates) < 2 or not (rates > 0).all():
         return None
@@ -114,7 +114,7 @@ def _jump(case: Case, at: int) -> tuple[int, float] | None:
 
 
 def _cause(case: Case, at: int) -> tuple[str, str]:
-    """(evidence, change) of the likeliest cause."""
+    """(evidence, change) for the most likely cause."""
     skipped = float(case.skipped[min(at, len(case.skipped) - 1)]) if len(case.skipped) else 0.0
     if case.spec.train.precision == "fp16" and skipped > SKIPPED:
         return (

@@ -1,8 +1,8 @@
 """The pipeline has too few micro-batches to hide its warm-up and drain, or runs one stage at a time.
 
 Threshold: fewer than 4 micro-batches a stage ("negligible when M >= 4 K", Huang et al. 2019, section 2.3), a bubble of
-25 % of the step, and a change that would save 8 % of it: 1F1B in place of the naive schedule, or more micro-batches.
-Where the batch holds no more of them, gradients may leave their stage early (`schedule.passes.hand_back`).
+25 % of the step, and a change that would save 8 % of it: 1F1B instead of the naive schedule, or more micro-batches. If
+the batch does not allow more, gradients may leave their stage early (`schedule.passes.early_gradients`).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ ENOUGH, BUBBLE, MATTERS = 4, 0.25, 0.08
 
 
 class _Better(NamedTuple):
-    """A change, what it is called, and how it is made."""
+    """A change, its name, and how to make it."""
 
     change: Change
     words: str
@@ -49,13 +49,13 @@ def check(case: Case) -> Finding | None:
 
 
 def _better(case: Case, naive: bool) -> Iterator[_Better]:
-    """What could be better, the most thorough first."""
+    """Possible changes, the most effective first."""
     if naive:
         yield _Better(Change(schedule="1f1b"), "Schedule 1F1B", "Set parallel.schedule to 1f1b.")
         return
     for factor in (4, 2):
         m = case.spec.parallel.micro_batches * factor
-        if case.spec.parallel.schedule == "naive":  # more of them alone would still run one after the other
+        if case.spec.parallel.schedule == "naive":  # more micro-batches alone would still run one after another
             do = f"Set parallel.schedule to 1f1b and parallel.micro_batches to {m}."
             yield _Better(Change(schedule="1f1b", micro_batches=m), f"{m} micro-batches in schedule 1F1B", do)
         else:
@@ -65,7 +65,7 @@ def _better(case: Case, naive: bool) -> Iterator[_Better]:
 
 
 def _saved(case: Case, change: Change) -> int:
-    """Nanoseconds; 0 where it cannot be done with this batch or schedule."""
+    """Nanoseconds saved; 0 if the batch or schedule does not allow the change."""
     try:
         return case.saved(change)
     except ValidationError:

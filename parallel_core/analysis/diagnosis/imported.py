@@ -1,9 +1,9 @@
-"""Diagnosis of a trace of a job that was not launched here: the rules that need no more than its spans.
+"""Diagnosis of a trace of a job that was not launched here: the rules that need only its spans.
 
-What a run of this engine knows beside its spans (model, split, memory, loss) is not in a trace. Left are: a straggler
-among ranks that do the same work, data loading, operations too small, and collectives that computing does not hide.
-Ranks that send to each other are stages of a pipeline, whose work may differ: no straggler is looked for among them,
-but, where the schedule could be recovered, too few micro-batches and uneven stages.
+Other data of a run (model, split, memory, loss) is not in a trace. Possible findings: a straggler among ranks that do
+the same work, data loading, operations too small, and exposed collectives. Ranks that send to each other are stages of
+a pipeline, whose work may differ: among them no straggler is looked for, but, if the schedule could be recovered, too
+few micro-batches and uneven stages.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ from parallel_core.spec import RunSpec
 
 @dataclass(frozen=True)
 class _Imported(Case):
-    """Steps of ranks 0 .. n - 1, each of which stands for itself; its spec is nobody's."""
+    """Steps of ranks 0 .. n - 1, which count as replicas of each other; its spec is a placeholder."""
 
     first: Mapping[int, Account] | None = None
-    """Accounts of the first step, where they are known."""
+    """Accounts of the first step, if known."""
 
     @cached_property
     def accounts(self) -> list[dict[int, Account]]:
@@ -50,7 +50,7 @@ class _Imported(Case):
 
     @property
     def pipeline(self) -> bool:
-        """Ranks are stages."""
+        """Whether the ranks are stages of a pipeline."""
         return is_pipeline(self.traced[0])
 
 
@@ -63,8 +63,8 @@ def _uneven(case: _Imported) -> Finding | None:
 
 
 def _exposed(case: _Imported) -> Finding | None:
-    """Threshold: that of `exposed_reduction`, for collectives of any kind, on the rank where they are hidden best: on
-    the others they hold waiting for it, too."""
+    """Threshold of `exposed_reduction`, for collectives of any kind, on the rank where they are hidden best: on the
+    others they include waiting for it."""
     alone = case.of_rank(lambda rank, account: account.parts.exposed_collective)
     took = round(min(alone.values())) if len(alone) > 1 else 0
     if took < MOST * case.step_ns:
@@ -79,8 +79,8 @@ def _exposed(case: _Imported) -> Finding | None:
 
 
 def _small(case: _Imported) -> Finding | None:
-    """Threshold: that of `tiny_kernels`, for the short pauses between operations alone. A span here is one operation or
-    kernel, or neighbours of them, not a whole forward: how long it takes says nothing."""
+    """Threshold of `tiny_kernels`, but only for the short pauses between operations. A span here is one or a few
+    neighbouring operations or kernels, not a whole forward, so its length says nothing."""
     found = [gaps(rows) for step in case.traced for rows in step.values()]
     many, lost = (round(float(np.median([own[i] for own in found]))) for i in range(2))
     if lost < tiny_kernels.BETWEEN * case.step_ns:
@@ -111,8 +111,8 @@ RULES: dict[str, Callable[[_Imported], Finding | None]] = {
 
 
 def diagnose(steps: Sequence[Step], first: Mapping[int, Account] | None = None) -> list[Finding]:
-    """Findings of the steps that every rank has, by the time they cost; raises ValueError where ranks are missing.
-    `first` = accounts of the first step with `Layout.unknown`, where they are known."""
+    """Findings of the steps that every rank has, by the time they cost; raises ValueError if ranks are missing.
+    `first`: accounts of the first step with `Layout.unknown`, if known."""
     world = max((len(step) for step in steps), default=0)
     whole = [step for step in steps if len(step) == world and all(map(len, step.values()))]
     if not world or not whole or set(whole[0]) != set(range(world)):

@@ -1,7 +1,7 @@
-"""Rules on an imported pipeline whose schedule could be recovered: bubble and uneven stages, judged by its own replay.
+"""Rules for an imported pipeline whose schedule could be recovered: bubble and uneven stages, judged by its own replay.
 
-Thresholds are those of `few_micro_batches` and `unbalanced_stages`. What stages hold is not known: uneven is what takes
-longer, so that a slow rank looks like a heavy stage, and both are named.
+Thresholds are those of `few_micro_batches` and `unbalanced_stages`. The layers of a stage are unknown: uneven means
+that a stage takes longer, so a slow rank looks like a heavy stage, and the finding names both.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from parallel_core.simulate.replay import Change
 
 
 def recovered(steps: Sequence[Step]) -> Recovered | None:
-    """Of the first of `steps`; None of other jobs, of steps that are too long, and where a replay is not the step."""
+    """The pipeline of the first of `steps`; None for other jobs, for steps that are too long, and if its replay does
+    not match the step."""
     if sum(map(len, steps[0].values())) > REPLAYED:
         return None
     try:
@@ -29,7 +30,7 @@ def recovered(steps: Sequence[Step]) -> Recovered | None:
 
 
 def few(found: Recovered) -> Finding | None:
-    """The bubble, where more micro-batches, or 1F1B for naive stages, would take a part of it away."""
+    """The bubble, if more micro-batches, or 1F1B for a naive schedule, would remove a part of it."""
     split, busy = found.spec.parallel, sum(cost.work + cost.again for cost in found.measured.ops.values())
     bubble = 1 - busy / (found.step * split.pp * split.dp)
     naive = split.schedule == "naive" and split.micro_batches > 1
@@ -77,7 +78,7 @@ def _holds(found: Recovered, rank: int, stage: int) -> bool:
 
 
 def _saved(found: Recovered, change: Change) -> int:
-    """Nanoseconds that `change` would take off; 0 where it makes no pipeline."""
+    """Nanoseconds that `change` would save; 0 if the result is not a valid pipeline."""
     try:
         return max(0, round(found.step - found.replay(change).step))
     except ValidationError:

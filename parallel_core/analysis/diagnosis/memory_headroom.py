@@ -1,6 +1,6 @@
-"""A rank is so near its memory limit that a longer sequence or fragmentation ends the run.
+"""A rank is so close to its memory limit that a longer sequence or fragmentation would end the run.
 
-Threshold: 92 % of the limit. CUDA's caching allocator loses some per cent to fragmentation, and the metered step need
+Threshold: 92 % of the limit. CUDA's caching allocator loses a few per cent to fragmentation, and the metered step need
 not be the largest.
 """
 

@@ -1,7 +1,7 @@
 """A rank holds memory that neither the model nor its activations explain.
 
-Threshold: 1.35 times its prediction and 32 MiB more. Predictions of healthy runs are within 10 %; small models are off
-by more in proportion, but not by tens of megabytes.
+Threshold: 1.35 times its prediction and 32 MiB more. Predictions of healthy runs are within 10 %; those of small models
+are off by a larger factor, but not by tens of megabytes.
 """
 
 from __future__ import annotations

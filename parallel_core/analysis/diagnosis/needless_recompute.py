@@ -1,7 +1,7 @@
 """Activations are recomputed although there is memory to keep them.
 
-Threshold: without recomputation the worst rank is predicted to take less than 70 % of its limit, and it would save 5 %
-of the step. Predictions are within 10 % of what is measured, and fragmentation wants the rest.
+Threshold: without recomputation the worst rank is predicted to take less than 70 % of its limit, and 5 % of the step
+would be saved. Predictions are within 10 % of measurements, and fragmentation needs the rest.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Where in a step the cause of a finding is seen best: a window of the timeline around one span.
+"""Where in a step the cause of a finding is best seen: a window of the timeline around one span.
 
-Of the kinds that a rule is about, on the rank that it names (else on any), the span that took longest; with as much
-again on both sides, so that what it waits for, and what waits for it, is in sight.
+The span is the longest of the rule's kinds, on the rank that the finding names (else on any). The window extends by its
+length on both sides, to show what it waits for and what waits for it.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ KINDS: dict[str, tuple[Kind, ...]] = {
     "data_stall": (Kind.DATA,),
     "tiny_kernels": (Kind.F, Kind.BW),
 }
-"""What each rule is about; rules that are not seen in a step are not among them."""
+"""Kinds of spans that each rule is about; rules that are not visible in a step are missing."""
 AROUND = 1.0
-"""Of the span's length, on either side."""
+"""Margin on either side, in lengths of the span."""
 LEAST = 0.02
-"""Of the step: a window is at least so wide."""
+"""Minimum width of a window, as a share of the step."""
 
 
 class Place(NamedTuple):
-    """A window of a step, ms from its start, the rank to look at, and from when to when its span lasts."""
+    """A window (`begin`, `end`) of a step in ms from its start, the rank to look at, and its span (`start`, `stop`)."""
 
     rank: int
     begin: float
@@ -48,7 +48,7 @@ class Place(NamedTuple):
 
 
 def place(rule: str, rank: int | None, spans: Mapping[int, NDArray[np.void]]) -> Place | None:
-    """Of a finding of `rule`; None where no span of the step is of its kind."""
+    """The window for a finding of `rule`; None if the step has no span of its kinds."""
     kinds = [int(kind) for kind in KINDS.get(rule, ())]
     zero = step_start(spans)
     whole = max((int(rows["end"].max()) for rows in spans.values() if len(rows)), default=zero) - zero

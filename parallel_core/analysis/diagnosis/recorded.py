@@ -1,4 +1,4 @@
-"""Diagnosis of a step that a yard exported: its spans and the spec of its run are here, not its curves and memory."""
+"""Diagnosis of a step exported by a yard, with its spans and the spec of its run, but without curves and memory."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from parallel_core.spec import RunSpec
 
 
 def diagnose(spec: RunSpec, steps: Sequence[Step], others: float | None) -> tuple[list[Finding], int]:
-    """Findings of the whole ones of these steps, and how many rules could judge them; raises ValueError where none is
-    whole. `others` = part of the devices' time that other processes took, None where that is not known."""
+    """Findings of the complete ones of these steps, and how many rules could judge them; raises ValueError if none is
+    complete. `others`: share of the devices' time that other processes took, None if unknown."""
     world, shortest = spec.parallel.world, spec.parallel.stages * spec.parallel.per_step
     whole = [s for s in steps if len(s) == world and all(map(len, s.values())) and _spans(s) >= shortest]
     if not whole:

@@ -1,7 +1,7 @@
-"""Against an earlier run of the same model, more devices gained less than they should have.
+"""Compared with an earlier run of the same model, more devices gained less than they should have.
 
-Threshold: less than 70 % of the earlier run's samples a second and device, on more devices. Weak scaling of a healthy
-run keeps 80 to 95 % of it (Narayanan et al. 2021, table 1); what the loss went to is the account that grew most.
+Threshold: less than 70 % of the earlier run's samples per second and device, on more devices. Weak scaling of a healthy
+run keeps 80 to 95 % of it (Narayanan et al. 2021, table 1); the loss is attributed to the account that grew most.
 """
 
 from __future__ import annotations
@@ -39,5 +39,5 @@ def check(case: Case) -> Finding | None:
 
 
 def _rate(case: Case) -> float:
-    """Samples a nanosecond and device."""
+    """Samples per nanosecond and device."""
     return case.spec.train.global_batch / case.step_ns / case.layout.world

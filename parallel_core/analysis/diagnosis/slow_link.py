@@ -1,7 +1,7 @@
 """Messages between pipeline stages take so long that ranks wait for them.
 
-Threshold: free messages would save 8 % of the step. A pipeline with links that keep up hides all but the messages of
-warm-up and drain (2 to 3 % of a step in healthy runs here).
+Threshold: free messages would save 8 % of the step. With fast enough links a pipeline hides all messages except those
+of warm-up and drain (2 to 3 % of a step in healthy runs here).
 """
 
 from __future__ import annotations
@@ -39,7 +39,8 @@ def check(case: Case) -> Finding | None:
 
 
 def _slowest(case: Case) -> tuple[int, int, int, int]:
-    """(sender, receiver, median ns of a message from its send to its arrival, its bytes) of the slowest link."""
+    """(sender, receiver, ns of a message from its send to its arrival, its bytes) of the slowest link; lower quartiles
+    over the messages of each link."""
     found: dict[tuple[int, int], list[tuple[int, int]]] = {}
     for step in case.traced:
         rows = waits.ordered(step)
@@ -50,7 +51,7 @@ def _slowest(case: Case) -> tuple[int, int, int, int]:
             for sender, ns, size in zip(causes.ranks.tolist(), took, receives["bytes"].tolist(), strict=True):
                 if sender >= 0:
                     found.setdefault((sender, rank), []).append((ns, size))
-    # A receiver that comes late makes a message look slow: the quickest quarter was waited for.
+    # A late receiver makes a message look slow: the fastest quarter was waited for.
     usual = {link: np.quantile(np.array(times), 0.25, axis=0).tolist() for link, times in found.items()}
     (sender, receiver), (took, size) = max(usual.items(), key=lambda item: item[1][0])
     return sender, receiver, int(took), int(size)

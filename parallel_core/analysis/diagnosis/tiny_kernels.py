@@ -1,12 +1,12 @@
-"""Operations are so small that starting them takes the time.
+"""Operations are so small that launching them takes the time.
 
-Threshold: the host's time between operations takes 10 % of the step while the median forward takes less than 0.5 ms. A
-forward of a layer stack is tens of kernels, each of which costs 5 to 10 us to launch; below half a millisecond they are
-not hidden behind each other.
+Threshold: host time between operations takes 10 % of the step while the median forward takes less than 0.5 ms. A
+forward of a layer stack is tens of kernels, each of which costs 5 to 10 us to launch; below half a millisecond the
+launches are not hidden behind each other.
 
-On one rank alone: every operation takes as much longer than on the ranks that do the same work, a backward no more than
-a forward, within a fifth; a slow device would take longer in proportion, and a backward is about two forwards. From a
-third of a forward on, and 5 % of the step: what `straggler` asks, too.
+On a single rank: every operation takes longer than on the ranks that do the same work by the same amount, a backward no
+more than a forward, within a fifth; on a slow device the excess would be proportional, and a backward takes about two
+forwards. The excess must be at least 0.3 of a forward and 5 % of the step, the latter as in `straggler`.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def check(case: Case) -> Finding | None:
 
 
 def alone(case: Case) -> Finding | None:
-    """One rank of several that do the same work loses as much with every operation."""
+    """One rank of several that do the same work loses the same time with every operation."""
     if len(case.traced) < 2:
         return None
     typical = {rank: _lengths(case, rank) for rank in range(case.layout.world)}
@@ -61,7 +61,7 @@ def _of_rank(rank: int, more: NDArray[np.float64], lost: int) -> Finding:
 
 
 def _lengths(case: Case, rank: int) -> tuple[float, float]:
-    """Least ns of a forward and of a whole backward, for what disturbs only adds; 0 where there is none."""
+    """Shortest forward and whole backward in ns, since disturbances only add; 0 if there is none."""
     out = []
     for kind in (Kind.F, Kind.BW):
         own = np.concatenate([waits.of_kinds(step[rank], kind) for step in case.traced])
@@ -70,7 +70,7 @@ def _lengths(case: Case, rank: int) -> tuple[float, float]:
 
 
 def _operations(case: Case, rank: int) -> float:
-    """Forwards and backwards of a step."""
+    """Number of forwards and backwards of a step."""
     counts = [len(waits.of_kinds(step[rank], kind)) for step in case.traced for kind in (Kind.F, Kind.BW)]
     return sum(counts) / len(case.traced)
 

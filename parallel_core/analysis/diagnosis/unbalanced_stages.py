@@ -1,7 +1,7 @@
 """Pipeline stages have unequal work, so that all wait for the heaviest.
 
-Threshold: the heaviest stage has 1.15 times the FLOPs of the mean, and equal stages would save 5 % of the step. Below
-1.15 the cut is as good as whole layers allow for most models; a stage that is slow without more FLOPs is a straggler.
+Threshold: the heaviest stage has 1.15 times the mean FLOPs, and equal stages would save 5 % of the step. Below 1.15 the
+cut is as good as whole layers allow for most models; a stage that is slow without more FLOPs is a straggler.
 """
 
 from __future__ import annotations
