@@ -1,4 +1,8 @@
-"""`python -m parallel_core train | schedule | calibrate | profile | predict | plan | bench`; see `cli`."""
+"""`python -m parallel_core COMMAND`; see `cli` and `docs/command-line.md`.
+
+COMMAND is train, schedule, calibrate, profile, predict, order, plan, partition, fit, import-llama, export-llama,
+pack-tokens, generate or bench.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +12,6 @@ import sys
 from parallel_core.cli import main
 
 if __name__ == "__main__":
-    # What a batch system sends before it kills is what a person means with Ctrl-C: ranks save and leave.
+    # A batch system sends SIGTERM before it kills: treated like Ctrl-C, so that ranks save and exit.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     sys.exit(main())

@@ -1,4 +1,4 @@
-"""All rules between the fields of a spec, in the order that they are asked: the first one that is broken is told."""
+"""All rules between fields of a spec, in the order in which they are checked; the first one broken is reported."""
 
 from __future__ import annotations
 
@@ -51,12 +51,14 @@ CHECKS: tuple[Callable[[RunSpec], None], ...] = (
     check_faults,
     check_profile,
 )
-"""Each raises the error of the first of its rules that is broken."""
+"""The checks; each raises the error of the first of its rules that is broken."""
 
 
 def check_all(spec: RunSpec, drawn: bool) -> None:
-    """Raises the error of the first rule that `spec` breaks, with the ways out that break no other rule. `drawn`: it is
-    only simulated and drawn, so its schedule need not run."""
+    """Raises the error of the first rule that `spec` breaks, with the suggested changes that break no further rule.
+
+    `drawn`: the spec is only simulated and displayed, so its schedule need not be able to run.
+    """
     if not drawn:
         check_runs(spec.parallel)
     try:
@@ -68,7 +70,7 @@ def check_all(spec: RunSpec, drawn: bool) -> None:
 
 
 def broken(spec: RunSpec) -> set[tuple[str, ...]]:
-    """Fields of each rule that `spec` breaks, of each of CHECKS the first one."""
+    """Returns the fields of the rules that `spec` breaks; of each of CHECKS only the first."""
     found: set[tuple[str, ...]] = set()
     for check in CHECKS:
         try:
@@ -76,12 +78,12 @@ def broken(spec: RunSpec) -> set[tuple[str, ...]]:
         except PydanticCustomError as error:
             found.add(tuple((error.context or {})["fields"]))
         except (ArithmeticError, LookupError, ValueError):
-            continue  # asked of what another rule, which is broken, would have kept from it
+            continue  # the check was given values that another rule, which is broken, excludes
     return found
 
 
 def _fits(spec: RunSpec, field: str, value: Any, left: set[tuple[str, ...]]) -> bool:
-    """Whether the spec with `value` for `field` breaks no rule beside those `left` to break."""
+    """Whether the spec with `value` for `field` breaks no rule other than those in `left`."""
     room, leaf = field.split(".")
     old: BaseModel = getattr(spec, room)
     try:

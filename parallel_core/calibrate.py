@@ -1,7 +1,7 @@
-"""Find the model whose training step takes 50-200 ms on one device of this host, in about five seconds.
+"""Finds the model whose training step takes 50-200 ms on one device of this host, in about five seconds.
 
-The starter study is sized by it, so that a step is long enough to time and short enough to wait for, on a slow CPU
-core and on a fast GPU alike. Every model of the ladder can be split 2 x 2 x 2 and cut into 4 or 8 micro-batches.
+The starter study uses it, so that a step is long enough to time and short enough to wait for, on a slow CPU core and
+on a fast GPU alike. Every model of the ladder can be split 2 x 2 x 2 and cut into 4 or 8 micro-batches.
 """
 
 from __future__ import annotations
@@ -26,24 +26,24 @@ _SIZES += [(3072, 1024), (4096, 1024)]
 
 
 class CalibrationFailed(RuntimeError):
-    """A measuring run did not end well; the message says how."""
+    """A measuring run failed; the message says why."""
 
 
 def ladder() -> list[ModelSpec]:
-    """Models by rising work a step; neighbours differ by a factor of at most about 2.5."""
+    """Returns models by ascending FLOPs per step; neighbours differ by a factor of at most about 2.5."""
     return [ModelSpec(layers=4, hidden=d, seq=s, heads=4 if d < 512 else 8 if d < 1024 else 16) for d, s in _SIZES]
 
 
 def nearest(rungs: list[ModelSpec], flops: float) -> ModelSpec:
-    """The rung whose FLOPs a step are nearest to `flops`, by ratio."""
+    """Returns the model whose FLOPs per step are nearest to `flops`, by ratio."""
     return min(rungs, key=lambda rung: abs(math.log(model_flops(rung, BATCH) / flops)))
 
 
 def calibrate(device: DeviceKind = "cpu", index: int = 0, rounds: int = 4) -> dict[str, Any]:
-    """Measure rungs until one takes 50-200 ms: {device, model, global_batch, step_time (s), flops_per_s}.
+    """Measures models until one takes 50-200 ms; returns {device, model, global_batch, step_time (s), flops_per_s}.
 
-    Each round measures the rung nearest to the target at the speed of the round before. Where even the ends of the
-    ladder miss the window, the nearest one is the answer. Raises CalibrationFailed.
+    Each round measures the model nearest to the target at the speed of the previous round. Where even the ends of the
+    ladder are out of the range, the nearest one is returned. Raises CalibrationFailed.
     """
     rungs = ladder()
     rung, step_time = rungs[6 if device == "cpu" else 12], 0.0
@@ -65,7 +65,7 @@ def calibrate(device: DeviceKind = "cpu", index: int = 0, rounds: int = 4) -> di
 
 
 def _measure(yard: LocalYard, model: ModelSpec, device: DeviceKind, index: int, folder: Path) -> float:
-    """Median seconds of a few steps of `model` alone on one device."""
+    """Returns the median seconds of a few steps of `model` on one device."""
     spec = RunSpec.model_validate(
         {
             "model": model.model_dump(),

@@ -1,4 +1,4 @@
-"""The command line of the engine: train, schedule, calibrate and bench; the other commands stand in `cli_*`."""
+"""The command line of the engine: train, schedule, calibrate and bench; the other commands are in `cli_*`."""
 
 from __future__ import annotations
 
@@ -32,15 +32,15 @@ from parallel_core.spec import DRAWN, RunSpec, field_errors
 from parallel_core.standstill import NO_PROGRESS_S
 
 RANKS_A_CORE = 32
-"""Most ranks that may share a core of this host: each is a process, whose share of the time falls with their number."""
+"""Most ranks that may share a core of this host: each is a process, whose share of the core falls with their number."""
 MOST_PRINTED = 131_072
-"""Operations of a schedule that is written out: some seconds."""
+"""Most operations of a schedule that is printed, which takes some seconds."""
 STREAMED = 3
 """Steps shown of a pipeline that never flushes: one to fill it, one that is full, one to drain it."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Exit code: 0 done, 1 the run failed, 2 the command or the spec is wrong, 130 interrupted."""
+    """Runs a command; returns the exit code: 0 done, 1 the run failed, 2 command or spec invalid, 130 interrupted."""
     options = _parser().parse_args(arguments)
     try:
         return int(options.run(options))
@@ -54,7 +54,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(error, file=sys.stderr)
         return 1
     except OSError as error:
-        if error.filename is None:  # nothing that was named: ours to mend
+        if error.filename is None:  # not about a file that the user named: a bug of ours
             raise
         print(f"{error.filename}: {error.strerror}", file=sys.stderr)
         return 2
@@ -103,13 +103,13 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def read_spec(path: Path, drawn: bool = False, inject: Sequence[str] = ()) -> RunSpec:
-    """The RunSpec in a JSON file, with faults as the command line spells them beside its own.
+    """Returns the RunSpec in a JSON file, with additional faults in the syntax of the command line.
 
-    `drawn`: its schedule need not run. Raises Wrong with one line a wrong field.
+    `drawn`: its schedule need not be able to run. Raises Wrong with one line per invalid field.
     """
     given = _json(path)
     faults = [_fault(text) for text in inject]
-    if faults and isinstance(given, dict) and isinstance(own := given.get("inject", []), list):  # else it is refused
+    if faults and isinstance(given, dict) and isinstance(own := given.get("inject", []), list):  # else it is invalid
         given["inject"] = own + faults
     try:
         return RunSpec.model_validate(given, context={DRAWN: drawn})
@@ -119,7 +119,7 @@ def read_spec(path: Path, drawn: bool = False, inject: Sequence[str] = ()) -> Ru
 
 
 def _json(path: Path) -> Any:
-    """What a JSON file, or the standard input for `-`, holds."""
+    """Parses a JSON file, or the standard input for `-`. Raises Wrong."""
     try:
         return json.loads(sys.stdin.read() if str(path) == "-" else path.read_text())
     except OSError as error:
@@ -175,7 +175,7 @@ def _require_devices(spec: RunSpec, devices: Sequence[int] | None) -> None:
 
 
 def _checkpoint(path: Path, spec: RunSpec) -> Path:
-    """The checkpoint that `path` means, if a run of `spec` can go on from it."""
+    """Returns the checkpoint at `path`. Raises Wrong where a run of `spec` cannot be resumed from it."""
     found, manifest = checkpoint_of(path)
     try:
         manifests.require_match(manifest, spec)
@@ -186,8 +186,10 @@ def _checkpoint(path: Path, spec: RunSpec) -> Path:
 
 
 def _shown(target: str) -> Callable[[Frame], None]:
-    """Prints a line a step of rank 0, and one a checkpoint. What a step took is told with it, its loss maybe later:
-    without a flush behind steps that follow."""
+    """Returns a callback that prints a line per step of rank 0, and one per checkpoint.
+
+    Step times arrive with their step, the loss without a flush only during later steps, so the line is printed then.
+    """
     waiting: dict[str, dict[int, float]] = {"step_time": {}, "tokens_per_s": {}}
 
     def show(frame: Frame) -> None:
@@ -215,7 +217,7 @@ def _ending(outcome: Outcome, spec: RunSpec) -> str:
 
 
 def _meters(outcome: Outcome, spec: RunSpec, summary: dict[str, Any]) -> str:
-    """A line on how much of the devices was used, and one on where the newest traced step went."""
+    """Returns a line on device utilisation, and one on the shares of the newest traced step."""
     lines, peak = [], summary.get("peak")
     if peak and summary["timed"]["median"] > 0:
         speeds = Work.of(spec).speeds(summary["timed"]["median"], peak["flops_per_s"])

@@ -1,4 +1,4 @@
-"""`python -m parallel_core plan --spec`: Alpa's two levels for a spec's model, beside other partitions."""
+"""`python -m parallel_core plan --spec`: Alpa's two-level plans for a spec's model, compared with other partitions."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ if TYPE_CHECKING:
     from parallel_core.spec import RunSpec
 
 MOST_DEVICES = 128
-"""Of a search that somebody waits for: its plans grow with the square of the devices, and more take many seconds."""
+"""Most devices of an interactive search: plans grow with the square of the devices, and more take many seconds."""
 REACHED = 0.5
-"""Of a data sheet's peak, where no profile says what a device really does."""
+"""Assumed share of a data sheet's peak that a device reaches, without a profile."""
 
 
 def run(options: argparse.Namespace) -> int:
-    """Exit code: 0 something fits, 1 nothing does, 2 what was asked cannot be."""
+    """Returns the exit code: 0 a plan fits, 1 none does, 2 the request is invalid."""
     from parallel_core.cli import read_spec
     from parallel_core.cli_models import Wrong
     from parallel_core.plan.alpa.costs import LayerCosts
@@ -49,7 +49,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _machine(spec: RunSpec, options: argparse.Namespace) -> tuple[Machine, Mesh]:
-    """A profile's host, or the cluster of the catalogue."""
+    """Returns the host of a profile, or the cluster of the catalogue."""
     from parallel_core.cli_models import Wrong
     from parallel_core.plan.alpa.costs import Analytic, Measured
     from parallel_core.plan.alpa.inter import Mesh

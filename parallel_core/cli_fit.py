@@ -1,4 +1,5 @@
-"""`python -m parallel_core fit`: the most layers of a spec's model that fit, by real runs, next to the prediction."""
+"""`python -m parallel_core fit`: finds the most layers of a spec's model that fit, by real runs, and compares them with
+the prediction."""
 
 from __future__ import annotations
 
@@ -23,7 +24,7 @@ MIB = 1 << 20
 
 
 def add(commands: Commands) -> None:
-    """Adds the command to the engine's."""
+    """Adds the command to the parser of the engine."""
     fit = commands.add_parser("fit", help="find the most layers that fit, by real runs, next to the prediction")
     fit.add_argument("spec", type=Path, help="a RunSpec as JSON, of a model with a layer count ('-' reads stdin)")
     fit.add_argument("--cap", type=whole(1), required=True, help="MiB that a rank may hold; more ends it out of memory")
@@ -32,7 +33,7 @@ def add(commands: Commands) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Exit code: 0 found, 1 a run failed for another reason than memory, 2 what was asked cannot be."""
+    """Returns the exit code: 0 found, 1 a run failed for another reason than memory, 2 the request is invalid."""
     from parallel_core.cli import read_spec
     from parallel_core.local import LocalYard
     from parallel_core.plan.capacity import fixed_depth

@@ -1,4 +1,5 @@
-"""Commands about weights: Llama's in and out, and text generated from a checkpoint."""
+"""Commands for weights and text: import and export of Llama weights, packing of token files, and generation from a
+checkpoint."""
 
 from __future__ import annotations
 
@@ -26,17 +27,17 @@ from parallel_core.local import LocalYard
 from parallel_core.spec import CORPUS_PATTERN, RunSpec, field_errors
 
 MOST_RANKS = 2_048
-"""Of pipelines whose programs are written out."""
+"""Most pipeline ranks of a schedule whose programs are computed in full."""
 
 
 BYTES = 256
-"""The vocabulary of which a byte is its own token."""
+"""Size of the vocabulary in which each byte is a token."""
 OWN = "own"
-"""The token file that the spec of an imported model names: nobody has it before it is packed."""
+"""Name of the token file in the spec of an imported model: the user has to pack it first."""
 
 
 class Wrong(Exception):
-    """What the person gave cannot be used; the text says why."""
+    """The user's input cannot be used; the message says why."""
 
 
 def require_few(spec: RunSpec, most: int, verb: str) -> None:
@@ -53,7 +54,7 @@ def require_few(spec: RunSpec, most: int, verb: str) -> None:
 
 
 def add(commands: Any) -> None:
-    """The parsers of this module's commands."""
+    """Adds this module's commands to the parser of the engine."""
     take = commands.add_parser("import-llama", help="make a checkpoint of Llama weights (safetensors and config.json)")
     take.add_argument("weights", type=Path, help="folder with config.json and *.safetensors")
     take.add_argument("--out", type=Path, required=True, help="folder for spec.json and the checkpoint")
@@ -92,7 +93,7 @@ def _add_generate(commands: Any) -> None:
 
 
 def checkpoint_of(path: Path) -> tuple[Path, manifests.Manifest]:
-    """The checkpoint that `path` means. Raises Wrong where it is none, or not whole."""
+    """Returns the checkpoint that `path` refers to. Raises Wrong where there is none, or it is damaged."""
     try:
         found = folders.resolve(path)
         return found, manifests.read(found)
@@ -123,7 +124,8 @@ def _import(options: argparse.Namespace) -> int:
 
 
 def _with_own_tokens(spec: RunSpec) -> RunSpec:
-    """It names a token file: a text read as bytes would be nonsense to a model whose tokens are another tokenizer's."""
+    """Returns the spec with a token file as corpus: text read as bytes would be meaningless to a model with another
+    tokenizer."""
     return spec.model_copy(update={"train": spec.train.model_copy(update={"corpus": f"tokens:{OWN}"})})
 
 
@@ -172,7 +174,7 @@ def _generate(options: argparse.Namespace) -> int:
 
 
 def _inference(manifest: manifests.Manifest, options: argparse.Namespace) -> RunSpec:
-    """The spec of the checkpoint's model on as many devices as asked for."""
+    """Returns the spec of the checkpoint's model on the requested devices."""
     try:
         return inference(manifest.spec, options.tp, options.pp, options.dp)
     except ValidationError as error:

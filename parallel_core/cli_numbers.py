@@ -1,4 +1,4 @@
-"""Numbers and files on the command line, for argparse's `type`: a wrong one is told what would be right."""
+"""Types for argparse: numbers and files, with errors that say what would be right."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 
 def whole(least: int, most: int | None = None) -> Callable[[str], int]:
-    """A whole number from `least` on, to `most` at most."""
+    """Returns a parser of integers from `least` to `most` (None: unlimited)."""
     bounds = f"from {least} on" if most is None else f"from {least} to {most}"
 
     def read(text: str) -> int:
@@ -25,7 +25,7 @@ def whole(least: int, most: int | None = None) -> Callable[[str], int]:
 
 
 def above(least: float) -> Callable[[str], float]:
-    """A finite number above `least`."""
+    """Returns a parser of finite numbers above `least`."""
 
     def read(text: str) -> float:
         try:
@@ -40,7 +40,7 @@ def above(least: float) -> Callable[[str], float]:
 
 
 def target(text: str) -> Path:
-    """A file to write. Its folder must be there: what takes minutes is not to find out at its end that it is not."""
+    """Parses the path of a file to write. Its folder must exist, so that a long command does not fail at its end."""
     path = Path(text)
     if path.is_dir():
         raise argparse.ArgumentTypeError(f"a file to write is needed; {text} is a folder")
@@ -50,7 +50,7 @@ def target(text: str) -> Path:
 
 
 def places(text: str) -> list[int]:
-    """Numbers of devices, from 0 on, with commas between."""
+    """Parses comma-separated device numbers, which start at 0."""
     parts = text.split(",")
     if not all(part.strip().isdecimal() for part in parts):
         raise argparse.ArgumentTypeError(f"numbers from 0 on with commas between are needed, as 0,1; got {text[:40]!r}")

@@ -1,4 +1,5 @@
-"""`python -m parallel_core order`: finds the pipeline order of a run, from its own costs where they are known."""
+"""`python -m parallel_core order`: finds the best pipeline order for a run, with its measured costs where there is a
+profile."""
 
 from __future__ import annotations
 
@@ -19,11 +20,11 @@ if TYPE_CHECKING:
 Commands = Any
 """What argparse's add_subparsers returns; it has no public type."""
 MOST_SEARCHED = 32_768
-"""Operations of an order: more take minutes."""
+"""Most operations of an order that is searched; more would take minutes."""
 
 
 def add(commands: Commands) -> None:
-    """Adds the command to the engine's."""
+    """Adds the command to the parser of the engine."""
     order = commands.add_parser("order", help="find the best pipeline order of a spec, and write it as a spec")
     order.add_argument("spec", type=Path, help="a RunSpec as JSON with pp > 1")
     order.add_argument("--table", type=Path, help="what `profile --out` wrote (default: F = B = W, messages free)")
@@ -35,7 +36,7 @@ def add(commands: Commands) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Exit code: 0 found, 2 what was asked cannot be."""
+    """Returns the exit code: 0 found, 2 the request is invalid."""
     from parallel_core.cli import read_spec
     from parallel_core.cli_models import require_few
     from parallel_core.plan.orders.problem import OrderError
@@ -60,7 +61,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _in_units(spec: RunSpec, options: argparse.Namespace) -> RunSpec:
-    """Finds it at F = B = W."""
+    """Finds the order for F = B = W."""
     from parallel_core.plan.orders.measured import with_schedule
     from parallel_core.plan.orders.problem import Problem
     from parallel_core.plan.orders.search import find, known_lengths

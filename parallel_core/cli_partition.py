@@ -1,4 +1,4 @@
-"""`python -m parallel_core partition`: PipeDream's partition of a graph that its profiler wrote."""
+"""`python -m parallel_core partition`: PipeDream's partition of a graph written by its profiler."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ GB, GIB = 1e9, 2.0**30
 
 
 def add(commands: Commands) -> None:
-    """Adds the command to the engine's."""
+    """Adds the command to the parser of the engine."""
     command = commands.add_parser("partition", help="PipeDream's partition of the graph.txt that its profiler wrote")
     command.add_argument("graph", type=Path, help="lines `node1 -- name -- forward_compute_time=…`, then edges")
     command.add_argument(
@@ -48,7 +48,7 @@ def _level(text: str) -> Level:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Exit code: 0 found, 2 the graph or what was asked cannot be."""
+    """Returns the exit code: 0 found, 2 the graph or the request is invalid."""
     from parallel_core.plan.graph_plan import plan_graph
     from parallel_core.plan.layer_graph import MAX_TEXT, GraphError, decoded, read_graph
 

@@ -1,4 +1,4 @@
-"""`python -m parallel_core plan`: the best ways to split a model over a GPU cluster, on the command line."""
+"""`python -m parallel_core plan`: predicts the best ways to split a model over a GPU cluster."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Commands = Any
 
 
 def add(commands: Commands) -> None:
-    """Adds the command to the engine's."""
+    """Adds the command to the parser of the engine."""
     from parallel_core.plan.cluster.hardware import clusters
     from parallel_core.plan.cluster.model import presets
     from parallel_core.plan.cluster.questions import QUESTIONS
@@ -47,7 +47,7 @@ def add(commands: Commands) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Exit code: 0 something fits, 1 nothing does, 2 what was asked cannot be."""
+    """Returns the exit code: 0 a plan fits, 1 none does, 2 the request is invalid."""
     from parallel_core.plan.cluster.exported import rows
     from parallel_core.plan.cluster.hardware import clusters
     from parallel_core.plan.cluster.job import Job
@@ -95,7 +95,7 @@ def _print(job: Job, cluster: Cluster, found: Found, options: argparse.Namespace
 
 
 def _serve(model: Transformer, cluster: Cluster, options: argparse.Namespace) -> int:
-    """Ways that none beats in both latency and throughput, quickest token first."""
+    """Prints the Pareto-optimal ways by latency and throughput, the lowest latency per token first."""
     from parallel_core.plan.cluster.inference import Ask, cache_bytes, serve
 
     prompt, _, output = options.serve.partition(":")

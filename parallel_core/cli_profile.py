@@ -1,4 +1,4 @@
-"""`python -m parallel_core profile` and `predict`: what layers and links cost, what a run will take."""
+"""`python -m parallel_core profile` and `predict`: measures the cost of layers and links, and predicts step times."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Commands = Any
 
 
 def add(commands: Commands) -> None:
-    """Adds the commands to the engine's."""
+    """Adds the commands to the parser of the engine."""
     profile = commands.add_parser("profile", help="time the layers of a spec's model, and this host's links")
     profile.add_argument("spec", type=Path, help="a RunSpec as JSON: its model, batch, precision and device")
     profile.add_argument("--out", type=target, help="write the cost table to this file")
@@ -93,7 +93,7 @@ def _spec(path: Path) -> RunSpec:
 
 
 def report(table: CostTable) -> list[str]:
-    """The table in lines: each layer at the largest batch, then each link."""
+    """Formats the table as lines: each layer at the largest batch, then each link, then the costs of ZeRO."""
     alone, *_ = (row for row in table.layers if row.samples == table.samples and row.busy == 1)
     lines = [f"{table.device_name or table.device}, {table.software}, {table.samples} samples, {table.precision}"]
     lines.append(

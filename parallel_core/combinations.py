@@ -1,7 +1,7 @@
-"""Which features of a run go together: every pair of them, judged by RunSpec itself.
+"""Which features of a run can be combined: every pair, validated by RunSpec.
 
-`python -m parallel_core.combinations docs/combinations.md` writes the page; a test holds it to be up to date, and the
-pairs that it marks as running are run by `tests/parallel_core/test_combinations.py`.
+`python -m parallel_core.combinations docs/combinations.md` writes the page; a test checks that it is up to date, and
+`tests/parallel_core/test_combinations.py` runs the pairs that it marks as running.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from parallel_core.schedule.traits import CUSTOM, ScheduleName, flushes
 from parallel_core.spec import RunSpec
 
 Leaves = dict[str, Any]
-"""Dotted leaf of the spec -> value."""
+"""Dotted field of the spec -> value."""
 
 BASE: Leaves = {
     "model.kind": "gpt",
@@ -37,7 +37,7 @@ KINDS: dict[str, Leaves] = {
     "resnet50": {"model.width": 2},
     "gnmt": {"model.layers": 4, "model.hidden": 16, "model.seq": 8, "model.vocab": 64},
 }
-"""Small sizes of each kind of model."""
+"""Kind of model -> small sizes of it."""
 
 
 def _schedule(name: ScheduleName) -> Leaves:
@@ -79,11 +79,11 @@ FEATURES: dict[str, Leaves] = {
     "plain attention": {"model.attention": "plain"},
     **{f"model {kind}": {"model.kind": kind} for kind in KINDS if kind != "gpt"},
 }
-"""A feature by its name, with what it cannot do without."""
+"""Feature -> the fields that it consists of, including those that it requires."""
 
 
 def together(first: str, second: str) -> Leaves | None:
-    """Leaves of a small run with both features; None where they are two choices of one field."""
+    """Returns the fields of a small run with both features; None where they are two values of one field."""
     a, b = FEATURES[first], FEATURES[second]
     if any(b.get(leaf, value) != value for leaf, value in a.items()):
         return None
@@ -92,7 +92,7 @@ def together(first: str, second: str) -> Leaves | None:
 
 
 def spec_of(leaves: Leaves) -> dict[str, Any]:
-    """Nested, for RunSpec."""
+    """Nests dotted fields into a dictionary for RunSpec."""
     spec: dict[str, Any] = {}
     for leaf, value in leaves.items():
         section, name = leaf.split(".", 1)
@@ -101,7 +101,7 @@ def spec_of(leaves: Leaves) -> dict[str, Any]:
 
 
 def verdict(first: str, second: str) -> RunSpec | str | None:
-    """The run with both features, or why it is refused; None where they are two choices of one field."""
+    """Returns the run with both features, or why it is invalid; None where they are two values of one field."""
     leaves = together(first, second)
     if leaves is None:
         return None
@@ -112,13 +112,13 @@ def verdict(first: str, second: str) -> RunSpec | str | None:
 
 
 def running() -> dict[str, RunSpec]:
-    """`a + b` -> run, of every pair that may run."""
+    """Returns `a + b` -> run, for every valid pair."""
     found = {f"{a} + {b}": verdict(a, b) for a, b in combinations(FEATURES, 2)}
     return {name: spec for name, spec in found.items() if isinstance(spec, RunSpec)}
 
 
 def page() -> str:
-    """The page as Markdown."""
+    """Returns the page as Markdown."""
     names = list(FEATURES)
     reasons: dict[str, list[str]] = {}
     rows = []
@@ -140,7 +140,7 @@ def page() -> str:
 
 
 def _cell(first: str, second: str, reasons: dict[str, list[str]]) -> str:
-    """One pair's mark; a refusal is added to the reasons."""
+    """Returns the mark of a pair; the reason of a refusal is added to `reasons`."""
     found = verdict(first, second)
     if found is None:
         return "·"

@@ -1,4 +1,5 @@
-"""What text is to be generated, and on which devices: the rules that command line, form, API and worker share."""
+"""Requests to generate text: what to generate on which devices, with the rules shared by command line, form, API and
+worker."""
 
 from __future__ import annotations
 
@@ -18,10 +19,11 @@ Token = Annotated[int, Field(ge=0, le=limits.MAX_VOCAB)]
 
 
 class TextRequest(BaseModel):
-    """`new` tokens behind `prompt` (numbers of tokens; of a vocabulary of at most 256, bytes), `samples` times.
+    """A request for `samples` texts of `new` tokens that continue `prompt` (token ids; bytes for a vocabulary of at
+    most 256).
 
-    `temperature` 0 takes the likeliest token, else the softmax of logits / temperature is drawn from; `top_k` leaves
-    the k likeliest alone to it, 0 all. `cached` False makes every token from the whole text again.
+    `temperature` 0 takes the most likely token, otherwise tokens are drawn from the softmax of logits / temperature;
+    `top_k` restricts that to the k most likely ones, 0 = all. `cached` False computes every token from the whole text.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
@@ -35,7 +37,7 @@ class TextRequest(BaseModel):
     cached: bool = True
 
     def wish(self) -> Wish:
-        """As the fork server takes it."""
+        """Returns the request as the fork server takes it."""
         return {
             "prompt": list(self.prompt),
             "new": self.new,
@@ -48,14 +50,14 @@ class TextRequest(BaseModel):
 
 
 class Read(NamedTuple):
-    """A wish, or messages by field."""
+    """A valid request, or error messages by field."""
 
     wish: Wish | None
     errors: dict[str, str]
 
 
 def read_request(raw: Mapping[str, Any], spec: RunSpec) -> Read:
-    """The wish for text of the model of `spec`, checked."""
+    """Validates a request for text from the model of `spec`."""
     try:
         found = TextRequest.model_validate(dict(raw))
     except ValidationError as error:
@@ -65,7 +67,7 @@ def read_request(raw: Mapping[str, Any], spec: RunSpec) -> Read:
 
 
 def texts_of(samples: int, replicas: int, replica: int) -> range:
-    """Which of `samples` texts one of `replicas` generates: as many as the others, the first ones maybe one more."""
+    """Returns which of `samples` texts a replica generates; the first replicas may have one more than the others."""
     each, more = divmod(samples, replicas)
     first = replica * each + min(replica, more)
     return range(first, first + each + (replica < more))
@@ -89,10 +91,11 @@ def _room(wish: TextRequest, spec: RunSpec) -> dict[str, str]:
 
 
 def inference(saved: Mapping[str, Any], tp: int, pp: int = 1, dp: int = 1) -> RunSpec:
-    """The spec of a checkpoint's model (its run's spec is `saved`) on `dp` replicas of `pp` stages of `tp` devices,
-    without dropout.
+    """Returns the spec to generate with a checkpoint's model on `dp` replicas of `pp` stages of `tp` devices, without
+    dropout.
 
-    Raises ValidationError where it cannot be split so, ValueError where the model makes no text.
+    `saved`: the spec of the checkpoint's run. Raises ValidationError where the model cannot be split in this way,
+    ValueError where it does not generate text.
     """
     model, train = dict(saved["model"]), saved["train"]
     if model.get("kind", "gpt") != "gpt":

@@ -1,6 +1,6 @@
-"""The only door to training processes: a client of the fork server, and `python -m parallel_core.launch serve`.
+"""Starts all training processes: a client of the fork server, and `python -m parallel_core.launch serve`.
 
-    server = ForkServer(on_event)                  # starts it; the import of torch goes on in the background
+    server = ForkServer(on_event)                  # starts it; the import of torch continues in the background
     server.start(order)                            # ranks of one attempt on this host; several attempts at once
     server.stop(attempt, grace=2.0)
     server.close()                                 # stops everything; returns when no process is left
@@ -15,7 +15,7 @@ Events arrive in order, in one thread of the client, as dictionaries (see `Event
     gone      attempt: no process of it is left
     lost      code: the server itself has ended, and with it (PR_SET_PDEATHSIG) every rank; always the last event
 
-The first rank that fails ends the others. This module imports neither torch nor the engine: a long-lived Celery
+The first rank that fails ends the others. This module imports neither torch nor the engine, since a long-lived Celery
 process uses it.
 """
 
@@ -34,39 +34,39 @@ from pathlib import Path
 from typing import Any, Literal, NotRequired, TypedDict
 
 EXIT_FAULT, EXIT_MEMORY, EXIT_PEER, EXIT_STOPPED = 1, 2, 3, 4
-"""Exit codes of a rank: its code raised; out of memory (with evidence); another rank vanished under a collective;
-stopped by SIGTERM, with everything up to a whole step saved."""
+"""Exit codes of a rank: its code raised; out of memory (with evidence); another rank vanished during a collective;
+stopped by SIGTERM after a complete step, with a checkpoint."""
 
 STOP_GRACE_S = 2.0
 _ENV = frozenset({"PATH", "HOME", "USER", "LANG", "TZ", "TMPDIR", "VIRTUAL_ENV", "SYSTEMROOT", "GLIBC_TUNABLES"})
 _OWN = "TRAINYARD_SHARED_MEMORY"
-"""`engine.host_memory.SWITCH`: of our own variables, which name secrets and addresses, the one that ranks may see."""
+"""`engine.host_memory.SWITCH`: the only one of our own variables that is passed to ranks; others contain secrets."""
 _ENV_PREFIXES = (
     *("LC_", "PYTHON", "LD_", "DYLD_", "OMP_", "COVERAGE"),
     *("CUDA", "CUBLAS", "CUDNN_", "NVIDIA", "TORCH", "PYTORCH_"),
-    *("NCCL_", "GLOO_", "OFI_NCCL_", "FI_", "IBV_", "RDMAV_"),  # and what NCCL goes through between hosts
+    *("NCCL_", "GLOO_", "OFI_NCCL_", "FI_", "IBV_", "RDMAV_"),  # and the libraries that NCCL uses between hosts
 )
 
 _ALLOCATOR = "glibc.malloc.trim_threshold=1099511627776:glibc.malloc.mmap_max=0:glibc.malloc.hugetlb=1"
-"""glibc's, which CPU tensors come from: what a step lets go of stays with the process, in huge pages where the system
-has them. By default the end of the heap is handed back whenever a step leaves enough of it, and the next step faults
-every page of it in again: some steps, by how tensors happen to lie, take a tenth longer. Elsewhere it means nothing."""
+"""Settings of glibc's allocator, which CPU tensors use: memory freed by a step stays with the process, in huge pages
+where the system has them. By default the end of the heap is returned whenever enough of it is free, and the next step
+faults in every page again: depending on where tensors lie, some steps take a tenth longer. No effect elsewhere."""
 
 
-_COUNTING = "PYTORCH_NVML_BASED_CUDA_CHECK"
-"""With 1, whoever asks whether there are GPUs does not start CUDA (docs.pytorch.org, "CUDA environment variables"): a
-rank that is forked behind that could never use one."""
+_NVML_CHECK = "PYTORCH_NVML_BASED_CUDA_CHECK"
+"""With 1, checking for GPUs does not initialize CUDA (docs.pytorch.org, "CUDA environment variables"): a rank forked
+after that could not use a GPU."""
 
 
 class Store(TypedDict):
-    """Where rank 0's rendezvous store listens."""
+    """Address of rank 0's rendezvous store."""
 
     host: str
     port: int
 
 
 class Saves(TypedDict):
-    """Checkpoints of an attempt: the fields of checkpoint.config.CheckpointConfig, `resume` '' for none."""
+    """The checkpoints of an attempt: the fields of checkpoint.config.CheckpointConfig, `resume` '' for none."""
 
     folder: str
     resume: str
@@ -75,9 +75,9 @@ class Saves(TypedDict):
 
 
 class Wish(TypedDict):
-    """What is to be generated: `new` tokens behind `prompt`, `samples` times. `temperature` 0 takes the likeliest.
+    """A request for text: `new` tokens after `prompt`, `samples` times. `temperature` 0 takes the most likely token.
 
-    See `parallel_core.generation_request.TextRequest`, which checks it.
+    Validated by `parallel_core.generation_request.TextRequest`.
     """
 
     prompt: list[int]
@@ -90,10 +90,10 @@ class Wish(TypedDict):
 
 
 class StartOrder(TypedDict):
-    """One host's ranks of an attempt: rank `first_rank + i` gets `devices[i]`.
+    """Starts one host's ranks of an attempt: rank `first_rank + i` gets `devices[i]`.
 
-    Without `saves` nothing is saved.
-    `store` is None on the host of rank 0, which opens it (on loopback where all ranks are here, else on `address`).
+    Without `saves` no checkpoints are made. `store` is None on the host of rank 0, which opens it (on loopback if all
+    ranks are on this host, otherwise on `address`).
     """
 
     attempt: int
@@ -107,13 +107,13 @@ class StartOrder(TypedDict):
     address: NotRequired[str]
     saves: NotRequired[Saves | None]
     wish: NotRequired[Wish | None]
-    """Text to generate from the checkpoint that `saves` resumes from, instead of training."""
+    """If given, generate this text from the checkpoint that `saves` resumes from, in place of training."""
     links: NotRequired[bool]
-    """Messages are timed instead of training: between two hosts (profile.between), or by a profile."""
+    """Measure messages in place of training: between two hosts (profile.host_link_bench), or for a profile."""
 
 
 class Event(TypedDict):
-    """What the fork server reports; see the module's docstring for the keys of each kind."""
+    """An event reported by the fork server; the module's docstring lists the keys of each kind."""
 
     event: Literal["ready", "store", "started", "refused", "exit", "gone", "lost"]
     attempt: NotRequired[int]
@@ -127,18 +127,20 @@ class Event(TypedDict):
 
 
 class ServerLost(RuntimeError):
-    """The fork server has ended; no order can be given any more."""
+    """The fork server has ended; it takes no more orders."""
 
 
 class ForkServer:
-    """A running fork server. Its methods may be called from any thread; `on_event` is called from one of ours.
+    """A running fork server. Its methods may be called from any thread; `on_event` is called from a thread of this
+    object.
 
-    That thread starts the process and lives as long as it does, which PR_SET_PDEATHSIG needs: the signal comes when
-    the *thread* that started a process ends. So the ranks also end with this process, however it ends.
+    That thread starts the server process and lives as long as it, since PR_SET_PDEATHSIG sends its signal when the
+    *thread* that started a process ends. So the ranks also end with this process, however it ends.
     """
 
     def __init__(self, on_event: Callable[[Event], None], command: Sequence[str] | None = None) -> None:
-        """`command` replaces the server's own command line (tests do, to run other code in the ranks).
+        """Starts the server. `command` replaces its command line (to run other code in the ranks: benchmarks, profiles,
+        tests).
 
         Raises OSError where the server cannot be started.
         """
@@ -156,21 +158,21 @@ class ForkServer:
     # Orders
 
     def start(self, order: StartOrder) -> None:
-        """Start the ranks of an attempt. Its folder must exist."""
+        """Starts the ranks of an attempt. Its folder must exist."""
         self._send({"do": "start", **order})
 
     def stop(self, attempt: int, grace: float = STOP_GRACE_S) -> None:
-        """TERM to every rank, KILL after `grace` seconds; `exit` and `gone` tell when it is over."""
+        """Sends SIGTERM to every rank, SIGKILL after `grace` seconds; `exit` and `gone` events report the end."""
         self._send({"do": "stop", "attempt": attempt, "grace": grace})
 
     def dump(self, attempt: int) -> None:
-        """Each rank writes the stacks of all its threads to its log (before a `stop` for want of progress)."""
+        """Makes each rank write the stacks of all its threads to its log (before a `stop` for lack of progress)."""
         self._send({"do": "dump", "attempt": attempt})
 
     def close(self, timeout: float = 10.0) -> None:
-        """Stop every attempt and the server; returns when they are gone (KILL after `timeout` seconds).
+        """Stops every attempt and the server; returns when they are gone (SIGKILL after `timeout` seconds).
 
-        Without the word that it ends, the end of our orders would be our death, and the ranks killed at once.
+        Without the `close` order, the server would take the end of its input for our death, and kill the ranks at once.
         """
         assert self._process.stdin is not None
         with contextlib.suppress(ServerLost):
@@ -190,17 +192,17 @@ class ForkServer:
     def pid(self) -> int:
         return self._process.pid
 
-    # Its own thread
+    # In its own thread
 
     def _live(self) -> None:
-        """Start the process, hand on its events until it ends, then report that it has."""
+        """Starts the process, forwards its events until it ends, then reports its end."""
         try:
             self._process = subprocess.Popen(
                 [*self._command, "--parent", str(os.getpid())],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 env=environment(),
-                start_new_session=True,  # a Ctrl-C in the terminal is ours to handle, not the server's
+                start_new_session=True,  # Ctrl-C in the terminal must reach us only, not the server
                 text=True,
                 bufsize=1,
             )
@@ -216,7 +218,7 @@ class ForkServer:
         self._tell({"event": "lost", "code": self._process.returncode})
 
     def _tell(self, event: Event) -> None:
-        """A fault of the listener is told, not passed on: this thread's end would be the end of every rank."""
+        """Calls `on_event`. Its exceptions are printed, not raised: the end of this thread would end every rank."""
         try:
             self._on_event(event)
         except Exception:
@@ -233,18 +235,18 @@ class ForkServer:
 
 
 def environment() -> dict[str, str]:
-    """What the server and the ranks may see of our environment: no address, password or token of the yard."""
+    """The environment of the server and the ranks: without addresses, passwords and tokens of this installation."""
     kept = {k: v for k, v in os.environ.items() if k in _ENV or k == _OWN or k.startswith(_ENV_PREFIXES)}
     root = str(Path(__file__).resolve().parent.parent)
     paths = [root, *filter(None, kept.get("PYTHONPATH", "").split(os.pathsep))]
     threads = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
     search = os.pathsep.join(dict.fromkeys(paths))
-    fixed = {"PYTHONPATH": search, "PYTHONUNBUFFERED": "1", _COUNTING: "1"}
+    fixed = {"PYTHONPATH": search, "PYTHONUNBUFFERED": "1", _NVML_CHECK: "1"}
     return {"GLIBC_TUNABLES": _ALLOCATOR, **kept, **threads, **fixed}
 
 
 def describe_exit(code: int) -> str:
-    """An exit code as words: 'signal 9 (SIGKILL)' or 'exit code 1'."""
+    """Describes an exit code: 'signal 9 (SIGKILL)' or 'exit code 1'."""
     if code >= 0:
         return f"exit code {code}"
     if code == -signal.SIGBUS:
@@ -256,7 +258,7 @@ def describe_exit(code: int) -> str:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """`serve --parent <pid>`: be the fork server of that process."""
+    """`serve --parent <pid>`: runs as the fork server of that process; returns the exit code."""
     from parallel_core import processes
 
     if len(arguments) != 3 or arguments[:2] != ["serve", "--parent"] or not arguments[2].isdigit():

@@ -1,4 +1,4 @@
-"""The ranks of one attempt on this host, as the fork server sees them: who lives, and what is due when."""
+"""The ranks of one attempt on this host, as the fork server manages them: which are alive, and pending signals."""
 
 from __future__ import annotations
 
@@ -11,12 +11,13 @@ from dataclasses import dataclass, field
 from parallel_core.launch import StartOrder
 
 DUMP_S = 0.5
-"""What a rank gets to write its stacks: of two signals that wait together, TERM would end it before the dump is run."""
+"""Seconds that a rank gets to write its stacks: with both signals pending, TERM would end it before the dump."""
 
 
 @dataclass
 class Attempt:
-    """`codes` are set as ranks are reaped; `term_at` and `kill_at` (CLOCK_MONOTONIC seconds) are what is still due."""
+    """The ranks of one attempt. `codes` are set as ranks are reaped; `term_at` and `kill_at`: when pending signals are
+    due (CLOCK_MONOTONIC seconds)."""
 
     order: StartOrder
     pids: dict[int, int] = field(default_factory=dict)  # pid -> rank
@@ -31,22 +32,22 @@ class Attempt:
         return self.order["attempt"]
 
     def living(self) -> list[int]:
-        """Pids of the ranks that have not been waited for."""
+        """Returns the pids of the ranks that have not been reaped."""
         return [pid for pid, rank in self.pids.items() if rank not in self.codes]
 
     def signal(self, number: int) -> None:
-        """To every living rank. We are its parent and have not waited for it: its pid cannot have been reused."""
+        """Signals every living rank. As we are its parent and have not reaped it, its pid cannot have been reused."""
         for pid in self.living():
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, number)
 
     def dump(self) -> None:
-        """Each rank writes its stacks to its log."""
+        """Makes each rank write its stacks to its log."""
         self.dumped_at = time.monotonic()
         self.signal(signal.SIGUSR1)
 
     def stop(self, grace: float) -> None:
-        """TERM now (behind a dump: when it is written), KILL `grace` seconds later.
+        """Sends TERM now (after a dump: once that is written), KILL `grace` seconds later.
 
         A second stop can only bring the KILL forward.
         """
@@ -58,12 +59,12 @@ class Attempt:
         self.act()
 
     def kill(self) -> None:
-        """KILL now, and no TERM in front of it: nothing is saved, and no other rank is told."""
+        """Sends KILL now, without TERM: nothing is saved, and ranks on other hosts are not notified."""
         self.stopping, self.term_at, self.kill_at = True, None, time.monotonic()
         self.act()
 
     def act(self) -> None:
-        """Send what is due."""
+        """Sends the signals that are due."""
         now = time.monotonic()
         if self.term_at is not None and now >= self.term_at:
             self.term_at = None
@@ -74,11 +75,13 @@ class Attempt:
             self.signal(signal.SIGKILL)
 
     def gone(self) -> bool:
-        """Neither a rank nor a process that one left in its session exists any more."""
+        """Whether no rank, and no process that one left in its session, exists any more."""
         return not self.living() and not any(map(_group_exists, self.pids))
 
     def patience(self) -> float:
-        """Seconds until something is due; also the next look at what ranks have left behind."""
+        """Returns the seconds until `act` has to be called; short once all ranks have ended, to check for processes
+        left by them.
+        """
         if not self.living():
             return 0.05
         due = min(at for at in (self.term_at, self.kill_at, float("inf")) if at is not None)

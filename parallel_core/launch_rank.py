@@ -1,4 +1,4 @@
-"""The life of one rank, from the fork to its exit code: its place on the machine, its log, its records, its end."""
+"""The life of one rank, from the fork to its exit code: device, log, records, and error reports."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ _MEMORY_WORDS = (
 _PEER_WORDS = ("connection closed by peer", "connection reset by peer", "broken pipe", "socket timeout", "nccl")
 _OWN_WORDS = (
     *("ncclinvalidusage", "ncclinvalidargument", "ncclunhandledcudaerror", "ncclinternalerror"),
-    "creating shared memory segment",  # of ncclSystemError, which a connection that was refused is, too
+    "creating shared memory segment",  # in an ncclSystemError, as which refused connections are reported, too
 )
-"""What NCCL says of a fault that is the rank's own or its host's, not of one that another rank left behind."""
+"""Messages of NCCL about faults of the rank itself or its host, not caused by the end of another rank."""
 
 
 @dataclass(frozen=True)
 class RankArgs:
-    """What one rank is told. `listen_fd` is the store's listening socket, in rank 0 of the host that opens it."""
+    """The arguments of one rank. `listen_fd`: listening socket of the store, in rank 0 if this host opens it."""
 
     order: StartOrder
     spec: RunSpec
@@ -59,7 +59,8 @@ class RankArgs:
         return Path(self.order["folder"])
 
     def rendezvous(self) -> Rendezvous:
-        """Raises ValueError where ranks share a GPU and others are on another host: through NCCL or not is for all."""
+        """Returns how to join the other ranks. Raises ValueError where ranks share a GPU and others are on another
+        host, since either all ranks or none use NCCL."""
         from parallel_core.engine.distributed import Rendezvous
 
         if self.sharing > 1 and not self.alone:
@@ -70,6 +71,7 @@ class RankArgs:
 
     @property
     def saves(self) -> CheckpointConfig | None:
+        """Where checkpoints go and which one to resume from; None without checkpoints."""
         told = self.order.get("saves")
         if not told:
             return None
@@ -78,11 +80,11 @@ class RankArgs:
 
 
 RunRank = Callable[[RankArgs, FileSink, progress.Progress], None]
-"""What a rank does: trains, emits its records, and returns when it is done."""
+"""The program of a rank: trains, emits its records, and returns when it is done."""
 
 
 def engine() -> RunRank:
-    """The engine as a RunRank; its imports happen here, in the fork server, so that no rank pays for them."""
+    """Returns the engine as a RunRank; its imports happen here, in the fork server, so that ranks need none."""
     from parallel_core.engine import generate
     from parallel_core.engine.run import run_rank
     from parallel_core.profile import host_link_bench
@@ -105,7 +107,8 @@ def engine() -> RunRank:
 
 
 def be_rank(seat: RankArgs, run_rank: RunRank) -> NoReturn:
-    """Train, and leave with an exit code of `launch`. Never returns: exits without running the server's clean-up."""
+    """Runs the rank and exits with an exit code of `launch`. Never returns, and skips the clean-up handlers of the
+    server."""
     os.setsid()
     _log_to(log_path(seat.folder, seat.rank), keep=seat.listen_fd)
     sink, page = FileSink(seat.folder, seat.rank), progress.Progress(seat.folder, seat.rank)
@@ -124,7 +127,7 @@ def be_rank(seat: RankArgs, run_rank: RunRank) -> NoReturn:
 
 
 def _log_to(path: Path, keep: int | None) -> None:
-    """stdout and stderr to the rank's log, stdin from nothing, every other descriptor of the server closed."""
+    """Redirects stdout and stderr to the rank's log and closes every other descriptor of the server but `keep`."""
     log = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     for target in (1, 2):
         os.dup2(log, target)
@@ -138,12 +141,12 @@ def _log_to(path: Path, keep: int | None) -> None:
 
 
 def _take_place(seat: RankArgs) -> RankArgs:
-    """Bind the rank to its device before torch looks at any. A CPU device is one core, one thread."""
+    """Binds the rank to its device before torch is initialized. A CPU device is one core, one thread."""
     if seat.alone and sys.platform.startswith("linux"):
         os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     if not seat.alone:
         os.environ[host_memory.NODE] = str(seat.order["first_rank"])
-        _talk_through(seat.order.get("address", ""))
+        _use_interface_of(seat.order.get("address", ""))
     _prefer_as_victim()
     if seat.order["device_kind"] == "cuda":
         split = seat.spec.parallel
@@ -163,10 +166,11 @@ def _take_place(seat: RankArgs) -> RankArgs:
     return seat
 
 
-def _talk_through(address: str) -> None:
-    """gloo and NCCL use the interface at which the other hosts were told to find us, unless the worker was told which.
+def _use_interface_of(address: str) -> None:
+    """Makes gloo and NCCL use the network interface with this address, by which other hosts reach us, unless the worker
+    was configured otherwise.
 
-    By themselves they take what the host's own name leads to, which is often the host itself alone.
+    By default they use the interface of the host's own name, which is often only reachable from the host itself.
     """
     found = host.interface_of(address)
     if found:
@@ -175,7 +179,7 @@ def _talk_through(address: str) -> None:
 
 
 def _prefer_as_victim() -> None:
-    """Where the host runs out of memory the kernel should end a rank, not the worker that can tell about it."""
+    """Makes the kernel's out-of-memory killer prefer a rank over the worker, which has to report it."""
     try:
         Path("/proc/self/oom_score_adj").write_text("500")
     except OSError:
@@ -183,7 +187,8 @@ def _prefer_as_victim() -> None:
 
 
 def _report(error: BaseException, seat: RankArgs, sink: FileSink) -> int:
-    """The fault frame with the rank's own traceback (also in its log); the exit code that says what it was."""
+    """Emits the fault record with the rank's own traceback (also in its log); returns the exit code for the kind of
+    error."""
     text = "".join(traceback.format_exception(error))
     sys.stderr.write(text)
     where = progress.read(seat.folder, seat.rank)
@@ -201,7 +206,8 @@ def _report(error: BaseException, seat: RankArgs, sink: FileSink) -> int:
 
 
 def _out_of_memory(error: BaseException) -> bool:
-    """Evidence only: the meter's cap, Python's or torch's own out-of-memory error, a failed allocation of a library."""
+    """Whether the error is evidence of memory exhaustion: the meter's cap, Python's or torch's own error, a failed
+    allocation of a library."""
     import torch
 
     if isinstance(error, (MemoryError, torch.OutOfMemoryError)):
@@ -211,7 +217,7 @@ def _out_of_memory(error: BaseException) -> bool:
 
 
 def _peer_lost(error: BaseException) -> bool:
-    """Whether the rank failed only because another one vanished under a collective or a receive."""
+    """Whether the rank failed only because another one vanished during a collective or a receive."""
     import torch.distributed as dist
 
     told = str(error).lower()

@@ -1,7 +1,7 @@
-"""The fork server: imports the engine once, forks ranks, watches over them, and reports (see `launch` for the events).
+"""The fork server: imports the engine once, forks ranks, monitors them, and reports (see `launch` for the events).
 
-Single-threaded, and it runs no tensor operation and asks torch.cuda nothing, so that its forks are clean. One loop
-waits for orders (JSON lines), for the end of children (SIGCHLD through a wake-up pipe) and for deadlines.
+It is single-threaded, runs no tensor operations and makes no calls of torch.cuda, so that its forks are clean. One
+loop waits for orders (JSON lines), for the end of children (SIGCHLD through a wake-up pipe) and for deadlines.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ if TYPE_CHECKING:
     from parallel_core.spec import RunSpec
 
 FAIL_GRACE_S = 1.0
-"""From TERM to KILL for the ranks that a failed one leaves behind."""
+"""Seconds from TERM to KILL for the other ranks of an attempt of which one has failed."""
 
 LONGEST_WAIT_S = 3600.0
 _HANDLED = (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT)
 
 
 class Server:
-    """The loop. `orders` and `reports` are file descriptors; `run_rank` is what a rank does."""
+    """The server's loop. `orders` and `reports` are file descriptors; `run_rank` is the program of a rank."""
 
     def __init__(self, orders: int, reports: int, run_rank: RunRank) -> None:
         self.orders, self.reports, self.run_rank = orders, reports, run_rank
@@ -50,7 +50,7 @@ class Server:
         signal.set_wakeup_fd(wake)
 
     def loop(self) -> None:
-        """Serve until the client closes its end and nothing is left."""
+        """Serves until it is closed and no attempt is left."""
         self.report(event="ready")
         while not (self.closing and not self.attempts):
             watched = [self._wake] if self.closing else [self._wake, self.orders]
@@ -66,28 +66,32 @@ class Server:
             self._settle()
 
     def _term(self) -> None:
-        """In the signal handler: the loop, woken by the same signal, does the rest."""
+        """Called in the signal handler: the loop, woken by the same signal, does the rest."""
         self.asked_to_end = True
 
     def close(self) -> None:
-        """Stop everything at short notice; the loop ends when it is gone."""
+        """Stops everything at short notice; the loop ends when it is gone."""
         self.closing = True
         for attempt in self.attempts.values():
             attempt.stop(FAIL_GRACE_S)
 
     def abandon(self) -> None:
-        """The client died without a word. Its ranks must not leave in good order, and have those on other hosts do so
-        too: nobody is here to tell of it, and the run would pass for one that was interrupted."""
+        """Kills all ranks after the client died without a `close` order.
+
+        They must not exit in an orderly way and make those on other hosts do so: nobody could report it, and the run
+        would be taken for one that was interrupted.
+        """
         self.closing = True
         for attempt in self.attempts.values():
             attempt.kill()
 
     def report(self, **event: Any) -> None:
+        """Sends an event to the client."""
         line = memoryview((json.dumps(event) + "\n").encode())
         try:
             while line:
                 line = line[os.write(self.reports, line) :]
-        except BrokenPipeError:  # nobody listens any more
+        except BrokenPipeError:  # the client is gone
             self.abandon()
 
     # Orders
@@ -116,7 +120,7 @@ class Server:
             attempt.dump()
 
     def _start(self, order: Any) -> None:
-        """Fork the ranks of an attempt; a second order for one that is under way is ignored."""
+        """Forks the ranks of an attempt; a second order for a running one is ignored."""
         if order["attempt"] in self.attempts:
             return
         attempt = self.attempts[order["attempt"]] = Attempt(order)
@@ -130,7 +134,7 @@ class Server:
             attempt.stop(0)
 
     def _seats(self, order: StartOrder) -> tuple[list[RankArgs], socket.socket | None]:
-        """What each rank needs to know, and the listening socket of the store where this host opens it."""
+        """Returns the arguments of each rank, and the listening socket of the store if this host opens it."""
         from parallel_core.spec import RunSpec
 
         spec = RunSpec.model_validate(order["spec"])
@@ -154,7 +158,7 @@ class Server:
         if processes.threads() != 1:
             raise RuntimeError("the fork server has threads; a fork would not be safe")
         server = os.getpid()
-        # A TERM for the new rank must not meet the server's handler: it waits until the rank has its own.
+        # A TERM for the new rank must not run the server's handler: blocked until the rank has reset it.
         signal.pthread_sigmask(signal.SIG_BLOCK, _HANDLED)
         pid = os.fork()
         if pid == 0:
@@ -165,7 +169,7 @@ class Server:
         self.report(event="started", attempt=seat.order["attempt"], rank=seat.rank, pid=pid, start_ticks=ticks)
 
     def _become(self, seat: RankArgs, server: int) -> NoReturn:
-        """In the child: leave nothing of the server behind, then be the rank."""
+        """Runs in the child: resets the server's signal handling, then runs the rank."""
         try:
             processes.die_with(server)
             signal.set_wakeup_fd(-1)
@@ -181,12 +185,12 @@ class Server:
     # Ends
 
     def _reap(self) -> None:
-        """Wait for every child that has ended; of several at once the likely culprit is reported first."""
+        """Reaps every child that has ended; of several at once the most likely culprit is reported first."""
         ended = []
         while (child := _next_ended()) is not None:
             pid, code = child
             attempt = next((a for a in self.attempts.values() if pid in a.pids), None)
-            if attempt is not None:  # else a process that a rank had left behind
+            if attempt is not None:  # otherwise a process that a rank had left behind
                 ended.append((_blame(code), code, attempt.pids[pid], attempt))
         for _, code, rank, attempt in sorted(ended, key=lambda item: item[0]):
             self._ended(attempt, rank, code)
@@ -194,11 +198,11 @@ class Server:
     def _ended(self, attempt: Attempt, rank: int, code: int) -> None:
         attempt.codes[rank] = code
         self.report(event="exit", attempt=attempt.number, rank=rank, code=code)
-        if code not in (0, launch.EXIT_STOPPED):  # who was stopped in good order leaves together with the others
+        if code not in (0, launch.EXIT_STOPPED):  # after an orderly stop the others exit by themselves
             attempt.stop(FAIL_GRACE_S)
 
     def _settle(self) -> None:
-        """Carry out what is due; an attempt of which nothing is left is reported and forgotten."""
+        """Sends signals that are due; reports and forgets attempts of which no process is left."""
         for attempt in list(self.attempts.values()):
             attempt.act()
             if attempt.gone():
@@ -206,14 +210,15 @@ class Server:
                 self.report(event="gone", attempt=attempt.number)
 
     def _patience(self) -> float:
-        """Seconds until something is due."""
+        """Returns the seconds until something is due."""
         return min([LONGEST_WAIT_S, *(attempt.patience() for attempt in self.attempts.values())])
 
 
 def _next_ended() -> tuple[int, int] | None:
-    """(pid, exit code) of a child that has ended, waited for; None where there is none.
+    """Reaps a child that has ended and returns (pid, exit code); None where there is none.
 
-    What it left in its session is killed while its pid, and so the name of its group, cannot be another's yet.
+    Processes that it left in its session are killed before it is reaped, while its pid, and so its process group,
+    cannot be reused.
     """
     try:
         if not hasattr(os, "waitid"):  # macOS before Python 3.13
@@ -235,55 +240,55 @@ def _kill_group(group: int) -> None:
 
 
 def _blame(code: int) -> int:
-    """How likely a rank that ended like this is the one that failed first; 0 = most."""
+    """Returns how unlikely it is that a rank with this exit code was the first to fail; 0 = most likely."""
     return {0: 3, launch.EXIT_STOPPED: 3, launch.EXIT_PEER: 2, -signal.SIGTERM: 2}.get(code, 0 if code < 0 else 1)
 
 
 def _listen(host: str) -> tuple[socket.socket, Store]:
-    """A listening socket on a free port. The store takes it over as it is: no port is ever guessed or fixed."""
+    """A listening socket on a free port, and its address. The store takes it over, so no port is guessed or fixed."""
     listener = listen_at(host)
     return listener, {"host": host or socket.gethostname(), "port": listener.getsockname()[1]}
 
 
 def prewarm() -> None:
-    """Import what ranks use: each of them would take its own time for it."""
+    """Imports modules that all ranks use, so that ranks need not import them."""
     import numpy.ma
     import numpy.random  # noqa: F401
     import torch.distributed.checkpoint  # noqa: F401
 
 
 def prewarm_compiler() -> None:
-    """PyTorch's compiler, which compiles nothing here: torch.optim, `fully_shard` and deterministic algorithms import
-    it to tell it so, and that takes a good part of a second."""
+    """Imports PyTorch's compiler, which is not used: torch.optim, `fully_shard` and deterministic algorithms import it
+    to configure it, which takes a good part of a second."""
     import torch._dynamo
     import torch.optim  # noqa: F401
 
 
 def imports_compiler(spec: RunSpec) -> bool:
-    """Whether ranks of the run would import it, each for itself."""
+    """Whether the ranks of the run would import PyTorch's compiler."""
     return spec.train.deterministic or spec.parallel.zero_backend == "fully_shard"
 
 
 def serve(parent: int, run_rank: RunRank | None = None) -> None:
-    """Be the fork server on stdin and stdout until stdin ends.
+    """Runs as the fork server on stdin and stdout until it is closed.
 
-    `run_rank` replaces the engine in the ranks; it can be given from Python only, never by an order.
+    `run_rank` replaces the engine in the ranks; it can only be given from Python, not by an order.
     """
     processes.die_with(parent)
     processes.adopt_orphans()
     orders, reports = os.dup(0), os.dup(1)
     with open(os.devnull) as nothing:  # noqa: PTH123
         os.dup2(nothing.fileno(), 0)
-    os.dup2(2, 1)  # a print in some import must not end up among the reports
+    os.dup2(2, 1)  # output of imports must not end up among the reports
     prewarm()
     server = Server(orders, reports, run_rank or engine())
     gc.collect()
-    gc.freeze()  # what is imported stays shared between the ranks' pages
+    gc.freeze()  # keeps the pages of imported modules shared between ranks
     server.loop()
 
 
 def main(run_rank: RunRank) -> None:
-    """The entry of a server whose ranks run something else than training: a benchmark, a profile."""
+    """The entry point of a server whose ranks run something else than training: a benchmark, a profile."""
     parent = int(sys.argv[sys.argv.index("--parent") + 1])
     processes.die_with(parent)
     prewarm_compiler()

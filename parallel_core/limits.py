@@ -1,4 +1,4 @@
-"""Upper bounds of user-set numbers, in one place so that form, API and spec show the same ones."""
+"""Upper bounds of numbers set by users, in one place so that form, API and spec use the same ones."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ MAX_IMAGE = 1_024
 MAX_DEGREE = 16_384
 MAX_KEPT = 1_000
 MAX_STAGES = MAX_LAYERS + 2
-"""Most entries of a list by stage or by layer: embedding and head are layers, too."""
+"""Most entries of a list by stage or by layer: embedding and head count as layers."""
 MAX_BYTES = 1 << 60
-"""Largest number of bytes that anything is capped at."""
+"""Upper bound of any number of bytes."""
 MAX_CORPUS_BYTES = 200 * 1024 * 1024
 """Largest corpus that may be uploaded, in bytes."""
 MAX_TRACE_BYTES = 1024 * 1024 * 1024
 """Most bytes of the files of one uploaded trace."""
 MAX_PROFILED = 16
-"""Most steps, and most named ranks, of a run that torch.profiler looks at."""
+"""Most steps, and most ranks given by number, that torch.profiler records in a run."""
 MAX_PROFILE_BYTES = 32 * 1024 * 1024
-"""Largest trace of a step of a rank that is kept, packed."""
+"""Largest compressed trace of a step of a rank that is kept, in bytes."""
 MAX_PROMPT = 100_000
 """Longest prompt of a run that generates text, in tokens."""
 MAX_FAULTS = 16
-"""Most faults that a run is broken with."""
+"""Most faults injected into a run."""
 MAX_PROGRAM = 512 * 1024
-"""Longest schedule of one's own, in characters of CSV."""
+"""Longest custom schedule, in characters of CSV."""

@@ -1,10 +1,10 @@
-"""Runs on this host with no dashboard: what the command line, the calibration and the benchmarks share.
+"""Runs training on this host without dashboard: used by the command line, the calibration and the benchmarks.
 
     with LocalYard() as yard:
         outcome = yard.run(spec, folder, on_frame=print)
     outcome.frames[0]          # every record of rank 0
 
-The ranks are the very ones that a worker would start (`launch.ForkServer`), and they leave the same files.
+The ranks are started in the same way as by a worker (`launch.ForkServer`), and write the same files.
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ POLL_S = 0.1
 
 @dataclass
 class Outcome:
-    """How a run ended. `exits` lists (rank, code) in the order they ended; `submitted` is CLOCK_MONOTONIC seconds."""
+    """The result of a run. `exits`: (rank, code) in the order in which ranks ended; `submitted`: CLOCK_MONOTONIC
+    seconds."""
 
     folder: Path
     submitted: float
@@ -41,14 +42,15 @@ class Outcome:
     frames: dict[int, list[Frame]] = field(default_factory=dict)
     message: str = ""
     stood: str = ""
-    """The schedule with the place of every rank marked, of a run that was ended for want of progress."""
+    """For a run that was ended because of missing progress: its schedule, with the position of every rank marked."""
 
     @property
     def ok(self) -> bool:
+        """Whether every rank ended with exit code 0."""
         return not self.message and bool(self.exits) and all(code == 0 for _, code in self.exits)
 
     def failure(self) -> str:
-        """One sentence on the first rank that failed; '' where none did."""
+        """Returns a sentence about the first rank that failed; '' where none did."""
         if self.message:
             return self.message
         for rank, code in self.exits:
@@ -59,30 +61,30 @@ class Outcome:
         return ""
 
     def traceback(self) -> str:
-        """Of the first rank that failed; '' where it left none."""
+        """Returns the traceback of the first rank that failed; '' where it left none."""
         faults = (self.last(rank, "fault") for rank, code in self.exits if code)
         return next((str(fault["traceback"]) for fault in faults if fault), "")
 
     def last(self, rank: int, kind: str) -> dict[str, Any] | None:
-        """Header of the rank's last record of that kind."""
+        """Returns the header of the rank's last record of that kind; None without one."""
         return next((f.header for f in reversed(self.frames.get(rank, [])) if f.kind == kind), None)
 
     def headers(self, rank: int, kind: str) -> list[dict[str, Any]]:
-        """Headers of all of the rank's records of that kind, in order."""
+        """Returns the headers of all of the rank's records of that kind, in order."""
         return [frame.header for frame in self.frames.get(rank, []) if frame.kind == kind]
 
     def series(self, name: str, rank: int = 0) -> np.ndarray:
-        """The POINT rows of a metric series of a rank, in step order."""
+        """Returns the POINT rows of a metric series of a rank, in step order."""
         return points(self.frames.get(rank, []), name)
 
     def traced(self) -> dict[int, np.ndarray]:
-        """rank -> SPAN rows of the newest traced step; of a run that ended well all ranks traced the same steps."""
+        """Rank -> SPAN rows of its newest traced step; in a successful run all ranks have traced the same steps."""
         newest = {rank: [f for f in frames if f.kind == "spans"][-1:] for rank, frames in self.frames.items()}
         return {rank: np.frombuffer(frame.blob, SPAN) for rank, found in newest.items() for frame in found}
 
 
 class LocalYard:
-    """One fork server, one run at a time."""
+    """A fork server that executes one run at a time."""
 
     def __init__(self, command: Sequence[str] | None = None) -> None:
         self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
@@ -90,7 +92,7 @@ class LocalYard:
         self._attempt = 0
         self._ready = False
         self._corpora = tempfile.TemporaryDirectory(prefix="trainyard-corpora-")
-        """Where runs that are given no folder of texts find the built-in ones, once for all of them."""
+        """Folder of built-in corpora for runs without `corpora`, shared by all of them."""
 
     def __enter__(self) -> Self:
         return self
@@ -100,7 +102,7 @@ class LocalYard:
         self._corpora.cleanup()
 
     def wait_ready(self) -> None:
-        """Until the engine is imported and a run would start at once."""
+        """Waits until the engine is imported, so that a run starts at once."""
         while not self._ready:
             self._take(self._events.get(), None)
 
@@ -117,12 +119,12 @@ class LocalYard:
         no_progress_s: float = math.inf,
         links: bool = False,
     ) -> Outcome:
-        """Train to the end in `folder`, or with a `wish` generate text from `resume`; `on_frame` sees the records of
-        rank 0 as they come.
+        """Trains in `folder` to the end, or with a `wish` generates text from `resume`, and returns the outcome.
 
-        `corpora` holds uploaded texts by their sha256; `resume` is a checkpoint to begin from; new ones go to
-        `folder`/checkpoints. Ctrl-C (KeyboardInterrupt) stops the ranks, which save first, then goes on up. A run of
-        which no rank moves for `no_progress_s` is ended. `links`: its ranks time messages.
+        `on_frame` is called with the records of rank 0 as they arrive. `corpora`: folder of uploaded texts, named by
+        their sha256; `resume`: a checkpoint to start from. New checkpoints go to `folder`/checkpoints. Ctrl-C
+        (KeyboardInterrupt) stops the ranks, which save first, and is raised again. A run in which no rank moves for
+        `no_progress_s` seconds is ended. `links`: its ranks measure messages.
         """
         self._attempt += 1
         folder.mkdir(parents=True, exist_ok=True)
@@ -133,14 +135,14 @@ class LocalYard:
         def look() -> None:
             tail.read(on_frame)
             if not outcome.stood and watch.due():
-                self._end_standing(outcome, spec, no_progress_s)
+                self._end_stuck(outcome, spec, no_progress_s)
 
         self._follow(outcome, look)
         outcome.frames = {rank: read_file(events_path(folder, rank)) for rank in range(spec.parallel.world)}
         return outcome
 
     def _follow(self, outcome: Outcome, read: Callable[[], object]) -> None:
-        """Until the run is over; stopped by Ctrl-C it is waited for, too. `read` takes in what its ranks tell."""
+        """Waits until the run is over, also after Ctrl-C; `read` is called repeatedly to process the ranks' records."""
         try:
             while not self._step(outcome):
                 read()
@@ -151,8 +153,8 @@ class LocalYard:
             raise
         read()
 
-    def _end_standing(self, outcome: Outcome, spec: RunSpec, limit_s: float) -> None:
-        """Says where the ranks stand while they do, and ends them."""
+    def _end_stuck(self, outcome: Outcome, spec: RunSpec, limit_s: float) -> None:
+        """Records where the ranks are while they are still there, and ends them."""
         ranks = range(spec.parallel.world)
         outcome.message = sentence(outcome.folder, ranks, limit_s)
         outcome.stood = marked(outcome.folder, ranks, spec)
@@ -180,7 +182,7 @@ class LocalYard:
         }
 
     def _step(self, outcome: Outcome) -> bool:
-        """Take one event, if there is one soon; True once the run is over."""
+        """Processes an event, if one arrives soon; returns True once the run is over."""
         try:
             return self._take(self._events.get(timeout=POLL_S), outcome)
         except queue.Empty:
@@ -200,12 +202,13 @@ class LocalYard:
 
 
 class Tail:
-    """Reads a growing record file from where it stopped last."""
+    """Reads a growing record file, each time from where it stopped before."""
 
     def __init__(self, path: Path) -> None:
         self._path, self._at = path, 0
 
     def read(self, on_frame: Callable[[Frame], None] | None) -> None:
+        """Calls `on_frame` with each new complete record."""
         if on_frame is None or not self._path.exists():
             return
         with self._path.open("rb") as file:
@@ -216,7 +219,7 @@ class Tail:
 
 
 def points(frames: Sequence[Frame], name: str) -> np.ndarray:
-    """The POINT rows of the series `name` in these frames, in order."""
+    """Returns the POINT rows of the series `name` in these frames, in order."""
     parts = [part for frame in frames if frame.kind == "points" for part in _parts(frame, name)]
     return np.concatenate(parts) if parts else np.empty(0, POINT)
 

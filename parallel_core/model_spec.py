@@ -1,4 +1,4 @@
-"""ModelSpec: which model, how large. What follows from it (layers, sizes, rules) is the kind's `outline`."""
+"""ModelSpec: kind and size of a model. Layers, sizes and rules that follow from it are in the kind's `outline`."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ Attention = Literal["fused", "plain"]
 
 
 class ModelSpec(BaseModel):
-    """The model of a run. Each kind reads some of the fields (`Outline.fields`); the others stay at their defaults.
+    """The model of a run. Each kind uses some of the fields (`Outline.fields`); the others must keep their defaults.
 
-    `outline_of(model).units()` is its list of layers; a pipeline may be cut in front of any but the first.
+    `outline_of(model).units()` is its list of layers; a pipeline may be cut before any but the first.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
@@ -37,13 +37,13 @@ class ModelSpec(BaseModel):
     vocab: Annotated[int, Field(ge=2, le=limits.MAX_VOCAB)] = 256
     positions: Positions = "learned"
     rope_base: Annotated[float, Field(ge=1, le=1e9)] = 10_000.0
-    """RoPE turns pair i of a head's d dimensions by rope_base^(-2i/d) a position."""
+    """RoPE rotates pair i of a head's d dimensions by rope_base^(-2i/d) per position."""
     activation: Activation = "gelu"
     norm: Norm = "layernorm"
     attention: Attention = "fused"
-    """`plain` keeps the s x s matrix of probabilities for the backward, `fused` never makes it whole."""
+    """`plain` saves the s x s matrix of probabilities for the backward, `fused` never materializes it."""
     bias: bool = True
-    """Whether the linear layers have one (Llama's have none)."""
+    """Whether linear layers have a bias (Llama's have none)."""
     tied: bool = False
     dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
 
@@ -65,5 +65,5 @@ class ModelSpec(BaseModel):
         return self
 
     def units(self) -> list[str]:
-        """Names of the layers in order."""
+        """Returns the names of the layers in order."""
         return outline_of(self).units()

@@ -1,4 +1,4 @@
-"""What a pipeline may be: its schedule, chunks, own program, stages and cuts. Errors name fields and what would do."""
+"""Rules about a pipeline: its schedule, chunks, custom program, stages and cuts. Errors name valid values."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ MORE_STAGES = Way("pipeline={} or more", "parallel.pp", range(2, 17))
 
 
 def check_pipeline(split: ParallelSpec, units: int, drawn: bool) -> None:
-    """Raises the error of the first rule that `split` breaks for a model of `units` cuttable layers.
+    """Raises the error of the first rule that `split` breaks for a model of `units` layers.
 
-    `drawn`: it is only simulated and drawn, so its schedule need not run.
+    `drawn`: the spec is only simulated and displayed, so its schedule need not be able to run.
     """
     if not drawn:
         check_runs(split)
@@ -32,7 +32,7 @@ def check_pipeline(split: ParallelSpec, units: int, drawn: bool) -> None:
 
 
 def check_runs(split: ParallelSpec) -> None:
-    """Raises where a run cannot use the schedule."""
+    """Raises the error of a rule where a run cannot use the schedule."""
     if reason := TRAITS[split.schedule].refused:
         others = ", ".join(runnable())
         raise rule_error(("parallel.schedule",), f"schedule={split.schedule} cannot run: {reason}; try {others}.")
@@ -61,7 +61,7 @@ def _check_program(split: ParallelSpec) -> None:
 
 
 def _check_early(split: ParallelSpec) -> None:
-    """Gradients that leave a stage early: there is a stage that waits, and a backward to part."""
+    """Early gradients need a previous stage that waits for them, and a backward that can be split."""
     if not split.early_gradients:
         return
     if split.pp == 1:
@@ -81,14 +81,14 @@ def _check_early(split: ParallelSpec) -> None:
 
 
 def _whole(schedule: str) -> str:
-    """Why the backwards of `schedule` are not parted."""
+    """Returns why the backwards of `schedule` cannot be split."""
     if schedule == CUSTOM:
         return "runs as it is written"
     return "has parted it already" if TRAITS[schedule].split else "needs the whole of it for an update"
 
 
 def fewest_micro_batches(split: ParallelSpec) -> int:
-    """With which the schedule of `split` works."""
+    """Returns the smallest number of micro-batches with which the schedule of `split` works."""
     traits = TRAITS[split.schedule]
     if split.replicas is not None:
         return least_micro_batches(split.schedule, split.replicas)
@@ -108,7 +108,7 @@ def _check_micro_batches(split: ParallelSpec) -> None:
 
 
 def _check_stream(split: ParallelSpec) -> None:
-    """A schedule that never flushes, and the versions that it keeps."""
+    """A schedule that never flushes needs a pipeline, and enough micro-batches for the versions that it keeps."""
     if split.flushes:
         return
     if split.pp == 1:
@@ -148,7 +148,7 @@ def _check_chunks(split: ParallelSpec) -> None:
 
 
 def check_stages(split: ParallelSpec, units: int) -> None:
-    """Every stage has a layer, and begins where `cuts` say."""
+    """Checks that every stage has a layer, and that `cuts` are valid."""
     cuts, v = split.cuts, split.chunks_per_rank
     shape = f"pipeline={split.pp}" if v == 1 else f"pipeline={split.pp} x chunks={v}"
     count = "is more than" if v == 1 else f"makes {split.stages} stages, more than"
@@ -170,12 +170,11 @@ def check_stages(split: ParallelSpec, units: int) -> None:
 
 
 SPLIT_CHECKS = (_check_program, _check_early, _check_micro_batches, _check_stream, _check_chunks)
-"""Of what a model has no part in."""
+"""Checks that do not depend on the model."""
 
 
 def _nearest_cuts(cuts: Sequence[int], units: int) -> list[int]:
-    """The same, each at least one behind the one before and with room for those behind it; as they are where they
-    can be."""
+    """Returns the nearest valid cuts: strictly ascending, with room for those that follow."""
     near: list[int] = []
     for i, cut in enumerate(sorted(cuts)):
         near.append(min(max(cut, near[-1] + 1 if near else 1), units - len(cuts) + i))
@@ -183,7 +182,7 @@ def _nearest_cuts(cuts: Sequence[int], units: int) -> list[int]:
 
 
 def _fewer_stages(split: ParallelSpec, units: int) -> str:
-    """What would bring the number of stages down to `units`."""
+    """Returns what would reduce the number of stages to `units`."""
     if split.program is not None:
         return f"the program needs a model of at least {split.stages}"
     if split.chunks_per_rank == 1:

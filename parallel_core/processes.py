@@ -1,7 +1,8 @@
-"""Processes of this host, by pid *and* start time, so that a reused pid is never mistaken for the process it was.
+"""Processes of this host, identified by pid *and* start time, so that a reused pid is never taken for an earlier
+process.
 
-Nothing here imports torch. On Linux /proc is read; elsewhere `ps` is not worth its time on these paths, and a pid that
-answers signal 0 counts as alive (start_ticks is 0 there).
+Does not import torch. On Linux it reads /proc; elsewhere, where `ps` would be too slow, a pid that accepts signal 0
+counts as alive, and start_ticks is 0.
 """
 
 from __future__ import annotations
@@ -19,11 +20,11 @@ LINUX = sys.platform.startswith("linux")
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 
 Recorded = tuple[int, int]
-"""(pid, start_ticks): what names one process for ever on one boot of the host."""
+"""(pid, start_ticks): identifies a process uniquely within one boot of the host."""
 
 
 def _stat(pid: int) -> list[str] | None:
-    """The fields of /proc/<pid>/stat behind the command name: [0] is the state, [19] the start time."""
+    """Returns the fields of /proc/<pid>/stat after the command name: [0] is the state, [19] the start time."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
@@ -31,13 +32,13 @@ def _stat(pid: int) -> list[str] | None:
 
 
 def start_ticks(pid: int) -> int:
-    """Clock ticks after boot at which the process began; 0 where that cannot be told."""
+    """Returns the clock ticks after boot at which the process started; 0 where that is not available."""
     fields = _stat(pid) if LINUX else None
     return int(fields[19]) if fields else 0
 
 
 def alive(pid: int, ticks: int = 0) -> bool:
-    """Whether that very process still runs. A zombie does not: it holds no memory, file or device any more."""
+    """Whether this process still runs. A zombie does not: it no longer holds memory, files or devices."""
     if LINUX:
         fields = _stat(pid)
         return fields is not None and fields[0] not in "ZX" and ticks in (0, int(fields[19]))
@@ -51,7 +52,7 @@ def alive(pid: int, ticks: int = 0) -> bool:
 
 
 def kill(pid: int, ticks: int, number: int = signal.SIGKILL) -> bool:
-    """Signal that very process; False where it is gone already."""
+    """Signals this process; returns False where it is already gone."""
     if not alive(pid, ticks):
         return False
     try:
@@ -62,7 +63,7 @@ def kill(pid: int, ticks: int, number: int = signal.SIGKILL) -> bool:
 
 
 def wait_gone(recorded: Iterable[Recorded], timeout: float) -> list[Recorded]:
-    """Poll until none of the recorded processes runs; what is still alive after `timeout` seconds is returned."""
+    """Polls until none of the processes runs; returns those still alive after `timeout` seconds."""
     deadline = time.monotonic() + timeout
     left = [one for one in recorded if alive(*one)]
     while left and time.monotonic() < deadline:
@@ -72,10 +73,10 @@ def wait_gone(recorded: Iterable[Recorded], timeout: float) -> list[Recorded]:
 
 
 def die_with(parent: int) -> None:
-    """End this process (SIGKILL) when its parent ends, however that happens; exits at once if it already has.
+    """Makes this process end (SIGKILL) when its parent ends, for whatever reason; exits at once if it already has.
 
-    To be called first of all, in the process concerned: the setting is not inherited. On Linux it fires when the
-    parent *thread* that started us ends. Elsewhere a thread polls getppid().
+    Must be called early, by the process concerned, since the setting is not inherited. On Linux it takes effect when
+    the parent *thread* that started this process ends. Elsewhere a thread polls getppid().
     """
     if LINUX:
         _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
@@ -86,13 +87,13 @@ def die_with(parent: int) -> None:
 
 
 def adopt_orphans() -> None:
-    """Become the parent of descendants whose own parent ends, so that they can be waited for (Linux only)."""
+    """Makes this process the parent of descendants whose own parent ends, so that they can be reaped (Linux only)."""
     if LINUX:
         _prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
 def threads() -> int:
-    """Threads of this process; 1 is the only number at which fork is safe (always 1 where it cannot be told)."""
+    """Returns the number of threads of this process (1 where it is not available); fork is only safe with 1."""
     return len(list(Path("/proc/self/task").iterdir())) if LINUX else 1
 
 

@@ -1,5 +1,4 @@
-"""Stages with different numbers of replicas: what they need, and what cannot stand beside them. Errors name what would
-do."""
+"""Rules about stages with different numbers of replicas: what they need and exclude. Errors name valid values."""
 
 from __future__ import annotations
 
@@ -28,7 +27,7 @@ def check_replicas(spec: RunSpec) -> None:
 
 
 def check_batch(spec: RunSpec) -> None:
-    """Every micro-batch of every replica has as many samples."""
+    """Checks that every micro-batch of every replica has the same number of samples."""
     dp, m, batch = spec.parallel.dp, spec.parallel.micro_batches, spec.train.global_batch
     if batch % dp:
         raise refusal(
@@ -49,7 +48,7 @@ def check_batch(spec: RunSpec) -> None:
 
 
 def _other_numbers(spec: RunSpec) -> Way:
-    """Numbers of micro-batches that divide the samples of a replica and are enough for the schedule."""
+    """Returns the numbers of micro-batches that divide the samples of a replica and are enough for the schedule."""
     split, samples = spec.parallel, spec.train.global_batch // spec.parallel.dp
     enough = [m for m in divisors(samples) if m >= fewest_micro_batches(split)]
     if not enough:
@@ -58,7 +57,8 @@ def _other_numbers(spec: RunSpec) -> Way:
 
 
 def _check_normalised(spec: RunSpec) -> None:
-    """Batch norm has more than one value of a channel to take the variance of, in the smallest picture, too."""
+    """Checks that batch norm has more than one value per channel to compute the variance of, also in the smallest
+    feature map."""
     outline, split, batch = outline_of(spec.model), spec.parallel, spec.train.global_batch
     if not outline.batch_norm:
         return
@@ -76,7 +76,8 @@ def _check_normalised(spec: RunSpec) -> None:
 
 
 def advice(replicas: tuple[int, ...], micro_batches: int) -> str:
-    """What an uneven share costs; '' where every replica of a stage gets as many micro-batches."""
+    """Returns a sentence on the cost of an uneven distribution; '' where all replicas of a stage get equally many
+    micro-batches."""
     every = lcm(*replicas)
     if not micro_batches % every:
         return ""

@@ -1,10 +1,10 @@
-"""RunSpec: everything that defines a training run, and every rule about what may be combined.
+"""RunSpec: everything that defines a training run, and every rule about valid combinations.
 
-The spec is plain data (pydantic, frozen, unknown keys refused). It holds no path, module, command, host or
-environment variable: a worker validates it again and can do nothing with it but train.
+The spec is plain data (pydantic, frozen, unknown keys refused). It contains no path, module, command, host or
+environment variable: a worker validates it again and can only train with it.
 
-Errors carry the names of the fields, the rule, and the nearest valid values; `field_errors` turns a pydantic
-error into `{dotted field: message}` for forms and for the API (both live in `rules`).
+Errors name the fields, the rule, and the nearest valid values; `field_errors` turns a pydantic error into `{dotted
+field: message}` for forms and for the API (both are in `rules`).
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ Clip = Literal["global", "stage"]
 ZeroBackend = Literal["own", "fully_shard"]
 
 BYTES_PER_ELEMENT: dict[str, int] = {"fp32": 4, "fp64": 8, "bf16": 2, "fp16": 2}
-"""Of a parameter or an activation."""
+"""Bytes of an element of parameters and activations."""
 MAIN_BYTES: dict[str, int] = {"fp32": 4, "fp64": 8, "bf16": 4, "fp16": 4}
-"""Of a gradient, a moment of the optimizer, and a master weight (kept apart from the parameter in 16 bits only)."""
+"""Bytes of an element of gradients, optimizer moments and master weights (which only exist in 16-bit runs)."""
 CORPUS_PATTERN = re.compile(r"(stdlib|digits|django|blob:[0-9a-f]{64}|tokens:[A-Za-z0-9][A-Za-z0-9._-]{0,63})")
 
 Positive = Annotated[int, Field(ge=1)]
@@ -43,12 +43,12 @@ NotNegative = Annotated[int, Field(ge=0)]
 Degree = Annotated[int, Field(ge=1, le=limits.MAX_DEGREE)]
 ByStage = Annotated[
     Annotated[tuple[Degree, ...], Field(max_length=limits.MAX_STAGES)] | None,
-    BeforeValidator(lambda value: None if value in ([], ()) else value),  # a list of none is no list
+    BeforeValidator(lambda value: None if value in ([], ()) else value),  # an empty list counts as not given
 ]
 STORED = "stored"
 """Context key of `RunSpec.model_validate`: see `RunSpec.stored`."""
 DRAWN = "drawn"
-"""Context key of `RunSpec.model_validate`: the spec is only simulated and drawn, so its schedule need not run."""
+"""Context key of `RunSpec.model_validate`: the spec is only simulated and displayed; its schedule need not run."""
 
 
 class _Spec(BaseModel):
@@ -56,13 +56,13 @@ class _Spec(BaseModel):
 
 
 class ParallelSpec(_Spec):
-    """How the run is split: dp x tp x pp ranks, one device each. Where stages differ, `replicas` and `widths` say how
-    many replicas each has and how many tensor ranks each replica.
+    """How the run is split: dp x tp x pp ranks, with one device each. Where stages differ, `replicas` and `widths` give
+    the number of replicas of each, and of tensor ranks of each replica.
 
     `micro_batches` counts per data-parallel replica. `chunks` is the number of stages ("model chunks", "virtual
-    stages") on each pipeline rank; None = what the schedule is made for. `program` is the CSV of schedule "custom"
-    (`schedule.table`), for one replica. `cuts` are unit indices (of
-    `ModelSpec.units`) at which the stages 1, 2, .. begin; None lets the engine balance the devices by FLOPs.
+    stages") on each pipeline rank; None = the schedule's default. `program` is the CSV of schedule "custom"
+    (`schedule.table`), for one replica. `cuts` are the unit indices (of `ModelSpec.units`) at which the stages 1, 2,
+    .. begin; None lets the engine balance the devices by FLOPs.
     """
 
     dp: Degree = 1
@@ -73,49 +73,49 @@ class ParallelSpec(_Spec):
     chunks: Annotated[int, Field(ge=1, le=limits.MAX_LAYERS)] | None = None
     program: Annotated[str, Field(max_length=limits.MAX_PROGRAM)] | None = None
     early_gradients: bool = False
-    """Stages send the gradient of their input before they make those of their weights (`schedule.passes.hand_back`)."""
+    """Stages send input gradients before they compute weight gradients (`schedule.passes.early_gradients`)."""
     tensor_split: TensorSplit = "pairs"
-    """How a tensor group cuts the linear layers of a block: Megatron's column-row pairs, or all of them by columns, the
-    outputs gathered (`tensor.columns`)."""
+    """How linear layers of a block are split over a tensor-parallel group: in Megatron's column-row pairs, or all by
+    columns with gathered outputs (`tensor.columns`)."""
     sequence: bool = False
-    """Sequence parallelism (Korthikanti et al. 2022): what tensor parallelism leaves whole is split by rows."""
+    """Sequence parallelism (Korthikanti et al. 2022): what tensor parallelism replicates is split by rows."""
     recompute: Recompute = "none"
     recompute_layers: Annotated[tuple[NotNegative, ...], Field(max_length=limits.MAX_STAGES)] | None = None
-    """Blocks that recompute, by index from 0; None = all. (Of a GPT: its layers.)"""
+    """Indices of the blocks that recompute, from 0; None = all. (A GPT's blocks are its layers.)"""
     zero: Annotated[int, Field(ge=0, le=3)] = 0
     """ZeRO stage (Rajbhandari et al. 2020): 1 shards moments and master weights over the replicas, 2 gradients, 3
     parameters, too."""
     zero_backend: ZeroBackend = "own"
-    """Who shards parameters under zero=3: this engine, or torch.distributed.fsdp.fully_shard (FSDP2)."""
+    """What shards parameters under zero=3: this engine, or torch.distributed.fsdp.fully_shard (FSDP2)."""
     cuts: Annotated[tuple[Positive, ...], Field(max_length=limits.MAX_STAGES)] | None = None
     replicas: ByStage = None
-    """Of each stage, where they differ (`schedule.round_robin`); `dp` is 1 then, and `micro_batches` counts over all of
-    them. None = `dp` of every stage."""
+    """Number of replicas of each stage, where they differ (`schedule.round_robin`); then `dp` is 1, and `micro_batches`
+    counts over all of them. None = `dp` for every stage."""
     widths: ByStage = None
-    """Tensor ranks of each pipeline place, where they differ; `tp` is 1 then. None = `tp` of every place."""
+    """Number of tensor ranks of each pipeline place, where they differ; then `tp` is 1. None = `tp` for every place."""
 
     @property
     def copies(self) -> tuple[int, ...]:
-        """Data-parallel replicas of each place of the pipeline."""
+        """Number of data-parallel replicas of each place of the pipeline."""
         return self.replicas if self.replicas is not None else (self.dp,) * self.pp
 
     @property
     def tensor_ranks(self) -> tuple[int, ...]:
-        """Of each replica of each place of the pipeline."""
+        """Number of tensor ranks of each replica of each place of the pipeline."""
         return self.widths if self.widths is not None else (self.tp,) * self.pp
 
     @property
     def per_step(self) -> int:
-        """Micro-batches of a step over all replicas."""
+        """Number of micro-batches of a step over all replicas."""
         return self.dp * self.micro_batches
 
     @property
     def cut(self) -> Cut:
-        """How a tensor group shares a layer."""
+        """How a layer is split over a tensor-parallel group."""
         return "sequence" if self.sequence else self.tensor_split
 
     def updates(self, place: int) -> int:
-        """Updates a step of the weights on `place`: one, or one for every round of its replicas."""
+        """Returns the number of updates per step of the weights at `place`: one, or one per round of its replicas."""
         if TRAITS[self.schedule].sync in ("flush", "2bw") or self.pp == 1:
             return 1
         return -(-self.per_step // self.copies[place])
@@ -127,7 +127,7 @@ class ParallelSpec(_Spec):
 
     @property
     def chunks_per_rank(self) -> int:
-        """Stages on each pipeline rank: `chunks`, or the schedule's own number; 1 without a pipeline."""
+        """Number of stages on each pipeline rank: `chunks`, or the schedule's default; 1 without a pipeline."""
         if self.pp == 1:
             return 1
         if self.program is not None:
@@ -136,17 +136,17 @@ class ParallelSpec(_Spec):
 
     @property
     def flushes(self) -> bool:
-        """Whether the pipeline runs empty in every step (see `schedule.traits.Sync`)."""
+        """Whether the pipeline is flushed in every step (see `schedule.traits.Sync`)."""
         return flushes(self.schedule)
 
     @property
     def stages(self) -> int:
-        """Stages over all places of the pipeline."""
+        """Number of stages over all places of the pipeline."""
         return self.pp * self.chunks_per_rank
 
 
 class TrainSpec(_Spec):
-    """Optimisation, data and how long. `global_batch` counts samples (sequences) per step over all replicas."""
+    """Optimization, data and duration. `global_batch` counts samples (sequences) per step over all replicas."""
 
     steps: Annotated[int, Field(ge=1, le=limits.MAX_STEPS)] = 43
     warmup_steps: Annotated[int, Field(ge=0, le=1000)] = 3
@@ -158,23 +158,23 @@ class TrainSpec(_Spec):
     eps: Annotated[float, Field(gt=0, le=1)] = 1e-8
     clip_norm: Annotated[float, Field(gt=0)] | None = 1.0
     clip: Clip = "global"
-    """Whose norm `clip_norm` bounds: that of all gradients, or of each pipeline place's own ones."""
+    """Which norm `clip_norm` bounds: that of all gradients, or of those of each pipeline place."""
     seed: Annotated[int, Field(ge=0, le=2**31 - 1)] = 7
     precision: Precision = "fp32"
     loss_scale: Annotated[float, Field(ge=1, le=2.0**32)] = 2.0**16
-    """First loss scale; this and the next three count in fp16 alone (see engine.precision)."""
+    """Initial loss scale; this and the next three fields only apply to fp16 (see engine.precision)."""
     loss_scale_window: Annotated[int, Field(ge=1, le=limits.MAX_STEPS)] = 2000
-    """Good steps in a row after which the scale grows."""
+    """Number of consecutive good steps after which the scale grows."""
     loss_scale_growth: Annotated[float, Field(ge=1, le=16)] = 2.0
     loss_scale_backoff: Annotated[float, Field(gt=0, lt=1)] = 0.5
     corpus: str = "stdlib"
     device: DeviceKind = "cpu"
     deterministic: bool = False
-    """Only algorithms that give the same bits every time, maybe slower ones (torch.use_deterministic_algorithms)."""
+    """Use only bitwise reproducible algorithms, which may be slower (torch.use_deterministic_algorithms)."""
     checkpoint_every: Annotated[int, Field(ge=0, le=limits.MAX_STEPS)] = 0
-    """Steps between checkpoints, and one behind the last step. 0 saves only where the run is stopped in good order."""
+    """Steps between checkpoints; one is also saved after the last step. 0: only when the run is stopped by SIGTERM."""
     keep: Annotated[int, Field(ge=1, le=limits.MAX_KEPT)] = 2
-    """The newest so many checkpoints are kept."""
+    """How many checkpoints are kept, the newest ones."""
 
     @model_validator(mode="after")
     def _corpus_is_named_by_content(self) -> Self:
@@ -188,40 +188,40 @@ class TrainSpec(_Spec):
 
 
 class TraceSpec(_Spec):
-    """What is observed. Steps count from 0; a metered step is never a timed one.
+    """What is recorded of a run. Steps count from 0; a metered step is never a timed one.
 
-    `trace_every` = 0 traces only one step in the middle of the timed ones; k > 0 also every k-th step.
-    Memory is metered on step 1 (a warm-up step) or, without warm-up, on one extra step after the last.
+    `trace_every` = 0 traces only one step in the middle of the timed ones; k > 0 also every k-th step. Memory is
+    metered in step 1 if it is a warm-up step, otherwise in an extra step after the last.
     """
 
     trace_every: Annotated[int, Field(ge=0, le=limits.MAX_STEPS)] = 10
     fingerprint_every: Annotated[int, Field(ge=0, le=limits.MAX_STEPS)] = 20
-    """Steps between comparisons of the replicas, bit by bit (engine.fingerprint), and one behind the last; 0 = none."""
+    """Steps between bitwise comparisons of replicas (engine.fingerprint), also made after the last step; 0 = none."""
     memory: bool = True
     memory_cap: Annotated[int, Field(ge=1, le=limits.MAX_BYTES)] | None = None
-    """Bytes a rank may hold live; beyond it the rank ends with out-of-memory. None = the device's own limit."""
+    """Live bytes that a rank may hold; above this it ends as out of memory. None = the device's own limit."""
     reference: bool = True
-    """Whether a fixed small work beside the timed steps tells how fast the devices were (observe.reference)."""
+    """Whether to measure the speed of the devices by reference work between the timed steps (observe.reference)."""
     profile_steps: Annotated[tuple[NotNegative, ...], Field(max_length=limits.MAX_PROFILED)] = ()
-    """Steps that torch.profiler looks at; they take longer than others."""
+    """Steps that torch.profiler records; they take longer than others."""
     profile_ranks: Annotated[tuple[NotNegative, ...], Field(max_length=limits.MAX_PROFILED)] | None = None
-    """On which ranks; None = on all."""
+    """Ranks that torch.profiler records; None = all."""
 
 
 class RunSpec(_Spec):
-    """One training run. `RunSpec.model_validate(dict)` is the only way in, from form, API, queue and file alike."""
+    """One training run. All input, from form, API, queue and file, is validated by `RunSpec.model_validate(dict)`."""
 
     model: ModelSpec = ModelSpec()
     parallel: ParallelSpec = ParallelSpec()
     train: TrainSpec = TrainSpec()
     trace: TraceSpec = TraceSpec()
     inject: Annotated[tuple[AnyFault, ...], Field(max_length=limits.MAX_FAULTS)] = ()
-    """Faults injected on purpose, each kind once at most (`parallel_core.faults`)."""
+    """Faults injected on purpose, each kind at most once (`parallel_core.faults`)."""
 
     @model_validator(mode="before")
     @classmethod
     def _usual_corpus(cls, data: Any) -> Any:
-        """Where no corpus is named, it is the usual one of the model's kind."""
+        """Sets the default corpus of the model's kind where none is given."""
         if not isinstance(data, dict):
             return data
         model, train = data.get("model", {}), data.get("train", {})
@@ -233,8 +233,10 @@ class RunSpec(_Spec):
 
     @classmethod
     def stored(cls, spec: Any) -> Self:
-        """One that was accepted when it was stored. Rules that came later keep it from being run again, not from being
-        looked at: those between fields are not asked."""
+        """Returns a spec that was valid when it was stored, without checking rules between fields.
+
+        Rules added later must prevent it from being run again, but not from being displayed.
+        """
         return cls.model_validate(spec, context={STORED: True})
 
     @model_validator(mode="after")
@@ -246,7 +248,7 @@ class RunSpec(_Spec):
 
     @property
     def fp32_elements(self) -> int:
-        """Elements that a number kept in fp32 takes where the rest may have 16 bits: 2 or 1."""
+        """Number of elements, in the run's dtype, that a number kept in fp32 takes: 2 in 16-bit runs, otherwise 1."""
         return MAIN_BYTES[self.train.precision] // BYTES_PER_ELEMENT[self.train.precision]
 
     @property
@@ -256,19 +258,20 @@ class RunSpec(_Spec):
 
     @property
     def element_bytes(self) -> int:
-        """Bytes of an activation's element."""
+        """Bytes of an element of parameters and activations."""
         return BYTES_PER_ELEMENT[self.train.precision]
 
     def with_width(self, width: int) -> RunSpec:
-        """The same with so many tensor ranks everywhere: what it says of a layer holds where a place has as many."""
+        """Returns the spec with `width` tensor ranks for every place, to describe layers of places with that width."""
         parallel = self.parallel.model_copy(update={"tp": width, "widths": None})
         return self.model_copy(update={"parallel": parallel})
 
     @property
     def tokens_per_step(self) -> int:
-        """Most targets of a step: tokens, or images of an image model."""
+        """Largest number of targets of a step: tokens, or images for an image model."""
         return self.train.global_batch * outline_of(self.model).targets
 
     @property
     def timed_steps(self) -> int:
+        """Number of steps after the warm-up."""
         return self.train.steps - self.train.warmup_steps

@@ -1,4 +1,4 @@
-"""Fields that say of each stage what otherwise one number says of all: how they are written, and what they need."""
+"""Fields with one value for each stage in place of a single one: their notation, and what they need."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ if TYPE_CHECKING:
 
 
 class EachStage(NamedTuple):
-    """A field of ParallelSpec with a number for each place of the pipeline, and the one that says it of all."""
+    """A field of ParallelSpec with one number for each place of the pipeline, and the field with one number for all."""
 
     leaf: str
     says: str
     whole: str
-    """The leaf of the other field, and what messages call it."""
+    """Name of the field with one number for all; `axis` is its name in messages."""
     axis: str
 
 
@@ -25,12 +25,12 @@ WIDTHS = EachStage("widths", "says how many tensor ranks each stage has", "tp", 
 
 
 def name(values: tuple[int, ...]) -> str:
-    """As PipeDream's paper writes it: 2-1-1."""
+    """Formats the values as in PipeDream's paper: 2-1-1."""
     return "-".join(map(str, values))
 
 
 def check_each_stage(split: ParallelSpec, what: EachStage) -> None:
-    """A number for each place of a pipeline, and the other field left alone."""
+    """Checks that there is a number for each place of a pipeline, and that the other field is not set."""
     values: tuple[int, ...] = getattr(split, what.leaf)
     text, count, whole = f"{what.leaf}={name(values)}", len(values), getattr(split, what.whole)
     empty = Way(f"leave {what.leaf} empty", f"parallel.{what.leaf}", [None])

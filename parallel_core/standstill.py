@@ -1,4 +1,4 @@
-"""Ranks that stand still: for how long none moved, and where each was last seen, in words and in the schedule's
+"""Ranks without progress: for how long none has moved, and where each was last seen, in words and in the schedule's
 grid."""
 
 from __future__ import annotations
@@ -15,11 +15,12 @@ from parallel_core.schedule.text import grid, spoken
 from parallel_core.spec import RunSpec
 
 NO_PROGRESS_S = 60.0
-"""Without a move of any rank a run counts as standing still, unless one says otherwise."""
+"""Default number of seconds without progress of any rank after which a run is considered stuck."""
 
 
 class Watch:
-    """To be asked at every look. Time counts from the first look at which a rank had begun."""
+    """Detects a run without progress; `due` must be called regularly. Time counts from the first call at which a rank
+    had started."""
 
     def __init__(self, folder: Path, ranks: Sequence[int], limit_s: float) -> None:
         self._folder, self._ranks, self._limit_s = folder, ranks, limit_s
@@ -37,13 +38,13 @@ class Watch:
 
 
 def still_for(folder: Path, ranks: Sequence[int], launched: float) -> float:
-    """Seconds since any rank last moved, or since the launch (CLOCK_MONOTONIC)."""
+    """Returns the seconds since any rank last moved, or since the launch (CLOCK_MONOTONIC) if that was later."""
     ages = [where.age for rank in ranks if (where := progress.read(folder, rank))]
     return min([time.monotonic() - launched, *ages])
 
 
 def place(folder: Path, rank: int) -> str:
-    """' at step 12 in forward 3 of stage 1', '' where the rank never said."""
+    """Returns ' at step 12 in forward 3 of stage 1'; '' where the rank has not reported a position."""
     where = progress.read(folder, rank)
     if where is None:
         return ""
@@ -52,17 +53,17 @@ def place(folder: Path, rank: int) -> str:
 
 
 def sentence(folder: Path, ranks: Sequence[int], limit_s: float) -> str:
-    """Where every rank stands; to be asked while the ranks are still there."""
+    """Returns a sentence on where every rank is; call it while the ranks are still there."""
     places = "; ".join(f"rank {rank}{place(folder, rank) or ' before its first step'}" for rank in ranks)
     return f"No rank moved for {limit_s:g} s: {places}."
 
 
 def marked(folder: Path, ranks: Sequence[int], spec: RunSpec) -> str:
-    """The schedule with `>...<` around the operation of each rank that is inside a step.
+    """Returns the schedule with `>...<` around the operation of each rank that is within a step.
 
-    A tensor-parallel group walks one program: its ranks may stand in several cells of one line.
+    The ranks of a tensor-parallel group execute one program, so several cells of one line may be marked.
     """
-    steps = 1 if spec.parallel.flushes else 2  # of a full pipeline: a step has forwards of the next one
+    steps = 1 if spec.parallel.flushes else 2  # without a flush, a step contains forwards of the next one
     schedule, layout = build(spec, steps), Layout.of(spec)
     marks = set()
     for rank in ranks:

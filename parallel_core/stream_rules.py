@@ -1,6 +1,6 @@
-"""What may stand beside a schedule that never flushes, and how gradients may be clipped. Errors name what would do.
+"""Rules about what can be combined with a schedule that never flushes, and about clipping. Errors name valid values.
 
-What such a pipeline itself must be is in `pipeline_rules`.
+Rules about the pipeline of such a schedule itself are in `pipeline_rules`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Tensor groups: what they need of a model, and which ways of splitting go together. Errors name what would do."""
+"""Rules about tensor parallelism: what it needs of a model, and how splits combine. Errors name valid ones."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ MORE_RANKS = Way("tensor={} or more", "parallel.tp", range(2, 9))
 
 
 def check_tensor(spec: RunSpec) -> None:
-    """The model can be cut to every width that there is."""
+    """Checks that the model can be split to every tensor-parallel width of the run."""
     outline = outline_of(spec.model)
     if spec.parallel.tp > 1:
         outline.check_tensor(spec.parallel.tp, "parallel.tp")
@@ -23,7 +23,7 @@ def check_tensor(spec: RunSpec) -> None:
 
 
 def check_split(spec: RunSpec) -> None:
-    """Columns are gathered within a tensor group, and rows are not split beside them."""
+    """Checks that a column split has a tensor-parallel group, and no sequence parallelism."""
     split = spec.parallel
     if split.tensor_split == "pairs":
         return
@@ -43,7 +43,7 @@ def check_split(spec: RunSpec) -> None:
 
 
 def check_sequence(spec: RunSpec) -> None:
-    """The rows of a micro-batch can be shared out."""
+    """Checks that the rows of a micro-batch can be divided evenly over the tensor-parallel group."""
     tp, samples, seq = spec.parallel.tp, spec.micro_batch_size, spec.model.seq
     if not spec.parallel.sequence:
         return

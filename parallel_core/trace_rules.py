@@ -1,4 +1,4 @@
-"""Rules about what is observed: which steps and ranks torch.profiler may look at."""
+"""Rules about which steps and ranks torch.profiler may record."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 def check_profile(spec: RunSpec) -> None:
-    """Raises where a step or rank that is to be profiled does not exist."""
+    """Raises the error of a rule where a step or rank that is to be profiled does not exist."""
     steps, world = spec.train.steps, spec.parallel.world
     late = next((step for step in spec.trace.profile_steps if step >= steps), None)
     if late is not None:

@@ -1,4 +1,4 @@
-"""What a model trains on and for how long. Errors name the fields and what would be right."""
+"""Rules about the corpus and the number of steps of a run. Errors name fields and valid values."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ if TYPE_CHECKING:
 
 
 def check_corpus(spec: RunSpec) -> None:
+    """Checks that the model's kind can train on the corpus."""
     able, kind = outline_of(spec.model).corpora, spec.train.corpus.partition(":")[0]
     if kind not in able:
         named = {"blob": "an uploaded text", "tokens": "a token file (tokens:name)"}
@@ -23,6 +24,7 @@ def check_corpus(spec: RunSpec) -> None:
 
 
 def check_steps(spec: RunSpec) -> None:
+    """Checks that there are timed steps after the warm-up steps."""
     if spec.train.steps <= spec.train.warmup_steps:
         raise rule_error(
             ("train.steps", "train.warmup_steps"),

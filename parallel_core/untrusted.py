@@ -1,7 +1,7 @@
-"""What comes from elsewhere, and may be anything."""
+"""Exceptions raised while parsing untrusted JSON."""
 
 from __future__ import annotations
 
 PARSE_ERRORS = (ValueError, TypeError, KeyError, IndexError, AttributeError, OverflowError, RecursionError)
-"""Raised by reading JSON, and by taking from it what it should hold: a text where a list belongs, an infinite number
-where a whole one does, lists that stand too deep in each other."""
+"""Raised by parsing JSON, and by accessing fields of the wrong type: a string in place of a list, infinity in place of
+an integer, lists that are nested too deeply."""

@@ -1,4 +1,4 @@
-"""Which Trainyard this is: a worker says it with each heartbeat, and the dashboard compares."""
+"""The version of this Trainyard: workers report it with each heartbeat, and the dashboard compares it with its own."""
 
 from __future__ import annotations
 
@@ -12,14 +12,17 @@ ROOT = Path(__file__).resolve().parent.parent
 
 
 SOURCES = ("parallel_core", "workers")
-"""What both sides of a yard run."""
+"""The packages that both dashboard and workers run."""
 LENGTH = 7
 
 
 @cache
 def version() -> str:
-    """The release, and behind a plus a word that changes with any of the SOURCES, as `0.1.0+1a2b3c4`: two checkouts
-    of one release are told apart. Ask early: files may change while a process has older ones loaded."""
+    """Returns the release with a hash of the SOURCES, such as `0.1.0+1a2b3c4`, to distinguish two checkouts of one
+    release.
+
+    Call it early: files may change while a process still runs older code.
+    """
     digest = hashlib.sha256()
     for file in sorted(path for name in SOURCES for path in (ROOT / name).rglob("*.py")):
         digest.update(f"\0{file.relative_to(ROOT).as_posix()}\0".encode() + file.read_bytes())
@@ -27,7 +30,7 @@ def version() -> str:
 
 
 def _release() -> str:
-    """Of the package, also where it runs from a checkout and was never installed; else "unknown"."""
+    """Returns the version of the package, also for a checkout that was not installed; otherwise "unknown"."""
     try:
         return metadata.version("trainyard")
     except metadata.PackageNotFoundError:

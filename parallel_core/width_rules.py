@@ -1,5 +1,4 @@
-"""Stages with different numbers of tensor ranks: what they need, and what cannot stand beside them. Errors name what
-would do."""
+"""Rules about stages with different numbers of tensor ranks: what they need and exclude. Errors name valid values."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What sharding over replicas (ZeRO, Rajbhandari et al. 2020) needs. Errors name what would do."""
+"""Rules about sharding over replicas (ZeRO, Rajbhandari et al. 2020). Errors name valid values."""
 
 from __future__ import annotations
 

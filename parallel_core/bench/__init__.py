@@ -1,14 +1,14 @@
 """Benchmarks of the engine: `python -m parallel_core bench [name ...]`.
 
-    spans    what recording costs, and its share of a step
-    start    from submitting a run to the start of its step 1 on two warm ranks
+    spans    cost of recording a span, and its share of a step
+    start    time from submitting a run to the start of its step 1 on two warm ranks
     predict  step times of runs of every strategy, predicted from a profile of this host, against measured ones
     memory   peak memory of runs of every strategy, predicted, against the meter's, rank by rank
     alpa     plans of Alpa's two levels, with equal meshes and with others, against measured steps
-    analysis accounts, critical path and plan of a traced step of a million spans
+    analysis accounts, critical path and comparison with the plan for a traced step of a million spans
     simulate a step of a trillion parameters on 3 072 GPUs, by its operations
     whatif   schedules predicted from the traced steps of runs under other ones, against measured ones
-    mfu      the share of one device's peak that a GPT gets: on a GPU where there is one
+    mfu      the share of one device's peak that a GPT reaches: on a GPU where there is one
     single   plain PyTorch on one device
     ddp      torch.nn.parallel.DistributedDataParallel on two
     fully_shard  torch.distributed.fsdp.fully_shard on two, against this engine's ZeRO-3
@@ -16,12 +16,13 @@
     gpipe    torch.distributed.pipelining's GPipe on two
     1f1b ... and its 1F1B, interleaved, looped-bfs, zb-h1, zb-v and dualpipe-v; gpipe-early and 1f1b-early: ours with
              early gradients
-    activations  bytes that 1F1B keeps live, here and there
-    recompute  torch.utils.checkpoint on one device, at two depths: what is left of the activations, and its price
-    limits   the engine's share of what two processes of this machine can do at most
+    activations  bytes that 1F1B keeps live, in this engine and in PyTorch's
+    recompute  torch.utils.checkpoint on one device, at two depths: remaining activations, and their price in time
+    limits   the engine's share of the most that two processes of this machine can do
 
-From `single` on all are duels: the same model, batch, first weights and fused AdamW, both contestants in the *same*
-processes and taking turns, so that whatever else the machine does meets both. Above 1 this engine is the faster one.
+From `single` on all are duels: the same model, batch, initial weights and fused AdamW, with both contestants in the
+*same* processes taking turns, so that disturbances by other processes affect both. Above 1 this engine is the faster
+one.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ from parallel_core.bench import (
 )
 
 Bench = Callable[[int], dict[str, Any]]
-"""Rounds -> results, JSON-able, with the printed line under `text`."""
+"""Number of rounds -> results, which can be written as JSON; `text` is what is printed."""
 
 BENCHES: dict[str, Bench] = {
     "spans": spans.run,
@@ -67,9 +68,9 @@ BENCHES: dict[str, Bench] = {
 
 
 def run(names: Sequence[str], rounds: int, out: Path | None = None) -> int:
-    """Run and print the named benchmarks: all of them where none is named, their names alone for "list".
+    """Runs the named benchmarks (default: all) and prints their results; "list" only prints their names.
 
-    The exit code is 2 for unknown names.
+    Returns the exit code: 2 for unknown names. `out`: a file to which the results are written as JSON.
     """
     if list(names) == ["list"]:
         print("\n".join(BENCHES))

@@ -1,6 +1,8 @@
-"""Alpa's plans for this host: the fastest that can run, on two ranks with equal meshes and on four ranks with meshes
-that differ, and of those that cut layers by columns or by rows (sequence parallelism), are predicted (its equation 2;
-simulated on this host's devices, which ranks may share) and run."""
+"""Benchmark of Alpa's plans for this host: predicted (by its equation 2, and simulated) and measured step times.
+
+Takes the fastest plans that can run: on two ranks with equal meshes, on four ranks with meshes that differ, and some
+that split layers by columns or by rows (sequence parallelism). Ranks may share devices, which is simulated, too.
+"""
 
 from __future__ import annotations
 
@@ -23,16 +25,20 @@ from parallel_core.spec import RunSpec
 
 MICRO_BATCHES, RUN = 4, 3
 TRIES, QUIET = 3, 0.03
-"""Times that a profile or a run is made until its repeats spread, or others use, at most so much of the devices."""
+"""Most repetitions of a profile or run, and the spread of its repeats (profile) or share of the devices used by others
+(run) at which it is accepted."""
 SPLITS: tuple[Cut, ...] = ("pairs", "columns", "sequence")
 EQUAL, UNEQUAL = 2, 4
-"""Ranks of the plans with equal meshes, and of those with meshes that differ."""
+"""Number of ranks of the plans with equal meshes, and of those with meshes that differ."""
 
 
 def run(rounds: int) -> dict[str, Any]:
-    """Results: rows (one a plan that ran, `cut` as its layers are), mean_error (simulated) and bias of those whose
-    meshes differ, mean_equal of the others, mean_cut of those by columns or sequence, mean_equation (Alpa's equation 2,
-    of plans with a device a rank), others."""
+    """Returns rows (one per plan; `cut`: how its layers are split), and mean errors of the predictions.
+
+    mean_error and bias: simulated, of plans with meshes that differ; mean_equal: simulated, of those with equal
+    meshes; mean_cut: simulated, of those by columns or sequence; mean_equation: of Alpa's equation 2, for equal
+    meshes; others: mean share of the devices used by other processes.
+    """
     table = _profile(rounds)
     chosen = [*plans(table, EQUAL), *plans(table, UNEQUAL), *cut_plans(table)]
     with LocalYard() as yard, tempfile.TemporaryDirectory(prefix="trainyard-bench-") as folder:
@@ -53,7 +59,7 @@ def run(rounds: int) -> dict[str, Any]:
 
 
 def _profile(rounds: int) -> CostTable:
-    """The first of some whose repeats agree, else the one whose repeats agree best: other processes spread them."""
+    """Returns the first profile whose repeats agree, otherwise the one whose repeats agree best."""
     tables: list[CostTable] = []
     while len(tables) < TRIES and not (tables and _spread(tables[-1]) <= QUIET):
         tables.append(measure_for(spec_of({}), seconds=max(1.0, rounds / 2), recompute=("none",), splits=SPLITS))
@@ -65,7 +71,8 @@ def _spread(table: CostTable) -> float:
 
 
 def _quietest(yard: LocalYard, spec: RunSpec, folder: Path, corpora: Path) -> Taken:
-    """`measured` of the first run that others hardly disturbed, else of the least disturbed one."""
+    """Returns `measured` of the first run that was hardly disturbed by other processes, otherwise of the least
+    disturbed one."""
     tries: list[Taken] = []
     while len(tries) < TRIES and not (tries and tries[-1].others <= QUIET):
         tries.append(measured(yard, spec, folder.with_name(f"{folder.name}-{len(tries)}"), corpora))
@@ -73,8 +80,8 @@ def _quietest(yard: LocalYard, spec: RunSpec, folder: Path, corpora: Path) -> Ta
 
 
 def plans(table: CostTable, ranks: int) -> list[Named]:
-    """The fastest by equation 2 that can run on so many ranks: with equal meshes or, where `ranks` is UNEQUAL, of each
-    set of meshes that differ the fastest."""
+    """Returns the fastest plans by equation 2 that can run on so many ranks: with equal meshes or, where `ranks` is
+    UNEQUAL, the fastest of each set of meshes that differ."""
     able = [named for named in _able(table, ranks) if _cut(named) == "pairs"]
     if ranks == EQUAL:
         return [named for named in able if len(set(_meshes(named))) == 1][:RUN]
@@ -83,7 +90,8 @@ def plans(table: CostTable, ranks: int) -> list[Named]:
 
 
 def cut_plans(table: CostTable) -> list[Named]:
-    """The fastest by equation 2 by columns and by sequence on EQUAL ranks, and the fastest by either on UNEQUAL."""
+    """Returns the fastest plans by equation 2 that split by columns, and by sequence, on EQUAL ranks, and the fastest
+    by either on UNEQUAL ranks."""
     few = _able(table, EQUAL)
     firsts = [next((named for named in few if _cut(named) == cut), None) for cut in SPLITS[1:]]
     many = next((named for named in _able(table, UNEQUAL) if _cut(named) != "pairs"), None)
@@ -91,7 +99,7 @@ def cut_plans(table: CostTable) -> list[Named]:
 
 
 def _able(table: CostTable, ranks: int) -> list[Named]:
-    """Plans that can run on so many ranks, fastest first."""
+    """Returns the plans that can run on so many ranks, fastest first."""
     spec = spec_of({})
     samples = spec.train.global_batch // MICRO_BATCHES
     search = Search(LayerCosts(spec, Measured(table), samples), Mesh(1, ranks), MICRO_BATCHES)
@@ -99,13 +107,13 @@ def _able(table: CostTable, ranks: int) -> list[Named]:
 
 
 def _cut(named: Named) -> Cut:
-    """How its tensor groups cut layers."""
+    """Returns how the plan's tensor-parallel groups split layers."""
     assert named.spec is not None
     return named.spec.parallel.cut
 
 
 def _meshes(named: Named) -> tuple[tuple[int, int], ...]:
-    """(dp, tp) of the stages, whatever their order."""
+    """Returns (dp, tp) of the stages, regardless of their order."""
     return tuple(sorted((stage.dp, stage.tp) for stage in named.plan.stages)) if named.plan else ()
 
 

@@ -1,4 +1,4 @@
-"""How long the analysis of one large traced step takes: accounts, critical path, and the join with a plan."""
+"""Benchmark of the analysis of one large traced step: accounts, critical path, and comparison with a plan."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ KINDS = (Kind.RECV_ACT, Kind.F, Kind.SEND_ACT, Kind.RECV_GRAD, Kind.BW, Kind.SEN
 
 
 def run(rounds: int, count: int = SPANS) -> dict[str, Any]:
-    """Results: seconds of each, the median of `rounds`, for `count` spans over 8 ranks (dp 2 x tp 2 x pp 2)."""
+    """Returns the seconds of each analysis, median of `rounds`, for `count` spans over 8 ranks (dp 2 x tp 2 x pp 2)."""
     layout = Layout.of(RunSpec.model_validate({"parallel": {"dp": 2, "tp": 2, "pp": 2}}))
     spans = made(layout, count)
     work: dict[str, Callable[[], object]] = {
@@ -35,7 +35,7 @@ def run(rounds: int, count: int = SPANS) -> dict[str, Any]:
 
 
 def made(layout: Layout, count: int) -> dict[int, np.ndarray]:
-    """Spans of random lengths that overlap a little, as many on every rank; the same at every call."""
+    """Returns slightly overlapping spans of random lengths, equally many on every rank; the same at every call."""
     random, each = np.random.default_rng(0), count // layout.world
     out = {}
     for rank in range(layout.world):

@@ -1,4 +1,4 @@
-"""Runs drawn at random: any model split in any way that the rules allow, on few ranks. What nobody thought to try."""
+"""Draws random runs: any model under any split that the rules allow, on few ranks, to test untypical combinations."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from parallel_core.spec import RunSpec
 
 MOST_RANKS = 4
 _KINDS = {"gpt": 12, "mlp": 1, "vgg16": 1, "resnet50": 1, "gnmt": 1}
-"""How often each is drawn."""
+"""Model kind -> weight with which it is drawn."""
 _EARLY = 0.4
-"""Of the pipelines whose gradients may leave a stage early, how many let them. Drawn apart from the rest, so
-that the other draws of a seed are what they were."""
+"""Share of the pipelines that use early gradients, of those that can. Drawn from a separate generator, so that the
+other draws of a seed do not depend on it."""
 
 
 def draw(seed: int, steps: int = 3, warmup_steps: int = 2) -> Iterator[RunSpec]:
-    """Valid specs without end, the same ones for the same seed; most of what is drawn is refused, and drawn anew."""
+    """Yields valid specs endlessly, the same ones for the same seed; invalid draws are discarded."""
     chance, early = Random(seed), Random(f"early {seed}")
     while True:
         train = _train(chance) | {"steps": steps, "warmup_steps": warmup_steps}

@@ -1,7 +1,7 @@
-"""A duel: this engine and one of PyTorch's own, in the same ranks, step by step in turns.
+"""Duels: this engine against one of PyTorch's own ways to train, in the same ranks, taking turns step by step.
 
-A pipeline is cut by a profile of the same model that is taken just before, inside blocks where that is better.
-PyTorch's own takes part twice: with the same cuts, which is schedule against schedule, and in whole blocks.
+A pipeline is cut by a profile of the same model taken just before, within blocks where that is better. PyTorch's
+pipeline takes part twice: with the same cuts, which compares the schedules, and cut between whole blocks.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from parallel_core.simulate.cuts import best_cuts
 from parallel_core.spec import RunSpec
 
 PROFILED_S = 2.0
-"""Seconds that the layers of the pipelines are timed for."""
+"""Seconds for which the layers of the pipelines are profiled."""
 
 WIDE: dict[str, Any] = {"layers": 8, "hidden": 256}
-"""Of `tensor-wide`."""
+"""Model sizes of `tensor-wide`."""
 
 SPLITS: dict[str, dict[str, Any]] = {
     "single": {},
@@ -48,18 +48,19 @@ PIPELINES = tuple(name for name, split in SPLITS.items() if "pp" in split)
 
 
 def spec_of(name: str) -> RunSpec:
-    """The run both contestants train: no clipping, which PyTorch's own leave to the user."""
+    """Returns the run that both contestants train: without clipping, which PyTorch leaves to the user."""
     model = {"layers": 4, "hidden": 128, "heads": 4, "seq": 128, "vocab": 1024} | (WIDE if "wide" in name else {})
     train = {"global_batch": 16, "clip_norm": None, "weight_decay": 0.1, "steps": 1_000}
     return RunSpec.model_validate({"model": model, "parallel": SPLITS[name], "train": train})
 
 
 def benches() -> dict[str, Callable[[int], dict[str, Any]]]:
+    """Returns the duels by name, and `activations`."""
     return {**{name: partial(run, name) for name in SPLITS}, "activations": activations}
 
 
 def contestants(name: str, seat: RankArgs, groups: Groups, page: Progress) -> Mapping[str, Contestant]:
-    """`ours` and `theirs`; of a pipeline `blocks`, too: theirs in whole ones."""
+    """Returns the contestants `ours` and `theirs`; for a pipeline also `blocks`: theirs cut between whole blocks."""
     from parallel_core.bench import ours, peers
     from parallel_core.bench.peers import pipeline
 
@@ -74,12 +75,12 @@ def contestants(name: str, seat: RankArgs, groups: Groups, page: Progress) -> Ma
 
 @lru_cache
 def _table() -> CostTable:
-    """Of the model of the pipelines, on two devices of this host."""
+    """Profiles the model of the pipelines on two devices of this host."""
     return measure_for(spec_of(PIPELINES[0]), ranks=2, quick=True, seconds=PROFILED_S)
 
 
 def run(name: str, rounds: int) -> dict[str, Any]:
-    """Results: ours (median seconds a step), and what `_against` says of theirs; in `blocks` too, of a pipeline."""
+    """Returns ours (median seconds per step) and `_against`'s results for theirs; of a pipeline also in `blocks`."""
     if name not in PIPELINES:
         return _held(name, spec_of(name), rounds)
     cut = best_cuts(spec_of(name), _table()).spec
@@ -102,8 +103,8 @@ def _held(name: str, spec: RunSpec, rounds: int) -> dict[str, Any]:
 
 
 def _against(ranks: list[dict[str, Any]], side: str) -> dict[str, Any]:
-    """theirs (median seconds a step of `side`), ratio theirs/ours with its range over rounds, cpu (theirs/ours in
-    processor seconds), loss_difference."""
+    """Returns the results against contestant `side`: theirs (its median seconds per step), ratio theirs/ours with its
+    range over rounds, cpu (theirs/ours in processor seconds), loss_difference (relative)."""
     low, ratio, high = turns.quotient(turns.slowest(ranks, side), turns.slowest(ranks, "ours"))
     losses = next(rank["losses"] for rank in ranks if None not in rank["losses"].values())
     return {
@@ -121,7 +122,7 @@ def _times(found: Mapping[str, Any]) -> str:
 
 
 def activations(rounds: int) -> dict[str, Any]:
-    """Results: `live` bytes of activations and buffers at the peak of a 1F1B step, ours and theirs, by rank."""
+    """Returns `live`: bytes of activations and buffers at the peak of a 1F1B step, ours and theirs, by rank."""
     del rounds  # the same in every step
     ranks = turns.hold("activations", "1f1b", spec_of("1f1b"), 1)
     live = [rank["live"] for rank in ranks]
@@ -130,7 +131,7 @@ def activations(rounds: int) -> dict[str, Any]:
 
 
 def best(results: Mapping[str, Mapping[str, Any]]) -> str | None:
-    """Our fastest pipeline against their fastest, of the duels in `results`; None of fewer than two."""
+    """Compares our fastest pipeline with theirs over the duels in `results`; None with fewer than two pipelines."""
     found = [name for name in PIPELINES if name in results]
     if len(found) < 2:
         return None

@@ -1,10 +1,10 @@
-"""What this machine allows at most, and how much of it the engine gets: all in the same two processes, in turns.
+"""Benchmark of the engine's share of the most that this machine can do; all in the same two processes, taking turns.
 
-    alone     both processes train half of the batch, each for itself: what data parallelism would be for free
+    alone     both processes train half of the batch independently: data parallelism with free communication
     whole     both train the whole batch
-    cut       the same in as many micro-batches as the pipeline has: what small batches cost here
+    cut       the same in as many micro-batches as the pipeline has: the cost of small batches here
 
-The pipeline's ceiling is `alone` x (m + p - 1) / m x cut / whole: its bubble and its small batches, and nothing else.
+The pipeline's ceiling is `alone` x (m + p - 1) / m x cut / whole: only its bubble and its small batches.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ def _alone(name: str) -> RunSpec:
 
 
 def contestants(name: str, seat: RankArgs, groups: Groups, page: Progress) -> Mapping[str, Contestant]:
+    """Returns the contestants: the single-process runs, and this engine under each of SPLIT."""
     from parallel_core.bench import ours
 
     assert groups.store is not None
@@ -45,7 +46,8 @@ def contestants(name: str, seat: RankArgs, groups: Groups, page: Progress) -> Ma
 
 
 def run(rounds: int) -> dict[str, Any]:
-    """Results: `shares` of what the machine allows (1 = all of it), and `cpu` of tensor ranks over one device's."""
+    """Returns `shares` of the most that the machine can do (1 = all of it), and `cpu`: processor time of the
+    tensor-parallel ranks relative to a single device."""
     spec = duel.spec_of("ddp")
     ranks = turns.hold("limits", "", spec, rounds)
     took = {name: turns.slowest(ranks, name) for name in (*SINGLE, *SPLIT)}

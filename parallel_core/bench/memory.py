@@ -1,4 +1,4 @@
-"""How true predicted memory is: runs of every strategy, each rank's metered peak beside what `plan.memory` says."""
+"""Benchmark of predicted memory: each rank's metered peak against `plan.memory`, for runs of every strategy."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ FULLY: dict[str, Any] = {"dp": 2, "zero": 3, "zero_backend": "fully_shard"}
 STAGED = {"clip": "stage"}
 
 _SEED, _DRAWN, _WORST = 2, 60, 10
-"""Of runs drawn at random: which, how many, and how many ranks of them are listed."""
+"""Of the random runs: seed, number of runs, and number of ranks listed."""
 
 Case = tuple[dict[str, Any], dict[str, Any], dict[str, Any]]
 
 
 def cases() -> Iterator[Case]:
-    """(model, parallel, train) of every run."""
+    """Yields (model, parallel, train) of every run."""
     yield from _splits()
     yield from _pipelines()
     yield from _precisions()
@@ -46,7 +46,7 @@ def cases() -> Iterator[Case]:
 
 
 def _splits() -> Iterator[Case]:
-    """One device, replicas and tensor ranks."""
+    """Yields runs on one device, with replicas, and with tensor-parallel ranks."""
     split: tuple[dict[str, Any], ...] = (
         {},
         {"micro_batches": 4},
@@ -66,7 +66,7 @@ def _splits() -> Iterator[Case]:
 
 
 def _pipelines() -> Iterator[Case]:
-    """Every schedule, and recomputation in those of which it is not the same as in another."""
+    """Yields every schedule, and recomputation under those where it is not equivalent to that under another."""
     recomputed = ("naive", "gpipe", "1f1b", "interleaved", "zb-h1", "zb-h2", "zb-v", "v-half", "v-min")
     for name in (*recomputed, "looped-bfs", "dualpipe-v"):
         yield GPT, {**PIPE, "schedule": name}, {}
@@ -86,7 +86,7 @@ def _precisions() -> Iterator[Case]:
 
 
 def _cores() -> Iterator[Case]:
-    """Attention with shared keys and turned positions, fused and plain."""
+    """Yields attention with shared keys and rotary positions, fused and plain."""
     for more in ({"kv_heads": 2}, {"kv_heads": 1}, {"positions": "rope"}):
         for parallel in ({}, PIPE, {**PIPE, "schedule": "zb-h1"}):
             yield {**GPT, **more}, parallel, {}
@@ -95,7 +95,7 @@ def _cores() -> Iterator[Case]:
 
 
 def _variants() -> Iterator[Case]:
-    """Tied matrices, dropout, Llama's layers and splits by columns."""
+    """Yields tied matrices, dropout, Llama's layers and column splits."""
     yield {**GPT, "tied": True}, PIPE, {}
     yield {**GPT, "dropout": 0.1}, PIPE, {}
     yield LLAMA, {"tp": 2}, {}
@@ -115,7 +115,7 @@ def _other_models() -> Iterator[Case]:
 
 
 def _sharded() -> Iterator[Case]:
-    """A GNMT, whose layers are large beside what they keep."""
+    """Yields sharded runs of a GNMT, whose layers are large relative to what they save."""
     for shards in ({"dp": 2, "zero": 2}, {"dp": 2, "zero": 3}, FULLY):
         for more in ({}, {"micro_batches": 4}, {"recompute": "full"}):
             yield GNMT, {**shards, **more}, {}
@@ -123,7 +123,7 @@ def _sharded() -> Iterator[Case]:
 
 
 def spec_of(case: Case) -> RunSpec:
-    """Three steps, the second of them under the meter."""
+    """Returns a spec of three steps, the second of which is metered."""
     model, parallel, train = case
     sizes = {"steps": 3, "warmup_steps": 2, "global_batch": 16}
     trace = {"fingerprint_every": 0}
@@ -131,10 +131,10 @@ def spec_of(case: Case) -> RunSpec:
 
 
 def run(rounds: int) -> dict[str, Any]:
-    """Results: rows (one a rank), mean_error and worst (shares of the metered peak), above (ranks predicted too high),
-    and the same of runs `drawn` at random.
+    """Returns rows (one per rank), mean_error, worst and bias (relative to the metered peak), above (number of ranks
+    predicted too high), above_three_percent (number of ranks off by more), and the same for random runs in `drawn`.
 
-    Memory does not depend on the hour, so one round is all there is.
+    Memory does not vary between repetitions, so there is a single round.
     """
     del rounds
     with LocalYard() as yard, tempfile.TemporaryDirectory(prefix="trainyard-bench-") as folder:

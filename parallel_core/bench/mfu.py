@@ -1,7 +1,7 @@
-"""How much of one device's peak a GPT gets: model FLOPs over time and peak (Chowdhery et al. 2022, appendix B).
+"""Benchmark of model FLOPs utilization (MFU) of a GPT on one device (Chowdhery et al. 2022, appendix B).
 
-On a GPU a size that fills the chip, in bf16, against its data sheet; on a CPU core one that fits its caches, in fp32,
-against the best matrix product that was measured on the same core just before.
+On a GPU: a size that fills the chip, in bf16, relative to its data sheet; on a CPU core: a size that fits its caches,
+in fp32, relative to the best matrix product measured on the same core just before.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ from parallel_core.plan.memory import worst_stage
 from parallel_core.spec import RunSpec
 
 CHIP: dict[str, Any] = {"hidden": 6144, "heads": 48, "seq": 2048, "vocab": 32_768, "bias": False}
-"""Of 4 layers 2.2 G parameters: 40 GB of state in mixed precision, and products of at least 24 576 x 6 144 x 6 144.
-The wider its layers, the less of a step goes to what is done to each element beside products."""
+"""With 4 layers 2.2 G parameters: 40 GB of state in mixed precision, and products of at least 24 576 x 6 144 x 6 144.
+The wider the layers, the smaller the share of element-wise operations in a step."""
 SIZES = ((4, 12), (4, 8), (4, 4), (2, 8), (2, 4), (1, 4), (1, 1))
-"""(layers, samples of a micro-batch), the largest first: 65 GB in all."""
+"""(layers, samples of a micro-batch), the largest first, which needs 65 GB in all."""
 MICRO_BATCHES = 8
-"""In a step. Norm, clipping and update move 50 bytes a parameter whatever the batch, on an H100 some 33 ms by count: a
-sixteenth of a step of 12 samples, less than a hundredth of one of 96, still a small batch for such a model."""
+"""Per step. Norm, clipping and update move 50 bytes per parameter regardless of the batch, on an H100 about 33 ms by
+count: a sixteenth of a step of 12 samples, less than a hundredth of one of 96, still a small batch for such a model."""
 FILLED = 0.85
-"""Of a GPU's memory: what the model may take as predicted; libraries and the allocator take some, too."""
+"""Share of a GPU's memory that the predicted model may take; libraries and the allocator need the rest."""
 CORE: dict[str, Any] = {"layers": 4, "hidden": 512, "heads": 8, "seq": 128, "vocab": 4096}
 
 
 def spec_of(gpu: bool, steps: int, memory: float = math.inf) -> RunSpec:
-    """On a GPU of `memory` bytes the largest of SIZES that it holds."""
+    """Returns the run: on a GPU with `memory` bytes the largest of SIZES that fits."""
     sizes = {"steps": steps + 2, "warmup_steps": 2}
     if not gpu:
         return RunSpec.model_validate({"model": CORE, "train": {"global_batch": 4, **sizes}})
@@ -52,20 +52,20 @@ def spec_of(gpu: bool, steps: int, memory: float = math.inf) -> RunSpec:
 
 
 def _gpu_memory() -> float:
-    """Bytes of the first GPU; infinite where the driver does not tell."""
+    """Returns the bytes of the first GPU; infinity where the driver does not report them."""
     nvml = open_nvml()
     handle = next((gpu.handle for gpu in gpus(nvml)), None)
     if handle is None:
         return math.inf
     try:
         return float(nvml.nvmlDeviceGetMemoryInfo(handle).total)
-    except nvml.NVMLError:  # a GPU on the processor's own memory
+    except nvml.NVMLError:  # a GPU that shares the processor's memory
         return math.inf
 
 
 def run(rounds: int) -> dict[str, Any]:
-    """Results: `mfu` (median over the steps, `rounds` of them), `hfu`, `tflops` and `peak` FLOP/s with its `source`;
-    on a GPU `memory`, the meter's peak over the allocator's."""
+    """Returns `mfu` (median over `rounds` steps, at least 2), `hfu`, `tflops` and `peak` FLOP/s with its `source`; on a
+    GPU also `memory`, the memory meter's peak relative to the allocator's."""
     gpu = bool(host.cuda_devices())
     spec = spec_of(gpu, max(2, rounds), _gpu_memory() if gpu else math.inf)
     with LocalYard() as yard, tempfile.TemporaryDirectory() as folder:

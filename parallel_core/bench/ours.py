@@ -1,4 +1,4 @@
-"""This engine as a contestant: exactly what a rank steps through, spans recorded as always."""
+"""This engine as a contestant: the same steps as in a run, with spans recorded as always."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from parallel_core.spec import RunSpec
 
 
 def build(spec: RunSpec, rank: int, groups: Groups, page: Progress, cache: Path, *, traced: bool = False) -> Contestant:
+    """Returns the contestant on one rank; `traced`: its spans are read after each step."""
     trainer = Trainer(spec, rank, groups, CpuDevice(), page, cache)
 
     def step(number: int) -> float:

@@ -1,4 +1,4 @@
-"""How true predictions are here: this host is profiled, then runs of every strategy are predicted and measured."""
+"""Benchmark of predicted step times: profiles this host, then predicts and measures runs of every strategy."""
 
 from __future__ import annotations
 
@@ -49,25 +49,27 @@ SPLITS: tuple[dict[str, Any], ...] = (
 STEPS, WARMUP = 23, 3
 ROUNDS_A_TURN = 5
 SAME: dict[str, Any] = {"dp": 2}
-"""Run before, amid and behind the others: what the host itself drifts by in that time, no profile can know."""
+"""Run before, between and after the others, to show the drift of the host itself, which no profile can predict."""
 
 
 def spec_of(split: dict[str, Any]) -> RunSpec:
-    """The default GPT, batch 16."""
+    """Returns the run of a split: the default GPT, batch 16."""
     train: dict[str, Any] = {"global_batch": 16, "steps": STEPS, "warmup_steps": WARMUP}
     if not flushes(split.get("schedule", "1f1b")):
-        train["clip"] = "stage"  # the only clipping that there is
+        train["clip"] = "stage"  # the only clipping possible without a flush
     return RunSpec.model_validate({"parallel": split, "train": train, "trace": {"memory": False}})
 
 
 def run(rounds: int) -> dict[str, Any]:
-    """Results: rows (one a strategy, over all turns), turns (its rows of each), mean_error, bias, above (of all) of the
-    rows, each_error (mean error of each turn by itself), paced_mean_error, others (share of the devices), inside (how
-    many of `ranges` runs lay in the range said for the drift of their devices), same (seconds of one run, three times a
-    turn).
+    """Returns rows (one per strategy, over all turns), turns (the rows of each), and errors of the predictions.
 
-    A run lasts seconds, and so long a shared host runs at one pace; its next one is another. So everything takes turns,
-    the profile too, and a strategy's prediction and measurement are the means of theirs over all turns.
+    mean_error, bias, above (number of rows predicted too slow) of the rows; each_error: mean error of each turn by
+    itself; paced_mean_error: at the devices' pace during each run; others: share of the devices used by other
+    processes; inside: how many of `ranges` runs were in the predicted range for the drift of their devices; same:
+    seconds of one run, three times per turn.
+
+    A run takes seconds, during which a shared host has one pace; the next run sees another. So everything takes
+    turns, the profile too, and prediction and measurement of a strategy are means over all turns.
     """
     turns = [_turn(rounds) for _ in range(max(1, rounds // ROUNDS_A_TURN))]
     rows = [_over(of) for of in zip(*(turn.rows for turn in turns), strict=True)]
@@ -101,7 +103,7 @@ def _text(
     same: Sequence[float],
     inside: Sequence[bool],
 ) -> str:
-    """What was found, in a line; `own` = the rows that are known at their own pace."""
+    """Returns the summary in one line; `own`: the rows with predictions at the devices' own pace."""
     return (
         f"step times over {len(each)} turns {_off(rows, 'error')}; a turn by itself "
         f"{', '.join(f'{error:.1%}' for error in each)}; at the devices' own pace during each run "
@@ -112,20 +114,20 @@ def _text(
 
 
 class Turn(NamedTuple):
-    """`rows`, one a strategy, and the seconds of the run that is made again and again."""
+    """The results of one turn: `rows`, one per strategy, and `same`, the seconds of the repeated run."""
 
     rows: list[dict[str, Any]]
     same: list[float]
 
 
 def _turn(rounds: int) -> Turn:
-    """Profiles this host, and then runs every strategy."""
+    """Profiles this host, then runs every strategy."""
     table = measure_for(spec_of({}), seconds=min(2.0, max(1.0, rounds / 2)), splits=("pairs", "columns", "sequence"))
     return _rows(table)
 
 
 def _over(turns: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """The row of a strategy, from its row in each turn."""
+    """Returns the row of a strategy from its rows in each turn."""
     mean = {name: float(np.mean([row[name] for row in turns])) for name in ("predicted", "measured", "others")}
     paced = [row["paced"] for row in turns if row["paced"] is not None]
     slower = [row["slower"] for row in turns if row["slower"]]
@@ -145,7 +147,7 @@ def _errors(rows: Sequence[dict[str, Any]]) -> np.ndarray:
 
 
 def _off(rows: Sequence[dict[str, Any]], name: str) -> str:
-    """How far the errors `name` of rows are off."""
+    """Summarizes the errors `name` of rows as text."""
     if not rows:
         return "unknown"
     errors = np.array([row[name] for row in rows])
@@ -169,7 +171,7 @@ def _line(row: dict[str, Any]) -> str:
 
 
 def _rows(table: CostTable) -> Turn:
-    """What runs of every split took, held against `table`."""
+    """Runs every split and compares it with the prediction from `table`."""
     rows, same, middle = [], [], len(SPLITS) // 2
     with LocalYard() as yard, tempfile.TemporaryDirectory(prefix="trainyard-bench-") as folder:
         root = Path(folder)
@@ -191,8 +193,8 @@ def _same(yard: LocalYard, folder: Path, corpora: Path) -> float:
 
 
 class Taken(NamedTuple):
-    """Of a run: its median step in seconds, the share of the devices that others used, and each rank's seconds of the
-    reference work, each time that it was done (none where it was not)."""
+    """Measurements of a run: median step in seconds, share of the devices used by other processes, and for each rank
+    the seconds of the reference work, each time it was done (none where it was not)."""
 
     seconds: float
     others: float
@@ -200,7 +202,7 @@ class Taken(NamedTuple):
 
 
 def measured(yard: LocalYard, spec: RunSpec, folder: Path, corpora: Path) -> Taken:
-    """Runs it."""
+    """Runs `spec` and returns its measurements. Raises RuntimeError where the run fails."""
     own = devices_of("cpu")
     outcome = yard.run(spec, folder, devices=[rank % own for rank in range(spec.parallel.world)], corpora=corpora)
     summary = outcome.last(0, "summary")
@@ -211,8 +213,10 @@ def measured(yard: LocalYard, spec: RunSpec, folder: Path, corpora: Path) -> Tak
 
 
 def held(spec: RunSpec, table: CostTable, taken: Taken) -> dict[str, Any]:
-    """The prediction of a run against what was measured, as a row; `paced` is the one for devices as fast as the
-    reference work found them beside the run, None where it was not done."""
+    """Returns the row that compares prediction and measurement of a run.
+
+    `paced` is the prediction for devices as fast as the reference work found them during the run; None without that.
+    """
     spells = spells_beside(taken.references, table.usual(spec.parallel.world))
     slower = (
         tuple(np.average([spell.slower for spell in spells], 0, [spell.share for spell in spells])) if spells else ()

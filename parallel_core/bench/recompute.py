@@ -1,4 +1,4 @@
-"""What full recomputation leaves of the activations and what it costs, here and with torch.utils.checkpoint."""
+"""Benchmark of full recomputation: remaining activations and cost, in this engine and with torch.utils.checkpoint."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from parallel_core.observe.progress import Progress
 from parallel_core.spec import RunSpec
 
 DEPTHS = (4, 16)
-"""Layers: the deeper, the less of the activations is what one block and the ends keep."""
+"""Numbers of layers: in a deeper model, one block, embedding and head are a smaller part of the activations."""
 
 
 def spec_of(layers: int, recompute: str) -> RunSpec:
-    """The duels' run on one device, at another depth."""
+    """Returns the run of the duels on one device, with `layers` layers."""
     run = duel.spec_of("single").model_dump()
     run["model"]["layers"], run["parallel"]["recompute"] = layers, recompute
     run["train"]["global_batch"] = 4
@@ -27,7 +27,7 @@ def spec_of(layers: int, recompute: str) -> RunSpec:
 
 
 def contestants(name: str, seat: RankArgs, groups: Groups, page: Progress) -> Mapping[str, Contestant]:
-    """`kept` recomputes nothing; `name` is the number of layers."""
+    """Returns `kept` (without recomputation), `ours` and `theirs`; `name` is the number of layers."""
     from parallel_core.bench import ours
     from parallel_core.bench.peers import checkpointed
 
@@ -37,7 +37,8 @@ def contestants(name: str, seat: RankArgs, groups: Groups, page: Progress) -> Ma
 
 
 def run(rounds: int) -> dict[str, Any]:
-    """Results: by depth the `share` of the activations that is left, `cpu` and `ratio` (theirs / ours, seconds)."""
+    """Returns for each depth: `share` of the activations that is left, `cpu` (processor time relative to no
+    recomputation), both also for theirs, and `ratio` (theirs / ours in seconds)."""
     found = {str(depth): _one(depth, rounds) for depth in DEPTHS}
     lines = [
         f"{depth} layers: {row['share']:.2f} of the activations left (theirs {row['their_share']:.2f}) for "

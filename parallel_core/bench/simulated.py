@@ -1,6 +1,6 @@
-"""How long a step of the largest configuration takes to simulate: 10^12 parameters on 3 072 GPUs (PTD-P, Table 1).
+"""Benchmark of the simulation of a step of the largest configuration: 10^12 parameters on 3 072 GPUs (PTD-P, Table 1).
 
-Replicas and tensor ranks are symmetric, so that one pipeline stands for all: 64 stages of 1F1B, 512 micro-batches.
+Replicas and tensor ranks are symmetric, so one pipeline represents all: 64 stages of 1F1B, 512 micro-batches.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ NS = {Kind.F: 1_000, Kind.BW: 2_000, Kind.ALLREDUCE: 500, Kind.OPT_STEP: 500}
 
 
 def run(rounds: int) -> dict[str, Any]:
-    """Results: seconds to build the schedule and walk it, the median of `rounds`; `operations`; `step` in ns."""
+    """Seconds to build and simulate the schedule, median of `rounds`; `operations`; `step`: simulated time in ns."""
     split = ParallelSpec.model_validate(SPLIT)
     costs = Costs({(stage, kind): ns for stage in range(split.pp) for kind, ns in NS.items()})
     took = []

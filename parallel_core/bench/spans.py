@@ -1,4 +1,4 @@
-"""The cost of always-on recording: nanoseconds a span, and the share of a real step that it takes."""
+"""Benchmark of always-on recording: ns per span, and its share of a real step."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SPANS = 20_000
 
 
 def run(rounds: int) -> dict[str, Any]:
-    """Results: ns_per_span, spans_per_step, step_s, share (of a step of the default model as two stages, 1F1B)."""
+    """Returns ns_per_span, spans_per_step, step_s, share (of a step of the default model as two stages of 1F1B)."""
     cost = float(np.median([_cost() for _ in range(max(3, rounds))]))
     count, step = _real_step()
     share = count * cost / step
@@ -27,7 +27,7 @@ def run(rounds: int) -> dict[str, Any]:
 
 
 def _cost() -> float:
-    """Seconds a span, both marks and the turn into an array included."""
+    """Returns seconds per span, including both marks and the conversion to an array."""
     recorder = SpanRecorder()
     start = time.perf_counter()
     recorder.begin_step(0)
@@ -39,7 +39,7 @@ def _cost() -> float:
 
 
 def _real_step() -> tuple[int, float]:
-    """Spans of one step on rank 0, and the median seconds of a step."""
+    """Returns the number of spans of one step on rank 0, and the median seconds of a step."""
     spec = RunSpec.model_validate(
         {"parallel": {"pp": 2, "micro_batches": 8}, "train": {"steps": 11}, "trace": {"trace_every": 5}}
     )

@@ -1,4 +1,4 @@
-"""From handing a run to the fork server to the start of its step 1, on two and on four warm CPU ranks."""
+"""Benchmark of the time from submitting a run to the start of its step 1, on 2 and 4 warm CPU ranks."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from parallel_core.spec import RunSpec
 
 
 def run(rounds: int) -> dict[str, Any]:
-    """Results: by the number of ranks `seconds` (one a round), and their `median`."""
+    """Returns by number of ranks `seconds` (one per round), and their `median`."""
     seconds: dict[int, list[float]] = {2: [], 4: []}
     with LocalYard() as yard, tempfile.TemporaryDirectory() as folder:
         yard.wait_ready()
@@ -37,5 +37,5 @@ def _one(yard: LocalYard, spec: RunSpec, folder: Path, corpora: Path) -> float:
 
 
 def _step_1(frames: list[Frame]) -> float:
-    """Unix time at which a rank ended step 0: the 'timed' phase begins with step 1."""
+    """Returns the unix time at which a rank ended step 0: the 'timed' phase begins with step 1."""
     return next(float(f.header["t"]) for f in frames if f.kind == "phase" and f.header["phase"] == "timed")

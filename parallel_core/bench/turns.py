@@ -1,4 +1,4 @@
-"""Contestants in the same ranks, step by step in turns: whatever else the machine does meets all of them."""
+"""Runs contestants in the same ranks, taking turns, so that disturbances by other processes affect all of them."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ if TYPE_CHECKING:
     from parallel_core.observe.memory import MemoryMeter
 
 Step = Callable[[int], float | None]
-"""Trains one step; returns the loss on ranks that know it."""
+"""Trains the step of that number; returns the loss on ranks that know it."""
 
 TURN = 4
-"""Steps in a row before the next one's turn."""
+"""Consecutive steps of a contestant before it is the next one's turn."""
 
 
 class Contestant(NamedTuple):
-    """One way to train, on one rank; `metered` trains a step under a meter that knows what is no activation. `spans`:
-    the rows of the step just trained, of one that is traced."""
+    """One way to train, on one rank. `metered` trains a step under a memory meter that knows the parameters; `spans`
+    returns the rows of the last step, if it is traced."""
 
     step: Step
     metered: Callable[[int], MemoryMeter]
@@ -38,7 +38,7 @@ class Contestant(NamedTuple):
 
 
 def metered(step: Step, model: nn.Module) -> Callable[[int], MemoryMeter]:
-    """Of a contestant whose gradients autograd makes."""
+    """Returns `Contestant.metered` for a model whose gradients are made by autograd."""
 
     def run(number: int) -> MemoryMeter:
         from parallel_core.observe.memory import MemoryMeter
@@ -55,9 +55,11 @@ def metered(step: Step, model: nn.Module) -> Callable[[int], MemoryMeter]:
 def take_turns(
     contestants: Mapping[str, Contestant], rounds: int, sink: Sink, meter: Collection[str] = (), steps: int = TURN
 ) -> dict[str, Any]:
-    """Of each contestant: `seconds` and `cpu` seconds a step, a median for each turn; its last `losses`; and, of those
-    to `meter`, the `live` bytes of activations and buffers at the peak of one more step. Spans go to `sink`. A
-    turn has so many `steps`."""
+    """Returns for each contestant `seconds` and `cpu` seconds per step, one median per turn, and its last `losses`.
+
+    For those in `meter` also `live`: bytes of activations and buffers at the peak of one more step. A turn has
+    `steps` steps. Spans are emitted to `sink`.
+    """
     seconds: dict[str, list[float]] = {name: [] for name in contestants}
     cpu: dict[str, list[float]] = {name: [] for name in contestants}
     losses: dict[str, float | None] = {}
@@ -82,14 +84,16 @@ def take_turns(
 
 
 def hold(kind: str, name: str, spec: RunSpec, rounds: int) -> list[dict[str, Any]]:
-    """What `take_turns` found on each rank of `spec`'s world; `kind` names the field (see `turns_server`)."""
+    """Returns the results of `take_turns` on each rank of `spec`'s world; `kind` selects the contestants (see
+    `turns_server`)."""
     outcome = held(kind, name, spec, rounds)
     done = [outcome.last(rank, "turns") for rank in range(spec.parallel.world)]
     return [found for found in done if found is not None]
 
 
 def held(kind: str, name: str, spec: RunSpec, rounds: int, steps: int = TURN) -> Outcome:
-    """The same, in turns of so many `steps`, with the spans of those that are traced."""
+    """Returns the outcome of the run that takes turns, including spans; a turn has `steps` steps. Raises RuntimeError
+    where it fails."""
     with tempfile.TemporaryDirectory(prefix="trainyard-bench-") as folder:
         asked = {"kind": kind, "name": name, "rounds": rounds, "steps": steps}
         (Path(folder) / "field.json").write_text(json.dumps(asked))
@@ -101,17 +105,17 @@ def held(kind: str, name: str, spec: RunSpec, rounds: int, steps: int = TURN) ->
 
 
 def slowest(ranks: list[dict[str, Any]], name: str) -> np.ndarray:
-    """Seconds a step of one contestant in each turn: those of the slowest rank."""
+    """Returns the seconds per step of one contestant in each turn, on the slowest rank."""
     out: np.ndarray = np.max([rank["seconds"][name] for rank in ranks], axis=0)
     return out
 
 
 def worked(ranks: list[dict[str, Any]], name: str) -> float:
-    """Processor seconds a step of one contestant, of all ranks."""
+    """Returns the processor seconds per step of one contestant, summed over ranks."""
     return float(sum(np.median(rank["cpu"][name]) for rank in ranks))
 
 
 def quotient(above: np.ndarray, below: np.ndarray) -> tuple[float, float, float]:
-    """(10th percentile, median, 90th) of one over the other, turn by turn."""
+    """Returns (10th percentile, median, 90th percentile) of `above` / `below`, turn by turn."""
     low, middle, high = (float(v) for v in np.percentile(above / below, (10, 50, 90)))
     return low, middle, high

@@ -1,4 +1,5 @@
-"""The fork server of contests. What its ranks run is named here, in code: no order can ask for anything else."""
+"""The fork server of the benchmarks with turns. What its ranks can run is fixed in code; a request only selects from
+it."""
 
 from __future__ import annotations
 
@@ -23,11 +24,11 @@ FIELDS: dict[str, tuple[Field, frozenset[str]]] = {
     "whatif": (whatif.contestants, frozenset()),
     "recompute": (recompute.contestants, frozenset({"kept", "ours", "theirs"})),
 }
-"""By kind: who takes part, and whose memory is metered."""
+"""Kind -> (function that builds the contestants, names of those whose memory is metered)."""
 
 
 def be_rank(seat: RankArgs, sink: FileSink, page: Progress) -> None:
-    """In the rank: set all contestants up in one process group, then take turns."""
+    """Runs in a rank: builds all contestants in one process group, then takes turns."""
     asked = json.loads((Path(seat.folder) / "field.json").read_text())
     made, meter = FIELDS[asked["kind"]]
     groups = connect(seat.rendezvous(), seat.rank, Layout.of(seat.spec), "gloo")

@@ -1,8 +1,8 @@
-"""Is "what if" right? Schedules of one model, each predicted from the traced steps of every other.
+"""Benchmark of "what if" predictions: the step time of each schedule predicted from traced steps of every other one.
 
-All train in the same ranks, one step each in turns: both sides of a prediction meet the same pace of the host, which
-may change within a second. A step is predicted from the one step of every other schedule that was next to it, whatever
-that was like; what counts of two schedules is the median of all their steps.
+All schedules train in the same ranks and take turns step by step, so that both sides of a prediction see the same
+pace of the host, which may change within a second. A step is predicted from the one step of another schedule in the
+same turn, however typical that was; the result for two schedules is the median over all their steps.
 """
 
 from __future__ import annotations
@@ -30,19 +30,19 @@ from parallel_core.spec import RunSpec
 SCHEDULES = ("gpipe", "1f1b", "interleaved", "zb-h1", f"1f1b{EARLY}")
 MODEL = {"layers": 4, "hidden": 128, "heads": 4, "seq": 128}
 STEPS = 4
-"""Of every schedule in a round."""
+"""Steps of every schedule per round."""
 Steps = Mapping[str, list[Measured]]
-"""By schedule: what each of its traced steps cost, in order."""
+"""Schedule -> measured costs of each of its traced steps, in order."""
 
 
 def run(rounds: int) -> dict[str, Any]:
-    """Results: errors {"from -> to": relative, the median of all steps}, their worst and median; rounds: {"from -> to":
-    the median of each round}; steps: {schedule: seconds of each}; replay: the worst error of an unchanged one."""
+    """Returns errors {"from -> to": relative error, median of all steps}, their worst and median; rounds {"from -> to":
+    median of each round}; steps {schedule: seconds of each}; replay: the worst error of an unchanged replay."""
     return against(_steps(turns.held("whatif", "", spec_of(SCHEDULES[0]), max(1, rounds) * STEPS, 1)))
 
 
 def against(steps: Steps) -> dict[str, Any]:
-    """The same of these steps."""
+    """Returns the results of `run` for these steps."""
     took = {name: np.array([one.step for one in own]) for name, own in steps.items()}
     each = {
         f"{a} -> {b}": _predicted(a, b, steps[a]) / took[b] - 1
@@ -72,7 +72,7 @@ def against(steps: Steps) -> dict[str, Any]:
 
 
 def contestants(name: str, seat: RankArgs, groups: Groups, page: Progress) -> Mapping[str, Contestant]:
-    """One for each schedule, traced."""
+    """Returns one traced contestant per schedule."""
     del name
     from parallel_core.bench import ours
 
@@ -86,6 +86,7 @@ def contestants(name: str, seat: RankArgs, groups: Groups, page: Progress) -> Ma
 
 
 def spec_of(schedule: str) -> RunSpec:
+    """Returns the run of a schedule of SCHEDULES."""
     return RunSpec.model_validate(
         {
             "model": MODEL,
@@ -96,12 +97,12 @@ def spec_of(schedule: str) -> RunSpec:
 
 
 def _schedule(name: str) -> dict[str, Any]:
-    """Fields of a split, and of a change."""
+    """Returns the fields of a split, or of a change, for a schedule."""
     return {"schedule": name.removesuffix(EARLY), "early_gradients": name.endswith(EARLY)}
 
 
 def _change(to: str) -> Change:
-    """Gradients that leave early in the measured step leave so in the other, where that has any that can."""
+    """Returns the change to another schedule. Early gradients are set as the target has them."""
     return Change(**_schedule(to))
 
 
@@ -120,17 +121,17 @@ def _steps(outcome: Outcome) -> Steps:
 
 
 def _predicted(a: str, b: str, steps: list[Measured]) -> NDArray[np.float64]:
-    """ns of each step of `b`, from those of `a`."""
+    """Returns the predicted ns of each step of `b`, from those of `a`."""
     return np.array([replay(spec_of(a), one, _change(b)).step for one in steps])
 
 
 def _unchanged(steps: Steps) -> float:
-    """The worst error of a step that is replayed as it was."""
+    """Returns the worst error of replaying a step unchanged."""
     return max(abs(replay(spec_of(name), one, Change()).step / one.step - 1) for name in steps for one in steps[name])
 
 
 def _lines(errors: Mapping[str, float], by_round: Mapping[str, NDArray[np.float64]]) -> str:
-    """A line for every two schedules: their error, and that of each round."""
+    """Returns a line for every pair of schedules: their error, and that of each round."""
     return "".join(
         f"\n  {pair:<22} {errors[pair]:+6.1%}: " + " ".join(f"{error:+.1%}" for error in own)
         for pair, own in by_round.items()

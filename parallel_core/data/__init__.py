@@ -1,1 +1,1 @@
-"""Corpora read from real files, and a sampler that gives the same global batch whatever the layout."""
+"""Datasets read from real files, and a sampler that draws the same global batch under every layout."""

@@ -1,4 +1,4 @@
-"""Corpora: real text read as bytes. A corpus is named by its content, never by a path.
+"""Corpora: real text read as bytes. A corpus is identified by its content, never by a path.
 
 `stdlib` is the `.py` sources of the running Python's standard library; `blob:<sha256>` is a file that the worker has
 fetched into its cache folder under that name.
@@ -18,17 +18,17 @@ import numpy as np
 
 _SKIPPED = {"site-packages", "dist-packages", "test", "tests", "idlelib", "lib2to3", "__pycache__"}
 MAX_STDLIB = 16 * 2**20
-"""Bytes of the standard library that are kept: enough text for any run here, and quick to read."""
+"""Limit of the `stdlib` corpus in bytes: enough text for any run here, and quick to read."""
 
 
 class CorpusError(ValueError):
-    """The corpus is missing, empty or too short; the message says which and what would be right."""
+    """The corpus is missing, empty or too short; the message names it and says what would be right."""
 
 
 def open(name: str, cache: Path | None = None) -> np.ndarray:
-    """The bytes of corpus `name` as a read-only u1 array, memory-mapped where a `cache` folder is given.
+    """Returns the bytes of corpus `name` as a read-only u1 array, memory-mapped where a `cache` folder is given.
 
-    Raises CorpusError where a blob is not in the cache or holds no byte.
+    Raises CorpusError where a blob is not in the cache or is empty.
     """
     if name == "stdlib":
         return _stdlib(cache)
@@ -41,7 +41,7 @@ def open(name: str, cache: Path | None = None) -> np.ndarray:
 
 
 def blob_path(name: str, cache: Path | None) -> Path | None:
-    """Where `blob:<sha256>` lies in `cache` (None without one)."""
+    """Returns the path of `blob:<sha256>` in `cache` (None without a cache)."""
     return cache / name.removeprefix("blob:") if cache is not None else None
 
 
@@ -54,12 +54,12 @@ def _stdlib(cache: Path | None) -> np.ndarray:
         handle, made = tempfile.mkstemp(dir=cache)
         with os.fdopen(handle, "wb") as file:
             file.write(_read_stdlib())
-        Path(made).replace(path)  # several ranks may race: each puts the same bytes
+        Path(made).replace(path)  # several ranks may race: all write the same bytes
     return np.memmap(path, dtype=np.uint8, mode="r")
 
 
 def _read_stdlib() -> bytes:
-    """Sources in the order of their paths, cut at MAX_STDLIB bytes."""
+    """Returns the sources in the order of their paths, cut at MAX_STDLIB bytes."""
     parts, size = [], 0
     for path in _sources(Path(sysconfig.get_paths()["stdlib"])):
         parts.append(path.read_bytes())
@@ -71,12 +71,12 @@ def _read_stdlib() -> bytes:
 
 @functools.cache
 def _kept_stdlib() -> bytes:
-    """In the memory of a process that has no folder to keep it in: a profile opens it again and again."""
+    """Caches the corpus in a process that has no cache folder, since a profile opens it repeatedly."""
     return _read_stdlib()
 
 
 def _sources(folder: Path) -> Iterator[Path]:
-    """The `.py` files directly in `folder`, then those of its packages, each level by name."""
+    """Yields the `.py` files directly in `folder`, then those of its packages, sorted by name at each level."""
     entries = sorted(folder.iterdir())
     yield from (path for path in entries if path.suffix == ".py" and path.is_file())
     for path in entries:

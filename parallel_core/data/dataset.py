@@ -1,4 +1,4 @@
-"""What samples are drawn from: one kind of dataset for each kind of model."""
+"""The datasets that samples are drawn from: one for each kind of model."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ from parallel_core.spec import RunSpec
 
 
 class Dataset(Protocol):
-    """Samples are numbered 0 .. length - 1."""
+    """A set of samples numbered 0 .. length - 1."""
 
     @property
     def length(self) -> int: ...
 
     def take(self, numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """(inputs, targets) of these samples (n,), (n, ...) each; a target below 0 does not count."""
+        """Returns (inputs, targets), [n, ...] each, of the samples `numbers` [n]; a target below 0 does not count."""
 
     def count(self, numbers: np.ndarray) -> int:
-        """How many targets of these samples count."""
+        """Returns how many targets of these samples count."""
 
 
 def open_dataset(spec: RunSpec, cache: Path | None = None) -> Dataset:
-    """The dataset of a run; `cache` is the worker's folder of corpora. Raises CorpusError."""
+    """Returns the dataset of a run; `cache` is the worker's folder of corpora. Raises CorpusError."""
     outline = outline_of(spec.model)
     if isinstance(outline, ImageOutline):
         return Images(outline.side)

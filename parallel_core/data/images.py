@@ -1,8 +1,8 @@
-"""Pictures of handwritten digits, enlarged to the side that a model wants.
+"""Images of handwritten digits, enlarged to the side that a model needs.
 
-`digits.csv.gz` is scikit-learn's copy (sklearn/datasets/data, BSD-3-Clause) of the test set of "Optical Recognition of
-Handwritten Digits" (Alpaydin and Kaynak 1998, UCI Machine Learning Repository, doi:10.24432/C50P49, CC BY 4.0): 1797
-rows of 8 x 8 pixels from 0 to 16 and the digit.
+`digits.csv.gz` is scikit-learn's copy (sklearn/datasets/data, BSD-3-Clause) of the test set of "Optical Recognition
+of Handwritten Digits" (Alpaydin and Kaynak 1998, UCI Machine Learning Repository, doi:10.24432/C50P49, CC BY 4.0):
+1797 rows of 8 x 8 pixels from 0 to 16 and the digit.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ SIDE, WHITE = 8, 16.0
 
 @cache
 def digits() -> tuple[np.ndarray, np.ndarray]:
-    """Pixels (1797, 8, 8) f4, of mean 0 and deviation 1, and digits (1797,) i8."""
+    """Returns pixels [1797, 8, 8] f4, with mean 0 and deviation 1, and digits [1797] i8."""
     with gzip.open(Path(__file__).with_name("digits.csv.gz"), "rt") as file:
         rows = np.loadtxt(file, delimiter=",", dtype=np.int64)
     pixels = (rows[:, :-1] / WHITE).astype(np.float32).reshape(-1, SIDE, SIDE)
@@ -26,13 +26,13 @@ def digits() -> tuple[np.ndarray, np.ndarray]:
 
 
 def enlarging(side: int) -> np.ndarray:
-    """(side, 8) f4: linear interpolation between the middles of pixels; a row sums to 1."""
+    """Returns a matrix [side, 8] f4 of linear interpolation between pixel centres; each row sums to 1."""
     at = (np.arange(side) + 0.5) * SIDE / side - 0.5
     return np.stack([np.interp(at, np.arange(SIDE), unit) for unit in np.eye(SIDE)], 1).astype(np.float32)
 
 
 class Images:
-    """The digits as grey images of `side` x `side` pixels."""
+    """The digits as greyscale images of `side` x `side` pixels."""
 
     def __init__(self, side: int) -> None:
         self._pixels, self._digits = digits()
@@ -40,10 +40,10 @@ class Images:
         self.length = len(self._digits)
 
     def take(self, numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Images (n, 1, side, side) f4 and their digits (n,) i8."""
+        """Returns images [n, 1, side, side] f4 and their digits [n] i8."""
         images = self._enlarge @ self._pixels[numbers] @ self._enlarge.T
         return images[:, None], self._digits[numbers]
 
     def count(self, numbers: np.ndarray) -> int:
-        """One target an image."""
+        """Returns one target per image."""
         return len(numbers)

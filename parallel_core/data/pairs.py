@@ -1,4 +1,4 @@
-"""Sentence pairs: the German catalogues (.po) in Django's own wheel, which are read as files and never imported."""
+"""Sentence pairs from the German catalogues (.po) in Django's wheel, read as files; Django is not imported."""
 
 from __future__ import annotations
 
@@ -21,25 +21,26 @@ _ENTRY = re.compile(r'^msgid ((?:".*"\n)+)msgstr ((?:".*"\n?)+)', re.MULTILINE)
 
 
 def words(text: str) -> list[str]:
-    """Words and punctuation marks in small letters."""
+    """Returns the words and punctuation marks of a text in lower case."""
     return _WORD.findall(text.lower())
 
 
 def parse(catalogue: str) -> list[tuple[str, str]]:
-    """(message, translation) of a .po file; plural forms, comments and what is not translated are left out."""
+    """Returns (message, translation) pairs of a .po file, without plural forms, comments and untranslated entries."""
     pairs = ((_joined(a), _joined(b)) for a, b in _ENTRY.findall(catalogue))
     return [(a, b) for a, b in pairs if words(a) and words(b)]
 
 
 def _joined(lines: str) -> str:
-    """The quoted lines of a string as one."""
+    """Joins the quoted lines of a string."""
     return "".join(ast.literal_eval(line) for line in lines.splitlines())
 
 
 @cache
 def sentences() -> list[tuple[str, str]]:
-    """All pairs in the order of the files' paths, each once. Raises CorpusError where Django is not installed."""
-    found = importlib.util.find_spec("django")  # looks for it, does not import it
+    """Returns all pairs in the order of the files' paths, without duplicates. Raises CorpusError where Django is not
+    installed."""
+    found = importlib.util.find_spec("django")  # locates it without importing it
     folders = list(found.submodule_search_locations or []) if found else []
     files = [path for folder in folders for path in sorted(Path(folder).rglob(f"locale/{LANGUAGE}/LC_MESSAGES/*.po"))]
     if not files:
@@ -49,7 +50,7 @@ def sentences() -> list[tuple[str, str]]:
 
 @lru_cache(maxsize=4)
 def vocabulary(size: int) -> dict[str, int]:
-    """The most frequent words of both languages, numbered behind the marks."""
+    """Returns the most frequent words of both languages with their ids, which follow those of the special tokens."""
     counts = Counter(word for pair in sentences() for text in pair for word in words(text))
     often = sorted(counts, key=lambda word: (-counts[word], word))
     return {word: number for number, word in enumerate(often[: size - MARKS], MARKS)}
@@ -71,9 +72,9 @@ class Pairs:
             self._targets[row, : len(whole)] = whole
 
     def take(self, numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Source and target shifted by one (n, 2, seq), target (n, seq); padding does not count (-1)."""
+        """Returns source and target shifted by one [n, 2, seq], and target [n, seq]; padding does not count (-1)."""
         return self._inputs[numbers], self._targets[numbers]
 
     def count(self, numbers: np.ndarray) -> int:
-        """Words of the targets, each sentence's end included."""
+        """Returns the number of target words, end tokens included."""
         return int((self._targets[numbers] >= 0).sum())

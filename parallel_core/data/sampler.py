@@ -1,8 +1,8 @@
-"""The global batch of a step, the same under every layout.
+"""Draws the global batch of each step, the same under every layout.
 
-The samples' numbers come from a counter-based generator (Philox, Salmon et al. 2011) keyed by (seed, step): no state
-to carry, to save or to get out of step. Micro-batch id i, counted over all replicas, owns samples
-[i x size, (i + 1) x size) of the step.
+The samples' numbers are from a counter-based generator (Philox, Salmon et al. 2011) keyed by (seed, step), so there
+is no generator state to save or to keep in sync. Micro-batch id i, counted over all replicas, has samples [i x size,
+(i + 1) x size) of the step.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from parallel_core.spec import RunSpec
 
 
 class MicroBatches(NamedTuple):
-    """Micro-batches of a step: inputs and targets (ids, samples, ...), and the targets of the whole global batch."""
+    """Micro-batches of a step: inputs and targets [ids, samples, ...]; `global_count`: targets that count in the whole
+    global batch."""
 
     inputs: np.ndarray
     targets: np.ndarray
@@ -24,19 +25,19 @@ class MicroBatches(NamedTuple):
 
 
 class Sampler:
-    """Draws the samples of each step out of `dataset`."""
+    """Draws the samples of each step from `dataset`."""
 
     def __init__(self, spec: RunSpec, dataset: Dataset) -> None:
         self.seed, self.batch, self.size = spec.train.seed, spec.train.global_batch, spec.micro_batch_size
         self._dataset = dataset
 
     def numbers(self, step: int) -> np.ndarray:
-        """The step's `global_batch` samples, (global_batch,) int64."""
+        """Returns the numbers of the step's samples, [global_batch] int64."""
         random = np.random.Generator(np.random.Philox(key=np.array([self.seed, step], dtype=np.uint64)))
         return random.integers(0, self._dataset.length, size=self.batch)
 
     def micro_batches(self, step: int, ids: tuple[int, ...]) -> MicroBatches:
-        """The samples of these micro-batches, in the order of `ids`."""
+        """Returns the samples of these micro-batches, in the order of `ids`."""
         numbers = self.numbers(step)
         mine = numbers.reshape(-1, self.size)[list(ids)]
         parts = self._dataset.take(mine.reshape(-1))

@@ -1,4 +1,4 @@
-"""Token files: numbers that a tokenizer has made of a text, mapped into memory from a worker's data folder.
+"""Token files: the token ids of a text, memory-mapped from a worker's data folder.
 
     8 bytes   "TYTOKENS"
     u4        version, 1
@@ -7,7 +7,7 @@
     u8        tokens in the file
     the rest  the tokens, little-endian
 
-A spec names one as `tokens:<name>`, which is `<name>.tokens` in the folder of the worker's corpora: never a path.
+A spec names one as `tokens:<name>`, which is `<name>.tokens` in the worker's folder of corpora: never by a path.
 """
 
 from __future__ import annotations
@@ -25,16 +25,17 @@ MAGIC, VERSION, SUFFIX = b"TYTOKENS", 1, ".tokens"
 TYPES: dict[int, np.dtype[Any]] = {2: np.dtype("<u2"), 4: np.dtype("<u4")}
 MOST_LISTED = 50
 _CHUNK = 1 << 22
-"""Tokens packed at once."""
+"""Tokens packed at a time."""
 
 
 def path_of(name: str, folder: Path | None) -> Path | None:
-    """Where `tokens:<name>` lies in the data folder (None without one)."""
+    """Returns the path of `tokens:<name>` in the data folder (None without one)."""
     return folder / f"{name.removeprefix('tokens:')}{SUFFIX}" if folder is not None else None
 
 
 def open(name: str, folder: Path | None) -> tuple[np.ndarray, int]:
-    """(tokens, mapped; vocabulary) of corpus `tokens:<name>`. Raises CorpusError where it is not there or not whole."""
+    """Returns (memory-mapped tokens, vocabulary) of corpus `tokens:<name>`. Raises CorpusError where it is missing or
+    damaged."""
     path = path_of(name, folder)
     if path is None or not path.is_file():
         where = f"{path.name} is not in this worker's data folder" if path else "this run has no data folder"
@@ -58,7 +59,7 @@ def open(name: str, folder: Path | None) -> tuple[np.ndarray, int]:
 
 
 def listing(folder: Path) -> list[dict[str, Any]]:
-    """{name, tokens, vocab} of the token files in a data folder, by name; what is none, or damaged, is left out."""
+    """{name, tokens, vocab} of the valid token files in a data folder, by name; at most MOST_LISTED files are read."""
     found: list[dict[str, Any]] = []
     for path in sorted(folder.glob(f"*{SUFFIX}"))[:MOST_LISTED]:
         try:
@@ -70,9 +71,10 @@ def listing(folder: Path) -> list[dict[str, Any]]:
 
 
 def pack(source: Path, item: int, vocab: int, name: str, folder: Path) -> int:
-    """Makes `tokens:<name>` of raw little-endian tokens of `item` bytes; returns how many.
+    """Writes `tokens:<name>` from a file of raw little-endian tokens of `item` bytes; returns the number of tokens.
 
-    Raises CorpusError where the source is no whole number of tokens, or has one outside of the vocabulary.
+    Raises CorpusError where the source is empty or not a whole number of tokens, or has a token outside of the
+    vocabulary.
     """
     size = source.stat().st_size
     if not size:
@@ -97,9 +99,9 @@ def pack(source: Path, item: int, vocab: int, name: str, folder: Path) -> int:
 
 
 class FileTokens:
-    """Sequences of `seq` tokens of corpus `tokens:<name>`, each token with the next one as its target.
+    """Sequences of `seq` tokens of corpus `tokens:<name>`; the target of each token is the next one.
 
-    Raises CorpusError where the file is not whole, too short, or of a larger vocabulary than the model's.
+    Raises CorpusError where the file is damaged or too short, or has a larger vocabulary than the model.
     """
 
     def __init__(self, seq: int, vocab: int, name: str, folder: Path | None) -> None:
@@ -112,12 +114,12 @@ class FileTokens:
             raise CorpusError(f"{name} has {len(self._tokens)} tokens; one sequence needs {seq + 1}.")
 
     def take(self, numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Tokens (n, seq) int64 and, as targets, the same shifted by one. Raises CorpusError on a damaged token."""
+        """Tokens [n, seq] int64 and, as targets, the same shifted by one. Raises CorpusError on a damaged token."""
         ids = self._tokens[numbers[:, None] + self._window].astype(np.int64)
         if ids.size and ids.max() >= self._vocab:
             raise CorpusError(f"{self._name} is damaged: it has token {ids.max()}, its vocabulary is {self._vocab}.")
         return ids[:, :-1], ids[:, 1:]
 
     def count(self, numbers: np.ndarray) -> int:
-        """Every token is a target."""
+        """Returns the number of targets: every token is one."""
         return len(numbers) * (len(self._window) - 1)

@@ -1,4 +1,4 @@
-"""Sequences of bytes cut out of a text."""
+"""Sequences of bytes from a text."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from parallel_core.data.corpus import CorpusError
 
 
 class Tokens:
-    """Sequences of `seq` bytes of `corpus` (u1), each byte with the next one as its target.
+    """Sequences of `seq` bytes of `corpus` (u1); the target of each byte is the next one.
 
     A byte is its own token; with a vocabulary below 256, its remainder. Raises CorpusError where the corpus is too
     short for one sequence.
@@ -22,11 +22,11 @@ class Tokens:
             raise CorpusError(f"the corpus has {len(corpus)} bytes; one sequence needs {seq + 1}.")
 
     def take(self, numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Token ids (n, seq) int64 and, as targets, the same shifted by one."""
+        """Returns token ids [n, seq] int64 and, as targets, the same shifted by one."""
         tokens = self._corpus[numbers[:, None] + self._window]
         ids = (tokens if self._vocab >= 256 else tokens % self._vocab).astype(np.int64)
         return ids[:, :-1], ids[:, 1:]
 
     def count(self, numbers: np.ndarray) -> int:
-        """Every token is a target."""
+        """Returns the number of targets: every byte is one."""
         return len(numbers) * (len(self._window) - 1)

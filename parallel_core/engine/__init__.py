@@ -1,1 +1,1 @@
-"""The engine: walks one rank's program of a schedule value, and trains. Knows no schedule by name."""
+"""The training engine: executes one rank's program of a schedule. Contains no code specific to a named schedule."""

@@ -1,11 +1,11 @@
-"""Saving and loading a training state by parameter name, independent of the layout.
+"""Saves and loads the training state by parameter name, independent of the parallel layout.
 
-Saved are the values, the optimizer's buffers, running statistics, the optimizer's numbers, and the steps done. That is
-everything: the sampler, and whatever else is random, is a function of (seed, step). Of tensors that several ranks hold,
-one rank writes each.
+A checkpoint holds the parameter values, the optimizer's buffers, running statistics, the scalars of optimizer and
+loss scale, and the number of steps done. Nothing else is needed: the sampler and every other source of randomness are
+functions of (seed, step). A tensor that several ranks hold is written by one of them.
 
-`Saver.save` copies the state and returns; a thread writes the copy while training goes on. At most one save is under
-way: the next one waits for it.
+`Saver.save` copies the state to host memory and returns; a thread writes the copy while training continues. At most
+one save is in progress: the next one waits for it.
 """
 
 from __future__ import annotations
@@ -38,16 +38,16 @@ if TYPE_CHECKING:
     from parallel_core.engine.trainer import Trainer
 
 Buffers = dict[str, Pieces]
-"""Kind -> what this rank holds of it."""
+"""Kind of state ("value", "main", "mean", "square") -> the parts of that flat buffer which this rank holds."""
 
 TOLD_S = 5.0
-"""How often a rank that waits for its save says that it goes on."""
+"""Interval in seconds at which a rank waiting for its save reports progress to the watchdog."""
 PARTS_S = 600.0
-"""How long rank 0 waits for the other ranks' parts before it gives a save up."""
+"""Seconds that rank 0 waits for the other ranks' parts before the save fails."""
 
 
 class Holds(Protocol):
-    """What holds parameters: a trainer, or what generates text."""
+    """What `State` needs to know of the holder of the parameters: a `Trainer`, or a text generator."""
 
     @property
     def spec(self) -> RunSpec: ...
@@ -60,7 +60,7 @@ class Holds(Protocol):
 
 
 class State:
-    """The state of a trainer as named shares of full tensors."""
+    """The training state of one rank, as named shares of full (unsharded) tensors."""
 
     def __init__(self, trainer: Holds) -> None:
         self._slots, self._size = trainer.flat.slots, trainer.flat.size
@@ -69,7 +69,7 @@ class State:
         self._shapes = parameter_shapes(trainer.spec.model, list(trainer.units))
 
     def shares(self, buffers: Buffers, writing: bool = False) -> dict[str, Share]:
-        """`<kind>/<parameter>` -> share; with `writing` those alone that this rank is to write."""
+        """Returns `<kind>/<parameter>` -> share. With `writing`, only the shares that this rank has to write."""
         return {
             f"{kind}/{slot.name}": share
             for kind, pieces in buffers.items()
@@ -80,28 +80,30 @@ class State:
         }
 
     def statistics(self, tensors: Mapping[str, Tensor]) -> dict[str, Share]:
-        """`stat/<name>` -> share, of state that is no parameter: each tensor whole."""
+        """Returns `stat/<name>` -> share for state other than parameters (running statistics); each tensor is whole."""
         return {
             f"stat/{name}": Share(tensor.shape, [(Box((0,) * tensor.dim(), tuple(tensor.shape)), tensor.view(-1))])
             for name, tensor in tensors.items()
         }
 
     def mine(self, buffers: Buffers) -> Buffers:
-        """The buffers of which this rank writes anything."""
+        """Returns the buffers of which this rank writes at least a part."""
         return {kind: pieces for kind, pieces in buffers.items() if not self._whole(pieces) or not self._place.replica}
 
     def _whole(self, pieces: Pieces) -> bool:
-        """Whether every replica holds the same; else each has its own part (ZeRO)."""
+        """Whether every replica holds the entire buffer; otherwise each replica holds its own part (ZeRO)."""
         return sum(len(memory) for _, memory in pieces) == self._size
 
     def _writes(self, name: str, whole: bool) -> bool:
-        """One of the ranks that hold the same: the first replica, the first tensor rank, the layer that names it."""
+        """Whether this rank, of all that hold the same share, is the one to write it: replica 0, tensor rank 0 where
+        the parameter is not split, and the stage whose layer gives the parameter its name."""
         if (whole and self._place.replica) or (split_dim(name, self._how) is None and self._place.tensor):
             return False
         return any(name.startswith(f"{unit}.") for unit in self._units)
 
     def _share(self, slot: Any, first: int, memory: Tensor) -> Share | None:
-        """The part of the parameter that lies in the buffer; None where none does."""
+        """Returns the part of the parameter that lies in the buffer `memory`, which begins at element `first` of the
+        flat buffer; None where they do not overlap."""
         start, stop = max(slot.start, first), min(slot.stop, first + len(memory))
         if start >= stop:
             return None
@@ -111,10 +113,10 @@ class State:
 
 
 class Saver:
-    """Saves the state of `trainer` into `order.folder`. Every rank has one and calls it at the same steps."""
+    """Saves the state of `trainer` into `order.folder`. Every rank has a saver and calls it at the same steps."""
 
     def __init__(self, trainer: Trainer, order: CheckpointConfig, sink: Sink, world: Group = None) -> None:
-        """`world` are all ranks."""
+        """`world` is the group of all ranks."""
         self._trainer, self._order, self._sink, self._world = trainer, order, sink, world
         self._state = State(trainer)
         self._every, self._keep = trainer.spec.train.checkpoint_every, trainer.spec.train.keep
@@ -122,23 +124,24 @@ class Saver:
         self._error: Exception | None = None
         self._last = -1
         self._moved = False
-        """Whether the thread has written something since somebody who waits for it looked."""
+        """Whether the writing thread has made progress since `wait` last checked."""
         if trainer.rank == 0:
             order.folder.mkdir(parents=True, exist_ok=True)
             folders.tidy(order.folder, order.attempt)
 
     def after_step(self, done: int) -> None:
-        """`done` steps are done: saves where that is due. Raises CheckpointError where an earlier save failed."""
+        """Saves if a checkpoint is due after `done` steps. Raises CheckpointError where an earlier save failed."""
         if self._error is not None:
             raise self._error
         if self.due(done):
             self.save(done)
 
     def due(self, done: int) -> bool:
+        """Whether a checkpoint is due after `done` steps."""
         return self._every > 0 and (done % self._every == 0 or done == self._trainer.spec.train.steps)
 
     def save(self, done: int) -> None:
-        """Copies the state after `done` steps and begins to write it; waits for an earlier save first."""
+        """Copies the state after `done` steps and starts writing it in a thread; waits for an earlier save first."""
         self.wait()
         if done == self._last:
             return
@@ -156,7 +159,7 @@ class Saver:
         self._thread.start()
 
     def wait(self) -> None:
-        """Until nothing is under way. Raises CheckpointError where the save failed."""
+        """Waits until no save is in progress. Raises CheckpointError where the save failed."""
         while self._thread is not None:
             self._thread.join(TOLD_S)
             if not self._thread.is_alive():
@@ -168,16 +171,17 @@ class Saver:
             raise self._error
 
     def save_whole(self, done: int) -> None:
-        """Saves and returns when every rank's part is published: who says that it saved has a checkpoint to resume.
+        """Saves and waits until every rank's part is published, so that the checkpoint can be resumed from on return.
 
-        Raises CheckpointError where this rank could not save, and as a collective does where another one could not.
+        Raises CheckpointError where this rank could not save, and the error of a failed collective where another rank
+        could not.
         """
         self.save(done)
         self.wait()
         if self._world is not None:
             told = torch.zeros(1, device=self._trainer.device.torch)
             all_reduce(told, self._world).wait()
-            told.item()  # a GPU's collective has only been queued
+            told.item()  # on a GPU, `wait` only queues the collective
 
     def _write(
         self, done: int, copy: Buffers, stats: Mapping[str, Tensor], scalars: Mapping[str, float], blocked: float
@@ -196,7 +200,8 @@ class Saver:
             self._error = CheckpointError(f"The checkpoint of step {done} could not be written: {error}")
 
     def _publish(self, where: Path, done: int, scalars: Mapping[str, float], blocked: float, began: float) -> None:
-        """All ranks have written: one manifest, one rename, and the record that says so."""
+        """Waits for the parts of all ranks, writes the manifest, renames the folder into place and emits the record
+        (rank 0)."""
         order, trainer = self._order, self._trainer
         parts = folders.gather_parts(where, trainer.layout.world, PARTS_S)
         manifest = folders.merge(
@@ -213,9 +218,9 @@ class Saver:
 
 
 def load(trainer: Trainer, path: Path) -> int:
-    """Fills the trainer's state from the checkpoint at `path`; returns the steps done.
+    """Fills the trainer's state from the checkpoint at `path`; returns the number of steps done.
 
-    Raises CheckpointError where it is damaged or was changed, or belongs to another model.
+    Raises CheckpointError where the checkpoint is damaged or was changed, or belongs to another model.
     """
     manifest, tell = manifests.read(path), partial(trainer.progress.at, -1, "loading")
     manifests.require_match(manifest, trainer.spec)
@@ -223,7 +228,7 @@ def load(trainer: Trainer, path: Path) -> int:
     shares = {**state.shares(trainer.buffers()), **state.statistics(trainer.chunks.buffers())}
     if manifest.weights_only:
         shares = {name: share for name, share in shares.items() if name.startswith(("value/", "main/"))}
-        for kind in ("value", "main"):  # master weights, too, are the values that were saved
+        for kind in ("value", "main"):  # only values were saved: fp32 master weights start from them, too
             of_kind = {name.replace(f"{kind}/", "value/", 1): s for name, s in shares.items() if name.startswith(kind)}
             storage.load(of_kind, path, manifest, tell)
         return manifest.step

@@ -1,4 +1,4 @@
-"""What one rank holds of the model: one or several stages over one pair of flat buffers."""
+"""The model chunks of one rank: one or several pipeline stages over one pair of flat buffers (values and gradients)."""
 
 from __future__ import annotations
 
@@ -32,9 +32,10 @@ First = Callable[[str, Tensor], None]
 
 
 class Chunks:
-    """The stages of a rank, stage number -> names of its units (of `ModelSpec.units`), ascending.
+    """The stages of a rank. `stages`: stage number -> names of its layers (units of `ModelSpec.units`), ascending.
 
-    Optimizer, norm and reduction see `flat` alone. A tied parameter whose two layers are on this rank is one.
+    Optimizer, norm and gradient reduction work on `flat` alone. A tied parameter whose two layers are both on this
+    rank is a single parameter.
     """
 
     def __init__(
@@ -48,30 +49,30 @@ class Chunks:
         shards: dist.ProcessGroup | None = None,
         tell: Callable[[], None] = lambda: None,
     ) -> None:
-        """`shards`: the replicas that torch's `fully_shard` cuts parameters for; None: this engine does, if at all.
-        `tell` is called with each parameter that is made."""
+        """`shards`: the replicas over which torch's `fully_shard` shards parameters; None where this engine shards
+        them, if anything does. `tell` is called once for each parameter as it is initialized."""
         self.weights, self.loss_scale = WeightGradients(scope), LossScale(spec.train)
         self.stages = {
             number: Stage(spec, names, group, self.weights, self.loss_scale, scope) for number, names in stages.items()
         }
         self.names = tuple(name for names in stages.values() for name in names)
-        first = self._first(spec, group, tell)
+        first = self._initializer(spec, group, tell)
         if shards is not None:
-            self.flat: FlatParameters = self._torchs(spec, device, mesh_of(shards, device), first)
+            self.flat: FlatParameters = self._fully_sharded(spec, device, mesh_of(shards, device), first)
         else:
-            self.flat = self._own(spec, replicas, device, scope)
+            self.flat = self._flat_parameters(spec, replicas, device, scope)
             for slot in self.flat:
                 self.flat.fill(slot, partial(first, slot.name))
         for stage in self.stages.values():
             stage.prepare(replicas, device)
 
-    def _torchs(self, spec: RunSpec, device: Device, mesh: DeviceMesh, first: First) -> FlatParameters:
+    def _fully_sharded(self, spec: RunSpec, device: Device, mesh: DeviceMesh, first: First) -> FlatParameters:
         layers = [
             layer for stage in self.stages.values() for layer in zip(stage.layers, stage.places_by_unit(), strict=True)
         ]
         return FullySharded(layers, first, DTYPES[spec.train.precision], device, mesh)
 
-    def _own(self, spec: RunSpec, replicas: Group, device: Device, scope: Scope) -> FlatParameters:
+    def _flat_parameters(self, spec: RunSpec, replicas: Group, device: Device, scope: Scope) -> FlatParameters:
         shard = Shard(shards_of(spec), scope.replica if spec.parallel.zero else 0, alone_of(spec))
         if spec.parallel.zero > 1 and replicas is not None:
             sliced, homes = spec.parallel.zero > 2, self._homes(spec)
@@ -80,7 +81,7 @@ class Chunks:
         return FlatParameters(named, DTYPES[spec.train.precision], device, shard)
 
     def _homes(self, spec: RunSpec) -> dict[str, Home]:
-        """Of every parameter (`plan.places.home`); of a tied one that of the first layer."""
+        """Returns the key `plan.grad_buckets.home` of every parameter; of a tied one, that of its first layer."""
         units = spec.model.units()
         return {
             name: home(spec, number, units.index(unit))
@@ -89,8 +90,9 @@ class Chunks:
             for name, *_ in held
         }
 
-    def _first(self, spec: RunSpec, group: TensorGroup, tell: Callable[[], None]) -> First:
-        """Gives a tensor the first values of the parameter of that name: of the full one, this rank's share alone."""
+    def _initializer(self, spec: RunSpec, group: TensorGroup, tell: Callable[[], None]) -> First:
+        """Returns a function that fills a tensor with the initial values of the parameter of that name: with this
+        tensor rank's share of the full parameter."""
         shapes = parameter_shapes(spec.model, list(self.names))
 
         def first(name: str, target: Tensor) -> None:
@@ -103,28 +105,28 @@ class Chunks:
         return first
 
     def buffers(self) -> dict[str, torch.Tensor]:
-        """Global name -> state of the layers that is no parameter: running statistics."""
+        """Returns global name -> layer state that is not a parameter: running statistics."""
         return {name: buffer for stage in self.stages.values() for name, buffer in stage.buffers().items()}
 
     def unshard_by(self, unsharder: Unsharding | None) -> None:
-        """Who makes the parameters of a layer whole while it works; None: they are."""
+        """Sets what gathers a layer's parameters while the layer runs (ZeRO-3); None where they are always whole."""
         for stage in self.stages.values():
             stage.unsharder = unsharder
 
     def begin_step(self, batches: Sequence[Batch]) -> None:
-        """The micro-batches that the stages' next calls are about (`Stage.begin_step`)."""
+        """Sets the batches that the following calls to the stages refer to (`Stage.begin_step`)."""
         for stage in self.stages.values():
             stage.begin_step(batches)
 
     def renumber(self, by: int) -> None:
-        """The step is over: what is under way counts from the next one, `by` micro-batches later."""
+        """Ends the step: ids of micro-batches in flight count from the next step, lower by `by`."""
         for stage in self.stages.values():
             stage.renumber(by)
 
     def arrivals(self) -> Counter[nn.Parameter]:
-        """How many times the backward of one micro-batch, through all stages, adds to each parameter's gradient."""
+        """Returns how often the backward of one micro-batch, through all stages, adds to each parameter's gradient."""
         return sum((stage.arrivals() for stage in self.stages.values()), Counter())
 
     def handed_in(self) -> Counter[nn.Parameter]:
-        """How many of them wait for W, where backward is split."""
+        """Returns how many of the `arrivals` are made by W (weight gradients) where backward is split into B and W."""
         return sum((stage.handed_in() for stage in self.stages.values()), Counter())

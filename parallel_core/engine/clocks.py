@@ -1,8 +1,9 @@
-"""One clock for the spans of several hosts: that of rank 0, to which every rank on another host ties its own.
+"""Puts the spans of several hosts on one clock: that of rank 0, against which every rank on another host measures its
+own.
 
-A tie asks rank 0 for its time eight times and keeps the answer that took the least (Cristian, Probabilistic clock
-synchronization, Distributed Computing 3, 1989): it is off by at most half of that round trip. Between two ties a clock
-is taken to run evenly, so whatever lies between them is moved by what lies between their differences.
+A measurement (`Tie`) asks rank 0 for its time eight times and keeps the answer with the shortest round trip (Cristian,
+Probabilistic clock synchronization, Distributed Computing 3, 1989): its error is at most half of that round trip.
+Between two measurements the clocks are assumed to drift linearly, so the offset of a time between them is interpolated.
 """
 
 from __future__ import annotations
@@ -28,11 +29,12 @@ KEY = "clock"
 _TIME = struct.Struct("<q")
 _ASK = b"?"
 _PATIENCE_S = 30.0
-"""Of a connection that does not come about; an answer of a rank that is there takes no longer than its messages do."""
+"""Timeout in seconds of the connection to rank 0, and of each answer."""
 
 
 class Tie(NamedTuple):
-    """At `at` ns of our clock that of rank 0 was `ahead` ns ahead of it, give or take `within`."""
+    """One measurement: at `at` (ns, own clock) the clock of rank 0 was `ahead` ns ahead, with an error of at most
+    `within` ns."""
 
     at: int
     ahead: int
@@ -40,21 +42,21 @@ class Tie(NamedTuple):
 
 
 class Clock:
-    """A rank's own clock, where that is the one of rank 0, too: nothing is moved."""
+    """The clock of a rank on the host of rank 0: times are left as they are."""
 
     within: int | None = None
-    """By how many ns moved times may be off; None where none were moved."""
+    """Maximum error of converted times in ns; None where times are not converted."""
 
     def tie(self) -> None:
-        """Compares the clocks; at the edge of a step, since it takes eight messages to rank 0 and back."""
+        """Measures the offset to the clock of rank 0. Called between steps, since it takes eight round trips."""
 
     def moved(self, rows: np.ndarray, *fields: str) -> np.ndarray:
-        """The rows with these fields (ns) on the clock of rank 0."""
+        """Returns the rows with these fields (ns) converted to the clock of rank 0."""
         return rows
 
 
 class Keeper(Clock):
-    """Rank 0, which says what time it is to whoever asks."""
+    """The clock of rank 0, which also answers the other hosts' requests for its time."""
 
     def __init__(self, host: str, store: dist.Store) -> None:
         self._listener = listen_at(host)
@@ -76,10 +78,10 @@ def _answer(asker: socket.socket) -> None:
 
 
 class Tied(Clock):
-    """A rank on another host than rank 0."""
+    """The clock of a rank on another host than rank 0."""
 
     def __init__(self, store: dist.Store) -> None:
-        """Raises OSError where rank 0 cannot be reached."""
+        """Connects to rank 0 and measures the offset. Raises OSError where rank 0 cannot be reached."""
         host, _, port = store.get(KEY).decode().rpartition(" ")
         self._keeper = socket.create_connection((host, int(port)), timeout=_PATIENCE_S)
         self._keeper.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -89,8 +91,8 @@ class Tied(Clock):
     def tie(self) -> None:
         try:
             self._before, self._last = self._last, self._ask()
-        except OSError:  # rank 0 is gone, and the run with it; what was traced goes by the clock as it was known
-            self._keeper.close()  # an answer that comes late would be taken for that of the next question
+        except OSError:  # rank 0 is gone, and so is the run; the trace is converted with the last known offset
+            self._keeper.close()  # a late answer would be taken for the answer to the next request
             log.warning("the clock of rank 0 cannot be asked any more")
         self.within = max(self._before.within, self._last.within)
 
@@ -117,23 +119,25 @@ class Tied(Clock):
 
 
 def tie_of(sent: int, told: int, came: int) -> Tie:
-    """From one question: when it was sent and its answer came by our clock, and the answer (all in ns)."""
+    """Returns the measurement from one request: `sent` and `came` are the own clock's times of request and answer,
+    `told` is the answer (all in ns)."""
     middle = (sent + came) // 2
     return Tie(middle, told - middle, -(-(came - sent) // 2))
 
 
 def ahead(at: np.ndarray, before: Tie, last: Tie) -> np.ndarray:
-    """ns by which rank 0's clock is ahead at moments of ours, from two ties: linear through them, int64."""
+    """Returns by how many ns rank 0's clock is ahead at the times `at` of the own clock: linear through two
+    measurements, int64."""
     passed = last.at - before.at
     if not passed:
         return np.full(np.shape(at), last.ahead, np.int64)
-    # Relative to a tie: ns since the boot of a host are more than a float64 can tell apart.
+    # Relative to a measurement: ns since boot exceed the precision of float64.
     since = (np.asarray(at, np.int64) - last.at).astype(np.float64)
     return last.ahead + np.rint(since * ((last.ahead - before.ahead) / passed)).astype(np.int64)
 
 
 def open_clock(rendezvous: Rendezvous, rank: int, store: dist.Store | None) -> Clock:
-    """The clock of `rank` behind the meeting of all ranks. Raises OSError where rank 0 cannot be reached."""
+    """Returns the clock of `rank`, after all ranks have joined. Raises OSError where rank 0 cannot be reached."""
     if rendezvous.node is None or store is None:
         return Clock()
     if rank == 0:

@@ -1,6 +1,6 @@
-"""Collectives and messages, whatever they go through: NCCL or gloo (torch.distributed), or shared memory.
+"""Collectives and point-to-point messages over any transport: NCCL or gloo (torch.distributed), or shared host memory.
 
-Works of a group end in the order in which they were begun.
+The operations of a group complete in the order in which they were started.
 """
 
 from __future__ import annotations
@@ -17,25 +17,27 @@ from parallel_core.engine.host_table import HostTable
 from parallel_core.engine.staged import Work
 
 Group = dist.ProcessGroup | HostGroup | None
-"""None is a group of one: nothing to communicate."""
+"""A process group; None is a group of one rank, with nothing to communicate."""
 
 TableGroup = Group | HostTable
-"""What can gather."""
+"""A group that supports all-gather."""
 
 LinkGroup = dist.ProcessGroup | HostLinks | None
-"""What messages of one kind go through."""
+"""The transport of the point-to-point messages of one kind."""
 
 
 def size_of(group: dist.ProcessGroup | HostGroup) -> int:
+    """Returns the number of ranks of a group."""
     return group.size if isinstance(group, HostGroup) else dist.get_world_size(group)
 
 
 def rank_in(group: dist.ProcessGroup | HostGroup) -> int:
+    """Returns this rank's number within a group."""
     return group.rank if isinstance(group, HostGroup) else dist.get_rank(group)
 
 
 def all_reduce(tensor: Tensor, group: Group, op: Any = dist.ReduceOp.SUM) -> Work:
-    """Begins the reduction of `tensor` (contiguous) over the group, in place."""
+    """Starts an all-reduce of `tensor` (contiguous) over the group, in place."""
     if not staged.is_staged(tensor, group):
         return _all_reduce(tensor, group, op)
     host = staged.out_of(tensor)
@@ -43,7 +45,7 @@ def all_reduce(tensor: Tensor, group: Group, op: Any = dist.ReduceOp.SUM) -> Wor
 
 
 def all_gather(out: Tensor, mine: Tensor, group: TableGroup) -> Work:
-    """Begins to bring everybody's `mine` into `out`, in the order of ranks; both flat."""
+    """Starts an all-gather of every rank's `mine` into `out`, in rank order; both are flat."""
     if not staged.is_staged(out, group):
         return _all_gather(out, mine, group)
     host = staged.room_for(out)
@@ -51,7 +53,7 @@ def all_gather(out: Tensor, mine: Tensor, group: TableGroup) -> Work:
 
 
 def reduce_scatter(out: Tensor, tensor: Tensor, group: Group) -> Work:
-    """Begins the sum of `tensor`, of which `out` gets this rank's part; both flat."""
+    """Starts a reduce-scatter (sum) of `tensor`; `out` receives this rank's part. Both are flat."""
     if not staged.is_staged(out, group):
         return _reduce_scatter(out, tensor, group)
     host = staged.room_for(out)
@@ -59,7 +61,7 @@ def reduce_scatter(out: Tensor, tensor: Tensor, group: Group) -> Work:
 
 
 def isend(tensor: Tensor, rank: int, group: LinkGroup) -> Work:
-    """Begins to send `tensor` (contiguous) to a global rank."""
+    """Starts sending `tensor` (contiguous) to the global rank `rank`."""
     if not staged.is_staged(tensor, group):
         return _isend(tensor, rank, group)
     host = staged.out_of(tensor)
@@ -67,7 +69,7 @@ def isend(tensor: Tensor, rank: int, group: LinkGroup) -> Work:
 
 
 def irecv(tensor: Tensor, rank: int, group: LinkGroup) -> Work:
-    """Posts a receive from a global rank into `tensor`."""
+    """Posts a receive into `tensor` from the global rank `rank`."""
     if not staged.is_staged(tensor, group):
         return _irecv(tensor, rank, group)
     host = staged.room_for(tensor)

@@ -1,4 +1,4 @@
-"""The one place that knows CPU from CUDA: everything else of the engine asks this object."""
+"""The device that a rank computes on: hides the differences between CPU and CUDA from the rest of the engine."""
 
 from __future__ import annotations
 
@@ -14,42 +14,45 @@ from parallel_core.spec import DeviceKind
 
 
 class Device(Protocol):
-    """What one rank computes on."""
+    """The device that one rank computes on."""
 
     kind: DeviceKind
     torch: torch.device
     backend: str
-    """Of torch.distributed."""
+    """Backend of torch.distributed: "nccl" or "gloo"."""
     sharing: int
-    """Ranks of the run that are on this GPU, this one included; how many share a CPU core `Interference` tells."""
+    """Ranks of the run on this GPU, this one included. 1 on a CPU; `Interference` measures the sharing of cores."""
 
     @property
     def name(self) -> str: ...
 
     def synchronise(self) -> None:
-        """Wait until everything that the device was asked to compute is done, and the messages that wants. Not for
-        others: a receive posted ahead may wait for what the host has yet to ask."""
+        """Waits until the computation queued on the device is done, with the messages that it depends on.
+
+        Does not wait for other messages: a receive posted ahead may be waiting for work that the host has yet to queue.
+        """
 
     def memory_used(self) -> int:
-        """Bytes the run holds now on the device; on a CPU what the process holds beyond its imports."""
+        """Returns the bytes that the run uses on the device now; on a CPU the resident memory of the process beyond
+        that after its imports."""
 
     def memory_peak(self) -> int:
-        """Largest value so far of `memory_used`."""
+        """Returns the largest value of `memory_used` so far."""
 
     def forget_memory_peak(self) -> None:
-        """The largest value is from now on that of what comes; a CPU's, which the kernel keeps, stays."""
+        """Resets `memory_peak`. No effect on a CPU, whose peak is kept by the kernel."""
 
     def core(self) -> int | None:
-        """The CPU core that is this device; None where it is none, or the process is bound to no single one."""
+        """Returns the CPU core that the process is bound to; None on a GPU, or if it is not bound to a single core."""
 
     def recorder(self, stage: int, replica: int) -> SpanRecorder: ...
 
     def __hash__(self) -> int:
-        """Each is its own: what was found of one is kept for it."""
+        """By identity: results measured on a device are cached under it."""
 
 
 class CpuDevice:
-    """One core and one thread."""
+    """A CPU device: one core, one thread."""
 
     kind: DeviceKind = "cpu"
     backend = "gloo"
@@ -85,12 +88,12 @@ class CpuDevice:
 
 
 class CudaDevice:
-    """The first visible CUDA device; the launcher shows each rank its own."""
+    """The first visible CUDA device; the launcher makes only its own device visible to each rank."""
 
     kind: DeviceKind = "cuda"
 
     def __init__(self, sharing: int = 1) -> None:
-        """Ranks that share it exchange through the host (`staged`)."""
+        """`sharing`: ranks on this GPU; several exchange through host memory (`staged`)."""
         self.sharing, self.backend = sharing, "gloo" if sharing > 1 else "nccl"
         self.torch = first_gpu()
         be_exact()
@@ -119,11 +122,12 @@ class CudaDevice:
 
 
 def first_gpu() -> torch.device:
-    """The first visible CUDA device, taken. Raises RuntimeError, with what would do, where PyTorch can use none."""
+    """Selects the first visible CUDA device and returns it. Raises RuntimeError, naming the remedies, where PyTorch can
+    use none."""
     first = torch.device("cuda", 0)
     try:
         torch.cuda.set_device(first)
-    except (AttributeError, RuntimeError, AssertionError) as error:  # a build without CUDA lacks parts of itself
+    except (AttributeError, RuntimeError, AssertionError) as error:  # a build without CUDA lacks attributes
         raise RuntimeError(
             f"train.device=cuda, and PyTorch {torch.__version__} cannot use a CUDA device here ({error}); use "
             "train.device=cpu, or a host with a GPU, its driver and a CUDA build of PyTorch."
@@ -132,35 +136,46 @@ def first_gpu() -> torch.device:
 
 
 def be_exact() -> None:
-    """fp32 is multiplied as fp32 from now on. PyTorch rounds it to TF32 by default in convolutions and LSTMs, though
-    not in matrix products (docs.pytorch.org, "CUDA semantics", TF32)."""
+    """Makes fp32 products use full fp32 precision from now on.
+
+    By default PyTorch rounds to TF32 in convolutions and LSTMs, though not in matrix products (docs.pytorch.org,
+    "CUDA semantics", TF32).
+    """
     torch.set_float32_matmul_precision("highest")
     torch.backends.cudnn.allow_tf32 = False
 
 
 def be_deterministic() -> None:
-    """From now on this process takes the algorithms that give the same bits every time; where an operation has none it
-    raises RuntimeError. To be called before the device is opened: cuBLAS reads its setting then."""
+    """Makes this process use bitwise reproducible algorithms; an operation that has none raises RuntimeError.
+
+    Must be called before the device is opened, which is when cuBLAS reads its setting.
+    """
     os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"  # docs.nvidia.com/cuda/cublas, "Results reproducibility"
     torch.use_deterministic_algorithms(True)
-    setattr(torch.utils.deterministic, "fill_uninitialized_memory", False)  # noqa: B010  # a memset against bugs
+    setattr(torch.utils.deterministic, "fill_uninitialized_memory", False)  # noqa: B010  # spare the debugging memset
     torch.backends.cudnn.deterministic = True
     torch.backends.cudnn.benchmark = False
 
 
 def be_ready_for_any_length() -> None:
-    """Attention takes no kernel that is planned anew for each number of keys, which grows by one a token: cuDNN's,
-    PyTorch's first choice on GPUs of compute capability 9.0, takes longer to plan than a token to compute."""
+    """Disables attention kernels that are planned anew for each number of keys, which grows by one per generated token.
+
+    cuDNN's, PyTorch's first choice on GPUs of compute capability 9.0, takes longer to plan than a token takes to
+    compute.
+    """
     torch.backends.cuda.enable_cudnn_sdp(False)
 
 
 def keep_no_weights() -> None:
-    """LSTMs are computed by PyTorch's own kernels. cuDNN wants weights in one piece: it copies ours, which are views of
-    the flat parameters, at each call and keeps the copy for backward. Such a copy is not let go of with the layer's
-    parameters, and knows nothing of an update in between."""
+    """Makes LSTMs use PyTorch's own kernels in place of cuDNN's.
+
+    cuDNN needs the weights in one contiguous buffer: as ours are views of the flat parameters, it copies them at each
+    call and keeps the copy for backward. Such a copy is not freed with the layer's parameters, and does not see an
+    update in between.
+    """
     torch.backends.cudnn.enabled = False
 
 
 def open_device(kind: DeviceKind, sharing: int = 1) -> Device:
-    """The device of this process, which a GPU is to `sharing` ranks."""
+    """Returns the device of this process; `sharing` is the number of ranks on its GPU."""
     return CudaDevice(sharing) if kind == "cuda" else CpuDevice()

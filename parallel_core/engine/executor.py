@@ -1,4 +1,4 @@
-"""Walks one rank's program of a schedule value: one method for each kind of operation, no schedule by name.
+"""Executes one rank's program of a schedule, with one method for each kind of operation; knows no schedule by name.
 
 `Executor` is for schedules that flush, `stream.StreamExecutor` for those that do not.
 """
@@ -27,7 +27,7 @@ from parallel_core.spec import TrainSpec
 
 
 class Parts(NamedTuple):
-    """What an executor drives."""
+    """The components that an executor drives."""
 
     chunks: Chunks
     links: Links
@@ -41,7 +41,8 @@ class Parts(NamedTuple):
 
 
 class Prepared(NamedTuple):
-    """An operation made ready: its text for a heartbeat, what runs it, and the lane of its span."""
+    """An operation ready to run: its text (for heartbeats and profiler annotations), its method, and the lane of its
+    span."""
 
     op: Op
     text: str
@@ -50,7 +51,7 @@ class Prepared(NamedTuple):
 
 
 class Walker:
-    """Runs operations one after the other; what a step is, subclasses say."""
+    """Executes operations in program order; subclasses define what a training step is."""
 
     def __init__(self, parts: Parts, scope: Scope, progress: Progress, train: TrainSpec) -> None:
         self._parts, self._scope, self._progress, self._train = parts, scope, progress, train
@@ -58,11 +59,11 @@ class Walker:
         self._arrived: dict[tuple[Kind, int, int], Tensor] = {}
         self._made: dict[tuple[Kind, int, int], Tensor] = {}
         self._losses: dict[int, Tensor] = {}
-        """Of each micro-batch whose loss is computed here."""
+        """Micro-batch -> its loss, where this rank computes it."""
         self._inside: dict[Op, list[Op]] = {}
-        """PAIR -> the messages that its forward makes."""
+        """PAIR -> the sends of its forward's output."""
         self._base = 0
-        """What versions of the program count from."""
+        """What the weight versions of the program are relative to; spans record absolute numbers."""
         self._runs: dict[Kind, Callable[[Op], int]] = {
             Kind.F: self._forward,
             Kind.BW: self._backward,
@@ -78,11 +79,12 @@ class Walker:
             Kind.GATHER: self._gather,
             Kind.OPT_STEP: self._optimise,
         }
-        for kind in (Kind.F, Kind.BW, Kind.B, Kind.W):  # a pair is made of these
+        for kind in (Kind.F, Kind.BW, Kind.B, Kind.W):  # a PAIR runs these, so faults apply to it, too
             self._runs[kind] = parts.faults.around(self._runs[kind])
 
     def _prepare(self, program: Sequence[Op]) -> list[Prepared]:
-        """What a PAIR's forward makes is sent inside of it (`_pair`), not when the whole of it is done."""
+        """Prepares a program. The output of a PAIR's forward is sent within the PAIR (`_pair`), so those sends are left
+        out."""
         self._inside |= _sent_inside(program)
         early = {send for sends in self._inside.values() for send in sends}
         return [Prepared(op, str(op), self._runs[op.kind], _lane(op.kind)) for op in program if op not in early]
@@ -94,7 +96,7 @@ class Walker:
                 self._do(op, run, lane)
 
     def _do(self, op: Op, run: Callable[[Op], int], lane: int) -> None:
-        """Runs it at its place, and records its span."""
+        """Runs the operation with its stage, micro-batch and version set in the scope, and records its span."""
         scope = self._scope
         scope.stage, scope.micro_batch, scope.version = op.stage, op.micro_batch, self._base + op.version
         start = scope.mark()
@@ -103,9 +105,12 @@ class Walker:
         scope.span(op.kind, lane, start, moved)
 
     def _pair(self, op: Op) -> int:
-        """Its forward, then its backward, each with a span inside that of the pair. What the forward made is on its way
-        while the backward computes (DeepSeek-AI 2024, section 3.2.1), as what the next pair needs comes meanwhile:
-        receives are posted ahead. The halves themselves are one after the other: a device here has one stream."""
+        """Runs the forward, then the backward of a PAIR, each with its own span inside that of the pair.
+
+        The forward's output is sent while the backward computes (DeepSeek-AI 2024, section 3.2.1), and the inputs of
+        the next pair arrive meanwhile, as receives are posted ahead. The two halves run one after the other: a device
+        has one compute stream here.
+        """
         forward, backward = op.parts()
         self._do(forward, self._runs[forward.kind], LANE_COMPUTE)
         for send in self._inside.get(op, ()):
@@ -135,7 +140,8 @@ class Walker:
         return 0
 
     def _hand_on(self, op: Op, to: int, send: Kind, receive: Kind, tensor: Tensor) -> None:
-        """To stage `to`: at once where it is on this rank, else when the program sends it."""
+        """Passes the tensor to stage `to`: directly where that is on this rank, otherwise it is kept until the program
+        sends it."""
         if to in self._stages:
             self._arrived[receive, to, op.micro_batch] = tensor
         else:
@@ -153,7 +159,8 @@ class Walker:
         return tensor.nbytes
 
     def _reduce(self, op: Op) -> int:
-        """Of the first stage of a rank it waits for the buckets of all: every backward is behind it."""
+        """Finishes gradient reduction. The first such operation of a rank waits for the buckets of all its stages,
+        since all its backwards come before it."""
         return self._parts.reducer.finish()
 
     def _gather(self, op: Op) -> int:
@@ -164,7 +171,7 @@ class Walker:
 
 
 class Executor(Walker):
-    """Runs `program` once a step, and flushes: the optimizer steps when all gradients of the step are there."""
+    """Runs `program` once per step, with a flush: the optimizer steps when all gradients of the step are complete."""
 
     def __init__(
         self,
@@ -182,7 +189,7 @@ class Executor(Walker):
         self._result = Totals(0.0, 0.0)
 
     def run(self, batch: Batch) -> Totals:
-        """One training step on this rank's micro-batches; the totals are the same on every rank."""
+        """Runs one training step on this rank's micro-batches; the totals are the same on every rank."""
         self._step = batch.step
         self._losses.clear()
         start = self._scope.mark()
@@ -199,13 +206,15 @@ class Executor(Walker):
         return self._result
 
     def _gather(self, op: Op) -> int:
-        """Parameters that other replicas have updated: of all stages with the last."""
+        """Gathers the parameters updated by other replicas: those of all stages, at the last such operation of the
+        step."""
         return self._parts.reducer.gather() if op is self._last[op.kind] else 0
 
     def _optimise(self, op: Op) -> int:
-        """Totals of the step (a collective, so a span of its own), clipping, update: of all stages with the last.
+        """Computes the step's totals (a collective, so with its own span), clips, and updates: all stages at the last
+        operation.
 
-        No update where fp16 overflowed, on any rank.
+        Skips the update where fp16 gradients overflowed on any rank.
         """
         if op is not self._last[op.kind]:
             return 0
@@ -224,7 +233,7 @@ class Executor(Walker):
 
 
 def total_loss(losses: Mapping[int, Tensor]) -> Tensor | None:
-    """Their sum, added as they came; None where there is none."""
+    """Returns the sum of the losses, added in order of arrival; None where there is none."""
     total = None
     for loss in losses.values():
         total = loss.double() if total is None else total + loss
@@ -232,7 +241,7 @@ def total_loss(losses: Mapping[int, Tensor]) -> Tensor | None:
 
 
 def _sent_inside(program: Sequence[Op]) -> dict[Op, list[Op]]:
-    """PAIR -> the sends of what its forward makes, which stand right behind it."""
+    """Returns PAIR -> the sends of its forward's output, which follow it in the program."""
     found: dict[Op, list[Op]] = {}
     made: dict[tuple[int, int], Op] = {}
     for op in program:

@@ -1,10 +1,11 @@
-"""Do ranks that should hold the same hold the same bits? A 64-bit number for each parameter, compared every k steps.
+"""Checks every k steps that ranks which should hold the same values hold the same bits, by a 64-bit number per
+parameter.
 
-The fingerprint of a tensor is the sum over its elements of bits x A[row] x B[column], modulo 2^64, with odd factors
-that look random. A sum of whole numbers is exact in any order, and the shares of a split tensor add up to the number of
-the whole one: it is the same under every layout, ZeRO-3 too, where no two ranks hold the same to compare. A change of
-one element always shows, since odd factors lose no bit; that of several cancels out only by chance. Samples are
-compared too: which were drawn, and what was read.
+The fingerprint of a tensor is the sum over its elements of bits x A[row] x B[column], modulo 2^64, with pseudo-random
+odd factors. An integer sum is exact in any order, and the fingerprints of the shards of a tensor add up to that of the
+full tensor: it is the same under every layout, also under ZeRO-3, where no two ranks hold the same values to compare. A
+change of one element always changes the sum, since multiplying by an odd factor loses no bit; changes of several
+elements cancel out only by chance. Samples are compared too: which were drawn, and what was read.
 """
 
 from __future__ import annotations
@@ -31,21 +32,23 @@ if TYPE_CHECKING:
     from parallel_core.engine.trainer import Trainer
 
 _BLOCK = {"cpu": 1 << 16}
-"""Elements worked on at once, by device: on a core their 64-bit products stay in the cache."""
+"""Elements processed at a time, by device kind: on a CPU core their 64-bit products stay in the cache."""
 _LARGE = 1 << 23
-"""The same on any other, where each block is some launches: 64 MiB of products."""
+"""The same on other devices, where each block costs several kernel launches: 64 MiB of products."""
 _WORDS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 _MASK = (1 << 64) - 1
 _Part = tuple[Tensor, int, int]
-"""A part of a tensor, and the row and column at which it begins."""
+"""A part of a tensor, and the row and column of the tensor at which the part begins."""
 
 
 class ReplicasDiffer(Exception):
-    """Ranks that should hold the same do not; the text names the first step and tensor seen, and the ranks."""
+    """Ranks that should hold the same bits do not; the message names the step, the first differing tensor, and the
+    ranks."""
 
 
 class Print(NamedTuple):
-    """Of the whole model and of a step's samples, whatever the layout; `seconds` is what finding it took."""
+    """The fingerprints of the whole model and of a step's samples, the same under any layout; `seconds` is the time it
+    took."""
 
     step: int
     parameters: int
@@ -54,7 +57,7 @@ class Print(NamedTuple):
 
 
 class Fingerprints:
-    """`check` is a collective: every rank calls it behind the same steps."""
+    """Compares fingerprints over all ranks. `check` is a collective: every rank calls it after the same steps."""
 
     def __init__(self, trainer: Trainer, group: Group) -> None:
         self._trainer, self._group = trainer, group
@@ -69,20 +72,20 @@ class Fingerprints:
         self._equal_at: int | None = None
 
     def due(self, step: int) -> bool:
-        """Behind every k-th step and the last one; never where k is 0."""
+        """Whether `step` is to be checked: every k-th step and the last one; never where k is 0."""
         return self._every > 0 and (not (step + 1) % self._every or step + 1 == self._trainer.spec.train.steps)
 
     def check(self, step: int) -> Print:
-        """Raises ReplicasDiffer, on every rank."""
+        """Returns the fingerprints after `step`. Raises ReplicasDiffer, on every rank, where any differ."""
         began = time.perf_counter()
-        table = self._exchange(self._mine(step))
+        table = self._exchange(self._own_numbers(step))
         whole = self._compare_tensors(table, step)
         samples = self._compare_samples(table, step)
         self._equal_at = step
         return Print(step, whole, samples, time.perf_counter() - began)
 
-    def _mine(self, step: int) -> list[int]:
-        """This rank's numbers: of each tensor, of the samples drawn for all ranks, and of those read here."""
+    def _own_numbers(self, step: int) -> list[int]:
+        """This rank's numbers: one per tensor, one of the samples drawn for all ranks, one of the samples read here."""
         trainer = self._trainer
         place, layout = trainer.place, trainer.layout
         tensors: dict[str, list[_Part]] = {name: [(tensor, 0, 0)] for name, tensor in trainer.chunks.buffers().items()}
@@ -95,7 +98,7 @@ class Fingerprints:
         return values + (list(trainer.reader.prints(step)) if self._reads[place.place] else [0, 0])
 
     def _exchange(self, mine: list[int]) -> list[list[int]]:
-        """Every rank's numbers, in rank order."""
+        """Returns every rank's numbers, in rank order."""
         if self._group is None:
             return [mine]
         device = self._trainer.device.torch
@@ -105,7 +108,7 @@ class Fingerprints:
         return [[value & _MASK for value in row] for row in out.view(-1, self._width).tolist()]
 
     def _compare_tensors(self, table: list[list[int]], step: int) -> int:
-        """The number of the whole model."""
+        """Returns the fingerprint of the whole model. Raises ReplicasDiffer where two holders of a share differ."""
         first: dict[tuple[str, int, int], tuple[int, int]] = {}
         sliced = {slot.name for slot in self._trainer.flat} if self._trainer.flat.sliced else set[str]()
         wrong: dict[str, tuple[int, int]] = {}
@@ -117,13 +120,13 @@ class Fingerprints:
                 holder, known = first.setdefault(share, (rank, value))
                 if known != value:
                     wrong.setdefault(name, (holder, rank))
-        for name in self._shapes:  # in the order of the layers
+        for name in self._shapes:  # in layer order: the first layer that differs is reported
             if name in wrong:
                 raise self._differ(f"{name} of rank {wrong[name][1]} is not that of rank {wrong[name][0]}", step)
         return sum(value * _odd_of(name) for (name, *_), (_, value) in first.items()) & _MASK
 
     def _compare_samples(self, table: list[list[int]], step: int) -> int:
-        """The number of what was drawn for all ranks."""
+        """Returns the fingerprint of the samples drawn for all ranks. Raises ReplicasDiffer where ranks disagree."""
         layout = self._trainer.layout
         drawn: dict[object, tuple[int, int]] = {}
         for rank, (*_, numbers, content) in enumerate(table):
@@ -149,7 +152,7 @@ def _units(trainer: Trainer, stage: int) -> list[str]:
 
 
 def _parts(flat: FlatParameters) -> dict[str, list[_Part]]:
-    """Of each parameter what this rank has: all of its share, or under ZeRO-3 what it owns, as matrices."""
+    """Returns this rank's part of each parameter, as matrices: its whole share, or under ZeRO-3 what it owns."""
     if not flat.sliced:
         return {name: [(tensor, 0, 0)] for name, tensor in flat.named().items()}
     shapes = {slot.name: slot.parameter.shape for slot in flat}
@@ -157,14 +160,14 @@ def _parts(flat: FlatParameters) -> dict[str, list[_Part]]:
 
 
 def _matrices(shape: torch.Size, first: int, elements: Tensor) -> list[_Part]:
-    """Elements from `first` on of a tensor, whose dimensions but the first count as columns."""
+    """The elements of a tensor from number `first` on, as matrices: all dimensions but the first count as columns."""
     rows = shape[0] if len(shape) > 1 else 1
     whole = rows, shape.numel() // rows
     return [(memory.view(box.sizes), *box.offsets) for box, memory in split(whole, (0, 0), elements, whole, first)]
 
 
 def _origin(name: str, full: tuple[int, ...], rank: int, size: int, how: TensorSplit) -> tuple[int, int]:
-    """Row and column of the full tensor, as a matrix, at which tensor rank `rank`'s share begins."""
+    """Returns the row and column of the full tensor, as a matrix, at which the share of tensor rank `rank` begins."""
     dim = split_dim(name, how)
     if dim is None or size == 1:
         return 0, 0
@@ -174,7 +177,8 @@ def _origin(name: str, full: tuple[int, ...], rank: int, size: int, how: TensorS
 
 @torch.no_grad()
 def fingerprint(tensor: Tensor, row: int = 0, column: int = 0) -> int:
-    """Of a tensor that begins at (row, column) of a whole one; dimensions but the first count as columns."""
+    """Returns the fingerprint of a tensor that begins at (row, column) of a full one; all dimensions but the first
+    count as columns."""
     bits = tensor.detach().contiguous().view(_WORDS[tensor.element_size()])
     matrix = bits.view(1, -1) if bits.dim() < 2 else bits.flatten(1)
     rows, columns = matrix.shape
@@ -182,14 +186,15 @@ def fingerprint(tensor: Tensor, row: int = 0, column: int = 0) -> int:
     at_once = max(1, _BLOCK.get(matrix.device.type, _LARGE) // max(1, columns))
     total = torch.zeros((), dtype=torch.int64, device=matrix.device)
     for first in range(0, rows, at_once):
-        block = matrix[first : first + at_once] * b  # widened as it is multiplied: no second block of 64 bits
+        block = matrix[first : first + at_once] * b  # widens to 64 bits in the product, without a second copy
         total += (block.sum(1) * a[first : first + at_once]).sum()
     return int(total) & _MASK
 
 
 @lru_cache(maxsize=256)
 def factors(first: int, count: int, key: int, device: torch.device) -> Tensor:
-    """Odd 64-bit numbers of the places first .. first + count - 1 (the mixing of SplitMix64, Steele et al. 2014)."""
+    """Returns odd 64-bit numbers for the positions first .. first + count - 1 (the mixing of SplitMix64, Steele et al.
+    2014)."""
     x = torch.arange(first, first + count, dtype=torch.int64, device=device)
     x = (x + key * (1 << 40)) * -7046029254386353131
     x = (x ^ (x >> 30)) * -4658895280553007687
@@ -198,7 +203,7 @@ def factors(first: int, count: int, key: int, device: torch.device) -> Tensor:
 
 
 def of_arrays(arrays: Iterable[np.ndarray]) -> int:
-    """64 bits of the arrays' content."""
+    """Returns a 64-bit hash of the arrays' contents."""
     digest = hashlib.blake2b(digest_size=8)
     for array in arrays:
         digest.update(np.ascontiguousarray(array).data)

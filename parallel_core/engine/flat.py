@@ -1,11 +1,12 @@
-"""Parameters and gradients of a rank as two flat buffers that the tensors of the model are views of.
+"""Parameters and gradients of a rank as two flat buffers; the tensors of the model are views of them.
 
-Gradients have the number type of `precision.main_dtype`: in 16-bit runs autograd adds its 16-bit results to fp32.
+Gradients have the dtype `precision.main_dtype`: in 16-bit runs autograd accumulates its 16-bit results in fp32.
 
-One buffer means one optimizer kernel, one memset, and gradient buckets that are slices: nothing is copied to be sent.
-Under ZeRO (Rajbhandari et al. 2020) a replica owns one part of every bucket; without, all of the buffers. Under ZeRO-2
-the gradient buffer has what is owned alone (`engine.lean` makes the whole buckets, and lets them go), under ZeRO-3 that
-of the values, too (`engine.unshard`). Starts and stops count elements of the whole, wherever they are.
+With one buffer the optimizer is one kernel, clearing gradients is one memset, and gradient buckets are slices that
+are sent without a copy. Under ZeRO (Rajbhandari et al. 2020) a replica owns one part of every bucket; otherwise it
+owns all of the buffers. Under ZeRO-2 the gradient buffer holds the owned parts only (`engine.zero2` allocates whole
+buckets and frees them), under ZeRO-3 so does the buffer of values (`engine.zero3`). Element numbers (starts and
+stops) always refer to the whole buffer.
 """
 
 from __future__ import annotations
@@ -21,12 +22,12 @@ from parallel_core.engine.precision import main_dtype
 from parallel_core.plan.grad_buckets import BUCKET_BYTES, Home, Places, place
 
 Pieces = tuple[tuple[int, Tensor], ...]
-"""(first, memory): elements [first, first + len(memory)) of the whole flat buffer."""
+"""(first, memory) pairs: `memory` holds elements [first, first + len(memory)) of the whole flat buffer."""
 
 
 @dataclass(frozen=True)
 class Slot:
-    """One parameter's place in the flat buffers. `names` are (unit, local name) pairs: several where it is tied."""
+    """The position of one parameter in the flat buffers: elements [start, stop)."""
 
     name: str
     parameter: nn.Parameter
@@ -36,10 +37,11 @@ class Slot:
 
 @dataclass(frozen=True)
 class Shard:
-    """Replica `index` of `count` owns its part of each bucket; parameters in `alone` have a bucket of their own.
+    """How the flat buffers are sharded: replica `index` of `count` owns its part of each bucket.
 
-    `lean`: it keeps the gradients of its parts alone; `sliced`: the values, too. `bucket` = bytes from which a bucket
-    is sent, None = the device's; parameters whose `homes` differ (`places.home`; unnamed: none) share none.
+    Each parameter in `alone` has a bucket of its own. `lean`: keep the gradients of owned parts only (ZeRO-2);
+    `sliced`: the values, too (ZeRO-3). `bucket`: bytes from which a bucket is closed, None = the device's default.
+    Parameters with different `homes` (`grad_buckets.home`; empty for those not listed) do not share a bucket.
     """
 
     count: int = 1
@@ -51,15 +53,15 @@ class Shard:
     homes: Mapping[str, Home] = field(default_factory=dict)
 
     def places(self, sizes: Mapping[str, int], device: Device, item: int) -> Places:
-        """Of parameters of `sizes` elements, whose gradients have `item` bytes each."""
+        """Returns the positions of parameters; `sizes`: name -> elements, `item`: bytes of a gradient element."""
         bucket = None if self.sliced else (self.bucket or BUCKET_BYTES[device.kind]) // item
         return place(sizes, bucket, self.count, self.alone, lambda name: self.homes.get(name, ()))
 
 
 class FlatParameters:
-    """Moves the parameters of `units` (global unit name -> layer, maybe on meta) into flat buffers.
+    """Moves parameters (which may be on the meta device) into flat buffers, with the positions of `plan.grad_buckets`.
 
-    Places are those of `plan.places`, and `slots` is in their order. Padding holds zeros and stays zero.
+    `slots` is in the order of positions. Padding holds zeros and stays zero.
     """
 
     def __init__(
@@ -81,16 +83,16 @@ class FlatParameters:
         self.grads = torch.zeros(part if shard.lean else places.size, dtype=main, device=device.torch)
         self.buckets = places.buckets
         self.wired = places.pieces(main.itemsize)
-        """Their parts that are summed one by one where they go from one CPU host to another, nothing being sharded."""
+        """The smaller pieces that are reduced one by one where CPU ranks on several hosts reduce unsharded buckets."""
         self.parts = [bucket.part(shard.index, shard.count) for bucket in places.buckets]
-        """What this replica owns of each bucket."""
+        """The elements that this replica owns of each bucket."""
         self.owned = self.parts if shard.count > 1 else [slice(0, places.size)]
-        """The same, in as few pieces as it can be."""
+        """The same elements in as few slices as possible: one where nothing is sharded."""
         sizes_owned = [piece.stop - piece.start for piece in self.owned]
         self.mine = self.grads.split(sizes_owned) if shard.lean else [self.grads[piece] for piece in self.owned]
-        """The gradients of `owned`, piece by piece."""
+        """The gradients of each slice of `owned`."""
         self.held = self.values.split(sizes_owned) if shard.sliced else [self.values[piece] for piece in self.owned]
-        """The values of `owned`, piece by piece."""
+        """The values of each slice of `owned`."""
         self.slots = [self._slot(name, shapes[name], start) for name, start in places.starts.items()]
         by_name = {slot.name: slot.parameter for slot in self.slots}
         for name, module, attribute in named:
@@ -100,7 +102,7 @@ class FlatParameters:
         stop = start + shape.numel()
         values = hollow(self.values, shape) if self.sliced else self.values[start:stop].view(shape)
         parameter = nn.Parameter(values)
-        parameter.grad_dtype = None  # lets a gradient be wider than its parameter, and be added to without a copy
+        parameter.grad_dtype = None  # allows a gradient wider than its parameter, accumulated without a copy
         if not self.lean:
             parameter.grad = self.grads[start:stop].view(shape)
         return Slot(name, parameter, start, stop)
@@ -109,24 +111,24 @@ class FlatParameters:
         return iter(self.slots)
 
     def named(self) -> dict[str, Tensor]:
-        """Global name -> this rank's share of the parameter. Under ZeRO-3 it is whole only while it works."""
+        """Global name -> this rank's share of the parameter. Under ZeRO-3 it is whole only while its layer runs."""
         return {slot.name: slot.parameter.detach() for slot in self.slots}
 
     def named_grads(self) -> dict[str, Tensor]:
-        """Global name -> this rank's share of the gradient; without those that are nowhere whole."""
+        """Global name -> this rank's share of the gradient, without gradients that are nowhere whole (ZeRO-2 and 3)."""
         return {slot.name: slot.parameter.grad for slot in self.slots if slot.parameter.grad is not None}
 
     def owned_grads(self) -> dict[str, Tensor]:
-        """Global name -> the elements of its gradient that this replica owns (flat, maybe none)."""
+        """Returns global name -> the elements of its gradient that this replica owns (flat, possibly empty)."""
         parts = self.mine if self.lean else [self.grads[part] for part in self.parts]
         return {name: elements for name, (_, elements) in self._owned(parts).items()}
 
     def owned_values(self) -> dict[str, tuple[int, Tensor]]:
-        """Global name -> the elements of it that this replica owns, and the number of the first one."""
+        """Returns global name -> (number of the first owned element within the parameter, the owned elements)."""
         return self._owned(self.held if self.sliced else [self.values[part] for part in self.parts])
 
     def _owned(self, parts: Sequence[Tensor]) -> dict[str, tuple[int, Tensor]]:
-        """Of `parts`, those of the buckets: by name (first element within the parameter, its elements)."""
+        """Returns name -> (first element within the parameter, its elements) from `parts`, one per bucket."""
         out: dict[str, tuple[int, Tensor]] = {}
         at = {slot.name: slot for slot in self.slots}
         for bucket, part, elements in zip(self.buckets, self.parts, parts, strict=True):
@@ -137,22 +139,25 @@ class FlatParameters:
 
     @property
     def stores(self) -> Sequence[Tensor]:
-        """The memory of the values."""
+        """The tensors that hold the values."""
         return [self.values]
 
     def buffers(self) -> dict[str, Pieces]:
-        """What a checkpoint keeps of the values, by kind."""
+        """Returns the values that a checkpoint saves, by kind."""
         return {"value": self.pieces()}
 
     def pieces(self) -> Pieces:
-        """The values that this rank has, for a checkpoint."""
+        """Returns the values that this rank has, with their positions."""
         if not self.sliced:
             return ((0, self.values),)
         return tuple((piece.start, values) for piece, values in zip(self.owned, self.held, strict=True))
 
     def fill(self, slot: Slot, make: Callable[[Tensor], object]) -> None:
-        """Gives a parameter what `make` writes into a tensor of its shape: where it is not whole here, into one that
-        is let go again."""
+        """Initializes a parameter with `make`, which writes into a tensor of its shape.
+
+        Where the parameter is not whole on this rank, the tensor is temporary and the owned elements are copied from
+        it.
+        """
         if not self.sliced:
             make(slot.parameter)
             return
@@ -163,5 +168,5 @@ class FlatParameters:
 
 
 def hollow(like: Tensor, shape: torch.Size) -> Tensor:
-    """What stands for a parameter that is elsewhere: its shape, no memory, and nothing that passes for a number."""
+    """Returns a placeholder for a parameter that is not gathered: its shape, NaN values, no memory of its own."""
     return like.new_full((), float("nan")).expand(shape)

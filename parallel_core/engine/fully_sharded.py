@@ -1,12 +1,12 @@
-"""ZeRO-3 by torch's own `fully_shard` (FSDP2, Zhao et al. 2023), in place of `engine.unshard` and `engine.lean`.
+"""ZeRO-3 by torch's own `fully_shard` (FSDP2, Zhao et al. 2023), in place of `engine.zero3` and `engine.zero2`.
 
-A group is a layer. torch cuts each parameter by its first dimension, gathers a layer's before its forward and before
-its backward, frees them behind, and reduce-scatters its gradients. Everything else is this engine's: what a replica
-owns is moved by `FlatAdamW`, normed, saved by name and compared as ever. Gradients are summed, not averaged: the loss
-is divided by the global count already.
+Each layer is one FSDP group. torch shards each parameter by its first dimension, gathers a layer's parameters before
+its forward and before its backward, frees them afterwards, and reduce-scatters its gradients. Everything else is done
+by this engine: the owned part is updated by `FlatAdamW`, normed, saved by name and compared as in other layouts.
+Gradients are summed, not averaged: the loss is already divided by the global count.
 
-In 16 bits what is sharded are fp32 master weights; a layer is cast when it is gathered (`MixedPrecisionPolicy`), to the
-bits that the own layout keeps beside its masters.
+In 16-bit runs the sharded parameters are fp32 master weights; a layer is cast when it is gathered
+(`MixedPrecisionPolicy`), to the same bits that other layouts keep next to their master weights.
 
 The collectives go through `set_custom_all_gather` and `set_custom_reduce_scatter`, where their spans are recorded.
 """
@@ -36,16 +36,17 @@ from parallel_core.schedule.ir import Kind
 from parallel_core.tensor.weights import WeightGradients
 
 Layer = tuple[nn.Module, Sequence[tuple[str, nn.Module, str]]]
-"""A layer, and (global name, holding module, attribute) of its parameters, on meta."""
+"""A layer, and (global name, holding module, attribute) of each of its parameters, which are on the meta device."""
 
 
-class _Messages:
-    """What both collectives share: where their spans go, and how late they end."""
+class _Collective:
+    """Common part of both collectives: records their spans and applies an injected delay."""
 
     def __init__(self, scope: Scope, delay: float) -> None:
         self.scope, self.delay, self.moved = scope, delay, 0
 
     def end(self, kind: Kind, begin: Callable[[], Any], moved: int) -> None:
+        """Runs the collective that `begin` starts, delayed by `delay` seconds, and records its span and bytes."""
         start = self.scope.mark()
         with self.scope.named(kind.name):
             late(begin(), self.delay).wait()
@@ -53,8 +54,8 @@ class _Messages:
         self.moved += moved
 
 
-class _Gather(_Messages, AllGather):
-    """A layer's parameters. torch makes it wait, on CUDA on a stream of its own."""
+class _Gather(_Collective, AllGather):
+    """The all-gather of a layer's parameters. torch calls it, on CUDA on a stream of its own."""
 
     def allocate(self, size: Sequence[Any], *, dtype: torch.dtype, device: torch.device) -> Tensor:
         with self.scope.making("params"):
@@ -64,8 +65,8 @@ class _Gather(_Messages, AllGather):
         self.end(Kind.UNSHARD, lambda: all_gather(output_tensor, input_tensor, group), output_tensor.nbytes)
 
 
-class _Scatter(_Messages, ReduceScatter):
-    """A layer's gradients; `op` is a sum, as the layers are told."""
+class _Scatter(_Collective, ReduceScatter):
+    """The reduce-scatter of a layer's gradients; `op` is always a sum, as the layers are configured for it."""
 
     def allocate(self, size: Sequence[Any], *, dtype: torch.dtype, device: torch.device) -> Tensor:
         with self.scope.making("grads"):
@@ -78,7 +79,7 @@ class _Scatter(_Messages, ReduceScatter):
 
 
 class FullySharded(FlatParameters):
-    """Of every parameter the rows that this replica owns: `held` is torch's memory, `grads` is this engine's."""
+    """Flat parameters sharded by torch: `held` is torch's memory of the owned rows, `grads` is this engine's buffer."""
 
     def __init__(
         self,
@@ -88,7 +89,8 @@ class FullySharded(FlatParameters):
         device: Device,
         mesh: DeviceMesh,
     ) -> None:
-        """`first` gives a tensor the first values of the parameter of that name; one layer is whole at a time."""
+        """`first` writes the initial values of the named parameter into a tensor; only one layer is unsharded at a
+        time."""
         self.mesh, self._dtype, main = mesh, dtype, main_dtype(dtype)
         policy = MixedPrecisionPolicy(dtype if dtype != main else None, main, cast_forward_inputs=False)
         self.lean = self.sliced = True
@@ -108,17 +110,17 @@ class FullySharded(FlatParameters):
         self.values = torch.empty(0, dtype=main, device=device.torch)
         self.owned = [_owned(slot, part, self.mesh) for slot, part in zip(self.slots, self.held, strict=True)]
         self.grads = torch.zeros(sum(map(len, self.held)), dtype=main, device=device.torch)
-        self.mine = self._sums_begin()
+        self.mine = self._split_grads()
 
-    def _sums_begin(self) -> tuple[Tensor, ...]:
-        """The part of `grads` that the sums of each parameter go to."""
+    def _split_grads(self) -> tuple[Tensor, ...]:
+        """Returns the part of `grads` for each parameter, and makes torch accumulate there."""
         mine = self.grads.split([len(part) for part in self.held])
         for slot, grad in zip(self.slots, mine, strict=True):
-            self._sums_to(slot.parameter, grad)
+            self._accumulate_in(slot.parameter, grad)
         return mine
 
-    def _sums_to(self, parameter: nn.Parameter, grad: Tensor) -> None:
-        """torch adds what a micro-batch's reduce-scatter brings to the gradient that is there."""
+    def _accumulate_in(self, parameter: nn.Parameter, grad: Tensor) -> None:
+        """Makes torch add the result of each micro-batch's reduce-scatter to `grad`."""
         local = grad.view(_local(parameter).shape)
         shape, stride = parameter.shape, parameter.stride()
         parameter.grad = DTensor.from_local(local, self.mesh, [Shard(0)], run_check=False, shape=shape, stride=stride)
@@ -137,14 +139,15 @@ class FullySharded(FlatParameters):
         return {slot.name: grad for slot, grad in zip(self.slots, self.mine, strict=True)}
 
     def owned_values(self) -> dict[str, tuple[int, Tensor]]:
-        """In the number type that layers compute in."""
+        """As in `FlatParameters`, in the dtype that layers compute in."""
         return {
             slot.name: (owned.start - slot.start, part.to(self._dtype))
             for slot, owned, part in zip(self.slots, self.owned, self.held, strict=True)
         }
 
     def buffers(self) -> dict[str, Pieces]:
-        """In 16 bits the masters, and what they are rounded to, as other layouts keep both."""
+        """As in `FlatParameters`; in 16-bit runs both the master weights and the rounded values, as other layouts save
+        them."""
         own = tuple((owned.start, part) for owned, part in zip(self.owned, self.held, strict=True))
         if self._dtype == self.grads.dtype:
             return {"value": own}
@@ -152,7 +155,8 @@ class FullySharded(FlatParameters):
 
 
 class FullyShardedReducer:
-    """Runs layers under torch's hooks, and is the `reduction.Reducer` of a step: `finish` finds all done."""
+    """Runs layers with torch's hooks (`zero3.Unsharding`), and is the step's `reduction.Reducer`, for which torch has
+    already done the work."""
 
     def __init__(
         self, flat: FullySharded, weights: WeightGradients, scope: Scope, delay: float, recomputes: bool
@@ -167,19 +171,19 @@ class FullyShardedReducer:
             layer.set_custom_reduce_scatter(self._scatter)
             layer.set_gradient_divide_factor(1.0)
             layer.set_force_sum_reduction_for_comms(True)
-            layer.register_forward_pre_hook(self._whole)
+            layer.register_forward_pre_hook(self._register_gathered)
         self._root = _Root(flat.layers)
         fully_shard(self._root, mesh=flat.mesh)
-        if recomputes:  # before the last layer's backward comes a recomputation, which gathers for itself
-            _nothing_ahead(flat.layers[-1])
+        if recomputes:  # a recomputation gathers the layers that it runs by itself
+            _disable_prefetch(flat.layers[-1])
 
     def through(self, walk: Callable[[], Tensor]) -> Tensor:
-        """A forward through several layers: one root, so that torch gathers ahead."""
+        """Runs a forward pass through several layers under one root module, so that torch prefetches the next layer."""
         out: Tensor = self._root(walk)
         return out
 
     def run(self, unit: nn.Module, inputs: Sequence[Tensor], goes_back: bool) -> Tensor:
-        """The layer's output; with `goes_back` its parameters stay for its backward, the next thing."""
+        """Returns the layer's output. With `goes_back` its parameters stay gathered, since its backward comes next."""
         assert isinstance(unit, FSDPModule)
         unit.set_reshard_after_forward(not goes_back, recurse=False)
         out: Tensor = unit(*inputs)
@@ -189,20 +193,22 @@ class FullyShardedReducer:
         return
 
     def finish(self) -> int:
-        """torch has waited at the end of each backward; returns the bytes that were reduced."""
+        """Returns the bytes reduced since the last call; torch has already waited at the end of each backward."""
         moved, self._scatter.moved = self._scatter.moved, 0
         return moved
 
     def gather(self) -> int:
         return 0
 
-    def _whole(self, unit: nn.Module, inputs: Any) -> None:
-        """Behind torch's own hook: the parameters are whole, in memory that comes and goes under them."""
+    def _register_gathered(self, unit: nn.Module, inputs: Any) -> None:
+        """Forward pre-hook that runs after torch's own: registers the gathered parameters with the memory meter, as
+        storages that are resized."""
         if self._scope.meter is not None:
             for parameter in unit.parameters():
                 self._scope.meter.register(parameter, "params", elastic=True)
 
     def _sums(self, parameter: nn.Parameter) -> Tensor:
+        """Returns the tensor that the gradient of `parameter` is added to, created at its first use."""
         if parameter.grad is None:
             with self._scope.making("grads"):
                 parameter.grad = torch.zeros_like(parameter)
@@ -210,7 +216,7 @@ class FullyShardedReducer:
 
 
 class _Root(nn.Module):
-    """What torch takes for the model: its layers share streams and gather one another ahead."""
+    """The module that torch takes for the whole model: its layers share streams and prefetch each other."""
 
     def __init__(self, layers: Sequence[nn.Module]) -> None:
         super().__init__()
@@ -220,8 +226,8 @@ class _Root(nn.Module):
         return walk()
 
 
-def _nothing_ahead(layer: nn.Module) -> None:
-    """Its backward gathers no other layer ahead."""
+def _disable_prefetch(layer: nn.Module) -> None:
+    """Makes the layer's backward prefetch no other layer."""
     assert isinstance(layer, FSDPModule)
     layer.set_modules_to_backward_prefetch([layer])
 
@@ -236,13 +242,13 @@ def _slots(found: Sequence[tuple[str, nn.Parameter]]) -> list[Slot]:
 
 @torch.no_grad()
 def _local(parameter: nn.Parameter) -> Tensor:
-    """This replica's rows, in torch's memory."""
+    """Returns this replica's rows, in torch's memory."""
     assert isinstance(parameter, DTensor)
     return parameter.to_local()
 
 
 def _owned(slot: Slot, part: Tensor, mesh: DeviceMesh) -> slice:
-    """Where a replica's rows lie: as many as ceil(rows / replicas) each, the last ones fewer or none."""
+    """Returns the elements of a replica's rows: ceil(rows / replicas) rows each, fewer or none on the last replicas."""
     rows = slot.parameter.shape[0]
     first = min(mesh.get_local_rank() * -(-rows // mesh.size()), rows)
     start = slot.start + first * (slot.parameter.numel() // rows)
@@ -250,5 +256,5 @@ def _owned(slot: Slot, part: Tensor, mesh: DeviceMesh) -> slice:
 
 
 def mesh_of(group: dist.ProcessGroup, device: Device) -> DeviceMesh:
-    """The replicas as torch names them."""
+    """Returns the device mesh of a group of replicas."""
     return DeviceMesh.from_group(group, device.kind)

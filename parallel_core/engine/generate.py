@@ -1,9 +1,9 @@
-"""Text generation from a checkpoint: one prefill of the prompt, then a token at a time from cached keys and values.
+"""Text generation from a checkpoint: prefill of the prompt, then one token at a time with a key-value cache.
 
-The ranks of a tensor-parallel group each hold the cache of their own heads, gather the logits (one vector a sample),
-and draw the same token from the same numbers. Of a pipeline each stage holds the caches of its own layers; the last one
-sends the tokens to the others (`relay`), and one stage works at a time: more stages make room, not speed. Replicas
-share out the texts and never talk: a text is the same whoever generates it.
+The ranks of a tensor-parallel group each hold the cache of their own heads, gather the logits (one vector per sample),
+and draw the same token from the same random numbers. In a pipeline each stage holds the caches of its own layers; the
+last stage sends the tokens to the others (`relay`). One stage works at a time, so more stages add memory, not speed.
+Replicas share out the samples and never communicate: a sample's text does not depend on which replica generates it.
 """
 
 from __future__ import annotations
@@ -48,23 +48,23 @@ from parallel_core.tensor.weights import WeightGradients
 log = logging.getLogger(__name__)
 
 TELL_S = 0.2
-"""A record a token would cost more than the token."""
+"""Minimum interval between two records, in seconds: one per token would cost more than the token."""
 
 
 @dataclass
 class Generated:
-    """`tokens` of each sample of this replica, without the prompt; seconds of the prefill and of each token behind the
-    first."""
+    """`tokens` of each sample of this replica, without the prompt; `prefill`: seconds until the first token, `seconds`:
+    of each later token."""
 
     tokens: list[list[int]]
     prefill: float
     seconds: list[float] = field(default_factory=list)
     kv_bytes: int = 0
-    """Of this rank's caches."""
+    """Bytes of this rank's key-value caches."""
 
 
 class _Holds(NamedTuple):
-    """What `checkpoint.State` asks of a trainer."""
+    """What `checkpoint.State` needs to know of the holder of the parameters."""
 
     spec: RunSpec
     flat: FlatParameters
@@ -73,7 +73,7 @@ class _Holds(NamedTuple):
 
 
 class Generator:
-    """What one rank has of a GPT, with the values of the checkpoint `path`. `spec` has one stage a place.
+    """One rank's part of a GPT with the values of the checkpoint at `path`. `spec` has one stage per pipeline rank.
 
     Raises CheckpointError where the checkpoint is damaged.
     """
@@ -87,7 +87,7 @@ class Generator:
         path: Path,
         tell: Callable[[], None] = storage.nobody,
     ) -> None:
-        """`tell` is called as the checkpoint is read."""
+        """`tell` is called repeatedly while the checkpoint is read."""
         self.spec, self._device = spec, device
         self._recorder = device.recorder(0, 0)
         layout, scope = Layout.of(spec), Scope(self._recorder)
@@ -112,13 +112,14 @@ class Generator:
 
     @torch.no_grad()
     def generate(self, wish: Wish, told: Callable[[Generated], None] = lambda so_far: None) -> Generated:
-        """The tokens, and what they cost. Prompt and new tokens together are at most the model's sequence.
+        """Returns the generated tokens with their times. Prompt and new tokens together must not exceed the model's
+        sequence.
 
-        `told` hears of each token as it comes.
+        `told` is called after each token with everything generated so far.
         """
         prompt = self._prompts(wish)
         self._begin(wish, prompt.shape[1] + wish["new"])
-        turns = self._turns(prompt, wish)
+        turns = self._token_steps(prompt, wish)
         drawn, prefill = next(turns)
         kept = sum(core.cache.nbytes for core in self._cores if core.cache is not None)
         out = Generated([[token] for token in drawn], prefill, kv_bytes=kept)
@@ -132,8 +133,8 @@ class Generator:
 
     @torch.no_grad()
     def metered(self, wish: Wish) -> MemoryMeter:
-        """The prefill and the token behind it once more, with live memory followed: weights are "params", keys and
-        values "activations"."""
+        """Repeats the prefill and the next token under a memory meter: weights count as "params", keys and values as
+        "activations"."""
         for core in self._cores:
             core.cache = None
         prompt = self._prompts(wish)
@@ -142,19 +143,20 @@ class Generator:
         with meter.measure():
             with meter.category("activations"):
                 self._begin(wish, prompt.shape[1] + wish["new"])
-            for _, _ in zip(range(2), self._turns(prompt, wish), strict=False):
+            for _, _ in zip(range(2), self._token_steps(prompt, wish), strict=False):
                 pass
         return meter
 
     def _mine(self, wish: Wish) -> range:
-        """The texts of this replica."""
+        """Returns the numbers of the samples that this replica generates."""
         return texts_of(wish["samples"], self.spec.parallel.dp, self._replica)
 
     def _prompts(self, wish: Wish) -> Tensor:
         return torch.tensor([wish["prompt"]] * len(self._mine(wish)), device=self._device.torch)
 
     def _begin(self, wish: Wish, capacity: int) -> None:
-        """Empty caches; none where the wish wants every token made from the whole text again."""
+        """Creates empty caches with room for `capacity` tokens; none where the request wants every token computed from
+        the whole text."""
         outline = GptOutline(self.spec.model)
         heads = outline.kv_heads // self.spec.parallel.tp
         like = {"dtype": self.flat.values.dtype, "device": self._device.torch}
@@ -163,11 +165,11 @@ class Generator:
             if wish["cached"]:
                 core.cache = KvCache(len(self._mine(wish)), heads, capacity, outline.head_dim, **like)
 
-    def _turns(self, text: Tensor, wish: Wish) -> Iterator[tuple[list[int], float]]:
-        """(a token for each sample, seconds that it took), one after the other."""
+    def _token_steps(self, text: Tensor, wish: Wish) -> Iterator[tuple[list[int], float]]:
+        """Yields (one token for each sample, seconds that it took), token by token."""
         fresh = text
         for number in range(wish["new"]):
-            self._recorder.begin_step(number)  # nobody asks for spans: those of the token before are let go
+            self._recorder.begin_step(number)  # spans are not used here: discards those of the last token
             began = time.perf_counter()
             logits = self.logits(fresh, text.shape[1] - fresh.shape[1])
             drawn = self._relay.tokens(None if logits is None else self._draw(logits, number, wish), len(text))
@@ -178,9 +180,10 @@ class Generator:
 
     @torch.no_grad()
     def logits(self, tokens: Tensor, first: int = 0) -> Tensor | None:
-        """Of what follows `tokens` (samples, n), which stand at places `first` ..: (samples, vocabulary), whole.
+        """Returns the logits of the token that follows `tokens` [samples, n] at positions `first` on: [samples,
+        vocabulary].
 
-        None on the ranks of a stage that hands on to another.
+        None on ranks of a stage that is not the last.
         """
         for positions in self._positions:
             positions.first = first
@@ -203,11 +206,11 @@ class Generator:
         return out
 
     def _draw(self, logits: Tensor, number: int, wish: Wish) -> list[int]:
-        """One token a sample: a function of (seed, number of the token, sample) and the logits."""
+        """Returns one token per sample: a function of the logits and of (seed, number of the token, sample)."""
         if wish["temperature"] == 0:
             likeliest: list[int] = logits.argmax(-1).tolist()
             return likeliest
-        logits = _likeliest(logits, wish.get("top_k", 0))
+        logits = _keep_top_k(logits, wish.get("top_k", 0))
         key = np.array([wish["seed"], number], np.uint64)
         every = np.random.Generator(np.random.Philox(key=key)).random(wish["samples"])
         at = torch.from_numpy(every[self._mine(wish)])[:, None]
@@ -216,16 +219,16 @@ class Generator:
         return [min(token, logits.shape[1] - 1) for token in found]
 
 
-def _likeliest(logits: Tensor, k: int) -> Tensor:
-    """All but the k greatest of each row at minus infinity; k = 0 leaves them as they are."""
+def _keep_top_k(logits: Tensor, k: int) -> Tensor:
+    """Sets all but the k largest logits of each row to minus infinity; k = 0 keeps all."""
     if not 0 < k < logits.shape[1]:
         return logits
     least = logits.topk(k, -1).values[:, -1:]
     return logits.masked_fill(logits < least, -torch.inf)
 
 
-class _Teller:
-    """Emits what is new, every TELL_S at most, and tells the page which token the rank is at."""
+class _RecordEmitter:
+    """Emits new tokens as "generated" records, at most one every TELL_S, and reports each token as progress."""
 
     def __init__(self, sink: Sink, progress: Progress, new: int) -> None:
         self._sink, self._progress, self._new = sink, progress, new
@@ -251,7 +254,7 @@ class _Teller:
 def run_rank(
     spec: RunSpec, rank: int, sink: Sink, rendezvous: Rendezvous, progress: Progress, path: Path, wish: Wish
 ) -> None:
-    """Generates on one rank and emits what came out; whoever started the rank reports what goes wrong."""
+    """Generates on one rank and emits the results; failures are reported by the caller."""
     be_ready_for_any_length()
     device = open_device(spec.train.device, rendezvous.sharing)
     progress.at(-1, "connecting")
@@ -261,6 +264,6 @@ def run_rank(
         report = Reporter(spec, rank, sink, device)
         report.hello(generator.flat, generator.units, Layout.of(spec))
         progress.at(0, "generating")
-        found = generator.generate(wish, _Teller(sink, progress, wish["new"]))
+        found = generator.generate(wish, _RecordEmitter(sink, progress, wish["new"]))
         report.memory(0, generator.metered(wish))
         log.info("rank %d: %d tokens, %d bytes of keys and values", rank, len(found.tokens[0]), found.kv_bytes)

@@ -1,10 +1,10 @@
-"""Collectives between ranks of one host, through memory that they share: for CPU ranks, in place of gloo's sockets.
+"""Collectives between CPU ranks of one host through shared memory, in place of gloo's sockets.
 
-Each rank has a slot of two halves. A message goes through them piece by piece: a rank copies its piece into one half,
-says so, waits until the others have said it, and reads theirs; meanwhile the other half is free for the next piece.
-All add in the order of ranks, so all get the same bits; 16-bit numbers of more than two ranks are added in fp32 and
-rounded once. Nothing runs in the background: a work is done when somebody waits for it, in the order in which works
-were begun, which is the same on every rank of a group.
+Each rank has a slot of two halves. A message is exchanged in pieces: a rank copies its piece into one half, posts it,
+waits until the others have posted theirs, and reads them; the other half can meanwhile take the next piece. All ranks
+add in rank order, so all get the same bits; 16-bit values of more than two ranks are added in fp32 and rounded once.
+Nothing runs in the background: a collective is executed when it is waited for, in the order in which collectives were
+started, which must be the same on every rank of a group.
 """
 
 from __future__ import annotations
@@ -25,22 +25,23 @@ from parallel_core.engine.host_memory import Counter
 from parallel_core.engine.host_peers import NOBODY, Peers
 
 HALF = 1 << 22
-"""Bytes of a piece."""
+"""Largest piece in bytes: half a slot."""
 _HEAD, _LINE = 4096, 64
 _POSTED, _READ = 0, 1
 
 _made: collections.Counter[tuple[int, ...]] = collections.Counter()
-"""Groups of the same ranks so far: members count alike, so they find each other's."""
+"""Ranks -> groups of them made so far: all members count alike, so they use the same key in the store."""
 
 
 class HostWork:
-    """A collective that was begun; as torch's Work it can be waited for."""
+    """A collective that was started; can be waited for like torch's Work."""
 
     def __init__(self, group: HostGroup, act: Callable[[], None]) -> None:
         self._group, self._act, self.done = group, act, False
         self._error: Exception | None = None
 
     def run(self) -> None:
+        """Executes the collective now; called by `HostGroup.finish` in the order in which collectives were started."""
         self.done = True
         try:
             self._act()
@@ -49,7 +50,7 @@ class HostWork:
             raise
 
     def wait(self) -> bool:
-        """Raises what the collective did, however often it is waited for."""
+        """Executes the collective if it is not done. Raises what it raised, however often it is waited for."""
         self._group.finish(self)
         if self._error is not None:
             raise self._error
@@ -57,8 +58,8 @@ class HostWork:
 
 
 class _Piece(NamedTuple):
-    """Where a message of one shape lies in a half: what all ranks (or this one) put there, and, of each rank, what of
-    it this one is to combine."""
+    """Views of one half for messages of one shape: `all` ranks' pieces, this rank's `own`, and `parts`: of each rank's
+    piece, what this rank has to combine."""
 
     all: Tensor
     own: Tensor
@@ -66,7 +67,7 @@ class _Piece(NamedTuple):
 
 
 class HostGroup:
-    """`rank` of `size` ranks that share `memory`; `peers` are the processes of the others."""
+    """Rank `rank` of `size` ranks that share `memory`; `peers` watches the processes of the others."""
 
     def __init__(self, memory: mmap.mmap, rank: int, size: int, peers: Peers = NOBODY) -> None:
         self.rank, self.size, self._peers = rank, size, peers
@@ -74,28 +75,29 @@ class HostGroup:
         whole = torch.frombuffer(memory, dtype=torch.uint8, offset=_HEAD)
         self._slots = whole.view(2, size, HALF)
         self._pieces: dict[tuple[int, torch.dtype, tuple[int, ...]], _Piece] = {}
-        """Behind a layer's work, the code that makes views is cold and takes longer than a small message."""
+        """Cached views: right after a layer's computation, making them takes longer than a small message."""
         self._turn = 0
         self._begun: deque[HostWork] = deque()
 
     def all_reduce(self, tensor: Tensor, op: Any = dist.ReduceOp.SUM) -> HostWork:
-        """Of a contiguous tensor, in place: SUM or MAX. Of all of them, what is read is what is there at the end."""
+        """Starts an in-place all-reduce (SUM or MAX) of a contiguous tensor. Its values are read when the collective is
+        waited for."""
         combine, flat = torch.maximum if op == dist.ReduceOp.MAX else torch.add, tensor.view(-1)
         return self._begin(lambda: self._all_reduce(flat, combine))
 
     def all_gather(self, out: Tensor, mine: Tensor) -> HostWork:
-        """`out` (size x n) of everybody's `mine` (n)."""
+        """Starts gathering every rank's `mine` [n] into `out` [size x n]."""
         rows, flat = out.view(self.size, mine.numel()), mine.view(-1)
         return self._begin(lambda: self._all_gather(rows, flat))
 
     def reduce_scatter(self, out: Tensor, tensor: Tensor) -> HostWork:
-        """`out` (n): this rank's part of the sum of `tensor` (size x n)."""
+        """Starts summing `tensor` [size x n] over the ranks; `out` [n] receives this rank's part."""
         flat, rows = out.view(-1), tensor.view(self.size, out.numel())
         return self._begin(lambda: self._reduce_scatter(flat, rows))
 
     def finish(self, work: HostWork) -> None:
-        """Does everything that was begun up to `work`."""
-        with torch.no_grad(), torch._C._DisableTorchDispatch():  # the slots are nobody's activations
+        """Executes everything that was started, up to and including `work`."""
+        with torch.no_grad(), torch._C._DisableTorchDispatch():  # the memory meter must not count the slots
             while not work.done:
                 self._begun.popleft().run()
 
@@ -107,22 +109,23 @@ class HostGroup:
     def _all_reduce(self, flat: Tensor, combine: Any) -> None:
         for (part,) in _split(HALF // flat.itemsize, flat):
             _combined(self._exchange(part).parts, part, combine)
-            self._let_go()
+            self._release()
 
     def _all_gather(self, out: Tensor, mine: Tensor) -> None:
         for rows, part in _split(HALF // out.itemsize, out, mine):
             rows.copy_(self._exchange(part).all)
-            self._let_go()
+            self._release()
 
     def _reduce_scatter(self, out: Tensor, rows: Tensor) -> None:
         for part, given in _split(HALF // out.itemsize // self.size, out, rows):
             _combined(self._exchange(given).parts, part, torch.add)
-            self._let_go()
+            self._release()
 
     def _exchange(self, mine: Tensor) -> _Piece:
-        """Everybody's piece, in the order of ranks; valid until `_let_go`. Of a table each rank combines a row."""
+        """Posts this rank's piece and returns every rank's, in rank order; valid until `_release`. Of a two-dimensional
+        piece each rank combines its own row."""
         self._turn += 1
-        for counter in self._others(_READ):  # this half, two pieces ago
+        for counter in self._others(_READ):  # until they have read this half's last piece, two pieces ago
             counter.reach(self._turn - 2, self._peers.look)
         piece = self._piece(mine)
         piece.own.copy_(mine)
@@ -140,7 +143,7 @@ class HostGroup:
             found = self._pieces[key] = _Piece(slots, slots[self.rank], parts.unbind())
         return found
 
-    def _let_go(self) -> None:
+    def _release(self) -> None:
         self._counters[self.rank][_READ].tell(self._turn)
 
     def _others(self, which: int) -> Iterator[Counter]:
@@ -148,14 +151,14 @@ class HostGroup:
 
 
 def _split(most: int, *tensors: Tensor) -> Iterable[tuple[Tensor, ...]]:
-    """Pieces of at most so many columns, of all of `tensors` alike."""
+    """Cuts all of `tensors` alike into pieces of at most `most` columns."""
     if tensors[0].shape[-1] <= most:
         return (tensors,)
     return zip(*(tensor.split(most, -1) for tensor in tensors), strict=True)
 
 
 def _combined(parts: Sequence[Tensor], out: Tensor, combine: Any) -> None:
-    """`out` (n) of those of the ranks (n each), combined in their order."""
+    """Writes to `out` [n] the combination of the ranks' parts [n each], in rank order."""
     narrow = len(parts) > 2 and out.is_floating_point() and out.itemsize < 4
     total = torch.empty_like(out, dtype=torch.float32) if narrow else out
     combine(parts[0].to(total.dtype) if narrow else parts[0], parts[1], out=total)
@@ -166,33 +169,34 @@ def _combined(parts: Sequence[Tensor], out: Tensor, combine: Any) -> None:
 
 
 class Shared(NamedTuple):
-    """Memory that some ranks have, and the processes of the others."""
+    """Memory shared by some ranks, and the processes of the other ranks."""
 
     memory: mmap.mmap
     peers: Peers
 
 
 def open_group(ranks: Sequence[int], rank: int, store: dist.Store) -> HostGroup | None:
-    """Of the global `ranks`, all of which ask for it; None on each of them where not all can share memory."""
+    """Returns the group of the global `ranks`, all of which must call it; None on all of them where not all can share
+    memory."""
     shared = share(meeting(ranks), ranks, rank, store, _HEAD + 2 * len(ranks) * HALF)
     return HostGroup(shared.memory, list(ranks).index(rank), len(ranks), shared.peers) if shared else None
 
 
 def meeting(ranks: Sequence[int]) -> str:
-    """A name that `ranks` alone have, and once."""
+    """Returns a store key that only `ranks` use, and only once."""
     turn = _made[tuple(ranks)]
     _made[tuple(ranks)] += 1
     return f"host-memory/{'-'.join(map(str, ranks))}/{turn}"
 
 
 def share(key: str, ranks: Sequence[int], rank: int, store: dist.Store, length: int) -> Shared | None:
-    """Memory that all of `ranks` have; None on each of them where one has not. `key` = their `meeting`."""
+    """Returns memory that all of `ranks` share; None on all of them where any cannot open it. `key`: from `meeting`."""
     made = host_memory.create(length) if rank == ranks[0] else None
     if rank == ranks[0]:
         store.set(key, host_memory.address(made))
     memory = host_memory.open_file(store.get(key).decode(), length)
     store.set(f"{key}/{rank}", str(os.getpid()) if memory else "apart")
-    told = {other: store.get(f"{key}/{other}").decode() for other in ranks}  # by all before the file is closed
+    told = {other: store.get(f"{key}/{other}").decode() for other in ranks}  # all have opened it before it is closed
     if made is not None:
         os.close(made)
     if memory is None or "apart" in told.values():

@@ -1,8 +1,8 @@
-"""Messages between ranks of one host, through memory that they share: for CPU ranks, in place of gloo's sockets.
+"""Point-to-point messages between CPU ranks of one host through shared memory, in place of gloo's sockets.
 
-From each rank to each other one there is a channel: slots, and the numbers of those that are full, first in, first out.
-A send copies its tensor into a free slot and is over; the receiver copies it out where it waits for it. The slot that
-was freed last is used next, so only as many are ever touched as there were messages under way.
+There is a channel from each rank to each other rank: a set of slots, and a first-in, first-out queue of the numbers
+of the full ones. A send copies its tensor into a free slot and is complete; the receiver copies it out when it waits.
+The most recently freed slot is used next, so only as many slots are ever touched as there were messages in flight.
 """
 
 from __future__ import annotations
@@ -23,42 +23,45 @@ from parallel_core.engine.host_memory import Counter
 from parallel_core.engine.host_peers import NOBODY, Peers
 
 SLOTS = 256
-"""Messages that may be under way on a channel, at least; one more than there are slots waits for a free one."""
+"""Minimum number of slots of a channel: messages in flight before a send has to wait for a free slot."""
 _SOON_S = 1e-3
 _LINE = 64
 _PAGE = 4096
 
 Kind = tuple[bool, bool]
-"""See `distributed.Groups.links`."""
+"""(to a higher pipeline rank?, activations?), as in `distributed.Groups.links`."""
 
 
 class Form(NamedTuple):
-    """Of a channel: `slots` (a power of two, for numbers go round in 32 bits) of `size` bytes."""
+    """The layout of a channel: `slots` (a power of two, since the 32-bit counters wrap around) of `size` bytes each."""
 
     size: int
     slots: int = SLOTS
 
     @classmethod
     def of(cls, size: int, messages: int) -> Form:
-        """For messages of `size` bytes at most, of which `messages` may be under way with nobody waiting."""
+        """Returns the form for messages of at most `size` bytes, `messages` of which may be in flight before any is
+        received."""
         return cls(size, max(SLOTS, 1 << max(0, messages - 1).bit_length()))
 
     @property
     def head(self) -> int:
-        """Bytes of the counters, and of the numbers of full and of empty slots."""
+        """Bytes of the counters and of the queues of full and of empty slots."""
         return _pages(2 * _LINE + 8 * self.slots)
 
     @property
     def room(self) -> int:
+        """Bytes of a slot, in whole pages."""
         return max(_PAGE, _pages(self.size))
 
     @property
     def length(self) -> int:
+        """Bytes of the whole channel."""
         return self.head + self.slots * self.room
 
 
 class Channel:
-    """One end of what goes from one rank to another, in messages of `form.size` bytes at most."""
+    """One end of the messages from one rank to another, of at most `form.size` bytes each."""
 
     def __init__(self, memory: mmap.mmap, form: Form, peers: Peers = NOBODY) -> None:
         self._posted, self._freed, self._peers = Counter(memory, 0), Counter(memory, _LINE), peers
@@ -68,12 +71,12 @@ class Channel:
         slots = torch.frombuffer(memory, dtype=torch.uint8, offset=form.head)
         self._slots = slots.view(form.slots, form.room)
         self._views: dict[tuple[int, torch.Size, torch.dtype], Tensor] = {}
-        """Of slots, as the tensors that go through them: behind a layer's work the code that makes one is cold."""
+        """Cached views of slots: right after a layer's computation, making one is slow."""
         self._free = list(reversed(range(form.slots)))
         self._sent = self._taken = self._back = 0
 
     def put(self, tensor: Tensor) -> None:
-        """Sends; waits only where every slot is full."""
+        """Sends the tensor; waits only where every slot is full."""
         if not self._free:
             self._freed.reach(self._back + 1, self._peers.look)
         while self._back != self._freed.value:
@@ -86,7 +89,7 @@ class Channel:
         self._posted.tell(self._sent)
 
     def take(self, tensor: Tensor) -> None:
-        """Receives the next message."""
+        """Receives the next message into the tensor; waits for it."""
         self._posted.reach(self._taken + 1, self._peers.look)
         slot = int(self._full[self._taken % self._count])
         tensor.copy_(self._view(slot, tensor))
@@ -103,7 +106,7 @@ class Channel:
 
 
 class Sent:
-    """The work of a message that is out of the sender's hands."""
+    """The work of a send, which is complete when `isend` returns."""
 
     def wait(self) -> bool:
         return True
@@ -113,45 +116,49 @@ SENT = Sent()
 
 
 class Awaited:
-    """The work of a receive; those of a channel are waited for in the order in which they were posted."""
+    """The work of a receive. The receives of a channel must be waited for in the order in which they were posted."""
 
     def __init__(self, links: HostLinks, giver: int, tensor: Tensor) -> None:
         self._links, self._giver, self._tensor, self._done = links, giver, tensor, False
 
     def wait(self) -> bool:
-        if not self._done:  # a second wait must not take the next message
+        if not self._done:  # a second wait must not consume the next message
             self._done = True
             self._links.take(self._giver, self._tensor)
         return True
 
 
 class HostLinks:
-    """The messages of one kind that global rank `rank` has with others of its host, through channels of `form`."""
+    """The messages of one kind between global rank `rank` and others of its host, through channels of `form`."""
 
     def __init__(self, name: str, rank: int, store: dist.Store, peers: Peers = NOBODY) -> None:
         self._name, self._rank, self._store, self._peers = name, rank, store, peers
         self.form = Form(0)
-        """Set, alike on all ranks, before the first message."""
-        self._to: dict[int, Channel] = {}
-        self._of: dict[int, Channel] = {}
+        """Must be set before the first message, to the same value on all ranks."""
+        self._outgoing: dict[int, Channel] = {}
+        self._incoming: dict[int, Channel] = {}
         self._files: list[int] = []
 
     def isend(self, tensor: Tensor, taker: int) -> Sent:
-        with torch.no_grad(), torch._C._DisableTorchDispatch():  # the slots are nobody's activations
-            channel = self._to.get(taker) or self._open_to(taker)
+        """Sends the tensor to global rank `taker`; opens the channel at the first message."""
+        with torch.no_grad(), torch._C._DisableTorchDispatch():  # the memory meter must not count the slots
+            channel = self._outgoing.get(taker) or self._open_to(taker)
             channel.put(tensor)
         return SENT
 
     def irecv(self, tensor: Tensor, giver: int) -> Awaited:
+        """Returns a receive from global rank `giver` into the tensor, which is done when it is waited for."""
         return Awaited(self, giver, tensor)
 
     def take(self, giver: int, tensor: Tensor) -> None:
+        """Receives the next message from global rank `giver` into the tensor; waits for it."""
         with torch.no_grad(), torch._C._DisableTorchDispatch():
-            channel = self._of.get(giver) or self._open_of(giver)
+            channel = self._incoming.get(giver) or self._open_of(giver)
             channel.take(tensor)
 
     def _open_to(self, taker: int) -> Channel:
-        """Made by who sends; the file stays open until the process ends, for the other end finds it here."""
+        """Creates the channel to `taker`. The sender keeps the file open until its process ends, since the receiver
+        opens it there."""
         length = self.form.length
         file = host_memory.create(length)
         told = host_memory.address(file)
@@ -163,19 +170,19 @@ class HostLinks:
             )
         self._files.append(file)
         self._store.set(self._key(self._rank, taker), told)
-        made = self._to[taker] = Channel(memory, self.form, self._peers)
+        made = self._outgoing[taker] = Channel(memory, self.form, self._peers)
         return made
 
     def _open_of(self, giver: int) -> Channel:
         key = self._key(giver, self._rank)
-        while not self._store.check([key]):  # a store that waits would keep a send of another thread waiting
+        while not self._store.check([key]):  # a blocking `get` would also block another thread's use of the store
             self._peers.look()
             time.sleep(_SOON_S)
         told = self._store.get(key).decode()
         memory = host_memory.open_file(told, self.form.length)
         if memory is None:
             raise OSError(f"rank {giver} has sent something through memory that this rank cannot open: {told}")
-        made = self._of[giver] = Channel(memory, self.form, self._peers)
+        made = self._incoming[giver] = Channel(memory, self.form, self._peers)
         return made
 
     def _key(self, giver: int, taker: int) -> str:
@@ -185,7 +192,7 @@ class HostLinks:
 def open_links(
     ranks: Sequence[int], kinds: Sequence[Kind], rank: int, store: dist.Store
 ) -> dict[Kind, HostLinks] | None:
-    """Links of each kind between the global `ranks`, all of which ask for them; None where not all can share memory."""
+    """Links of each kind between the global `ranks`, all of which must call it; None where not all can share memory."""
     name = host_group.meeting(ranks)
     shared = host_group.share(name, ranks, rank, store, _PAGE)
     if shared is None:
@@ -204,5 +211,5 @@ def _view(slot: Tensor, like: Tensor) -> Tensor:
 
 
 def _next(count: int) -> int:
-    """Counts as a 32 bit number in memory does."""
+    """Returns `count` + 1, wrapped around like a signed 32-bit integer."""
     return (count + 1 + 2**31) % 2**32 - 2**31

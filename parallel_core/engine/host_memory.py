@@ -1,7 +1,8 @@
-"""Memory that ranks of one host share, and numbers in it that can be waited for.
+"""Memory shared by the ranks of a host, and counters in it that can be waited for.
 
-Waiting is a futex (man 2 futex) behind a short look, so ranks that share a core do not take turns at looking. Linux
-on x86 alone has both: elsewhere, and between hosts, `open_file` says None, and gloo it is.
+Waiting polls briefly, then sleeps on a futex (man 2 futex), so ranks that share a core do not keep each other from
+running. Only Linux on x86 has both futexes and the memory order needed: elsewhere, and between hosts, `open_file`
+returns None, and gloo is used.
 """
 
 from __future__ import annotations
@@ -16,13 +17,13 @@ from contextlib import suppress
 from pathlib import Path
 
 SWITCH = "TRAINYARD_SHARED_MEMORY"
-"""The environment variable that turns it off where it is 0, for all ranks of a run."""
+"""Environment variable: 0 turns shared memory off for all ranks of a run."""
 NODE = "TRAINYARD_NODE"
-"""The environment variable that tells apart what a run knows as two hosts, though one machine may be both."""
+"""Environment variable that identifies the host of a run, so that one machine can stand for several hosts."""
 _LOOKS = 200
 _SYSCALL = {"x86_64": 202}.get(platform.machine())
-"""x86 alone shows others a rank's writes in the order in which they were made; elsewhere a counter could run ahead of
-what it counts."""
+"""x86 makes a rank's writes visible in program order; with a weaker memory order a counter could become visible before
+the data that it counts."""
 _WAIT, _WAKE, _ALL = 0, 1, 2**31 - 1
 _TIMEOUT_S = 600.0
 
@@ -35,7 +36,7 @@ _SECOND = _Timespec(1, 0)
 
 
 class Counter:
-    """A number in shared memory that one rank counts up, and that others can wait for."""
+    """An integer in shared memory that one rank increases and others wait for."""
 
     def __init__(self, memory: mmap.mmap, offset: int) -> None:
         self._value, self._libc = ctypes.c_int32.from_buffer(memory, offset), ctypes.CDLL(None, use_errno=True)
@@ -46,14 +47,15 @@ class Counter:
         return self._value.value
 
     def tell(self, value: int) -> None:
-        """Everything that was written before is there for whoever sees it."""
+        """Sets the value and wakes the waiting ranks. Whoever sees it also sees everything written before."""
         self._value.value = value
         self._libc.syscall(_SYSCALL, self._at, _WAKE, _ALL, None, None, 0)
 
     def reach(self, value: int, look: Callable[[], None] = lambda: None) -> None:
-        """`look` is called about once a second, and raises where nobody is left who could count on.
+        """Waits until the counter has reached `value`.
 
-        Raises TimeoutError after ten minutes.
+        `look` is called about once a second; it should raise where the rank that counts has ended. Raises
+        TimeoutError after ten minutes.
         """
         word = self._value
         for _ in range(_LOOKS):
@@ -70,18 +72,18 @@ class Counter:
 
 
 def reached(seen: int, value: int) -> bool:
-    """Counted in 32 bits, which a long run goes through more than once."""
+    """Whether `seen` is `value` or beyond; counters are 32 bits wide and wrap around in a long run."""
     return (seen - value) & 0xFFFFFFFF < 0x80000000
 
 
 def create(length: int) -> int | None:
-    """A file in memory, which goes when the last of its users does; None where there is none to be had.
+    """Returns the descriptor of a file in memory, freed with its last user; None where shared memory is not available.
 
-    Pages come as they are written to, so a length costs nothing by itself.
+    Pages are allocated when they are written to, so a large `length` costs nothing by itself.
     """
     if _SYSCALL is None or os.environ.get(SWITCH) == "0" or not hasattr(os, "memfd_create"):
         return None
-    with suppress(OSError):  # too many files are open, or the host forbids it
+    with suppress(OSError):  # too many open files, or forbidden by the host
         made = os.memfd_create("trainyard", os.MFD_CLOEXEC)
         with suppress(OSError):
             os.ftruncate(made, length)
@@ -91,7 +93,7 @@ def create(length: int) -> int | None:
 
 
 def address(file: int | None) -> str:
-    """Where others find what `create` made, as long as it is open here; how they know that it is this one."""
+    """Returns where other processes find the file made by `create` while it is open here, and what identifies it."""
     if file is None:
         return "none"
     made = os.fstat(file)
@@ -99,7 +101,7 @@ def address(file: int | None) -> str:
 
 
 def open_file(told: str, length: int) -> mmap.mmap | None:
-    """The memory at an `address`; None where it is another host's, nobody's, or cannot be had."""
+    """Returns the memory at an `address`; None where it is on another host, no longer exists, or cannot be opened."""
     host, _, there = told.partition(" ")
     if _SYSCALL is None or host != _host():
         return None
@@ -116,7 +118,7 @@ def open_file(told: str, length: int) -> mmap.mmap | None:
 
 
 def _host() -> str:
-    """Of this boot of this machine, and of these names of processes: containers of a machine have their own."""
+    """Identifies this boot of this machine and its pid namespace: containers of one machine have their own."""
     with suppress(OSError):
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         return f"{boot}/{Path('/proc/self/ns/pid').readlink()}/{os.environ.get(NODE, '')}"

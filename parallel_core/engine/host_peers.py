@@ -1,7 +1,9 @@
-"""Whether the other ranks of a host are there: who waits in shared memory is told by nobody that they have ended.
+"""Detects that other ranks of the host have ended: unlike a closed socket, shared memory does not show it to waiting
+ranks.
 
-A pidfd (man 2 pidfd_open) is readable from the moment its process ends, however it does, whoever its parent is, and
-never stands for another process. Where there are none, launcher and watchdog find a dead rank, as they do anyway.
+A pidfd (man 2 pidfd_open) becomes readable when its process ends, however it ends and whatever its parent is, and never
+refers to another process. Where pidfds are not available, only launcher and watchdog detect a dead rank, as they always
+do.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ from contextlib import suppress
 
 
 class Peers:
-    """Processes of other ranks: global rank -> pid."""
+    """The processes of other ranks. `pids`: global rank -> pid."""
 
     def __init__(self, pids: Mapping[int, int]) -> None:
         self._ranks: dict[int, int] = {}
@@ -25,7 +27,7 @@ class Peers:
                 file = os.pidfd_open(pid)
             except ProcessLookupError:
                 self._gone.append(rank)
-            except (OSError, AttributeError):  # forbidden, or not to be had
+            except (OSError, AttributeError):  # forbidden, or not supported here
                 continue
             else:
                 self._ranks[file] = rank
@@ -33,7 +35,7 @@ class Peers:
         weakref.finalize(self, _close, tuple(self._ranks))
 
     def look(self) -> None:
-        """Raises ConnectionResetError where one of them has ended."""
+        """Raises ConnectionResetError where any of them has ended."""
         for rank in (*self._gone, *(self._ranks[file] for file, _ in self._poll.poll(0))):
             raise ConnectionResetError(f"connection closed by peer: rank {rank} of this host has ended")
 

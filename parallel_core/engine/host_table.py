@@ -1,7 +1,7 @@
-"""A gather for ranks of one host that are steps apart: each rank's part leaves its hands at once.
+"""An all-gather for CPU ranks of one host that may be several steps apart: a rank's part is sent without waiting.
 
-`host_group` meets at a wait, so whoever is ahead would stand still until the others have come as far. Here a part goes
-to every other rank through a channel of its own (`host_links`), and is there when somebody waits for it.
+`host_group` executes a collective only when all ranks wait for it, so a rank that is ahead would have to wait for the
+others. Here a part is sent to every other rank through a channel (`host_links`), and read when that rank waits for it.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from parallel_core.engine.host_links import Awaited, Form, HostLinks, open_links
 
 _KIND = True, True
 _MESSAGES = 256
-"""Steps that a rank may be ahead of another with nobody waiting: far more than a pipeline can hold."""
+"""Steps that a rank may be ahead of another before its sends block: far more than a pipeline can hold."""
 
 
 class Rows:
-    """The work of a gather; those of a table are waited for in the order in which they were begun."""
+    """The work of a gather. The gathers of a table must be waited for in the order in which they were started."""
 
     def __init__(self, parts: Sequence[Awaited]) -> None:
         self._parts = parts
@@ -31,13 +31,13 @@ class Rows:
 
 
 class HostTable:
-    """Of the global `ranks`, one of which is `rank`; all gather parts of one size."""
+    """The all-gather among the global `ranks`, as seen from `rank`; all parts have the same size."""
 
     def __init__(self, links: HostLinks, ranks: Sequence[int], rank: int) -> None:
         self._links, self._ranks, self._rank = links, tuple(ranks), rank
 
     def all_gather(self, out: Tensor, mine: Tensor) -> Rows:
-        """`out` (ranks x n) of everybody's `mine` (n), in the order of ranks."""
+        """Sends `mine` [n] and starts receiving every rank's into `out` [ranks x n], in rank order."""
         self._links.form = Form.of(mine.nbytes, _MESSAGES)
         rows = dict(zip(self._ranks, out.view(len(self._ranks), mine.numel()), strict=True))
         rows.pop(self._rank).copy_(mine)
@@ -47,6 +47,7 @@ class HostTable:
 
 
 def open_table(ranks: Sequence[int], rank: int, store: dist.Store) -> HostTable | None:
-    """Of the global `ranks`, all of which ask for it; None on each of them where not all can share memory."""
+    """Returns the table of the global `ranks`, all of which must call it; None on all of them where not all can share
+    memory."""
     links = open_links(ranks, (_KIND,), rank, store)
     return HostTable(links[_KIND], ranks, rank) if links else None

@@ -1,6 +1,6 @@
-"""What injected faults (`parallel_core.faults`) do to one rank: the only place of the engine that knows them.
+"""The effects of injected faults (`parallel_core.faults`) on one rank: the only module of the engine that knows them.
 
-Without a fault everything here is a no-op: `around` hands back the function it was given, `late` is 0.
+Without faults everything here is a no-op: `around` returns the function it was given, delays are 0.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from parallel_core.faults.base import Fault
 from parallel_core.schedule.ir import Op
 
 BURN_SIDE = 96
-"""Side of the matrices that a straggler multiplies for nothing: a product takes some tens of microseconds."""
+"""Side of the matrices that a straggler multiplies to waste time: a product takes some tens of microseconds."""
 Runner = Callable[[Op], int]
 
 
 class Injected:
-    """The faults of a run as rank `rank` feels them."""
+    """The faults of a run as they affect rank `rank`."""
 
     def __init__(self, faults: Sequence[Fault], rank: int, device: Device) -> None:
         self._faults, self._rank, self._device = faults, rank, device
@@ -34,10 +34,11 @@ class Injected:
         self._crumb = torch.zeros(8, device=device.torch)
         held = sum(fault.held_bytes(rank) for fault in faults)
         self.held = torch.ones(held, dtype=torch.uint8, device=device.torch) if held else None
-        """Memory held for nothing, every page of it touched."""
+        """Memory wasted by a fault, with every page touched; None without one."""
 
     def around(self, run: Runner) -> Runner:
-        """`run` of a compute operation, as long and as piecemeal as the faults of this rank make it."""
+        """Wraps `run`, the method of a compute operation, with the slowdown and the extra kernel launches of this
+        rank's faults."""
         if self._slowdown == 1.0 and not self._launches:
             return run
 
@@ -52,33 +53,33 @@ class Injected:
         return slower
 
     def link_delay(self, peer: int) -> float:
-        """Seconds by which a message to the global rank `peer` is late."""
+        """Returns the seconds by which messages to the global rank `peer` are delayed."""
         return sum(fault.link_delay(self._rank, peer) for fault in self._faults)
 
     def collective_delay(self, axis: str) -> float:
-        """Seconds by which a collective over `axis` ends late."""
+        """Returns the seconds by which collectives over `axis` are delayed."""
         return sum(fault.collective_delay(axis) for fault in self._faults)
 
     def read(self) -> None:
-        """Called while the rank reads a batch: takes as long as the faults say."""
+        """Sleeps for the read delay of the faults; called while the rank reads a batch."""
         delay = sum(fault.read_delay(self._rank) for fault in self._faults)
         if delay:
             time.sleep(delay)
 
     def lr(self, lr: float, step: int) -> float:
-        """The learning rate of a step."""
+        """Returns the learning rate of `step`, with the factors of the faults."""
         for fault in self._faults:
             lr *= fault.lr_factor(step)
         return lr
 
     @torch.no_grad()
     def flip(self, parameter: torch.Tensor, step: int) -> None:
-        """Called behind each step: the lowest bit of one element, where a fault says so."""
+        """Flips the lowest bit of the first element where a fault says so; called after each step."""
         if any(fault.flips(self._rank, step) for fault in self._faults):
             parameter.detach().view(-1)[:1].view(torch.uint8)[:1].bitwise_xor_(1)
 
     def _busy(self) -> int:
-        """ns that the device has computed for this rank: on a CPU of the thread, so that waiting is not slowed down."""
+        """The device's computing time in ns: on a CPU that of the thread, so that waiting time is not slowed down."""
         if self._device.kind == "cpu":
             return time.thread_time_ns()
         self._device.synchronise()
@@ -97,24 +98,24 @@ class LateWork:
         self._work, self._until = work, time.monotonic() + delay
 
     def wait(self) -> None:
-        """Waits for the work, then until it would have ended."""
+        """Waits for the work, then until `delay` seconds have passed since it was started."""
         self._work.wait()
         time.sleep(max(0.0, self._until - time.monotonic()))
 
 
 def late(work: Any, delay: float) -> Any:
-    """The work, ending `delay` seconds after now at the earliest; itself where there is no delay."""
+    """Returns `work`, made to end at least `delay` seconds from now; unchanged without a delay."""
     return LateWork(work, delay) if delay else work
 
 
 class _Message:
-    """A send that a slow link has taken over."""
+    """A send that a slow link has queued."""
 
     def __init__(self, send: Callable[[], Any]) -> None:
         self._send, self._sent = send, Future[Any]()
 
     def go(self) -> None:
-        """Start the real send; what it raises is raised where somebody waits."""
+        """Starts the real send; what it raises is raised in `wait`."""
         try:
             self._sent.set_result(self._send())
         except Exception as error:
@@ -125,7 +126,8 @@ class _Message:
 
 
 class SlowLink:
-    """A link that each message holds `delay` seconds before it leaves, one behind the other; the sender goes on."""
+    """A link that holds each message for `delay` seconds before it is sent, one after the other; the sender does not
+    wait."""
 
     def __init__(self, delay: float) -> None:
         self._delay = delay
@@ -133,7 +135,7 @@ class SlowLink:
         threading.Thread(target=self._carry, name="slow-link", daemon=True).start()
 
     def isend(self, send: Callable[[], Any]) -> _Message:
-        """`send()` starts the real send; what comes back is waited for like its Work."""
+        """Queues a message; `send()` starts the real send. The result can be waited for like its Work."""
         message = _Message(send)
         self._waiting.put(message)
         return message

@@ -1,8 +1,9 @@
-"""The global gradient norm and the loss of a step, by one small gather.
+"""The global gradient norm and the loss of a step, by one small all-gather.
 
-Each rank puts in the squared norm of every parameter share it holds (under ZeRO: owns), and its part of the loss.
-Everyone adds them in the same order, by parameter name, tensor rank and replica: the same bits under every pipeline
-placement. A parameter that several tensor ranks hold whole, and a tied one on two stages, is counted once.
+Each rank contributes the squared norm of every parameter share it holds (under ZeRO: owns), and its part of the loss.
+All ranks add them in the same order, by parameter name, tensor rank and replica, so the result has the same bits under
+every pipeline placement. A parameter that several tensor ranks hold whole, or a tied one on two stages, is counted
+once.
 """
 
 from __future__ import annotations
@@ -25,21 +26,24 @@ from parallel_core.spec import ModelSpec, RunSpec
 
 
 class Totals(NamedTuple):
-    """Of one step over all ranks. `grad_norm` is that of the loss itself; where it is not finite in fp16, every rank
-    skipped the step. `loss_scale` is the one that the step ran under, `skipped` counts such steps so far. Without a
-    flush both are those of the rank's own stage behind the step: its skipped updates."""
+    """Totals of one step over all ranks.
+
+    `grad_norm` is the norm of the unscaled gradient; where it is not finite in fp16, every rank skipped the step.
+    `loss_scale` is the one that the step ran under, `skipped` the number of skipped steps so far. Without a flush
+    both are those of the rank's own stage after the step, and `skipped` counts its skipped updates.
+    """
 
     loss: float
     grad_norm: float
     loss_scale: float = 1.0
     skipped: int = 0
     stop: bool = False
-    """Some rank was asked to stop: all do, behind this step (a pipeline that is full drains first)."""
+    """Whether any rank was asked to stop: all ranks do so after this step (a pipeline that is full drains first)."""
     step: int = -1
 
 
 class Gathering(NamedTuple):
-    """Totals of a step on their way."""
+    """The totals of a step while they are being gathered."""
 
     step: int
     mine: torch.Tensor
@@ -47,12 +51,15 @@ class Gathering(NamedTuple):
     work: Any
     loss_scale: float = 1.0
     skipped: int = 0
-    """Of the own stage, where each has its own."""
+    """Like `loss_scale` that of the own stage, where each stage has its own."""
 
 
 class StepTotals:
-    """`gather` the totals of a step; every rank of the world calls it. Overflow anywhere makes the norm not finite
-    everywhere, so no collective of its own decides whether a step is skipped."""
+    """Gathers the totals of a step; every rank of the world calls it.
+
+    An overflow on any rank makes the norm non-finite on all ranks, so no further collective is needed to decide
+    whether a step is skipped.
+    """
 
     def __init__(
         self,
@@ -82,15 +89,15 @@ class StepTotals:
         self._losses = [layout.rank(last, replica) for replica in range(layout.replicas[last])]
 
     def gather(self, loss: torch.Tensor | None, step: int = -1) -> Totals:
-        """`loss` is this rank's part (None on a rank that computes none)."""
+        """Returns the totals. `loss` is this rank's part of the loss (None on a rank that computes none)."""
         return self.result(self.begin(step, loss, self.squares()))
 
     def squares(self) -> torch.Tensor:
-        """Squared norm of every parameter's gradient, as this rank has it; in order of their names."""
+        """Returns the squared gradient norm of every parameter share on this rank, ordered by parameter name."""
         return torch.stack(torch._foreach_norm(self._grads)).double().square()
 
     def begin(self, step: int, loss: torch.Tensor | None, squares: torch.Tensor) -> Gathering:
-        """Sends this rank's part; nobody waits."""
+        """Starts gathering this rank's part without waiting."""
         mine = torch.zeros(self._width, dtype=torch.float64, device=self._device.torch)
         mine[: len(squares)] = squares
         mine[-2] = self._stop.asked
@@ -103,7 +110,7 @@ class StepTotals:
         return Gathering(step, mine, out, work)
 
     def result(self, begun: Gathering) -> Totals:
-        """Waits for all ranks' parts."""
+        """Waits for the parts of all ranks and returns the totals."""
         if begun.work is not None:
             begun.work.wait()
         table = begun.table.cpu().numpy().reshape(self._world, self._width)
@@ -115,9 +122,10 @@ class StepTotals:
 
 
 class StageNorm:
-    """The norm of the gradients of one place of the pipeline: of all its layers, over the tensor group.
+    """The gradient norm of one pipeline rank: of all its layers, over the tensor-parallel group.
 
-    What every tensor rank holds whole counts once. Replicas have the same sums, so the same norm.
+    A parameter that every tensor rank holds whole is counted once. Replicas have the same reduced gradients, so the
+    same norm.
     """
 
     def __init__(self, flat: FlatParameters, group: Group, tensor: int, how: TensorSplit) -> None:
@@ -127,9 +135,9 @@ class StageNorm:
         self._group = group
 
     def of(self, squares: torch.Tensor) -> float:
-        """From `StepTotals.squares`; every rank of the tensor group calls it."""
+        """Returns the norm; `squares` is from `StepTotals.squares`. A collective of the tensor-parallel group."""
         counted = squares * self._counted
-        if self._group is None:  # added in the order of `StepTotals.result`: one stage alone has the global norm's bits
+        if self._group is None:  # the same order of addition as in `StepTotals.result`: same bits with a single stage
             return float(np.sqrt(counted.cpu().numpy().sum()))
         total = counted.sum()
         all_reduce(total, self._group).wait()
@@ -137,12 +145,12 @@ class StageNorm:
 
 
 def clip_factor(norm: float, limit: float | None) -> float:
-    """What gradients of this norm are multiplied by, so that it is at most `limit` (None = as it comes)."""
+    """Returns the factor that reduces gradients of norm `norm` to at most `limit` (None: no clipping)."""
     return 1.0 if limit is None or not norm > limit else limit / (norm + 1e-6)
 
 
 def held(model: ModelSpec, layout: Layout, place: int) -> list[str]:
-    """Names of the parameters of all stages on `place`, sorted; a tied one once."""
+    """Returns the names of the parameters of all stages on pipeline rank `place`, sorted; a tied one once."""
     units = model.units()
     here = [units[i] for stage in layout.stages_of(place) for i in layout.stage_units[stage]]
     return sorted(parameter_shapes(model, here))

@@ -1,8 +1,9 @@
 """AdamW (Loshchilov and Hutter 2019) as one fused kernel over flat buffers.
 
-In 16-bit runs it moves an fp32 master copy of the weights, and the parameters are rounded from that (Micikevicius et
-al. 2018, section 3.1): small updates would otherwise be lost in the rounding. Under ZeRO (Rajbhandari et al. 2020,
-section 5.1) moments and master weights exist only for what this replica owns of each bucket, and only that moves.
+In 16-bit runs it updates an fp32 master copy of the weights, from which the parameters are rounded (Micikevicius et
+al. 2018, section 3.1): small updates would otherwise be lost in rounding. Under ZeRO (Rajbhandari et al. 2020,
+section 5.1) moments and master weights exist only for the part of each bucket that this replica owns, and only that
+part is updated.
 """
 
 from __future__ import annotations
@@ -17,9 +18,10 @@ from parallel_core.spec import TrainSpec
 
 
 class FlatAdamW:
-    """Updates `flat.values` from `flat.mine`; decays every parameter, as torch.optim.AdamW does by default.
+    """Updates `flat.values` from the gradients `flat.mine`; decays every parameter, as torch.optim.AdamW does by
+    default.
 
-    It calls the kernel of `torch.optim.AdamW(fused=True)` itself: importing torch.optim costs two seconds the first
+    It calls the kernel of `torch.optim.AdamW(fused=True)` directly: importing torch.optim takes two seconds the first
     time, and there are few tensors here.
     """
 
@@ -32,7 +34,7 @@ class FlatAdamW:
         self._grads = list(flat.mine)
         sizes = [len(grad) for grad in self._grads]
         self.mean = torch.zeros(sum(sizes), dtype=flat.grads.dtype, device=flat.grads.device)
-        """First moment of what is owned, piece behind piece; likewise `square` and `main`."""
+        """First moment of the owned elements, slice after slice of `flat.owned`; likewise `square` and `main`."""
         self.square = torch.zeros_like(self.mean)
         self._moments = self.mean.split(sizes), self.square.split(sizes)
         self.main: Tensor | None = None
@@ -43,26 +45,26 @@ class FlatAdamW:
         self._steps = torch.zeros((), dtype=torch.float32, device=flat.values.device)
 
     def state(self) -> list[Tensor]:
-        """The flat buffers that it keeps beside parameters and gradients."""
+        """Returns the flat buffers that it keeps in addition to parameters and gradients."""
         return [buffer for buffer in (self.main, self.mean, self.square) if buffer is not None]
 
     def buffers(self) -> dict[str, Pieces]:
-        """What a checkpoint keeps, by kind."""
+        """Returns the buffers that a checkpoint saves, by kind."""
         kinds = {"main": self._targets if self.main is not None else (), "mean": self._moments[0]}
         kinds["square"] = self._moments[1]
         return {kind: tuple(zip(self._firsts, parts, strict=True)) for kind, parts in kinds.items() if parts}
 
     def scalars(self) -> dict[str, float]:
-        """The numbers that a checkpoint keeps; the same on every rank."""
+        """Returns the scalars that a checkpoint saves; the same on every rank that makes the same updates."""
         return {"steps": float(self._steps)}
 
     def load_scalars(self, saved: Mapping[str, float]) -> None:
-        """Raises KeyError where one is missing."""
+        """Restores the scalars. Raises KeyError where one is missing."""
         self._steps.fill_(saved["steps"])
 
     @torch.no_grad()
     def step(self, factor: float = 1.0) -> None:
-        """One update by the gradients times `factor`, by which they are multiplied in place."""
+        """Makes one update with the gradients multiplied by `factor` (in place)."""
         train = self._train
         if factor != 1.0:
             torch._foreach_mul_(self._grads, factor)

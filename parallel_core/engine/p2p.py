@@ -1,8 +1,8 @@
-"""Point-to-point messages between stages: receives posted ahead, sends that nobody waits for.
+"""Point-to-point messages between stages: receives are posted ahead, sends are not waited for.
 
-A RECV of the program is where the rank waits; the receive itself is posted up to AHEAD messages earlier, so that the
-data moves while the rank computes. A send returns at once; its tensor is kept until it is known to have arrived
-(gloo's send is a rendezvous, and a Work that is dropped may drop its buffer with it).
+At a RECV operation of the program the rank waits; the receive itself is posted up to AHEAD messages earlier, so that
+the data moves while the rank computes. A send returns at once; its tensor is kept until it is known to have arrived
+(gloo's send is a rendezvous, and dropping a Work may drop its buffer).
 """
 
 from __future__ import annotations
@@ -24,18 +24,19 @@ from parallel_core.schedule.ir import AHEAD, RECVS, Kind, Op
 from parallel_core.schedule.send_completion import Key, key
 
 Link = tuple[int, bool]
-"""Peer (a pipeline rank), and whether activations (or gradients) travel: each is first in, first out."""
+"""(peer's pipeline rank, activations rather than gradients?): the messages of each link are first in, first out."""
 
 
 class Traffic(NamedTuple):
-    """What (a part of) a rank's program has to do with its links."""
+    """The messages of a rank's program, or of a part of it."""
 
     receives: dict[Link, list[Op]]
     proves: dict[Key, list[Key]]
-    """See `receipts`."""
+    """Receive -> sends that are known to have arrived once it has (`send_completion.receipts`)."""
 
     @classmethod
     def of(cls, program: Sequence[Op], proves: dict[Key, list[Key]]) -> Traffic:
+        """Collects the receives of `program` by link."""
         receives: dict[Link, list[Op]] = {}
         for op in program:
             if op.kind in RECVS:
@@ -49,17 +50,17 @@ class _Posted(NamedTuple):
 
 
 class Peer(NamedTuple):
-    """Global ranks of another pipeline rank: that one which sends to this rank, and those that this one sends to."""
+    """The global ranks of another pipeline rank: the one that sends to this rank, and those that this rank sends to."""
 
     giver: int
     takers: tuple[int, ...]
 
 
 class Links:
-    """The links of one rank to the others of its pipeline. `edges[s]` is the shape of what enters stage s.
+    """The links of one rank to the others of its pipeline. `edges[s]` is the shape of the input of stage s.
 
-    `here` is this rank's pipeline rank, `peers` maps the others to who of them it deals with (`Layout.giver`,
-    `takers`); `groups` are `distributed.Groups.links`; messages to the global rank r are `delay(r)` seconds late.
+    `here` is this rank's pipeline rank; `peers` maps the other pipeline ranks to their global ranks (`Layout.giver`,
+    `takers`); `groups` are `distributed.Groups.links`; messages to the global rank r are delayed by `delay(r)` seconds.
     """
 
     def __init__(
@@ -74,12 +75,13 @@ class Links:
         mark: int = 0,
         messages: int = 0,
     ) -> None:
-        """`mark`: elements behind a gradient in its message (`scaled`), which is flat then; `messages`: no fewer than a
-        rank sends to another in a step, all of which it may send before the other takes one."""
+        """`mark`: number of elements appended to a gradient in its message (`scaled`), which is then sent flat.
+        `messages`: upper bound of the messages that a rank sends to another in a step, all of which it may send
+        before any is received."""
         self._here, self._peers, self._groups, self._edges = here, peers, groups, edges
         self._dtype, self._device, self._mark = dtype, device.torch, mark
         self._proves: Mapping[Key, Sequence[Key]] = {}
-        self._left: dict[Link, deque[Op]] = {}
+        self._unposted: dict[Link, deque[Op]] = {}
         self._posted: dict[Link, deque[_Posted]] = {}
         self._sent: dict[Key, tuple[list[Any], Tensor]] = {}
         largest = max((math.prod(edge) for edge in edges), default=0) + mark
@@ -90,23 +92,23 @@ class Links:
         self._slow = {rank: SlowLink(late) for rank in takers if (late := delay(rank))}
 
     def edge(self, stage: int) -> tuple[int, ...]:
-        """Shape of what enters a stage, and of its gradient."""
+        """Returns the shape of the input of a stage, which is also that of its gradient."""
         return self._edges[stage]
 
     def begin_step(self, traffic: Traffic) -> None:
-        """What the receives of this step prove."""
+        """Sets which sends the receives of this step prove to have arrived."""
         self._proves = traffic.proves
 
     def expect(self, traffic: Traffic) -> None:
-        """These receives come behind all that are expected so far; posts the first ones."""
+        """Queues these receives after those expected so far, and posts the first ones."""
         for link, ops in traffic.receives.items():
-            self._left.setdefault(link, deque()).extend(ops)
+            self._unposted.setdefault(link, deque()).extend(ops)
             posted = self._posted.setdefault(link, deque())
             for _ in range(AHEAD - len(posted)):
                 self._post(link)
 
     def receive(self, op: Op) -> Tensor:
-        """The tensor of a RECV operation; waits for it."""
+        """Returns the tensor of a RECV operation; waits for it."""
         link = _link(op)
         buffer, work = self._posted[link].popleft()
         self._post(link)
@@ -116,7 +118,8 @@ class Links:
         return buffer
 
     def send(self, op: Op, tensor: Tensor) -> int:
-        """Start a SEND operation; the bytes that it moves. Of a wider tensor group not all have a taker."""
+        """Starts a SEND operation and returns the bytes sent. Where the tensor-parallel groups differ in width, some
+        ranks of the wider one have no receiver."""
         tensor = tensor.contiguous()
         group = self._groups[op.peer > self._here, op.kind is Kind.SEND_ACT]
         takers = self._peers[op.peer].takers
@@ -130,12 +133,12 @@ class Links:
         return slow.isend(send) if slow else send()
 
     def end_step(self) -> None:
-        """Wait until every send has arrived."""
+        """Waits until every send has arrived."""
         for sent in list(self._sent):
             self._release(sent)
 
     def renumber(self, by: int) -> None:
-        """The step is over, and what was sent may be under way: ids count from the next one."""
+        """Ends a step without a flush: micro-batch ids of pending sends count from the next step."""
         self._sent = {(kind, stage, i - by): sent for (kind, stage, i), sent in self._sent.items()}
 
     def _release(self, sent: Key) -> None:
@@ -144,9 +147,9 @@ class Links:
             work.wait()
 
     def _post(self, link: Link) -> None:
-        if not self._left[link]:
+        if not self._unposted[link]:
             return
-        op, (peer, activations) = self._left[link].popleft(), link
+        op, (peer, activations) = self._unposted[link].popleft(), link
         shape = self._edges[op.stage if activations else op.stage + 1]
         if self._mark and not activations:
             shape = (math.prod(shape) + self._mark,)

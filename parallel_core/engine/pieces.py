@@ -1,4 +1,4 @@
-"""What is larger than a record, as records: bytes in pieces."""
+"""Splits a blob too large for one record into numbered records."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from parallel_core.limits import MAX_PROFILE_BYTES
 from parallel_core.observe.records import Sink
 
 PIECE = 192 * 1024
-"""Bytes of a record: what a batch of the relay holds."""
+"""Bytes per record: the capacity of one batch of the relay."""
 
 
 def emit(kind: Literal["profile", "snapshot"], step: int, data: bytes, sink: Sink) -> None:
-    """The packed file as records; of one over the limit only its size."""
+    """Emits the compressed file `data` as records; if it is over MAX_PROFILE_BYTES, only its size."""
     parts = range(0, len(data), PIECE) if len(data) <= MAX_PROFILE_BYTES else range(0)
     for part, at in enumerate(parts):
         sink.emit(kind, data[at : at + PIECE], step=step, part=part, of=len(parts), size=len(data))

@@ -1,8 +1,8 @@
-"""One step under torch.profiler, as records: the Chrome trace of a rank, packed, in pieces.
+"""Runs one step under torch.profiler and emits the rank's Chrome trace, gzipped, as records.
 
-The trace goes the way of all records (one file a rank, relayed by offset, stored once), because a step's is a few
-hundred kilobytes packed. Every operation of the program is annotated as its text (`1F3`), the step as `ProfilerStep#`,
-so that stages and micro-batches are certain where the trace is read again.
+A trace is transported like all records (one file per rank, relayed by offset, stored once), since that of a step has
+only a few hundred kilobytes compressed. Every operation of the program is annotated with its text (`1F3`), the step
+with `ProfilerStep#`, so that stages and micro-batches are unambiguous when the trace is parsed again.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from parallel_core.spec import RunSpec
 
 
 def is_profiled(spec: RunSpec, step: int, rank: int) -> bool:
-    """Whether the profiler looks at this step of this rank."""
+    """Whether this step of this rank is profiled."""
     ranks = spec.trace.profile_ranks
     return step in spec.trace.profile_steps and (ranks is None or rank in ranks)
 
 
 @contextmanager
 def profiled(step: int, scope: Scope, device: Device, sink: Sink) -> Iterator[None]:
-    """What runs inside is profiled and annotated; then its trace is emitted. It takes longer than a usual step."""
+    """Profiles and annotates what runs inside, then emits its trace. The step takes longer than usual."""
     activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if device.kind == "cuda" else [])]
     with profile(activities=activities) as profiler:
         scope.named = record_function

@@ -1,4 +1,4 @@
-"""A rank's part of each step's global batch, on its device."""
+"""Reads a rank's part of each step's global batch to its device."""
 
 from __future__ import annotations
 
@@ -39,27 +39,28 @@ class Reader:
         self._dtype = DTYPES[spec.train.precision]
 
     def read(self, step: int) -> Batch:
-        """A rank none of whose layers reads the samples draws none."""
+        """Returns this rank's batch; empty on a rank none of whose layers reads samples."""
         start = self._scope.mark()
         with self._scope.named(Kind.DATA.name):
-            batch = self._drawn(step) if self._reads else Batch(step, {}, 0.0)
+            batch = self._read_batch(step) if self._reads else Batch(step, {}, 0.0)
         self._scope.micro_batch = -1
         self._scope.span(Kind.DATA, LANE_HOST, start)
         return batch
 
     def prints(self, step: int) -> tuple[int, int]:
-        """64 bits each of the samples drawn in `step` for all ranks, and of what this rank reads of them."""
+        """Returns 64-bit hashes of the numbers of the samples drawn in `step` for all ranks, and of the samples read by
+        this rank."""
         drawn = self.sampler.micro_batches(step, self._ids)
         return of_arrays([self.sampler.numbers(step)]), of_arrays([drawn.inputs, drawn.targets])
 
-    def _drawn(self, step: int) -> Batch:
+    def _read_batch(self, step: int) -> Batch:
         self._faults.read()
         drawn = self.sampler.micro_batches(step, self._ids)
         inputs, targets = (self._to_device(array).unbind(0) for array in (drawn.inputs, drawn.targets))
         return Batch(step, dict(zip(self._ids, map(Sample, inputs, targets), strict=True)), 1.0 / drawn.global_count)
 
     def _to_device(self, array: np.ndarray) -> torch.Tensor:
-        """Whole numbers as they are, real ones in the run's precision."""
+        """Copies integers as they are, floating-point values in the run's precision."""
         tensor = torch.from_numpy(array)
         dtype = self._dtype if tensor.is_floating_point() else tensor.dtype
-        return tensor.to(self._device.torch, dtype, non_blocking=True)  # of pageable memory: it may be let go at once
+        return tensor.to(self._device.torch, dtype, non_blocking=True)  # pageable memory: it may be freed at once

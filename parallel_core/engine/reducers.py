@@ -1,4 +1,4 @@
-"""Who sums the gradients of a rank over its replicas, by how much of what a replica keeps is sharded."""
+"""Chooses how the gradients of a rank are reduced over its replicas, by the ZeRO stage."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ from parallel_core.spec import RunSpec
 def reducer_of(
     spec: RunSpec, chunks: Chunks, group: Group, scope: Scope, micro_batches: int, delay: float = 0.0
 ) -> Reducer:
-    """`micro_batches`: those of the rank in a step; each collective ends `delay` seconds late."""
+    """Returns the reducer of a rank. `micro_batches`: those of the rank in a step; each collective is delayed by
+    `delay` seconds."""
     if isinstance(chunks.flat, FullySharded):
         torchs = FullyShardedReducer(chunks.flat, chunks.weights, scope, delay, spec.parallel.recompute == "full")
         chunks.unshard_by(torchs)

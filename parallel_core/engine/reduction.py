@@ -1,12 +1,12 @@
-"""Gradients summed over the replicas of a stage, in buckets that start while backward is still running.
+"""Sums gradients over the replicas of a stage, in buckets that start while backward is still running.
 
-A bucket is a slice of the flat gradient buffer (Li et al. 2020, "PyTorch Distributed", section 3.2: buckets in the
-order in which backward finishes them, launched from hooks), so nothing is copied. Through memory (`host_group`), which
-has nobody in the background, a bucket that was launched is summed when it is waited for. Gradients are sums of parts of
-a loss that is already divided by the global count: they are added, not averaged.
+A bucket is a slice of the flat gradient buffer, so nothing is copied (Li et al. 2020, "PyTorch Distributed", section
+3.2: buckets in the order in which backward finishes them, launched from hooks). In shared memory (`host_group`),
+which has no background thread, a bucket that was launched is summed when it is waited for. Gradients are added, not
+averaged: they belong to parts of a loss that is already divided by the global count.
 
-Under ZeRO-1 (Rajbhandari et al. 2020, section 5.1) a bucket is reduce-scattered: a replica gets the sums of the part it
-owns, updates that part, and gathers the parameters that the others have updated. ZeRO-2 is in `lean`.
+Under ZeRO-1 (Rajbhandari et al. 2020, section 5.1) a bucket is reduce-scattered: a replica gets the sums of the part
+it owns, updates that part, and gathers the parameters that the others have updated. ZeRO-2 is in `zero2`.
 """
 
 from __future__ import annotations
@@ -27,8 +27,9 @@ from parallel_core.schedule.ir import Kind
 
 
 class Reducer(Protocol):
-    """`begin_step` before the first backward of a step, `finish` behind the last: then what a replica owns is the sum,
-    of so many bytes. `gather` sends every replica's part of the parameters to all of them."""
+    """Reduces gradients over replicas. `begin_step` comes before the first backward of a step, `finish` after the last:
+    then the part that a replica owns is summed; returns the bytes reduced. `gather` all-gathers the updated parameters.
+    """
 
     def begin_step(self) -> None: ...
     def finish(self) -> int: ...
@@ -36,18 +37,18 @@ class Reducer(Protocol):
 
 
 class _Bucket:
-    """A slice of the gradients; `missing` arrivals are left until it holds the sums of the whole step."""
+    """A slice of the gradients; `missing` arrivals are left until it holds this rank's sums of the whole step."""
 
     def __init__(self, grads: Tensor, part: Tensor, arrivals: int) -> None:
         self.grads, self.part, self.arrivals, self.missing = grads, part, arrivals, 0
 
 
 class GradientReducer:
-    """`begin_step` before the first backward of a step, `finish` behind the last. With `group` None it does nothing.
+    """Reduces buckets of the gradients (no ZeRO, or ZeRO-1). With `group` None it does nothing.
 
-    `arrivals` says how often in a step each gradient is added to. Each arrival is counted, so a bucket starts as soon
-    as it can, whatever the order of the schedule: behind the last BW, or where it holds weights behind the last W.
-    Each collective ends `delay` seconds late.
+    `arrivals`: how often each gradient is added to in a step. Each arrival is counted, so a bucket starts as early as
+    possible under any schedule: after the last BW, or after the last W where it holds weights of linear layers and
+    backward is split. Each collective is delayed by `delay` seconds.
     """
 
     def __init__(
@@ -61,7 +62,7 @@ class GradientReducer:
         self._flat, self._group, self._scope, self._delay = flat, group, scope, delay
         self._begun: list[tuple[Any, Any, int]] = []
         self._order: dict[_Bucket, None] = {}
-        """Buckets in the order in which they were last begun."""
+        """Buckets in the order in which they were last started."""
         self._buckets: list[_Bucket] = []
         self._home: dict[nn.Parameter, _Bucket] = {}
         if group is None:
@@ -77,8 +78,11 @@ class GradientReducer:
                 parameter.register_post_accumulate_grad_hook(self.arrived)
 
     def _sums(self) -> list[tuple[Place, slice]]:
-        """Each part of the buffer that is summed at a time, and what this replica owns of it. On a CPU only what goes
-        over a wire goes on while a core computes: there parts are small, so that the first ones start early."""
+        """Returns each slice that is reduced at a time, and the part of it that this replica owns.
+
+        On a CPU only communication between hosts overlaps with computation: there slices are smaller, so that the
+        first ones start early.
+        """
         wired = self._flat.grads.device.type == "cpu" and isinstance(self._group, dist.ProcessGroup)
         if wired and not self._flat.sharded:
             return [(piece, slice(piece.start, piece.stop)) for piece in self._flat.wired]
@@ -89,7 +93,7 @@ class GradientReducer:
             bucket.missing = bucket.arrivals
 
     def arrived(self, parameter: nn.Parameter) -> None:
-        """The gradient of `parameter` was added to; of the last in a bucket, launches it."""
+        """Counts an addition to the gradient of `parameter`; launches its bucket at the last one."""
         bucket = self._home.get(parameter)
         if bucket is None:
             return
@@ -108,9 +112,10 @@ class GradientReducer:
         self._begun.append((start, late(work, self._delay), bucket.grads.nbytes))
 
     def finish(self) -> int:
-        """Wait until the gradients are the sums; returns the bytes that were reduced.
+        """Waits until the gradients are summed; returns the bytes reduced.
 
-        A replica that had no micro-batch in a short round adds zeros, in the order in which the others begin.
+        A replica that had no micro-batch in a short round contributes zeros, in the order in which the others start
+        their buckets.
         """
         for bucket in self._order:
             if bucket.missing and bucket.missing == bucket.arrivals:
@@ -124,13 +129,13 @@ class GradientReducer:
         return total
 
     def gather(self) -> int:
-        """Every replica's part of the parameters to all of them; returns the bytes of the whole."""
+        """All-gathers the updated parameters; returns the bytes of all of them."""
         return gather(self._flat, self._group, self._delay)
 
 
 def gather(flat: FlatParameters, group: Group, delay: float) -> int:
-    """Every replica's part of the parameters to all of them, each message `delay` late; returns the bytes of the
-    whole."""
+    """All-gathers the updated parameters of every replica, each message delayed by `delay` seconds; returns their
+    bytes."""
     begun = [
         late(
             all_gather(flat.values[place.start : place.stop], flat.values[part], group),

@@ -1,9 +1,9 @@
-"""A micro-batch through all stages of a rank before the first step, without messages; nothing of it stays.
+"""Runs one micro-batch through all stages of a rank before the first step, without messages; the state is restored.
 
-On a GPU a receive that was posted ahead is a kernel that waits for its sender, and a library may load a kernel of its
-own when it is first launched, which waits until the device is idle (docs.nvidia.com, CUDA Programming Guide, "Lazy
-Loading", potential hazards; meta-pytorch/torchcomms pull 2334). In a pipeline's first step both together close a
-circle. `launch_gpu` has kernels loaded early as far as CUDA is asked; libraries that load their own are met here.
+On a GPU a receive posted ahead is a kernel that waits for its sender, and a library may load one of its kernels at
+first launch, which waits until the device is idle (docs.nvidia.com, CUDA Programming Guide, "Lazy Loading", potential
+hazards; meta-pytorch/torchcomms pull 2334). In the first step of a pipeline the two together can deadlock.
+`launch_gpu` makes CUDA load kernels eagerly; libraries that load their own kernels are covered here.
 """
 
 from __future__ import annotations
@@ -18,15 +18,16 @@ from parallel_core.plan.units import boundary_shapes
 
 
 def is_due(trainer: Trainer) -> bool:
-    """Whether messages between stages are kernels."""
+    """Whether messages between stages are kernels, so that a rehearsal is needed."""
     return trainer.layout.pp > 1 and trainer.device.backend == "nccl"
 
 
 def rehearse(trainer: Trainer, step: int) -> None:
-    """With the samples of `step` where some are read, else with zeros. All ranks do it: layers may talk.
+    """Runs forward and backward of every stage, with samples of `step` where the stage reads them, otherwise with
+    zeros.
 
-    The reducer begins no step, so it sums nothing of replicas that do not have as many micro-batches: where one of
-    them is through with its own, it would wait for ever for another that is not.
+    All ranks call it, since layers may communicate. The reducer starts no step, so it reduces nothing over replicas:
+    these may have different numbers of micro-batches, and one that is done would wait forever for another that is not.
     """
     chunks, ids = trainer.chunks, trainer.layout.micro_batches_of(trainer.place.place, trainer.place.replica)
     if not ids:
@@ -42,12 +43,12 @@ def rehearse(trainer: Trainer, step: int) -> None:
     chunks.flat.grads.zero_()
     for name, buffer in chunks.buffers().items():
         buffer.copy_(before[name])
-    torch.zeros((), device=trainer.device.torch).item()  # takes the host memory that numbers come out through
+    torch.zeros((), device=trainer.device.torch).item()  # allocates the host memory that scalars are copied through
     trainer.device.synchronise()
 
 
 def _through(stage: Stage, micro_batch: int, shape: tuple[int, ...], split: bool, trainer: Trainer) -> None:
-    """Forward and backward; `split`: in two, as B and W."""
+    """Runs forward and backward of a stage; with `split`, the backward as B and W."""
     dtype, x = DTYPES[trainer.spec.train.precision], None
     if not stage.is_first:
         x = torch.zeros(shape, dtype=dtype, device=trainer.device.torch)

@@ -1,6 +1,6 @@
-"""Generation over the stages of a pipeline: activations go forward, the tokens that the last stage draws back to all.
+"""Messages of generation in a pipeline: activations go forward, tokens drawn by the last stage go back to all others.
 
-A message is cut into pieces, so that its size need not be known when the links are made.
+Messages are cut into pieces, so that their size need not be known when the links are created.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from parallel_core.engine.distributed import Groups
 from parallel_core.engine.host_links import Form, HostLinks
 
 PIECE = 1 << 20
-"""Bytes of a message at most."""
+"""Largest piece in bytes."""
 
 
 class Relay:
-    """Of one rank, the `place`-th of the global `ranks` of its pipeline."""
+    """The messages of one rank, number `place` of the global `ranks` of its pipeline."""
 
     def __init__(self, ranks: Sequence[int], place: int, groups: Groups, device: Device) -> None:
         self._ranks, self._place, self._device = tuple(ranks), place, device.torch
@@ -30,17 +30,17 @@ class Relay:
                 link.form = Form(PIECE)
 
     def hand_on(self, x: Tensor) -> None:
-        """Activations to the next stage."""
+        """Sends activations to the next stage."""
         _wait(_send(x.contiguous(), self._ranks[self._place + 1], self._forth))
 
     def receive(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-        """Activations of the stage before."""
+        """Returns activations of the given shape from the previous stage."""
         out = torch.empty(tuple(shape), dtype=dtype, device=self._device)
         _wait([irecv(piece, self._ranks[self._place - 1], self._forth) for piece in _pieces(out)])
         return out
 
     def tokens(self, drawn: Sequence[int] | None, samples: int) -> list[int]:
-        """One token a sample, on every rank those that the last stage has `drawn` (None on the others)."""
+        """Returns one token per sample, on every rank those `drawn` by the last stage (None on the others)."""
         if len(self._ranks) == 1:
             assert drawn is not None
             return list(drawn)

@@ -1,4 +1,8 @@
-"""Gradients of which several ranks have a part each, besides the replicas: their sums, before the norm is taken."""
+"""Gradients that several ranks other than replicas each hold a part of: summed before the norm is computed.
+
+These are the tied embedding on first and last stage, and under sequence parallelism the parameters that see only part
+of the sequence on each tensor rank.
+"""
 
 from __future__ import annotations
 
@@ -13,10 +17,10 @@ from parallel_core.plan.grad_buckets import TIED
 
 
 class SharedGradients:
-    """`sum` behind the reduction over replicas, so that under ZeRO only what a replica owns is summed."""
+    """`sum` is called after the reduction over replicas, so that under ZeRO only what a replica owns is summed."""
 
     def __init__(self, flat: FlatParameters, groups: Groups, sequence: bool) -> None:
-        """`sequence`: tensor ranks have gradients of different rows (`tensor.sequence`)."""
+        """`sequence`: sequence parallelism, where each tensor rank has gradients of its own rows only."""
         self._tied, self._tensor = groups.tied, groups.tensor
         grads = flat.owned_grads()
         self._embedding = grads[TIED] if groups.tied is not None else None
@@ -25,10 +29,11 @@ class SharedGradients:
 
     @torch.no_grad()
     def sum(self) -> None:
-        if self._embedding is not None and len(self._embedding):  # the same elements on first and last stage
+        """Sums the shared gradients in place (a collective)."""
+        if self._embedding is not None and len(self._embedding):  # first and last stage own the same elements
             all_reduce(self._embedding, self._tied).wait()
         if self._by_rows:
-            together = torch.cat(self._by_rows)  # one message instead of one a norm
+            together = torch.cat(self._by_rows)  # one message in place of one per parameter
             all_reduce(together, self._tensor).wait()
             for mine, total in zip(self._by_rows, together.split([len(g) for g in self._by_rows]), strict=True):
                 mine.copy_(total)

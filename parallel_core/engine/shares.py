@@ -1,7 +1,7 @@
-"""What a rank holds of each full tensor, in the terms of torch.distributed.checkpoint: boxes of it, by name.
+"""A rank's shares of full tensors, described for torch.distributed.checkpoint (DCP): boxes of each tensor, by name.
 
-A `Share` speaks DCP's protocol for objects of one's own (`torch.distributed._checkpointable`), so that its planners say
-what is written where and, under another layout, which part of which saved piece goes into which part of ours.
+A `Share` implements DCP's protocol for custom checkpointable objects (`torch.distributed._checkpointable`), so that its
+planners determine what is written where and, under another layout, which part of which saved piece is loaded where.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from torch.distributed.checkpoint.planner import TensorWriteData, WriteItem, Wri
 
 
 class Box(NamedTuple):
-    """Elements [offset, offset + size) in each dimension."""
+    """A box within a tensor: elements [offset, offset + size) in each dimension."""
 
     offsets: tuple[int, ...]
     sizes: tuple[int, ...]
 
 
 class Share:
-    """Boxes of a tensor of the full shape `shape`, each with the (contiguous) memory that holds it."""
+    """Boxes of a tensor whose full shape is `shape`, each with the (contiguous) memory that holds it."""
 
     def __init__(self, shape: Sequence[int], parts: Sequence[tuple[Box, Tensor]]) -> None:
         self._shape = torch.Size(shape)
@@ -34,7 +34,7 @@ class Share:
         return self._shape
 
     def at(self, offsets: torch.Size) -> Tensor:
-        """The memory of the box that begins at `offsets`."""
+        """Returns the memory of the box that begins at `offsets`."""
         return self._parts[offsets]
 
     def __create_chunk_list__(self) -> list[ChunkStorageMetadata]:
@@ -56,7 +56,7 @@ class Share:
 
 
 class Made(Share):
-    """A whole tensor of number type `dtype` that `make` makes each time somebody asks for it."""
+    """A whole tensor of dtype `dtype` that `make` computes each time it is read."""
 
     def __init__(self, shape: Sequence[int], dtype: torch.dtype, make: Callable[[], Tensor]) -> None:
         super().__init__(shape, [])
@@ -99,9 +99,9 @@ def _in_row(shape: Sequence[int], row: int, start: int, stop: int) -> list[Box]:
 
 
 def split(shape: Sequence[int], origin: Sequence[int], memory: Tensor, local: Sequence[int], start: int) -> Any:
-    """(box of the full tensor, its memory) for elements [start, start + len(memory)) of a local tensor.
+    """Returns (box of the full tensor, its memory) pairs for elements [start, start + len(memory)) of a local tensor.
 
-    The local tensor has the shape `local` and begins at `origin` of the full one.
+    The local tensor has shape `local` and begins at `origin` of the full tensor.
     """
     found, at = [], 0
     for box in boxes(local, start, start + memory.numel()):

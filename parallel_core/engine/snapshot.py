@@ -1,4 +1,4 @@
-"""The history of the CUDA allocator over one step, as records: who allocated what, and when it was freed."""
+"""Records the history of the CUDA allocator over one step: what allocated memory, and when it was freed."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from parallel_core.observe.records import Sink
 from parallel_core.observe.snapshot import packed
 
 MAX_EVENTS = 500_000
-"""Kept of a step, the newest: torch's default is no limit, at a kilobyte or more of host memory each."""
+"""Most events kept of a step, the newest ones: torch's default is no limit, at a kilobyte or more each."""
 
 
 @contextmanager
 def snapshotted(step: int, device: Device, sink: Sink) -> Iterator[None]:
-    """The allocations of what runs inside, with the Python stack of each; then the snapshot is emitted. Where memory
-    runs out inside, it is emitted too: that is when it says most. Only on CUDA.
+    """Records the allocations of what runs inside, with Python stacks, then emits the snapshot. Only on CUDA.
 
-    The calls are private to torch but documented (docs.pytorch.org, "Understanding CUDA Memory Usage").
+    The snapshot is also emitted where memory runs out inside, which is when it is most useful. The calls are private
+    to torch but documented (docs.pytorch.org, "Understanding CUDA Memory Usage").
     """
     record = torch.cuda.memory._record_memory_history
     device.synchronise()

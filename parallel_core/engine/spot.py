@@ -1,7 +1,8 @@
-"""What autograd saves of weights, kept as a place in their memory: a backward may then find other values there.
+"""Replaces views of weights saved by autograd by their position in a buffer, so that backward reads what the buffer
+then holds.
 
-It saves parameters as objects, so they may be pointed elsewhere before the backward; but of some it saves views (the
-matrices of an LSTM), which hold on to the memory of the forward.
+Autograd saves parameters as objects, whose `data` may be replaced before the backward. But of some layers it saves
+views of parameters (the matrices of an LSTM), which keep the buffer used in the forward alive.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from torch import Tensor
 
 
 class Spot(NamedTuple):
-    """Where a tensor lies in a memory: counted in elements from the begin of its storage."""
+    """The position of a tensor in a buffer, in elements from the beginning of its storage."""
 
     size: torch.Size
     stride: tuple[int, ...]
@@ -21,11 +22,11 @@ class Spot(NamedTuple):
 
     @classmethod
     def of(cls, tensor: Tensor, memory: Tensor) -> Self | None:
-        """None where it lies elsewhere."""
+        """Returns the position of `tensor` in the storage of `memory`; None where it lies in another storage."""
         if tensor.untyped_storage().data_ptr() != memory.untyped_storage().data_ptr():
             return None
         return cls(tensor.shape, tensor.stride(), int(tensor.storage_offset()))
 
     def within(self, memory: Tensor) -> Tensor:
-        """What lies at this place of another memory of the same kind."""
+        """Returns the view at this position of another buffer with the same layout."""
         return memory.as_strided(self.size, self.stride, self.offset)

@@ -1,8 +1,8 @@
-"""One stage's layers, and how one micro-batch goes through them forward and backward.
+"""The layers of one pipeline stage, and the forward and backward of one micro-batch through them.
 
-With recomputation a transformer block keeps only its input in the forward pass (no graph) and is run again, just before
-its own backward (Chen et al. 2016): the layers that share a block index and a stage are recomputed together, so a cut
-inside a block leaves two shorter ones. Embedding and head keep their graph: running them again would save little.
+With recomputation a transformer block keeps only its input in the forward pass (no graph) and is run again just
+before its own backward (Chen et al. 2016). Layers of one block on one stage are recomputed together, so a cut within
+a block yields two shorter segments. Embedding and head keep their graph: recomputing them would save little.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ from parallel_core.tensor.weights import WeightGradient, WeightGradients
 
 @dataclass(frozen=True)
 class Segment:
-    """Layers that go forward and backward together; `recompute` = only their input is kept in between."""
+    """Consecutive layers that go forward and backward together; with `recompute` only their input is kept."""
 
     units: tuple[nn.Module, ...]
     recompute: bool
 
     def arrivals(self) -> Counter[nn.Parameter]:
-        """How many times one backward adds to each gradient: autograd once a segment, a split linear once a layer."""
+        """How often one backward adds to each gradient: autograd once per segment, a `SplitLinear` once per layer."""
         by_autograd = {
             parameter
             for module in self._modules()
@@ -53,7 +53,7 @@ class Segment:
         return self.handed_in() + Counter(by_autograd)
 
     def handed_in(self) -> Counter[nn.Parameter]:
-        """How many times linear layers do so: in W, where backward is split."""
+        """Returns how often linear layers (`SplitLinear`) do so: in W, where backward is split."""
         linear = (module for module in self._modules() if isinstance(module, SplitLinear))
         return Counter(parameter for module in linear for parameter in module.parameters(recurse=False))
 
@@ -62,14 +62,16 @@ class Segment:
 
 
 class _Kept(NamedTuple):
-    """What a segment keeps of a micro-batch: its input and, where it is not recomputed, its output with the graph."""
+    """What a segment keeps of a micro-batch: its input and, unless it is recomputed, its output with the autograd
+    graph."""
 
     x: Tensor
     y: Tensor | None
 
 
 class Batch(NamedTuple):
-    """A rank's part of a step's global batch: each of its micro-batches by id, and 1 / (targets of all ranks)."""
+    """A rank's part of a step's global batch: `samples` by micro-batch id, and `scale` = 1 / (number of targets of all
+    ranks)."""
 
     step: int
     samples: dict[int, Sample]
@@ -77,7 +79,7 @@ class Batch(NamedTuple):
 
 
 class Stage:
-    """The units `names` (of `ModelSpec.units`), one after the other."""
+    """One stage of a pipeline: the layers `names` (of `ModelSpec.units`), in order."""
 
     def __init__(
         self,
@@ -106,32 +108,33 @@ class Stage:
         self._kept: dict[int, list[_Kept]] = {}
         self._batches: Sequence[Batch] = ()
         self._per_step = spec.parallel.per_step
-        self._put_off: dict[int, list[WeightGradient]] = {}
+        self._deferred: dict[int, list[WeightGradient]] = {}
         self.unsharder: Unsharding | None = None
-        """Makes the parameters of a layer whole while it works (ZeRO-3)."""
+        """Gathers the parameters of a layer while it runs (ZeRO-3); None where they are always whole."""
 
     @property
     def layers(self) -> list[nn.Module]:
-        """One for each of `names`."""
+        """The layers, one for each of `names`."""
         return self._units
 
     def prepare(self, replicas: Group, device: Device) -> None:
-        """Everything of the layers that is no parameter: their buffers, and whom their statistics are shared with."""
+        """Materializes the layers' buffers on the device, and sets the replicas with which statistics are shared (batch
+        norm)."""
         for unit in self._units:
             synchronise(unit, replicas, self._scope)
             materialise(unit, device.torch)
 
     def buffers(self) -> dict[str, Tensor]:
-        """Global name -> buffer."""
+        """Returns global name -> buffer."""
         named = zip(self.names, self._units, strict=True)
         return {f"{name}.{local}": buffer for name, unit in named for local, buffer in unit.named_buffers()}
 
     def places(self) -> list[tuple[str, nn.Module, str]]:
-        """(global name, holding module, attribute) of every parameter, in layer order."""
+        """Returns (global name, holding module, attribute) of every parameter, in layer order."""
         return [place for of_unit in self.places_by_unit() for place in of_unit]
 
     def places_by_unit(self) -> list[list[tuple[str, nn.Module, str]]]:
-        """The same, layer by layer."""
+        """Returns the same as `places`, as one list per layer."""
         return [
             [
                 (parameter_name(self._model, name, f"{path}.{attribute}"), module, attribute)
@@ -142,31 +145,34 @@ class Stage:
         ]
 
     def arrivals(self) -> Counter[nn.Parameter]:
-        """How many times the backward of one micro-batch adds to each parameter's gradient."""
+        """Returns how often the backward of one micro-batch adds to each parameter's gradient."""
         return sum((segment.arrivals() for segment in self.segments), Counter())
 
     def handed_in(self) -> Counter[nn.Parameter]:
-        """How many of them wait for W, where backward is split."""
+        """Returns how many of the `arrivals` are made by W (weight gradients) where backward is split into B and W."""
         return sum((segment.handed_in() for segment in self.segments), Counter())
 
     def begin_step(self, batches: Sequence[Batch]) -> None:
-        """The micro-batches that the next calls are about: those of the step and, where some go forward before their
-        own step, of steps to come, whose ids go on where the ones before end."""
+        """Sets the batches of this step and of those to come whose micro-batches already go forward in it.
+
+        The ids of a later step's micro-batches continue those of the step before.
+        """
         self._batches = batches
 
     def renumber(self, by: int) -> None:
-        """The step is over: ids of micro-batches that are still under way count from the next one."""
+        """Ends the step: ids of micro-batches in flight count from the next step."""
         self._kept = {micro_batch - by: kept for micro_batch, kept in self._kept.items()}
 
-    def _drawn(self, micro_batch: int) -> tuple[Batch, int]:
-        """The batch that it is of, and its id there."""
+    def _batch_of(self, micro_batch: int) -> tuple[Batch, int]:
+        """Returns the batch that a micro-batch belongs to, and its id there."""
         ahead, own = divmod(micro_batch, self._per_step)
         return self._batches[ahead], own
 
     def forward(self, micro_batch: int, x: Tensor | None) -> Tensor:
-        """Activations in (None on the first stage: the samples); out, or on the last stage the micro-batch's loss.
+        """Runs the forward of a micro-batch. `x`: input activations (None on the first stage, which reads the samples).
 
-        The loss is the sum over targets divided by the global count, so parts add up over micro-batches and replicas.
+        Returns the output activations, or on the last stage the loss: a sum over targets divided by the global count,
+        so that the parts add up over micro-batches and replicas.
         """
         if self.unsharder is None:
             return self._forward(micro_batch, x)
@@ -175,7 +181,7 @@ class Stage:
     def _forward(self, micro_batch: int, x: Tensor | None) -> Tensor:
         kept = self._kept[micro_batch] = []
         if x is None:
-            batch, own = self._drawn(micro_batch)
+            batch, own = self._batch_of(micro_batch)
             x = batch.samples[own].inputs
         for segment in self.segments:
             start = x.detach().requires_grad_(bool(kept) or not self.is_first)
@@ -186,47 +192,49 @@ class Stage:
         return x.detach()
 
     def backward(self, micro_batch: int, grad: Tensor | None) -> Tensor | None:
-        """Gradient of the stage's output in (None on the last stage: it starts from the loss scale), of its input out
-        (None on the first).
+        """Runs the backward of a micro-batch. `grad`: gradient of the stage's output (None on the last stage, which
+        starts from the loss scale).
 
-        Parameter gradients are added to the flat buffer.
+        Returns the gradient of the stage's input (None on the first stage). Parameter gradients are added to the flat
+        buffer.
         """
         kept = self._kept.pop(micro_batch)
         for segment in reversed(self.segments):
             x, y = kept.pop()
             if y is None:
-                y = self._again(segment, x, micro_batch)
+                y = self._recompute(segment, x, micro_batch)
             torch.autograd.backward(y, self._loss_scale.seed(y) if grad is None else grad)
             grad = x.grad
             del x, y
         return grad
 
     def backward_input(self, micro_batch: int, grad: Tensor | None) -> Tensor | None:
-        """`backward` without the products for the weights of linear layers; their factors are kept.
+        """The B of a split backward: `backward` without the weight gradients of linear layers, whose factors are kept
+        for W.
 
-        Gradients of other parameters (norms, embeddings) are small: they are added here, in the same order.
+        Gradients of other parameters (norms, embeddings) are small: they are computed here, in the same order.
         """
         with self._weights.put_off() as kept:
             out = self.backward(micro_batch, grad)
-        self._put_off[micro_batch] = kept
+        self._deferred[micro_batch] = kept
         return out
 
     @torch.no_grad()
     def backward_weights(self, micro_batch: int) -> None:
-        """The rest of `backward_input`."""
-        kept = self._put_off.pop(micro_batch)
+        """The W of a split backward: computes the weight gradients that `backward_input` has put off."""
+        kept = self._deferred.pop(micro_batch)
         kept.reverse()
-        while kept:  # each pair is let go as soon as it is used
+        while kept:  # frees each pair of factors as soon as it is used
             self._weights.add(kept.pop())
 
-    def _again(self, segment: Segment, x: Tensor, micro_batch: int) -> Tensor:
+    def _recompute(self, segment: Segment, x: Tensor, micro_batch: int) -> Tensor:
         with self._scope.recomputing():
             if self.unsharder is None:
                 return self._run(segment, x, micro_batch, again=True)
             return self.unsharder.through(lambda: self._run(segment, x, micro_batch, again=True))
 
     def _run(self, segment: Segment, x: Tensor, micro_batch: int, again: bool = False) -> Tensor:
-        batch, own = self._drawn(micro_batch)
+        batch, own = self._batch_of(micro_batch)
         sample = batch.samples.get(own, NOTHING)
         self._passing.at(batch.step, own * self._size, sample, again)
         for unit in segment.units[:-1]:
@@ -237,7 +245,7 @@ class Stage:
         return self._call(last, (x,), again)
 
     def _call(self, unit: nn.Module, inputs: Sequence[Tensor], goes_back: bool) -> Tensor:
-        """One layer; `goes_back`: its backward is the next thing."""
+        """Runs one layer; `goes_back`: its backward comes next."""
         if self.unsharder is not None:
             return self.unsharder.run(unit, inputs, goes_back)
         out: Tensor = unit(*inputs)
@@ -251,7 +259,8 @@ def _recompute_core(unit: nn.Module, scope: Scope) -> None:
 
 
 def _segments(names: Sequence[str], units: list[nn.Module], chosen: frozenset[str] | None) -> tuple[Segment, ...]:
-    """One for each block and each layer outside of blocks, the `chosen` recomputed; None: one of all layers."""
+    """Returns a segment for each block and for each layer outside of blocks; those of `chosen` blocks are recomputed.
+    With `chosen` None, returns one segment of all layers."""
     if chosen is None:
         return (Segment(tuple(units), False),)
     pairs = zip(names, units, strict=True)

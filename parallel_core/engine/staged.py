@@ -1,7 +1,7 @@
-"""Tensors of a GPU through a group that reads host memory alone: copied out, exchanged, copied back.
+"""Communicates GPU tensors over groups that only reach host memory: copies out, exchanges, copies back.
 
-NCCL wants a GPU for each rank. Ranks that share one exchange through the host instead (shared memory, or gloo): the
-same numbers, but each message waits for the device and crosses the bus twice, so their times say nothing.
+NCCL needs a GPU per rank. Ranks that share a GPU exchange through the host instead (shared memory, or gloo): results
+are the same, but each message waits for the device and crosses the bus twice, so its times are not representative.
 """
 
 from __future__ import annotations
@@ -14,19 +14,20 @@ from torch import Tensor
 
 
 class Work(Protocol):
-    """A collective or a message under way. Works of a group end in the order in which they were begun."""
+    """A collective or a message in flight. The works of a group complete in the order in which they were started."""
 
     def wait(self) -> Any: ...
 
 
 class Staged:
-    """`work` exchanges `host`, whose result goes to `target` where somebody waits for it; None: nothing comes back."""
+    """The work of an exchange through host memory: `work` exchanges `host`, which is copied to `target` when it is
+    waited for; None: no result."""
 
     def __init__(self, work: Work, host: Tensor, target: Tensor | None) -> None:
         self._work, self._host, self._target, self._done = work, host, target, False
 
     def wait(self) -> bool:
-        if not self._done:  # a second wait must not undo what was done to the result since
+        if not self._done:  # a second wait must not overwrite later changes to the result
             self._done = True
             self._work.wait()
             if self._target is not None:
@@ -35,18 +36,18 @@ class Staged:
 
 
 def is_staged(tensor: Tensor, group: Any) -> bool:
-    """Whether `group` cannot reach the memory of `tensor`."""
+    """Whether `group` cannot access the memory of `tensor` directly."""
     if tensor.device.type == "cpu":
         return False
     return not (isinstance(group, dist.ProcessGroup) and dist.get_backend(group) == "nccl")
 
 
 def out_of(tensor: Tensor) -> Tensor:
-    """Its values in host memory, once the device has computed them."""
+    """Returns a copy in host memory, once the device has computed the values."""
     with torch.no_grad():
         return tensor.detach().to("cpu", copy=True)
 
 
 def room_for(tensor: Tensor) -> Tensor:
-    """Host memory for values that are to come."""
+    """Returns uninitialized host memory of the shape and dtype of `tensor`."""
     return torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu")

@@ -1,4 +1,5 @@
-"""How steps follow each other: one by one (`FlushingRunner`), or in a pipeline that stays full (`StreamingRunner`)."""
+"""Runs the training steps in order: one by one (`FlushingRunner`), or in a pipeline that stays full
+(`StreamingRunner`)."""
 
 from __future__ import annotations
 
@@ -14,7 +15,7 @@ from parallel_core.schedule.stream import Windows
 from parallel_core.spec import RunSpec
 
 Read = Callable[[int], Batch]
-"""Step -> this rank's part of its batch."""
+"""Reads this rank's part of the batch of a step."""
 
 
 class StepRunner(Protocol):
@@ -22,21 +23,21 @@ class StepRunner(Protocol):
 
     @property
     def stopping(self) -> bool:
-        """Some rank was asked to stop, and this step is the last: the pipeline is empty behind it."""
+        """Whether some rank was asked to stop and the last step run ended with an empty pipeline."""
 
     def advance(self, step: int) -> list[Totals]:
-        """Runs the step; the totals of steps that are known by now, maybe of earlier ones."""
+        """Runs the step; returns the totals of steps that are known by now, possibly of earlier steps."""
 
     def settle(self) -> list[Totals]:
-        """Waits for the totals of every step that was run."""
+        """Waits for the remaining totals of all steps run so far and returns them."""
 
     @property
     def staleness(self) -> Staleness | None:
-        """Of the gradients of the last step; None where they cannot be stale."""
+        """Staleness of the gradients of the last step; None under a flush, where gradients cannot be stale."""
 
 
 class FlushingRunner:
-    """Every step ends with an empty pipeline and with its totals."""
+    """Runs a pipeline that flushes: every step ends with an empty pipeline and with its totals."""
 
     staleness = None
 
@@ -58,7 +59,8 @@ class FlushingRunner:
 
 
 class StreamingRunner:
-    """The pipeline drains behind the last step, where a checkpoint is due, and where the run is stopped."""
+    """Runs a pipeline without a flush: it drains after the last step, where a checkpoint is due, and where the run is
+    stopped."""
 
     def __init__(
         self, spec: RunSpec, executor: StreamExecutor, totals: StepTotals, windows: Windows, read: Read
@@ -66,7 +68,7 @@ class StreamingRunner:
         self._executor, self._totals, self._windows, self._read = executor, totals, windows, read
         self._steps, self._every = spec.train.steps, spec.train.checkpoint_every
         self._lag = -(-(spec.parallel.pp - 1) // spec.parallel.micro_batches)
-        """Steps by which the last stage is ahead of the first: so long nobody waits for totals."""
+        """Steps by which stages may be apart: totals are waited for only that many steps later."""
         self._begin = self._end = -1
         self._batches: deque[Batch] = deque()
         self._under_way: deque[Gathering] = deque()
@@ -93,17 +95,17 @@ class StreamingRunner:
         known = self._wait(0 if self._drained else self._lag)
         if any(totals.stop for totals in known):
             self._stop = True
-            self._end = min(self._end, step + 2 + self._windows.edge)  # the next step is under way as it is
+            self._end = min(self._end, step + 2 + self._windows.edge)  # the next step is already in flight
         return known
 
     def settle(self) -> list[Totals]:
         return self._wait(0)
 
     def _until(self, step: int) -> int:
-        """The step in front of which the pipeline that begins to fill at `step` is empty again."""
+        """Returns the step before which the pipeline that starts to fill at `step` is empty again."""
         saved = (step // self._every + 1) * self._every if self._every else self._steps
         return max(min(saved, self._steps), step + 1)
 
     def _wait(self, left: int) -> list[Totals]:
-        """Totals of all but the `left` last steps."""
+        """Waits for the totals of all but the last `left` steps and returns them."""
         return [self._totals.result(self._under_way.popleft()) for _ in range(len(self._under_way) - left)]

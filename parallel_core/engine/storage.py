@@ -1,7 +1,7 @@
-"""Storage of torch.distributed.checkpoint without pickle: its planners, our files (see `parallel_core.checkpoint`).
+"""Storage for torch.distributed.checkpoint without pickle: DCP's planners, own files (see `parallel_core.checkpoint`).
 
-DCP's own file system writer keeps its metadata as a pickle and gathers plans as pickles; here each rank plans alone,
-writes bare numbers with their sha256, and the manifest is JSON. Every byte is checked as it is read.
+DCP's file system writer pickles its metadata and gathers pickled plans; here each rank plans alone and writes raw
+numbers with their sha256, and the manifest is JSON. Every byte is verified when it is read.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class _SavePlanner(default_planner.DefaultSavePlanner):
 
 class _LoadPlanner(default_planner.DefaultLoadPlanner):
     def set_up_planner(self, state_dict: Any, metadata: Metadata | None = None, is_coordinator: bool = False) -> None:
-        """The default would look for tensors on 'meta', and knows no object of another's making."""
+        """Sets the attributes only: the default looks for tensors on the meta device, and rejects custom objects."""
         self.state_dict, self.metadata, self.is_coordinator = state_dict, metadata, is_coordinator
 
     def lookup_tensor(self, index: MetadataIndex) -> Tensor:
@@ -46,17 +46,20 @@ class _LoadPlanner(default_planner.DefaultLoadPlanner):
         return found
 
     def load_bytes(self, read_item: ReadItem, value: Any) -> None:
-        """The default would unpickle; no checkpoint of ours has such an item."""
+        """Refuses: the default would unpickle, and our checkpoints have no such items."""
         raise CheckpointError(f"{read_item.dest_index.fqn} is no tensor")
 
 
 def nobody() -> None:
-    """Who is told that a write or a load goes on, where nobody asks."""
+    """The default progress callback: does nothing."""
 
 
 def write(shares: Mapping[str, Share], file: Path, tell: Callable[[], None] = nobody) -> dict[str, Any]:
-    """Writes every box of `shares` to `file`, flushed; returns the part of this rank (see folder.write_part). `tell` is
-    called with each box."""
+    """Writes every box of `shares` to `file`, with fsync; returns this rank's part of the manifest (see
+    folder.write_part).
+
+    `tell` is called once per box.
+    """
     planner = _SavePlanner(**_PLAIN)
     planner.set_up_planner(dict(shares), is_coordinator=True)
     tensors: dict[str, dict[str, Any]] = {}
@@ -87,9 +90,10 @@ def write(shares: Mapping[str, Share], file: Path, tell: Callable[[], None] = no
 
 
 def load(shares: Mapping[str, Share], folder: Path, manifest: Manifest, tell: Callable[[], None] = nobody) -> None:
-    """Fills the memory of `shares` from the checkpoint in `folder`, whatever layout wrote it; `tell` as in `write`.
+    """Fills the memory of `shares` from the checkpoint in `folder`, under whatever layout it was written.
 
-    Raises CheckpointError where a tensor is missing, has another shape or type, or a byte of it was changed.
+    `tell` is called once per saved piece. Raises CheckpointError where a tensor is missing, has another shape or
+    type, or does not match its sha256.
     """
     for name, share in shares.items():
         _require(name, share, manifest.tensors.get(name))
@@ -120,7 +124,7 @@ def _require(name: str, share: Share, stored: Stored | None) -> None:
 
 
 def _metadata(manifest: Manifest) -> Metadata:
-    """What DCP's planner needs to know of the manifest."""
+    """Returns the manifest as DCP metadata, for its planner."""
     return Metadata(
         {
             name: TensorStorageMetadata(

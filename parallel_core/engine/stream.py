@@ -1,7 +1,7 @@
-"""Walks the programs of a schedule that never flushes (`schedule.stream`): the pipeline stays full from step to step.
+"""Executes the programs of a schedule that never flushes (`schedule.stream`): the pipeline stays full between steps.
 
-Every stage updates its weights on its own, and keeps the versions that micro-batches under way still need. Nobody waits
-for the others at the end of a step: its totals are gathered beside the steps that follow.
+Every stage updates its weights independently, and keeps the versions that micro-batches in flight still need. No rank
+waits for others at the end of a step: its totals are gathered during the following steps.
 """
 
 from __future__ import annotations
@@ -29,23 +29,23 @@ from parallel_core.spec import TrainSpec
 
 
 class Staleness(NamedTuple):
-    """Updates that a stage's weights had seen between the forward of a micro-batch and the update by its gradient."""
+    """Number of updates to a stage's weights between the forward of a micro-batch and the update by its gradient."""
 
     mean: float
     most: int
 
 
 class _Step(NamedTuple):
-    """A rank's part of a step, made ready."""
+    """A rank's part of a step, prepared for execution."""
 
     program: list[Prepared]
     traffic: Traffic
     ahead: int
-    """Steps to come whose micro-batches go forward in it."""
+    """Number of later steps some of whose micro-batches already go forward in this one."""
 
 
 class StreamExecutor(Walker):
-    """Runs the windows of a stream, step after step; `here` is this rank's pipeline rank."""
+    """Executes the windows of a stream, step after step; `here` is this rank's pipeline rank."""
 
     def __init__(
         self, windows: Windows, here: int, parts: Parts, scope: Scope, progress: Progress, train: TrainSpec
@@ -59,18 +59,19 @@ class StreamExecutor(Walker):
         }
         self._steps: dict[Window, _Step] = {}
         self._read: dict[int, int] = {}
-        """Micro-batch -> updates that the weights of its forward had seen."""
+        """Micro-batch -> number of updates that the weights of its forward had received."""
         self._ages: list[int] = []
         self._squares = torch.zeros(())
         self._updates = 0
         self._scale = parts.loss_scale
 
     def ahead(self, step: int, steps: int) -> int:
-        """Steps behind step `step` of a stream of `steps` steps whose micro-batches already go forward in it."""
+        """Returns the number of later steps some of whose micro-batches already go forward in step `step` of a stream
+        of `steps`."""
         return self._step(step, steps).ahead
 
     def run(self, step: int, steps: int, batches: Sequence[Batch]) -> Gathering:
-        """Step `step` of a stream of `steps` steps; `batches` are that of this step and of as many as it is `ahead`."""
+        """Runs step `step` of a stream of `steps` steps; `batches`: of this step and of the `ahead` next ones."""
         now, links, start = self._step(step, steps), self._parts.links, self._scope.mark()
         if step == 0:
             self._fill(batches[0].step)
@@ -89,17 +90,17 @@ class StreamExecutor(Walker):
 
     @property
     def staleness(self) -> Staleness:
-        """Of the gradients of the step that ran last."""
+        """Staleness of the gradients of the last step run."""
         return Staleness(sum(self._ages) / max(len(self._ages), 1), max(self._ages, default=0))
 
     def _fill(self, step: int) -> None:
-        """The pipeline is empty: version 0 is what is there."""
+        """Starts from an empty pipeline: the current weights become version 0."""
         self.versions.newest, self._base = 0, step * self._windows.per_step
         self._flat.grads.zero_()
         self._parts.reducer.begin_step()
 
     def _end(self, step: int) -> Gathering:
-        """Sends this rank's part of the totals, and lets numbers count from the next step."""
+        """Starts gathering the step's totals, and renumbers micro-batches and versions to count from the next step."""
         size = self._windows.per_step
         done = {i: loss for i, loss in self._losses.items() if i < size}
         begun = self._parts.totals.begin(step, total_loss(done), self._squares / max(self._updates, 1))
@@ -122,7 +123,7 @@ class StreamExecutor(Walker):
         return self._steps[window]
 
     def _proves(self, window: Window) -> dict[Key, list[Key]]:
-        """What the receives of the whole stream prove, in the numbers of this step."""
+        """Returns `receipts` of the whole stream, with micro-batch ids counted from this step."""
         found, by = receipts(window.stream, self._here), window.first
         return {_earlier(key, by): [_earlier(sent, by) for sent in proven] for key, proven in found.items()}
 
@@ -132,7 +133,8 @@ class StreamExecutor(Walker):
             return super()._forward(op)
 
     def _backward(self, op: Op) -> int:
-        """The gradient enters with the scale that this stage has now: it may have changed since that came."""
+        """Runs the backward; an arrived gradient is rescaled to this stage's current loss scale, which may have changed
+        since it arrived."""
         self.versions.use(op.version)
         came = Kind.RECV_GRAD, op.stage, op.micro_batch
         if self._scale.dynamic and came in self._arrived and op.stage + 1 not in self._stages:
@@ -142,7 +144,7 @@ class StreamExecutor(Walker):
         return super()._backward(op)
 
     def _hand_on(self, op: Op, to: int, send: Kind, receive: Kind, tensor: Tensor) -> None:
-        """A gradient that leaves the rank says which scale it has."""
+        """As in `Walker`; in fp16 a gradient sent to another rank carries its loss scale."""
         if self._scale.dynamic and receive is Kind.RECV_GRAD and to not in self._stages:
             tensor = marked(tensor, self._scale.value)
         super()._hand_on(op, to, send, receive, tensor)
@@ -157,8 +159,10 @@ class StreamExecutor(Walker):
 
     @torch.no_grad()
     def _optimise(self, op: Op) -> int:
-        """Update by the mean over the micro-batches of the round, whose losses are parts of that of a step; none where
-        fp16 overflowed on this stage, whose scale then falls."""
+        """Updates by the mean over the micro-batches since the last update, whose losses are parts of a step's loss.
+
+        Skips the update where fp16 gradients overflowed on this stage, whose loss scale then falls.
+        """
         parts, start = self._parts, self._scope.mark()
         parts.shared.sum()
         weight = self._windows.per_step / (op.version - self.versions.newest) / self._scale.value
@@ -171,7 +175,7 @@ class StreamExecutor(Walker):
             clip, taken = clip_factor(norm, self._train.clip_norm), self._scale.judge(norm)
             self._scope.span(Kind.NORM, LANE_COLLECTIVE, start)
         if taken:
-            # Autograd is right that weights change between a forward and its backward: `versions` answers for that.
+            # Autograd would reject weights that change between forward and backward: `versions` keeps the right ones.
             with torch.autograd._unsafe_preserve_version_counter(self._flat.values):
                 parts.optimizer.step(weight * clip)
         self.versions.updated(op.version, taken)

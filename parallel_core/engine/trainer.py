@@ -1,4 +1,4 @@
-"""What one rank trains with: everything is built here, and stepped through; `run` is a whole run of it."""
+"""Everything that one rank needs for training: builds the components and runs steps; `run` is a whole training run."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ from parallel_core.tensor.group import TensorGroup
 
 
 class Trainer:
-    """One rank of a run, ready to step. `groups` come from `distributed.connect`."""
+    """One rank of a run, ready to step. `groups` are from `distributed.connect`."""
 
     def __init__(
         self,
@@ -77,7 +77,7 @@ class Trainer:
         late = self.faults.collective_delay("tensor")
         tensor = TensorGroup(here.tensor, layout.widths[here.place], groups.tensor, self.scope, late)
         shards = shard_group(self.rank, layout, groups.data) if spec.parallel.zero_backend == "fully_shard" else None
-        built = partial(self.progress.at, -1, "building")  # many parameters take minutes to draw
+        built = partial(self.progress.at, -1, "building")  # drawing the initial values of a large model takes minutes
         return Chunks(spec, stages, tensor, groups.data, self.device, self.scope, shards, built)
 
     def _make_pace(self, groups: Groups, progress: Progress) -> StepRunner:
@@ -117,6 +117,7 @@ class Trainer:
 
     @property
     def flat(self) -> FlatParameters:
+        """The flat parameters of this rank."""
         return self.chunks.flat
 
     @property
@@ -125,28 +126,28 @@ class Trainer:
         return self.chunks.names
 
     def buffers(self) -> dict[str, Pieces]:
-        """What a checkpoint keeps of this rank (see `checkpoint.Buffers`)."""
+        """Returns the buffers that a checkpoint saves of this rank (see `checkpoint.Buffers`)."""
         return {**self.flat.buffers(), **self.optimizer.buffers()}
 
     def scalars(self) -> dict[str, float]:
-        """The numbers that a checkpoint keeps; the same on every rank, and every rank calls it."""
+        """Returns the scalars that a checkpoint saves, the same on every rank. A collective: every rank calls it."""
         scale = {f"loss_scale.{name}": float(value) for name, value in self.loss_scale.state().items()}
         return self._numbers.scalars({**self.optimizer.scalars(), **scale})
 
     def load_scalars(self, saved: Mapping[str, float]) -> None:
-        """Raises KeyError where one is missing."""
+        """Restores the scalars of a checkpoint. Raises KeyError where one is missing."""
         own = self._numbers.restore(saved)
         self.optimizer.load_scalars(own)
         self.loss_scale.restore({name: own[f"loss_scale.{name}"] for name in self.loss_scale.state()})
 
     def step(self, step: int) -> Totals:
-        """One step, and its totals; a pipeline that does not flush stays full, but waits for them."""
+        """Runs one step and returns its totals; a pipeline without a flush stays full, but is waited for."""
         return [*self.advance(step), *self.pace.settle()][-1]
 
     def advance(self, step: int) -> list[Totals]:
-        """One step: read the batch, walk the program; the totals that are known by then, maybe of earlier steps.
+        """Runs one step; returns the totals that are known by then, possibly of earlier steps.
 
-        Its spans are in `recorder` until the next one begins.
+        The step's spans stay in `recorder` until the next one begins.
         """
         self.recorder.begin_step(step)
         self.optimizer.lr = self.faults.lr(self.spec.train.lr, step)
@@ -155,7 +156,8 @@ class Trainer:
         return known
 
     def metered_step(self, step: int) -> tuple[list[Totals], MemoryMeter]:
-        """A step with live storages followed; slower, the same numbers. What the one before left is still known."""
+        """Runs a step under the memory meter: slower, with the same results. Storages left by earlier metered steps
+        stay known."""
         meter = self._meter = self._meter or MemoryMeter(self.spec.trace.memory_cap, self.device.kind)
         copies = self._versions.buffers() if self._versions else []
         for tensor, category in (

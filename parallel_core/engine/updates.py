@@ -1,8 +1,8 @@
-"""Numbers of which each place of the pipeline has its own, known to every rank: a checkpoint keeps those of all.
+"""Checkpoint scalars that differ between pipeline ranks: every rank knows, and the checkpoint holds, those of all.
 
-Places with different numbers of replicas do not make as many updates a step (`ParallelSpec.updates`), and AdamW's
-correction of its moments depends on how many there were. Where fp16 does not flush each place has its own loss scale,
-too, and skips updates on its own (`Apart`).
+Pipeline ranks with different numbers of replicas make different numbers of updates per step (`ParallelSpec.updates`),
+and AdamW's bias correction depends on their number. In fp16 without a flush each pipeline rank also has its own loss
+scale and skips updates on its own (`Apart`).
 """
 
 from __future__ import annotations
@@ -19,22 +19,26 @@ from parallel_core.spec import ParallelSpec, RunSpec
 
 
 class Numbers(Protocol):
-    """`scalars` of a checkpoint out of a rank's own ones, called by every rank between steps, with the pipeline empty;
-    `restore` says what a rank's own ones are. Raises KeyError where one is missing."""
+    """Converts a rank's scalars to those of the checkpoint (`scalars`) and back (`restore`).
+
+    `scalars` is called by every rank between steps, with the pipeline empty. `restore` raises KeyError where one is
+    missing.
+    """
 
     def scalars(self, mine: Mapping[str, float]) -> dict[str, float]: ...
     def restore(self, saved: Mapping[str, float]) -> dict[str, float]: ...
 
 
 def numbers_of(spec: RunSpec, layout: Layout, place: int, group: Group, device: Device) -> Numbers:
-    """Those of a rank of `place`; `group` is the world."""
+    """Returns the converter of a rank at pipeline rank `place`; `group` is the world."""
     if spec.train.precision == "fp16" and not spec.parallel.flushes:
         return Apart(layout, place, group, device)
     return Updates(spec.parallel, place)
 
 
 class Apart:
-    """`<name>.<place>` of each place, where they differ; `<name>` is then that of the place whose scale is least."""
+    """Adds `<name>.<place>` for every pipeline rank where values differ; `<name>` itself is then that of the pipeline
+    rank with the smallest loss scale."""
 
     def __init__(self, layout: Layout, place: int, group: Group, device: Device) -> None:
         self._layout, self._place, self._group, self._device = layout, place, group, device
@@ -54,19 +58,20 @@ class Apart:
 
 
 class Updates:
-    """Seen from `place`. Checkpoints are made between steps, with the pipeline empty."""
+    """Computes the update counts of all pipeline ranks from that of `place`, without communication. Checkpoints are
+    made between steps, with the pipeline empty."""
 
     def __init__(self, split: ParallelSpec, place: int) -> None:
         self._a_step = [split.updates(other) for other in range(split.pp)]
         self._first, self._place = [0.0] * split.pp, place
 
     def scalars(self, mine: Mapping[str, float]) -> dict[str, float]:
-        """With `steps.<place>` of each, where they differ."""
+        """Adds `steps.<place>` for every pipeline rank, where they differ."""
         steps = (mine["steps"] - self._first[self._place]) / self._a_step[self._place]
         each = [first + steps * made for first, made in zip(self._first, self._a_step, strict=True)]
         return {**mine, **({f"steps.{i}": made for i, made in enumerate(each)} if len(set(each)) > 1 else {})}
 
     def restore(self, saved: Mapping[str, float]) -> dict[str, float]:
-        """Of a checkpoint whose stages hold the same layers where they differ."""
+        """Returns the scalars of `place`. Where update counts differ, the saved stages must hold the same layers."""
         self._first = [saved.get(f"steps.{place}", saved["steps"]) for place in range(len(self._first))]
         return {**saved, "steps": self._first[self._place]}

@@ -1,9 +1,9 @@
-"""Older weight versions of a rank, and which one its layers see.
+"""Older weight versions of a rank, and the selection of the version that its layers use.
 
-The parameters are views of the flat buffer, which always holds the newest version. A stashed version is a copy of that
-buffer; to use it the parameters are pointed at the copy, and nothing is moved. Autograd saves parameters as objects, so
-a backward sees what they point at when it runs; of layers that give it views of them (`views_of_weights`), `saving`
-keeps places in the version instead.
+The parameters are views of the flat buffer, which always holds the newest version. A stashed version is a copy of
+that buffer; to use it, the parameters' `data` is pointed at the copy, so nothing is moved. Autograd saves parameters
+as objects, so a backward uses what they point at when it runs; for layers that save views of parameters instead
+(`views_of_weights`), `saving` stores positions in the version.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from parallel_core.observe.scope import Scope
 
 
 class _Copy(NamedTuple):
-    """A buffer like the flat one, its views parameter by parameter, and how many updates it has seen."""
+    """A buffer like the flat one, its view of each parameter, and the number of updates that it has received."""
 
     values: Tensor
     views: list[Tensor]
@@ -28,7 +28,7 @@ class _Copy(NamedTuple):
 
 
 class WeightVersions:
-    """`newest` and all stashed versions have the numbers of `schedule.ir.Op.version`, counted from the current step."""
+    """The newest and all stashed versions, numbered as in `schedule.ir.Op.version`, relative to the current step."""
 
     def __init__(self, flat: FlatParameters, scope: Scope) -> None:
         self._flat, self._scope = flat, scope
@@ -38,14 +38,14 @@ class WeightVersions:
         self._spare: list[_Copy] = []
         self.newest = 0
         self.updates = 0
-        """Updates so far: the age of a version is the difference to what it has seen."""
+        """Updates so far; the age of a version is the difference from its own count."""
 
     def buffers(self) -> list[Tensor]:
-        """Memory of all copies, in use or to be used again."""
+        """Returns the buffers of all copies, in use or spare."""
         return [copy.values for copy in (*self._kept.values(), *self._spare)]
 
     def use(self, version: int) -> int:
-        """Layers see `version` from now on; the number of updates that it has seen. Raises KeyError if it is gone."""
+        """Makes layers use `version` from now on; returns its number of updates. Raises KeyError if it is not kept."""
         if version == self.newest:
             self._show(self._live)
             return self.updates
@@ -58,21 +58,22 @@ class WeightVersions:
 
     @torch.no_grad()
     def stash(self, version: int) -> None:
-        """Keeps the newest version, which `version` is, beyond the next update."""
+        """Copies the newest version, which must be `version`, so that it outlasts the next update."""
         spare = self._spare.pop() if self._spare else self._new()
         spare.values.copy_(self._flat.values)
         self._kept[version] = spare._replace(updates=self.updates)
 
     def drop(self, version: int) -> None:
-        """Nobody needs it any more. Raises KeyError if it is not kept."""
+        """Frees a stashed version for reuse. Raises KeyError if it is not kept."""
         self._spare.append(self._kept.pop(version))
 
     def updated(self, version: int, changed: bool = True) -> None:
-        """The flat buffer holds `version` now; not `changed`: with the values of the one before."""
+        """Records that the flat buffer now holds `version`; not `changed`: with the values of the last one (a skipped
+        update)."""
         self.newest, self.updates = version, self.updates + changed
 
     def renumber(self, by: int) -> None:
-        """The step is over: numbers count from the next one, `by` micro-batches later."""
+        """Ends the step: version numbers count from the next step, lower by `by`."""
         self.newest -= by
         self._kept = {version - by: copy for version, copy in self._kept.items()}
 
@@ -82,7 +83,8 @@ class WeightVersions:
         return _Copy(values, _views(self._flat, values), 0)
 
     def saving(self) -> AbstractContextManager[None]:
-        """In a forward pass: its backward will see the weights of the version in use then, and no memory of now."""
+        """Returns a context for a forward pass whose backward will use the weights of the version in use then, without
+        keeping the memory of those in use now."""
         return torch.autograd.graph.saved_tensors_hooks(self._pack, self._unpack)
 
     def _pack(self, saved: Tensor) -> Tensor | Spot:
@@ -99,7 +101,7 @@ class WeightVersions:
 
 
 def views_of_weights(layer: nn.Module) -> bool:
-    """Whether autograd saves views of its parameters, not the parameters."""
+    """Whether autograd saves views of the layer's parameters in place of the parameters themselves."""
     return any(isinstance(module, nn.RNNBase) for module in layer.modules())
 
 

@@ -1,17 +1,17 @@
-"""ZeRO-3: a replica keeps its part of the parameters alone (Rajbhandari et al. 2020, section 5.3).
+"""ZeRO-3: a replica keeps only its part of the parameters (Rajbhandari et al. 2020, section 5.3).
 
-A bucket is a layer. It is gathered from all replicas before the layer's forward and let go behind it, gathered again
-when the gradient of the layer's output has come, and let go when the last of the layer's gradients is in: whatever
-needs a parameter's values in backward makes its gradient, too. What `lean` does for gradients is the rest of it.
+Each layer is one bucket. It is gathered from all replicas before the layer's forward and freed after it, gathered again
+when the gradient of the layer's output arrives, and freed when the last of the layer's gradients is complete: every
+operation that reads a parameter in backward also contributes to its gradient. Gradients are handled as in `zero2`.
 
-On CUDA, where a collective runs beside computation, the next layer is gathered while one works: forward the one behind
-it, backward the one before it (`plan.places.GATHERS_AHEAD`).
+On CUDA, where a collective overlaps with computation, the neighbouring layer is prefetched while a layer runs: the next
+one in forward, the previous one in backward (`plan.grad_buckets.GATHERS_AHEAD`).
 
-Two layers are spared a second gather: one that is recomputed goes backward at once, and so does the last one. A matrix
-that two layers share stays from the backward of the last to that of the first.
+Two kinds of layers are not gathered twice, since their backward follows at once: a layer that is recomputed, and the
+last one. A matrix that two layers share stays whole from the backward of the last to that of the first.
 
-Autograd saves some parameters as views of their memory, which would keep all of it: what it saves of a bucket is kept
-as a place in it (`spot`).
+Autograd saves some parameters as views, which would keep a whole bucket in memory: such a view is replaced by its
+position in the bucket (`spot`).
 """
 
 from __future__ import annotations
@@ -34,18 +34,19 @@ from parallel_core.plan.grad_buckets import Bucket
 from parallel_core.schedule.ir import Kind
 
 
-class _Gathered:
-    """A bucket: the part of this replica, and its parameters, each with where it begins in the whole."""
+class _ParameterBucket:
+    """A bucket: the part owned by this replica, and (parameter, its first element in the bucket) of each of its
+    parameters."""
 
     def __init__(self, place: Bucket, part: Tensor, parameters: Sequence[tuple[nn.Parameter, int]]) -> None:
         self.size, self.part, self.parameters = place.stop - place.start, part, parameters
         self.empty = [hollow(part, parameter.shape) for parameter, _ in parameters]
         self.whole: Tensor | None = None
-        self.coming: _Coming | None = None
+        self.coming: _Pending | None = None
 
 
-class _Coming(NamedTuple):
-    """A gather under way: its start, what is waited for, and where everything comes in."""
+class _Pending(NamedTuple):
+    """A gather in flight: its start time, its work, and the buffer that it fills."""
 
     start: Any
     work: Any
@@ -53,9 +54,9 @@ class _Coming(NamedTuple):
 
 
 class _View(NamedTuple):
-    """A tensor in the memory of a bucket."""
+    """A saved tensor, as a position in the memory of a bucket."""
 
-    bucket: _Gathered
+    bucket: _ParameterBucket
     spot: Spot
 
     def tensor(self) -> Tensor:
@@ -64,14 +65,15 @@ class _View(NamedTuple):
 
 
 class Unsharding(Protocol):
-    """Who makes the parameters of layers whole: `run` one, inside of a pass `through` several of them."""
+    """Gathers the parameters of layers: `run` runs one layer, within a pass `through` several of them."""
 
     def run(self, unit: nn.Module, inputs: Sequence[Tensor], goes_back: bool) -> Tensor: ...
     def through(self, walk: Callable[[], Tensor]) -> Tensor: ...
 
 
 class Unsharder:
-    """Whole parameters of layers for as long as they are at work. Every replica runs the same layers in one order."""
+    """Gathers the parameters of each layer for as long as it runs. Every replica must run the same layers in the same
+    order."""
 
     def __init__(
         self,
@@ -81,42 +83,44 @@ class Unsharder:
         delay: float = 0.0,
         ahead: Sequence[nn.Module] = (),
     ) -> None:
-        """`ahead`: layers in order, of which the next one, either way, is gathered while one works."""
+        """`ahead`: layers in order, whose successor or predecessor is prefetched while one runs; empty: no prefetch."""
         self._after, self._before = dict(pairwise(ahead)), dict(pairwise(reversed(ahead)))
         self._group, self._scope, self._delay = group, scope, delay
         slots = {slot.name: slot for slot in flat}
         self._buckets = [
-            _Gathered(place, part, [(slots[name].parameter, slots[name].start - place.start) for name in place.names])
+            _ParameterBucket(
+                place, part, [(slots[name].parameter, slots[name].start - place.start) for name in place.names]
+            )
             for place, part in zip(flat.buckets, flat.held, strict=True)
         ]
         self._home = {parameter: bucket for bucket in self._buckets for parameter, _ in bucket.parameters}
 
     def run(self, unit: nn.Module, inputs: Sequence[Tensor], goes_back: bool) -> Tensor:
-        """The layer's output. `goes_back`: its backward is the next thing, so its parameters stay until then."""
-        held = self._take(unit)
+        """Returns the layer's output. `goes_back`: its backward comes next, so its parameters stay gathered."""
+        held = self._gather(unit)
         if goes_back:
-            self._expect(self._before.get(unit))
+            self._prefetch(self._before.get(unit))
             made: Tensor = unit(*inputs)
             return made
-        self._expect(self._after.get(unit))
+        self._prefetch(self._after.get(unit))
         with torch.autograd.graph.saved_tensors_hooks(partial(_pack, held), _unpack):
             out: Tensor = unit(*inputs)
         if out.requires_grad:
-            out.register_hook(lambda _: self._again(unit))
+            out.register_hook(lambda _: self._gather_again(unit))
         for bucket in held:
-            self._let_go(bucket)
+            self._free(bucket)
         return out
 
     def through(self, walk: Callable[[], Tensor]) -> Tensor:
-        """A forward through several layers."""
+        """Runs a forward pass through several layers."""
         return walk()
 
     def done(self, number: int) -> None:
-        """The last gradient of a micro-batch is in, of bucket `number`."""
-        self._let_go(self._buckets[number])
+        """Frees the parameters of bucket `number`, which has all gradients of a micro-batch."""
+        self._free(self._buckets[number])
 
-    def _take(self, unit: nn.Module) -> list[_Gathered]:
-        """Makes its parameters whole; the buckets they are in."""
+    def _gather(self, unit: nn.Module) -> list[_ParameterBucket]:
+        """Makes the layer's parameters whole; returns their buckets."""
         held = self._buckets_of(unit)
         for bucket in held:
             if bucket.whole is None:
@@ -124,22 +128,22 @@ class Unsharder:
                 self._end(bucket)
         return held
 
-    def _buckets_of(self, unit: nn.Module) -> list[_Gathered]:
+    def _buckets_of(self, unit: nn.Module) -> list[_ParameterBucket]:
         return list(dict.fromkeys(self._home[parameter] for parameter in unit.parameters()))
 
-    def _expect(self, unit: nn.Module | None) -> None:
-        """Its parameters set out, to be there when it is `_take`n."""
+    def _prefetch(self, unit: nn.Module | None) -> None:
+        """Starts gathering the layer's parameters, for a later `_gather`."""
         for bucket in self._buckets_of(unit) if unit is not None else ():
             if bucket.whole is None:
                 self._begin(bucket)
 
-    def _again(self, unit: nn.Module) -> None:
-        """Before its backward; a gradient that is on its way to the layer stays as it is."""
-        self._take(unit)
-        self._expect(self._before.get(unit))
+    def _gather_again(self, unit: nn.Module) -> None:
+        """Gathers the layer again before its backward; also prefetches the layer before it."""
+        self._gather(unit)
+        self._prefetch(self._before.get(unit))
 
     @torch.no_grad()
-    def _begin(self, bucket: _Gathered) -> None:
+    def _begin(self, bucket: _ParameterBucket) -> None:
         if bucket.coming is not None:
             return
         start = self._scope.mark()
@@ -147,10 +151,10 @@ class Unsharder:
             whole = bucket.part.new_empty(bucket.size)
         with self._scope.named(Kind.UNSHARD.name):
             work = late(all_gather(whole, bucket.part, self._group), self._delay)
-        bucket.coming = _Coming(start, work, whole)
+        bucket.coming = _Pending(start, work, whole)
 
     @torch.no_grad()
-    def _end(self, bucket: _Gathered) -> None:
+    def _end(self, bucket: _ParameterBucket) -> None:
         assert bucket.coming is not None
         start, work, whole = bucket.coming
         bucket.coming = None
@@ -161,14 +165,14 @@ class Unsharder:
         self._scope.span(Kind.UNSHARD, LANE_COLLECTIVE, start, whole.nbytes)
 
     @staticmethod
-    def _let_go(bucket: _Gathered) -> None:
+    def _free(bucket: _ParameterBucket) -> None:
         for (parameter, _), nothing in zip(bucket.parameters, bucket.empty, strict=True):
             parameter.data = nothing
         bucket.whole = None
 
 
-def _pack(held: Sequence[_Gathered], saved: Tensor) -> Tensor | _View:
-    """What is kept of a tensor for a backward."""
+def _pack(held: Sequence[_ParameterBucket], saved: Tensor) -> Tensor | _View:
+    """Returns what is saved of a tensor for the backward: a position, where it lies in one of the buckets."""
     for bucket in held:
         if bucket.whole is not None and (spot := Spot.of(saved, bucket.whole)) is not None:
             return _View(bucket, spot)

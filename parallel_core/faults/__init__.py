@@ -1,9 +1,9 @@
-"""Faults that are injected for real, so that a person, a test or a teacher can see what each of them looks like.
+"""Faults that are injected into a run, so that users, tests and teachers can see the effect of each.
 
     python -m parallel_core train spec.json --inject straggler:rank=1,factor=2
 
-A fault is one small file here, named in `AnyFault`. None is ever on by default, and a run that has one says so wherever
-it is shown. What the engine does about them is `engine.injected`.
+Each fault is a small module here, listed in `AnyFault`. None is on by default, and a run with faults is marked
+wherever it is shown. The engine applies them in `engine.injected`.
 """
 
 from __future__ import annotations
@@ -44,12 +44,12 @@ _Any = (
 )
 AnyFault = Annotated[_Any, Field(discriminator="kind")]
 KINDS: dict[str, type[Fault]] = {made.model_fields["kind"].default: made for made in typing.get_args(_Any)}
-"""Kind -> its class, in the order forms show them."""
+"""Kind -> its class, in the order of forms."""
 _ADAPTER: TypeAdapter[Fault] = TypeAdapter(AnyFault)
 
 
 def check_faults(spec: RunSpec) -> None:
-    """Raises the error of the first fault that does not fit the run."""
+    """Raises the error of the first fault that does not fit the run, or of a kind given twice."""
     kinds = [fault.kind for fault in spec.inject]
     twice = next((kind for kind in kinds if kinds.count(kind) > 1), None)
     if twice:
@@ -59,26 +59,27 @@ def check_faults(spec: RunSpec) -> None:
 
 
 def broken(spec: RunSpec) -> RunSpec:
-    """What is trained in place of `spec`: its faults have changed what a spec can say."""
+    """Returns the spec that is trained in place of `spec`, with the changes that its faults make to it."""
     for fault in spec.inject:
         spec = fault.breaks(spec)
     return spec
 
 
 def sentences(faults: Iterable[Fault]) -> list[str]:
-    """`Straggler: rank 1 takes 2 times as long to compute`, one a fault."""
+    """Describes each fault: `Straggler: rank 1 takes 2 times as long to compute`."""
     return [f"{fault.title}: {fault.sentence}" for fault in faults]
 
 
 def spelt(faults: Iterable[Mapping[str, Any]]) -> list[str]:
-    """Faults of a dumped spec as the command line takes them."""
+    """Returns the faults of a dumped spec in the syntax of the command line."""
     return [_ADAPTER.validate_python(fault).spelt for fault in faults]
 
 
 def parse(text: str) -> dict[str, str]:
-    """`straggler:rank=1,factor=2` as the dictionary that a spec judges; a fault alone takes its usual values.
+    """Parses `straggler:rank=1,factor=2` into a dictionary for the spec to validate; omitted fields take their
+    defaults.
 
-    Raises ValueError with a sentence where it is not spelt so.
+    Raises ValueError with a sentence where the kind or a field is unknown.
     """
     kind, _, rest = text.partition(":")
     if kind not in KINDS:

@@ -1,4 +1,4 @@
-"""One bit of one parameter on one rank flips, as faulty memory or a lost message would have it: replicas differ."""
+"""A bit of one parameter on one rank flips, as with faulty memory or a corrupted message: replicas then differ."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A learning rate that is `factor` times too high from `step` on: the loss spikes, or is no number any more."""
+"""A learning rate that is `factor` times too high from `step` on: the loss spikes, or becomes NaN."""
 
 from __future__ import annotations
 

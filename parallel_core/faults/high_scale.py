@@ -1,4 +1,4 @@
-"""fp16 whose loss scale begins far too high: gradients overflow, and step after step is skipped until it has fallen."""
+"""An initial loss scale that is far too high for fp16: gradients overflow, steps are skipped until it has fallen."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Memory that a rank holds for nothing from the first step to the last, as a leak or a forgotten cache would."""
+"""Memory that a rank wastes throughout the run, like a leak or a forgotten cache."""
 
 from __future__ import annotations
 

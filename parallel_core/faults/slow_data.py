@@ -1,4 +1,4 @@
-"""A slow reader: every rank that reads samples takes `ms` longer for its part of each batch."""
+"""Slow reading: every rank that reads samples takes `ms` milliseconds longer for its part of each batch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A slow network between the members of a group: each of its collectives takes `ms` longer."""
+"""A slow network between the members of a group: each of its collectives takes `ms` milliseconds longer."""
 
 from __future__ import annotations
 

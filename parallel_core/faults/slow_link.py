@@ -1,6 +1,7 @@
-"""A slow link between two neighbours of a pipeline: each message holds it `ms` longer, one message behind the other.
+"""A slow link between two neighbours of a pipeline: each message occupies it `ms` milliseconds longer, one after the
+other.
 
-The sender is not held up; what waits is whoever needs the message.
+The sender does not wait, only the receiver.
 """
 
 from __future__ import annotations
@@ -41,10 +42,10 @@ class SlowLink(Fault):
 
 
 def neighbours(spec: RunSpec, rank: int) -> list[int]:
-    """Ranks that `rank` exchanges activations and gradients with, ascending."""
+    """Returns the ranks that `rank` exchanges activations and gradients with, ascending."""
     from itertools import pairwise
 
-    from parallel_core.layout import Layout  # the layout is made of a spec, and a spec of this
+    from parallel_core.layout import Layout  # `layout` imports `spec`, which imports this module
 
     layout = Layout.of(spec)
     here = layout.coords(rank).place

@@ -1,4 +1,4 @@
-"""A rank whose every compute operation takes `factor` times as long: it really computes the rest of the time."""
+"""A rank whose compute operations take `factor` times as long; it really computes in the additional time."""
 
 from __future__ import annotations
 

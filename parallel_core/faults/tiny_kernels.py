@@ -1,6 +1,6 @@
-"""Work in crumbs: behind every compute operation a rank launches `count` kernels that do next to nothing each.
+"""Many tiny kernels: after every compute operation a rank launches `count` kernels that do almost nothing.
 
-What they cost is the launch, as in a model of many small unfused operations.
+Their cost is that of the launches, as in a model of many small unfused operations.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""A pipeline cut in the wrong place: one stage takes `units` layers from the stage behind it, the last from the one
-before it."""
+"""A pipeline cut in the wrong place: one stage takes `units` layers from the next stage (the last stage: from the
+previous one)."""
 
 from __future__ import annotations
 
@@ -46,15 +46,15 @@ class UnbalancedCut(Fault):
         return spec.model_copy(update={"parallel": split})
 
     def _giver(self, spec: RunSpec) -> tuple[int, int]:
-        """(the stage that gives, the most it can give)."""
+        """Returns (the stage that loses layers, the most it can lose)."""
         giver = self.stage + 1 if self.stage < spec.parallel.stages - 1 else self.stage - 1
         edges = self._edges(spec)
         return giver, edges[giver + 1] - edges[giver] - 1
 
     @staticmethod
     def _edges(spec: RunSpec) -> list[int]:
-        """First layer of each stage, and the number of layers."""
-        from parallel_core.layout import Layout  # the layout is made of a spec, and a spec of this
+        """Returns the number of the first layer of each stage, and the number of layers."""
+        from parallel_core.layout import Layout  # `layout` imports `spec`, which imports this module
 
         units = Layout.of(spec).stage_units
         return [part[0] for part in units] + [units[-1][-1] + 1]

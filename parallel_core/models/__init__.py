@@ -1,1 +1,1 @@
-"""Models: lists of layers without parallelism."""
+"""The models, as lists of layers (PyTorch modules) without parallelism."""

@@ -1,8 +1,8 @@
-"""The core of causal self-attention: what is between the projections, without a parameter of its own.
+"""The core of causal self-attention: everything between the projections, without parameters of its own.
 
-Fused, the s x s matrix of probabilities is never whole (Dao et al. 2022 on CUDA; PyTorch's blocked kernel on a CPU);
-plain, it is made and kept for the backward, as in the systems that Korthikanti et al. 2022 measured. Either can let go
-of what it made and make it again for the backward: their selective recomputation (section 5).
+The fused kernel never materializes the s x s matrix of probabilities (Dao et al. 2022 on CUDA; PyTorch's blocked kernel
+on a CPU). "plain" attention materializes it and keeps it for the backward, as in the systems that Korthikanti et al.
+2022 measured. With either, the core can be recomputed in the backward: their selective recomputation (section 5).
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from parallel_core.spec import ModelSpec
 
 
 class Core(nn.Module):
-    """Queries, keys and values (batch, seq, rows of `qkv`) -> their mix (batch, seq, heads x dim)."""
+    """Queries, keys and values [batch, seq, rows of `qkv`] -> attention output [batch, seq, heads x dim]."""
 
     recomputing: Callable[[], AbstractContextManager[None]] | None = None
-    """Set where the core is recomputed: what it is made again in (gradients on, time and memory followed)."""
+    """Set where the core is recomputed: the context of the recomputation, which records its time and memory."""
 
     cache: KvCache | None = None
-    """Set where text is generated: what came before, which the new places attend to as well."""
+    """Set where text is generated: keys and values of earlier positions, which the new ones attend to as well."""
 
     def __init__(self, model: ModelSpec) -> None:
         super().__init__()
@@ -44,11 +44,11 @@ class Core(nn.Module):
         return out
 
     def mix(self, qkv: Tensor) -> Tensor:
-        """The same, always with autograd's graph."""
+        """Computes the output, with the autograd graph where gradients are enabled."""
         batch, seq, _ = qkv.shape
         q, k, v = self._heads(qkv)
-        if self.rope:  # before heads and places change places: a fused kernel's output lies as its queries do
-            cos, sin = (turn[:, None] for turn in self._turns(seq, qkv))
+        if self.rope:  # before the transpose: a fused kernel's output has the memory layout of its queries
+            cos, sin = (turn[:, None] for turn in self._rope_tables(seq, qkv))
             q, k = rotate(q, cos, sin), rotate(k, cos, sin)
         q, k, v = (each.transpose(1, 2) for each in (q, k, v))
         if self.cache is not None:
@@ -57,54 +57,57 @@ class Core(nn.Module):
             mixed = self._plain(q, k, v)
         else:
             if self.group > 1 and shares_no_keys(q):
-                k, v = self._repeated(k), self._repeated(v)
-            first, shared = k.shape[2] == seq, k.shape[1] < q.shape[1]  # else one place that may look at all
+                k, v = self._repeat_heads(k), self._repeat_heads(v)
+            first, shared = k.shape[2] == seq, k.shape[1] < q.shape[1]  # not first: one query that attends to all keys
             mixed = F.scaled_dot_product_attention(q, k, v, is_causal=first, enable_gqa=shared)
         return mixed.transpose(1, 2).reshape(batch, seq, -1)
 
-    def _turns(self, seq: int, qkv: Tensor) -> tuple[Tensor, Tensor]:
-        """Cosines and sines of the next `seq` places."""
+    def _rope_tables(self, seq: int, qkv: Tensor) -> tuple[Tensor, Tensor]:
+        """Returns cosines and sines for the next `seq` positions."""
         first, places = (0, seq) if self.cache is None else (self.cache.length, self.cache.capacity)
         cos, sin = rotary(places, self.head_dim, self.rope_base, qkv.dtype, qkv.device)
         return cos[first : first + seq], sin[first : first + seq]
 
     def _heads(self, qkv: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries (batch, seq, heads, dim), keys and values (batch, seq, kv heads, dim)."""
+        """Splits `qkv` into queries [batch, seq, heads, dim] and keys and values [batch, seq, kv heads, dim]."""
         batch, seq, _ = qkv.shape
         groups = qkv.view(batch, seq, -1, self.group + 2, self.head_dim)
         if self.group == 1:
-            q, k, v = groups.unbind(3)  # backward stacks them in place: no copy
+            q, k, v = groups.unbind(3)  # its backward is one stack, without further copies
             return q, k, v
         queries, k, v = groups.split([self.group, 1, 1], 3)
         return queries.flatten(2, 3), k.squeeze(3), v.squeeze(3)
 
-    def _repeated(self, shared: Tensor) -> Tensor:
-        """Keys or values (batch, kv heads, seq, dim) once for each head of queries."""
+    def _repeat_heads(self, shared: Tensor) -> Tensor:
+        """Repeats keys or values [batch, kv heads, seq, dim] for each query head."""
         return shared.repeat_interleave(self.group, 1)
 
     def _plain(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """softmax(q k^T / sqrt(dim) + causal mask) v (Vaswani et al. 2017, equation 1)."""
         if self.group > 1:
-            k, v = self._repeated(k), self._repeated(v)
+            k, v = self._repeat_heads(k), self._repeat_heads(v)
         scores = (q @ k.transpose(-2, -1)).mul_(self.head_dim**-0.5)
-        scores = scores.masked_fill_(_future(k.shape[2], q.device)[-q.shape[2] :], -torch.inf)
+        scores = scores.masked_fill_(_causal_mask(k.shape[2], q.device)[-q.shape[2] :], -torch.inf)
         return torch.softmax(scores, -1) @ v
 
 
 def shares_no_keys(queries: Tensor) -> bool:
-    """Whether PyTorch has no fused kernel in which several of these queries' heads share keys and values. On CUDA those
-    are Flash's and cuDNN's, of 16 bits, on GPUs of compute capability 8.0 or more; elsewhere shared ones would
-    fall back to the kernel that keeps the s x s matrix."""
+    """Whether PyTorch has no fused kernel in which several heads of these queries share keys and values.
+
+    On CUDA those are Flash's and cuDNN's, for 16-bit types, on GPUs of compute capability 8.0 or more; otherwise
+    shared keys would fall back to the kernel that materializes the s x s matrix.
+    """
     return queries.is_cuda and (queries.dtype == torch.float32 or not has_flash(queries.device))
 
 
 @lru_cache(maxsize=16)
 def has_flash(device: torch.device) -> bool:
+    """Whether the GPU can run Flash attention: compute capability 8.0 or more."""
     return torch.cuda.get_device_capability(device) >= (8, 0)
 
 
 class _Again(torch.autograd.Function):
-    """Keeps queries, keys and values alone, and mixes them once more for the backward."""
+    """Selective recomputation: saves only queries, keys and values, and computes the core again in the backward."""
 
     @staticmethod
     def forward(ctx: Any, qkv: Tensor, core: Core) -> Tensor:
@@ -124,20 +127,20 @@ class _Again(torch.autograd.Function):
 
 
 @lru_cache(maxsize=16)
-def _future(seq: int, device: torch.device) -> Tensor:
-    """(seq, seq), True where the key comes after the query."""
+def _causal_mask(seq: int, device: torch.device) -> Tensor:
+    """Returns the causal mask [seq, seq]: True where the key is after the query."""
     return torch.ones(seq, seq, dtype=torch.bool, device=device).triu_(1)
 
 
 @lru_cache(maxsize=16)
 def rotary(seq: int, dim: int, base: float, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Cosines and sines of the angles by which RoPE turns, (seq, dim / 2) each (Su et al. 2021, section 3.2)."""
+    """Returns cosines and sines of the RoPE angles, [seq, dim / 2] each (Su et al. 2021, section 3.2)."""
     speeds = base ** (-torch.arange(0, dim, 2, dtype=torch.float64) / dim)
     angles = torch.arange(seq, dtype=torch.float64)[:, None] * speeds
     return angles.cos().to(device, dtype), angles.sin().to(device, dtype)
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Turn the pairs (i, i + dim / 2) of (..., dim): Llama's order of dimensions."""
+    """Rotates the pairs (i, i + dim / 2) of the last dimension: Llama's order of dimensions."""
     a, b = x.chunk(2, -1)
     return torch.cat([a * cos - b * sin, b * cos + a * sin], -1)

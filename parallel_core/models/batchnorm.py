@@ -1,12 +1,13 @@
-"""Batch normalisation whose statistics are those of all replicas' samples, and which counts each micro-batch once.
+"""Batch normalization with statistics over the samples of all replicas; each micro-batch updates running statistics
+once.
 
-One replica normalises a micro-batch with its own mean and variance (Ioffe and Szegedy 2015). Several do as one would
-on their micro-batches joined: they exchange means and variances forward, two sums of gradients backward. Running
-statistics move with every micro-batch's first forward pass; a recomputation leaves them alone. Numbers of 16 bits are
-normalised, and summed, in fp32, as torch's own kernel does.
+A single replica normalizes a micro-batch with its own mean and variance (Ioffe and Szegedy 2015). Several replicas
+compute what one would on their joined micro-batches: they exchange means and variances in forward, two sums of
+gradients in backward. Running statistics are updated by the first forward pass of each micro-batch, not by its
+recomputation. 16-bit values are normalized and summed in fp32, as in torch's own kernel.
 
-Many norms one behind the other amplify rounding at a high learning rate, about ten times a step in ResNet-50 at 1e-2:
-replicas drift from one device as fast as that does from itself when nudged by 1e-15 (tests: `test_rounding`).
+Many consecutive norms amplify rounding errors at a high learning rate, about tenfold per step in ResNet-50 at 1e-2:
+replicas diverge from a single device as fast as that does from itself when perturbed by 1e-15 (tests: `test_rounding`).
 """
 
 from __future__ import annotations
@@ -23,13 +24,14 @@ from parallel_core.models.microbatch_context import Follower
 from parallel_core.models.numerics import wide
 
 Gather = Callable[[Tensor], Tensor]
-"""This replica's numbers (n,) in, those of all replicas (replicas, n) out, in the same order on each."""
+"""All-gathers this replica's values [n] to those of all replicas [replicas, n], in the same order on each."""
 MOMENTUM = 0.1
 EPS = 1e-5
 
 
 class _AcrossReplicas(torch.autograd.Function):
-    """Normalises (samples, channels, height, width) by mean and inverse deviation of all replicas, `moments` (wide)."""
+    """Normalizes [samples, channels, height, width] by `moments`, mean and inverse deviation over all replicas (at
+    least fp32)."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, moments: Tensor, gather: Gather) -> Tensor:
@@ -62,7 +64,7 @@ def _sum(x: Tensor) -> Tensor:
 
 
 class BatchNorm(Follower):
-    """Over (samples, channels, height, width). `gather` is set where there are several replicas."""
+    """Batch norm over [samples, channels, height, width]. `gather` is set where there are several replicas."""
 
     running_mean: Tensor
     running_var: Tensor
@@ -84,7 +86,8 @@ class BatchNorm(Follower):
 
     @torch.no_grad()
     def _moments(self, x: Tensor, gather: Gather) -> Tensor:
-        """Mean and inverse deviation over all replicas' samples, (2, channels)."""
+        """Returns mean and inverse standard deviation over the samples of all replicas, [2, channels]; updates running
+        statistics."""
         var, mean = torch.var_mean(wide(x), (0, 2, 3), correction=0)
         means, variances = gather(torch.cat([mean, var])).chunk(2, 1)
         mean = means.mean(0)

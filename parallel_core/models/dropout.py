@@ -1,9 +1,9 @@
-"""Dropout whose masks depend on what they mask, not on who draws them.
+"""Dropout whose masks depend on the position of an element in the model and the batch, not on the rank that draws them.
 
-Bits come from a counter-based generator, "squares" (Widynski 2020, arXiv:2004.06278, the five-round version with 64
-bits), keyed by (seed, step, layer, sample) and counted by the position within the sample's tensor. Data, tensor and
-pipeline parallelism, micro-batches and recomputation therefore all see the same masks. Nothing is kept for the
-backward pass: it draws the mask again.
+Bits are from a counter-based generator, "squares" (Widynski 2020, arXiv:2004.06278, the five-round version with 64
+bits), keyed by (seed, step, layer, sample) with the position within the sample's tensor as counter. So data, tensor
+and pipeline parallelism, micro-batches and recomputation all use the same masks. Nothing is saved for the backward
+pass, which draws the mask again.
 """
 
 from __future__ import annotations
@@ -25,8 +25,10 @@ _STEPS = 2**16
 
 
 def uniform(keys: Tensor, stop: int, start: int = 0) -> Tensor:
-    """Whole numbers 0 .. 65535, evenly distributed: numbers `start` to `stop` of each key's, (len(keys), stop - start),
-    int32. `keys` are int64 and odd."""
+    """Returns uniform integers 0 .. 65535, numbers `start` to `stop` of each key: [len(keys), stop - start], int32.
+
+    `keys` are int64 and odd.
+    """
     first = start // _LANES
     counters = torch.arange(first, -(-stop // _LANES), device=keys.device)
     bits = _squares(counters, keys[:, None])
@@ -35,8 +37,10 @@ def uniform(keys: Tensor, stop: int, start: int = 0) -> Tensor:
 
 
 def _squares(counter: Tensor, key: Tensor) -> Tensor:
-    """64 random bits for each pair; int64 arithmetic wraps around, as the generator wants it to. In place where it can
-    be: four numbers of 64 bits live for each one that is drawn."""
+    """Returns 64 random bits for each pair; relies on the wrap-around of int64 arithmetic.
+
+    Works in place where possible: four temporary 64-bit numbers are live for each one drawn.
+    """
     y = counter * key
     z = y + key
     x = _swap((y * y).add_(y))
@@ -49,13 +53,13 @@ def _squares(counter: Tensor, key: Tensor) -> Tensor:
 
 
 def _swap(x: Tensor) -> Tensor:
-    """Exchange the upper and the lower 32 bits, in place."""
+    """Exchanges the upper and the lower 32 bits, in place."""
     upper = _upper(x.clone())
     return x.bitwise_left_shift_(32).bitwise_or_(upper)
 
 
 def _upper(x: Tensor) -> Tensor:
-    """The upper 32 bits, in place: the shift alone would bring the sign along."""
+    """Returns the upper 32 bits, in place; masked, since the shift alone is arithmetic and would extend the sign."""
     return x.bitwise_right_shift_(32).bitwise_and_(0xFFFFFFFF)
 
 
@@ -66,7 +70,7 @@ def _key(seed: int, step: int, layer: str, sample: int) -> int:
 
 
 class Run(NamedTuple):
-    """Elements `start` to `stop` of each of the samples that `keys` stand for."""
+    """Elements `start` to `stop` of each of the samples with these keys."""
 
     keys: list[int]
     start: int
@@ -74,15 +78,18 @@ class Run(NamedTuple):
 
 
 class Held(NamedTuple):
-    """Which rows (positions of all samples of a micro-batch, in order) a rank has: number `part` of `parts` equal ones,
-    and how many rows a sample has."""
+    """The rows that a rank holds under sequence parallelism: part number `part` of `parts` equal ones; a sample has
+    `seq` rows.
+
+    Rows are the positions of all samples of a micro-batch, in order.
+    """
 
     part: int
     parts: int
     seq: int
 
     def runs(self, rows: int) -> list[tuple[int, int, int]]:
-        """(sample, first row, last row + 1) of the `rows` that the rank has."""
+        """Returns (sample, first row, last row + 1) for the `rows` rows that the rank holds."""
         out, at, end = [], self.part * rows, (self.part + 1) * rows
         while at < end:
             sample, row = divmod(at, self.seq)
@@ -93,7 +100,7 @@ class Held(NamedTuple):
 
 
 class _Mask(torch.autograd.Function):
-    """x * mask / keep; the mask is drawn again for the gradient."""
+    """Computes x * mask / keep; the mask is drawn again for the gradient."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, runs: list[Run], dropped: int) -> Tensor:
@@ -116,24 +123,24 @@ def _apply(x: Tensor, runs: list[Run], dropped: int) -> Tensor:
 
 
 def _draw(run: Run, dropped: int, kept: Tensor) -> None:
-    """Writes which elements of a run stay, (samples, elements); some at a time, so that what is drawn beside them is
-    small."""
-    keys = _there(run.keys, kept.device)
+    """Writes to `kept` [samples, elements] which elements of a run are kept; in blocks, to keep temporaries small."""
+    keys = _keys_on(run.keys, kept.device)
     width = max(_LANES, at_once(kept.device.type) * _LANES // len(run.keys))
     for first in range(run.start, run.stop, width):
         last = min(run.stop, first + width)
         torch.ge(uniform(keys, last, first), dropped, out=kept[:, first - run.start : last - run.start])
 
 
-def _there(keys: list[int], device: torch.device) -> Tensor:
-    """On the device, without waiting until that has done what it was asked before."""
+def _keys_on(keys: list[int], device: torch.device) -> Tensor:
+    """Returns the keys on the device, without waiting for the work queued there."""
     return torch.tensor(keys).to(device, non_blocking=True)
 
 
 class Dropout(Follower):
-    """Zeroes elements of (samples, ...) with probability `p` (a multiple of 2^-16) and scales up the others.
+    """Zeroes elements of [samples, ...] with probability `p` (a multiple of 2^-16) and scales up the others.
 
-    `layer` is the global name of the place in the model. With sequence parallelism a rank has some rows only, `held`.
+    `layer` is the global name of the dropout's position in the model. `held` is set under sequence parallelism, where
+    a rank holds only some rows.
     """
 
     held: Held | None = None

@@ -1,8 +1,9 @@
-"""A translation model in the manner of GNMT (Wu et al. 2016): a list of LSTM layers with attention between.
+"""A translation model similar to GNMT (Wu et al. 2016): a list of LSTM layers with attention between encoder and
+decoder.
 
-As in MLPerf's and PipeDream's GNMT the first encoder layer runs both ways, later ones add their input, the first
-decoder layer attends to the encoder and the context it finds is an input of every later one. Simpler than theirs: each
-direction of the first layer is half as wide, and attention is a scaled product instead of a small network.
+As in MLPerf's and PipeDream's GNMT the first encoder layer is bidirectional, later ones have residual connections, the
+first decoder layer attends to the encoder, and its context is an input of every later one. Simplifications: each
+direction of the first layer has half the width, and attention is a scaled dot product in place of a small network.
 """
 
 from __future__ import annotations
@@ -25,14 +26,14 @@ PADDING = 0
 
 
 class Lstm(nn.LSTM):
-    """(batch, seq, inputs) -> (batch, seq, width), without first values."""
+    """[batch, seq, inputs] -> [batch, seq, width]; leaves parameters uninitialized."""
 
     def reset_parameters(self) -> None:
         return
 
 
 class Embed(nn.Module):
-    """Source and shifted target (batch, 2, seq) -> embedded source (batch, seq, hidden)."""
+    """Source and shifted target [batch, 2, seq] -> embedded source [batch, seq, hidden]."""
 
     def __init__(self, model: ModelSpec, name: str, **like: Any) -> None:
         super().__init__()
@@ -45,7 +46,8 @@ class Embed(nn.Module):
 
 
 class Encoder(nn.Module):
-    """(batch, seq, hidden) in and out; `both` ways, or one way and added to its input."""
+    """[batch, seq, hidden] -> [batch, seq, hidden]: bidirectional (`both`), or one direction with a residual
+    connection."""
 
     def __init__(self, model: ModelSpec, name: str, both: bool, **like: Any) -> None:
         super().__init__()
@@ -59,7 +61,7 @@ class Encoder(nn.Module):
 
 
 class Attending(Follower):
-    """The first decoder layer: encoder's states (batch, seq, hidden) -> own and context (batch, seq, 2 hidden)."""
+    """The first decoder layer: encoder states [batch, seq, hidden] -> own states and context [batch, seq, 2 hidden]."""
 
     def __init__(self, model: ModelSpec, name: str, **like: Any) -> None:
         super().__init__()
@@ -77,7 +79,7 @@ class Attending(Follower):
 
 
 class Decoder(nn.Module):
-    """States and context (batch, seq, 2 hidden) in and out; the states are added to what comes of both."""
+    """States and context [batch, seq, 2 hidden] -> the same; the LSTM has a residual connection for the states."""
 
     def __init__(self, model: ModelSpec, name: str, **like: Any) -> None:
         super().__init__()
@@ -90,7 +92,8 @@ class Decoder(nn.Module):
 
 
 class Head(nn.Module):
-    """States and context (batch, seq, 2 hidden), targets (batch, seq) -> summed loss of the words that count."""
+    """States and context [batch, seq, 2 hidden], targets [batch, seq] -> summed loss of the targets that are not
+    masked."""
 
     def __init__(self, model: ModelSpec, **like: Any) -> None:
         super().__init__()
@@ -98,13 +101,13 @@ class Head(nn.Module):
         self.criterion = CrossEntropySum()
 
     def forward(self, x: Tensor, targets: Tensor) -> Tensor:
-        states = x.chunk(2, -1)[0].flatten(0, 1)  # as rows: else the bias is added apart, to a second tensor of logits
+        states = x.chunk(2, -1)[0].flatten(0, 1)  # 2-D, else the bias is added separately, into a second logits tensor
         loss: Tensor = self.criterion(self.output(states), targets.flatten())
         return loss
 
 
 def build(model: ModelSpec, name: str, **like: Any) -> nn.Module:
-    """The layer called `name` at its full size."""
+    """Returns the layer called `name` at its full size."""
     if name == "embed":
         return Embed(model, name, **like)
     if name == "head":
@@ -115,5 +118,5 @@ def build(model: ModelSpec, name: str, **like: Any) -> nn.Module:
 
 
 def spread(model: ModelSpec, name: str, shape: tuple[int, ...]) -> float:
-    """1 / sqrt(3 x hidden): the deviation of PyTorch's uniform first values."""
+    """1 / sqrt(3 x hidden): the standard deviation of PyTorch's uniform initialization."""
     return 1 / math.sqrt(3 * model.hidden)

@@ -1,13 +1,12 @@
 """GPT as a list of layers, with no parallelism inside: `embed, block.0.attn, block.0.mlp, ..., head`.
 
-A pre-norm decoder (Radford et al. 2019). Variants make it a Llama (Touvron et al. 2023): rotary positions, RMSNorm,
-SwiGLU, shared keys and values, no bias. Dropout is applied to embeddings and in front of each residual sum, not to the
-attention's probabilities, which the fused kernel never shows.
+A pre-norm decoder (Radford et al. 2019). Options make it a Llama (Touvron et al. 2023): rotary positions, RMSNorm,
+SwiGLU, grouped-query attention, no bias. Dropout is applied to embeddings and before each residual sum, not to
+attention probabilities, which the fused kernel does not expose.
 
-Nothing here knows the number of heads or columns it really holds: the modules take them from their weights, so
-`parallel_core.tensor` can swap a linear layer for its share of it. For that the rows of `qkv` are stored group by
-group (the queries that share a key, the key, the value), and those of a SwiGLU's `fc1` pair by pair (gate, up): the
-share of a tensor rank is one contiguous slice.
+The modules take the number of heads and columns from their weights, so that `parallel_core.tensor` can replace a linear
+layer by its shard. For that the rows of `qkv` are stored group by group (the queries that share a key, the key, the
+value), and those of a SwiGLU's `fc1` pair by pair (gate, up): the shard of a tensor rank is one contiguous slice.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ STD = 0.02
 
 
 class Embed(nn.Module):
-    """Token ids (batch, seq), int64 -> activations (batch, seq, hidden)."""
+    """Token ids [batch, seq], int64 -> activations [batch, seq, hidden]."""
 
     def __init__(self, model: ModelSpec, name: str, **like: Any) -> None:
         super().__init__()
@@ -46,7 +45,7 @@ class Embed(nn.Module):
 
 
 class Attention(nn.Module):
-    """Causal self-attention with its norm and residual; (batch, seq, hidden) in and out."""
+    """Causal self-attention with its norm and residual; [batch, seq, hidden] -> [batch, seq, hidden]."""
 
     def __init__(self, model: ModelSpec, name: str, **like: Any) -> None:
         super().__init__()
@@ -64,10 +63,10 @@ class Attention(nn.Module):
 
 
 class Mlp(nn.Module):
-    """Two linear layers with GELU or SwiGLU between, norm and residual; (batch, seq, hidden) in and out.
+    """Two linear layers with GELU or SwiGLU between, norm and residual; [batch, seq, hidden] -> [batch, seq, hidden].
 
-    GELU is the exact one, x times the normal distribution function (Hendrycks and Gimpel 2016, section 2): with an erf
-    in vectors it takes half of the processor time of its approximation by tanh.
+    GELU is exact, x times the normal distribution function (Hendrycks and Gimpel 2016, section 2): with a vectorized
+    erf it takes half of the processor time of its tanh approximation.
     """
 
     def __init__(self, model: ModelSpec, name: str, **like: Any) -> None:
@@ -90,7 +89,7 @@ class Mlp(nn.Module):
 
 
 class Head(nn.Module):
-    """Final norm, projection to the vocabulary and loss: (batch, seq, hidden), targets (batch, seq) -> summed loss."""
+    """Final norm, projection to the vocabulary and loss: [batch, seq, hidden], targets [batch, seq] -> summed loss."""
 
     def __init__(self, model: ModelSpec, name: str, **like: Any) -> None:
         super().__init__()
@@ -105,15 +104,16 @@ class Head(nn.Module):
 
 
 TIED = {"head.output.weight": "embed.token.weight"}
-"""With `ModelSpec.tied`, parameters (left) that are another one (right)."""
+"""With `ModelSpec.tied`: parameter -> the parameter that it is the same as."""
 
 
 def build(model: ModelSpec, name: str, **like: Any) -> nn.Module:
-    """The layer called `name` at its full size."""
+    """Returns the layer called `name` at its full size."""
     classes: dict[str, type[nn.Module]] = {"embed": Embed, "attn": Attention, "mlp": Mlp, "head": Head}
     return classes[name.rsplit(".", 1)[-1]](model, name, **like)
 
 
 def spread(model: ModelSpec, name: str, shape: tuple[int, ...]) -> float:
-    """N(0, 0.02); in front of a residual sum divided by sqrt(2 x layers) (Radford et al. 2019, section 2.3)."""
+    """Standard deviation of initial weights: 0.02, before a residual sum divided by sqrt(2 x layers) (Radford et al.
+    2019, section 2.3)."""
     return STD / math.sqrt(2 * model.layers) if name.endswith(("proj.weight", "fc2.weight")) else STD

@@ -1,4 +1,4 @@
-"""Layers that several models are made of. Without torch's own first values: those come from `models.initial`."""
+"""Layers shared by several models. They leave parameters uninitialized: initial values are set by `models.initial`."""
 
 from __future__ import annotations
 
@@ -14,31 +14,33 @@ from parallel_core.spec import ModelSpec
 
 
 class Linear(nn.Linear):
-    """A linear layer without first values."""
+    """A linear layer with uninitialized parameters."""
 
     def reset_parameters(self) -> None:
         return
 
 
 class Embedding(nn.Embedding):
-    """An embedding without first values; on the meta device torch's would load its compiler (a second a process)."""
+    """An embedding with uninitialized parameters; torch's initialization on the meta device would import its compiler
+    (a second per process)."""
 
     def reset_parameters(self) -> None:
         return
 
 
 class Positions(Embedding):
-    """Adds a learned vector for each place: (batch, seq, hidden) in and out."""
+    """Adds a learned vector per position: [batch, seq, hidden] -> [batch, seq, hidden]."""
 
     first = 0
-    """The place of what comes first: not 0 where text is generated a token at a time."""
+    """Position of the first input: not 0 where text is generated token by token."""
 
     def forward(self, x: Tensor) -> Tensor:
         return x + self.weight[self.first : self.first + x.shape[1]]
 
 
 class _RmsNorm(torch.autograd.Function):
-    """Keeps one number a row besides its input; torch's own is single operations on a CPU, and keeps it twice more."""
+    """RMSNorm that saves its input and one number per row; torch's own consists of single operations on a CPU, which
+    save two more copies of the input."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -55,7 +57,7 @@ class _RmsNorm(torch.autograd.Function):
         inner = (grad * weight).to(scaled.dtype)
         inner.sub_(scaled * (inner * scaled).mean(-1, keepdim=True)).mul_(inverse)
         out = inner.to(x.dtype)
-        del inner  # in 16 bits the largest of what is live here
+        del inner  # fp32 in 16-bit runs: the largest tensor that is live here
         return out, scaled.mul_(grad).flatten(0, -2).sum(0).to(weight.dtype), None
 
 
@@ -68,19 +70,19 @@ class RmsNorm(nn.Module):
         self.weight = nn.Parameter(torch.empty(width, **like))
 
     def forward(self, x: Tensor) -> Tensor:
-        if x.is_cuda:  # one kernel each way there, which keeps as little (pytorch/pytorch pull 153666)
+        if x.is_cuda:  # one kernel per direction there, which saves as little (pytorch/pytorch pull 153666)
             return F.rms_norm(x, (x.shape[-1],), self.weight, self.eps)
         out: Tensor = _RmsNorm.apply(x, self.weight, self.eps)
         return out
 
 
 def norm_of(model: ModelSpec, **like: Any) -> nn.Module:
-    """The model's norm over its hidden size."""
+    """Returns the model's norm layer over its hidden size."""
     return nn.LayerNorm(model.hidden, **like) if model.norm == "layernorm" else RmsNorm(model.hidden, **like)
 
 
 class Convolution(nn.Conv2d):
-    """A convolution without first values that keeps the image's size but for its stride."""
+    """A convolution with uninitialized parameters that preserves the image size apart from its stride."""
 
     def __init__(
         self, inputs: int, outputs: int, kernel: int, stride: int = 1, bias: bool = False, **like: Any
@@ -92,7 +94,7 @@ class Convolution(nn.Conv2d):
 
 
 class Classifier(nn.Module):
-    """Features (batch, width) and classes (batch,) -> summed loss."""
+    """Features [batch, width] and classes [batch] -> summed loss."""
 
     def __init__(self, width: int, classes: int, **like: Any) -> None:
         super().__init__()

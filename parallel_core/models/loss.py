@@ -1,7 +1,8 @@
-"""The loss that every model ends in. Its buffer is the logits' own: log-probabilities, and later their gradient.
+"""The cross-entropy loss of all models. It works in the memory of the logits: log-probabilities, later their gradient.
 
-torch's cross-entropy keeps log-probabilities beside the logits and makes two more tensors of that size in the backward.
-With a vocabulary of some size they are the largest of a run, and writing them is what the loss costs.
+torch's cross-entropy keeps log-probabilities in addition to the logits and allocates two more tensors of that size in
+backward. With a large vocabulary these are the largest tensors of a run, and writing them is most of the cost of the
+loss.
 """
 
 from __future__ import annotations
@@ -16,12 +17,13 @@ from parallel_core.models.numerics import wide
 
 
 class _Summed(torch.autograd.Function):
-    """Overwrites `logits`, which nobody else may need, or what they are in fp32."""
+    """Summed cross-entropy. Overwrites `logits`, which must not be used elsewhere; 16-bit logits are copied to fp32
+    instead."""
 
     @staticmethod
     def forward(ctx: Any, logits: Tensor, targets: Tensor) -> Tensor:
         logs, ctx.dtype = wide(logits), logits.dtype
-        torch.ops.aten._log_softmax.out(logs, 1, False, out=logs)  # a row is read before it is written
+        torch.ops.aten._log_softmax.out(logs, 1, False, out=logs)  # in place works: a row is read before it is written
         ctx.save_for_backward(logs, targets)
         return F.nll_loss(logs, targets, reduction="sum", ignore_index=-1)
 
@@ -33,15 +35,15 @@ class _Summed(torch.autograd.Function):
         if ctx.dtype == logs.dtype:
             return shares.mul_(rows).scatter_add_(1, picked, -rows), None
         there = shares.gather(1, picked).mul_(rows).sub_(rows)
-        out = torch.mul(shares, rows, out=torch.empty_like(shares, dtype=ctx.dtype))  # multiplied and rounded at once
+        out = torch.mul(
+            shares, rows, out=torch.empty_like(shares, dtype=ctx.dtype)
+        )  # multiplies and rounds in one pass
         return out.scatter_(1, picked, there.to(ctx.dtype)), None
 
 
 class CrossEntropySum(nn.Module):
-    """Sum of the negative log likelihoods: logits (n, classes), targets (n,), -1 not counted -> scalar.
-
-    The logits are used up.
-    """
+    """Sum of negative log likelihoods: logits [n, classes], targets [n] (-1: not counted) -> scalar. Overwrites the
+    logits."""
 
     def forward(self, logits: Tensor, targets: Tensor) -> Tensor:
         out: Tensor = _Summed.apply(logits, targets)

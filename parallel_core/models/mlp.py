@@ -1,4 +1,4 @@
-"""A multi-layer perceptron: linear layers with ReLU and dropout, then the classes."""
+"""A multi-layer perceptron: linear layers with ReLU and dropout, then a classifier."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from parallel_core.spec import ModelSpec
 
 
 class Dense(nn.Module):
-    """(batch, ...) -> (batch, hidden)."""
+    """Linear layer, ReLU and dropout: [batch, ...] -> [batch, hidden]."""
 
     def __init__(self, columns: int, rows: int, dropout: float, name: str, **like: Any) -> None:
         super().__init__()
@@ -29,7 +29,7 @@ class Dense(nn.Module):
 
 
 def build(model: ModelSpec, name: str, **like: Any) -> nn.Module:
-    """The layer called `name` at its full size."""
+    """Returns the layer called `name` at its full size."""
     if name == "head":
         return Classifier(model.hidden, CLASSES, **like)
     columns = MlpOutline(model).side ** 2 if name == "block.0.linear" else model.hidden
@@ -37,5 +37,5 @@ def build(model: ModelSpec, name: str, **like: Any) -> nn.Module:
 
 
 def spread(model: ModelSpec, name: str, shape: tuple[int, ...]) -> float:
-    """sqrt(2 / inputs), so that ReLU keeps the signal's size (He et al. 2015)."""
+    """sqrt(2 / inputs), so that ReLU preserves the scale of activations (He et al. 2015)."""
     return math.sqrt(2 / shape[1])

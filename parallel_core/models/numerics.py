@@ -1,4 +1,4 @@
-"""Where a 16-bit model computes in fp32."""
+"""The dtype of computations that a 16-bit model does in fp32."""
 
 from __future__ import annotations
 
@@ -6,5 +6,5 @@ from torch import Tensor
 
 
 def wide(x: Tensor) -> Tensor:
-    """`x` in fp32 where it has 16 bits, else `x` itself: sums of exponentials need the digits."""
+    """Returns `x` in fp32 where it has 16 bits, otherwise `x` itself; sums of exponentials need the precision."""
     return x.float() if x.dtype.itemsize < 4 else x

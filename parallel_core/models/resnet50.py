@@ -1,4 +1,4 @@
-"""ResNet-50 (He et al. 2016): a stem, 16 bottleneck blocks, one linear layer. A block's shortcut stays inside it."""
+"""ResNet-50 (He et al. 2016): a stem, 16 bottleneck blocks, a linear layer. A block with its shortcut is one layer."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from parallel_core.spec import ModelSpec
 
 
 class Stem(nn.Module):
-    """7 x 7 convolution, then a maximum: (batch, 1, side, side) -> (batch, width, side / 4, side / 4)."""
+    """7 x 7 convolution, then max-pooling: [batch, 1, side, side] -> [batch, width, side / 4, side / 4]."""
 
     def __init__(self, width: int, **like: Any) -> None:
         super().__init__()
@@ -50,14 +50,14 @@ class BottleneckBlock(nn.Module):
 
 
 class Head(Classifier):
-    """Mean over the pixels, classes and loss."""
+    """Average pooling, classifier and loss."""
 
     def forward(self, x: Tensor, targets: Tensor) -> Tensor:
         return super().forward(x.mean((2, 3)), targets)
 
 
 def build(model: ModelSpec, name: str, **like: Any) -> nn.Module:
-    """The layer called `name` at its full size."""
+    """Returns the layer called `name` at its full size."""
     outline = ResNet50Outline(model)
     if name == "stem":
         return Stem(model.width, **like)
@@ -67,7 +67,8 @@ def build(model: ModelSpec, name: str, **like: Any) -> nn.Module:
 
 
 def spread(model: ModelSpec, name: str, shape: tuple[int, ...]) -> float:
-    """Convolutions sqrt(2 / (outputs x kernel)) (He et al. 2015, over outputs), classes sqrt(1 / inputs)."""
+    """sqrt(2 / (outputs x kernel)) for convolutions (He et al. 2015, over outputs), sqrt(1 / inputs) for the
+    classifier."""
     if len(shape) == 2:
         return math.sqrt(1 / shape[1])
     return math.sqrt(2 / (shape[0] * math.prod(shape[2:])))

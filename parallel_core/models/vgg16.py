@@ -1,6 +1,6 @@
 """VGG-16 (Simonyan and Zisserman 2015, column D): a list of its 16 layers with weights.
 
-ReLU follows each but the last, a maximum over 2 x 2 pixels the last convolution of each group, dropout the two hidden
+ReLU follows each layer but the last, 2 x 2 max-pooling the last convolution of each group, dropout the two hidden
 linear layers.
 """
 
@@ -20,7 +20,8 @@ from parallel_core.spec import ModelSpec
 
 
 class Convolved(nn.Module):
-    """3 x 3 convolution and ReLU: (batch, inputs, side, side) -> (batch, outputs, side, side), halved if `pooled`."""
+    """3 x 3 convolution and ReLU: [batch, inputs, side, side] -> [batch, outputs, side, side]; max-pooled to half the
+    side if `pooled`."""
 
     def __init__(self, inputs: int, outputs: int, pooled: bool, **like: Any) -> None:
         super().__init__()
@@ -32,7 +33,7 @@ class Convolved(nn.Module):
 
 
 def build(model: ModelSpec, name: str, **like: Any) -> nn.Module:
-    """The layer called `name` at its full size."""
+    """Returns the layer called `name` at its full size."""
     outline = Vgg16Outline(model)
     if name == "head":
         return Classifier(outline.dense, CLASSES, **like)
@@ -44,5 +45,5 @@ def build(model: ModelSpec, name: str, **like: Any) -> nn.Module:
 
 
 def spread(model: ModelSpec, name: str, shape: tuple[int, ...]) -> float:
-    """sqrt(2 / inputs) of one output (He et al. 2015): 16 layers without norms need it."""
+    """sqrt(2 / inputs of one output) (He et al. 2015): 16 layers without norms need it."""
     return math.sqrt(2 / math.prod(shape[1:]))

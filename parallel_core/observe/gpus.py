@@ -1,7 +1,8 @@
-"""The GPUs of this host that a process may use: how CUDA calls each, and where the driver's library (NVML) finds it.
+"""The GPUs of this host that a process may use: their names for CUDA, and their handles in the driver's library (NVML).
 
-Both go by unique names. By number they differ: NVML counts in the order of the bus, CUDA by default begins with the
-fastest one. A GPU that is partitioned (MIG) is its instances, of which CUDA shows a process one.
+Unique names (UUIDs) are the same in both. Numbers differ: NVML counts in the order of the PCI bus, CUDA by default
+starts with the fastest one. A partitioned GPU (MIG) is represented by its instances, of which CUDA shows a process only
+one.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ from typing import Any, NamedTuple
 
 
 class Gpu(NamedTuple):
-    """`name` is for CUDA_VISIBLE_DEVICES; instances of a GPU have one `board`; `handle` is NVML's, None without it."""
+    """`name`: for CUDA_VISIBLE_DEVICES; `board`: the same for all instances of a GPU; `handle`: of NVML, None without
+    it."""
 
     name: str
     board: str
@@ -23,7 +25,7 @@ class Gpu(NamedTuple):
 
 
 def open_nvml() -> Any:
-    """The NVML module once it answers; None on a host without driver, or where PyTorch is a build for CPUs alone."""
+    """Returns the initialized NVML module; None on a host without driver, or with a CPU-only build of PyTorch."""
     try:
         import pynvml
     except ImportError:
@@ -38,7 +40,7 @@ def open_nvml() -> Any:
 
 
 def built_for_gpus() -> bool:
-    """Whether the PyTorch that is installed can use any, without importing it."""
+    """Whether the installed PyTorch can use GPUs; does not import it."""
     found = find_spec("torch")
     if found is None or found.origin is None:
         return False
@@ -47,8 +49,10 @@ def built_for_gpus() -> bool:
 
 
 def gpus(nvml: Any) -> list[Gpu]:
-    """Those that CUDA_VISIBLE_DEVICES leaves, in its order, else all; none where it is empty. As to CUDA, what stands
-    behind a name that is nobody's is not there."""
+    """Returns the GPUs that CUDA_VISIBLE_DEVICES selects, in its order; all if it is not set, none if it is empty.
+
+    As in CUDA, names after one that matches no GPU are ignored.
+    """
     given = os.environ.get("CUDA_VISIBLE_DEVICES")
     named = None if given is None else [name.strip() for name in given.split(",")]
     if nvml is None:
@@ -66,7 +70,7 @@ def _says_one(name: str) -> bool:
 
 
 def _called(name: str, every: list[list[Gpu]]) -> Gpu | None:
-    """By number that of this place on the bus (of instances the first, as CUDA does), else by how its name begins."""
+    """Returns the GPU by its number on the bus (its first instance, as in CUDA), or by a unique prefix of its name."""
     if name.isdigit():
         return every[int(name)][0] if int(name) < len(every) and every[int(name)] else None
     matching = [gpu for parts in every for gpu in parts if name and gpu.name.startswith(name)]
@@ -74,7 +78,7 @@ def _called(name: str, every: list[list[Gpu]]) -> Gpu | None:
 
 
 def _parts(nvml: Any, board: Any, number: str) -> list[Gpu]:
-    """The GPU, or its instances where it is partitioned."""
+    """Returns the GPU, or its instances where it is partitioned."""
     name = _uuid(nvml, board) or number
     try:
         divided = nvml.nvmlDeviceGetMigMode(board)[0] == nvml.NVML_DEVICE_MIG_ENABLE

@@ -1,6 +1,6 @@
-"""What the host says about a rank's process: resident memory, and how much of its device others were using.
+"""Host information about a rank's process: resident memory, and how much of its device other processes used.
 
-Linux reads /proc; elsewhere the numbers that cannot be had are 0 (memory) or NaN (share of others).
+On Linux the numbers are from /proc; elsewhere unavailable ones are 0 (memory) or NaN (share of others).
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ _TICK_S = 1.0 / os.sysconf("SC_CLK_TCK")
 
 
 def rss() -> int:
-    """Resident bytes of this process now."""
+    """Returns the resident bytes of this process now."""
     return _status("VmRSS")
 
 
 def peak_rss() -> int:
-    """The most bytes this process was ever resident with (a forked one counts from its fork on)."""
+    """Returns the largest number of resident bytes of this process so far (of a forked one, since its fork)."""
     return _status("VmHWM")
 
 
 def interface_of(address: str) -> str:
-    """Name of the network interface that has this address or host name; '' where none has it."""
+    """Returns the name of the network interface with this address or host name; '' where there is none."""
     import psutil
 
     try:
@@ -42,9 +42,9 @@ def interface_of(address: str) -> str:
 
 
 def listen_at(address: str) -> socket.socket:
-    """A listening socket on a free port of this address or host name, IPv4 where a name has both; '' is everywhere.
+    """Returns a listening socket on a free port of this address or host name ('': all), IPv4 where a name has both.
 
-    Raises OSError where it is not this host's.
+    Raises OSError where the address is not one of this host.
     """
     found = socket.getaddrinfo(address or None, 0, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     family, *_, at = min(found, key=lambda one: one[0] != socket.AF_INET)
@@ -52,15 +52,15 @@ def listen_at(address: str) -> socket.socket:
 
 
 def cuda_devices() -> list[str]:
-    """What CUDA_VISIBLE_DEVICES would call each GPU that this process may use: those that it was given, else all."""
+    """Returns the GPUs that this process may use, each as in CUDA_VISIBLE_DEVICES."""
     return [gpu.name for gpu in gpus(open_nvml())]
 
 
 class CpuOthers:
-    """The share (0..1) of one core's time that processes other than ours used.
+    """Measures the share (0..1) of one core's time that processes other than ours used.
 
-    `pids` names our processes that may run on that core (the ranks bound to it). Call `start` before the timed steps
-    and `share` after them; the resolution is one clock tick (10 ms), so the time between should be seconds.
+    `pids` returns our processes that may run on that core (the ranks bound to it). Call `start` before the timed
+    steps and `share` after them; the resolution is one clock tick (10 ms), so the time between should be seconds.
     """
 
     def __init__(self, core: int, pids: Callable[[], Iterable[int]]) -> None:
@@ -71,7 +71,7 @@ class CpuOthers:
         self._began, self._busy, self._ours = time.monotonic(), _busy(self._core), self._used()
 
     def share(self) -> float:
-        """Since `start`; NaN where the system does not tell."""
+        """Returns the share since `start`; NaN where the system does not report it."""
         lasted = time.monotonic() - self._began
         busy, ours = _busy(self._core) - self._busy, self._used() - self._ours
         return math.nan if math.isnan(busy) or lasted <= 0 else min(1.0, max(0.0, (busy - ours) / lasted))
@@ -81,7 +81,7 @@ class CpuOthers:
 
 
 def waited() -> float:
-    """Seconds that this thread was ready to run and had no core, because others ran on it; 0 where nobody tells."""
+    """The seconds for which this thread was ready to run but had to wait for a core; 0 where that is not available."""
     try:
         return int(Path("/proc/thread-self/schedstat").read_text().split()[1]) / 1e9
     except (OSError, IndexError, ValueError):
@@ -89,7 +89,7 @@ def waited() -> float:
 
 
 def cpu_seconds(pid: int) -> float:
-    """User and system seconds of a process and all its threads; 0 where it is gone."""
+    """Returns the user and system seconds of a process with all its threads; 0 where it is gone."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
@@ -98,7 +98,7 @@ def cpu_seconds(pid: int) -> float:
 
 
 def _busy(core: int) -> float:
-    """Seconds that a core was not idle, since boot. Time stolen by other guests of the machine counts as busy."""
+    """The seconds since boot for which a core was not idle. Time stolen by other virtual machines counts as busy."""
     try:
         lines = Path("/proc/stat").read_text().splitlines()
     except OSError:

@@ -1,17 +1,17 @@
-"""Memory as it is: live storages followed by category, on metered steps (never the timed ones).
+"""Measures memory by following live storages by category, in metered steps (never the timed ones).
 
     meter = MemoryMeter(cap=None)
     meter.register(parameter, "params")             # what exists already
-    with meter.measure():                           # from here on every new storage is seen ...
+    with meter.measure():                           # from here on every new storage is followed ...
         with meter.category("activations"):         # ... and counted under the category that is set
             loss = model(x)
             loss.backward()
     meter.peak, meter.peak_total, meter.final, meter.curve()
 
-Every operation's outputs are looked at by a `TorchDispatchMode`, also in the backward pass; a finaliser on the storage
-tells when it is freed. So tensors that autograd saved, temporaries and views (which share a storage) are counted as
-long as, and only as long as, they live. Not seen: workspace inside a kernel, and the allocator's rounding.
-The operations themselves run unchanged: the numbers of a metered step are the same bits.
+A `TorchDispatchMode` sees the outputs of every operation, also in the backward pass; a finaliser on each storage
+reports when it is freed. So tensors saved by autograd, temporaries and views (which share a storage) are counted for
+exactly as long as they live. Not counted: workspace within a kernel, and the allocator's rounding. The operations
+themselves run unchanged, so a metered step has bitwise the same results.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _INDEX = {name: i for i, name in enumerate(CATEGORIES)}
 
 
 class MemoryCapExceeded(MemoryError):
-    """The rank holds more live bytes than `TraceSpec.memory_cap` allows; `.live` and `.cap` are bytes."""
+    """The rank holds more live bytes than `TraceSpec.memory_cap` allows; `.live` (by category) and `.cap` are bytes."""
 
     def __init__(self, live: dict[str, int], cap: int) -> None:
         self.live, self.cap = live, cap
@@ -49,9 +49,10 @@ class MemoryCapExceeded(MemoryError):
 
 
 class MemoryMeter:
-    """Live bytes by category. `cap` = bytes at which an allocation raises MemoryCapExceeded (None = never).
+    """Measures live bytes by category. `cap`: bytes above which an allocation raises MemoryCapExceeded (None =
+    unlimited).
 
-    Storages are followed on devices of one `kind`: what a rank with a GPU makes on its host is none of the GPU's.
+    Only storages on devices of the given `kind` are followed: on a rank with a GPU, host tensors are not counted.
     """
 
     def __init__(self, cap: int | None = None, kind: str = "cpu") -> None:
@@ -63,17 +64,17 @@ class MemoryMeter:
         self._category = _INDEX["buffers"]
         self._held: dict[int, list[int]] = {}  # key -> [category, bytes]
         self._keys: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
-        self._freed: deque[int] = deque()  # finalisers run in any thread: they only queue (append is atomic)
+        self._freed: deque[int] = deque()  # finalisers run in any thread, so they only append, which is atomic
         self._elastic: weakref.WeakSet[torch.UntypedStorage] = weakref.WeakSet()
         self._next = 0
         self._rows: list[tuple[int, ...]] = []
         self._measuring = False
 
-    # What is asked of it
+    # Results
 
     @property
     def peak(self) -> dict[str, int]:
-        """Bytes of each category at the instant of the largest total."""
+        """Bytes of each category at the moment of the largest total."""
         return dict(zip(CATEGORIES, self._peak, strict=True))
 
     @property
@@ -83,7 +84,8 @@ class MemoryMeter:
         return dict(zip(CATEGORIES, self._live, strict=True))
 
     def curve(self, points: int = 2000) -> np.ndarray:
-        """The MEMORY rows of the measured time; where there are more than `points`, the highest row of each bucket."""
+        """Returns the MEMORY rows of the measured time; if there are more than `points`, the highest row of each of as
+        many intervals."""
         rows = np.array(self._rows, dtype=MEMORY)
         if len(rows) <= points:
             return rows
@@ -91,12 +93,12 @@ class MemoryMeter:
         edges = np.linspace(0, len(rows), points + 1).astype(int)
         return rows[[low + int(np.argmax(totals[low:high])) for low, high in itertools.pairwise(edges)]]
 
-    # What is told to it
+    # Inputs
 
     def register(self, tensor: torch.Tensor, category: str, *, elastic: bool = False) -> None:
-        """Count the tensor's storage under `category`, whether it was seen before (it moves) or not.
+        """Counts the tensor's storage under `category`; if it was counted before, it is moved there.
 
-        `elastic`: its memory comes and goes while the storage lives; its size is looked at with every operation.
+        `elastic`: its memory may be resized while the storage lives, so its size is checked at every operation.
         """
         self._settle()
         storage = tensor.untyped_storage()
@@ -105,7 +107,7 @@ class MemoryMeter:
             self._elastic.add(storage)
 
     def follow(self, parameters: Iterable[torch.nn.Parameter]) -> None:
-        """Register parameters as 'params', and each `.grad` as 'grads' from the moment autograd makes it."""
+        """Registers parameters as 'params', and each `.grad` as 'grads' as soon as autograd creates it."""
 
         def on_grad(parameter: torch.Tensor) -> None:
             if self._measuring and parameter.grad is not None:
@@ -120,7 +122,7 @@ class MemoryMeter:
 
     @contextmanager
     def category(self, name: str) -> Iterator[None]:
-        """New storages count under `name` inside (outside any: 'buffers')."""
+        """Sets the category of new storages inside the context (outside of any: 'buffers')."""
         before, self._category = self._category, _INDEX[name]
         try:
             yield
@@ -129,7 +131,7 @@ class MemoryMeter:
 
     @contextmanager
     def measure(self) -> Iterator[MemoryMeter]:
-        """Follow everything inside. The peak starts from what is live now; the curve starts afresh."""
+        """Follows all storages inside the context. The peak starts from what is live now; the curve starts anew."""
         self._settle()
         self._rows.clear()
         self._peak, self.peak_total = tuple(self._live), self._total
@@ -142,10 +144,10 @@ class MemoryMeter:
             self._measuring = False
             self._settle()
 
-    # How it counts
+    # Counting
 
     def seen(self, storage: torch.UntypedStorage) -> None:
-        """An operation returned (a view of) this storage."""
+        """Counts a storage that an operation returned (or a view of it)."""
         if self._freed:
             self._settle()
         for own in self._elastic:
@@ -177,7 +179,7 @@ class MemoryMeter:
         self._total += size
 
     def _settle(self) -> None:
-        """Take off what finalisers reported since the last look."""
+        """Subtracts the storages that were freed since the last call."""
         while self._freed:
             held = self._held.pop(self._freed.popleft(), None)
             if held is not None:
@@ -198,7 +200,7 @@ class MemoryMeter:
 
 
 class _Follow(TorchDispatchMode):
-    """Runs each operation as it is and shows the storages of its outputs to the meter."""
+    """Runs each operation unchanged and passes the storages of its outputs to the meter."""
 
     def __init__(self, meter: MemoryMeter) -> None:
         super().__init__()
@@ -206,7 +208,7 @@ class _Follow(TorchDispatchMode):
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        """Nothing is compiled here: to keep the compiler out PyTorch would import it, which takes seconds."""
+        """False: nothing is compiled here, and True would make PyTorch import its compiler, which takes seconds."""
         return False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -216,7 +218,7 @@ class _Follow(TorchDispatchMode):
 
     def _show(self, out: Any) -> None:
         if isinstance(out, torch.Tensor):
-            if out.device.type == self.meter.kind:  # on meta it would have a size, and hold nothing
+            if out.device.type == self.meter.kind:  # a meta tensor has a size, but no memory
                 self.meter.seen(out.untyped_storage())
         elif isinstance(out, (tuple, list)):
             for item in out:

@@ -1,7 +1,7 @@
-"""Where each rank is right now, in one 64-byte page a rank that any process of the host can read at any time.
+"""The current position of each rank, in a 64-byte page per rank that any process of the host can read at any time.
 
 The rank writes it before every operation (under 1 us, no system call); the supervisor reads it for the heartbeat, for
-the sentence about a killed rank ("at step 12 in 1F3") and for the no-progress watchdog. A memory-mapped file survives
+the message about a killed rank ("at step 12 in 1F3") and for the no-progress watchdog. A memory-mapped file survives
 kill -9 of its writer.
 """
 
@@ -15,12 +15,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 _PAGE = struct.Struct("<qqq40s")
-"""step, CLOCK_MONOTONIC ns, pid, operation (UTF-8, NUL-padded)."""
+"""Fields of a page: step, CLOCK_MONOTONIC ns, pid, operation (UTF-8, NUL-padded)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Where:
-    """What a rank was last seen to begin. `age` = seconds since then; step -1 = not training yet."""
+    """The operation that a rank last began. `age`: seconds since then; step -1: not training yet."""
 
     step: int
     op: str
@@ -29,7 +29,7 @@ class Where:
 
 
 class Progress:
-    """The writer of one rank's page."""
+    """Writes one rank's page."""
 
     def __init__(self, folder: Path, rank: int) -> None:
         self.folder = folder
@@ -40,7 +40,7 @@ class Progress:
         self.at(-1, "starting")
 
     def at(self, step: int, op: str) -> None:
-        """The rank begins `op` (at most 40 bytes are kept) of `step`."""
+        """Records that the rank begins `op` of `step`; at most 40 bytes of `op` are kept."""
         _PAGE.pack_into(self._page, 0, step, time.monotonic_ns(), self._pid, op.encode())
 
     def close(self) -> None:
@@ -48,17 +48,19 @@ class Progress:
 
 
 def path(folder: Path, rank: int) -> Path:
+    """Returns the file of a rank's page."""
     return folder / f"progress-{rank}"
 
 
 def read(folder: Path, rank: int) -> Where | None:
-    """Where the rank is, or None where it has not begun. A page caught in mid-write differs by one operation only."""
+    """Returns the position of a rank; None where it has not started. A page read during a write is off by at most one
+    operation."""
     try:
         page = path(folder, rank).read_bytes()
         step, moved, pid, op = _PAGE.unpack(page)
     except (OSError, struct.error):
         return None
-    if not moved:  # made, not yet written
+    if not moved:  # created, but not yet written
         return None
     age = max(0.0, (time.monotonic_ns() - moved) / 1e9)
     return Where(step, op.rstrip(b"\0").decode(errors="replace"), age, pid)

@@ -1,4 +1,4 @@
-"""Span recording: always on, and cheap enough to stay on (a tuple appended to a list, well under 1 us a span).
+"""Span recording: always on, and cheap enough for that (appending a tuple to a list, well under 1 us per span).
 
     recorder = SpanRecorder(capacity=20_000, stage=0, replica=0)
     recorder.begin_step(step)
@@ -6,10 +6,10 @@
     ...                                     # the work
     recorder.add(Kind.F, LANE_COMPUTE, 0, micro_batch, start, recorder.mark())
     spans = recorder.end_step()             # SPAN rows of this step, the STEP row first
-    recorder.total                          # spans recorded in it; more than len(spans) where capacity was passed
+    recorder.total                          # spans recorded in it; more than len(spans) beyond the capacity
 
-`CudaSpanRecorder` has the same face; its marks are events of the current stream, tied to the host's monotonic clock
-at the end of the step, so that nothing waits for the device in between.
+`CudaSpanRecorder` has the same interface; its marks are events of the current stream, converted to the host's
+monotonic clock at the end of the step, so that nothing waits for the device in between.
 """
 
 from __future__ import annotations
@@ -26,16 +26,17 @@ from parallel_core.schedule.ir import Kind
 LANE_COMPUTE, LANE_P2P, LANE_COLLECTIVE, LANE_HOST = range(len(LANES))
 
 Mark = Any
-"""A moment: ns of CLOCK_MONOTONIC (int) or, on a CUDA device, a recorded event."""
+"""A point in time: ns of CLOCK_MONOTONIC (int) or, on a CUDA device, a recorded event."""
 
 _Row = tuple[int, int, int, int, int, int, Mark, Mark, int]
 
 
 class SpanRecorder:
-    """Spans of one step at a time. `capacity` bounds the rows kept of a step (the first ones); all are counted.
+    """Records the spans of one step at a time. `capacity`: how many rows of a step are kept (the first ones); all are
+    counted.
 
-    `stage` and `replica` only label the STEP row that `end_step` adds. `mark` is a function, not a method, so that a
-    moment costs one call into C.
+    `stage` and `replica` only label the STEP row that `end_step` adds. `mark` is a function, not a method, so that it
+    costs a single call into C.
     """
 
     mark: Callable[[], Mark]
@@ -50,7 +51,7 @@ class SpanRecorder:
         self._begin: Mark = 0
 
     def begin_step(self, step: int) -> None:
-        """Forget the spans of the last step and open the STEP span of this one."""
+        """Discards the spans of the last step and opens the STEP span of this one."""
         self.step = step
         self._rows.clear()
         self._begin = self.mark()
@@ -67,24 +68,24 @@ class SpanRecorder:
         replica: int = 0,
         version: int = 0,
     ) -> None:
-        """One span. `kind` is schedule.ir.Kind, `lane` an index into records.LANES, `bytes` what it moved."""
+        """Adds a span. `kind`: schedule.ir.Kind; `lane`: index into records.LANES; `bytes`: bytes communicated."""
         self._append((kind, lane, stage, micro_batch, replica, version, start, end, bytes))
 
     def end_step(self) -> np.ndarray:
-        """The SPAN rows of the step: its STEP row, then the others in the order they were added."""
+        """Returns the SPAN rows of the step: its STEP row, then the others in the order in which they were added."""
         step: _Row = (Kind.STEP, LANE_HOST, self._stage, -1, self._replica, 0, self._begin, self.mark(), 0)
         self.total = len(self._rows) + 1
         return np.array(self._resolve([step, *self._rows[: self._capacity - 1]]), dtype=SPAN)
 
     def _resolve(self, rows: list[_Row]) -> list[_Row]:
-        """Marks to nanoseconds; on the CPU they are that already."""
+        """Converts marks to nanoseconds; on a CPU they already are."""
         return rows
 
 
 class CudaSpanRecorder(SpanRecorder):
-    """Marks are CUDA events of the current stream; plain ns (host work) may be mixed in.
+    """Recorder whose marks are CUDA events of the current stream; plain ns (host work) may be mixed in.
 
-    Event times have a resolution of about 0.5 us. Events are pooled: a step allocates none once warm.
+    Event times have a resolution of about 0.5 us. Events are pooled: after the first steps none are allocated.
     """
 
     def __init__(self, capacity: int = 100_000, *, stage: int = 0, replica: int = 0) -> None:
@@ -109,19 +110,19 @@ class CudaSpanRecorder(SpanRecorder):
 
     def _resolve(self, rows: list[_Row]) -> list[_Row]:
         anchor = self._event()
-        anchor.synchronize()  # not the device: a receive posted ahead may wait for what this host has yet to ask
+        anchor.synchronize()  # not the device: a receive posted ahead may wait for work this host has yet to queue
         host = time.monotonic_ns()
 
         def ns(mark: Mark) -> int:
             if isinstance(mark, int):
                 return mark
-            mark.synchronize()  # of another stream, as `fully_shard` has them
+            mark.synchronize()  # it may belong to another stream, with `fully_shard`
             return host - round(mark.elapsed_time(anchor) * 1e6)
 
         return [(*row[:6], ns(row[6]), ns(row[7]), row[8]) for row in rows]
 
 
 def recorder_for(device: str, capacity: int = 100_000, *, stage: int = 0, replica: int = 0) -> SpanRecorder:
-    """The recorder of a device kind, 'cpu' or 'cuda'."""
+    """Returns a recorder for a device kind, 'cpu' or 'cuda'."""
     made = CudaSpanRecorder if device == "cuda" else SpanRecorder
     return made(capacity, stage=stage, replica=replica)

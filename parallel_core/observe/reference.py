@@ -1,8 +1,9 @@
-"""A small work that never changes: what it takes says how fast a device is just now.
+"""A small, fixed piece of work whose time shows how fast a device currently is (the reference work).
 
-A core of a shared host runs faster and slower by the second, each core on its own: other guests use its other half, its
-caches and its share of the memory bus. One transformer block of 64 x 128, forward and backward, feels that as a
-training step does: it multiplies matrices, goes through memory, and calls the library as often for its size.
+Each core of a shared host becomes faster and slower within seconds, independently of the others: other virtual
+machines use its other hardware thread, its caches and its share of the memory bus. One transformer block of 64 x 128,
+forward and backward, is affected like a training step: it multiplies matrices, accesses memory, and calls the library
+in a similar proportion.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ _SEED = 1
 
 
 class Reference:
-    """The block of one rank, on its CPU; it draws from a generator of its own and leaves nothing behind."""
+    """The reference work of one rank, on its CPU; uses a random generator of its own and has no side effects."""
 
     def __init__(self) -> None:
         generator = torch.Generator().manual_seed(_SEED)
@@ -33,10 +34,12 @@ class Reference:
         self._weights = [drawn(*shape) for shape in shapes]
 
     def once(self) -> float:
-        """Does it three times; the processor seconds of this thread for the third. The first brings its tensors back
-        into the caches: how far they were out of them says what ran before, not how fast the device is, and the second
-        takes 3 to 7 % longer still, the more, the larger that was. Waiting for a turn, or time that a hypervisor gave
-        to others, is no part of the seconds: `CpuOthers` counts those."""
+        """Does the work three times; returns the processor seconds of this thread for the third.
+
+        The first repeat brings its tensors into the caches, which depends on what ran before, not on the speed of the
+        device; the second still takes 3 to 7 % longer, the more, the larger that was. Waiting for a core, and time
+        that a hypervisor gave to others, is not included: `CpuOthers` measures those.
+        """
         for _ in range(REFERENCE_UNCOUNTED):
             self._do()
         began = time.thread_time()

@@ -1,6 +1,6 @@
-"""What a rank is doing right now, for whoever has something to record about it.
+"""The operation that a rank is currently executing, for everything that records spans or memory.
 
-The executor moves `micro_batch` with each operation; layers and collectives underneath add their spans here and say
+The executor sets `micro_batch` for each operation; layers and collectives below add their spans here and declare
 which new tensors are activations, without knowing the schedule.
 """
 
@@ -20,12 +20,12 @@ _NOTHING = nullcontext()
 
 
 def unnamed(text: str) -> AbstractContextManager[Any]:
-    """No annotation."""
+    """Returns a context without annotation."""
     return _NOTHING
 
 
 class Scope:
-    """Recorder, meter (None outside metered steps) and place of one rank."""
+    """Span recorder, memory meter (None outside of metered steps) and current operation of one rank."""
 
     def __init__(self, recorder: SpanRecorder, stage: int = 0, replica: int = 0) -> None:
         self.recorder, self.stage, self.replica = recorder, stage, replica
@@ -34,30 +34,32 @@ class Scope:
         self.version = 0
         self.meter: MemoryMeter | None = None
         self.named: Callable[[str], AbstractContextManager[Any]] = unnamed
-        """Around each operation, and what stands inside: in a profiled step the profiler's annotation of that text."""
+        """Annotates operations and their parts: in a profiled step with the profiler's `record_function`."""
 
     def span(self, kind: int, lane: int, start: Any, bytes: int = 0) -> None:
-        """A span of the current operation from `start` (a mark) until now."""
+        """Records a span of the current operation from `start` (a mark) until now."""
         end = self.mark()
         self.recorder.add(kind, lane, self.stage, self.micro_batch, start, end, bytes, self.replica, self.version)
 
     def keeping(self) -> AbstractContextManager[None]:
-        """New tensors inside are activations."""
+        """Returns a context in which new tensors count as activations."""
         return self.making("activations")
 
     def making(self, category: str) -> AbstractContextManager[None]:
-        """New tensors inside are of `category`."""
+        """Returns a context in which new tensors count as `category`."""
         return _NOTHING if self.meter is None else self.meter.category(category)
 
     @contextmanager
     def recomputing(self) -> Iterator[None]:
-        """A forward that is run again for its backward: with a graph, its tensors activations, its time a span R."""
+        """Context of a forward that is recomputed for its backward: with gradients, its tensors as activations, its
+        time as a span R."""
         start = self.mark()
         with self.named("RECOMPUTE"), torch.enable_grad(), self.keeping():
             yield
         self.span(Kind.R, LANE_COMPUTE, start)
 
     def kept(self, tensor: torch.Tensor, category: str = "activations") -> None:
-        """The tensor, whatever it was made as, is kept for a backward: a stage's input, what W needs, weights."""
+        """Counts an existing tensor as `category`: one that is kept for a backward (a stage's input, factors for W), or
+        weights."""
         if self.meter is not None:
             self.meter.register(tensor, category)

@@ -1,8 +1,9 @@
-"""A snapshot of torch's CUDA allocator (torch.cuda.memory._snapshot, which documents its fields) as bytes and back.
+"""Converts a snapshot of torch's CUDA allocator (torch.cuda.memory._snapshot, which documents its fields) to bytes and
+back.
 
-Every allocation carries its whole stack, and most stacks are the same: in the file each frame and each stack stands
-once. Never a pickle: what is read back is JSON. Only for the public viewer (pytorch.org/memory_viz), which takes
-nothing else, is a pickle written.
+Every allocation has its whole stack, and most stacks are equal: in the file each frame and each stack is stored once.
+The format is JSON, so that no pickle is ever read; a pickle is only written for the public viewer
+(pytorch.org/memory_viz), which needs it.
 """
 
 from __future__ import annotations
@@ -18,15 +19,15 @@ STACK = "frames"
 PAIRS = ("pool_id", "segment_pool_id")
 """Fields that are tuples in torch's dictionary."""
 MAX_JSON_BYTES = 256 * 1024 * 1024
-"""Largest one that is unpacked: a step of a large model takes some 10 MB."""
+"""Limit of decompression in bytes: a step of a large model needs about 10 MB."""
 _GZIP = 31
-"""zlib's window bits of a gzip file."""
+"""zlib's window bits for the gzip format."""
 VIEWER_PROTOCOL = 4
-"""Newest protocol of pickle that the public viewer reads."""
+"""Newest pickle protocol that the public viewer reads."""
 
 
 class _Stacks:
-    """Frames and stacks, each kept once."""
+    """Numbers frames and stacks, each of which is stored once."""
 
     def __init__(self) -> None:
         self.frames: dict[tuple[tuple[str, Any], ...], int] = {}
@@ -38,14 +39,14 @@ class _Stacks:
         return self.stacks.setdefault(numbers, len(self.stacks))
 
     def named(self, value: Any) -> Any:
-        """`value` with the number of each stack instead of the stack."""
+        """Returns `value` with each stack replaced by its number."""
         if isinstance(value, dict):
             return {k: self.number(v) if k == STACK else self.named(v) for k, v in value.items()}
         return [self.named(item) for item in value] if isinstance(value, list | tuple) else value
 
 
 def packed(snapshot: Snapshot) -> bytes:
-    """As gzipped JSON: `frames`, `stacks` (lists of numbers of frames) and `snapshot`, where a stack is its number."""
+    """Returns gzipped JSON: `frames`, `stacks` (lists of frame numbers) and `snapshot`, in which stacks are numbers."""
     stacks = _Stacks()
     body = stacks.named(snapshot)
     text = {"frames": [dict(frame) for frame in stacks.frames], "stacks": [*stacks.stacks], "snapshot": body}
@@ -54,7 +55,7 @@ def packed(snapshot: Snapshot) -> bytes:
 
 
 def unpacked(data: bytes) -> Snapshot:
-    """What `packed` was given. Raises ValueError where it is something else."""
+    """Returns the snapshot given to `packed`. Raises ValueError where the data is invalid."""
     try:
         zipped = zlib.decompressobj(wbits=_GZIP)
         text = zipped.decompress(data, MAX_JSON_BYTES)
@@ -62,7 +63,7 @@ def unpacked(data: bytes) -> Snapshot:
             raise ValueError(f"more than {MAX_JSON_BYTES >> 20} MiB when unpacked")
         found = json.loads(text)
         stacks = [[found["frames"][number] for number in stack] for stack in found["stacks"]]
-        back = _spelt(found["snapshot"], stacks)
+        back = _expanded(found["snapshot"], stacks)
     except (zlib.error, ValueError, KeyError, IndexError, TypeError) as error:
         raise ValueError(f"This is no snapshot of the allocator: {error}") from error
     if not isinstance(back, dict) or not {"segments", "device_traces"} <= back.keys():
@@ -70,18 +71,18 @@ def unpacked(data: bytes) -> Snapshot:
     return back
 
 
-def _spelt(value: Any, stacks: list[list[dict[str, Any]]]) -> Any:
+def _expanded(value: Any, stacks: list[list[dict[str, Any]]]) -> Any:
     if isinstance(value, dict):
         return {k: _field(k, v, stacks) for k, v in value.items()}
-    return [_spelt(item, stacks) for item in value] if isinstance(value, list) else value
+    return [_expanded(item, stacks) for item in value] if isinstance(value, list) else value
 
 
 def _field(name: str, value: Any, stacks: list[list[dict[str, Any]]]) -> Any:
     if name == STACK:
         return stacks[value]
-    return tuple(value) if name in PAIRS else _spelt(value, stacks)
+    return tuple(value) if name in PAIRS else _expanded(value, stacks)
 
 
 def for_viewer(snapshot: Snapshot) -> bytes:
-    """What torch.cuda.memory._dump_snapshot would have written: for others to open, never read here."""
+    """Returns what torch.cuda.memory._dump_snapshot would have written: for other tools, never read here."""
     return pickle.dumps(snapshot, protocol=VIEWER_PROTOCOL)

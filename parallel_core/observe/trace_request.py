@@ -1,7 +1,8 @@
-"""A step that somebody asked to see while the run goes on: one small file beside the records of the ranks.
+"""A request to trace a step while the run continues: a small file next to the records of the ranks.
 
-Whoever has the folder writes it (`ask`); every rank looks before each step (a stat, about 2 us) and traces the step
-that it names. The step lies a little ahead, so that all ranks of all hosts have read it before they get there.
+Any process with access to the folder writes it (`ask`); every rank checks it before each step (a stat, about 2 us)
+and traces the requested step. The step has to be somewhat ahead, so that all ranks of all hosts have read the request
+before they reach it.
 """
 
 from __future__ import annotations
@@ -13,17 +14,19 @@ from typing import Literal, NamedTuple, get_args
 NAME = "asked.json"
 NEVER = -1
 How = Literal["spans", "profiler", "memory"]
-"""The step's own spans; torch.profiler's trace of it; the history of the CUDA allocator over it."""
+"""What is recorded: spans; torch.profiler's trace; the history of the CUDA allocator."""
 HOWS: tuple[How, ...] = get_args(How)
 
 
 class TraceRequest(NamedTuple):
+    """The step to trace, and how."""
+
     step: int = NEVER
     how: How = "spans"
 
 
 def read_how(value: object) -> How:
-    """Raises ValueError where it is none of them."""
+    """Returns `value` as How. Raises ValueError where it is none."""
     for how in HOWS:
         if how == value:
             return how
@@ -31,20 +34,20 @@ def read_how(value: object) -> How:
 
 
 def ask(folder: Path, wish: TraceRequest) -> None:
-    """Atomic; a later wish takes the place of an earlier one."""
+    """Writes the request atomically; it replaces an earlier one."""
     part = folder / f"{NAME}.part"
     part.write_text(json.dumps(wish._asdict()))
     part.replace(folder / NAME)
 
 
 class TraceRequests:
-    """What is asked of the ranks whose records are in `folder`."""
+    """Reads the requests to the ranks whose records are in `folder`."""
 
     def __init__(self, folder: Path) -> None:
         self._path, self._seen, self._wish = folder / NAME, 0, TraceRequest()
 
     def at(self, step: int) -> TraceRequest | None:
-        """The wish where it is for `step`. Reads the file again only where it is another one."""
+        """Returns the request if it is for `step`. The file is only read again after it has changed."""
         try:
             changed = self._path.stat().st_mtime_ns
         except OSError:

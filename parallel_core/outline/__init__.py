@@ -1,4 +1,4 @@
-"""Kinds of models as everyone but the engine sees them: one small file each, no torch."""
+"""Outlines of model kinds: layers, sizes and costs without torch, for all but the engine. One small module each."""
 
 from __future__ import annotations
 
@@ -28,5 +28,5 @@ KINDS: dict[str, type[Outline]] = {
 
 @lru_cache(maxsize=1024)
 def outline_of(model: ModelSpec) -> Outline:
-    """The outline of this model."""
+    """Returns the outline of this model."""
     return KINDS[model.kind](model)

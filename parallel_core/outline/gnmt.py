@@ -1,7 +1,7 @@
-"""Sizes of a translation model in the manner of GNMT (Wu et al. 2016): LSTM encoder, attention, LSTM decoder.
+"""Sizes of a translation model similar to GNMT (Wu et al. 2016): LSTM encoder, attention, LSTM decoder.
 
-`layers` counts those of the encoder, and again those of the decoder. What passes between layers of the encoder is
-(seq, hidden); the decoder's states travel beside the attention's context, packed into one tensor (seq, 2 x hidden).
+`layers` is the number of encoder layers, and of decoder layers. The tensor between encoder layers is [seq, hidden];
+between decoder layers states and attention context are packed into one tensor [seq, 2 x hidden].
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 ID_BYTES = 8
 GATES = 4
 MARKS = 4
-"""Numbers of a vocabulary that are no word: padding, begin, end, unknown (`data.pairs`)."""
+"""Number of special tokens in a vocabulary: padding, begin, end, unknown (`data.pairs`)."""
 
 
 class GnmtOutline(Outline):
@@ -38,12 +38,12 @@ class GnmtOutline(Outline):
         return self.model.seq
 
     def sample_bytes(self, real: int) -> int:
-        """Source, target shifted by one, and target."""
+        """Bytes of source, target shifted by one, and target."""
         return 3 * ID_BYTES * self.model.seq
 
     @property
     def first_decoder(self) -> str:
-        """The layer that reads the target's words and looks at the encoder's states."""
+        """The layer that embeds the target's words and attends to the encoder's states."""
         return f"block.{self.model.layers}.decoder"
 
     def check(self) -> None:
@@ -74,7 +74,8 @@ class GnmtOutline(Outline):
         return [(), *([(s, h)] * (count + 1)), *([(s, 2 * h)] * count)]
 
     def flops(self) -> tuple[int, ...]:
-        """An LSTM multiplies input and state by four gates' matrices; the first runs each way at half the width."""
+        """An LSTM multiplies input and state by the matrices of four gates; the first layer has two directions of half
+        the width."""
         s, h, count = self.model.seq, self.model.hidden, self.model.layers
         layer = 2 * s * GATES * h
         both, one = layer * (h + h // 2), layer * 2 * h
@@ -83,7 +84,8 @@ class GnmtOutline(Outline):
         return (s * h, both, *([one] * (count - 1)), attending, *rest, 2 * s * h * self.model.vocab)
 
     def rows(self) -> list[tuple[int, ...]]:
-        """A matrix for each direction's input and state, and two biases, has a row for each gate of each state."""
+        """Each direction has a matrix for the input, one for the state, and two biases, with a row per gate and state
+        element."""
         h, vocab, count = self.model.hidden, self.model.vocab, self.model.layers
         lstm = (GATES * h,) * 4
         more = [lstm] * (count - 1)
@@ -102,7 +104,8 @@ class GnmtOutline(Outline):
         return [*costs, head]
 
     def _layer(self, spec: RunSpec, i: int, entering: int) -> UnitCost:
-        """The layer with attention also keeps queries, keys, weights and context."""
+        """Returns the cost of LSTM layer `i`; the one with attention also saves queries, keys, attention weights and
+        context."""
         h, s, count = self.model.hidden, self.model.seq, self.model.layers
         rows, inputs = spec.micro_batch_size * s, 2 * h if i > count else h
         width, ways = (h // 2, 2) if i == 0 else (h, 1)
@@ -111,51 +114,57 @@ class GnmtOutline(Outline):
         parameters, inner, linear = lstm, one, 0
         copied = entering if (i > count if fused else i != count) else 0
         if fused:
-            inner += rows * h + copied if i > count else rows * h  # the first layer's input, or a later one's output
+            inner += rows * h + copied if i > count else rows * h  # a copy of the input of one, of the output of others
         if i == count:
             parameters = (self.model.vocab * h, *lstm, h * h, h)
-            # States, scaled queries and keys, weights; in 16 bits all but the states in fp32, and values as well.
-            inner, linear = inner + rows * (h + wide * (2 * h + s)), 2 * rows * h  # the queries' layer
+            # States, scaled queries and keys, weights; in 16-bit runs all but the states in fp32, and values as well.
+            inner, linear = inner + rows * (h + wide * (2 * h + s)), 2 * rows * h  # of the linear layer for queries
             if wide > 1:
                 inner, copied = inner + wide * rows * h, entering
         passing = self._passing(spec, i, sum(lstm) // ways, inner - one)
         leaving = rows * h * (1 if i < count else 2)
         aside = entering + inner - linear
-        late = one if fused and i not in (0, count) else 0  # those two add to other gradients before
-        # All gates as the input makes them, and the states that are put together of each direction's.
-        attended = inner - one if i == count else 0  # by then nothing of attention is there
+        late = one if fused and i not in (0, count) else 0  # those two add to other gradients first
+        # Gates computed from the input for all positions, and the concatenated states of each direction.
+        attended = inner - one if i == count else 0  # the LSTM runs before anything of attention exists
         forward = 0 if fused else max(0, rows * width * (GATES + ways) + copied - attended)
-        alone = None if fused else max(attended, rows * width * (GATES + 1 + ways))  # states alone, one by one
+        alone = None if fused else max(attended, rows * width * (GATES + 1 + ways))  # gates and states only
         cost = UnitCost(parameters, entering, inner, passing, leaving=leaving, copied=copied, aside=aside)
         return replace(cost, late=late, forward=forward, alone=alone)
 
     def _one_way(self, spec: RunSpec, inputs: int, width: int) -> int:
-        """What an LSTM keeps for its backward in one direction; of a fused one with its first and last states."""
+        """Returns what an LSTM saves for its backward in one direction; with a fused kernel including its first and
+        last states."""
         samples, seq, size = spec.micro_batch_size, self.model.seq, spec.element_bytes
         if not _fused(spec):
             return samples * seq * (inputs + (GATES + 3) * width)
         return lstm_bytes(inputs, width, seq, samples, size) // size + 4 * samples * width
 
     def _passing(self, spec: RunSpec, i: int, weights: int, let_go: int) -> int:
-        """In its backward beside the gradient of its output; `weights` are those of one direction, `let_go` is what it
-        keeps for attention."""
+        """Returns the temporaries of layer `i`'s backward, without the gradient of its output.
+
+        `weights`: size of the weights of one direction; `let_go`: what the layer saves for attention, freed by then.
+        """
         h, count = self.model.hidden, self.model.layers
         rows = spec.micro_batch_size * self.model.seq
         if not _fused(spec):
             return self._by_position(rows, h if i else h // 2) + (2 * rows * h - let_go if i == count else 0)
         entering = rows * h * (2 if i > count else 1)
-        # In 16 bits gradients come out of the kernel in fp32, and that of the input is rounded beside them.
+        # In 16-bit runs the kernel returns gradients in fp32, and that of the input is also held rounded.
         rounded = spec.fp32_elements - 1
         more = rounded * (weights + 2 * entering)
-        if i == count:  # gradients of states and of the encoder's are there, what was kept for them is not
+        if i == count:  # gradients of own and encoder states are live, what was saved for them is freed
             let_go = rounded * rows * (3 * spec.fp32_elements * h + spec.fp32_elements * self.model.seq - 3 * h)
             return max(weights + more - let_go, 3 * rows * h)
         return weights + more + rows * h * (2 if i > count else i == 0)
 
     def _by_position(self, rows: int, width: int) -> int:
-        """Where the backward goes position by position: of the state's weights the sum so far, the next part and their
-        sum, two positions being through; or, behind the first position, gates' gradients, which are put together, less
-        what was kept."""
+        """Returns the temporaries of a backward that runs position by position (no fused kernel).
+
+        The maximum of two moments, each less what has been freed by then: after two positions, the sum of the state's
+        weight gradient, its next part and their new sum; after the first position of the text, the gates' gradients
+        while they are concatenated.
+        """
         state = GATES * width**2
         kept = GATES + 3
         through = 2 * rows // self.model.seq * width * (kept - GATES - 1)
@@ -163,5 +172,5 @@ class GnmtOutline(Outline):
 
 
 def _fused(spec: RunSpec) -> bool:
-    """Whether oneDNN's kernel for CPUs runs an LSTM as one operation: in bf16 on those with AVX-512 alone."""
+    """Whether oneDNN's CPU kernel runs an LSTM as one operation; for bf16 this assumes a CPU with AVX-512."""
     return spec.train.device == "cpu" and spec.train.precision in ("fp32", "bf16")

@@ -1,4 +1,4 @@
-"""The GPT's sizes: parameters, passing tensors and FLOPs of each of its layers; what they keep is `gpt_costs`."""
+"""Sizes of a GPT: parameters, tensors between layers, and FLOPs of each layer. Their memory is in `gpt_costs`."""
 
 from __future__ import annotations
 
@@ -32,11 +32,12 @@ class GptOutline(Outline):
         return self.model.seq
 
     def sample_bytes(self, real: int) -> int:
-        """Inputs, and targets beside them."""
+        """Bytes of the inputs, and of the targets."""
         return 2 * _ID_BYTES * (self.model.seq + 1)
 
     @property
     def kv_heads(self) -> int:
+        """Number of key-value heads."""
         return self.model.kv_heads or self.model.heads
 
     @property
@@ -92,7 +93,7 @@ class GptOutline(Outline):
                 raise rule_error((field, f"model.{leaf}"), f"{problem} {few(self._widths(), tp)}.")
 
     def _widths(self) -> list[int]:
-        """Tensor ranks that the model can be split over."""
+        """Returns the tensor-parallel sizes that the model can be split over."""
         model = self.model
         return divisors(gcd(model.heads, self.kv_heads, model.vocab, self.ffn))
 
@@ -107,8 +108,8 @@ class GptOutline(Outline):
     def flops(self) -> tuple[int, ...]:
         """As in Narayanan et al. 2021 (appendix, equation 2): attention 8 s h^2 + 4 s^2 h, MLP 16 s h^2, head 2 s h V.
 
-        The embedding multiplies nothing; its additions (s h) stand in for its cost. Backward costs twice as much in
-        every layer, so it changes no cut.
+        The embedding has no multiplications; its additions (s h) represent its cost. Backward costs twice as much in
+        every layer, so it does not affect where to cut.
         """
         model, s, h = self.model, self.model.seq, self.model.hidden
         attention = 2 * s * h * (self.qkv_rows + h) + self.core_flops()
@@ -128,11 +129,11 @@ class GptOutline(Outline):
         return [embed, *([attention, mlp] * model.layers), {**norm, "output.weight": (model.vocab, h)}]
 
     def core_flops(self) -> int:
-        """Of the scores and of what they weigh: 4 s^2 h."""
+        """FLOPs of the attention scores and of the weighted sum of values: 4 s^2 h."""
         return 4 * self.model.seq**2 * self.model.hidden
 
     def standing(self, units: Collection[str], real: int) -> int:
-        """Where attention looks and how far it turns: tables that all layers share."""
+        """Bytes of the causal mask and of the RoPE tables, which all layers share."""
         if not any(unit.endswith(".attn") for unit in units):
             return 0
         mask = self.model.seq**2 if self.model.attention == "plain" else 0
@@ -146,7 +147,7 @@ class GptOutline(Outline):
 
     @property
     def qkv_rows(self) -> int:
-        """Rows of the matrix that makes queries, keys and values."""
+        """Rows of the matrix that computes queries, keys and values."""
         return (self.model.heads + 2 * self.kv_heads) * self.head_dim
 
     def _linear(self, name: str, outputs: int, inputs: int) -> dict[str, tuple[int, ...]]:

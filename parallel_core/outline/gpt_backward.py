@@ -1,6 +1,7 @@
-"""What a GPT's layers pass in a backward: most of all of their instants, beside what they keep.
+"""Peak memory of the temporaries of a GPT's layers in backward, in addition to what the layers save.
 
-E = the gradient of a layer's output, that of this rank's rows: it goes round the layer, too.
+Each method takes the maximum over the moments of a layer's backward. E is the gradient of a layer's output, for this
+rank's rows; it is live throughout, since it also flows through the residual connection.
 """
 
 from __future__ import annotations
@@ -11,44 +12,46 @@ from parallel_core.outline.gpt_sizes import fused_attention, gathers_columns
 
 
 class GptBackward(GptForward):
-    """A linear layer lets go of its input when its gradients are made, with W to come it does not."""
+    """Temporaries in backward. A linear layer frees its input once its gradients are computed, but not before W where
+    backward is split."""
 
     def _norm(self) -> int:
-        """Elements that a norm keeps."""
+        """Elements that a norm saves."""
         return self._entering() + self._statistics()
 
     def _statistics(self) -> int:
-        """Of each row, which the norm's own backward needs alone."""
+        """Statistics of each row, which only the norm's own backward needs."""
         return self._rows() * self.spec.fp32_elements * (2 if self.model.norm == "layernorm" else 1)
 
     def _core(self) -> int:
-        """What the core of attention keeps beyond queries, keys and values as they came, but the mix itself. It lets go
-        of those where it keeps copies of all of them, which its products are made of."""
+        """What the attention core saves in addition to `qkv`, without its output. Where it saves copies of all queries,
+        keys and values, which its products use, `qkv` itself is freed and subtracted."""
         fused = fused_attention(self.spec)
         copies = self._repeats() and self._copies_queries() if fused else not self._seen_through()
         return self._again() - (self._in_rows() if copies else 0)
 
     def _again(self) -> int:
-        """What it makes of them: copies, the turned ones, probabilities or log-sum-exp."""
+        """What the core makes of `qkv` and saves: copies, rotated queries and keys, probabilities or log-sum-exp."""
         heads, keys = self._bsh() // self.tp, self.outline.kv_heads // self.tp
         if not fused_attention(self.spec):
             return heads * (self._copied() if self._seen_through() else 3) + self._matrix()
-        mixed = heads if gathers_columns(self.spec) else 0  # else it is the second layer's own input
+        mixed = heads if gathers_columns(self.spec) else 0  # otherwise it is the second linear layer's saved input
         if self._repeats():
             return heads * (3 if self._copies_queries() else 2) + mixed + self._matrix()
         if self.model.positions == "rope":
             return self._turned() + mixed + self._matrix()
-        gathered = heads if 1 < keys < self.model.heads // self.tp else 0  # of one group they lie in a row
+        gathered = heads if 1 < keys < self.model.heads // self.tp else 0  # queries of a single group are contiguous
         return gathered + mixed + self._matrix()
 
     def _in_norm(self) -> int:
-        """Lives in a norm's backward: gradients of what it made and of what it took, or on a CPU the one, and what
-        RMSNorm computes with (`models.layers`)."""
+        """Live in a norm's backward: gradients of its output and input; or, for RMSNorm on a CPU, the former and what
+        `models.layers` computes with."""
         alone = self.model.norm == "rmsnorm" and self.spec.train.device == "cpu"
         return self._entering() * (1 + 3 * self.spec.fp32_elements if alone else 2)
 
     def _in_attention(self, again: bool) -> int:
-        """The second linear layer, the core, and the first linear layer, by when what the core kept is gone."""
+        """Peak in the backward of attention: second linear layer, core, and first linear layer, by when what the core
+        saved is freed."""
         heads, h, queries = self._bsh() // self.tp, self.model.hidden, self.outline.qkv_rows
         second = self._masked() + self._gathered() + heads + product(self.spec, h * h // self.tp)
         first = self._bsh() + self._gathered() + product(self.spec, h * queries // self.tp)
@@ -56,28 +59,34 @@ class GptBackward(GptForward):
         return self._entering() + max(second, self._in_core_backward(again), first)
 
     def _in_mlp(self, wide: int) -> int:
-        """The second linear layer, what is between, and the first one, whose output is gone with all made of it."""
+        """Peak in the backward of an MLP: second linear layer, activation, and first linear layer, by when its output
+        and the activation are freed."""
         rows, h, f = self.spec.micro_batch_size * self.model.seq, self.model.hidden, self.outline.ffn // self.tp
         second = self._masked() + self._gathered() + rows * f + product(self.spec, h * f)
         first = self._bsh() + self._gathered() + product(self.spec, h * wide) - rows * wide
         return self._entering() + max(second, rows * wide, first)
 
     def _in_core_backward(self, again: bool) -> int:
-        """Passes in the core's backward. Fused: gradients of its mix and of what it is made of, which are there in
-        parts, too, where the core is made again. Plain: those of the probabilities and of what they were made of, and
-        of values, which are let go with the mix by then; where the core is made again, its mix and that one's gradient
-        are held."""
+        """Temporaries in the core's backward. `again`: the core is recomputed.
+
+        Fused: gradients of its output and of `qkv`, in parts as well where the core is recomputed. Plain: gradients
+        of probabilities and of scores; those of values are freed together with the output by then; where the core is
+        recomputed, its output and the gradient of that are held.
+        """
         heads = self._bsh() // self.tp
         if self._repeats():
             return 4 * heads
         if fused_attention(self.spec):
-            turned = self._turned() if again else self._in_rows()  # the turned ones are let go by then
+            turned = self._turned() if again else self._in_rows()  # rotated queries and keys are freed by then
             return heads + self._in_rows() + max(0, self._in_rows() - turned)
         return 2 * self._matrix() + (heads if again else -heads)
 
     def _put_off_attention(self, again: bool) -> int:
-        """All that passes with W to come: the mix is there to the end. Where it was made `again`, queries, keys and
-        values are held while their gradients become one, as are that mix and its gradient."""
+        """Peak of attention's B where backward is split: the core's output is held to the end, for W.
+
+        Where the core was recomputed (`again`), queries, keys and values are held while their gradients are merged
+        into one tensor, as are the core's output and its gradient.
+        """
         heads, rows = self._bsh() // self.tp, self._in_rows()
         mix = heads if again or not fused_attention(self.spec) else 0
         most = self._in_core_backward(again) + mix
@@ -86,25 +95,26 @@ class GptBackward(GptForward):
         return max(self._entering() + self._output() + most, self._in_norm() - self._core())
 
     def _put_off_mlp(self, wide: int) -> int:
-        """The same: what the activation made is there to the end."""
+        """Peak of an MLP's B where backward is split: the activation's output is held to the end, for W."""
         rows, f = self.spec.micro_batch_size * self.model.seq, self.outline.ffn // self.tp
         return max(self._entering() + self._output() + rows * f + rows * wide, self._in_norm())
 
     def _output(self) -> int:
-        """The gradient of a second linear layer's output, which W needs, where that is another tensor than E."""
+        """The gradient of a second linear layer's output, which W needs, where it is a different tensor than E."""
         return self._gathered() or self._masked()
 
     def _in_second(self, inputs: int) -> int:
-        """Passes in the backward of a gathering linear layer beside the gradient of its output: its own columns of
-        that, a part of the gradient of all its `inputs`, and the sum of its own ones."""
+        """Temporaries in the backward of a linear layer with gathered columns, without the gradient of its output: its
+        own columns of that, partial gradients of all its `inputs`, and the sum of its own ones."""
         t, bsh = self.tp, self._bsh()
         made = self.spec.micro_batch_size * self.model.seq * inputs
         return bsh // t + made + made // t + product(self.spec, self.model.hidden * inputs // t) + self._masked()
 
     def _masked(self) -> int:
-        """The gradient behind a dropout, beside the one before it, which goes round the layer."""
+        """The gradient after a dropout's backward, a different tensor than E, which flows through the residual
+        connection."""
         return self._entering() if self.model.dropout else 0
 
     def _gathered(self) -> int:
-        """A layer's input, or the gradient of its output, where a rank has its rows alone and gathers the others."""
+        """A layer's input, or the gradient of its output, gathered from all ranks under sequence parallelism."""
         return self._bsh() if self.spec.parallel.sequence else 0

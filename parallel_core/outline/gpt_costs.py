@@ -1,21 +1,22 @@
-"""What a GPT's layers keep and pass on a rank of a run: the terms of its memory.
+"""Memory of a GPT's layers on a rank of a run: what they save for backward, and their temporaries.
 
-The activations are those of Korthikanti et al. 2022, section 4.1, for this model: dropout draws its masks again in the
-backward, so none is kept; fused attention keeps a log-sum-exp for each query instead of the s x s matrix; a tensor
-group of t shares the heads and the MLP's columns, and with sequence parallelism (section 4.2.2) inputs and norms too.
-b samples, s positions, width h, a heads of d = h/a, k heads of keys and values, MLP width f, V tokens:
+Activations are those of Korthikanti et al. 2022, section 4.1, adapted to this model: dropout draws its masks again in
+backward, so none is saved; fused attention saves a log-sum-exp per query in place of the s x s matrix; a
+tensor-parallel group of t splits the heads and the MLP's columns, and with sequence parallelism (section 4.2.2) inputs
+and norms too. For b samples, s positions, width h, a heads of d = h/a, k key-value heads, MLP width f, V tokens:
 
-    attention   input bsh, norm bsh + 2bs, queries, keys and values bs(a + 2k)d/t, their mix bsh/t, log-sum-exp abs/t;
-                rotary positions add turned queries and keys bs(a + k)d/t, without them several shared keys a copy of
-                the queries bsh/t; shared keys and values repeated for CUDA's fp32 kernel 2bsh/t; with the s x s matrix
-                abs^2/t in place of the log-sum-exp, queries, keys and values are copies for the products, 3bsh/t in all
-    MLP         input bsh, norm bsh + 2bs, before and behind GELU bsf/t each; SwiGLU gate, up, SiLU and product
+    attention   input bsh, norm bsh + 2bs, queries, keys and values bs(a + 2k)d/t, output bsh/t, log-sum-exp abs/t;
+                rotary positions add rotated queries and keys bs(a + k)d/t, without them several key-value groups add
+                a copy of the queries bsh/t; keys and values repeated for CUDA's fp32 kernel 2bsh/t; with the s x s
+                matrix abs^2/t in place of the log-sum-exp, queries, keys and values are copied for the products,
+                3bsh/t in all
+    MLP         input bsh, norm bsh + 2bs, before and after GELU bsf/t each; SwiGLU gate, up, SiLU and product
     head        input bsh, norm bsh + 2bs, log-probabilities bsV/t
 
-Where all linear layers are split by columns (`tensor.columns`), the second one of attention and of an MLP keeps its
-input gathered: bsh and bsf beside the rank's own bsh/t (in the fused kernel) and bsf/t (before GELU).
+Where all linear layers are split by columns (`tensor.columns`), the second one of attention and of an MLP saves its
+gathered input: bsh and bsf, in addition to the rank's own bsh/t (in the fused kernel) and bsf/t (before GELU).
 
-What stays in fp32 where the rest has 16 bits (statistics of norms, log-sum-exp, log-probabilities) counts double.
+What stays in fp32 in 16-bit runs (statistics of norms, log-sum-exp, log-probabilities) counts double.
 """
 
 from __future__ import annotations
@@ -31,10 +32,10 @@ from parallel_core.outline.splits import split_dim
 
 
 class GptCosts(GptBackward):
-    """Of every layer, what it keeps and passes."""
+    """Memory of every layer: what it saves, and its temporaries."""
 
     def units(self) -> list[UnitCost]:
-        """Of every layer, in order."""
+        """Returns the memory of every layer, in order."""
         whole, mlp = self._attention(), self._mlp()
         blocks = [whole, mlp] * self.model.layers
         if self.spec.parallel.recompute == "selective":
@@ -45,7 +46,7 @@ class GptCosts(GptBackward):
         return [self._embed(), *blocks, self._head()]
 
     def _parameters(self, unit: int) -> tuple[int, ...]:
-        """Elements of each parameter of layer `unit` that a rank holds."""
+        """Returns the elements of each parameter of layer `unit` that a rank holds."""
         tp, how = self.tp, self.spec.parallel.tensor_split
         return tuple(
             prod(shape) // (1 if split_dim(f".{name}", how) is None else tp)
@@ -62,7 +63,7 @@ class GptCosts(GptBackward):
         )
 
     def _attention(self, again: bool = False) -> UnitCost:
-        """With its core kept, or made `again`."""
+        """Returns the memory of attention, with its core saved, or recomputed (`again`)."""
         model, t, bsh, qkv = self.model, self.tp, self._bsh(), self._in_rows()
         gathered = gathers_columns(self.spec)
         if gathered:
@@ -87,11 +88,11 @@ class GptCosts(GptBackward):
         )
 
     def _drawn(self) -> int:
-        """Passes while a dropout's mask is drawn for the backward, the gradient before it among it."""
+        """Live while a dropout's mask is drawn for the backward, including the incoming gradient."""
         return self._entering() + drawn(self.spec, self._entering()) if self.model.dropout else 0
 
     def _in_core(self) -> int:
-        """Lives in the plain core beside what it keeps: scores, and queries, keys and values before they are copied."""
+        """Temporaries of the plain core's forward: scores, and queries, keys and values before they are copied."""
         if fused_attention(self.spec):
             return 0
         return self._matrix() + (0 if self._seen_through() else self._in_rows() + self._turned())
@@ -118,11 +119,11 @@ class GptCosts(GptBackward):
             outgoing=0 if gathered else self._entering(),
             gathered=2 * self._foreign(),
             let_go=bsh - bsh // self.tp if gathered else 0,
-            aside=self._statistics() + (rows * f if model.activation == "swiglu" else 0),  # SiLU of the gate
+            aside=self._statistics() + (rows * f if model.activation == "swiglu" else 0),  # and SiLU of the gate
             drawn=self._drawn(),
             forward=max(
                 self._added(), rows * f + self._gathering(rows * self.outline.ffn) if gathered else 0
-            ),  # what was activated, too
+            ),  # with the activation's output
             alone=self._through_mlp(),
         )
 
@@ -132,7 +133,7 @@ class GptCosts(GptBackward):
         logits = rows * model.vocab // t
         matrix = product(self.spec, model.vocab * h // t)
         in_product = bsh + matrix + self._gathered() + self._scattered()
-        passing = max(in_product, self._in_norm() - logits - self._entering())  # behind it those are gone
+        passing = max(in_product, self._in_norm() - logits - self._entering())  # logits and input are freed by then
         return UnitCost(
             parameters=self._parameters(-1),
             boundary=self._entering(),
@@ -142,27 +143,28 @@ class GptCosts(GptBackward):
             put_off=max(0, self._in_norm() - passing + matrix),
             gathered=self._foreign(),
             loss=apart(self.spec, logits),
-            forward=apart(self.spec, logits) + self._sought(),  # as they came, in 16 bits
+            forward=apart(self.spec, logits) + self._sought(),  # the original 16-bit logits
             ends=True,
-            # Of log-probabilities in fp32 their gradient is left, in 16 bits.
+            # In 16-bit runs the fp32 log-probabilities are replaced by their gradient in 16 bits.
             aside=apart(self.spec, logits) + self._found() + self._statistics(),
         )
 
     def _found(self) -> int:
-        """Where the group shares a vocabulary: of each token its row on this rank and whether it has one."""
+        """With a split vocabulary: the row of each token on this rank, and whether it has one."""
         return self.spec.micro_batch_size * self.model.seq * (8 + 1) // self.spec.element_bytes if self.tp > 1 else 0
 
     def _sought(self) -> int:
-        """Lives there beside logits and what is kept: targets, the greatest logit of each, its target's and its sum of
-        weights, both again for the group's, and the loss in two parts."""
+        """Further temporaries of the loss with a split vocabulary: targets; for each row the largest logit, the
+        target's logit and the sum of exponentials, the latter two also stacked for the all-reduce; and the loss in two
+        parts."""
         wide = self.spec.fp32_elements
         rows = self.spec.micro_batch_size * self.model.seq
         return rows * 8 // self.spec.element_bytes + 6 * wide * rows if self.tp > 1 else 0
 
     def _scattered(self) -> int:
-        """What a rank gets of a gradient of which each has its rows."""
+        """This rank's rows of a gradient that is reduce-scattered under sequence parallelism."""
         return self._entering() if self.spec.parallel.sequence else 0
 
     def _foreign(self) -> int:
-        """How much of that are other ranks' rows."""
+        """Elements of a layer's whole input that are other ranks' rows."""
         return self._bsh() - self._entering()

@@ -1,4 +1,4 @@
-"""What models of images have in common: one target a sample, grey square images, ten classes, whole tensors."""
+"""Common part of image models: one target per sample, square greyscale images, ten classes, no tensor parallelism."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ if TYPE_CHECKING:
 CLASSES = 10
 INDEX_BYTES = 8
 FEWER = 32
-"""VGG-16 and ResNet-50 halve the image's side five times."""
+"""Factor by which VGG-16 and ResNet-50 reduce the image's side: they halve it five times."""
 
 
 class ImageOutline(Outline):
-    """A model of images; `side` is an image's in pixels."""
+    """A model for images; `side` is the side of an image in pixels."""
 
     target = "images"
     corpora = ("digits",)
@@ -36,18 +36,19 @@ class ImageOutline(Outline):
         return real * self.side**2 + INDEX_BYTES
 
     def head(self, spec: RunSpec, width: int) -> UnitCost:
-        """A linear layer of `width` inputs to the classes, and the loss."""
+        """Returns the memory of a linear layer from `width` inputs to the classes, with the loss."""
         rows = spec.micro_batch_size
         logits, apart = rows * CLASSES, product(spec, CLASSES * width)
         return UnitCost((CLASSES * width, CLASSES), rows * width, logits, rows * width + apart, product=apart)
 
     def elements(self, spec: RunSpec, unit: int) -> int:
-        """Of what enters a layer, for one micro-batch; the first layer's input is the sample, which is not kept."""
+        """Returns the elements of a layer's input, for one micro-batch; 0 for the first layer, whose input is the
+        sample, which is not kept."""
         return spec.micro_batch_size * prod(self.boundaries()[unit]) if unit else 0
 
 
 class ConvolutionOutline(ImageOutline):
-    """A convolutional model, `width` channels wide at first."""
+    """A convolutional model whose first layers have `width` channels."""
 
     side_by_default = FEWER
     whole = "convolutions are not split over tensors, and data or pipeline parallelism costs them less"

@@ -1,4 +1,4 @@
-"""A multi-layer perceptron's sizes: `layers` linear layers with ReLU, then the classes."""
+"""Sizes of a multi-layer perceptron: `layers` linear layers with ReLU, then a classifier."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ class MlpOutline(ImageOutline):
 
     def costs(self, spec: RunSpec) -> list[UnitCost]:
         h, rows = self.model.hidden, spec.micro_batch_size
-        kept = rows * h if self.model.dropout else 0  # ReLU's output, where dropout makes another one of it
+        kept = rows * h if self.model.dropout else 0  # ReLU's output, where the layer's output is dropout's
 
         def linear(i: int) -> UnitCost:
             columns = h if i else self.side**2
-            # W needs the gradient of what ReLU made a new tensor of: nothing that the forward kept is as large.
+            # W needs the gradient of ReLU's input, in addition to what the forward saved.
             apart = product(spec, columns * h)
             passing, gathered = 2 * rows * h + apart, rows * h - kept
             return UnitCost((columns * h, h), self.elements(spec, i), kept, passing, gathered=gathered, product=apart)

@@ -1,4 +1,4 @@
-"""What oneDNN, whose kernel runs an LSTM as one operation on CPUs, keeps from its forward for its backward."""
+"""Memory that oneDNN, whose CPU kernel runs an LSTM as one operation, saves from forward for backward."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ _LINE, _PAGE, _WAYS = 64, 4096, 256
 
 
 def lstm_bytes(inputs: int, width: int, positions: int, samples: int, size: int) -> int:
-    """Bytes of its workspace for one layer in one direction whose numbers have `size` bytes.
+    """Returns the bytes of its workspace for one layer in one direction, with numbers of `size` bytes.
 
-    Of each position and one more: what enters and what leaves the layer, with gradients in fp32, states and cells; of
-    each position gates, and states again. Each of these parts begins at a page of its own.
+    For each position and one more: the layer's input and output, each with a gradient in fp32, states and cells; for
+    each position gates, and states again. Each of these parts is aligned to a page.
     """
     enters = max(inputs, width)
     once_more = (
@@ -27,7 +27,7 @@ def lstm_bytes(inputs: int, width: int, positions: int, samples: int, size: int)
 
 
 def _row(numbers: int, size: int) -> int:
-    """Bytes from one row to the next: a multiple of a cache line, but not of 256 numbers, which would all fall into the
-    same lines of a cache."""
+    """Returns the bytes from one row to the next: a multiple of a cache line, but not of 256 numbers, so that rows do
+    not all map to the same cache lines."""
     row = -(-numbers * size // _LINE) * _LINE
     return row if row // size % _WAYS else row + _LINE

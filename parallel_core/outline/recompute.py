@@ -1,7 +1,7 @@
-"""Which blocks of a run recompute activations, and how: what spec, engine and planner all read.
+"""Which blocks of a run recompute activations, and how; used by spec, engine and planner.
 
-`full` keeps only a block's input (Chen et al. 2016); `selective` keeps everything but what the attention core makes of
-queries, keys and values (Korthikanti et al. 2022, section 5). Either may be limited to some blocks by their index.
+`full` saves only a block's input (Chen et al. 2016); `selective` saves everything but what the attention core computes
+from queries, keys and values (Korthikanti et al. 2022, section 5). Either may be limited to some blocks by index.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ if TYPE_CHECKING:
 Recompute = Literal["none", "selective", "full"]
 
 RECOMPUTE_LABELS: dict[str, str] = {"none": "", "selective": "selective AR", "full": "AR"}
-"""What a strategy's name says of it."""
+"""The part of a strategy's name for each setting."""
 
 
 def blocks(units: list[str]) -> list[str]:
-    """Names of the blocks that the layers `units` are in, in order."""
+    """Returns the names of the blocks that the layers `units` belong to, in order."""
     return list(dict.fromkeys(block for block in map(block_of, units) if block))
 
 
 def recomputed(split: ParallelSpec, units: list[str]) -> frozenset[str]:
-    """Names of the blocks that recompute; of no model with the layers `units` more than it has."""
+    """Returns the names of the blocks that recompute, of a model with the layers `units`."""
     if split.recompute == "none":
         return frozenset()
     have = blocks(units)
@@ -34,7 +34,7 @@ def recomputed(split: ParallelSpec, units: list[str]) -> frozenset[str]:
 
 
 def recompute_label(split: ParallelSpec) -> str:
-    """`AR`, `selective AR`, `AR of 2 layers`, or '' without recomputation."""
+    """Returns `AR`, `selective AR`, `AR of 2 layers`, or '' without recomputation."""
     label = RECOMPUTE_LABELS[split.recompute]
     if not label or split.recompute_layers is None:
         return label
@@ -79,4 +79,4 @@ def _check_layers(spec: RunSpec, outline: Outline) -> None:
 
 
 RECOMPUTE_CHECKS = (_check_core, _check_chosen, _check_rising, _check_layers)
-"""Each raises the error of a rule that the recomputation of a spec, whose model has the outline, breaks."""
+"""Each raises an error where the recomputation of a spec, whose model has the outline, breaks a rule."""

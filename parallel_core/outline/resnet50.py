@@ -1,7 +1,7 @@
-"""ResNet-50's sizes (He et al. 2016, table 1): a stem, 16 bottleneck blocks in four groups, one linear layer.
+"""Sizes of ResNet-50 (He et al. 2016, table 1): a stem, 16 bottleneck blocks in four groups, one linear layer.
 
-The stride of 2 is the 3 x 3 convolution's, as in PyTorch's model. `width` is the stem's number of channels, 64 in the
-paper. A residual sum is inside one layer of the list, so one tensor passes between stages.
+The stride of 2 is in the 3 x 3 convolution, as in PyTorch's model. `width` is the stem's number of channels, 64 in
+the paper. Each residual connection is within one layer of the list, so a single tensor is passed between stages.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ STEM_KERNEL = 49
 
 
 class Bottleneck(NamedTuple):
-    """1 x 1, 3 x 3 and 1 x 1 convolutions; `side` is the input's in pixels."""
+    """A bottleneck block of 1 x 1, 3 x 3 and 1 x 1 convolutions; `side` is that of its input in pixels."""
 
     name: str
     inputs: int
@@ -39,18 +39,18 @@ class Bottleneck(NamedTuple):
 
     @property
     def projected(self) -> bool:
-        """Whether the shortcut needs a convolution of its own."""
+        """Whether the shortcut has a convolution."""
         return self.inputs != self.outputs or self.stride > 1
 
     @property
     def weights(self) -> list[int]:
-        """Sizes of its convolutions."""
+        """Sizes of the convolutions' weights."""
         shortcut = [self.inputs * self.outputs] if self.projected else []
         return [self.inputs * self.inner, 9 * self.inner**2, self.inner * self.outputs, *shortcut]
 
     @property
     def channels(self) -> list[int]:
-        """Outputs of its convolutions: what the norms hold two of."""
+        """Output channels of the convolutions; the norm after each has two parameters of this size."""
         return [self.inner, self.inner, self.outputs, *([self.outputs] if self.projected else [])]
 
 
@@ -67,6 +67,7 @@ class ResNet50Outline(ConvolutionOutline):
         return EXPANSION * 8 * self.model.width
 
     def bottlenecks(self) -> list[Bottleneck]:
+        """Returns the 16 bottleneck blocks in order."""
         found: list[Bottleneck] = []
         inputs, side = self.model.width, self.side // 4
         for group, count in enumerate(GROUPS):
@@ -90,16 +91,16 @@ class ResNet50Outline(ConvolutionOutline):
         return (stem, *(self._flops(block) for block in self.bottlenecks()), 2 * self.features * CLASSES)
 
     def rows(self) -> list[tuple[int, ...]]:
-        """A convolution and its norm's scales and shifts each have one for each of its outputs."""
+        """A convolution's weight, and its norm's scale and shift, each have one row per output channel."""
         return [*(tuple(out for out in channels for _ in range(3)) for channels in self._channels()), (CLASSES,) * 2]
 
     def standing(self, units: Collection[str], real: int) -> int:
-        """Running means and variances."""
+        """Bytes of running means and variances."""
         channels = dict(zip(self.units(), self._channels(), strict=False))
         return 2 * real * sum(sum(channels.get(unit, [])) for unit in units)
 
     def _channels(self) -> list[list[int]]:
-        """Of each layer but the last those that its norms have."""
+        """Returns the channels of each norm, for each layer but the last."""
         return [[self.model.width], *(block.channels for block in self.bottlenecks())]
 
     def costs(self, spec: RunSpec) -> list[UnitCost]:
@@ -109,22 +110,24 @@ class ResNet50Outline(ConvolutionOutline):
         return [*costs, UnitCost(head.parameters, pooled, rows * self.features + head.inner, pooled + head.passing)]
 
     def _flops(self, block: Bottleneck) -> int:
-        """The first 1 x 1 convolution sees the input's pixels, the others the output's."""
+        """FLOPs of a block: the first 1 x 1 convolution works on the input's pixels, the others on the output's."""
         first, *others = block.weights
         return 2 * (first * block.side**2 + sum(others) * block.out_side**2)
 
     def _stem(self, spec: RunSpec) -> UnitCost:
-        """Convolution, norm and ReLU at half the side, then a maximum that keeps where it came from."""
+        """Memory of the stem: convolution, norm and ReLU at half the side, then max-pooling, which saves the indices of
+        the maxima."""
         w, index = self.model.width, INDEX_BYTES // spec.element_bytes
         out = spec.micro_batch_size * w * (self.side // 2) ** 2
-        places = index * out // 4  # let go by the time that ReLU's gradient is made of the maximum's
+        places = index * out // 4  # freed by the time ReLU's gradient is computed
         inner = 2 * out + places + _moments(spec, [w])
         weight = made(spec, STEM_KERNEL * w)
-        passing = max(2 * out + weight, _across(spec, out)) - places  # by the norm's, ReLU's output is gone
+        passing = max(2 * out + weight, _across(spec, out)) - places  # in the norm's backward, ReLU's output is freed
         return UnitCost((STEM_KERNEL * w, w, w), 0, inner, passing, leaving=out // 4, aside=inner)
 
     def _cost(self, spec: RunSpec, unit: int, block: Bottleneck) -> UnitCost:
-        """Every convolution's output is kept by its norm, and what ReLU makes of the first two by the next one."""
+        """Memory of a block: norms save the outputs of all convolutions, and the next convolution the outputs of the
+        first two ReLUs."""
         rows, before, after = spec.micro_batch_size, block.side**2, block.out_side**2
         out = rows * block.outputs * after
         inner = 2 * rows * block.inner * (before + after) + out * (2 if block.projected else 1)
@@ -136,13 +139,13 @@ class ResNet50Outline(ConvolutionOutline):
 
 
 def _across(spec: RunSpec, out: int) -> int:
-    """Passes in the backward of a norm over all replicas' samples (`models.batchnorm`), at least in fp32: of 16 bits
-    the gradient that came, what was normalised, and three parts of the gradient that leaves."""
+    """Temporaries in the backward of a norm over the samples of all replicas (`models.batchnorm`), at least in fp32: in
+    16-bit runs the incoming gradient, the normalized input, and three parts of the outgoing gradient."""
     if spec.parallel.dp == 1:
         return 0
     return spec.fp32_elements * out * (5 if spec.fp32_elements > 1 else 4)
 
 
 def _moments(spec: RunSpec, channels: Sequence[int]) -> int:
-    """What norms keep of as many `channels`: means and inverse deviations, at least in fp32."""
+    """Means and inverse deviations that norms with so many `channels` save, at least in fp32."""
     return 2 * spec.fp32_elements * sum(channels)

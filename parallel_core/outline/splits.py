@@ -1,7 +1,7 @@
-"""How a tensor group splits each parameter, by its name (Shoeybi et al. 2019, section 3).
+"""How a tensor-parallel group splits each parameter, by its name (Shoeybi et al. 2019, section 3).
 
-Of two linear layers in a row, `pairs` cuts the first by its outputs and the second by its inputs, so that nothing is
-exchanged between them; `columns` cuts both by their outputs and gathers what is between (`tensor.columns`).
+Of two consecutive linear layers, `pairs` splits the first by its outputs and the second by its inputs, so that nothing
+is communicated between them; `columns` splits both by their outputs and gathers what is between (`tensor.columns`).
 """
 
 from __future__ import annotations
@@ -10,25 +10,25 @@ from typing import Any, Literal
 
 TensorSplit = Literal["pairs", "columns"]
 Cut = Literal["pairs", "columns", "sequence"]
-"""What a rank of a tensor group does of a layer: by one of these splits, or in pairs and with sequence parallelism."""
+"""How layers are split over a tensor-parallel group: by a `TensorSplit`, or in pairs with sequence parallelism."""
 IN_WORDS: dict[Cut, str] = {"pairs": "", "columns": " by columns", "sequence": " with sequence parallelism"}
-"""Behind what is cut."""
+"""Text that is appended to the name of what is split."""
 
 COLUMN = frozenset({"qkv", "fc1", "output"})
-"""Linear layers whose outputs are shared out."""
+"""Linear layers that are split by outputs."""
 ROW = frozenset({"proj", "fc2"})
-"""Linear layers whose inputs are, in pairs: the second ones."""
+"""The second linear layers of blocks, which are split by inputs under `pairs`."""
 VOCAB = frozenset({"token"})
-"""Embeddings whose rows are."""
+"""Embeddings that are split by rows."""
 
 
 def cut_fields(cut: Cut) -> dict[str, Any]:
-    """Fields of ParallelSpec that say this cut."""
+    """Returns the fields of ParallelSpec that select this split."""
     return {"sequence": True} if cut == "sequence" else {"tensor_split": cut}
 
 
 def split_dim(name: str, how: TensorSplit) -> int | None:
-    """Dimension along which the full parameter `name` is split over the tensor group; None = every rank has it all."""
+    """The dimension along which the full parameter `name` is split over the tensor-parallel group; None = not split."""
     layer, kind = name.rsplit(".", 2)[-2:]
     if layer in COLUMN or layer in VOCAB:
         return 0
@@ -40,6 +40,10 @@ def split_dim(name: str, how: TensorSplit) -> int | None:
 
 
 def summed_by_rows(name: str) -> bool:
-    """Whether, with sequence parallelism, each tensor rank has only its rows' part of this parameter's gradient: of
-    what is not split, all but the biases of row-parallel layers, whose backward gathers the gradient."""
+    """Whether, under sequence parallelism, each tensor rank has a partial gradient of this parameter, from its own
+    rows.
+
+    That is the case for all parameters that are not split, except the biases of row-parallel layers, whose backward
+    gathers the gradient.
+    """
     return split_dim(name, "pairs") is None and name.rsplit(".", 2)[-2] not in ROW

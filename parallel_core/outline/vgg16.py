@@ -1,4 +1,5 @@
-"""VGG-16's sizes (Simonyan and Zisserman 2015, table 1, column D): 13 convolutions in five groups, three linear layers.
+"""Sizes of VGG-16 (Simonyan and Zisserman 2015, table 1, column D): 13 convolutions in five groups, three linear
+layers.
 
 `width` is the first group's number of channels, 64 in the paper; the linear layers are 64 x width = 4096 wide.
 """
@@ -14,12 +15,12 @@ if TYPE_CHECKING:
     from parallel_core.spec import RunSpec
 
 GROUPS = ((1, 2), (2, 2), (4, 3), (8, 3), (8, 3))
-"""(channels / width, convolutions) of each group; a maximum over 2 x 2 pixels ends it."""
+"""(channels / width, convolutions) of each group; 2 x 2 max-pooling ends it."""
 KERNEL = 9
 
 
 class Convolution(NamedTuple):
-    """One 3 x 3 convolution on images of `side` x `side` pixels."""
+    """One 3 x 3 convolution on images of `side` x `side` pixels; `pooled`: followed by max-pooling."""
 
     name: str
     inputs: int
@@ -45,6 +46,7 @@ class Vgg16Outline(ConvolutionOutline):
         return GROUPS[-1][0] * self.model.width * (self.side // 32) ** 2
 
     def convolutions(self) -> list[Convolution]:
+        """Returns the 13 convolutions in order."""
         found: list[Convolution] = []
         inputs = 1
         for group, (factor, count) in enumerate(GROUPS):
@@ -70,7 +72,7 @@ class Vgg16Outline(ConvolutionOutline):
         return [(out, out) for out in (*(c.outputs for c in self.convolutions()), self.dense, self.dense, CLASSES)]
 
     def costs(self, spec: RunSpec) -> list[UnitCost]:
-        """A convolution keeps its input, ReLU its output, which is the next one's input unless pixels are pooled."""
+        """A convolution saves its input, ReLU its output, which is the next convolution's input unless it is pooled."""
         rows = spec.micro_batch_size
         index = INDEX_BYTES // spec.element_bytes
         costs = []
@@ -78,7 +80,7 @@ class Vgg16Outline(ConvolutionOutline):
             out, weight = rows * conv.outputs * conv.side**2, KERNEL * conv.inputs * conv.outputs
             entering = self.elements(spec, i)
             inner, passing, leaving = 0, out + entering + made(spec, weight + conv.outputs), out
-            if conv.pooled:  # a maximum's places are let go by the time that ReLU's gradient is made of its own
+            if conv.pooled:  # the indices of the maxima are freed by the time ReLU's gradient is computed
                 places = index * out // 4
                 inner, passing, leaving = out + places, max(2 * out, entering + made(spec, weight)) - places, out // 4
             sizes, aside = (weight, conv.outputs), entering + inner

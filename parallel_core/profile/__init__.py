@@ -1,5 +1,5 @@
-"""What a model's layers and a host's links cost, measured: `python -m parallel_core profile spec.json`.
+"""Measures the cost of a model's layers and of a host's links: `python -m parallel_core profile spec.json`.
 
-`table` holds the numbers (no torch); `ranks` measures them in real ranks, `layers` and `links` being what it measures;
-`measure` starts those ranks and collects the table.
+`measure` starts ranks and collects the results; `ranks` measures within them, by `layers` and `links`; `table` holds
+the results (no torch).
 """

@@ -1,7 +1,7 @@
-"""Times what torch's `fully_shard` adds to a pass through a model's layers, with the engine's own code around it.
+"""Measures the time that torch's `fully_shard` adds to a pass through a model's layers, within the engine's own code.
 
-A pass with it and one without, in turns; the difference is the price. It hardly depends on how many samples a
-micro-batch has where nothing is hidden behind computation: on CPUs few of them are enough.
+Passes with and without it alternate; the difference is its cost. Where nothing is hidden behind computation, it
+hardly depends on the samples of a micro-batch: on CPUs a few samples are enough.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _WARM = 2
 
 
 class _Pass(NamedTuple):
-    """Seconds; `worked` are those of the processor."""
+    """Seconds of forward and backward, and `worked`: processor seconds of both."""
 
     forward: float
     backward: float
@@ -33,9 +33,13 @@ class _Pass(NamedTuple):
 
 
 def measure(at: Meeting, specs: Sequence[RunSpec], devices: int, seconds: float) -> list[FullySharded]:
-    """Every rank of the world calls it; rank 0 gets what was found, the others nothing. `specs` differ in recomputation
-    and in the width of the tensor group, whose collectives are not sent; `seconds` are spent on each of them and each
-    number of replicas. With a device each, time in which others had one is taken off."""
+    """Measures the cost for each number of replicas and each of `specs`. Every rank calls it; rank 0 gets the results,
+    others [].
+
+    `specs` differ in recomputation and in the width of the tensor-parallel group, whose collectives are not run;
+    `seconds` is spent on each spec and number of replicas. Where each rank has its own device, the time in which other
+    processes used it is subtracted.
+    """
     found = []
     for ranks in group_sizes(at.world):
         group = dist.new_group(list(range(ranks)))  # all ranks ask for it
@@ -51,7 +55,8 @@ def measure(at: Meeting, specs: Sequence[RunSpec], devices: int, seconds: float)
 def _added(
     at: Meeting, spec: RunSpec, group: dist.ProcessGroup, ranks: int, apart: bool, seconds: float
 ) -> FullySharded:
-    """By `fully_shard` over the group, to one micro-batch's forward and backward; `apart`: a device each."""
+    """Returns the time that `fully_shard` over the group adds to forward and backward of one micro-batch; `apart`: each
+    rank has its own device."""
     units, batch = [spec.model.units()], draw(spec, at.device)
     benches = LayerBench(spec, units, at.device), LayerBench(spec, units, at.device, shards=group)
     took: tuple[list[_Pass], ...] = [], []
@@ -75,13 +80,13 @@ def _added(
 
 
 def _pass(bench: LayerBench) -> _Pass:
-    began = time.process_time()  # of all threads: some of torch's talk
+    began = time.process_time()  # of all threads, since torch communicates in some of them
     parts = bench.run(split=False)
     return _Pass(parts["forward"][0], parts["backward"][0], time.process_time() - began)
 
 
 def _agreed(mine: bool, group: dist.ProcessGroup) -> bool:
-    """What the first rank of the group says."""
+    """Returns the value on the first rank of the group, so that all ranks decide alike."""
     told = [mine]
     dist.broadcast_object_list(told, 0, group)
     return told[0]

@@ -1,4 +1,4 @@
-"""Time in which processes of others had the core is no part of what something takes."""
+"""Corrects measured times for the time in which other processes had the core."""
 
 from __future__ import annotations
 
@@ -14,30 +14,38 @@ from parallel_core.engine.device import Device
 from parallel_core.observe import host
 
 _LEAST_SHARE = 0.1
-"""Of a rank: where others had more, no pass tells what it would take alone."""
+"""Smallest share of a rank that is corrected for: with less, a pass says nothing about its undisturbed time."""
 Found = TypeVar("Found")
 
 
 def undisturbed(act: Callable[[], Found], group: Group, device: Device) -> tuple[Found, float]:
-    """(what `act` gives, the share of its time in which no process of others had the core). A group gets on only while
-    none of its ranks is held up; None: it waits for nobody."""
+    """Returns (result of `act`, share of its time in which no other process had the core).
+
+    A group only makes progress while none of its ranks is held up, so its share is that of all ranks; `group` None:
+    `act` does not wait for other ranks.
+    """
     began, before, own = time.perf_counter(), host.waited(), _beside()
     found = act()
     waited, lasted = host.waited() - before - (_beside() - own), time.perf_counter() - began
     share = max(_LEAST_SHARE, 1.0 - max(0.0, waited) / lasted)
-    return found, share if group is None else _of_all(share, group, device)
+    return found, share if group is None else _share_of_group(share, group, device)
 
 
 def _beside() -> float:
-    """Processor seconds of this process's other threads. They share the core: what this one waited for them is its own
-    work, as gloo's threads are that copy and add for it."""
+    """Returns the processor seconds of this process's other threads.
+
+    They share the core: waiting for them is the process's own work, as with gloo's threads, which copy and add for it.
+    """
     return time.process_time() - time.thread_time()
 
 
-def _of_all(share: float, group: Group, device: Device) -> float:
-    """Cores are held up each by others of its own, so no rank is for the product of all their shares. Not for the
-    least of them, which takes all hold-ups to be at once; and not for 1 less the sum of what is missing of each, which
-    takes none to be, and is below 0 where each core is held up for half of the time."""
+def _share_of_group(share: float, group: Group, device: Device) -> float:
+    """Returns the share of time in which no rank is held up: the product of all shares, as cores are held up
+    independently.
+
+    The smallest share would assume that all are held up at the same time; 1 less the sum of what is missing of each
+    would assume that they never are, and would be below 0 for cores that are each held up for half of the time.
+    """
     told = torch.tensor([math.log(share)], dtype=torch.float64, device=device.torch)
     all_reduce(told, group).wait()
     return math.exp(float(told.item()))

@@ -1,4 +1,4 @@
-"""Curves of measured seconds over sizes, and the links between devices and hosts that are such curves."""
+"""Curves of measured seconds over sizes, and the links between devices and hosts, which consist of such curves."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ What = Literal["all_reduce", "all_gather", "reduce_scatter", "send"]
 Seconds = Annotated[float, Field(ge=0, le=1e6)]
 Size = Annotated[float, Field(ge=0, le=1e15)]
 BULK = 16
-"""The rate of a link is that from a sixteenth of the largest size up to it."""
+"""The rate of a link is measured between a sixteenth of the largest size and the largest size."""
 HostName = Annotated[str, Field(max_length=200)]
 
 
 class Value(BaseModel):
-    """A part of a table: finite numbers, and no field that it does not know."""
+    """Base of the parts of a table: finite numbers, no unknown fields."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
 class Curve(Value):
-    """Seconds measured at rising `sizes` (bytes, elements or samples); a straight line between and beyond them."""
+    """Seconds measured at ascending `sizes` (bytes, elements or samples); linear between and beyond them."""
 
     sizes: Annotated[tuple[Size, ...], Field(min_length=1, max_length=64)]
     seconds: tuple[Seconds, ...]
@@ -41,7 +41,8 @@ class Curve(Value):
         return self
 
     def at(self, size: float) -> float:
-        """Seconds at `size`; beyond the last point along the last piece, never falling."""
+        """Returns the seconds at `size`: linear between points, constant below the first, and beyond the last one along
+        the last segment, never falling."""
         sizes, seconds = self.sizes, self.seconds
         if len(sizes) == 1 or size <= sizes[-1]:
             return float(np.interp(size, sizes, seconds))
@@ -49,15 +50,16 @@ class Curve(Value):
         return float(seconds[-1] + slope * (size - sizes[-1]))
 
     def times(self, factor: float) -> Curve:
-        """Every second of it so many times as long."""
+        """Returns the curve with all seconds multiplied by `factor`."""
         return Curve(sizes=self.sizes, seconds=tuple(factor * value for value in self.seconds))
 
     @cached_property
     def line(self) -> tuple[float, float]:
-        """(alpha, beta): the latency in seconds, of the smallest size, and the seconds a byte of the largest sizes.
+        """(alpha, beta): latency in seconds, from the smallest size, and seconds per byte, from the largest sizes.
 
-        A line through all points would be neither: buffers and burst allowances let small messages pass faster than
-        the wire."""
+        A line fitted through all points would give neither: buffers and burst allowances let small messages pass
+        faster than the link.
+        """
         smallest, largest = self.sizes[0], self.sizes[-1]
         low = max((size for size in self.sizes if size <= largest / BULK), default=smallest)
         if low == largest:
@@ -67,9 +69,11 @@ class Curve(Value):
 
 
 class Link(Value):
-    """One kind of message among `ranks` ranks, on as many `hosts` in equal numbers; sends among more than two go at the
-    same time, between one pair of ranks each. `work` = seconds of a sender's (or receiver's) own device that a
-    point-to-point message takes beside its way."""
+    """One kind of message among `ranks` ranks, on `hosts` hosts in equal numbers.
+
+    Sends among more than two ranks are simultaneous, each between one pair. `work`: seconds of the sender's (or
+    receiver's) own device that a point-to-point message takes in addition to its transfer.
+    """
 
     what: What
     ranks: Annotated[int, Field(ge=2, le=limits.MAX_DEGREE)]
@@ -79,24 +83,27 @@ class Link(Value):
     work: Curve | None = None
 
     def arrival(self, size: float, each: float) -> float:
-        """Seconds from the begin of a send until a rank that waits for it has the tensor, which keeps sender and
-        receiver busy for `each` of them. Inside a host one copies it into memory and the other out of it, one after
-        the other: in a step, where both come from a layer, that takes longer than `time`, of messages in a row."""
+        """Returns the seconds from the start of a send until the waiting receiver has the tensor.
+
+        `each`: seconds for which the message keeps sender and receiver busy. Within a host the sender copies it into
+        memory and then the receiver out of it: in a step, between layers, this takes longer than `time`, which is
+        measured with consecutive messages.
+        """
         return max(self.time.at(size), 2 * each) if self.hosts == 1 else self.time.at(size)
 
 
 class LinksBetween(Value):
-    """Messages between two hosts, and those inside one of them that go as such messages do: in a run over several
-    hosts, those of a pipeline that leaves its host."""
+    """Measured links between two hosts, and those within one of them that use the same transport: in a run over several
+    hosts, the messages of a pipeline that spans them."""
 
     hosts: tuple[HostName, HostName]
     device: DeviceKind
     software: Annotated[str, Field(max_length=100)]
     recorded: float = 0.0
-    """Unix seconds."""
+    """When it was measured, in unix seconds."""
     links: Annotated[tuple[Link, ...], Field(min_length=1, max_length=1000)]
 
     def link(self, what: What, ranks: int, hosts: int = 2) -> Link | None:
-        """That among the nearest number of ranks; None where that kind was never measured."""
+        """Returns the link among the nearest number of ranks; None where that kind was not measured."""
         able = [link for link in self.links if (link.what, link.hosts) == (what, hosts)]
         return min(able, key=lambda link: (abs(link.ranks - ranks), link.ranks), default=None)

@@ -1,4 +1,5 @@
-"""Times what a step costs beside its layers: data, zeroing, gradient norm, optimizer, records, and each operation."""
+"""Measures the costs of a step outside of its layers: data, zeroing, gradient norm, optimizer, records, and the
+overhead of each operation."""
 
 from __future__ import annotations
 
@@ -32,20 +33,21 @@ from parallel_core.schedule.ir import Kind
 from parallel_core.spec import RunSpec
 
 _SMALL = 1024
-"""Bytes of the smallest message."""
+"""Bytes of the smallest message that is measured."""
 
 
 class _Nowhere:
-    """A sink that keeps nothing."""
+    """A sink that discards records."""
 
     def emit(self, kind: str, blob: bytes = b"", **header: Any) -> None:
         return
 
 
 class FixedBench:
-    """The ends of steps of ranks that hold half of the model and all of it; `once` behind each pass through its layers.
+    """Measures the fixed costs of steps, on ranks that hold half of the model and all of it.
 
-    So they find the caches as a run does: full of the layers' tensors.
+    `once` is called after each pass through the layers, so that caches are in the same state as in a run: full of the
+    layers' tensors.
     """
 
     def __init__(self, spec: RunSpec, device: Device, page: Progress) -> None:
@@ -68,11 +70,11 @@ class FixedBench:
         self._turns: Counter[int] = Counter()
 
     def warm(self, busy: int) -> None:
-        """Everything once, and nothing of it counts."""
+        """Does everything once without recording it."""
         self.once(busy, keep=False)
 
     def once(self, busy: int, keep: bool = True) -> None:
-        """Times everything once, while so many devices are busy."""
+        """Measures everything once, while `busy` devices are busy."""
         found = self._took.setdefault(busy, {})
         turn = self._turns[busy] = self._turns[busy] + 1
         self._time(found, "operation", 0.0, self._operation, keep)
@@ -83,14 +85,15 @@ class FixedBench:
         left_out: Fixed = "optimizer" if turn % 2 else "scaled_optimizer"
         for end in self._ends:
             for name, act in end.acts.items():
-                if name != left_out:  # a step has one of the two, and the second would find the caches full
+                if name != left_out:  # a step has only one of the two, and the second would run with warm caches
                     self._time(found, name, float(end.elements), act, keep)
         self._recorder.begin_step(turn)
-        samples = list(self._readers)[turn % len(self._readers)]  # the second would find the caches full here, too
+        samples = list(self._readers)[turn % len(self._readers)]  # here, too, the second would run with warm caches
         self._time(found, "data", float(samples), partial(self._readers[samples].read, turn), keep)
 
     def curves(self, busy: int) -> dict[Fixed, Curve]:
-        """Elements or, for `data`, samples on the x axis; 0 where it has none."""
+        """Returns the curve of each cost over elements or, for `data`, samples; those that depend on neither have a
+        point at 0."""
         out: dict[Fixed, Curve] = {}
         for name, points in self._took[busy].items():
             sizes = sorted(points)
@@ -98,11 +101,11 @@ class FixedBench:
         return out
 
     def _report(self) -> None:
-        """What telling about a step costs."""
+        """Reports about a step."""
         self._reporter.step(1, [Totals(1.0, 1.0)], 1.0, None, 1e-3, last=False)
 
     def _operation(self) -> None:
-        """What an operation of a program costs beside its work: where the rank is, and its span."""
+        """Does what an operation of a program costs in addition to its work: heartbeat and span."""
         self._page.at(0, "0F0")
         self._scope.span(Kind.F, LANE_COMPUTE, self._scope.mark())
 
@@ -123,7 +126,7 @@ class FixedBench:
 
 
 class _End:
-    """Flat buffers of a rank that holds `units`, and what a step does to them; `scaled_optimizer` clips."""
+    """Flat buffers of a rank that holds `units`, and what a step does with them; `scaled_optimizer` clips."""
 
     def __init__(self, spec: RunSpec, units: Sequence[str], device: Device) -> None:
         self._bench = LayerBench(spec, [units], device)
@@ -139,7 +142,7 @@ class _End:
 
 
 class _Message:
-    """The smallest message to a stage of the same host, through memory: what it costs beside its bytes."""
+    """The smallest message to a stage on the same host through shared memory: its cost apart from its bytes."""
 
     def __init__(self, device: Device) -> None:
         form = Form(_SMALL)

@@ -1,4 +1,4 @@
-"""Times messages between two hosts: ranks on both of them, joined as those of any run over several hosts are."""
+"""Measures messages between two hosts, with ranks on both of them connected as in any run over several hosts."""
 
 from __future__ import annotations
 
@@ -24,8 +24,10 @@ log = logging.getLogger(__name__)
 def run_rank(
     spec: RunSpec, rank: int, sink: Sink, rendezvous: Rendezvous, progress: Progress, sizes: Sequence[int] = SIZES
 ) -> None:
-    """Measures on one rank; the record `links` of rank 0 holds what was found. The first half of the ranks is on one
-    host, the other half on the other."""
+    """Measures on one rank; rank 0 emits the results as a `links` record.
+
+    The first half of the ranks must be on one host, the second half on the other.
+    """
     device = open_device(spec.train.device, rendezvous.sharing)
     progress.at(-1, "connecting")
     groups = connect(rendezvous, rank, Layout.of(spec), device.backend)
@@ -40,7 +42,7 @@ def run_rank(
 
 
 def measure(at: Meeting, progress: Progress, sizes: Sequence[int]) -> list[Link]:
-    """Every rank calls it; rank 0 gets the links, the others those that they took part in."""
+    """Measures collectives and sends. Every rank calls it; rank 0 gets all links, others those they took part in."""
     each, found = at.world // 2, []
     for step, ranks in enumerate(sorted({1, *links.group_sizes(each)})):
         members = [*range(ranks), *range(each, each + ranks)]
@@ -61,8 +63,8 @@ def measure(at: Meeting, progress: Progress, sizes: Sequence[int]) -> list[Link]
 
 
 def _send(at: Meeting, pairs: Sequence[tuple[int, int]], sizes: Sequence[int]) -> list[Link]:
-    """The link between each of these pairs of ranks, while all of them send, by what goes between hosts; none on all
-    others."""
+    """Measures the link of each of these pairs of ranks, while all of them send, over the transport between hosts;
+    returns [] on other ranks."""
     ways = [{kind: common_torch_group(pair) for kind in WAYS} for pair in pairs]
     meeting = common_torch_group([rank for pair in pairs for rank in pair])
     mine = [(pair, own) for pair, own in zip(pairs, ways, strict=True) if at.rank in pair]

@@ -1,7 +1,7 @@
-"""Times a model's layers in a rank, with the engine's own code: each layer is a stage, all stages on one device.
+"""Measures a model's layers in a rank with the engine's own code: each layer is a stage, all stages on one device.
 
-So a layer finds the caches, the buffers and the allocator as it does in a run. The tensors of a group of t are cut as
-in a run, but their collectives are counted, not sent: their time is that of the links.
+So a layer finds caches, buffers and the allocator in the same state as in a run. Tensors are split for a
+tensor-parallel group of t as in a run, but collectives are counted, not executed: their time is that of the links.
 """
 
 from __future__ import annotations
@@ -41,14 +41,14 @@ _KIND: dict[Part, Kind] = {"forward": Kind.F, "backward": Kind.BW, "input": Kind
 
 
 class _Sent:
-    """The work of a message that nobody sends."""
+    """The work of a message that is not sent."""
 
     def wait(self) -> bool:
         return True
 
 
 class CountingGroup(TensorGroup):
-    """The first of `size` tensor ranks, alone: collectives are noted down, and nothing is sent."""
+    """A tensor-parallel group of `size` with only its first rank: collectives are counted, not executed."""
 
     def __init__(self, size: int, scope: Scope) -> None:
         super().__init__(0, size, None, scope)
@@ -80,14 +80,14 @@ def spec_of(
     kind: str,
     cut: Cut = "pairs",
 ) -> RunSpec:
-    """The run whose layers are timed: one micro-batch of so many samples."""
+    """Returns the run whose layers are measured: one micro-batch of `samples` samples."""
     train = {"global_batch": samples, "precision": precision, "device": kind, "steps": 2, "warmup_steps": 1}
     parallel = {"tp": tp, "recompute": recompute, **cut_fields(cut)}
     return RunSpec.model_validate({"model": model.model_dump(), "parallel": parallel, "train": train})
 
 
 class LayerBench:
-    """The layers of `model` as `stages` (lists of unit names), ready to be timed."""
+    """The layers of a model as `stages` (lists of unit names), ready to be measured."""
 
     def __init__(
         self,
@@ -98,9 +98,9 @@ class LayerBench:
         shards: dist.ProcessGroup | None = None,
         replicas: Group = None,
     ) -> None:
-        """`group` is a tensor group that really talks (None: its collectives are counted), `shards` are the replicas
-        that `fully_shard` cuts parameters for, `replicas` those that this engine does (None: every rank has all of
-        them)."""
+        """`group`: a tensor-parallel group that communicates (None: its collectives are counted). `shards`: the
+        replicas over which `fully_shard` shards parameters; `replicas`: those over which this engine does (None: no
+        sharding)."""
         self.device, self.recorder = device, device.recorder(0, 0)
         self.scope, tp = Scope(self.recorder), spec.parallel.tp
         self.group = CountingGroup(tp, self.scope)
@@ -110,17 +110,17 @@ class LayerBench:
         self.stages = list(self.chunks.stages.values())
 
     def read(self, batch: Batch) -> None:
-        """The micro-batch (number 0) that the next passes are about."""
+        """Sets the micro-batch (number 0) of the next passes, and zeroes gradients."""
         self.chunks.flat.grads.zero_()
         self.chunks.begin_step([batch])
         self._reducer.begin_step()
 
     def finish(self) -> None:
-        """Behind passes of which sums of gradients over `replicas` may be under way."""
+        """Waits for the gradient reduction over `replicas` after passes."""
         self._reducer.finish()
 
     def run(self, split: bool) -> dict[Part, list[float]]:
-        """Seconds of each stage in one forward and backward pass; `split`: B and W apart, stage by stage."""
+        """Runs one forward and backward pass and returns the seconds of each stage; `split`: backward as B and W."""
         self.recorder.begin_step(0)
         x: Tensor | None = None
         for i, stage in enumerate(self.stages):
@@ -139,8 +139,8 @@ class LayerBench:
         return self._seconds(self.recorder.end_step())
 
     def messages(self) -> dict[Any, list[list[tuple[What, int]]]]:
-        """(kind, bytes) of each tensor collective of each stage, in its forward and its backward."""
-        self._noted()  # those of the passes before
+        """Returns (kind, bytes) of each tensor-parallel collective of each stage, in its forward and its backward."""
+        self._noted()  # discards those of earlier passes
         found: dict[Any, list[list[tuple[What, int]]]] = {"forward": [], "backward": []}
         x: Tensor | None = None
         for stage in self.stages:
@@ -153,7 +153,7 @@ class LayerBench:
         return found
 
     def saved(self) -> list[int]:
-        """Bytes that each stage's forward leaves alive, its output included."""
+        """Returns the bytes that each stage's forward leaves live, its output included."""
         meter, live = MemoryMeter(kind=self.device.kind), [0]
         with meter.measure():
             self.scope.meter = meter
@@ -191,7 +191,7 @@ class LayerBench:
 
 
 def draw(spec: RunSpec, device: Device) -> Batch:
-    """The one micro-batch of a run's first step."""
+    """Returns the single micro-batch of a run's first step."""
     drawn = Sampler(spec, open_dataset(spec, None)).micro_batches(0, (0,))
     arrays = [torch.from_numpy(array[0]) for array in (drawn.inputs, drawn.targets)]
     dtype = DTYPES[spec.train.precision]
@@ -207,7 +207,8 @@ def row(
     messages: Any,
     joined: bool = False,
 ) -> Layers:
-    """What was found over repeats: of a layer the median and the spread, of the whole what it takes on average."""
+    """Summarizes repeats as a row: for each layer median and spread, for the whole pass the mean of undisturbed
+    repeats."""
     seconds, spread = {}, {}
     for part in PARTS:
         low, middle, high = np.percentile(np.array(each[part]), (10, 50, 90), axis=0)
@@ -230,13 +231,14 @@ def row(
 
 
 def _jitter(forward: np.ndarray, backward: np.ndarray) -> float:
-    """Relative spread of whole passes; every other forward was followed by a split backward."""
+    """Returns the relative spread of whole passes; where there are twice as many forwards, every other one belongs to a
+    split backward."""
     low, middle, high = np.percentile(forward[:: len(forward) // len(backward)] + backward, (10, 50, 90))
-    return min(MOST_JITTER, float((high - low) / 2 / middle))  # a rank that was stopped for a while is no broken table
+    return min(MOST_JITTER, float((high - low) / 2 / middle))  # a rank paused for a while must not invalidate the table
 
 
 def layer_bytes(spec: RunSpec, bench: LayerBench, saved: Sequence[int]) -> list[LayerBytes]:
-    """Of each layer of `bench`, whose stages are the layers."""
+    """Returns the bytes of each layer of `bench`, each of whose stages is a layer."""
     from parallel_core.plan.units import boundary_elements
 
     size = spec.element_bytes

@@ -1,4 +1,4 @@
-"""Times messages between ranks as the engine sends them: collectives, and tensors from stage to stage."""
+"""Measures messages between ranks as the engine sends them: collectives, and tensors from stage to stage."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ from parallel_core.profile.curves import Curve, Link, What
 from parallel_core.profile.repeats import expected
 
 SIZES = tuple(2**k for k in range(10, 25, 2))
-"""Bytes: 1 KiB to 16 MiB, the size of a gradient bucket."""
+"""Message sizes in bytes: 1 KiB to 16 MiB, the size of a gradient bucket."""
 ENOUGH_S = 0.05
-"""Of repeating one message of one size."""
+"""Seconds for which a message of one size is repeated."""
 _LEAST, _MOST = 8, 60
 _BETWEEN = 1 << 25
-"""Bytes that go through the caches between two messages."""
+"""Bytes of other tensors accessed between two messages, to replace the contents of the caches."""
 
 COLLECTIVES: tuple[What, ...] = ("all_reduce", "all_gather", "reduce_scatter")
 FORTH: Kind = (True, True)
@@ -42,7 +42,7 @@ Send = Callable[[], None]
 
 
 class Meeting(NamedTuple):
-    """A rank of the world, and what it measures with."""
+    """A rank of the world, with its device and store."""
 
     rank: int
     world: int
@@ -51,12 +51,12 @@ class Meeting(NamedTuple):
 
 
 def group_sizes(world: int) -> list[int]:
-    """2, 4, 8, ... and the world itself."""
+    """Returns 2, 4, 8, ... and the world itself."""
     return sorted({world, *(2**k for k in range(1, 10) if 2**k < world)}) if world > 1 else []
 
 
 def measure(at: Meeting, sizes: Sequence[int] = SIZES) -> list[Link]:
-    """Every rank of the world calls it; rank 0 gets the links, the others none."""
+    """Measures all links. Every rank of the world calls it; rank 0 gets the links, others []."""
     found = []
     for ranks in group_sizes(at.world):
         group = common_group(range(ranks), at.rank, at.store)
@@ -70,12 +70,12 @@ def measure(at: Meeting, sizes: Sequence[int] = SIZES) -> list[Link]:
 
 
 def collectives(group: Group, ranks: int, device: Device, sizes: Sequence[int]) -> list[Link]:
-    """Of a group of so many, all of which call it."""
+    """Measures each collective of a group of `ranks` ranks, all of which call it."""
     return [_collective(what, group, ranks, device, sizes) for what in COLLECTIVES]
 
 
 def _collective(what: What, group: Group, ranks: int, device: Device, sizes: Sequence[int]) -> Link:
-    """All ranks come to each one together. Sizes are those of the whole tensor."""
+    """Measures one collective, which all ranks start together. Sizes are those of the whole tensor."""
     timed, layers = [], _Layers(device, group)
     for size in sizes:
         elements = max(1, size // (4 * ranks)) * ranks
@@ -100,37 +100,40 @@ def _sender(what: What, whole: torch.Tensor, part: torch.Tensor, group: Group) -
 
 
 def send(at: Meeting, pair: tuple[int, int], ways: Ways, group: Group, sizes: Sequence[int]) -> Link:
-    """There and back between a pair of ranks, which both call it, halved; receives are posted before, as the engine
-    does. `group` has them and the pairs that send at the same time, which all begin together."""
+    """Measures messages between a pair of ranks, which both call it: there and back, divided by two.
+
+    Receives are posted in advance, as in the engine. `group` contains this pair and those that send at the same time,
+    all of which start together.
+    """
     timed, work, layers = [], [], _Layers(at.device, group)
     shared = [way for way in ways.values() if isinstance(way, HostLinks)]
     for way in shared:
         way.form = Form(max(sizes))
     end = _End(at.rank == pair[0], pair[at.rank == pair[0]], ways)
-    _meet(end, at.device)
+    _connect(end, at.device)
     for size in sizes:
         there, back = (torch.zeros(max(1, size // 4), device=at.device.torch) for _ in range(2))
         took, worked = _repeat(_turn(end, there, back), layers, fresh=there)
-        work.append(_unhurried(end, there, back, layers, len(took)) if shared else worked / 2)
+        work.append(_cold_busy_seconds(end, there, back, layers, len(took)) if shared else worked / 2)
         timed.append([seconds / 2 for seconds in took])
     link = _link("send", 2, sizes, timed)
     return link.model_copy(update={"work": Curve(sizes=tuple(sizes), seconds=tuple(work))})
 
 
 class _End(NamedTuple):
-    """One of a pair of ranks: whether it begins, and the other's global rank."""
+    """One rank of a pair: whether it sends first, and the other's global rank."""
 
     begins: bool
     other: int
     ways: Ways
 
     def way(self, mine: bool) -> LinkGroup:
-        """What its own messages go through, or those of the other."""
+        """Returns the group for its own messages (`mine`), or for those of the other."""
         return self.ways[FORTH if self.begins == mine else BACK]
 
 
-def _meet(end: _End, device: Device) -> None:
-    """Uses both ways once, in the same order on both ends: at its first use NCCL waits for the other one."""
+def _connect(end: _End, device: Device) -> None:
+    """Uses both directions once, in the same order on both ends: at its first use NCCL waits for the other rank."""
     one = torch.zeros(1, device=device.torch)
     for mine in (end.begins, not end.begins):
         work = isend(one, end.other, end.way(mine=True)) if mine else irecv(one, end.other, end.way(mine=False))
@@ -150,9 +153,9 @@ def _turn(end: _End, there: torch.Tensor, back: torch.Tensor) -> Send:
     return turn
 
 
-def _unhurried(end: _End, there: torch.Tensor, back: torch.Tensor, layers: _Layers, count: int) -> float:
-    """Seconds that a message keeps its sender or its receiver, on average, where it is taken long after it was sent:
-    what is sent through memory leaves the caches in between."""
+def _cold_busy_seconds(end: _End, there: torch.Tensor, back: torch.Tensor, layers: _Layers, count: int) -> float:
+    """Returns the mean seconds for which a message keeps its sender or receiver busy if it is received long after it
+    was sent, so that a message in shared memory leaves the caches in between."""
     took = []
     for turn in range(count):
         sends = (turn % 2 == 0) == end.begins
@@ -172,14 +175,14 @@ def _unhurried(end: _End, there: torch.Tensor, back: torch.Tensor, layers: _Laye
 
 
 class _Layers:
-    """What a run does between two messages, as far as they feel it: other tensors go through the caches."""
+    """Stands for the layers between two messages of a run, whose tensors replace the contents of the caches."""
 
     def __init__(self, device: Device, group: Group) -> None:
         self.device, self.group = device, group
         self._tensors = torch.zeros(_BETWEEN // 4, device=device.torch)
 
     def work(self, fresh: torch.Tensor | None) -> None:
-        """`fresh` is the last that was written. All ranks of the group are through at once."""
+        """Accesses other tensors, writes to `fresh` last, and synchronizes the ranks of the group."""
         self._tensors.add_(1.0)
         if fresh is not None:
             fresh.zero_()
@@ -187,14 +190,15 @@ class _Layers:
         self.device.synchronise()
 
     def most(self, mine: float) -> float:
-        """The largest of the numbers of all ranks."""
+        """Returns the largest of the numbers of all ranks."""
         told = torch.tensor([mine], dtype=torch.float64, device=self.device.torch)
         all_reduce(told, self.group, dist.ReduceOp.MAX).wait()
         return float(told.item())
 
 
 def _repeat(send: Send, layers: _Layers, fresh: torch.Tensor | None = None) -> tuple[list[float], float]:
-    """(seconds of each repeat, processor seconds of one), after three to warm up; as many on all ranks of the group."""
+    """Returns (seconds of each repeat, mean processor seconds), after three warm-up repeats; equally many on all ranks
+    of the group."""
     for _ in range(3):
         send()
     began = time.perf_counter()

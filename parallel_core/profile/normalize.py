@@ -1,7 +1,8 @@
-"""What ranks measured, brought to one pace of the devices.
+"""Normalizes the measurements of all ranks to one pace of the devices.
 
-A profile takes most of a minute, in which each core of a shared host runs faster and slower. The reference work between
-the passes tells by how much: layers and fixed costs become what they would have taken at the mean pace. No torch.
+A profile takes most of a minute, during which each core of a shared host becomes faster and slower. The reference
+work done between the passes measures this: times of layers and fixed costs are converted to what they would be at the
+mean pace. Does not import torch.
 """
 
 from __future__ import annotations
@@ -17,15 +18,15 @@ from parallel_core.profile.table import Layers, OwnShards
 _MOST_SPELLS = 400
 
 Header = Mapping[str, Any]
-"""Of a record: its `rank`, and the seconds `reference` of the reference work while it was measured, 0 where unknown;
-of layers also its `paces`, the same at moments that all ranks count alike."""
+"""Header of a record: its `rank`, and `reference`: seconds of the reference work during the measurement, 0 if unknown.
+Records of layers also have `paces`: the same for each turn, which all ranks count alike."""
 
 
 def reference(layers: Sequence[Header]) -> dict[int, float]:
-    """Seconds of the reference work at the mean pace, by busy devices; none where it was not done.
+    """Returns the seconds of the reference work at the mean pace, by number of busy devices; {} where it was not done.
 
-    The mean is that of all ranks while all devices are busy. What one alone takes is told by those that measured both,
-    in turns: cores differ, so means of some ranks and of all of them do not belong together.
+    The mean is over all ranks while all devices are busy. For fewer busy devices it is scaled by the ratio on the
+    ranks that measured both, in turns: as cores differ, a mean over some ranks cannot be compared with that over all.
     """
     known: dict[int, dict[tuple[Any, ...], float]] = {}
     for header in layers:
@@ -44,8 +45,10 @@ def reference(layers: Sequence[Header]) -> dict[int, float]:
 
 
 def spells(layers: Sequence[Header]) -> list[tuple[float, ...]]:
-    """How many times longer than on average each device took at each moment of all of them, by rank: cores drift one by
-    one, and who waits for the slowest of them waits now for the one, now for the other."""
+    """Slowdown of each device (by rank) relative to the mean, for each sampling moment; at most _MOST_SPELLS moments.
+
+    Cores drift independently, so a rank that waits for the slowest of them waits for different ones at different times.
+    """
     full = max((header["row"]["busy"] for header in layers), default=0)
     known: dict[tuple[Any, ...], dict[int, Sequence[float]]] = {}
     for header in layers:
@@ -59,8 +62,11 @@ def spells(layers: Sequence[Header]) -> list[tuple[float, ...]]:
 
 
 def layers_at(usual: Mapping[int, float], headers: Sequence[Header]) -> list[Layers]:
-    """Rows of layers at the pace of `usual`. Ranks of a tensor group that talks wait for the slowest of them at every
-    collective: all of its rows are at that one's pace, as a run's tensor group is predicted at its slowest."""
+    """Returns the rows of layers at the pace `usual`.
+
+    The ranks of a communicating tensor-parallel group wait for the slowest of them at every collective, so all its
+    rows are converted from the slowest one's pace; a run's group is also predicted at its slowest rank's pace.
+    """
     slowest: dict[tuple[Any, ...], float] = {}
     for header in headers:
         where = _group(header)
@@ -70,7 +76,7 @@ def layers_at(usual: Mapping[int, float], headers: Sequence[Header]) -> list[Lay
 
 
 def _group(header: Header) -> tuple[Any, ...]:
-    """Equal for rows that ranks measured as one group."""
+    """Returns a key that is equal for rows measured by ranks as one group."""
     row = header["row"]
     alone = None if row["joined"] else header["rank"]
     return *_condition(row), row["busy"], row["samples"], row["joined"], alone
@@ -81,13 +87,13 @@ def _condition(row: Mapping[str, Any]) -> tuple[Any, ...]:
 
 
 def curves_at(usual: Mapping[int, float], header: Header) -> dict[str, Curve]:
-    """The curves of a record of fixed costs at the pace of `usual`."""
+    """Returns the curves of a record of fixed costs at the pace `usual`."""
     factor = _factor(usual, header["busy"], header["reference"])
     return {name: Curve.model_validate(curve).times(factor) for name, curve in header["curves"].items()}
 
 
 def shards_at(usual: Mapping[int, float], headers: Sequence[Header]) -> list[OwnShards]:
-    """What ZeRO adds at the pace of `usual`: of each condition the mean of the ranks that measured it."""
+    """Returns the cost of ZeRO at the pace `usual`: for each condition the mean over the ranks that measured it."""
     same: dict[tuple[Any, ...], list[OwnShards]] = {}
     for header in headers:
         row = OwnShards.model_validate(header["row"]).times(_factor(usual, header["busy"], header["reference"]))

@@ -1,9 +1,9 @@
-"""Ranks that share a device, each with passes of its own: what they lose by it beside their turns.
+"""Measures what ranks lose by sharing a device, in addition to waiting for their turns.
 
-Whoever comes on finds the other's tensors in the caches; what a turn costs the system is paid by both; and a tensor
-group waits whenever one of its ranks has its turn while another has none. Passes count at the pace that the device had
-around them: what is looked for is a few per cent, and within a second cores drift by more. The pace is told while
-nobody shares the device: the reference work would be slowed by company, too, and hide what is looked for.
+After a switch the caches hold the other rank's tensors; both pay for the switches; and a tensor-parallel group waits
+whenever one of its ranks runs while another does not. Passes are measured relative to the device's pace before and
+after them, since the effect is a few per cent and cores drift by more within a second. The pace is measured while the
+device is not shared: sharing would slow the reference work, too, and hide the effect.
 """
 
 from __future__ import annotations
@@ -16,9 +16,10 @@ from parallel_core.profile.repeats import expected
 
 _ENOUGH_S, _LEAST, _MOST = 2.0, 3, 16
 _PASSES, _COMPANY = 3, 1
-"""Passes in a row that are timed, and that ranks at work together do behind them, so that all of those have company."""
+"""Consecutive timed passes, and further untimed ones after those of ranks that run at the same time, so that no timed
+pass runs alone."""
 MEETINGS = 4
-"""Of all ranks in a repeat; behind the last repeat there is one more."""
+"""Barriers of all ranks in each repeat; after the last repeat there is one more."""
 
 
 def ratio(
@@ -29,10 +30,11 @@ def ratio(
     together: Callable[[], None],
     agree: Callable[[int], int],
 ) -> float | None:
-    """How many times longer than `each` turns a pass through all layers takes where so many ranks share a device.
+    """Pass time with `each` ranks per device, divided by `each` x the exclusive pass time; None on ranks that are not
+    `alone`.
 
-    In turns with passes of those that fill the devices `alone`; None of the others. All ranks call it; `together`
-    waits for all of them, `agree` gives all the number of the first one.
+    Exclusive passes, of one rank per device (`alone`), alternate with passes of all ranks at once. All ranks call it;
+    `together` is a barrier, `agree` returns the first rank's number on all of them.
     """
     longest = max(_pass(bench) for _ in range(_COMPANY + 1))
     repeats = agree(min(_MOST, max(_LEAST, round(_ENOUGH_S / longest / (_PASSES + each * (_PASSES + _COMPANY))))))
@@ -49,7 +51,7 @@ def ratio(
 
 
 def _crowded(bench: LayerBench, pacer: PaceProbe, alone: bool, together: Callable[[], None]) -> list[float]:
-    """Passes of all ranks at once, at the pace around them; none of a rank that is not `alone`."""
+    """Runs passes of all ranks at once; returns their times relative to the pace, [] on ranks that are not `alone`."""
     together()
     if alone:
         pacer.begin()
@@ -60,7 +62,7 @@ def _crowded(bench: LayerBench, pacer: PaceProbe, alone: bool, together: Callabl
 
 
 def _at_pace(took: Sequence[float], pacer: PaceProbe) -> list[float]:
-    """Of the reference work's seconds, which are told before and behind all of them."""
+    """Returns the times in units of the reference work's seconds, which are measured before and after all of them."""
     pacer.behind()
     (pace,) = pacer.paces(1)
     return [seconds / pace for seconds in took]

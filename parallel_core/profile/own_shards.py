@@ -1,8 +1,8 @@
-"""Times what this engine's ZeRO-2 and ZeRO-3 add to a pass through a model's layers beside their messages.
+"""Measures what this engine's ZeRO-2 and ZeRO-3 add to a pass through a model's layers, apart from their messages.
 
-Each layer is made whole, and its gradients, and let go again: hooks, views and fresh memory. A pass with it and one
-without, in turns; the difference is the price. A replica does it with itself: what the others would send it is its own,
-and the time that this takes is taken off, for links say what messages take.
+That is the cost of hooks, views and new memory, as parameters of each layer are gathered and gradients allocated, and
+both freed again. Passes with and without it alternate; the difference is the cost. A single rank acts as all replicas:
+it copies its own data in place of messages, and the time of these copies is subtracted, as links account for messages.
 """
 
 from __future__ import annotations
@@ -26,11 +26,12 @@ LEVELS: tuple[Level, ...] = (2, 3)
 _REPLICAS = 2
 _WARM, _LEAST, _MOST = 2, 4, 40
 _Times = tuple[float, float]
-"""Processor seconds of a forward and of a backward: of one rank, who waits for nobody, and whoever held it up."""
+"""Processor seconds of a forward and of a backward, which exclude delays by other processes. The rank waits for no
+other."""
 
 
 class Mirrored(HostGroup):
-    """The first of `size` replicas, all of which are itself; `seconds` are those of its messages so far."""
+    """A group of `size` replicas that are all this rank; `seconds` is the processor time of its messages so far."""
 
     def __init__(self, size: int) -> None:
         self.rank, self.size, self.seconds = 0, size, 0.0
@@ -46,7 +47,8 @@ class Mirrored(HostGroup):
         return self._begin(lambda: self._copy(out, tensor.view(self.size, -1)[0]))
 
     def _copy(self, to: Tensor, what: Tensor) -> None:
-        """Twice: what only the first one takes is that its memory is fresh, which is no part of a message."""
+        """Copies twice: the first copy also faults in new memory, which is not part of a message, so only the second is
+        timed."""
         to.copy_(what)
         began = time.thread_time()
         to.copy_(what)
@@ -54,7 +56,7 @@ class Mirrored(HostGroup):
 
 
 class Added(NamedTuple):
-    """Seconds more of a forward and of a backward, at the pace of a device that takes `pace` for the reference work."""
+    """Seconds added to a forward and to a backward, on a device that takes `pace` seconds for the reference work."""
 
     forward: float
     backward: float
@@ -62,7 +64,7 @@ class Added(NamedTuple):
 
 
 def measure(plain: RunSpec, device: Device, pacer: PaceProbe, level: Level, seconds: float) -> Added:
-    """By ZeRO `level` to the one forward and backward of `plain`, which runs on one device."""
+    """Measures what ZeRO `level` adds to one forward and backward of `plain`, a run on one device."""
     group, units = Mirrored(_REPLICAS), [plain.model.units()]
     benches = LayerBench(plain, units, device), LayerBench(sharded(plain, level), units, device, replicas=group)
     batch, until = draw(plain, device), time.monotonic() + seconds
@@ -89,7 +91,7 @@ def measure(plain: RunSpec, device: Device, pacer: PaceProbe, level: Level, seco
 
 
 def sharded(plain: RunSpec, level: int) -> RunSpec:
-    """As many samples on each of two replicas, under ZeRO `level`."""
+    """Returns the run with two replicas under ZeRO `level`, each with as many samples."""
     told = plain.model_dump()
     told["parallel"] |= {"dp": _REPLICAS, "zero": level}
     told["train"]["global_batch"] *= _REPLICAS
@@ -97,7 +99,7 @@ def sharded(plain: RunSpec, level: int) -> RunSpec:
 
 
 def _pass(bench: LayerBench, group: Mirrored) -> _Times:
-    """Without the seconds of messages."""
+    """Runs a pass and returns its times without those of messages."""
     (stage,), marks = bench.stages, []
     bench.recorder.begin_step(0)
     marks.append(time.thread_time() - group.seconds)

@@ -1,7 +1,7 @@
-"""How fast a device was during each of some passes in a row: the reference work is done between all of them.
+"""Measures the pace of a device during each of several consecutive passes, by doing the reference work between them.
 
-A core of a shared host changes its pace within a second, so a mean over many passes says little of one; what was done
-right before and right behind it does.
+A core of a shared host changes its pace within a second, so a mean over many passes says little about one of them;
+the reference work right before and after it does.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from parallel_core.observe.reference import Reference
 
 
 class PaceProbe:
-    """Of one rank; of ranks in a `group`, which wait for each other in every pass, that of the slowest of them."""
+    """The pace of one rank's device; in a `group`, whose ranks wait for each other in every pass, that of the slowest
+    rank."""
 
     def __init__(self, reference: Reference | None, group: Group = None) -> None:
         """`reference` None: all paces are 1."""
@@ -25,16 +26,18 @@ class PaceProbe:
         self._took: list[float] = []
 
     def begin(self) -> None:
+        """Starts a series of passes: discards earlier measurements and does the reference work."""
         self._took.clear()
         self.behind()
 
     def behind(self) -> None:
-        """Behind each pass."""
+        """Does the reference work; called after each pass."""
         if self._reference is not None:
             self._took.append(self._reference.once())
 
     def paces(self, passes: int) -> list[float]:
-        """Seconds of the work around each of the `passes` since `begin`, of which all of a group made as many."""
+        """Returns the seconds of the reference work around each of the `passes` since `begin`; the ranks of a group
+        make equally many."""
         if self._reference is None:
             return [1.0] * passes
         found = torch.tensor([(before + behind) / 2 for before, behind in pairwise(self._took)], dtype=torch.float64)
@@ -44,7 +47,8 @@ class PaceProbe:
         return paces
 
     def _of_slowest(self, mine: Tensor) -> Tensor:
-        """Who is the slowest is told by all passes: of each alone it would be whoever had the last hiccup."""
+        """Scales the mean pace of each pass to the slowest rank, which is determined over all passes: in a single pass
+        it would be whichever was just delayed."""
         slowest, together = mine.mean(), mine.clone()
         all_reduce(slowest, self._group, dist.ReduceOp.MAX).wait()
         all_reduce(together, self._group).wait()

@@ -1,4 +1,4 @@
-"""What a profiling rank does: ranks measure layers alone and all at once, then the links between them."""
+"""The program of a profiling rank: measures layers on single devices and on all at once, then links."""
 
 from __future__ import annotations
 
@@ -38,8 +38,7 @@ LEAST_REPEATS, MOST_REPEATS = 3, 25
 
 
 class Paced(NamedTuple):
-    """A row at the pace of a device whose reference work takes `reference` seconds, the mean of `paces`: those of each
-    turn."""
+    """A row at the pace of a device whose reference work takes `reference` seconds; `paces`: the pace of each turn."""
 
     row: Layers
     reference: float
@@ -47,7 +46,10 @@ class Paced(NamedTuple):
 
 
 def be_rank(seat: RankArgs, sink: FileSink, page: Progress) -> None:
-    """Measure as `order.json` in the folder says; the records of kind 'profile' hold what was found."""
+    """Measures as requested by `order.json` in the folder and emits the results as records of kind 'profile'.
+
+    Their `about` is device, layers, bytes, fixed, crowd, own_shards, link or fully_sharded.
+    """
     order = ProfileRequest(**json.loads((seat.folder / "order.json").read_text()))
     at = seat.rendezvous()
     device = open_device(seat.spec.train.device, at.sharing)
@@ -57,7 +59,7 @@ def be_rank(seat: RankArgs, sink: FileSink, page: Progress) -> None:
 
 
 class _Rank:
-    """One rank of `world`; those below `order.devices` have a device of their own and time layers."""
+    """One rank of `world`; those below `order.devices` have a device of their own and measure layers."""
 
     def __init__(
         self,
@@ -95,7 +97,7 @@ class _Rank:
             self._fully_sharded(meeting)
 
     def _own_shards(self) -> None:
-        """On CPUs, where code between operations takes as long as it takes; on CUDA it runs ahead of the device."""
+        """Measures this engine's ZeRO. Only on CPUs: on CUDA the code between operations runs ahead of the device."""
         if self.device.kind != "cpu":
             return
         self.page.at(0, "ZeRO")
@@ -115,26 +117,27 @@ class _Rank:
         self.page.at(0, "fully_shard")
         samples = self.order.samples[-1 if GATHERS_AHEAD[self.device.kind] else 0]
         specs = [self._spec(tp, "none", samples) for tp in self.order.tps]
-        if "full" in self.order.recompute:  # of the other widths it is what recomputation makes of the first
+        if "full" in self.order.recompute:  # recomputation is measured for the first width only
             specs.append(self._spec(self.order.tps[0], "full", samples))
         for found in by_torch.measure(meeting, specs, self.order.devices, self.order.seconds / 2):
             self.sink.emit("profile", about="fully_sharded", row=found.model_dump(mode="json"))
 
     def _splits(self, tp: int, recompute: Recompute) -> Sequence[Cut]:
-        """Ways of cutting layers that are measured under this condition."""
+        """Returns the tensor splits that are measured under this condition."""
         if tp == 1 or recompute == "full":
             return ("pairs",)
         return [split for split in self.order.splits if self._samples(tp, split)]
 
     def _samples(self, tp: int, split: Cut) -> list[int]:
-        """Those of a micro-batch that can be cut so: rows of all of them are shared out evenly, or not at all."""
+        """The micro-batch sizes that allow this split: sequence parallelism needs rows that are divisible by `tp`."""
         seq = self.spec.model.seq
         return [n for n in self.order.samples if split != "sequence" or n * seq % tp == 0]
 
     def _layers(self, tp: int, recompute: Recompute, split: Cut, first: bool) -> list[Paced]:
-        """Rows of one condition, for every number of samples and of busy devices; with the first, all else too."""
+        """Measures one condition for every number of samples and of busy devices; with `first`, also fixed costs and
+        bytes."""
         specs = [self._spec(tp, recompute, samples, split) for samples in self._samples(tp, split)]
-        levels = sorted({min(tp, self.order.devices), self.order.devices})  # a group keeps as many busy as it has ranks
+        levels = sorted({min(tp, self.order.devices), self.order.devices})  # a group keeps one device per rank busy
         if self.rank >= self.order.devices:
             self._turns([], levels)
             return []
@@ -152,7 +155,7 @@ class _Rank:
         return bench.rows(tp)
 
     def _joined(self, tp: int, recompute: Recompute, split: Cut) -> list[Paced]:
-        """Rows of a tensor group whose ranks have a device each, and talk."""
+        """Measures a tensor-parallel group that communicates, each of whose ranks has its own device."""
         if not 1 < tp <= self.order.devices:
             return []
         group = common_group(range(tp), self.rank, self.store) if self.store is not None else None
@@ -165,7 +168,7 @@ class _Rank:
         return bench.rows(tp, joined=True)
 
     def _crowded(self, tp: int) -> float | None:
-        """What ranks in groups of `tp` lose by sharing devices, said by those that fill the devices once."""
+        """Returns what ranks in groups of `tp` lose by sharing devices; None except on one rank per device."""
         devices, ranks = self.order.devices, self.world - self.world % self.order.devices
         if ranks == devices or devices % tp or (tp > 1 and self.store is None):
             return None
@@ -173,7 +176,7 @@ class _Rank:
         if tp > 1 and self.store is not None:
             for first in range(0, ranks, tp):
                 group = common_group(range(first, first + tp), self.rank, self.store) or group
-        if self.rank >= ranks:  # one too many: it waits
+        if self.rank >= ranks:  # a surplus rank: only takes part in the barriers
             for _ in range(MEETINGS * self._agree(0) + 1):
                 self._together()
             return None
@@ -184,9 +187,9 @@ class _Rank:
         return ratio(bench, pacer, ranks // devices, self.rank < devices, self._together, self._agree)
 
     def _turns(self, benches: Sequence[_Pair | FixedBench], levels: Sequence[int]) -> None:
-        """Repeats until the time is up: alone and all at once in turns, so that whatever else goes on meets both.
+        """Repeats until the time is up: single devices and all at once alternate, so that disturbances affect both.
 
-        Before them what is to be timed runs once, as little of it as finds every buffer that the repeats take up.
+        Before that everything runs once, just as much as allocates every buffer that the repeats use.
         """
         until = time.monotonic() + self.order.seconds
         self._together()
@@ -209,7 +212,7 @@ class _Rank:
 
     @property
     def _middle(self) -> int:
-        """Samples of what is measured with one number of them alone."""
+        """The number of samples of measurements that are made with a single one."""
         return self.order.samples[len(self.order.samples) // 2]
 
     def _together(self) -> None:
@@ -217,7 +220,7 @@ class _Rank:
             dist.barrier()
 
     def _agree(self, mine: int) -> int:
-        """Rank 0's number."""
+        """Returns rank 0's number."""
         if self.world == 1:
             return mine
         told = torch.tensor([float(mine)], device=self.device.torch)
@@ -226,12 +229,13 @@ class _Rank:
 
 
 class _Pair:
-    """The layers one by one and as a whole, and what repeats of them took."""
+    """Measures the layers one by one and as a whole, and keeps the times of all repeats."""
 
     def __init__(
         self, specs: Sequence[RunSpec], device: Device, reference: Reference | None, group: Group = None
     ) -> None:
-        """The `reference` work is done between all passes, and each counts at the pace that it tells."""
+        """`reference`: reference work that is done between all passes, relative to which they are measured; None:
+        without."""
         self._reference, self._pacer = reference, PaceProbe(reference, group)
         self._paces = defaultdict[int, list[float]](list)
         self._group, self._device = group, device
@@ -242,7 +246,7 @@ class _Pair:
         self.took: dict[tuple[int, int], tuple[dict[Any, list[Any]], dict[Any, list[Any]]]] = {}
 
     def warm(self, busy: int) -> None:
-        """One pass for every number of samples, in which backward is split: its buffers are those of all passes."""
+        """Runs one pass with a split backward for every number of samples, which allocates all buffers."""
         del busy
         for batch in self.batches:
             for bench in (self.each, self.whole):
@@ -252,7 +256,7 @@ class _Pair:
             self._reference.once()
 
     def once(self, busy: int) -> None:
-        """One pass of every kind for every number of samples."""
+        """Runs one pass of every kind for every number of samples."""
         passes: list[tuple[dict[Any, list[Any]], dict[Part, np.ndarray]]] = []
         self._pacer.begin()
         for i, batch in enumerate(self.batches):
@@ -270,7 +274,7 @@ class _Pair:
         self._paces[busy].append(float(np.mean(paces)))
 
     def reference(self, busy: int) -> float:
-        """Seconds of the reference work between these passes; 0 where it was not done."""
+        """Returns the seconds of the reference work between these passes; 0 where it was not done."""
         return expected(self._paces[busy]) if self._reference is not None else 0.0
 
     def saved(self) -> list[int]:

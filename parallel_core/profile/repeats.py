@@ -1,4 +1,4 @@
-"""What something takes that was timed again and again. No torch."""
+"""Statistics of repeated time measurements. Does not import torch."""
 
 from __future__ import annotations
 
@@ -6,24 +6,25 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 _DISTURBED = 2.0
-"""Repeats that took so many medians say what else went on, not what this takes."""
+"""Repeats that took longer than this multiple of the median were disturbed, and are left out."""
 
 
 def expected(seconds: ArrayLike) -> float:
-    """The mean of `seconds` without disturbed ones.
+    """Returns the mean of `seconds` without disturbed repeats.
 
-    Not the median: a step is a sum of many parts, short hiccups of the host fall into some of them, and sums of means
-    are means of sums. The medians of short parts have no hiccup in them at all.
+    Not the median: a step is a sum of many parts, some of which are hit by short delays of the host, and sums of
+    means are means of sums. The medians of short parts would contain no delays at all.
     """
     taken = np.asarray(seconds, np.float64)
     return float(taken[_undisturbed(taken)].mean())
 
 
 def noise(seconds: ArrayLike) -> float:
-    """Seconds q of which a part that takes t on average has the variance q x t, of `seconds` (repeats x parts).
+    """Returns q in seconds, where a part that takes t on average has the variance q x t; `seconds`: [repeats, parts].
 
-    Hiccups fall into a part the more the longer it takes. The variance is that between a repeat and the next one
-    (von Neumann 1941), halved: a host that is slower for a while is no noise, since it is slower for all of its ranks.
+    The longer a part, the more delays it has. The variance is half the mean square of differences between successive
+    repeats (von Neumann 1941), so that a host which is slower for a while, and so for all of its ranks, does not
+    count as noise.
     """
     taken = np.asarray(seconds, np.float64)
     kept = _undisturbed(taken)

@@ -1,4 +1,4 @@
-"""What a profile is asked to measure. No torch."""
+"""What a profile has to measure. Does not import torch."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from parallel_core.spec import DeviceKind, Recompute, RunSpec
 
 RECOMPUTES: tuple[Recompute, ...] = ("none", "full")
 SPLITS: tuple[Cut, ...] = ("pairs",)
-"""What every profile of a run measures, beside the run's own."""
+"""Tensor splits that every profile measures, in addition to that of its run; `RECOMPUTES` likewise."""
 
 
 @dataclass(frozen=True)
 class ProfileRequest:
-    """`samples` (ascending) in a micro-batch, widths `tps` of the tensor group, with and without recomputation.
+    """What to measure: `samples` per micro-batch (ascending), tensor-parallel widths `tps`, kinds of recomputation.
 
-    `splits` are the ways of cutting layers over a tensor group that are measured, for each of `tps` beyond 1; not where
-    blocks are recomputed, which is one forward more.
+    `splits`: tensor splits that are measured for each of `tps` beyond 1; not under full recomputation, which only
+    adds one forward.
 
-    `devices` ranks have a device of their own; `seconds` are spent on each condition of the layers, at least;
-    `sizes` are the bytes of messages (None = 1 KiB to 16 MiB).
+    `devices`: number of ranks with a device of their own; `seconds`: at least spent on each condition of the layers;
+    `sizes`: bytes of messages (None = 1 KiB to 16 MiB).
     """
 
     samples: Sequence[int] = (1, 2, 4, 8, 16)
@@ -44,8 +44,8 @@ def measured_with(spec: RunSpec, other: RunSpec) -> bool:
 
 
 def spec_between(device: DeviceKind, each: int) -> RunSpec:
-    """What ranks are started with that time messages between two hosts, so many on each: of it only their number and
-    their device matter."""
+    """Returns the spec of the ranks that measure messages between two hosts, `each` on both; only their number and
+    device matter."""
     model = {"kind": "mlp", "layers": 1, "hidden": 1, "image": 1}
     train = {"global_batch": 2 * each, "device": device}
     return RunSpec.model_validate({"model": model, "parallel": {"dp": 2 * each}, "train": train})

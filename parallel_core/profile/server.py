@@ -1,4 +1,4 @@
-"""The fork server of a profile. What its ranks run is named here, in code: no order can ask for anything else."""
+"""The fork server of a profile. What its ranks run is fixed in code; a request cannot run anything else."""
 
 from __future__ import annotations
 

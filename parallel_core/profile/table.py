@@ -1,6 +1,6 @@
 """CostTable: measured seconds and bytes of a model's layers on a device, and of messages between devices of a host.
 
-Plain data, kept as JSON: measured once for a device, a software and a model, and read by `simulate.predict`.
+Plain data, stored as JSON: measured once for a device, software version and model, and used by `simulate.predict`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from parallel_core.spec import DeviceKind, Precision, Recompute
 
 Part = Literal["forward", "backward", "input", "weights"]
 PARTS: tuple[Part, ...] = ("forward", "backward", "input", "weights")
-"""What is timed of a layer: F, BW, and the B and W that BW can be split into."""
+"""What is measured of a layer: F, BW, and the B and W that BW can be split into."""
 Fixed = Literal["data", "zero", "optimizer", "scaled_optimizer", "norm", "reduce", "report", "operation", "message"]
 
 Level = Literal[2, 3]
@@ -32,16 +32,16 @@ Spell = Annotated[tuple[Annotated[float, Field(gt=0, le=1000)], ...], Field(min_
 
 
 class CostTableError(ValueError):
-    """A file is no cost table; the message names the field."""
+    """A file is not a valid cost table; the message names the field."""
 
 
 class Layers(Value):
-    """All layers of the model, one after the other, on one device under one condition.
+    """Times of all layers of the model, one after the other on one device, under one condition.
 
-    `seconds[part]` and `spread[part]` (half the distance from the 10th to the 90th percentile) have one entry a layer;
-    `whole[part]` is the same without stopping between layers. `messages` are the bytes of each tensor collective of a
-    layer's forward and backward, which are not part of its seconds; `whats` says which kind each is, where they are not
-    all-reduces alone.
+    `seconds[part]` and `spread[part]` (half the distance from the 10th to the 90th percentile) have one entry per
+    layer; `whole[part]` is the time without stopping between layers. `messages`: bytes of each tensor-parallel
+    collective in a layer's forward and backward, whose time is not included; `whats`: their kinds, where they are not
+    all all-reduces.
     """
 
     tp: Count = 1
@@ -49,9 +49,9 @@ class Layers(Value):
     recompute: Recompute = "none"
     samples: Annotated[int, Field(ge=1, le=limits.MAX_GLOBAL_BATCH)]
     busy: Count = 1
-    """Devices of the host that worked at the same time."""
+    """Number of devices of the host that were busy at the same time."""
     joined: bool = False
-    """Measured in a tensor group that really talked: its collectives are part of the seconds, and no messages."""
+    """Measured in a tensor-parallel group that communicated: seconds include its collectives; `messages` is empty."""
     seconds: dict[Part, tuple[Seconds, ...]]
     spread: dict[Part, tuple[Seconds, ...]]
     whole: dict[Part, Seconds]
@@ -60,21 +60,22 @@ class Layers(Value):
     jitter: Annotated[float, Field(ge=0, le=MOST_JITTER)] = 0.0
     """Spread of a whole forward and backward pass, relative to its median."""
     noise: Annotated[float, Field(ge=0, le=10)] = 0.0
-    """Seconds q: what takes t on average varies from one time to the next with the variance q x t."""
+    """q in seconds: a part that takes t on average varies between repeats with the variance q x t."""
 
     @property
     def key(self) -> tuple[int, str, int, bool, Cut]:
+        """The condition of the row, for `CostTable.of`."""
         return self.tp, self.recompute, self.busy, self.joined, self.tensor_split
 
     def collectives(self, way: Literal["forward", "backward"], unit: int) -> list[tuple[What, float]]:
-        """(kind, bytes of the whole tensor) of each of a layer."""
+        """Returns (kind, bytes of the whole tensor) of each collective of a layer."""
         sizes = self.messages[way][unit] if way in self.messages else ()
         if way not in self.whats:
             return [("all_reduce", size) for size in sizes]
         return list(zip(self.whats[way][unit], sizes, strict=True))
 
     def times(self, factor: float) -> Layers:
-        """Every second of it so many times as long."""
+        """Returns the row with all times multiplied by `factor`."""
         longer = {
             name: {part: tuple(factor * value for value in values) for part, values in getattr(self, name).items()}
             for name in ("seconds", "spread")
@@ -83,15 +84,18 @@ class Layers(Value):
         return self.model_copy(update={**longer, "whole": whole, "noise": factor * self.noise})
 
     def stop(self, part: Part) -> float:
-        """Seconds that each stop between two layers adds; below 0 where noise is larger than that."""
+        """Returns the seconds that each stop between two layers adds; negative where noise exceeds it."""
         own = self.seconds[part]
         return (sum(own) - self.whole[part]) / (len(own) - 1) if len(own) > 1 else 0.0
 
 
 class FullySharded(Value):
-    """Seconds that torch's `fully_shard` over `ranks` replicas adds to a forward and to a backward through all layers
-    of a micro-batch: gathers, sums of gradients, the copies into and out of both, and its hooks. `work` is the share of
-    them that a rank's processor is at work; else it waits, or ranks that share its device have their turns."""
+    """Seconds that torch's `fully_shard` over `ranks` replicas adds to forward and backward of a micro-batch through
+    all layers.
+
+    They include gathers, gradient reduction, the copies into and out of both, and hooks. `work`: the share of them for
+    which a rank's processor is busy; in the rest it waits, so that other ranks on the same device can run.
+    """
 
     tp: Count = 1
     recompute: Recompute = "none"
@@ -102,8 +106,8 @@ class FullySharded(Value):
 
 
 class OwnShards(Value):
-    """Processor seconds that this engine's ZeRO at that level adds to a forward and to a backward through all layers of
-    a micro-batch, beside its messages: its hooks and views, and memory that is made and let go."""
+    """Processor seconds that this engine's ZeRO (stage `zero`) adds to forward and backward of a micro-batch through
+    all layers, without its messages: hooks, views, and memory that is allocated and freed."""
 
     zero: Level
     recompute: Recompute = "none"
@@ -111,12 +115,13 @@ class OwnShards(Value):
     backward: Seconds
 
     def times(self, factor: float) -> OwnShards:
-        """Both so many times as long."""
+        """Returns the row with both times multiplied by `factor`."""
         return self.model_copy(update={"forward": factor * self.forward, "backward": factor * self.backward})
 
 
 class LayerBytes(Value):
-    """Bytes of one layer: its parameters, and for `samples` samples what its forward keeps and what it hands on."""
+    """Bytes of one layer: its parameters, and for `samples` samples what its forward saves, and its output
+    (`boundary`)."""
 
     unit: Annotated[str, Field(max_length=100)]
     parameters: Size
@@ -125,7 +130,7 @@ class LayerBytes(Value):
 
 
 class CostTable(Value):
-    """What one model costs on one kind of device of one host, under one version of the software."""
+    """The costs of one model on one kind of device of one host, with one version of the software."""
 
     device: DeviceKind
     device_name: Annotated[str, Field(max_length=200)] = ""
@@ -134,33 +139,33 @@ class CostTable(Value):
     model: ModelSpec
     precision: Precision
     devices: Count
-    """Devices of the host that the ranks were bound to; with more ranks than that, several share one."""
+    """Number of devices that ranks were bound to; with more ranks than that, several share one."""
     recorded: float = 0.0
-    """Unix seconds."""
+    """When it was measured, in unix seconds."""
     samples: int
-    """To which `sizes` belong."""
+    """Number of samples that `sizes` refer to."""
     sizes: tuple[LayerBytes, ...]
     layers: Annotated[tuple[Layers, ...], Field(min_length=1, max_length=1000)]
     links: Annotated[tuple[Link, ...], Field(max_length=1000)] = ()
     fully_sharded: Annotated[tuple[FullySharded, ...], Field(max_length=100)] = ()
     own_shards: Annotated[tuple[OwnShards, ...], Field(max_length=100)] = ()
     fixed: dict[Fixed, dict[int, Curve]] = {}
-    """What a step costs beside its layers, by the number of busy devices."""
+    """Costs of a step outside of its layers, by number of busy devices."""
     crowded: dict[int, Crowding] = {}
-    """By the width of tensor groups: how many times longer than their turns ranks take that share devices."""
+    """Tensor-parallel width -> slowdown of ranks that share a device, beyond taking turns (see `oversubscription`)."""
 
     reference: dict[int, Seconds] = {}
-    """By the number of busy devices: processor seconds of the reference work (observe.reference) at the pace that all
-    seconds of layers and fixed costs were brought to; none where it was not done."""
+    """Number of busy devices -> processor seconds of the reference work (observe.reference) at the pace to which the
+    times of layers and fixed costs were normalized; {} where it was not done."""
     reference_uncounted: Annotated[int, Field(ge=0, le=100)] = 1
-    """Times that it was done before what counts: seconds behind more or fewer are those of another work."""
+    """Uncounted repeats of the reference work before the timed one; times with other numbers are not comparable."""
     spells: Annotated[tuple[Spell, ...], Field(max_length=1000)] = ()
-    """How many times longer than on average each device took for the reference work, at moments of all of them."""
+    """Slowdown of each device relative to the mean, for each sampling moment, by the reference work."""
 
     @model_validator(mode="before")
     @classmethod
     def _of_today(cls, told: Any) -> Any:
-        """Tables of earlier versions have the seconds of crowded passes, without those that they are held against."""
+        """Drops `crowded` of tables of earlier versions, which has seconds without those of exclusive passes."""
         crowded = told.get("crowded") if isinstance(told, dict) else None
         if isinstance(crowded, dict) and any(isinstance(value, dict) for value in crowded.values()):
             return {**told, "crowded": {}}
@@ -183,7 +188,7 @@ class CostTable(Value):
 
     @classmethod
     def read(cls, path: Path) -> CostTable:
-        """Raises CostTableError where the file is none."""
+        """Reads the table from a file. Raises CostTableError where it is not valid."""
         try:
             return cls.parse(path.read_bytes(), f"{path} is ")
         except OSError as error:
@@ -191,7 +196,7 @@ class CostTable(Value):
 
     @classmethod
     def parse(cls, text: str | bytes, said: str = "") -> CostTable:
-        """The table in this JSON; raises CostTableError with one line a wrong field, behind what is `said` of it."""
+        """Returns the table in this JSON. Raises CostTableError with a line per invalid field, after text `said`."""
         try:
             return cls.model_validate_json(text)
         except ValidationError as error:
@@ -199,48 +204,48 @@ class CostTable(Value):
             raise CostTableError("\n".join([f"{said}no cost table:", *wrong])) from error
 
     def dump(self) -> dict[str, Any]:
-        """JSON-able."""
+        """Returns the table as JSON-compatible values."""
         return self.model_dump(mode="json")
 
     @property
     def conditions(self) -> set[tuple[int, str, Cut]]:
-        """(tp, recompute, tensor split) that layers were measured under."""
+        """(tp, recompute, tensor split) of all measured layers."""
         return {(row.tp, row.recompute, row.tensor_split) for row in self.layers}
 
     @property
     def busy(self) -> int:
-        """The most devices that worked at the same time."""
+        """Largest number of devices that were busy at the same time."""
         return max(row.busy for row in self.layers if not row.joined)
 
     def of(self, tp: int, recompute: str, busy: int, joined: bool = False, split: Cut = "pairs") -> list[Layers]:
-        """Rows of this condition by rising samples."""
+        """Returns the rows of this condition by ascending samples."""
         key = tp, recompute, busy, joined, split if tp > 1 else "pairs"
         return sorted((row for row in self.layers if row.key == key), key=lambda row: row.samples)
 
     def link(self, what: What, ranks: int) -> Link | None:
-        """The measured link among the nearest number of ranks; None where that kind was never measured."""
+        """Returns the link among the nearest number of ranks; None where that kind was not measured."""
         able = [link for link in self.links if link.what == what]
         return min(able, key=lambda link: (abs(link.ranks - ranks), link.ranks), default=None)
 
     def by_torch(self, tp: int, ranks: int, recompute: Recompute) -> FullySharded | None:
-        """What `fully_shard` adds at the nearest condition; None where it was never measured."""
+        """Returns what `fully_shard` adds under the nearest condition; None where it was not measured."""
         rows = self.fully_sharded
         near = [(row.recompute != recompute, abs(row.tp - tp), abs(row.ranks - ranks), i) for i, row in enumerate(rows)]
         return rows[min(near)[-1]] if near else None
 
     def by_us(self, zero: int, recompute: Recompute) -> OwnShards | None:
-        """What this engine's own ZeRO adds; None where it was not measured."""
+        """Returns what this engine's ZeRO stage `zero` adds; None where it was not measured."""
         rows = [row for row in self.own_shards if row.zero == zero]
         return min(rows, key=lambda row: row.recompute != recompute, default=None)
 
     def crowding(self, tp: int) -> float:
-        """How many times longer tensor groups of `tp` that share devices take than their turns alone would; that of
-        the nearest width that was measured, 1 where none was."""
+        """Returns the slowdown of tensor-parallel groups of `tp` that share devices, beyond taking turns: that of the
+        nearest measured width, 1 where none was measured."""
         return self.crowded[min(self.crowded, key=lambda known: abs(known - tp))] if self.crowded else 1.0
 
     def usual(self, together: int) -> float:
-        """Seconds of the reference work, as runs do it today, while so many ranks are at work on a host; 0 where that
-        was not done."""
+        """Returns the seconds of the reference work while `together` ranks of a host are busy; 0 where it was not done,
+        or not in the way in which runs do it now."""
         if self.reference_uncounted != REFERENCE_UNCOUNTED:
             return 0.0
         busy = min(together, self.busy)
@@ -248,11 +253,11 @@ class CostTable(Value):
 
     @property
     def noise(self) -> float:
-        """Seconds of `Layers.noise` while all devices are at work."""
+        """`Layers.noise` in seconds, while all devices are busy."""
         return float(np.mean([row.noise for row in self.of(1, "none", self.busy)] or [0.0]))
 
     def beside(self, name: Fixed, size: float = 0.0, busy: int = 1) -> float:
-        """Seconds of a fixed cost at `size`, 0 where it was not measured."""
+        """Returns the seconds of a fixed cost at `size`; 0 where it was not measured."""
         curves = self.fixed.get(name)
         if not curves:
             return 0.0

@@ -1,7 +1,7 @@
-"""Searches that take longer than a page may, each a question and an answer in JSON: a module a kind.
+"""Searches that take longer than a web page may, each a question and an answer in JSON: one module per kind.
 
-A kind has `Question` and `Answer` (pydantic) and `answer(question, told)`, which raises ValueError with a sentence
-where the question has no answer. `python -m parallel_core.searches KIND` works one out in a process of its own.
+A module has `Question` and `Answer` (pydantic) and `answer(question, told)`, which raises ValueError with a sentence
+where the question has no answer. `python -m parallel_core.searches KIND` runs one in a separate process.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from pydantic import BaseModel, ConfigDict
 
 KINDS = ("alpa", "bubbles", "partition", "splits")
 EXIT_MEMORY = 3
-"""Of a process whose memory ran out."""
+"""Exit code of a process that ran out of memory."""
 
 Told = Callable[[int, int], None]
-"""Is told (parts done, parts in all) while a search goes on."""
+"""Progress callback: called with (parts done, parts in all) during a search."""
 
 
 class Value(BaseModel):
@@ -25,4 +25,4 @@ class Value(BaseModel):
 
 
 def silent(done: int, of: int) -> None:
-    """Where nobody waits for progress."""
+    """The default progress callback: does nothing."""

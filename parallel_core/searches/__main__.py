@@ -19,13 +19,13 @@ from pydantic import ValidationError
 from parallel_core.searches import EXIT_MEMORY, KINDS
 
 EVERY_S = 0.3
-"""Progress is told no more often."""
+"""Minimum interval between two progress lines, in seconds."""
 
 Say = Callable[[dict[str, Any]], None]
 
 
 class Progress:
-    """Passes on how far a search is, the last part always."""
+    """Forwards the progress of a search, at most once every EVERY_S; always when it is done."""
 
     def __init__(self, say: Say) -> None:
         self._say, self._said = say, time.monotonic()
@@ -37,14 +37,15 @@ class Progress:
 
 
 def work(kind: str, question: str, say: Say) -> int:
-    """Answers the question; the exit code. Raises pydantic's ValidationError where it is none of this kind."""
+    """Answers the question; returns the exit code. Raises pydantic's ValidationError where the question is not valid
+    for `kind`."""
     module = import_module(f"parallel_core.searches.{kind}")
     asked = module.Question.model_validate_json(question)
     try:
         found = module.answer(asked, Progress(say))
     except MemoryError:
         return EXIT_MEMORY
-    except ValidationError:  # a ValueError too, but our own mistake
+    except ValidationError:  # also a ValueError, but a bug of ours, not an answer
         raise
     except ValueError as error:
         say({"refused": str(error)})

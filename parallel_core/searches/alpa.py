@@ -1,4 +1,4 @@
-"""Alpa's two levels for a profiled model on the devices of a host (`plan.alpa`), as a question and an answer."""
+"""Alpa's two-level search for a profiled model on the devices of a host (`plan.alpa`), as a question and an answer."""
 
 from __future__ import annotations
 
@@ -14,14 +14,15 @@ from parallel_core.simulate.predict import predict_step
 from parallel_core.spec import RunSpec
 
 MOST_DEVICES = 16
-"""Of a host; with more, plans are too many to be searched in seconds."""
+"""Most devices of a host; with more there are too many plans to search in seconds."""
 MOST_RUNS = 6
-"""Plans that are split as a run is, the fastest of them."""
+"""How many of the plans that can run are returned, the fastest ones."""
 _OURS = "Alpa, "
 
 
 class Question(Value):
-    """Micro-batches of `samples`, on `devices` of one host. `form` = of the costs of PipeDream's programme."""
+    """Plans with micro-batches of `samples` samples, on `devices` devices of one host. `form`: cost form of PipeDream's
+    dynamic programme."""
 
     spec: RunSpec
     table: CostTable
@@ -30,7 +31,7 @@ class Question(Value):
     form: Form = "released"
 
     def costs(self) -> LayerCosts:
-        """Raises ValueError where the profile has no costs of such micro-batches."""
+        """Returns the costs of layers. Raises ValueError where the profile has none for such micro-batches."""
         return LayerCosts(self.spec, Measured(self.table), self.samples)
 
     @property
@@ -39,8 +40,11 @@ class Question(Value):
 
 
 class Row(Value):
-    """One plan: seconds of a step by equation 2, `simulated` as a run, bytes of its fullest stage; (dp, tp) of each
-    stage. `seconds` None: `why_not` it cannot be; `spec` None: `why_not` no run has it."""
+    """One plan. `meshes`: (dp, tp) of each stage; `seconds` per step by Alpa's equation 2, and `simulated` as a run;
+    `memory`: bytes of its fullest stage.
+
+    `why_not` explains why there is no plan (`seconds` None) or why it cannot run (`spec` None).
+    """
 
     name: str
     cuts: tuple[int, ...] = ()
@@ -53,8 +57,8 @@ class Row(Value):
 
 
 class Answer(Value):
-    """`rows`: the optimum, the fastest that can run, the plans of others. `stages`: a line a stage of the optimum.
-    `runnable` = seconds of the best plan that can run."""
+    """`rows`: the optimum, the fastest plans that can run, and the plans of others. `stages`: a line per stage of the
+    optimum. `runnable`: seconds of the best plan that can run."""
 
     rows: tuple[Row, ...]
     stages: tuple[str, ...]
@@ -62,7 +66,7 @@ class Answer(Value):
 
 
 def answer(question: Question, told: Told = silent) -> Answer:
-    """Searches both levels. Raises ValueError where the devices cannot share out the micro-batches."""
+    """Searches both levels. Raises ValueError where the micro-batches cannot be distributed over the devices."""
     costs = question.costs()
     found = beside(Search(costs, Mesh(1, question.devices), question.micro_batches), question.form)
     best = found[0].plan

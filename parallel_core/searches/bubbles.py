@@ -1,4 +1,4 @@
-"""The zero-bubble rows of one model, predicted (`plan.cluster.zero_bubble`) and searched (`published_orders`)."""
+"""The zero-bubble results of one model: predicted (`plan.cluster.zero_bubble`) and searched (`published_orders`)."""
 
 from __future__ import annotations
 
@@ -8,18 +8,20 @@ from parallel_core.searches import Told, Value, silent
 
 
 class Question(Value):
+    """The name of a model in the published tables."""
+
     model: str
 
 
 class Answer(Value):
-    """Both in the order of the published tables."""
+    """Predictions and searched orders, both in the order of the published tables."""
 
     predicted: tuple[BubbleRow, ...]
     orders: tuple[Searched, ...]
 
 
 def answer(question: Question, told: Told = silent) -> Answer:
-    """Simulates and searches the rows. Raises ValueError for a model that is not in the tables."""
+    """Simulates and searches all rows. Raises ValueError for a model that is not in the tables."""
     if question.model not in models():
         raise ValueError(f"The tables have no model {question.model}; they have {', '.join(models())}.")
     predicted = bubble_rows(question.model)

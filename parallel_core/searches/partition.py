@@ -9,7 +9,8 @@ from parallel_core.searches import Told, Value, silent
 
 
 class Question(Value):
-    """`text` of a graph.txt; `levels` of the network, innermost first; `memory` bytes of a worker (None: enough)."""
+    """`text`: contents of a graph.txt; `levels`: of the network, innermost first; `memory`: bytes of a worker (None:
+    unlimited)."""
 
     text: str
     levels: tuple[Level, ...]
@@ -18,13 +19,13 @@ class Question(Value):
 
 
 class Answer(Value):
-    """`together` = all layers as one stage on all workers, None where that does not fit."""
+    """The partition found; `together`: all layers as one stage on all workers, None where that does not fit."""
 
     found: Partition
     together: Partition | None
 
 
 def answer(question: Question, told: Told = silent) -> Answer:
-    """Raises GraphError where nothing fits or the graph is too large."""
+    """Partitions the graph. Raises GraphError where nothing fits or the graph is too large."""
     plan = plan_graph(read_graph(question.text), question.levels, question.form, question.memory, told)
     return Answer(found=plan.found, together=plan.together)

@@ -14,7 +14,7 @@ from parallel_core.spec import RunSpec
 
 
 class Placement(Value):
-    """Where a run of `world` ranks in tensor groups of `tp` would be: the host of each rank, which are several."""
+    """The host of each rank in a run of `world` ranks in tensor-parallel groups of `tp`, where these are several."""
 
     world: int
     tp: int
@@ -22,8 +22,11 @@ class Placement(Value):
 
 
 class Question(Value):
-    """At most `devices`, `memory` bytes each (None: any). Runs that no `lies` speaks of are on one host; `between` is
-    what was timed of pairs of hosts."""
+    """Splits over at most `devices` devices with `memory` bytes each (None: unlimited).
+
+    `lies`: placements of runs over several hosts; runs without one are on a single host. `between`: measured links
+    between hosts.
+    """
 
     spec: RunSpec
     table: CostTable
@@ -34,8 +37,8 @@ class Question(Value):
 
 
 class Way(Value):
-    """A split that can run: `spec` is its RunSpec, `best` where none beats it in both time and memory, `hosts` those
-    that its ranks would be on, where they are several."""
+    """A split that can run. `spec`: its RunSpec; `best`: no other split is better in both time and memory; `hosts`:
+    those of its ranks, where there are several."""
 
     name: str
     spec: dict[str, Any]
@@ -47,24 +50,24 @@ class Way(Value):
 
     @property
     def found(self) -> bool:
-        """Its order was searched for: one more of a split that was tried with the known ones."""
+        """Whether its order was found by a search, in addition to a split that was tried with the known orders."""
         return bool(self.spec.get("parallel", {}).get("schedule") == "custom")
 
 
 class Answer(Value):
-    """`able` fastest first; `refused` = (how many, why), most first."""
+    """`able`: splits that can run, fastest first; `refused`: (number of splits, reason), the most frequent first."""
 
     able: tuple[Way, ...]
     refused: tuple[tuple[int, str], ...]
 
     @property
     def tried(self) -> int:
-        """Splits that were judged, as `told` counted them."""
+        """Number of splits that were evaluated, as reported to `told`."""
         return sum(not way.found for way in self.able) + sum(count for count, _ in self.refused)
 
 
 def answer(question: Question, told: Told = silent) -> Answer:
-    """All splits, each predicted from the table."""
+    """Predicts all splits from the table."""
     lies = {(lie.world, lie.tp): lie.hosts for lie in question.lies}
 
     def placed(spec: RunSpec) -> Where:

@@ -1,1 +1,1 @@
-"""Tensor parallelism: layers that hold a share of a full one, and the swap that puts them into a model."""
+"""Tensor parallelism: layers that hold a shard of a full one, and their substitution into a model."""

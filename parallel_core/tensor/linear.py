@@ -1,12 +1,11 @@
-"""Linear layers split over a tensor group (Shoeybi et al. 2019, Megatron-LM, section 3).
+"""Linear layers split over a tensor-parallel group (Shoeybi et al. 2019, Megatron-LM, section 3).
 
-Column parallel: Y_i = X A_i, the output stays split; the gradient of X is summed in the backward pass (their f).
-Row parallel: Y = sum_i X_i B_i, summed in the forward pass (their g). One of each makes a block with one collective in
-either direction.
+Column parallel: Y_i = X A_i, the output stays split; the gradient of X is summed in the backward pass (their f). Row
+parallel: Y = sum_i X_i B_i, summed in the forward pass (their g). A pair of both needs one collective per direction.
 
-Over a group of one both are a plain linear layer whose weight gradient can be put off (`weights`). Small micro-batches
-make many calls, each behind products that have emptied the caches: what is done beside them is kept to the least.
-Parameters are read where a module keeps them, because an attribute of a module is looked up in Python.
+Over a group of one both are a plain linear layer whose weight gradient can be put off (`weights`). With small
+micro-batches there are many calls, each with cold caches after large products, so Python overhead is kept low.
+Parameters are read from `_parameters`, because attribute access on a module is slow.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from parallel_core.tensor.weights import WeightGradient, WeightGradients
 
 
 class _Column(torch.autograd.Function):
-    """Linear whose input gradient is summed over the group, while the weight gradient is being computed."""
+    """Linear layer whose input gradient is all-reduced over the group while the weight gradient is computed."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, anchor: Tensor, layer: ColumnLinear) -> Tensor:
@@ -46,17 +45,17 @@ class _Column(torch.autograd.Function):
 
 
 _column: Any = super(torch.autograd.Function, _Column).apply  # type: ignore[misc]
-"""`_Column.apply` but for what that does in Python for `torch.func`, which nothing here is called through."""
+"""`_Column.apply` without its Python overhead for `torch.func`, which is not used here."""
 
 
 class _Row(torch.autograd.Function):
-    """Linear over a split input, its partial products summed over the group."""
+    """Linear layer over a split input, with partial products all-reduced over the group."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, anchor: Tensor, layer: RowLinear) -> Tensor:
         ctx.save_for_backward(x)
         ctx.layer = layer
-        # The bias must enter the sum once: with the first rank's product.
+        # The bias must be added once: by the first rank.
         return layer.group.all_reduce(F.linear(x, layer.weight, layer.bias if layer.group.rank == 0 else None))
 
     @staticmethod
@@ -68,7 +67,7 @@ class _Row(torch.autograd.Function):
 
 
 class SplitLinear(nn.Module):
-    """What the two share: the gradients of their own parameters go to `weights`, not through autograd."""
+    """Base of column- and row-parallel layers: their parameter gradients go to `weights`, not through autograd."""
 
     weight: nn.Parameter
     bias: nn.Parameter | None
@@ -79,7 +78,7 @@ class SplitLinear(nn.Module):
 
 
 class ColumnLinear(SplitLinear):
-    """Holds `out / size` rows of the weight; (..., in) -> (..., out / size). Over a group of one, a plain linear."""
+    """Holds `out / size` rows of the weight; [..., in] -> [..., out / size]. Over a group of one, a plain linear."""
 
     def __init__(self, full: nn.Linear, group: TensorGroup, weights: WeightGradients) -> None:
         super().__init__(group, weights)
@@ -93,7 +92,7 @@ class ColumnLinear(SplitLinear):
 
 
 class RowLinear(SplitLinear):
-    """Holds `in / size` columns of the weight and the whole bias; (..., in / size) -> (..., out) on every rank."""
+    """Holds `in / size` columns of the weight and the whole bias; [..., in / size] -> [..., out] on every rank."""
 
     def __init__(self, full: nn.Linear, group: TensorGroup, weights: WeightGradients) -> None:
         super().__init__(group, weights)

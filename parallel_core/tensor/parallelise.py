@@ -1,4 +1,4 @@
-"""Puts split layers into a unit of a model, and says which slice of each full parameter a rank holds."""
+"""Replaces layers of a model unit by their shards, and determines which slice of each full parameter a rank holds."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ def parallelise(
     how: TensorSplit = "pairs",
     rows: Rows | None = None,
 ) -> nn.Module:
-    """Swap the layers of `unit` that can be split for their share of this rank; `rows` with sequence parallelism.
+    """Replaces the layers of `unit` that can be split by this rank's shard; `rows` is set under sequence parallelism.
 
-    Linear layers are swapped over a group of one too, so that `weights` gets the gradients of their parameters.
+    Linear layers are replaced over a group of one too, so that `weights` gets the gradients of their parameters.
     """
     if rows is not None:
         return _share_rows(unit, rows, weights)
@@ -50,7 +50,7 @@ def parallelise(
 
 
 def _share_rows(unit: nn.Module, rows: Rows, weights: WeightGradients) -> nn.Module:
-    """The same with sequence parallelism: what is not split holds some of the rows."""
+    """`parallelise` under sequence parallelism, where layers that are not split work on some of the rows."""
     for name, layer in list(unit.named_children()):
         if isinstance(layer, nn.Linear):
             split = ScatteringRow if name in ROW else GatheringColumn
@@ -67,6 +67,6 @@ def _share_rows(unit: nn.Module, rows: Rows, weights: WeightGradients) -> nn.Mod
 
 
 def shard(full: Tensor, name: str, rank: int, size: int, how: TensorSplit = "pairs") -> Tensor:
-    """Rank `rank`'s slice of the full parameter `name` (a view)."""
+    """Returns rank `rank`'s slice of the full parameter `name` (a view)."""
     dim = split_dim(name, how)
     return full if dim is None or size == 1 else full.chunk(size, dim)[rank]

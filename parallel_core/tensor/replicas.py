@@ -1,4 +1,4 @@
-"""What replicas must tell each other while layers run: statistics of batch normalisation."""
+"""Communication between replicas while layers run: the statistics of batch normalization."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from parallel_core.schedule.ir import Kind
 
 
 class ReplicaGroup:
-    """The replicas of one stage; every exchange is recorded as a child span of the operation `scope` is at."""
+    """The replicas of one stage; every exchange is recorded as a child span of the current operation in `scope`."""
 
     def __init__(self, group: Group, scope: Scope) -> None:
         assert group is not None
@@ -21,7 +21,7 @@ class ReplicaGroup:
         self._size = size_of(group)
 
     def gather(self, mine: Tensor) -> Tensor:
-        """Everyone's (n,) numbers as (replicas, n), in the same order on each."""
+        """All-gathers the ranks' [n] values as [replicas, n], in the same order on each."""
         start = self._scope.mark()
         out = mine.new_empty(self._size * len(mine))
         all_gather(out, mine.contiguous(), self._group).wait()
@@ -30,7 +30,7 @@ class ReplicaGroup:
 
 
 def synchronise(unit: nn.Module, group: Group, scope: Scope) -> None:
-    """Let the batch norms of `unit` count the samples of all replicas."""
+    """Makes the batch norms of `unit` use statistics over the samples of all replicas."""
     if group is None:
         return
     for module in unit.modules():
@@ -39,7 +39,7 @@ def synchronise(unit: nn.Module, group: Group, scope: Scope) -> None:
 
 
 def materialise(unit: nn.Module, device: torch.device) -> None:
-    """Give the buffers of `unit`, which was built on 'meta', their first values: variances 1, means 0."""
+    """Allocates the buffers of `unit`, which was built on 'meta', with their initial values: variances 1, means 0."""
     for module in unit.modules():
         for name, buffer in list(module.named_buffers(recurse=False)):
             fill = 1.0 if name.endswith("var") else 0.0

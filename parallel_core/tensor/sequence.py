@@ -1,13 +1,13 @@
-"""Sequence parallelism (Korthikanti et al. 2022, section 4.2.2): between the split layers a rank has some of the rows.
+"""Sequence parallelism (Korthikanti et al. 2022, section 4.2.2): between split layers each rank holds some of the rows.
 
-What tensor parallelism leaves whole (norms, dropout, residual sums) works on each position by itself, so each rank of
-the group takes 1 / t of them. The all-reduce of a row-parallel layer becomes a reduce-scatter (their g-bar), and what
-enters a column-parallel layer is gathered (their g): the same bytes on the wire, 1 / t of the memory. A column-parallel
-layer keeps its own rows alone and gathers them once more for the gradient of its weights, while the gradient of its
-input is computed.
+What tensor parallelism replicates (norms, dropout, residual sums) works on each position independently, so each of
+the t ranks of the group takes 1 / t of them. The all-reduce of a row-parallel layer becomes a reduce-scatter (their
+g-bar), and the input of a column-parallel layer is gathered (their g): the same bytes communicated, 1 / t of the
+memory. A column-parallel layer saves only its own rows and gathers the others again for its weight gradient, while
+its input gradient is computed.
 
-Rows are the positions of all samples of a micro-batch in order, so that a share is one piece of memory: no copies. A
-tensor of rows is (1, rows / t, hidden).
+Rows are the positions of all samples of a micro-batch in order, so that a share is contiguous: no copies. A tensor of
+rows is [1, rows / t, hidden].
 """
 
 from __future__ import annotations
@@ -30,22 +30,23 @@ from parallel_core.tensor.weights import WeightGradient, WeightGradients
 
 @dataclass(frozen=True)
 class Rows:
-    """Which rows a rank of `group` has; `seq` of them are a sample."""
+    """Which rows a rank of `group` holds; a sample has `seq` rows."""
 
     group: TensorGroup
     seq: int
 
     @property
     def held(self) -> Held:
+        """This rank's rows, as `Dropout` needs them."""
         return Held(self.group.rank, self.group.size, self.seq)
 
     def whole(self, rows: Tensor) -> Tensor:
-        """(1, samples x seq, width) as (samples, seq, width)."""
+        """Reshapes [1, samples x seq, width] to [samples, seq, width]."""
         return rows.view(-1, self.seq, rows.shape[-1])
 
 
 class _Gathered(torch.autograd.Function):
-    """A column-parallel product of gathered rows."""
+    """Column-parallel linear layer: gathers its input rows first."""
 
     @staticmethod
     def forward(ctx: Any, mine: Tensor, anchor: Tensor, layer: GatheringColumn) -> Tensor:
@@ -68,7 +69,7 @@ class _Gathered(torch.autograd.Function):
 
 
 class _Scattered(torch.autograd.Function):
-    """A row-parallel product, of whose sum over the group a rank gets its rows."""
+    """Row-parallel linear layer: the sum over the group is reduce-scattered by rows."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, anchor: Tensor, layer: ScatteringRow) -> Tensor:
@@ -88,7 +89,7 @@ class _Scattered(torch.autograd.Function):
 
 
 class GatheringColumn(ColumnLinear):
-    """(1, rows / t, in) -> (samples, seq, out / t)."""
+    """[1, rows / t, in] -> [samples, seq, out / t]."""
 
     def __init__(self, full: nn.Linear, rows: Rows, weights: WeightGradients) -> None:
         super().__init__(full, rows.group, weights)
@@ -100,7 +101,7 @@ class GatheringColumn(ColumnLinear):
 
 
 class ScatteringRow(RowLinear):
-    """(samples, seq, in / t) -> (1, rows / t, out)."""
+    """[samples, seq, in / t] -> [1, rows / t, out]."""
 
     def __init__(self, full: nn.Linear, rows: Rows, weights: WeightGradients) -> None:
         super().__init__(full, rows.group, weights)
@@ -112,7 +113,7 @@ class ScatteringRow(RowLinear):
 
 
 class _RowsOfSum(torch.autograd.Function):
-    """A rank's rows of the sum over the group; their gradient is gathered."""
+    """Reduce-scatters by rows; gathers the gradient."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, rows: Rows) -> Tensor:
@@ -127,7 +128,7 @@ class _RowsOfSum(torch.autograd.Function):
 
 
 class ScatteringEmbedding(VocabEmbedding):
-    """Ids (samples, seq) -> (1, rows / t, hidden)."""
+    """Ids [samples, seq] -> [1, rows / t, hidden]."""
 
     def __init__(self, full: nn.Embedding, rows: Rows) -> None:
         super().__init__(full, rows.group)
@@ -139,7 +140,7 @@ class ScatteringEmbedding(VocabEmbedding):
 
 
 class SharedPositions(nn.Module):
-    """Adds to each row the vector of its place; every rank holds them all."""
+    """Adds to each row the vector of its position; every rank holds all vectors."""
 
     def __init__(self, full: Positions, rows: Rows) -> None:
         super().__init__()

@@ -1,7 +1,7 @@
-"""Embedding and cross-entropy over a vocabulary split over a tensor group (Shoeybi et al. 2019, section 3).
+"""Embedding and cross-entropy with the vocabulary split over a tensor-parallel group (Shoeybi et al. 2019, section 3).
 
-Rank i holds the rows [i, i + 1) x vocab / size. The full logits exist nowhere: the loss needs the maximum, the sum of
-exponentials and the target's logit of each row, which are three numbers a row.
+Rank i holds the rows [i, i + 1) x vocab / size. The full logits are never materialized: the loss needs the maximum,
+the sum of exponentials and the target's logit of each row, which are three numbers per row.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ class _Sum(torch.autograd.Function):
 
 
 def local_ids(ids: Tensor, rows: int, rank: int) -> tuple[Tensor, Tensor]:
-    """Ids as row numbers of this rank's share (0 where foreign), and a mask that is True where they are foreign."""
+    """Returns ids as row numbers of this rank's shard (0 for other ranks' rows), and a mask that is True for those."""
     local = ids - rank * rows
     foreign = (local < 0) | (local >= rows)
     return local.masked_fill(foreign, 0), foreign
 
 
 class VocabEmbedding(nn.Module):
-    """Holds `vocab / size` rows; ids (batch, seq) -> (batch, seq, hidden), equal on every rank."""
+    """Holds `vocab / size` rows; ids [batch, seq] -> [batch, seq, hidden], equal on every rank."""
 
     def __init__(self, full: nn.Embedding, group: TensorGroup) -> None:
         super().__init__()
@@ -52,13 +52,13 @@ class VocabEmbedding(nn.Module):
         return out
 
     def mine(self, ids: Tensor) -> Tensor:
-        """The rows that this rank holds, zeros for the others: (batch, seq, hidden)."""
+        """Returns the vectors of rows that this rank holds, zeros for other ids: [batch, seq, hidden]."""
         local, foreign = local_ids(ids, len(self.weight), self.group.rank)
         return F.embedding(local, self.weight).masked_fill(foreign.unsqueeze(-1), 0.0)
 
 
 class _CrossEntropy(torch.autograd.Function):
-    """Summed cross-entropy of split logits; see `VocabCrossEntropy`. Overwrites them."""
+    """Summed cross-entropy of split logits, which it overwrites; see `VocabCrossEntropy`."""
 
     @staticmethod
     def forward(ctx: Any, logits: Tensor, targets: Tensor, group: TensorGroup) -> Tensor:
@@ -81,9 +81,9 @@ class _CrossEntropy(torch.autograd.Function):
 
 
 class VocabCrossEntropy(nn.Module):
-    """Sum of negative log likelihoods: logits (n, vocab / size), targets (n,) -> scalar, equal on every rank.
+    """Sum of negative log likelihoods: logits [n, vocab / size], targets [n] -> scalar, equal on every rank.
 
-    The logits are used up.
+    Overwrites the logits, unless they have 16 bits.
     """
 
     def __init__(self, group: TensorGroup) -> None:

@@ -1,8 +1,8 @@
-"""Gradients of weights, at once or later: what splits a backward into B (input) and W (weights).
+"""Weight gradients of linear layers, computed at once or later: splits a backward into B (input) and W (weights).
 
-Qi et al. 2023, "Zero Bubble Pipeline Parallelism", section 2: the gradient of a linear layer's input is what the stage
-before waits for; that of its weight waits for nobody. Layers hand in the pair (input, output gradient). Whether it is
-multiplied at once or in W, it is the same product added to the same sum: a schedule that keeps the order of the
+Qi et al. 2023, "Zero Bubble Pipeline Parallelism", section 2: the previous stage waits for the gradient of a linear
+layer's input; nothing waits for that of its weight. Layers hand in the pair (input, output gradient). Whether it is
+multiplied at once or in W, the same product is added to the same sum, so a schedule that keeps the order of
 micro-batches gets the same bits.
 """
 
@@ -20,7 +20,7 @@ from parallel_core.observe.scope import Scope
 
 
 class WeightGradient(NamedTuple):
-    """One layer's share of W: `x` (..., in) and `grad` (..., out) are kept until it is added."""
+    """The factors of one layer's weight gradient: `x` [..., in] and `grad` [..., out]."""
 
     x: Tensor
     grad: Tensor
@@ -29,34 +29,36 @@ class WeightGradient(NamedTuple):
 
 
 class WeightGradients:
-    """Takes what the linear layers of a rank hand in. `listener` is told of each parameter whose sum has grown."""
+    """Collects the weight gradients of a rank's linear layers. `listener` is called with each parameter whose sum was
+    added to."""
 
     def __init__(self, scope: Scope) -> None:
         self.anchor = torch.zeros((), requires_grad=True)
-        """A layer's input beside its data: its backward runs even where the data needs no gradient."""
+        """A second input of each layer, so that its backward runs even where its data needs no gradient."""
         self.listener: Callable[[nn.Parameter], None] | None = None
         self.sums: Callable[[nn.Parameter], Tensor] = attrgetter("grad")
-        """Where the gradient of a parameter is added: a view of the flat buffer, for the life of the run."""
+        """Returns the tensor that a parameter's gradient is added to; by default `.grad`, a view of the flat buffer."""
         self._scope = scope
         self._put_off: list[WeightGradient] | None = None
 
     @property
     def putting_off(self) -> bool:
+        """Whether `put_off` is active."""
         return self._put_off is not None
 
     def hand_in(self, given: WeightGradient) -> None:
-        """Adds it to the sums of weight and bias; inside `put_off`, keeps it instead."""
+        """Adds the gradients to the sums of weight and bias; inside `put_off`, keeps the factors instead."""
         if self._put_off is None:
             self.add(given)
             return
-        # With their graphs they would hold the segment's input, too: the loss hands back the logits as their gradient.
+        # Detached, since their graphs would keep the segment's input alive: the loss reuses the logits as gradient.
         given = given._replace(x=given.x.detach(), grad=given.grad.detach())
         self._put_off.append(given)
         for kept in (given.x, given.grad):
             self._scope.kept(kept)
 
     def add(self, given: WeightGradient) -> None:
-        """Weight sum += grad^T x, in one kernel where they have one number type; bias sum += the sum of grad.
+        """Adds grad^T x to the weight's sum, in one kernel where dtypes agree, and the sum of grad to the bias's.
 
         Called where no graph is recorded: inside of a backward, or under `torch.no_grad`.
         """
@@ -65,7 +67,7 @@ class WeightGradients:
         alike = total.dtype is rows.dtype
         if alike:
             total.addmm_(rows.t(), x.flatten(0, -2))
-        elif rows.is_cuda:  # 16-bit factors, their products and sums in fp32: what no other device has
+        elif rows.is_cuda:  # 16-bit factors accumulated in fp32 by one kernel, which only CUDA has
             torch.addmm(total, rows.t(), x.flatten(0, -2), out_dtype=total.dtype, out=total)
         else:
             total.add_(rows.t() @ x.flatten(0, -2))
@@ -78,7 +80,7 @@ class WeightGradients:
 
     @contextmanager
     def put_off(self) -> Iterator[list[WeightGradient]]:
-        """What is handed in inside is kept in the list that is given out, for `add`."""
+        """Keeps the factors handed in inside the context in the yielded list, for a later `add`."""
         kept: list[WeightGradient] = []
         self._put_off = kept
         try:

@@ -1,11 +1,11 @@
-"""Traces of jobs that were not launched here as SPAN rows: files of torch.profiler (Kineto), one a rank, and steps that
-another yard exported, all ranks in one.
+"""Imports traces of jobs that did not run here as SPAN rows: torch.profiler (Kineto) files, one per rank, and steps
+exported by another Trainyard, all ranks in one file.
 
-    stream -> collect -> kineto -> together
+    stream -> collect -> kineto -> job_trace
            -> own -> own_job
 
-A file is read as a stream, in bounded memory. What is broken or missing is said; the rest is shown.
+Files are read as streams, in bounded memory. What is broken or missing is reported; the rest is shown.
 """
 
 EXIT_MEMORY = 3
-"""How the process that reads ends where its memory does."""
+"""Exit code of the reading process when it runs out of memory."""

@@ -1,8 +1,8 @@
-"""`python -m parallel_core.traces OUT FILE...`: reads traces in a process of its own, within a limit of memory.
+"""`python -m parallel_core.traces OUT FILE...`: reads traces in a separate process, whose memory can be limited.
 
-Prints a line of JSON now and then, {"read": bytes, "of": bytes}. Leaves in OUT `report.json` and, for each rank and
+Prints a line of JSON now and then, {"read": bytes, "of": bytes}. Writes to OUT `report.json` and, for each rank and
 step, `<rank>-<step>.npy` with its SPAN rows and `<rank>-<step>.json` with the names of operators and kernels. Exit
-code 3: memory ran out.
+code 3: out of memory.
 """
 
 from __future__ import annotations
@@ -30,23 +30,25 @@ USUAL = Limits()
 
 
 class Progress:
-    """Bytes read of all files, told on stdout."""
+    """Prints to stdout how many bytes of all files have been read."""
 
     def __init__(self, total: int) -> None:
         self._total, self._before, self._told = total, 0, 0.0
 
     def at(self, read: int) -> None:
+        """Reports `read` bytes of the current file, at most once every EVERY_S."""
         if time.monotonic() - self._told > EVERY_S:
             self._told = time.monotonic()
             sys.stdout.write(json.dumps({"read": self._before + read, "of": self._total}) + "\n")
             sys.stdout.flush()
 
     def past(self, size: int) -> None:
+        """Adds a file of `size` bytes that has been read completely."""
         self._before += size
 
 
 def read_all(files: list[tuple[str, Path]], limits: Limits = USUAL) -> JobTrace:
-    """The traces in `files` ((name for a person, path) each) as one job."""
+    """Reads the traces in `files`, (display name, path) pairs, as one job."""
     progress = Progress(sum(path.stat().st_size for _, path in files))
     theirs: list[tuple[str, int | None, kineto.RankTrace]] = []
     ours: list[tuple[str, own.OwnStep]] = []
@@ -65,8 +67,11 @@ def read_all(files: list[tuple[str, Path]], limits: Limits = USUAL) -> JobTrace:
 
 
 def _one(path: Path, limits: Limits, progress: Progress) -> tuple[kineto.RankTrace | own.OwnStep, dict[str, Any]]:
-    """What a file holds, and the values beside its events: those before them tell whose file it is, or those behind
-    them, which then have to be read again."""
+    """Returns the contents of a file, and the header values outside of its event list.
+
+    The values before the events tell whether Trainyard exported the file. Where they come after the events instead,
+    the file is read a second time.
+    """
     header: dict[str, Any] = {}
     for _ in range(2):
         with path.open("rb") as file:
@@ -77,13 +82,13 @@ def _one(path: Path, limits: Limits, progress: Progress) -> tuple[kineto.RankTra
                 step = own.read(chain(first, events), header)
                 step.notes = stream.notes + step.notes
                 return step, header
-            trace = _theirs(stream, chain(first, events))
+            trace = _read_kineto(stream, chain(first, events))
             if not own.is_own(header):
                 break
     return trace, header
 
 
-def _theirs(stream: EventStream, events: Iterable[dict[str, Any]]) -> kineto.RankTrace:
+def _read_kineto(stream: EventStream, events: Iterable[dict[str, Any]]) -> kineto.RankTrace:
     collected = Collected(events)
     trace = kineto.read(collected)
     trace.partial = bool(stream.notes)
@@ -97,13 +102,13 @@ def _theirs(stream: EventStream, events: Iterable[dict[str, Any]]) -> kineto.Ran
 
 
 def _base(header: dict[str, Any]) -> int:
-    """Nanoseconds that the times of a trace count from; 0 where it does not say or they would not fit."""
+    """Returns the time in ns that the trace's times are relative to; 0 where it is not given or would overflow."""
     base = header.get("baseTimeNanoseconds", 0)
     return base if isinstance(base, int) and abs(base) < 1 << 61 else 0
 
 
 def write(found: JobTrace, folder: Path) -> None:
-    """What `read_all` found, into a folder."""
+    """Writes the result of `read_all` into a folder."""
     report = {
         "notes": found.notes,
         "recorded": found.recorded,
@@ -129,8 +134,8 @@ def write(found: JobTrace, folder: Path) -> None:
 
 
 def main(arguments: list[str]) -> int:
-    """`OUT NAME=PATH ...`; the exit code."""
-    gc.disable()  # millions of small objects, none in a circle: the collector would look through them again and again
+    """Reads and writes `OUT NAME=PATH ...`; returns the exit code."""
+    gc.disable()  # millions of small objects without cycles, which the collector would scan again and again
     folder, named = Path(arguments[0]), [text.rpartition("=")[::2] for text in arguments[1:]]
     try:
         write(read_all([(name or Path(path).name, Path(path)) for name, path in named]), folder)

@@ -1,4 +1,4 @@
-"""The events of one rank's trace as columns: what a later look needs of each, some 40 bytes an event."""
+"""Stores the events of one rank's trace as columns with only what later analysis needs, about 40 bytes per event."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ HOST = {"cpu_op", "user_annotation"}
 LAUNCH = {"cuda_runtime", "cuda_driver", "hip_runtime"}
 _GROUPS = {"host": HOST, "device": DEVICE, "launch": LAUNCH}
 LATEST = 9e15
-"""Microseconds that fit into 63 bits of nanoseconds."""
+"""Latest time in microseconds: as nanoseconds it fits into 63 bits."""
 _SENDS_AND_RECEIVES = "SendRecv"
 
 EVENT = np.dtype([("name", "<i4"), ("thread", "<i4"), ("start", "<i8"), ("end", "<i8"), ("link", "<i8")])
-"""`name` and `thread` are indices; times are ns. `link` is the correlation of a kernel with its launch, -1 without;
-of host events it is OPERATION for those that do something themselves, RECORDED for those of them that autograd
-records, to go backward through them."""
+"""`name` and `thread` are indices; times are ns. `link` of kernels and launches is the correlation id of the two, -1
+without; of host events it is OPERATION for operators, RECORDED for operators that autograd records for a backward, and
+-1 for annotations."""
 OPERATION, RECORDED = 1, 2
 
 
 class Columns:
-    """Events of one group, appended one by one."""
+    """The events of one group, appended one by one."""
 
     def __init__(self) -> None:
         self._small, self._large = array("i"), array("q")
@@ -36,7 +36,7 @@ class Columns:
         self._large.extend((start, end, link))
 
     def table(self) -> NDArray[np.void]:
-        """EVENT rows in order of their start; of two that start together the longer first."""
+        """Returns EVENT rows sorted by start; of events that start together, the longest first."""
         small = np.frombuffer(self._small, np.int32).reshape(-1, 2)
         large = np.frombuffer(self._large, np.int64).reshape(-1, 3)
         out = np.empty(len(small), EVENT)
@@ -46,15 +46,15 @@ class Columns:
 
 
 class Collected:
-    """What a trace holds: `host` operations and annotations, `device` kernels and copies, `launches` of kernels."""
+    """The contents of a trace: `host` operations and annotations, `device` kernels and copies, kernel `launches`."""
 
     def __init__(self, events: Iterable[dict[str, Any]]) -> None:
         self.names: list[str] = []
         self.odd = 0
-        """Events whose times make no sense."""
+        """Number of events left out because of invalid times."""
         self._name_of: dict[str, int] = {}
         self._plain: dict[str, int] = {}
-        """Of names that are called the same whatever stands beside them."""
+        """Event name -> index, for names that do not depend on the event's arguments."""
         self._threads: dict[tuple[str, str], int] = {}
         self._thread_of: dict[tuple[Any, Any], int] = {}
         groups = {"host": Columns(), "device": Columns(), "launch": Columns()}
@@ -62,7 +62,7 @@ class Collected:
         self.host, self.device, self.launches = (columns.table() for columns in groups.values())
 
     def _take(self, events: Iterable[dict[str, Any]], groups: Mapping[str, Columns]) -> None:
-        """One loop without calls but for what is new or odd: a long trace has millions of events."""
+        """Reads all events in one loop that makes few calls, since a long trace has millions of events."""
         adding = {kind: groups[group].add for group, kinds in _GROUPS.items() for kind in kinds}
         names_of, threads_of = self._plain, self._thread_of
         for event in events:
@@ -85,8 +85,8 @@ class Collected:
             add(named, ran, begin, begin + round(length * 1000), _link(kind, args if isinstance(args, dict) else {}))
 
     def _name(self, event: Mapping[str, Any], args: Any) -> int:
-        """The index of its name."""
-        called, name = _called(event, args), event.get("name", "")
+        """Returns the index of the event's name."""
+        called, name = _event_name(event, args), event.get("name", "")
         known = self._name_of.setdefault(called, len(self.names))
         if known == len(self.names):
             self.names.append(called)
@@ -102,20 +102,21 @@ class Collected:
         return known
 
 
-def _called(event: Mapping[str, Any], args: Any) -> str:
-    """Its name. One kernel of NCCL sends and receives; beside it Kineto writes for which of the two it was launched."""
+def _event_name(event: Mapping[str, Any], args: Any) -> str:
+    """The event's name. NCCL has one kernel to send and receive; Kineto records separately which of both it was."""
     name = printable(str(event.get("name", "")))[:LONGEST_NAME]
     way = args.get("Collective name") if isinstance(args, dict) and _SENDS_AND_RECEIVES in name else None
     return f"{name} {way}" if way in ("send", "recv") else name
 
 
 def printable(text: str) -> str:
-    """Without what no database and no page can hold: null characters, halves of surrogate pairs."""
+    """Replaces characters that databases and web pages cannot hold: null characters, unpaired surrogates."""
     return text if text.isprintable() else "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text)
 
 
 def _link(kind: str, args: Mapping[str, Any]) -> int:
-    """What EVENT keeps of it. Autograd numbers what it records; its own nodes name the thread that went forward."""
+    """Returns `link` of EVENT. Autograd gives a sequence number to what it records; its backward nodes also have the id
+    of the forward thread."""
     if kind == "cpu_op":
         return RECORDED if "Sequence number" in args and not args.get("Fwd thread id") else OPERATION
     link = -1 if kind in HOST else args.get("correlation", -1)

@@ -1,4 +1,5 @@
-"""Several ranks' traces as one: who is which rank, one clock, and what can be said about stages and micro-batches."""
+"""Joins the traces of several ranks: assigns ranks, aligns clocks, and determines stages and micro-batches where
+possible."""
 
 from __future__ import annotations
 
@@ -21,14 +22,14 @@ from parallel_core.traces.known_programs import label
 from parallel_core.traces.unnamed import NotCounted, Spans, counted, whole
 
 SKEW_NS = 500_000
-"""Clocks that differ by less are left as they are."""
+"""Clock differences up to this many ns are not corrected."""
 _IN_NAME = re.compile(r"rank[-_]?(\d+)|worker(\d+)|[-_](\d+)(?=\.)", re.I)
 
 
 @dataclass
 class JobTrace:
-    """`ranks[r]` are the traces by rank; `notes` what was found out or is missing, for a person. `recorded` is what was
-    not found out but recorded (`own_job`): {} of a trace of torch.profiler."""
+    """The traces of a job. `ranks[r]`: trace of rank r; `notes`: findings and problems, as text for the user.
+    `recorded`: facts about the run that the files state (`own_job`); {} for traces of torch.profiler."""
 
     ranks: dict[int, RankTrace] = field(default_factory=dict)
     files: dict[int, str] = field(default_factory=dict)
@@ -37,7 +38,7 @@ class JobTrace:
 
 
 def rank_of(header: Mapping[str, Any], name: str) -> int | None:
-    """The rank that the profiler wrote into the file, else the one its name tells; None where neither does."""
+    """The rank that the profiler wrote into the file, otherwise the one in its name; None where neither has one."""
     info = header.get("distributedInfo")
     told = info.get("rank") if isinstance(info, dict) else None
     if isinstance(told, int) and 0 <= told < 1 << 20:
@@ -48,7 +49,7 @@ def rank_of(header: Mapping[str, Any], name: str) -> int | None:
 
 
 def join(parts: Sequence[tuple[str, int | None, RankTrace]]) -> JobTrace:
-    """(file name, rank or None, trace) of every file, as one job."""
+    """Joins (file name, rank or None, trace) of all files into one job."""
     out = JobTrace()
     free = iter(range(len(parts) + 1))
     taken = {rank for _, rank, _ in parts if rank is not None}
@@ -69,7 +70,7 @@ def join(parts: Sequence[tuple[str, int | None, RankTrace]]) -> JobTrace:
 
 
 def _of_files(parts: Sequence[tuple[str, int | None, RankTrace]]) -> list[str]:
-    """The notes of each file; what is to be said of all of several, once."""
+    """Returns the notes of each file; notes common to several files appear once."""
     notes = [trace.notes for _, _, trace in parts]
     every = [note for note in notes[0] if all(note in others for others in notes)] if len(notes) > 1 else []
     own = [f"{name}: {note}" for name, _, trace in parts for note in trace.notes if note not in every]
@@ -88,18 +89,19 @@ def _missing(out: JobTrace) -> None:
 
 
 def _one_clock(out: JobTrace) -> None:
-    """Moves a rank's spans so that its collectives end when those of the first rank do: all end together."""
+    """Shifts the spans of ranks on other (or unknown) hosts so that their collectives end when those of the first rank
+    do."""
     ends = {rank: _collective_ends(trace) for rank, trace in out.ranks.items()}
     first = min((rank for rank, own in ends.items() if len(own)), default=min(ends, default=0))
     for rank, own in ends.items():
         if rank == first or (out.ranks[rank].host and out.ranks[rank].host == out.ranks[first].host):
-            continue  # one host, one clock
+            continue  # ranks of one host share a clock
         if len(own) and len(own) != len(ends[first]):
             out.notes.append(f"Rank {rank} has other collectives than rank {first}: their clocks were not compared.")
         elif len(own):
             _move(out, rank, first, own - ends[first])
-    _untold(out, ends, first)
-    _apart(out, first)
+    _note_unaligned(out, ends, first)
+    _note_disjoint(out, first)
 
 
 def _move(out: JobTrace, rank: int, first: int, apart: NDArray[np.int64]) -> None:
@@ -112,8 +114,8 @@ def _move(out: JobTrace, rank: int, first: int, apart: NDArray[np.int64]) -> Non
     out.notes.append(f"{text}; it was moved by the ends of {len(apart)} collectives.")
 
 
-def _untold(out: JobTrace, ends: Mapping[int, NDArray[np.int64]], first: int) -> None:
-    """Says of which ranks, on other hosts than the first one, no collective tells the clock."""
+def _note_unaligned(out: JobTrace, ends: Mapping[int, NDArray[np.int64]], first: int) -> None:
+    """Notes which ranks, on other hosts than the first one, have no collective to align the clock by."""
     hosts = {rank: trace.host for rank, trace in out.ranks.items() if trace.host}
     silent = [rank for rank in hosts if first in hosts and hosts[rank] != hosts[first] and not len(ends[rank])]
     if silent:
@@ -121,8 +123,9 @@ def _untold(out: JobTrace, ends: Mapping[int, NDArray[np.int64]], first: int) ->
         out.notes.append(f"{where} Their clocks were not compared.")
 
 
-def _apart(out: JobTrace, first: int) -> None:
-    """Says which ranks are in no step while the first one is in it: what the timeline then shows is no waiting."""
+def _note_disjoint(out: JobTrace, first: int) -> None:
+    """Notes which ranks are never in a step at the same time as the first rank: gaps in the timeline are then not
+    waiting."""
     base = out.ranks.get(first, RankTrace()).steps
     far = [rank for rank, trace in out.ranks.items() if not _meets(trace.steps, base)]
     if far:
@@ -133,7 +136,7 @@ def _apart(out: JobTrace, first: int) -> None:
 
 
 def _meets(steps: Mapping[int, NDArray[np.void]], others: Mapping[int, NDArray[np.void]]) -> bool:
-    """Whether a step that both have overlaps; True where they have none in common."""
+    """Whether any step that both have overlaps in time; True where they have no step in common."""
     common = [(steps[step], others[step]) for step in steps.keys() & others.keys()]
     return not common or any(
         own["start"].min() < other["end"].max() and other["start"].min() < own["end"].max() for own, other in common
@@ -146,7 +149,7 @@ def _collective_ends(trace: RankTrace) -> np.ndarray:
 
 
 def _pipeline(out: JobTrace) -> None:
-    """What is known of stages and micro-batches, and how surely."""
+    """Notes what is known of stages and micro-batches, and how certain it is."""
     if any(trace.micro_batches for trace in out.ranks.values()):
         most = max(trace.micro_batches for trace in out.ranks.values())
         stages = "stages and " if any(trace.stages for trace in out.ranks.values()) else ""
@@ -159,7 +162,7 @@ def _pipeline(out: JobTrace) -> None:
 
 
 def _messages(out: JobTrace) -> None:
-    """Names messages that no annotation names, where those of the operations around them make a pipeline."""
+    """Names messages that have no annotation, where the operations around them form a pipeline."""
     for step in _common(out):
         spans = {rank: trace.steps[step] for rank, trace in out.ranks.items()}
         unnamed = [(np.isin(rows["kind"], [*P2P]) & (rows["stage"] < 0)).any() for rows in spans.values()]
@@ -174,18 +177,19 @@ def _messages(out: JobTrace) -> None:
 
 
 def _common(out: JobTrace) -> list[int]:
-    """Steps that are in all traces."""
+    """Returns the steps that are in all traces."""
     return sorted(set.intersection(*(set(trace.steps) for trace in out.ranks.values())))
 
 
 def _counted(out: JobTrace) -> str:
-    """Numbers stages and micro-batches of the steps whose messages tell of them; the note that says so, or why not."""
+    """Numbers stages and micro-batches of the steps where messages determine them; returns the note that says so, or
+    why not."""
     steps = _common(out)
     why, found, names = "no step is in all traces", set[tuple[int, int]](), set[str]()
     assumed = False
     for step in steps:
         try:
-            name, made = _told({rank: trace.steps[step] for rank, trace in out.ranks.items()})
+            name, made = _inferred({rank: trace.steps[step] for rank, trace in out.ranks.items()})
         except NotCounted as error:
             why = str(error)
             continue
@@ -212,7 +216,8 @@ _ASSUMED = (
 
 
 def _forwards_first(rows: NDArray[np.void]) -> bool:
-    """Whether nothing tells which backward is of which micro-batch: all of several forwards come before the first."""
+    """Whether all of several forwards come before the first backward, so that nothing determines each backward's
+    micro-batch."""
     named = rows[rows["micro_batch"] >= 0]
     back = among(named, (Kind.B, Kind.W, Kind.BW))
     ahead = named[among(named, (Kind.F,))]
@@ -221,7 +226,7 @@ def _forwards_first(rows: NDArray[np.void]) -> bool:
 
 
 def _likely(stages: int, micro_batches: int, some: str, orders: Sequence[str]) -> str:
-    """What was told, and by what: the `orders` of known schedules, or messages alone."""
+    """Returns the note on what was determined, and by what: the order of known schedules, or messages alone."""
     if orders:
         return (
             f"Likely: {stages} stages and {micro_batches} micro-batches, because {some} the ranks did what "
@@ -233,10 +238,11 @@ def _likely(stages: int, micro_batches: int, some: str, orders: Sequence[str]) -
     )
 
 
-def _told(spans: Spans) -> tuple[str, dict[int, NDArray[np.void]]]:
-    """The spans with stages and micro-batches, counted ('') or by the known order of this name; NotCounted if neither.
+def _inferred(spans: Spans) -> tuple[str, dict[int, NDArray[np.void]]]:
+    """Returns the spans with stages and micro-batches, and the name of the known order that determined them ('':
+    counted).
 
-    What stands against counting stands against everything where messages are missing.
+    Raises NotCounted where neither works. Where messages are missing, no order is tried.
     """
     try:
         return "", counted(spans)
@@ -251,5 +257,6 @@ def _told(spans: Spans) -> tuple[str, dict[int, NDArray[np.void]]]:
 
 
 def few_text(numbers: Sequence[int]) -> str:
+    """Joins up to eight of the numbers as text."""
     shown = ", ".join(map(str, numbers[:8]))
     return shown if len(numbers) <= 8 else f"{shown} and {len(numbers) - 8} more"

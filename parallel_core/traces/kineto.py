@@ -1,9 +1,9 @@
-"""One rank's torch.profiler trace as SPAN rows of its steps.
+"""Converts one rank's torch.profiler trace to SPAN rows of its steps.
 
-On a GPU a span is a kernel, and what it belongs to is read off the host code that launched it: through its correlation
-to the launch, and from there to the innermost marker around that moment (`names.marker`). On a CPU a span is an
-outermost operation. Neighbours of one kind that follow within 2 us are one span. Collectives run beside computation,
-so they are BUCKET spans: what computation does not hide of them is exposed.
+On a GPU a span is a kernel, and its meaning is that of the host code which launched it: found by the correlation id
+of the launch, and from there the innermost marker around that moment (`names.marker`). On a CPU a span is an
+outermost operation. Adjacent spans of one kind with gaps of at most 2 us are merged. Collectives overlap with
+computation, so they are BUCKET spans: the part not hidden by computation is exposed.
 """
 
 from __future__ import annotations
@@ -29,52 +29,54 @@ from parallel_core.traces.windows import EVER, Moments, Windows, marked, windows
 JOIN_NS = 2_000
 TOP = 20
 _COUNTED = {*P2P, Kind.BUCKET}
-"""Each is one message or collective: by their number a pipeline is told, and which of two ranks belong together."""
+"""Kinds never merged: pipelines are recognized, and collectives of two ranks matched, by the number of these spans."""
 SEQUENCE = 2_000
-"""Names that are kept of a step, to hold two ranks against each other."""
+"""Names that are kept per step, to compare two ranks."""
 _UNMARKED = "No step is marked in it (schedule and step() of the profiler do that)"
 
 
 @dataclass
 class RankTrace:
-    """`steps[k]` are the SPAN rows of step k; `raw` counts the kernels or operations that they were made of."""
+    """The trace of one rank. `steps[k]`: SPAN rows of step k; `raw`: number of kernels or operations that they were
+    made of."""
 
     device: str = "cpu"
     steps: dict[int, NDArray[np.void]] = field(default_factory=dict)
     raw: int = 0
     top: list[dict[str, Any]] = field(default_factory=list)
-    """The operations that took longest in all: name, family, count, ns."""
+    """The operations with the largest total time: name, family, count, ns."""
     notes: list[str] = field(default_factory=list)
     stages: int = 0
     micro_batches: int = 0
-    """Different ones that annotations name; 0 = none does."""
+    """Like `stages` the number of different ones in annotations; 0 = none."""
     counted: list[int] = field(default_factory=list)
-    """Steps whose stages and micro-batches messages and order told of (`unnamed`, `known_orders`)."""
+    """Steps whose stages and micro-batches were inferred from messages and order (`unnamed`, `known_orders`)."""
     windows: Windows = field(default_factory=dict)
-    """When each step began and ended on the host; {} where nothing tells."""
+    """Step -> its begin and end on the host; {} where steps are not recognizable."""
     host: str = ""
-    """Where it was recorded; '' where the trace does not say."""
+    """Name of the host; '' where the trace does not contain it."""
     operations: dict[int, list[str]] = field(default_factory=dict)
-    """Of each step the names of its first SEQUENCE operators, as the host began them (ATen)."""
+    """Step -> names of its first SEQUENCE operators (ATen), in the order in which the host started them."""
     kernels: dict[int, list[str]] = field(default_factory=dict)
-    """The same of what the device did; {} without one."""
+    """The same for device kernels; {} without a GPU."""
     partial: bool = False
-    """Something of the file could not be read."""
+    """Whether some of the file could not be read."""
 
     @property
     def pause(self) -> int:
-        """Longest pause inside one operation. On a CPU an operation is its rank's whole work: pauses are its Python."""
+        """Longest gap in ns within one operation. On a CPU the gaps within an operation are the Python code of the same
+        rank."""
         return JOIN_NS if self.device == "cuda" else LONGEST_NS
 
     def move(self, ns: int) -> None:
-        """Moves every span."""
+        """Shifts every span by `ns`."""
         for rows in self.steps.values():
             rows["start"] += ns
             rows["end"] += ns
 
 
 def read(trace: Collected) -> RankTrace:
-    """The spans of a collected trace; an empty one has no steps."""
+    """Converts a collected trace; an empty one has no steps."""
     out = RankTrace("cuda" if len(trace.device) else "cpu")
     work, moments, meanings = (of_device if len(trace.device) else of_host)(trace)
     if not len(work):
@@ -85,7 +87,7 @@ def read(trace: Collected) -> RankTrace:
         return out
     out.raw, out.top = len(work), _top(trace.names, work)
     rows = _rows(work, meanings)
-    _halve(rows)
+    _split_backwards(rows)
     out.stages, out.micro_batches = (len(np.unique(rows[name][rows[name] >= 0])) for name in ("stage", "micro_batch"))
     out.windows = windows(trace)
     _into_steps(out, trace, rows, moments)
@@ -103,7 +105,7 @@ def read(trace: Collected) -> RankTrace:
 def _sequences(
     trace: Collected, work: NDArray[np.void], moments: NDArray[np.int64], windows: Windows, steps: Mapping[int, Any]
 ) -> dict[int, list[str]]:
-    """The names of `work` (by start) whose moments lie in each step; a trace without marked steps is one."""
+    """For each step the names of `work` (sorted by start) launched in it; a trace without marked steps is one step."""
     when, out = Moments(moments), {}
     for step in steps:
         mine = work["name"][when.between(*windows.get(step, EVER))[:SEQUENCE]].tolist()
@@ -120,9 +122,11 @@ def _rows(work: NDArray[np.void], meanings: NDArray[np.void]) -> NDArray[np.void
     return rows
 
 
-def _halve(rows: NDArray[np.void]) -> None:
-    """A `B` with a `W` of the same stage and micro-batch is the gradient of the input alone; without, it is both. The
-    first stage needs no gradient of its input: where nothing was done for one, its `W` is the whole backward."""
+def _split_backwards(rows: NDArray[np.void]) -> None:
+    """Distinguishes B from BW: a backward with a W of the same stage and micro-batch is only the gradient of the input.
+
+    The first stage needs no input gradient: where it has no such operation, its W is the whole backward.
+    """
     named = rows["micro_batch"] >= 0
     keys = rows["stage"].astype(np.int64) << 32 | rows["micro_batch"]
     halves = np.isin(keys, keys[named & (rows["kind"] == Kind.W)]) & named & (rows["kind"] == Kind.BW)
@@ -147,26 +151,27 @@ def _into_steps(out: RankTrace, trace: Collected, rows: NDArray[np.void], moment
         inside[mine] = True
         if len(mine):
             own = rows[mine]
-            begun = _begun(start, int(ended[when.before(start)]), own) if out.device == "cuda" else start
+            begun = _device_begin(start, int(ended[when.before(start)]), own) if out.device == "cuda" else start
             out.steps[number] = _step(own, begun, max(end, int(own["end"].max())), pause)
     if not inside.all():
         out.notes.append(f"{int((~inside).sum())} of {len(rows)} operations lie outside of the steps.")
 
 
-def _begun(start: int, ended: int, own: NDArray[np.void]) -> int:
-    """When a device began a step that its host began at `start`: the host runs ahead, so behind the work before, which
-    had `ended` then."""
+def _device_begin(start: int, ended: int, own: NDArray[np.void]) -> int:
+    """Returns when a device began a step that its host began at `start`: as the host runs ahead, after the previous
+    work, which ended at `ended`, but no later than the step's first kernel."""
     return max(start, min(ended, int(own["start"].min())))
 
 
-def _parted(rows: NDArray[np.void], mine: NDArray[np.void], pause: int) -> NDArray[np.bool_]:
-    """Which of `mine` do not go on with the one before: over `pause` ns behind it, or something stands between."""
+def _separated(rows: NDArray[np.void], mine: NDArray[np.void], pause: int) -> NDArray[np.bool_]:
+    """Returns which of `mine` do not continue the span before: more than `pause` ns after it, or with something else
+    between."""
     reach, starts = np.maximum.accumulate(mine["end"])[:-1], mine["start"][1:]
     apart = starts - reach
     if pause <= JOIN_NS:
         return apart > pause
     begun = np.searchsorted(rows["start"], starts, "left") - np.searchsorted(rows["start"], reach, "left")
-    # A message under way beside a named operation is not waited for inside it: what it needs came before it began.
+    # A named operation does not wait for messages in flight: its inputs arrived before it began.
     waited = (LANE_COLLECTIVE,) if mine["micro_batch"][0] >= 0 else (LANE_P2P, LANE_COLLECTIVE)
     talking = rows[np.isin(rows["lane"], waited)]
     ended = np.maximum.accumulate(np.concatenate([[-(1 << 62)], talking["end"]]))
@@ -175,7 +180,7 @@ def _parted(rows: NDArray[np.void], mine: NDArray[np.void], pause: int) -> NDArr
 
 
 def _step(rows: NDArray[np.void], start: int, end: int, pause: int) -> NDArray[np.void]:
-    """The step itself, then its rows in order, neighbours joined (`joined`)."""
+    """Returns the STEP row and the rows of the step in order, with adjacent ones merged (`joined`)."""
     own = joined(rows, pause)
     out = np.empty(len(own) + 1, SPAN)
     out[0], out[1:] = (Kind.STEP, LANE_HOST, 0, -1, 0, 0, start, end, 0), own
@@ -183,7 +188,8 @@ def _step(rows: NDArray[np.void], start: int, end: int, pause: int) -> NDArray[n
 
 
 def joined(rows: NDArray[np.void], pause: int) -> NDArray[np.void]:
-    """The rows in order, neighbours of one kind as one; those of a named operation over pauses of up to `pause` ns."""
+    """Returns the rows in order, with adjacent ones of one kind merged; for named operations across gaps of up to
+    `pause` ns."""
     rows = rows[np.argsort(rows["start"], kind="stable")]
     firsts, ends = [np.empty(0, np.int64)], rows["end"].copy()
     for here in _alike(rows):
@@ -191,7 +197,7 @@ def joined(rows: NDArray[np.void], pause: int) -> NDArray[np.void]:
         if int(mine["kind"][0]) in _COUNTED:
             firsts.append(here)
             continue
-        first = np.concatenate([[True], _parted(rows, mine, pause if mine["micro_batch"][0] >= 0 else JOIN_NS)])
+        first = np.concatenate([[True], _separated(rows, mine, pause if mine["micro_batch"][0] >= 0 else JOIN_NS)])
         firsts.append(here[first])
         ends[here[first]] = np.maximum.reduceat(mine["end"], np.flatnonzero(first))
     kept = np.sort(np.concatenate(firsts))
@@ -201,7 +207,7 @@ def joined(rows: NDArray[np.void], pause: int) -> NDArray[np.void]:
 
 
 def _alike(rows: NDArray[np.void]) -> list[NDArray[np.int64]]:
-    """Ascending indices of the rows of each kind, lane, stage and micro-batch."""
+    """Returns the ascending indices of the rows for each combination of kind, lane, stage and micro-batch."""
     keys = rows["kind"].astype(np.int64) << 56 | rows["lane"].astype(np.int64) << 48
     keys |= (rows["stage"].astype(np.int64) & 0xFFFF) << 32 | (rows["micro_batch"].astype(np.int64) & 0xFFFFFFFF)
     order = np.argsort(keys, kind="stable")

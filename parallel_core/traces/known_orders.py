@@ -1,10 +1,10 @@
-"""Pipelines of several stages a rank, or of split backwards, that nothing annotates: the orders of known schedules.
+"""Recognizes pipelines without annotations that have several stages per rank, or split backwards, by known schedules.
 
-Where messages wrap from the last rank to the first, or a backward comes in two parts, counting alone does not say which
-stage and micro-batch a forward is of. So the order of every schedule of this engine is held against what the ranks
-did. One is taken for it when on every rank it makes as many messages, the same forwards and backwards stand between two
-sends, and none begins before what it needs has ended. Two orders that fit and differ are none. Between some operations
-nothing is sent (a weight gradient and the next): those are parted at the longest pauses.
+Where messages also go from the last rank to the first, or a backward consists of two parts, counting messages does not
+determine stage and micro-batch of a forward. So every schedule of this engine is compared with what the ranks did. It
+matches if on every rank it has the same number of messages, the same forwards and backwards between two sends, and no
+operation begins before its inputs were made. If two matching schedules name operations differently, none is chosen.
+Between some operations nothing is sent (a weight gradient and the next): these are separated at the longest gaps.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from parallel_core.traces.unnamed import NotCounted
 
 Spans = Mapping[int, NDArray[np.void]]
 SLACK = 0.25
-"""Of the shortest operation: by so much one may begin before what it needs has ended, for clocks differ."""
+"""Fraction of the shortest operation by which one may begin before its input is made, since clocks differ."""
 
 
 class Done(NamedTuple):
-    """An operation of a rank and the rows (indices into the rank's) that it is made of; ns."""
+    """An operation of a rank and the rows (indices) that it consists of; times in ns."""
 
     op: Op
     rows: tuple[int, ...]
@@ -38,16 +38,16 @@ class Done(NamedTuple):
 
 
 class Order(NamedTuple):
-    """The schedule's name, and of each rank what it did in order."""
+    """A schedule's name, and what each rank did, in order."""
 
     name: str
     done: Mapping[int, tuple[Done, ...]]
 
 
 def ordered(spans: Spans) -> tuple[str, dict[int, NDArray[np.void]]]:
-    """The name of the one known order that fits, and the spans with its stages and micro-batches.
+    """Returns the name of the one known schedule that matches, and the spans with its stages and micro-batches.
 
-    Raises NotCounted where none fits, or several do.
+    Raises NotCounted where none matches, or several do.
     """
     fitting = next((found for places in _lines(spans) if (found := _fitting(spans, places))), [])
     if not fitting:
@@ -65,7 +65,7 @@ def _plain(one: Done) -> recovered.Done:
 
 
 def _fitting(spans: Spans, places: Sequence[Sequence[int]]) -> list[Order]:
-    """All that fit; of those that name all operations alike the simplest."""
+    """Returns all matching schedules; of those that name all operations alike, only the first."""
     out: list[Order] = []
     sent = [{(_count(spans[rank], SENDS), _count(spans[rank], RECVS)) for rank in own} for own in places]
     for name, ways in candidates(len(places), next(iter(sent[0]))[0], sent):
@@ -76,10 +76,13 @@ def _fitting(spans: Spans, places: Sequence[Sequence[int]]) -> list[Order]:
 
 
 def _lines(spans: Spans) -> list[list[list[int]]]:
-    """The ranks of each place of a pipeline, replicas next to each other, likeliest first: a place begins behind the
-    one ahead of it, or, where something else was taken for its beginning, does its first quarter of forwards behind."""
+    """Returns candidates for the ranks of each pipeline place (replicas together), the most likely first.
+
+    Places are ordered by when their ranks begin, or by when they have done a quarter of their forwards, in case
+    something else was taken for the beginning.
+    """
     sends = {rank: _count(rows, SENDS) for rank, rows in spans.items()}
-    replicas = list(sends.values()).count(min(sends.values())) // 2  # the first place and the last send least
+    replicas = list(sends.values()).count(min(sends.values())) // 2  # the first and the last place send least
     if not replicas or len(spans) % replicas:
         raise NotCounted("the ranks make no pipelines of equal length")
     found: list[list[list[int]]] = []
@@ -99,7 +102,7 @@ def _same(one: Mapping[int, tuple[Done, ...]], other: Mapping[int, tuple[Done, .
 
 
 def _fitted(spans: Spans, places: Sequence[Sequence[int]], way: Way) -> dict[int, tuple[Done, ...]] | None:
-    """What each rank did, if this was the order; None where it was not."""
+    """Returns what each rank did if the order was `way`; None where it does not match."""
     out: dict[int, tuple[Done, ...]] = {}
     stages = 1 + max(op.stage for program in way.programs for op in program)
     for q, own in enumerate(places):
@@ -112,7 +115,8 @@ def _fitted(spans: Spans, places: Sequence[Sequence[int]], way: Way) -> dict[int
 
 
 def _of_rank(rows: NDArray[np.void], program: Program, stages: int, late: frozenset[Op]) -> tuple[Done, ...] | None:
-    """The operations of `program` found in the rows: between two sends what stands between them there, and no more."""
+    """Finds the operations of `program` in a rank's rows: between two sends exactly those that it has there; None
+    otherwise."""
     begun = np.sort(rows["start"][np.isin(rows["kind"], [int(kind) for kind in SENDS])]).tolist()
     groups = _groups(program, stages, late)
     if len(groups) != len(begun) + 1:
@@ -120,12 +124,12 @@ def _of_rank(rows: NDArray[np.void], program: Program, stages: int, late: frozen
     usual = {forward: usual_length(rows, begun, groups, forward) for forward in (True, False)}
     pieces = stretches(rows, usual)
     while pieces and pieces[-1].forward and program[-1].kind is not Kind.F:
-        pieces.pop()  # behind the last backward gradients are scaled, say
+        pieces.pop()  # not a forward: for example the scaling of gradients after the last backward
     at = np.searchsorted(begun, [piece.start for piece in pieces], "right").tolist()
     out: list[Done] = []
     for g, ops in enumerate(groups):
         mine = [piece for piece, where in zip(pieces, at, strict=True) if where == g]
-        if not any(op.kind is Kind.F for op in ops):  # what is no whole forward is none, where there is to be none
+        if not any(op.kind is Kind.F for op in ops):  # where no forward is expected, ignore short ones
             mine = [piece for piece in mine if not piece.forward or piece.busy >= usual[True][0]]
         found = _aligned(mine, ops)
         if found is None:
@@ -139,7 +143,8 @@ def _of_rank(rows: NDArray[np.void], program: Program, stages: int, late: frozen
 
 
 def _groups(program: Program, stages: int, late: frozenset[Op]) -> list[list[Op]]:
-    """The operations up to each one that sends, and those behind the last; of a late one behind the next."""
+    """Returns the operations up to each one that sends, and those after the last; what a `late` one sends goes out
+    after the next operation."""
     mine = {op.stage for op in program}
     out: list[list[Op]] = [[]]
     owed = 0
@@ -155,7 +160,8 @@ def _groups(program: Program, stages: int, late: frozenset[Op]) -> list[list[Op]
 
 
 def _aligned(pieces: Sequence[Piece], ops: Sequence[Op]) -> list[tuple[NDArray[np.int64], list[Op]]] | None:
-    """The rows of the pieces with the operations that they are of, in order. Kinds alternate alike, or None."""
+    """Assigns the pieces' rows to operations, in order; None where forwards and backwards do not alternate in the same
+    way."""
     wanted = [list(own) for _, own in groupby(ops, lambda op: op.kind is Kind.F)]
     given = [list(own) for _, own in groupby(pieces, lambda piece: piece.forward)]
     if [own[0].forward for own in given] != [own[0].kind is Kind.F for own in wanted]:
@@ -185,7 +191,7 @@ def _sends(op: Op, stages: int, mine: set[int]) -> int:
 
 
 def _in_time(places: Sequence[Sequence[Sequence[Done]]]) -> bool:
-    """Whether each begins when what it needs has ended; of replicas, on the one that ends first."""
+    """Whether each operation begins after its input was made; with replicas, by the one that ends first."""
     every = [one for own in places for done in own for one in done]
     slack = int(SLACK * min(one.end - one.start for one in every))
     ends: dict[tuple[bool, int, int], int] = {}

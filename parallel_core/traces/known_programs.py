@@ -1,4 +1,4 @@
-"""The programs of known schedules over some ranks: this engine's, and what PyTorch's do otherwise."""
+"""The programs of known schedules: those of this engine, and PyTorch's where they differ."""
 
 from __future__ import annotations
 
@@ -12,28 +12,30 @@ from parallel_core.schedule.passes.communicate import communicate
 from parallel_core.schedule.traits import TRAITS, flushes
 
 WHOLE_FIRST = ("zb-h1", "zb-v", "dualpipe-v")
-"""Schedules of torch.distributed.pipelining that split backwards. It leaves the first stage's whole."""
+"""Schedules that torch.distributed.pipelining has with split backwards, where it does not split the first stage's."""
 MOST_CHUNKS = 8
-"""Stages of a rank that are looked for."""
+"""Largest number of stages per rank that is tried."""
 TORCH_ZB = "torch-interleaved-zero-bubble"
 _LABELS = {TORCH_ZB: "PyTorch's interleaved zero bubble"}
 
 
 class Way(NamedTuple):
-    """Compute operations of each place. What those that are `late` send goes out behind the next operation."""
+    """Compute operations of each pipeline place. What the `late` ones send goes out after the next operation."""
 
     programs: list[Program]
     late: frozenset[Op] = frozenset()
 
 
 def label(name: str) -> str:
-    """How a person calls it."""
+    """Returns the schedule's display name."""
     return _LABELS.get(name) or TRAITS[name].label
 
 
 def candidates(pp: int, ends: int, sent: list[set[tuple[int, int]]]) -> Iterator[tuple[str, list[Way]]]:
-    """(name, ways) of the schedules over `pp` places that make as many messages on each: `sent` are the (sends,
-    receives) of the ranks of each place, `ends` the sends of the first one."""
+    """Yields (name, ways) of the schedules over `pp` places that have the same number of messages at each place.
+
+    `sent`: the (sends, receives) of the ranks of each place; `ends`: the sends of the first place.
+    """
     for name in names():
         traits = TRAITS[name]
         for chunks in range(traits.least, min(traits.most or MOST_CHUNKS, MOST_CHUNKS) + 1) if flushes(name) else ():
@@ -51,8 +53,8 @@ def candidates(pp: int, ends: int, sent: list[set[tuple[int, int]]]) -> Iterator
 
 
 def like(made: Schedule) -> str:
-    """What a person calls the schedule whose order this is: its PAIRs taken apart, or the first stage's backwards whole
-    though it splits them; '' where it is none's."""
+    """Returns the display name of the schedule with this order, also if its PAIRs are separated or the first stage's
+    split backwards are whole; '' where there is none."""
     sent = _messages(made)
     ((ends, _),) = sent[0]
     known = candidates(made.pipeline_ranks, ends, sent)
@@ -60,8 +62,8 @@ def like(made: Schedule) -> str:
 
 
 def torch_zero_bubble(pp: int, chunks: int, micro_batches: int) -> Schedule:
-    """`ScheduleInterleavedZeroBubble` of torch.distributed.pipelining: interleaved 1F1B with half as many forwards
-    ahead, whose backwards split; on rank r the weight gradients stay r backwards behind."""
+    """`ScheduleInterleavedZeroBubble` of torch.distributed.pipelining: interleaved 1F1B with half as many warm-up
+    forwards and split backwards; on rank r weight gradients lag by r backwards."""
     programs = tuple(_zero_bubble(place, pp, chunks, micro_batches) for place in range(pp))
     placement = tuple((stage % pp,) for stage in range(pp * chunks))
     return Schedule("custom", pp * chunks, micro_batches, placement, programs)
@@ -81,14 +83,17 @@ def _zero_bubble(place: int, pp: int, chunks: int, micro_batches: int) -> Progra
 
 
 def _messages(made: Schedule) -> list[set[tuple[int, int]]]:
-    """(sends, receives) of each place."""
+    """Returns the (sends, receives) of each place."""
     programs = communicate(made).programs
     return [{(sum(op.kind in SENDS for op in own), sum(op.kind in RECVS for op in own))} for own in programs]
 
 
 def _ways(made: Schedule, whole_first: bool) -> Iterator[Way]:
-    """The first stage needs no gradient of its input: its backward may be whole, where its W or its B stands. Where
-    nothing parts the two it is taken as whole. Both halves of a PAIR may be done before either sends."""
+    """Yields the variants of a schedule's order, the first of which that matches is taken.
+
+    As the first stage needs no input gradient, its backward may be whole, at the position of its W or of its B; these
+    variants come before the split one. Both halves of a PAIR may be done before either sends.
+    """
     programs = [tuple(part for op in program for part in op.parts()) for program in made.programs]
     late = frozenset(op.parts()[0] for program in made.programs for op in program if op.kind is Kind.PAIR)
     whole = [_whole(programs, *kinds) for kinds in ((Kind.W, Kind.B), (Kind.B, Kind.W))]

@@ -1,4 +1,5 @@
-"""What each kernel or operation of a trace belongs to: the innermost marker around its launch, or around itself."""
+"""Determines what each kernel or operation of a trace belongs to: the innermost marker around its launch, or around
+itself."""
 
 from __future__ import annotations
 
@@ -29,7 +30,7 @@ def _meanings(found: list[names.Meaning | None]) -> NDArray[np.void]:
 
 
 def of_device(trace: Collected) -> tuple[NDArray[np.void], NDArray[np.int64], NDArray[np.void]]:
-    """Kernels, the moments they were launched at, and what they are."""
+    """Returns kernels, the moments at which they were launched, and their meanings."""
     kernels, launches = trace.device, trace.launches[np.argsort(trace.launches["link"], kind="stable")]
     at = np.clip(np.searchsorted(launches["link"], kernels["link"]), 0, max(len(launches) - 1, 0))
     linked = np.zeros(len(kernels), np.bool_)
@@ -42,21 +43,21 @@ def of_device(trace: Collected) -> tuple[NDArray[np.void], NDArray[np.int64], ND
     for i in np.flatnonzero(np.isin(kernels["name"], list(own))):
         meaning = own[int(kernels["name"][i])]
         sent = meanings[i]["kind"] == Kind.SEND_ACT and meaning.kind is Kind.RECV_ACT
-        if not sent:  # SendRecv is one kernel for both: the operation that launched it knows which
+        if not sent:  # SendRecv is one kernel for both directions: the launching operation determines which
             meanings[i]["kind"], meanings[i]["lane"] = meaning.kind, meaning.lane
     _messages(meanings, told, np.isin(kernels["name"], list(own)), (LANE_P2P,))
     return kernels, moments, meanings
 
 
 def of_host(trace: Collected) -> tuple[NDArray[np.void], NDArray[np.int64], NDArray[np.void]]:
-    """Outermost operations, reads and updates whole; collectives; and what they are."""
+    """Outermost operations (batch reads and updates as one each) and collectives, their starts, and their meanings."""
     host, known = behind_norms(trace), [names.marker(name) for name in trace.names]
     lane_host = [i for i, meaning in enumerate(known) if meaning and meaning.lane == LANE_HOST]
     said_by = talk(trace)
     done = [names.communication(name) for name, own in zip(trace.names, said_by[0], strict=True) if own]
     for lane in (LANE_P2P, LANE_COLLECTIVE):
         if not any(meaning.lane == lane for meaning in done if meaning):
-            # Nothing tells of the messages or sums themselves (shared memory, say): what stands around them does.
+            # The communication itself is not recorded (shared memory, for example): use the annotations around it.
             lane_host += [i for i, meaning in enumerate(known) if meaning and meaning.lane == lane]
     whole = np.isin(host["name"], lane_host)
     through = np.array(
@@ -68,7 +69,7 @@ def of_host(trace: Collected) -> tuple[NDArray[np.void], NDArray[np.int64], NDAr
     keep = own if carried(trace).any() else outermost_of(host, own)
     keep |= outermost_of(host, plain | whole)
     work = from_their_call(host, keep, said_by[0], said_by[1] & ~said_by[0])
-    # What a library carries out runs beside the thread that it is written under: work there goes on meanwhile.
+    # Communication carried out by a library overlaps with other work of the thread that it is recorded under.
     meanings, told = around(trace, work["thread"], work["start"], beside=carried(trace))
     for i, meaning in enumerate(known):
         if i in lane_host or said_by[0][i]:
@@ -83,7 +84,8 @@ def of_host(trace: Collected) -> tuple[NDArray[np.void], NDArray[np.int64], NDAr
 def _messages(
     meanings: NDArray[np.void], told: NDArray[np.int64], talks: NDArray[np.bool_], lanes: tuple[int, ...]
 ) -> None:
-    """A message carries what the annotation around it says; what else is done inside a call only prepares it."""
+    """Gives messages the kind of the annotation around them; everything else inside a communication call is preparation
+    (SETUP)."""
     named = talks & (meanings["lane"] == LANE_P2P) & np.isin(told, [int(kind) for kind in P2P])
     meanings["kind"][named] = told[named]
     beside = ~talks & np.isin(meanings["lane"], lanes)
@@ -91,15 +93,15 @@ def _messages(
 
 
 def _mixed(trace: Collected, host: NDArray[np.void], asked: NDArray[np.bool_]) -> NDArray[np.bool_]:
-    """Operations that are not of one kind: they hold calls of a communication library, which wait, or a node of a
-    backward does what it recomputes first. What they hold is told apart instead."""
+    """Whether operations are a mixture of kinds, so that their parts are used instead: they contain calls of a
+    communication library, which wait, or they are backward nodes that first recompute."""
     again = _again(trace, host)
     return holding(host, asked) | (holding(host, again) & ~again)
 
 
 def _again(trace: Collected, host: NDArray[np.void]) -> NDArray[np.bool_]:
-    """What is recomputed: recorded by autograd for a way back while it goes back already (checkpoints that are not
-    reentrant leave no other sign). Nodes of tensors that are split do so, too; they are no ATen operations."""
+    """Whether operations are a recomputation: recorded by autograd for a backward while a backward already runs (the
+    only sign of non-reentrant checkpoints). Backward nodes of split tensors do so, too, but are not ATen operations."""
     passed = np.array([name.startswith(_PASSED) for name in trace.names], np.bool_)
     aten = np.array([name.startswith("aten::") for name in trace.names], np.bool_)
     recorded = (host["link"] == RECORDED) & aten[host["name"]]
@@ -112,9 +114,12 @@ def around(
     moments: NDArray[np.int64],
     beside: NDArray[np.bool_] | None = None,
 ) -> tuple[NDArray[np.void], NDArray[np.int64]]:
-    """MEANING rows: of the innermost marker around each moment on its thread; where that names no micro-batch, of the
-    annotation around it on any thread (a backward runs on a thread of its own while the caller waits). Of the names
-    that are `beside` (by index) nothing is told. Beside them the kind that the annotation says, NONE without one."""
+    """Returns MEANING rows, and the kinds of the annotations around each moment (NONE without one).
+
+    The meaning is that of the innermost marker around each moment on its thread; if that names no micro-batch, stage
+    and micro-batch are those of the annotation around the moment on any thread, since a backward runs on its own
+    thread while the caller waits. Names in `beside` (by index) are ignored as markers.
+    """
     known = [_around(name) for name in trace.names]
     if beside is not None:
         known = [None if beside[i] else meaning for i, meaning in enumerate(known)]
@@ -129,7 +134,7 @@ def around(
         found = innermost(starts, ends, parents(starts, ends), moments[here])
         inside = found != NONE
         out[here[inside]] = said[mine[found[inside]]]
-    out["kind"][out["kind"] == Kind.PAIR] = Kind.F  # which half it is tells the annotation's thread
+    out["kind"][out["kind"] == Kind.PAIR] = Kind.F  # the backward half runs on another thread: see `_annotate`
     annotations = said["micro_batch"] >= 0
     named = host[annotations]
     found = innermost(named["start"], named["end"], parents(named["start"], named["end"]), moments)
@@ -139,7 +144,7 @@ def around(
 
 
 def _around(name: str) -> names.Meaning | None:
-    """What an event says of the work inside it: of an annotated collective nothing, for that computes, too."""
+    """Returns the meaning of the work in an event; None for an annotated collective, which includes computation."""
     own = names.marker(name)
     return names.communication(name) if own is None or own.lane == LANE_COLLECTIVE else own
 
@@ -147,7 +152,8 @@ def _around(name: str) -> names.Meaning | None:
 def _annotate(
     out: NDArray[np.void], found: NDArray[np.int64], said: NDArray[np.void], elsewhere: NDArray[np.bool_]
 ) -> NDArray[np.int64]:
-    """Names what the found annotations are around; their kinds. `elsewhere`: on another thread than its annotation."""
+    """Sets stage and micro-batch from the annotations found; returns their kinds. `elsewhere`: on another thread than
+    its annotation."""
     told = np.full(len(out), NONE, np.int64)
     inside = np.flatnonzero(found != NONE)
     annotation = said[found[inside]].copy()
@@ -158,7 +164,7 @@ def _annotate(
     annotation["kind"][back] = Kind.BW
     out["stage"][inside], out["micro_batch"][inside] = annotation["stage"], annotation["micro_batch"]
     halves = np.isin(annotation["kind"], (Kind.B, Kind.W)) & (out["kind"][inside] == Kind.BW)
-    # Behind a backward's markers its thread tidies up: that is no forward.
+    # Clean-up on the backward's thread, after its markers, is no forward.
     halves |= np.isin(annotation["kind"], (Kind.BW, Kind.B, Kind.W)) & (out["kind"][inside] == Kind.F)
     out["kind"][inside[halves]] = annotation["kind"][halves]
     told[inside] = annotation["kind"]

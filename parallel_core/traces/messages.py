@@ -1,5 +1,5 @@
-"""What the messages of a pipeline carry that nothing names, where its operations are known: read off what stands before
-a send and behind a receive, and off when the other end had made what arrives."""
+"""Names messages of a pipeline whose operations are known, where no annotation does: a send by the operation before it,
+a receive by the operation after it and by what the sender had made by then."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from parallel_core.simulate.recovered import Done, Spans
 
 _P2P = [int(kind) for kind in P2P]
 _Tensor = tuple[bool, int, int]
-"""(activation, stage that made it, micro-batch)."""
+"""A message's contents: (activation or gradient?, stage that made it, micro-batch)."""
 
 
 class _Ends(NamedTuple):
-    """Operations of one rank, in order, that send to another rank, and those that need what another sends."""
+    """The operations of one rank, in order, that send to another rank, and those that need an input from another."""
 
     sending: list[Done]
     needing: list[tuple[Done, _Tensor]]
 
 
 def named(spans: Spans, done: Mapping[int, Sequence[Done]]) -> dict[int, NDArray[np.void]]:
-    """The spans with kind, stage and micro-batch in every message that has no stage; those of `done` are known."""
+    """The spans with kind, stage and micro-batch set in every message without a stage. `done`: the known operations."""
     stages = 1 + max(one.stage for own in done.values() for one in own)
     made: dict[_Tensor, int] = {}
     for own in done.values():
@@ -71,8 +71,10 @@ def _named(rows: NDArray[np.void], ends: _Ends, made: Mapping[_Tensor, int]) -> 
 
 
 def _needs(free: list[tuple[Done, _Tensor]], end: int, made: Mapping[_Tensor, int]) -> Done | None:
-    """The first operation behind what arrived at `end` that still needs something, which was made by then; clocks may
-    differ: where nothing was, the first. It is taken out of those that are free."""
+    """Returns, and removes from `free`, the operation that a message received at `end` is for.
+
+    It is the first one after `end` whose input was made by then, or, as clocks may differ, the first after `end`.
+    """
     behind = [k for k, (one, _) in enumerate(free) if one.start >= end]
     at = next((k for k in behind if made.get(free[k][1], end) <= end), behind[0] if behind else None)
     return None if at is None else free.pop(at)[0]

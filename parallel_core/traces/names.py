@@ -1,10 +1,10 @@
-"""What the names of a torch.profiler trace stand for: one table, first match first.
+"""The meanings of names in a torch.profiler trace: tables of patterns, of which the first match counts.
 
 Sources: PyTorch's own annotations (`ProfilerStep#`, `Optimizer.step#`, `enumerate(DataLoader)`,
 `autograd::engine::evaluate_function: `), NCCL's and Gloo's operation names, torch.distributed.pipelining's
 `PP:<stage><F|B|I|W><micro-batch>`, `PP:(<forward>;<backward>)OVERLAP_F_B`, `PP:<stage><SEND|RECV>_<F|B><micro-batch>`
-and `Forward <i>`, and this engine's own operations as text (`1F3`, `1RECV_GRAD3`) with what stands inside them
-(`NORM`, `RECOMPUTE`).
+and `Forward <i>`, and this engine's operations as text (`1F3`, `1RECV_GRAD3`) with the annotations inside them (`NORM`,
+`RECOMPUTE`).
 """
 
 from __future__ import annotations
@@ -16,20 +16,20 @@ from parallel_core.observe.recorder import LANE_COLLECTIVE, LANE_COMPUTE, LANE_H
 from parallel_core.schedule.ir import Kind
 
 STEP = re.compile(r"ProfilerStep#(\d{1,9})(?!\d)")
-"""A number that a database keeps in 32 bits; what claims more is no step."""
+"""The step number must fit a 32-bit database column: longer numbers do not match."""
 _OWN = re.compile(r"(?:PP:)?(\d+)(F|BW|B|I|W)(\d+)")
 _MESSAGE = re.compile(r"(?:PP:)?(\d+)(SEND|RECV)_(ACT|GRAD|F|B)(\d+)")
 _UPDATE = re.compile(r"\d+OPT_STEP")
 _SUMS = re.compile(r"\d+(ALLREDUCE|REDUCE_SCATTER|GATHER)|NORM|TP_COLLECTIVE|UNSHARD|STATISTICS")
 NORM = "NORM"
-"""Around what all ranks meet in before an update."""
+"""Annotation of the collective in which all ranks meet before an update."""
 _PAIR = re.compile(r"(?:PP:)?\((\d+)F(\d+);(\d+)B(\d+)\)OVERLAP_F_B")
 _PASS = re.compile(r"(Forward|Backward)(?:_| )(\d+)")
 
 
 class Meaning(NamedTuple):
-    """What an event is. `stage` and `micro_batch` are -1 where the name does not tell. A PAIR is a forward of these and
-    a backward of the other two."""
+    """The meaning of an event. `stage` and `micro_batch` are -1 where the name has none. A PAIR is the forward of these
+    and the backward of `back_stage` and `back_micro_batch`."""
 
     kind: Kind
     lane: int
@@ -62,14 +62,14 @@ ATTENTION = re.compile(r"flash|fmha|scaled_dot_product|attention", re.I)
 
 
 def communication(name: str) -> Meaning | None:
-    """Of an operation or kernel of a communication library; None for any other."""
+    """Returns the meaning of an operation or kernel of a communication library; None for any other."""
     if not _LIBRARY.search(name):
         return None
     return next((meaning for words, meaning in _COMMUNICATION if words.search(name)), None)
 
 
 def marker(name: str) -> Meaning | None:
-    """What everything inside this event belongs to; None where the name says nothing."""
+    """Returns what everything inside this event belongs to; None where the name has no meaning."""
     if name.startswith(("Optimizer.step", "Optimizer.zero_grad")):
         return Meaning(Kind.OPT_STEP if "step" in name else Kind.SETUP, LANE_HOST)
     if _UPDATE.fullmatch(name):
@@ -119,14 +119,14 @@ _OF_HOST = (Kind.OPT_STEP, Kind.DATA, Kind.SETUP)
 
 
 def of_kernel(name: str) -> Meaning | None:
-    """What a device kernel is by its own name alone."""
+    """Returns the meaning of a device kernel by its own name; None where it has none."""
     if _OPTIMIZER_KERNEL.search(name):
         return Meaning(Kind.OPT_STEP, LANE_HOST)
     return communication(name)
 
 
 def family(name: str) -> str:
-    """In which of few groups an operation is counted: communication, matrix products, attention, other."""
+    """Returns the group that an operation counts to: communication, matrix products, attention, other."""
     own = _annotation(name)
     if communication(name) or (own and own.lane in (LANE_P2P, LANE_COLLECTIVE)):
         return "communication"

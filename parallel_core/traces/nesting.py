@@ -1,4 +1,4 @@
-"""Which marker encloses which moment: markers of one thread nest, as calls do."""
+"""Finds the markers that enclose a moment: markers of one thread nest, as calls do."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ NONE = -1
 
 
 def parents(starts: Times, ends: Times) -> Times:
-    """Index of the marker around each marker, NONE for outermost ones; sorted by start, the longer first."""
+    """Returns the index of the marker around each marker, NONE for outermost ones. Input: sorted by start, the longest
+    first."""
     out = np.full(len(starts), NONE, np.int64)
     stack: list[int] = []
     begin, end = starts.tolist(), ends.tolist()
@@ -24,7 +25,7 @@ def parents(starts: Times, ends: Times) -> Times:
 
 
 def innermost(starts: Times, ends: Times, above: Times, moments: Times) -> Times:
-    """Index of the innermost marker around each moment, NONE where there is none. `above` = `parents(...)`."""
+    """Returns the index of the innermost marker around each moment, NONE without one. `above` = `parents(...)`."""
     if not len(starts):
         return np.full(len(moments), NONE, np.int64)
     found = np.searchsorted(starts, moments, side="right") - 1
@@ -36,7 +37,7 @@ def innermost(starts: Times, ends: Times, above: Times, moments: Times) -> Times
 
 
 def outermost(starts: Times, ends: Times) -> NDArray[np.bool_]:
-    """Which intervals lie in no other; sorted by start, the longer first."""
+    """Returns which intervals lie in no other. Input: sorted by start, the longest first."""
     if not len(starts):
         return np.zeros(0, np.bool_)
     reach = np.maximum.accumulate(ends)
@@ -44,7 +45,7 @@ def outermost(starts: Times, ends: Times) -> NDArray[np.bool_]:
 
 
 def outermost_of(events: NDArray[np.void], chosen: NDArray[np.bool_]) -> NDArray[np.bool_]:
-    """Which of the chosen events lie in no other one of them on their thread; events are sorted as in `parents`."""
+    """Which of the chosen events lie in no other chosen event on their thread. Events are sorted as in `parents`."""
     keep = np.zeros(len(events), np.bool_)
     for thread in np.unique(events["thread"][chosen]):
         mine = np.flatnonzero(chosen & (events["thread"] == thread))
@@ -53,7 +54,7 @@ def outermost_of(events: NDArray[np.void], chosen: NDArray[np.bool_]) -> NDArray
 
 
 def within(events: NDArray[np.void], outer: NDArray[np.bool_]) -> NDArray[np.bool_]:
-    """Which events begin inside one of the `outer` ones of their thread, and are none themselves."""
+    """Returns which events begin inside one of the `outer` events of their thread, and are not `outer` themselves."""
     out = np.zeros(len(events), np.bool_)
     widest = outermost_of(events, outer)
     for thread in np.unique(events["thread"][widest]):
@@ -64,7 +65,7 @@ def within(events: NDArray[np.void], outer: NDArray[np.bool_]) -> NDArray[np.boo
 
 
 def holding(events: NDArray[np.void], inner: NDArray[np.bool_]) -> NDArray[np.bool_]:
-    """Which events hold one of the `inner` ones on their thread beside themselves."""
+    """Returns which events contain one of the `inner` events on their thread, other than themselves."""
     out = np.zeros(len(events), np.bool_)
     for thread in np.unique(events["thread"][inner]):
         here = np.flatnonzero(events["thread"] == thread)
@@ -75,8 +76,10 @@ def holding(events: NDArray[np.void], inner: NDArray[np.bool_]) -> NDArray[np.bo
 
 
 def crossing(events: NDArray[np.void], slack: int) -> int:
-    """How many events begin inside another of their thread and end behind it, both by more than `slack`: calls nest,
-    so their times are wrong. Events are sorted as in `parents`."""
+    """Returns how many events begin inside another of their thread and end after it, both by more than `slack` ns.
+
+    Since calls nest, the times of such events are wrong. Events are sorted as in `parents`.
+    """
     found = 0
     for thread in np.unique(events["thread"]):
         own = events[events["thread"] == thread]

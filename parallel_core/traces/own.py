@@ -1,7 +1,7 @@
-"""A file that `analysis.export` wrote, read back: the spans of a step to the nanosecond, and the spec of its run.
+"""Reads a file that `analysis.export` wrote: the spans of a step with nanosecond precision, and the spec of its run.
 
-Nothing is recovered here: what the file does not say is said to be missing. The file may have been edited or cut off,
-so every number of it is checked, and the spec by the rules of any other.
+Nothing is inferred: what the file lacks is reported as missing. As the file may have been edited or truncated, every
+number in it is checked, and the spec is validated like any other.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from parallel_core.spec import RunSpec, field_errors
 
 MOST_RANKS = 4_096
 LATEST_NS = 1 << 50
-"""From the start of a step: 13 days. Up to there a time in microseconds is exact to the nanosecond in 64 bits."""
+"""Latest time from the start of a step (13 days): up to there a float64 in microseconds is exact to the nanosecond."""
 MOST_CUTS = 10_000_000
-"""Half a second or so; a run of 24 uneven stages and 200 layers takes a tenth of it."""
+"""Limit of the work to find the cuts, about half a second; 24 uneven stages and 200 layers need a tenth of it."""
 LONGEST_NAME = 120
 SAID = 3
-"""Fields of a spec that does not hold which a note names."""
+"""Largest number of invalid spec fields, or of ranks, that a note lists."""
 _KINDS = {kind.name: int(kind) for kind in Kind}
 _LANES = {word: i for i, word in enumerate(LANES)}
 _BOUNDS = tuple(
@@ -41,12 +41,12 @@ _BOUNDS = tuple(
 )
 _COLUMNS = ("kind", "lane", *FIELDS, "start", "end")
 _FAMILIES = ("computation", "communication", "communication", "host")
-"""By lane."""
+"""Family of the operations of each lane."""
 
 
 @dataclass
 class OwnStep:
-    """What one file holds; without `spans` it could not be read, and `notes` say why."""
+    """The contents of one file; without `spans` it could not be read, and `notes` say why."""
 
     step: int = 0
     run: str = ""
@@ -54,7 +54,7 @@ class OwnStep:
     spec: RunSpec | None = None
     spans: dict[int, NDArray[np.void]] = field(default_factory=dict)
     kept: dict[int, int] = field(default_factory=dict)
-    """Spans of each rank that the file should hold, as it says."""
+    """Rank -> number of spans that the file should contain, according to itself."""
     recorded: int = 0
     others: float | None = None
     counted: bool = False
@@ -62,13 +62,13 @@ class OwnStep:
 
 
 def is_own(header: Mapping[str, Any]) -> bool:
-    """Whether these are the values of a file that was exported here; those of older versions do not tell."""
+    """Whether this is the header of a file exported by Trainyard; files of older versions are not recognized."""
     other = header.get("otherData")
     return isinstance(other, dict) and MARK in other
 
 
 def read(events: Iterable[dict[str, Any]], header: Mapping[str, Any]) -> OwnStep:
-    """The step that the events of a file are whose header `is_own`."""
+    """Reads the step from the events of a file whose header `is_own`."""
     mark = header["otherData"][MARK]
     if not isinstance(mark, dict) or mark.get("format") != FORMAT or mark.get("clock") != CLOCK:
         return OwnStep(notes=[_other_format(mark)])
@@ -90,7 +90,7 @@ def read(events: Iterable[dict[str, Any]], header: Mapping[str, Any]) -> OwnStep
 
 
 def largest(spans: Iterable[NDArray[np.void]]) -> list[dict[str, Any]]:
-    """The operations of a rank by the time in them: name, family, count, ns."""
+    """Returns the operations of a rank sorted by total time: name, family, count, ns."""
     rows = np.concatenate([np.empty(0, SPAN), *spans])
     rows = rows[rows["kind"] != Kind.STEP]
     out = []
@@ -102,7 +102,7 @@ def largest(spans: Iterable[NDArray[np.void]]) -> list[dict[str, Any]]:
 
 
 NO_SPEC = "The spec of its run does not hold here"
-"""How the note begins that names fields of a spec."""
+"""Beginning of the note that names the invalid fields of a spec."""
 
 
 def _other_format(mark: Any) -> str:
@@ -115,7 +115,7 @@ def _other_format(mark: Any) -> str:
 
 
 def _take_spec(out: OwnStep, given: Any) -> None:
-    """Keeps the spec if it holds."""
+    """Keeps the spec if it is valid."""
     try:
         spec = RunSpec.model_validate(given)
     except ValidationError as error:
@@ -137,14 +137,15 @@ _WITHOUT = "So its layout is not known: which ranks wait for each other is known
 
 
 def _long_to_cut(spec: RunSpec) -> bool:
-    """Uneven stages without cuts are cut by a programme of stages times layers squared (`plan.partition`)."""
+    """Whether finding the cuts would take too long: uneven stages without cuts need a dynamic programme of stages times
+    layers squared (`plan.partition`)."""
     split = spec.parallel
     devices = {copies * width for copies, width in zip(split.copies, split.tensor_ranks, strict=True)}
     return split.cuts is None and len(devices) > 1 and split.stages * len(spec.model.units()) ** 2 > MOST_CUTS
 
 
 def _take(out: OwnStep, events: Iterable[dict[str, Any]], begin: int) -> None:
-    """Keeps the spans, and says which it could not."""
+    """Keeps the spans, and notes which are invalid."""
     layout = Layout.of(out.spec) if out.spec else None
     world, stages = (layout.world, layout.stages) if layout else (MOST_RANKS, 1 << 15)
     tables: dict[int, array[int]] = {}
@@ -168,7 +169,7 @@ def _take(out: OwnStep, events: Iterable[dict[str, Any]], begin: int) -> None:
 
 
 def _row(event: Mapping[str, Any], begin: int) -> tuple[int, ...] | None:
-    """Numbers in the order of _COLUMNS; None where they make no sense."""
+    """Returns the numbers in the order of _COLUMNS; None where they are invalid."""
     name, lane, args = event.get("name"), event.get("cat"), event.get("args")
     if not isinstance(name, str) or not isinstance(lane, str) or not isinstance(args, dict):
         return None
@@ -185,7 +186,7 @@ def _row(event: Mapping[str, Any], begin: int) -> tuple[int, ...] | None:
 
 
 def _ns(microseconds: Any) -> int | None:
-    """Whole nanoseconds; None where it is no such time."""
+    """Returns whole nanoseconds; None where the value is not a valid time."""
     if type(microseconds) not in (int, float) or not -LATEST_NS <= microseconds * 1000 <= LATEST_NS:
         return None
     return round(microseconds * 1000)
@@ -200,7 +201,7 @@ def _table(numbers: array[int]) -> NDArray[np.void]:
 
 
 def _whole(value: Any, least: int, most: int) -> int:
-    """The number if it is one of these; else the nearest to 0 of them."""
+    """Returns `value` if it is an integer within [least, most]; otherwise `least` or 0, whichever is greater."""
     return value if type(value) is int and least <= value <= most else max(least, 0)
 
 
@@ -213,7 +214,7 @@ def _text(value: Any) -> str:
 
 
 def _kept(value: Any) -> dict[int, int]:
-    """rank -> spans, as the file says; {} where it does not."""
+    """Returns rank -> number of spans according to the file; {} where it has none."""
     if not isinstance(value, dict) or len(value) > MOST_RANKS:
         return {}
     found = {int(rank): _whole(count, 0, limits.MAX_BYTES) for rank, count in value.items() if _is_rank(rank)}
@@ -225,7 +226,7 @@ def _is_rank(text: str) -> bool:
 
 
 def lacking(own: OwnStep) -> list[str]:
-    """What the file should hold and does not."""
+    """Returns notes on what is missing: spans that ranks did not keep, and spans missing from the file."""
     kept, out = sum(own.kept.values()), []
     if own.recorded > kept > 0:
         out.append(

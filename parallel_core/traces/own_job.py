@@ -1,4 +1,4 @@
-"""Steps of one run that were exported here, one file a step with all ranks in it, as one job."""
+"""Joins steps of one run that Trainyard exported, one file per step with all ranks in it, into one job."""
 
 from __future__ import annotations
 
@@ -13,8 +13,10 @@ from parallel_core.traces.own import OwnStep, lacking, largest
 
 
 def join_own(parts: Sequence[tuple[str, OwnStep]], others: Sequence[str]) -> JobTrace:
-    """(file name, what it holds) of every file that was exported here, some of which hold spans; `others` are names of
-    files of torch.profiler, which are not read beside them."""
+    """Joins (file name, contents) of all files exported by Trainyard, at least one of which has spans.
+
+    `others`: names of torch.profiler files, which cannot be read together with these and are reported as left out.
+    """
     first = next(own for _, own in parts if own.spans)
     out = JobTrace()
     for name, own in parts:
@@ -41,12 +43,12 @@ def join_own(parts: Sequence[tuple[str, OwnStep]], others: Sequence[str]) -> Job
 
 
 def _alike(own: OwnStep, first: OwnStep) -> bool:
-    """Whether they are steps of one run."""
+    """Whether both are steps of the same run."""
     return own.run == first.run and own.spec == first.spec
 
 
 def _take(out: JobTrace, name: str, own: OwnStep) -> list[str]:
-    """Adds the spans of a file; a rank's step that another file has stays as it is."""
+    """Adds the spans of a file; where another file already had a rank's step, that one is kept. Returns notes."""
     twice = []
     for rank, rows in own.spans.items():
         trace = out.ranks.setdefault(rank, RankTrace(own.device))
@@ -63,7 +65,7 @@ def _take(out: JobTrace, name: str, own: OwnStep) -> list[str]:
 
 
 def _about(out: JobTrace, first: OwnStep) -> list[str]:
-    """What it is, and that nothing in it is guessed."""
+    """Returns a note on what was read and where its stages and micro-batches are from."""
     steps = sorted({step for trace in out.ranks.values() for step in trace.steps})
     which = f"{'step' if len(steps) == 1 else 'steps'} {few_text(steps)}"
     run = f"{first.run}, {which}" if first.run else which
@@ -78,7 +80,7 @@ def _about(out: JobTrace, first: OwnStep) -> list[str]:
 
 
 def _missing(out: JobTrace, first: OwnStep) -> list[str]:
-    """Ranks of the layout, or up to the last one, without any spans, and steps that not all have."""
+    """Returns notes on ranks (of the layout, or up to the last one) without spans, and on missing steps."""
     world = Layout.of(first.spec).world if first.spec else max(out.ranks, default=-1) + 1
     absent = sorted(set(range(world)) - set(out.ranks))
     notes = [f"There are no spans of {'rank' if len(absent) == 1 else 'ranks'} {few_text(absent)}."] if absent else []

@@ -1,4 +1,4 @@
-"""What one rank of a pipeline that nothing annotates did: forwards and backwards between messages, without crumbs."""
+"""Separates the forwards and backwards of a rank in a pipeline without annotations, and ignores fragments."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from parallel_core.analysis.rows import durations, starts
 from parallel_core.schedule.ir import P2P, Kind, Op
 
 CRUMB = 1 / 3
-"""What takes less than so much of a rank's usual forward (or backward) is none: a buffer, a clean-up behind one.
-Usual is a short one: other processes hold up some operations, and none is done faster than it can be."""
+"""Work shorter than this fraction of a rank's typical forward (or backward) is not one, but a fragment: a buffer, or
+clean-up. A short one counts as typical: other processes delay some operations, but nothing makes one faster."""
 USUAL = 0.1
-"""The quantile of lengths that is a short one."""
+"""The quantile of lengths that counts as a short one."""
 NEAR = 0.35
-"""Of an operation's rows: so far from where it would end is looked for the pause behind it."""
+"""Fraction of an operation's rows: how far from its expected end the gap after it is searched."""
 _FORWARD, _BACKWARD = (Kind.F,), (Kind.BW, Kind.B, Kind.W, Kind.R)
 
 
 class Piece(NamedTuple):
-    """Forwards, or backwards, with no message begun between them; `busy` ns of work."""
+    """Forwards, or backwards, between which no message begins; `busy`: ns of work."""
 
     forward: bool
     rows: NDArray[np.int64]
@@ -32,7 +32,7 @@ class Piece(NamedTuple):
 
 
 def between_messages(rows: NDArray[np.void], forward: bool) -> list[tuple[int, int, int]]:
-    """(start, busy ns, rows) of the forwards (backwards) of a rank, parted where a message begins."""
+    """(start, busy ns, number of rows) of the forwards (or backwards) of a rank, separated where a message begins."""
     begun = np.sort(rows["start"][np.isin(rows["kind"], [int(kind) for kind in P2P])])
     own = rows[np.isin(rows["kind"], [int(kind) for kind in (_FORWARD if forward else _BACKWARD)])]
     window = np.searchsorted(begun, own["start"], side="right")
@@ -42,8 +42,10 @@ def between_messages(rows: NDArray[np.void], forward: bool) -> list[tuple[int, i
 
 
 def stretches(rows: NDArray[np.void], usual: Mapping[bool, tuple[float, float]]) -> list[Piece]:
-    """The forwards and backwards of a rank as they alternate, parted where a message begins; without crumbs, which do
-    not part what they stand in (behind each node of a backward its thread tidies up)."""
+    """Returns the alternating forwards and backwards of a rank, separated where a message begins, without fragments.
+
+    A fragment does not separate the work around it: the backward's thread cleans up after each node.
+    """
     forward = np.isin(rows["kind"], [int(kind) for kind in _FORWARD])
     backward = np.isin(rows["kind"], [int(kind) for kind in _BACKWARD])
     begun = np.sort(rows["start"][np.isin(rows["kind"], [int(kind) for kind in P2P])])
@@ -64,8 +66,11 @@ def stretches(rows: NDArray[np.void], usual: Mapping[bool, tuple[float, float]])
 def usual_length(
     rows: NDArray[np.void], begun: Sequence[int], groups: Sequence[Sequence[Op]], forward: bool
 ) -> tuple[float, float]:
-    """(ns, rows) of a usual one of the shortest operations, if `groups` stand between the sends that begin at `begun`.
-    What all of a group takes tells of one, however its rows are parted."""
+    """Returns (ns, rows) of a typical one of the shortest operations, if `groups` are between the sends that begin at
+    `begun`.
+
+    The total of a group determines the length of one operation, however its rows are separated.
+    """
     own = rows[np.isin(rows["kind"], [int(kind) for kind in (_FORWARD if forward else _BACKWARD)])]
     at = np.searchsorted(begun, own["start"], side="right")
     parts = [[_weight(op) for op in ops if (op.kind is Kind.F) is forward] for ops in groups]
@@ -81,13 +86,16 @@ def usual_length(
 
 
 def _weight(op: Op) -> int:
-    """Of a backward: both of its halves take as long."""
+    """The weight of an operation by its length: a whole backward counts as two halves of equal length."""
     return 1 + (op.kind is Kind.BW)
 
 
 def parted(rows: NDArray[np.void], piece: NDArray[np.int64], ops: Sequence[Op]) -> list[NDArray[np.int64]] | None:
-    """The same rows in a part for each operation: cut at the longest pause near to where equal work would end, a whole
-    backward counting twice; None where there are too few."""
+    """Splits the rows into one part per operation; None where there are too few.
+
+    The cuts are at the longest gaps near to where operations of equal work would end, with a whole backward counting
+    twice.
+    """
     if len(piece) < len(ops):
         return None
     reach = np.maximum.accumulate(rows["end"][piece])
@@ -103,7 +111,7 @@ def parted(rows: NDArray[np.void], piece: NDArray[np.int64], ops: Sequence[Op]) 
 
 
 def reached(rows: NDArray[np.void], share: float) -> int:
-    """When so much of the forwards has begun, without what is none by its length."""
+    """Returns when the fraction `share` of a rank's forwards has begun, not counting those too short to be one."""
     pieces = sorted(between_messages(rows, forward=True))
     longer = sorted(ns for _, ns, _ in pieces)[len(pieces) // 2 :]
     floor = CRUMB * float(np.quantile(longer, USUAL)) if longer else 0
@@ -112,7 +120,7 @@ def reached(rows: NDArray[np.void], share: float) -> int:
 
 
 def take_crumbs(rows: NDArray[np.void], inside: NDArray[np.int64], kind: Kind, stage: int, micro_batch: int) -> None:
-    """What nothing names between the first and the last row of an operation (`inside`) is a part of it."""
+    """Adds unnamed work between the first and the last row of an operation (`inside`) to that operation."""
     low, high = rows["start"][inside].min(), rows["end"][inside].max()
     work = np.isin(rows["kind"], [int(one) for one in (*_FORWARD, *_BACKWARD)]) & (rows["micro_batch"] < 0)
     crumbs = work & (rows["start"] >= low) & (rows["end"] <= high)

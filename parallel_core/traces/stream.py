@@ -1,7 +1,7 @@
-"""Events of a Chrome trace, one after the other, from a file that is never held in memory.
+"""Reads the events of a Chrome trace one by one, without holding the file in memory.
 
-The file is JSON as torch.profiler writes it (an object whose `traceEvents` is the list, or the bare list), plain or
-gzipped. What is wrong with it does not end the reading where anything is left to read: it is said in `notes`.
+The file is JSON as torch.profiler writes it (an object with the list `traceEvents`, or the bare list), plain or
+gzipped. Errors do not end the reading as long as anything is left to read; they are reported in `notes`.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from typing import IO, Any
 
 PIECE = 1 << 20
 LONGEST = 8 * PIECE
-"""Characters that one value of the file may have."""
+"""Maximum length of a value in the file, in characters."""
 NEAR_END = 1 << 16
-"""Characters before the end of what was read in which an event is looked for that begins behind a whole one."""
+"""How far before the end of the text read so far the end of a complete event is searched, in characters."""
 _SPACE = re.compile(r"[\s,]*")
 _NEXT_EVENT = re.compile(r"\}\s*,\s*(?=\{)")
 _GZIP, _ZIP = b"\x1f\x8b", b"PK\x03\x04"
@@ -26,20 +26,20 @@ _GZIP, _ZIP = b"\x1f\x8b", b"PK\x03\x04"
 
 @dataclass(frozen=True)
 class Limits:
-    """What one file may cost."""
+    """Limits on the reading of one file."""
 
     unpacked: int = 4 << 30
-    """Bytes after unpacking."""
+    """Bytes after decompression."""
     ratio: int = 250
-    """Unpacked over packed bytes, beyond the first 64 MiB: JSON of a profiler packs to a tenth or a twentieth."""
+    """Compression ratio beyond the first 64 MiB: a profiler's JSON compresses to a tenth or a twentieth."""
     events: int = 5_000_000
 
 
 @dataclass
 class EventStream:
-    """`for event in EventStream(file)`; afterwards `header` has the other values of the object, `notes` what is amiss.
+    """Iterates over the events; afterwards `header` has the other values of the object, and `notes` the problems found.
 
-    `told` is called with the number of bytes read of the file, now and then.
+    `told` is called now and then with the number of bytes read from the file.
     """
 
     file: IO[bytes]
@@ -109,8 +109,10 @@ class EventStream:
         self._at += 1
 
     def _several(self) -> list[dict[str, Any]]:
-        """The events up to the last whole one that has been read, at once, which is several times as fast. [] where
-        they are no plain list of events: damaged, say, or more than may be read."""
+        """Decodes all complete events read so far at once, which is several times as fast as one by one.
+
+        Returns [] where that fails: damaged events, or more than the limit.
+        """
         if len(self._text) - self._at < PIECE and not self._done:
             self._more()
         ends = [match.start() for match in _NEXT_EVENT.finditer(self._text, max(self._at, len(self._text) - NEAR_END))]
@@ -121,13 +123,13 @@ class EventStream:
         except (ValueError, RecursionError):
             many = []
         if not many or self.count + len(many) >= self.limits.events or not all(type(one) is dict for one in many):
-            self._plain_from = ends[-1]  # what stands before is read one by one
+            self._plain_from = ends[-1]  # up to there, events are decoded one by one
             return []
         self._at = ends[-1] + 1
         return list(many)
 
     def _value(self) -> Any:
-        """The JSON value here; None where there is none that can be read (the place then stays)."""
+        """Decodes the JSON value at the current position; None, without moving, where there is no valid one."""
         self._peek()
         while True:
             if len(self._text) - self._at < PIECE and not self._done:
@@ -145,7 +147,8 @@ class EventStream:
                 return value
 
     def _skip(self, within: bool) -> bool:
-        """Goes to where the next event may begin; False where there is none. `within`: here an event had begun."""
+        """Moves to where the next event may begin; False where there is none. `within`: an event had begun at this
+        position."""
         found = _NEXT_EVENT.search(self._text, self._at)
         if found is None:
             if self.count or within or not self._done:
@@ -156,7 +159,7 @@ class EventStream:
         return True
 
     def _cut_off(self) -> None:
-        """Says so; not of a file that was not read on."""
+        """Adds a note that the file is truncated, unless it was not read to its end because of a limit."""
         if self._refused:
             return
         if self.count:
@@ -165,7 +168,7 @@ class EventStream:
             self.notes.append("The file is cut off or damaged within its first event: none of it can be read.")
 
     def _peek(self) -> str:
-        """The next character that is neither space nor comma; '' at the end."""
+        """Returns the next character that is neither space nor comma; '' at the end."""
         while True:
             matched = _SPACE.match(self._text, self._at)
             self._at = matched.end() if matched else self._at
@@ -185,7 +188,7 @@ class EventStream:
         self._text, self._at, self._done = "", 0, True
 
     def _unpacked(self) -> Iterator[str]:
-        """The text of the file, piece by piece."""
+        """Yields the text of the file, piece by piece."""
         decode = codecs.getincrementaldecoder("utf-8")(errors="replace").decode
         for data in self._data():
             yield decode(data)
@@ -213,7 +216,7 @@ class EventStream:
             self.notes.append("The gzip file is cut off; only what comes before could be unpacked.")
 
     def _inflate(self, zipped: Any, piece: bytes) -> Iterator[bytes]:
-        """At most PIECE bytes at a time, however much is packed into a few."""
+        """Yields at most PIECE bytes at a time, however highly compressed the input is."""
         try:
             while piece and not zipped.eof:
                 if data := zipped.decompress(piece, PIECE):

@@ -1,4 +1,4 @@
-"""Communication in a trace of the host: calls, what the library carries out for them, and norms inside of updates."""
+"""Communication in the host events of a trace: calls, the library's operations for them, and norms within updates."""
 
 from __future__ import annotations
 
@@ -12,21 +12,25 @@ from parallel_core.traces.nesting import NONE, innermost, parents
 
 
 def talk(trace: Collected) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
-    """(names of collectives and messages as the library carries them out, all names of the kind) by name index."""
+    """Returns, by name index, (names of collectives and messages as the library executes them, all names of
+    communication).
+
+    Where no operations of the library are recorded, the first is the same as the second.
+    """
     every = np.array([names.communication(name) is not None for name in trace.names], np.bool_)
     done = carried(trace) & every
     return done if done.any() else every, every
 
 
 def carried(trace: Collected) -> NDArray[np.bool_]:
-    """Names under which a library carries something out, by name index."""
+    """Returns, by name index, which names are operations that a communication library executes."""
     return np.array([name.startswith(("gloo:", "nccl:", "mpi:", "ucc:")) for name in trace.names], np.bool_)
 
 
 def from_their_call(
     host: NDArray[np.void], keep: NDArray[np.bool_], done: NDArray[np.bool_], asked: NDArray[np.bool_]
 ) -> NDArray[np.void]:
-    """The kept events. What a library carries out begins with the call that asks for it: that may wait, too."""
+    """Returns the kept events; an operation of a library begins with the call that requests it, which may wait, too."""
     out = host.copy()
     for thread in np.unique(host["thread"][keep & done[host["name"]]]):
         calls = host[(host["thread"] == thread) & asked[host["name"]]]
@@ -39,7 +43,7 @@ def from_their_call(
 
 
 def behind_norms(trace: Collected) -> NDArray[np.void]:
-    """The host's events; updates begin behind the norm that all ranks met in."""
+    """Returns the host's events, with updates beginning only after the norm, in which all ranks meet."""
     host = trace.host.copy()
     if names.NORM not in trace.names:
         return host

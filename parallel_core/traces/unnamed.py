@@ -1,10 +1,10 @@
-"""A pipeline that nothing annotates: stages and micro-batches counted from the messages of one step.
+"""Infers stages and micro-batches of a pipeline without annotations, by counting the messages of one step.
 
-In a pipeline with one stage a rank the first rank sends each of m micro-batches on and gets m gradients back, the last
-the other way round, and each one between them does both: so sends and receives alone say how many micro-batches there
-are, and whether a rank stands at an end. Which end: the first computes before anything arrives. Those between stand in
-the order in which they begin. Autograd tells forward from backward; messages part one micro-batch from the next. All
-of it must come out even, or nothing is said. Micro-batches are taken to go backward in the order in which they came.
+In a pipeline with one stage per rank the first rank sends each of m micro-batches and receives m gradients, the last
+does the reverse, and each one between does both: so the numbers of sends and receives determine the number of
+micro-batches, and whether a rank is at an end. Of the two ends, the first computes before anything arrives. Those
+between are ordered by when they begin. Autograd distinguishes forward from backward; messages separate micro-batches.
+If anything is inconsistent, nothing is inferred. Backwards are assumed to be in the order of the forwards.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ from parallel_core.traces.pieces import take_crumbs
 
 Spans = Mapping[int, NDArray[np.void]]
 NOISE = 0.5
-"""What takes at most so much of the shortest forward (or backward) is none: a buffer, a clean-up behind one."""
+"""Work of at most this fraction of the shortest forward (or backward) is not one: a buffer, or clean-up."""
 LEFT = 0.25
-"""All that is taken for none may be so much of the rest: weight gradients on their own are more."""
+"""Limit of all work ignored in this way, as a fraction of the rest: separate weight gradients would exceed it."""
 _FORWARD, _BACKWARD = (Kind.F,), (Kind.BW, Kind.B, Kind.W, Kind.R)
 _SENDS, _RECVS = ([int(kind) for kind in sorted(group)] for group in (SENDS, RECVS))
 
 
 class NotCounted(ValueError):
-    """Why messages do not tell of a pipeline, as the end of a sentence."""
+    """Stages and micro-batches cannot be inferred; the message is the reason, worded as the end of a sentence."""
 
 
 class Pass(NamedTuple):
-    """The forward or backward of one micro-batch: the rows (indices into the rank's) that it is made of; ns."""
+    """The forward or backward of one micro-batch, with the rows (indices) that it consists of; times in ns."""
 
     forward: bool
     rows: tuple[int, ...]
@@ -44,7 +44,7 @@ class Pass(NamedTuple):
 
 
 def counted(spans: Spans) -> dict[int, NDArray[np.void]]:
-    """The same spans with stage and micro-batch in those of forwards, backwards and messages.
+    """Returns the spans with stage and micro-batch set in forwards, backwards and messages.
 
     Raises NotCounted where the messages of this step are not those of such a pipeline.
     """
@@ -56,13 +56,13 @@ def counted(spans: Spans) -> dict[int, NDArray[np.void]]:
 
 
 def whole(spans: Spans) -> bool:
-    """Whether every one of several ranks both sends and receives, as often."""
+    """Whether there are several ranks, each of which sends and receives equally often."""
     counts = [[int(np.isin(rows["kind"], group).sum()) for group in (_SENDS, _RECVS)] for rows in spans.values()]
     return len(spans) > 1 and all(sent == got > 0 for sent, got in counts)
 
 
 def _ends(spans: Spans) -> tuple[set[int], int]:
-    """(ranks that send as often as the fewest do, micro-batches)."""
+    """Returns (ranks at the ends of pipelines, which send least, number of micro-batches)."""
     sends, receives = ({r: int(np.isin(rows["kind"], g).sum()) for r, rows in spans.items()} for g in (_SENDS, _RECVS))
     if len(spans) < 2:
         raise NotCounted("only one rank has a trace")
@@ -84,7 +84,7 @@ def _ends(spans: Spans) -> tuple[set[int], int]:
 
 
 def _passes(rank: int, rows: NDArray[np.void], micro_batches: int) -> list[Pass]:
-    """The forwards and backwards of a rank, in order; as many of each as there are micro-batches."""
+    """Returns the forwards and backwards of a rank, in order; as many of each as there are micro-batches."""
     out: list[Pass] = []
     before = 1 << 62
     for forward in (False, True):
@@ -94,20 +94,20 @@ def _passes(rank: int, rows: NDArray[np.void], micro_batches: int) -> list[Pass]
         if len(kept) < micro_batches or not _crumbs(rest, kept):
             name = "forwards" if forward else "backwards"
             raise NotCounted(f"messages part {len(own)} {name} on rank {rank}, for {micro_batches} micro-batches")
-        before = max(piece.start for piece in kept)  # behind the last backward gradients are scaled, say
+        before = max(piece.start for piece in kept)  # after the last backward, for example, gradients are scaled
         out += kept
     return sorted(out, key=lambda piece: piece.start)
 
 
 def _crumbs(rest: list[Pass], kept: list[Pass]) -> bool:
-    """Whether what is left over is none, each by itself and all together."""
+    """Whether the remaining work is small enough to be ignored, individually and in total."""
     each = all(one.busy <= NOISE * kept[-1].busy for one in rest)
     return each and sum(one.busy for one in rest) <= LEFT * sum(one.busy for one in kept)
 
 
 def _pieces(rows: NDArray[np.void]) -> list[Pass]:
-    """Stretches of forward or of backward with no message begun inside them; crumbs of the other kind do not part one
-    (behind each node of a backward its thread tidies up)."""
+    """Returns stretches of forward or backward during which no message begins; fragments of the other kind do not
+    separate them (the backward's thread cleans up after each node)."""
     begun = np.sort(rows["start"][np.isin(rows["kind"], _SENDS + _RECVS)])
     work = np.flatnonzero(np.isin(rows["kind"], [int(kind) for kind in (*_FORWARD, *_BACKWARD)]))
     work = work[np.argsort(rows["start"][work], kind="stable")]
@@ -121,7 +121,7 @@ def _pieces(rows: NDArray[np.void]) -> list[Pass]:
 
 
 def _split(rows: NDArray[np.void], work: NDArray[np.int64], forward: NDArray[np.bool_]) -> list[Pass]:
-    """At most one forward and one backward stand between two messages: spans of each kind together."""
+    """Combines the work of each kind: at most one forward and one backward are between two messages."""
     out = []
     for kind in (True, False):
         own = work[forward == kind]
@@ -132,7 +132,7 @@ def _split(rows: NDArray[np.void], work: NDArray[np.int64], forward: NDArray[np.
 
 
 def _stages(spans: Spans, passes: Mapping[int, list[Pass]], ends: set[int]) -> dict[int, int]:
-    """Rank -> stage. Replicas of a stage begin next to each other."""
+    """Returns rank -> stage. Replicas of a stage are assumed to begin next to each other."""
     replicas = len(ends) // 2
     first = {rank for rank in ends if passes[rank][0].end <= _first_arrival(spans[rank])}
     if len(first) != replicas or not all(passes[rank][0].forward for rank in spans):
@@ -143,7 +143,7 @@ def _stages(spans: Spans, passes: Mapping[int, list[Pass]], ends: set[int]) -> d
 
 
 def _require_in_time(passes: Mapping[int, list[Pass]], stages: Mapping[int, int]) -> None:
-    """Forwards go down the stages and backwards up: clocks may differ, but one shift must do for all micro-batches."""
+    """Checks that forwards go down the stages and backwards up; clocks may differ by a constant offset."""
     if len(set(stages.values())) < len(stages):
         return  # which replicas belong together is not known
     ranks = sorted(stages, key=lambda rank: stages[rank])
@@ -179,7 +179,7 @@ def _named(rows: NDArray[np.void], passes: list[Pass], stage: int) -> NDArray[np
 
 
 def _messages(rows: NDArray[np.void], passes: list[Pass], stage: int) -> None:
-    """A send belongs to what ended last before it began, a receive to what begins first behind its end."""
+    """Assigns a send to the operation that ended last before it, a receive to the first operation after it."""
     starts, done = np.array([one.start for one in passes]), np.array([one.end for one in passes])
     numbers = [int(rows["micro_batch"][one.rows[0]]) for one in passes]
     for i in np.flatnonzero(np.isin(rows["kind"], _SENDS + _RECVS)).tolist():

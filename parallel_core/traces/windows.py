@@ -1,4 +1,4 @@
-"""When the steps of a trace began and ended: marked by the profiler, or told by their updates."""
+"""Finds when the steps of a trace begin and end: as marked by the profiler, or by their optimizer updates."""
 
 from __future__ import annotations
 
@@ -19,32 +19,32 @@ EVER = (-(1 << 62), 1 << 62)
 
 
 class Moments:
-    """Moments, sorted once: many windows are then cut out of them without looking at all of them for each."""
+    """Times that are sorted once, so that many windows can be selected efficiently."""
 
     def __init__(self, moments: NDArray[np.int64]) -> None:
         self._order = np.argsort(moments, kind="stable")
         self._sorted = moments[self._order]
 
     def before(self, moment: int) -> int:
-        """How many are earlier."""
+        """Returns how many are earlier than `moment`."""
         return int(np.searchsorted(self._sorted, moment))
 
     def between(self, start: int, end: int) -> NDArray[np.int64]:
-        """Ascending indices of those from `start` to before `end`."""
+        """Returns the ascending indices of those from `start` to before `end`."""
         return np.sort(self._order[self.before(start) : self.before(end)])
 
     def reached(self, ends: NDArray[np.int64]) -> NDArray[np.int64]:
-        """[n] = the latest of the `ends` that belong to the n earliest moments; [0] is before all time."""
+        """Returns [n] = the latest of the `ends` of the n earliest moments; [0] is earlier than any time."""
         return np.maximum.accumulate(np.concatenate([[EVER[0]], ends[self._order]]))
 
 
 def windows(trace: Collected) -> Windows:
-    """The marked steps, else those told by updates; {} where there are fewer than two of those."""
+    """Returns the marked steps, otherwise those found by updates; {} where there are fewer than two of those."""
     return marked(trace) or _by_updates(trace)
 
 
 def marked(trace: Collected) -> Windows:
-    """Of each step's annotation; where it stands several times, of the longest."""
+    """Returns the window of each step's annotation; of several annotations of a step, the longest."""
     numbers = {i: int(found[1]) for i, name in enumerate(trace.names) if (found := names.STEP.match(name))}
     out: dict[int, tuple[int, int]] = {}
     for event in trace.host[np.isin(trace.host["name"], list(numbers))]:
@@ -55,7 +55,8 @@ def marked(trace: Collected) -> Windows:
 
 
 def _by_updates(trace: Collected) -> Windows:
-    """A step ends with an update; several with no backward between them are one. The first begins with the trace."""
+    """Returns steps that end with an update; several updates without a backward between them count as one. The first
+    step begins with the trace."""
     means = [names.marker(name) for name in trace.names]
     updates = trace.host[np.isin(trace.host["name"], [i for i, one in enumerate(means) if one and _updates(one)])]
     updates = updates[outermost(updates["start"], updates["end"])]

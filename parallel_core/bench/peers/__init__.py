@@ -1,4 +1,4 @@
-"""PyTorch's own ways to train in parallel, each set up the way its documentation shows."""
+"""PyTorch's own ways to train in parallel, each set up as in its documentation."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from parallel_core.spec import RunSpec
 
 
 def build(name: str, spec: RunSpec, rank: int, cache: Path) -> Contestant:
-    """The contestant `name` of `duel.SPLITS` on this rank."""
+    """Returns the contestant `name` of `duel.SPLITS` on this rank."""
     from parallel_core.bench.peers import ddp, fully_shard, pipeline, single, tensor
 
     makers = {"single": single, "ddp": ddp, "fully_shard": fully_shard, "tensor": tensor, "tensor-wide": tensor}

@@ -1,4 +1,4 @@
-"""torch.utils.checkpoint around each block of a plain training loop: embedding and head keep theirs, as here."""
+"""torch.utils.checkpoint around each block of a plain training loop; embedding and head save theirs, as here."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from parallel_core.spec import RunSpec
 
 
 class _Block(nn.Module):
-    """Attention and MLP of a block, run again for their backward."""
+    """Attention and MLP of a block, recomputed for their backward."""
 
     def __init__(self, attention: nn.Module, mlp: nn.Module) -> None:
         super().__init__()

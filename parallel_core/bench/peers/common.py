@@ -1,4 +1,4 @@
-"""What the contestants share: the same layers, first weights, text and optimizer as this engine."""
+"""Common part of PyTorch's contestants: the same layers, initial weights, text and optimizer as in this engine."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from parallel_core.spec import RunSpec, TrainSpec
 
 
 class Logits(nn.Module):
-    """The head without its loss: (batch, seq, hidden) -> (batch, seq, vocab)."""
+    """The head without its loss: [batch, seq, hidden] -> [batch, seq, vocab]."""
 
     def __init__(self, head: nn.Module) -> None:
         super().__init__()
@@ -29,7 +29,7 @@ class Logits(nn.Module):
 
 
 def layers(spec: RunSpec, names: list[str] | None = None) -> nn.Sequential:
-    """The layers `names` (default: all) in full, with the engine's first weights."""
+    """Returns the layers `names` (default: all) in full, with the engine's initial weights."""
     made = nn.Sequential()
     for name in names or spec.model.units():
         unit = build_unit(spec.model, name, torch.float32, "cpu")
@@ -46,7 +46,7 @@ def mean_loss(logits: Tensor, targets: Tensor) -> Tensor:
 
 
 def adamw(model: nn.Module, train: TrainSpec) -> torch.optim.Optimizer:
-    """PyTorch's AdamW, fused; sharded and whole parameters in groups of their own, which fusing needs."""
+    """Returns PyTorch's fused AdamW; sharded and whole parameters are in separate groups, as fusing requires."""
     groups: dict[type, list[nn.Parameter]] = {}
     for parameter in model.parameters():
         groups.setdefault(type(parameter.data), []).append(parameter)
@@ -61,7 +61,7 @@ def adamw(model: nn.Module, train: TrainSpec) -> torch.optim.Optimizer:
 
 
 class Batches:
-    """Tokens and targets of micro-batches `ids` (default: all) of each step, joined in the order of the ids."""
+    """Tokens and targets of the micro-batches `ids` (default: all) of each step, concatenated in that order."""
 
     def __init__(self, spec: RunSpec, cache: Path, ids: tuple[int, ...] | None = None) -> None:
         self._sampler = Sampler(spec, open_dataset(spec, cache))
@@ -73,7 +73,7 @@ class Batches:
 
 
 def trained(model: nn.Module, batches: Batches, train: TrainSpec, replicas: int = 1) -> Contestant:
-    """A plain training loop; the loss reported is the mean over `replicas`, as this engine's is."""
+    """Returns a plain training loop as contestant; its loss is the mean over `replicas`, as in this engine."""
     optimizer = adamw(model, train)
 
     def step(number: int) -> float:

@@ -1,4 +1,4 @@
-"""torch.nn.parallel.DistributedDataParallel; the loss reported is the mean over ranks, as this engine's is."""
+"""torch.nn.parallel.DistributedDataParallel as contestant; its loss is the mean over ranks, as in this engine."""
 
 from __future__ import annotations
 

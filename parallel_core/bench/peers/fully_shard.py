@@ -1,4 +1,5 @@
-"""torch.distributed.fsdp.fully_shard (FSDP2), a group a layer and what is left at the root, as its tutorial shows."""
+"""torch.distributed.fsdp.fully_shard (FSDP2) as contestant: a group per layer and the rest at the root, as in its
+tutorial."""
 
 from __future__ import annotations
 

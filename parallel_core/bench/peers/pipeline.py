@@ -1,4 +1,5 @@
-"""torch.distributed.pipelining: the schedule of the same name, with this engine's cuts or in whole blocks."""
+"""torch.distributed.pipelining as contestant: the schedule of the same name, with this engine's cuts or in whole
+blocks."""
 
 from __future__ import annotations
 
@@ -25,11 +26,15 @@ MULTI = {
     "zb-v": pipelining.ScheduleZBVZeroBubble,
     "dualpipe-v": pipelining.ScheduleDualPipeV,
 }
-"""Schedules of several stages on a rank; of one, InterleavedZeroBubble is ZB-H1."""
+"""Schedules with several stages per rank; with a single one, InterleavedZeroBubble is ZB-H1."""
 
 
 def in_whole_blocks(spec: RunSpec) -> RunSpec:
-    """`spec` with as many blocks on each stage: what a model is split into by hand, where its modules begin."""
+    """Returns `spec` with equally many blocks on each stage: how a model is cut by hand, at the boundaries of its
+    modules.
+
+    Raises ValueError where the number of stages does not divide that of blocks.
+    """
     units, stages = spec.model.units(), Layout.of(spec).stages
     blocks, rest = divmod(spec.model.layers, stages)
     if rest:
@@ -60,14 +65,14 @@ def build(spec: RunSpec, rank: int, cache: Path) -> Contestant:
         else:
             walk(*inputs)
         optimizer.step()
-        dist.barrier()  # this engine's step ends on all ranks together too
+        dist.barrier()  # in this engine, too, a step ends on all ranks together
         return float(torch.stack(losses).mean()) if losses else None
 
     return Contestant(step, metered(step, whole))
 
 
 def _walk(name: str, stages: list[PipelineStage], count: int) -> Callable[..., object]:
-    """One step of the schedule of that name over a rank's stages, `count` micro-batches of it."""
+    """Returns a function that runs one step of the named schedule over a rank's stages, with `count` micro-batches."""
     if name in SINGLE:
         return SINGLE[name](stages[0], count, loss_fn=mean_loss).step
     made: Any = MULTI[name](list(stages), count, loss_fn=mean_loss)

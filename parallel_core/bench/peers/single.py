@@ -1,4 +1,4 @@
-"""A plain PyTorch training loop on one device."""
+"""A plain PyTorch training loop on one device as contestant."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Tensor parallelism with DTensor: column then row linears, vocabulary-parallel embedding, head and loss."""
+"""Tensor parallelism with DTensor as contestant: column- then row-parallel linears, vocabulary-parallel embedding, head
+and loss."""
 
 from __future__ import annotations
 
