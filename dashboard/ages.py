@@ -1,4 +1,4 @@
-"""How long ago something was, in one unit; on an open page static/js/ages.js goes on counting, in the same words."""
+"""Ages as text in one unit ('3 min'); on an open page static/js/ages.js keeps counting, in the same words."""
 
 from __future__ import annotations
 
@@ -32,6 +32,6 @@ WORDS: dict[str, Callable[[float], str]] = {"span": span, "short": short, "ago":
 
 
 def since(value: datetime, words: str) -> SafeString:
-    """The age of a moment in one of WORDS, as an element that goes on counting."""
+    """Returns a <time> element with the age of `value`, which ages.js keeps up to date; `words` is a key of WORDS."""
     text = WORDS[words]((timezone.now() - value).total_seconds())
     return format_html('<time datetime="{}" data-age="{}">{}</time>', value.isoformat(), words, text)

@@ -1,4 +1,4 @@
-"""What a person, or a script, gets when a request is refused: one page, or one JSON shape under /api/."""
+"""Responses to refused requests, for people and scripts: an error page, or one JSON shape under /api/."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ CODES = {
 RETRY_AFTER = 5
 """Seconds."""
 MOST_OF_A_HOST = 200
-"""Characters: a name has at most 253, and somebody may send anything."""
+"""Characters of a host name that are shown: names have at most 253, but a client may send anything."""
 
 
 def envelope(status: int, message: str, fields: dict[str, str] | None = None) -> dict[str, Any]:
@@ -47,7 +47,7 @@ def json_error(status: int, message: str, fields: dict[str, str] | None = None) 
 
 
 def page(request: HttpRequest, status: int, title: str, message: str, **more: Any) -> HttpResponse:
-    """The error as a page; under /api/ as JSON. `more` is for the page alone."""
+    """The error as a page, or as JSON under /api/. `more` is context for the page only."""
     if request.path.startswith("/api/"):
         return json_error(status, message)
     context = {"title": title, "message": sentence_text(message), "status": status, **more}
@@ -63,7 +63,10 @@ def bad_request(request: HttpRequest, exception: Exception) -> HttpResponse:
 
 
 def unknown_host(request: HttpRequest) -> HttpResponse:
-    """Made without the request: whatever asks it for its host is refused again. One line of the log says it, too."""
+    """Answers a request for a host that is not in ALLOWED_HOSTS.
+
+    Built without the request, because whatever asks it for its host raises again. Logs one line.
+    """
     sent = request.META.get("HTTP_HOST", "")[:MOST_OF_A_HOST]
     host = split_domain_port(sent)[0] or sent
     message = (
@@ -79,7 +82,7 @@ def unknown_host(request: HttpRequest) -> HttpResponse:
 
 
 def _log_line(message: str, request: HttpRequest, response: HttpResponse) -> None:
-    """In place of what Django would log: a traceback that says no more."""
+    """Logs one line instead of Django's traceback, which would say no more."""
     log_response("%s", " ".join(message.split()), response=response, request=request, level="warning")
 
 
@@ -94,7 +97,7 @@ def not_found(request: HttpRequest, exception: Exception) -> HttpResponse:
 
 
 def wrong_method(request: HttpRequest, allowed: str) -> HttpResponse:
-    """`allowed` are the methods that would do, as the header Allow lists them."""
+    """`allowed` = the methods that the address takes, as in the header Allow."""
     takes_forms = "POST" in allowed
     message = (
         "Only a button of a page sends something here." if takes_forms else "This page takes nothing; open it instead."
@@ -109,7 +112,7 @@ def too_large(request: HttpRequest) -> HttpResponse:
 
 
 def server_error(request: HttpRequest) -> HttpResponse:
-    """Uses neither the session nor the database: they may be what broke."""
+    """Uses neither the session nor the database, which may be what failed."""
     error = sys.exc_info()[1]
     if isinstance(error, OperationalError | InterfaceError):
         return database_away(request, error)
@@ -119,7 +122,7 @@ def server_error(request: HttpRequest) -> HttpResponse:
 
 
 def database_away(request: HttpRequest, error: Exception) -> HttpResponse:
-    """Nobody's mistake, and it passes: 503, and when to ask again. The log gets one line of it."""
+    """Answers 503 with Retry-After, because it is nobody's mistake and passes; logs one line."""
     if request.path.startswith("/api/"):
         response: HttpResponse = json_error(503, "The database does not answer; ask again in a moment.")
     else:

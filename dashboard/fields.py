@@ -1,4 +1,4 @@
-"""Fields of forms that say what is wrong by their own name, what would be right, and what was given."""
+"""Form fields whose error messages name the field, what would be right, and what was given."""
 
 from __future__ import annotations
 
@@ -12,13 +12,14 @@ from parallel_core import limits
 from parallel_core.analysis.quantities import count_text, sentence_text, significant
 
 MOST_SHOWN = 24
-"""Characters of a wrong value that its message repeats."""
+"""Characters of a wrong value that a message repeats."""
 _NEAREST = 4
-"""Choices that a message names."""
+"""The most choices that a message names."""
 
 
 class Form(forms.Form):
-    """Its messages are sentences, whoever wrote them: those of the engine stand after a colon elsewhere."""
+    """A form whose error messages are whole sentences, even those of the engine, which are written to stand after a
+    colon."""
 
     def add_error(self, field: str | None, error: Any) -> None:
         super().add_error(field, error)
@@ -29,7 +30,7 @@ class Form(forms.Form):
 
 
 class _Said(forms.Field):
-    """One message whatever is wrong: none of Django's own words."""
+    """A field with one message for anything that is wrong, instead of Django's."""
 
     def clean(self, value: Any) -> Any:
         try:
@@ -43,21 +44,27 @@ class _Said(forms.Field):
         return f"{self.label or 'This'} must be {self._right(given)}; got {shown or 'nothing'}."
 
     def _right(self, given: str) -> str:
-        """What would be right instead of `given`."""
+        """Describes a right value, as the object of "must be"; may use what was `given`."""
         raise NotImplementedError
 
 
 class WholeNumber(_Said, forms.IntegerField):
+    """An integer field whose message gives the allowed range."""
+
     def _right(self, given: str) -> str:
         return f"a whole number{_between(self.min_value, self.max_value)}"
 
 
 class Number(_Said, forms.FloatField):
+    """A float field whose message gives the allowed range."""
+
     def _right(self, given: str) -> str:
         return f"a number{_between(self.min_value, self.max_value)}"
 
 
 class Choice(_Said, forms.ChoiceField):
+    """A choice field whose message names the choices most similar to what was given."""
+
     def _right(self, given: str) -> str:
         keys = [str(key) for key in _flat(self.choices) if key]
         near = get_close_matches(given, keys, _NEAREST, 0.0)
@@ -74,7 +81,7 @@ LISTED = "Write whole numbers with commas between them, such as 2, 4, 8."
 
 
 class NumberList(forms.CharField):
-    """Whole numbers from 1 on with commas or blanks between them."""
+    """Whole numbers from 1 on, separated by commas or spaces; each once, in their order."""
 
     default_error_messages = {"required": LISTED}
 
@@ -103,6 +110,6 @@ def _text(bound: float) -> str:
 
 
 def _flat(choices: Any) -> Iterator[Any]:
-    """Keys, those of groups among them."""
+    """Yields the keys of choices, including those inside groups."""
     for key, label in choices:
         yield from _flat(label) if isinstance(label, list | tuple) else (key,)

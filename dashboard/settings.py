@@ -1,4 +1,4 @@
-"""Django settings. Everything that a deployment changes comes from the environment; defaults serve `./run`."""
+"""Django settings. What differs between deployments comes from the environment; defaults are for `./run`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from dashboard.static_version import static_version
 
 BASE_DIR = Path(__file__).resolve().parent.parent
 HOME = Path(os.environ.get("TRAINYARD_HOME", BASE_DIR / ".trainyard")).resolve()
-"""The one folder all data of an embedded yard lives in."""
+"""The folder with all data of an embedded yard."""
 DEFAULT_SECRET = "insecure-for-development-only"
 
 
@@ -22,7 +22,7 @@ def flag(name: str, default: bool) -> bool:
 
 
 def listed(name: str, default: str = "") -> list[str]:
-    """The values between commas, with or without spaces around them."""
+    """The values between commas, without surrounding spaces."""
     return [value for part in os.environ.get(name, default).split(",") if (value := part.strip())]
 
 
@@ -118,13 +118,13 @@ USE_I18N = False
 
 STATIC_URL = f"/static/{static_version()}/"
 WHITENOISE_IMMUTABLE_FILE_TEST = "(?!)" if DEBUG else "^"
-"""Pattern of the addresses that a browser keeps for good: all, as they change with the bytes. None while developing."""
+"""Pattern of the URLs that browsers may cache for good: all, as they change with the content. None in development."""
 WHITENOISE_ALLOW_ALL_ORIGINS = False
 STATIC_ROOT = HOME / "static"
 STATICFILES_DIRS = [BASE_DIR / "dashboard" / "static"]
 MEDIA_ROOT = HOME / "files"
 DATA_UPLOAD_MAX_MEMORY_SIZE = 8 * 1024 * 1024
-"""Of a form's fields without its files: what `body_limit.MAX_BODY` lets through, so that one limit is told."""
+"""Limit for a form's fields without its files: the same as `body_limit.MAX_BODY`, so that there is only one limit."""
 STORAGES = {
     "default": {"BACKEND": "django.core.files.storage.FileSystemStorage"},
     "staticfiles": {"BACKEND": "whitenoise.storage.CompressedStaticFilesStorage"},
@@ -132,11 +132,11 @@ STORAGES = {
 DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
 
 REDIS_URL = os.environ.get("REDIS_URL", f"unix://{HOME / 'redis.sock'}")
-"""Broker and event streams; a unix socket is spelt unix:///path."""
+"""Broker and event streams; a Unix socket is written unix:///path."""
 CELERY_BROKER_URL = REDIS_URL.replace("unix://", "redis+socket://")
 
 STARTER_STUDY = flag("TRAINYARD_STARTER", True)
-"""Whether a yard that has seen nothing yet queues the starter study."""
+"""Whether a yard that has never had a run or a study queues the starter study."""
 
 X_FRAME_OPTIONS = "DENY"
 SECURE_REFERRER_POLICY = "same-origin"

@@ -1,4 +1,4 @@
-"""The version of all static files as one word. It stands in their addresses: a browser may keep them for good."""
+"""The version of all static files as one word in their URLs, so that browsers may cache them for good."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from pathlib import Path
 
 FOLDER = Path(__file__).resolve().parent / "static"
 PACKAGES = ("django", "django-htmx")
-"""Wheels that bring static files of their own."""
+"""Packages whose static files are served as well."""
 LENGTH = 10
 
 
 def static_version(folder: Path = FOLDER) -> str:
-    """Changes with any byte or name below `folder`, and with the version of a wheel that brings files.
+    """A hash that changes with any byte or name below `folder`, and with the version of a package in PACKAGES.
 
-    It is one prefix for the whole tree, not a hash in each name: modules import each other by relative addresses.
+    It is one prefix for the whole tree, not a hash in each name, because modules import each other by relative URLs.
     """
     digest = hashlib.sha256(" ".join(version(name) for name in PACKAGES).encode())
     for file in sorted(path for path in folder.rglob("*") if path.is_file()):

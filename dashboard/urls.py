@@ -1,4 +1,4 @@
-"""All addresses. Each app owns its own file."""
+"""All URLs; each app has its own file."""
 
 from django.contrib import admin
 from django.urls import include, path

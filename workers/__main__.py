@@ -1,4 +1,4 @@
-"""`python -m workers`: a worker, as its environment describes it (see `settings`). Ends in order on TERM or INT."""
+"""`python -m workers`: a worker, configured by its environment (see `settings`). Ends in order on TERM or INT."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def main() -> int:
     try:
         preflight.wait(Settings.from_env(), _say)
         from workers.celery import app, settings
-    except ValueError as error:  # a setting that cannot be used
+    except ValueError as error:  # a setting is invalid
         _say(str(error))
         return 2
     except KeyboardInterrupt:

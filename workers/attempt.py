@@ -1,4 +1,4 @@
-"""One attempt while it lives on this host: its order, its folder, its processes and deadlines."""
+"""One attempt while it is alive on this host: its order, its folder, its processes and deadlines."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from workers.settings import Settings
 
 NOTHING_SAVED = "its hosts share no folder of checkpoints"
 GONE_LIMIT_S = 3.0
-"""How long the kernel may take to remove killed processes before we say that some are left."""
+"""Seconds that the kernel may take to remove killed processes; after that, some are reported as left."""
 
 
 @dataclass
 class Attempt:
-    """`meta` is what the folder's meta.json says. Times are CLOCK_MONOTONIC seconds."""
+    """`meta` is the content of the folder's meta.json. Times are CLOCK_MONOTONIC seconds."""
 
     folder: Folder
     meta: Meta
@@ -31,9 +31,9 @@ class Attempt:
     exits: list[Exit] = field(default_factory=list)
     refusal: str = ""
     ended_by: Ending | None = None
-    """How it ends because we stopped it; None while it is left to itself."""
+    """How it ends because the worker stopped it; None while it runs undisturbed."""
     kill_at: float | None = None
-    """When we kill the ranks ourselves: the fork server did not."""
+    """When the worker kills the ranks itself because the fork server has not."""
     oom_kills: int = field(default_factory=ending.oom_kills)
 
     @property
@@ -42,11 +42,11 @@ class Attempt:
 
     @property
     def started(self) -> bool:
-        """All our ranks have a process."""
+        """Whether all its ranks on this host have a process."""
         return len(self.meta.processes) == len(self.order.ranks)
 
     def ready(self) -> bool:
-        """Whether nothing it needs is missing."""
+        """Whether it has everything that it needs to be launched."""
         return not self.fetching and (self.order.opens_store or self.store is not None)
 
     def start_order(self, settings: Settings) -> StartOrder:
@@ -67,7 +67,7 @@ class Attempt:
         )
 
     def running(self) -> AttemptBody:
-        """What is told when every rank has a process."""
+        """The event to publish once every rank has a process."""
         body = AttemptBody(attempt=self.number, state="running")
         if self.order.beginning:
             body["begins"] = self.order.beginning.told
@@ -80,7 +80,7 @@ class Attempt:
         self.folder.save(self.meta)
 
     def mark_stop(self, reason: Stop, ended_by: Ending, kill_at: float) -> None:
-        """Written down before anything is killed: a restarted worker still knows why."""
+        """Stores the stop before anything is killed, so that a restarted worker still knows why."""
         self.meta.stop, self.ended_by, self.kill_at = reason, ended_by, kill_at
         self.meta.stopped_as = asdict(ended_by)
         self.folder.save(self.meta)
@@ -91,17 +91,17 @@ class Attempt:
         return standstill.still_for(self.folder.path, self.order.ranks, self.launched)
 
     def how_it_ended(self) -> Ending:
-        """Our own stop, a refusal, or what exit codes and fault frames tell."""
+        """The worker's own stop, a refusal, or what exit codes and fault frames show."""
         exits = {str(one.rank): one.code for one in self.exits}
-        told = self.ended_by or (ending.refused(self.refusal) if self.refusal else None)
-        if told is not None:
-            return Ending(**{**vars(told), "exits": told.exits or exits})
+        known = self.ended_by or (ending.refused(self.refusal) if self.refusal else None)
+        if known is not None:
+            return Ending(**{**vars(known), "exits": known.exits or exits})
         kills = ending.oom_kills() - self.oom_kills
         return ending.of_exits(self.folder.path, self.order.ranks, self.exits, kills)
 
 
 def end_processes(recorded: list[processes.Recorded], limit_s: float = GONE_LIMIT_S) -> bool:
-    """Kills whatever of these still runs; True once /proc shows none of them."""
+    """Kills those of the processes that still run; True once /proc shows none of them."""
     for pid, ticks in recorded:
         processes.kill(pid, ticks)
     return not processes.wait_gone(recorded, limit_s)

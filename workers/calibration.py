@@ -1,4 +1,4 @@
-"""How fast this host is: measured once, in a process of its own, while no attempt runs; kept in calibration.json."""
+"""Measures once how fast this host is, in a process of its own while no attempt runs; kept in calibration.json."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ LIMIT_S = 90.0
 
 
 class Calibration:
-    """Used by one thread, which must live as long as the measurement: the process dies with the thread."""
+    """Used by one thread, which must live as long as the measurement because its process dies with the thread."""
 
     def __init__(self, home: Path, device: str) -> None:
         self._path = home / "calibration.json"
@@ -36,7 +36,7 @@ class Calibration:
         self._measurement.begin(["calibrate", "--device", self._device])
 
     def poll(self) -> bool:
-        """True once, when the measurement has ended, well or not."""
+        """True once, when the measurement has ended, successfully or not."""
         ended = self._measurement.poll()
         if ended is None:
             return False

@@ -1,7 +1,7 @@
-"""The Celery app of a worker: one queue, one thin task.
+"""The Celery app of a worker: one queue, one short task.
 
-Early acknowledgement and no prefetch: a message that is lost with its worker is sent again by the controller, one that
-comes twice is ignored by the claim on its attempt. Celery neither waits for runs nor cancels them.
+Early acknowledgement and no prefetch: the controller sends a message again that was lost with its worker, and a
+duplicate is ignored because the attempt is already claimed. Celery neither waits for runs nor cancels them.
 """
 
 from __future__ import annotations
@@ -23,11 +23,12 @@ from workers.worker import AlreadyRunning, Worker
 settings = Settings.from_env()
 
 RETRY_S = (1.0, 1.0, 3.0)
-"""Wait before the second try to reach a broker that is away, what each further one adds, and the longest."""
+"""Seconds before the second try to reach an unreachable broker, the increase for each further try, and the longest
+wait."""
 
 
 class Impatient(Connection):
-    """Celery waits up to 30 s between two tries and has no setting for it: a broker that is back is wanted sooner."""
+    """A connection with shorter waits between tries: Celery waits up to 30 s, which no setting changes."""
 
     def ensure_connection(self, *args: Any, **kwargs: Any) -> Any:
         first, more, longest = RETRY_S
@@ -36,10 +37,12 @@ class Impatient(Connection):
 
 
 class Broker(AMQP):
+    """Celery's AMQP with that connection."""
+
     Connection = Impatient
 
 
-# No fix-ups: with DJANGO_SETTINGS_MODULE in the environment Celery would load the whole web application.
+# No fixups: with DJANGO_SETTINGS_MODULE in the environment, Celery would load the whole web application.
 app = Celery("workers", broker=settings.broker_url, fixups=[], amqp=Broker)
 app.conf.update(
     task_serializer="json",
@@ -59,14 +62,14 @@ app.conf.update(
     broker_connection_max_retries=None,
 )
 
-# Every two seconds of an outage; `Outage` tells its beginning and its end.
+# Celery would log this every two seconds of an outage; `Outage` logs its beginning and its end.
 logging.getLogger(consumer.__name__).addFilter(lambda record: record.msg != consumer.CONNECTION_ERROR)
 
 _station: Worker | None = None
 
 
 class StationStep(bootsteps.StartStopStep):
-    """Starts the station with the worker and leaves with it, before Celery's own parts are taken down."""
+    """Starts the Worker with Celery's worker, and lets it leave before Celery's own parts are stopped."""
 
     def start(self, parent: Any) -> None:
         global _station
@@ -74,7 +77,7 @@ class StationStep(bootsteps.StartStopStep):
             _station = Worker(settings)
         except AlreadyRunning as error:
             sys.stderr.write(f"{error}\n")
-            os._exit(1)  # nothing of ours has begun; Celery itself would make exit status 0 of it
+            os._exit(1)  # nothing has started yet; Celery would exit with status 0
         _station.start()
 
     def stop(self, parent: Any) -> None:
@@ -89,14 +92,15 @@ app.steps["worker"].add(StationStep)
 
 @signals.worker_shutting_down.connect
 def _on_signal(**_: Any) -> None:
-    """TERM or INT arrived (this runs in the signal handler): ranks are stopped at once, whatever Celery waits for."""
+    """Runs in the handler of TERM or INT: ranks are stopped at once, whatever Celery waits for."""
     if _station is not None:
         _station.ask_to_leave()
 
 
 @app.task(name=START_TASK)
 def start(message: Any) -> None:
-    """Hands an attempt to the supervisor and returns. `message` is a StartMessage; see `orders` for what is checked."""
+    """Hands an attempt to the supervisor and returns. `message` is a StartMessage; see `run_orders` for what is
+    checked."""
     if _station is None:
         raise RuntimeError("workers.start runs in a worker only")
     _station.accept(message)

@@ -1,24 +1,24 @@
-"""The messages between controller and workers: names of Redis keys, shapes of what travels.
+"""The messages between controller and workers: names of Redis keys, and the types of what is sent.
 
 controller -> worker   one Celery task `workers.start` on the queue of the worker (`queue_of`) with the StartMessage as
-                       its one positional argument; entries of the worker's control stream (`control_stream`, one
-                       field `body`: JSON of a ControlEntry), which only ever repeat what the database already says
-                       (level-triggered), so that a lost or doubled one is harmless.
-worker -> controller   entries of the one stream EVENTS, in the order they happened on that worker.
+                       its only positional argument; entries of the worker's control stream (`control_stream`, one
+                       field `body`: JSON of a ControlEntry), which only repeat what the database already says
+                       (level-triggered), so that a lost or duplicate one does no harm.
+worker -> controller   entries of the one stream EVENTS, in the order in which they happened on that worker.
 
 A stream entry of EVENTS has the fields `worker` (str), `boot` (id of this life of the worker), `kind`, `body` (JSON)
 and, for `batch`, `data` (raw bytes):
 
 heartbeat   every HEARTBEAT_S. body = HeartbeatBody.
-attempt     body = AttemptBody: what became of an attempt.
+attempt     body = AttemptBody: the state of an attempt, and how it ended.
 batch       body = BatchBody; data = bytes [start, end) of one file of the attempt, cut at frame (events) or any (log)
-            boundaries. (attempt, rank, channel, end) is the cursor: a batch at or below it is skipped; one that starts
-            above it is a gap and is answered by a `rewind` control entry.
+            boundaries. The end of what was stored of (attempt, rank, channel) is the cursor: a batch that ends at or
+            below it is skipped; one that starts above it is a gap and is answered by a `rewind` control entry.
 store       body = {attempt, host, port}: where the first node's rendezvous store listens.
-profile     body = ProfileBody: the cost table of a model that was asked for, or why there is none.
-dropped     body = {run}: no checkpoint of that run, which was deleted, is here any more.
+profile     body = ProfileBody: the requested cost table of a model, or why there is none.
+dropped     body = {run}: this worker has no checkpoint of that run, which was deleted, any more.
 
-Nothing here imports Django, Celery or Redis: both sides read this file.
+Nothing here imports Django, Celery or Redis, because both sides import this file.
 """
 
 from __future__ import annotations
@@ -30,18 +30,19 @@ from typing_extensions import TypedDict  # pydantic takes no other before Python
 EVENTS = "trainyard:events"
 GROUP = "controller"
 NO_SUCH_BLOB = "0" * 64
-"""What a worker asks the web for to hear whether its token is good: "not found" says that it is."""
+"""A blob that a worker requests from the web only to check its token: "not found" means that the token is valid."""
 LIVE = "trainyard:live"
-"""Short 'new data' entries for the SSE reader: fields run, study (or ''), or search, and what (JSON list of topics)."""
+"""Stream of short 'new data' entries for the SSE reader: fields run, study (or ''), or search, and what (JSON list of
+topics)."""
 
 START_TASK = "workers.start"
 HEARTBEAT_S = 2.0
 LEASE_S = 3 * HEARTBEAT_S
 STOP_GRACE_S = 2.0
-"""From TERM to KILL when an attempt is stopped: ranks that are between steps save a checkpoint in it."""
+"""Seconds from TERM to KILL when an attempt is stopped: in it, ranks that are between steps save a checkpoint."""
 START_LIMIT_S = 30.0
 PROFILE_LIMIT_S = 600.0
-"""A worker's profile of a model has its devices for as long at most; an attempt that arrives meanwhile waits."""
+"""The longest time for which a profile of a model may hold a worker's devices; an attempt that arrives then waits."""
 MAX_LOG_BYTES = 20 * 1024 * 1024
 MAX_BATCH_BYTES = 256 * 1024
 
@@ -62,11 +63,11 @@ class Node(TypedDict):
     first_rank: int
     address: str
     shares: NotRequired[bool]
-    """Its checkpoints lie in a folder that other hosts have, too (HeartbeatBody.shared_checkpoints)."""
+    """Whether its checkpoints are in a folder that other hosts also have (HeartbeatBody.shared_checkpoints)."""
 
 
 class ResumeFrom(TypedDict):
-    """A checkpoint by its name: the run that wrote it and how many steps were done. Never a path."""
+    """A checkpoint: the run that wrote it and the number of steps done. Never a path."""
 
     run: int
     step: int
@@ -82,7 +83,7 @@ class StartMessage(TypedDict):
     """Where a first attempt begins; a later one prefers the run's own newest checkpoint on its host."""
     wish: NotRequired[dict[str, Any] | None]
     """What to do instead of training: text to generate from that checkpoint
-    (parallel_core.generation_request.TextRequest), or {"links": [two workers]}, between which messages are timed
+    (parallel_core.generation_request.TextRequest), or {"links": [two workers]} between which to time messages
     (parallel_core.profile.host_link_bench)."""
 
 
@@ -111,21 +112,23 @@ class HeartbeatBody(TypedDict):
     memory_available: int
     attempts: dict[str, dict[str, RankProgress]]  # live attempts -> rank -> where it is
     disk_free: NotRequired[int]
-    """Bytes left where its checkpoints go."""
+    """Bytes free where its checkpoints go."""
     shared_checkpoints: NotRequired[bool]
-    """Its checkpoints lie in a folder that other hosts have, too: runs over several hosts can save there."""
+    """Whether its checkpoints are in a folder that other hosts also have, so that runs over several hosts can save
+    there."""
     leaving: NotRequired[bool]
-    """It ends in an orderly way and takes no more runs. Said before its attempts end, so that none comes back to it."""
+    """It shuts down in an orderly way and takes no more runs. Sent before its attempts end, so that none is placed here
+    again."""
     token_files: NotRequired[list[dict[str, Any]]]
-    """{name, tokens, vocab} of those in this worker's data folder (parallel_core.data.token_file)."""
+    """{name, tokens, vocab} of the token files in this worker's data folder (parallel_core.data.token_file)."""
     refused: NotRequired[str]
-    """Why the web would give this worker no uploaded text, with the setting to change; "" where it would."""
+    """Why the web refuses to give this worker uploaded texts, with the setting to change; "" if it does not."""
     calibration: NotRequired[dict[str, Any]]
     """Result of `parallel_core calibrate` on this worker: {device, model: {...}, global_batch, step_time}."""
 
 
 Outcome = Literal["succeeded", "failed", "cancelled", "interrupted"]
-"""interrupted = the yard was stopped in an orderly way: the run is queued again and no retry is used up."""
+"""interrupted = the yard was stopped in an orderly way: the run is queued again without using a retry."""
 
 Cause = Literal[
     "",
@@ -142,7 +145,7 @@ Cause = Literal[
 
 
 class Begins(TypedDict):
-    """Where an attempt began: `step` steps were done by `attempt` (primary key) of `run`; or 0, and `why`."""
+    """Where an attempt began: after `step` steps done by `attempt` (primary key) of `run`; or at 0, and `why`."""
 
     step: int
     run: int
@@ -151,31 +154,31 @@ class Begins(TypedDict):
 
 
 class AttemptBody(TypedDict):
-    """`state` starting | running | ended; the rest is there at the end only."""
+    """The state of an attempt: starting | running | ended. `begins` comes with running, the other fields with ended."""
 
     attempt: int
     state: Literal["starting", "running", "ended"]
     begins: NotRequired[Begins]  # with `running`
     outcome: NotRequired[Outcome]
     cause: NotRequired[Cause]
-    detail: NotRequired[str]  # one sentence for a person: "Rank 1 was killed by signal 9 at step 12 in 1F3."
+    detail: NotRequired[str]  # one sentence for users: "Rank 1 was killed by signal 9 at step 12 in 1F3."
     rank: NotRequired[int]
     signal: NotRequired[int]
     traceback: NotRequired[str]
     exits: NotRequired[dict[str, int]]  # rank -> exit code, negative = signal
-    none_left: NotRequired[bool]  # every recorded process was seen to be gone
-    peer: NotRequired[bool]  # it ended because ranks on another host had: their host tells why
+    none_left: NotRequired[bool]  # every recorded process is known to have ended
+    peer: NotRequired[bool]  # it ended because ranks on another host had: their host reports why
     sizes: NotRequired[dict[str, int]]  # "<channel>:<rank>" -> final bytes of that file: what the cursor must reach
 
 
 class ProfileBody(TypedDict):
-    """`profile` is the number of the request; one of `table` (profile.table.CostTable as JSON) and `error` is there."""
+    """The answer to the request `profile` (its id), with a `table` (profile.table.CostTable as JSON) or `error`."""
 
     profile: int
     table: NotRequired[dict[str, Any]]
     error: NotRequired[str]
     log: NotRequired[str]
-    """With an error: the end of what the profile wrote."""
+    """With an error: the end of the profile's output."""
 
 
 Channel = Literal["events", "log"]
@@ -190,12 +193,19 @@ class BatchBody(TypedDict):
 
 
 class ControlEntry(TypedDict):
-    """cancel: stop it, report cancelled. end: stop it, as ranks on another host have ended, and report that. fence:
-    stop it, report nothing. rewind: publish `channel`:`rank` again from `offset`. settled: everything arrived, the
-    folder may go. store: where the first node's store listens. profile: measure the model of `spec` when nothing else
-    runs; `attempt` is the number of the request. trace: let the ranks trace `step`, as `how`
-    (parallel_core.observe.trace_request.How). drop: the checkpoints of a run that was deleted may go; `attempt` is the
-    number of the run. up: tell again that all its ranks have a process."""
+    """What a worker is to do with `attempt`, which is the id of an attempt unless stated otherwise:
+
+    - cancel: stop it, report cancelled.
+    - end: stop it because ranks on another host have ended, and report that.
+    - fence: stop it, report nothing.
+    - rewind: publish `channel`:`rank` again from `offset` on.
+    - settled: everything has arrived, the folder may be deleted.
+    - store: the first node's rendezvous store listens at `host` and `port`.
+    - profile: measure the model of `spec` when nothing else runs; `attempt` is the id of the request.
+    - trace: let the ranks trace `step`, as `how` says (parallel_core.observe.trace_request.How).
+    - drop: delete the checkpoints of a run that was deleted; `attempt` is the id of the run.
+    - up: report again that all its ranks have a process.
+    """
 
     kind: Literal["cancel", "end", "fence", "rewind", "settled", "store", "profile", "trace", "drop", "up"]
     attempt: int

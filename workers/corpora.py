@@ -1,4 +1,4 @@
-"""Fetches an uploaded corpus into this worker's cache; what is there under a sha256 has that sha256."""
+"""Fetches uploaded corpora into this worker's cache; a file named by a sha256 there always has that sha256."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ PIECE = 1 << 20
 
 
 class CorpusMissing(RuntimeError):
-    """The corpus cannot be had; the text says why, for a person."""
+    """The corpus cannot be fetched; the message says why."""
 
 
 def have(settings: Settings, corpus: str) -> bool:
@@ -32,7 +32,7 @@ def have(settings: Settings, corpus: str) -> bool:
 
 
 def fetch(settings: Settings, corpus: str) -> None:
-    """Copies the corpus from the yard's data folder where that is on this host, else from the web by HTTP.
+    """Copies the corpus from the yard's data folder if that is on this host, else fetches it from the web server.
 
     Raises CorpusMissing.
     """
@@ -49,7 +49,7 @@ def fetch(settings: Settings, corpus: str) -> None:
 
 
 def fetch_aside(settings: Settings, corpus: str, done: Callable[[str], None]) -> None:
-    """Fetches in a thread of its own, since it may take long; then calls `done` there, with "" or why it failed."""
+    """Fetches in a thread of its own, because it may take long; then calls `done` there, with "" or why it failed."""
 
     def run() -> None:
         try:
@@ -75,7 +75,8 @@ def _open(settings: Settings, sha256: str) -> IO[bytes]:
 
 
 def _keep(source: IO[bytes], folder: Path, sha256: str) -> None:
-    """Writes beside, checks, then renames: a half corpus never has the name of a whole one."""
+    """Writes a temporary file, checks and renames it, so that an incomplete corpus never has the name of a complete
+    one."""
     folder.mkdir(parents=True, exist_ok=True)
     digest, size = hashlib.sha256(), 0
     handle, made = tempfile.mkstemp(dir=folder, prefix=".part-")

@@ -1,4 +1,4 @@
-"""The devices of this host: the GPUs that this process may use, by NVML, else one device a CPU core."""
+"""The devices of this host: the GPUs that this process may use (by NVML), else one device for each CPU core."""
 
 from __future__ import annotations
 
@@ -17,16 +17,17 @@ from workers.contract import Device
 
 
 class Devices:
-    """Reads the devices anew at each call of `read`; the choice between CUDA and CPU is made once."""
+    """Reads the devices at each call of `read`; the choice between CUDA and CPU is made once."""
 
     def __init__(self, cpu_devices: int | None = None, gpu_shares: int = 1) -> None:
-        """`gpu_shares`: devices that each GPU counts as; as `launch_rank` does, they go round the GPUs in turn."""
+        """`gpu_shares`: the number of devices that each GPU counts as; they are numbered round the GPUs, as in
+        `launch_rank`."""
         nvml = open_nvml()
         self._nvml, self._shares = nvml if nvml is not None and gpus(nvml) else None, gpu_shares
         self._cores = cores()
         self._count = cpu_devices or len(self._cores)
         self._names = core_names(self._cores)
-        psutil.cpu_percent(percpu=True)  # load is counted from the call before: make that one now
+        psutil.cpu_percent(percpu=True)  # each call returns the load since the one before: make the first one now
 
     @property
     def kind(self) -> str:
@@ -45,10 +46,10 @@ class Devices:
         try:
             memory = nvml.nvmlDeviceGetMemoryInfo(handle)
             total, used = int(memory.total), int(memory.used)
-        except nvml.NVMLError:  # a GPU on the processor's own memory
+        except nvml.NVMLError:  # a GPU that uses the processor's memory
             total, available = host_memory()
             used = total - available
-        with contextlib.suppress(nvml.NVMLError):  # not every device (MIG, some drivers) tells its load
+        with contextlib.suppress(nvml.NVMLError):  # not every device (MIG, some drivers) reports its load
             load = nvml.nvmlDeviceGetUtilizationRates(handle).gpu / 100
         return Device(
             index=index,
@@ -67,7 +68,8 @@ class Devices:
         return {**gpu, "index": index, "name": name, "memory_total": total, "memory_used": used}
 
     def _read_cpu(self) -> list[Device]:
-        """A CPU device is one core with its share of the host's memory. More devices than cores share cores."""
+        """A CPU device is one core with its share of the host's memory. If there are more devices than cores, they
+        share cores."""
         total, available = host_memory()
         percent = psutil.cpu_percent(percpu=True)
         return [
@@ -84,7 +86,7 @@ class Devices:
 
 
 def host_memory() -> tuple[int, int]:
-    """(total, available) bytes; within a container with a limit, of that limit."""
+    """(total, available) bytes; in a container with a memory limit, those of the limit."""
     memory = psutil.virtual_memory()
     total, available = int(memory.total), int(memory.available)
     folder = Path("/sys/fs/cgroup")
@@ -97,12 +99,12 @@ def host_memory() -> tuple[int, int]:
 
 
 def load_average() -> float:
-    """One-minute load average over the cores: 1 = all busy."""
+    """One-minute load average divided by the number of cores: 1 = all busy."""
     return os.getloadavg()[0] / (os.cpu_count() or 1)
 
 
 def core_names(cores: Sequence[int]) -> dict[int, str]:
-    """By core; the second thread of one (SMT) says whose it is, since both at once do little more than one."""
+    """Names by core; a core's second thread (SMT) says which it shares, as both together do little more than one."""
     name, first = cpu_name(), {core: before(core, cores)[:1] for core in cores}
     return {core: f"{name}, core {core}" + "".join(f" (shares core {i})" for i in first[core]) for core in cores}
 

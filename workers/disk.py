@@ -1,4 +1,4 @@
-"""What is left on the disk where checkpoints go, asked in a thread of its own: a network's disk may not answer."""
+"""Free space on the disk for checkpoints, measured in a thread of its own because a network disk may not answer."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ LOOK_S = 10.0
 
 
 class Disk(threading.Thread):
-    """`free` is what it said last, in bytes; None before that. Ends with the process."""
+    """`free` = bytes free when last measured; None before that. A daemon thread: ends with the process."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__(name="disk", daemon=True)
@@ -25,7 +25,7 @@ class Disk(threading.Thread):
             time.sleep(LOOK_S)
 
     def look(self) -> None:
-        """Asks now; the folder need not be there yet."""
+        """Measures now; the folder need not exist yet."""
         folder = self._folder
         with contextlib.suppress(OSError):
             while not folder.exists():

@@ -1,7 +1,7 @@
-"""Why an attempt ended: from exit codes, fault frames and progress pages to one true cause and one sentence.
+"""Why an attempt ended: finds the true cause and one sentence from exit codes, fault frames and progress pages.
 
-Pure but for reading the attempt's folder. "Out of memory" needs evidence: the rank's own fault frame says so, or the
-kernel's count of out-of-memory kills rose while a rank was ended by SIGKILL.
+Pure functions apart from reading the attempt's folder. "Out of memory" needs evidence: the rank's own fault frame says
+so, or the kernel's count of out-of-memory kills rose while a rank was ended by SIGKILL.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from parallel_core.standstill import place
 from workers.contract import AttemptBody, Cause, Outcome
 
 KILL_AFTER_S = 0.8
-"""A SIGKILL so long after the first death is the fork server's own, for a rank that did not heed its TERM."""
+"""A SIGKILL this many seconds after the first death is the fork server's, for a rank that did not end on TERM."""
 _LAST_ERROR = "\nLast error:\n"
-"""In what PyTorch tells of a fault of NCCL, in front of NCCL's own words."""
+"""In PyTorch's message about an NCCL fault, the text before NCCL's own message."""
 
 
 @dataclass(frozen=True)
 class Exit:
-    """A rank's end in the order of reports; `at` is CLOCK_MONOTONIC in seconds."""
+    """The end of a rank, in the order of reports; `at` is CLOCK_MONOTONIC in seconds."""
 
     rank: int
     code: int
@@ -35,7 +35,7 @@ class Exit:
 
 @dataclass(frozen=True)
 class Ending:
-    """What became of an attempt; `body` makes the event of it."""
+    """How an attempt ended; `body` makes the event of it."""
 
     outcome: Outcome
     cause: Cause = ""
@@ -45,7 +45,7 @@ class Ending:
     traceback: str = ""
     exits: dict[str, int] = field(default_factory=dict)
     peer: bool = False
-    """It tells nothing but that ranks on another host had ended."""
+    """It says only that ranks on another host had ended."""
 
     def body(self, attempt: int, none_left: bool) -> AttemptBody:
         left = "" if none_left else " Some of its processes did not end."
@@ -72,7 +72,7 @@ class Ending:
 
 
 def of_exits(folder: Path, ranks: Sequence[int], exits: Sequence[Exit], oom_kills: int) -> Ending:
-    """How ranks that were left to themselves ended. `oom_kills` = kills for want of memory during the attempt."""
+    """How ranks ended that the worker did not stop. `oom_kills` = out-of-memory kills during the attempt."""
     codes = {str(one.rank): one.code for one in exits}
     if any(one.code == EXIT_STOPPED for one in exits) and culprit(exits) is None:
         return Ending("interrupted", "interrupted", "Its ranks were stopped by SIGTERM, and saved first.", exits=codes)
@@ -118,15 +118,15 @@ def _of_fault(fault: Mapping[str, Any], guilty: Exit, where: str, codes: dict[st
 
 
 def _first_line(message: str) -> str:
-    """What happened. A fault of NCCL begins with a place in PyTorch's sources, and says last what did not work."""
-    told, _, last = message.partition(_LAST_ERROR)
-    return (last.strip() or told).partition("\n")[0]
+    """What happened. An NCCL fault begins with a place in PyTorch's sources, and has what failed at its end."""
+    before, _, last = message.partition(_LAST_ERROR)
+    return (last.strip() or before).partition("\n")[0]
 
 
 def culprit(exits: Iterable[Exit]) -> Exit | None:
-    """The rank that failed first and by itself; None where all ended well.
+    """The rank that failed first and by itself; None if all ended well.
 
-    Ranks that only lost a peer, and those the fork server then ended, are guilty only where nobody else is.
+    Ranks that only lost a peer, and those that the fork server then ended, are culprits only if there is no other.
     """
     failed = [one for one in exits if one.code not in (0, EXIT_STOPPED)]
     if not failed:
@@ -141,8 +141,10 @@ def culprit(exits: Iterable[Exit]) -> Exit | None:
 
 
 def of_files(folder: Path, ranks: Sequence[int]) -> Ending | None:
-    """How ranks ended whose exits nobody saw, as they wrote it down themselves; None where one was cut off, and none
-    failed by itself before."""
+    """How ranks ended whose exits nobody saw, from the exit records that they wrote.
+
+    None if a rank left no record, unless another one had failed by itself before.
+    """
     left = {rank: frame for rank in ranks if (frame := records.last_of(folder, rank, "exit"))}
     exits = sorted((Exit(rank, frame["code"], frame["t"]) for rank, frame in left.items()), key=lambda one: one.at)
     guilty = culprit(exits)
@@ -152,7 +154,8 @@ def of_files(folder: Path, ranks: Sequence[int]) -> Ending | None:
 
 
 def of_server_loss(folder: Path, ranks: Sequence[int], code: int | None) -> Ending:
-    """The fork server is dead, and with it the ranks that had not ended before."""
+    """The end of an attempt whose fork server died with the ranks that were still alive. `code` = its exit code, if
+    known."""
     if (before := of_files(folder, ranks)) is not None:
         return before
     where = place(folder, ranks[0]) if ranks else ""
@@ -174,7 +177,7 @@ def refused(reason: str) -> Ending:
 
 
 def oom_kills() -> int:
-    """How many processes of our control group (else: of the host) the kernel killed for want of memory."""
+    """How many processes of our control group (else: of the host) the kernel killed because it ran out of memory."""
     for path in (*_memory_events(), Path("/proc/vmstat")):
         with contextlib.suppress(OSError, ValueError):
             for line in path.read_text().splitlines():
@@ -184,7 +187,7 @@ def oom_kills() -> int:
 
 
 def _memory_events() -> list[Path]:
-    """memory.events of our own cgroup (version 2), also where the mount already begins there."""
+    """Candidates for memory.events of our own cgroup (version 2), including a mount that begins at it."""
     try:
         own = next(line[3:] for line in Path("/proc/self/cgroup").read_text().splitlines() if line.startswith("0::"))
     except (OSError, StopIteration):

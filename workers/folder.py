@@ -1,11 +1,11 @@
-"""The folder of an attempt: the claim on its number, and everything a restarted worker needs to bring it to an end.
+"""The folder of an attempt: the claim on its id, and everything that a restarted worker needs to end it.
 
     attempts/<attempt>/meta.json        message, state, processes, why it was stopped, how it ended
                        published.json   how far each file was published
                        events-<rank>.bin, log-<rank>.txt, progress-<rank>   written by the ranks
-                       settled          nothing else is left: the claim alone, against late second deliveries
+                       settled          nothing else is left: only the claim, against late duplicate deliveries
 
-A folder is made once (`claim`): whoever makes it owns the attempt. That holds across restarts of the worker.
+A folder is made once (`claim`): whoever makes it owns the attempt, also across restarts of the worker.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from parallel_core.processes import Recorded
 from workers.contract import AttemptBody, StartMessage
 
 KEEP_S = 7 * 24 * 3600.0
-"""How long the claim of a settled attempt, and the data of one that nobody settled, are kept."""
+"""Seconds for which the claim of a settled attempt, and the data of one that nobody settled, are kept."""
 SETTLED = "settled"
 
 Stop = Literal["", "cancelled", "ended", "interrupted", "fenced", "no_progress", "refused"]
-"""Why we stopped it ourselves; "" = we did not."""
+"""Why the worker stopped the attempt; "" = it did not."""
 
 
 @dataclass
 class Meta:
-    """What meta.json holds. `processes` = rank -> its process, as far as it was started; `stopped_as` = how it ends
-    because of `stop` (fields of ending.Ending)."""
+    """The content of meta.json. `processes` = rank -> its process, for ranks that were started; `stopped_as` = how it
+    ends because of `stop` (fields of ending.Ending)."""
 
     message: StartMessage | None = None
     ranks: list[int] = field(default_factory=list)
@@ -51,7 +51,7 @@ class Folder:
 
     @classmethod
     def claim(cls, attempts: Path, attempt: int) -> Folder | None:
-        """A new folder, or None where this attempt is known already."""
+        """Makes a new folder; None if this attempt is already known."""
         path = attempts / str(attempt)
         try:
             path.mkdir(parents=True)
@@ -63,11 +63,11 @@ class Folder:
         write_json(self.path / "meta.json", asdict(meta))
 
     def load(self) -> Meta:
-        """What was saved; an empty Meta where the worker died between the claim and the first save."""
+        """What was saved; an empty Meta if the worker died between the claim and the first save."""
         raw = read_json(self.path / "meta.json")
         processes = {int(rank): (pair[0], pair[1]) for rank, pair in raw.get("processes", {}).items()}
-        told = (raw.get("stop", ""), raw.get("end"), raw.get("stopped_as", {}))
-        return Meta(raw.get("message"), raw.get("ranks", []), processes, *told)
+        rest = (raw.get("stop", ""), raw.get("end"), raw.get("stopped_as", {}))
+        return Meta(raw.get("message"), raw.get("ranks", []), processes, *rest)
 
     def save_published(self, offsets: dict[str, int]) -> None:
         write_json(self.path / "published.json", offsets)
@@ -80,7 +80,7 @@ class Folder:
         return (self.path / SETTLED).exists()
 
     def settle(self) -> None:
-        """Everything arrived: only the claim stays."""
+        """Everything has arrived: deletes all but the claim."""
         (self.path / SETTLED).touch()
         for entry in self.path.iterdir():
             if entry.name != SETTLED:
@@ -89,7 +89,7 @@ class Folder:
 
 
 def unsettled(attempts: Path) -> list[Folder]:
-    """Folders whose attempt still has something to say, by number; what is older than KEEP_S is removed."""
+    """Folders of attempts that are not settled, by id; those older than KEEP_S are deleted."""
     found = []
     for path in attempts.iterdir() if attempts.exists() else ():
         if not path.name.isdecimal():
@@ -102,14 +102,14 @@ def unsettled(attempts: Path) -> list[Folder]:
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Atomic: a reader, or a restart, sees the old content or the new one."""
+    """Writes atomically: a reader, or a restart, sees the old content or the new one."""
     part = path.with_name(path.name + ".part")
     part.write_text(json.dumps(value))
     part.replace(path)
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """The object in the file; {} where there is none or it cannot be read."""
+    """The object in the file; {} if there is none or it cannot be read."""
     try:
         value = json.loads(path.read_text())
     except (OSError, ValueError):

@@ -1,4 +1,4 @@
-"""The fork server as the supervisor knows it: one at a time, a new one where the last has ended."""
+"""The supervisor's view of the fork server: one at a time, and a new one after the last has ended."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ RESPAWN_S = 1.0
 
 
 class Forking:
-    """Events come on a thread of the server's own. Used by the supervisor's thread, `close` by any."""
+    """Events come on the server's own thread. Used by the supervisor's thread; `close` by any thread."""
 
     def __init__(self, on_event: Callable[[Event], None]) -> None:
         self._on_event = on_event
         self._server: ForkServer | None = None
         self._spawn_at = 0.0
         self.ready = False
-        """It has loaded the engine."""
+        """Whether the server has loaded the engine."""
 
     @property
     def up(self) -> bool:
         return self._server is not None
 
     def keep_up(self) -> None:
-        """Starts one where there is none, at most one in RESPAWN_S."""
+        """Starts a server if there is none, at most one in RESPAWN_S."""
         if self._server is not None or time.monotonic() < self._spawn_at:
             return
         try:
@@ -38,11 +38,12 @@ class Forking:
         self._spawn_at = time.monotonic() + RESPAWN_S
 
     def lost(self) -> None:
-        """It said that it has ended."""
+        """Notes that the server has ended."""
         self._server, self.ready = None, False
 
     def start(self, order: StartOrder) -> bool:
-        """False where it has ended: the event is on its way, and the next server may get the order."""
+        """Starts an attempt's ranks. False if the server has ended: its event will follow, and the next server may get
+        the order."""
         try:
             if self._server is not None:
                 self._server.start(order)
@@ -51,7 +52,7 @@ class Forking:
         return self._server is not None
 
     def stop(self, number: int, grace: float) -> bool:
-        """Asks for the end of an attempt's ranks; False where there is no server to ask."""
+        """Asks for the end of an attempt's ranks; False if there is no server to ask."""
         if self._server is None:
             return False
         try:
@@ -61,7 +62,7 @@ class Forking:
         return True
 
     def dump(self, number: int) -> None:
-        """Asks where an attempt's ranks stand."""
+        """Makes the ranks of an attempt write where they are."""
         if self._server is not None:
             self._server.dump(number)
 

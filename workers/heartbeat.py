@@ -1,4 +1,4 @@
-"""The sign of life: every HEARTBEAT_S what this host is and where each rank of its live attempts stands."""
+"""The heartbeat: every HEARTBEAT_S, what this host is and where each rank of its live attempts is."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from workers.wire import Publisher
 log = logging.getLogger(__name__)
 
 MAX_BACKLOG = 2048
-"""Entries nobody has consumed above which no heartbeat is added: nobody would read it in time."""
+"""With more unconsumed entries than this no heartbeat is added, because it would not be read in time."""
 
 
 class Heartbeat(threading.Thread):
-    """A heartbeat that cannot be published is dropped: only the newest one says anything."""
+    """Publishes heartbeats; one that cannot be published is dropped, because only the newest matters."""
 
     def __init__(
         self,
@@ -44,14 +44,15 @@ class Heartbeat(threading.Thread):
         self._going, self._gone = threading.Event(), False
         self._told_so = threading.Event()
         self.refused = ""
-        """Why the web would give this worker no uploaded text, as a sentence; '' where it would."""
+        """Why the web refuses to give this worker uploaded texts, as a sentence; '' if it does not."""
 
     def poke(self) -> None:
-        """An attempt began or ended: say so now."""
+        """Sends the next heartbeat now, because an attempt began or ended."""
         self._poked.set()
 
     def say_leaving(self, timeout: float) -> None:
-        """From here on every heartbeat says that this worker leaves; returns when one was sent, or after `timeout`."""
+        """From here on every heartbeat says that this worker leaves; returns once one was sent, or after `timeout`
+        seconds."""
         self._going.set()
         self.poke()
         self._told_so.wait(timeout)
@@ -67,7 +68,7 @@ class Heartbeat(threading.Thread):
             self._beat()
             if going:
                 self._told_so.set()
-            # Counted from this beat, so that beats brought forward by pokes never push the next one back.
+            # Counted from the start of this beat, so that early beats (pokes) never delay the next one.
             self._poked.wait(max(0.0, begun + HEARTBEAT_S - time.monotonic()))
             self._poked.clear()
 
@@ -76,7 +77,7 @@ class Heartbeat(threading.Thread):
             if self._publisher.backlog() < MAX_BACKLOG:
                 self._publisher.add("heartbeat", self.body())
         except AWAY:
-            pass  # told once for all threads, by the publisher
+            pass  # logged once for all threads, by the publisher
         except redis.RedisError as error:
             log.warning("no heartbeat: %s", error)
         except Exception:

@@ -10,7 +10,7 @@ from workers.profiling import Profiling
 
 
 class IdleMeasurements:
-    """One measurement at a time; answers go to the controller. Used by the supervisor's thread alone."""
+    """One measurement at a time; answers go to the controller. Used only by the supervisor's thread."""
 
     def __init__(self, calibration: Calibration, tell: Callable[[str, Mapping[str, Any]], None]) -> None:
         """`tell(kind, body)` publishes an event (`Relay.tell`)."""
@@ -21,12 +21,12 @@ class IdleMeasurements:
         return self.calibration.running or self._profiling.running
 
     def ask(self, number: int, spec: dict[str, Any]) -> None:
-        """A profile is wanted; what is wrong with it is told at once."""
+        """Takes a request for a profile; an invalid one is answered at once."""
         if answer := self._profiling.ask(number, spec):
             self._tell("profile", answer)
 
     def ended(self) -> bool:
-        """Whether one has just ended, well or not: attempts may have the devices again."""
+        """Whether a measurement has just ended, successfully or not, so that attempts may use the devices again."""
         calibrated = self.calibration.poll()
         answer = self._profiling.poll()
         if answer is not None:
@@ -34,7 +34,7 @@ class IdleMeasurements:
         return calibrated or answer is not None
 
     def begin(self) -> None:
-        """The next one, where there is one and none runs. The host's own is the first."""
+        """Begins the next measurement, if there is one and none runs; the calibration is the first."""
         if self.running:
             return
         if not self.calibration.tried:

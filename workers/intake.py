@@ -1,4 +1,4 @@
-"""What a Celery task does with a StartMessage before the supervisor sees it: claim the attempt, check the message."""
+"""What the Celery task does with a StartMessage before the supervisor gets it: claims the attempt and checks it."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ log = logging.getLogger(__name__)
 
 
 def take(raw: Any, settings: Settings, devices: Sequence[Device]) -> tuple[Folder, RunOrder | Ending] | None:
-    """The attempt's new folder with its order, or with the end that refuses it.
+    """Returns the attempt's new folder with its order, or with the end that refuses it.
 
-    None where the message is to be ignored: its attempt is known already, or it names none.
+    None if the message is to be ignored: its attempt is already known, or it has no attempt id.
     """
     try:
         number = attempt_number(raw)

@@ -1,4 +1,4 @@
-"""The attempts that heartbeats name: from their acceptance until their end is published."""
+"""The attempts that heartbeats list: from their acceptance until their end is published."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from workers.folder import Folder
 
 
 class LiveAttempts:
-    """Written by the supervisor and the relay, read by the heartbeat: the one state that threads share."""
+    """Written by the supervisor and the relay, read by the heartbeat; protected by a lock."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

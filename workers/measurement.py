@@ -1,4 +1,4 @@
-"""A command of the engine that measures this host, in a process of its own that cannot outlive us."""
+"""Runs a command of the engine that measures this host, in a process that cannot outlive the worker."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import IO
 
 from parallel_core import launch
 
-# The measuring process must not outlive us, and says so itself before it is anything else.
+# The first thing the process does is to tie its life to ours: it must not outlive us.
 _CODE = (
     "import sys; from parallel_core import processes; processes.die_with(int(sys.argv[1])); "
     "from parallel_core.cli import main; sys.exit(main(sys.argv[2:]))"
@@ -22,22 +22,22 @@ _CODE = (
 
 @dataclass(frozen=True)
 class Ended:
-    """`code` is None where it was given up; `text` is all that it wrote."""
+    """The end of a measurement: `code` is None if it was stopped at its limit; `text` is its whole output."""
 
     code: int | None
     text: str
 
     @property
     def last(self) -> str:
-        """The last line that says something."""
+        """The last line that is not blank."""
         return next((line for line in reversed(self.text.splitlines()) if line.strip()), "")
 
 
 class Measurement:
-    """Used by one thread, which must live as long as the process: that dies with the thread."""
+    """Used by one thread, which must live as long as the process because that dies with the thread."""
 
     def __init__(self, limit: float) -> None:
-        """Killed after `limit` seconds."""
+        """The process is killed after `limit` seconds."""
         self._limit = limit
         self._process: subprocess.Popen[bytes] | None = None
         self._output: IO[bytes] | None = None
@@ -48,7 +48,7 @@ class Measurement:
         return self._process is not None
 
     def begin(self, arguments: Sequence[str], text: str = "") -> None:
-        """Starts `python -m parallel_core` with these; `text` is what it reads from stdin."""
+        """Starts `python -m parallel_core` with these arguments; `text` is its stdin."""
         given, self._output = tempfile.TemporaryFile(), tempfile.TemporaryFile()  # noqa: SIM115
         given.write(text.encode())
         given.seek(0)
@@ -64,7 +64,7 @@ class Measurement:
         given.close()
 
     def poll(self) -> Ended | None:
-        """Once, when it has ended or was given up."""
+        """The end of the process, once, when it has ended or reached its limit; else None."""
         if self._process is None or (self._process.poll() is None and time.monotonic() < self._give_up_at):
             return None
         code = self._process.poll()

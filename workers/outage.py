@@ -1,4 +1,4 @@
-"""Redis being away is told once for all threads of a worker, and once that it is back."""
+"""Logs an unreachable Redis once for all threads of a worker, and once that it answers again."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ import redis
 log = logging.getLogger(__name__)
 
 AWAY = (redis.ConnectionError, redis.TimeoutError)
-"""What says that Redis is away; other errors are an answer of it."""
+"""Errors that mean that Redis cannot be reached; other errors are answers of it."""
 
 
 class Outage:
-    """Of one broker; every thread of a worker asks it through `watched`."""
+    """The state of one broker, shared by all threads of a worker through `watched`."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -26,7 +26,7 @@ class Outage:
 
     @contextmanager
     def watched(self) -> Iterator[None]:
-        """Around what is asked of Redis: a failure begins an outage, an answer ends it."""
+        """Context for a request to Redis: a failure begins an outage, an answer ends it."""
         begun = time.monotonic()
         try:
             yield
@@ -37,7 +37,7 @@ class Outage:
 
     def _failed(self, begun: float, error: Exception) -> None:
         with self._lock:
-            if self._since is not None or begun < self._back:  # what was asked before it was back says nothing new
+            if self._since is not None or begun < self._back:  # the request began before Redis was back: nothing new
                 return
             self._since = time.monotonic()
         log.warning("Redis (REDIS_URL) does not answer: %s It is asked again until it does.", error)

@@ -1,5 +1,7 @@
-"""The way to the yard, tried before anything of this worker begins: what bars it is said in a sentence that names the
-setting, once, and tried again until it is open."""
+"""Tries to reach the yard before anything else of this worker starts.
+
+If something prevents it, says so once in a sentence that names the setting to change, and tries again until it works.
+"""
 
 from __future__ import annotations
 
@@ -23,14 +25,14 @@ from workers.wire import connect
 log = logging.getLogger(__name__)
 
 AGAIN_S = 2.0
-"""Between two tries."""
+"""Seconds between two tries."""
 REMIND_S = 60.0
-"""What still bars the way is said again after this long."""
+"""Seconds after which the same obstacle is named again."""
 ANSWER_S = 10.0
 
 
 def wait(settings: Settings, say: Callable[[str], None]) -> None:
-    """Returns once this worker can reach its part of the broker. `say` gets what bars the way, and that it is open."""
+    """Returns once this worker can reach its part of the broker. `say` gets what prevents it, then that it works."""
     barred, said_at = "", 0.0
     while found := barred_by(settings):
         if found != barred or time.monotonic() - said_at >= REMIND_S:
@@ -42,7 +44,7 @@ def wait(settings: Settings, say: Callable[[str], None]) -> None:
 
 
 def barred_by(settings: Settings) -> str:
-    """Why this worker cannot do its work at the broker, as a sentence; '' where it can."""
+    """Why this worker cannot use the broker, as a sentence; '' if it can."""
     there = address(settings.redis_url)
     if unread := _unread_certificate(settings.redis_url):
         return unread
@@ -64,7 +66,8 @@ def barred_by(settings: Settings) -> str:
 
 
 def _unread_certificate(url: str) -> str:
-    """The client itself would only say "Permission denied", and not of what."""
+    """Names a certificate file that cannot be read; the client would only say "Permission denied", and not for which
+    file."""
     for path in parse_qs(urlsplit(url).query).get("ssl_ca_certs", []):
         try:
             Path(path).open("rb").close()
@@ -74,7 +77,8 @@ def _unread_certificate(url: str) -> str:
 
 
 def _unreached(settings: Settings, client: redis.Redis) -> str:
-    """A user of Redis reaches the keys of one worker (docs/deploy.md): the first that is out of reach."""
+    """Names the first key that this worker's Redis user may not access: a user has the keys of one worker
+    (docs/deploy.md)."""
     name = settings.name
     for key, look in {queue_of(name): client.llen, control_stream(name): client.xlen, EVENTS: client.xlen}.items():
         try:
@@ -89,7 +93,8 @@ def _unreached(settings: Settings, client: redis.Redis) -> str:
 
 
 def refused_token(settings: Settings) -> str:
-    """Why the web would give this worker no uploaded text, as a sentence; '' where it would, or no web is named."""
+    """Why the web refuses to give this worker uploaded texts, as a sentence; '' if it does not, or no web is
+    configured."""
     if not settings.url:
         return ""
     asked = urllib.request.Request(f"{settings.url}/api/v1/blobs/{NO_SUCH_BLOB}", headers=bearer(settings))
@@ -107,7 +112,7 @@ def bearer(settings: Settings) -> dict[str, str]:
 
 
 def web_refusal(settings: Settings, error: Exception) -> str:
-    """What went wrong between this worker and the web, with the setting that is likely to be wrong."""
+    """What went wrong between this worker and the web, with the setting that is probably wrong."""
     code = error.code if isinstance(error, urllib.error.HTTPError) else None
     if code == http.client.UNAUTHORIZED:
         how = "is unknown there, expired or revoked" if settings.token else "is not set"
@@ -130,7 +135,7 @@ def address(url: str) -> str:
 
 
 def _words(error: Exception, there: str) -> str:
-    """What the client says, without the address that stands in front already."""
+    """The client's message, without the address that the sentence already has."""
     said = str(error) or type(error).__name__
     if "HELLO must be called" in said:
         said = "it asks for one, and the address has none"

@@ -1,4 +1,4 @@
-"""Profiles of models that people ask for, one at a time, while no attempt runs: what their layers cost on this host."""
+"""Profiles of models on request, one at a time while no attempt runs: what their layers cost on this host."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from workers.measurement import Ended, Measurement
 log = logging.getLogger(__name__)
 
 _SAID = 400
-"""Characters of a failure's cause."""
+"""The most characters of a failure's cause."""
 _LOGGED = 16_000
-"""Characters of what a failed profile wrote, from its end."""
+"""The most characters of a failed profile's output, from its end."""
 _CAUSE = re.compile(r"^(?:profiling failed: (?P<said>.+)|(?P<raised>[\w.]+(?:Error|Exception)\b.*))$", re.MULTILINE)
-"""What the command says of a rank that failed, or the end of its own traceback; more may be written behind either."""
+"""The command's line about a failed rank, or the last line of its own traceback; other output may follow either."""
 
 
 class Profiling:
-    """Requests by number; one that is waiting, under way or answered is not taken again. Used by one thread."""
+    """Requests by id; one that is waiting, under way or answered is not taken again. Used by one thread."""
 
     def __init__(self, more: Sequence[str] = ()) -> None:
-        """`more` arguments of the command."""
+        """`more` = further arguments of the command."""
         self._command = ["profile", "-", "--json", *more]
         self._measurement = Measurement(PROFILE_LIMIT_S)
         self._asked: deque[tuple[int, str]] = deque()
@@ -44,7 +44,7 @@ class Profiling:
         return bool(self._asked)
 
     def ask(self, number: int, spec: dict[str, Any]) -> ProfileBody | None:
-        """Takes the request; the answer at once where the spec is none."""
+        """Takes the request; returns the answer at once if the spec is invalid."""
         if number in self._known:
             return None
         self._known.add(number)
@@ -61,7 +61,7 @@ class Profiling:
         self._measurement.begin(self._command, spec)
 
     def poll(self) -> ProfileBody | None:
-        """The answer, once, when a profile has ended, well or not."""
+        """The answer, once, when a profile has ended, successfully or not; else None."""
         ended = self._measurement.poll()
         if ended is None:
             return None

@@ -1,4 +1,4 @@
-"""How attempts end in the books: written down, then published; a restarted worker does both for an earlier life."""
+"""Records and publishes the ends of attempts; a restarted worker does both for the attempts of its earlier life."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ log = logging.getLogger(__name__)
 
 
 def publish_end(relay: Relay, folder: Folder, meta: Meta, how: Ending, none_left: bool) -> None:
-    """Written down first: from here on a restart repeats this end and no other."""
+    """Stores the end before it is published: from then on, a restart repeats this end and no other."""
     log.info("attempt %d: %s %s", folder.attempt, how.outcome, how.detail)
     meta.end = how.body(folder.attempt, none_left)
     folder.save(meta)
@@ -24,7 +24,8 @@ def publish_end(relay: Relay, folder: Folder, meta: Meta, how: Ending, none_left
 
 
 def recover(folders: Iterable[Folder], relay: Relay, roll: LiveAttempts) -> None:
-    """Attempts of an earlier life: nothing of them may live; the rest of their data and their end are published."""
+    """Ends attempts of the worker's earlier life: kills their processes, publishes the rest of their data and their
+    end."""
     for folder in folders:
         meta = folder.load()
         none_left = end_processes(list(meta.processes.values()))
@@ -40,7 +41,8 @@ def recover(folders: Iterable[Folder], relay: Relay, roll: LiveAttempts) -> None
 
 
 def end_of(folder: Folder, meta: Meta) -> Ending:
-    """An earlier life had begun to stop it, or the ranks had all ended, or one had failed, before that life did."""
+    """How an attempt of the earlier life ended: as that life had begun to stop it; else as its ranks recorded; else
+    lost."""
     if meta.stopped_as:
         return Ending(**meta.stopped_as)
     return ending.of_files(folder.path, meta.ranks) or ending.WORKER_LOST

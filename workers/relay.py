@@ -1,11 +1,11 @@
-"""From the files of the ranks to the EVENTS stream. The files are the spool: nothing is held in memory.
+"""Publishes the files of the ranks to the EVENTS stream. The files are the spool: nothing is held in memory.
 
-The relay follows `events-<rank>.bin` and `log-<rank>.txt` of each attempt by byte offset. While the broker is away, or
-the controller is behind by MAX_BACKLOG entries, the offsets stand still and the files grow; nothing is dropped. What it
-publishes twice (after a restart, after a lost answer) the controller's cursor skips.
+The relay follows `events-<rank>.bin` and `log-<rank>.txt` of each attempt by byte offset. While the broker is
+unreachable, or the controller is behind by MAX_BACKLOG entries, the offsets stay and the files grow; nothing is
+dropped. What it publishes twice (after a restart, or a lost answer) is skipped by the controller's cursor.
 
-Order: what is told (`tell`) goes out in the order it was told; the end of an attempt goes out after the last byte of
-all its files, with their sizes, and again from time to time until the controller says that everything arrived.
+Order: events (`tell`) are published in the order of their calls; the end of an attempt after the last byte of all its
+files, with their sizes, and again from time to time until the controller says that everything has arrived.
 """
 
 from __future__ import annotations
@@ -31,15 +31,16 @@ log = logging.getLogger(__name__)
 
 POLL_S = 0.25
 GATHER_S = 1.0
-"""What the ranks of an attempt wrote is published at most this often, all of it at once, so that it costs the yard one
-transaction. On a machine whose cores are all at work for ranks, whatever the yard does is taken from them."""
+"""Seconds between two publications of an attempt's files, so that each costs the yard one transaction. On a machine
+whose cores are all used by ranks, whatever the yard does is taken from them."""
 IDLE_S = 1.0
 SAVE_S = 1.0
-"""How often the published offsets are written down: what lies between is published twice after a restart."""
+"""Seconds between two saves of the published offsets; what is published between them is published twice after a
+restart."""
 TURN = 16
-"""Batches of one file in one pass, so that a long log does not hold up the points of another attempt."""
+"""Batches of one file in one pass, so that a long log does not delay the points of another attempt."""
 REPEAT_S = (10.0, 320.0)
-"""First and longest wait between two repetitions of an end that nobody has settled."""
+"""Shortest and longest wait between two repetitions of an end that nobody has settled."""
 CHANNELS: tuple[Channel, ...] = ("events", "log")
 
 FileKey = tuple[Channel, int]
@@ -47,7 +48,7 @@ FileKey = tuple[Channel, int]
 
 @dataclass
 class Followed:
-    """One attempt's files. `end` is what to publish when all of them are, None while the ranks live."""
+    """One attempt's files. `end` is to be published after all of them; None while the ranks live."""
 
     folder: Folder
     tails: dict[FileKey, Tail]
@@ -62,7 +63,7 @@ class Followed:
 
     @property
     def due(self) -> bool:
-        """Whether what was written since may be published: nobody waits behind an end, or for a first word."""
+        """Whether new data may be published now: always before an end, else GATHER_S after the last publication."""
         return self.end is not None or time.monotonic() - self.sent_at >= GATHER_S
 
     def save(self, force: bool = False) -> None:
@@ -72,7 +73,7 @@ class Followed:
 
 
 class Relay(threading.Thread):
-    """The one thread that publishes batches and attempt events. Its public methods may be called from any thread."""
+    """The only thread that publishes batches and attempt events. Its public methods may be called from any thread."""
 
     def __init__(self, publisher: Publisher, on_ended: Callable[[int], None] = lambda _: None) -> None:
         """`on_ended(attempt)` is called (in the relay's thread) after the end of an attempt was published."""
@@ -87,27 +88,27 @@ class Relay(threading.Thread):
     # Orders
 
     def tell(self, kind: str, body: Mapping[str, Any]) -> None:
-        """Publish an event that belongs to no file."""
+        """Publishes an event that belongs to no file."""
         self._orders.put(lambda: self._told.append((kind, body)))
 
     def follow(self, folder: Folder, ranks: list[int]) -> None:
-        """Publish the files of these ranks from where an earlier life of the worker had come."""
+        """Publishes the files of these ranks, from where an earlier life of the worker had stopped."""
         self._orders.put(lambda: self._follow(folder, ranks))
 
     def finish(self, attempt: int, end: AttemptBody) -> None:
-        """No process writes the attempt's files any more: publish the rest, then `end` with the sizes."""
+        """No process writes the attempt's files any more: publishes the rest, then `end` with their sizes."""
         self._orders.put(lambda: self._finish(attempt, end))
 
     def rewind(self, attempt: int, channel: Channel, rank: int, offset: int) -> None:
-        """Publish a file again from `offset` on (and then the end, where there is one)."""
+        """Publishes a file again from `offset` on (and then the end, if there is one)."""
         self._orders.put(lambda: self._rewind(attempt, (channel, rank), offset))
 
     def forget(self, attempt: int, then: Callable[[], None]) -> None:
-        """Publish nothing more of this attempt, then do what is to be done with its folder."""
+        """Publishes nothing more of this attempt, then calls `then` in the relay's thread, e.g. to empty the folder."""
         self._orders.put(lambda: self._forget(attempt, then))
 
     def leave(self, timeout: float) -> bool:
-        """Publish what can be published within `timeout` seconds, then end. False where something was left over."""
+        """Publishes what it can within `timeout` seconds, then ends. False if something was left."""
         self._orders.put(self._leave)
         self.join(timeout)
         return not self.is_alive()
@@ -123,7 +124,7 @@ class Relay(threading.Thread):
                 backoff.reset()
                 wait = POLL_S if self._waiting() else IDLE_S
             except AWAY:
-                wait = backoff.step()  # told once for all threads, by the publisher
+                wait = backoff.step()  # logged once for all threads, by the publisher
             except redis.RedisError as error:
                 wait = backoff.step()
                 log.warning("the broker does not take events: %s; next try in %.2f s", error, wait)
@@ -134,7 +135,7 @@ class Relay(threading.Thread):
             followed.save(force=True)
 
     def _obey(self, wait: float) -> None:
-        """Carries out all orders that are there, after waiting up to `wait` seconds for a first one."""
+        """Carries out all waiting orders, after waiting up to `wait` seconds for a first one."""
         try:
             order = self._orders.get(timeout=wait) if wait > 0 else self._orders.get_nowait()
             while True:
@@ -147,11 +148,11 @@ class Relay(threading.Thread):
         self._leaving = True
 
     def _done(self) -> bool:
-        """Nothing is left to be said by this life of the worker."""
+        """Whether this life of the worker has nothing left to publish."""
         return not self._told and all(followed.ended for followed in self._followed.values() if followed.end)
 
     def _waiting(self) -> bool:
-        """Whether files may grow, or an end is not out: poll fast."""
+        """Whether files may grow, or an end is not published yet: poll fast."""
         return bool(self._told) or any(not followed.ended for followed in self._followed.values())
 
     def _follow(self, folder: Folder, ranks: list[int]) -> None:
@@ -181,7 +182,7 @@ class Relay(threading.Thread):
     # Publishing
 
     def _publish(self) -> None:
-        """One pass. Raises redis.RedisError; then offsets say how far it came."""
+        """One pass. Raises redis.RedisError; the offsets then say how far it came."""
         while self._told:
             self._publisher.add(*self._told[0])
             self._told.popleft()
@@ -195,7 +196,7 @@ class Relay(threading.Thread):
             followed.save()
 
     def _publish_files(self, followed: Followed) -> bool:
-        """Publishes some batches of every file; True when nothing more of any is there."""
+        """Publishes some batches of every file; True when there is nothing more in any of them."""
         for _ in range(TURN):
             batches = list(self._next_batches(followed))
             if not batches:
@@ -209,7 +210,7 @@ class Relay(threading.Thread):
         return False
 
     def _next_batches(self, followed: Followed) -> Iterator[tuple[BatchBody, bytes]]:
-        """One of each file of which there is more."""
+        """Yields the next batch of each file that has more."""
         attempt = followed.folder.attempt
         for (channel, rank), tail in followed.tails.items():
             start = followed.offsets[channel, rank]
@@ -225,7 +226,7 @@ class Relay(threading.Thread):
         self._on_ended(followed.folder.attempt)
 
     def _repeat(self, followed: Followed) -> None:
-        """The end again, where nobody has settled it: the entry, or the answer to it, may have been lost."""
+        """Publishes the end again if nobody has settled it: the entry, or the answer to it, may have been lost."""
         if followed.end and time.monotonic() >= followed.repeat_at and self._publisher.backlog() < MAX_BACKLOG:
             followed.repeat_after = min(REPEAT_S[1], 2 * followed.repeat_after)
             self._publish_end(followed, followed.end)

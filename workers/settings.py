@@ -1,4 +1,4 @@
-"""What a worker is told by its environment: its name, its broker, its folder and its limits."""
+"""A worker's configuration from its environment: its name, its broker, its folder and its limits."""
 
 from __future__ import annotations
 
@@ -23,30 +23,31 @@ Number = TypeVar("Number", int, float)
 
 @dataclass(frozen=True)
 class Settings:
-    """`home` is this worker's own folder; nothing it writes lies elsewhere. `boot` names this life of the process."""
+    """`home` is this worker's own folder; all it writes is there. `boot` identifies this life of the process."""
 
     name: str
     redis_url: str
     home: Path
     shared: Path
-    """The yard's data folder: on one host with the web, uploaded corpora lie in it."""
+    """The yard's data folder: on the host of the web server, it has the uploaded corpora."""
     cpu_devices: int | None = None
     gpu_shares: int = 1
-    """Devices that each GPU counts as. Ranks on one GPU exchange through the host: to try a split, not to time it."""
+    """Devices that each GPU counts as. Ranks on one GPU communicate through the host: use it to try a split, not to
+    time one."""
     no_progress_s: float = NO_PROGRESS_S
     save_s: float = SAVE_S
-    """How long ranks may take to end their step and save it when the worker is asked to leave; then they are killed."""
+    """Seconds in which ranks may end their step and save it when the worker is asked to leave; then they are killed."""
     url: str = ""
     token: str = ""
     address: str = ""
     """Name or address at which the other hosts of a run reach this one; empty: what `own_address` finds."""
     shared_checkpoints: Path | None = None
-    """A folder that is the same on every host that names it: there runs over several hosts can save."""
+    """A folder that is the same on every host that names it, so that runs over several hosts can save there."""
     boot: str = field(default_factory=lambda: uuid.uuid4().hex)
 
     @classmethod
     def from_env(cls, env: Mapping[str, str] | None = None) -> Settings:
-        """Reads REDIS_URL and TRAINYARD_*; ValueError where a value cannot be used. An empty value is no value."""
+        """Reads REDIS_URL and TRAINYARD_*; an empty value counts as not set. Raises ValueError for an invalid value."""
         env = {key: value for key, value in (os.environ if env is None else env).items() if value.strip()}
         name = env.get("TRAINYARD_WORKER_NAME", socket.gethostname())
         if not NAME_PATTERN.match(name):
@@ -72,7 +73,7 @@ class Settings:
 
     @property
     def broker_url(self) -> str:
-        """The same server as Celery spells it."""
+        """The same server as a Celery URL."""
         return self.redis_url.replace("unix://", "redis+socket://")
 
     @property
@@ -81,19 +82,19 @@ class Settings:
 
     @property
     def checkpoints(self) -> Path:
-        """One folder a run, named by its number (see parallel_core.checkpoint)."""
+        """Has one folder for each run, named by its id (see parallel_core.checkpoint)."""
         return self.shared_checkpoints or self.home / "checkpoints"
 
     def own_address(self) -> str:
-        """Where other hosts reach this one: as it was told, else the address from which it reaches Redis on another
-        host, else its host name."""
+        """Where other hosts reach this one: the configured address, else the address from which it reaches a Redis on
+        another host, else its host name."""
         there = urlsplit(self.redis_url)
         if self.address or not there.hostname:
             return self.address or socket.gethostname()
         try:
             found = socket.getaddrinfo(there.hostname, there.port or 6379, type=socket.SOCK_DGRAM)[0]
             with socket.socket(found[0], socket.SOCK_DGRAM) as towards:
-                towards.connect(found[4])  # of a datagram: nothing is sent, only the way is looked up
+                towards.connect(found[4])  # a datagram socket: nothing is sent, only the route is looked up
                 mine = str(towards.getsockname()[0])
         except OSError:
             return socket.gethostname()
@@ -106,14 +107,14 @@ class Settings:
 
 
 def _broker(url: str) -> str:
-    """ValueError where no client would know what to do with the address. Its password is never repeated."""
+    """Checks the URL. Raises ValueError if no client could use it; the message never has its password."""
     begins = url.partition("://")[0]
     if "://" not in url or begins not in {"redis", "rediss", "unix"}:
         raise ValueError("REDIS_URL must begin with redis://, rediss:// (TLS) or unix://.")
     try:
         there = urlsplit(url)
         complete = bool(there.path if begins == "unix" else there.hostname) and (there.port or True)
-    except ValueError:  # no number as port
+    except ValueError:  # the port is not a number
         complete = False
     if not complete:
         raise ValueError(f"REDIS_URL must name a {'path' if begins == 'unix' else 'host, and a port by its number'}.")
@@ -127,7 +128,7 @@ def _web(url: str) -> str:
 
 
 def _folder(env: Mapping[str, str], name: str) -> Path | None:
-    """Made where it is not there; ValueError where it can be neither found nor made."""
+    """Makes the folder if it does not exist. Raises ValueError if that is impossible."""
     if name not in env:
         return None
     path = Path(env[name]).resolve()

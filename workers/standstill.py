@@ -1,4 +1,4 @@
-"""How an attempt ends whose ranks stand still."""
+"""The end of an attempt whose ranks make no progress."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from parallel_core.spec import RunSpec
 from workers.ending import Ending
 
 MAX_GRID = 16_000
-"""Characters of the grid that travel with the event."""
+"""The most characters of the grid that are sent with the event."""
 
 
 def report(folder: Path, ranks: Sequence[int], limit_s: float, spec: RunSpec) -> Ending:
-    """The end for want of progress; written while the ranks still stand there."""
+    """The end of an attempt for lack of progress; made while the ranks are still there."""
     detail = standstill.sentence(folder, ranks, limit_s)
     return Ending("failed", "no_progress", detail, traceback=standstill.marked(folder, ranks, spec)[:MAX_GRID])

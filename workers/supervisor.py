@@ -1,15 +1,15 @@
-"""The life of every attempt on this host: one thread that alone changes their state.
+"""The life of every attempt on this host: a single thread changes their state.
 
-Others (Celery tasks, the control reader, the fork server's client, signal handlers) only put orders on its queue.
-The steps of an attempt:
+Other threads (Celery tasks, the control reader, the fork server's client) and signal handlers only put orders on its
+queue. The steps of an attempt:
 
-    1. accept   the folder is made (the claim), the message is checked, `starting` is told.
-    2. hold     until the calibration is over, the corpus is here and, on a later host, the store is known; how long
-                that may take the controller says, which knows what the other hosts still have to fetch.
-    3. launch   the fork server starts the ranks; once all have a process, `running` is told.
-    4. stop     by cancel, fence, shut-down or watchdog: TERM, grace, KILL; written down first.
-    5. conclude when the fork server says that nothing is left: /proc is asked too, the end is written down, and the
-                relay publishes it behind the last byte of the ranks' files.
+    1. accept   the folder is made (the claim), the message is checked, `starting` is published.
+    2. hold     until calibration and profiles are over, the corpus is here and, on a later host, the store is known;
+                the controller limits this time, because it knows what the other hosts still have to fetch.
+    3. launch   the fork server starts the ranks; once all have a process, `running` is published.
+    4. stop     by cancel, fence, shut-down or watchdog: stored first, then TERM, grace, KILL.
+    5. conclude when the fork server says that nothing is left: /proc is checked too, the end is stored, and the relay
+                publishes it after the last byte of the ranks' files.
     6. settle   the controller has everything: the folder is emptied, the claim stays.
 """
 
@@ -49,11 +49,12 @@ _STOPS: dict[str, tuple[Stop, Ending]] = {
     "fence": ("fenced", ending.CANCELLED),
 }
 LATE_S = 1.5
-"""How much longer than the grace the fork server may take before we kill the ranks ourselves."""
+"""Seconds beyond the grace that the fork server may take before the worker kills the ranks itself."""
 
 
 class Supervisor(threading.Thread):
-    """Public methods may be called from any thread; those that take no lock also from a signal handler."""
+    """Public methods may be called from any thread; those that only put an order on the queue also from a signal
+    handler."""
 
     def __init__(
         self, settings: Settings, relay: Relay, devices: Callable[[], list[Device]], calibration: Calibration
@@ -68,14 +69,14 @@ class Supervisor(threading.Thread):
         self.on_running: Callable[[], None] = lambda: None
         self._leaving, self._wakeful = False, Wakeful()
         self.idle = threading.Event()
-        """Set once, after `leave`, when no attempt lives any more."""
+        """Set once, after `leave`, when no attempt is alive any more."""
         settings.attempts.mkdir(parents=True, exist_ok=True)
         self._left_over = unsettled(settings.attempts)  # before any task can claim a new one
 
     # From other threads
 
     def accept(self, raw: Any) -> bool:
-        """A StartMessage arrived. False where it is ignored: the attempt is known, or has no number."""
+        """Takes a StartMessage. False if it is ignored: the attempt is known, or has no id."""
         taken = take(raw, self._settings, self._devices())
         if taken is None:
             return False
@@ -90,7 +91,7 @@ class Supervisor(threading.Thread):
         self._inbox.put(lambda: self._control(entry))
 
     def leave(self) -> None:
-        """Stop everything as interrupted and accept nothing more. Safe in a signal handler."""
+        """Stops everything as interrupted. Safe in a signal handler."""
         self._inbox.put(self._leave)
 
     def close(self) -> None:
@@ -116,7 +117,7 @@ class Supervisor(threading.Thread):
         order()
 
     def _tick(self) -> None:
-        """What is due by the clock."""
+        """Does what is due by the clock."""
         watched = self._wakeful.watched()
         if not self._leaving:
             self._server.keep_up()
@@ -149,7 +150,7 @@ class Supervisor(threading.Thread):
         self._launch_if_ready(attempt)
 
     def _fetched(self, attempt: Attempt, why_not: str) -> None:
-        """From the thread that fetched: the corpus is here, or cannot be had."""
+        """Called from the thread that fetched: the corpus is here, or cannot be fetched."""
         if why_not:
             self._inbox.put(lambda: self._stop(attempt, "refused", ending.refused(why_not)))
         else:
@@ -163,7 +164,7 @@ class Supervisor(threading.Thread):
         self._relay.follow(attempt.folder, attempt.order.ranks)
         attempt.launched = time.monotonic()
         if not self._server.start(attempt.start_order(self._settings)):
-            attempt.launched = None  # `lost` is on its way; the next server gets the order
+            attempt.launched = None  # the event `lost` will follow; the next server gets the order
 
     # The fork server
 
@@ -194,7 +195,7 @@ class Supervisor(threading.Thread):
             self._conclude(attempt)
 
     def _server_lost(self, code: int | None) -> None:
-        """Its ranks died with it. Attempts that were launched fail; the others wait for the next server."""
+        """The server's ranks died with it. Attempts that were launched fail; the others wait for the next server."""
         if not self._leaving:
             log.error("the fork server has ended (%s)", code)
         self._server.lost()
@@ -205,7 +206,7 @@ class Supervisor(threading.Thread):
                 self._conclude(attempt)
 
     def _measure(self) -> None:
-        """While nothing else uses the devices, and the fork server no longer loads the engine beside it."""
+        """Measures while nothing else uses the devices, and the fork server has finished loading the engine."""
         if self.between.ended():
             for attempt in list(self._live.values()):
                 self._launch_if_ready(attempt)
@@ -235,7 +236,8 @@ class Supervisor(threading.Thread):
             attempt.store = Store(host=entry["host"], port=int(entry["port"]))
 
     def _drop(self, run: int) -> None:
-        """The checkpoints of a run that was deleted; the controller asks again where ranks still read or write them."""
+        """Deletes the checkpoints of a run that was deleted; if ranks still read or write them, the controller will ask
+        again."""
         if not any(attempt.order.touches(run) for attempt in self._live.values()):
             checkpoints.drop(self._settings, run)
             self._relay.tell("dropped", {"run": run})
@@ -253,7 +255,7 @@ class Supervisor(threading.Thread):
             self._settle(number)
 
     def _stop(self, attempt: Attempt, reason: Stop, how: Ending, grace: float = STOP_GRACE_S) -> None:
-        """The first reason stays, but for a fence: it silences whatever was under way."""
+        """Stops the attempt. The first reason stays, but a fence overrides it: then nothing more is reported."""
         if attempt.number not in self._live or (attempt.meta.stop and reason != "fenced"):
             return
         attempt.mark_stop(reason, how, time.monotonic() + grace + LATE_S)
@@ -285,13 +287,14 @@ class Supervisor(threading.Thread):
         publish_end(self._relay, attempt.folder, attempt.meta, attempt.how_it_ended(), none_left)
 
     def _end_unstarted(self, folder: Folder, how: Ending) -> None:
-        """An attempt of which nothing was ever started here."""
+        """Ends an attempt of which nothing was started here."""
         self.roll.add(folder, [])
         self._relay.follow(folder, [])
         publish_end(self._relay, folder, folder.load(), how, none_left=True)
 
     def _settle(self, number: int) -> None:
-        """The relay lets go first, then the folder is emptied: by the relay's thread, which alone writes there now."""
+        """Empties the folder after the relay has let go of it, in the relay's thread, which is then the only one to
+        write there."""
         folder = Folder(self._settings.attempts / str(number))
         self.roll.remove(number)
         if folder.path.exists():

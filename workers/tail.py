@@ -1,4 +1,4 @@
-"""Reading the files of a rank piece by piece: what the relay publishes, cut where the contract wants it cut.
+"""Reads the files of a rank piece by piece, as the relay publishes them, cut where the contract requires it.
 
 Offsets are positions in the *published* stream of a file. For events they are positions in the file itself. A log
 longer than MAX_LOG_BYTES is published as head, one line that says so, and tail: its stream is shorter than its file.
@@ -17,7 +17,7 @@ log = logging.getLogger(__name__)
 
 
 class Tail(Protocol):
-    """`read(start, final)` gives the next bytes from `start` on: b"" = nothing more (yet, or, when `final`, at all).
+    """`read(start, final)` returns the next bytes from `start` on: b"" = nothing more (yet, or if `final`, at all).
 
     `final` says that no process writes the file any more.
     """
@@ -45,7 +45,8 @@ def read_range(path: Path, start: int, end: int) -> bytes:
 
 
 class EventTail:
-    """Whole frames, at most `limit` bytes of them; one larger frame goes whole. A torn last frame is never read."""
+    """Whole frames, at most `limit` bytes of them; a larger frame is read whole. An incomplete last frame is never
+    read."""
 
     def __init__(self, path: Path, limit: int = MAX_BATCH_BYTES) -> None:
         self.path = path
@@ -63,7 +64,8 @@ class EventTail:
         return b""
 
     def _last_boundary(self, data: bytes, start: int, first_only: bool) -> int:
-        """Bytes of `data` that are whole frames. What is no frame ends the stream there: it can never be read."""
+        """Bytes of `data` that are whole frames. Bytes that are no frame end the stream there, as they can never be
+        read."""
         end = 0
         try:
             for frame in records.decode(data, start):
@@ -77,9 +79,9 @@ class EventTail:
 
 
 class LogTail:
-    """While the rank lives, the first half of the limit is streamed; the rest follows when it is known what the end is.
+    """While the rank lives, the first half of the limit is published; the rest once the size of the file is final.
 
-    Raises nothing: a log that is not there yet is empty.
+    A log that does not exist yet is empty.
     """
 
     def __init__(self, path: Path, limit: int = MAX_BATCH_BYTES, most: int = MAX_LOG_BYTES) -> None:

@@ -1,4 +1,4 @@
-"""This worker's side of the broker: entries of EVENTS out, entries of its control stream in."""
+"""The worker's side of the broker: publishes entries of EVENTS, reads entries of its control stream."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ log = logging.getLogger(__name__)
 ANSWER_LIMIT_S = 5.0
 BLOCK_MS = 1000
 MAX_BACKLOG = 256
-"""Entries of EVENTS nobody has consumed above which files wait on disk: 64 MB, were each batch full."""
+"""With more unconsumed entries of EVENTS than this, files wait on disk: 64 MB if every batch were full."""
 RETRY_S = (0.05, 2.0)
-"""First and longest wait between two tries while the broker is away."""
+"""Shortest and longest wait, in seconds, between two tries while the broker is unreachable."""
 
 
 def connect(settings: Settings) -> redis.Redis:
-    """A client that fails at once: each of our threads decides itself when to try again."""
+    """A client that does not retry: each of our threads decides when to try again."""
     return redis.Redis.from_url(
         settings.redis_url,
         socket_timeout=ANSWER_LIMIT_S,
@@ -52,10 +52,10 @@ class Backoff:
 
 
 class Publisher:
-    """Adds entries to EVENTS in the name of this life of the worker. Every method may raise redis.RedisError."""
+    """Adds entries to EVENTS with this worker's name and boot id. Every method may raise redis.RedisError."""
 
     def __init__(self, settings: Settings, outage: Outage | None = None) -> None:
-        """`outage` = what this worker's threads share of it; None: its own."""
+        """`outage` = shared by this worker's threads; None: its own."""
         self._redis, self._outage = connect(settings), outage or Outage()
         self._fields = {"worker": settings.name, "boot": settings.boot}
 
@@ -64,7 +64,7 @@ class Publisher:
             self._redis.xadd(EVENTS, self._entry(kind, body, data))
 
     def add_all(self, entries: Iterable[tuple[str, Mapping[str, Any], bytes]]) -> None:
-        """All of them or none, and whoever reads the stream finds them together."""
+        """Adds all of them or none; readers of the stream find them together."""
         with self._outage.watched(), self._redis.pipeline(transaction=True) as pipe:
             for entry in entries:
                 pipe.xadd(EVENTS, self._entry(*entry))
@@ -75,16 +75,16 @@ class Publisher:
         return own if data is None else {**own, "data": data}
 
     def backlog(self) -> int:
-        """Entries that the controller has not consumed: it removes what it has."""
+        """Number of entries that the controller has not consumed: it deletes those that it has."""
         with self._outage.watched():
             return int(self._redis.xlen(EVENTS))
 
 
 class ControlReader(threading.Thread):
-    """Reads the control stream for ever and hands each entry to `on_entry`.
+    """Reads the control stream for ever and passes each entry to `on_entry`.
 
-    An entry is removed once it was handed over; since entries only repeat what the database says, one that is read
-    twice or lost does no harm.
+    An entry is deleted once it was passed on; as entries only repeat what the database says, reading one twice or
+    losing it does no harm.
     """
 
     def __init__(
@@ -113,7 +113,7 @@ class ControlReader(threading.Thread):
                 self._leaving.wait(wait)
 
     def _read(self) -> None:
-        """Waits for entries (at most BLOCK_MS), hands them over, and removes them."""
+        """Waits for entries (at most BLOCK_MS), passes them on, and deletes them."""
         with self._outage.watched():
             answer: Any = self._redis.xread({self._stream: "0"}, count=100, block=BLOCK_MS)
         streams = answer.values() if isinstance(answer, dict) else (rows for _, rows in answer or ())

@@ -1,4 +1,4 @@
-"""A worker's parts, put together: supervisor, relay, heartbeat and control reader, and the way they leave."""
+"""Assembles a worker from supervisor, relay, heartbeat and control reader, and shuts it down in order."""
 
 from __future__ import annotations
 
@@ -24,22 +24,23 @@ from workers.wire import ControlReader, Publisher
 log = logging.getLogger(__name__)
 
 SEND_S = 1.0
-"""For attempts that have saved and ended to send their last data; what is left is published at the next start."""
+"""Seconds for attempts that have saved and ended to send their last data; the rest is published at the next start."""
 TELL_S = 0.5
-"""To say that this worker leaves, before any of its attempts ends: else they would be placed here again."""
+"""Seconds to report that this worker leaves, before any of its attempts ends: else they would be placed here again."""
 EXIT_S = 1.5
-"""For the rest of the process to end by itself after that (Celery may wait for a broker that is away)."""
+"""Seconds after that for the rest of the process to end by itself (Celery may wait for an unreachable broker)."""
 
 
 class AlreadyRunning(RuntimeError):
-    """Two workers would share one folder; the text says which."""
+    """Two workers would share one folder; the message says which."""
 
 
 class Worker:
-    """Everything of a worker but Celery. Threads start with `start`; `ask_to_leave` may come from a signal handler."""
+    """Everything of a worker except Celery. `start` starts its threads; `ask_to_leave` may be called in a signal
+    handler."""
 
     def __init__(self, settings: Settings) -> None:
-        """Raises AlreadyRunning where another worker of this name uses the folder."""
+        """Raises AlreadyRunning if another worker of this name uses the folder."""
         self.settings = settings
         self._leave_s = settings.save_s + SEND_S
         settings.home.mkdir(parents=True, exist_ok=True)
@@ -64,8 +65,12 @@ class Worker:
         threading.Thread(target=self._leave_when_asked, name="leaver", daemon=True).start()
 
     def _ask_the_web(self) -> None:
-        """A token that is wrong is told now, not by the first run over an uploaded text; here and on Fleet. A web that
-        starts beside this worker is asked again soon."""
+        """Checks the worker's token against the web from time to time, and reports a refusal in the log and in
+        heartbeats.
+
+        So a wrong token shows at once, not with the first run on an uploaded text. A web that starts at the same time
+        as this worker is tried again soon.
+        """
         again = preflight.AGAIN_S
         while self.settings.url:
             why = preflight.refused_token(self.settings)
@@ -77,17 +82,18 @@ class Worker:
             again = min(2 * again, preflight.REMIND_S) if why else preflight.AGAIN_S
 
     def accept(self, message: Any) -> bool:
-        """A StartMessage from the queue; see Supervisor.accept."""
+        """Takes a StartMessage from the queue; see Supervisor.accept."""
         accepted = self.supervisor.accept(message)
         self.heartbeat.poke()
         return accepted
 
     def ask_to_leave(self) -> None:
-        """Begin the orderly end; returns at once. A SimpleQueue takes no lock that a signal handler could meet."""
+        """Begins the orderly shut-down and returns at once. A SimpleQueue has no lock that could block a signal
+        handler."""
         self._asked.put(None)
 
     def leave(self) -> None:
-        """The orderly end, waited for."""
+        """Shuts down in order, and waits for it."""
         self.ask_to_leave()
         self._left.wait(TELL_S + self._leave_s + EXIT_S)
 
@@ -114,7 +120,7 @@ class Worker:
 
 
 def _lock(settings: Settings) -> IO[str]:
-    """One worker a folder. The kernel drops the lock with the process, however that ends."""
+    """Locks the folder for one worker; the kernel releases the lock with the process. Raises AlreadyRunning."""
     file = (settings.home / "worker.lock").open("a+")
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -1,4 +1,4 @@
-"""A subject in Django's admin that is looked at there and changed elsewhere, by the services that own it."""
+"""A read-only base class for Django's admin: the rows are changed by the services that own them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from django.http import HttpRequest
 
 
 class ReadOnlyAdmin(admin.ModelAdmin):
-    """Staff see rows; nobody adds, changes or deletes one here."""
+    """Active staff may view rows; nobody may add, change or delete one here."""
 
     def has_add_permission(self, request: HttpRequest) -> bool:
         return False

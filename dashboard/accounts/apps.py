@@ -5,7 +5,7 @@ from django.db.models.signals import post_migrate
 
 
 def make_groups(using: str = "default", **kwargs: Any) -> None:
-    """The members' group is there from the first migration on, so that an admin can choose it in a user's form."""
+    """Creates the group `members` after a migration, so that an admin can choose it in a user's form."""
     from django.contrib.auth.models import Group
 
     from dashboard.accounts.roles import MEMBERS
@@ -19,7 +19,7 @@ class AccountsConfig(AppConfig):
     default_auto_field = "django.db.models.BigAutoField"
 
     def ready(self) -> None:
-        # Sent once for each app; the one of the auth app comes when its tables are there.
+        # post_migrate is sent once for each app; for the auth app, once the table of groups exists.
         from django.apps import apps
 
         post_migrate.connect(make_groups, sender=apps.get_app_config("auth"), dispatch_uid="trainyard-groups")

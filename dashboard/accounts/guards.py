@@ -1,4 +1,4 @@
-"""Decorators that keep a view to a role. They refuse with a sentence that the 403 page shows."""
+"""Decorators that restrict a view to a role. The sentence they raise PermissionDenied with is shown on the 403 page."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MAY_NOT_SUBMIT = "Your account is a viewer: it may look at everything but not st
 
 
 def member_required(view: View) -> View:
-    """Members and admins only."""
+    """Lets only members and admins call the view; raises PermissionDenied for anyone else."""
 
     @wraps(view)
     def guarded(request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponseBase:

@@ -1,4 +1,4 @@
-"""What is done to every response: the headers that all pages carry, and compression."""
+"""Middleware: the Content-Security-Policy header, sign-in for htmx requests, bodies of 405 responses, and gzip."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Handler = Callable[[HttpRequest], HttpResponseBase | Awaitable[HttpResponseBase]
 
 
 class ContentSecurityPolicyMiddleware:
-    """Adds the policy; works under WSGI and ASGI without a thread hop."""
+    """Adds the header Content-Security-Policy; works under WSGI and ASGI without switching to a thread."""
 
     sync_capable = True
     async_capable = True
@@ -47,7 +47,8 @@ class ContentSecurityPolicyMiddleware:
 
 
 class SignedInMiddleware(LoginRequiredMiddleware):
-    """Django's, except for parts of a page: the sign-in page would be put into the middle of what a person types."""
+    """Django's LoginRequiredMiddleware, but an htmx request gets a plain 401: htmx would follow the redirect and put
+    the sign-in page into the middle of the open page."""
 
     def handle_no_permission(  # type: ignore[override]
         self, request: HttpRequest, view_func: Callable[..., HttpResponseBase]
@@ -58,7 +59,7 @@ class SignedInMiddleware(LoginRequiredMiddleware):
 
 
 class WrongMethodMiddleware(MiddlewareMixin):
-    """Django answers a method that a page does not know with nothing at all; this says it in words."""
+    """Gives Django's empty 405 responses a body that says which methods are allowed."""
 
     def process_response(self, request: HttpRequest, response: HttpResponseBase) -> HttpResponseBase:
         if not isinstance(response, HttpResponseNotAllowed) or response.content:
@@ -67,7 +68,8 @@ class WrongMethodMiddleware(MiddlewareMixin):
 
 
 class CompressedPagesMiddleware(GZipMiddleware):
-    """Django's, except for streams: it would hold the events of a live page back until a block is full."""
+    """Django's GZipMiddleware, except for streaming responses: it would hold back the events of a live page until a
+    block is full."""
 
     def process_response(self, request: HttpRequest, response: HttpResponseBase) -> HttpResponseBase:
         if response.streaming:

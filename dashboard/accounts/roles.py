@@ -39,6 +39,8 @@ def may_change(user: Any, owned: Any) -> bool:
 
 
 def in_templates(request: HttpRequest) -> dict[str, Any]:
-    """`may_submit` in every template, asked of the database only where one uses it: what starts a run is not offered to
-    who may only look."""
+    """Context processor: puts `may_submit` into every template, so that viewers are not offered what starts a run.
+
+    It is a callable, so that the database is queried only where a template uses it.
+    """
     return {"may_submit": partial(may_submit, request.user)} if hasattr(request, "user") else {}

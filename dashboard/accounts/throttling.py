@@ -1,4 +1,4 @@
-"""Sign-in forms that answer a guesser slowly: after MOST failures a name is not tried again from that address."""
+"""Sign-in forms that slow down guessing: after MOST failures, a name is refused from that address for a while."""
 
 from __future__ import annotations
 
@@ -13,12 +13,13 @@ from dashboard.accounts.models import Failures
 
 MOST = 10
 PAUSE_S = 300
-"""From the first failure on. By address as well as by name, so that a stranger elsewhere cannot lock a member out;
-behind a proxy all share its address, and the name alone counts."""
+"""Seconds from the first failure until the count is forgotten. Failures count by address as well as by name, so that a
+stranger elsewhere cannot lock a member out; behind a proxy all requests come from its address, so only the name counts.
+"""
 
 
 class ThrottledSignIn(AuthenticationForm):
-    """Failures are counted in the database, for all web processes together, and forgotten behind the pause."""
+    """Counts failures in the database, for all web processes together, and forgets them after the pause."""
 
     error_messages = {
         **AuthenticationForm.error_messages,
@@ -45,6 +46,6 @@ class ThrottledSignIn(AuthenticationForm):
 
 
 class ThrottledAdminSignIn(ThrottledSignIn, AdminAuthenticationForm):
-    """The same before the admin's own sign-in, in its words."""
+    """The same for the sign-in page of Django's admin, with the admin's error messages."""
 
     error_messages = AdminAuthenticationForm.error_messages

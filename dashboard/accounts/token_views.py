@@ -1,4 +1,4 @@
-"""One's own API tokens: make, see once, revoke."""
+"""The pages of a user's own API tokens: create one, see its secret once, revoke it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ DAYS = (7, 30, 90, 365)
 
 
 def scopes_for(user: Any) -> list[tuple[str, str]]:
-    """Scopes this person may give away: never more than they may do themselves."""
+    """Returns (value, label) of the scopes that the user may give to a token: none that allows more than the user may
+    do."""
     allowed = {Scope.READ}
     if may_submit(user):
         allowed.add(Scope.SUBMIT)
@@ -31,6 +32,8 @@ def scopes_for(user: Any) -> list[tuple[str, str]]:
 
 
 class TokenForm(Form):
+    """Name, scope and lifetime of a new token; offers only the scopes that `user` may give."""
+
     name = forms.CharField(
         max_length=60, label="What is it for?", error_messages={"required": "Say what it is for: that is its name."}
     )
@@ -47,7 +50,8 @@ class TokenForm(Form):
 @never_cache
 @require_http_methods(["GET", "HEAD", "POST"])
 def tokens(request: HttpRequest) -> HttpResponse:
-    """The list and the form. The answer to a good POST is the only page that ever holds the secret."""
+    """Lists the user's tokens and creates one on POST. The response to a valid POST is the only page that holds the
+    secret."""
     form = TokenForm(request.POST or None, user=request.user)
     secret, made = "", None
     if request.method == "POST" and form.is_valid():

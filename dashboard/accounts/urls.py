@@ -1,4 +1,4 @@
-"""Sign-in and what belongs to one's own account. No sign-up: staff make users in the admin."""
+"""URLs of sign-in and of a user's own account. There is no sign-up: staff create users in the admin."""
 
 from django.urls import URLPattern, URLResolver, path
 

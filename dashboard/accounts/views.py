@@ -12,7 +12,8 @@ from dashboard.accounts.throttling import ThrottledSignIn
 
 
 class SignIn(auth.LoginView):
-    """The only page that strangers see. Someone already signed in goes on to where they wanted to be."""
+    """The only page open to visitors who are not signed in. Users already signed in are redirected to where they wanted
+    to go."""
 
     template_name = "accounts/login.html"
     authentication_form = ThrottledSignIn
@@ -20,7 +21,7 @@ class SignIn(auth.LoginView):
 
 
 class SignOut(auth.LogoutView):
-    """POST only, as Django has it: a link in a foreign page cannot sign anyone out."""
+    """Accepts POST only, as Django's view does: a link on a foreign page cannot sign anyone out."""
 
 
 class ChangePassword(auth.PasswordChangeView):

@@ -1,4 +1,4 @@
-"""Tokens in Django's admin: staff see whose they are and revoke them; secrets are nowhere to be seen."""
+"""API tokens in Django's admin: staff see who owns a token and can revoke it; its hashed secret is not shown."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from dashboard.api.models import ApiToken
 
 @admin.register(ApiToken)
 class ApiTokenAdmin(ReadOnlyAdmin):
-    """A token that is deleted is refused from then on."""
+    """Staff may delete a token; it is refused from then on."""
 
     list_display = ("name", "user", "scope", "start", "expires_at")
     list_filter = ("scope",)

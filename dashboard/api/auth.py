@@ -1,4 +1,4 @@
-"""Who is asking: a bearer token with a scope, or the session of a browser (with CSRF on unsafe methods)."""
+"""Authentication of API requests: a bearer token with a scope, or a browser's session (with CSRF on unsafe methods)."""
 
 from __future__ import annotations
 
@@ -19,16 +19,19 @@ ENOUGH = {
     Scope.SUBMIT: {Scope.SUBMIT},
     Scope.WORKER: {Scope.WORKER},
 }
-"""Scopes of a token that allow what needs a scope."""
+"""Scope that an operation needs -> scopes of a token that satisfy it."""
 
 
 class Bearer(HttpBearer):
-    """`Authorization: Bearer ty_...`; sets request.user to the token's owner. The schema names the subclasses."""
+    """`Authorization: Bearer ty_...`; sets request.user to the token's owner.
+
+    Subclasses say which scope they need; the OpenAPI schema refers to them by class name.
+    """
 
     needs: Scope
 
     def __call__(self, request: HttpRequest) -> Any:
-        # A header that is there but no good must not fall through to the cookie of the same browser.
+        # An invalid Authorization header must not fall back to the session cookie of the same browser.
         if "Authorization" in request.headers and super().__call__(request) is None:
             raise HttpError(401, "This token is unknown, expired or revoked.")
         return getattr(request, "api_token", None)
@@ -60,7 +63,7 @@ class WorkerToken(Bearer):
 
 
 class Session(APIKeyCookie):
-    """The session cookie of someone signed in."""
+    """The session cookie of a signed-in user. Raises HttpError 403 if the CSRF token is missing or wrong."""
 
     param_name: str = settings.SESSION_COOKIE_NAME
 
@@ -81,6 +84,6 @@ WORKER: list[Any] = [WorkerToken()]
 
 
 def require_member(request: HttpRequest) -> None:
-    """A token never does more than its owner may at this moment."""
+    """Raises HttpError 403 for viewers: a token never allows more than its owner may do at the moment."""
     if not may_submit(request.user):
         raise HttpError(403, "Your account is a viewer: it may not start or change runs.")

@@ -1,4 +1,4 @@
-"""Operations on corpora: texts that runs may train on."""
+"""API operations on corpora: texts that runs can train on."""
 
 from __future__ import annotations
 

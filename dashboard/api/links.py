@@ -1,4 +1,4 @@
-"""Operations on links between hosts: what was timed, and the request to time a pair."""
+"""API operations on links between hosts: list what was measured, and ask for a measurement of a pair."""
 
 from __future__ import annotations
 

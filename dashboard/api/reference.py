@@ -1,4 +1,4 @@
-"""The API on a page for people: every operation of the schema, what it takes, and a command that asks it."""
+"""The API reference page: every operation of the OpenAPI schema, its parameters, and a curl command for it."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from dashboard.traces.models import Trace
 
 Schema = Mapping[str, Any]
 NEEDS = {kind.__name__: kind.needs for kind in (ReadToken, SubmitToken, WorkerToken)}
-"""Security scheme of the schema -> the scope that a token must have."""
+"""Name of a security scheme in the OpenAPI schema -> the scope that a token must have."""
 TITLES = {"runs": "Runs", "corpora": "Texts to train on", "traces": "Traces", "studies": "Studies", "fleet": "Fleet"}
 
 
 @dataclass(frozen=True)
 class Parameter:
-    """One that a person may give: in the address, the query, or the body."""
+    """One input of an operation; `place` says where it goes: path, query or body."""
 
     name: str
     place: str
@@ -40,7 +40,7 @@ class Parameter:
 
 @dataclass(frozen=True)
 class Operation:
-    """One method of one address."""
+    """One HTTP method of one path."""
 
     tag: str
     method: str
@@ -52,23 +52,26 @@ class Operation:
 
     @property
     def short(self) -> str:
-        """The first sentence on it."""
+        """The first sentence of `about`."""
         return f"{self.about.partition('. ')[0].removesuffix('.')}."
 
     @property
     def key(self) -> str:
+        """The operation's id on the page."""
         return f"{self.method.lower()}{self.path.replace('/api/v1', '').replace('/', '-').strip('{}')}"
 
 
 @dataclass(frozen=True)
 class Group:
+    """The operations of one tag."""
+
     title: str
     operations: list[Operation]
 
 
 @require_safe
 def page(request: HttpRequest) -> HttpResponse:
-    """Numbers in the examples are those of this yard's newest run, study and trace."""
+    """The reference page. Ids in the examples are those of this yard's newest run, study and trace."""
     every: dict[str, QuerySet[Any]] = {
         "run_id": Run.objects.all(),
         "study_id": Study.objects.all(),
@@ -85,35 +88,37 @@ def page(request: HttpRequest) -> HttpResponse:
 
 
 def operations_of(schema: Schema, address: str, known: Mapping[str, Any]) -> Iterator[Operation]:
-    """Every operation that people use; a worker's own are left out. `known`: values for names in addresses."""
+    """Yields every operation that people use; those of workers are left out. `known`: path parameter -> value for
+    examples."""
     for path, methods in schema["paths"].items():
-        for method, told in methods.items():
-            scope = next((NEEDS[name] for scheme in told["security"] for name in scheme if name in NEEDS), None)
-            if scope is None or told["tags"][0] not in TITLES:
+        for method, described in methods.items():
+            scope = next((NEEDS[name] for scheme in described["security"] for name in scheme if name in NEEDS), None)
+            if scope is None or described["tags"][0] not in TITLES:
                 continue
-            body = Body.of(schema, told)
-            example = _filled(path, known) if method != "delete" else path  # none that a paste would lose
+            body = Body.of(schema, described)
+            example = _filled(path, known) if method != "delete" else path  # a pasted DELETE must not hit a real object
             yield Operation(
-                tag=told["tags"][0],
+                tag=described["tags"][0],
                 method=method.upper(),
                 path=path,
-                about=told.get("description", "").replace("`", ""),
+                about=described.get("description", "").replace("`", ""),
                 scope=scope,
-                parameters=[_parameter(schema, one) for one in told.get("parameters", ())] + body.fields,
+                parameters=[_parameter(schema, one) for one in described.get("parameters", ())] + body.fields,
                 curl=_curl(method.upper(), address + example, body),
             )
 
 
 @dataclass(frozen=True)
 class Body:
-    """What a request carries: `given` are curl's arguments for an example of it."""
+    """A request body: its fields, and in `given` curl's arguments for an example of it."""
 
     fields: list[Parameter]
     given: tuple[str, ...] = ()
 
     @classmethod
-    def of(cls, schema: Schema, told: Schema) -> Body:
-        for form, content in told.get("requestBody", {}).get("content", {}).items():
+    def of(cls, schema: Schema, described: Schema) -> Body:
+        """Returns the body of an operation of the OpenAPI schema; one without fields where it takes none."""
+        for form, content in described.get("requestBody", {}).get("content", {}).items():
             model = _followed(schema, content["schema"])
             fields = [_field(schema, name, one, model) for name, one in model.get("properties", {}).items()]
             if form == "multipart/form-data":
@@ -128,20 +133,22 @@ def _field(schema: Schema, name: str, field: Schema, model: Schema) -> Parameter
     return Parameter(name, "body", _kind(schema, field), name in model.get("required", ()), about.split("\n")[0])
 
 
-def _parameter(schema: Schema, told: Schema) -> Parameter:
-    about = told.get("description", "")
-    return Parameter(told["name"], told["in"], _kind(schema, told["schema"]), told.get("required", False), about)
+def _parameter(schema: Schema, described: Schema) -> Parameter:
+    about = described.get("description", "")
+    return Parameter(
+        described["name"], described["in"], _kind(schema, described["schema"]), described.get("required", False), about
+    )
 
 
 def _followed(schema: Schema, part: Schema) -> Schema:
-    """What a `$ref` stands for."""
+    """Returns the schema that `part` refers to by `$ref`, or `part` itself."""
     while "$ref" in part:
         part = schema["components"]["schemas"][part["$ref"].rpartition("/")[2]]
     return part
 
 
 def _kind(schema: Schema, part: Schema) -> str:
-    """Its type with its limits, in words: `integer, 1 to 500, else 50`."""
+    """Returns the type with its limits and default in words: `integer, 1 to 500, else 50`."""
     own = _followed(schema, part)
     choices = [one for one in own.get("anyOf", ()) if one.get("type") != "null"]
     if choices:
@@ -160,16 +167,16 @@ def _kind(schema: Schema, part: Schema) -> str:
 
 LEAST, MOST = ("minimum", "exclusiveMinimum"), ("maximum", "exclusiveMaximum")
 MOST_SAID = 10**15
-"""A limit beyond it is that of the computer, and tells nobody anything."""
+"""Limits above this are those of a machine integer and tell a reader nothing, so they are left out."""
 
 
 def _plain(number: float) -> str:
-    """With spaces between thousands."""
+    """Returns the number with spaces between thousands."""
     return f"{number:,}".replace(",", " ")
 
 
 def _filled(path: str, known: Mapping[str, Any]) -> str:
-    """An address with numbers in the place of names."""
+    """Returns the path with the values of `known` for its parameters (1 where there is none)."""
     for name, value in known.items():
         path = path.replace(f"{{{name}}}", str(value or 1))
     return path

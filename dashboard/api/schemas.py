@@ -1,4 +1,4 @@
-"""Shapes of the API. Every success is {"data": ..., "meta": {...}}, every refusal {"error": {...}}."""
+"""Request and response schemas of the API. A success is {"data": ..., "meta": {...}}, a refusal {"error": {...}}."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ FIRST_RUN: Any = {
         "train": {"steps": 20, "warmup_steps": 3, "global_batch": 16},
     },
 }
-"""An example that any yard can run."""
+"""An example of a request body that any yard can run."""
 
 
 class SubmitIn(Schema):
@@ -247,7 +247,7 @@ class CorpusOut(Schema):
 
 
 def refusals(*codes: int) -> dict[int, type[Refusal]]:
-    """Documented refusals of an operation."""
+    """Returns the response schemas of an operation's documented refusals by status code."""
     return dict.fromkeys(sorted(set(codes)), Refusal)
 
 

@@ -1,4 +1,4 @@
-"""Shapes of what the API says of traces."""
+"""Response schemas of the API's operations on traces."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Addresses of the API. Its views answer strangers themselves (401 as JSON) instead of sending them to a page."""
+"""URLs of the API. Its views answer requests that are not signed in with 401 as JSON instead of a redirect."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ View = Callable[..., HttpResponseBase]
 
 
 def own_door(view: View) -> View:
-    """Lets the API do its own authentication, and gives a wrong method the API's error shape."""
+    """Wraps an API view: lets it authenticate requests itself, without login and CSRF middleware, and makes 405 a JSON
+    error."""
 
     @wraps(view, updated=())
     def entered(request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponseBase:
@@ -34,6 +35,7 @@ def own_door(view: View) -> View:
 
 
 def nowhere(request: HttpRequest, rest: str = "") -> HttpResponseBase:
+    """Answers any other address under /api/ with 404 as JSON."""
     return json_error(404, "The API has no such address; /api/ lists those that it has.")
 
 

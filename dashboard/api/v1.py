@@ -1,4 +1,4 @@
-"""The API object: one error shape for whatever goes wrong in it."""
+"""The NinjaAPI object with its routers, and exception handlers that answer every failure in the same JSON shape."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ OF_NINJA = {
     "Unauthorized": "Sign in, or send a bearer token.",
     "Cannot parse request body": "The body is no JSON; send an object with named fields.",
 }
-"""What ninja says by itself, in our words."""
+"""Ninja's own error messages -> what we say instead."""
 MOST_FIELDS = 50
-"""Fields that a refusal names: nobody reads a hundred thousand."""
+"""The most field errors that one response lists."""
 
 # No docs page: its scripts are inline, which our content security policy forbids.
 api = NinjaAPI(
@@ -57,7 +57,8 @@ def malformed(request: HttpRequest, error: ValidationError) -> HttpResponse:
 
 
 def _place(loc: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Without ninja's 'body', the name of its parameter, and 'spec': a form and a script name fields alike."""
+    """Returns the location without ninja's 'body', its parameter's name and 'spec', so that forms and API name fields
+    alike."""
     rest = loc[2:] if loc[:1] == ("body",) else loc[1:]
     return (rest[1:] if rest[:1] == ("spec",) and len(rest) > 1 else rest) or ("body",)
 
@@ -82,7 +83,7 @@ def too_large(request: HttpRequest, error: RequestDataTooBig) -> HttpResponse:
 @api.exception_handler(SuspiciousOperation)
 @api.exception_handler(UnreadablePostError)
 def unreadable(request: HttpRequest, error: Exception) -> HttpResponse:
-    """As Django answers pages; its own handler comes too late here, where every exception has one."""
+    """Answers 400, as Django does for pages; without this, the handler for Exception below would turn it into a 500."""
     return json_error(400, f"The request could not be read: {error}")
 
 

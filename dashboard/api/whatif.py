@@ -1,4 +1,4 @@
-"""What if, as the API asks and answers it, of runs and of imported traces alike."""
+"""The what-if question and its answer in the API, the same for runs and imported traces."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class ChangeIn(Schema):
     no_recompute: Annotated[bool, Field(description="of a step that recomputes activations")] = False
 
     def asked(self) -> dict[str, Any]:
-        """The fields that change something, as a form reads them."""
+        """Returns the fields that change something, as data for the what-if form."""
         given = self.model_dump(exclude={"step"}, exclude_none=True)
         return {name: str(value) for name, value in given.items() if value is not False}
 
@@ -66,7 +66,7 @@ class WhatIfOut(Schema):
 
 
 def nothing(step: int | None, why_not: str) -> dict[str, Any]:
-    """The answer where nothing can be known."""
+    """Returns a WhatIfOut, as a dict, for a step about which nothing can be known."""
     times = dict.fromkeys(("measured_ns", "unchanged_ns", "predicted_ns"))
     return {"step": step, "why_not": why_not, "known": "", "sentence": "", "ideas": [], **times}
 
@@ -80,7 +80,10 @@ def answer(
     ideas: Sequence[Mapping[str, Any]],
     known: str = "",
 ) -> dict[str, Any]:
-    """A WhatIfOut. Raises Invalid where the step has no such thing to change, or the form refuses a value."""
+    """Returns a WhatIfOut as a dict.
+
+    Raises Invalid if the step has nothing of that kind to change, or the form refuses a value.
+    """
     foreign = sorted(set(asked) - set(form.fields))
     errors = {name: f"This step has none to change; {', '.join(form.fields)} can be." for name in foreign}
     errors |= {name: " ".join(map(str, said)) for name, said in form.errors.items()}

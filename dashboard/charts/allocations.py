@@ -1,4 +1,4 @@
-"""What the CUDA allocator had given out over one step, with the peak marked."""
+"""Chart of the bytes that the CUDA allocator had handed out over one step, with the peak marked."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from parallel_core.analysis.thin import thin
 
 MIB = 1 << 20
 MOST_POINTS = 600
-"""Buckets of the curve, each drawn by its least, greatest and last value."""
+"""Buckets to which a long curve is thinned: the least, greatest and last value of each are drawn."""
 COLUMNS = ("", "bytes", "ms from the first event")
 
 

@@ -1,4 +1,4 @@
-"""Where a step goes: stacked milliseconds that add up to the traced step, one row a run."""
+"""Where the traced step goes: stacked milliseconds that add up to it, one row a run."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from parallel_core.analysis.quantities import significant
 
 _PHASES = ("backward", "recompute", "communication", "optimizer", "idle", "other")
 PARTS = tuple((word, fields, phase) for (word, fields), phase in zip(breakdown.PARTS, _PHASES, strict=True))
-"""(word, fields of Breakdown, phase) in the order they are stacked; together they hold every field once."""
+"""(word, fields of Breakdown, phase) in stacking order; every field is in exactly one part."""
 
 COLUMNS = ("run", *(f"{word}, ms" for word, _, _ in PARTS), "traced step, ms", "median step, ms")
 
 
 def chart(entries: Sequence[Entry], title: str, source: str) -> Chart:
-    """`entries` in drawing order, the same as in the speedup chart beside it."""
+    """Stacked bars of `entries`, in the same order as in the speedup chart next to it."""
     drawn = standing(entries)
     rows = [(y, e.result.breakdown) for y, e in enumerate(drawn) if e.result and e.result.breakdown]
     figure = {

@@ -13,12 +13,14 @@ from parallel_core.limits import MAX_LAYERS
 
 _OUTSIDE = {"textposition": "outside", "textfont": {"size": 12, "color": var("ink-2")}, "cliponaxis": False}
 _WIDE, _NARROW = 0.75, 0.45
-"""Of a row: outline and solid bar. The solid one is narrower, so that an outline which ends inside it is still seen."""
+"""Thickness of outlines and solid bars as a part of the row; an outline that ends inside a thinner solid bar stays
+visible."""
 COLUMNS = ("run", "layers run", "largest predicted", "times the baseline")
 
 
 def chart(entries: Sequence[Entry], limit: int | None) -> Chart:
-    """`limit` = bytes of a device. Everything but the number of layers stays as each run has it."""
+    """Predicted layers against layers run. `limit` = bytes of a device; only the number of layers differs from each
+    run."""
     within = f" within {bytes_text(limit)} a device" if limit else ""
     subtitle = f"Most layers that the worst rank holds{within}; outline = predicted, solid = run"
     source = "predicted from parameters, gradients, optimizer state and activations; no model of that size was run"
@@ -30,8 +32,11 @@ def chart(entries: Sequence[Entry], limit: int | None) -> Chart:
 
 
 def figure(entries: Sequence[Entry], found: bool = False) -> Figure:
-    """A row an entry: `largest` as outline, and `layers` as solid bar where it is `done`. Numbers are those of the
-    outlines; `found`: of what ran, and of the outline where that says another one."""
+    """One row an entry: `largest` as an outline and, if the run is `done`, `layers` as a solid bar.
+
+    The numbers are those of the outlines; with `found`, those of the layers that ran, and the prediction too where it
+    differs.
+    """
     rows = [(y, e, e.largest) for y, e in enumerate(entries) if e.largest is not None]
     most = max([1, *(most for _, _, most in rows), *(e.layers for _, e, _ in rows if e.done)])
     return {
@@ -82,7 +87,8 @@ def _predicted(rows: Sequence[tuple[int, Entry, int]], found: bool) -> dict[str,
 
 
 def _ran(rows: Sequence[tuple[int, Entry, int]], found: bool) -> dict[str, Any]:
-    """Where more ran than the outline says, the numbers stand behind this bar, which is the longer one."""
+    """Solid bars. Where more layers ran than predicted, the number is at the end of this bar because it is the longer
+    one."""
     ran = [(y, e.layers) for y, e, _ in rows if e.done]
     return {
         "type": "bar",

@@ -32,7 +32,7 @@ class Chart:
 
     @property
     def height(self) -> int:
-        """Pixels: the size the skeleton keeps."""
+        """Pixels; the page keeps this much room before the figure is drawn."""
         return int(self.figure["layout"]["height"])
 
     @property
@@ -55,7 +55,7 @@ class Chart:
 
 @dataclass(frozen=True)
 class Entry:
-    """One run as a row of a chart. `result` is None until it was measured; `status` says what it is doing instead."""
+    """One run as a row of a chart. `result` is None until it was measured; until then `status` says what it does."""
 
     label: str
     family: str = "single"
@@ -66,35 +66,36 @@ class Entry:
     ideal: float | None = None
     """Ideal speedup over the baseline."""
     others: float | None = None
-    """Share of one of its devices, the one most used, that other processes used in the timed steps."""
+    """Of its devices, the one that other processes used most during the timed steps: the share they used."""
     pace: Pace | None = None
-    """How fast its devices were beside the timed steps."""
+    """How fast its devices were during the timed steps, by the reference work."""
     drift: float | None = None
     """How many times longer than in the baseline a device took for the reference work by itself."""
     done: bool = True
     ended: str = ""
-    """How it ended without a result (`failed`): its numbers are of the steps until then, and compared with none."""
+    """How it ended without a result (`failed`): its numbers cover the steps until then and are not compared with
+    others."""
     status: str = ""
     twin: str = ""
-    """Equal in two entries that differ in recomputation alone."""
+    """Equal in two entries that differ only in recomputation."""
     worst_rank: int | None = None
     """The rank whose memory `result` holds."""
     traced_median: float | None = None
-    """Seconds: the median of the run's own steps, to be held against its traced one."""
+    """Seconds: the median of the run's own steps, for comparison with its traced step."""
     predicted: int | None = None
-    """Bytes that the worst rank was predicted to take."""
+    """Predicted bytes on the worst rank."""
     layers: int = 0
     largest: int | None = None
     """Predicted: the most layers that would fit into a device's memory."""
 
     @property
     def compared(self) -> Result | None:
-        """What bars and titles hold against other runs."""
+        """The result if it may be compared with other runs in bars and titles, else None."""
         return None if self.ended else self.result
 
     @property
     def marked(self) -> str:
-        """The label, of a run that ended without a result with how it ended: where its own measurements are drawn."""
+        """The label for charts of the run's own measurements: followed by how the run ended, if it has no result."""
         return f"{self.label}, {self.ended}" if self.ended else self.label
 
     @property
@@ -103,28 +104,29 @@ class Entry:
 
     @property
     def at_pace(self) -> float | None:
-        """The speedup at the baseline's pace of the host, where that was another one."""
+        """The speedup corrected to the host's pace in the baseline; None if the pace was the same or is not known."""
         if not self.speed or self.drift is None or 1 / (1 + UNEVEN) <= self.drift <= 1 + UNEVEN:
             return None
         return at_pace(self.speed.ratio, self.drift)
 
     @property
     def state(self) -> str:
-        """The status without what changes with every step: a chart that does not draw it stays the same meanwhile."""
+        """The status without the part that changes with every step, so that charts do not change with it."""
         return self.status.partition(":")[0]
 
     @property
     def of_ideal(self) -> float | None:
+        """Speedup as a part of the ideal speedup."""
         return self.speed.ratio / self.ideal if self.speed and self.ideal else None
 
     @property
     def bubble(self) -> float | None:
-        """Share of the traced step."""
+        """The bubble's share of the traced step."""
         return self.result.breakdown.share("bubble") if self.result and self.result.breakdown else None
 
     @property
     def communication(self) -> float | None:
-        """Share of the traced step that is communication not hidden."""
+        """Share of the traced step that is communication not hidden by computing."""
         return self.result.breakdown.share("communication") if self.result and self.result.breakdown else None
 
     @property
@@ -135,13 +137,16 @@ class Entry:
 
 
 def pairs(entries: Sequence[Entry]) -> list[tuple[Entry, Entry]]:
-    """(plain, recomputing) runs that differ in nothing else; of several plain ones the first."""
+    """Returns (plain, recomputing) runs that differ in nothing else; where there are several plain runs, the first."""
     plain = {e.twin: e for e in reversed(entries) if e.twin and not e.recompute}
     return [(plain[e.twin], e) for e in entries if e.recompute and e.twin in plain]
 
 
 def standing(entries: Sequence[Entry]) -> list[Entry]:
-    """Those that charts of results give a row: all but what ended without one, which tables and verdicts name."""
+    """Returns the entries that get a row in charts of results.
+
+    Runs that ended without a result get none; tables and verdicts name them.
+    """
     return [entry for entry in entries if not entry.ended]
 
 

@@ -1,4 +1,4 @@
-"""Speedup of tensor and pipeline parallelism along one measure: lines predicted, own runs as dots, the flip marked."""
+"""Speedup of tensor and pipeline parallelism along one variable: predicted lines, measured dots, the crossover."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from parallel_core.plan.crossover import Along, Case, flip
 
 POINTS = 61
 CLOSE = 0.08
-"""Of the chart's height: names of lines that end closer than this would cover each other."""
+"""As a part of the chart's height: the names of lines whose ends are closer than this would overlap."""
 FAMILIES = ("tp", "pp")
 WORDS: dict[Along, tuple[str, str, float]] = {
     "hidden": ("width", "hidden size", 1.0),
     "bandwidth": ("link", "link bandwidth, GB/s", 1e9),
     "micro_batches": ("micro-batches", "micro-batches of a step", 1.0),
 }
-"""Along -> (a word, the axis's title, what one of its units is)."""
+"""Along -> (word, axis title, size of the axis's unit in the unit of `Case`)."""
 
 
 class Dot(NamedTuple):
-    """A run of the yard: `family` tp or pp, in the axis's own unit and times as fast as its single run."""
+    """A measured run of the yard: family tp or pp, position in the axis's unit, speedup over its run on one device."""
 
     name: str
     family: str
@@ -36,7 +36,7 @@ class Dot(NamedTuple):
 
 
 def chart(case: Case, along: Along, dots: Sequence[Dot]) -> Chart:
-    """Around the case's own value, a factor of 16 either way."""
+    """Covers a factor of 16 below and above the case's own value."""
     _, axis, unit = WORDS[along]
     middle = float(getattr(case, along))
     low = max(1.0, middle / 16) if along != "bandwidth" else middle / 16
@@ -72,18 +72,18 @@ def chart(case: Case, along: Along, dots: Sequence[Dot]) -> Chart:
 
 
 def title(case: Case, along: Along) -> str:
-    """What the flip says, or who is faster throughout."""
+    """Says where the faster strategy changes, or which one is faster throughout."""
     ahead = "TP" if case.tensor() > case.pipeline() else "PP"
     turn = flip(case, along)
     if turn is None:
         return f"{ahead} is faster at any {WORDS[along][0]}."
-    behind = case.at(along, turn * 1.01)
-    then = "TP" if behind.tensor() > behind.pipeline() else "PP"
+    beyond = case.at(along, turn * 1.01)
+    then = "TP" if beyond.tensor() > beyond.pipeline() else "PP"
     return f"{then} is faster from {_value(along, turn)} on; here {ahead} is."
 
 
 def _value(along: Along, turn: float) -> str:
-    """Rounded up, to where the other one is ahead."""
+    """The crossover in words, rounded up to where the other strategy is ahead."""
     if along == "bandwidth":
         return f"{significant(turn / WORDS[along][2])} GB/s"
     whole = ceil(turn) if turn < 1000 else ceil(turn / 100) * 100
@@ -91,7 +91,7 @@ def _value(along: Along, turn: float) -> str:
 
 
 def _side(end: float, lower: float, close: bool) -> str:
-    """Where a line is named: behind its end, off the other one where the two end close to each other."""
+    """Plotly's text position for a line's name: after its end, and away from the other name if the ends are close."""
     return "middle right" if not close else "bottom right" if end == lower else "top right"
 
 

@@ -1,4 +1,4 @@
-"""Errors of predictions, a row each: bars from zero, solid where no constant was fitted on the row."""
+"""Bars of prediction errors, one a row: solid where no constant was fitted on that row, else outlined."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from parallel_core.plan.cluster.accuracy import Row
 
 SLOW = "predicted too slow"
 ROOM = 1.35
-"""How far the axis reaches beyond the longest bar, for its number."""
+"""How far the axis reaches beyond the longest bar, as a factor, to leave room for its number."""
 NUMBER = 0.6
-"""Room of a number on a phone, as a part of the longest bars of both sides together."""
+"""Room for a number on a phone, as a part of the longest left bar plus the longest right one."""
 COLUMNS = ("row", "measured", "predicted", "error", "fitted on", "source")
 
 
@@ -37,14 +37,14 @@ def chart(key: str, title: str, found: Sequence[Row], goal: float | None = None,
 
 
 def _subtitle(found: Sequence[Row], goal: float | None) -> str:
-    """What the bars are; of outlines and dots only where there are some."""
+    """Says what the bars show; mentions outlines and the dotted goal only where there are some."""
     words = "(predicted - measured) / measured, %"
     words += "; outlined bars are the rows that constants were fitted on" if any(row.fitted for row in found) else ""
     return words + (f", dotted = the {100 * goal:.0f} % aimed at" if goal else "")
 
 
 def _narrow(found: Sequence[Row], goal: float) -> list[float]:
-    """The axis on a phone: behind the longest bar of either side a number has room, and nothing more."""
+    """The axis range on a phone: the numbers beyond the longest bars just fit."""
     left, right = (100 * max([0.0, *(side * row.error for row in found)]) for side in (-1, 1))
     room = NUMBER * max(left + right, 1e-2)
     return [-max(left + room, 100 * goal + 1), max(right + room, 100 * goal + 1)]

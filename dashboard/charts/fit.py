@@ -12,8 +12,12 @@ COLUMNS = ("strategy", "predicted layers", "largest that fitted", "")
 
 
 def chart(entries: Sequence[Entry], title: str, runs: int, limit: int | None) -> Chart:
-    """Of each entry `largest` = predicted and `layers` = the most that fitted, over all `runs`; `done` where any
-    did, `status` while the search goes on. `limit` = bytes that a rank may hold."""
+    """Outlines are predictions, solid bars what fitted.
+
+    Of each entry, `largest` is the predicted number of layers and `layers` the largest that fitted; `done` says whether
+    any fitted, `status` that the search goes on. `runs` = number of runs of all searches, `limit` = bytes a rank may
+    hold.
+    """
     within = f" within {bytes_text(limit)} a rank" if limit else ""
     searches = "search" if len(entries) == 1 else "searches"
     return Chart(

@@ -1,4 +1,4 @@
-"""Predicted choices in two measures: a point each, filled where no other is better in both, those joined by a line."""
+"""Scatter of predicted choices in two measures; those that no other beats in both are filled and joined by a line."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dashboard.charts.theme import Figure, var
 
 
 class Point(NamedTuple):
-    """`best`: none is better in both."""
+    """One choice; `best` if no other is better in both measures."""
 
     label: str
     x: float
@@ -19,7 +19,7 @@ class Point(NamedTuple):
 
 
 def figure(points: Sequence[Point], x_title: str, y_title: str, units: tuple[str, str]) -> Figure:
-    """`units` follow the numbers in the hover."""
+    """The scatter; `units` (of x and y) follow the numbers in the hover text."""
     best = sorted((point for point in points if point.best), key=lambda point: point.x)
     line: dict[str, Any] = {
         "type": "scatter",
@@ -45,7 +45,7 @@ def _dots(points: Sequence[Point], units: tuple[str, str]) -> dict[str, Any]:
         "mode": "markers",
         "x": [point.x for point in points],
         "y": [point.y for point in points],
-        "cliponaxis": False,  # those on an axis are whole
+        "cliponaxis": False,  # points on an axis are drawn whole
         "marker": {
             "symbol": ["circle" if point.best else "circle-open" for point in points],
             "size": 9,

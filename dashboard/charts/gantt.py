@@ -1,10 +1,10 @@
-"""Traced steps as Gantts on one common axis in ms: a row a rank, phase colours, micro-batch numbers in the bars.
+"""Gantt charts of traced steps on one axis in ms: one row a rank, phase colours, micro-batch numbers in the bars.
 
-Each rank's step is laid down as a hatched (idle) bar; what the rank did is drawn over it, so that what stays visible
-is the bubble. Blocking work fills the row, the compute lane. Messages are a strip at its foot, collectives in flight
-(the norm, gradient buckets) one at its head: two more lanes, because waiting in them is not work. Where it is known who
-waited for whom, a collective is drawn from when its last rank came, a receive from when its send began; before that the
-row is idle, as the accounts have it (`analysis.breakdown`).
+A rank's step is a hatched (idle) bar; what the rank did is drawn over it, so that what stays visible is the bubble.
+Blocking work fills the row. Two thin lanes hold what is not work while it waits: messages at the foot of the row,
+collectives in flight (the norm, gradient buckets) at its head. Where it is known which rank waited for which, a
+collective begins when its last rank arrived and a receive when its send began; before that the row is idle, as in the
+accounts of `analysis.breakdown`.
 """
 
 from __future__ import annotations
@@ -30,23 +30,24 @@ from parallel_core.schedule.ir import INSIDE, P2P, Kind
 
 ROW_PX = 56
 GAP = 0.4
-"""Rows between two runs."""
+"""Space between two runs, in rows."""
 MAX_BARS = 2_000
-"""Bars a figure draws; of more, the longest are kept and the caption says "N of M"."""
+"""The most bars that a figure draws: of more, the longest are kept and the caption says "N of M"."""
 
 MANY = 400
-"""Bars from which on static/js/chart_bars.js paints them: the chart library needs 0.2 to 0.3 ms for each."""
+"""From this many bars on, static/js/chart_bars.js paints them: the chart library needs 0.2 to 0.3 ms for each."""
 
 HEAD = frozenset({Kind.NORM, Kind.BUCKET})
 FULL, STRIP = 0.68, 0.13
 LEAST_DIGIT = 0.006
-"""Of the width of a window: what a digit takes in a figure of 1 000 pixels."""
+"""Width of a digit in a figure of 1 000 pixels, as a part of the window."""
 
 
 def figure(
     spans_by_rank: Spans, label: str = "", *, max_bars: int = MAX_BARS, waited: Mapping[int, Waited] | None = None
 ) -> Figure:
-    """One run. `layout.meta` = {"shown": N, "total": M} bars; `layout.xaxis.range` is [0, step in ms]."""
+    """The figure of one run. `layout.meta` has the numbers of bars `shown` and in `total`; `layout.xaxis.range` is [0,
+    step in ms]."""
     return figure_of([(label, spans_by_rank)], max_bars=max_bars, waited=[waited or {}])
 
 
@@ -59,11 +60,11 @@ def figure_of(
     waited: Sequence[Mapping[int, Waited]] = (),
     places: Mapping[int, str] | None = None,
 ) -> Figure:
-    """Several runs, each aligned at the start of its step (the earliest instant of any of its ranks).
+    """The figure of several runs, each aligned at the start of its step (the earliest instant of any of its ranks).
 
-    `window` = ms from and to: bars that lie outside are left out; the axis is the whole step's all the same.
-    `waited` = of each run who waited for whom in its rows, {} (or none) where that is not known; `places` = where the
-    ranks of the only run stand, in a few words.
+    `window` = (from, to) in ms: bars outside it are left out, but the axis is always that of the whole step. `waited` =
+    for each run, who waited for whom in its rows; {} (or none) where that is not known. `places` = a few words on where
+    each rank of the only run is placed.
     """
     rows, ticks, height = _rows(runs, words.row, places or {})
     found = [bars(spans, rows[i], waits, window) for i, (_, spans, waits) in enumerate(_with_waits(runs, waited))]
@@ -81,7 +82,7 @@ def figure_of(
 
 
 def _layout(title: str, span_ms: float, ticks: Sequence[tuple[float, str]], height: float) -> dict[str, Any]:
-    """The whole step across, and rows of which the last ends at `height`, with their labels."""
+    """The layout: the whole step across; rows labelled by `ticks` (y, text), the last of which ends at `height`."""
     return theme.layout(
         int(ROW_PX * height) + 56,
         barmode="overlay",
@@ -99,7 +100,7 @@ def _layout(title: str, span_ms: float, ticks: Sequence[tuple[float, str]], heig
 def _data(
     kept: NDArray[np.void], span_ms: float, window: tuple[float, float] | None, words: Words
 ) -> list[dict[str, Any]]:
-    """A trace of each phase, and one of what waits over them."""
+    """One Plotly trace for each phase, and one for waits drawn over them."""
     shown_ms = window[1] - window[0] if window else span_ms
     least = LEAST_DIGIT * shown_ms if window else 0.0
     waits = cut(kept, LEAST_WAIT * shown_ms)
@@ -126,8 +127,10 @@ def chart(
     places: Mapping[int, str] | None = None,
     what: str = TRACED,
 ) -> Chart:
-    """The figure with its words and its numbers (busy ms by phase and rank); of `window` (ms) alone where given.
-    `what` is drawn: a step that was not traced says so."""
+    """The figure with its words and a table of busy ms by phase and rank; only of `window` (ms) where that is given.
+
+    `what` says in the subtitle what is drawn, e.g. a step that was not traced.
+    """
     made = figure_of(runs, window=window, waited=waited, places=places)
     made["layout"]["meta"]["canvas"] = window is not None or made["layout"]["meta"]["shown"] >= MANY
     part = f"; {_counted(made['layout']['meta'])}"
@@ -145,7 +148,7 @@ def chart(
 
 
 def _counted(meta: Mapping[str, int]) -> str:
-    """How many spans are drawn, of how many."""
+    """Says how many spans are drawn, of how many."""
     shown, inside, total = meta["shown"], meta["inside"], meta["total"]
     if shown < inside:
         return f"the {count_text(shown)} longest of {count_text(inside)} spans drawn"
@@ -156,11 +159,12 @@ def _counted(meta: Mapping[str, int]) -> str:
 
 _PHASES = ("forward", "backward", "weight", "recompute", "communication", "optimizer", "other")
 _ON = {"forward": "on-forward", "backward": "on-backward", "weight": "on-weight", "recompute": "on-forward"}
-"""Colour of the numbers in bars whose fill asks for one."""
+"""Colour of the numbers in bars whose fill needs another than the usual one."""
 
 
 def below(figure: Figure, pixels: int, unit: str) -> None:
-    """Makes room for curves under the rows, on the same horizontal axis: they are drawn on `yaxis="y2"`, in `unit`."""
+    """Makes room below the rows for curves on the same horizontal axis; the caller draws them on `yaxis="y2"`, in
+    `unit`."""
     layout = figure["layout"]
     layout["height"] += pixels
     inner = layout["height"] - layout["margin"]["t"] - layout["margin"]["b"]
@@ -173,7 +177,7 @@ def below(figure: Figure, pixels: int, unit: str) -> None:
 def _rows(
     runs: Sequence[tuple[str, Spans]], row: str, named: Mapping[int, str]
 ) -> tuple[list[dict[int, float]], list[tuple[float, str]], float]:
-    """Where each rank of each run stands, the labels of the rows, and how many rows high the figure is."""
+    """Returns the y of each rank for each run, the labels of the rows as (y, text), and the figure's height in rows."""
     at, places, ticks = 0.0, [], []
     for label, spans in runs:
         place = {}
@@ -189,13 +193,16 @@ def _rows(
 
 
 def _lanes(phase: str, rows: NDArray[np.void]) -> NDArray[np.int64]:
-    """Below its row (1), above it (-1) or in it: a norm whose waits are known is talk that its rank stands in."""
+    """The lane of each bar: below its row (1), above it (-1) or in it (0).
+
+    A norm whose waits are known is in the row: it is communication that blocks its rank.
+    """
     head = among(rows, HEAD) & ~(among(rows, (Kind.NORM,)) & rows["known"])
     return np.where(phase == WAITING, 0, among(rows, P2P).astype(np.int64) - head)
 
 
 def _trace(phase: str, rows: NDArray[np.void], words: Words, least: float) -> dict[str, Any]:
-    """Bars of one phase, or what is WAITING; a digit of their numbers takes `least` of the axis."""
+    """The Plotly trace of one phase, or of WAITING; `least` = width of a digit on the axis, in ms."""
     kinds = [Kind(int(kind)) for kind in rows["kind"]]
     waits, lanes = phase == WAITING, _lanes(phase, rows)
     fill = theme.phase_fill("idle" if waits else phase)
@@ -232,7 +239,7 @@ def _table(
     window: tuple[float, float] | None,
     waited: Sequence[Mapping[int, Waited]],
 ) -> list[list[str]]:
-    """Busy ms by phase of each rank; what was waited is a column of its own, not communication."""
+    """Rows of busy ms by phase for each rank; time waited has its own column and is not counted as communication."""
     out = []
     for label, spans, waits in _with_waits(runs, waited):
         zero = step_start(spans)

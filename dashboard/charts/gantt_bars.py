@@ -1,4 +1,4 @@
-"""The bars of traced steps as one table: what each span is, and where it lies on the common axis."""
+"""The bars of traced steps as one table: what each span is, and where it is on the common axis."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ BAR = np.dtype(
         ("end", "f8"),
         ("bytes", "i8"),
         ("waited", "f8"),  # ms
-        ("until", "f8"),  # when that ended, ms from the start of the step
-        ("known", "?"),  # whether waits are told from talk on its rank
+        ("until", "f8"),  # when the wait ended, ms from the start of the step
+        ("known", "?"),  # whether waits on its rank are distinguished from communication
         ("for", "i4"),  # the rank it waited for
         ("idle", "?"),
         ("covered", "?"),  # no room for its number
@@ -36,20 +36,20 @@ BAR = np.dtype(
 
 
 def inside(rows: NDArray[np.void], zero: int, window: tuple[float, float]) -> NDArray[np.bool_]:
-    """Which rows touch the window, ms from `zero`."""
+    """Mask of the rows that overlap the window, in ms from `zero` (ns)."""
     low, high = (zero + side * 1e6 for side in window)
     return np.logical_and(rows["end"] >= low, rows["start"] <= high)
 
 
 def length(spans: Spans) -> int:
-    """Nanoseconds from the first instant to the last."""
+    """Nanoseconds from the start of the step to the end of its last span."""
     return max((int(rows["end"].max()) for rows in spans.values() if len(rows)), default=0) - step_start(spans)
 
 
 def bars(
     spans: Spans, place: Mapping[int, float], waited: Mapping[int, Waited], window: tuple[float, float] | None
 ) -> NDArray[np.void]:
-    """BAR rows of one run, each rank at its `place`; of those in the `window` (ms) alone where given."""
+    """Returns BAR rows of one run, each rank at its y in `place`; only those in `window` (ms) where that is given."""
     parts, zero = [np.empty(0, BAR)], step_start(spans)
     for rank, every in spans.items():
         chosen = slice(None) if window is None else inside(every, zero, window)
@@ -68,7 +68,7 @@ def bars(
 
 
 def longest(table: NDArray[np.void], most: int) -> NDArray[np.void]:
-    """At most `most` rows, the longest, in their own order; the steps themselves are always among them."""
+    """Returns the `most` longest rows in their own order; the steps themselves are always among them."""
     if len(table) <= most:
         return table
     length = np.where(table["idle"], np.inf, table["end"] - table["start"])

@@ -1,4 +1,4 @@
-"""What waits in a Gantt, taken out of the messages and collectives that it waits in."""
+"""Separates waits from the messages and collectives that they are part of, for a Gantt chart."""
 
 from __future__ import annotations
 
@@ -6,14 +6,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 WAITING = "waiting"
-"""The trace of what waits for another rank: idle, with a hover of its own."""
+"""Name of the Plotly trace for waits for another rank: drawn as idle, with its own hover text."""
 LEAST_WAIT = 0.001
-"""Of what is shown: shorter waits are not a pixel wide, and stay in the bar that they are of."""
+"""As a part of what is shown: shorter waits would be less than a pixel wide and stay part of their bar."""
 
 
 def cut(bars: NDArray[np.void], least_ms: float) -> NDArray[np.void]:
-    """Takes the waiting out of messages and collectives (rows of `gantt_bars.BAR`), in place; what was taken out, where
-    it lasts `least_ms`."""
+    """Takes the waits out of messages and collectives (rows of `gantt_bars.BAR`), in place.
+
+    Returns the waits as BAR rows; those shorter than `least_ms` stay where they are.
+    """
     chosen = bars["waited"] >= max(least_ms, np.finfo(float).tiny)
     out = bars[chosen]
     out["start"], out["end"] = out["until"] - out["waited"], out["until"]

@@ -1,4 +1,4 @@
-"""What the bars of a Gantt say: the number inside one, and what is read where the pointer rests."""
+"""Texts of the bars of a Gantt chart: the number inside a bar, and the hover text."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from parallel_core.schedule.ir import COMPUTE, Kind
 from parallel_core.schedule.text import WORDS
 
 HIDDEN = frozenset({Kind.STEP})
-"""What is the ground that the others are drawn on."""
+"""Kinds that are only the background of the other bars."""
 
 
 TRACED, REPLAYED, PREDICTED = "One traced step", "One traced step and its replay", "One predicted step"
-"""What is drawn, in words."""
+"""What a Gantt chart shows, in words."""
 
 
 class Words(NamedTuple):
-    """What the numbers and the rows of a figure are called."""
+    """Names of the unit, the axis and the rows of a figure."""
 
     unit: str = "ms"
     axis: str = "ms from the start of the step"
@@ -31,7 +31,8 @@ MEASURED = Words()
 
 
 def number(kind: Kind, row: np.void, least: float) -> str:
-    """The micro-batch, where it can be read: a text costs the browser as much as ten bars, even one that is hidden."""
+    """Returns the micro-batch's number where it fits, else '': even a hidden text costs the browser as much as ten
+    bars."""
     if kind not in COMPUTE or row["covered"] or row["micro_batch"] < 0:
         return ""
     number = str(row["micro_batch"])
@@ -39,6 +40,7 @@ def number(kind: Kind, row: np.void, least: float) -> str:
 
 
 def waits_in(kind: Kind, row: Any, words: Words) -> str:
+    """The hover text of a wait."""
     whom = f" for {words.row} {row['for']}" if row["for"] >= 0 else ""
     which = f" {row['micro_batch']}" if row["micro_batch"] >= 0 else ""
     where = f"{words.row} {row['rank']}, stage {row['stage']}: waits{whom} in {WORDS.get(kind, kind.name)}{which}"
@@ -46,6 +48,7 @@ def waits_in(kind: Kind, row: Any, words: Words) -> str:
 
 
 def hover(kind: Kind, row: Any, words: Words) -> str:
+    """The hover text of a bar."""
     took = f"{significant(row['end'] - row['start'])} {words.unit}"
     if kind in HIDDEN:
         return f"{words.row} {row['rank']}: step of {took}"

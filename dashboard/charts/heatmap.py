@@ -1,6 +1,7 @@
 """A step with too many spans for bars: rank x time in bins, each in the colour of the phase that fills most of it.
 
-Zooming in asks for the window again (`meta.window` is the address): from about 2 000 spans in view down, bars.
+Zooming in requests the window again (`meta.window` is the address); from about 2 000 spans in view down, the response
+has bars.
 """
 
 from __future__ import annotations
@@ -25,9 +26,9 @@ from parallel_core.schedule.ir import INSIDE, SENDS, Kind
 
 BINS = 800
 FINEST = 16_384
-"""Bins that are kept of each rank of a long step: a window of a twentieth of it is drawn from them."""
+"""Bins kept for each rank of a long step; windows down to a twentieth of the step are drawn from them."""
 LAYERS: tuple[tuple[str, tuple[Kind, ...]], ...] = (
-    ("idle", ()),  # what waits for the last rank of a collective
+    ("idle", ()),  # waits for the last rank of a collective
     ("communication", (*sorted(INSIDE), Kind.ALLREDUCE, Kind.REDUCE_SCATTER, Kind.GATHER)),
     ("recompute", (Kind.R,)),
     ("weight", (Kind.W,)),
@@ -37,15 +38,16 @@ LAYERS: tuple[tuple[str, tuple[Kind, ...]], ...] = (
     ("communication", tuple(sorted(SENDS))),
     ("other", (Kind.DATA, Kind.SETUP)),
 )
-"""First claim first. What only waits (a receive, a norm of which no waits are known) is idle, as it is among bars."""
+"""(phase, kinds); where several overlap, the first in this list counts. What only waits (a receive, a norm whose waits
+are not known) is idle, as it is among bars."""
 PHASES = ("idle", "forward", "backward", "weight", "recompute", "communication", "optimizer", "other")
 COLUMNS = ("rank", *(f"{phase}, % of the window" for phase in PHASES))
 LEAST_ROW_PX = 12
 
 Window = tuple[float, float]
-"""Ms from the start of the step, from and to."""
+"""(from, to) in ms from the start of the step."""
 Shares = NDArray[np.float64]
-"""(phase of PHASES, bin): the part of the bin that it takes; the column of a bin adds up to 1."""
+"""Array (phase of PHASES, bin): the part of the bin that the phase takes; each bin's column adds up to 1."""
 
 
 def chart(
@@ -56,8 +58,11 @@ def chart(
     kept: Mapping[int, Bins] | None = None,
     waited: Mapping[int, Waited] | None = None,
 ) -> Chart:
-    """Of the `window`, None = all of it. `kept` = what `finest` made of these spans: wide windows are then quick.
-    `waited` = who waited for whom in them, as far as that is known."""
+    """The heatmap of `window`, or of the whole step if None.
+
+    `kept` = what `finest` returned for these spans, which makes wide windows quick. `waited` = who waited for whom in
+    them, as far as that is known.
+    """
     made, shares = _figure(spans, window, kept or {}, waited or {})
     total = sum(map(len, spans.values()))
     subtitle = (
@@ -70,7 +75,7 @@ def chart(
 
 
 def finest(spans: Spans, waited: Mapping[int, Waited] | None = None) -> dict[int, Bins]:
-    """The whole step in FINEST bins, by rank."""
+    """Returns the whole step in FINEST bins, by rank."""
     edges = np.linspace(*_bounds(spans), FINEST + 1)
     return {rank: bins(_layers(rows, (waited or {}).get(rank)), edges) for rank, rows in spans.items()}
 
@@ -102,7 +107,7 @@ def _figure(
 def _filled(
     spans: Spans, begin: int, until: int, kept: Mapping[int, Bins], waited: Mapping[int, Waited]
 ) -> tuple[NDArray[np.float64], dict[int, Shares]]:
-    """Edges of the bins between two instants, and the shares in them by rank."""
+    """Returns the edges (ns) of the bins between two instants, and the shares in them by rank."""
     found = {rank: own.between(begin, until, BINS) for rank, own in sorted(kept.items())}
     wide = {rank: own for rank, own in found.items() if own is not None}
     if wide and len(wide) == len(spans):
@@ -117,13 +122,13 @@ def _filled(
 
 
 def fill(rows: NDArray[np.void], edges: NDArray[np.float64], waited: Waited | None = None) -> Shares:
-    """The shares of the bins between `edges` (ns)."""
+    """Returns the shares of the phases in the bins between `edges` (ns)."""
     found = bins(_layers(rows, waited), edges)
     return _of_phases(np.diff(found.reached) / np.diff(edges))
 
 
 def _of_phases(shares: NDArray[np.float64]) -> Shares:
-    """Of layers (LAYERS, then nobody) their phases."""
+    """Adds up the shares of layers (LAYERS, then nobody) to those of phases."""
     out = np.zeros((len(PHASES), shares.shape[1]))
     for (phase, _), own in zip((*LAYERS, ("idle", ())), shares, strict=True):
         out[PHASES.index(phase)] += own
@@ -131,7 +136,7 @@ def _of_phases(shares: NDArray[np.float64]) -> Shares:
 
 
 def _layers(rows: NDArray[np.void], waited: Waited | None) -> list[Pieces]:
-    """The intervals of LAYERS. A norm without its waits is idle altogether."""
+    """Returns the intervals of each of LAYERS. If waits are not known, a norm is in no layer, and so idle."""
     talk = (Kind.NORM,) if waited is not None else ()
     found = [waits.pieces(rows, *kinds, *(talk if i == 0 else ())) for i, (_, kinds) in enumerate(LAYERS[1:])]
     nobody = np.empty(0, np.int64)

@@ -1,4 +1,4 @@
-"""Names at the points of a scatter and numbers in bars, so that none is covered by another, a point or a bar."""
+"""Places names at scatter points and numbers in bars so that no text, point or bar covers another text."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 CHARACTER, LINE, GAP, DOT = 6.6, 16.0, 7.0, 6.0
-"""Pixels of a letter of 12 px, of a line, between a point and its name, and of a point's radius."""
+"""Pixels: width of a character of 12 px, height of a line, gap between a point and its name, radius of a point."""
 
 
 class Box(NamedTuple):
-    """Pixels from the left and from the top."""
+    """Edges in pixels from the left and from the top."""
 
     left: float
     top: float
@@ -22,12 +22,15 @@ class Box(NamedTuple):
 
 
 _SIDES = ("top right", "bottom right", "top left", "bottom left", "middle right", "middle left")
-"""As Plotly calls them, the first that is free is taken."""
+"""Plotly's text positions in order of preference: the first free one is taken."""
 
 
 def placed(points: Sequence[tuple[float, float, str]], width: float, height: float) -> list[str]:
-    """Where each name stands, one of Plotly's words a point. `points` = (x, y, name) in pixels, y downwards, of a
-    chart that is `width` x `height`. Where no side is free it is the one inside the chart that covers least."""
+    """Returns Plotly's text position of each name.
+
+    `points` = (x, y, name) in pixels, y downwards, in a chart of `width` x `height` pixels. Where no side is free, it
+    is the one inside the chart that covers least.
+    """
     dots = _dots(points)
     taken = np.empty((0, 4))
     out = [_SIDES[0]] * len(points)
@@ -42,8 +45,8 @@ def placed(points: Sequence[tuple[float, float, str]], width: float, height: flo
 
 
 def legible(points: Sequence[tuple[float, float, str]], sides: Sequence[str]) -> list[str]:
-    """The names, "" for one that would lie over a name before it, or over the middle of a point that does not touch its
-    own."""
+    """Returns the names, with "" for one that would cover an earlier name, or the middle of a point that does not touch
+    its own."""
     dots, middles, kept = _dots(points), _dots(points, 0.0), np.empty((0, 4))
     out = []
     for point, own, side in zip(points, dots, sides, strict=True):
@@ -81,10 +84,11 @@ def _box(x: float, y: float, name: str, side: str) -> Box:
 
 
 def covered(bars: NDArray[np.void], over: NDArray[np.void], margin: float) -> NDArray[np.bool_]:
-    """Of each bar whether it has no room for a number: its middle lies under, or within `margin` of, one of `over` in
-    the same row; or it is one of those, and narrower than twice the margin.
+    """Mask of the bars without room for a number.
 
-    Fields of both: y (the row), kind, start, end. `over` are the bars of one kind; they do not overlap each other.
+    Those are bars whose middle lies under, or within `margin` of, a bar of `over` in the same row; and bars of `over`
+    itself that are narrower than twice the margin. Fields used of both: y (the row), kind, start, end. `over` are bars
+    of one kind that do not overlap each other.
     """
     upper = np.isin(bars["kind"], np.unique(over["kind"]))
     out = upper & (bars["end"] - bars["start"] < 2 * margin)

@@ -16,7 +16,7 @@ MIB = 1 << 20
 
 
 def times(layers: Sequence[GraphLayer], of: str, source: str, others: GraphLayer | None = None) -> Chart:
-    """Milliseconds of `of` ("8 samples") in each layer; `others` are more of them, summed."""
+    """Milliseconds of each layer for `of` ("8 samples"); `others` = the sum of further layers."""
     slowest = max(layers, key=lambda layer: layer.compute)
     layers = [*layers, *([others] if others else [])]
     total = sum(layer.compute for layer in layers)
@@ -30,7 +30,7 @@ def times(layers: Sequence[GraphLayer], of: str, source: str, others: GraphLayer
 
 
 def sizes(layers: Sequence[LayerBytes], of: str, source: str) -> Chart:
-    """MiB that each layer keeps for its backward, and of its parameters."""
+    """MiB of activations that each layer keeps for its backward, and of its parameters."""
     kept, held = sum(layer.saved for layer in layers), sum(layer.parameters for layer in layers)
     title = f"{bytes_text(kept)} of activations are kept, {bytes_text(held)} are parameters."
     parts = {"activations": [layer.saved for layer in layers], "params": [layer.parameters for layer in layers]}

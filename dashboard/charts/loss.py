@@ -18,13 +18,14 @@ AXES = ("step", "samples", "seconds")
 MAX_LINES = 12
 HEIGHT = 320
 LEGEND_ROW, LEGEND_COLUMNS = 20, 4
+"""Pixels that each row of the legend adds, and how many names a row holds."""
 COLUMNS = ("run", "points", "first", "last", "least")
-"""Pixels that a row of the lines' names adds, and how many names one holds."""
 
 
 @dataclass(frozen=True)
 class Curve:
-    """`shown` of `total` points of one run; seconds count from its first point. Arrays of one length."""
+    """The line of one run: the points drawn, of `total`. Seconds count from its first point. All arrays have one
+    length."""
 
     label: str
     step: NDArray[np.int32]
@@ -35,17 +36,17 @@ class Curve:
     family: str = "single"
     dashed: bool = False
     dash: str = ""
-    """Plotly's name of a pattern, where lines of one hue must be told apart; else solid, or dashed."""
+    """Plotly's dash pattern, where lines of one hue must be distinguished; '' = solid, or dashed if `dashed`."""
     role: str = ""
-    """What the run stands for, where that and not its strategy tells lines apart: its hue and pattern are a role's."""
+    """What the run stands for (a key of ROLES), where that decides hue and pattern instead of its strategy; else ''."""
 
 
 SYMBOLS = ("circle", "square", "diamond", "circle-open", "square-open", "diamond-open")
-"""Of the second line on that is drawn in one hue and pattern: hues are families', and a family may have many runs."""
+"""Given to the second and later lines of one hue and pattern: hues are those of families, which may have many runs."""
 MARKS = 8
-"""Symbols on a line, however many points it has."""
+"""The most symbols on one line."""
 ROLES = {"before": ("line-single", "solid"), "broken": ("bad", "dot"), "proof": ("good", "dash")}
-"""Hue and pattern of each."""
+"""Role -> (hue, dash pattern)."""
 
 
 def chart(
@@ -58,10 +59,11 @@ def chart(
     replaced: Sequence[Curve] = (),
     top: float | None = None,
 ) -> Chart:
-    """`layout.meta.axes` holds, for each axis, the x values of every trace; the figure starts with steps.
+    """Draws the first MAX_LINES curves that have points. `layout.meta.axes` = axis -> the x values of every trace; the
+    figure starts with steps.
 
-    `replaced` are points of earlier attempts that a later one trained again: drawn faint, all in one trace. Where a
-    value is more than twice `top`, the figure starts with the values from 0 to there, and says how many lie above.
+    `replaced` are points of earlier attempts that a later attempt trained again: drawn faint, all in one trace. Where a
+    value is more than twice `top`, the figure starts with the range from 0 to `top` and says how many values lie above.
     """
     drawn = [curve for curve in curves if len(curve.value)][:MAX_LINES]
     older = [curve for curve in replaced if len(curve.value)]
@@ -79,7 +81,7 @@ def chart(
 
 
 def _counted(drawn: Sequence[Curve], older: Sequence[Curve], runs: int, above: int) -> str:
-    """How much of what there is the figure shows."""
+    """Says how many of the runs and points the figure shows."""
     shown, total = sum(len(c.value) for c in drawn), sum(c.total for c in drawn)
     lines = f"{len(drawn)} of {runs} runs drawn, " if len(drawn) < runs else ""
     text = f"{lines}{shown} of {total} points"
@@ -101,12 +103,12 @@ def _layout(lines: int, unit: str, meta: dict[str, Any]) -> dict[str, Any]:
 
 
 def _far(drawn: Sequence[Curve], top: float) -> bool:
-    """Whether some value would press the others together."""
+    """Whether some value is more than twice `top`, so that it would press the others together."""
     return any(bool((curve.value > 2 * top).any()) for curve in drawn)
 
 
 def _patterns(drawn: Sequence[Curve]) -> str:
-    """What dots and dashes mean."""
+    """Says what dots and dashes mean."""
     if any(curve.role for curve in drawn):
         return "dotted = broken, dashed = proof"
     words = "dashed = with recomputation"
@@ -114,7 +116,7 @@ def _patterns(drawn: Sequence[Curve]) -> str:
 
 
 def _alike(drawn: Sequence[Curve]) -> bool:
-    """Whether no two lines can be told apart: the same steps, and at each the same value to a pixel."""
+    """Whether all lines lie on one another: the same steps, and at each of them values within one pixel."""
     if len(drawn) < 2 or any(not np.array_equal(drawn[0].step, curve.step) for curve in drawn):
         return False
     values = np.stack([curve.value for curve in drawn])
@@ -131,7 +133,7 @@ def _x(curve: Curve, axis: str) -> list[float]:
 
 
 def _faint_x(older: Sequence[Curve], axis: str) -> list[list[float | None]]:
-    """One list for the one trace of all older points, with a gap behind each run; none where there are none."""
+    """The x values of the one trace of all older points, with a gap after each run; [] where there is no such trace."""
     return [[x for curve in older for x in (*_x(curve, axis), None)]] if older else []
 
 
@@ -165,7 +167,7 @@ def _trace(curve: Curve) -> dict[str, Any]:
 
 
 def _told_apart(traces: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Lines that look the same get symbols, each its own: the second on, as far as there are any."""
+    """Adds symbols to lines that look the same: to each from the second on another one, as far as SYMBOLS has any."""
     seen: Counter[tuple[str, str]] = Counter()
     for trace in traces:
         look = trace["line"]["color"], trace["line"]["dash"]

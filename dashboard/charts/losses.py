@@ -1,4 +1,4 @@
-"""From n times one device down to the measured speedup, one loss a step of the stair."""
+"""Waterfall from n times one device down to the measured speedup, one bar for each loss."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ WORDS = {
 
 
 def chart(found: Losses, source: str) -> Chart:
-    """`found` in ns of device time; drawn as parts of n."""
+    """`found` is in ns of device time; the losses are drawn as parts of n."""
     steps = [(WORDS[name], -found.in_speedup(name)) for name in NAMES]
     words = [f"{found.devices} devices", *(word for word, _ in steps), "measured"]
     texts = [

@@ -1,4 +1,4 @@
-"""Memory of each run's worst rank by category, against what a device has."""
+"""Memory of each run's worst rank by category, against the memory of a device."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from parallel_core.observe.records import CATEGORIES
 
 MIB = 1 << 20
 FAR = 3.0
-"""A limit beyond this many times the largest bar is said in words: drawn, it would flatten every bar."""
+"""A limit beyond this many times the largest bar is only named in the subtitle: drawn, it would flatten every bar."""
 COLUMNS = ("run", *(CATEGORY_NAMES[c] for c in CATEGORIES), "measured", "on rank", "predicted")
 
 
@@ -80,7 +80,7 @@ def _predicted(expected: list[tuple[int, int]]) -> dict[str, Any]:
 
 
 def _totals(rows: list[tuple[int, Any]], expected: list[tuple[int, int]]) -> dict[str, Any]:
-    """The measured totals in words, behind whatever reaches further in their row."""
+    """The measured totals as text, after whichever of bar and outline reaches further."""
     totals = [sum(memory.values()) for _, memory in rows]
     outlines = dict(expected)
     ends = {y: max(total, outlines.get(y, 0)) for (y, _), total in zip(rows, totals, strict=True)}

@@ -1,7 +1,7 @@
-"""Memory over one metered step: a stack of categories a rank, micro-batches in flight under it, peaks marked.
+"""Memory over one metered step: a stack of categories for each rank, and under it the micro-batches in flight.
 
-In flight is counted from the spans of a traced step of the same run (forward begun, backward not ended), laid on the
-metered step's own axis by parts of the step: metering slows a step, but not the order of its operations.
+Micro-batches in flight are counted in a traced step of the same run (forward begun, backward not ended) and placed on
+the metered step's axis in % of the step: metering slows a step but does not change the order of its operations.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ COLUMNS = ("rank", "measured peak", "predicted peak", "at % of the step", "large
 
 
 class Metered(NamedTuple):
-    """One rank: its `curve` (MEMORY rows), `spans` of a traced step (SPAN rows, may be empty), bytes `predicted`."""
+    """One rank: its `curve` (MEMORY rows), `peak` in bytes by category, `predicted` peak in bytes, and `spans` of a
+    traced step (SPAN rows, may be empty)."""
 
     rank: int
     curve: NDArray[np.void]
@@ -38,7 +39,7 @@ class Metered(NamedTuple):
 
 
 def chart(ranks: list[Metered], source: str) -> Chart:
-    """At most DRAWN ranks, those with the highest peaks."""
+    """Draws at most DRAWN ranks, those with the highest peaks."""
     chosen = sorted(sorted(ranks, key=lambda one: -sum(one.peak.values()))[:DRAWN], key=lambda one: one.rank)
     each = STACK_PX + FLIGHT_PX + 2 * GAP_PX
     layout = theme.layout(each * len(chosen) + 48, hovermode="closest")
@@ -64,7 +65,8 @@ def chart(ranks: list[Metered], source: str) -> Chart:
 
 
 def in_flight(spans: NDArray[np.void]) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
-    """A staircase: % of the step, and how many micro-batches are between forward and last backward."""
+    """Returns a staircase (% of the step, count): the micro-batches between their forward and the end of their last
+    backward."""
     own = spans[spans["micro_batch"] >= 0]
     forward, backward = waits.of_kinds(own, Kind.F), waits.of_kinds(own, Kind.BW, Kind.B, Kind.W)
     if not len(forward) or not len(backward):
@@ -72,11 +74,11 @@ def in_flight(spans: NDArray[np.void]) -> tuple[NDArray[np.float64], NDArray[np.
     first, last = int(spans["start"].min()), int(spans["end"].max())
     keys = np.unique(forward[["stage", "micro_batch"]])
     begun = [int(forward["start"][forward[["stage", "micro_batch"]] == key].min()) for key in keys]
-    behind = (backward[["stage", "micro_batch"]] == key for key in keys)
-    ended = [int(backward["end"][mine].max()) if mine.any() else last for mine in behind]
+    own_backward = (backward[["stage", "micro_batch"]] == key for key in keys)
+    ended = [int(backward["end"][mine].max()) if mine.any() else last for mine in own_backward]
     at = np.array([*begun, *ended], np.int64)
     change = np.repeat([1, -1], len(keys))
-    order = np.lexsort((change, at))  # what ends makes room before the next begins
+    order = np.lexsort((change, at))  # at the same instant, an end counts before a begin
     at, count = at[order], np.cumsum(change[order])
     return np.concatenate([[0.0], 100 * (at - first) / max(1, last - first), [100.0]]), np.concatenate(
         [[0], count, [0]]
@@ -112,7 +114,7 @@ def _stack(one: Metered, axis: str) -> list[dict[str, Any]]:
 
 
 def _peaks(one: Metered, axis: str) -> list[dict[str, Any]]:
-    """The predicted peak as a dotted line."""
+    """The predicted peak as a dotted line; [] where nothing was predicted."""
     if not one.predicted:
         return []
     line = {"color": var("ink"), "width": 1.5, "dash": "dot"}

@@ -1,4 +1,4 @@
-"""A traced step with its plan over it: measured solid, planned in outline, the critical path as one line."""
+"""A traced step with its plan over it: measured bars solid, planned ones outlined, the critical path as one line."""
 
 from __future__ import annotations
 
@@ -49,7 +49,8 @@ def chart(
 
 
 def outlined(joined: NDArray[np.void]) -> NDArray[np.bool_]:
-    """Which LATE rows are drawn with their plan: what computes. Recomputation is a part of its backward, which is."""
+    """Mask of the LATE rows drawn with their plan: those that compute. Recomputation is part of its backward, so it is
+    not."""
     return np.isin(joined["kind"], [int(kind) for kind in COMPUTE - {Kind.R}])
 
 
@@ -68,7 +69,7 @@ def _outlines(work: NDArray[np.void], rows: dict[int, float]) -> dict[str, Any]:
 
 
 def _line(path: NDArray[np.void], rows: dict[int, float], zero: int) -> dict[str, Any]:
-    """Along the upper edge of the bars, and straight down or up where the path changes ranks."""
+    """The critical path along the upper edge of the bars; vertical where it changes ranks."""
     x, y = [], []
     for link in path:
         x += [(int(link["start"]) - zero) / 1e6, (int(link["end"]) - zero) / 1e6]

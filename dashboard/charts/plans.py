@@ -1,5 +1,4 @@
-"""Charts of predicted plans: time against memory, where a step goes, and memory at four instants. Outlines: nothing of
-it was measured."""
+"""Charts of predicted plans: time against memory, the parts of a step, and memory at four instants."""
 
 from __future__ import annotations
 
@@ -15,9 +14,10 @@ from parallel_core.plan.cluster.step import WORDS
 
 GIB = 1 << 30
 FAR, CUT = 6.0, 3.0
-"""Bars that reach beyond FAR times the limit are cut at CUT times: else what fits could not be seen beside them."""
+"""Where bars reach beyond FAR times the limit, the axis ends at CUT times it: otherwise plans that fit would be too
+small to see."""
 WORD, NARROW_WORD = 0.13, 0.32
-"""Of the axis, and of that on a phone: what a total in words takes."""
+"""Room for a total in words as a part of the axis, and the same on a phone."""
 SOURCE = "predicted; constants fitted on four published A100 runs, none of them this one"
 _PHASES = {
     "compute": "backward",
@@ -30,7 +30,8 @@ _INSTANT_PARTS = ("params", "grads", "optimizer", "activations", "buffers")
 
 
 class Point(NamedTuple):
-    """A plan in the scatter: seconds a step, bytes of its fullest rank, whether it fits, whether none beats it."""
+    """A plan in the scatter: seconds a step, bytes on its fullest rank, whether it fits, whether no other beats it in
+    both."""
 
     label: str
     seconds: float
@@ -97,7 +98,7 @@ def _line(x: Sequence[float], y: Sequence[float], colour: str, dash: str) -> dic
 
 
 def step(parts: Mapping[str, float], title: str) -> Chart:
-    """`parts` = seconds by the names of `step.WORDS`; a waterfall from nothing to the whole step."""
+    """A waterfall from zero to the whole step; `parts` = seconds by key of `step.WORDS`."""
     named = [
         (WORDS[key], 1e3 * seconds, _PHASES.get(key, "communication")) for key, seconds in parts.items() if seconds
     ]
@@ -119,7 +120,7 @@ def step(parts: Mapping[str, float], title: str) -> Chart:
 
 
 def _falls(values: Sequence[float], phases: Sequence[str]) -> dict[str, Any]:
-    """Each bar begins where the one above it ends; the last one, the whole, at zero."""
+    """Each bar begins where the one above it ends; the last one, the whole step, begins at zero."""
     starts = [sum(values[:i]) for i in range(len(phases))]
     fills = [*map(theme.phase_fill, phases), "rgba(0,0,0,0)"]
     shapes = ["/" if phase == "idle" else "" for phase in phases]
@@ -145,7 +146,7 @@ def _falls(values: Sequence[float], phases: Sequence[str]) -> dict[str, Any]:
 def memory(
     rows: Sequence[tuple[str, Mapping[str, float]]], limits: Sequence[float], title: str, key: str = "memory"
 ) -> Chart:
-    """`rows` = (label, bytes by category) from the top; `limits` = what a plan may fill, a number a row."""
+    """`rows` = (label, bytes by category), top row first; `limits` = bytes that a plan may fill, one a row."""
     totals = [sum(parts.values()) for _, parts in rows]
     widest = max([*totals, *limits])
     cut = widest > FAR * max(limits)
@@ -183,13 +184,13 @@ def _category(part: str, rows: Sequence[tuple[str, Mapping[str, float]]]) -> dic
 
 
 def _totals(totals: Sequence[float], limits: Sequence[float], reach: float) -> dict[str, Any]:
-    """The totals in words: behind their bar, or at the end of one that is cut; never across the line of the limit."""
+    """The totals as text: after their bar, or inside the end of one that is cut; never across the line of the limit."""
     beyond = [total > reach for total in totals]
 
     def places(word: float) -> list[float]:
         both = zip(totals, limits, strict=True)
-        behind = (limit if total <= limit < total + word * reach else total for total, limit in both)
-        return [min(end, reach) / GIB for end in behind]
+        ends = (limit if total <= limit < total + word * reach else total for total, limit in both)
+        return [min(end, reach) / GIB for end in ends]
 
     return {
         "type": "scatter",

@@ -1,7 +1,7 @@
-"""Speed against devices: speedup beside the ideal, and the share of a step that communication stalls.
+"""Speed against the number of devices: speedup next to the ideal, and the share of a step that communication stalls.
 
-The second is the figure that PipeDream begins with (Narayanan et al. 2019, figure 1): the overhead of data parallelism
-against the number of workers, a line a model; here on the yard's own devices.
+The second chart is the one that PipeDream begins with (Narayanan et al. 2019, figure 1): the overhead of data
+parallelism against the number of workers, one line a model; here measured on the yard's own devices.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from dashboard.charts.theme import line_of, var
 from parallel_core.analysis.quantities import percent_text, ratio_text
 
 SYMBOLS = ("circle", "square", "diamond", "triangle-up", "x")
-"""One a model."""
+"""Markers, one for each model."""
 DASHES = {"strong": "solid", "weak": "dash", "": "solid"}
 
 
 class Point(NamedTuple):
-    """One measured run. `speedup` in samples/s over one device; `stall` = share of its step, None without a trace."""
+    """One measured run. `speedup` is in samples/s over one device; `stall` = share of its step, None if not traced."""
 
     model: str
-    """'' where the study has one."""
+    """'' where the study has only one model."""
     label: str
     family: str
     way: str
@@ -33,16 +33,16 @@ class Point(NamedTuple):
     stall: float | None
     disturbed: bool = False
     cores: int = 0
-    """That all devices share; 0 where each has its own."""
+    """Number of cores shared by all devices; 0 where each device has its own."""
 
     @property
     def ideal(self) -> int:
-        """The most that these devices could be, in speedup."""
+        """The highest speedup possible on these devices."""
         return min(self.devices, self.cores or self.devices)
 
     @property
     def shared(self) -> bool:
-        """Several devices take turns on a core: what is lost so is no fault of the strategy."""
+        """Whether several devices take turns on a core: what that loses is not the fault of the strategy."""
         return self.ideal < self.devices
 
     @property
@@ -55,6 +55,7 @@ class Point(NamedTuple):
 
 
 def speedup(points: Sequence[Point], source: str) -> Chart:
+    """Speedup against devices, one line for each model, strategy and way of scaling; the ideal is dotted."""
     lines = _lines(points)
     counts = sorted({point.devices for point in points})
     ideal = {
@@ -82,7 +83,7 @@ def speedup(points: Sequence[Point], source: str) -> Chart:
 
 
 def stalls(points: Sequence[Point], source: str) -> Chart:
-    """Of data parallelism where there is any, else of all."""
+    """Stalls of data parallelism where there is any, else of all strategies."""
     known = [point for point in points if point.stall is not None]
     shown = [point for point in known if point.family in ("dp", "single")]
     shown = shown if any(point.family == "dp" for point in shown) else known
@@ -103,7 +104,7 @@ def stalls(points: Sequence[Point], source: str) -> Chart:
 
 
 def sentences(points: Sequence[Point]) -> list[str]:
-    """Best and worst at the most devices, by efficiency; [] where nothing has more than one."""
+    """The best and the worst efficiency at the largest number of devices; [] if no point has more than one device."""
     most = max((point.devices for point in points), default=1)
     there = sorted((p for p in points if p.devices == most > 1), key=lambda point: -point.efficiency)
     if not there:
@@ -134,7 +135,8 @@ def _stalled(points: Sequence[Point]) -> str:
 
 
 def _lines(points: Sequence[Point]) -> list[list[Point]]:
-    """Points of one model, strategy and way, from one device on; in the order of their names."""
+    """Groups points by model, strategy and way, each beginning with the model's run on one device; sorted by those
+    names."""
     starts = {point.model: point for point in points if point.devices == 1}
     found: dict[tuple[str, str, str], list[Point]] = {}
     for point in sorted((p for p in points if p.devices > 1), key=lambda p: p.devices):

@@ -1,4 +1,4 @@
-"""A simulated schedule: its Gantt, and under it on the same axis what the device that keeps most holds."""
+"""A simulated schedule: its Gantt chart and, below it on the same axis, what the device that keeps most holds."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ MAX_BARS = 1_500
 
 
 def charts(lessons: Sequence[Lesson], titles: Sequence[str], places: Mapping[int, str] | None = None) -> list[Chart]:
-    """One below the other, `schedule-1` first, on axes that all share; `places` = what devices hold, in words."""
+    """One chart a lesson, `schedule-1` first, all with the same axis ranges; `places` = what each device holds, in
+    words."""
     longest = max(made.length for made in lessons) / UNIT
     most = max(max(made.kept) for made in lessons)
     out = []
@@ -51,7 +52,7 @@ def _chart(key: str, made: Lesson, title: str, places: Mapping[int, str]) -> Cha
 
 
 def _marks(made: Lesson) -> list[float]:
-    """The instants at which something begins, for stepping through; the end of the step is the last."""
+    """The instants at which something begins, for stepping through it; the last one is the end of the step."""
     begins = np.unique(np.concatenate([rows["start"] for rows in made.spans.values()]))
     return [*(begins / UNIT).round(4).tolist(), round(made.length / UNIT, 4)]
 
@@ -68,7 +69,7 @@ def _curves(made: Lesson, rank: int) -> list[dict[str, Any]]:
             "stackgroup": "held",
             "yaxis": "y2",
             "x": x,
-            "y": (counts[[-1, *range(len(counts)), -1]] / made.chunks).round(3).tolist(),  # as it ends so it began
+            "y": (counts[[-1, *range(len(counts)), -1]] / made.chunks).round(3).tolist(),  # begins with what was left
             "line": {"width": 0, "shape": "hv"},
             "fillcolor": theme.var(colour),
             "hovertemplate": f"{name}: %{{y}} micro-batches<extra></extra>",

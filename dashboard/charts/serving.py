@@ -1,4 +1,4 @@
-"""Ways to serve a model: seconds a token against tokens a second, at the roofline."""
+"""Ways to serve a model: seconds a token against tokens a second, predicted by the roofline."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ COLUMNS = ("way", "a token", "tokens a second")
 
 
 def chart(made: Served) -> Chart:
-    """Those that fit; the title says what the quickest and the busiest give."""
+    """Draws those that fit; the title names the lowest latency and the highest throughput."""
     front = made.front()
     able = [i for i, fits in enumerate(made.fits.tolist()) if fits]
     points = [

@@ -1,4 +1,4 @@
-"""Speedup over the baseline: bars with whiskers, fastest on top, and the tick each could reach at best."""
+"""Speedup over the baseline: bars with whiskers, fastest on top, and a tick at the ideal speedup of each run."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from dashboard.charts.chart import Chart, Entry, row_height, standing
 from dashboard.charts.theme import var
 from parallel_core.analysis.quantities import percent_text, ratio_text
 
-MAX_WORDS = 44
-"""Characters of a status in the figure; the whole of it stands in the table."""
+MAX_CHARACTERS = 44
+"""Length of a status in the figure; the table has all of it."""
 NARROW = 1.25
-"""On a phone words take that much more of the axis."""
+"""Factor by which the axis is longer on a phone, because text takes more of it."""
 GAP, WORD = 0.02, 0.15
-"""Of the furthest mark: what stands before a ratio in words, and what it takes."""
+"""As parts of the furthest mark: the space before a ratio in words, and the space that the ratio takes."""
 COLUMNS = ("run", "speedup", "10 % to 90 %", "ideal", "of ideal", "CPU used by others")
 AT_PACE = "at the baseline's pace"
-"""The name of those marks, and of a last column where there are any."""
+"""Name of the marks of `Entry.at_pace`, and of the table's last column where there are any."""
 
 
 def chart(entries: Sequence[Entry], title: str, source: str) -> Chart:
@@ -50,12 +50,12 @@ def chart(entries: Sequence[Entry], title: str, source: str) -> Chart:
 
 
 def _table(entries: Sequence[Entry]) -> tuple[Sequence[str], list[list[str]]]:
-    """Columns and rows of the numbers."""
+    """Returns the columns and rows of the table."""
     rows = [_row(entry) for entry in entries]
     if not any(entry.at_pace for entry in entries):
         return COLUMNS, rows
-    told = [ratio_text(entry.at_pace) if entry.at_pace else "" for entry in entries]
-    return (*COLUMNS, AT_PACE), [[*row, last] for row, last in zip(rows, told, strict=True)]
+    corrected = [ratio_text(entry.at_pace) if entry.at_pace else "" for entry in entries]
+    return (*COLUMNS, AT_PACE), [[*row, last] for row, last in zip(rows, corrected, strict=True)]
 
 
 def _bars(entries: Sequence[Entry]) -> dict[str, Any] | None:
@@ -121,7 +121,7 @@ def _ideal(entries: Sequence[Entry]) -> dict[str, Any] | None:
 
 
 def _at_pace(entries: Sequence[Entry]) -> dict[str, Any] | None:
-    """Outlined, for it is no measurement: a measured ratio and what the reference work says of the host."""
+    """Marks of `Entry.at_pace`; outlined, as it is not a measurement but a ratio corrected by the reference work."""
     known = [(y, entry.at_pace) for y, entry in enumerate(entries) if entry.at_pace]
     if not known:
         return None
@@ -142,7 +142,7 @@ def _at_pace(entries: Sequence[Entry]) -> dict[str, Any] | None:
 
 
 def _unity(entries: Sequence[Entry]) -> dict[str, Any] | None:
-    """The baseline's own speed, down to the last measured row: behind it stand words about runs without a bar."""
+    """The baseline's speed as a line down to the last measured row: rows below have text about runs without a bar."""
     last = max((y for y, entry in enumerate(entries) if entry.speed), default=-1)
     if last < 0:
         return None
@@ -157,7 +157,7 @@ def _unity(entries: Sequence[Entry]) -> dict[str, Any] | None:
 
 
 def _words(entries: Sequence[Entry]) -> dict[str, Any] | None:
-    """The ratio behind each bar, whisker and tick; what rows without a finished measurement are doing."""
+    """Text of each row: the ratio after bar, whisker and tick, or what a run without a final measurement is doing."""
     said = [(y, entry, _words_of(entry)) for y, entry in enumerate(entries)]
     if not any(words for _, _, words in said):
         return None
@@ -166,7 +166,7 @@ def _words(entries: Sequence[Entry]) -> dict[str, Any] | None:
         "type": "scatter",
         "mode": "text",
         "y": [y for y, _, _ in said],
-        "x": [_behind(entry, reach) for _, entry, _ in said],
+        "x": [_text_start(entry, reach) for _, entry, _ in said],
         "text": [words for _, _, words in said],
         "textposition": "middle right",
         "textfont": {"color": var("ink"), "size": 12},
@@ -175,9 +175,9 @@ def _words(entries: Sequence[Entry]) -> dict[str, Any] | None:
     }
 
 
-def _behind(entry: Entry, reach: float) -> float:
-    """Where the words of a row begin: at the end of its bar, or else behind the tick that they would run into; and not
-    across the line of the baseline."""
+def _text_start(entry: Entry, reach: float) -> float:
+    """Where the text of a row begins: after everything drawn in it, or after its bar if there is room before the
+    ideal's tick; and never across the baseline's line."""
     at, gap = _reach(entry), GAP * reach
     if entry.speed and entry.ideal and not (entry.status or entry.disturbed):
         measured = max(entry.speed.high, entry.at_pace + gap / 2 if entry.at_pace else 0)
@@ -187,12 +187,12 @@ def _behind(entry: Entry, reach: float) -> float:
 
 
 def _reach(entry: Entry) -> float:
-    """Where everything drawn in the row ends."""
+    """Where the marks of the row end on the axis; 0 without a speedup."""
     return max(entry.speed.high, entry.ideal or 0, entry.at_pace or 0) if entry.speed else 0.0
 
 
 def _room(entries: Sequence[Entry]) -> float:
-    """How far the axis goes beyond the furthest mark, so that the words behind it are not cut."""
+    """How far the axis goes beyond the furthest mark, as a factor, so that the text after it is not cut."""
     if any(entry.speed and entry.status for entry in entries):
         return 1.7
     return 1.45 if any(entry.speed and entry.disturbed for entry in entries) else 1.22
@@ -205,11 +205,11 @@ def _words_of(entry: Entry) -> str:
 
 
 def _short(status: str) -> str:
-    """Whole, or up to its last clause that has room."""
-    if len(status) <= MAX_WORDS:
+    """The whole status, or its clauses that fit into MAX_CHARACTERS."""
+    if len(status) <= MAX_CHARACTERS:
         return status
-    clause = max(status.rfind(mark, 0, MAX_WORDS) for mark in (": ", ", ", ". "))
-    return status[:clause] if clause > MAX_WORDS // 2 else f"{status[: MAX_WORDS - 1]}…"
+    clause = max(status.rfind(mark, 0, MAX_CHARACTERS) for mark in (": ", ", ", ". "))
+    return status[:clause] if clause > MAX_CHARACTERS // 2 else f"{status[: MAX_CHARACTERS - 1]}…"
 
 
 def _row(entry: Entry) -> list[str]:

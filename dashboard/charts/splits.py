@@ -1,4 +1,4 @@
-"""Ways to split a model over the fleet: predicted step time against the worst rank's memory, and the Pareto line."""
+"""Ways to split a model over the fleet: predicted step time against memory of the worst rank, with the Pareto line."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ COLUMNS = ("split", "step", "memory", "none is better in both")
 
 
 def chart(able: Sequence[Way], source: str) -> Chart:
-    """`able` fastest first."""
+    """`able` = the splits that fit, fastest first."""
     points = [fronts.Point(way.name, 1e3 * way.seconds, way.memory / MIB, way.best) for way in able]
     front = [way for way in able if way.best]
     figure = fronts.figure(points, "ms a step (left is faster)", "MiB on the worst rank (down is less)", ("ms", "MiB"))

@@ -1,8 +1,8 @@
-"""A figure as a picture that needs no script: what a report carries of a chart.
+"""Draws a figure as SVG, without scripts: for reports.
 
-The figures of this package use a small part of Plotly's language: bars that lie, lines, areas, markers and words over
-linear axes. That part is drawn here, in the light colours, for paper. What is not drawn raises nothing: `drawn` is ''
-then, and the report shows the numbers alone.
+The figures of this package use a small part of Plotly's language: horizontal bars, lines, areas, markers and text on
+linear axes. That part is drawn here, in the colours of the light theme, for paper. A figure with anything else raises
+nothing: `drawn` returns '' and the report shows only the numbers.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from dashboard.charts.svg_traces import CHARACTER, Axis, Plot, label, text
 from dashboard.charts.theme import Figure
 
 WIDTH, HALF = 800, 400
-"""Pixels of a picture as wide as a page, and of one of two side by side."""
+"""Pixels: width of a picture as wide as the page, and of one of two next to each other."""
 LEGEND_ROW = 20
 STYLESHEET = Path(__file__).resolve().parent.parent / "static" / "css" / "trainyard.css"
 _COLOUR = re.compile(r"--([\w-]+):\s*light-dark\((#[0-9a-f]{6}),")
@@ -30,12 +30,13 @@ _TAG = re.compile(r"<[^>]*>")
 
 @cache
 def light() -> dict[str, str]:
-    """Custom property -> its colour in the light theme: the stylesheet holds each colour once."""
+    """Returns custom property -> its colour in the light theme, from the stylesheet, which holds each colour once."""
     return {**dict(_COLOUR.findall(STYLESHEET.read_text())), "sans": "inherit"}
 
 
 def drawn(figure: Figure, width: int = WIDTH) -> SafeString:
-    """An `svg` of `width` pixels, which scales with the page; '' where the figure is empty or of another kind."""
+    """Returns an `svg` of `width` pixels that scales with the page; '' if the figure is empty or has a trace of another
+    kind."""
     data = [trace for trace in figure["data"] if trace.get("x") is not None]
     if not data or any(trace["type"] not in svg_traces.DRAW for trace in figure["data"]):
         return mark_safe("")
@@ -53,7 +54,7 @@ def drawn(figure: Figure, width: int = WIDTH) -> SafeString:
 
 
 def hatches() -> SafeString:
-    """The patterns that all pictures of a page share."""
+    """Returns the hatch patterns, which all pictures of a page share."""
     return mark_safe(
         _painted(f'<svg width="0" height="0" class="hatches" aria-hidden="true">{svg_traces.HATCHES}</svg>')
     )
@@ -84,13 +85,13 @@ def _plot(layout: dict[str, Any], data: list[dict[str, Any]], width: int) -> Plo
 
 
 def _y_words(layout: dict[str, Any], data: list[dict[str, Any]]) -> list[str]:
-    """What stands beside the vertical axis."""
+    """The texts next to the vertical axis."""
     words = [str(word) for word in layout.get("yaxis", {}).get("ticktext", ())]
     return words or [number(value) for value in nice(*_reach(data, "y", stacked=False))]
 
 
 def _axis(given: dict[str, Any], reach: tuple[float, float], begin: float, end: float) -> Axis:
-    """Its range as given, else what the data reach with some room; from 0 where the figure asks for it."""
+    """The axis with its range as given, else what the data reach plus some room; from 0 if `rangemode` asks for it."""
     low, high = reach
     if given.get("rangemode") == "tozero":
         low, high = min(0.0, low), high * 1.08
@@ -101,7 +102,7 @@ def _axis(given: dict[str, Any], reach: tuple[float, float], begin: float, end: 
 
 
 def _reach(data: list[dict[str, Any]], name: str, stacked: bool) -> tuple[float, float]:
-    """Least and greatest value of an axis over all traces; bars begin at 0 and may be stacked."""
+    """The least and greatest value on an axis over all traces; bars begin at 0 and may be stacked."""
     values: list[float] = []
     sums: dict[Any, float] = {}
     for trace in data:
@@ -118,7 +119,7 @@ def _reach(data: list[dict[str, Any]], name: str, stacked: bool) -> tuple[float,
 
 
 def nice(low: float, high: float, most: int = 7) -> list[float]:
-    """Round values from `low` to `high`, at most about `most` of them."""
+    """Round values from `low` to `high`, about `most` of them at most."""
     if not high > low:
         return [low]
     raw = (high - low) / most
@@ -133,7 +134,7 @@ def number(value: float) -> str:
 
 
 def _axes(plot: Plot, layout: dict[str, Any]) -> list[str]:
-    """Grid, ticks and titles."""
+    """The grid, ticks and axis titles as SVG elements."""
     given, out = layout.get("xaxis", {}), []
     for value in given.get("tickvals") or nice(plot.x.low, plot.x.high):
         at = plot.x(value)
@@ -156,14 +157,14 @@ def _axes(plot: Plot, layout: dict[str, Any]) -> list[str]:
 
 
 class Head(NamedTuple):
-    """The legend: its height in pixels, and what is drawn."""
+    """The legend: its height in pixels, and its SVG elements."""
 
     height: int
     body: str
 
 
 def _legend(data: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Traces whose name and look a reader needs; none where there is only one."""
+    """The traces that a legend must name; [] where there is only one."""
     named = [trace for trace in data if trace.get("name") and not isinstance(svg_traces.colour(trace), list)]
     unique = list({trace["name"]: trace for trace in named if trace.get("mode") != "text"}.values())
     return unique if len(unique) > 1 else []

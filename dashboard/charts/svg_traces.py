@@ -1,4 +1,4 @@
-"""The traces of a figure as elements of an SVG: bars, lines with areas, markers and words."""
+"""Draws the traces of a figure as SVG elements: bars, lines with areas, markers and text."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ HATCHES = (
 )
 CLEAR = "rgba(0,0,0,0)"
 CHARACTER = 7.0
-"""Pixels of a mean character at 13 pixels."""
+"""Mean width in pixels of a character at font size 13."""
 LEAST_TEXT = 6.0
-"""Pixels a digit takes inside a bar: where it does not fit it is left out."""
+"""Width in pixels of a digit inside a bar; text that does not fit into its bar is left out."""
 _BREAK = re.compile(r"<br>")
 _TAG = re.compile(r"<[^>]*>")
 
 
 class Axis(NamedTuple):
-    """Values from `low` to `high` lie at pixels from `begin` to `end`."""
+    """Maps values from `low` to `high` linearly to pixels from `begin` to `end`."""
 
     low: float
     high: float
@@ -40,7 +40,7 @@ class Axis(NamedTuple):
 
 @dataclass
 class Plot:
-    """Where things stand, in pixels; `sums` are the ends of what was stacked so far."""
+    """The drawing area in pixels; `sums` = where the bars and areas stacked so far end."""
 
     x: Axis
     ys: dict[str, Axis]
@@ -59,7 +59,7 @@ class Plot:
 
 
 def text(x: float, y: float, words: str, anchor: str, fill: str, *, size: int = 12, safe: bool = False) -> str:
-    """A line of words; escaped, but for those of a figure that already are (`safe`)."""
+    """A line of text; escaped unless it is from a figure, where names are escaped already (`safe`)."""
     shown = words if safe else html.escape(words, quote=False)
     return (
         f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}" font-size="{size}" fill="var(--{fill})">{shown}</text>'
@@ -67,7 +67,7 @@ def text(x: float, y: float, words: str, anchor: str, fill: str, *, size: int = 
 
 
 def label(x: float, y: float, words: str) -> list[str]:
-    """The name of a row as Plotly shows it: lines, bold where it says so; names in it are escaped already."""
+    """A row's name as Plotly shows it: split at <br>, bold where it says so; names in it are escaped already."""
     lines = _BREAK.split(words)
     first = y - 7 * (len(lines) - 1)
     out = []
@@ -78,7 +78,7 @@ def label(x: float, y: float, words: str) -> list[str]:
 
 
 def colour(trace: dict[str, Any]) -> Any:
-    """The fill or the hue of the trace; a list where each point has its own."""
+    """The trace's fill or line colour; a list where each point has its own."""
     if "stackgroup" in trace:
         return trace.get("fillcolor")
     own = trace.get("marker" if trace["type"] == "bar" or "lines" not in trace.get("mode", "") else "line", {})
@@ -86,7 +86,7 @@ def colour(trace: dict[str, Any]) -> Any:
 
 
 def swatch(trace: dict[str, Any], x: float, y: float) -> str:
-    """What stands for the trace in the legend."""
+    """The trace's symbol in the legend."""
     if trace["type"] == "bar" or "stackgroup" in trace:
         fill, line = colour(trace), trace.get("marker", {}).get("line", {})
         edge = f' stroke="{line.get("color")}"' if fill == CLEAR else ""
@@ -97,7 +97,7 @@ def swatch(trace: dict[str, Any], x: float, y: float) -> str:
 
 
 def bars(trace: dict[str, Any], plot: Plot) -> list[str]:
-    """Lying bars: with a base of their own, else stacked or from 0; with their whiskers and words."""
+    """Horizontal bars with their whiskers and texts; they begin at their base, else where the stack ends, or at 0."""
     out, axis = [], plot.y(trace)
     row = abs(axis(1) - axis(0))
     for i, (y, long) in enumerate(zip(trace["y"], trace["x"], strict=True)):
@@ -115,7 +115,7 @@ def bars(trace: dict[str, Any], plot: Plot) -> list[str]:
 
 
 def scatter(trace: dict[str, Any], plot: Plot) -> list[str]:
-    """Lines with gaps at None, areas on top of each other, markers, words."""
+    """Lines with gaps at None, stacked areas, markers and texts."""
     mode, axis = trace.get("mode", "lines"), plot.y(trace)
     if "stackgroup" in trace:
         return [_area(trace, plot, axis)]
@@ -126,7 +126,7 @@ def scatter(trace: dict[str, Any], plot: Plot) -> list[str]:
     opacity = f' opacity="{trace["opacity"]}"' if "opacity" in trace else ""
     out = [f'<path d="{_path(points)}" fill="none" {_stroke(trace)}{opacity}/>'] if "lines" in mode else []
     most = trace.get("marker", {}).get("maxdisplayed", 0)
-    every = -(-len(points) // most) if most else 1  # as Plotly leaves some out
+    every = -(-len(points) // most) if most else 1  # maxdisplayed: Plotly draws every n-th marker, too
     for i, point in enumerate(points):
         if point is None:
             continue
@@ -152,7 +152,7 @@ def _path(points: Sequence[tuple[float, float] | None]) -> str:
 
 
 def _area(trace: dict[str, Any], plot: Plot, axis: Axis) -> str:
-    """On top of the areas of its group before it; steps where its line has them."""
+    """The area on top of those drawn before it in its group; with steps where its line has them."""
     group = trace["stackgroup"]
     low: list[tuple[float, float]] = []
     high: list[tuple[float, float]] = []
@@ -239,7 +239,7 @@ def _pattern(trace: dict[str, Any], i: int) -> str:
 
 
 def _each(value: Any, i: int) -> Any:
-    """Of a list its element; anything else holds for all."""
+    """Element `i` of a list; any other value holds for all points."""
     return value[i] if isinstance(value, (list, tuple)) else value
 
 

@@ -1,4 +1,4 @@
-"""Seconds to a loss: a bar a run, and how many times as fast as the baseline."""
+"""Seconds until a loss is reached: one bar a run, and the ratio to the baseline."""
 
 from __future__ import annotations
 
@@ -14,8 +14,11 @@ COLUMNS = ("run", "least loss", "steps to it", "seconds to it", "speedup", "dist
 
 
 class Reach(NamedTuple):
-    """`step` and `seconds` at which a run's smoothed loss reached the target; None where it never did. `others` = the
-    share of one of its devices that other processes took, of a run that they disturbed; else 0."""
+    """When a run's smoothed loss reached the target: `step` and `seconds` from the end of the first step, None if it
+    never did.
+
+    `others` = the share of one of its devices that other processes used, if they disturbed the run; else 0.
+    """
 
     label: str
     family: str
@@ -49,7 +52,7 @@ def chart(runs: Sequence[Reach], target: float | None, smoothed_over: int) -> Ch
 
 
 def _bars(runs: Sequence[Reach], base: float | None) -> dict[str, Any]:
-    """One of each run that reaches the target, in the row that it has among all."""
+    """A bar for each run that reaches the target, in the row that it has among all runs."""
     there = [(row, run) for row, run in enumerate(runs) if run.seconds is not None]
     fills = [line_of(run.family) for _, run in there]
     return {
@@ -91,7 +94,7 @@ def _title(runs: Sequence[Reach], target: float | None) -> str:
 
 
 def _disturbed(*runs: Reach) -> str:
-    """Which of these other processes disturbed; '' where none."""
+    """Says which of these runs other processes disturbed; '' if none."""
     noisy = [f"{run.label} ({percent_text(run.others)} of one device)" for run in runs if run.others]
     return f"; others disturbed {' and '.join(noisy)}" if noisy else ""
 

@@ -1,7 +1,7 @@
 """Colours and the common layout of figures.
 
 Figures name colours as CSS custom properties (`var(--phase-forward)`); the stylesheet holds each colour once, for light
-and dark, and static/js/charts.js puts the computed values in. Plotly itself never sees a `var(...)`.
+and dark, and static/js/charts.js replaces the names with computed values. Plotly itself never sees a `var(...)`.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ LEGEND = (
     ("idle", "idle (bubble)"),
     ("other", "data, set-up and the rest"),
 )
-"""(phase, word) of the one legend a page shows."""
+"""(phase, word): the page's one legend."""
 
 _PHASE_OF = {
     Kind.F: "forward",
@@ -45,7 +45,7 @@ def var(name: str) -> str:
 
 
 def phase_of(kind: int) -> str:
-    """Phase whose fill a span of this kind gets; host work (data, set-up) counts as `other`."""
+    """The phase in whose colour a span of this kind is drawn; host work (data, set-up) counts as `other`."""
     return _PHASE_OF.get(Kind(kind), "other")
 
 
@@ -54,38 +54,42 @@ def phase_fill(phase: str) -> str:
 
 
 def line_of(family: str) -> str:
-    """Hue of a strategy family in line charts and scatters."""
+    """Colour of a strategy family in line charts and scatters."""
     return var(f"line-{family}")
 
 
 def escape_label(text: str) -> str:
-    """A name as Plotly may show it: it renders a subset of HTML in labels."""
+    """Escapes a name for a Plotly label: Plotly renders a subset of HTML there."""
     return html.escape(text, quote=False)
 
 
 SMALL = '<span style="font-size:11px">'
-"""Before what stands under a row's name; `</span>` behind it."""
+"""Opening tag of the text below a row's name."""
 
 
 def small(text: str) -> str:
-    """Second words of a label, smaller than the first; escaped already."""
+    """The second line of a label, smaller than the first; `text` is escaped already."""
     return f"{SMALL}{text}</span>"
 
 
 def hatch(shape: str, line: str = "surface", size: int = 6) -> dict[str, Any]:
-    """Pattern over a fill; `shape` as Plotly spells it."""
+    """A pattern over a fill; `shape` as Plotly spells it."""
     return {"shape": shape, "fgcolor": var(line), "size": size, "solidity": 0.3, "fillmode": "overlay"}
 
 
 def hatches(shapes: Sequence[str], fills: Sequence[str], line: str = "surface") -> dict[str, Any]:
-    """The same of each bar of a trace over its own fill. Laid over, Plotly would look for a line's hue that contrasts
-    with the list of fills, and warn that a list is no colour."""
-    told = {"shape": list(shapes), "bgcolor": list(fills), "fillmode": "replace", "fgopacity": 0.5}
-    return hatch("", line) | told
+    """The same for a trace whose bars each have their own fill.
+
+    Uses "replace": with "overlay", Plotly would look for a line colour that contrasts with the list of fills, and warn
+    that a list is no colour.
+    """
+    each = {"shape": list(shapes), "bgcolor": list(fills), "fillmode": "replace", "fgopacity": 0.5}
+    return hatch("", line) | each
 
 
 def layout(height: int, left: int = 8, **more: Any) -> dict[str, Any]:
-    """What every figure shares: transparent ground, the page's type, no title (the caption is one), quiet axes."""
+    """The layout that all figures share: transparent ground, the page's font, no title (the caption is one), plain
+    axes."""
     return {
         "height": height,
         "margin": {"l": left, "r": 16, "t": 8, "b": 40},
@@ -117,11 +121,11 @@ def axis(title: str = "", **more: Any) -> dict[str, Any]:
 
 
 NARROW_CHARACTERS = 24
-"""Of all values of an axis that stand side by side on a phone."""
+"""The most characters that the tick labels of an axis may have together on a phone."""
 
 
 def log_axis(title: str, low: float, high: float) -> dict[str, Any]:
-    """A logarithmic axis with the values 1, 2 and 5 of each power between `low` and `high`, as plain numbers."""
+    """A logarithmic axis with ticks at 1, 2 and 5 of each power of ten between `low` and `high`, as plain numbers."""
     powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
     ticks = [digit * 10.0**power for power in powers for digit in (1, 2, 5) if low <= digit * 10.0**power <= high]
     words = [count_text(round(tick)) if tick >= 1 else significant(tick) for tick in ticks]
@@ -129,7 +133,7 @@ def log_axis(title: str, low: float, high: float) -> dict[str, Any]:
 
 
 def narrow_log_axis(wide: dict[str, Any]) -> dict[str, Any]:
-    """What becomes of a `log_axis` on a phone: every other value where all of them would be written aslant."""
+    """The changes to a `log_axis` on a phone: every other tick, where the labels of all of them would be slanted."""
     step = 2 if sum(map(len, wide["ticktext"])) > NARROW_CHARACTERS else 1
     return {"tickangle": 0, "tickvals": wide["tickvals"][::step], "ticktext": wide["ticktext"][::step]}
 

@@ -1,6 +1,6 @@
 """The timeline of a step of any size: bars where they can be told apart, else bins.
 
-Steps too long for bars are kept in memory for a while, with their bins: every zoom asks for the same one again.
+Steps too long for bars are cached for a while with their bins, because every zoom requests the same step again.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from parallel_core.analysis.waits import Waited, step_start, waited_if_whole
 from parallel_core.layout import Layout
 
 KEPT_BYTES = 192 << 20
-"""Of spans and what was made of them; a million spans take about 55 MB."""
+"""The most that cached spans and what was computed from them may take; a million spans take about 55 MB."""
 MAX_MS = 1e9
-"""Longer than any step: far more would not be a time in nanoseconds any more."""
+"""Longer than any step; much larger values would not fit into nanoseconds."""
 
 
 def window_of(given: Mapping[str, str]) -> Window | None:
-    """The window that an address asks for with `from` and `to`, ms; None where they are absent or make none."""
+    """The window in the query parameters `from` and `to` (ms); None where they are absent or not a window."""
     try:
         low, high = float(given.get("from", "")), float(given.get("to", ""))
     except ValueError:
@@ -41,7 +41,7 @@ def window_of(given: Mapping[str, str]) -> Window | None:
 
 
 class Lit(NamedTuple):
-    """A span to look at: its rank, ms from the start of the step."""
+    """A highlighted span: its rank, and ms from the start of the step."""
 
     rank: int
     begin: float
@@ -49,12 +49,12 @@ class Lit(NamedTuple):
 
     @property
     def query(self) -> str:
-        """As an address has it."""
+        """The value of the query parameter `lit`."""
         return f"{self.rank}:{self.begin}:{self.end}"
 
 
 def lit_of(given: Mapping[str, str]) -> Lit | None:
-    """The span that an address asks for with `lit` = rank:from:to; None where it names none."""
+    """The highlighted span in the query parameter `lit` = rank:from:to; None where it names none."""
     rank, *ends = given.get("lit", "").split(":")
     if not rank.isdecimal() or len(rank) > 5 or len(ends) != 2:
         return None
@@ -63,13 +63,13 @@ def lit_of(given: Mapping[str, str]) -> Lit | None:
 
 
 ALIKE = 0.98
-"""Of the axis: a mean rank's step that takes so much of it need not be told from it."""
+"""As a part of the axis: if a rank's mean step takes at least this much of it, the two need not be distinguished."""
 FRAME = 0.98
-"""Height of the frame around a span."""
+"""Height of the frame around a span, in rows."""
 
 
 def _outline(row: int, begin: float, end: float) -> dict[str, Any]:
-    """A frame around what stands in a row of the first run between two moments, ms."""
+    """A frame in a row of the first run, from `begin` to `end` in ms."""
     return {
         "type": "bar",
         "orientation": "h",
@@ -84,23 +84,23 @@ def _outline(row: int, begin: float, end: float) -> dict[str, Any]:
 
 
 class Step:
-    """The spans of one step by rank; with the `layout` of its ranks it is known who waited for whom."""
+    """The spans of one step by rank. With the `layout` of its ranks it is also known who waited for whom."""
 
     def __init__(self, spans: Spans, layout: Layout | None = None, hosts: Sequence[str] = ()) -> None:
-        """`hosts` = that of each rank, where there are several."""
+        """`hosts` = the host of each rank, if there are several."""
         self.spans, self._layout, self._hosts = spans, layout, hosts
         self.layout = layout or Layout.unknown(max(spans, default=0) + 1)
-        """Without one given every rank stands for itself."""
+        """Without a given layout, every rank is treated on its own."""
         self.total = sum(map(len, spans.values()))
 
     @property
     def long(self) -> bool:
-        """Too many spans for bars."""
+        """Whether there are too many spans for bars."""
         return self.total > MAX_BARS
 
     @property
     def size(self) -> int:
-        """Bytes, with what is made of it."""
+        """Bytes in memory, with what is computed from the spans."""
         return self.total * 80 + len(self.spans) * heatmap.FINEST * 8 * (len(heatmap.LAYERS) + 2)
 
     @cached_property
@@ -113,7 +113,7 @@ class Step:
 
     @property
     def places(self) -> dict[int, str]:
-        """Where each rank stands in the mesh: of the axes that are split; ranks of a stage are neighbours."""
+        """Where each rank is in the mesh, in words: its position on the axes that are split, and its host."""
         if self._layout is None:
             return {}
         layout, out = self._layout, {}
@@ -131,12 +131,12 @@ class Step:
 
     @cached_property
     def accounts(self) -> Mapping[int, Account]:
-        """Where the step of each rank went, and what stands beside that."""
+        """By rank: what the step consists of, and the account's further figures."""
         return accounts(self.spans, self.layout)
 
     @property
     def pace(self) -> str:
-        """How long a rank's step is. It is shorter than the axis where ranks begin or end apart."""
+        """Says how long a rank's step took; that is less than the axis where ranks begin or end at different times."""
         return self._took("a step")
 
     def _took(self, which: str) -> str:
@@ -144,8 +144,11 @@ class Step:
         return f"{ns_text(one)} {which}" + (", on average over the ranks" if one < ALIKE * whole else "")
 
     def finding(self, untraced: Callable[[float], str] | None = None, number: int | None = None) -> str:
-        """The pace, and of what a rank's step is most; `untraced` names what no span covers, of its nanoseconds. Of a
-        run that has others beside it, the `number` of the step: its median may be another."""
+        """The pace, the share of computing and the largest other part, as a sentence.
+
+        `untraced` names the time that no span covers, from its nanoseconds. `number` = the step, to be named where the
+        run has other steps, whose median may differ.
+        """
         parts = mean(self.breakdown.values())
         named = {name: ns for name, ns in parts.as_dict().items() if name != "compute"}
         second = max(named, key=lambda name: named[name])
@@ -159,15 +162,15 @@ class Step:
         return {rank: account.parts for rank, account in self.accounts.items()}
 
     def in_view(self, window: Window | None) -> int:
-        """Spans that touch the window."""
+        """The number of spans that overlap the window."""
         if window is None:
             return self.total
         zero = step_start(self.spans)
         return sum(int(inside(rows, zero, window).sum()) for rows in self.spans.values())
 
     def chart(self, title: str, source: str, window: Window | None = None, lit: Lit | None = None) -> Chart:
-        """Bars, or a heatmap of more than MAX_BARS spans in view; a short step is always shown whole. Among bars `lit`
-        is outlined."""
+        """Bars, or a heatmap where more than MAX_BARS spans are in view. Bars of a short step always show all of it;
+        `lit` is outlined among bars."""
         if self.long and self.in_view(window) > MAX_BARS:
             made = heatmap.chart(self.spans, title, source, window, self.bins, self.waited)
         else:
@@ -178,7 +181,7 @@ class Step:
             if lit is not None and lit.rank in self.spans:
                 made.figure["data"].append(_outline(sorted(self.spans).index(lit.rank), lit.begin, lit.end))
                 made = replace(made, subtitle=f"{made.subtitle}; outlined: what the finding is about")
-        made.figure["layout"]["meta"]["addressed"] = True  # what it is zoomed to stands in the page's address
+        made.figure["layout"]["meta"]["addressed"] = True  # the page's address has the window it is zoomed to
         return made
 
 
@@ -187,20 +190,20 @@ _lock = threading.Lock()
 
 
 def _stages(held: Sequence[int]) -> str:
-    """Those of a pipeline rank, which in a loop or a V has several."""
+    """Names the stages that a pipeline rank holds: several, if the schedule loops or has the form of a V."""
     if len(held) == 1:
         return f"stage {held[0]}"
     return f"stages {held[0]}, {held[1]}" if len(held) == 2 else f"stages {held[0]} … {held[-1]}"
 
 
 def forget() -> None:
-    """Lets go of every step that is remembered: where a key may come to name other content."""
+    """Clears the cache of steps; called where a key may come to name other content."""
     with _lock:
         _kept.clear()
 
 
 def kept(key: Hashable, read: Callable[[], Step]) -> Step:
-    """The step that `read` gives; a long one is remembered by `key`, which must name its content."""
+    """Returns the step that `read` returns; a long one is cached under `key`, which must identify its content."""
     with _lock:
         if key in _kept:
             _kept.move_to_end(key)

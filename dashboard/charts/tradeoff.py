@@ -1,4 +1,4 @@
-"""Time against memory: a point a run, an arrow from each plain run to the same with recomputation, the Pareto line."""
+"""Time against memory: a point for each run, arrows from plain runs to the same with recomputation, the Pareto line."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from parallel_core.analysis.quantities import apart_text, bytes_text, seconds_te
 
 MIB = 1 << 20
 NEAR = 0.06
-"""Labels closer than this part of either axis would overlap."""
+"""As a part of either axis: labels closer than this would overlap."""
 ROOM = 1.15
-"""Of the greatest value, so that names have room beside the points."""
+"""As a factor of the greatest value, so that names next to the points have room."""
 MOST_ROOM = 1.4
-"""The same, where the name of a point at the edge is long."""
+"""The same, where a point at the edge has a long name."""
 WIDTH, HEIGHT = 1040.0, 290.0
-"""Pixels between the axes of the chart where it is as wide as a page."""
+"""Pixels between the axes where the chart is as wide as the page."""
 HALF, NARROW = 400.0, 250.0
-"""The same width beside another chart, and on a phone."""
+"""That width next to another chart, and on a phone."""
 COLUMNS = ("run", "step", "worst-rank memory", "best trade")
 
 Point = tuple[Entry, float, float]
-"""Entry, ms a step, MiB."""
+"""(entry, ms a step, MiB)."""
 
 
 def chart(entries: Sequence[Entry], source: str) -> Chart:
@@ -53,7 +53,7 @@ def chart(entries: Sequence[Entry], source: str) -> Chart:
 
 
 def pareto(points: Sequence[Point]) -> list[Point]:
-    """The points that no other beats in both, fastest first."""
+    """The points that no other beats in both measures, fastest first."""
     best: list[Point] = []
     for point in sorted(points, key=lambda p: (p[1], p[2])):
         if not best or point[2] < best[-1][2]:
@@ -135,25 +135,25 @@ def _dots(points: Sequence[Point]) -> dict[str, Any]:
 
 
 def _texts(spots: list[tuple[float, float, str]], width: float) -> dict[str, list[str]]:
-    """The names that can be read in a chart of that width, and where they stand; hover and table have all."""
+    """The names that are legible in a chart of that width, and their positions; hover and table have all names."""
     sides = placed(spots, width, HEIGHT)
     return {"text": legible(spots, sides), "textposition": sides}
 
 
 def _widest(points: Sequence[Point]) -> float:
-    """End of the axis of ms: on a wide screen every name has room at the right of its point."""
+    """End of the ms axis: on a wide screen, every name has room to the right of its point."""
     greatest = max((ms for _, ms, _ in points), default=1) or 1.0
     ends = (ms * WIDTH / max(1.0, WIDTH - GAP - CHARACTER * len(entry.label)) for entry, ms, _ in points)
     return min(MOST_ROOM * greatest, max([ROOM * greatest, *ends]))
 
 
 def _highest(points: Sequence[Point]) -> float:
-    """End of the axis of MiB."""
+    """End of the MiB axis."""
     return ROOM * (max((mib for _, _, mib in points), default=1) or 1.0)
 
 
 def _spots(points: Sequence[Point], names: Sequence[str], width: float) -> list[tuple[float, float, str]]:
-    """Where the points are in a chart of that width, pixels from the left and from the top, and their names."""
+    """(x, y, name) of the points in a chart of that width, in pixels from the left and from the top."""
     widest, highest = _widest(points), _highest(points)
     return [
         (width * ms / widest, HEIGHT * (1 - mib / highest), name)
@@ -162,7 +162,8 @@ def _spots(points: Sequence[Point], names: Sequence[str], width: float) -> list[
 
 
 def _labels(points: Sequence[Point]) -> list[str]:
-    """Names on a phone; of points that lie together the first carries all names that fit, the rest none."""
+    """Names on a phone: of points close together, the first has its name and the number of the others, the rest have
+    none."""
     width, height = max((p[1] for p in points), default=1) or 1, max((p[2] for p in points), default=1) or 1
     out = [""] * len(points)
     anchors: list[tuple[int, list[str]]] = []

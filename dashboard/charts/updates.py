@@ -1,4 +1,4 @@
-"""Updates as they are drawn: the gradient norm of all ranks is taken inside the span of the optimizer."""
+"""Optimizer updates as they are drawn: the gradient norm over all ranks is a span inside the optimizer's."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ from parallel_core.schedule.ir import Kind
 
 
 def of_one(rows: NDArray[np.void], ranks: int) -> NDArray[np.void]:
-    """SPAN rows of one rank of `ranks` as they are drawn. On a single device the norm waits for nobody and sends
-    nothing: it is part of the update, as the breakdown counts it.
+    """Returns the SPAN rows of one of `ranks` ranks as they are drawn.
+
+    On a single device the norm waits for nobody and sends nothing, so it is part of the update, as in the breakdown.
     """
     out = behind_the_norm(rows)
     if ranks == 1 and (norms := out["kind"] == Kind.NORM).any():
@@ -20,9 +21,9 @@ def of_one(rows: NDArray[np.void], ranks: int) -> NDArray[np.void]:
 
 
 def behind_the_norm(rows: NDArray[np.void]) -> NDArray[np.void]:
-    """SPAN rows of one rank of several; an OPT_STEP with a NORM inside begins at its end.
+    """Returns SPAN rows of one rank, where an OPT_STEP with a NORM inside begins at the end of the norm.
 
-    What lies before is a wait for other ranks: the breakdown calls it bubble, so it is not drawn as work.
+    The time before is a wait for other ranks: the breakdown counts it as bubble, so it is not drawn as work.
     """
     updates, norms = np.flatnonzero(rows["kind"] == Kind.OPT_STEP), rows[rows["kind"] == Kind.NORM]
     if not len(updates) or not len(norms):

@@ -1,4 +1,4 @@
-"""Weight versions by micro-batch and stage of schedules that never flush: a row a stage, a cell a micro-batch."""
+"""Weight versions by micro-batch and stage in schedules that never flush: one row a stage, one cell a micro-batch."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from parallel_core.analysis.versions import Use
 
 ROW_PX = 30
 NARROW = 6
-"""Micro-batches on a phone: the cells of more have no room for `4 → 5`."""
+"""The most micro-batches on a phone; with more, the cells have no room for `4 → 5`."""
 COLUMNS = ("run", "stage", "versions forward", "versions backward", "updates late, mean", "at most")
 
 
 class Grid(NamedTuple):
-    """`uses` of the first micro-batches; `label` of the run."""
+    """The `uses` of a run's first micro-batches, and the run's `label`."""
 
     label: str
     uses: Sequence[Use]
@@ -32,7 +32,8 @@ class Grid(NamedTuple):
 
 
 def chart(grids: Sequence[Grid], source: str) -> Chart:
-    """Cells say the version, `forward → backward` where they differ; the stronger, the later the gradient came."""
+    """Cells show the version, as `forward → backward` where the two differ; the later the gradient, the stronger the
+    tint."""
     rows = [(grid, stage) for grid in grids for stage in grid.stages]
     columns = sorted({use.micro_batch for grid in grids for use in grid.uses})
     cells = [{use.micro_batch: use for use in grid.of(stage)} for grid, stage in rows]
@@ -54,7 +55,7 @@ def chart(grids: Sequence[Grid], source: str) -> Chart:
 
 
 def _narrow(columns: Sequence[int]) -> dict[str, Any]:
-    """What of the axis is other on a phone."""
+    """Changes to the x axis on a phone."""
     if len(columns) <= NARROW:
         return {}
     first = theme.axis(f"micro-batch, the first {NARROW} of {len(columns)}")
@@ -62,7 +63,7 @@ def _narrow(columns: Sequence[int]) -> dict[str, Any]:
 
 
 def _heatmap(columns: Sequence[int], cells: Sequence[dict[int, Use]], most: int) -> dict[str, Any]:
-    """A row of cells by micro-batch for each stage; `most` = updates that the latest gradient is late."""
+    """One row of cells by micro-batch for each stage; `most` = the greatest delay of a gradient, in updates."""
     return {
         "type": "heatmap",
         "x": columns,
@@ -96,7 +97,7 @@ def _said(use: Use | None) -> str:
 
 
 def _title(grids: Sequence[Grid]) -> str:
-    """Which mixes versions, and which is the latest."""
+    """Says which runs mix versions, and by how much at most."""
     if not grids:
         return "0 runs of this study keep their pipeline full."
     mixed = [grid.label for grid in grids if any(use.forward != use.backward for use in grid.uses)]

@@ -1,4 +1,4 @@
-"""From run A to run B: which component of the step saved or cost how much."""
+"""From run A to run B: how much each component of the step saved or cost."""
 
 from __future__ import annotations
 
@@ -15,20 +15,24 @@ from parallel_core.analysis.quantities import minus_text, significant
 from parallel_core.analysis.sentences import difference_sentence
 
 ROOM = 1.12
-"""Of the farthest bar's end, so that its number has room beside it."""
+"""As a factor of the farthest bar's end, to leave room for its number."""
 
 NARROW_ROOM = 1.34
 """The same on a phone, where a number takes a larger part of the width."""
 
 GAP = 0.3
-"""Between two rows, as a part of one."""
+"""Space between two rows, as a part of a row."""
 
 
 def stair(
     values: Sequence[float], texts: Sequence[str], words: Sequence[str], *, rising: str, falling: str, unit: str = ""
 ) -> list[dict[str, Any]]:
-    """A row for each of `values`, from the first through changes to the last, and lines between their ends; `rising`
-    and `falling` name hues, and `words` what a row is. For a layout with `bargap` GAP."""
+    """The traces of a waterfall: a bar for the first value, for each change, and for the last value, and lines between
+    them.
+
+    `texts` are written at the bars, `words` name them in the hover text; `rising` and `falling` name colours. For a
+    layout with `bargap` GAP.
+    """
     ends = [*accumulate(values[:-1]), values[-1]]
     begins = [0.0, *ends[:-2], 0.0]
     hues = ["bar", *(rising if change > 0 else falling for change in values[1:-1]), "bar"]
@@ -50,7 +54,7 @@ def stair(
 
 
 def _treads(ends: Sequence[float]) -> dict[str, Any]:
-    """From the end of each row to where the next one begins."""
+    """Lines from the end of each bar to where the next one begins."""
     half = (1 - GAP) / 2
     return {
         "type": "scatter",
@@ -63,12 +67,12 @@ def _treads(ends: Sequence[float]) -> dict[str, Any]:
 
 
 def reach(values: Sequence[float]) -> list[float]:
-    """The axis of a stair: as far as any of its bars goes, with room for a number."""
+    """Range of a waterfall's axis: as far as its bars go, with room for a number."""
     return [0.0, ROOM * _farthest(values)]
 
 
 def narrow(values: Sequence[float]) -> dict[str, Any]:
-    """Of a stair's layout, its `meta`: the same axis on a phone."""
+    """`meta` of a waterfall's layout: the range of its axis on a phone."""
     return {"narrow": {"xaxis": {"range": [0.0, NARROW_ROOM * _farthest(values)]}}}
 
 
@@ -77,7 +81,7 @@ def _farthest(values: Sequence[float]) -> float:
 
 
 def chart(a: Breakdown, b: Breakdown, names: tuple[str, str], source: str) -> Chart:
-    """Both are means over the ranks of one traced step; `names` of A and B, unescaped."""
+    """`a` and `b` are means over the ranks of one traced step; `names` of A and B are not escaped."""
     changes = [(word, milliseconds(b, fields) - milliseconds(a, fields)) for word, fields, _ in PARTS]
     values = [a.total / 1e6, *(change for _, change in changes), b.total / 1e6]
     words = [f"A: {theme.escape_label(names[0])}", *(word for word, _ in changes), f"B: {theme.escape_label(names[1])}"]

@@ -1,8 +1,8 @@
-"""Whether anything was written to the database since one last asked: the answer costs less than any query for rows.
+"""Detects whether anything was written to the database since the last check, more cheaply than a query for rows.
 
-SQLite counts the commits of others (`PRAGMA data_version`) and the rows that a connection itself has changed.
-PostgreSQL tells how far its log has been written, by whomever; a commit may be seen a moment before its rows are, so
-who asks looks now and then without being told.
+SQLite counts the commits of other connections (`PRAGMA data_version`) and the rows that a connection itself has
+changed. PostgreSQL returns how far its write-ahead log has been written, by any connection; a commit may show there a
+moment before its rows are visible, so callers also look now and then without a detected change.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ _QUESTIONS = {"sqlite": "PRAGMA data_version", "postgresql": "SELECT pg_current_
 
 
 class Changes:
-    """Of the database of this thread's connection. A new connection counts anew: `forget` what the old one said."""
+    """Detects writes to the database of this thread's connection. After a reconnect the counters begin anew: call
+    `forget`."""
 
     def __init__(self) -> None:
         self._others: object = None
@@ -29,13 +30,14 @@ class Changes:
         return changed
 
     def skip_own(self) -> None:
-        """What this connection has written so far is no news, where it can be told from what others wrote."""
+        """Ignores what this connection has written so far; only SQLite distinguishes that from what others wrote."""
         self._own = _rows_changed()
 
     def forget(self) -> None:
+        """Makes the next call of `any` return True."""
         self._others = None
 
 
 def _rows_changed() -> object:
-    """By this connection; what has no such count gives none."""
+    """Rows changed by this connection (SQLite); None where the driver has no such count."""
     return getattr(connection.connection, "total_changes", None)

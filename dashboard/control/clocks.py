@@ -1,18 +1,17 @@
 """How long workers and attempts have been silent, counted only while the controller could listen.
 
-Time passes here through `advance`, which the loop calls after a successful read that left nothing waiting. So a broker
-that is away, a backlog, and a controller that was stopped or restarted never look like a silent worker.
+Time advances only through `advance`, which the loop calls after a successful read that left nothing waiting. So an
+unreachable broker, a backlog, or a stopped or restarted controller never look like a silent worker.
 """
 
 from __future__ import annotations
 
 MOST_COUNTED_S = 1.0
-"""Longest stretch between two reads that counts: a controller that was suspended heard nothing meanwhile."""
+"""The longest time between two reads that counts: in a longer one the controller was suspended and heard nothing."""
 
 
 class Clocks:
-    """Seconds of silence by worker name, and by worker about an attempt; what was never seen starts at 0 when first
-    watched."""
+    """Seconds of silence of each worker, and of each worker about each attempt; both begin at 0 when first watched."""
 
     def __init__(self) -> None:
         self._workers: dict[str, float] = {}
@@ -21,7 +20,7 @@ class Clocks:
         self._listed: dict[tuple[int, str], float] = {}
 
     def heard(self, worker: str, attempts: set[int]) -> None:
-        """A heartbeat that lists these live attempts."""
+        """Notes a heartbeat that lists these live attempts."""
         self._workers[worker] = 0.0
         self._beating.add(worker)
         for attempt in attempts:
@@ -42,15 +41,15 @@ class Clocks:
         return self._workers.setdefault(worker, 0.0), self._attempts.setdefault((attempt, worker), 0.0)
 
     def was_listed(self, worker: str, attempt: int) -> bool:
-        """Whether a heartbeat of the worker has named the attempt since this controller began."""
+        """Whether a heartbeat of the worker has listed the attempt since this controller began."""
         return (attempt, worker) in self._listed
 
     def listed_for(self, attempt: int) -> float:
-        """Seconds since a heartbeat first named the attempt: a worker has taken it so long ago."""
+        """Seconds since a heartbeat first listed the attempt, which is when a worker had taken it."""
         return max((since for (pk, _), since in self._listed.items() if pk == attempt), default=0.0)
 
     def restart(self, attempt: int) -> None:
-        """Gives the attempt its full time again, after its start message was repeated."""
+        """Gives the attempt its full time again; called after its start message was sent again."""
         self._attempts |= {key: 0.0 for key in self._attempts if key[0] == attempt}
 
     def alive(self, lease: float) -> set[str]:
@@ -58,6 +57,6 @@ class Clocks:
         return {worker for worker in self._beating if self._workers[worker] <= lease}
 
     def keep(self, attempts: set[int]) -> None:
-        """Forgets attempts that are over."""
+        """Forgets all attempts but these."""
         self._attempts = {key: silence for key, silence in self._attempts.items() if key[0] in attempts}
         self._listed = {key: since for key, since in self._listed.items() if key[0] in attempts}

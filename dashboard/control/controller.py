@@ -1,8 +1,8 @@
-"""The controller's loop: read worker events, store them, answer; then look after leases, cancels and the queue.
+"""The controller's loop: reads worker events, stores them, answers; then checks leases, cancels and the queue.
 
-A turn: read (at most 200 ms) -> one transaction -> acknowledge, orders, announcements -> sweeps, where there may be
-something to find. Whatever fails is tried again from what the broker still holds and the database says; nothing else is
-remembered but the clocks.
+A turn: read (at most 200 ms) -> one transaction -> acknowledge, send orders, announce -> sweeps, if there may be
+something to find. Whatever fails is tried again from what the broker still holds and what the database says; apart from
+the clocks, the controller keeps no state that it could not lose.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ UNSETTLED_EVERY_S = 5.0
 STARTER_EVERY_S = 1.0
 CLOCKS_EVERY_S = 1.0
 SWEEP_EVERY_S = 5.0
-"""Nobody wrote to the database, and workers sent data and the heartbeats that they always send: then there is hardly
-anything to find but what the clocks say."""
+"""Interval of sweeps while nobody wrote to the database and workers sent only data and unchanged heartbeats: then a
+sweep can find hardly anything that the clocks do not show."""
 ASK_AGAIN_S = 1.0
 FAILURES = (redis.RedisError, BrokerError, DatabaseError, InterfaceError, OSError)
 
 
 class Controller:
-    """One process's controller. `lease` in seconds. `stop()` may be called from a signal handler."""
+    """The controller of one process. `lease` in seconds. `stop()` may be called from a signal handler."""
 
     def __init__(self, lease: float = LEASE_S) -> None:
         self._lease = lease
@@ -86,7 +86,7 @@ class Controller:
         lock.release()
 
     def turn(self) -> None:
-        """One round of the loop. Raises one of FAILURES where the broker or the database is away."""
+        """One turn of the loop. Raises one of FAILURES if the broker or the database is unreachable."""
         read = self._reader.read()
         self._news |= self._changes.any()
         done = self._store(read.entries)
@@ -99,13 +99,13 @@ class Controller:
         if read.caught_up:
             self._look_after()
         else:
-            self._listened_at = None  # a backlog: no silence is counted until it is read
+            self._listened_at = None  # a backlog: silence does not count until it is read
         if self._away:
             log.warning("the broker and the database answer again")
             self._away = ""
 
     def _recover(self, error: Exception) -> None:
-        if str(error) != self._away:  # it is tried all the time: once is enough
+        if str(error) != self._away:  # retried all the time: logged once
             log.warning("the broker or the database is away: %s", error)
         self._away = str(error)
         self._listened_at = None
@@ -116,7 +116,8 @@ class Controller:
         self._stopping.wait(RETRY_S)
 
     def _store(self, entries: list[Entry]) -> list[Ingest]:
-        """All entries in one transaction; if one of them is rotten, each in its own, and that one is dropped."""
+        """Applies all entries in one transaction. If an entry raises, applies each in its own and drops those that
+        raise."""
         if not entries:
             return []
         try:
@@ -136,7 +137,8 @@ class Controller:
         return done
 
     def _tell(self, done: list[Ingest]) -> None:
-        """What has to happen after the commit. A crash before it is made good by the next heartbeat's orders."""
+        """Does what has to happen after the commit. If a crash prevents it, the answer to the next heartbeat makes up
+        for it."""
         for ingest in done:
             for beat in ingest.heard:
                 self._clocks.heard(beat.worker, beat.attempts)
@@ -145,6 +147,7 @@ class Controller:
             send_orders(self._redis, self._not_just_asked(ingest.orders))
 
     def _look_after(self) -> None:
+        """Lets the clocks advance, then sweeps and does the periodic work that is due."""
         now = time.monotonic()
         self._clocks.advance(now - (self._listened_at or now))
         self._listened_at = now
@@ -159,7 +162,7 @@ class Controller:
         self._every("starter", STARTER_EVERY_S, self._starter.consider)
 
     def _sweep(self) -> None:
-        """What it writes itself is news for the next turn."""
+        """Looks for cancels, expired leases and queued runs to place. What it writes is news for the next turn."""
         self._news = False
         send_orders(self._redis, sweeps.sweep_cancels())
         self._look_at_clocks()
@@ -168,7 +171,8 @@ class Controller:
         fit_runs.advance()
 
     def _look_at_clocks(self) -> None:
-        """What comes with time, though nobody writes anything: silence, and the step that somebody wants to see."""
+        """Looks for what comes with time even if nobody writes: silent workers, and the step that somebody asked to
+        trace."""
         self._last["clocks"] = time.monotonic()
         send_orders(self._redis, sweeps.sweep_traces())
         again, ended = sweeps.sweep_leases(self._clocks, self._lease, self._resends)
@@ -182,7 +186,7 @@ class Controller:
             del self._unsent[pk]
 
     def _not_just_asked(self, orders: list[Order]) -> list[Order]:
-        """Without rewinds asked for a moment ago: every batch behind a gap would ask for the same bytes again."""
+        """Drops rewinds that were sent a moment ago: every batch after a gap would ask for the same bytes again."""
         now = time.monotonic()
         self._asked = {key: at for key, at in self._asked.items() if now - at < ASK_AGAIN_S}
         out = []
@@ -200,14 +204,14 @@ class Controller:
             self._to_summarise |= runs
 
     def _summarise_one(self) -> None:
-        """One a turn, so that events never wait long behind analysis."""
+        """Summarises one run a turn, so that events never wait long for analysis."""
         if self._to_summarise is None:
             self._to_summarise = unsummarised()
         if self._to_summarise:
             pk = self._to_summarise.pop()
             try:
                 store_summary(pk)
-            except (OperationalError, InterfaceError):  # away: any other error would come again with every try
+            except (OperationalError, InterfaceError):  # unreachable: any other error would recur
                 self._to_summarise.add(pk)
                 raise
             except Exception:
@@ -225,6 +229,7 @@ class Controller:
 
 @transaction.atomic
 def _apply(entries: list[Entry]) -> Ingest:
+    """Applies the entries in one transaction; raises if one of them is malformed."""
     ingest = Ingest()
     for entry in entries:
         ingest.apply(entry)

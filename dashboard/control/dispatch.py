@@ -1,4 +1,4 @@
-"""What the controller sends to workers. Everything repeats what the database says, so loss and doubling do no harm."""
+"""What the controller sends to workers. All of it repeats what the database says, so loss and duplicates do no harm."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Order = tuple[str, ControlEntry]
 
 
 def send_orders(client: redis.Redis, orders: Iterable[Order]) -> None:
-    """Appends to the control streams, each equal order once. Raises redis.RedisError."""
+    """Appends the orders to the workers' control streams, equal ones only once. Raises redis.RedisError."""
     unique = {(worker, json.dumps(entry, sort_keys=True)): None for worker, entry in orders}
     if not unique:
         return
@@ -31,7 +31,7 @@ def send_orders(client: redis.Redis, orders: Iterable[Order]) -> None:
 
 @lru_cache(maxsize=2)
 def _sender(broker: str) -> Celery:
-    """A Celery app for sending alone: no tasks, no results."""
+    """A Celery app that only sends: no tasks, no results."""
     app = Celery("trainyard", broker=broker, set_as_current=False)
     app.conf.update(
         task_serializer="json",
@@ -43,13 +43,14 @@ def _sender(broker: str) -> Celery:
 
 
 def resume_from(run: Run) -> ResumeFrom | None:
-    """The checkpoint that the run names, None where it begins with step 0."""
+    """The checkpoint from which the run begins; None if it begins with step 0."""
     if run.resume_run_id is None or run.resume_step is None:
         return None
     return {"run": run.resume_run_id, "step": run.resume_step}
 
 
 def start_message(attempt: Attempt) -> StartMessage:
+    """The argument of the Celery task that starts an attempt; the same for all its nodes."""
     return {
         "run": attempt.run_id,
         "attempt": attempt.pk,
@@ -62,7 +63,7 @@ def start_message(attempt: Attempt) -> StartMessage:
 
 
 def send_start(attempt: Attempt) -> None:
-    """Sends the start message to every node. Raises kombu.exceptions.OperationalError where the broker is away."""
+    """Sends the start message to every node. Raises kombu.exceptions.OperationalError if the broker is unreachable."""
     message = start_message(attempt)
     for node in attempt.devices:
         _sender(settings.CELERY_BROKER_URL).send_task(

@@ -1,4 +1,4 @@
-"""Bytes of an events file, decoded into what the database keeps. Pure: a bad batch changes nothing."""
+"""Decodes bytes of an events file into what the database keeps. Pure functions: a bad batch changes nothing."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Header = dict[str, Any]
 
 @dataclass
 class Decoded:
-    """The records of one batch in order. `end` = offset behind the last whole frame."""
+    """The records of one batch, in order. `end` = offset after the last whole frame."""
 
     end: int
     points: dict[str, list[np.ndarray]] = field(default_factory=dict)
@@ -34,7 +34,7 @@ class Decoded:
 
 
 def decode_batch(data: bytes, start: int) -> Decoded:
-    """Decodes bytes [start, start + len(data)) of a file. Raises ValueError where they are not records."""
+    """Decodes bytes [start, start + len(data)) of a file. Raises ValueError if they are not records."""
     out = Decoded(end=start)
     for frame in decode(data, start):
         try:
@@ -46,7 +46,7 @@ def decode_batch(data: bytes, start: int) -> Decoded:
 
 
 def _add(out: Decoded, frame: Frame) -> None:
-    """Frames of other kinds are passed over: a newer engine may tell more than this yard knows."""
+    """Adds a frame to `out`; ignores frames of unknown kinds, which a newer engine may write."""
     if add := _ADDERS.get(frame.kind):
         add(out, frame, clean(frame.header))
 
@@ -69,7 +69,7 @@ def _memory(out: Decoded, frame: Frame, header: Header) -> None:
     out.memory.append(({**header, **_numbers(header, "step", "peak_total")}, frame.blob))
 
 
-def _told(out: Decoded, frame: Frame, header: Header) -> None:
+def _keep_newest(out: Decoded, frame: Frame, header: Header) -> None:
     out.info[frame.kind] = header
 
 
@@ -87,7 +87,7 @@ def _profile(out: Decoded, frame: Frame, header: Header) -> None:
 
 
 def _generated(out: Decoded, frame: Frame, header: Header) -> None:
-    joined(None, {**header, "first": 0})  # raises where something is missing
+    joined(None, {**header, "first": 0})  # raises if something is missing
     out.generated.append({**header, **_numbers(header, "first")})
 
 
@@ -103,8 +103,8 @@ _ADDERS: dict[str, Callable[[Decoded, Frame, Header], None]] = {
     "points": _points,
     "spans": _spans,
     "memory": _memory,
-    "hello": _told,
-    "summary": _told,
+    "hello": _keep_newest,
+    "summary": _keep_newest,
     "phase": _phase,
     "checkpoint": _checkpoint,
     "profile": _profile,
@@ -116,11 +116,13 @@ _ADDERS: dict[str, Callable[[Decoded, Frame, Header], None]] = {
 
 
 def _numbers(header: Header, *names: str) -> Header:
-    """Those entries, as whole numbers."""
+    """The named entries of the header as integers."""
     return {name: int(header[name]) for name in names}
 
 
 def _series(frame: Frame) -> list[tuple[str, np.ndarray]]:
+    """Returns (name, POINT rows) of each series in the frame. Raises ValueError where names, counts and bytes do not
+    fit."""
     counts = [(str(name), int(count)) for name, count in frame.header["series"]]
     if any(len(name) > MAX_SERIES_NAME or count < 0 for name, count in counts):
         raise ValueError(f"bad series in the frame that ends at byte {frame.end}")
@@ -139,7 +141,7 @@ def _require_rows(blob: bytes, dtype: np.dtype, count: int) -> None:
 
 
 def clean(value: Any) -> Any:
-    """JSON that both databases take: no NaN or infinity (None instead), no null characters in text."""
+    """Returns JSON that both databases accept: None for NaN and infinity, no null characters in text."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, str):

@@ -1,4 +1,4 @@
-"""A worker's row, as its newest heartbeat says."""
+"""Updates a worker's row from its newest heartbeat."""
 
 from __future__ import annotations
 
@@ -10,16 +10,17 @@ from dashboard.control.wire import Entry
 from dashboard.fleet.models import Worker
 from dashboard.fleet.selectors import devices_of
 
-MOST_WORDS = 500
-"""Characters kept of a sentence that a worker wrote."""
+MAX_CHARACTERS = 500
+"""Length to which a sentence that a worker wrote is cut."""
 
 
 def keep_beat(entry: Entry, body: Mapping[str, Any]) -> tuple[Worker, bool]:
-    """The worker, and whether anything changed that decides which runs it gets: as a rule a heartbeat changes nothing.
+    """Stores a heartbeat; returns the worker, and whether anything changed that decides which runs it gets.
 
-    Raises KeyError where `body`, the entry's own made clean, lacks something.
+    Usually a heartbeat changes nothing of that kind. Raises KeyError if `body`, the entry's body after `clean`, lacks a
+    field.
     """
-    told = {
+    values = {
         "host": body["host"],
         "boot": entry.boot,
         "version": body["version"],
@@ -31,25 +32,25 @@ def keep_beat(entry: Entry, body: Mapping[str, Any]) -> tuple[Worker, bool]:
         "shared_checkpoints": bool(body.get("shared_checkpoints")),
         "leaving": bool(body.get("leaving")),
         "token_files": body.get("token_files") or [],
-        "refused": str(body.get("refused") or "")[:MOST_WORDS],
+        "refused": str(body.get("refused") or "")[:MAX_CHARACTERS],
         "heartbeat_at": datetime.fromtimestamp(entry.at, UTC),
     }
     if body.get("calibration"):
-        told["calibration"] = body["calibration"]
+        values["calibration"] = body["calibration"]
     worker = Worker.objects.filter(name=entry.worker).first() or Worker(name=entry.worker)
-    known, before = worker.pk, _standing(worker)
-    told |= _clash(worker, entry)
-    for name, value in told.items():
+    known, before = worker.pk, _placement_facts(worker)
+    values |= _clash(worker, entry)
+    for name, value in values.items():
         setattr(worker, name, value)
-    worker.save(update_fields=told if known else None)
-    return worker, not known or _standing(worker) != before
+    worker.save(update_fields=values if known else None)
+    return worker, not known or _placement_facts(worker) != before
 
 
 def _clash(worker: Worker, entry: Entry) -> dict[str, Any]:
-    """What changes where another process reports than last time.
+    """Returns the fields of the worker to change if this entry comes from another process than the last one; else {}.
 
-    A worker that was started again is another process, too, and the one before it is not heard any more. Where that one
-    reports again, there are two workers of one name, on two hosts: those of one host share a lock.
+    A restarted worker is a new process, too, but its predecessor sends nothing any more. If the predecessor reports
+    again, there are two workers of one name, on two hosts (two on one host are excluded by a lock file).
     """
     if not worker.boot or worker.boot == entry.boot:
         return {}
@@ -58,6 +59,7 @@ def _clash(worker: Worker, entry: Entry) -> dict[str, Any]:
     return {"other_boot": worker.boot, "other_host": worker.host, **clashed_at}
 
 
-def _standing(worker: Worker) -> tuple[object, ...]:
+def _placement_facts(worker: Worker) -> tuple[object, ...]:
+    """What about a worker decides which runs can be placed there."""
     where = (worker.host, worker.boot, worker.leaving, worker.clashes)
     return (*where, devices_of(worker), worker.shared_checkpoints, worker.token_files)

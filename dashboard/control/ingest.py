@@ -1,7 +1,7 @@
-"""One transaction's worth of stream entries, applied in order.
+"""Applies the stream entries of one transaction, in order.
 
-`apply` writes to the database alone. What has to happen outside of it (orders to workers, announcements, clocks,
-summaries) is collected and done by the controller after the commit.
+`apply` writes only to the database. What has to happen outside of it (orders to workers, announcements, clocks,
+summaries) is collected for the controller, which does it after the commit.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ from workers.contract import LEASE_S, Channel, ControlEntry
 log = logging.getLogger(__name__)
 
 UP_LIMIT = timedelta(seconds=10)
-"""Well below START_LIMIT_S, and long enough that nobody is asked for what is on its way."""
+"""How long an attempt may be starting before a worker is asked whether its ranks are up: well below START_LIMIT_S, and
+long enough that nobody is asked for a message that is on its way."""
 
 
 @dataclass
@@ -44,7 +45,7 @@ class Heard:
 
 @dataclass
 class Ingest:
-    """Applies entries inside the caller's transaction; dropped with it if it fails."""
+    """Applies entries inside the caller's transaction; discarded together with it if it fails."""
 
     store: Store = field(default_factory=Store)
     attempts: dict[int, Attempt | None] = field(default_factory=dict)
@@ -54,12 +55,13 @@ class Ingest:
     ended: set[int] = field(default_factory=set)
     """Runs whose summary is to be computed (again)."""
     touched: set[int] = field(default_factory=set)
-    """Attempts that may just have become settled."""
+    """Attempts that may have become settled."""
     news: bool = False
-    """Whether a sweep may find something new: after data, or a heartbeat as the one before, time alone can tell it."""
+    """Whether a sweep may find something new; stays False after data, or a heartbeat that changes nothing for
+    placement."""
 
     def apply(self, entry: Entry) -> None:
-        """Raises KeyError, TypeError or ValueError where the entry is not what the contract says."""
+        """Applies one entry. Raises KeyError, TypeError or ValueError if it does not follow the contract."""
         handler = {
             "heartbeat": self._heartbeat,
             "attempt": self._attempt,
@@ -73,7 +75,7 @@ class Ingest:
         handler(entry)
 
     def finish(self) -> None:
-        """Stores what is gathered, then settles the attempts that are complete."""
+        """Stores what was gathered, then settles the attempts whose files have arrived whole."""
         self.store.flush(self.attempts)
         for pk in self.touched:
             attempt = self.attempts[pk]
@@ -88,7 +90,8 @@ class Ingest:
         return self.attempts[pk]
 
     def _placed(self, entry: Entry, rank: int | None = None) -> Attempt | None:
-        """The entry's attempt, if it (and the rank) was placed on the entry's worker; else the worker is fenced."""
+        """The entry's attempt, if it (and the rank) was placed on the entry's worker; else None, and the worker is
+        fenced."""
         pk = int(entry.body["attempt"])
         attempt = self._load(pk)
         shares = [node for node in attempt.devices if node["worker"] == entry.worker] if attempt else []
@@ -99,7 +102,7 @@ class Ingest:
         log.warning("dropped %s of attempt %s: it was not placed on %s", entry.kind, pk, entry.worker)
         self.orders.append((entry.worker, {"kind": "fence", "attempt": pk}))
         if attempt is None:
-            # Nobody will ever take its data: the worker may forget it.
+            # Nobody will ever want its data: the worker may delete it.
             self.orders.append((entry.worker, {"kind": "settled", "attempt": pk}))
         return None
 
@@ -125,7 +128,8 @@ class Ingest:
         self.heard.append(Heard(entry.worker, entry.boot, set(live)))
 
     def _progress(self, worker: str, pk: int, progress: dict[str, Any]) -> None:
-        """Step 1: fence what should not live. Step 2: note where its ranks are. Step 3: repeat what it was told."""
+        """Fences an attempt that should not be alive there; else notes where its ranks are, and repeats orders that
+        still hold."""
         attempt = self._load(pk)
         if attempt is None or attempt.over or all(node["worker"] != worker for node in attempt.devices):
             self.orders.append((worker, {"kind": "fence", "attempt": pk}))
@@ -169,7 +173,7 @@ class Ingest:
         self.touched.add(attempt.pk)
 
     def _up(self, attempt: Attempt, worker: str, begins: dict[str, Any]) -> None:
-        """The ranks of one host have processes: the run runs when those of all hosts have."""
+        """Notes that all ranks of one host have processes; the run is running once that is so on all its hosts."""
         report, everywhere = multi_host.is_up(attempt.report, attempt.devices, worker)
         if worker == attempt.devices[0]["worker"]:
             attempt.begins = begins
@@ -179,9 +183,10 @@ class Ingest:
         attempt.save(update_fields=("report", "begins"))
 
     def _end(self, attempt: Attempt, worker: str, body: dict[str, Any]) -> None:
-        """Ends the attempt when every host has told; one that is over already keeps its outcome but learns its sizes.
+        """Ends the attempt once every host has reported its end; one that is already over keeps its outcome but learns
+        its sizes.
 
-        Where the ranks of one host have failed those on the others are ended, too.
+        If the ranks of one host have failed, those on the other hosts are ordered to end.
         """
         report = multi_host.ended(attempt.report, attempt.devices, worker, body)
         waits_for = multi_host.silent(report, attempt.devices)
@@ -193,8 +198,8 @@ class Ingest:
             if multi_host.failing(report) and not attempt.over:
                 self.orders += [(name, {"kind": "end", "attempt": attempt.pk}) for name in waits_for]
             return
-        told = multi_host.verdict(report, attempt.devices)
-        run = states.finish(attempt, told["outcome"], told.get("cause", ""), told.get("detail", ""), told)
+        whole = multi_host.verdict(report, attempt.devices)
+        run = states.finish(attempt, whole["outcome"], whole.get("cause", ""), whole.get("detail", ""), whole)
         attempt.refresh_from_db()
         attempt.run = run
         if run.state != State.QUEUED:
@@ -203,7 +208,8 @@ class Ingest:
     # data
 
     def _batch(self, entry: Entry) -> None:
-        """Stores bytes [start, end) of a file: skipped at or below the cursor, asked for again above a gap."""
+        """Stores bytes [start, end) of a file: ignores what is below the cursor, asks for the file again if there is a
+        gap."""
         body = entry.body
         rank, channel, start, end = int(body["rank"]), str(body["channel"]), int(body["start"]), int(body["end"])
         attempt = self._placed(entry, rank)
@@ -229,22 +235,22 @@ class Ingest:
             try:
                 records = decode_batch(data, start)
             except ValueError as error:
-                # Asking again would bring the same bytes: go on behind them, and say what is missing.
+                # Asking again would bring the same bytes: continue after them, and record what is missing.
                 log.error("attempt %s rank %s: bytes %s to %s are unreadable: %s", attempt.pk, rank, start, end, error)
                 text = f"Bytes {start} to {end} of rank {rank}'s records could not be read: {error}"
                 states.record(attempt.run, "unreadable", text, attempt)
                 self.store.advance(key, end)
                 return
             topics = self.store.add_records(attempt, rank, records)
-            # A rank that was killed leaves a torn frame at the very end of its file: nothing can complete it.
+            # A killed rank leaves an incomplete frame at the very end of its file: nothing will complete it.
             end = end if end == sizes_of(attempt).get(f"events:{rank}") else records.end
         self.store.advance(key, end)
         self._announce(attempt, *topics)
 
     def _store_address(self, entry: Entry) -> None:
-        """Where the first node's rendezvous store listens: kept, and passed on to the other nodes.
+        """Keeps the address of the first node's rendezvous store, and passes it on to the other nodes.
 
-        One that has not taken the start message yet has no use for it, so heartbeats are answered with it, too.
+        A node that has not taken the start message yet ignores it, so heartbeats are answered with it as well.
         """
         attempt = self._placed(entry)
         if attempt is None or attempt.over:
@@ -256,25 +262,28 @@ class Ingest:
 
 
 def unsaid(attempt: Attempt, worker: str) -> bool:
-    """Whether nobody has told for long that the worker's ranks have a process: a broker that lost what it held took
-    that with it, and an attempt that trains would end as one that never started."""
+    """Whether the worker's ranks should have processes by now but it has not said so.
+
+    A broker that lost its data lost that message with it; unless the worker repeats it, an attempt that trains would be
+    ended as one that never started.
+    """
     late = attempt.sent_at is not None and timezone.now() - attempt.sent_at > UP_LIMIT
     return late and attempt.run.state == State.STARTING and worker in multi_host.not_up(attempt.report, attempt.devices)
 
 
 def store_at(attempt: Attempt) -> ControlEntry:
-    """The entry that tells a node where the store of the attempt listens."""
+    """The control entry that tells a node where the attempt's rendezvous store listens."""
     address = attempt.report["store"]
     return {"kind": "store", "attempt": attempt.pk, "host": address["host"], "port": address["port"]}
 
 
 def sizes_of(attempt: Attempt) -> dict[str, int]:
-    """`<channel>:<rank>` -> final bytes of that file, as the worker reported them at the end."""
+    """`<channel>:<rank>` -> final size in bytes of that file, as reported by its worker at the end."""
     return {str(name): int(size) for name, size in (attempt.report.get("sizes") or {}).items()}
 
 
 def behind(attempt: Attempt) -> dict[FileKey, int]:
-    """Files of an ended attempt that have not arrived whole -> how far they have."""
+    """Files of an ended attempt that have not arrived whole -> the offset up to which they have."""
     have = {(row.channel, row.rank): row.offset for row in Cursor.objects.filter(attempt=attempt)}
     out = {}
     for name, size in sizes_of(attempt).items():
@@ -286,12 +295,12 @@ def behind(attempt: Attempt) -> dict[FileKey, int]:
 
 
 def is_complete(attempt: Attempt) -> bool:
-    """Whether the worker said how much there is, and all of it arrived."""
+    """Whether every worker has reported its end, and with it the sizes of its files, and all of them have arrived."""
     return not multi_host.silent(attempt.report, attempt.devices) and not behind(attempt)
 
 
 def rewind(key: FileKey, offset: int) -> ControlEntry:
-    """The entry that asks a worker for a file again from `offset` on."""
+    """The control entry that asks a worker to send a file again from `offset` on."""
     attempt, rank, channel = key
     name: Channel = "events" if channel == "events" else "log"
     return {"kind": "rewind", "attempt": attempt, "rank": rank, "channel": name, "offset": offset}

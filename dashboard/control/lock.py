@@ -1,6 +1,6 @@
-"""One controller at a time. The lock dies with its holder: no timeout to wait for after a kill -9.
+"""Only one controller works at a time. The lock ends with its holder: no timeout to wait for after a kill -9.
 
-PostgreSQL: a session advisory lock on the controller's own connection. SQLite: flock on a file beside the database.
+PostgreSQL: a session advisory lock on the controller's own connection. SQLite: flock on a file next to the database.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ ADVISORY_KEYS = {"controller": 0x54524E59, "analyst": 0x54524E5A}  # "TRNY" and 
 
 
 class Lock(Protocol):
-    """`hold` answers whether this process has the lock now, taking it if it is free; cheap to ask again."""
+    """`hold` says whether this process has the lock, and takes it if it is free; cheap enough to be called all the
+    time."""
 
     def hold(self) -> bool: ...
 
@@ -25,7 +26,7 @@ class Lock(Protocol):
 
 
 def lock_of_database(role: str = "controller") -> Lock:
-    """The lock of a role of ADVISORY_KEYS that goes with the configured database."""
+    """The lock of a role (a key of ADVISORY_KEYS) for the configured database."""
     if connection.vendor == "postgresql":
         return AdvisoryLock(ADVISORY_KEYS[role])
     name = str(connection.settings_dict["NAME"])
@@ -34,7 +35,7 @@ def lock_of_database(role: str = "controller") -> Lock:
 
 
 class FileLock:
-    """flock: released by the kernel when the process ends, however it ends."""
+    """A flock: the kernel releases it when the process ends, however it ends."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -60,7 +61,7 @@ class FileLock:
 
 
 class AdvisoryLock:
-    """Held by the database session: lost, and noticed as lost, when the connection breaks."""
+    """Held by the database session: when the connection breaks the lock is lost, and `hold` notices."""
 
     def __init__(self, key: int = ADVISORY_KEYS["controller"]) -> None:
         self._key = key

@@ -1,10 +1,10 @@
 """Which queued runs get which devices: a pure function from the queue and the hosts to assignments.
 
-Rules: oldest first; all devices of a run at once or none; on one host where any has as many, else on as few as it
-takes; never on one that drains, leaves or is silent, and on one that profiles only where no other is free. An
-`exclusive` run needs whole idle hosts and blocks them. A run that has to wait reserves the hosts it waits for, so that
-later, smaller runs cannot starve it. Exclusive runs of one study go one after another, on the same host while it is
-there: they are meant to be compared.
+Rules: oldest first; all devices of a run at once or none; on one host where any has enough, else on as few as it takes;
+never on a host that drains, leaves or is silent, and on one with a requested profile only where no other is free. An
+`exclusive` run needs idle hosts as a whole and blocks them. A run that has to wait reserves the hosts it waits for, so
+that later, smaller runs cannot starve it. Exclusive runs of one study go one after another, on the same host while that
+is connected, because they are meant to be compared.
 """
 
 from __future__ import annotations
@@ -14,30 +14,33 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 
 Counts = dict[str, int]
-"""Devices by name of the host that gives them, in rank order."""
+"""Number of devices by name of the host that gives them, in rank order."""
 
 
 class Wait(Enum):
     """Why a run was not placed."""
 
-    NO_HOST = "no host"  # none is connected and open
+    NO_HOST = "no host"  # no host is connected and open
     TOO_LARGE = "too large"  # no open host, or all of them together, has that many devices of the kind at all
-    BUSY = "busy"  # its hosts have too few free devices
-    WHOLE_HOST = "whole host"  # exclusive: something is still running there, or something exclusive is
+    BUSY = "busy"  # its hosts have enough devices, but too few are free
+    WHOLE_HOST = "whole host"  # it is exclusive and something runs there, or something exclusive runs there
     RESERVED = "reserved"  # an older run waits for the host
-    CHECKPOINT = "checkpoint"  # the host with the checkpoint it begins from, or its token file, is away or draining
-    AWAY = "away"  # one of the hosts that the run is about is away or draining
+    CHECKPOINT = "checkpoint"  # the host that has the checkpoint it begins from, or its token file, is away or draining
+    AWAY = "away"  # one of the hosts that the run measures is away or draining
     SIBLING = "sibling"  # a run of the same study is active or ahead
 
 
 @dataclass(frozen=True)
 class Request:
-    """A queued run. `study` is set for exclusive runs of a study alone.
+    """A queued run. `study` is set only for exclusive runs of a study.
 
-    `prefer` names the host that its siblings ran on, or that has its own checkpoints; `needs` those that have what it
-    reads, `among` those that it is about, all of which it needs; `over` those that share what it writes, over which
-    alone it is spread ((): any). `hosts` = how many it is to be spread over evenly, 0 for as few as it takes; `alone`:
-    never over several; `unit` = ranks that better stay on one host (a tensor group).
+    - `prefer`: the host that its siblings ran on, or that has its own checkpoints.
+    - `needs`: hosts that have what the run reads.
+    - `among`: hosts that the run is about; it needs all of them.
+    - `over`: hosts that share what it writes, the only ones over which it may be spread; () = any.
+    - `hosts`: how many hosts to spread it over evenly; 0 = as few as it takes.
+    - `alone`: never over several hosts.
+    - `unit`: ranks that should stay on one host (a tensor group).
     """
 
     run: int
@@ -56,8 +59,8 @@ class Request:
 
 @dataclass(frozen=True)
 class Host:
-    """A worker: all and free device indices by kind. `open`: neither draining, leaving nor silent. `profiles`: it was
-    asked for one, and a run that comes behind that waits for its end."""
+    """A worker: its device indices by kind, all and free. `open`: neither draining, leaving nor silent. `profiles`: a
+    profile was requested there, for whose end a run sent later waits."""
 
     name: str
     devices: dict[str, tuple[int, ...]]
@@ -78,18 +81,18 @@ class Host:
 
     @property
     def gives(self) -> bool:
-        """Whether any run at all could be placed there now."""
+        """Whether at least one run could be placed there now."""
         return self.open and not self.exclusive and any(self.free.values())
 
     def without(self, kind: str, taken: tuple[int, ...], exclusive: bool) -> Host:
-        """The host with these devices given away."""
+        """The host after these devices were given away."""
         free = {**self.free, kind: tuple(i for i in self.free[kind] if i not in taken)}
         return replace(self, free=free, exclusive=self.exclusive or exclusive)
 
 
 @dataclass(frozen=True)
 class Share:
-    """Devices of one host, one rank each from `first_rank` on."""
+    """The devices of one host, a rank each from `first_rank` on."""
 
     host: str
     devices: tuple[int, ...]
@@ -98,14 +101,15 @@ class Share:
 
 @dataclass(frozen=True)
 class Plan:
-    """`placed` in queue order; `waits`: run -> (why, names of the hosts it waits for)."""
+    """`placed` in queue order; `waits`: run -> (why it waits, names of the hosts it waits for)."""
 
     placed: list[tuple[Request, list[Share]]] = field(default_factory=list)
     waits: dict[int, tuple[Wait, tuple[str, ...]]] = field(default_factory=dict)
 
 
 def plan(queue: Iterable[Request], hosts: Iterable[Host], studies_active: Iterable[int] = ()) -> Plan:
-    """Places what can be placed now. `queue` is oldest first; `studies_active` have an exclusive run under way."""
+    """Places what can be placed now. `queue` is oldest first; `studies_active` are studies with an exclusive run under
+    way."""
     by_name = {host.name: host for host in hosts}
     reserved: set[str] = set()
     busy_studies = set(studies_active)
@@ -127,7 +131,7 @@ def plan(queue: Iterable[Request], hosts: Iterable[Host], studies_active: Iterab
 
 
 def _find(request: Request, hosts: dict[str, Host], reserved: set[str]) -> tuple[Wait | None, Counts]:
-    """(None, devices by the host that gives them, in rank order) or (why not, those of the hosts to wait for)."""
+    """Returns (None, devices by host in rank order) or (why not, devices by host for the hosts to wait for)."""
     usable = [host for host in hosts.values() if host.open]
     if not usable:
         return Wait.NO_HOST, {}
@@ -162,7 +166,8 @@ def _find_one(request: Request, capable: list[Host], reserved: set[str]) -> tupl
 
 
 def _find_several(request: Request, usable: list[Host], reserved: set[str]) -> tuple[Wait | None, Counts]:
-    """On hosts that together have the devices: free ones now, else the hosts that could give them are waited for."""
+    """Looks for hosts that together have the devices: free ones now, else the hosts that could give them and are waited
+    for."""
     ready = [host for host in usable if host.name not in reserved and _fits(request, host, 1)]
     if counts := spread(request, ready, lambda host: host.left(request.kind)):
         return None, counts
@@ -175,8 +180,11 @@ def _find_several(request: Request, usable: list[Host], reserved: set[str]) -> t
 
 
 def spread(request: Request, hosts: Iterable[Host], have: Callable[[Host], int]) -> Counts:
-    """Devices by host, on as many hosts as were asked for (each the same number), else on as few as it takes; {} where
-    they have too few. Where it can be, no tensor group is cut by the edge of a host."""
+    """Devices by host: the same number on each of `request.hosts` hosts if that is set, else on as few hosts as it
+    takes.
+
+    {} if the hosts have too few. Where possible, no tensor group is split over two hosts.
+    """
     order = sorted(hosts, key=lambda host: (host.name != request.prefer, host.profiles, -have(host), host.name))
     for unit in dict.fromkeys((request.unit, 1)):
         if found := _spread(request, {host.name: have(host) // unit * unit for host in order}, unit):
@@ -213,7 +221,7 @@ def _fits(request: Request, host: Host, devices: int) -> bool:
 
 
 def _give(request: Request, hosts: dict[str, Host], counts: Counts) -> list[Share]:
-    """Takes the devices."""
+    """Takes the devices from `hosts`, in place, and returns them as shares."""
     shares, first = [], 0
     for name, count in counts.items():
         taken = hosts[name].free[request.kind][:count]

@@ -1,4 +1,4 @@
-"""The starter study: queued once, when the first calibrated worker appears in a yard that has seen nothing yet."""
+"""The starter study: queued once, when the first calibrated worker appears in a yard that never had a run or study."""
 
 from __future__ import annotations
 
@@ -12,19 +12,21 @@ from dashboard.runs.models import Run
 from dashboard.studies.models import Once, Study
 
 STARTER = "starter study"
-"""How the yard remembers it, or that it never needed one, after its studies and runs were all deleted."""
+"""Key of the row that remembers that the study was created or never needed, even if all studies and runs go."""
 log = logging.getLogger(__name__)
 
 
 class Starter:
-    """Asked on every tick; costs nothing once the question is settled."""
+    """Called on every tick; costs nothing once it is settled."""
 
     def __init__(self) -> None:
         self._settled = not settings.STARTER_STUDY
 
     def consider(self) -> None:
-        """1. A yard that ever had a run or a study needs none, and remembers that. 2. Waits for an admin and a
-        calibration. 3. Creates it."""
+        """Creates the starter study once there are an admin and a calibrated worker.
+
+        A yard that has ever had a run or a study gets none, and remembers that.
+        """
         if self._settled:
             return
         if Once.objects.filter(what=STARTER).exists():

@@ -1,4 +1,4 @@
-"""Where the time of a traced step went, as points: made by whoever stores the last rank's spans of that step."""
+"""Where the time of a traced step went, as points: computed when the last rank's spans of that step are stored."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from parallel_core.spec import RunSpec
 log = logging.getLogger(__name__)
 
 MOST_SPANS = 50_000
-"""A step with more is left to the pages that ask for it: the controller has others to serve."""
+"""Steps with more are left to the pages that ask for them, because the controller has others to serve."""
 
 
 def share_points(attempt: Attempt, steps: Mapping[int, float]) -> dict[tuple[int, str], list[np.ndarray]]:
-    """(rank 0, series) -> one point for each of `steps` whose spans all ranks have delivered, in step order.
+    """(rank 0, series) -> one point for each of `steps` whose spans have arrived from all ranks, in step order.
 
-    `steps` says when each was reported (unix seconds). A step that has its points already (its spans came twice) gets
-    none, nor does one whose spans make no sense.
+    `steps` = step -> when it was reported (unix seconds). A step that already has its points (its spans came twice)
+    gets none, nor does one with inconsistent spans.
     """
     mine = SeriesChunk.objects.filter(attempt=attempt, rank=0, name=next(iter(SHARES)))
     last = mine.aggregate(last=Max("last_step"))["last"]
@@ -37,7 +37,7 @@ def share_points(attempt: Attempt, steps: Mapping[int, float]) -> dict[tuple[int
 
 
 def _shares(attempt: Attempt, step: int, layout: Layout) -> dict[str, float]:
-    """{} where spans are missing or too many."""
+    """Shares of one step by series; {} if spans are missing, too many or inconsistent."""
     chunks = SpanChunk.objects.filter(attempt=attempt, step=step)
     counts = list(chunks.values_list("count", flat=True))
     if len(counts) < layout.world or sum(counts) > MOST_SPANS:

@@ -1,6 +1,6 @@
-"""Writes of one transaction, gathered and then stored together: points, spans, memory, logs, cursors, newest values.
+"""Gathers the writes of one transaction and stores them together: points, spans, memory, logs, cursors, newest values.
 
-A cursor moves in the same transaction as the data behind it, so data that is read twice is stored once.
+A cursor moves in the same transaction as the data before it, so data that is read twice is stored once.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from parallel_core.observe.records import POINT
 CHUNK_POINTS = 500
 LOG_CHUNK_BYTES = 64 * 1024
 LATEST = {"loss": "loss", "tokens_per_s": "tokens_per_s"}
-"""Run-level series whose newest value stands in the run's row."""
+"""Series of a run -> the column of the run's row that holds its newest value."""
 
 TOPICS = {
     "points": "points",
@@ -46,13 +46,13 @@ TOPICS = {
     "generated": "text",
     "links": "text",
 }
-"""Field of Decoded -> what pages are told to look at again."""
+"""Field of Decoded -> topic announced to open pages."""
 
 FileKey = tuple[int, int, str]  # attempt, rank, channel
 
 
 class Store:
-    """Accumulates between two flushes; belongs to one transaction and is dropped with it."""
+    """Gathers writes between two flushes; belongs to one transaction and is discarded with it."""
 
     def __init__(self) -> None:
         self._cursors: dict[FileKey, Cursor] = {}
@@ -61,10 +61,10 @@ class Store:
         self._logs: dict[tuple[int, int], list[tuple[int, bytes]]] = defaultdict(list)
         self._rows: list[SpanChunk | MemoryRecord | ProfilePart] = []
         self._traced: dict[int, dict[int, float]] = defaultdict(dict)
-        """Attempt -> traced step -> when it was reported, unix seconds."""
+        """Attempt id -> traced step -> when it was reported, unix seconds."""
 
     def offset(self, key: FileKey) -> int:
-        """How far the file has arrived, this transaction included."""
+        """How many bytes of the file have arrived, including those in this transaction."""
         if key not in self._cursors:
             attempt, rank, channel = key
             row, _ = Cursor.objects.select_for_update().get_or_create(attempt_id=attempt, rank=rank, channel=channel)
@@ -79,7 +79,7 @@ class Store:
         self._logs[attempt, rank].append((start, data))
 
     def add_records(self, attempt: Attempt, rank: int, records: Decoded) -> set[str]:
-        """Takes the records of one batch; returns the topics that they touch."""
+        """Takes the records of one batch; returns the topics to announce."""
         for name, parts in records.points.items():
             self._points[attempt.pk][rank, name] += parts
         for header, blob in records.spans:
@@ -100,7 +100,7 @@ class Store:
             _append_log(pk, rank, parts)
         spans = [row for row in self._rows if isinstance(row, SpanChunk)]
         metered = [row for row in self._rows if isinstance(row, MemoryRecord)]
-        # A step may arrive again after a worker's restart under another offset: the first one stays.
+        # After a worker's restart a step may arrive again at another offset: the first one stays.
         SpanChunk.objects.bulk_create(spans, ignore_conflicts=True)
         for pk, steps in self._traced.items():
             attempt = attempts[pk]
@@ -122,13 +122,15 @@ class Store:
 
 
 def _rewrite(kind: type[Model], rows: Sequence[Model], fields: Sequence[str]) -> None:
-    """New values of rows that are there. bulk_update would build a CASE of every row for each field, which takes
-    several times as long as all that SQLite does."""
+    """Writes `fields` of existing rows.
+
+    bulk_update would build a CASE of every row for each field, which takes several times as long as SQLite's own work.
+    """
     kind._default_manager.bulk_create(rows, update_conflicts=True, unique_fields=("id",), update_fields=fields)
 
 
 def _keep_told(attempt: Attempt, rank: int, records: Decoded) -> None:
-    """What changes rows that are there, at once."""
+    """Stores the records that change existing rows: checkpoints, info, generated text, links and faults."""
     for header in records.checkpoints:
         _keep_checkpoint(attempt, rank, header)
     if records.info:
@@ -144,7 +146,7 @@ def _keep_told(attempt: Attempt, rank: int, records: Decoded) -> None:
 
 
 def _keep_text(attempt: Attempt, rank: int, headers: list[dict[str, Any]]) -> None:
-    """What a rank has generated so far, in its row."""
+    """Adds newly generated tokens and text to the rank's row."""
     row, _ = RankInfo.objects.get_or_create(attempt=attempt, rank=rank)
     for header in headers:
         row.generated = dict(joined(row.generated or None, header))
@@ -152,7 +154,7 @@ def _keep_text(attempt: Attempt, rank: int, headers: list[dict[str, Any]]) -> No
 
 
 def _keep_checkpoint(attempt: Attempt, rank: int, header: dict[str, Any]) -> None:
-    """The row of a new checkpoint; rows of those that its worker has dropped go."""
+    """Stores a new checkpoint's row, and deletes the rows of checkpoints that its worker has deleted."""
     worker = next(node["worker"] for node in reversed(attempt.devices) if node["first_rank"] <= rank)
     mine = Checkpoint.objects.filter(run=attempt.run_id, worker=worker)
     mine.exclude(step__in=header["kept"]).delete()
@@ -175,7 +177,7 @@ def _memory_row(attempt: Attempt, rank: int, header: dict[str, Any], blob: bytes
 
 
 def _append_points(attempt: int, series: dict[tuple[int, str], list[np.ndarray]]) -> None:
-    """Fills the open chunk of each series, closes full ones and opens the next."""
+    """Adds points to the open chunk of each series; closes full chunks and opens the next."""
     open_chunks = {
         (chunk.rank, chunk.name): chunk for chunk in SeriesChunk.objects.filter(attempt=attempt, closed=False)
     }
@@ -199,7 +201,7 @@ def _fill(row: SeriesChunk, points: np.ndarray) -> None:
 
 
 def _append_log(attempt: int, rank: int, parts: list[tuple[int, bytes]]) -> None:
-    """Grows the last chunk while it is small, so that a line at a time does not become a row a line."""
+    """Extends the last chunk while it is small, so that logging line by line does not make a row for each line."""
     start, data = parts[0][0], b"".join(part for _, part in parts)
     last = LogChunk.objects.filter(attempt=attempt, rank=rank).order_by("-start").first()
     if last and last.end == start and len(last.data) < LOG_CHUNK_BYTES:
@@ -210,7 +212,7 @@ def _append_log(attempt: int, rank: int, parts: list[tuple[int, bytes]]) -> None
 
 
 def _newest_values(attempt: Attempt, series: dict[tuple[int, str], list[np.ndarray]], metered: bool) -> None:
-    """The newest values in the run's row, for lists; a past attempt's late data leaves them alone."""
+    """Updates the newest values in the run's row, for lists; late data of an earlier attempt does not change them."""
     if Attempt.objects.filter(run=attempt.run_id, number__gt=attempt.number).exists():
         return
     values: dict[str, Any] = {}
@@ -228,7 +230,8 @@ def _newest_values(attempt: Attempt, series: dict[tuple[int, str], list[np.ndarr
 
 
 def _median_step(attempt: Attempt) -> float | None:
-    """Median seconds of the newest (at most 1 000) timed steps; the exact one is computed at the end."""
+    """Median seconds of the newest timed steps, of the last two chunks; the exact one is computed at the end of the
+    run."""
     train = attempt.run.spec.get("train", {})
     chunks = SeriesChunk.objects.filter(attempt=attempt, rank=0, name="step_time").order_by("-id")[:2]
     points = np.concatenate([np.frombuffer(bytes(chunk.data), POINT) for chunk in chunks])

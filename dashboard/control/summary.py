@@ -1,4 +1,5 @@
-"""What is computed once at the end of a run and kept in its row: pages of many runs read it instead of the points."""
+"""Computes a run's summary once it has ended, and keeps it in its row, for pages that would have to read all its
+points."""
 
 from __future__ import annotations
 
@@ -19,12 +20,12 @@ log = logging.getLogger(__name__)
 
 
 def unsummarised() -> set[int]:
-    """Ended runs without a summary: a controller that was killed right after an end left them so."""
+    """Ids of ended runs without a summary: left by a controller that was killed right after their end."""
     return set(Run.objects.filter(state__in=ENDED, summary={}, attempts__isnull=False).values_list("pk", flat=True))
 
 
 def store_summary(pk: int) -> None:
-    """Computes and stores the summary of an ended run; a later call, with more data arrived, replaces it."""
+    """Computes and stores the summary of an ended run. A later call, after more data has arrived, replaces it."""
     run = Run.objects.filter(pk=pk, state__in=ENDED).first()
     if run is None:
         return
@@ -33,7 +34,7 @@ def store_summary(pk: int) -> None:
     if summary["timed"]:
         changes["step_time"] = summary["timed"]["median"]
     if rate := (summary.get("meters") or {}).get("tokens_per_s"):
-        changes["tokens_per_s"] = rate  # of the median step, as the step time is
+        changes["tokens_per_s"] = rate  # at the median step, as the step time is
     Run.objects.filter(pk=pk).update(**changes)
     if not run.wish:
         ledger.settle(run, summary)
@@ -41,13 +42,20 @@ def store_summary(pk: int) -> None:
 
 
 def summarise(run: Run) -> dict[str, Any]:
-    """timed: Stats of the timed steps, seconds, or None; cpu_others: worst rank's share of its device that others
-    used in the timed steps; memory: the worst rank's peak, bytes; breakdown: mean over the ranks of the traced step
-    nearest the median, ns, and breakdown_step, which that is; meters: tokens_per_s, tflops (a device), mfu and hfu at
-    the median step, peak_flops_per_s of all devices and peak_source; fingerprint (see observe.records); staleness:
-    {stage: {mean, max}} in updates, {} under flush; references: seconds of the reference work by rank, [] where it was
-    not done; company: how many times longer than on one device alone it took, mean of the ranks; final_loss. What was
-    not measured is None.
+    """Returns the summary of a run that trains. What was not measured is None unless stated otherwise.
+
+    - timed: Stats of the timed steps, seconds.
+    - cpu_others: share of its device that others used in the timed steps, on the worst rank.
+    - memory: of the rank with the highest peak, bytes.
+    - breakdown: mean over the ranks of the traced step nearest the median, ns; breakdown_step: that step.
+    - meters: tokens_per_s, tflops (a device), mfu and hfu at the median step, peak_flops_per_s of all devices, and
+      peak_source.
+    - fingerprint: see observe.records.
+    - staleness: {stage: {mean, max}} in updates; {} for schedules that flush.
+    - references: seconds of the reference work by rank; [] unless all ranks measured it.
+    - company: how many times longer it took than on one device alone, mean over the ranks.
+    - final_loss: the last loss; None if it is not finite.
+    - params_total: number of parameters.
     """
     timed = selectors.timed(run)
     summaries = [info.summary for _, info in sorted(selectors.ranks(run).items())]
@@ -74,7 +82,7 @@ def summarise(run: Run) -> dict[str, Any]:
 
 
 def _staleness(run: Run) -> dict[str, dict[str, float]]:
-    """Of the first rank of each stage: its replicas and tensor ranks are as late."""
+    """By stage, from its first rank: the stage's replicas and tensor ranks have the same staleness."""
     found: dict[str, dict[str, float]] = {}
     for info in selectors.ranks(run).values():
         late, stage = info.summary.get("staleness"), info.hello.get("stage")
@@ -109,7 +117,7 @@ def _breakdown(run: Run, step: int | None) -> dict[str, Any] | None:
     try:
         parts = selectors.breakdown(run, step)
     except (ValueError, KeyError, IndexError) as error:
-        # Spans of a run that died in the middle of a step need not make sense; its other numbers still do.
+        # Spans of a run that died in the middle of a step may be inconsistent; its other numbers still hold.
         log.warning("no breakdown of run %s: %r", run.pk, error)
         return None
     return {key: int(value) for key, value in mean(parts.values()).as_dict().items()} if parts else None

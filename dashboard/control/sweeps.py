@@ -1,4 +1,4 @@
-"""What the controller looks for on every turn, in the database and on its clocks. Each sweep is safe to repeat."""
+"""Searches of the database and the clocks that the controller repeats. Each sweep is safe to repeat."""
 
 from __future__ import annotations
 
@@ -29,17 +29,17 @@ from workers.contract import PROFILE_LIMIT_S, START_LIMIT_S, ControlEntry
 log = logging.getLogger(__name__)
 
 RESEND_S = 10.0
-"""A worker that beats this long without naming an attempt that was sent to it never got the message."""
+"""If a worker sends heartbeats for this long without listing an attempt sent to it, it never got the message."""
 MOST_RESENDS = 3
 ASK_AGAIN_DAYS = 2
 SLOWEST_FETCH = 1 << 20
-"""Bytes a second at which a worker must at least get its corpus."""
+"""The slowest rate, in bytes a second, at which a worker may fetch its corpus."""
 
 Verdict = Literal["fine", "again", "ended"]
 
 
 def sweep_cancels() -> list[Order]:
-    """Runs whose owner asked for an end: queued ones end here, active ones become `cancelling` and are told so."""
+    """Handles requested cancels: queued runs end here; active ones become `cancelling`; their workers get an order."""
     orders: list[Order] = []
     asked = Run.objects.filter(cancel_requested_at__isnull=False)
     for run in asked.filter(state__in=(State.QUEUED, State.STARTING, State.RUNNING)):
@@ -60,7 +60,7 @@ def _cancel_orders(run: Run) -> list[Order]:
 
 
 def sweep_traces() -> list[Order]:
-    """Runs of which somebody wants to see the next step: the step is chosen here, and every host is told."""
+    """Chooses the step for runs of which somebody asked for a trace; returns the orders that tell it to every host."""
     orders: list[Order] = []
     for run in Run.objects.filter(trace_asked_at__isnull=False, trace_step__isnull=True, state=State.RUNNING):
         step = next_trace.due(run)
@@ -73,9 +73,9 @@ def sweep_traces() -> list[Order]:
 
 
 def place_queued(alive: Iterable[str]) -> list[Attempt]:
-    """Gives free devices to queued runs; returns the attempts whose start message is to be sent.
+    """Places queued runs on free devices; returns the attempts whose start message is to be sent.
 
-    A long queue in front of a fleet that has nothing to give is not read.
+    The queue, which may be long, is not read while no host has anything to give.
     """
     if not Run.objects.filter(state=State.QUEUED, cancel_requested_at=None).exists():
         return []
@@ -113,8 +113,8 @@ def _place(run: Run, shares: list[Share]) -> Attempt:
 def sweep_leases(clocks: Clocks, lease: float, resends: dict[int, int]) -> tuple[list[Attempt], set[int]]:
     """Ends attempts whose worker fell silent or lost them.
 
-    Returns the attempts whose start message is to be sent again, and the runs that were ended here. `resends` counts
-    messages repeated so far, by attempt.
+    Returns the attempts whose start message is to be sent again, and the ids of the runs ended here. `resends` =
+    attempt -> how often its start message was repeated so far.
     """
     again: list[Attempt] = []
     ended: set[int] = set()
@@ -134,7 +134,7 @@ def sweep_leases(clocks: Clocks, lease: float, resends: dict[int, int]) -> tuple
 
 
 def _check_lease(attempt: Attempt, clocks: Clocks, lease: float, resends: dict[int, int]) -> Verdict:
-    """Of the hosts that have not told their end yet, the one that has been silent about it for longest decides."""
+    """Checks one attempt; of the hosts that have not reported its end, the one silent for longest decides."""
     waits_for = multi_host.silent(attempt.report, attempt.devices)
     silences = {worker: clocks.watch(worker, attempt.pk) for worker in waits_for}
     if not silences:
@@ -155,22 +155,23 @@ def _check_lease(attempt: Attempt, clocks: Clocks, lease: float, resends: dict[i
 
 
 def _left_before(attempt: Attempt, worker: str, clocks: Clocks) -> bool:
-    """The worker went in an orderly way, and the start message reached it too late: no process was ever started."""
+    """Whether the worker left in an orderly way before the start message reached it, so that no process was ever
+    started."""
     if attempt.run.state == State.RUNNING or clocks.was_listed(worker, attempt.pk):
         return False
     return Worker.objects.filter(name=worker, leaving=True).exists()
 
 
 def _end_without(attempt: Attempt, worker: str) -> Verdict:
-    """Ranks on another host failed, and this one has nothing to say about its own."""
-    told = multi_host.verdict(attempt.report, attempt.devices)
-    detail = f"{told.get('detail', '')} Worker {worker} told nothing of its ranks."
-    states.finish(attempt, told["outcome"], told.get("cause", ""), detail, told)
+    """Ends an attempt that failed on another host, without a report from this worker."""
+    whole = multi_host.verdict(attempt.report, attempt.devices)
+    detail = f"{whole.get('detail', '')} Worker {worker} told nothing of its ranks."
+    states.finish(attempt, whole["outcome"], whole.get("cause", ""), detail, whole)
     return "ended"
 
 
 def _check_missing(attempt: Attempt, worker: str, missing: float, clocks: Clocks, resends: dict[int, int]) -> Verdict:
-    """The worker is there, but has not named the attempt for `missing` seconds."""
+    """Handles a worker that sends heartbeats but has not listed the attempt for `missing` seconds."""
     if attempt.run.state == State.CANCELLING:
         detail = f"Cancelled; {worker} has no process of it."
         states.finish(attempt, "cancelled", "cancelled", detail, attempt.report)
@@ -190,9 +191,9 @@ def _check_missing(attempt: Attempt, worker: str, missing: float, clocks: Clocks
 
 
 def _check_start(attempt: Attempt, clocks: Clocks) -> Verdict:
-    """A start is all or none: an attempt whose worker holds it without a full set of ranks has failed.
+    """Fails an attempt whose worker has taken it but does not have all its ranks up in time: a start is all or none.
 
-    What of it did start is stopped by the fence that answers the next heartbeat.
+    Ranks that did start are stopped by the fence that answers the next heartbeat.
     """
     listed = clocks.listed_for(attempt.pk)
     if attempt.run.state != State.STARTING or listed <= START_LIMIT_S or listed <= _start_limit(attempt):
@@ -204,14 +205,15 @@ def _check_start(attempt: Attempt, clocks: Clocks) -> Verdict:
 
 
 def _start_limit(attempt: Attempt) -> float:
-    """Seconds; more where the worker may have to fetch a large corpus first, or to end a profile."""
+    """Seconds in which all ranks must be up; more if the worker may have to fetch a large corpus or finish a profile
+    first."""
     kind, _, sha256 = str(attempt.run.spec.get("train", {}).get("corpus", "")).partition(":")
     size = Corpus.objects.filter(sha256=sha256).values_list("size", flat=True).first() if kind == "blob" else None
     return START_LIMIT_S + (size or 0) / SLOWEST_FETCH + _profiled_for(attempt)
 
 
 def _profiled_for(attempt: Attempt) -> float:
-    """Seconds that profiles may have held a worker's devices since the attempt was sent there."""
+    """Seconds for which profiles may have occupied the worker's devices since the attempt was sent there."""
     if attempt.sent_at is None:
         return 0.0
     before = in_front(attempt)
@@ -222,7 +224,7 @@ def _profiled_for(attempt: Attempt) -> float:
 
 
 def sweep_unsettled(alive: Iterable[str]) -> list[Order]:
-    """Asks again for the rest of files that ended attempts have not delivered whole (a batch was lost on the way)."""
+    """Asks again for the rest of files of ended attempts that have not arrived whole (a batch was lost on the way)."""
     since = timezone.now() - timedelta(days=ASK_AGAIN_DAYS)
     waiting = Attempt.objects.filter(over=True, settled=False, ended_at__gt=since)
     there, orders = set(alive), []

@@ -1,7 +1,7 @@
-"""Entries of the EVENTS stream: read in order by the one consumer, acknowledged after the commit.
+"""Reads entries of the EVENTS stream in order, as its only consumer; they are acknowledged after the commit.
 
-Delivery is at least once: what was read but not acknowledged (a crash, a rolled back transaction) is read again
-before anything new, in the old order.
+Delivery is at least once: what was read but not acknowledged (a crash, a rolled back transaction) is read again before
+anything new, in the original order.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ CONSUMER = "controller"
 
 @dataclass(frozen=True)
 class Entry:
-    """One stream entry. `at` = unix seconds of the broker's clock when it arrived there."""
+    """One stream entry."""
 
     id: bytes
     worker: str
@@ -39,18 +39,19 @@ class Entry:
 
     @property
     def at(self) -> float:
+        """Unix seconds when it arrived at the broker, by the broker's clock."""
         return int(self.id.split(b"-")[0]) / 1000
 
 
 def connect(url: str) -> redis.Redis:
-    """A client that fails at once: the loop itself decides when to try again."""
+    """A client that does not retry: the controller's loop decides when to try again."""
     return redis.Redis.from_url(
         url, socket_timeout=ANSWER_LIMIT_S, socket_connect_timeout=ANSWER_LIMIT_S, retry=Retry(NoBackoff(), 0)
     )
 
 
 def parse(raw_id: bytes, fields: dict[bytes, bytes]) -> Entry:
-    """Raises ValueError or KeyError where the entry is not one of the contract."""
+    """Parses a stream entry. Raises ValueError or KeyError if it does not follow the contract."""
     body = json.loads(fields[b"body"])
     if not isinstance(body, dict):
         raise ValueError("body is not an object")
@@ -66,7 +67,7 @@ def parse(raw_id: bytes, fields: dict[bytes, bytes]) -> Entry:
 
 @dataclass
 class Read:
-    """What one read gave: `ids` to acknowledge, the entries that parsed, and whether nothing more is waiting."""
+    """The result of one read: `ids` to acknowledge, the entries that parsed, and whether nothing more is waiting."""
 
     ids: list[bytes]
     entries: list[Entry]
@@ -74,7 +75,7 @@ class Read:
 
 
 class Reader:
-    """The consumer of the group GROUP."""
+    """The only consumer of the group GROUP."""
 
     def __init__(self, client: redis.Redis) -> None:
         self._redis = client
@@ -82,7 +83,7 @@ class Reader:
         self._group_known = False
 
     def start_over(self) -> None:
-        """After a failure: what is pending comes again first."""
+        """After a failure, makes the next reads begin with the entries that are pending."""
         self._recovering = True
         self._group_known = False
 
@@ -100,7 +101,7 @@ class Reader:
         return self._parsed(rows, caught_up=len(rows) < READ_COUNT)
 
     def acknowledge(self, ids: Iterable[bytes]) -> None:
-        """Forgets entries whose effects are committed, and frees their memory in the broker."""
+        """Acknowledges entries whose effects are committed, and deletes them to free the broker's memory."""
         ids = list(ids)
         if ids:
             with self._redis.pipeline(transaction=True) as pipe:

@@ -1,6 +1,6 @@
-"""Workers in Django's admin: what each host has and how fresh that is; draining, enabling, and forgetting those gone.
+"""Workers in Django's admin: what each host has and how fresh that is; actions to drain, enable and delete them.
 
-Devices and times are what the worker's heartbeat last said, so nothing of a row is written by hand.
+Devices and times are from the worker's newest heartbeat, so no field of a row can be edited.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from parallel_core.analysis.quantities import bytes_text, plural_text
 
 @admin.register(Worker)
 class WorkerAdmin(ReadOnlyAdmin):
-    """A silent worker may be deleted; one that still reports would be back with its next heartbeat."""
+    """A silent worker may be deleted; one that still sends heartbeats would be back with the next."""
 
     list_display = ("name", "state", "gpus", "cpus", "memory", "busy", "version", "heartbeat_at")
     fields = readonly_fields = (
@@ -103,6 +103,6 @@ def _size(device: dict[str, Any]) -> str:
 
 
 def _devices(worker: Worker, kind: str) -> str:
-    """How many of a kind, and what they are called: "2 x NVIDIA H100"."""
+    """The number of devices of a kind, and their name: "2 x NVIDIA H100"."""
     names = [device.get("name", "") for device in worker.devices if device.get("kind") == kind]
     return f"{len(names)} x {names[0].partition(', core')[0]}" if names else "none"

@@ -1,4 +1,5 @@
-"""Workers as the controller last heard of them. Only it writes heartbeat fields; people write `draining`."""
+"""Workers as the controller last heard of them. Only the controller writes the fields of heartbeats; staff set
+`draining`."""
 
 from __future__ import annotations
 
@@ -11,7 +12,7 @@ from workers.contract import LEASE_S
 
 
 class Worker(models.Model):
-    """One host with devices. `devices` is the list of workers.contract.Device of the newest heartbeat."""
+    """One host with devices. `devices` is a list of workers.contract.Device, from the newest heartbeat."""
 
     name = models.CharField(max_length=120, unique=True)
     host = models.CharField(max_length=255, blank=True)
@@ -22,23 +23,24 @@ class Worker(models.Model):
     memory_total = models.BigIntegerField(default=0)
     memory_available = models.BigIntegerField(default=0)
     disk_free = models.BigIntegerField(null=True, blank=True)
-    """Bytes left where its checkpoints go, which others may share; None while it does not say."""
+    """Bytes free where its checkpoints go, which others may share; None while the worker does not report it."""
     token_files = models.JSONField(default=list, blank=True)
-    """{name, tokens, vocab} of the token files in its data folder."""
+    """{name, tokens, vocab} of each token file in its data folder."""
     shared_checkpoints = models.BooleanField(default=False)
-    """Its checkpoints lie in a folder that other hosts have, too."""
+    """Whether its checkpoints are in a folder that other hosts also have."""
     calibration = models.JSONField(default=dict, blank=True)
     draining = models.BooleanField(default=False)
     leaving = models.BooleanField(default=False)
-    """Its newest heartbeat says that it ends in an orderly way; False again with the next start's first."""
+    """Whether its newest heartbeat says that it is shutting down in an orderly way; its next start sets this to False
+    again."""
     refused = models.TextField(blank=True)
-    """Why the web would give it no uploaded text, in its own words: its token or its address of the web is wrong."""
+    """Why the web server refused to give it an uploaded text, in the worker's words: its token or its URL is wrong."""
     heartbeat_at = models.DateTimeField(null=True, blank=True)
     other_boot = models.CharField(max_length=64, blank=True)
     other_host = models.CharField(max_length=255, blank=True)
-    """The process that reported under this name before the present one, and its host."""
+    """`boot` and `host` of the process that reported under this name before the present one; '' if none did."""
     clashed_at = models.DateTimeField(null=True, blank=True)
-    """When both of them last reported in turns: two workers have one name."""
+    """When the two processes last reported in alternation, i.e. two workers use one name."""
     created_at = models.DateTimeField(auto_now_add=True)
 
     class Meta:
@@ -49,27 +51,32 @@ class Worker(models.Model):
 
     @property
     def device_memory(self) -> int | None:
-        """Bytes that its smallest device has; None where none says it."""
+        """Memory of its smallest device in bytes; None if no device reports it."""
         return min(filter(None, (device.get("memory_total") for device in self.devices)), default=None)
 
     @property
     def clashes(self) -> bool:
-        """Another worker reports under the same name, or did within two leases."""
+        """Whether another worker reports under the same name, or did in the last two leases (2 * LEASE_S seconds)."""
         return self.clashed_at is not None and timezone.now() - self.clashed_at < timedelta(seconds=2 * LEASE_S)
 
     @property
     def in_service(self) -> bool:
-        """It takes new runs, as long as it is heard of. Of two with one name each would end what the other runs."""
+        """Whether it takes new runs, as long as it sends heartbeats.
+
+        False while two workers use the name, because each would end the runs of the other.
+        """
         return not (self.draining or self.leaving or self.clashes)
 
 
 class Leftover(models.Model):
-    """A deleted run of which the worker may still have checkpoints on its disk. The controller asks it to drop them
-    with every heartbeat, until it has said that they are gone."""
+    """A deleted run whose checkpoints may still be on the worker's disk.
+
+    With every heartbeat the controller asks the worker to delete them, until it has reported that they are gone.
+    """
 
     worker = models.ForeignKey(Worker, on_delete=models.CASCADE, related_name="leftovers")
     run = models.BigIntegerField()
-    """The number that the run had."""
+    """The id that the run had."""
 
     class Meta:
         constraints = [models.UniqueConstraint(fields=("worker", "run"), name="one_leftover_a_run")]

@@ -1,4 +1,4 @@
-"""Workers that Redis turned away: they cannot say so themselves, but its own log of refusals names them."""
+"""Workers that Redis refused: they cannot report it themselves, but the ACL log of Redis names them."""
 
 from __future__ import annotations
 
@@ -19,13 +19,15 @@ log = logging.getLogger(__name__)
 
 LATELY = timedelta(hours=1)
 MOST = 8
-"""Refusals that the page shows, the newest first."""
+"""The most refusals that the page shows, newest first."""
 
 
 @dataclass(frozen=True)
 class Refusal:
-    """`user` of Redis, from the host `address`, was last refused `at`; `key` = what it may not reach, '' where its name
-    or password was wrong."""
+    """A refusal of the Redis user `user` from host `address`, the last of its kind `at`.
+
+    `key` = the key that it may not access; '' if its name or password was wrong.
+    """
 
     user: str
     address: str
@@ -34,7 +36,7 @@ class Refusal:
 
     @property
     def setting(self) -> str:
-        """What has to be changed there, as a sentence."""
+        """What has to be changed on that host, as a sentence."""
         if self.key:
             return (
                 f"It may not reach {self.key}: TRAINYARD_WORKER_NAME there must be the name in its line of users.conf."
@@ -43,7 +45,10 @@ class Refusal:
 
 
 def lately() -> list[Refusal]:
-    """Nothing where Redis is away or keeps no such log."""
+    """Refusals of the last hour that still matter, newest first; [] if Redis is unreachable or has no ACL log.
+
+    A wrong name or password no longer matters once a worker of that name has sent a heartbeat.
+    """
     try:
         with connect(settings.REDIS_URL) as client:
             found = [_refusal(entry) for entry in client.acl_log() if str(entry["reason"]) in {"auth", "key"}]
@@ -58,6 +63,6 @@ def lately() -> list[Refusal]:
 
 def _refusal(entry: Mapping[str, Any]) -> Refusal:
     address = str(entry["client-info"]["addr"]).rpartition(":")[0]
-    address = "this host" if "/" in address else address  # it came through the socket here
+    address = "this host" if "/" in address else address  # it came through this host's Unix socket
     at = timezone.now() - timedelta(seconds=float(entry["age-seconds"]))
     return Refusal(str(entry["username"]), address, at, str(entry["object"]) if entry["reason"] == "key" else "")

@@ -1,4 +1,4 @@
-"""The fleet as pages and the controller see it: hosts, what occupies their devices, and how fresh that knowledge is."""
+"""The fleet as pages and the controller see it: hosts, what occupies their devices, and how recent that is."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from parallel_core.version import version
 from workers.contract import LEASE_S
 
 OTHERS_ABOVE = 0.25
-"""Load of a free device above which its page says that something else uses it; a quiet yard itself stays below."""
+"""Load of a free device above which its page says that something else uses it; an idle yard itself stays below."""
 
 
 @dataclass(frozen=True)
 class DeviceView:
-    """One device of a worker; `run` occupies it now, or None. Bytes; load 0 .. 1."""
+    """One device of a worker; `run` = the run that holds it now, or None. Memory in bytes; load 0 .. 1."""
 
     index: int
     kind: str
@@ -35,14 +35,14 @@ class DeviceView:
 
     @property
     def used_by_others(self) -> bool:
-        """No run holds it, and something keeps it busy: another program, or a run on a device of the same core."""
+        """Whether no run holds it but something keeps it busy: another program, or a run on the same core."""
         return self.run is None and self.load > OTHERS_ABOVE
 
 
 @dataclass(frozen=True)
 class WorkerView:
     """A worker with its devices. `age` = seconds since its last heartbeat, None if it never sent one; `profiles` = the
-    profile that it was asked for first and has not answered."""
+    oldest profile that was requested of it and not answered."""
 
     worker: Worker
     age: float | None
@@ -51,17 +51,17 @@ class WorkerView:
     runs: list[Run]
     profiles: Profile | None = None
     profiling: bool = False
-    """It times that model's layers now: it began as soon as no run was in front of it."""
+    """Whether it is working on that profile now, which it does as soon as no run sent before is left."""
 
     @property
     def other_version(self) -> str:
-        """The dashboard's version, where the worker runs another; '' where they agree or one is not known."""
+        """The dashboard's version, if the worker runs another one; '' where they agree or one is not known."""
         theirs, ours = self.worker.version, version()
         return ours if theirs and theirs != ours and "unknown" not in {theirs, ours} else ""
 
     @property
     def others(self) -> bool:
-        """A free device is used by something else; what a profile uses is no stranger's."""
+        """Whether something else uses a free device; the work of a profile does not count."""
         return not self.profiling and any(device.used_by_others for device in self.devices)
 
 
@@ -73,12 +73,12 @@ def age_of(worker: Worker, now: datetime | None = None) -> float | None:
 
 
 def reporting() -> QuerySet[Worker]:
-    """Workers heard of within a lease."""
+    """Workers whose last heartbeat is younger than a lease."""
     return Worker.objects.filter(heartbeat_at__gt=timezone.now() - timedelta(seconds=LEASE_S))
 
 
 def stays(worker: Worker) -> str:
-    """Why the worker cannot be removed now, as a sentence; '' where it can."""
+    """Why the worker cannot be removed now, as a sentence; '' if it can."""
     if reporting().filter(pk=worker.pk).exists():
         return f"{worker.name} still reports: stop its process first. Until then draining keeps new runs away."
     held = [a.run.name for a in live_attempts() if any(node["worker"] == worker.name for node in a.devices)]
@@ -89,7 +89,7 @@ def stays(worker: Worker) -> str:
 
 @dataclass(frozen=True)
 class FleetSnapshot:
-    """One look at the fleet: every worker by name, and those of them that were heard of within a lease."""
+    """The fleet at one moment: every worker by name, and those whose last heartbeat is younger than a lease."""
 
     every: tuple[Worker, ...]
     reporting: tuple[Worker, ...]
@@ -100,11 +100,11 @@ class FleetSnapshot:
         return cls(every, tuple(one for one in every if one.heartbeat_at is not None and one.heartbeat_at > since))
 
     def among(self, names: Collection[str]) -> list[Worker]:
-        """Workers that report; of these names, where there are any."""
+        """The reporting workers; only those with one of `names`, unless that is empty."""
         return [worker for worker in self.reporting if not names or worker.name in names]
 
     def idle(self) -> list[Host]:
-        """Every worker as the placement sees it, as if nothing ran."""
+        """Every worker as a Host for the placement, as if nothing ran."""
         out = []
         for worker in self.every:
             have = devices_of(worker)
@@ -141,7 +141,8 @@ def kind_of(run: Run) -> str:
 
 
 def hosts(heard: Collection[str] | None = None) -> list[Host]:
-    """Every worker as the placement sees it. `heard` = workers that are not silent; None judges by heartbeat age."""
+    """Every worker as a Host for the placement. `heard` = workers that are not silent; None judges by the age of
+    heartbeats."""
     attempts = live_attempts()
     held = occupancy(attempts)
     exclusive = {node["worker"] for a in attempts if a.run.exclusive for node in a.devices}
@@ -158,7 +159,7 @@ def hosts(heard: Collection[str] | None = None) -> list[Host]:
 
 
 def workers() -> list[WorkerView]:
-    """Every worker by name, with who holds which device."""
+    """Every worker by name, with the runs that hold its devices."""
     now, attempts = timezone.now(), live_attempts()
     held = occupancy(attempts)
     asked = {profile.worker_id: profile for profile in Profile.objects.filter(state=ProfileState.ASKED).order_by("-id")}
@@ -166,7 +167,7 @@ def workers() -> list[WorkerView]:
 
 
 def timing() -> set[int]:
-    """Keys of the profiles that workers take now; of the others asked for, something is in front."""
+    """Ids of the profiles that workers are working on now; the other requested ones wait for something."""
     return {view.profiles.pk for view in workers() if view.profiles is not None and view.profiling}
 
 
@@ -188,10 +189,10 @@ def _view(
     ]
     here = [a for a in attempts if any(node["worker"] == worker.name for node in a.devices)]
     silent = age is None or age > LEASE_S
-    profiling = profiles is not None and not silent and all(_behind(attempt, profiles) for attempt in here)
+    profiling = profiles is not None and not silent and all(_waits_for_profile(attempt, profiles) for attempt in here)
     return WorkerView(worker, age, silent, devices, [a.run for a in here], profiles, profiling)
 
 
-def _behind(attempt: Attempt, profile: Profile) -> bool:
-    """It was sent there when the profile had been asked for, and waits for its end."""
+def _waits_for_profile(attempt: Attempt, profile: Profile) -> bool:
+    """Whether the attempt was sent to the worker after the profile was requested, and so waits for its end."""
     return attempt.started_at is None and attempt.sent_at is not None and attempt.sent_at > profile.asked_at

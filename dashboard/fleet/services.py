@@ -1,5 +1,8 @@
-"""What staff do to workers. The controller reads `draining` before each placement; a worker that was removed and still
-sends a heartbeat is there again with it, as a new one."""
+"""Changes to workers that staff may make.
+
+The controller reads `draining` before each placement. A removed worker that sends another heartbeat is added again, as
+a new one.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ from dashboard.live.announce import announce
 
 
 def drain(*, worker: Worker, user: Any) -> Worker:
-    """No new run is placed on the worker; the ones on it finish. Raises PermissionDenied unless staff."""
+    """Stops placing new runs on the worker; those on it finish. Raises PermissionDenied unless staff."""
     return _set(worker, user, True)
 
 
@@ -24,9 +27,9 @@ def enable(*, worker: Worker, user: Any) -> Worker:
 
 
 def remove(*, worker: Worker, user: Any) -> None:
-    """Takes a worker that is gone off the fleet, with the profiles timed on it; its runs stay, and keep its name.
+    """Deletes a worker that is gone, with the profiles measured on it; its runs stay and keep its name.
 
-    Raises PermissionDenied unless staff, Stays where it must stay for now.
+    Raises PermissionDenied unless staff, Stays if it cannot be removed now.
     """
     _require_staff(user)
     with transaction.atomic():
@@ -37,7 +40,7 @@ def remove(*, worker: Worker, user: Any) -> None:
 
 
 class Stays(ValueError):
-    """Why a worker is not removed, and when it can be, as a sentence."""
+    """A worker cannot be removed now; the message says why, and when it can be."""
 
 
 def _require_staff(user: Any) -> None:

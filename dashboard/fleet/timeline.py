@@ -1,4 +1,4 @@
-"""Devices x time: which run held which device when, as shares of the window, for bars that need no chart library."""
+"""Which run held which device when, as percentages of the window, for bars drawn without a chart library."""
 
 from __future__ import annotations
 
@@ -14,16 +14,17 @@ from dashboard.runs.models import Attempt, Run
 
 HOURS = (1, 6, 24)
 MAX_BARS = 200
-"""Newest attempts drawn; the timeline says "N of M" where there are more."""
+"""The most attempts drawn, newest first; the timeline says "N of M" where there are more."""
 MAX_LISTED = 50
-"""Newest attempts that stand in the table below it too."""
+"""The most attempts that are also in the table below it, newest first."""
 LEAST = 0.3
-"""Percent of the window that even the shortest bar fills."""
+"""Width of the shortest bar, in percent of the window."""
 
 
 @dataclass(frozen=True)
 class Bar:
-    """`left` and `width` in percent of the window; `idle` = percent of the bar before its processes had started.
+    """`left` and `width` in percent of the window; `idle` = percent of the bar before the attempt's processes had
+    started.
 
     `end` is None while the run holds the device.
     """
@@ -40,7 +41,7 @@ class Bar:
 
     @property
     def place(self) -> str:
-        """Where the bar stands, as CSS."""
+        """Position and width of the bar as CSS."""
         return f"left:{self.left:.2f}%;width:{self.width:.2f}%"
 
 
@@ -93,7 +94,7 @@ def timeline(workers: list[WorkerView], hours: int, now: datetime | None = None)
 
 
 def _devices(attempt: Attempt) -> str:
-    """ "yard-a cpu 0, 1"."""
+    """The attempt's devices in words: "yard-a cpu 0, 1"."""
     kind = kind_of(attempt.run)
     return "; ".join(f"{node['worker']} {kind} {', '.join(map(str, node['devices']))}" for node in attempt.devices)
 
@@ -108,7 +109,7 @@ def _bar(attempt: Attempt, since: datetime, now: datetime) -> Bar | None:
     started = attempt.started_at or end
     held = max(0.0, (started - max(begin, since)).total_seconds()) / window * 100
     words = f"{attempt.run.name}, attempt {attempt.number}: {begin:%H:%M:%S} to {attempt.ended_at or now:%H:%M:%S}"
-    left = min(left, 100 - LEAST)  # even a bar at the right edge lies inside of the window
+    left = min(left, 100 - LEAST)  # even a bar at the right edge lies inside the window
     width = min(width, 100 - left)
     idle = min(100.0, held / width * 100)
     href = reverse("runs:page", args=[attempt.run_id])

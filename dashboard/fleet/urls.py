@@ -1,4 +1,4 @@
-"""Addresses of the fleet."""
+"""URLs of the fleet."""
 
 from django.urls import URLPattern, URLResolver, path
 

@@ -1,4 +1,4 @@
-"""The fleet: hosts as rows, devices as cells, the queue beside them, and who held which device when."""
+"""The Fleet page: hosts as rows, devices as cells, the queue next to them, and which run held which device when."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ from dashboard.runs.models import Run
 from dashboard.runs.queue import PLANNED, Waiting, everyone_waiting, queue_order, queued_runs
 
 QUEUE_SHOWN = 20
-"""Lines of the queue; the heading says how many of the runs they hold."""
+"""The most lines of the queue that are shown; the heading says how many runs they stand for."""
 
 
 @require_safe
 def fleet(request: HttpRequest) -> HttpResponse:
-    """`?hours=` is how far the timeline reaches back."""
+    """The page; `?hours=` says how far back the timeline goes."""
     return render(request, "fleet/list.html", {**_context(request), **link_views.context(request)})
 
 
 @require_safe
 def part(request: HttpRequest) -> HttpResponse:
-    """The live part of the page alone."""
+    """Only the live part of the page."""
     return render(request, "fleet/part.html", _context(request))
 
 
@@ -47,7 +47,7 @@ def enable(request: HttpRequest, pk: int) -> HttpResponse:
 
 @require_http_methods(["GET", "HEAD", "POST"])
 def remove(request: HttpRequest, pk: int) -> HttpResponse:
-    """GET asks once, or says why it has to stay for now; POST takes it off the fleet."""
+    """GET asks for confirmation, or says why the worker cannot be removed now; POST removes it."""
     worker = get_object_or_404(Worker, pk=pk)
     if not request.user.is_staff:  # type: ignore[union-attr]
         raise PermissionDenied("Only admins may remove a worker.")
@@ -55,7 +55,7 @@ def remove(request: HttpRequest, pk: int) -> HttpResponse:
     if request.method == "POST" and not why:
         try:
             services.remove(worker=worker, user=request.user)
-        except services.Stays as error:  # it came back, or was given a run, just now
+        except services.Stays as error:  # it has just come back, or was given a run
             why = str(error)
         else:
             messages.success(request, f"{worker.name} is off the fleet. Its runs are kept, and keep its name.")
@@ -71,12 +71,12 @@ def _change(request: HttpRequest, pk: int, change: Callable[..., Worker], said: 
 
 
 def _turn(run: Run) -> tuple[str, int | None]:
-    """Runs of one study go one after another, so they take one line of the queue together."""
+    """Groups runs that share a line of the queue: exclusive runs of one study, which go one after another."""
     return ("study", run.study_id) if run.study_id and run.exclusive else ("run", run.pk)
 
 
 def _queue_line(group: list[Run], waits: dict[int, Waiting]) -> dict[str, Any]:
-    """The first of the group, what it waits for, and how many of its study follow."""
+    """A line of the queue: the group's first run, what it waits for, and how many of its study follow."""
     return {"run": group[0], "more": len(group) - 1, "waits": waits.get(group[0].pk, Waiting()).sentence}
 
 

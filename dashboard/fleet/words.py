@@ -1,4 +1,4 @@
-"""What a person calls the devices of a host."""
+"""What the devices of a host are called on pages."""
 
 WORDS = {"cpu": "CPU device", "cuda": "GPU"}
-"""By kind, one of them."""
+"""Kind of device -> its name, in the singular."""

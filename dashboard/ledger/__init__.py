@@ -1,1 +1,1 @@
-"""What was measured beforehand (profiles of models), what was predicted by it, and how true that was."""
+"""What was measured beforehand (profiles of models), what was predicted from it, and how accurate that was."""

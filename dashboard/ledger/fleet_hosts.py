@@ -1,4 +1,4 @@
-"""The fleet as plans see it: on which hosts runs of each width would be, and what is known of the links there."""
+"""The fleet as plans see it: the hosts that runs of each width would be placed on, and what is known of their links."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from parallel_core.spec import RunSpec
 
 @dataclass(frozen=True)
 class FleetHosts:
-    """For runs of a model as `spec` trains it, on at most `devices`."""
+    """The hosts for runs of the model of `spec`, trained as it says, on at most `devices` devices."""
 
     spec: RunSpec
     devices: int
@@ -24,12 +24,12 @@ class FleetHosts:
 
     @classmethod
     def most(cls, kind: str, fleet: FleetSnapshot) -> int:
-        """Devices of that kind on all hosts that take runs."""
+        """The number of devices of that kind on all hosts that take runs."""
         return sum(host.count(kind) for host in fleet.idle() if host.open)
 
     @cached_property
     def lies(self) -> list[Placement]:
-        """Of each width that the placement would spread over several hosts."""
+        """The placements that would go over several hosts, for each number of devices and width of tensor groups."""
         _, request = asked(self.spec, Files.of(self.fleet))
         out = []
         for world in range(2, self.devices + 1):
@@ -44,12 +44,12 @@ class FleetHosts:
 
     @cached_property
     def links(self) -> list[LinksBetween]:
-        """What counts of every pair of these hosts."""
+        """The newest measurement of the links between each pair of these hosts."""
         wanted = set(self._pairs)
         return [row for row in host_links.newest(self.spec.train.device) if (row.first, row.second) in wanted]
 
     @property
     def untimed(self) -> host_links.Pair | None:
-        """The first pair that was never timed."""
+        """The first pair of these hosts whose links were never measured; None if there is none."""
         known = {(row.first, row.second) for row in self.links}
         return next((pair for pair in self._pairs if pair not in known), None)

@@ -1,4 +1,4 @@
-"""Plans for this fleet: the page, and its part that the analyst works out."""
+"""Plans for this fleet: the page, and the part of it that the analyst computes."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def _form(request: HttpRequest) -> FleetForm:
 
 @require_safe
 def fleet(request: HttpRequest) -> HttpResponse:
-    """The form, and what it finds as far as that is known."""
+    """The form, and its result as far as that has been computed."""
     form = _form(request)
     any_profile = Profile.objects.filter(state=ProfileState.DONE).exists()
     context = {"tabs": TABS, "tab": "fleet", "form": form, "any": any_profile, **({} if any_profile else asked())}
@@ -35,7 +35,8 @@ def fleet(request: HttpRequest) -> HttpResponse:
 @require_safe
 @vary_on_headers("HX-Request")
 def found(request: HttpRequest) -> HttpResponse:
-    """The ranked splits of the address, for the page; a browser that comes here by itself is led there."""
+    """The ranked splits for the form in the query, as a part of the page; a browser that opens it is redirected to the
+    page."""
     form = _form(request)
     if not request.headers.get("HX-Request"):
         return redirect(f"{reverse('ledger:fleet')}?{request.GET.urlencode()}")

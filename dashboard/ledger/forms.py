@@ -1,4 +1,4 @@
-"""What the Partition page is asked. All of it but a request for a profile stands in the address."""
+"""Forms of the Partition page. All of them but the request for a profile are in the query of the address."""
 
 from __future__ import annotations
 
@@ -20,20 +20,23 @@ MOST_STAGES, MOST_REPLICAS = 64, 64
 RECENT = 20
 NO_PROFILE = dict.fromkeys(("required", "invalid_choice"), "Choose a finished profile of the list.")
 COST_FORMS = [("paper", "the paper's maximum"), ("released", "the tool's sum")]
-"""Of a replicated stage: see `plan.pipedream`."""
+"""How the cost of a replicated stage is computed: see `plan.pipedream`."""
 CUTS = {"pairs": "", "columns": ", by columns, too", "sequence": ", with sequence parallelism, too"}
 _BETWEEN = re.compile(r"\s*[,\-]\s*|\s+")
 _NUMBER = re.compile(r"[0-9]{1,9}")
 
 
 def models() -> dict[str, RunSpec]:
-    """Title -> a spec with that model: those of the presets, then of the newest runs that train; each model once, and
-    once more for each way of sharing layers over a tensor group that a profile measures only where its spec has it."""
+    """Title -> a spec with that model: those of the presets, then of the newest runs that train.
+
+    Each model is listed once, and again for each way of sharing layers over a tensor group that a profile measures only
+    if its spec has it.
+    """
     specs = [RunSpec.model_validate(preset.spec) for preset in PRESETS]
     for spec in Run.objects.filter(wish={}).order_by("-id").values_list("spec", flat=True)[:RECENT]:
         try:
             specs.append(RunSpec.model_validate(spec))
-        except ValueError:  # of an older version
+        except ValueError:  # stored by an older version
             continue
     found: dict[str, RunSpec] = {}
     known: set[str] = set()
@@ -78,7 +81,7 @@ class ProfileForm(Form):
 
 
 class CutForm(Form):
-    """`?profile=` and how its layers are cut. Numbers are separated by commas or dashes."""
+    """A profile and how its layers are cut. Numbers are separated by commas, dashes or spaces."""
 
     profile = forms.ModelChoiceField(
         Profile.objects.filter(state=ProfileState.DONE).select_related("worker"),
@@ -93,7 +96,7 @@ class CutForm(Form):
     form = Choice(label="Cost form", required=False, choices=COST_FORMS)
 
     def show(self, samples: int, workers: int) -> None:
-        """What stands in for the fields that are left empty."""
+        """Puts the values used for empty fields into their placeholders."""
         for name, value in (("samples", samples), ("workers", workers)):
             self.fields[name].widget.attrs["placeholder"] = str(value)
 
@@ -117,7 +120,8 @@ class CutForm(Form):
         return found
 
     def clean(self) -> dict[str, Any]:
-        """Rules between fields: a micro-batch is a part of the profiled run's batch; a replica count for each stage."""
+        """Checks rules between fields: a micro-batch is at most the batch of the profiled run, and each stage has a
+        replica count."""
         values = dict(super().clean() or {})
         if self.errors:
             return values

@@ -1,4 +1,4 @@
-"""Graphs of layers that people sent: kept by their content, so that an answer about one can be shared."""
+"""Graphs of layers that people sent, stored by the hash of their content, so that answers about one have an address."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from django.db import transaction
 from dashboard.ledger.models import Graph
 
 MOST_KEPT = 200
-"""Graphs; the oldest go first."""
+"""The most graphs that are kept; the oldest are deleted first."""
 
 
 def keep(text: str, owner: Any) -> Graph:
-    """The graph of that text; the same text twice is one graph."""
+    """Stores the graph with that text and returns it; the same text is stored only once."""
     given = {"packed": zlib.compress(_data(text)), "owner": owner}
     with transaction.atomic():
         kept, made = Graph.objects.get_or_create(sha256=digest(text), defaults=given)
@@ -26,8 +26,10 @@ def keep(text: str, owner: Any) -> Graph:
 
 
 def lend(text: str, viewer: Any) -> Graph | None:
-    """The same for somebody who may change nothing of others: of theirs one graph is kept, the newest. None where that
-    would need the room of another one's."""
+    """Stores a graph for a viewer, who may not displace what others stored; None if there is no room.
+
+    Only the newest graph of a viewer is kept.
+    """
     with transaction.atomic():
         Graph.objects.filter(owner=viewer).exclude(sha256=digest(text)).delete()
         known = Graph.objects.filter(sha256=digest(text)).first()
@@ -37,7 +39,7 @@ def lend(text: str, viewer: Any) -> Graph | None:
 
 
 def digest(text: str) -> str:
-    """By which the graph of that text is known."""
+    """The hash by which the graph with that text is stored."""
     return hashlib.sha256(_data(text)).hexdigest()
 
 
@@ -46,6 +48,6 @@ def _data(text: str) -> bytes:
 
 
 def text_of(sha256: str) -> str | None:
-    """None where no such graph is kept."""
+    """The text of a stored graph; None if there is none."""
     packed = Graph.objects.filter(sha256=sha256).values_list("packed", flat=True).first()
     return None if packed is None else zlib.decompress(bytes(packed)).decode()

@@ -1,4 +1,4 @@
-"""What is known of the links between hosts: what runs over two of them timed, newest first."""
+"""The links between hosts, as runs over two of them measured them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from parallel_core.profile import curves
 log = logging.getLogger(__name__)
 
 Pair = tuple[str, str]
-"""Names of two workers, in the order of the alphabet."""
+"""Names of two workers, in alphabetical order."""
 
 
 def pair_of(one: str, other: str) -> Pair:
@@ -26,13 +26,15 @@ def pair_of(one: str, other: str) -> Pair:
 
 
 def pairs_of(hosts: Iterable[str]) -> list[Pair]:
-    """Every two different ones of them."""
+    """Every pair of different hosts among these."""
     return list(combinations(sorted(set(hosts)), 2))
 
 
 def keep(attempt: Attempt, header: Mapping[str, Any]) -> None:
-    """What rank 0 of a run told (the record `links`). A second telling replaces the first; one that is no table, or of
-    a run that was not to time anything, is dropped."""
+    """Stores what rank 0 of a run reported in its record `links`; a second report replaces the first.
+
+    A report that is no valid table, or of a run that was not to measure links, is dropped with a warning.
+    """
     if len(attempt.run.between) != 2:
         log.warning("run %s times no links, but told some", attempt.run_id)
         return
@@ -49,19 +51,19 @@ def keep(attempt: Attempt, header: Mapping[str, Any]) -> None:
 
 
 def newest(device: str | None = None) -> list[LinksBetween]:
-    """The one that counts of each pair and kind of device, by pair."""
+    """The newest row for each pair and kind of device, which is the one that counts; sorted by pair."""
     every = LinksBetween.objects.all() if device is None else LinksBetween.objects.filter(device=device)
     counting = {(row.first, row.second, row.device): row for row in reversed(every)}
     return [row for _, row in sorted(counting.items())]
 
 
 def known(hosts: Sequence[str], device: str) -> list[curves.LinksBetween]:
-    """What is known of every pair of `hosts`; a pair that was never timed is missing."""
+    """The newest tables for the pairs of `hosts`; a pair that was never measured is missing."""
     return tables_of(newest(device), hosts, device) if pairs_of(hosts) else []
 
 
 def tables_of(rows: Iterable[LinksBetween], hosts: Sequence[str], device: str) -> list[curves.LinksBetween]:
-    """The same, of rows that were read before."""
+    """The same, from rows that were already read."""
     wanted = {(*pair, device) for pair in pairs_of(hosts)}
     found = (row for row in rows if (row.first, row.second, row.device) in wanted)
     return [curves.LinksBetween.model_validate(row.table) for row in found]

@@ -1,4 +1,4 @@
-"""Profiles that people asked workers for, and the predictions made before runs."""
+"""Profiles requested of workers, measurements of links, and the predictions made before runs."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ class ProfileState(models.TextChoices):
     DONE = "done"
     FAILED = "failed"
     UNDONE = "undone"
-    """A table that was made anew from runs, and taken back: it counts no more, what it predicted stays."""
+    """A recalibrated table that was taken back: it is no longer used, but what it predicted stays."""
 
 
 class Profile(models.Model):
-    """The cost table of one model on one worker; the newest one counts. Only the controller writes the answer."""
+    """The cost table of one model on one worker; of several, the newest counts. Only the controller stores answers."""
 
     worker = models.ForeignKey("fleet.Worker", on_delete=models.CASCADE, related_name="profiles")
     asked_by = models.ForeignKey(settings.AUTH_USER_MODEL, null=True, on_delete=models.SET_NULL)
     spec = models.JSONField()
-    """A RunSpec: its model, batch, precision and device are what is profiled."""
+    """A RunSpec whose model, batch, precision and device are profiled."""
     key = models.CharField(max_length=64, db_index=True)
     """sha256 of model, precision and device (selectors.profile_key)."""
     state = models.CharField(max_length=8, choices=ProfileState.choices, default=ProfileState.ASKED, db_index=True)
@@ -34,11 +34,12 @@ class Profile(models.Model):
     """parallel_core.profile.table.CostTable."""
     error = models.TextField(blank=True)
     log = models.TextField(blank=True)
-    """The end of what a profile that failed wrote."""
+    """The end of the output of a failed profile."""
     base = models.ForeignKey("self", null=True, on_delete=models.SET_NULL, related_name="recalibrated")
-    """The profile whose table was brought up to what runs measured, where that made this one."""
+    """The profile that was recalibrated to make this one, if any."""
     recalibration = models.JSONField(default=dict, blank=True)
-    """Then: `factor`, `runs` it was fitted on, and mean errors: `fitted` and `held_out`, each (before, after, runs)."""
+    """For a recalibrated profile: `factor`, the `runs` it was fitted to, and mean errors `fitted` and `held_out`, each
+    as (before, after, number of runs)."""
     asked_at = models.DateTimeField(auto_now_add=True)
     done_at = models.DateTimeField(null=True, blank=True)
 
@@ -51,19 +52,19 @@ class Profile(models.Model):
 
     @property
     def title(self) -> str:
-        """Model and precision, in few words."""
+        """Model and precision in a few words."""
         spec = RunSpec.stored(self.spec)
         return f"{outline_of(spec.model).title}, {spec.train.precision}"
 
 
 class LinksBetween(models.Model):
-    """Messages between two hosts, timed by a run over both; of a pair and a kind of device the newest counts. Only the
-    controller writes it."""
+    """Times of messages between two hosts, measured by a run over both. Of a pair and a kind of device, the newest
+    counts. Only the controller writes it."""
 
     run = models.OneToOneField("runs.Run", null=True, on_delete=models.SET_NULL, related_name="links")
     first = models.CharField(max_length=120)
     second = models.CharField(max_length=120)
-    """Names of workers, in the order of the alphabet."""
+    """`first` and `second` are names of workers, in alphabetical order."""
     device = models.CharField(max_length=8)
     table = models.JSONField()
     """parallel_core.profile.curves.LinksBetween."""
@@ -78,32 +79,36 @@ class LinksBetween(models.Model):
 
 
 class Prediction(models.Model):
-    """What was said of a run before it was queued, and what came of it. `seconds` a step, bytes of the worst rank."""
+    """What was predicted for a run before it was queued, and what was measured. `seconds` a step; bytes of the worst
+    rank."""
 
     run = models.OneToOneField("runs.Run", on_delete=models.CASCADE, related_name="prediction")
     profile = models.ForeignKey(Profile, null=True, on_delete=models.SET_NULL)
-    """The profile that the step was simulated from; None: from the worker's calibration, or not at all."""
+    """The profile from which the step was simulated; None if there is no such prediction."""
     seconds = models.FloatField(null=True)
     low_seconds = models.FloatField(null=True)
     high_seconds = models.FloatField(null=True)
-    """Between which eight of ten such runs lie, by how the devices drifted in the profile (`simulate.spells.drift`)."""
+    """Eight of ten such runs take between the two, judging by how the devices drifted in the profile
+    (`simulate.spells.drift`)."""
     memory = models.BigIntegerField(null=True)
     replayed = models.ForeignKey("runs.Run", null=True, on_delete=models.SET_NULL, related_name="foresaw")
-    """A run that differs by its schedule or micro-batches alone; what replaying it said is `replayed_seconds`."""
+    """A run that differs only in its schedule or micro-batches; replaying it predicted `replayed_seconds`."""
     replayed_seconds = models.FloatField(null=True)
     to_replay = models.BooleanField(default=False, db_index=True)
-    """The analyst has still to look for such a run: replaying a long step takes longer than who queues it may wait."""
+    """Whether the analyst still has to look for such a run: replaying a long step takes too long for whoever queues the
+    run."""
     measured_seconds = models.FloatField(null=True)
     measured_memory = models.BigIntegerField(null=True)
     paced_seconds = models.FloatField(null=True)
-    """What the profile says of devices as fast as they were beside the run (`spells_beside`): why the host was
-    faster or slower then, nobody could know before. Worked out when settled; `seconds` stays what was said."""
+    """What the profile predicts for devices as fast as they were during the run (`spells_beside`): why the host was
+    faster or slower then could not be known before. Computed when the prediction is settled; `seconds` stays as
+    predicted."""
     disturbed = models.BooleanField(default=False)
-    """Its time counts for nothing: others used more than a tenth of a device, or what `left_out` says."""
+    """Whether its time is not counted: others used more than a tenth of a device, or for the reason in `left_out`."""
     hosts = models.JSONField(default=list, blank=True)
-    """The worker of each rank that it is for, where they are on several; [] where all are on one."""
+    """The worker of each rank for which it was predicted, if they are on several; [] if all are on one."""
     left_out = models.TextField(blank=True)
-    """Why the time of a run over several hosts counts for nothing, and what would make the next one count."""
+    """Why the time of a run over several hosts is not counted, and what would make the next one count."""
     made_at = models.DateTimeField(auto_now_add=True)
     settled_at = models.DateTimeField(null=True, blank=True)
 
@@ -112,17 +117,17 @@ class Prediction(models.Model):
 
     @property
     def time_error(self) -> str:
-        """`+3.1 %`: predicted over measured, less 1; '' where either is missing."""
+        """`+3.1 %`: predicted over measured, less 1; '' if either is missing."""
         return signed_error(self.seconds, self.measured_seconds)
 
     @property
     def likely(self) -> str:
-        """`95.1 ms to 120 ms`; '' where the drift of the devices was not known."""
+        """`95.1 ms to 120 ms`; '' if the drift of the devices was not known."""
         return range_text(self.low_seconds, self.high_seconds) if self.low_seconds and self.high_seconds else ""
 
     @property
     def as_likely(self) -> bool | None:
-        """Whether the step lay in that range; None where one of them is missing."""
+        """Whether the measured step lay in that range; None if one of them is missing."""
         if not (self.low_seconds and self.high_seconds and self.measured_seconds):
             return None
         return self.low_seconds <= self.measured_seconds <= self.high_seconds
@@ -141,12 +146,12 @@ class Prediction(models.Model):
 
 
 class Graph(models.Model):
-    """A graph of layers that somebody sent, by its content: the answers about it have an address."""
+    """A graph of layers that somebody sent, identified by its content: answers about it have an address."""
 
     sha256 = models.CharField(max_length=64, unique=True)
     """Of the text in UTF-8."""
     packed = models.BinaryField()
-    """The text in UTF-8, by zlib."""
+    """The text in UTF-8, compressed by zlib."""
     owner = models.ForeignKey(settings.AUTH_USER_MODEL, null=True, on_delete=models.SET_NULL)
     kept_at = models.DateTimeField(auto_now_add=True)
 

@@ -1,4 +1,5 @@
-"""The Partition page's numbers and sentences: your cuts beside PipeDream's optimum, Megatron's and the exact split."""
+"""Numbers and sentences of the Partition page: the user's cuts next to PipeDream's optimum, Megatron's and the exact
+split."""
 
 from __future__ import annotations
 
@@ -22,12 +23,13 @@ from parallel_core.profile.table import CostTable
 from parallel_core.spec import RunSpec, field_errors
 
 FALLBACK_BANDWIDTH = 1e9
-"""Bytes/s where no link was timed."""
+"""Bytes/s, if no link was measured."""
 
 
 @dataclass(frozen=True)
 class Way:
-    """One way to cut: what it is called, its chain (None: why it cannot be), and the address that takes it over."""
+    """One way to cut the layers: its name, its chain (None if impossible, then `why_not`), and the address that adopts
+    it."""
 
     name: str
     chain: CutChain | None
@@ -45,7 +47,7 @@ class Way:
 
 @dataclass(frozen=True)
 class Asked:
-    """The checked values of the address."""
+    """The checked values of the query."""
 
     profile: Profile
     samples: int
@@ -55,7 +57,7 @@ class Asked:
     form: Form
 
     def address(self, **changes: Any) -> str:
-        """The page with some of it changed."""
+        """The address of the page with these `changes`."""
         values = {
             "profile": self.profile.pk,
             "samples": self.samples,
@@ -69,7 +71,7 @@ class Asked:
 
 
 class Page:
-    """Everything the page shows. Raises ValueError where the cuts cannot be."""
+    """Everything that the page shows. Raises ValueError if the cuts are impossible."""
 
     def __init__(self, profile: Profile, values: dict[str, Any]) -> None:
         self.table = CostTable.model_validate(profile.table)
@@ -78,7 +80,7 @@ class Page:
         self.layers = layers_of(self.table, samples)
         self.units = [layer.name for layer in self.layers]
         replicas = tuple(values["replicas"])
-        # The others have as many devices as these replicas take, at least: as many are what they are held against.
+        # The other partitions get at least as many devices as these replicas take, so that the comparison is fair.
         workers = max(values["workers"] or 0, sum(replicas)) or max(
             2, min(len(self.layers), len(profile.worker.devices))
         )
@@ -91,14 +93,14 @@ class Page:
 
     @property
     def bandwidth(self) -> float:
-        """Bytes/s from stage to stage, as timed on the worker."""
+        """Bytes/s from stage to stage, as measured on the worker."""
         link = self.table.link("send", 2)
         beta = link.time.line[1] if link else 0.0
         return 1 / beta if beta else FALLBACK_BANDWIDTH
 
     @cached_property
     def ways(self) -> list[Way]:
-        """Yours first, then the others over the same number of devices or stages."""
+        """The user's cuts first, then the other partitions over the same number of devices or stages."""
         asked, stages = self.asked, len(self.yours.stages)
         return [
             Way("Yours", self.yours, address=asked.address()),
@@ -128,12 +130,12 @@ class Page:
 
     @property
     def alpa(self) -> str:
-        """Where Alpa's plans for the same devices come from."""
+        """The address that serves Alpa's plans for the same devices."""
         query = self.asked.address().partition("?")[2]
         return f"{reverse('ledger:alpa')}?{query}"
 
     def sentences(self) -> list[str]:
-        """Who sets the pace, what balance would bring, and how the optimum compares."""
+        """Which stage sets the pace, what balance would bring, and how the optimum compares."""
         chain = self.yours
         busy = sum(stage.compute for stage in chain.stages) / sum(chain.replicas)
         slow = chain.slowest
@@ -147,7 +149,7 @@ class Page:
         if optimum is None:
             return [first]
         gain = chain.seconds / optimum.seconds
-        if gain <= 1 or seconds_text(optimum.seconds) == seconds_text(chain.seconds):  # as the table below says both
+        if gain <= 1 or seconds_text(optimum.seconds) == seconds_text(chain.seconds):  # as in the table below
             return [first, "No other partition over as many devices is faster."]
         if gain < 1.005:
             return [first, "PipeDream's optimum over as many devices is less than 1 % faster."]
@@ -156,7 +158,7 @@ class Page:
         return [first, f"PipeDream's optimum over {self.asked.workers} devices is {gain:.2f} times as fast: {how}."]
 
     def stages(self) -> list[dict[str, Any]]:
-        """A row a stage, with addresses that move its begin and change its replicas."""
+        """One row a stage, with addresses that move its begin and change its replicas."""
         return [self._stage(i) for i in range(len(self.yours.stages))]
 
     def _stage(self, i: int) -> dict[str, Any]:
@@ -182,7 +184,7 @@ class Page:
         }
 
     def _moved(self, i: int, by: int) -> str:
-        """The page with the begin of stage i moved by one layer; '' where a stage would be empty."""
+        """The address of the page with the begin of stage i moved by `by` layers; '' if a stage would be empty."""
         if not i:
             return ""
         edges = [0, *self.asked.cuts, len(self.layers)]
@@ -195,11 +197,12 @@ class Page:
         return self.asked.address(replicas=changed, workers=sum(changed))
 
     def _joined(self, i: int) -> str:
-        """The page with stage i joined with the one before, which keeps its replicas."""
+        """The address of the page with stage i joined to the stage before it, which keeps its replicas."""
         replicas = _without(self.asked.replicas, i)
         return self.asked.address(cuts=_without(self.asked.cuts, i - 1), replicas=replicas, workers=sum(replicas))
 
     def _halved(self, i: int) -> str:
+        """The address of the page with stage i cut into two balanced stages; '' if it has only one layer."""
         stage = self.yours.stages[i]
         if stage.stop - stage.first < 2:
             return ""
@@ -209,14 +212,14 @@ class Page:
         return self.asked.address(cuts=cuts, replicas=replicas, workers=sum(replicas))
 
     def run(self) -> tuple[str, str]:
-        """(address of New run with these cuts and replicas, '') or ('', why they cannot be run)."""
+        """Returns (address of New run with these cuts and replicas, '') or ('', why they cannot be run)."""
         chain, spec = self.yours, dict(self.asked.profile.spec)
         equal, train = len(set(chain.replicas)) == 1, dict(spec["train"])
         dp, batch = chain.replicas[0] if equal else 1, train["global_batch"]
         parallel = {"dp": dp, "pp": len(chain.stages), "micro_batches": max(1, batch // (dp * self.asked.samples))}
         if len(chain.stages) > 1:
             parallel["cuts"] = list(chain.cuts)
-        if not equal:  # PipeDream's own: stages that update on their own, each version kept
+        if not equal:  # PipeDream's schedule: each stage updates by itself and keeps the weight versions in use
             parallel |= {"replicas": list(chain.replicas), "schedule": "1f1b-stash"}
             train["clip"] = "stage"
         asked = {"model": spec["model"], "parallel": parallel, "train": train}

@@ -1,4 +1,4 @@
-"""What the pages say of profiles that were asked for and are not there yet."""
+"""Template context about profiles that were requested and are not there yet."""
 
 from __future__ import annotations
 
@@ -9,6 +9,6 @@ from dashboard.ledger import selectors
 
 
 def asked() -> dict[str, Any]:
-    """`waiting` = those without an answer, `timing` = keys of those that are taken now."""
+    """`waiting` = requested profiles without an answer, `timing` = ids of those that a worker is working on now."""
     waiting = selectors.waiting()
     return {"waiting": waiting, "timing": timing() if waiting else set()}

@@ -1,4 +1,5 @@
-"""A profile's table, brought up to runs that a person chose; all other runs of it are held out, and say what it did."""
+"""Recalibrates a profile's table to runs chosen by a user; the newest other runs are held out and show whether it
+helped."""
 
 from __future__ import annotations
 
@@ -35,20 +36,23 @@ RULE = (
 
 
 def eligible() -> QuerySet[Prediction]:
-    """Predictions from a profile that counts, settled by a run on one host which nobody disturbed, newest first: what
-    is between hosts is no part of a profile."""
+    """Predictions that a table can be fitted to, newest first.
+
+    They are from a profile in use, settled by a run on one host (links between hosts are not part of a profile) that
+    nobody disturbed.
+    """
     return selectors.settled().filter(
         profile__state=ProfileState.DONE, seconds__isnull=False, measured_seconds__gt=0, disturbed=False, hosts=[]
     )
 
 
 def among(rows: Sequence[Prediction]) -> set[int]:
-    """Keys of those of `rows` that a table can be fitted to."""
+    """Ids of those of `rows` that a table can be fitted to."""
     return set(eligible().filter(pk__in=[row.pk for row in rows]).values_list("pk", flat=True))
 
 
 class RecalibrationForm(Form):
-    """The runs that the table is fitted to: of one profile."""
+    """The runs to which the table is fitted; all were predicted from one profile."""
 
     fit = forms.ModelMultipleChoiceField(
         Prediction.objects.none(),
@@ -73,7 +77,7 @@ class RecalibrationForm(Form):
 
 
 def recalibrated(rows: Sequence[Prediction], user: Any) -> Profile:
-    """A new profile, which counts from now on. Raises ValueError where no factor explains the runs."""
+    """Creates and returns a new profile, which is used from now on. Raises ValueError if no factor fits the runs."""
     base = rows[0].profile
     assert base is not None
     table = CostTable.model_validate(base.table)
@@ -125,7 +129,7 @@ def _errors(known: tuple[float, float, int], how: str) -> str:
 
 
 def latest() -> list[tuple[Profile, str]]:
-    """What was recalibrated, newest first."""
+    """Recalibrated profiles with a sentence on each, newest first."""
     found = Profile.objects.exclude(recalibration={}).select_related("worker").defer("table")[:SHOWN]
     return [(profile, sentence(profile)) for profile in found]
 
@@ -133,7 +137,7 @@ def latest() -> list[tuple[Profile, str]]:
 @require_POST
 @member_required
 def recalibrate(request: HttpRequest) -> HttpResponse:
-    """Makes the table of the marked runs' profile anew."""
+    """Makes a new table from the profile of the marked runs."""
     form = RecalibrationForm(request.POST)
     if not form.is_valid():
         return _refused(request, said(form))
@@ -146,7 +150,7 @@ def recalibrate(request: HttpRequest) -> HttpResponse:
 
 
 def _refused(request: HttpRequest, why: str) -> HttpResponse:
-    """Back to the rows with what was marked."""
+    """Back to the page with its rows marked as before."""
     messages.error(request, why)
     return redirect(f"{reverse('ledger:record')}?{urlencode({'fit': request.POST.getlist('fit')}, doseq=True)}")
 
@@ -154,7 +158,8 @@ def _refused(request: HttpRequest, why: str) -> HttpResponse:
 @require_POST
 @member_required
 def undo(request: HttpRequest, pk: int) -> HttpResponse:
-    """Takes a recalibrated table back: the one it was made from counts again. Asking twice does nothing more."""
+    """Takes a recalibrated table back, so that the one it was made from is used again. A second request changes
+    nothing."""
     profile = get_object_or_404(Profile.objects.exclude(recalibration={}).defer("table"), pk=pk)
     if Profile.objects.filter(pk=pk, state=ProfileState.DONE).update(state=ProfileState.UNDONE):
         messages.success(request, f"{profile} is undone; predictions use the table that counted before.")

@@ -1,4 +1,4 @@
-"""What if, held against what came: a run that another one's replay speaks of has that prediction in the ledger, too."""
+"""Predictions by replay: what a replay of another run says of a new run is kept and compared with its step."""
 
 from __future__ import annotations
 
@@ -15,17 +15,18 @@ from parallel_core.simulate.replay import Change, changed, replay
 from parallel_core.spec import RunSpec
 
 LOOKED_AT = 20
-"""Newest runs on as many devices among which the one to replay is looked for."""
+"""How many of the newest runs on as many devices are considered for a replay."""
 _FREE = frozenset({"steps", "warmup_steps", "seed"})
-"""Training fields that say nothing of a step's time."""
+"""Training fields that do not affect the time of a step."""
 
 
 def recover() -> None:
-    """A look that ended its analyst is not taken again."""
+    """Does nothing: a replay during which the analyst ended is not tried again."""
 
 
 def take() -> Work | None:
-    """Claims the oldest prediction that is still to be looked at, as a lane of the analyst; None without one."""
+    """Claims the oldest prediction that waits for a replay and computes it, as a lane of the analyst; None if there is
+    none."""
     said = Prediction.objects.filter(to_replay=True).select_related("run").order_by("pk").first()
     if said is None:
         return None
@@ -35,10 +36,10 @@ def take() -> Work | None:
 
 
 def _look(said: Prediction) -> None:
-    """Keeps what is found, unless the run was quicker: nothing is foreseen of a step that was measured."""
+    """Stores the replayed prediction, unless the run was faster: a step already measured cannot be predicted."""
     try:
         found = foreseen(RunSpec.stored(said.run.spec), said.hosts)
-    except ValueError:  # of an older version
+    except ValueError:  # stored by an older version
         return
     if found is not None:
         still = Prediction.objects.filter(pk=said.pk, settled_at__isnull=True)
@@ -46,15 +47,17 @@ def _look(said: Prediction) -> None:
 
 
 def conceivable(spec: RunSpec) -> bool:
-    """Whether a step of `spec` can be what a what-if leads to."""
+    """Whether a what-if of another run can lead to a step of `spec`."""
     split = spec.parallel
     return split.pp > 1 and split.schedule != CUSTOM and flushes(split.schedule) and not spec.inject
 
 
 def foreseen(spec: RunSpec, hosts: Sequence[str] = ()) -> tuple[Run, float] | None:
-    """The newest run that differs from `spec` by its schedule or micro-batches alone and whose ranks were on the same
-    `hosts` ([]: on one), and the seconds of a step of `spec` by the replay of its traced one. None where there is no
-    such run, or its step cannot be replayed."""
+    """Returns the newest run whose replay predicts a step of `spec`, and the seconds predicted; None if there is none.
+
+    That run differs from `spec` only in its schedule or micro-batches, and its ranks were on the same `hosts` ([]: on
+    one).
+    """
     if not conceivable(spec):
         return None
     same = {"state": State.SUCCEEDED, "devices": spec.parallel.world, "broken": []}
@@ -71,10 +74,10 @@ def _hosts(run: Run) -> list[str]:
 
 
 def _change(given: dict[str, Any], spec: RunSpec) -> Change | None:
-    """What leads from the run of `given` to `spec`; None where a what-if does not, or nothing differs."""
+    """The change from the run with spec `given` to `spec`; None if no what-if leads there, or nothing differs."""
     try:
         before = RunSpec.stored(given)
-    except ValueError:  # of an older version
+    except ValueError:  # stored by an older version
         return None
     if before.model != spec.model or _fixed(before) != _fixed(spec) or before.inject or before.parallel.pp == 1:
         return None
@@ -101,5 +104,5 @@ def _replayed(run: Run, change: Change) -> float | None:
         return None
     try:
         return replay(trace.spec, trace.measured, change).step / 1e9
-    except ValueError:  # too long, or no whole step of its own
+    except ValueError:  # too long, or not a whole step
         return None

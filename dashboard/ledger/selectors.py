@@ -1,4 +1,4 @@
-"""Reads: what can be said of a run before it starts, and how true the yard's predictions were so far."""
+"""Reads: what can be predicted for a run before it starts, and how accurate the yard's predictions were so far."""
 
 from __future__ import annotations
 
@@ -26,22 +26,24 @@ from parallel_core.simulate.predict import CannotPredict, predict_step
 from parallel_core.spec import RunSpec
 
 MOST_RANKS = 64
-"""More than this no prediction is simulated while somebody waits."""
+"""Runs of more ranks are not predicted while somebody waits."""
 USUAL_OF = 5
-"""Profiles that what a profile usually takes is read off."""
+"""How many profiles the usual duration of a profile is computed from."""
 NEWEST = 500
-"""Settled predictions that the record looks back on."""
+"""How many of the newest settled predictions a record covers."""
 
 
 @dataclass(frozen=True)
 class Predicted:
-    """`seconds` a step by `profile`; `why_not` says what is missing where there is none: a profile of the model
-    (`unprofiled`), or the links between the two hosts that `untimed` names."""
+    """`seconds` a step by `profile`, or `why_not`.
+
+    What is missing is a profile of the model (`unprofiled`), or the links between the two hosts in `untimed`.
+    """
 
     seconds: float | None = None
     profile: Profile | None = None
     likely: tuple[float, float] | None = None
-    """Seconds between which eight of ten such runs lie, by how its devices drifted while they were profiled."""
+    """Eight of ten such runs take between these seconds, judging by how the devices drifted during the profile."""
     why_not: str = ""
     untimed: tuple[str, str] | None = None
     unprofiled: bool = False
@@ -53,9 +55,9 @@ class Record:
 
     errors: tuple[float, ...] = ()
     disturbed: int = 0
-    """Settled too, but left out: others used the devices."""
+    """Number of settled predictions that are left out because others used the devices."""
     as_likely: tuple[bool, ...] = ()
-    """Of those of which a range was said, whether the step lay in it."""
+    """Of the predictions with a likely range: whether the step lay in it."""
 
     @property
     def mean(self) -> float:
@@ -90,7 +92,7 @@ class Record:
 
 
 def of_both(times: Record, memory: Record) -> tuple[str, str]:
-    """What is said of step times and of memory: once for both where neither has been settled."""
+    """The sentences on step times and on memory; a single one if neither has been settled."""
     if not times.errors and not memory.errors:
         return times.sentence(), ""
     return (
@@ -100,11 +102,11 @@ def of_both(times: Record, memory: Record) -> tuple[str, str]:
 
 
 ASKED_AT_MOST = 4
-"""Profiles of one model that a prediction is sought in, newest first."""
+"""How many profiles of one model a prediction tries, newest first."""
 
 
 def profile_key(spec: RunSpec) -> str:
-    """Equal for runs that one profile serves: the same model, precision and kind of device."""
+    """A hash that is equal for runs that one profile serves: same model, precision and kind of device."""
     what = [spec.model.model_dump(mode="json"), spec.train.precision, spec.train.device]
     return hashlib.sha256(json.dumps(what, sort_keys=True).encode()).hexdigest()
 
@@ -117,49 +119,53 @@ def profiles_of(spec: RunSpec) -> QuerySet[Profile]:
 
 @lru_cache(maxsize=16)
 def _table(pk: int, done_at: datetime | None) -> CostTable:
-    """Of a finished profile, which never changes again."""
+    """The table of a finished profile; cached because it never changes again."""
     return CostTable.model_validate(Profile.objects.values_list("table", flat=True).get(pk=pk))
 
 
 def asked(worker: str) -> QuerySet[Profile]:
-    """What this worker has still to profile, oldest first."""
+    """Profiles that this worker still has to make, oldest first."""
     return Profile.objects.filter(worker__name=worker, state=ProfileState.ASKED).order_by("id")
 
 
 def last_failure() -> Profile | None:
-    """The newest profile that failed, until its worker has profiled that model after all."""
+    """The newest failed profile whose worker has not profiled that model since."""
     after = Profile.objects.filter(key=OuterRef("key"), worker=OuterRef("worker"), pk__gt=OuterRef("pk"))
     failed = Profile.objects.filter(~Exists(after.filter(state=ProfileState.DONE)), state=ProfileState.FAILED)
     return failed.select_related("worker").first()
 
 
 def in_front(attempt: Attempt) -> QuerySet[Profile]:
-    """Profiles that were asked of its hosts before it was sent there: its ranks start when they have ended. One that
-    was asked for later waits behind it."""
+    """Profiles that were requested of the attempt's hosts before it was sent there: its ranks start once they have
+    ended.
+
+    A profile that was requested later waits for the attempt.
+    """
     names = [node["worker"] for node in attempt.devices]
     return Profile.objects.filter(worker__name__in=names, asked_at__lt=attempt.sent_at)
 
 
 def usual_wait(worker: str) -> float | None:
-    """Seconds from asking this worker for a profile to its answer, median of the newest few; None before the first."""
+    """Median seconds from a request for a profile to this worker's answer, over the newest; None before the first."""
     done = Profile.objects.filter(worker__name=worker, state=ProfileState.DONE, base=None, done_at__isnull=False)
     took = done.order_by("-done_at").values_list("asked_at", "done_at")[:USUAL_OF]
     return median((end - begin).total_seconds() for begin, end in took if end) if took else None
 
 
 def measured(most: int = 12) -> list[tuple[str, str]]:
-    """(number, name) of what workers have profiled, newest first: the clusters of this yard whose costs are known."""
+    """Returns (id, name) of the newest finished profiles, newest first: the clusters of this yard whose costs are
+    known."""
     done = Profile.objects.filter(state=ProfileState.DONE).select_related("worker").defer("table")
     return [(str(profile.pk), str(profile)) for profile in done.order_by("-done_at")[:most]]
 
 
 def waiting() -> list[Profile]:
-    """What no worker has answered yet, oldest first."""
+    """Requested profiles that no worker has answered yet, oldest first."""
     return list(Profile.objects.filter(state=ProfileState.ASKED).select_related("worker").order_by("id"))
 
 
 def where(spec: RunSpec, hosts: Sequence[str]) -> Where:
-    """Of a run whose ranks are on `hosts` ([]: all on one), with what was last timed between them."""
+    """Where a run's ranks are: on `hosts` ([]: all on one), with the newest measurements of the links between them."""
     return Where(hosts, host_links.known(hosts, spec.train.device)) if hosts else ALONE
 
 
@@ -178,21 +184,24 @@ class Sources:
         return host_links.newest()
 
     def predicted(self, spec: RunSpec, hosts: Sequence[str] = ()) -> Predicted:
-        """Simulated from the newest profile of this model that has what the run needs: others may lack its way to
-        split. `hosts` = the worker of each rank, where they are on several."""
+        """Predicts by the newest profile of the model that has what the run needs; some lack the way in which it is
+        split.
+
+        `hosts` = the worker of each rank, if they are on several.
+        """
         if spec.inject:
             return Predicted(why_not="what is broken on purpose is not predicted")
         if spec.parallel.world > MOST_RANKS:
             return Predicted(why_not=f"runs of more than {MOST_RANKS} ranks are not simulated here")
-        lie = Where(hosts, host_links.tables_of(self._links, hosts, spec.train.device)) if hosts else ALONE
+        place = Where(hosts, host_links.tables_of(self._links, hosts, spec.train.device)) if hosts else ALONE
         profiles = self._profiles.get(profile_key(spec))
         if not profiles:
             return Predicted(why_not="no worker has profiled this model", unprofiled=True)
         why_not, untimed = "", None
         for i, profile in enumerate(profiles[:ASKED_AT_MOST]):
             try:
-                said = predict_step(spec, _table(profile.pk, profile.done_at), where=lie)
-                return Predicted(said.seconds, profile, said.likely)
+                step = predict_step(spec, _table(profile.pk, profile.done_at), where=place)
+                return Predicted(step.seconds, profile, step.likely)
             except ValueError as error:  # CannotPredict, or programs that the simulator does not know
                 if i == 0:
                     why_not = str(error) if isinstance(error, CannotPredict) else "it cannot be simulated"
@@ -201,13 +210,16 @@ class Sources:
 
 
 def predicted(spec: RunSpec, hosts: Sequence[str] = ()) -> Predicted:
-    """`Sources.predicted` of one run."""
+    """`Sources.predicted` for one run."""
     return Sources([spec]).predicted(spec, hosts)
 
 
 def paced(run: Run, profile: Profile, hosts: Sequence[str] = ()) -> float | None:
-    """Seconds a step by `profile` on devices that were as fast, and drifted, as the reference work found them beside
-    the run; None where that is not known of either."""
+    """Seconds a step by `profile` for devices as fast, and drifting, as the reference work measured them during the
+    run.
+
+    None if the run or the profile has no such measurement.
+    """
     spec, table = RunSpec.stored(run.spec), _table(profile.pk, profile.done_at)
     together = max(Counter(hosts).values(), default=run.devices)
     spells = spells_beside(metrics.by_rank(run, "reference_time", run.devices), table.usual(together))
@@ -220,21 +232,22 @@ def settled() -> QuerySet[Prediction]:
 
 
 def time_record(rows: Sequence[Prediction] | None = None) -> Record:
-    """Of step times that were simulated from a profile."""
+    """The record of step times that were simulated from a profile."""
     known = settled().filter(seconds__isnull=False, measured_seconds__gt=0)
     listed = list(known[:NEWEST]) if rows is None else rows
-    told = (row.as_likely for row in listed if not row.disturbed)
-    return replace(_of_times(listed, "seconds"), as_likely=tuple(inside for inside in told if inside is not None))
+    likely = (row.as_likely for row in listed if not row.disturbed)
+    return replace(_of_times(listed, "seconds"), as_likely=tuple(inside for inside in likely if inside is not None))
 
 
 def paced_record() -> Record:
-    """Of step times at the pace that the devices had beside each run: what is left is the model's own error."""
+    """The record of step times predicted at the pace that devices had during each run: what is left is the model's own
+    error."""
     known = settled().filter(paced_seconds__isnull=False, measured_seconds__gt=0)
     return _of_times(list(known[:NEWEST]), "paced_seconds")
 
 
 def replay_record() -> Record:
-    """Of step times that were said by another run's replay."""
+    """The record of step times predicted by a replay of another run."""
     known = settled().filter(replayed_seconds__isnull=False, measured_seconds__gt=0)
     return _of_times(list(known[:NEWEST]), "replayed_seconds")
 
@@ -246,7 +259,7 @@ def _of_times(listed: Sequence[Prediction], field: str) -> Record:
 
 
 def memory_record() -> Record:
-    """Of the worst rank's peak: counted, so nobody disturbs it."""
+    """The record of peaks on the worst rank: counted bytes, which nobody can disturb."""
     known = settled().filter(memory__isnull=False, measured_memory__gt=0)
     return Record(
         tuple(

@@ -1,4 +1,4 @@
-"""Writes: a profile is asked for and answered; a prediction is made before its run and settled by it."""
+"""Writes: profiles are requested and answered; predictions are made before runs and settled by them."""
 
 from __future__ import annotations
 
@@ -29,8 +29,10 @@ MAX_ERROR, MAX_LOG = 400, 16_000
 
 
 def ask_profile(*, worker: Worker, spec: RunSpec, user: Any) -> Profile:
-    """The worker is asked with each of its heartbeats until it answers; if it waits for a request that measures all of
-    this, that is the one. Raises PermissionDenied for viewers."""
+    """Requests a profile, which the worker is asked for with each heartbeat until it answers.
+
+    If an unanswered request measures all of this, that one is returned. Raises PermissionDenied for viewers.
+    """
     if not may_submit(user):
         raise PermissionDenied(MAY_NOT_SUBMIT)
     key = selectors.profile_key(spec)
@@ -40,7 +42,7 @@ def ask_profile(*, worker: Worker, spec: RunSpec, user: Any) -> Profile:
 
 
 def answer_profile(worker: str, body: Mapping[str, Any]) -> None:
-    """What the worker said: a table, or why there is none. A second answer, or one of another worker, is ignored."""
+    """Stores a worker's answer: a table, or why there is none. A second answer, or another worker's, is ignored."""
     profile = Profile.objects.filter(pk=body["profile"], worker__name=worker, state=ProfileState.ASKED).first()
     if profile is None:
         return
@@ -57,7 +59,7 @@ def answer_profile(worker: str, body: Mapping[str, Any]) -> None:
 
 
 def predict_all(runs: Sequence[Run]) -> list[Prediction]:
-    """Written in the transaction that queues the runs; what another run's replay says of one comes from the analyst."""
+    """Predicts runs in the transaction that queues them; predictions by replay are made later by the analyst."""
     if not runs:
         return []
     specs = [RunSpec.stored(run.spec) for run in runs]
@@ -69,7 +71,7 @@ def predict_all(runs: Sequence[Run]) -> list[Prediction]:
 
 
 def _prediction(run: Run, spec: RunSpec, hosts: list[str], sources: selectors.Sources) -> Prediction:
-    """Of a run whose ranks are to be on `hosts`."""
+    """The prediction for a run whose ranks are expected on `hosts`."""
     found = sources.predicted(spec, hosts)
     low, high = found.likely or (None, None)
     memory = worst_stage(spec).total if spec.trace.memory and spec.parallel.world <= selectors.MOST_RANKS else None
@@ -86,9 +88,9 @@ def _prediction(run: Run, spec: RunSpec, hosts: list[str], sources: selectors.So
 
 
 def _elsewhere(said: Prediction, hosts: Sequence[str], kind: str) -> str:
-    """Why a run whose ranks were on `hosts` ([]: on one) does not settle what was said of it; '' where it does."""
+    """Why a run whose ranks were on `hosts` ([]: on one) does not settle its prediction; '' if it does."""
     here, there = listed_text(sorted(set(hosts))), listed_text(sorted(set(said.hosts)))
-    if _lie(hosts) == _lie(said.hosts):
+    if _grouping(hosts) == _grouping(said.hosts):
         if not hosts or said.seconds is not None:
             return ""
         known = {frozenset(found.hosts) for found in host_links.known(hosts, kind)}
@@ -100,17 +102,18 @@ def _elsewhere(said: Prediction, hosts: Sequence[str], kind: str) -> str:
     return f"It was predicted {f'over {there}' if said.hosts else 'on one host'}, and ran over {here}."
 
 
-def _lie(hosts: Sequence[str]) -> tuple[frozenset[str], list[int]]:
-    """Which hosts, and which ranks are together; which of the hosts comes first matters to nobody."""
+def _grouping(hosts: Sequence[str]) -> tuple[frozenset[str], list[int]]:
+    """Which hosts, and which ranks share one; the order of the hosts does not matter."""
     order = list(dict.fromkeys(hosts))
     return frozenset(order), [order.index(host) for host in hosts]
 
 
 def settle(run: Run, summary: Mapping[str, Any]) -> None:
-    """Holds the run's own numbers against what was said; a later call, with more data arrived, replaces them.
+    """Compares the run's measurements with its prediction; a later call, after more data has arrived, replaces the
+    result.
 
-    A run that did not succeed, or was broken on purpose, settles nothing. The time of one whose ranks were not on the
-    hosts that it was predicted for counts for nothing, nor that of one over links that nobody had timed.
+    A run that failed or was broken on purpose settles nothing. The time is not counted if the ranks were on other hosts
+    than predicted, or on hosts whose links nobody had measured.
     """
     said = Prediction.objects.filter(run=run).first()
     if run.state != State.SUCCEEDED or run.broken or said is None:

@@ -1,4 +1,4 @@
-"""Addresses of profiles, the Partition page and the record of predictions."""
+"""URLs of profiles, the Partition page, plans for this fleet, layer graphs, and the record of predictions."""
 
 from django.urls import URLPattern, URLResolver, path, re_path
 

@@ -27,13 +27,13 @@ from dashboard.plans.tabs import TABS
 from parallel_core.analysis.quantities import sentence_text
 
 SHOWN = 200
-"""Predictions in the record's table, newest first."""
+"""The most predictions in the record's table, newest first."""
 
 
 @require_safe
 @vary_on_headers("HX-Request")
 def partition(request: HttpRequest) -> HttpResponse:
-    """`?profile=` with its cuts; without one the newest profile."""
+    """The Partition page for `?profile=` and its cuts; without one, for the newest profile."""
     newest = Profile.objects.filter(state=ProfileState.DONE).first()
     given = request.GET.dict()
     form = CutForm({"profile": newest.pk if newest else "", **given})
@@ -84,7 +84,8 @@ def _page(form: CutForm) -> dict[str, Any]:
 @require_safe
 @vary_on_headers("HX-Request")
 def alpa(request: HttpRequest) -> HttpResponse:
-    """Alpa's plans for the profile, micro-batch and devices of the address: a part that comes when it is looked at."""
+    """Alpa's plans for the profile, micro-batch and devices of the query: a part of the page that is loaded when it is
+    opened."""
     form = CutForm(request.GET.dict())
     if not form.is_valid():
         return HttpResponse(said(form), "text/plain", 422)
@@ -108,8 +109,10 @@ def _alpa(part: Part, here: str, page: str) -> dict[str, Any]:
 
 @require_safe
 def waiting(request: HttpRequest) -> HttpResponse:
-    """What is still waited for, with `?first` as the page shows it that has no profile yet; when one fewer is than
-    `?known=` says, the page is to be loaded anew."""
+    """The profiles still waited for; reloads the page when their number differs from `?known=`.
+
+    `?first` = as shown on a page that has no profile yet.
+    """
     left = asked()
     known = request.GET.get("known", "")
     answer = render(request, "ledger/waiting.html", {**left, "first": "first" in request.GET})
@@ -121,7 +124,7 @@ def waiting(request: HttpRequest) -> HttpResponse:
 @require_POST
 @member_required
 def profile(request: HttpRequest) -> HttpResponse:
-    """Asks a worker for the profile of a model."""
+    """Requests a profile of a model from a worker."""
     form = ProfileForm(request.POST)
     if not form.is_valid():
         messages.error(request, " ".join(map(str, form.non_field_errors())))
@@ -134,7 +137,7 @@ def profile(request: HttpRequest) -> HttpResponse:
 
 @require_safe
 def record(request: HttpRequest) -> HttpResponse:
-    """Every settled prediction beside what was measured."""
+    """The newest settled predictions next to what was measured."""
     rows, times = list(selectors.settled()[:SHOWN]), selectors.time_record()
     context = {
         "tabs": TABS,

@@ -1,4 +1,4 @@
-"""A model's part of the zero-bubble tables on the Accuracy page: rates that we predict, and orders that we find."""
+"""The zero-bubble tables of one model on the Accuracy page: predicted bubble rates, and orders found by our search."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from parallel_core.searches.bubbles import Answer
 
 @dataclass(frozen=True)
 class Table:
-    """`title` = its finding; the first cell of a row names it."""
+    """`title` = its finding; the first cell of a row names the row."""
 
     title: str
     columns: Sequence[str]
@@ -21,7 +21,7 @@ class Table:
 
 
 def tables_of(model: str, found: Answer) -> list[Table]:
-    """What was predicted and searched of the rows of one model."""
+    """The tables of what was predicted and what was searched for one model."""
     return [_predicted(model, found.predicted), _found(model, found.orders)]
 
 
@@ -67,7 +67,7 @@ def _against(ours: float, published: float, points: float) -> str:
 
 
 def _points(points: float) -> str:
-    """A difference with its sign; none where it rounds to nothing."""
+    """A difference in percentage points with its sign; without one where it rounds to zero."""
     text = f"{points:+.2f}"
     return "0.00" if float(text) == 0 else minus_text(text)
 

@@ -1,4 +1,4 @@
-"""What the Accuracy page shows, section by section; a new section is a function here and a line in SECTIONS."""
+"""The sections of the Accuracy page; a new section is a function here and a line in SECTIONS."""
 
 from __future__ import annotations
 
@@ -16,15 +16,16 @@ from parallel_core.plan.cluster.store import table
 from parallel_core.plan.cluster.zero_bubble import models
 
 QUICK = ("1.5B", "6.2B")
-"""Models of the zero-bubble tables that are simulated without being asked: the others take some seconds."""
+"""Models of the zero-bubble tables that are simulated without a click; the others take some seconds."""
 GOAL_WORST = 0.08
 RECORDED = 10
-"""Newest settled predictions of this yard; the Record has all."""
+"""The most settled predictions of this yard that are shown, newest first; the Record has all."""
 
 
 @dataclass(frozen=True)
 class Section:
-    """`sentences`: the first is the finding. `template` draws what a chart cannot; it sees the section."""
+    """The first of `sentences` is the finding. `template` renders what a chart cannot show; its context has the
+    section."""
 
     key: str
     title: str
@@ -35,7 +36,7 @@ class Section:
 
 
 def step_times() -> Section:
-    """The 18 step times, in and out of the fit apart."""
+    """Published step times; those that constants were fitted on are summarised separately."""
     found = accuracy.step_times()
     out, inside = (accuracy.summary([r for r in found if r.fitted is used]) for used in (False, True))
     text = f"Out of the fit: {_errors(out)}. In the fit: {_errors(inside)}."
@@ -48,7 +49,7 @@ def step_times() -> Section:
 
 
 def record() -> Section:
-    """This yard's own runs: each was predicted before it was queued, and settled by what it measured."""
+    """This yard's runs: each was predicted before it was queued, and settled by its measurement."""
     times, memory_of = selectors.time_record(), selectors.memory_record()
     settled = selectors.settled()
     more = {"times": times, "rows": settled[:RECORDED], "total": settled.count()}
@@ -58,7 +59,7 @@ def record() -> Section:
 
 
 def other_times() -> Section:
-    """Times that no constant was fitted on: a layer by itself, and a run with replicas."""
+    """Times that no constant was fitted on: a single layer, and a run with replicas."""
     layers, replicas = accuracy.layer_times(), accuracy.with_replicas()
     found = accuracy.summary(layers)
     text = f"One layer of the 22 B model: {_errors(found)}. With 8 replicas: {signed_percent_text(replicas[0].error)}."
@@ -66,7 +67,7 @@ def other_times() -> Section:
 
 
 def pipedream() -> Section:
-    """PipeDream's own programme held against its speedups."""
+    """PipeDream's own formula compared with its published speedups."""
     found = pipedream_2019.speedups()
     rows = [line.row for line in found]
     title = f"PipeDream's speedup over data parallelism: {_errors(accuracy.summary(rows))}."
@@ -81,7 +82,7 @@ def pipedream() -> Section:
 
 
 def memory() -> Section:
-    """Korthikanti's figures of memory."""
+    """Korthikanti's published memory figures."""
     first, seventh = accuracy.figure_1(), accuracy.figure_7()
     points = max(abs(row.predicted - row.measured) for row in seventh)
     exact = max(abs(row.error) for row in first)
@@ -98,7 +99,7 @@ def memory() -> Section:
 
 
 def bubbles() -> Section:
-    """The zero-bubble tables, a part a model that is simulated when it is asked for."""
+    """The zero-bubble tables: a part for each model, simulated when it is requested."""
     text = "T_W and T_comm come from two published rates of a row; its other four rates are then predicted."
     other = (
         "Beside them, our own search for an order gets what the published scheduler got: profiled times and a limit."
@@ -108,7 +109,7 @@ def bubbles() -> Section:
 
 
 def constants() -> Section:
-    """The constants, where each is from, and what nobody has checked."""
+    """The constants, where each is from, and which devices they are extrapolated to."""
     data = table("efficiency")
     rows = []
     for name, value in data["constants"].items():

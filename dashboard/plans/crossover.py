@@ -20,13 +20,13 @@ from parallel_core.plan.strategy import family
 from parallel_core.spec import RunSpec
 
 RECENT = 300
-"""Newest succeeded runs that are looked through for dots."""
+"""How many of the newest succeeded runs are considered as dots."""
 BANDWIDTH, FLOPS, ALPHA = 1e9, 1e12, 1e-6
-"""What one of the form's units is."""
+"""Units of the form's fields in SI units."""
 
 
 class CrossoverForm(Form):
-    """Everything stands in the address. Valid forms have `case`."""
+    """All fields are in the query. A valid form has `case`."""
 
     devices = WholeNumber(label="Devices", min_value=2, max_value=1 << 20)
     hidden = WholeNumber(label="Hidden size", min_value=1)
@@ -70,7 +70,7 @@ class CrossoverForm(Form):
 @require_safe
 @vary_on_headers("HX-Request")
 def page(request: HttpRequest) -> HttpResponse:
-    """Three charts around one case, and what unlimited devices would bring."""
+    """Three charts around one case, and the limits with unlimited devices."""
     form = CrossoverForm(request.GET.dict())
     context = framed("crossover", form=form, valid=form.is_valid())
     if context["valid"]:
@@ -84,7 +84,7 @@ def page(request: HttpRequest) -> HttpResponse:
 
 
 def sentences(case: Case) -> list[str]:
-    """Who is faster here and by how much, and the ends of both."""
+    """Which strategy is faster here and by how much, and where that changes."""
     both = {"TP": case.tensor(), "PP": case.pipeline()}
     fast, slow = sorted(both, key=lambda name: -both[name])
     first = (
@@ -96,8 +96,11 @@ def sentences(case: Case) -> list[str]:
 
 
 def dots(case: Case, along: Along) -> list[Dot]:
-    """Runs of the yard that split one axis over as many devices, against the single run of the same model and batch,
-    equal to the case in all but `along` (links of one's own are what they are: none for that)."""
+    """Runs of the yard that use only tensor or only pipeline parallelism, with their speedup over the run on one
+    device.
+
+    They equal the case in all but `along`. None for the bandwidth: the yard's links are what they are.
+    """
     if along == "bandwidth":
         return []
     runs = [(run, RunSpec.stored(run.spec)) for run in _runs()]
@@ -132,7 +135,7 @@ def _plain(spec: RunSpec) -> bool:
 
 
 def _like(spec: RunSpec, case: Case, along: Along) -> bool:
-    """Whether a run is the case but for `along`."""
+    """Whether a run equals the case in all but `along`."""
     model, split = spec.model, spec.parallel
     same = split.world == case.devices and spec.train.global_batch == case.batch
     same = same and (model.layers, model.seq) == (case.layers, case.seq)

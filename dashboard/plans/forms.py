@@ -1,4 +1,4 @@
-"""What the planner's pages are asked: a model, a cluster and a batch. All of it stands in the address."""
+"""Forms of the planner's pages: a model, a cluster and a batch. All fields are in the query."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ SCHEDULES_OF = {
 }
 MOST_TOKENS = 1e6
 FLEET = "fleet:"
-"""Begins the name of a cluster that is this yard, by one of its profiles."""
+"""Prefix of the name of a cluster that is this yard, as one of its profiles measured it."""
 
 
 def said(form: forms.Form) -> str:
-    """What is wrong with a form, in a line, each message behind its field: for answers that have no fields."""
+    """The errors of a form in one line, each after the name of its field: for responses that have no fields."""
     return " ".join(
         f"{form.add_prefix(field)}: {' '.join(map(str, messages))}" for field, messages in form.errors.items()
     )
 
 
 class SetupForm(Form):
-    """Valid forms have `setup`."""
+    """A model, a batch and a cluster. A valid form has `setup`."""
 
     model = Choice(label="Model")
     batch = WholeNumber(label="Batch", min_value=1, help_text="sequences a step")
@@ -76,7 +76,7 @@ class SetupForm(Form):
         return f"{prefix}-{name}" if prefix else name
 
     def _describe(self) -> None:
-        """Hints at fields, and the preset's values in the empty ones."""
+        """Sets placeholders of empty fields to the preset's values, and refers fields to their error messages."""
         base, machine = presets().get(str(self["model"].value())), clusters().get(str(self["cluster"].value()))
         shown: dict[str, Any] = {name: getattr(base, name) for name in SIZES} if base else {}
         if machine:
@@ -97,7 +97,7 @@ class SetupForm(Form):
         cluster = cluster_of(values)
         wrong = {**cluster.problems(), **job.problems()}
         if "hidden" in wrong and values["ffn"] is None:
-            wrong.pop("ffn", None)  # it follows from the hidden size: nobody gave it
+            wrong.pop("ffn", None)  # derived from the hidden size: nobody entered it
         for field, message in wrong.items():
             self.add_error(field if field in self.fields else None, message)
         self.setup = Setup(job, cluster)
@@ -120,12 +120,12 @@ class SetupForm(Form):
 
     @property
     def own(self) -> bool:
-        """Whether any value of a preset is replaced, or wrong."""
+        """Whether a field that replaces a value of a preset is filled or wrong."""
         return any(field.errors or field.value() for field in [*self.own_model, *self.own_cluster])
 
 
 class PlannerForm(SetupForm):
-    """Valid forms also have `space` and `plan` (None = the best)."""
+    """The planner's search space as well. A valid form also has `space` and `chosen` (None = the best plan)."""
 
     state = TypedChoice(
         label="Bytes a parameter",
@@ -174,7 +174,7 @@ class PlannerForm(SetupForm):
     chosen: Plan | None = None
 
     def __init__(self, given: dict[str, Any], measured: Sequence[tuple[str, str]] = ()) -> None:
-        """`measured` = (number, name) of each profile of this fleet: clusters beside the presets."""
+        """`measured` = (id, name) of each profile of this fleet, which can be chosen as clusters like the presets."""
         super().__init__(given)
         self.measured = bool(measured)
         self.fields["plan"].widget.attrs["placeholder"] = "TP 8 x PP 16 x DP 8, 1f1b, ZeRO-1, SP"
@@ -185,7 +185,7 @@ class PlannerForm(SetupForm):
 
     @property
     def fleet(self) -> str | None:
-        """Number of the profile where this fleet is asked for: its own page plans it, from measured costs."""
+        """Id of the profile if this fleet is chosen: another page plans it, from measured costs."""
         asked = str(self["cluster"].value())
         number = asked.removeprefix(FLEET)
         return number if asked.startswith(FLEET) and number.isdecimal() else None
@@ -211,7 +211,7 @@ class PlannerForm(SetupForm):
         return values
 
     def _clean_fleet(self) -> dict[str, Any]:
-        """What this fleet's own page would refuse is told here, in this form's units."""
+        """Checks what the fleet's own page would refuse, in the units of this form."""
         values, found = dict(self.cleaned_data), Problems()
         if (devices := values.get("devices")) is not None:
             found.whole("devices", devices, 1, MOST_DEVICES)

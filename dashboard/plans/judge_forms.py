@@ -1,4 +1,4 @@
-"""The set-ups that Judge holds against each other: each a model, a cluster and a plan, in the address by its letter."""
+"""The set-ups that Judge compares: each a model, a cluster and a plan; its query fields begin with its letter."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from parallel_core.plan.cluster.words import read
 
 LETTERS = "abcd"
 LEAST = 2
-"""Set-ups that are held against each other."""
+"""The fewest set-ups that are compared."""
 FIRST: dict[str, dict[str, Any]] = {
     "a": {"model": "gpt-200b", "cluster": "a100-40", "batch": 1024, "plan": "DP 1024"},
     "b": {"model": "gpt-200b", "cluster": "a100-40", "batch": 1024, "plan": "TP 8 x PP 16 x DP 8, ZeRO-1, SP"},
 }
-"""What the page shows when nothing was asked."""
+"""What the page shows without a query."""
 
 
 class JudgeForm(SetupForm):
-    """One set-up; valid forms have `asked`."""
+    """One set-up; a valid form has `asked`, its plan."""
 
     plan = forms.CharField(label="Plan", max_length=200)
 
@@ -49,7 +49,7 @@ class JudgeForm(SetupForm):
 
 
 def wrong_count(given: dict[str, Any]) -> str:
-    """What is wrong with the number of set-ups, `?n=`; '' where it can be."""
+    """What is wrong with the number of set-ups in `?n=`; '' if nothing."""
     asked = str(given.get("n", LEAST))
     if asked in map(str, range(LEAST, len(LETTERS) + 1)):
         return ""
@@ -57,7 +57,7 @@ def wrong_count(given: dict[str, Any]) -> str:
 
 
 def read_forms(given: dict[str, Any]) -> list[JudgeForm]:
-    """`?n=3&a-model=…`: two to four set-ups. A later one begins as a copy of the one before it."""
+    """The forms for `?n=3&a-model=…`: two to four set-ups. One without fields begins as a copy of the one before it."""
     asked = str(given.get("n", LEAST))
     count = LEAST if wrong_count(given) else int(asked)
     out: list[JudgeForm] = []
@@ -75,7 +75,7 @@ def read_forms(given: dict[str, Any]) -> list[JudgeForm]:
 
 
 def query(forms_: list[JudgeForm], **changes: str) -> str:
-    """The parameters of the set-ups; `changes` replace some, by their full names."""
+    """The query of the set-ups; `changes` replace fields, by their full names."""
     given = {f"{form.prefix}-{name}": form[name].value() for form in forms_ for name in form.fields}
     kept = {name: value for name, value in {**given, **changes}.items() if value not in (None, "")}
     return urlencode({"n": len(forms_), **kept})

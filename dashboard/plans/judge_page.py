@@ -18,7 +18,7 @@ from parallel_core.plan.cluster.why import Judged, judge, time_sentence
 
 @dataclass(frozen=True)
 class Case:
-    """One set-up, judged. `fixed` and `planned` = addresses of Judge with its cheapest change, and of Planner."""
+    """One set-up, judged. `fixed` = address of Judge with its cheapest change, `planned` = query for Planner."""
 
     letter: str
     setup: Setup
@@ -33,7 +33,7 @@ class Case:
 
     @property
     def why(self) -> str:
-        """The first reason, to stand behind a colon."""
+        """The first reason, written to stand after a colon."""
         text = self.judged.sentences[0] if self.judged.sentences else ""
         return text[:1].lower() + text[1:] if text[:2] not in ("TP", "PP") else text
 
@@ -43,7 +43,7 @@ class Case:
 
 
 def cases(forms: list[JudgeForm]) -> list[Case]:
-    """Of valid forms."""
+    """Judges the set-ups of valid forms."""
     out = []
     for form in forms:
         judged = judge(*form.setup, form.asked)
@@ -55,7 +55,7 @@ def cases(forms: list[JudgeForm]) -> list[Case]:
 
 
 def verdict(found: list[Case]) -> list[str]:
-    """Those that work first, then why the others cannot; and which of several is fastest."""
+    """The set-ups that work first, and which of several is fastest; then why the others cannot."""
     works = sorted((case for case in found if case.judged.fits), key=lambda case: -case.rate)
     out = [f"{case.letter} works: {case.judged.room}." for case in works]
     if len(works) > 1:
@@ -73,7 +73,7 @@ def verdict(found: list[Case]) -> list[str]:
 
 
 def bars(found: list[Case]) -> Chart:
-    """Bytes of the fullest rank of each set-up."""
+    """Bytes on the fullest rank of each set-up."""
     rows = [(f"{case.letter}: {case.judged.plan.label()}", case.judged.parts) for case in found]
     limits = [case.judged.capacity for case in found]
     fits = sum(case.judged.peak <= case.judged.capacity for case in found)
@@ -90,7 +90,7 @@ class Common:
 
 
 def several_clusters(found: list[Case]) -> list[Case]:
-    """The set-ups that train the same job on clusters that differ; fewer than two where there are none."""
+    """The set-ups that train the first one's job, one for each different cluster; [] unless there are at least two."""
     first = found[0].setup.job
     out: dict[object, Case] = {}
     for case in found:
@@ -100,7 +100,7 @@ def several_clusters(found: list[Case]) -> list[Case]:
 
 
 def common(found: list[Case]) -> Common | None:
-    """The plan whose largest price is least; None where the set-ups have one cluster only."""
+    """The plan whose largest price is lowest; None if the set-ups have only one cluster."""
     same = several_clusters(found)
     if not same:
         return None
@@ -116,7 +116,7 @@ def common(found: list[Case]) -> Common | None:
 
 
 def _space(found: list[Case]) -> Space:
-    """What the Planner tries by itself, with the precisions, bytes a parameter and offload of the plans in question."""
+    """The Planner's default search space, with the precisions, bytes a parameter and offload of these plans."""
     plans = [case.judged.plan for case in found]
     return Space(
         precisions=tuple(sorted({plan.precision for plan in plans})),
@@ -134,7 +134,7 @@ def _listed(letters: list[str]) -> str:
 
 
 def facts(case: Case) -> list[tuple[str, str]]:
-    """(name, value) of a set-up's card."""
+    """(name, value) of each line on a set-up's card."""
     job, cluster = case.setup
     rows: list[tuple[str, Any]] = [
         ("Model", f"{job.model.name}, batch {count_text(job.batch)}"),

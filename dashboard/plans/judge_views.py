@@ -1,4 +1,4 @@
-"""Judge: two or more set-ups, the verdict first."""
+"""The Judge page: two or more set-ups, the verdict first; and the gallery of ready cases."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from dashboard.studies.breakages import BREAKAGES
 @require_safe
 @vary_on_headers("HX-Request")
 def judge(request: HttpRequest) -> HttpResponse:
-    """The set-ups of the address."""
+    """Judges the set-ups in the query."""
     given = request.GET.dict()
     forms, wrong = read_forms(given), wrong_count(given)
     valid = all(form.is_valid() for form in forms) and not wrong
@@ -41,7 +41,7 @@ def judge(request: HttpRequest) -> HttpResponse:
 
 @require_safe
 def common(request: HttpRequest) -> HttpResponse:
-    """One plan for the clusters of the set-ups: a part that comes when it is looked at."""
+    """One plan for the clusters of the set-ups: a part of the page that is loaded when it is opened."""
     given = request.GET.dict()
     forms, wrong = read_forms(given), wrong_count(given)
     if not all(form.is_valid() for form in forms) or wrong:

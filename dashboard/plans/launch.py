@@ -1,5 +1,5 @@
-"""*Launch this plan*: a plan of the planner as a run of this yard, where its fleet has the devices and the engine the
-means."""
+"""*Launch this plan*: a plan of the planner as a run of this yard, if its fleet has the devices and its engine can run
+it."""
 
 from __future__ import annotations
 
@@ -36,8 +36,10 @@ def launch(job: Job, plan: Plan) -> tuple[str, str]:
 
 
 def run_of(job: Job, plan: Plan, device: str) -> RunSpec:
-    """The plan as a run on devices of that kind, without what changes nothing in it. Raises ValidationError where the
-    engine has no such run."""
+    """The plan as a RunSpec on devices of that kind, without fields that change nothing.
+
+    Raises ValidationError if the engine has no such run.
+    """
     parallel: dict[str, Any] = {
         "dp": plan.dp,
         "tp": plan.tp,
@@ -54,7 +56,7 @@ def run_of(job: Job, plan: Plan, device: str) -> RunSpec:
     precision = "fp32" if plan.precision == "fp32" else "bf16"
     train = {"global_batch": job.batch, "precision": precision, "device": device}
     if not flushes(plan.schedule):
-        train["clip"] = "stage"  # the only clipping that there is
+        train["clip"] = "stage"  # without a flush there is no other clipping
     return RunSpec.model_validate({"model": _model(job.model), "parallel": parallel, "train": train})
 
 

@@ -1,4 +1,4 @@
-"""The layout of a plan as a picture: a part of the Planner page that comes when it is looked at."""
+"""The layout of a plan as a picture: a part of the Planner page that is loaded when it is opened."""
 
 from __future__ import annotations
 
@@ -25,9 +25,11 @@ from parallel_core.rules import field_errors
 @require_safe
 @vary_on_headers("HX-Request")
 def layout(request: HttpRequest) -> HttpResponse:
-    """Of the plan in the address, as the run that *Launch this plan* makes of it; `?rank=` chooses a rank, `?split=`
-    how tensor groups are cut. Opened by itself it is a page of its own; a question that cannot be planned is then the
-    Planner's to refuse, at its fields."""
+    """The layout of the plan in the query, as the run that *Launch this plan* makes of it.
+
+    `?rank=` chooses a rank, `?split=` how tensor groups are cut. Opened directly it is a page of its own; an invalid
+    query is then redirected to the Planner, which shows the errors at its fields.
+    """
     form = PlannerForm(request.GET.dict())
     if not form.is_valid():
         if not _is_part(request):
@@ -57,14 +59,14 @@ def _is_part(request: HttpRequest) -> bool:
 
 
 def _undrawn(request: HttpRequest, form: PlannerForm, why: str, status: int) -> HttpResponse:
-    """Why there is no picture; as a part of the page it takes the place of what says that ranks are being drawn."""
+    """Says why there is no picture; as a part of the page, in place of the text that ranks are being drawn."""
     if _is_part(request):
         return HttpResponse(format_html('<p class="sub">{}</p>', why))
     return _shown(request, form, {"why_not": why}, status)
 
 
 def _shown(request: HttpRequest, form: PlannerForm, context: dict[str, Any], status: int = 200) -> HttpResponse:
-    """The picture, or why there is none: a part of the page, or the whole of one."""
+    """The picture, or why there is none: as a part of the page, or as a whole page."""
     if _is_part(request):
         return render(request, "runs/page_layout.html", context)
     framed = {"tabs": TABS, "tab": "page", "query": planner_page.address(form)}

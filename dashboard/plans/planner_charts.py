@@ -1,4 +1,4 @@
-"""Charts of the Planner page, with what they found as their titles."""
+"""Charts of the Planner page, with their findings as titles."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from parallel_core.plan.cluster.why import Judged
 from parallel_core.schedule.traits import flushes
 
 DRAWN_FITTING, DRAWN_LARGE = 400, 150
-"""Plans drawn in the scatter besides the Pareto front: evenly over those that fit, and over those that do not."""
+"""Plans drawn in the scatter besides the Pareto front: spaced evenly over those that fit and those that do not."""
 
 
 def all_charts(made: View) -> dict[str, Chart]:
@@ -39,7 +39,7 @@ def all_charts(made: View) -> dict[str, Chart]:
 
 
 def _at(judged: Judged, instant: str) -> dict[str, float]:
-    """Bytes by part at an instant: what is there then."""
+    """Bytes by part at an instant of the step: only parts that exist then."""
     parts: dict[str, float] = dict(judged.parts)
     gone = {"built": ("grads", "activations", "buffers"), "end of forward": ("buffers",)}
     gone["optimizer step"] = ("activations", "buffers")
@@ -83,7 +83,8 @@ def _points(made: View, front: list[int], fitting: Any, large: Any) -> list[char
 
 
 def timeline(setup: Setup, plan: Plan) -> Chart:
-    """The predicted step of one replica as a Gantt: the first ranks, and as many micro-batches as show the pattern."""
+    """The predicted step of one replica as a Gantt chart: the first ranks, and enough micro-batches to show the
+    pattern."""
     made = drawn(setup.job, setup.cluster, plan)
     part = f"{made.micro_batches} of {made.of} micro-batches"
     title = f"{ns_text(made.idle)} idle on the busiest stage, from the first operation of any stage to the last."
@@ -92,7 +93,7 @@ def timeline(setup: Setup, plan: Plan) -> Chart:
 
 
 def _by_formula(setup: Setup, plan: Plan) -> str:
-    """What the parts of the plan's step count of that idle time, and why it may be less."""
+    """How much bubble and messages the parts of the step have, by formula, and why simulated idle time may be less."""
     if plan.pp == 1:
         return ""
     parts = step.of(*setup, Plans.of([plan])).parts(0)

@@ -1,4 +1,4 @@
-"""What the Planner page shows of a search: sentences, tiles, ranked plans, charts."""
+"""What the Planner page shows of a search: sentences, tiles, ranked plans, pure strategies."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ DAY = 86_400
 
 @dataclass(frozen=True)
 class View:
-    """One planned page: the search, and the plan that is looked at (the best one, or the one in the address)."""
+    """One planned page: the search, and the plan shown in detail (the best one, or the one in the query)."""
 
     form: PlannerForm
     setup: Setup
@@ -47,7 +47,7 @@ class View:
 
 
 def view(form: PlannerForm) -> View:
-    """Of a valid form. Searches, unless the same search was made a moment ago."""
+    """The page of a valid form. Searches, unless the same search is still cached."""
     job, cluster = form.setup
     found, judged = searched(job, cluster, form.space), looked_at(form)
     advice = advise(job, cluster, judged.plan) if judged and judged.fits else None
@@ -55,7 +55,7 @@ def view(form: PlannerForm) -> View:
 
 
 def looked_at(form: PlannerForm) -> Judged | None:
-    """The plan of the address, which needs no search, or the best one; None where nothing fits."""
+    """The plan in the query, which needs no search, or the best one; None if nothing fits."""
     plan = form.chosen
     if plan is None:
         found = searched(*form.setup, form.space)
@@ -64,7 +64,7 @@ def looked_at(form: PlannerForm) -> Judged | None:
 
 
 def verdict(made: View) -> list[str]:
-    """The first sentences: what holds the plan back and what to try; or why nothing fits."""
+    """The first sentences: what limits the plan and what to try; or why nothing fits."""
     judged = made.judged
     if judged is None:
         return _nothing(made) if made.found.too_large else _no_layout(made)
@@ -84,7 +84,7 @@ def _nothing(made: View) -> list[str]:
 
 
 def _no_layout(made: View) -> list[str]:
-    """What stands in the way of the plan with the fewest reasons, where none can be built at all."""
+    """Where no plan can be built at all: what prevents the plan that has the fewest reasons against it."""
     (job, cluster), codes = made.setup, made.found.codes
     devices = f"{count_text(cluster.devices)} device{'s' * (cluster.devices > 1)}"
     if not len(codes):
@@ -96,7 +96,7 @@ def _no_layout(made: View) -> list[str]:
 
 
 def standing(made: View) -> tuple[str, str]:
-    """Where the plan that is looked at stands among all, and the address of the fastest where that is another one."""
+    """How the plan shown compares with all others, and the address of the fastest if that is another one."""
     judged, best = made.judged, made.best
     if judged is None:
         return "", ""
@@ -111,7 +111,7 @@ def standing(made: View) -> tuple[str, str]:
 
 
 def tiles(made: View) -> list[tuple[str, str, str]]:
-    """(name, value, what it is made of) of the plan that is looked at; times of one that cannot run say so."""
+    """(name, value, what it is made of) for the plan shown; a plan that cannot run says so at its times."""
     judged, (job, cluster) = made.judged, made.setup
     if judged is None or judged.seconds is None:
         return []
@@ -146,7 +146,7 @@ def _few(value: float) -> str:
 
 @dataclass(frozen=True)
 class Ranked:
-    """A row of the ranked table; `address` shows the page with this plan."""
+    """A row of the ranked table; `address` opens the page with this plan."""
 
     label: str
     seconds: float
@@ -181,7 +181,7 @@ def ranked(made: View) -> list[Ranked]:
 
 
 def address(form: PlannerForm, **changes: str) -> str:
-    """The page's own address with some parameters replaced; those at their default are left out."""
+    """The page's query with some fields replaced; fields at their default are left out."""
     given = {name: form[name].value() for name in form.fields}
     given |= changes
     defaults = {name: str(value) for name, value in form.DEFAULTS.items()}
@@ -192,7 +192,7 @@ def address(form: PlannerForm, **changes: str) -> str:
 
 
 def alone(made: View) -> list[dict[str, Any]]:
-    """Pure strategies beside the best combination."""
+    """Rows of pure strategies, and of the best combination."""
     values, best = made.form.cleaned_data, made.best
     together = float(made.found.seconds[best]) if best is not None else None
     found = pure(*made.setup, together, values["state"], values["precision"])
@@ -204,8 +204,10 @@ def alone(made: View) -> list[dict[str, Any]]:
 
 
 def not_alone(made: View, rows: Sequence[Mapping[str, Any]]) -> str:
-    """Which pure strategies of `rows` (`alone`) do not fit, and by how much, in a sentence behind the verdict; '' where
-    all do, or where the plan that is looked at cannot run."""
+    """A sentence on which pure strategies of `rows` (from `alone`) do not fit, and by how much.
+
+    '' if all fit, or if the plan shown cannot run.
+    """
     failing = [f"{row['word']} ({row['room']})" for row in rows if not row["fits"]]
     if made.judged is None or not made.judged.fits or not failing:
         return ""

@@ -1,4 +1,4 @@
-"""Ready cases: a question, the set-ups that answer it, and the pages that open filled in."""
+"""Ready cases: a question, the set-ups that answer it, and links to Judge and Planner with the fields filled in."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from dashboard.plans.judge_forms import read_forms
 
 @dataclass(frozen=True)
 class Scenario:
-    """`shared` = fields of every set-up, `setups` = what each one has of its own."""
+    """`shared` = fields of every set-up, `setups` = the fields of each one."""
 
     key: str
     title: str
@@ -23,7 +23,7 @@ class Scenario:
     setups: tuple[dict[str, Any], ...]
 
     def query(self) -> str:
-        """Parameters of Judge."""
+        """The query for Judge."""
         fields = {
             f"{letter}-{name}": value
             for letter, own in zip("abcd", self.setups, strict=False)
@@ -32,7 +32,7 @@ class Scenario:
         return urlencode({"n": len(self.setups), **fields})
 
     def planner(self) -> str:
-        """Parameters of Planner: the last set-up's job and cluster, whatever its plan."""
+        """The query for Planner: job and cluster of the last set-up, without its plan."""
         fields = {**self.shared, **self.setups[-1]}
         fields.pop("plan")
         return urlencode({**fields, "offload": "yes"})
@@ -99,11 +99,11 @@ SCENARIOS = (
 
 @dataclass(frozen=True)
 class Card:
-    """A scenario with the verdict that Judge gives on it now."""
+    """A scenario with Judge's current verdict on it."""
 
     scenario: Scenario
     setups: list[tuple[str, str]]
-    """(letter, what it stands for) of each set-up."""
+    """(letter, description) of each set-up."""
     verdict: str
     judge: str
     planner: str
@@ -122,7 +122,7 @@ def cards() -> list[Card]:
 
 
 def _named(case: judge_page.Case, with_cluster: bool) -> str:
-    """The plan, and where the set-ups differ in it the cluster."""
+    """The plan, and the cluster if the set-ups have different ones."""
     cluster = case.setup.cluster
     where = f" on {cluster.devices} x {cluster.device.name}" if with_cluster else ""
     return f"{case.judged.plan.label()}{where}"

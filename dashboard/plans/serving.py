@@ -1,4 +1,4 @@
-"""The Inference page: what serving a model takes on a cluster. Nothing is stored; all of it stands in the address."""
+"""The Inference page: what serving a model takes on a cluster. Nothing is stored; all fields are in the query."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ LISTED = 12
 
 
 class ServingForm(SetupForm):
-    """Valid forms also have `served`."""
+    """A valid form has `served` as well."""
 
     prompt = WholeNumber(label="Prompt, tokens", min_value=1, max_value=MOST_TOKENS)
     output = WholeNumber(label="Output, tokens", min_value=1, max_value=MOST_TOKENS)
     limit = Number(label="At most, ms a token", min_value=0.001, max_value=1e6, required=False)
 
-    batch = None  # type: ignore[assignment]  # what it asks for is a result here: Django leaves such a field out
+    batch = None  # type: ignore[assignment]  # the batch is a result here; None removes the inherited field
     DEFAULTS = {"model": "llama-70b", "cluster": "selene", "devices": 8, "prompt": 1024, "output": 256}
     served: Served
 
@@ -59,7 +59,7 @@ class Row:
 @require_safe
 @vary_on_headers("HX-Request")
 def page(request: HttpRequest) -> HttpResponse:
-    """The best way within the limit, and all that no other beats."""
+    """The best way within the limit, and all those that no other beats."""
     form = ServingForm(request.GET.dict())
     context = framed("serving", form=form, valid=form.is_valid())
     if context["valid"]:
@@ -75,7 +75,7 @@ def page(request: HttpRequest) -> HttpResponse:
 
 
 def sentences(form: ServingForm, best: int | None) -> list[str]:
-    """What the best way gives, what bounds it, and what a sequence keeps."""
+    """What the best way achieves, and how much memory a sequence and the cache take."""
     made, model, ask = form.served, form.setup.job.model, form.served.ask
     kept = f"Each sequence keeps {bytes_text(cache_bytes(model, ask.prompt + ask.output))} of keys and values."
     if best is None:
@@ -92,7 +92,7 @@ def sentences(form: ServingForm, best: int | None) -> list[str]:
 
 
 def rows(made: Served, best: int | None) -> list[Row]:
-    """Ways that nothing beats in both, quickest token first, and the best one."""
+    """Ways that no other beats in both latency and throughput, lowest latency first, and the best one."""
     front = made.front()
     every = max(1, -(-len(front) // LISTED))
     shown = sorted({*front[::every], *front[-1:], *([] if best is None else [best])}, key=lambda i: made.token[i])

@@ -1,4 +1,4 @@
-"""A model and a cluster as forms give them: a preset, and the values that replace the preset's own."""
+"""A model and a cluster from form values: a preset, with some of its values replaced."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from parallel_core.plan.cluster.search import Found, Space, search
 SIZES = ("hidden", "layers", "heads", "kv_heads", "ffn", "vocab", "seq")
 """Fields of a model that a form may replace."""
 RATES = {"half": 1e12, "bandwidth": 1e9, "link": 1e9, "network": 1e9, "memory": GIB, "reserved": GIB}
-"""Fields of a cluster or its device that a form may replace -> what one of the form's units is."""
+"""Fields of a cluster or its device that a form may replace -> the form's unit in SI units or bytes."""
 ON_DEVICE = ("half", "bandwidth", "memory")
 
 
@@ -25,7 +25,7 @@ class Setup(NamedTuple):
 
 
 def model_of(values: Mapping[str, Any]) -> Transformer:
-    """The preset `model` with own sizes. Where the width changes alone, what depends on it follows."""
+    """The preset `model` with replaced sizes. Sizes that depend on a replaced one follow it unless given too."""
     base = presets()[values["model"]]
     own = {name: values[name] for name in SIZES if values.get(name) is not None}
     if not own:
@@ -38,7 +38,7 @@ def model_of(values: Mapping[str, Any]) -> Transformer:
 
 
 def cluster_of(values: Mapping[str, Any]) -> Cluster:
-    """The preset `cluster` with own numbers; fewer devices than a host has are one host."""
+    """The preset `cluster` with replaced values; fewer devices than a host has are a single host."""
     base = clusters()[values["cluster"]]
     own = {name: values[name] * unit for name, unit in RATES.items() if values.get(name) is not None}
     device = replace(base.device, **{name: own.pop(name) for name in ON_DEVICE if name in own})
@@ -50,5 +50,5 @@ def cluster_of(values: Mapping[str, Any]) -> Cluster:
 
 @lru_cache(maxsize=6)
 def searched(job: Job, cluster: Cluster, space: Space) -> Found:
-    """A search, kept: a page asks for its parts one by one."""
+    """The result of a search; cached because a page requests its parts one by one."""
     return search(job, cluster, space)

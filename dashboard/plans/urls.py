@@ -1,4 +1,4 @@
-"""Addresses of the planner's pages."""
+"""URLs of the planner's pages."""
 
 from django.urls import URLPattern, URLResolver, path
 

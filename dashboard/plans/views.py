@@ -1,4 +1,4 @@
-"""Pages of the planner. Nothing is stored: what a page shows follows from its address."""
+"""Pages of the planner. Nothing is stored: what a page shows depends only on its query."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ from parallel_core.plan.cluster.hardware import GIB
 from parallel_core.plan.cluster.questions import QUESTIONS, ask
 
 EXPORTED = 200
-"""Plans in the exports: the fastest of each layout first."""
+"""The most plans in an export: the fastest of each layout first."""
 
 
 def framed(tab: str, **context: Any) -> dict[str, Any]:
-    """What every page of the planner has."""
+    """The context that every page of the planner needs."""
     return {"tabs": TABS, "tab": tab, **context}
 
 
 def answered(request: HttpRequest, page: str, context: dict[str, Any]) -> HttpResponse:
-    """`plans/<page>.html`, of which HTMX gets the part that answers the form."""
+    """Renders `plans/<page>.html`, or for HTMX only the part that depends on the form."""
     part = "_result" if request.headers.get("HX-Request") else ""
     return render(request, f"plans/{page}{part}.html", context)
 
@@ -43,7 +43,7 @@ def answered(request: HttpRequest, page: str, context: dict[str, Any]) -> HttpRe
 @require_safe
 @vary_on_headers("HX-Request")
 def planner(request: HttpRequest) -> HttpResponse:
-    """The best plans of a model on a cluster; `?plan=` looks at one of them, or at any other."""
+    """The best plans of a model on a cluster; `?plan=` shows another one in detail."""
     form = PlannerForm(request.GET.dict(), ledger.measured())
     context = framed("page", form=form, valid=form.is_valid(), fleet=_of_fleet(form))
     if context["valid"]:
@@ -53,13 +53,13 @@ def planner(request: HttpRequest) -> HttpResponse:
 
 
 def _of_layout(request: HttpRequest) -> str:
-    """What the address says of the picture: the rank that is chosen, and the tensor split that is drawn."""
+    """The parameters of the layout picture in the query: the chosen rank, and the tensor split to draw."""
     asked = {name: request.GET[name] for name in ("rank", "split") if name in request.GET}
     return f"&{urlencode(asked)}" if asked else ""
 
 
 def _of_fleet(form: PlannerForm) -> str:
-    """Address of the plans for this fleet, where it is the cluster that is asked for; else ''."""
+    """The query of the plans for this fleet if that is the chosen cluster; else ''."""
     if form.fleet is None or form.errors:
         return ""
     devices, memory = form.cleaned_data["devices"], form.cleaned_data["memory"]
@@ -102,7 +102,7 @@ def _refused(form: PlannerForm) -> JsonResponse:
 
 @require_safe
 def timeline(request: HttpRequest) -> JsonResponse:
-    """The predicted Gantt of the plan in the address, as a chart."""
+    """The predicted Gantt chart of the plan in the query."""
     form = PlannerForm(request.GET.dict())
     if not form.is_valid():
         return _refused(form)
@@ -118,7 +118,7 @@ def timeline(request: HttpRequest) -> JsonResponse:
 
 @require_safe
 def questions(request: HttpRequest) -> HttpResponse:
-    """The questions with their answers: a part of the page that comes when it is looked at."""
+    """The questions with their answers: a part of the page that is loaded when it is opened."""
     form = PlannerForm(request.GET.dict())
     if not form.is_valid():
         return HttpResponse(said(form), "text/plain", 422)

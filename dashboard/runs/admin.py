@@ -1,4 +1,4 @@
-"""Runs and corpora in Django's admin, to look at: what changes a run goes through `services` and the controller."""
+"""Runs, events and corpora in Django's admin, read-only: runs are changed by `services` and the controller."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""The form's group *Break it*: a switch for each kind of fault, and beside it what the fault can be given.
+"""The form's group *Break it*: a switch for each kind of fault, with the fault's fields.
 
-The switch of `straggler` is the path `inject.straggler`, its rank `inject.straggler.rank`; in the spec faults are a
+The switch of `straggler` is the path `inject.straggler`, its rank `inject.straggler.rank`; in the spec, faults are a
 list (`RunSpec.inject`).
 """
 
@@ -21,7 +21,7 @@ NOTE = "A fault of your choice, injected for real: to see what it looks like. Th
 
 
 def group() -> Group:
-    """Every fault with its fields, folded."""
+    """The group with every fault and its fields, folded."""
     entries: list[Entry] = []
     for kind, fault in KINDS.items():
         entries.append(Entry(f"{SECTION}.{kind}", fault.title, fault.blurb))
@@ -46,13 +46,13 @@ def is_part(path: str) -> bool:
 
 
 def switch_of(path: str) -> str | None:
-    """The switch that a fault's field is shown for; None for any other path."""
+    """The switch that shows or hides a fault's field; None for any other path."""
     parts = path.split(".")
     return ".".join(parts[:2]) if parts[0] == SECTION and len(parts) > 2 else None
 
 
 def to_inject(values: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The faults that are switched on, as the spec judges them; an empty field takes its usual value."""
+    """The faults that are switched on, in the form that the spec validates; an empty field takes its default."""
     out = []
     for kind, fault in KINDS.items():
         if not values.get(html_name(f"{SECTION}.{kind}")):
@@ -63,7 +63,7 @@ def to_inject(values: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def from_inject(faults: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
-    """Form values from the faults of a spec; the others are off, with their usual values beside them."""
+    """Form values for the faults of a spec; other faults are off, with their fields at their defaults."""
     found = {fault["kind"]: fault for fault in faults}
     out: dict[str, Any] = {}
     for kind, fault in KINDS.items():
@@ -75,5 +75,5 @@ def from_inject(faults: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def form_path(path: str) -> str:
-    """`inject.0.straggler.rank` (the first of the list) as `inject.straggler.rank`; any other path as it is."""
+    """`inject.0.straggler.rank` (position in the list) as `inject.straggler.rank`; any other path unchanged."""
     return re.sub(rf"^{SECTION}\.\d+\.", f"{SECTION}.", path)

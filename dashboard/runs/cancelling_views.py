@@ -1,4 +1,4 @@
-"""Cancelling several runs, of the list or of a study: asked once, and what could not be done is said."""
+"""Cancels several runs, of the list or of a study, after one confirmation; says which could not be cancelled."""
 
 from __future__ import annotations
 
@@ -20,15 +20,18 @@ from dashboard.runs.models import ENDED, Run, State
 from parallel_core.analysis.quantities import plural_text
 
 SHOWN = 12
-"""Names that the question lists."""
+"""The most names that the confirmation lists."""
 NONE_LEFT = "No run of this study is left to cancel."
 
 
 @require_http_methods(["GET", "HEAD", "POST"])
 @member_required
 def cancel(request: HttpRequest) -> HttpResponse:
-    """GET asks once, for the ticked runs (`runs=1&runs=2`) or for what is left of a study (`study=1`), as far as the
-    asker may cancel them; POST cancels them, and leads back to where they were."""
+    """GET asks for confirmation, POST cancels and redirects back.
+
+    It is for the ticked runs (`runs=1&runs=2`), or on GET for the runs of a study that have not ended (`study=1`); only
+    those that the user may cancel.
+    """
     study = number(request.GET.get("study"))
     asked = Q(pk__in=ticked(request.POST if request.method == "POST" else request.GET))
     if study is not None and request.method != "POST":

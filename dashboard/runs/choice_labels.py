@@ -1,4 +1,4 @@
-"""Words for the values of the spec's choices, as forms show them."""
+"""Labels of the values of the spec's choices, as forms show them."""
 
 from __future__ import annotations
 

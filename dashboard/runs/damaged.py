@@ -1,4 +1,4 @@
-"""Checkpoints that a run which was to begin from them found damaged."""
+"""Checkpoints that turned out to be damaged when a run was to begin from them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _STEP = re.compile(r"step-(\d{8})\b")
 
 
 class Damage(NamedTuple):
-    """What run `by` found of the checkpoint of `step`."""
+    """What run `by` found wrong with the checkpoint of `step`."""
 
     step: int
     by: int
@@ -24,7 +24,7 @@ class Damage(NamedTuple):
 
 
 def damaged(run: Run) -> dict[int, Damage]:
-    """By step, of the run's checkpoints. One that was written again since, or that a later run began from, is not."""
+    """The run's damaged checkpoints by step; not those written again since, or from which a later run began."""
     rows = Run.objects.filter(resume_run=run).order_by("pk")
     tried = rows.values_list("pk", "resume_step", "state", "detail", "ended_at")
     written = dict(Checkpoint.objects.filter(run=run).order_by("at").values_list("step", "at"))
@@ -41,7 +41,7 @@ def damaged(run: Run) -> dict[int, Damage]:
 
 
 def _what(detail: str, step: int) -> str:
-    """Of the sentence on how a run ended, what it says of the checkpoint that it named; '' where nothing."""
+    """What the sentence on how a run ended says of the damage to its checkpoint of `step`; '' if nothing."""
     said, named = _FOUND.search(detail), _STEP.search(detail)
     if said is None or "checkpoint" not in detail.lower() or (named and int(named[1]) != step):
         return ""

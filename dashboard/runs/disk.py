@@ -1,4 +1,4 @@
-"""Whether the disk of a worker holds the checkpoints of a run."""
+"""Whether a worker's disk has room for the checkpoints of a run."""
 
 from __future__ import annotations
 
@@ -11,8 +11,10 @@ from parallel_core.spec import RunSpec
 
 
 def short_of(spec: RunSpec, workers: Iterable[Worker]) -> str:
-    """What would be wrong, where no worker that says how much is free has enough; '' elsewhere. A run that saves only
-    when it is stopped is no reason to worry: it may never be."""
+    """Says what is missing if no worker that reports its free space has enough; else ''.
+
+    A run that saves only when it is stopped is not checked: it may never save.
+    """
     known = [(worker.disk_free, worker.name) for worker in workers if worker.disk_free is not None]
     if not spec.train.checkpoint_every or not known:
         return ""

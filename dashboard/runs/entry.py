@@ -1,4 +1,4 @@
-"""A leaf of the spec as a form shows it, and the groups that leaves stand in."""
+"""A leaf of the spec as a form shows it, and the groups of leaves."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 
 def html_name(path: str) -> str:
-    """The form field of a dotted path."""
+    """The name of the form field for a dotted path."""
     return path.replace(".", "__")
 
 
@@ -25,10 +25,12 @@ class Entry:
 
 @dataclass(frozen=True)
 class Group:
+    """A fieldset of the form."""
+
     key: str
     title: str
     entries: tuple[Entry, ...]
     folded: bool = False
-    """Shown closed: seldom changed."""
+    """Shown closed, because it is seldom changed."""
     note: str = ""
     """A sentence above its fields."""

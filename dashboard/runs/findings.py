@@ -1,4 +1,4 @@
-"""What the rules of `parallel_core.analysis.diagnosis` find in a run, kept until more of the run has arrived."""
+"""What the rules of `parallel_core.analysis.diagnosis` find in a run, cached until more of the run has arrived."""
 
 from __future__ import annotations
 
@@ -21,43 +21,45 @@ from parallel_core.observe.when import first_timed
 from parallel_core.spec import RunSpec
 
 STEPS = 5
-"""Traced steps that are judged, the newest."""
+"""How many of the newest traced steps are judged."""
 MANY_SPANS = 200_000
-"""From so many spans in a step on, one step is judged."""
+"""With more spans in a step, only one step is judged."""
 QUICK_SPANS = 20_000
-"""Up to so many in a step, judging it takes less than a tenth of a second or so."""
+"""With no more spans in a step, judging takes less than about a tenth of a second."""
 SHOWN = 3
 KEPT_S = 3600
 
 
 @dataclass(frozen=True)
 class Card:
-    """A finding as a page shows it; `address` is the part of the run's page behind it."""
+    """A finding as a page shows it; `address` is the part of the run's page that it is about."""
 
     finding: Finding
     effect: str
     address: str
     place: str = ""
-    """Of the newest traced step, in words; '' where it is not seen in one."""
+    """The place in the newest traced step, in words; '' if the finding is not about a place in it."""
     place_address: str = ""
 
 
 @dataclass(frozen=True)
 class Findings:
+    """The findings to show, and how many rules were applied."""
+
     cards: list[Card]
     more: int
-    """Findings beyond those shown."""
+    """Number of findings beyond those shown."""
     checked: int
-    """Rules; 0 where there is nothing to judge yet."""
+    """Number of rules applied; 0 where there is nothing to judge yet."""
     why: str = ""
-    """Why that is not all of them."""
+    """Why not all rules were applied."""
     rules: int = len(RULES)
     later: bool = False
-    """Judging takes seconds and has not been done: ask again, and wait."""
+    """Judging takes seconds and has not been done: ask again with `wait`."""
 
 
 def findings(run: Run, wait: bool = True) -> Findings:
-    """Of what has arrived so far; without `wait` only what is quickly known."""
+    """Judges what has arrived so far; without `wait`, only if that is quick."""
     newest = selectors.newest_traced_step(run)
     if newest is None and run.loss is None:
         return Findings([], 0, 0)
@@ -94,7 +96,7 @@ def place_text(seen: Place) -> str:
 
 
 def place_address(step: int, seen: Place) -> str:
-    """The timeline of the step, zoomed to the place, its span lit."""
+    """The address of the step's timeline, zoomed to the place, with its span highlighted."""
     lit = f"{seen.rank}:{seen.start}:{seen.stop}"
     return f"?{urlencode({'step': step, 'from': seen.begin, 'to': seen.end, 'lit': lit}, safe=':')}#timeline-title"
 
@@ -104,7 +106,7 @@ STEPPED = ("timeline", "accounts", "whatif")
 
 
 def case_of(run: Run, earlier: Run | None = None) -> Case:
-    """The run as rules see it: as it was really trained, its newest whole traced steps, its curves and peaks."""
+    """The run as rules see it: its spec with faults applied, its newest whole traced steps, its curves and peaks."""
     spec = broken(RunSpec.stored(run.spec)).model_copy(update={"inject": ()})
     loss = selectors.series(run, "loss")
     records = selectors.memory(run)
@@ -127,13 +129,13 @@ def case_of(run: Run, earlier: Run | None = None) -> Case:
 
 
 def _references(run: Run, spec: RunSpec) -> dict[int, np.ndarray]:
-    """Seconds of the reference work by rank; it is done on CPUs alone."""
+    """Seconds of the reference work by rank; measured only on CPUs."""
     ranks = range(spec.parallel.world if spec.train.device == "cpu" else 0)
     return {rank: selectors.series(run, "reference_time", rank).value for rank in ranks}
 
 
 def _steps(run: Run, spec: RunSpec) -> list[dict[int, np.ndarray]]:
-    """Whole ones, of the timed part where there are any: the first steps warm up."""
+    """The newest whole traced steps, oldest first; of the timed steps if there are any, as the first ones warm up."""
     steps = selectors.traced_steps(run)
     late = [step for step in steps if step >= first_timed(spec)] or steps
     out = []

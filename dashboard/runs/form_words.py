@@ -1,4 +1,4 @@
-"""Messages of the engine in the words of the New run form. The names of the spec belong to API, CLI and JSON."""
+"""Translates the engine's messages into the words of the New run form: the spec's names are for API, CLI and JSON."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ AXES = {
     "pipeline": "parallel.pp",
     "micro-batches": "parallel.micro_batches",
 }
-"""What the engine's messages spell otherwise than the spec does."""
+"""Names in the engine's messages that differ from the spec's field names -> path."""
 SWITCHED = {"true": "on", "false": "off"}
 
 
 def short_label(path: str) -> str:
-    """A field's label without what explains it: "Early gradients"; '' of a leaf that no form shows."""
+    """A field's label without its explanation: "Early gradients"; '' for a leaf that no form shows."""
     return _short(ENTRIES[path].label) if path in ENTRIES else ""
 
 
@@ -33,12 +33,12 @@ def _short(label: str) -> str:
 
 
 PATHS = {path.split(".")[1]: path for path in ENTRIES if not break_it.is_part(path)} | AXES
-"""By the last part of a leaf's path, or by an axis. (No two sections have a leaf of the same name.)"""
+"""Last part of a leaf's path, or name of an axis -> path. (No two sections have a leaf of the same name.)"""
 LABELS = {name: short_label(path) for name, path in PATHS.items()}
 _SHORT = {name: _short(label) for name, label in CHOICE_LABELS.items() if not name.isdigit()}
 _SCHEDULES = {name: f"“{label}”" if "," in (label := CHOICE_LABELS[name]) else label for name in TRAITS}
 VALUES: dict[str, str] = {**_SHORT, **_SCHEDULES, **SWITCHED}
-"""Choices as a sentence names them. A schedule keeps all of its name: what follows the comma tells it from others."""
+"""Choices as a sentence names them. A schedule keeps its whole name: the part after the comma distinguishes them."""
 
 _NAME = "|".join(sorted(map(re.escape, LABELS), key=len, reverse=True))
 _PATH = rf"(?:model|parallel|train|trace)\.({_NAME})\b"
@@ -55,10 +55,10 @@ _SCHEDULE = re.compile(
 
 
 def in_form_words(text: str, own: Mapping[str, str] = MappingProxyType({})) -> str:
-    """`heads=5 does not divide hidden=128` is "Attention heads = 5 does not divide Hidden size = 128"; a field without
-    a value is quoted. What follows the first line, such as the grid of a schedule, stays as it is.
+    """`heads=5 does not divide hidden=128` becomes "Attention heads = 5 does not divide Hidden size = 128".
 
-    `own` = {path: label} of a page that calls some fields otherwise.
+    A field without a value is quoted. What follows the first line, such as the grid of a schedule, is not changed.
+    `own` = {path: label} for a page that labels some fields differently.
     """
     called = {name: own.get(path) or LABELS[name] for name, path in PATHS.items()}
     first, *rest = text.split("\n", 1)
@@ -69,14 +69,14 @@ def in_form_words(text: str, own: Mapping[str, str] = MappingProxyType({})) -> s
 
 
 def first_error(errors: Mapping[str, str]) -> str:
-    """The first of {path: message}, by the label of its field where the message does not name it."""
+    """The first of {path: message}, preceded by its field's label unless the message has it."""
     path, message = next(iter(errors.items()))
     said, label = in_form_words(message), short_label(path)
     return said if label.lower() in said.lower() else f"{label}: {said}"
 
 
 def value_words(path: str, value: Any) -> str:
-    """A leaf's value as its field shows it: the words of a choice, yes or no of a switch; '' of nothing."""
+    """A leaf's value as its field shows it: the label of a choice, yes or no for a switch; '' for nothing."""
     if isinstance(value, bool):
         return "yes" if value else "no"
     info = leaves().get(path)

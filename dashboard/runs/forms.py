@@ -28,7 +28,7 @@ ACCEPT = "text/*,.txt,.md,.py,.csv,.json,.jsonl"
 
 
 def _program(upload: UploadedFile) -> str:
-    """The text of a schedule. Raises Invalid where it is none."""
+    """The text of an uploaded schedule. Raises Invalid if it is too large, empty or not UTF-8."""
     if not upload.size or upload.size > limits.MAX_PROGRAM:
         most = limits.MAX_PROGRAM // 1024
         raise Invalid({"program_file": f"A schedule has 1 byte to {most} KiB; this file has {upload.size or 0} bytes."})
@@ -40,20 +40,20 @@ def _program(upload: UploadedFile) -> str:
 
 @dataclass(frozen=True)
 class Section:
-    """A fieldset: its group and the bound fields in it."""
+    """A fieldset: its group and its bound fields."""
 
     group: spec_fields.Group
     fields: list[forms.BoundField]
 
     @property
     def open(self) -> bool:
-        """Folded only while there is nothing to see in it: all as usual, no mistake."""
+        """Whether to show it open: not folded, or with a value that is not the default, or with an error."""
         usual = spec_fields.from_spec({})
         return not self.group.folded or any(f.errors or f.value() != usual[f.html_name] for f in self.fields)
 
 
 class RunForm(Form):
-    """Carries text to RunSpec, and RunSpec's messages back to the fields. `assessment` is there after validation."""
+    """Passes its text to RunSpec, and RunSpec's messages back to the fields. `assessment` is set by validation."""
 
     name = forms.CharField(
         required=False,
@@ -110,8 +110,8 @@ class RunForm(Form):
         corpus = self.fields["train__corpus"].widget
         assert isinstance(corpus, forms.Select)
         corpus.choices = corpora.choices()
-        # Text, like every number here: a browser's number box throws away what it does not understand.
-        # Nor does it cut a name that is too long: it is said to be, and all of it kept.
+        # Text inputs, like every number here: a number input of a browser drops what it does not understand. And no
+        # maxlength: a name that is too long is kept whole and gets a message.
         self.fields["name"].widget.attrs.pop("maxlength")
         self.fields["retries"].widget = forms.TextInput(attrs={"inputmode": "numeric", "autocomplete": "off"})
         for name, made in self.fields.items():
@@ -138,9 +138,9 @@ class RunForm(Form):
         return cleaned
 
     def show(self, errors: Mapping[str, str]) -> None:
-        """Files messages by dotted field at the fields of the form; of one that nobody has sent yet, too."""
+        """Adds messages by dotted field to the form's fields; also to a form that is not bound."""
         if not self.is_bound and errors:
-            self.full_clean()  # of such a form it only makes room for messages
+            self.full_clean()  # for an unbound form, this only creates the dict of errors
             self.cleaned_data = {}
         for path, message in errors.items():
             name = spec_fields.form_name(path)
@@ -150,8 +150,11 @@ class RunForm(Form):
 
     @classmethod
     def sent(cls, request: HttpRequest) -> RunForm:
-        """The form as it was posted. An uploaded text is stored and chosen, so that no mistake elsewhere loses it; an
-        uploaded schedule is put into its field."""
+        """The form as it was posted.
+
+        An uploaded text is stored and chosen, so that an error in another field does not lose it; an uploaded schedule
+        is put into its field.
+        """
         form, errors = cls(request.POST, request.FILES), {}
         changes: dict[str, str] = {}
         upload, program = request.FILES.get("upload"), request.FILES.get("program_file")
@@ -168,7 +171,7 @@ class RunForm(Form):
         return form
 
     def wish(self) -> dict[str, Any]:
-        """What was asked for, as `submission.submit` takes it. Needs a valid form."""
+        """The keyword arguments of `submission.submit` without `owner`. Needs a valid form."""
         asked = {name: self.cleaned_data[name] for name in ("name", "retries", "anyway", "resume_from")}
         tags, over_hosts = split_tags(self.cleaned_data["tags"]), int(self.cleaned_data["hosts"] or 0)
         return {**asked, "spec": spec_fields.to_spec(self.cleaned_data), "tags": tags, "over_hosts": over_hosts}
@@ -180,4 +183,5 @@ class RunForm(Form):
     max_upload = limits.MAX_CORPUS_BYTES
 
     def words(self) -> list[forms.BoundField]:
+        """The fields that are not part of the spec."""
         return [self[name] for name in ("name", "tags", "hosts", "retries", "resume_from")]

@@ -1,4 +1,4 @@
-"""What text generation will take on each rank: the panel beside its form, and the tile beside what was measured."""
+"""Predicted memory of text generation on each rank: the panel next to its form, and the tile with what was measured."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ NAMES = {"params": "weights", "activations": "keys and values", "buffers": "laye
 
 
 def panel(spec: RunSpec, wish: Mapping[str, Any]) -> Panel:
-    """The prediction held against the memory of a device of the fleet."""
+    """The prediction compared with the memory of a device of the fleet."""
     stages, limit = by_place(spec, wish), submission.capacity(spec.train.device).memory or 0
     worst = max(stages, key=lambda stage: stage.total)
     full = max(limit, worst.total)
@@ -41,7 +41,7 @@ def _sentence(worst: RankMemory, limit: int) -> str:
 
 
 def figure(run: Run) -> tuple[str, str, str]:
-    """(title, value, note): what the fullest rank took, and by how much the prediction was off."""
+    """(title, value, note): the memory of the fullest rank, and how far off the prediction was."""
     predicted = max(stage.total for stage in by_place(RunSpec.stored(run.spec), run.wish))
     measured = max((record.peak_total for record in selectors.memory(run).values()), default=0)
     if not measured:

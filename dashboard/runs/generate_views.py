@@ -1,4 +1,4 @@
-"""Generate text…: the form of a run that generates from another run's checkpoint."""
+"""The page Generate text…: the form of a run that generates text from another run's checkpoint."""
 
 from __future__ import annotations
 
@@ -23,12 +23,13 @@ from parallel_core.analysis.generated import text
 from parallel_core.generation_request import read_request
 
 MOST_AT_FIRST = 64
-"""Tokens that the form asks for before anybody typed: fewer where the model's sequence is short."""
+"""The form's initial number of tokens to generate; fewer if the model's sequence is short."""
 _NUMBER = {"inputmode": "numeric", "autocomplete": "off"}
 
 
 class GenerateForm(Form):
-    """Numbers are text, so that what a person typed is kept and named; `generating.submit` judges them."""
+    """Numbers are text fields, so that what was typed is kept and named in messages; `generating.submit` validates
+    them."""
 
     step = Choice(label="Checkpoint")
     prompt = forms.CharField(
@@ -64,13 +65,13 @@ class GenerateForm(Form):
         step = self.fields["step"]
         assert isinstance(step, forms.ChoiceField)
         bad = damaged(run)
-        ordered = sorted(resuming.steps(run), key=lambda n: (n in bad, -n))  # the first one is chosen: a sound one
+        ordered = sorted(resuming.steps(run), key=lambda n: (n in bad, -n))  # the first is the default
         doubts = {n: f", which run {one.by} found damaged" for n, one in bad.items()}
         step.choices = [(str(n), f"step {n}{doubts.get(n, '')}") for n in ordered]
         seq = run.spec["model"]["seq"]
         what = "text, read as bytes" if self.vocab <= 256 else f"numbers of tokens, 0 to {self.vocab - 1}, with commas"
         self.fields["prompt"].help_text = f"{what}; with what is generated at most {seq} tokens"
-        self.fields["new"].initial = str(max(1, min(MOST_AT_FIRST, seq // 2)))  # the rest is room for the prompt
+        self.fields["new"].initial = str(max(1, min(MOST_AT_FIRST, seq // 2)))  # the rest is for the prompt
         for name, made in self.fields.items():
             described = f"help-{name} error-{name}" if made.help_text else f"error-{name}"
             made.widget.attrs |= {"aria-describedby": described}
@@ -84,7 +85,7 @@ class GenerateForm(Form):
         }
 
     def queue(self, owner: Any) -> Run | None:
-        """The queued run; None where something is wrong, which is then said at its field."""
+        """Queues the run and returns it; None if something is wrong, with the message at its field."""
         if not self.is_valid():
             return None
         try:
@@ -97,7 +98,7 @@ class GenerateForm(Form):
         return None
 
     def panel(self) -> Panel:
-        """What it will take on each rank, and what must be put right first, which is then said at its field, too."""
+        """Predicted memory of each rank, or the errors to correct first, which are then also at their fields."""
         if not self.is_valid():
             return self._refused({name: " ".join(map(str, said)) for name, said in self.errors.items()})
         if not self.cleaned_data["prompt"]:
@@ -114,14 +115,14 @@ class GenerateForm(Form):
         return generate_panel.panel(spec, found.wish) if found.wish and not errors else self._refused(errors)
 
     def _refused(self, errors: Mapping[str, str]) -> Panel:
-        """Away from their fields, messages name them."""
+        """A panel with the errors, each with the label of its field."""
         if self.is_valid():
             self._show(errors)
         labels = {name: str(made.label) for name, made in self.fields.items()}
         return Panel(errors=[_named(labels.get(name, ""), in_form_words(said)) for name, said in errors.items()])
 
     def _asked(self) -> tuple[int, dict[str, Any], generating.Split]:
-        """(step, wish, split) of a valid form. Raises services.Invalid by field, ValueError for the prompt."""
+        """Returns (step, wish, split) of a valid form. Raises services.Invalid by field, ValueError for the prompt."""
         asked = dict(self.cleaned_data)
         step, names = int(asked.pop("step")), generating.Split._fields
         degrees = generating.Split(**{name: _degree(name, asked.pop(name).strip() or "1") for name in names})
@@ -140,12 +141,12 @@ class GenerateForm(Form):
 
 
 def _named(label: str, said: str) -> str:
-    """A message away from its field, which it names."""
+    """A message that is not shown at its field, preceded by the field's label."""
     return f"{label}: {said}" if label else said
 
 
 def _degree(name: str, given: str) -> int:
-    """Raises services.Invalid where it is none."""
+    """Parses a degree of parallelism. Raises services.Invalid if it is not a number in range."""
     degree = number(given)
     if degree is None or not 1 <= degree <= limits.MAX_DEGREE:
         what = {"tp": "devices", "pp": "stages", "dp": "replicas"}[name]
@@ -180,7 +181,7 @@ def generate(request: HttpRequest, pk: int) -> HttpResponse:
 @require_POST
 @member_required
 def check(request: HttpRequest, pk: int) -> HttpResponse:
-    """What is typed so far would take so much. Queues nothing."""
+    """The panel for what has been typed so far. Queues nothing."""
     run = get_object_or_404(Run, pk=pk)
     if not generating.able(run):
         raise Http404("no worker has a checkpoint of this run that text could be generated from")

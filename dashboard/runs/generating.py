@@ -1,4 +1,4 @@
-"""Runs that generate text: submitting one, and what they told so far in words."""
+"""Runs that generate text: submits them, and puts into words what they have generated so far."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _NAME = 40
 
 @dataclass(frozen=True)
 class Text:
-    """One sample: the prompt, and what was generated behind it so far."""
+    """One sample: the prompt, and what has been generated after it so far."""
 
     prompt: str
     made: str
@@ -31,12 +31,15 @@ class Text:
 
 
 def able(run: Run) -> bool:
-    """Whether text can be generated from the run: a GPT with a checkpoint."""
+    """Whether text can be generated from the run: it is a GPT with a checkpoint."""
     return not run.wish and run.spec.get("model", {}).get("kind", "gpt") == "gpt" and bool(resuming.steps(run))
 
 
 def prompt_tokens(given: str, vocab: int) -> list[int]:
-    """Of a vocabulary of at most 256 its bytes, else the numbers in it. Raises ValueError, for a person."""
+    """The prompt as tokens: its bytes for a vocabulary of at most 256, else the numbers in it.
+
+    Raises ValueError with a message for the user.
+    """
     if vocab <= 256:
         return list(given.encode())
     try:
@@ -46,7 +49,7 @@ def prompt_tokens(given: str, vocab: int) -> list[int]:
 
 
 class Split(NamedTuple):
-    """Over which devices: `dp` replicas of `pp` stages of `tp` devices each."""
+    """The devices to use: `dp` replicas of `pp` stages of `tp` devices each."""
 
     tp: int = 1
     pp: int = 1
@@ -58,8 +61,8 @@ ONE = Split()
 
 
 def submit(*, owner: Any, run: Run, step: int, wish: Mapping[str, Any], split: Split = ONE, name: str = "") -> Run:
-    """Queues a run that generates from `run`'s checkpoint of `step`, on devices of the host that has it, or of those
-    that share its folder.
+    """Queues a run that generates from `run`'s checkpoint of `step`, on the host that has it or on hosts that share its
+    folder.
 
     Raises services.Invalid with a message by field (`step`, those of Split, or of
     parallel_core.generation_request.TextRequest).
@@ -85,7 +88,7 @@ def submit(*, owner: Any, run: Run, step: int, wish: Mapping[str, Any], split: S
 
 
 def crowded(spec: RunSpec, split: Split) -> dict[str, str]:
-    """Why the fleet cannot hold so many ranks, at the field that asks for most; empty where it can."""
+    """Why the fleet cannot hold so many ranks, at the field with the largest degree; {} if it can."""
     files = Files.now()
     offered = submission.capacity(spec.train.device, reach=files.reach({}, resumes=True))
     said = submission.fleet_errors(spec, offered, alone_because({}, files, resumes=True))
@@ -94,7 +97,7 @@ def crowded(spec: RunSpec, split: Split) -> dict[str, str]:
 
 
 def spec_of(run: Run, split: Split) -> RunSpec:
-    """The run's model on so many devices. Raises services.Invalid where it cannot be split so."""
+    """The run's model on so many devices. Raises services.Invalid if it cannot be split like that."""
     try:
         return inference(run.spec, *split)
     except ValidationError as error:
@@ -106,22 +109,22 @@ def spec_of(run: Run, split: Split) -> RunSpec:
 
 
 def ranks(run: Run) -> dict[int, Mapping[str, Any]]:
-    """What each rank of the newest attempt told, those that told anything."""
+    """What each rank of the newest attempt has generated; without ranks that have reported nothing."""
     return {rank: info.generated for rank, info in selectors.ranks(run).items() if info.generated}
 
 
 def _replicas(run: Run) -> list[Mapping[str, Any]]:
-    """What the replicas told; none before each of them has."""
+    """What each replica has generated; [] until all of them have reported something."""
     layout = Layout.of(RunSpec.stored(run.spec))
-    told = replicas(ranks(run), layout)
-    return told if len(told) == layout.dp else []
+    reported = replicas(ranks(run), layout)
+    return reported if len(reported) == layout.dp else []
 
 
 def texts(run: Run) -> list[Text]:
-    """One a sample; before the first token the prompts alone."""
+    """One text for each sample; before the first token only the prompts."""
     vocab, prompt = RunSpec.stored(run.spec).model.vocab, run.wish["prompt"]
-    told = _replicas(run)
-    samples = merged(told)["tokens"] if told else [[] for _ in range(run.wish["samples"])]
+    reported = _replicas(run)
+    samples = merged(reported)["tokens"] if reported else [[] for _ in range(run.wish["samples"])]
     whole = [text([*prompt, *tokens], vocab) for tokens in samples]
     start = text(prompt, vocab)
     # A prompt may end inside a letter of several bytes: then the whole does not begin with it.
@@ -132,27 +135,27 @@ def texts(run: Run) -> list[Text]:
 
 
 def sentence(run: Run) -> str:
-    """How far it is, and how fast: number first."""
-    told = _replicas(run)
-    if not told:
+    """How many tokens there are and how fast they came; begins with the number."""
+    reported = _replicas(run)
+    if not reported:
         return "No token is there yet."
-    all_of_it, wanted, samples = merged(told), run.wish["new"], run.wish["samples"]
+    all_of_it, wanted, samples = merged(reported), run.wish["new"], run.wish["samples"]
     done = min(len(tokens) for tokens in all_of_it["tokens"])
     of = "" if done == wanted else f" of {wanted}"
     several = f" in each of {samples} texts" if samples > 1 else ""
     out = f"{done}{of} token{'s' if wanted > 1 else ''}{several}: the first after {seconds_text(all_of_it['prefill'])}"
-    if (speed := rate(told)) is not None:
+    if (speed := rate(reported)) is not None:
         out += f", then {seconds_text(speed[0])} each (median), {rate_text(speed[1])}"
     return f"{out}."
 
 
 def figures(run: Run) -> list[tuple[str, str, str]]:
-    """(title, value, note) of prefill, time a token, speed, caches, and memory."""
-    told, prompt = _replicas(run), len(run.wish["prompt"])
-    first = merged(told) if told else None
-    speed = rate(told)
+    """(title, value, note) of prefill, time of a token, speed, caches, and memory."""
+    reported, prompt = _replicas(run), len(run.wish["prompt"])
+    first = merged(reported) if reported else None
+    speed = rate(reported)
     caches = [rank["kv_bytes"] for rank in ranks(run).values()]
-    over = f", over {len(told)} replicas" if len(told) > 1 else ""
+    over = f", over {len(reported)} replicas" if len(reported) > 1 else ""
     return [
         ("Prefill", seconds_text(first["prefill"]) if first else "–", f"{prompt} prompt token{'s' * (prompt > 1)}"),
         ("Time a token", seconds_text(speed[0]) if speed else "–", _spread(first)),
@@ -167,7 +170,7 @@ def figures(run: Run) -> list[tuple[str, str, str]]:
 
 
 def _holders(devices: int, caches: list[int]) -> str:
-    """Stages may have different numbers of layers, whose caches they hold."""
+    """Where the caches are; stages may have different numbers of layers, and so caches of different sizes."""
     if devices == 1:
         return "on its one rank"
     return f"on each of {devices} ranks" if len(set(caches)) < 2 else f"on the fullest of {devices} ranks"
@@ -182,7 +185,7 @@ def _spread(first: Mapping[str, Any] | None) -> str:
 
 
 def told(run: Run) -> dict[str, Any] | None:
-    """For the API: of all replicas, with the texts; None where the run generates nothing, or has told nothing yet."""
+    """What all replicas have generated, with the texts, for the API; None if it generates nothing, or nothing yet."""
     if not run.wish or not (found := _replicas(run)):
         return None
     made = [sample.prompt + sample.made for sample in texts(run)]
@@ -190,6 +193,6 @@ def told(run: Run) -> dict[str, Any] | None:
 
 
 def summary(run: Run) -> dict[str, Any]:
-    """What is kept in the row of one that has ended."""
+    """The summary stored with a run of this kind that has ended."""
     rows = RankInfo.objects.filter(attempt__run=run).exclude(generated={})
     return {"timed": None, "final_loss": None, "memory": None, "breakdown": None, "generated": rows.exists()}

@@ -1,4 +1,4 @@
-"""A matrix and the part of it that a rank holds, as rectangles. No markup."""
+"""A matrix and the part of it that a rank holds, as rectangles, without markup."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _SIDE = 64.0
 
 @dataclass(frozen=True)
 class Box:
-    """A matrix drawn to scale: its full size in pixels, and the part that is held within it."""
+    """A matrix drawn to scale: its full size in pixels, and the rectangle in it that is held."""
 
     name: str
     text: str
@@ -26,7 +26,7 @@ class Box:
 
 
 def box_of(matrix: Matrix, longest: int) -> Box:
-    """Sides grow with the root of their length, so that a vector beside a large matrix can still be seen."""
+    """Sides are proportional to the square root of their length, so that a vector near a large matrix is visible."""
     sides = [max(5.0, _SIDE * math.sqrt(n / longest)) for n in matrix.shape]
     height, width = sides if len(sides) == 2 else (5.0, sides[0])
     x, y, held_width, held_height = 0.0, 0.0, width, height

@@ -1,4 +1,4 @@
-"""The hosts of a layout picture: which rank is on which, how each is marked, and what goes between them."""
+"""The hosts of a layout picture: which rank is on which, their marks, and which communication crosses hosts."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from dataclasses import dataclass, field
 from parallel_core.plan.traffic import CommVolume
 
 NAMED = 8
-"""Hosts that the key names; of more it says how many there are."""
+"""The most hosts that the key names; it says how many more there are."""
 STRIPES = 4
-"""Colours; hosts that have the same are told apart by their mark."""
+"""Number of colours; hosts of the same colour differ in their mark."""
 
 
 @dataclass(frozen=True)
 class Host:
-    """`mark` stands beside its ranks, `stripe` is its colour (0 .. STRIPES - 1)."""
+    """`mark` is shown at its ranks, `stripe` is its colour (0 .. STRIPES - 1)."""
 
     name: str
     mark: str
@@ -25,7 +25,7 @@ class Host:
 
 @dataclass(frozen=True)
 class Hosts:
-    """`names` by rank; none where all ranks are on one host, or nobody knows."""
+    """`names` = the host of each rank; () if all ranks are on one host, or that is not known."""
 
     names: Sequence[str] = ()
     _order: Mapping[str, int] = field(init=False)
@@ -38,21 +38,22 @@ class Hosts:
         return len(self._order) > 1
 
     def mark(self, rank: int) -> str:
-        """'A', 'B' … of the host; '' where there is one."""
+        """'A', 'B' … for the rank's host; '' if there is only one host."""
         return _mark(self._order[self.names[rank]]) if self.several else ""
 
     def stripe(self, rank: int) -> int | None:
         return self._order[self.names[rank]] % STRIPES if self.several else None
 
     def on(self, rank: int) -> str:
-        """', on vm' behind a rank."""
+        """', on vm', to follow a rank."""
         return f", on {self.names[rank]}" if self.several else ""
 
     def between(self, rank: int, talk: CommVolume) -> bool:
-        """Whether what `rank` has to do with that group goes over the network."""
+        """Whether `rank` communicates with a group over the network."""
         return self.several and any(self.names[other] != self.names[rank] for other in talk.ranks)
 
     def key(self) -> list[Host]:
+        """The hosts with their marks and ranks, for the picture's key; [] if there is only one."""
         if not self.several:
             return []
         ranks: dict[str, list[int]] = {}
@@ -62,12 +63,12 @@ class Hosts:
 
     @property
     def more(self) -> int:
-        """Hosts that the key does not name."""
+        """Number of hosts that the key does not name."""
         return max(0, len(self._order) - NAMED)
 
 
 def even(world: int, each: int) -> Hosts:
-    """Hosts of `each` ranks, numbered from 1, as a plan fills them."""
+    """Hosts of `each` ranks, numbered from 1, as a plan fills them; no hosts if all ranks fit on one."""
     return Hosts([f"host {rank // each + 1}" for rank in range(world)]) if 0 < each < world else Hosts()
 
 
@@ -76,7 +77,7 @@ def _mark(index: int) -> str:
 
 
 def _ranks(ranks: Sequence[int]) -> str:
-    """`ranks 0 to 3`; of those that stand together."""
+    """`ranks 0 to 3` if they are consecutive, else their number."""
     together = list(ranks) == list(range(ranks[0], ranks[0] + len(ranks)))
     if len(ranks) == 1:
         return f"rank {ranks[0]}"

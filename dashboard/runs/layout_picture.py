@@ -1,4 +1,4 @@
-"""The layout of a run as a picture: the mesh of ranks, and of one rank what it holds and says. No markup."""
+"""The layout of a run as data for a picture: the mesh of ranks, and what the chosen rank holds and sends. No markup."""
 
 from __future__ import annotations
 
@@ -27,8 +27,10 @@ GROUPS = {"tensor": "tensor group", "data": "replicas", "next": "next stage", "b
 
 @dataclass(frozen=True)
 class Cell:
-    """A rank in the mesh. `role`: '' or what it is to the chosen rank (a key of GROUPS, or 'chosen'); `mark` and
-    `stripe` are those of its host, where there are several."""
+    """A rank in the mesh. `role` = 'chosen', or its relation to the chosen rank (a key of GROUPS), or ''.
+
+    `mark` and `stripe` are those of its host, if there are several.
+    """
 
     rank: int
     role: str
@@ -39,7 +41,7 @@ class Cell:
 
 @dataclass(frozen=True)
 class Layers:
-    """Layers of one stage and shape: `names` of them, equal in their matrices."""
+    """Equal layers of one stage: their `names`, and their matrices."""
 
     stage: int
     names: str
@@ -48,6 +50,8 @@ class Layers:
 
 @dataclass(frozen=True)
 class Said:
+    """One kind of communication of the chosen rank: with whom, how often, and how many bytes."""
+
     group: str
     ranks: str
     what: str
@@ -55,19 +59,19 @@ class Said:
     size: str
     wire: str
     share: float
-    """Of the largest, in per cent: the length of its bar."""
+    """Length of its bar, in percent of the largest."""
     between: bool = False
-    """It goes between hosts."""
+    """Whether it goes between hosts."""
 
 
 @dataclass(frozen=True)
 class Picture:
-    """`rows[replica][place]` = cells of a tensor group. `drawn` says how many of the ranks are, '' where all."""
+    """`rows[replica][place]` = the cells of a tensor group. `drawn` says how many ranks are drawn; '' if all are."""
 
     sentence: str
     rank: int
     instead: str
-    """Why it is not the rank that was asked for; '' where it is."""
+    """Why the rank is not the requested one; '' if it is."""
     place: str
     heads: list[str]
     rows: list[list[list[Cell]]]
@@ -81,25 +85,27 @@ class Picture:
 
     @property
     def query(self) -> str:
-        """What an address says beside the rank, to draw the same split."""
+        """The part of the query, apart from the rank, that draws the same split."""
         return f"&split={self.how}" if self.splits and self.splits.other else ""
 
     @property
     def groups(self) -> dict[str, str]:
-        """Of GROUPS what the chosen rank has: the key shows nothing that is not in the mesh."""
+        """The entries of GROUPS that occur in the mesh, for its key."""
         there = {cell.role for row in self.rows for cells in row for cell in cells}
         return {key: name for key, name in GROUPS.items() if key in there}
 
 
 def asked_rank(given: str | None) -> int:
-    """The rank of an address: 0 without one, NO_RANK where it is none."""
+    """The rank in a query: 0 if absent, NO_RANK if it is not a number."""
     found = number(given)
     return found if found is not None else NO_RANK if given else 0
 
 
 def picture(own: RunSpec, rank: int, how: str = "", hosts: Hosts = ALONE) -> Picture:
-    """Of a `rank` that there is not the first is shown, and it says so. `how` = the tensor split that is shown, where
-    the run could have it; else its own. `hosts` = where its ranks are."""
+    """The picture for `rank`; for a rank that does not exist, that of rank 0, with a message.
+
+    `how` = the tensor split to show, if the run could have it; else its own. `hosts` = where its ranks are.
+    """
     layout = Layout.of(own)
     rank, instead = (rank, "") if 0 <= rank < layout.world else (0, _no_rank(rank, layout.world))
     spec = resplit(own, how)
@@ -177,7 +183,7 @@ def _drawn(layout: Layout) -> str:
 
 
 def _layers(layers: list[Held]) -> list[Layers]:
-    """Equal layers of a stage once, in the order of their first."""
+    """Equal layers of a stage as one entry, in the order of their first."""
     alike: dict[tuple[Any, ...], list[str]] = {}
     for layer in layers:
         key = (layer.stage, layer.unit.rsplit(".", 1)[-1] if layer.matrices else layer.unit, layer.matrices)

@@ -1,4 +1,4 @@
-"""A block under each way of splitting its linear layers over a tensor group: what a rank holds, what is sent where."""
+"""A transformer block under each way of splitting linear layers over a tensor group: what a rank holds and sends."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ ABOUT: dict[TensorSplit, str] = {
 
 @dataclass(frozen=True)
 class Piece:
-    """A matrix (`box`), or between two of them what a forward sends: `said`, and the bytes of the whole tensor."""
+    """A matrix (`box`), or a collective of the forward after it: its name (`said`) and the bytes of the full tensor."""
 
     box: Box | None = None
     said: str = ""
@@ -33,7 +33,7 @@ class Piece:
 
 @dataclass(frozen=True)
 class Split:
-    """One way: a block's matrices and collectives in the order of a forward. `wire` counts a whole step."""
+    """One way: a block's matrices and collectives in the order of a forward. `wire` = bytes of a whole step."""
 
     key: TensorSplit
     name: str
@@ -41,25 +41,25 @@ class Split:
     layers: list[list[Piece]]
     wire: str
     own: bool
-    """It is how the run is split."""
+    """Whether the run is split this way."""
     shown: bool
 
 
 @dataclass(frozen=True)
 class Splits:
-    """Both ways; `sentence` compares what they send."""
+    """All ways; `sentence` compares what they send."""
 
     sentence: str
     ways: list[Split]
 
     @property
     def other(self) -> bool:
-        """Whether what is shown is not how the run is split."""
+        """Whether the way shown is not the run's own."""
         return any(way.shown and not way.own for way in self.ways)
 
 
 def resplit(spec: RunSpec, how: str) -> RunSpec:
-    """The run with its tensors split that way; as it is where that cannot be, or `how` is none."""
+    """The run with its tensors split that way; unchanged if that is impossible, or `how` is no way."""
     if how not in NAMES or how == spec.parallel.tensor_split:
         return spec
     found: dict[str, Any] = spec.model_dump()
@@ -71,7 +71,10 @@ def resplit(spec: RunSpec, how: str) -> RunSpec:
 
 
 def splits_of(spec: RunSpec, rank: int, shown: TensorSplit) -> Splits | None:
-    """None where `rank` has no tensor group, holds no block, or the run allows one way alone (sequence parallel)."""
+    """The ways to split for the picture of `rank`.
+
+    None if the rank has no tensor group or holds no block, or if the run allows only one way (sequence parallel).
+    """
     layout = Layout.of(spec)
     runs = {how: resplit(spec, how) for how in NAMES}
     if layout.widths[layout.coords(rank).place] == 1 or any(r.parallel.tensor_split != how for how, r in runs.items()):
@@ -96,12 +99,12 @@ def _sentence(rank: int, sent: dict[TensorSplit, int]) -> str:
 
 
 def _wire(spec: RunSpec, rank: int) -> int:
-    """Bytes on the wire within its tensor group."""
+    """Bytes that the rank sends within its tensor group in a step."""
     return sum(talk.wire for talk in comm_volumes(spec, rank) if talk.kind == "tensor")
 
 
 def _block(layers: list[Held]) -> list[Held]:
-    """The first layers of the rank that have a pair of linear layers, one of each kind."""
+    """The rank's first layer of each kind that has a pair of linear layers."""
     found: dict[str, Held] = {}
     for layer in layers:
         if any(_layer_of(matrix) in ROW for matrix in layer.matrices):
@@ -114,7 +117,7 @@ def _layer_of(matrix: Matrix) -> str:
 
 
 def _layers(spec: RunSpec, rank: int) -> list[list[Piece]]:
-    """Of each layer of a block its weights, and what a forward sends behind each."""
+    """For each layer of a block its weights, and the collectives of a forward after them."""
     block = _block(held(spec, rank))
     longest = max(max(matrix.shape) for layer in block for matrix in layer.matrices)
     return [_pieces(spec, layer, longest) for layer in block]

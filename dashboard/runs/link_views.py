@@ -1,4 +1,4 @@
-"""Links between hosts: what the page of the fleet shows of them, and the request to time a pair."""
+"""Links between hosts on the Fleet page: what is known of them, and the form to measure a pair."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from dashboard.runs import linking, services
 @require_POST
 @member_required
 def measure(request: HttpRequest) -> HttpResponse:
-    """Queues the run that times them, and goes to its page."""
+    """Queues the run that measures the links of a pair, and redirects to its page."""
     first, second = (request.POST.get(name, "").strip()[:200] for name in ("first", "second"))
     try:
         run = linking.submit(owner=request.user, first=first, second=second)
@@ -32,13 +32,13 @@ def measure(request: HttpRequest) -> HttpResponse:
 
 
 def address(first: str = "", second: str = "") -> str:
-    """Where the links of a pair are asked for."""
+    """The address of the form to measure a pair."""
     query = f"?{urlencode({'first': first, 'second': second})}" if first and second else ""
     return f"{reverse('fleet:list')}{query}#links"
 
 
 def context(request: HttpRequest) -> dict[str, Any]:
-    """What is known of the fleet's links, and the form; nothing where there is one host and nothing known."""
+    """The template context: what is known of the fleet's links, and the values of the form."""
     names = list(reporting().order_by("name").values_list("name", flat=True))
     found = [linking.Known.of(row) for row in host_links.newest()]
     asked = [request.GET.get(key, "") for key in ("first", "second")]

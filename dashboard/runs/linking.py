@@ -1,4 +1,4 @@
-"""Runs that time messages between two hosts: submitting one, and what it found in words."""
+"""Runs that time messages between two hosts: submits them, and puts their results into words."""
 
 from __future__ import annotations
 
@@ -18,14 +18,15 @@ from parallel_core.profile.request import spec_between
 from parallel_core.spec import DeviceKind
 
 MOST_EACH = 8
-"""Ranks on each of the two hosts: groups of 2, 4, 8 and 16 are timed."""
+"""The most ranks on each of the two hosts: groups of 2, 4, 8 and 16 are timed."""
 KINDS: tuple[DeviceKind, ...] = ("cuda", "cpu")
 NAMES = {"all_reduce": "all-reduce", "all_gather": "all-gather", "reduce_scatter": "reduce-scatter", "send": "send"}
 
 
 @dataclass(frozen=True)
 class Row:
-    """One kind of message among so many ranks: its line (alpha, bytes a second), and its smallest and largest."""
+    """One kind of message among a number of ranks: latency and rate of its fitted line, times of the smallest and
+    largest size."""
 
     what: str
     among: str
@@ -36,8 +37,11 @@ class Row:
 
 
 def submit(*, owner: Any, first: str, second: str) -> Run:
-    """Queues a run that times messages between two workers while nothing else runs there; one that waits or runs
-    already is that one. Raises services.Invalid (`first`, `second`), PermissionDenied for viewers."""
+    """Queues a run that times messages between two workers while nothing else runs there.
+
+    If such a run of the pair has not ended yet, returns that one. Raises services.Invalid (`first`, `second`),
+    PermissionDenied for viewers.
+    """
     pair = pair_of(first, second)
     workers = {worker.name: worker for worker in reporting() if worker.name in pair}
     errors = {
@@ -63,7 +67,7 @@ def _under_way(pair: tuple[str, str]) -> Run | None:
 
 
 def _share(one: Worker, other: Worker) -> tuple[DeviceKind, int]:
-    """(the kind of device that both have, how many of it from each). Raises services.Invalid where there is none."""
+    """Returns (the kind of device that both have, how many of each). Raises services.Invalid if there is none."""
     for kind in KINDS:
         each = min(sum(device["kind"] == kind for device in worker.devices) for worker in (one, other))
         if each:
@@ -72,13 +76,13 @@ def _share(one: Worker, other: Worker) -> tuple[DeviceKind, int]:
 
 
 def table_of(run: Run) -> LinksBetween | None:
-    """What it found; None before it has."""
+    """The result of the run; None before there is one."""
     row = getattr(run, "links", None)
     return LinksBetween.model_validate(row.table) if row is not None else None
 
 
 def sentence(run: Run) -> str:
-    """What it found of messages between the hosts, number first."""
+    """What the run found about messages between the hosts, beginning with the numbers."""
     found = table_of(run)
     send = found.link("send", 2) if found else None
     if send is None:
@@ -88,7 +92,7 @@ def sentence(run: Run) -> str:
 
 
 def line_text(link: Link) -> str:
-    """`0.21 ms and 940 MiB/s`: the latency of the smallest size and the rate of the largest ones."""
+    """`0.21 ms and 940 MiB/s`: latency and rate of the fitted line."""
     alpha, rate = _line(link)
     return f"{alpha} and {rate}"
 
@@ -99,13 +103,13 @@ def _line(link: Link) -> tuple[str, str]:
 
 
 def listed(run: Run) -> list[Row]:
-    """Every kind of message that it timed."""
+    """A row for every kind of message that the run timed."""
     found = table_of(run)
     return rows(found) if found else []
 
 
 def rows(found: LinksBetween) -> list[Row]:
-    """Every kind of message that was timed."""
+    """A row for every kind of message in the table."""
     return [
         Row(
             NAMES[link.what],
@@ -128,7 +132,7 @@ def _among(link: Link) -> str:
 
 @dataclass(frozen=True)
 class Known:
-    """What counts of a pair of hosts; `run` timed it, None where it is gone."""
+    """The newest measurement of a pair of hosts, in words."""
 
     row: models.LinksBetween
     send: str
@@ -142,6 +146,6 @@ class Known:
 
 
 def next_pair(names: Sequence[str], known: Sequence[Known]) -> list[str]:
-    """Two of the workers whose links nobody has timed, else the first two; fewer where there are fewer."""
+    """Two workers whose links nobody has measured, else the first two; fewer if there are fewer."""
     have = {(one.row.first, one.row.second) for one in known}
     return list(next((pair for pair in pairs_of(names) if pair not in have), tuple(names[:2])))

@@ -1,4 +1,4 @@
-"""The runs list: page and refreshed part, exports, and the way to a comparison."""
+"""The runs list: the page and its refreshed part, exports, and the redirect to a comparison."""
 
 from __future__ import annotations
 
@@ -47,13 +47,13 @@ FIELDS = (
 
 @require_safe
 def runs(request: HttpRequest) -> HttpResponse:
-    """The whole page, or for HTMX the results alone. Its state is the query string."""
+    """The whole page, or for HTMX only the results. The state of the list is the query string."""
     listing = Listing.parse(request.GET)
     context = {"listing": listing, "page": listing.read(), "may_submit": may_submit(request.user)}
     partial = request.headers.get("HX-Request") and not request.headers.get("HX-History-Restore-Request")
     if partial:
         response = render(request, "runs/list_results.html", context)
-        # The address as we would write it: a filter form also sends its empty fields.
+        # The canonical address: a filter form also sends its empty fields.
         response.headers["HX-Push-Url"] = request.path + listing.query().rstrip("?")
     else:
         context |= {"states": State.choices, "options": options()}
@@ -65,7 +65,7 @@ def runs(request: HttpRequest) -> HttpResponse:
 
 @require_safe
 def compare(request: HttpRequest) -> HttpResponse:
-    """Turns the checked boxes of the list (runs=1&runs=2) into the shareable address of the comparison."""
+    """Redirects from the ticked boxes of the list (runs=1&runs=2) to the shareable address of the comparison."""
     wanted = ticked(request.GET)
     if not wanted:
         return redirect("runs:list")
@@ -73,12 +73,12 @@ def compare(request: HttpRequest) -> HttpResponse:
 
 
 def back_to(request: HttpRequest) -> str:
-    """Address of the list as it was filtered when its boxes were ticked, whatever else the request's address holds."""
+    """The address of the list with the filters it had when its boxes were ticked."""
     return reverse("runs:list") + Listing.parse(request.GET).query().rstrip("?")
 
 
 def ticked(given: QueryDict) -> list[int]:
-    """Numbers of the runs whose boxes were checked."""
+    """Ids of the runs whose boxes were ticked."""
     return numbers(",".join(given.getlist("runs")))[:MAX_TICKED]
 
 
@@ -108,7 +108,8 @@ def _rows(request: HttpRequest) -> Iterator[dict[str, Any]]:
 
 
 def as_row(run: Run) -> dict[str, Any]:
-    """A run as one flat record, in the order of FIELDS. Not-a-number becomes None: JSON has no word for it."""
+    """A run as one flat record, in the order of FIELDS. A loss that is not finite becomes None, because JSON has no
+    NaN."""
     values = (
         *(run.pk, run.name, run.state, run.cause, run.detail, run.label, run.owner.get_username(), run.study_id),
         *(
@@ -131,7 +132,7 @@ def _finite(value: float | None) -> float | None:
 
 
 def _cell(value: Any) -> Any:
-    """A value as CSV has it: lists by commas, no text that a spreadsheet would run as a formula."""
+    """A value for CSV: lists joined by commas, no text that a spreadsheet would run as a formula."""
     if isinstance(value, list):
         value = ", ".join(value)
     if isinstance(value, str):

@@ -1,4 +1,4 @@
-"""The state of the runs list as it stands in the URL: filters, order, page."""
+"""The state of the runs list in the query string: filters, order, page."""
 
 from __future__ import annotations
 
@@ -56,11 +56,11 @@ class Listing:
     filters: Filters
     page: int = 1
     ignored: tuple[str, ...] = ()
-    """Of what the address asks and cannot mean: what is wrong, and what would be right."""
+    """A sentence on each value of the query that was ignored, with the values that would be right."""
 
     @classmethod
     def parse(cls, query: QueryDict) -> Listing:
-        """Whatever the URL says; what it cannot mean is left out and said, rather than refused."""
+        """Parses the query; invalid values are ignored and reported in `ignored`, not refused."""
         states = dict.fromkeys(_clean(state) for state in query.getlist("state") if _clean(state))
         asked = query.get("sort") or "-id"
         sort = asked if asked.lstrip("-") in SORTS and asked.count("-") < 2 else "-id"
@@ -83,7 +83,7 @@ class Listing:
         return parse_qsl(self.query().removeprefix("?"))
 
     def query(self, **changes: Any) -> str:
-        """The query string of this state with changes, '' for the plain list; defaults are left out."""
+        """The query string of this state with changes; defaults are left out. '?' for the plain list."""
         page = changes.pop("page", self.page)
         values = asdict(replace(self.filters, **changes))
         values["state"] = values.pop("states")
@@ -96,12 +96,12 @@ class Listing:
 
     @property
     def before_page(self) -> str:
-        """The query string up to where `page=N` goes."""
+        """The query string to which `page=N` can be appended."""
         text = self.query(page=1)
         return text if text == "?" else f"{text}&"
 
     def headers(self) -> Iterator[dict[str, Any]]:
-        """Each column with the address that sorts by it and its aria-sort value."""
+        """Each column with the address that sorts by it, and its aria-sort value."""
         for column in COLUMNS:
             up, down = self.filters.sort == column.sort, self.filters.sort == f"-{column.sort}"
             first = f"-{column.sort}" if column.numeric or column.sort == "created" else column.sort
@@ -118,13 +118,13 @@ class Listing:
         return bool(f.q or f.states or f.owner or f.strategy or f.tag or f.study)
 
     def read(self) -> Page[Run]:
-        """The page of runs (two queries); a page that is not there gives the last one."""
-        told = {
+        """The page of runs (two queries); the last page if there are fewer."""
+        extra = {
             "model": F("spec__model"),
             "precision": KT("spec__train__precision"),
             "others": Cast(KT("summary__cpu_others"), FloatField()),
         }
-        rows: Any = list_runs(self.filters).annotate(**told).defer("spec", "summary")
+        rows: Any = list_runs(self.filters).annotate(**extra).defer("spec", "summary")
         return Paginator(rows, PER_PAGE).get_page(self.page)
 
 
@@ -138,7 +138,7 @@ def _clean(text: str) -> str:
 
 
 def options() -> dict[str, list[str]]:
-    """What there is to filter by: owners, strategies, tags."""
+    """The values to filter by: owners, strategies, tags."""
     owners = Run.objects.order_by().values_list("owner__username", flat=True).distinct()
     labels = Run.objects.order_by().values_list("label", flat=True).distinct()
     tags = Run.objects.order_by().exclude(tags=[]).values_list("tags", flat=True).distinct()

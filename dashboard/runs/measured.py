@@ -1,4 +1,4 @@
-"""What came back of an attempt: series, logs, spans, memory and profiles; written by `dashboard.control` alone."""
+"""What an attempt sent back: series, logs, spans, memory and profiles. Written only by `dashboard.control`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from django.db import models
 
 
 class Cursor(models.Model):
-    """How far a file of an attempt's rank has arrived; moves in the transaction that stores what arrived."""
+    """How many bytes of a file of an attempt's rank have arrived; moves in the transaction that stores them."""
 
     attempt = models.ForeignKey("runs.Attempt", on_delete=models.CASCADE, related_name="cursors")
     rank = models.IntegerField()
@@ -49,7 +49,7 @@ class LogChunk(models.Model):
 
 
 class SpanChunk(models.Model):
-    """The spans of one rank in one traced step (dtype records.SPAN); `total` may be more than `count` rows kept."""
+    """The spans of one rank in one traced step (dtype records.SPAN): `count` of the `total` rows that it recorded."""
 
     attempt = models.ForeignKey("runs.Attempt", on_delete=models.CASCADE, related_name="spans")
     rank = models.IntegerField()
@@ -57,7 +57,8 @@ class SpanChunk(models.Model):
     count = models.IntegerField()
     total = models.IntegerField()
     clock_within = models.BigIntegerField(null=True)
-    """ns by which its times may be off those of rank 0; None on the host of rank 0, and where there is one host."""
+    """Error bound in ns of its times against those of rank 0; None on the host of rank 0, and if there is only one
+    host."""
     data = models.BinaryField()
 
     class Meta:
@@ -85,7 +86,7 @@ class MemoryRecord(models.Model):
 class ProfilePart(models.Model):
     """Piece `part` of `of` of a file about a rank's step (`size` bytes); `of` = 0: it was too large to be kept.
 
-    The file is torch.profiler's trace (gzipped Chrome trace), or a snapshot of the CUDA allocator's history
+    The file is a trace of torch.profiler (gzipped Chrome trace), or a snapshot of the CUDA allocator's history
     (parallel_core.observe.snapshot).
     """
 
@@ -110,7 +111,7 @@ class ProfilePart(models.Model):
 
 
 class RankInfo(models.Model):
-    """The `hello` and `summary` frames of a rank, and what its `generated` frames told (analysis.generated)."""
+    """The `hello` and `summary` frames of a rank, and the sum of its `generated` frames (analysis.generated)."""
 
     attempt = models.ForeignKey("runs.Attempt", on_delete=models.CASCADE, related_name="ranks")
     rank = models.IntegerField()

@@ -1,4 +1,4 @@
-"""The series that a run's page draws: what each is called, its unit, and where it is measured."""
+"""The series that a run's page draws: their titles, units, and how they are measured."""
 
 from __future__ import annotations
 
@@ -32,8 +32,11 @@ def _milliseconds(value: float) -> str:
 
 @dataclass(frozen=True)
 class Metric:
-    """`title` is the quantity, `unit` the axis and `text` a number in words, all of the stored value times `scale`;
-    `measured` stands under the chart; `only` names the one precision that has it."""
+    """One series.
+
+    `title` is the quantity, `unit` that of the axis, `text` formats a value; both apply to the stored value times
+    `scale`. `measured` is the source shown under the chart; `only` = the one precision that has this series.
+    """
 
     name: str
     title: str
@@ -123,7 +126,7 @@ METRICS = (
 
 
 def metrics_of(run: Run) -> list[Metric]:
-    """Those of `run`, in the order of the page, in words that fit it."""
+    """The metrics of `run`, in the order of the page, with titles and units that fit it."""
     precision = run.spec.get("train", {}).get("precision")
     return [_worded(metric, run) for metric in METRICS if metric.only in ("", precision)]
 
@@ -137,16 +140,16 @@ def _worded(metric: Metric, run: Run) -> Metric:
 
 
 def _skipping(metric: Metric, what: str) -> Metric:
-    """Without a flush it counts updates of the first stage."""
+    """Without a flush, the series counts skipped updates of the first stage."""
     return replace(metric, title=f"{what.capitalize()} skipped so far", unit=what.split()[0])
 
 
 def _on_cpu(metric: Metric) -> Metric:
-    """A core does thousandths of what a GPU does."""
+    """In GFLOP/s: a core reaches about a thousandth of a GPU."""
     return replace(metric, unit="GFLOP/s", scale=1e3, text=lambda value: f"{significant(value)} GFLOP/s")
 
 
 def _counting(metric: Metric, target: str) -> Metric:
-    """With `images` in place of tokens, where that is what the speed counts."""
+    """With e.g. `images` instead of tokens, if that is what the speed counts."""
     said = metric.measured.replace("tokens", target)
     return replace(metric, unit=f"{target}/s", measured=said, text=partial(rate_text, target=target))

@@ -1,4 +1,4 @@
-"""Metric series out of packed chunks: merged over attempts, thinned to a chart's width without hiding spikes."""
+"""Reads metric series from packed chunks: merged over attempts, thinned to a chart's width without hiding spikes."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ class Series:
 
 
 def series(run: Run, name: str, rank: int = 0, buckets: int = 0, since_step: int = -1) -> Series:
-    """Points with step > `since_step`. A later attempt's points hold from its first step on.
+    """Points with step > `since_step`. From its first step on, a later attempt's points replace the earlier ones.
 
-    `buckets` > 0 keeps of each of that many equal parts the least, the greatest and the last point (and NaNs), so
+    `buckets` > 0 divides the points into that many parts and keeps the least, greatest and last of each (and NaNs), so
     at most about three points a bucket; 0 keeps all.
     """
     chunks = SeriesChunk.objects.filter(attempt__run=run, name=name, rank=rank)
@@ -41,15 +41,15 @@ def series(run: Run, name: str, rank: int = 0, buckets: int = 0, since_step: int
 
 
 def by_rank(run: Run, name: str, ranks: int) -> list[list[float]]:
-    """Values of a series of each of so many ranks, at the steps of which all of them told."""
+    """The values of a series for each of ranks 0 .. `ranks` - 1, at the steps for which all of them have a point."""
     each = [series(run, name, rank) for rank in range(ranks)]
-    told = reduce(np.intersect1d, (one.step for one in each))
-    return [one.value[np.isin(one.step, told)].tolist() for one in each]
+    common = reduce(np.intersect1d, (one.step for one in each))
+    return [one.value[np.isin(one.step, common)].tolist() for one in each]
 
 
 def _merged(chunks: QuerySet[SeriesChunk], since_step: int) -> np.ndarray:
-    """The points of all attempts, each later attempt replacing the earlier ones from its first step on."""
-    # A later attempt's first step is needed even where its early chunks are not asked for.
+    """The points of all attempts; each later attempt replaces the earlier ones from its first step on."""
+    # The first step of a later attempt is needed even if its early chunks are not.
     firsts: dict[int, int] = {}
     rows: list[tuple[int, Any]] = []
     wanted = Case(When(last_step__gt=since_step, then=F("data")), default=None)
@@ -67,7 +67,8 @@ def _merged(chunks: QuerySet[SeriesChunk], since_step: int) -> np.ndarray:
 
 
 def timed_values(run: Run) -> np.ndarray:
-    """Seconds of each timed step: no warm-up, behind a resume neither, nor the metered extra step behind the last."""
+    """Seconds of each timed step: without warm-up, also after a resume, and without the metered extra step after the
+    last."""
     spec = RunSpec.stored(run.spec)
     points = series(run, "step_time")
     timed = (points.step >= spec.train.warmup_steps) & (points.step < spec.train.steps)

@@ -1,6 +1,6 @@
-"""Runs, their attempts, and what happened to them; the measurements that came back are of `measured`.
+"""Runs, their attempts, checkpoints and events, and uploaded texts; the models of measurements are in `measured`.
 
-State changes go through `dashboard.runs.states` alone.
+State changes go only through `dashboard.runs.states`.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ ENDED = (State.SUCCEEDED, State.FAILED, State.CANCELLED, State.LOST)
 
 
 class Run(models.Model):
-    """One training run as a person sees it. The newest attempt does the work; the row is the truth about it."""
+    """One training run as users see it. The newest attempt does the work; this row holds the state of the run."""
 
     name = models.CharField(max_length=120)
     owner = models.ForeignKey(settings.AUTH_USER_MODEL, on_delete=models.PROTECT, related_name="runs")
@@ -54,35 +54,35 @@ class Run(models.Model):
     position = models.IntegerField(default=0)
     """Order inside the study: its runs execute, and are drawn, in this order."""
     repeats = models.ForeignKey("self", null=True, blank=True, on_delete=models.SET_NULL, related_name="repeated_as")
-    """The first run of its study with this setting, which was run again as it had been disturbed."""
+    """The run of its study that this one repeats because it was disturbed: the first with this setting."""
     label = models.TextField(blank=True)
     """Short name of the strategy, e.g. 'PP-1F1B + AR' (parallel_core.plan.strategy.label)."""
     tags = models.JSONField(default=list, blank=True)
     spec = models.JSONField()
     devices = models.IntegerField(default=1)
     exclusive = models.BooleanField(default=False)
-    """Needs a host to itself: study runs, so that nothing else of ours disturbs the timing."""
+    """Needs hosts to itself: for runs of studies, so that no other run of ours disturbs the timing."""
 
     broken = models.JSONField(default=list, blank=True)
-    """The faults injected on purpose, a sentence each (parallel_core.faults.sentences)."""
+    """The faults injected on purpose, one sentence each (parallel_core.faults.sentences)."""
 
     state = models.CharField(max_length=12, choices=State.choices, default=State.QUEUED, db_index=True)
     cause = models.CharField(max_length=32, blank=True)
     detail = models.TextField(blank=True)
     """One sentence on how it ended, or why it was queued again."""
     over_hosts = models.PositiveSmallIntegerField(default=0)
-    """How many hosts its ranks are spread over evenly; 0 = as few as it takes."""
+    """The number of hosts over which its ranks are spread evenly; 0 = as few as it takes."""
     retries_left = models.IntegerField(default=0)
     resume_run = models.ForeignKey("self", null=True, blank=True, on_delete=models.SET_NULL, related_name="resumed_as")
     resume_step = models.IntegerField(null=True, blank=True)
-    """The checkpoint that the first attempt begins from: `resume_step` steps done by `resume_run`; both or none."""
+    """The first attempt begins from `resume_run`'s checkpoint after `resume_step` steps; both or neither are set."""
     wish = models.JSONField(default=dict, blank=True)
     """What to do instead of training: the text to generate from that checkpoint
-    (parallel_core.generation_request.TextRequest), or {"links": [two workers]} to time messages between; {} of a run
-    that trains."""
+    (parallel_core.generation_request.TextRequest), or {"links": [two workers]} to time messages between them; {} for a
+    run that trains."""
     cancel_requested_at = models.DateTimeField(null=True, blank=True)
     trace_asked_at = models.DateTimeField(null=True, blank=True)
-    """When somebody asked to see the next step; `trace_step` is the one that the controller then chose."""
+    """When somebody asked for a trace of the next step; `trace_step` is the step that the controller then chose."""
     trace_step = models.IntegerField(null=True, blank=True)
     trace_how = models.CharField(max_length=8, choices=[(how, how) for how in HOWS], default=HOWS[0])
 
@@ -109,32 +109,32 @@ class Run(models.Model):
 
     @property
     def generates(self) -> bool:
-        """Whether it makes text."""
+        """Whether it generates text."""
         return "prompt" in self.wish
 
     @property
     def between(self) -> list[str]:
-        """The two workers between which it times messages; [] of any other run."""
+        """The two workers between which it times messages; [] for any other run."""
         return list(self.wish.get("links", ()))
 
     @property
     def answered(self) -> bool:
-        """Whether it was a fit study's question whether so many layers fit, and its end is the answer: they do not."""
+        """Whether it is a run of a fit study that ran out of memory: that is its answer, so many layers do not fit."""
         return self.cause == "out_of_memory" and self.study is not None and self.study.kind == "fit"
 
     @property
     def diverged(self) -> bool:
-        """Whether the loss of its newest step is not finite: a row keeps no such number."""
+        """Whether the loss of its newest step is not finite: that is stored as None."""
         return self.step is not None and self.loss is None
 
     @property
     def look(self) -> str:
-        """What its badge looks like: its state, but for an end that was no failure."""
+        """The look of its badge: its state, unless running out of memory was the answer it was to give."""
         return "answered" if self.answered else self.state
 
     @property
     def state_text(self) -> str:
-        """The word of its badge."""
+        """The text of its badge."""
         return "Did not fit" if self.answered else self.get_state_display()
 
 
@@ -151,13 +151,15 @@ class Attempt(models.Model):
     cause = models.CharField(max_length=32, blank=True)
     detail = models.TextField(blank=True)
     report = models.JSONField(default=dict, blank=True)
-    """The worker's AttemptBody at the end: exits, traceback, rank, signal; and `faults` {rank: fault frame}."""
+    """What workers have reported so far. On one host, its AttemptBody at the end (exits, traceback, rank, signal); over
+    several also `store`, `up` and `ends`, during the attempt (control.multi_host). `faults` = {rank: fault frame}."""
     settled = models.BooleanField(default=False)
-    """Every byte of every file arrived: the worker may delete the folder."""
+    """Every byte of every file has arrived: the workers may delete its folders."""
     begins = models.JSONField(default=dict, blank=True)
-    """Where it began (workers.contract.Begins), once it runs: {"step": 0, "why": ...} or the checkpoint it took up."""
+    """Where it began (workers.contract.Begins), once it runs: {"step": 0, "why": ...} or the checkpoint it resumed
+    from."""
     progress = models.JSONField(default=dict, blank=True)
-    """rank -> {step, op, age} of the newest heartbeat."""
+    """rank -> {step, op, age} in the newest heartbeat."""
     lease_until = models.DateTimeField(null=True, blank=True)
     sent_at = models.DateTimeField(null=True, blank=True)
     started_at = models.DateTimeField(null=True, blank=True)
@@ -169,7 +171,8 @@ class Attempt(models.Model):
 
 
 class Checkpoint(models.Model):
-    """A complete checkpoint on a worker's disk, with `step` steps done. Rows go when the worker drops the files."""
+    """A complete checkpoint on a worker's disk, after `step` steps. The row is deleted when the worker deletes the
+    files."""
 
     run = models.ForeignKey(Run, on_delete=models.CASCADE, related_name="checkpoints")
     attempt = models.ForeignKey(Attempt, on_delete=models.CASCADE)
@@ -177,7 +180,7 @@ class Checkpoint(models.Model):
     step = models.IntegerField()
     bytes = models.BigIntegerField()
     seconds = models.FloatField()
-    """Time to write it, beside training."""
+    """Time to write it, in parallel to training."""
     at = models.DateTimeField(auto_now=True)
 
     class Meta:
@@ -200,7 +203,7 @@ class Event(models.Model):
 
 
 class Corpus(models.Model):
-    """An uploaded text, named by the sha256 of its bytes. The file lies in the default storage as corpora/<sha256>."""
+    """An uploaded text, identified by the sha256 of its bytes. The file is corpora/<sha256> in the default storage."""
 
     sha256 = models.CharField(max_length=64, unique=True)
     name = models.CharField(max_length=120)

@@ -1,8 +1,8 @@
-"""The next step of a running run, traced because somebody wants to see it: the wish, and what became of it.
+"""Traces the next step of a running run because somebody asked for it.
 
-The page writes the wish on the row; the controller chooses a step a little ahead (`due`) and tells the workers; their
-ranks trace it (parallel_core.observe.trace_request). A request that came too late for its step is over: it can be made
-again.
+The page stores the request in the run's row; the controller chooses a step a little ahead (`due`) and sends it to the
+workers; their ranks trace it (parallel_core.observe.trace_request). A request that reached a rank too late for its step
+is over, and can be made again.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from dashboard.runs.models import Run, State
 from parallel_core.observe.trace_request import HOWS, How
 
 LEAD_S = 3.0
-"""How old the newest known step may be, and what an order needs to reach every rank of every host, generously."""
+"""Seconds ahead: the age of the newest known step, and the time an order needs to reach every rank of every host."""
 LEAST_AHEAD = 2
-"""Steps: the newest one known is already over when it is known."""
+"""The fewest steps ahead, because the newest known step is already over."""
 LATE_STEPS = 50
-"""So many steps behind it, the spans of a traced step have long arrived."""
+"""Once the run is this many steps past a traced step, its spans would have arrived."""
 BUSY = "Nothing was asked: the run is not running, or a step is already waited for."
 NO_ALLOCATOR = (
     "A memory snapshot is the history of CUDA's allocator, and this run is on CPU. "
@@ -34,7 +34,7 @@ NO_ALLOCATOR = (
 
 @dataclass(frozen=True)
 class Status:
-    """What the page says; `pending` = a wish is under way, so that another one has to wait."""
+    """What the page says; `pending` = a request is under way, so that another one has to wait."""
 
     sentence: str = ""
     pending: bool = False
@@ -42,18 +42,18 @@ class Status:
 
 
 class Refused(ValueError):
-    """Why nothing was asked, in words for the person who wanted it."""
+    """Nothing was requested; the message says why."""
 
 
 def choices(run: Run) -> tuple[How, ...]:
-    """What can be asked of it now; nothing of a run that writes text: it has no steps."""
+    """How the next step can be traced now; () for a run that generates text or times links: it has no steps."""
     if run.state != State.RUNNING or run.wish:
         return ()
     return HOWS if _on_cuda(run) else ("spans", "profiler")
 
 
 def request(*, run: Run, user: Any, how: How = "spans") -> None:
-    """Asks for it. Raises Refused, and PermissionDenied."""
+    """Requests a trace of the next step. Raises Refused, and PermissionDenied."""
     if not may_change(user, run):
         raise PermissionDenied("Only the run's owner and admins may trace its next step.")
     if how == "memory" and not _on_cuda(run):
@@ -70,7 +70,7 @@ def _on_cuda(run: Run) -> bool:
 
 
 def due(run: Run) -> int | None:
-    """The step that can be traced on all ranks from now on; None before its timed steps, and where it ends sooner."""
+    """The next step that can still be traced on all ranks; None before the timed steps, and if the run ends sooner."""
     if run.step is None or not run.step_time:
         return None
     step = run.step + LEAST_AHEAD + ceil(LEAD_S / run.step_time)
@@ -78,7 +78,7 @@ def due(run: Run) -> int | None:
 
 
 def status(run: Run) -> Status:
-    """Of the newest wish; empty where there was none."""
+    """The status of the newest request; empty if there was none."""
     if run.trace_asked_at is None:
         return Status()
     step = run.trace_step
@@ -93,7 +93,7 @@ def status(run: Run) -> Status:
 
 
 def _arrived(run: Run, step: int) -> Status | None:
-    """Where to see what was asked for; None while it is not there."""
+    """Where to see the requested trace; None while it has not arrived."""
     if run.trace_how == "spans":
         there = step in selectors.traced_steps(run)
         return Status(f"Step {step} was traced.", address=f"?step={step}") if there else None

@@ -1,4 +1,4 @@
-"""The Accounts tab: where each rank's step went, to the nanosecond; what the speedup lost; the critical path."""
+"""The Accounts tab: what each rank's step consists of, to the nanosecond; what the speedup lost; the critical path."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from parallel_core.schedule.text import WORDS
 
 SHORT = COMPONENT_NAMES | {"exposed_p2p": "messages not hidden"}
 BESIDE = {"warmup": "bubble: warm-up", "steady": "bubble: steady", "drain": "bubble: drain", "overlapped": "hidden"}
-"""Fields of Account beside the sum, and the heads of their columns."""
+"""Fields of Account that are not part of the sum -> the heads of their columns."""
 
 
 def context(run: Run, step: int | None) -> dict[str, Any]:
-    """Empty where no traced step has arrived."""
+    """The tab's context; without accounts if no traced step has arrived."""
     trace = traces.trace(run, step)
     if trace is None:
         return {"accounts": []}
@@ -43,7 +43,7 @@ def context(run: Run, step: int | None) -> dict[str, Any]:
 
 
 def table(accounts: Mapping[int, Account]) -> dict[str, Any]:
-    """What `runs/accounts_table.html` shows."""
+    """The context of `runs/accounts_table.html`."""
     return {
         "accounts": [_row(rank, account) for rank, account in sorted(accounts.items())],
         "account_columns": [SHORT[name] for name in COMPONENTS],
@@ -66,7 +66,7 @@ def _ns(ns: int) -> str:
 
 
 def path_sentence(path: np.ndarray) -> str:
-    """How the critical path (LINK rows) runs."""
+    """Describes the critical path (LINK rows) in a sentence."""
     if not len(path):
         return ""
     took, ranks = durations(path), path["rank"]

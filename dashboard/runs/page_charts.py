@@ -1,4 +1,4 @@
-"""The charts of a run's page: the newest traced step with the memory curve under it, metrics, memory by category."""
+"""Charts of a run's page: the newest traced step with the memory curve below, metrics, memory by category."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ BUCKETS = 600
 
 
 def timeline(run: Run, step: int | None = None, window: Window | None = None, lit: Lit | None = None) -> Chart | None:
-    """Gantt of one traced step (None = the newest complete one), with the worst rank's memory on the same axis.
+    """Gantt chart of one traced step (None = the newest complete one), with the worst rank's memory on the same axis.
 
-    More than MAX_BARS spans in view are a heatmap; its zoom asks for the `window` again. `lit` is framed.
+    More than MAX_BARS spans in view make a heatmap; zooming requests its `window` again. `lit` is outlined.
     """
     shown = selectors.newest_traced_step(run) if step is None else step
     if shown is None or not (found := _step(run, shown)).total:
@@ -48,7 +48,7 @@ def timeline(run: Run, step: int | None = None, window: Window | None = None, li
 
 
 def _step(run: Run, step: int) -> Step:
-    """Its spans as far as they have come."""
+    """The step with the spans that have arrived."""
 
     def read() -> Step:
         attempt = selectors.attempt_of(run)
@@ -58,7 +58,7 @@ def _step(run: Run, step: int) -> Step:
 
 
 def _with_memory(run: Run, made: Chart) -> Chart:
-    """The curve of the worst rank under it, where one was metered."""
+    """The chart with the memory curve of the worst rank below it, if one was metered."""
     worst = max(selectors.memory(run).values(), key=lambda record: record.peak_total, default=None)
     if worst is None or not len(worst.curve):
         return made
@@ -74,13 +74,13 @@ def _which(step: int | None) -> str:
 
 
 def _tied(run: Run, step: int) -> str:
-    """How well the clocks of its hosts were compared, where there are several."""
+    """How closely the clocks of the run's hosts were compared, if there are several."""
     within = selectors.clock_within(run, step)
     return "" if within is None else f"; clocks of the hosts compared to within {ns_text(within)}"
 
 
 def _finding(run: Run, step: int, found: Step) -> str:
-    """Where the step went, largest part first; remembered for longer than the step itself."""
+    """What the step consists of, in a sentence; cached for longer than the step itself."""
     counts = selectors.span_counts(run, step)
     key = f"finding-of-step:{run.pk}:{run.queued_at.timestamp()}:{step}:{counts}".replace(" ", "")
     return str(cache.get_or_set(key, lambda: _found(found, step), KEPT_S))
@@ -90,11 +90,11 @@ def _found(found: Step, number: int) -> str:
     try:
         return found.finding(number=number)
     except (ValueError, KeyError, IndexError):
-        return "One traced step"  # not all ranks have delivered it
+        return "One traced step"  # the spans of some ranks have not arrived
 
 
 def _add_memory(figure: dict[str, Any], record: MemoryRecord) -> None:
-    """Puts the curve of a metered step under the Gantt; its own clock is stretched, because metering slows a step."""
+    """Adds the curve of a metered step below the Gantt chart, stretched to its length, as metering slows a step."""
     curve = np.frombuffer(bytes(record.curve), MEMORY)
     t = curve["t"] - curve["t"][0]
     end = float(figure["layout"]["xaxis"]["range"][1]) / 1.005
@@ -118,7 +118,7 @@ def _add_memory(figure: dict[str, Any], record: MemoryRecord) -> None:
 
 
 def no_timeline(run: Run) -> Chart:
-    """Keeps the place of the Gantt until the first traced step has arrived, and says what it will be and when."""
+    """The empty chart until the first traced step has arrived; says what it will show and when."""
     made = gantt.figure({}) | {"data": []}
     made["layout"]["meta"] = {**made["layout"]["meta"], "empty": _expected(run)}
     title = "No step was traced" if run.state in ENDED else "No step has been traced yet"
@@ -131,7 +131,7 @@ def _expected(run: Run) -> str:
         return "This run ended before a traced step was complete."
     if first is None:
         return "This run is too short: none of its steps is traced."
-    # Not how far it is: the place stays as it is drawn until that step has come, and the top of the page says so.
+    # Without the current step: this text is not updated until the traced step has arrived.
     return f"Here you will see forward, backward, communication and idle time of each rank, once step {first} is done."
 
 
@@ -153,12 +153,12 @@ def points_since(run: Run, step: int) -> dict[str, Any]:
 
 
 def metrics(run: Run) -> list[Chart]:
-    """One chart a run-level series, thinned to a chart's width; those of loss scaling in fp16 alone."""
+    """One chart for each series of the run, thinned to a chart's width."""
     return [_metric(run, metric) for metric in metrics_of(run)]
 
 
 def _series(run: Run, metric: Metric, since: int = -1) -> selectors.Series:
-    """The points behind step `since`, in the unit of the chart."""
+    """The points after step `since`, in the unit of the chart."""
     found = selectors.series(run, metric.name, since_step=since, buckets=BUCKETS)
     return replace(found, value=found.value * metric.scale)
 
@@ -176,7 +176,7 @@ def _metric(run: Run, metric: Metric) -> Chart:
     )
     title = f"{metric.title}: {_range(metric, found)}"
     made = loss.chart([curve], title, metric.measured, key=metric.name, unit=metric.unit)
-    # One line needs no hue to tell it from others: it has the accent, and no legend.
+    # A single line needs no hue of its own: it has the accent colour.
     for trace in made.figure["data"]:
         trace["line"] = {"color": theme.var("accent"), "width": 1.75}
     made.figure["layout"]["height"] = 240
@@ -197,7 +197,7 @@ def _newest(metric: Metric, found: selectors.Series) -> str:
 
 
 def memory_rows(run: Run, limit: int | None) -> list[dict[str, Any]]:
-    """A row a rank: peak by category with its share of the row's peak, and the peak against the limit."""
+    """One row a rank: peak by category with its share of the largest peak, and the peak as a share of the limit."""
     records = selectors.memory(run)
     most = max((record.peak_total for record in records.values()), default=0) or 1
     return [

@@ -1,4 +1,4 @@
-"""The Memory tab's picture: every metered rank over its step, what was predicted, and micro-batches in flight."""
+"""The Memory tab's chart: memory of every metered rank over its step, predicted peaks, and micro-batches in flight."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from parallel_core.plan.memory import by_stage
 from parallel_core.spec import RunSpec
 
 MOST_SPANS = 20_000
-"""Of a step: beyond, what is in flight is not counted."""
+"""If the step has more, micro-batches in flight are not counted."""
 
 
 def over_time(run: Run) -> Chart | None:
-    """None where no step was metered, or none with its curve."""
+    """The chart; None if no step was metered, or none has a curve."""
     records = {rank: record for rank, record in selectors.memory(run).items() if len(record.curve)}
     if not records:
         return None
@@ -46,7 +46,7 @@ def over_time(run: Run) -> Chart | None:
 
 
 def _predicted(run: Run) -> dict[int, int]:
-    """rank -> bytes; {} where the spec is of another version."""
+    """rank -> predicted bytes; {} if the spec was stored by another version."""
     try:
         spec = RunSpec.stored(run.spec)
     except ValidationError:

@@ -1,4 +1,4 @@
-"""The Operators tab: two ranks of a run, or a rank in two runs, operation by operation."""
+"""The Operators tab: the operations of two ranks of a run, or of one rank in two runs, aligned."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from parallel_core.schedule.ir import Kind
 from parallel_core.schedule.text import WORDS
 
 SHOWN = 300
-"""Rows of the table."""
+"""The most rows of the table."""
 
 
 def status_words(names: Sequence[str]) -> dict[str, str]:
-    """What a row is, of two sides with these names."""
+    """Status of a row -> its word, for two sides with these names."""
     only = {f"only_{side}": f"only on {name}" for side, name in zip("ab", names, strict=True)}
     return {"same": "same", "moved_a": "moved", "moved_b": "moved"} | only
 
 
 def context(run: Run, step: int | None, given: Mapping[str, Any]) -> dict[str, Any]:
-    """`?a=` and `?b=` are ranks, `?other=` another run that `b` is a rank of."""
+    """`?a=` and `?b=` are ranks; `?other=` is another run, of which `b` is then a rank."""
     mine = traces.trace(run, step)
     other_run = _other(given.get("other"))
     other = mine if other_run is None else traces.typical(other_run) or traces.trace(other_run, None)
@@ -49,13 +49,13 @@ def context(run: Run, step: int | None, given: Mapping[str, Any]) -> dict[str, A
 
 
 def beside(a: Side, b: Side, names: tuple[str, str]) -> tuple[Alignment, str, list[tuple[str, str, str, str]]]:
-    """Both sides aligned, the sentence about it, and rows (status, its word, left, right)."""
+    """Both sides aligned, the sentence about them, and rows (status, its word, left, right)."""
     found = align(a.operations(), b.operations())
     return found, sentence(a, b, found, names), _rows(found, status_words(names))
 
 
 def _other(text: Any) -> Run | None:
-    """The run that the address names; None where it names none that exists."""
+    """The run named in the query; None if there is no such run."""
     return Run.objects.filter(pk=asked).first() if (asked := number(text)) is not None else None
 
 
@@ -68,7 +68,7 @@ def _side(trace: Trace, rank: int) -> Side:
 
 
 def around_differences(found: Alignment) -> list[Row]:
-    """All rows; of more than SHOWN those around the first difference."""
+    """All rows, or if there are more than SHOWN, those around the first difference."""
     rows = list(found.rows)
     if len(rows) <= SHOWN:
         return rows
@@ -78,12 +78,12 @@ def around_differences(found: Alignment) -> list[Row]:
 
 
 def _rows(found: Alignment, said: Mapping[str, str]) -> list[tuple[str, str, str, str]]:
-    """(status, its word, left, right)."""
+    """(status, its word, left, right) of each row shown."""
     return folded((row.status, said[row.status], _words(row.a), _words(row.b)) for row in around_differences(found))
 
 
 def folded(rows: Iterable[tuple[str, str, str, str]]) -> list[tuple[str, str, str, str]]:
-    """Operations of one name that follow each other (a batch norm's in every layer) are one row, with their number."""
+    """Joins equal consecutive rows (a batch norm's in every layer) into one, with their number."""
     out = []
     for (status, word, *sides), same in groupby(rows):
         times = f" x {count}" if (count := len(list(same))) > 1 else ""

@@ -1,4 +1,4 @@
-"""The Memory tab's snapshots of the CUDA allocator: the chosen one drawn, and what was alive at its peak."""
+"""The Memory tab's snapshots of the CUDA allocator: the chosen one as a chart, and what was allocated at its peak."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ KEPT_S = 3600
 
 
 def context(run: Run, given: Mapping[str, Any]) -> dict[str, Any]:
-    """`snapshots` lists what there is; `shot` is the one that `snapshot` (step-rank) in the address names, else the
-    first rank of the newest step."""
+    """`snapshots` lists all of them; `shot` is the one named by the parameter `snapshot` (step-rank), else the first
+    rank of the newest step."""
     steps = profiles.listed(run, Kind.SNAPSHOT)
     whole = {f"{one.step}-{one.rank}": one for step in reversed(steps) for one in step.ranks if one.whole}
     if not whole:
@@ -39,7 +39,7 @@ def context(run: Run, given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _read(run: Run, chosen: Profile) -> Allocations:
-    """Raises ValueError where the file is no snapshot."""
+    """The allocations in the snapshot. Raises ValueError if the file is not a snapshot."""
     return allocations(unpacked(profiles.data(run, chosen.step, chosen.rank, Kind.SNAPSHOT) or b""))
 
 

@@ -1,4 +1,4 @@
-"""What stands on top of a run's page before its first step: where it starts, and what it waits for there; and ages."""
+"""The sentence on top of a run's page before its first step: where it starts, what it waits for; and ages of runs."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from workers.contract import PROFILE_LIMIT_S
 
 
 def starting(attempt: Attempt | None) -> tuple[str, str]:
-    """(sentence, more) of an attempt that was sent to its workers and has no rank at work yet."""
-    if behind := _behind_a_profile(attempt):
-        return behind
+    """Returns (sentence, more) for an attempt that was sent to its workers and has no rank at work yet."""
+    if waits := _waits_for_a_profile(attempt):
+        return waits
     phases = sorted(set(attempt.ranks.exclude(phase="").values_list("phase", flat=True))) if attempt else []
     return f"Starting {placed(attempt)}{': ' + ' and '.join(phases) if phases else ''}.", ""
 
 
-def _behind_a_profile(attempt: Attempt | None) -> tuple[str, str] | None:
-    """What holds the devices of an attempt that was sent while a worker profiles a model, and for about how long."""
+def _waits_for_a_profile(attempt: Attempt | None) -> tuple[str, str] | None:
+    """Says which profile occupies the attempt's devices, and for about how long; None if there is none."""
     if attempt is None or attempt.sent_at is None:
         return None
     profile = in_front(attempt).filter(state=ProfileState.ASKED).select_related("worker").order_by("id").first()
@@ -40,7 +40,7 @@ def _behind_a_profile(attempt: Attempt | None) -> tuple[str, str] | None:
 
 
 def placed(attempt: Attempt | None) -> str:
-    """`on yard-a, devices 0 and 1`; of several hosts `on yard-a (device 0) and yard-b (device 0)`."""
+    """`on yard-a, devices 0 and 1`; for several hosts `on yard-a (device 0) and yard-b (device 0)`."""
     nodes = attempt.devices if attempt else []
     if not nodes:
         return "on a worker"
@@ -58,7 +58,7 @@ def _plural(indices: list[int]) -> str:
 
 
 def age_text(run: Run) -> SafeString:
-    """How long it has been queued, running, or ended, and how long it took."""
+    """How long the run has been queued or running; or how long ago it ended, and how long it took."""
     if run.ended_at:
         took = (run.ended_at - (run.started_at or run.queued_at)).total_seconds()
         return format_html("ended {}, took {}", since(run.ended_at, "ago"), seconds_text(round(took, 1)))

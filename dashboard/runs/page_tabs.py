@@ -1,4 +1,4 @@
-"""What each tab of a run's page shows."""
+"""The contexts of the tabs of a run's page."""
 
 from __future__ import annotations
 
@@ -44,13 +44,16 @@ TABS = {
     "events": "Events",
 }
 OF_TEXT = {key: TABS[key] for key in ("ranks", "logs", "spec", "events")}
-"""Of a run that generates text: it has no steps."""
+"""The tabs of a run that generates text: it has no steps."""
 LOG_TAIL = 64 * 1024
 
 
 def tab_context(tab: str, run: Run, rank: int, step: int | None, given: Mapping[str, Any]) -> dict[str, Any]:
-    """What the template of `tab` needs; `rank` matters to logs, `step` to what shows one traced step,
-    `given` (the address) to what has questions of its own."""
+    """Returns the context of the template of `tab`.
+
+    `rank` is used by logs, `step` by tabs that show one traced step, `given` (the query) by tabs with parameters of
+    their own.
+    """
     if tab == "timeline":
         return page_timeline.context(run, step)
     if tab == "accounts":
@@ -68,10 +71,10 @@ def tab_context(tab: str, run: Run, rank: int, step: int | None, given: Mapping[
     if tab == "metrics":
         return {"charts": page_charts.metrics(run)}
     if tab == "ranks":
-        told = {"equal": equal_sentence(run), "pace": pace_sentence(run), "paces": run.summary.get("references")}
+        sentences = {"equal": equal_sentence(run), "pace": pace_sentence(run), "paces": run.summary.get("references")}
         rows = rank_rows(run)
         seen_in = run.ended_at is None or any(row["progress"].get("op") for row in rows)
-        return {"profiles": profiles.listed(run), "ranks": rows, "seen_in": seen_in, **told}
+        return {"profiles": profiles.listed(run), "ranks": rows, "seen_in": seen_in, **sentences}
     if tab == "layout":
         return _layout(run, layout_picture.asked_rank(given.get("rank")), given.get("split", ""))
     if tab == "logs":
@@ -83,8 +86,10 @@ def tab_context(tab: str, run: Run, rank: int, step: int | None, given: Mapping[
 
 
 def _layout(run: Run, rank: int, how: str) -> dict[str, Any]:
-    """The picture, and what stands around a rank, or a split, in the address that chooses it; None where the spec is of
-    another version."""
+    """The picture, and the parts of the query before and after a rank, or a split, that choose another one.
+
+    `layout` is None if the spec was stored by another version.
+    """
     try:
         spec = RunSpec.stored(run.spec)
     except ValidationError:
@@ -98,7 +103,7 @@ def _layout(run: Run, rank: int, how: str) -> dict[str, Any]:
 
 
 def equal_sentence(run: Run) -> str:
-    """How often the ranks of an ended run were compared, what it cost, and the number of the parameters they had."""
+    """How often the ranks of an ended run were compared, what that cost, and the hash of their parameters."""
     found, timed = run.summary.get("fingerprint"), run.summary.get("timed")
     if not found or not timed:
         return ""
@@ -118,7 +123,7 @@ WORK = (
 
 
 def pace_sentence(run: Run) -> str:
-    """How much the devices of an ended run differed by themselves, and what they took from each other."""
+    """How much the devices of an ended run differed in speed, and how much they slowed each other down."""
     found, company = run.summary.get("references"), run.summary.get("company")
     if not found or min(found) <= 0:
         return ""
@@ -131,7 +136,7 @@ def pace_sentence(run: Run) -> str:
 
 
 def rank_rows(run: Run) -> list[dict[str, Any]]:
-    """A row a rank of the newest attempt: who it is, where it is, and how it ended."""
+    """One row for each rank of the newest attempt: what it is, where it is, and how it ended."""
     attempt = selectors.attempt_of(run)
     if attempt is None:
         return []
@@ -154,8 +159,10 @@ def rank_rows(run: Run) -> list[dict[str, Any]]:
 
 
 def _place(seen: Mapping[str, Any], run: Run, ended_well: bool) -> dict[str, Any]:
-    """Where a heartbeat saw the rank last, its operation in words. One that ended well is in none, and has taken every
-    step of the run: the last heartbeat came before its end."""
+    """Where the newest heartbeat saw the rank, with its operation in words.
+
+    A rank that ended well is in no operation and has done every step of the run: the heartbeat was before its end.
+    """
     if ended_well and seen:
         return {**seen, "op": "", "step": seen.get("step", -1) if run.step is None else run.step}
     return {**seen, "op": spoken(seen["op"])} if seen.get("op") else dict(seen)

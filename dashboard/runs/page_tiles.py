@@ -1,4 +1,4 @@
-"""The four tiles of a run's page: the newest value in words and the whole series as a small line."""
+"""The four tiles of a run's page: the newest value as text, and the whole series as a small line."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ METERS = ("mfu", "hfu")
 
 @dataclass(frozen=True)
 class Tile:
-    """`points` is an SVG polyline in a box of WIDTH x HEIGHT, '' where there are fewer than two points.
+    """`points` is an SVG polyline in a box of WIDTH x HEIGHT, '' if there are fewer than two points.
 
-    `outline` = how much of the width of a bar the prediction takes, for its outline; None where nothing is predicted.
+    `outline` = length of the outlined bar of the prediction, up to WIDTH; None if nothing is predicted.
     """
 
     key: str
@@ -33,7 +33,7 @@ class Tile:
     points: str = ""
     outline: float | None = None
     solid: float | None = None
-    """The same of what was measured, filled."""
+    """The same for the filled bar of the measurement."""
 
 
 def tiles(run: Run) -> list[Tile]:
@@ -49,7 +49,7 @@ def tiles(run: Run) -> list[Tile]:
 
 
 def line(values: np.ndarray) -> str:
-    """`x,y x,y ...` of the finite values, the least at the bottom; a flat line lies in the middle."""
+    """`x,y x,y ...` of the finite values, the least at the bottom; a constant is a line in the middle."""
     finite = values[np.isfinite(values)]
     if len(finite) < 2:
         return ""
@@ -69,7 +69,7 @@ def _fall(series: selectors.Series) -> str:
 
 
 def _step_time(run: Run, seconds: selectors.Series) -> tuple[str, str]:
-    """The newest step and the median of the timed ones; the median first once the run has ended, as everywhere."""
+    """The newest step and the median of the timed steps; once the run has ended, the median first, as elsewhere."""
     timed, newest = selectors.timed(run), _last(seconds, seconds_text)
     if timed is None:
         return newest, ""
@@ -80,7 +80,7 @@ def _step_time(run: Run, seconds: selectors.Series) -> tuple[str, str]:
 
 
 def _throughput(run: Run, rate: selectors.Series) -> tuple[str, str]:
-    """With `MFU 41 %, HFU 55 %`: of the newest step, at the end of the median one; empty before the first timed one."""
+    """(value, `MFU 41 %, HFU 55 %`): of the newest step, or once the run has ended, of the median step."""
     meters = run.summary.get("meters") or {}
     if meters.get("tokens_per_s"):
         shares = {name: meters.get(name) for name in METERS}
@@ -93,7 +93,7 @@ def _throughput(run: Run, rate: selectors.Series) -> tuple[str, str]:
 
 
 def _memory(run: Run) -> Tile:
-    """Measured peak solid, predicted in outline, in a bar that is as long as the limit, where one is known."""
+    """Measured peak as a solid bar, prediction as an outline; a bar of full width is the limit, if one is known."""
     plan = worst_stage(RunSpec.stored(run.spec))
     records, title = selectors.memory(run), "Memory, worst rank"
     worst = max(records.values(), key=lambda record: record.peak_total, default=None)
@@ -113,7 +113,8 @@ def _memory(run: Run) -> Tile:
 
 
 def memory_limit(run: Run, attempt: Attempt | None) -> int | None:
-    """Bytes a rank may hold: the run's own cap, else the smallest of its devices; None where neither is known."""
+    """Bytes that a rank may hold: the run's own cap, else the memory of the smallest of its devices; None if neither is
+    known."""
     cap = run.spec.get("trace", {}).get("memory_cap")
     if cap:
         return int(cap)

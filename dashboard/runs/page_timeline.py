@@ -1,4 +1,4 @@
-"""The Timeline tab: planned over measured, the critical path lit, and the operations that made the step late."""
+"""The Timeline tab: planned over measured operations, the critical path, and the operations that made the step late."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from parallel_core.schedule.text import WORDS
 from parallel_core.simulate.replay import plan
 
 SHOWN = 10
-"""Rows of the list of late operations."""
+"""The most rows in the list of late operations."""
 
 
 def context(run: Run, step: int | None) -> dict[str, Any]:
-    """Empty where no traced step has arrived."""
+    """The tab's context; without a trace if no traced step has arrived."""
     trace = traces.trace(run, step)
     if trace is None:
         return {"trace": None}
@@ -46,11 +46,11 @@ def _chart(trace: Trace, joined: np.ndarray) -> Chart:
 
 def _title(trace: Trace, joined: np.ndarray) -> str:
     drawn = joined[overlay.outlined(joined)]
-    behind = late(drawn)
-    if not len(behind):
+    delays = late(drawn)
+    if not len(delays):
         return "No operation of this step was planned."
-    worst = int(behind.argmax())
-    lateness_ns, length = int(behind[worst]), trace.length
+    worst = int(delays.argmax())
+    lateness_ns, length = int(delays[worst]), trace.length
     if lateness_ns < 0.02 * length:
         return f"No operation ends more than {percent_text(0.02)} of the step later than planned."
     row = drawn[worst]
@@ -59,7 +59,7 @@ def _title(trace: Trace, joined: np.ndarray) -> str:
 
 
 def late_rows(joined: np.ndarray) -> list[dict[str, Any]]:
-    """The operations that took longest beyond their plan, the worst first."""
+    """The operations that took longest compared with their planned duration, worst first."""
     own = durations(joined) - (joined["planned_end"] - joined["planned_start"])
     working = overlay.outlined(joined)
     order = np.argsort(np.where(working, -own, np.iinfo(np.int64).max), kind="stable")[:SHOWN]

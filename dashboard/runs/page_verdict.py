@@ -1,4 +1,4 @@
-"""The sentence on top of a run's page, for every state, and for a failed run the one change that would fix it."""
+"""The sentence on top of a run's page for every state, and for a failed run the one change that would fix it."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from parallel_core.spec import RunSpec
 LOG_LINES = 10
 AHEAD_SHOWN = 5
 NO_SPACE = "No space left on device"
-"""What a system says of a disk that is full."""
+"""The operating system's message about a full disk."""
 
 CAUSES = {
     "user_code": "an error in the training code",
@@ -44,7 +44,7 @@ CAUSES = {
 
 @dataclass(frozen=True)
 class Verdict:
-    """`sentence` first, `more` below it; `ahead` = the runs served before a queued one, nearest last."""
+    """`sentence` first, `more` below it; `ahead` = the last of the runs that are served before a queued one."""
 
     sentence: str
     more: str = ""
@@ -55,20 +55,20 @@ class Verdict:
     traceback_label: str = "Traceback"
     ahead: list[Run] = field(default_factory=list)
     further: int = 0
-    """Runs before those."""
+    """Number of runs served before those."""
     holding: list[tuple[Run, str]] = field(default_factory=list)
-    """Who is on the hosts that a queued run waits for, each with how long it will take, '' where that is not known."""
+    """Runs on the hosts that a queued run waits for, each with how long it will still take; '' if that is not known."""
 
 
 def cause_of(run: Run) -> str:
-    """Why it ended, in few words; '' of one that goes on, or of which its state says it."""
+    """Why the run ended, in few words; '' if it has not ended, or its state says why."""
     if run.state == State.LOST:
         return ""
     return "replicas differ" if "ReplicasDiffer" in run.detail else CAUSES.get(run.cause, run.cause)
 
 
 def verdict(run: Run) -> Verdict:
-    """What stands on top of the page of `run` now."""
+    """The verdict for the run's present state."""
     attempt = selectors.attempt_of(run)
     if run.state == State.QUEUED:
         return _queued(run)
@@ -97,7 +97,7 @@ def _queued(run: Run) -> Verdict:
 
 
 def left_text(run: Run) -> str:
-    """How long a running run will still take, `3 min left`; '' where no step of it is timed, or none is left."""
+    """How long a running run will still take, `3 min left`; '' if no step has been timed, or none is left."""
     left = run.spec["train"]["steps"] - (run.step or 0) - 1
     return f"{seconds_text(left * run.step_time)} left" if run.step_time and left > 0 and not run.wish else ""
 
@@ -107,7 +107,7 @@ def _running(run: Run) -> Verdict:
     if run.step is None:
         return Verdict(f"Running {placed(selectors.attempt_of(run))}: no step is done yet.")
     parts = [f"Step {run.step + 1:,} of {spec.train.steps:,}".replace(",", " ")]
-    if run.step_time:  # of the same median as what is left, where the newest step may be any
+    if run.step_time:  # from the median, as the time left is: the newest step may be untypical
         parts.append(rate_text(Work.of(spec).speeds(run.step_time, None)["tokens_per_s"], target_of(run)))
     elif run.tokens_per_s:
         parts.append(rate_text(run.tokens_per_s, target_of(run)))
@@ -116,11 +116,12 @@ def _running(run: Run) -> Verdict:
 
 
 def _bubble(run: Run, spec: RunSpec) -> str:
-    """The share of the newest traced step that a pipeline was idle, beside the share that its schedule plans."""
+    """For a pipeline, the bubble's share of the newest traced step next to the planned one; else another share of that
+    step."""
     try:
         parts = selectors.breakdown(run)
     except (ValueError, KeyError, IndexError):
-        return ""  # the spans of a step that is still arriving
+        return ""  # a step whose spans are still arriving
     if not parts:
         return ""
     found = mean(parts.values())
@@ -159,14 +160,14 @@ def _succeeded(run: Run) -> Verdict:
 
 
 def disturbance(others: float | None) -> str:
-    """What is to be said where `others` used that share of a run's devices; '' where it is too little to matter."""
+    """A warning if other processes used more than a tenth of a device (`others` = their share); else ''."""
     if others is None or others <= DISTURBED_ABOVE:
         return ""
     return f"Other processes used {percent_text(others)} of one of its devices: read the timing with care."
 
 
 def lateness(stages: Mapping[str, Mapping[str, float]]) -> str:
-    """How many updates late gradients were, stage by stage; '' where the pipeline flushes."""
+    """How many updates late the gradients were on each stage; '' if the pipeline flushes."""
     if not stages:
         return ""
     parts = [
@@ -176,7 +177,7 @@ def lateness(stages: Mapping[str, Mapping[str, float]]) -> str:
 
 
 def numerics(run: Run) -> str:
-    """Sentences on losses that are no numbers and on steps that fp16 skipped; '' where all is well."""
+    """Sentences on a loss that is not finite and on steps that fp16 skipped; '' if there is nothing to report."""
     loss, skipped = selectors.series(run, "loss"), selectors.series(run, "skipped_steps").value
     said = []
     if len(loss.value) and not np.isfinite(loss.value[-1]):
@@ -222,7 +223,7 @@ def _failed(run: Run, attempt: Attempt | None) -> Verdict:
 
 
 def _progress(run: Run, attempt: Attempt | None, rank: int | None) -> str:
-    """Where the failing rank was last seen, where the sentence does not say it: that is newer than a heartbeat."""
+    """Where the failing rank was last seen, unless the run's sentence, which is newer than a heartbeat, says it."""
     where = attempt.progress.get(str(rank)) if attempt and rank is not None else None
     if not where or "at step " in run.detail:
         return ""
@@ -232,7 +233,7 @@ def _progress(run: Run, attempt: Attempt | None, rank: int | None) -> str:
 
 
 def fix(run: Run) -> str:
-    """The one change that would most likely mend a failed run."""
+    """The one change that would most likely fix a failed run."""
     if run.cause == "out_of_memory":
         return _less_memory(RunSpec.stored(run.spec))
     if "ReplicasDiffer" in run.detail:
@@ -253,12 +254,12 @@ def fix(run: Run) -> str:
 
 
 def _of_its_checkpoint(run: Run) -> bool:
-    """Whether the checkpoint that it was to begin from is gone, damaged or another model's."""
+    """Whether it failed because the checkpoint it was to begin from is gone, damaged or of another model."""
     return "CheckpointError" in run.detail or (run.cause == "refused" and "checkpoint" in run.detail.lower())
 
 
 def _elsewhere(source: Run, step: int | None, *, generates: bool) -> str:
-    """What to begin from instead of the source's checkpoint of `step`: its newest other one, else nothing."""
+    """What to begin from instead of the source's checkpoint of `step`: the newest other one, or nothing."""
     do = "Generate" if generates else "Resume it"
     if others := [own for own in resuming.sound(source) if own != step]:
         return f"{do} from another checkpoint of run {source.pk}: step {others[-1]}."
@@ -267,7 +268,7 @@ def _elsewhere(source: Run, step: int | None, *, generates: bool) -> str:
 
 
 def _again(run: Run) -> str:
-    """How to do the rest of it."""
+    """How to do the rest of the run."""
     if run.between:
         return "Time the links again on Fleet"
     steps = resuming.sound(run)
@@ -275,7 +276,8 @@ def _again(run: Run) -> str:
 
 
 def _less_memory(spec: RunSpec) -> str:
-    """The cheapest change by the plan. Without a cap the device's limit is not known here: anything that needs less."""
+    """The cheapest change by which it is predicted to fit. Without a cap the limit is not known here, so 10 % less is
+    aimed at."""
     limit = spec.trace.memory_cap or round(0.9 * worst_stage(spec).total)
     here = capacity(spec.train.device).most()
     fixes = find_fixes(spec, limit, here) if here else ()

@@ -1,4 +1,4 @@
-"""The What if tab: the traced step simulated again with something changed, and what each change alone would give."""
+"""The What if tab: the traced step simulated with a change, and what each change alone would bring."""
 
 from __future__ import annotations
 
@@ -37,18 +37,18 @@ LINKS = (
     *((f"{k:g}", f"{k:g} times as fast") for k in (1.5, 2, 3, 4, 6, 10, 20, 50, 100)),
     ("free", "free"),
 )
-"""What the slider walks: the address holds the keys."""
+"""Steps of the slider: the query has the keys."""
 SLOWEST_FASTEST = "0.25 16"
 """Ends of the slider of a device's speed."""
 TRIED = ("gpipe", "1f1b", "interleaved", "zb-h1", "zb-v")
-"""Schedules that the list of single changes tries."""
+"""Schedules tried in the list of single changes."""
 LEAST_GAIN = 0.005
-"""Share of the step below which a change is said to change nothing."""
+"""As a part of the step: a smaller effect is called no change."""
 
 
 @dataclass(frozen=True)
 class Times:
-    """Nanoseconds of a step: as measured, replayed unchanged, and with the change (None where that cannot be)."""
+    """Nanoseconds of a step: measured, replayed unchanged, and replayed with the change (None if impossible)."""
 
     measured: float
     unchanged: float
@@ -56,7 +56,7 @@ class Times:
 
 
 class ChangeForm(Form):
-    """Links and devices of another speed, as the address holds them; of one rank there are no links."""
+    """How many times as fast links and devices become, from the query; without `links` if there is only one rank."""
 
     links = Choice(label="Links", choices=LINKS, required=False)
     device = Number(label="Device, times as fast", min_value=0.1, max_value=100, required=False)
@@ -71,13 +71,13 @@ class ChangeForm(Form):
             field.widget.attrs["aria-describedby"] = f"error-{name}"
 
     def factors(self) -> tuple[float, float]:
-        """(links, device), so many times as fast."""
+        """(links, device): how many times as fast each is."""
         links = self.cleaned_data.get("links") or "1"
         return FREE if links == "free" else float(links), self.cleaned_data.get("device") or 1.0
 
 
 class WhatIfForm(ChangeForm):
-    """The change of a run's own step, which has a spec."""
+    """The change to a step of a run; has only the fields that apply to its spec."""
 
     schedule = Choice(label="Schedule", required=False)
     micro_batches = WholeNumber(label="Micro-batches", min_value=1, max_value=4096, required=False)
@@ -99,6 +99,7 @@ class WhatIfForm(ChangeForm):
             del self.fields["no_recompute"]
 
     def change(self) -> Change:
+        """The change as the simulator takes it. Needs a valid form."""
         asked, (links, device) = self.cleaned_data, self.factors()
         return Change(
             links=links,
@@ -112,7 +113,7 @@ class WhatIfForm(ChangeForm):
 
 
 def context(run: Run, step: int | None, given: Mapping[str, Any]) -> dict[str, Any]:
-    """What the template needs; without a whole traced step the reason alone."""
+    """The tab's context; without a whole traced step only the reason (`why_not`)."""
     trace = traces.trace(run, step)
     if trace is None:
         return {"why_not": "No traced step has arrived yet."}
@@ -140,7 +141,7 @@ def context(run: Run, step: int | None, given: Mapping[str, Any]) -> dict[str, A
 
 
 def run_address(change: Change, made: Replay) -> str:
-    """New run with what was changed, where that is the program alone, and can run; else ''."""
+    """The address of New run with the change, if it changes only schedule and micro-batches and can run; else ''."""
     unchanged = Change()
     others = replace(change, schedule="", micro_batches=0, early_gradients=False)
     if change == unchanged or others != unchanged:
@@ -149,18 +150,18 @@ def run_address(change: Change, made: Replay) -> str:
     try:
         RunSpec.model_validate(asked)
     except ValidationError:
-        return ""  # drawn for learning, but not walked by ranks
+        return ""  # can be simulated, but not run by ranks
     return f"{reverse('runs:new')}?{urlencode({'spec': json.dumps(asked)})}"
 
 
 def check(again: float, measured: float) -> str:
-    """What the unchanged replay says of itself; ns."""
+    """How far the unchanged replay (`again`, ns) is from the measured step (ns), in a sentence."""
     off = percent_text(abs(again / measured - 1))
     return f"Replayed unchanged: {ns_text(again)}, measured {ns_text(measured)} ({off} off)."
 
 
 def replayed(form: WhatIfForm, how: Callable[[Change], Replay]) -> Replay | None:
-    """None, with the errors in the form, where the change makes no valid run."""
+    """The replay of the form's change by `how`; None, with errors in the form, if the change makes no valid run."""
     if not form.is_valid():
         return None
     try:
@@ -173,7 +174,7 @@ def replayed(form: WhatIfForm, how: Callable[[Change], Replay]) -> Replay | None
 
 
 def ideas(trace: Trace) -> list[dict[str, Any]]:
-    """Single changes to a run's step."""
+    """Single changes to a step of a run."""
     measured, at = trace.measured, {"tab": "whatif", "step": trace.step}
     return single_changes(trace.spec, measured.step, lambda change: replay(trace.spec, measured, change), at)
 
@@ -181,13 +182,14 @@ def ideas(trace: Trace) -> list[dict[str, Any]]:
 def single_changes(
     spec: RunSpec, measured: float, how: Callable[[Change], Replay], at: Mapping[str, Any]
 ) -> list[dict[str, Any]]:
-    """The most helpful first: its words, its address (that of `at` with the change), the step it predicts, the gain."""
+    """Single changes, the one with the largest gain first: its words, its query (`at` with the change), the predicted
+    step, the gain."""
     found = []
     for words, asked, change in _candidates(spec):
         try:
             made = how(change)
         except ValidationError:
-            continue  # it does not go together with this run
+            continue  # this run cannot have that change
         found.append((measured / made.step, words, asked, made))
     return [
         {
@@ -251,7 +253,7 @@ def _words(change: Change) -> list[str]:
 
 
 def _limit(trace: Trace) -> str:
-    """The ideal speedup with free communication over one device, and what no number of devices could pass."""
+    """The ideal speedup over one device with free communication, and the bound for any number of devices."""
     if trace.spec.parallel.world == 1:
         return ""
     most = ideal_limit(trace.spec)
@@ -265,7 +267,7 @@ def _limit(trace: Trace) -> str:
 
 
 def chart(spans: Mapping[int, np.ndarray], layout: Layout, took: float, made: Replay, step: int) -> Chart:
-    """A step whose layout is known, beside what is predicted of it; `took` = its ns."""
+    """The measured step (which took `took` ns) and the predicted one, for a step with a known layout."""
     predicted = {layout.walkers(q)[0]: rows for q, rows in made.spans.items()}
     return beside(spans, took, predicted, made.step, f"step {step}", (layout, Layout.of(made.spec)))
 
@@ -278,8 +280,11 @@ def beside(
     source: str,
     layouts: Sequence[Layout] = (),
 ) -> Chart:
-    """Both steps, by the ranks that `predicted` has; `took` and `takes` are their ns. With the `layouts` of both,
-    waiting is told from talking, unless a tensor group is one row: which of it came last is not simulated."""
+    """Both steps below each other, for the ranks in `predicted`; they took `took` and `takes` ns.
+
+    With the `layouts` of both, waits are distinguished from communication; not where a tensor group is one row, because
+    which of its ranks came last is not simulated.
+    """
     mine = {rank: rows for rank, rows in measured.items() if rank in predicted}
     runs = [("measured", mine), ("predicted", {rank: _with_step(rows) for rank, rows in predicted.items()})]
     waits = [waited_if_whole(own, layout) for (_, own), layout in zip(runs, layouts, strict=False)]
@@ -290,7 +295,7 @@ def beside(
 
 
 def _with_step(rows: np.ndarray) -> np.ndarray:
-    """Behind a STEP row, so that its idle time is drawn."""
+    """The rows after a STEP row, so that idle time is drawn."""
     step = np.zeros(1, SPAN)
     step["kind"], step["lane"], step["micro_batch"] = Kind.STEP, LANES.index("host"), -1
     step["end"] = rows["end"].max()

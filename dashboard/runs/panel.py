@@ -1,4 +1,4 @@
-"""The feasibility panel of the run form: an assessment as rows and sentences, with no markup."""
+"""The feasibility panel of the run form: an assessment as rows and sentences, without markup."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SHOWN_STAGES = 16
 
 @dataclass(frozen=True)
 class Part:
-    """One category's share of the bar, in per cent of the bar's full width."""
+    """One category's part of the bar, in percent of the bar's full width."""
 
     category: str
     label: str
@@ -34,7 +34,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Row:
-    """The ranks of one stage. `share` of the limit, '' where no limit is known."""
+    """The ranks of one stage. `share` of the limit; '' if no limit is known."""
 
     ranks: str
     total: str
@@ -45,7 +45,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Panel:
-    """`fits` is None while something must be put right first, or no device's memory is known."""
+    """`fits` is None while there are errors, or if no device's memory is known."""
 
     label: str = ""
     errors: list[str] = field(default_factory=list)
@@ -60,15 +60,16 @@ class Panel:
     batch: str = ""
     step: str = ""
     untimed: tuple[str, str] | None = None
-    """Hosts whose links would have to be timed, for the step to be predicted."""
+    """The hosts whose links would have to be measured before the step could be predicted."""
     unprofiled: bool = False
-    """Whether it is a profile of the model that is missing."""
+    """Whether a profile of the model is missing for the prediction."""
     record: str = ""
     limit: str = ""
     layout: Picture | None = None
 
     @classmethod
     def of(cls, found: Assessment) -> Panel:
+        """The panel of an assessment."""
         if found.spec is None:
             return cls(errors=_said(found.errors))
         feasibility = found.feasibility
@@ -95,7 +96,7 @@ class Panel:
 
 
 def _said(errors: Mapping[str, str]) -> list[str]:
-    """Messages away from their fields: each names its own. A grid has its columns at its field alone."""
+    """Messages that name their field, because they are not shown at it. A grid is shown only at its field."""
     said = []
     for path, message in errors.items():
         first, _, grid = in_form_words(message).partition("\n")
@@ -133,17 +134,18 @@ def _batch(spec: RunSpec) -> str:
 
 
 def _step(found: Assessment) -> str:
-    said = found.predicted
-    if said.seconds is None or said.profile is None:
-        return f"not predicted: {said.why_not}" if said.why_not else ""
-    drift = f" ({range_text(*said.likely)} as its devices drift)" if said.likely else ""
-    text = f"{seconds_text(said.seconds)} predicted{drift}, simulated from the profile of {said.profile.worker.name}"
+    predicted = found.predicted
+    if predicted.seconds is None or predicted.profile is None:
+        return f"not predicted: {predicted.why_not}" if predicted.why_not else ""
+    drift = f" ({range_text(*predicted.likely)} as its devices drift)" if predicted.likely else ""
+    worker = predicted.profile.worker.name
+    text = f"{seconds_text(predicted.seconds)} predicted{drift}, simulated from the profile of {worker}"
     names = listed_text(sorted(set(found.hosts)))
     return f"{text} and what was timed between {names}" if found.hosts else text
 
 
 def _of_stage(spec: RunSpec, stage: RankMemory, full: int, limit: int) -> Row:
-    """`row_of`; where a fault holds memory of one rank of several, it is named."""
+    """`row_of`; if a fault holds memory on one of several ranks, names that rank."""
     row, copies = row_of(spec, stage, full, limit), spec.parallel.copies[stage.stage]
     several = copies * spec.parallel.tensor_ranks[stage.stage] > 1
     held = any(fault.held_bytes(stage.rank) for fault in spec.inject)
@@ -151,7 +153,7 @@ def _of_stage(spec: RunSpec, stage: RankMemory, full: int, limit: int) -> Row:
 
 
 def row_of(spec: RunSpec, stage: RankMemory, full: int, limit: int, names: Mapping[str, str] = CATEGORY_NAMES) -> Row:
-    """The ranks of a stage; bars are parts of `full` bytes, categories called by `names`."""
+    """The ranks of a stage; bars are parts of `full` bytes, `names` are the labels of categories."""
     split = spec.parallel
     first, count = Layout.of(spec).rank(stage.stage), split.copies[stage.stage] * split.tensor_ranks[stage.stage]
     parts = [

@@ -11,13 +11,13 @@ GPT2_MEDIUM = {"layers": 24, "hidden": 1024, "heads": 16, "seq": 1024, "vocab": 
 FAMILY = "Tiny GPT"
 ONE, DATA, TENSOR = "One device", "Data parallel", "Tensor parallel"
 PIPELINE, STREAM, PRODUCT = "Pipeline", "Pipeline, no flush", "Products"
-"""Of a tiny GPT each, which the page says once."""
+"""Families of a tiny GPT, whose name the page shows once."""
 OTHERS = "Other models"
 
 
 @dataclass(frozen=True)
 class Preset:
-    """`blurb` says in a few words why one would choose it; presets of a `family` stand together."""
+    """`blurb` says in a few words why one would choose it; presets of one `family` are shown together."""
 
     key: str
     family: str
@@ -27,7 +27,7 @@ class Preset:
 
     @property
     def begin(self) -> str:
-        """What the page says already: the model, but of others."""
+        """The first part of the title, which the page shows once for a family; '' for other models."""
         return self.title[: -len(self.short)]
 
     @property
@@ -49,7 +49,7 @@ def _in(precision: str) -> dict[str, Any]:
 
 
 def _streamed(schedule: str, **more: Any) -> dict[str, Any]:
-    """Stages update on their own, so each clips its own gradients."""
+    """Without a flush stages update by themselves, so each clips its own gradients."""
     tiny = _pipelined(schedule, **more)
     return tiny | {"train": tiny["train"] | {"clip": "stage"}}
 
@@ -68,7 +68,7 @@ def _digits(kind: str, model: dict[str, Any], lr: float = 1e-3, **parallel: Any)
 
 
 VGG16 = _digits("vgg16", {}, lr=3e-4, pp=2, micro_batches=4)
-"""At a rate of 1e-3 its loss first rises to twice that of the untrained model."""
+"""At a rate of 1e-3, its loss first rises to twice that of the untrained model."""
 
 
 GNMT = {
@@ -78,7 +78,7 @@ GNMT = {
 }
 
 OWN = "0F0,0F1,0F2,0B0,0F3,0B1,0B2,0B3\n,1F0,1B0,1F1,1B1,1F2,1B2,1F3,1B3"
-"""As torch.distributed.pipelining spells it: one warm-up forward more than 1F1B has."""
+"""In the format of torch.distributed.pipelining: one warm-up forward more than 1F1B."""
 
 PRESETS = (
     Preset("tiny", ONE, "Tiny GPT, 1 device", "0.8 M parameters; a step in well under a second", _tiny()),

@@ -1,4 +1,4 @@
-"""Files about single steps of a run: torch.profiler's traces and snapshots of the CUDA allocator."""
+"""Files about single steps of a run: traces of torch.profiler, and snapshots of the CUDA allocator."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Kind = ProfilePart.Kind
 
 @dataclass(frozen=True)
 class Profile:
-    """The file of one rank's step. `whole` once every piece has arrived; `too_large` of one that was not kept."""
+    """The file of one rank's step. `whole` once every piece has arrived; `too_large` if it was not kept."""
 
     step: int
     rank: int
@@ -39,7 +39,7 @@ MAX_MIB = limits.MAX_PROFILE_BYTES >> 20
 
 
 def listed(run: Run, kind: Kind = Kind.PROFILE) -> list[Step]:
-    """Steps with such files, of the newest attempt that has any, ascending."""
+    """Steps with files of that kind, of the newest attempt that has any, ascending."""
     rows = _of(run, kind).order_by().values("step", "rank").annotate(have=Count("id"), of=Max("of"), size=Max("size"))
     found = [
         Profile(row["step"], row["rank"], row["size"], 0 < row["of"] == row["have"], row["of"] == 0)
@@ -50,7 +50,7 @@ def listed(run: Run, kind: Kind = Kind.PROFILE) -> list[Step]:
 
 
 def data(run: Run, step: int, rank: int, kind: Kind = Kind.PROFILE) -> bytes | None:
-    """The file, gzipped; None where there is none, or not all of it yet."""
+    """The file, gzipped; None if there is none, or not all of it yet."""
     pieces = list(_of(run, kind).filter(step=step, rank=rank).order_by("part"))
     if not pieces or len(pieces) != pieces[0].of:
         return None

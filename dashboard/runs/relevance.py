@@ -1,4 +1,4 @@
-"""When a leaf of the spec is asked for: some mean nothing beside another model, schedule or precision."""
+"""When a leaf of the spec applies: some mean nothing with another model, schedule or precision."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from parallel_core.schedule.traits import round_robins, takes_early_gradients
 
 
 class Condition(NamedTuple):
-    """The leaf is read while `leaf` has one of `values`."""
+    """The leaf applies while `leaf` has one of `values`."""
 
     leaf: str
     values: tuple[str, ...]
 
 
 def condition(path: str) -> Condition | None:
-    """None: always read."""
+    """When the leaf applies; None = always."""
     switch = break_it.switch_of(path)
     if switch is not None:
         return Condition(switch, ("true",))
@@ -39,7 +39,7 @@ def condition(path: str) -> Condition | None:
 
 
 def kinds_of(path: str) -> list[str]:
-    """Kinds of models that read this leaf: of `model` those with such a field, of the corpus those with a choice."""
+    """Kinds of models to which the leaf applies: those with such a field of `model`, or with a choice of corpus."""
     section, leaf = path.split(".", 1)
     if path == "train.corpus":
         return [kind for kind, outline in KINDS.items() if "blob" in outline.corpora]
@@ -47,8 +47,10 @@ def kinds_of(path: str) -> list[str]:
 
 
 def is_read(path: str, value_of: Callable[[str], Any]) -> bool:
-    """Whether the leaf counts beside the others, whose values `value_of` gives. An unknown kind of model hides nothing:
-    it is the kind that will be refused."""
+    """Whether the leaf applies, given the values of the others (`value_of`).
+
+    An unknown kind of model hides nothing: the kind itself will be refused.
+    """
     needed = condition(path)
     if needed is None:
         return True

@@ -1,4 +1,4 @@
-"""Deleting runs that have ended: everything that was measured, and their checkpoints on the workers' disks."""
+"""Deletes runs that have ended: everything that was measured, and their checkpoints on the workers' disks."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from parallel_core.analysis.quantities import bytes_text, listed_text, plural_te
 
 @dataclass(frozen=True)
 class Going:
-    """Runs that somebody wants gone: those that can go, and of the others why they stay."""
+    """Runs that somebody wants to delete: those that can be deleted, and the others with the reason why not."""
 
     runs: list[Run]
     staying: list[tuple[Run, str]]
 
 
 def look(runs: QuerySet[Run], user: Any) -> Going:
-    """Which of them `user` may delete now."""
+    """Which of these runs `user` may delete now."""
     found = list(runs.select_related("owner", "study").order_by("pk"))
     busy = in_use(found)
     whys = [(run, _why_not(run, user) or busy.get(run.pk, "")) for run in found]
@@ -43,7 +43,7 @@ def _why_not(run: Run, user: Any) -> str:
 
 
 def in_use(runs: Sequence[Run]) -> dict[int, str]:
-    """Run -> why it cannot go yet, of those that have not ended, or from whose checkpoint another one goes on."""
+    """Run -> why it cannot be deleted yet: it has not ended, or another run is to resume from its checkpoint."""
     rows = Run.objects.filter(resume_run__in=runs).exclude(state__in=ENDED).exclude(pk__in=[run.pk for run in runs])
     needed = {pk: f"“{name}” goes on from its checkpoint." for pk, name in rows.values_list("resume_run_id", "name")}
     active = {
@@ -53,7 +53,7 @@ def in_use(runs: Sequence[Run]) -> dict[int, str]:
 
 
 def checkpoints_sentence(runs: Sequence[Run]) -> str:
-    """What of them lies on the workers' disks; '' where nothing does."""
+    """Which checkpoints on workers' disks will be deleted with the runs; '' if there are none."""
     kept = Checkpoint.objects.filter(run__in=runs)
     workers = sorted(set(kept.values_list("worker", flat=True)))
     if not workers:
@@ -63,9 +63,9 @@ def checkpoints_sentence(runs: Sequence[Run]) -> str:
 
 
 def delete(*, runs: Sequence[int], user: Any) -> int:
-    """Deletes all of these runs, or none, and says how many there were.
+    """Deletes all of these runs, or none, and returns their number.
 
-    Raises PermissionDenied where one is somebody else's, Invalid({"run": why}) where one cannot go yet.
+    Raises PermissionDenied if one belongs to somebody else, Invalid({"run": why}) if one cannot be deleted yet.
     """
     with transaction.atomic():
         going = look(Run.objects.select_for_update(of=("self",)).filter(pk__in=runs), user)
@@ -78,17 +78,19 @@ def delete(*, runs: Sequence[int], user: Any) -> int:
 
 
 def forget(runs: Sequence[Run]) -> None:
-    """Takes the rows away, inside the caller's transaction. The controller tells the workers, and drops what they still
-    send of attempts that nobody knows."""
+    """Deletes the rows, inside the caller's transaction.
+
+    The controller tells the workers to delete checkpoints, and drops what they still send of unknown attempts.
+    """
     _leave_to_workers(runs)
-    Run.objects.filter(resume_run__in=runs).update(resume_step=None)  # run and step of an origin: both or none
+    Run.objects.filter(resume_run__in=runs).update(resume_step=None)  # both are set or neither
     for run in runs:
         announce(run.pk, run.study_id, "state")
     Run.objects.filter(pk__in=[run.pk for run in runs]).delete()
 
 
 def _leave_to_workers(runs: Sequence[Run]) -> None:
-    """Every worker that had ranks of a run may have a checkpoint of it, complete or not."""
+    """Notes for every worker that had ranks of a run that it may have a checkpoint of it, complete or not."""
     pairs = set(Checkpoint.objects.filter(run__in=runs).values_list("run_id", "worker"))
     for attempt in Attempt.objects.filter(run__in=runs).only("run_id", "devices"):
         pairs |= {(attempt.run_id, node["worker"]) for node in attempt.devices}

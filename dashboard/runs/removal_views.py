@@ -1,4 +1,4 @@
-"""Deleting runs in the browser: one page that says what goes, for one run as for the ticked ones of the list."""
+"""Deletes runs in the browser, after a page that says what will go; for one run or the ticked ones of the list."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from parallel_core.analysis.quantities import plural_text
 @require_http_methods(["GET", "HEAD", "POST"])
 @member_required
 def delete(request: HttpRequest) -> HttpResponse:
-    """GET (`?runs=1&runs=2`) asks once, and says of each run that stays why; POST deletes the others."""
+    """GET (`?runs=1&runs=2`) asks for confirmation, and says why some runs stay; POST deletes the others."""
     wanted = ticked(request.POST if request.method == "POST" else request.GET)
     going = removal.look(Run.objects.filter(pk__in=wanted), request.user)
     back = back_to(request)
@@ -28,7 +28,7 @@ def delete(request: HttpRequest) -> HttpResponse:
     if request.method == "POST" and going.runs:
         try:
             count = removal.delete(runs=[run.pk for run in going.runs], user=request.user)
-        except Invalid as error:  # it changed between the two looks
+        except Invalid as error:  # a run changed since the check above
             messages.error(request, " ".join(error.field_errors.values()))
             return redirect(request.get_full_path())
         messages.success(request, f"{plural_text(count, 'run')} {'was' if count == 1 else 'were'} deleted.")

@@ -1,4 +1,4 @@
-"""A run as one printable page that needs nothing else: no script, no stylesheet, no picture of another file."""
+"""A run as one printable page that needs no other file: no script, stylesheet or image."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ from parallel_core.schedule.ir import Kind
 from parallel_core.spec import RunSpec
 
 DRAWN = 1_000
-"""Spans of a report's step, the longest."""
+"""The most spans of the step that a report draws: the longest."""
 HIDDEN = (Kind.STEP, Kind.PAIR)
 
 
 @dataclass(frozen=True)
 class Bar:
-    """A span in per cent of the step."""
+    """A span in percent of the step."""
 
     phase: str
     left: float
@@ -47,9 +47,9 @@ class Strip:
 
 @require_safe
 def report(request: HttpRequest, pk: int) -> HttpResponse:
-    """Verdict, findings, one traced step, and of each chart its sentence, its picture and its numbers.
+    """Verdict, findings, one traced step, and each chart with its sentence, picture and numbers.
 
-    Of a step whose Gantt is a heatmap the longest spans are drawn instead.
+    If the step's Gantt chart would be a heatmap, its longest spans are drawn instead.
     """
     run = get_object_or_404(Run.objects.select_related("owner", "study"), pk=pk)
     metrics = zip(metrics_of(run), page_charts.metrics(run), strict=True)
@@ -72,7 +72,7 @@ def report(request: HttpRequest, pk: int) -> HttpResponse:
 
 
 def _step(run: Run) -> dict[str, Any]:
-    """The newest traced one."""
+    """The context for the newest traced step."""
     spans, gantt = selectors.spans(run), page_charts.timeline(run)
     is_picture = bool(gantt and gantt.picture)
     waited = None if is_picture else waited_if_whole(spans, Layout.of(RunSpec.stored(run.spec)))
@@ -86,8 +86,8 @@ def _step(run: Run) -> dict[str, Any]:
 
 
 def strips(spans: Mapping[int, np.ndarray], waited: Mapping[int, Waited] | None = None) -> list[Strip]:
-    """Each rank's step, the DRAWN longest spans of all; [] without any. Where a rank `waited` in a collective it
-    is idle."""
+    """The step of each rank, with the DRAWN longest spans of all; [] without spans. A rank is idle while it `waited` in
+    a collective."""
     if not spans or not all(map(len, spans.values())):
         return []
     start = min(int(rows["start"].min()) for rows in spans.values())
@@ -99,7 +99,7 @@ def strips(spans: Mapping[int, np.ndarray], waited: Mapping[int, Waited] | None 
 
 
 def _without_waits(rows: np.ndarray, waited: Waited | None) -> np.ndarray:
-    """The same rows; collectives begin when their last rank has come."""
+    """The rows with collectives that begin when their last rank has arrived."""
     if waited is None:
         return rows
     held, out = among(rows, BLOCKING) & (waited.ns > 0), rows.copy()
@@ -108,7 +108,7 @@ def _without_waits(rows: np.ndarray, waited: Waited | None) -> np.ndarray:
 
 
 def _bars(rows: np.ndarray, start: int, length: int, least: int) -> list[Bar]:
-    """Messages and collectives behind everything else: drawn last, they are the strip at the foot."""
+    """The bars; messages and collectives come last, because they are drawn over the others as a strip at the foot."""
     kept = rows[~np.isin(rows["kind"], HIDDEN) & (durations(rows) >= least)]
     made = [
         Bar(theme.phase_of(kind), 100 * (begin - start) / length, 100 * (end - begin) / length)

@@ -1,4 +1,4 @@
-"""Going on from another run's checkpoint: which there are, and whether a spec can."""
+"""Resuming from another run's checkpoint: which checkpoints there are, and whether a spec can begin from one."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _SPELLING = re.compile(r"^(\d{1,18}):(\d{1,9})$")
 
 
 def parse(text: str) -> ResumeFrom | None:
-    """`12:40` = 40 steps done by run 12; None for an empty text. Raises ValueError, for a person, on anything else."""
+    """`12:40` = run 12 after 40 steps; None for an empty text. Else raises ValueError with a message for users."""
     if not text.strip():
         return None
     found = _SPELLING.match(text.strip())
@@ -38,19 +38,20 @@ def sound(run: Run) -> list[int]:
 
 
 def first_choice(run: Run) -> int | None:
-    """The step to go on from where none is asked for: the newest that is sound, else the newest; None of none."""
+    """The default step to resume from: the newest undamaged, else the newest; None if there is none."""
     return max(sound(run) or steps(run), default=None)
 
 
 def with_steps_left(spec: dict[str, Any], step: int) -> dict[str, Any]:
-    """The spec as it is; where `step` is its end, with as many steps again, as none would be left."""
+    """The spec; if it would end at `step`, with so many steps more that it trains on."""
     train = spec.get("train", {})
     own = train.get("steps", step)
     return spec if step < own else {**spec, "train": {**train, "steps": min(MAX_STEPS, step + own)}}
 
 
 def check(spec: RunSpec, named: ResumeFrom) -> dict[str, str]:
-    """Message by dotted field where a run of `spec` cannot begin from it; at `resume_from` where it is not there."""
+    """Message by dotted field if a run of `spec` cannot begin from the checkpoint; at `resume_from` if that does not
+    exist."""
     run = Run.objects.filter(pk=named["run"]).first()
     if run is None:
         return {FIELD: f"There is no run {named['run']}."}
@@ -62,7 +63,7 @@ def check(spec: RunSpec, named: ResumeFrom) -> dict[str, str]:
 
 
 def doubt(named: ResumeFrom | None) -> str:
-    """What a person should know before a run begins from it: that another run found it damaged; '' where nothing."""
+    """A warning if another run found the checkpoint damaged; else ''."""
     run = Run.objects.filter(pk=named["run"]).first() if named else None
     bad = damaged(run).get(named["step"]) if run and named else None
     if run is None or bad is None:

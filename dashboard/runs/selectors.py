@@ -1,7 +1,7 @@
-"""What pages and the API read about a run: lists, traces, memory, logs, and summaries computed by parallel_core.
+"""What pages and the API read about a run: lists, traces, memory, logs, and breakdowns computed by parallel_core.
 
-Metric series are in `dashboard.runs.metrics` and what a queued run waits for in `dashboard.runs.queue`; both are
-re-exported here, so that this module is the one to import.
+Metric series are read by `dashboard.runs.metrics`, what a queued run waits for by `dashboard.runs.queue`; some of their
+names are exported here as well.
 """
 
 from __future__ import annotations
@@ -51,8 +51,10 @@ LOG_PART_BYTES = 64 * 1024
 
 @dataclass(frozen=True)
 class Filters:
-    """Of the runs list; empty means all. `states`: any of; `strategy`: a run label; `sort`: a key of SORTS, `-` in
-    front for descending."""
+    """Filters of the runs list; an empty one matches all.
+
+    `states`: any of these; `strategy`: a run's label; `sort`: a key of SORTS, descending with `-` in front.
+    """
 
     q: str = ""
     states: tuple[str, ...] = ()
@@ -83,7 +85,7 @@ SORTS = {
 
 
 def list_runs(filters: Filters = Filters()) -> QuerySet[Run]:
-    """Runs that match, without their summaries' blobs of measurements; rows without a value sort last."""
+    """Runs that match, in the order of `filters.sort`; rows without a value come last."""
     runs = Run.objects.select_related("owner", "study")
     if filters.q:
         matches = Q(name__icontains=filters.q) | Q(label__icontains=filters.q) | _tagged_like(filters.q)
@@ -106,7 +108,7 @@ def list_runs(filters: Filters = Filters()) -> QuerySet[Run]:
 
 
 def _tagged_like(text: str) -> Q:
-    # SQLite stores JSON with escapes for non-ASCII letters, PostgreSQL without: look for both spellings.
+    # SQLite stores JSON with escapes for non-ASCII letters, PostgreSQL without: search for both spellings.
     plain, escaped = (json.dumps(text, ensure_ascii=ascii_only)[1:-1] for ascii_only in (False, True))
     return Q(tags_text__icontains=plain) | Q(tags_text__icontains=escaped)
 
@@ -123,13 +125,13 @@ def attempt_of(run: Run) -> Attempt | None:
 
 
 def on_hosts(names: Sequence[str]) -> list[Run]:
-    """The runs that hold devices there now."""
+    """The runs that hold devices of these workers now."""
     active = Attempt.objects.filter(over=False).select_related("run__owner").order_by("pk") if names else ()
     return [attempt.run for attempt in active if any(node["worker"] in names for node in attempt.devices)]
 
 
 def ranks(run: Run) -> dict[int, RankInfo]:
-    """What each rank of the newest attempt said about itself."""
+    """The RankInfo of each rank of the newest attempt."""
     attempt = attempt_of(run)
     return {info.rank: info for info in RankInfo.objects.filter(attempt=attempt)} if attempt else {}
 
@@ -146,10 +148,10 @@ def _traced(run: Run) -> QuerySet[SpanChunk]:
 
 
 def typical_step(run: Run) -> int | None:
-    """Of the timed steps that every rank traced, the one whose time lies nearest the run's median; None without any.
+    """The timed step, traced by every rank, whose time is nearest the run's median; None if there is none.
 
-    One step stands for a run in charts of where the time went: it should not be one that something disturbed. The
-    summary of an ended run names it.
+    It stands for the run in charts of where the time went, so it should not be a disturbed one. For an ended run it is
+    read from the summary.
     """
     if run.state in ENDED and "breakdown_step" in (run.summary or {}):
         kept: int | None = run.summary["breakdown_step"]
@@ -158,7 +160,7 @@ def typical_step(run: Run) -> int | None:
 
 
 def find_typical_step(run: Run) -> int | None:
-    """The same, from what has been measured."""
+    """Computes `typical_step` from the measurements."""
     steps = list(_traced(run).order_by().values_list("step", flat=True))
     if not steps:
         return None
@@ -171,7 +173,7 @@ def find_typical_step(run: Run) -> int | None:
 
 
 def spans(run: Run, step: int | None = None) -> dict[int, np.ndarray]:
-    """rank -> SPAN rows of one traced step (None = the newest one that is complete); {} where there is none."""
+    """rank -> SPAN rows of one traced step (None = the newest complete one); {} if there is none."""
     step = newest_traced_step(run) if step is None else step
     if step is None:
         return {}
@@ -179,15 +181,14 @@ def spans(run: Run, step: int | None = None) -> dict[int, np.ndarray]:
 
 
 def spans_and_total(run: Run, step: int) -> tuple[dict[int, np.ndarray], int]:
-    """rank -> SPAN rows of a traced step, and how many were recorded: at least as many as were kept."""
+    """Returns rank -> SPAN rows of a traced step, and the number recorded, which is at least the number kept."""
     chunks = list(_traced(run).filter(step=step).order_by("rank"))
     found = {chunk.rank: np.frombuffer(bytes(chunk.data), SPAN) for chunk in chunks}
     return found, sum(chunk.total for chunk in chunks)
 
 
 def newest_traced_step(run: Run) -> int | None:
-    """The step that `spans` takes where none is asked for: the newest one that every rank has delivered; where there
-    is none yet, the newest at all."""
+    """The newest step whose spans have arrived from every rank; if there is none yet, the newest of all."""
     seen: dict[int, int] = {}
     for step in _traced(run).order_by("-step").values_list("step", flat=True).iterator():
         seen[step] = seen.get(step, 0) + 1
@@ -197,13 +198,13 @@ def newest_traced_step(run: Run) -> int | None:
 
 
 def span_counts(run: Run, step: int) -> tuple[int, int]:
-    """(kept, recorded) spans of a step over all ranks: charts that show a part say "N of M"."""
+    """(kept, recorded) numbers of spans of a step over all ranks: charts that show a part say "N of M"."""
     counts = _traced(run).filter(step=step).values_list("count", "total")
     return sum(count for count, _ in counts), sum(total for _, total in counts)
 
 
 def clock_within(run: Run, step: int) -> int | None:
-    """ns by which the times of ranks on other hosts may be off those of rank 0, at most; None on one host."""
+    """The largest error bound (ns) of clocks on other hosts against rank 0's; None on one host."""
     found: int | None = _traced(run).filter(step=step).aggregate(most=Max("clock_within"))["most"]
     return found
 
@@ -216,7 +217,7 @@ def memory(run: Run) -> dict[int, MemoryRecord]:
 
 
 def breakdown(run: Run, step: int | None = None) -> dict[int, Breakdown]:
-    """rank -> where the time of one traced step went (None = the newest complete one); {} where there is none."""
+    """rank -> breakdown of one traced step (None = the newest complete one); {} if there is none."""
     rows = spans(run, step)
     return analyse(rows, Layout.of(RunSpec.stored(run.spec))) if rows else {}
 
@@ -230,11 +231,11 @@ class LogPart:
     end: int = 0
     total: int = 0
     ranks: list[int] = field(default_factory=list)
-    """Ranks that have a log at all."""
+    """Ranks that have a log."""
 
 
 def log(run: Run, rank: int, start: int = 0, limit: int = LOG_PART_BYTES) -> LogPart:
-    """Part of a rank's stdout and stderr, of the newest attempt that wrote any. `start` < 0 counts from the end."""
+    """A part of a rank's stdout and stderr, of the newest attempt that wrote any. `start` < 0 counts from the end."""
     newest = LogChunk.objects.filter(attempt__run=run).order_by("-attempt__number").values_list("attempt_id", flat=True)
     every = LogChunk.objects.filter(attempt=newest.first())
     having = sorted(set(every.order_by().values_list("rank", flat=True)))
@@ -251,7 +252,7 @@ def log(run: Run, rank: int, start: int = 0, limit: int = LOG_PART_BYTES) -> Log
 
 
 def _whole_characters(data: bytes) -> bytes:
-    """Without the first bytes of a UTF-8 character whose rest is not there; bytes that are no UTF-8 stay."""
+    """The data without the first bytes of an incomplete UTF-8 character at its end; invalid bytes stay."""
     for back in range(1, min(4, len(data)) + 1):
         byte = data[-back]
         if byte & 0xC0 == 0x80:

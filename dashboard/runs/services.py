@@ -1,4 +1,4 @@
-"""What people do to runs: submit, cancel, rename. Each checks the right, validates, and owns its transaction."""
+"""What users do to runs: submit, cancel, rename. Each checks permissions, validates, and has its own transaction."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ MAX_RETRIES = 10
 
 
 class Invalid(Exception):
-    """Bad input. `field_errors` = {dotted field: message for a person}."""
+    """Bad input. `field_errors` = {dotted field: message for the user}."""
 
     def __init__(self, field_errors: dict[str, str]) -> None:
         super().__init__("; ".join(f"{field}: {message}" for field, message in field_errors.items()))
@@ -36,9 +36,11 @@ class Invalid(Exception):
 
 
 class Order(TypedDict, total=False):
-    """What a run is to be: `spec` alone must be given. It may be spread over `over_hosts` hosts (0: over as few as it
-    takes). With a `wish` it generates text from the checkpoint (see `generating.submit`), or times messages (see
-    `linking.submit`)."""
+    """What a run is to be; only `spec` is required.
+
+    It may be spread over `over_hosts` hosts (0: over as few as it takes). With a `wish` it generates text from the
+    checkpoint (see `generating.submit`), or times messages (see `linking.submit`).
+    """
 
     spec: Required[dict[str, Any]]
     name: str
@@ -64,7 +66,7 @@ def submit(*, owner: Any, **order: Unpack[Order]) -> Run:
 
 
 def submit_all(*, owner: Any, orders: Sequence[Order]) -> list[Run]:
-    """The same of many, in one transaction and with as many queries as of one: all of them, or none."""
+    """Submits several runs, all or none, in one transaction and with as many queries as for one."""
     if not may_submit(owner):
         raise PermissionDenied("Your account may look at runs but not submit them.")
     runs = [_checked(owner, order) for order in orders]
@@ -77,7 +79,7 @@ def submit_all(*, owner: Any, orders: Sequence[Order]) -> list[Run]:
 
 
 def _checked(owner: Any, order: Order) -> Run:
-    """The row that is to be written. Raises Invalid."""
+    """The row to write. Raises Invalid."""
     resume_from, wish, retries = order.get("resume_from"), order.get("wish"), order.get("retries", 0)
     clean_name, clean_tags = order.get("name", "").strip(), _clean_tags(order.get("tags", ()))
     parsed, errors = _parse(order["spec"])
@@ -104,7 +106,7 @@ def _checked(owner: Any, order: Order) -> Run:
 
 
 def _of_spec(spec: RunSpec, wish: dict[str, Any] | None) -> dict[str, Any]:
-    """Fields of the row that follow from what is to be done."""
+    """The fields of the row that follow from spec and wish."""
     return {
         "label": label(spec) if not wish else "Links" if "links" in wish else "Generate",
         "wish": wish or {},
@@ -125,7 +127,8 @@ def _origin(order: Order) -> str:
 def request_cancel(*, run: Run, user: Any) -> Run:
     """Cancels a queued run at once; asks the controller to stop an active one. An ended run is left as it is.
 
-    The request stays on the row until the run has ended, so that it outlives a controller that is away.
+    The request stays in the row until the run has ended, so that it is not lost while no controller runs. Raises
+    PermissionDenied.
     """
     if not may_change(user, run):
         raise PermissionDenied("Only the run's owner and admins may cancel it.")
@@ -178,7 +181,7 @@ def _check_retries(retries: int) -> dict[str, str]:
 
 
 def _clean_tags(tags: Sequence[str]) -> list[str]:
-    """Stripped, without blanks and doubles, in the order given."""
+    """The tags without surrounding spaces, empty ones and duplicates, in the order given."""
     return list(dict.fromkeys(tag.strip() for tag in tags if tag.strip()))
 
 

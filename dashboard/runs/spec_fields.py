@@ -1,7 +1,7 @@
-"""One mapping between the leaves of RunSpec and the fields of forms: New run, and the base of New study.
+"""Maps the leaves of RunSpec to the fields of forms: New run, and the base of New study.
 
-The form only carries text; RunSpec alone judges it. A leaf `train.lr` is the form field `train__lr`. Bounds and
-choices shown at a field are read from the spec, so that the form cannot promise what the spec refuses.
+A form only carries text; RunSpec alone validates it. A leaf `train.lr` is the form field `train__lr`. Bounds and
+choices shown at a field are read from the spec, so that the form cannot offer what the spec refuses.
 """
 
 from __future__ import annotations
@@ -132,13 +132,13 @@ ENTRIES = {entry.path: entry for group in GROUPS for entry in group.entries}
 
 
 def paths_of(key: str) -> tuple[str, ...]:
-    """Leaves of a group of fields, by its key."""
+    """Leaves of the group of fields with that key."""
     return tuple(entry.path for group in GROUPS if group.key == key for entry in group.entries)
 
 
 @cache
 def leaves() -> Mapping[str, FieldInfo]:
-    """Every leaf of the spec by dotted path. Found once: a form asks for each of its fields."""
+    """Every leaf of the spec by dotted path; cached because a form asks for each of its fields."""
     plain = {
         f"{section}.{leaf}": info
         for section, outer in RunSpec.model_fields.items()
@@ -153,7 +153,7 @@ def is_optional(info: FieldInfo) -> bool:
 
 
 def bounds(info: FieldInfo) -> str:
-    """ "1 to 1 024" for a person, "" where the spec sets no two bounds."""
+    """The bounds of a leaf for display, "1 to 1 024"; "" unless the spec sets both."""
     rules = _rules(info)
     low = next((m.ge if isinstance(m, Ge) else m.gt for m in rules if isinstance(m, Ge | Gt)), None)
     high = next((m.le if isinstance(m, Le) else m.lt for m in rules if isinstance(m, Le | Lt)), None)
@@ -165,20 +165,20 @@ def bounds(info: FieldInfo) -> str:
 
 
 def _rules(info: FieldInfo) -> list[Any]:
-    """Those of the number itself where it may also be left empty (`Annotated[int, Field(ge=1)] | None`)."""
+    """The constraints of a leaf; for an optional number (`Annotated[int, Field(ge=1)] | None`) those of the number."""
     inner = typing.get_args(info.annotation)[0] if is_optional(info) else None
     return info.metadata if inner is None else FieldInfo.from_annotation(inner).metadata
 
 
 def form_field(entry: Entry) -> forms.Field:
-    """A field that takes any text, with the widget that fits the leaf."""
+    """A field that accepts any text, with the widget that fits the leaf."""
     made = _plain_field(entry)
     made.widget.attrs |= shown_for(entry.path)
     return made
 
 
 def shown_for(path: str) -> dict[str, str]:
-    """What tells the browser when to show a field: the field it hangs on and that one's values."""
+    """Attributes that tell the browser when to show a field: the field that it depends on, and that one's values."""
     needed = relevance.condition(path)
     return {"data-shown-for": " ".join((html_name(needed.leaf), *needed.values))} if needed else {}
 
@@ -221,7 +221,7 @@ def mib_text(value: int) -> str:  # bytes, as a field in MiB shows them
 
 
 def _digits(value: float) -> str:
-    """Every digit, so that a cloned run is the same run."""
+    """All digits, so that a cloned run is the same run."""
     return repr(float(value)).removesuffix(".0")
 
 
@@ -238,10 +238,10 @@ _OUT: dict[str, Callable[[Any], str]] = {
 
 
 def to_spec(values: Mapping[str, Any], paths: Collection[str] | None = None) -> dict[str, Any]:
-    """The nested dict that RunSpec judges, from flat form values (text, or bool for switches).
+    """The nested dict for RunSpec, from flat form values (text, or bool for switches).
 
-    Leaves that are not read beside the others are left out, whatever stands in their fields.
-    `paths` = leaves that the form asks for; the others are left out. None: every leaf.
+    Leaves that do not apply, given the others, are left out, whatever their fields contain. `paths` = the leaves that
+    the form has; others are left out. None: every leaf.
     """
     spec: dict[str, Any] = {}
     if paths is None and (faults := break_it.to_inject(values)):
@@ -267,7 +267,7 @@ def _default(path: str) -> Any:
 
 
 def from_spec(spec: Mapping[str, Any]) -> dict[str, Any]:
-    """Flat form values from a nested spec; leaves that it lacks take their defaults."""
+    """Flat form values from a nested spec; leaves that it lacks have their defaults."""
     whole = RunSpec().model_dump(mode="json")
     values = break_it.from_inject(spec.get(break_it.SECTION, ()))
     for path in (path for path in ENTRIES if not break_it.is_part(path)):
@@ -278,7 +278,7 @@ def from_spec(spec: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def text_of(path: str, value: Any) -> Any:
-    """A leaf's value as its field has it: text, or a switch; '' of nothing."""
+    """A leaf's value as its field has it: text, or a bool for a switch; '' for None."""
     if value is None:
         return ""
     if isinstance(value, bool):
@@ -287,7 +287,7 @@ def text_of(path: str, value: Any) -> Any:
 
 
 def part_of(spec: RunSpec, paths: Collection[str]) -> dict[str, Any]:
-    """These leaves of a valid spec, nested."""
+    """These leaves of a valid spec, as a nested dict."""
     whole, part = spec.model_dump(mode="json"), dict[str, Any]()
     for path in paths:
         section, leaf = path.split(".", 1)
@@ -296,7 +296,7 @@ def part_of(spec: RunSpec, paths: Collection[str]) -> dict[str, Any]:
 
 
 def form_name(path: str) -> str:
-    """The form field at which an error of this path is shown; `spec` errors without a place go to the form itself."""
+    """The form field at which an error of this path is shown; the path itself if there is none."""
     parts = break_it.form_path(path).split(".")
     known = (".".join(parts[:length]) for length in (3, 2))
     return next((html_name(leaf) for leaf in known if leaf in ENTRIES), path)

@@ -1,4 +1,4 @@
-"""A spec to be read: its leaves by section, in the words of the New run form, without those that count for nothing."""
+"""A spec for reading: its leaves by section, with the form's labels, without leaves that do not apply."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from dashboard.runs.spec_fields import ENTRIES
 from parallel_core.faults import spelt
 
 SECTIONS = {"parallel": "Parallelism", "train": "Training", "trace": "Tracing"}
-"""What sections are called where that is not their own name."""
+"""Titles of sections that differ from their name."""
 
 
 class Line(NamedTuple):
-    """`words` as the form says, `leaf` as the spec does."""
+    """`words` = the form's label, `leaf` = the path in the spec."""
 
     words: str
     leaf: str
@@ -28,7 +28,7 @@ class Group(NamedTuple):
 
 
 def groups(spec: Mapping[str, Any]) -> list[Group]:
-    """Of a stored spec: a card a section, and one of the faults where it is broken on purpose."""
+    """A card for each section of a stored spec, and one for its faults if it is broken on purpose."""
     plain = {section: fields for section, fields in spec.items() if section != "inject"}
     flat = {f"{section}.{leaf}": value for section, fields in plain.items() for leaf, value in fields.items()}
 

@@ -1,4 +1,4 @@
-"""Which runs may go over several hosts, and what speaks against it."""
+"""Which runs may be spread over several hosts, and what prevents it."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ MOST_HOSTS = 64
 
 @dataclass(frozen=True)
 class Files:
-    """Which workers have what a run reads, and where it can write: names of workers."""
+    """Names of the workers that have what a run reads, and of those where it can write."""
 
     sharing: tuple[str, ...]
-    """Those that report and keep their checkpoints in a folder that others have, too."""
+    """Reporting workers that keep their checkpoints in a folder that others also have."""
     tokens: Mapping[str, tuple[str, ...]]
-    """Token file -> who has it, or had it when last heard of."""
+    """Token file -> the workers that have it, or had it when last heard of."""
 
     @classmethod
     def now(cls) -> Files:
-        """As heartbeats say now."""
+        """From the newest heartbeats."""
         return cls.of(FleetSnapshot.now())
 
     @classmethod
     def of(cls, fleet: FleetSnapshot) -> Files:
-        """Of token files that differ in size the one counts that more of those who report have."""
+        """Of token files with the same name but different sizes, counts the one that most reporting workers have."""
         fresh, workers = {worker.name for worker in fleet.reporting}, fleet.every
         have: dict[str, list[tuple[Any, str]]] = {}
         for worker in workers:
@@ -47,12 +47,12 @@ class Files:
         return cls(tuple(w.name for w in workers if w.shared_checkpoints and w.name in fresh), tokens)
 
     def readers(self, spec: Mapping[str, Any]) -> tuple[str, ...]:
-        """Who has the token file that it names; () where it names none."""
+        """Workers that have the token file named by the spec; () if it names none."""
         kind, _, name = str(spec.get("train", {}).get("corpus", "")).partition(":")
         return self.tokens.get(name, ()) if kind == "tokens" else ()
 
     def reach(self, spec: Mapping[str, Any], *, resumes: bool = False) -> tuple[str, ...]:
-        """Over which workers a run may be spread; () where all will do."""
+        """Workers over which a run may be spread; () if any will do."""
         read = self.readers(spec)
         if not resumes and not spec.get("train", {}).get("checkpoint_every"):
             return read
@@ -60,7 +60,7 @@ class Files:
 
 
 def alone_because(spec: Mapping[str, Any], files: Files, *, resumes: bool = False, over_hosts: int = 0) -> str:
-    """Why all ranks of a run must be on one host, as a clause; '' where they need not be."""
+    """Why all ranks of a run must be on one host, as a clause; '' if they need not be."""
     train = spec.get("train", {})
     if over_hosts == 1:
         return "one was asked for"
@@ -72,14 +72,13 @@ def alone_because(spec: Mapping[str, Any], files: Files, *, resumes: bool = Fals
 
 
 def why_alone(run: Run, files: Files | None = None) -> str:
-    """`alone_because` of a run."""
+    """`alone_because` for a run."""
     files, resumes = files or Files.now(), run.resume_run_id is not None
     return alone_because(run.spec, files, resumes=resumes, over_hosts=run.over_hosts)
 
 
 def hosts_error(over: int, devices: int, kind: str, word: str, alone: str, among: tuple[str, ...] = ()) -> str:
-    """What speaks against spreading `devices` ranks evenly over `over` hosts, of `among` (see `Files.reach`); '' where
-    nothing does."""
+    """Why `devices` ranks cannot be spread evenly over `over` hosts, of `among` (see `Files.reach`); '' if they can."""
     if over < 2:
         return ""
     if alone:
@@ -98,7 +97,7 @@ def hosts_error(over: int, devices: int, kind: str, word: str, alone: str, among
 
 
 def asked(spec: RunSpec, files: Files, *, resumes: bool = False, over_hosts: int = 0) -> tuple[str, Request]:
-    """(why all its ranks must be on one host, '' where they need not be; what it will ask of the placement)."""
+    """Returns (why all ranks must be on one host, '' if they need not be; the request for the placement)."""
     plain = spec.model_dump(mode="json")
     alone = alone_because(plain, files, resumes=resumes, over_hosts=over_hosts)
     needs, over = files.readers(plain), files.reach(plain, resumes=resumes)
@@ -107,7 +106,8 @@ def asked(spec: RunSpec, files: Files, *, resumes: bool = False, over_hosts: int
 
 
 def expected(request: Request, fleet: FleetSnapshot | None = None) -> list[str]:
-    """The worker of each rank, as an idle fleet would place it; [] on one host, or where the fleet has too few."""
+    """The worker of each rank, as the placement would choose it in an idle fleet; [] on one host, or if it has too few
+    devices."""
     if request.devices < 2:
         return []
     idle = (fleet or FleetSnapshot.now()).idle()
@@ -116,7 +116,7 @@ def expected(request: Request, fleet: FleetSnapshot | None = None) -> list[str]:
 
 
 def waits_for(request: Request, fleet: FleetSnapshot) -> str:
-    """Whom a run would wait for even where nothing else ran, as a sentence; '' where it could start, or never."""
+    """Which workers a run would wait for even if nothing else ran, as a sentence; '' if it could start, or never."""
     if plan([request], fleet.idle()).placed:
         return ""
     if not fleet.every:
@@ -128,7 +128,7 @@ def waits_for(request: Request, fleet: FleetSnapshot) -> str:
 
 
 def _state(worker: Worker, fleet: FleetSnapshot) -> str:
-    """Why it takes no runs; '' where it does."""
+    """Why the worker takes no runs; '' if it does."""
     if worker not in fleet.reporting:
         return "silent"
     return "draining" if worker.draining else "leaving" if worker.leaving else ""
@@ -139,14 +139,14 @@ def _count(devices: list[dict[str, Any]], kind: str) -> int:
 
 
 def hosts_of(attempt: Attempt | None) -> list[str]:
-    """The worker of each rank, in rank order; [] where all ranks are on one."""
+    """The worker of each rank, in rank order; [] if all ranks are on one."""
     if attempt is None or len(attempt.devices) < 2:
         return []
     return [str(node["worker"]) for node in _nodes(attempt) for _ in node["devices"]]
 
 
 def devices_of(attempt: Attempt) -> list[int]:
-    """The number of each rank's device on its worker, in rank order."""
+    """The index of each rank's device on its worker, in rank order."""
     return [index for node in _nodes(attempt) for index in node["devices"]]
 
 

@@ -1,11 +1,11 @@
-"""Every change of a run's state, and nothing else changes it.
+"""All changes of a run's state are made here.
 
     queued -> starting -> running -> (cancelling) -> succeeded | failed | cancelled | lost
     starting | running -> queued again: interrupted, or the worker was lost and retries are left
 
 Each transition is a conditional UPDATE that must change exactly one row, else IllegalTransition is raised and nothing
-is written. Each writes an Event and announces `state` on the LIVE stream after the commit. Only the controller calls
-the transitions of an attempt; a person's cancel of a queued run is the one that the web makes itself.
+is written. Each writes an Event and announces `state` on the LIVE stream after the commit. Only the controller makes
+the transitions of an attempt; the web process makes one itself, when a user cancels a queued run.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ INTERRUPTED = "interrupted"
 
 
 class IllegalTransition(Exception):
-    """The row was not in a state from which this change is allowed (it may just have moved). Nothing was written."""
+    """The row was not in a state that allows this change (it may have changed just now). Nothing was written."""
 
 
 def record(run: Run, kind: str, text: str, attempt: Attempt | None = None, actor: Any = None) -> None:
@@ -36,23 +36,23 @@ def record(run: Run, kind: str, text: str, attempt: Attempt | None = None, actor
 
 
 def record_all(told: Iterable[tuple[Run, str]], kind: str, actor: Any = None) -> None:
-    """An Event of one kind for each of these runs, with its text."""
+    """Writes an Event of one kind, with its own text, for each of these (run, text)."""
     events = [Event(run=run, kind=kind, text=text, actor=actor) for run, text in told]
     for event in Event.objects.bulk_create(events):
         announce(event.run.pk, event.run.study_id, "state", "events")
 
 
 def _fresh_id(now: datetime) -> int:
-    """An attempt's number that no earlier database gave out: microseconds since 1970, and always above the last.
+    """An attempt's id that no earlier database gave out: microseconds since 1970, and always above the last.
 
-    Workers keep what they know of attempts by number in a folder of their own, which may outlive the database.
+    Workers keep what they know of attempts by id in a folder of their own, which may outlive the database.
     """
     last = Attempt.objects.order_by("-pk").values_list("pk", flat=True).first() or 0
     return max(int(now.timestamp() * 1_000_000), last + 1)
 
 
 def _move(run_id: int, sources: tuple[State, ...], target: State, **changes: Any) -> Run:
-    """The conditional UPDATE; returns the fresh row. `cause` and `detail` are cleared unless given."""
+    """Changes the state by a conditional UPDATE; returns the fresh row. Clears `cause` and `detail` unless given."""
     changes = {"cause": "", "detail": "", **changes}
     if Run.objects.filter(pk=run_id, state__in=sources).update(state=target, **changes) != 1:
         found = Run.objects.filter(pk=run_id).values_list("state", flat=True).first() or "deleted"
@@ -61,7 +61,7 @@ def _move(run_id: int, sources: tuple[State, ...], target: State, **changes: Any
 
 
 def _close(attempt: Attempt, outcome: str, cause: str, detail: str, report: dict[str, Any], at: datetime) -> None:
-    """Ends the attempt: from now on its events move no state (fencing)."""
+    """Ends the attempt: from now on its events change no state (fencing)."""
     changed = Attempt.objects.filter(pk=attempt.pk, over=False).update(
         over=True, outcome=outcome, cause=cause, detail=detail, report=report, ended_at=at, lease_until=None
     )
@@ -73,9 +73,9 @@ def _close(attempt: Attempt, outcome: str, cause: str, detail: str, report: dict
 def place(run: Run, nodes: list[dict[str, Any]], worker: Any) -> Attempt:
     """queued -> starting: gives the run its devices.
 
-    1. Moves the row; a run that was cancelled or placed meanwhile raises IllegalTransition.
+    1. Changes the row; a run that was cancelled or placed in the meantime raises IllegalTransition.
     2. Makes the next attempt with its nodes, on the first node's `worker` (fleet.Worker) in its present boot.
-    3. The caller sends the start message after the commit: a message that vanishes is sent again.
+    3. The caller sends the start message after the commit; if it gets lost, it is sent again.
     """
     now = timezone.now()
     run = _move(run.pk, (State.QUEUED,), State.STARTING, started_at=None, ended_at=None)
@@ -96,10 +96,10 @@ def place(run: Run, nodes: list[dict[str, Any]], worker: Any) -> Attempt:
 
 @transaction.atomic
 def running(attempt: Attempt, begins: dict[str, Any] | None = None) -> Run:
-    """starting -> running: every rank of the attempt is up. `begins` = where (workers.contract.Begins).
+    """starting -> running: every rank of the attempt is up. `begins` = where it began (workers.contract.Begins).
 
     1. Refuses an attempt that is over.
-    2. Moves the row; a run that is being cancelled stays `cancelling` (IllegalTransition).
+    2. Changes the row; a run that is being cancelled stays `cancelling` (IllegalTransition).
     """
     _require_live(attempt)
     attempt.begins = begins or {}
@@ -137,7 +137,7 @@ def finish(attempt: Attempt, outcome: str, cause: str = "", detail: str = "", re
     """starting | running | cancelling -> the end that the worker reported.
 
     1. Closes the attempt; one that is already over raises IllegalTransition.
-    2. `interrupted` (orderly stop of the yard): queued again, using no retry; cancelled where that was asked for.
+    2. `interrupted` (orderly stop of the yard): queued again without using a retry; cancelled if that was requested.
     3. A lost worker: as `lose`.
     4. Else succeeded, failed or cancelled, with the cause and one sentence.
     """
@@ -158,10 +158,10 @@ def finish(attempt: Attempt, outcome: str, cause: str = "", detail: str = "", re
 
 @transaction.atomic
 def lose(attempt: Attempt, detail: str, report: Any = None) -> Run:
-    """starting | running | cancelling -> lost, or queued again where a retry is left and no cancel was asked for.
+    """starting | running | cancelling -> lost, or queued again if a retry is left and no cancel was requested.
 
     1. Closes the attempt with cause worker_lost; one that is already over raises IllegalTransition.
-    2. With a retry left: uses it up and queues the run again, in its old place of the queue.
+    2. With a retry left: uses it and queues the run again, at its old place in the queue.
     3. Else the run is lost.
     """
     now = timezone.now()
@@ -177,14 +177,14 @@ def lose(attempt: Attempt, detail: str, report: Any = None) -> Run:
 
 
 def _requeue(attempt: Attempt, detail: str, changes: dict[str, Any]) -> Run:
-    """Back to queued. `queued_at` stays: the run keeps its place in front of later ones."""
+    """Queues the run again. `queued_at` stays, so that it keeps its place before later ones."""
     run = _move(attempt.run_id, ACTIVE, State.QUEUED, detail=detail, started_at=None, **changes)
     record(run, "requeued", detail, attempt)
     return run
 
 
 def beginning(attempt: Attempt) -> str:
-    """`resumed from step 40 of attempt 1`, `from step 0: why`; '' for a first attempt that began as it should."""
+    """`resumed from step 40 of attempt 1`, `from step 0: why`; '' for an attempt that began at step 0 as expected."""
     begins = attempt.begins
     if not begins:
         return ""

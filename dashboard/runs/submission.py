@@ -1,6 +1,6 @@
-"""What stands between a wish and the queue: does it divide, does the fleet have the devices, does it fit in memory?
+"""Checks before a run is queued: does it divide, does the fleet have the devices, does it fit in memory?
 
-Form and API ask the same questions here; `services.submit` then queues what passed.
+Form and API use the same checks; `services.submit` then queues what passed.
 """
 
 from __future__ import annotations
@@ -27,53 +27,53 @@ from parallel_core.spec import ParallelSpec, RunSpec, field_errors
 from workers.contract import ResumeFrom
 
 MAX_PREDICTED_RANKS = 4096
-"""Beyond this many ranks no memory is predicted: no fleet has them, and the panel says so anyway."""
+"""For more ranks no memory is predicted: no fleet has that many, which the panel says anyway."""
 
 
 MOST_SHARING = 32
-"""Ranks for which sharing the cores of one worker is worth a word."""
+"""The most ranks for which sharing the cores of one worker is suggested."""
 
 
 @dataclass(frozen=True)
 class Capacity:
-    """What the workers that report offer of one kind of device: most on one host, on all, and bytes of the roomiest."""
+    """What reporting workers have of one kind of device: most on one host, on all, and bytes of the largest device."""
 
     kind: str
     largest: int = 0
     total: int = 0
     memory: int = 0
     others: int = 0
-    """Devices of other kinds."""
+    """Number of devices of other kinds."""
 
     def most(self, alone: str = "") -> int:
-        """Devices that one run can have; `alone` says why its ranks must be on one host."""
+        """The number of devices that one run can have; `alone` says why its ranks must be on one host, if they must."""
         return self.largest if alone else self.total
 
 
 @dataclass(frozen=True)
 class Assessment:
-    """Everything that can be said before a run is queued. `errors` by dotted field; `memory_error` may be overruled."""
+    """All checks before a run is queued. `errors` by dotted field; `memory_error` may be overruled."""
 
     spec: RunSpec | None = None
     errors: dict[str, str] = field(default_factory=dict)
     capacity: Capacity | None = None
     stages: list[RankMemory] = field(default_factory=list)
-    """Predicted memory of each stage's ranks (those of one stage are alike)."""
+    """Predicted memory of each stage's ranks (the same for all ranks of a stage)."""
     feasibility: Feasibility | None = None
     limit: int = 0
     """Bytes a rank may use; 0 = unknown."""
     memory_error: str = ""
     predicted: Predicted = field(default_factory=Predicted)
     record: str = ""
-    """How true the yard's predictions of step times were so far."""
+    """How accurate the yard's predictions of step times were so far."""
     hosts: list[str] = field(default_factory=list)
-    """The worker of each rank, where they would be on several."""
+    """The worker of each rank, if they would be on several."""
     doubt: str = ""
-    """What another run found wrong with the checkpoint that it is to begin from."""
+    """What another run found wrong with the checkpoint from which it is to begin."""
     waits: str = ""
-    """Whom it would wait for, were nothing else in the queue."""
+    """Which workers it would wait for if nothing else were in the queue."""
     disk: str = ""
-    """Why its checkpoints would not find room."""
+    """Why there would be no room for its checkpoints."""
 
     @property
     def label(self) -> str:
@@ -83,10 +83,10 @@ class Assessment:
 def capacity(
     kind: str, readers: tuple[str, ...] = (), reach: tuple[str, ...] = (), fleet: FleetSnapshot | None = None
 ) -> Capacity:
-    """What workers that report offer, draining ones included. A silent one may never come back: it has none.
+    """What reporting workers offer, including draining ones. Silent workers do not count, as they may never come back.
 
-    `readers`: the only ones that will do, `reach` those over which the run may be spread ((): all). `fleet`: as it was
-    seen a moment ago, where it was.
+    `readers`: the only workers that will do; `reach`: those over which the run may be spread (both () = all). `fleet`:
+    a snapshot to use instead of a new one.
     """
     counts, memory, others, together = [], 0, 0, 0
     for worker in (fleet or FleetSnapshot.now()).among(readers):
@@ -100,8 +100,10 @@ def capacity(
 
 
 def assess(spec: dict[str, Any], resume_from: ResumeFrom | None = None, over_hosts: int = 0) -> Assessment:
-    """Judges a nested spec: rules of RunSpec first, then checkpoint, fleet (`over_hosts` of its hosts, 0 = as few as it
-    takes), corpus and memory."""
+    """Checks a nested spec: RunSpec's rules first, then checkpoint, fleet, corpus and memory.
+
+    `over_hosts` = number of hosts to spread it over; 0 = as few as it takes.
+    """
     try:
         parsed = RunSpec.model_validate(spec)
     except ValidationError as error:
@@ -110,7 +112,7 @@ def assess(spec: dict[str, Any], resume_from: ResumeFrom | None = None, over_hos
     alone, asks = asked(parsed, Files.of(fleet), resumes=resume_from is not None, over_hosts=over_hosts)
     offered = capacity(asks.kind, asks.needs, asks.over, fleet)
     spread = hosts_error(over_hosts, asks.devices, asks.kind, WORDS[asks.kind], alone, asks.over)
-    errors = {"hosts": spread} if spread else fleet_errors(parsed, offered, alone)  # both would say it twice
+    errors = {"hosts": spread} if spread else fleet_errors(parsed, offered, alone)  # the second would repeat the first
     errors |= corpus_errors(parsed)
     if resume_from is not None:
         errors |= resuming.check(parsed, resume_from)
@@ -140,7 +142,7 @@ def submit(
     over_hosts: int = 0,
     **place: Any,
 ) -> Run:
-    """Queues the run if nothing speaks against it; `anyway` overrules the predicted memory alone.
+    """Queues the run if there is no objection; `anyway` overrules only the predicted memory.
 
     `place` = study, position and exclusive of `services.submit`, for runs that join a study.
 
@@ -161,7 +163,7 @@ def submit(
 
 
 def _against(found: Assessment, anyway: bool) -> dict[str, str]:
-    """What speaks against queuing it, by field; the predicted memory stands at the field that makes it too large."""
+    """Objections by field; the predicted memory at the field that makes it too large."""
     errors = dict(found.errors)
     if found.memory_error and not anyway:
         errors.setdefault("trace.memory_cap" if _cap_binds(found) else _size_field(found), found.memory_error)
@@ -169,7 +171,7 @@ def _against(found: Assessment, anyway: bool) -> dict[str, str]:
 
 
 def _size_field(found: Assessment) -> str:
-    """The field that says how wide the model is."""
+    """The field for the width of the model."""
     fields = outline_of(found.spec.model).fields if found.spec else ()
     return "model.width" if "width" in fields else "model.hidden"
 
@@ -179,7 +181,8 @@ def _cap_binds(found: Assessment) -> bool:
 
 
 def fleet_errors(spec: RunSpec, offered: Capacity, alone: str = "") -> dict[str, str]:
-    """More ranks than the fleet has devices, or one worker where `alone` says why they must be on one, by field."""
+    """Error by field if there are more ranks than devices in the fleet, or on one worker if they must be on one
+    (`alone`)."""
     world, word = spec.parallel.world, WORDS[offered.kind]
     if not offered.total:
         if not offered.others:
@@ -197,7 +200,7 @@ def fleet_errors(spec: RunSpec, offered: Capacity, alone: str = "") -> dict[str,
 
 
 def shape_of(split: ParallelSpec) -> tuple[str, str]:
-    """(the field that makes the run large, its ranks as a sum over stages that differ or as a product)."""
+    """Returns (the field that makes the run large, its ranks as a product, or as a sum over stages that differ)."""
     if split.replicas is None and split.widths is None:
         axis = max(("dp", "tp", "pp"), key=lambda name: getattr(split, name))
         return axis, f"{split.dp} × {split.tp} × {split.pp}"
@@ -209,7 +212,7 @@ def shape_of(split: ParallelSpec) -> tuple[str, str]:
 
 
 def ranks_text(split: ParallelSpec) -> str:
-    """The ranks of a run that needs several, in words: "2 replicas × 2 tensor ranks"; degrees of 1 are left out."""
+    """The ranks of a run in words: "2 replicas × 2 tensor ranks"; degrees of 1 are left out."""
     if split.widths is not None:
         return f"{shape_of(split)[1]} (replicas × tensor ranks of each stage)"
     if split.replicas is not None:
@@ -220,7 +223,7 @@ def ranks_text(split: ParallelSpec) -> str:
 
 
 def corpus_errors(spec: RunSpec) -> dict[str, str]:
-    """A corpus that is not here, or holds less than one sample."""
+    """Error by field if the corpus does not exist, or is too short for one sample."""
     kind, _, sha256 = spec.train.corpus.partition(":")
     if kind == "tokens":
         return _token_file_errors(spec, sha256)
@@ -237,7 +240,10 @@ def corpus_errors(spec: RunSpec) -> dict[str, str]:
 
 
 def _token_file_errors(spec: RunSpec, name: str) -> dict[str, str]:
-    """Of a token file that no reporting worker has, of a larger vocabulary, or too short; none while none reports."""
+    """Error by field if no reporting worker has the token file, its vocabulary is larger, or it is too short.
+
+    {} while no worker reports.
+    """
     fleet = FleetSnapshot.now()
     workers, readers = fleet.reporting, Files.of(fleet).readers(spec.model_dump(mode="json"))
     have = [file for worker in workers if worker.name in readers for file in worker.token_files]

@@ -1,4 +1,4 @@
-"""One traced step of a run, with what is known of it: what the tabs on time, causes and changes read."""
+"""One traced step of a run with what is known of it, for the tabs on time, causes and changes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from parallel_core.spec import RunSpec
 
 @dataclass(frozen=True)
 class Trace:
-    """`spans` by global rank; `total` = how many were recorded, at least as many as were kept."""
+    """`spans` by global rank; `total` = number of spans recorded, at least as many as were kept."""
 
     run: Run
     step: int
@@ -39,7 +39,7 @@ class Trace:
 
     @property
     def about(self) -> About:
-        """What its file says beside its spans."""
+        """What its exported file contains in addition to the spans."""
         spec, others = self.spec.model_dump(mode="json"), (self.run.summary or {}).get("cpu_others")
         return About(self.step, spec, f"run {self.run.pk}", self.total, others, self.spec.train.device)
 
@@ -49,8 +49,7 @@ class Trace:
 
     @cached_property
     def measured(self) -> Measured:
-        """Raises ValueError where the step was not kept whole, is a part of a stream and not a whole of its own, or is
-        too long to be replayed."""
+        """Raises ValueError if the step is incomplete, part of a stream without flushes, or too long to be replayed."""
         return measured(self.spec, self.spans, self.layout)
 
     @property
@@ -59,7 +58,7 @@ class Trace:
 
     @property
     def whole(self) -> bool:
-        """Every span of every rank is here."""
+        """Whether every span of every rank is here."""
         return len(self.spans) == self.layout.world and self.kept == self.total
 
     @property
@@ -70,19 +69,19 @@ class Trace:
 
 
 def measured(spec: RunSpec, spans: Mapping[int, np.ndarray], layout: Layout) -> Measured:
-    """Costs of the step that `spans` are; raises ValueError as `Trace.measured` does."""
+    """The measured costs of the step with these `spans`; raises ValueError as `Trace.measured` does."""
     kept = sum(map(len, spans.values()))
     if not spec.parallel.flushes:
         raise ValueError("some of this step's work was done in the step before: its pipeline never flushes.")
     if kept > REPLAYED:
         raise ValueError(f"this step has {count_text(kept)} spans; up to {count_text(REPLAYED)} are replayed.")
-    if kept < spec.parallel.stages * spec.parallel.per_step:  # before a schedule is built that is far longer than they
+    if kept < spec.parallel.stages * spec.parallel.per_step:  # before building a far longer schedule
         raise ValueError("the spans of this step are not whole: every micro-batch passes every stage.")
     return measure(build(spec), spans, layout)
 
 
 def trace(run: Run, step: int | None) -> Trace | None:
-    """Of `step`, or of the newest step that every rank has delivered; None where there is none."""
+    """The trace of `step`, or of the newest step that has arrived from every rank; None if there is none."""
     shown = selectors.newest_traced_step(run) if step is None else step
     if shown is None:
         return None
@@ -91,12 +90,12 @@ def trace(run: Run, step: int | None) -> Trace | None:
 
 
 def typical(run: Run) -> Trace | None:
-    """Of the step that stands for the run, else of the newest."""
+    """The trace of the step that stands for the run, else of the newest."""
     return trace(run, selectors.typical_step(run))
 
 
 def baseline(run: Run) -> tuple[Run, Breakdown] | None:
-    """The one-device run of the same study with the same work, and where its step went; None without any."""
+    """The one-device run of the same study with the same work, and its breakdown; None if there is none."""
     study = run.study
     if study is None:
         return None

@@ -1,4 +1,4 @@
-"""Addresses of runs. The run's own page is in `page_views`."""
+"""URLs of runs. The views of a run's own page are in `page_views`."""
 
 from django.urls import URLPattern, URLResolver, path
 

@@ -1,4 +1,7 @@
-"""New run, its live check, clone, cancel and rename. The list is in `list_views`, the run's page in `page_views`."""
+"""New run, its live check, and forms and actions for one run: clone, resume, cancel, trace the next step, edit.
+
+The list is in `list_views`, the run's page in `page_views`.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +48,8 @@ def _initial(spec: dict[str, Any], resume_from: ResumeFrom | None = None, hosts:
 def new(request: HttpRequest) -> HttpResponse:
     """GET: the form, from `?preset=`, or `?spec=` (JSON).
 
-    POST: queue the run, or show what is wrong (422) with everything kept."""
+    POST: queue the run, or show what is wrong (422) with everything kept.
+    """
     if request.method == "POST":
         return _create(request)
     preset = BY_KEY.get(request.GET.get("preset", ""), PRESETS[0])
@@ -54,7 +58,7 @@ def new(request: HttpRequest) -> HttpResponse:
 
 
 def _asked(text: str) -> dict[str, Any] | None:
-    """The spec in an address; None where there is none that could be a run."""
+    """The spec in the query; None if there is none that is valid."""
     try:
         return RunSpec.model_validate_json(text).model_dump(mode="json") if text else None
     except ValueError:
@@ -75,7 +79,7 @@ def _create(request: HttpRequest) -> HttpResponse:
 
 
 def _resumed(named: ResumeFrom | None) -> dict[str, Any]:
-    """What the page says of the checkpoint that a run is to begin from; nothing of one that is not there."""
+    """What the page shows of the checkpoint from which a run is to begin; {} if its run has none."""
     run = Run.objects.filter(pk=named["run"]).first() if named else None
     steps = resuming.steps(run) if run else []
     if not (named and run and steps):
@@ -87,7 +91,7 @@ def _resumed(named: ResumeFrom | None) -> dict[str, Any]:
 @require_POST
 @member_required
 def check(request: HttpRequest) -> HttpResponse:
-    """The messages of all fields and the feasibility panel for what is typed so far. Queues nothing."""
+    """The messages of all fields and the feasibility panel for what has been typed so far. Queues nothing."""
     form = RunForm(request.POST)
     form.is_valid()
     return render(request, "runs/form_check.html", {"form": form, "panel": Panel.of(form.assessment), "live": True})
@@ -96,7 +100,7 @@ def check(request: HttpRequest) -> HttpResponse:
 @require_safe
 @member_required
 def clone(request: HttpRequest, pk: int) -> HttpResponse:
-    """The form filled with a run's spec; sending it makes a new run."""
+    """The form filled with a run's spec; posting it makes a new run."""
     run = get_object_or_404(Run, pk=pk)
     if run.wish and run.resume_run_id:
         return redirect(f"{reverse('runs:generate', args=[run.resume_run_id])}?like={run.pk}")
@@ -110,7 +114,7 @@ def clone(request: HttpRequest, pk: int) -> HttpResponse:
 @require_safe
 @member_required
 def resume(request: HttpRequest, pk: int) -> HttpResponse:
-    """The form filled with a run's spec, to go on from its newest checkpoint (`?step=`: that one) under any layout."""
+    """The form filled with a run's spec, to resume from its newest checkpoint (or that of `?step=`) in any layout."""
     run = get_object_or_404(Run, pk=pk)
     steps, first = resuming.steps(run), resuming.first_choice(run)
     if first is None:
@@ -124,13 +128,13 @@ def resume(request: HttpRequest, pk: int) -> HttpResponse:
 
 
 def _name_of_next(run: Run, how: str) -> str:
-    """Of a run made from this one; '' where this one is called by its strategy, as the next may have another."""
+    """The name of a run made from this one; '' if this one has its strategy's name, as the next may have another."""
     return "" if run.name == run.label else f"{run.name} ({how})"[: limits.MAX_NAME]
 
 
 @require_http_methods(["GET", "HEAD", "POST"])
 def cancel(request: HttpRequest, pk: int) -> HttpResponse:
-    """GET asks once (for browsers without JavaScript), POST asks the controller to stop the run."""
+    """GET asks for confirmation (for browsers without JavaScript), POST asks the controller to stop the run."""
     run = get_object_or_404(Run, pk=pk)
     if not may_change(request.user, run):
         raise PermissionDenied("Only the run's owner and admins may cancel it.")
@@ -142,7 +146,7 @@ def cancel(request: HttpRequest, pk: int) -> HttpResponse:
 
 @require_POST
 def trace_next(request: HttpRequest, pk: int) -> HttpResponse:
-    """Asks for the next step of a running run: its spans, or what `how` says."""
+    """Requests a trace of the next step of a running run: its spans, or what `how` says."""
     run = get_object_or_404(Run, pk=pk)
     try:
         next_trace.request(run=run, user=request.user, how=read_how(request.POST.get("how", "spans")))
@@ -153,7 +157,7 @@ def trace_next(request: HttpRequest, pk: int) -> HttpResponse:
 
 @require_http_methods(["GET", "HEAD", "POST"])
 def edit(request: HttpRequest, pk: int) -> HttpResponse:
-    """Name and tags of a run."""
+    """Changes name and tags of a run."""
     run = get_object_or_404(Run, pk=pk)
     if not may_change(request.user, run):
         raise PermissionDenied("Only the run's owner and admins may change it.")

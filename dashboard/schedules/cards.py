@@ -1,4 +1,4 @@
-"""What the Strategies page says of each way to split a model, with where it was first said. Facts and words alone.
+"""Texts of the Strategies page on each way to split a model, with the publication that introduced it.
 
 n devices, Psi parameters of b bytes each (parameter, gradient and optimizer state together), a model of L layers, width
 h, sequences of s tokens, micro-batches of size B in elements of 2 or 4 bytes, m micro-batches, p stages.
@@ -14,7 +14,7 @@ from typing import Any
 class Card:
     """A strategy. `split` = its ParallelSpec on four devices, {} = one device, None = nothing that one run could show.
 
-    `seen` are beginnings of the labels of runs that used it; `preset` opens New run.
+    `seen` = beginnings of the labels of runs that used it; `preset` = the preset that opens New run with it.
     """
 
     key: str

@@ -1,4 +1,4 @@
-"""What the Schedules page asks: two schedules, the size of the pipeline, and what its operations cost."""
+"""The form of the Schedules page: two schedules, the size of the pipeline, and what its operations cost."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ from parallel_core.simulate.typed_stages import Stage, StagesError, typed_lesson
 from parallel_core.spec import ParallelSpec
 
 MAX_OPERATIONS = 12_000
-"""Of one schedule: more cannot be told apart in a picture."""
+"""The most operations of a schedule that is drawn: more cannot be told apart in a picture."""
 MAX_SIMULATED = 5 * MAX_OPERATIONS
-"""Of a schedule that needs several steps until all of its devices work: more take seconds."""
+"""The most operations of a schedule that takes several steps until all of its devices work: more would take seconds."""
 NONE = ""
 FIELD_OF = {"parallel.pp": "p", "parallel.micro_batches": "m", "parallel.chunks": "v"}
 OWN_WORDS = {"parallel.pp": "Devices", "parallel.chunks": "Chunks", "parallel.schedule": "Schedule"}
-"""What this page calls fields that New run calls otherwise."""
+"""Labels of fields that New run labels differently."""
 
 
 class ScheduleForm(Form):
-    """Read from the address: every field has a default. A valid form has `lessons`."""
+    """All fields are in the query and have defaults. A valid form has `lessons`."""
 
     a = Choice(label="Schedule")
     b = Choice(label="Held against", required=False)
@@ -51,11 +51,11 @@ class ScheduleForm(Form):
     DEFAULTS = {"a": "1f1b", "b": "gpipe", "p": 4, "m": 8, "v": "", "forward": 1, "grad": 1, "weight": 1, "message": 0}
 
     WIDE = ("stages",)
-    """Fields that stand apart from the grid of short ones."""
+    """Fields outside the grid of short ones."""
 
     lessons: list[Lesson]
     found: list[Found]
-    """Of those that were searched for."""
+    """The results for those schedules that were searched for."""
 
     def __init__(self, given: dict[str, Any]) -> None:
         super().__init__({**self.DEFAULTS, **given}, auto_id="f-%s", use_required_attribute=False)
@@ -75,7 +75,7 @@ class ScheduleForm(Form):
             raise forms.ValidationError(str(error)) from None
 
     def clean(self) -> dict[str, Any]:
-        asked = dict(super().clean() or {})  # a field with an error leaves the form's own
+        asked = dict(super().clean() or {})  # without fields that have errors
         if not self.errors:
             self.found = []
             chosen = [asked[side] for side in ("a", "b") if asked[side]]
@@ -83,6 +83,7 @@ class ScheduleForm(Form):
         return asked
 
     def _searched(self, name: str, asked: dict[str, Any]) -> Lesson | None:
+        """Searches for an order; None, with an error at a field, if there is none within the limits."""
         each = 3 * (len(asked["stages"]) or asked["p"]) * (2 if searched.SHAPES[name] == "v" else 1)
         if each * asked["m"] > searched.MOST_OPERATIONS:
             most = searched.MOST_OPERATIONS // each
@@ -101,7 +102,8 @@ class ScheduleForm(Form):
         return lesson_of(searched.schedule_of(name, made), costs, asked["message"])
 
     def _typed(self, side: str, name: str, asked: dict[str, Any]) -> Lesson | None:
-        """Of the stages that were typed."""
+        """Simulates the schedule with the stages that were typed; None, with an error at a field, if that is
+        impossible."""
         stages, m = asked["stages"], asked["m"]
         plain = max(stage.replicas for stage in stages) == 1 and not typed_stages.silent(stages)
         possible = [*typed_stages.names(stages), *(["found"] if plain else [])]
@@ -122,6 +124,7 @@ class ScheduleForm(Form):
         return None
 
     def _lesson(self, side: str, name: str, asked: dict[str, Any]) -> Lesson | None:
+        """Simulates or searches for one schedule; None, with an error at a field, if that is impossible."""
         if asked["stages"]:
             return self._typed(side, name, asked)
         if name in searched.SHAPES:

@@ -1,4 +1,4 @@
-"""What the short names of strategies mean, for a page that shows runs of them: a line each, said by the cards."""
+"""Explains the short names of strategies on pages that show runs of them: one line each, from the cards."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from parallel_core.spec import RunSpec
 
 
 class Word(NamedTuple):
-    """`place` = its card on the Strategies page, "" where it has none."""
+    """A name with its meaning; `place` = its card on the Strategies page, "" if it has none."""
 
     name: str
     title: str
@@ -36,11 +36,11 @@ STREAMED = {
     "1f1b-vertical": "PipeDream with one version for each micro-batch: the newest that all stages have.",
     "1f1b-2bw": "PipeDream-2BW: each stage updates once for all micro-batches of a step, so that two versions do.",
 }
-"""Of schedules that share PipeDream's card, whose idea is the stashed one's."""
+"""Meanings of schedules that share PipeDream's card, which describes the one with stashed weights."""
 
 
 def words_of(specs: Iterable[RunSpec]) -> list[Word]:
-    """Each name that the labels and charts of these runs use, once, in the order in which they come."""
+    """Each name that the labels and charts of these runs use, once, in order of first use."""
     return list(dict.fromkeys(word for spec in specs for word in _words(spec)))
 
 
@@ -76,6 +76,6 @@ def _from(key: str, name: str) -> Word:
 
 
 def _pipeline(label: str) -> Card | None:
-    """The card whose runs are called most like it; None for an order of the user's own."""
+    """The card whose `seen` matches the label longest; None for a user's own schedule."""
     fitting = [(len(start), card) for card in CARDS for start in card.seen if label.startswith(start)]
     return max(fitting, key=lambda found: found[0])[1] if fitting else None

@@ -1,4 +1,4 @@
-"""The lessons of the Schedules page: addresses of it that show one thing each, and what is to be seen there."""
+"""The lessons of the Schedules page: each is a query that shows one thing, and a text on what to look at."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from dashboard.schedules.forms import ScheduleForm
 from parallel_core.simulate.lesson import EARLY
 
 EXAMPLE = "text encoder, 1, forward only\ndenoiser, 2, 4, 2\ndecoder, 1, 2"
-"""Stages that anybody could have typed."""
+"""An example of typed stages."""
 PLACE = "lesson"
-"""Id of what the page says of the lesson: whoever follows a link to one has the focus there."""
+"""Id of the element with the lesson's text, which gets the focus when a link to a lesson is followed."""
 
 
 class Topic(NamedTuple):
-    """What it teaches, the schedule to begin with, the one that is better or worse at it, where to look, and what else
-    the address says."""
+    """A lesson: what it teaches, the schedule to begin with and the one to compare it with, where to look, and further
+    fields of the query."""
 
     title: str
     a: str
@@ -34,7 +34,7 @@ class Topic(NamedTuple):
         return f"?{urlencode(self.asked)}#{PLACE}"
 
     def shown(self, form: ScheduleForm) -> bool:
-        """Whether the page shows just that: with other values what is said of it might be wrong."""
+        """Whether the form has exactly the lesson's values: with others, the text might be wrong."""
         known: dict[str, Any] = {**form.DEFAULTS, **self.asked}
         return all(_text(form.data.get(name)) == _text(known.get(name)) for name in form.fields)
 
@@ -107,7 +107,7 @@ TOPICS = (
 
 
 class Chip(NamedTuple):
-    """A lesson in the row of all."""
+    """A lesson in the row of all lessons; `here` if the page shows it."""
 
     number: int
     topic: Topic
@@ -115,7 +115,7 @@ class Chip(NamedTuple):
 
 
 class Lessons(NamedTuple):
-    """The row, the lesson that the page shows, if any, and the one behind it."""
+    """The row, the lesson that the page shows, if any, and the one after it."""
 
     chips: list[Chip]
     here: Chip | None
@@ -129,5 +129,5 @@ def lessons(form: ScheduleForm) -> Lessons:
 
 
 def _text(value: Any) -> str:
-    """Of a field: a browser ends lines as it likes."""
+    """A field's value with normalised line ends, because browsers send different ones."""
     return "" if value is None else str(value).replace("\r\n", "\n").strip()

@@ -1,4 +1,4 @@
-"""One step of a strategy as a small picture, a row a device: of its schedule, or of a few of its layers."""
+"""One step of a strategy as a small picture with one row a device: of its schedule, or of a few of its layers."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from parallel_core.simulate import Costs, simulate
 from parallel_core.spec import RunSpec
 
 STREAMED = 2
-"""Steps that are drawn of a schedule that does not flush, so that what others lose between steps is seen."""
+"""Steps that are drawn, so that it shows which schedules lose time between steps."""
 BLOCKS = 4
-"""Blocks that are drawn where what is special lies inside of layers."""
+"""Blocks that are drawn for strategies that change what happens inside layers."""
 WIDE, ROW = 320, 14
 _DRAWN = COMPUTE | {Kind.ALLREDUCE, Kind.REDUCE_SCATTER, Kind.GATHER, Kind.OPT_STEP}
 
 
 @dataclass(frozen=True)
 class Rect:
-    """A piece of the picture, in pixels."""
+    """A rectangle of the picture, in pixels."""
 
     phase: str
     x: float
@@ -30,7 +30,7 @@ class Rect:
 
 
 def picture(spec: RunSpec) -> list[Rect]:
-    """[] where one device does nothing but compute."""
+    """The rectangles; [] for one device that only computes."""
     split = spec.parallel
     if split.pp == 1 and split.tp > 1:
         return _rects([[*_tensor(spec), ("optimizer", 0.5)]] * split.tp)
@@ -40,10 +40,10 @@ def picture(spec: RunSpec) -> list[Rect]:
 
 
 def _tensor(spec: RunSpec) -> list[tuple[str, float]]:
-    """Attention and MLP of each block, with a sum of their outputs behind each, on the way back of the gradients.
+    """Attention and MLP of each block, each followed by the sum of its outputs, in backward of its gradients.
 
-    With sequence parallelism the sum is a reduce-scatter and, before the next, a gather; backward gathers once more.
-    By columns each second matrix gathers what it takes (of an MLP four times as much) and what it makes.
+    With sequence parallelism the sum is a reduce-scatter and, before the next one, a gather; backward gathers once
+    more. By columns, each second matrix gathers its input (four times as wide in an MLP) and its output.
     """
     whole, part = ("communication", 0.3), ("communication", 0.15)
     if spec.parallel.tensor_split == "columns":
@@ -56,12 +56,12 @@ def _tensor(spec: RunSpec) -> list[tuple[str, float]]:
 
 
 def _again() -> list[tuple[str, float]]:
-    """Each block forward once more before its backward."""
+    """Each block runs forward once more before its backward."""
     return [*[("forward", 1.0)] * BLOCKS, *[("recompute", 1.0), ("backward", 2.0)] * BLOCKS]
 
 
 def _rects(rows: list[list[tuple[str, float]]]) -> list[Rect]:
-    """Rows of (phase, time), each as wide as the picture."""
+    """Rectangles of rows of (phase, time), each row scaled to the width of the picture."""
     out = []
     for device, pieces in enumerate(rows):
         whole, at = sum(took for _, took in pieces), 0.0
@@ -72,7 +72,7 @@ def _rects(rows: list[list[tuple[str, float]]]) -> list[Rect]:
 
 
 def _schedule(spec: RunSpec) -> list[Rect]:
-    """Forward takes 1, backward 2, a reduction 1 and the optimizer 1/4."""
+    """The simulated schedule: forward takes 1, backward 2, a reduction 1 and the optimizer 1/4, each per chunk."""
     ns, layout = 1000, Layout.of(spec)
     chunks, made = spec.parallel.chunks_per_rank, build(spec, STREAMED)
     each = {Kind.F: ns, Kind.B: ns, Kind.W: ns, Kind.BW: 2 * ns}

@@ -1,4 +1,4 @@
-"""Orders found for the Schedules page: the search within what a page may take, and its order as a file or a run."""
+"""Orders searched for on the Schedules page, within the time that a page may take; and the order as a file or a run."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ from parallel_core.spec import ParallelSpec
 
 SHAPES: dict[str, Shape] = {"found": "line", "found-v": "v"}
 EFFORT = 100_000
-"""Operations timed while somebody waits: about a tenth of a second."""
+"""Operations that a search may time: about a tenth of a second."""
 MOST_OPERATIONS = 3_000
-"""Of a schedule that is searched for: more take longer than a page may."""
+"""The most operations of a schedule to search for: more would take too long for a page."""
 MOST_ADDRESS = 3_000
-"""Characters of a program that an address still carries."""
+"""The most characters of a program in a query."""
 
 
 def search(name: str, asked: dict[str, Any]) -> Found:
-    """`asked` = the form's values. Raises OrderError."""
+    """Searches for an order. `asked` = the form's values. Raises OrderError."""
     if asked["stages"]:
         return find(_of_stages(asked["stages"], asked), EFFORT)
     times = tuple(asked[field] * UNIT for field in ("forward", "grad", "weight"))
@@ -39,7 +39,7 @@ def search(name: str, asked: dict[str, Any]) -> Found:
 
 
 def _of_stages(stages: Sequence[Stage], asked: dict[str, Any]) -> Problem:
-    """Of stages on one device each, all with a backward."""
+    """The problem for typed stages on one device each, all with a backward."""
     costs, count = prices(stages), len(stages)
     forward, grad, weight, whole = (
         tuple(costs.compute[i, kind] for i in range(count)) for kind in (Kind.F, Kind.B, Kind.W, Kind.BW)
@@ -54,7 +54,7 @@ def schedule_of(name: str, found: Found) -> Schedule:
 
 
 def address(made: Schedule) -> str:
-    """New run with this order; '' where no run has it, or an address cannot carry it."""
+    """The address of New run with this order; '' if no run can have it, or it is too long for a query."""
     program = to_csv(made)
     if made.sync != "flush" or made.pipeline_ranks < 2 or len(program) > MOST_ADDRESS or "OVERLAP" in program:
         return ""

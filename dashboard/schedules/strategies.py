@@ -1,4 +1,4 @@
-"""The Strategies page: a card for each way to split a model. Its bars and pictures are computed, not drawn by hand."""
+"""The Strategies page: a card for each way to split a model, with computed bars and pictures."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ RUNS_SHOWN = 3
 
 @dataclass(frozen=True)
 class Bar:
-    """One category of the worst device's memory. `width` in per cent of the whole of a single device."""
+    """One category of the worst device's memory. `width` in percent of the total of a single device."""
 
     category: str
     label: str
@@ -38,7 +38,7 @@ class Bar:
 
 @dataclass(frozen=True)
 class Predicted:
-    """What the planner says of a strategy for the model of this page on four devices."""
+    """What the planner predicts for a strategy, with this page's model on four devices."""
 
     sentence: str
     bars: list[Bar]
@@ -54,7 +54,7 @@ def strategies(request: HttpRequest) -> HttpResponse:
 
 
 def spec_of(card: Card) -> RunSpec:
-    """Its run on four devices (one, where it splits nothing)."""
+    """The strategy's run on four devices (one, if it splits nothing)."""
     return RunSpec.model_validate(
         {"model": {**MODEL, **card.model}, "parallel": card.split or {}, "train": {**TRAIN, **card.train}}
     )
@@ -91,7 +91,7 @@ def _sentence(spec: RunSpec, size: int, whole: int) -> str:
 
 
 def _runs(card: Card) -> list[Run]:
-    """The newest runs of the yard that used it and were not broken on purpose."""
+    """The newest runs of the yard that used the strategy and were not broken on purpose."""
     if not card.seen:
         return []
     wanted, others = Q(), Q(pk__in=())

@@ -1,4 +1,4 @@
-"""Address of the Schedules page."""
+"""URLs of the Schedules and Strategies pages."""
 
 from django.urls import URLPattern, URLResolver, path
 

@@ -1,4 +1,4 @@
-"""The Schedules page: what each device of a pipeline does in one step. No run is needed; all of it is simulated."""
+"""The Schedules page: what each device of a pipeline does in one step. All of it is simulated; no run is needed."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ LEGEND = (
 @require_safe
 @vary_on_headers("HX-Request")
 def schedules(request: HttpRequest) -> HttpResponse:
-    """Everything stands in the address; with HTMX the part that changes alone."""
+    """The page for the form in the query; for HTMX only the part that changes."""
     form = ScheduleForm(request.GET.dict())
     valid = form.is_valid()
     context = {
@@ -56,14 +56,14 @@ def schedules(request: HttpRequest) -> HttpResponse:
 
 
 def _files(side: str, request: HttpRequest) -> list[tuple[str, str]]:
-    """(name, address) of each form in which a schedule of the page is a file."""
+    """(name, address) of each file format of a schedule on the page."""
     query = request.GET.urlencode()
     return [(kind.upper(), f"{reverse('schedules:order', args=[side, kind])}?{query}") for kind in ("csv", "json")]
 
 
 @require_safe
 def order(request: HttpRequest, side: str, kind: str) -> HttpResponse:
-    """A schedule of the page as a file: PyTorch's CSV of its compute, or JSON. Where there is none, 404."""
+    """A schedule of the page as a file: PyTorch's CSV of its compute operations, or JSON. 404 if there is none."""
     form = ScheduleForm(request.GET.dict())
     shown = dict(zip("ab", form.lessons, strict=False)) if form.is_valid() else {}
     if side not in shown or kind not in ("csv", "json"):

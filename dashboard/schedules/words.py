@@ -1,4 +1,4 @@
-"""What the Schedules page says: which of two schedules is shorter, which keeps less, and the table of both."""
+"""Sentences and tables of the Schedules page: which of two schedules is shorter, which keeps less."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ LABELS = {
     "found": "Found order",
     "found-v": "Found order as a V",
 }
-"""Of every schedule that the page can show."""
+"""Labels of every schedule that the page can show."""
 BARRIER = "… without a barrier at the end of the step"
 
 
@@ -31,7 +31,7 @@ def units(nanoseconds: float) -> str:
 
 
 def finding(made: Lesson) -> str:
-    """Title of one schedule's picture."""
+    """The title of one schedule's picture."""
     worst = max(made.kept)
     return (
         f"{name(made)}: {units(made.length)} units, {percent_text(made.fraction)} of them idle; {_kept(worst)} at most."
@@ -39,7 +39,7 @@ def finding(made: Lesson) -> str:
 
 
 def comparison(found: Sequence[Lesson]) -> str:
-    """The verdict: one or two sentences of the numbers of both."""
+    """The verdict: one or two sentences with the numbers of both."""
     if len(found) < 2:
         one = found[0]
         return f"{significant(one.working)} of {one.devices} devices are busy on average in {name(one)}."
@@ -48,7 +48,7 @@ def comparison(found: Sequence[Lesson]) -> str:
 
 
 def proof(found: Found) -> str:
-    """How near an order that was searched for is to the shortest there can be."""
+    """How close an order that was searched for is to the shortest possible one."""
     if found.length <= found.bound:
         return f"Proven: no order {found.laid} within this limit is shorter than the one found."
     return (
@@ -90,7 +90,7 @@ def versions(made: Lesson) -> int:
 
 
 def table(found: Sequence[Lesson], typed: bool = False) -> list[tuple[str, list[str]]]:
-    """(what, a value for each schedule). Of `typed` stages the gaps of the worst device say which has least to do."""
+    """(what, a value for each schedule). For `typed` stages without the row on barriers."""
     rows = [
         ("Step, in units", [units(made.length) for made in found]),
         ("Bubble, of all device time", [percent_text(made.fraction) for made in found]),
@@ -105,7 +105,7 @@ def table(found: Sequence[Lesson], typed: bool = False) -> list[tuple[str, list[
 
 
 def places(stages: Sequence[Stage]) -> dict[int, str]:
-    """What each device holds: the name of a typed stage and, of several, which replica of it."""
+    """What each device holds: the name of a typed stage and, if it has several replicas, which of them."""
     held = [
         f"{stage.name} {replica + 1} of {stage.replicas}" if stage.replicas > 1 else stage.name
         for stage in stages
@@ -115,7 +115,7 @@ def places(stages: Sequence[Stage]) -> dict[int, str]:
 
 
 def pace(stages: Sequence[Stage]) -> str:
-    """Which typed stage lets micro-batches through slowest, and by how much."""
+    """Which typed stage is the slowest for a micro-batch, and how slow the next one is."""
     slow, *rest = sorted(stages, key=lambda stage: -stage.pace)
     said = f"{significant(slow.pace)} units a micro-batch: {slow.name} sets the pace"
     if not rest:
@@ -126,7 +126,7 @@ def pace(stages: Sequence[Stage]) -> str:
 
 
 def stage_table(stages: Sequence[Stage], found: Sequence[Lesson]) -> list[list[str]]:
-    """A row a typed stage: name, devices, forward, backward, pace, then how busy its devices are in each lesson."""
+    """One row a typed stage: name, devices, forward, backward, pace, then how busy its devices are in each lesson."""
     out, first = [], 0
     for stage in stages:
         own = range(first, first := first + stage.replicas)

@@ -1,4 +1,4 @@
-"""Add run: one more run for a study, from the form of single runs filled with the baseline's spec."""
+"""Add run: adds a run to a study, from the form of single runs filled with the baseline's spec."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from dashboard.studies.models import Study
 @require_http_methods(["GET", "HEAD", "POST"])
 @member_required
 def add_run(request: HttpRequest, pk: int) -> HttpResponse:
-    """GET: the form. POST: queue the run behind the study's others, or show what is wrong (422)."""
+    """GET: the form. POST: queue the run after the study's others, or show what is wrong (422)."""
     study = get_object_or_404(Study.objects.select_related("baseline"), pk=pk)
     if not may_change(request.user, study):
         raise PermissionDenied("Only the study's owner and admins may add runs to it.")
@@ -52,6 +52,6 @@ def _page(request: HttpRequest, study: Study, form: RunForm, status: int = 200) 
 
 @transaction.atomic
 def _submit(user: Any, study: Study, wish: dict[str, Any]) -> Run:
-    Study.objects.select_for_update().get(pk=study.pk)  # two that add at once get two places
+    Study.objects.select_for_update().get(pk=study.pk)  # two requests at once get two positions
     last = study.runs.aggregate(last=Max("position"))["last"]
     return submission.submit(owner=user, **wish, study=study, position=0 if last is None else last + 1, exclusive=True)

@@ -1,4 +1,4 @@
-"""Studies in Django's admin, to look at."""
+"""Studies in Django's admin, read-only."""
 
 from __future__ import annotations
 

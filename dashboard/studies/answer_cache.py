@@ -1,7 +1,7 @@
-"""What is written about ended runs, kept until anything that it was written from changes.
+"""Caches texts about runs that have ended, until anything that they were made from changes.
 
-A key is made of the rows that were read: of runs with their summaries (stored again when late data arrives), and for
-what reads measurements, too, how far every file of every attempt has arrived (its cursor moves with each byte).
+A cache key is made of the rows that were read: runs with their summaries (stored again when late data arrives) and, for
+what reads measurements as well, how many bytes of every file of every attempt have arrived (the cursors).
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ FIELDS = (
     "detail",
     "broken",
 )
-"""Of a run's row, with its summary; its spec never changes."""
+"""Fields of a run's row that are part of a key, in addition to its summary; its spec never changes."""
 SAME_DEVICE = ("kind", "index", "name", "memory_total")
-"""Of a device in a heartbeat; the rest of it changes by the second."""
+"""Fields of a device in a heartbeat that are part of a key; the others change every second."""
 
 
 def verdicts(studies: Sequence[Study]) -> dict[int, str]:
-    """One sentence a study, from the rows of its runs alone; of studies seen before, from the last time."""
+    """One sentence for each study, from the rows of its runs; cached for studies that have not changed."""
     rows: dict[int, list[Any]] = {study.pk: [] for study in studies}
     for row in _rows(Q(state=State.SUCCEEDED) | Q(study__kind=fit.KIND), study__in=studies):
         rows[row[0]].append(row)
@@ -67,12 +67,14 @@ def _verdict(study: Study, runs: list[Run]) -> str:
     stand = reruns.standing(runs)
     view = overview(stand, reruns.stands_for(study.baseline, stand), details=False)
     said = scaling.verdict(study, view) if runs else ["0 runs have finished so far."]
-    return " ".join(said[: 1 + view.warned_first])  # a warning comes first then, what it is about next
+    return " ".join(said[: 1 + view.warned_first])  # if a warning comes first, also what it is about
 
 
 def of_ended(study: Study, what: Sequence[object], make: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-    """What `make` returns: made anew while a run of the study goes on, and once for each state of its measurements.
-    `what` names it, with all that it depends on beside the study."""
+    """Returns what `make` returns: called anew while a run of the study has not ended, then cached until data changes.
+
+    `what` identifies it, with everything that it depends on apart from the study.
+    """
     rows = list(_rows(study=study))
     if any(row[2] not in ENDED for row in rows):
         return make()
@@ -85,13 +87,13 @@ def of_ended(study: Study, what: Sequence[object], make: Callable[[], dict[str, 
 
 
 def _rows(*which: Q, **more: Any) -> Iterable[tuple[Any, ...]]:
-    """FIELDS and the summary's text: nothing of it is parsed."""
+    """FIELDS and the unparsed text of the summary for each of the runs."""
     runs = Run.objects.filter(*which, **more).order_by("study_id", "position", "pk")
     return runs.annotate(told=Cast("summary", TextField())).values_list(*FIELDS, "told")
 
 
 def _arrived(study: Study) -> list[Any]:
-    """What a report tells beyond the rows of its runs: measurements, hosts, and profiles of their links."""
+    """What a report depends on apart from the rows of its runs: measurements, hosts, and profiles."""
     files = Cursor.objects.filter(attempt__run__study=study).aggregate(Count("pk"), Max("attempt"), Sum("offset"))
     profiles = Profile.objects.filter(state=ProfileState.DONE).aggregate(Count("pk"), Max("pk"))
     workers = [

@@ -1,4 +1,4 @@
-"""The small answers under a study's charts: one number or sentence each, with the place that shows more."""
+"""The small answers below a study's charts: one number or sentence each, with a link to the section that shows more."""
 
 from __future__ import annotations
 
@@ -34,7 +34,8 @@ class Answer:
 
 
 def of_overview(view: Overview) -> list[Answer]:
-    """The three that every study has first: cheapest memory, largest model, exactness."""
+    """The answers for a study: memory, largest model, exactness, pipelining, recomputation, use of its devices by
+    others."""
     made = (_memory(view), _largest(view), _exactness(view), _pipelines(view), *recomputation(view), _quiet(view))
     return [answer for answer in made if answer]
 
@@ -50,11 +51,11 @@ def _memory(view: Overview) -> Answer | None:
 
 
 def _largest(view: Overview) -> Answer | None:
-    """Predicted, so it is there before anything has run."""
+    """Predicted, so that it is there before anything has run."""
     known = [(e.largest, e.label) for e in view.entries if e.largest is not None]
     if not known or not view.limit:
         return None
-    most, label = max(known, key=lambda one: one[0])  # of equals the first, as in the chart's title
+    most, label = max(known, key=lambda one: one[0])  # the first of equal ones, as in the chart's title
     base = view.baseline.entry if view.baseline else None
     against = ""
     if base and base.largest and base.label != label:
@@ -73,13 +74,13 @@ def _exactness(view: Overview) -> Answer | None:
 
 
 def _pipelines(view: Overview) -> Answer | None:
-    """The fastest pipeline against one device that works on micro-batches of the same size: what pipelining gains.
+    """The fastest pipeline compared with one device that uses the same micro-batches: what pipelining alone gains.
 
-    Against a device that takes its batch whole, a pipeline also wins or loses by the size of its micro-batches.
+    Compared with a device that takes its whole batch at once, the size of the micro-batches would matter as well.
     """
     done = [row for row in view.rows if row.entry.done and row.entry.result]
     split = [row for row in done if row.spec.parallel.pp > 1 and row.spec.parallel.micro_batches > 1]
-    found = next(((row, like) for row in split if (like := _unsplit(row, done))), None)  # rows stand fastest first
+    found = next(((row, like) for row in split if (like := _unsplit(row, done))), None)  # fastest first
     if found is None:
         return None
     row, like = found
@@ -93,7 +94,7 @@ def _pipelines(view: Overview) -> Answer | None:
 
 
 def _unsplit(row: Row, done: Sequence[Row]) -> Row | None:
-    """The run on one device that differs from `row` in its stages alone."""
+    """The run on one device that differs from `row` only in its stages."""
 
     def rest(other: Row) -> object:
         split = other.spec.parallel.model_copy(
@@ -112,13 +113,13 @@ def _unsplit(row: Row, done: Sequence[Row]) -> Row | None:
 
 
 def recomputation(view: Overview) -> list[Answer]:
-    """What each kind of recomputation bought; [] where no two runs differ in it alone."""
+    """What each kind of recomputation saved; [] if no two runs differ only in it."""
     made = (_bought(view, "full", "Recomputation"), _bought(view, "selective", "Selective recomputation"))
     return [answer for answer in made if answer]
 
 
 def _bought(view: Overview, how: Recompute, question: str) -> Answer | None:
-    """What this recomputation buys and costs, over the pairs of runs that differ in nothing else: medians."""
+    """Medians of what this recomputation saves and costs, over the pairs of runs that differ in nothing else."""
     entries = [row.entry for row in view.rows if row.entry.done and row.spec.parallel.recompute in ("none", how)]
     both = [(a.result, b.result) for a, b in pairs(entries) if a.result and b.result]
     saved = [
@@ -133,7 +134,7 @@ def _bought(view: Overview, how: Recompute, question: str) -> Answer | None:
 
 
 def _price(both: Sequence[tuple[Result, Result]]) -> str:
-    """What the second of each pair costs in time, of the pairs that were measured quietly."""
+    """What recomputation costs in time, over the pairs in which other processes disturbed neither run."""
     costs = [b.step.median / a.step.median - 1 for a, b in both if not a.taken and not b.taken]
     every = plural_text(len(both), "pair")
     if not costs:

@@ -1,7 +1,7 @@
-"""Scenarios that break: each is a small study that reproduces a symptom on this fleet, and proves the change.
+"""Scenarios that break: each is a small study that reproduces a symptom on this fleet, and proves the fix.
 
-Three runs: before, broken, proof. The broken one has the fault injected for real (it wears its badge), or is split in a
-way that is known to be slow; the proof has what the diagnosis asks for.
+Three runs: before, broken, proof. The broken one has a real fault injected (and is marked as broken), or is split in a
+way that is known to be slow; the proof has what the diagnosis recommends.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ KIND = "postmortem"
 BEFORE, BROKEN, PROOF = range(3)
 NAMES = ("Before", "Broken", "Proof")
 ROLES = ("before", "broken", "proof")
-"""As charts draw them."""
+"""Keys of `charts.loss.ROLES`."""
 TIMED_STEPS = 30
 MODEL = {"layers": 4, "hidden": 128, "heads": 4, "seq": 128}
 BATCH = 16
@@ -29,9 +29,10 @@ Part = dict[str, Any]
 
 @dataclass(frozen=True)
 class Breakage:
-    """`runs` = what the runs before, broken and as proof have of their own: parallel, and faults in `inject`.
+    """`runs` = the parts of the specs in which the runs before, broken and proof differ: parallel, and faults in
+    `inject`.
 
-    `about` = the rules whose findings explain the symptom, in the order in which they are told.
+    `about` = the rules whose findings explain the symptom, in the order in which the post-mortem tells them.
     """
 
     key: str
@@ -86,12 +87,12 @@ BY_KEY = {breakage.key: breakage for breakage in BREAKAGES}
 
 
 def role_of(run: Run) -> str:
-    """What a run of such a study stands for, as charts draw it; "" of any other run."""
+    """The role of a run in such a study (ROLES); "" for any other run."""
     return ROLES[run.position] if run.study is not None and run.study.kind == KIND and run.position < len(ROLES) else ""
 
 
 def plan(breakage: Breakage) -> Plan:
-    """Its three runs. Faults of collectives are made on CPU devices alone, so all of them run there."""
+    """The three runs. They use CPU devices, because faults of collectives can be injected only there."""
     kept: list[Variant] = []
     skipped: list[Skipped] = []
     for name, own in zip(NAMES, breakage.runs, strict=True):
@@ -105,7 +106,7 @@ def plan(breakage: Breakage) -> Plan:
 
 
 def create(*, owner: Any, breakage: Breakage) -> Study:
-    """Queues it. Raises Invalid where this fleet cannot run all three, PermissionDenied as `services.create`."""
+    """Queues the study. Raises Invalid if this fleet cannot run all three, PermissionDenied as `services.create`."""
     made = feasible(plan(breakage))
     if made.skipped:
         raise Invalid({"plan": f"{made.skipped[0].name}: {made.skipped[0].reason}"})

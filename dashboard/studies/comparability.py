@@ -1,4 +1,4 @@
-"""Which runs are meant to compute the same, so that a difference of their losses says something."""
+"""Which runs are to compute the same, so that a difference between their losses means something."""
 
 from __future__ import annotations
 
@@ -9,15 +9,18 @@ from parallel_core.analysis.quantities import listed_text
 from parallel_core.spec import RunSpec
 
 TOLD = ("train.corpus", "train.seed", "train.lr", "train.weight_decay", "train.beta1", "train.beta2", "train.eps")
-"""Fields that make another training of it: what is read, where it begins, and by how much each update moves it."""
+"""Training fields that have to be equal: the data, the start, and how far each update moves the weights."""
 
 
 def same_updates(a: RunSpec, b: RunSpec) -> bool:
-    """Whether both are to compute the same: one without a flush updates by other rules than any other schedule, and
-    stages that clip their own gradients take other steps than those that clip all."""
+    """Whether both runs are to compute the same updates.
+
+    Each schedule without a flush has update rules of its own, and clipping gradients by stage gives other updates than
+    clipping them all.
+    """
     if (a.model, a.train.global_batch) != (b.model, b.train.global_batch) or a.parallel.flushes != b.parallel.flushes:
         return False
-    if a.train.clip_norm != b.train.clip_norm or _told_otherwise(a, b):
+    if a.train.clip_norm != b.train.clip_norm or _differing(a, b):
         return False
     if not a.parallel.flushes:
         return a.parallel.schedule == b.parallel.schedule
@@ -26,15 +29,15 @@ def same_updates(a: RunSpec, b: RunSpec) -> bool:
 
 
 def why_not(base: RunSpec, others: Sequence[RunSpec]) -> str:
-    """Of runs none of which is to compute what `base` does: why."""
-    fields = list(dict.fromkeys(field for other in others for field in _told_otherwise(base, other)))
+    """Why none of `others` is to compute the same as `base`, as a clause."""
+    fields = list(dict.fromkeys(field for other in others for field in _differing(base, other)))
     if not fields:
         return "they update by other rules"
     named = [ENTRIES[field].label for field in fields]
     return f"they differ in {listed_text([label[:1].lower() + label[1:] for label in named])}"
 
 
-def _told_otherwise(a: RunSpec, b: RunSpec) -> list[str]:
+def _differing(a: RunSpec, b: RunSpec) -> list[str]:
     """The fields of TOLD that differ."""
     return [field for field in TOLD if getattr(a.train, _leaf(field)) != getattr(b.train, _leaf(field))]
 

@@ -25,26 +25,26 @@ UNLIKE = (
     ("train.precision", "precision"),
 )
 BELOW = "already below it where it began"
-"""Of a run that was resumed from a checkpoint behind the target: how long that took is another run's to say."""
+"""For a run resumed from a checkpoint whose loss was below the target already: the time is not its own."""
 SHOWN = 4
-"""Runs whose steps a sentence names."""
+"""The most runs whose steps a sentence names."""
 
 
 @dataclass(frozen=True)
 class Difference:
-    """A field of the spec with the value of each run, in the order of the page."""
+    """A field of the spec with the value in each run, in the order of the page."""
 
     field: str
     values: Sequence[str]
 
     @property
     def words(self) -> str:
-        """The field as the New run form calls it."""
+        """The field's label in the New run form."""
         return ENTRIES[self.field].label if self.field in ENTRIES else "Broken on purpose"
 
 
 def flat(spec: RunSpec) -> dict[str, Any]:
-    """`{dotted field: value}`; a run without a pipeline has no schedule, whatever its spec says of one."""
+    """`{dotted field: value}`; without a pipeline the schedule is None, whatever the spec has."""
     sections = spec.model_dump(mode="json", exclude={"inject"})
     plain = {f"{section}.{leaf}": value for section, values in sections.items() for leaf, value in values.items()}
     if spec.parallel.pp == 1:
@@ -53,7 +53,7 @@ def flat(spec: RunSpec) -> dict[str, Any]:
 
 
 def differences(specs: Sequence[RunSpec]) -> tuple[list[Difference], int]:
-    """The fields that are not the same in all specs, and how many are."""
+    """Returns the fields that differ between the specs, and the number of fields that do not."""
     tables = [flat(spec) for spec in specs]
     out = [
         Difference(field, [_value(field, table[field]) for table in tables])
@@ -64,12 +64,13 @@ def differences(specs: Sequence[RunSpec]) -> tuple[list[Difference], int]:
 
 
 def _value(field: str, value: Any) -> str:
-    """As the New run form shows it: the words of a choice, lists with commas, a memory cap in MiB; nothing as none."""
+    """The value as the New run form shows it: the label of a choice, lists with commas, a cap in MiB; "none" for
+    nothing."""
     return value_words(field, value) or "none"
 
 
 def unlike(specs: Sequence[RunSpec]) -> str:
-    """A warning where model, batch, data or precision differ; '' where the runs are like for like."""
+    """A warning if model, batch, data or precision differ; '' if the runs are like for like."""
     found = []
     titles = list(dict.fromkeys(outline_of(spec.model).title for spec in specs))
     for prefix, word in UNLIKE:
@@ -86,7 +87,7 @@ def unlike(specs: Sequence[RunSpec]) -> str:
 
 
 def begun(rows: Sequence[Row]) -> str:
-    """A warning where the runs do not begin at one step; '' where they do."""
+    """A warning if the runs do not begin at the same step; '' if they do."""
     first = sorted(((row.run.resume_step or 0, row.entry.label) for row in rows), key=itemgetter(0))
     (least, one), (most, other) = first[0], first[-1]
     if least == most:
@@ -95,7 +96,7 @@ def begun(rows: Sequence[Row]) -> str:
 
 
 def same_task(specs: Sequence[RunSpec]) -> bool:
-    """Whether a loss of one run says anything beside that of another: one model, one corpus."""
+    """Whether the losses of the runs can be compared: same model, same corpus."""
     return all((spec.model, spec.train.corpus) == (specs[0].model, specs[0].train.corpus) for spec in specs)
 
 
@@ -109,7 +110,7 @@ def _named(word: str, texts: list[str]) -> str:
 
 
 def verdict(view: Overview, others: Sequence[Row]) -> list[str]:
-    """For two runs: speed, where it comes from, memory, exactness. For more: those of a study."""
+    """For two runs: speed, where it comes from, memory, exactness. For more: the verdict of a study."""
     base = view.baseline
     if len(view.like_for_like.rows) < len(view.rows) and not held(others):
         return view.cautioned(_of_other_models(view))
@@ -127,21 +128,23 @@ def verdict(view: Overview, others: Sequence[Row]) -> list[str]:
     if a.memory_total and b.memory_total:
         change = b.memory_total - a.memory_total
         said.append(f"Memory {'+' if change >= 0 else '−'}{bytes_text(abs(change))} on the worst rank.")
-    equal = others[0].parity
-    if equal and equal.steps:
-        how = f"differ by at most {difference_text(equal.largest)}" if equal.largest else "are the same to the last bit"
-        said.append(f"Losses {how} over {equal.steps} steps.")
+    parity = others[0].parity
+    if parity and parity.steps:
+        how = (
+            f"differ by at most {difference_text(parity.largest)}" if parity.largest else "are the same to the last bit"
+        )
+        said.append(f"Losses {how} over {parity.steps} steps.")
     return view.cautioned(said)
 
 
 def held(others: Sequence[Row]) -> bool:
-    """Whether any of them can be held against a baseline: it trains the same kind of model, and has not ended without
-    a result."""
+    """Whether any of them can be compared with a baseline: it trains the same kind of model, and did not end without a
+    result."""
     return any(row.alike and not row.entry.ended for row in others)
 
 
 def _of_other_models(view: Overview) -> list[str]:
-    """Of runs none of which trains what the baseline does: their steps side by side, over nothing."""
+    """The steps of runs none of which trains the baseline's model, without a speedup."""
     done = [row.entry.result for row in view.rows if row.entry.done and row.entry.result]
     steps = "; ".join(f"{result.label}: {seconds_text(result.step.median)}" for result in done[:SHOWN])
     batches = sorted({row.spec.train.global_batch for row in view.rows})
@@ -153,8 +156,10 @@ def _of_other_models(view: Overview) -> list[str]:
 
 @dataclass(frozen=True)
 class Reached:
-    """When a run first got down to the loss that all runs reach; times count from its first point. `others` as
-    `entries.taken_of`."""
+    """When a run first reached the loss that all runs reach; times count from its first point.
+
+    `others` as in `entries.taken_of`.
+    """
 
     label: str
     step: str
@@ -164,7 +169,7 @@ class Reached:
 
 
 def time_to_loss(view: Overview) -> tuple[str, list[Reached]]:
-    """The lowest loss that every run reaches, as text, and when each did; ('', []) where there is none."""
+    """Returns the lowest loss that every run reaches, as text, and when each did; ('', []) if there is none."""
     rows = [row for row in view.rows if not row.entry.ended and len(view.losses.get(row.run.pk, ()))]
     curves = {row.run.pk: view.losses[row.run.pk] for row in rows}
     lows = [np.nanmin(points["value"]) for points in curves.values() if np.isfinite(points["value"]).any()]

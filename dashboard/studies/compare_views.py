@@ -1,4 +1,4 @@
-"""The comparison of chosen runs: which they are stands in the address."""
+"""The comparison of chosen runs, which are in the query."""
 
 from __future__ import annotations
 
@@ -30,18 +30,20 @@ MAX_DRAWN = 12
 
 @require_GET
 def compare_page(request: HttpRequest) -> HttpResponse:
-    """?runs=1,2,3&baseline=1: at most MAX_COMPARED runs in the table. Of more than MAX_DRAWN there are no lines, and
-    timelines of the first so many, as the address has them."""
+    """?runs=1,2,3&baseline=1: at most MAX_COMPARED runs in the table.
+
+    For more than MAX_DRAWN runs there are no lines, and timelines only of the first MAX_DRAWN in the query.
+    """
     runs, untrained, missing = _asked(request)
-    told = {"missing": missing, "untrained": listed_text([run.name for run in untrained]) if untrained else ""}
+    absent = {"missing": missing, "untrained": listed_text([run.name for run in untrained]) if untrained else ""}
     if not runs:
-        return render(request, "studies/compare.html", {"view": None, **told})
+        return render(request, "studies/compare.html", {"view": None, **absent})
     live = live_context(runs)
     view, rows = live["view"], live["rows"]
     specs = [row.spec for row in rows]
     differing, same = compare.differences(specs)
     context = {
-        **told,
+        **absent,
         "differing": differing,
         "same": same,
         "unlike": " ".join(filter(None, (compare.unlike(specs), compare.begun(rows)))),
@@ -58,11 +60,11 @@ def compare_page(request: HttpRequest) -> HttpResponse:
 
 
 LIVE_PARTS = {"verdict": "verdict_words", "reached": "reached", "table": "table"}
-"""Id of what changes while the runs go on -> its template."""
+"""Id of an element that changes while the runs go on -> its template."""
 
 
 def live_context(runs: list[Run]) -> dict[str, Any]:
-    """What LIVE_PARTS are made of, and the charts; of one run at least."""
+    """The context of LIVE_PARTS, and the charts; `runs` must not be empty."""
     view = overview(runs, runs[0])
     rows = _in_order(view, runs)
     target, reached = compare.time_to_loss(view) if compare.same_task([row.spec for row in rows]) else ("", [])
@@ -80,7 +82,7 @@ def live_context(runs: list[Run]) -> dict[str, Any]:
 @require_GET
 @priced
 def compare_changes(request: HttpRequest) -> JsonResponse:
-    """What of the same comparison a browser does not have yet. 404 where none of its runs is left."""
+    """The parts of the same comparison that differ from what the browser has. 404 if all its runs are gone."""
     runs = _asked(request).runs
     if not runs:
         raise Http404("none of these runs exist")
@@ -89,8 +91,8 @@ def compare_changes(request: HttpRequest) -> JsonResponse:
 
 
 class Asked(NamedTuple):
-    """The runs of the address, the baseline first; those that train nothing (they generate text, or time links), which
-    nothing can be held against; and the numbers of those that do not exist."""
+    """The runs in the query, the baseline first; runs that do not train (they generate text, or time links), which
+    cannot be compared; and ids of runs that do not exist."""
 
     runs: list[Run]
     untrained: list[Run]
@@ -112,7 +114,7 @@ def _in_order(view: Overview, runs: list[Run]) -> list[Row]:
 
 
 def _scaling(rows: list[Row]) -> Finding | None:
-    """Of two runs, where more devices gained less than they should: judged by times, so of quiet runs alone."""
+    """For two runs, whether more devices gained less than they should: judged by times, so only if undisturbed."""
     if len(rows) != 2 or any(row.entry.disturbed for row in rows):
         return None
     return scaling.check(case_of(rows[1].run, earlier=rows[0].run))
@@ -140,18 +142,19 @@ def _losses(view: Overview, rows: list[Row]) -> Chart:
 
 
 def _swapped(runs: list[Run]) -> str:
-    """Address of the same comparison with the second run as its baseline."""
+    """The address of the same comparison with the second run as its baseline."""
     return _address([runs[1], runs[0], *runs[2:]]) if len(runs) > 1 else ""
 
 
 def _address(runs: list[Run]) -> str:
-    """Of their comparison, the first as its baseline."""
+    """The query of the comparison of `runs`, the first as the baseline."""
     ids = [str(run.pk) for run in runs]
     return f"?{urlencode({'runs': ','.join(ids), 'baseline': ids[0]}, safe=',')}"
 
 
 @require_GET
 def compare_gantt(request: HttpRequest) -> JsonResponse:
+    """The timelines of the runs in `?show=` on one axis, as JSON."""
     wanted = numbers(request.GET.get("show", ""))[:MAX_DRAWN]
     found = {run.pk: run for run in Run.objects.filter(pk__in=wanted)}
     runs = [found[pk] for pk in wanted if pk in found]

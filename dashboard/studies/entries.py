@@ -1,4 +1,4 @@
-"""From a run's row and spec to its entry in charts and tables: measured, predicted, and what it is doing."""
+"""Makes a run's entry for charts and tables from its row and spec: measured, predicted, and what the run is doing."""
 
 from __future__ import annotations
 
@@ -30,16 +30,16 @@ class Setting:
     base_step: Stats | None
     waits: Mapping[int, str]
     limit: int | None = None
-    """Bytes of memory that a device of these runs has, or the cap of a spec."""
+    """Bytes of memory of a device of these runs, or the cap of their specs."""
     details: bool = True
-    """Without them nothing but the run's row is read, and nothing is predicted."""
+    """If False, only the run's row is read, and nothing is predicted."""
     cores: int = 0
-    """That all devices share; 0 where each has its own."""
+    """Number of cores shared by all devices; 0 if each device has its own."""
     drift: Mapping[int, float | None] = field(default_factory=dict)
     """By run: see `Entry.drift`."""
 
     def ideal(self, spec: RunSpec) -> float:
-        """The speedup over one device that nothing but sharing cores and the strategy itself keeps down."""
+        """The speedup over one device if only the sharing of cores and the strategy itself limit it."""
         world = spec.parallel.world
         return ideal_speedup(spec) * min(1.0, (self.cores or world) / world)
 
@@ -47,7 +47,7 @@ class Setting:
 def entry_of(run: Run, spec: RunSpec, label: str, setting: Setting) -> Entry:
     step = step_of(run, spec, setting.base_spec, setting.details)
     done = run.state == State.SUCCEEDED
-    same = spec.model == setting.base_spec.model  # of other models no speedup is ideal
+    same = spec.model == setting.base_spec.model  # there is no ideal speedup between different models
     ideal = setting.ideal(spec) if same else None
     shown = step is not None and setting.base_step is not None and (done or run.state not in ENDED)
     gain = speedup(setting.base_step, step) if shown and setting.base_step and step else None
@@ -81,13 +81,13 @@ def _result(run: Run, label: str, step: Stats, ideal: float | None) -> Result:
 
 
 def taken_of(run: Run) -> float:
-    """Share of one of its devices that other processes took, of a run that they disturbed; else 0."""
+    """The share of one of its devices that other processes used, if they disturbed the run; else 0."""
     others = run.summary.get("cpu_others") or 0.0
     return others if others > DISTURBED_ABOVE else 0.0
 
 
 def pace_of(run: Run) -> Pace | None:
-    """Of a run that succeeded."""
+    """The pace of the devices of a run that succeeded; else None."""
     found = run.summary.get("references") if run.state == State.SUCCEEDED else None
     return Pace(len(found), sum(found) / len(found), run.summary.get("company")) if found else None
 
@@ -100,20 +100,21 @@ def drift_of(runs: Sequence[Run], base: Run) -> dict[int, float | None]:
 
 
 def _largest(spec: RunSpec, setting: Setting) -> int | None:
-    """Most layers that would fit, of a model that can have more; None where nobody asks."""
+    """The most layers that would fit; None if that is not needed, or the model's depth is fixed."""
     if not setting.details or not setting.limit or fixed_depth(spec.model):
         return None
     return largest_layers(spec, setting.limit)
 
 
 def twin_of(spec: RunSpec) -> str:
-    """The same text for runs that differ in recomputation alone."""
+    """A text that is equal for runs that differ only in recomputation."""
     split = spec.parallel.model_copy(update={"recompute": "none", "recompute_layers": None})
     return spec.model_copy(update={"parallel": split}).model_dump_json()
 
 
 def step_of(run: Run, spec: RunSpec, base: RunSpec, details: bool = True) -> Stats | None:
-    """Seconds that a step of the baseline's batch would take at this run's samples/s; of a running run, so far."""
+    """Statistics of the seconds that a step of the baseline's batch takes at this run's samples/s; of a running run, so
+    far."""
     factor = base.train.global_batch / spec.train.global_batch
     kept = run.summary.get("timed") if run.summary else None
     if kept:
@@ -132,7 +133,7 @@ def _point(value: float) -> Stats:
 
 
 def waits_of(runs: Sequence[Run]) -> dict[int, str]:
-    """run id -> why it is still queued."""
+    """Run id -> why it is still queued."""
     if not any(run.state == State.QUEUED for run in runs):
         return {}
     waits = everyone_waiting()
@@ -140,8 +141,11 @@ def waits_of(runs: Sequence[Run]) -> dict[int, str]:
 
 
 def limit_of(runs: Sequence[Run], specs: Mapping[int, RunSpec]) -> int | None:
-    """The memory that a rank of each of these runs may use: the cap of their specs where all that are compared have
-    the same one, else the smallest device's own size. The cap of one run is no limit of another."""
+    """The memory that a rank of these runs may use, in bytes.
+
+    It is the cap of their specs if all compared runs have the same one, because the cap of one run is no limit for
+    another; else the memory of the smallest device of the newest attempt's worker.
+    """
     compared = [run for run in runs if not ended_of(run)] or runs
     caps = {specs[run.pk].trace.memory_cap for run in compared}
     if len(caps) == 1 and (cap := caps.pop()):
@@ -173,6 +177,6 @@ def _breakdown(run: Run) -> Breakdown | None:
 
 
 def _raw_median(run: Run) -> float | None:
-    """Seconds; the run's own, not scaled to another batch, to be held against its traced step."""
+    """Seconds: the run's own median, not scaled to another batch, for comparison with its traced step."""
     kept = run.summary.get("timed") if run.summary else None
     return float(kept["median"]) if kept else None

@@ -1,4 +1,4 @@
-"""What a person may come for besides a study that is there: each question leads to the page that answers it."""
+"""Questions that the start page offers besides existing studies, each with a link to the page that answers it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from django.urls import reverse
 
 
 class Way(NamedTuple):
-    """`view` = name of the page, `place` = what follows its address."""
+    """`view` = name of the page's view, `place` = what follows its URL."""
 
     question: str
     answer: str

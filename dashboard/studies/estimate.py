@@ -1,4 +1,4 @@
-"""How long a study will take, from the one step time that a worker measured at its first boot."""
+"""How long a study will take, estimated from the one step time that a worker measured at its first boot."""
 
 from __future__ import annotations
 
@@ -12,22 +12,23 @@ from parallel_core.plan.strategy import ideal_speedup
 from parallel_core.spec import ModelSpec, RunSpec
 
 START_S = 3.0
-"""From one run of a study to the next: place, fork, build the model, write the end."""
+"""Seconds from one run of a study to the next: place, fork, build the model, write the end."""
 METERED_STEPS = 3.0
-"""The step whose memory is followed costs about this many plain ones."""
+"""The metered step takes about as long as this many plain ones."""
 COST = {
     "cpu": {"fp32": 1.0, "fp64": 2.0, "bf16": 1.8, "fp16": 1.8},
     "cuda": {"fp32": 1.0, "fp64": 2.0, "bf16": 0.5, "fp16": 0.5},
 }
-"""Time of a step against fp32, by device kind: CPUs gain nothing from 16 bits (measured), GPUs have units for them."""
+"""Time of a step compared with fp32, by device kind: CPUs gain nothing from 16 bits (measured), GPUs have units for
+them."""
 EFFICIENCY = {"dp": 0.75, "tp": 0.45, "pp": 0.65}
-"""Share of the ideal speedup that is reached a doubling of the axis, measured with gloo on a small GPT; a first guess
-that errs on the slow side, so that what a form promises is kept."""
+"""Share of the ideal speedup that is reached on an axis, measured with gloo on a small GPT; a first guess on the slow
+side, so that a study does not take longer than its form says."""
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """`minutes` is None where no worker has calibrated yet."""
+    """`minutes` is None if no worker has calibrated yet."""
 
     runs: int
     devices: int
@@ -35,14 +36,14 @@ class Estimate:
 
 
 def calibration(kind: str, fleet: FleetSnapshot) -> dict[str, Any] | None:
-    """That of the worker with devices of that kind which was heard of last; None before the first."""
+    """The calibration of the most recently heard worker with devices of that kind; None if there is none."""
     able = [worker for worker in fleet.every if worker.calibration and kind in devices_of(worker)]
     newest = max(able, key=lambda worker: worker.heartbeat_at or worker.created_at, default=None)
     return dict(newest.calibration) if newest else None
 
 
 def step_seconds(spec: RunSpec, calibration: Mapping[str, Any]) -> float:
-    """Expected seconds of one step: the calibrated step scaled by FLOPs, over the speedup one may expect.
+    """Expected seconds of one step: the calibrated step scaled by FLOPs and precision, divided by the expected speedup.
 
     calibration = {device, model, global_batch, step_time}: one device, fp32, no recomputation.
     """
@@ -54,13 +55,13 @@ def step_seconds(spec: RunSpec, calibration: Mapping[str, Any]) -> float:
 
 
 def run_seconds(spec: RunSpec, calibration: Mapping[str, Any]) -> float:
-    """Expected seconds of a whole run, its start included."""
+    """Expected seconds of a whole run, including its start."""
     steps = spec.train.steps + (METERED_STEPS if spec.trace.memory else 0)
     return START_S + steps * step_seconds(spec, calibration)
 
 
 def estimate(specs: Iterable[RunSpec], calibration: Mapping[str, Any] | None, repeats: int = 1) -> Estimate:
-    """Of runs that execute one after another, each `repeats` times."""
+    """For runs that execute one after another, each `repeats` times."""
     listed = list(specs)
     devices = max((spec.parallel.world for spec in listed), default=0)
     seconds = sum(run_seconds(spec, calibration) for spec in listed) * repeats if calibration else None

@@ -1,5 +1,5 @@
-"""Runs that ended without a result, which stand in no verdict, bar or count, and those that train nothing any more:
-what a page says of them."""
+"""Sentences on runs that are left out of verdicts, bars and counts because they ended without a result; and on runs
+whose loss is not finite."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from dashboard.runs.models import ENDED, Run, State
 from parallel_core.analysis.quantities import listed_text
 
 EXPLAINED, NAMED = 2, 4
-"""Up to so many have their reason in the verdict; of more, so many are named."""
+"""Up to EXPLAINED of them have their reason in the verdict; of more, NAMED are named."""
 _ENDS = {State.FAILED: "failed", State.CANCELLED: "cancelled", State.LOST: "lost"}
 _VERBS = {"failed": "failed", "cancelled": "was cancelled", "lost": "was lost"}
 
 
 def ended_of(run: Run) -> str:
-    """How the run ended without a result, as it is marked in charts; '' where it has one or goes on."""
+    """How the run ended without a result, as charts mark it; '' if it has one or has not ended."""
     return _ENDS.get(State(run.state), "") if run.state in ENDED else ""
 
 
 def sentences(runs: Sequence[tuple[str, Run]]) -> list[str]:
-    """Of (label, run): which of them are not compared, and why; [] where all are."""
+    """For (label, run): which of them are not compared, and why; [] if all are."""
     cut = [(label, run) for label, run in runs if ended_of(run)]
     if len(cut) <= EXPLAINED:
         return [_explained(label, run) for label, run in cut]
@@ -31,7 +31,7 @@ def sentences(runs: Sequence[tuple[str, Run]]) -> list[str]:
 
 
 def diverged(labels: Sequence[str]) -> str:
-    """Of runs whose steps are as fast as ever, and learn nothing; '' where there are none."""
+    """A sentence on runs whose loss is not finite; '' if there are none."""
     if not labels:
         return ""
     named = [*labels[:NAMED], f"{len(labels) - NAMED} more"] if len(labels) > NAMED else labels

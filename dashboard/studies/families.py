@@ -1,4 +1,4 @@
-"""The families that New study's strategies stand in: those of New run's presets."""
+"""The families of New study's strategies: the same as those of New run's presets."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dashboard.studies.variants import STRATEGIES, Strategy
 from parallel_core.schedule.traits import flushes
 
 ENOUGH = 8
-"""Devices that every strategy can be had on."""
+"""A number of devices that every strategy can use."""
 
 
 def family_of(strategy: Strategy) -> str:
@@ -21,6 +21,6 @@ def family_of(strategy: Strategy) -> str:
 
 
 def choices() -> list[tuple[str, list[tuple[str, str]]]]:
-    """Of a form: (family, [(key, title)]); the order in which a study runs them is another."""
+    """For a form: (family, [(key, title)]). A study runs them in another order."""
     families = (ONE, DATA, TENSOR, PIPELINE, STREAM, PRODUCT)
     return [(name, [(s.key, s.title) for s in STRATEGIES if family_of(s) == name]) for name in families]

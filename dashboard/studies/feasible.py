@@ -1,4 +1,4 @@
-"""Which variants of a plan the fleet can run at all: the others would wait for ever, or end out of memory."""
+"""Which variants of a plan the fleet can run: the others would wait for ever, or run out of memory."""
 
 from __future__ import annotations
 
@@ -12,8 +12,10 @@ from parallel_core.spec import RunSpec
 
 
 def feasible(plan: Plan, fleet: FleetSnapshot | None = None) -> Plan:
-    """The plan without what does not fit on the workers that report; each one left out says why. `fleet`: as it was
-    seen a moment ago, where it was."""
+    """The plan with the variants that fit on reporting workers; the others become `skipped`, with the reason.
+
+    `fleet`: a snapshot to use instead of a new one.
+    """
     fleet = fleet or FleetSnapshot.now()
     files = Files.of(fleet)
     kept: list[Variant] = []
@@ -28,7 +30,7 @@ def feasible(plan: Plan, fleet: FleetSnapshot | None = None) -> Plan:
 
 
 def _obstacle(spec: RunSpec, fleet: FleetSnapshot, files: Files) -> str:
-    """Too few devices where it may run, or too little memory on a device; '' where neither."""
+    """Too few devices where the run may be placed, or too little memory on a device; '' if neither."""
     alone, asks = asked(spec, files)
     offered = capacity(asks.kind, asks.needs, asks.over, fleet)
     if wrong := fleet_errors(spec, offered, alone):

@@ -1,4 +1,4 @@
-"""The charts of an overview: which figure, with which sentence over it."""
+"""The charts of an overview, with their titles and sources."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ from parallel_core.observe.records import POINT
 LOSS_BUCKETS = 200
 OPEN_GANTTS = 4
 DASHES = {"1f1b-naive": "dot", "1f1b-stash": "dashdot", "1f1b-vertical": "longdash", "1f1b-2bw": "longdashdot"}
-"""Of pipelines without a flush: their losses differ, and all pipelines have one hue."""
+"""Dash patterns of pipelines without a flush: their losses differ, and all pipelines have one colour."""
 
 USUAL, ROOM = 95, 1.25
-"""Per cent of timed steps that are not longer than what the first view of step times has room for, and how much."""
+"""The first view of step times ends at ROOM times their USUAL-th percentile."""
 
 
 def of_overview(view: Overview) -> dict[str, Chart]:
@@ -57,7 +57,7 @@ def breakdowns(view: Overview) -> Chart:
 
 
 def _nearness(traced: Sequence[Entry]) -> str:
-    """How far the traced steps lie from the medians that the speedups are made of."""
+    """How far the traced steps are from the medians that the speedups are made of."""
     off = [
         abs(e.result.breakdown.total / 1e9 / e.traced_median - 1)
         for e in traced
@@ -77,7 +77,7 @@ def memories(view: Overview) -> Chart:
 
 
 def losses(view: Overview) -> Chart:
-    """Loss of every run; a parity sentence says what the eye cannot see."""
+    """The loss of every run; parity is told in a sentence because curves would not show it."""
     points = view.losses
     curves = [_curve(row, points[row.run.pk]) for row in view.rows if row.run.pk in points]
     longest = max(curves, key=lambda curve: len(curve.value), default=None)
@@ -94,7 +94,7 @@ def losses(view: Overview) -> Chart:
 
 
 def _curve(row: Row, points: NDArray[np.void], origin: float | None = None) -> Curve:
-    """Seconds count from `origin` (unix seconds), else from the first point."""
+    """The run's curve; seconds count from `origin` (unix seconds), else from the first point."""
     start = origin if origin is not None else float(points["time"][0]) if len(points) else 0.0
     kept = points[thin(points["value"], LOSS_BUCKETS)] if len(points) > 3 * LOSS_BUCKETS else points
     return Curve(
@@ -112,8 +112,8 @@ def _curve(row: Row, points: NDArray[np.void], origin: float | None = None) -> C
 
 
 def steps(view: Overview) -> Chart:
-    """Time of every step of each run, by the points that the run kept. A slow first step is one to warm up: the first
-    view is that of the timed ones."""
+    """Time of every step of each run, from the stored points. The first view shows the timed steps, because the first
+    steps of a run are slow."""
     curves, tops = [], []
     for row in view.rows:
         points = series(row.run, "step_time", buckets=LOSS_BUCKETS)
@@ -153,7 +153,8 @@ def _bubble(row: Row) -> float:
 
 
 def default_gantts(view: Overview, chosen: Sequence[int] = ()) -> list[Row]:
-    """Fastest, slowest and the baseline, and what was chosen (then only that, and the baseline first)."""
+    """The rows whose timelines are shown: the `chosen` runs, else the fastest, the slowest, the baseline and further
+    ones."""
     done = [row for row in view.rows if row.entry.done and row.entry.result]
     if chosen:
         return [row for row in view.rows if row.run.pk in chosen]
@@ -163,7 +164,7 @@ def default_gantts(view: Overview, chosen: Sequence[int] = ()) -> list[Row]:
 
 
 def difference(a: Row, b: Row) -> Chart | None:
-    """The waterfall from a to b, where both were traced."""
+    """The waterfall from a to b; None unless both were traced."""
     first = a.entry.compared.breakdown if a.entry.compared else None
     second = b.entry.compared.breakdown if b.entry.compared else None
     if first is None or second is None:

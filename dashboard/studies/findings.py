@@ -1,4 +1,4 @@
-"""What the rules find in the runs of a study: of each run the first finding, the worst run first."""
+"""What the rules find in the runs of a study: the first finding of each run, the most urgent first."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dashboard.runs.findings import Card, findings
 from dashboard.studies.selectors import Overview, Row
 
 JUDGED = 40
-"""Runs that are judged, the furthest from their ideal first: each takes up to a tenth of a second."""
+"""The most runs that are judged, those furthest from their ideal first: each takes up to a tenth of a second."""
 SHOWN = 6
 
 
@@ -19,32 +19,35 @@ class Found:
     row: Row
     card: Card
     more: int
-    """Further findings of the run."""
+    """Number of further findings of the run."""
 
 
 @dataclass(frozen=True)
 class OfStudy:
+    """The first findings of a study's runs."""
+
     found: list[Found]
     judged: int
-    """Runs that had something to judge."""
+    """Number of runs that had something to judge."""
     total: int
     rules: int
-    """Rules that were asked of each, at most."""
+    """The most rules that were applied to a run."""
 
     @property
     def shown(self) -> list[Found]:
-        """The worst of each rule: the same said of many runs is said once."""
+        """The worst finding of each rule, so that what holds for many runs is shown once."""
         first = {one.card.finding.rule: one for one in reversed(self.found)}
         return sorted(first.values(), key=self.found.index)[:SHOWN]
 
     @property
     def rest(self) -> list[Found]:
+        """The findings that are not shown."""
         shown = self.shown
         return [one for one in self.found if one not in shown]
 
 
 def of_overview(view: Overview) -> OfStudy:
-    """Urgent findings first, then by the part of the run's own step that they cost."""
+    """Judges the runs; urgent findings come first, then those that cost the largest part of the run's own step."""
     chosen = sorted(view.rows, key=_distance, reverse=True)[:JUDGED]
     found, judged, rules = [], 0, 0
     for row in chosen:
@@ -57,7 +60,7 @@ def of_overview(view: Overview) -> OfStudy:
 
 
 def _distance(row: Row) -> tuple[bool, float]:
-    """Failed runs first, then those furthest from their ideal speedup."""
+    """Sort key: runs that are not done first, then those furthest from their ideal speedup."""
     return not row.entry.done, 1 - (row.entry.of_ideal or 0.0)
 
 

@@ -1,7 +1,7 @@
-"""The fit study: what it runs, and what its runs say of the largest layer count that fits.
+"""The fit study: what it runs, and what its runs say about the largest number of layers that fits.
 
-A search keeps nothing of its own: the counts that were tried, and how each ended, are the study's runs in the database
-(`parallel_core.plan.largest` decides from them), so it goes on after the death of any process.
+A search has no state of its own: the numbers of layers that were tried, and how each ended, are the study's runs in the
+database (`parallel_core.plan.largest` decides from them), so it survives the death of any process.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from parallel_core.spec import RunSpec, field_errors
 KIND = "fit"
 OUT_OF_MEMORY = "out_of_memory"
 RETRIES = 2
-"""A lost worker is no answer: the run is queued again so often."""
+"""A lost worker is no answer, so the run may be queued again this often."""
 
 
 def plan(
@@ -38,9 +38,10 @@ def plan(
     limit: int,
     cap: int | None,
 ) -> Plan:
-    """The first run of each search: the count that the memory model says is the largest within `limit` bytes a rank.
+    """The first run of each search: the number of layers that the memory model predicts as the largest within `limit`
+    bytes.
 
-    `cap` bytes end a run that holds more; None = the device's own memory does.
+    `cap` = bytes above which a run ends out of memory; None = only the device's own memory limits it.
     """
     every = variants.matrix(
         {**base, "model": {**base.get("model", {}), "layers": 4 * devices}},  # enough for any of the pipelines
@@ -80,7 +81,7 @@ def run_name(label: str, layers: int) -> str:
 
 @dataclass(frozen=True)
 class Hunt:
-    """One strategy's search: its runs in the order in which they were queued, and what they say."""
+    """One strategy's search: its runs in the order in which they were queued, and their results."""
 
     label: str
     spec: RunSpec
@@ -89,11 +90,13 @@ class Hunt:
 
     @property
     def is_single(self) -> bool:
+        """Whether it is the plain search on one device: no micro-batches, no recomputation."""
         split = self.spec.parallel
         return split.world == split.micro_batches == 1 and split.recompute == "none"
 
     @property
     def under_way(self) -> Run | None:
+        """A run of the search that has not ended; None if there is none."""
         return next((run for run in self.runs if run.state not in ENDED), None)
 
     @property
@@ -103,7 +106,7 @@ class Hunt:
 
     @property
     def following(self) -> int | None:
-        """The count that is to run now; None while one is under way, and where the search is over."""
+        """The number of layers to run next; None while a run is under way, or if the search is over."""
         return None if self.under_way or self.stopped else self.search.following
 
     @property
@@ -112,33 +115,34 @@ class Hunt:
 
     @property
     def predicted(self) -> int:
+        """Predicted largest number of layers."""
         return self.search.guess
 
     @property
     def largest(self) -> int | None:
-        """The most layers that fitted, once that is known; 0 where none did."""
+        """The most layers that fitted, 0 if none did; None until the search is over."""
         if not self.over or self.stopped:
             return None
         return self.search.largest or 0
 
     @property
     def off(self) -> int | None:
-        """Predicted less measured layers."""
+        """Predicted minus measured layers."""
         return None if self.largest is None else self.predicted - self.largest
 
     @property
     def best(self) -> Run | None:
-        """The run of the most layers that fitted so far."""
+        """The run with the most layers that fitted so far."""
         return self._of(self.search.largest)
 
     @property
     def refused(self) -> Run | None:
-        """The run of the fewest layers that did not."""
+        """The run with the fewest layers that did not fit."""
         return self._of(self.search.refused)
 
     @property
     def peak(self) -> int | None:
-        """Bytes that the worst rank of `best` held; None where it was not read yet."""
+        """Peak bytes on the worst rank of `best`; None if it is not known yet."""
         memory = (self.best.summary or {}).get("memory") if self.best else None
         return memory["peak_total"] if memory else None
 
@@ -147,7 +151,7 @@ class Hunt:
 
 
 def hunts(runs: Iterable[Run]) -> list[Hunt]:
-    """The searches of a fit study, in the order in which they were asked for."""
+    """The searches of a fit study, in the order in which they were queued."""
     groups: dict[str, list[Run]] = {}
     for run in sorted(runs, key=lambda run: (run.position, run.pk)):
         spec = RunSpec.stored(run.spec)
@@ -162,7 +166,7 @@ def hunts(runs: Iterable[Run]) -> list[Hunt]:
 
 
 def _detail(spec: RunSpec) -> str:
-    """What tells two searches of one strategy apart."""
+    """What distinguishes two searches of one strategy."""
     return f"m = {spec.parallel.micro_batches}, {spec.train.precision}"
 
 
@@ -187,7 +191,7 @@ def _answers(run: Run) -> bool:
 
 
 def sentences(found: Sequence[Hunt], limit: int | None) -> list[str]:
-    """What the page says first: the largest of all, how true the predictions were, and what is still open."""
+    """The first sentences of the page: the largest of all, how accurate predictions were, and what is still open."""
     done = [hunt for hunt in found if hunt.largest is not None]
     said = [_largest(done, limit), *_truth(done)] if done else []
     opened = sum(not hunt.over for hunt in found)

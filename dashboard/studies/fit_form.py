@@ -21,7 +21,7 @@ from parallel_core.plan.capacity import fixed_depth
 MODEL_WITHOUT_DEPTH = tuple(path for path in MODEL if path not in ("model.layers", "model.width"))
 TRAIN_OF_ONE = tuple(path for path in TRAIN if path != "train.warmup_steps")
 LEAST_RUNS = 2
-"""Of a search: the count that was predicted, and the next one."""
+"""The fewest runs of a search: the predicted number of layers, and the next one."""
 RUNS_NOTE = (
     f"At least {LEAST_RUNS} for each variant: the layers that should fit, then one more, which should not. "
     "Where the first answer is another, more follow."
@@ -29,7 +29,7 @@ RUNS_NOTE = (
 
 
 class FitForm(MatrixForm):
-    """Which strategies, and within how much memory."""
+    """Form of a fit study: the strategies to search, and the memory of a rank."""
 
     kind = fit.KIND
     title = "Fit"
@@ -75,7 +75,7 @@ class FitForm(MatrixForm):
         return cleaned
 
     def _limit(self, cleaned: dict[str, Any]) -> int:
-        """Bytes a rank may hold; 0 where nobody says."""
+        """Bytes that a rank may hold; 0 if it is not known."""
         if cleaned.get("cap"):
             return int(cleaned["cap"]) * MIB
         device = cleaned.get("train__device", "cpu")
@@ -93,7 +93,7 @@ class FitForm(MatrixForm):
         return feasible(self._plan(), self.fleet)
 
     def estimate(self) -> Estimate:
-        """At least: a search whose prediction is off takes more runs."""
+        """A lower bound: a search whose prediction is wrong takes more runs."""
         specs = [variant.spec for variant in self.plan().variants]
         return estimate(specs, self.calibration, LEAST_RUNS)
 

@@ -1,5 +1,7 @@
-"""Queues the next run of every search of a fit study, as soon as the last one has answered. Only the controller calls
-this; what it decides follows from rows alone, so repeating it after a kill changes nothing."""
+"""Queues the next run of every search of a fit study, as soon as the last one has answered.
+
+Only the controller calls this. What it decides depends only on rows, so repeating it after a kill changes nothing.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,7 @@ log = logging.getLogger(__name__)
 
 
 def advance() -> None:
-    """Looks at the studies that still search."""
+    """Queues the next runs of all studies that still search, and ends those whose searches are over."""
     for study in Study.objects.filter(kind=KIND, settings__searching=True).select_related("owner"):
         try:
             _advance(study)

@@ -34,15 +34,15 @@ class Line:
     hunt: Hunt
     times: float | None
     predicted_peak: int | None
-    """Bytes said for the run that `hunt.peak` was measured on."""
+    """Predicted bytes for the run on which `hunt.peak` was measured."""
 
 
 LIVE_PARTS = {"verdict": "verdict_words", "fit-table": "fit_table"}
-"""Id of what changes while the searches go on -> its template."""
+"""Id of an element that changes while the searches go on -> its template."""
 
 
 def page(request: HttpRequest, study: Study) -> HttpResponse:
-    """The answer in a sentence, predicted against measured, and every run that was tried."""
+    """The answer in a sentence, predicted against measured layers, and every run that was tried."""
     runs = list(study.runs.all())
     live = live_context(request, study, runs)
     equal = _equal([line.hunt for line in live["lines"]], max((run.devices for run in runs), default=0))
@@ -51,7 +51,7 @@ def page(request: HttpRequest, study: Study) -> HttpResponse:
 
 
 def live_context(request: HttpRequest, study: Study, runs: Sequence[Run]) -> dict[str, Any]:
-    """What LIVE_PARTS are made of, and the chart."""
+    """The context of LIVE_PARTS, and the chart."""
     found, limit = hunts(runs), _limit(runs)
     mine = may_change(request.user, study)
     return {
@@ -66,24 +66,24 @@ def live_context(request: HttpRequest, study: Study, runs: Sequence[Run]) -> dic
 
 
 def _equal(found: Sequence[Hunt], devices: int) -> str:
-    """What all searches share; the number of layers, which they look for, is N."""
+    """What all searches have in common; the number of layers, which they search for, is N."""
     alike = [hunt.spec.model_copy(update={"model": hunt.spec.model.model_copy(update={"layers": 1})}) for hunt in found]
     return held_equal(alike, devices).replace(" 1 x ", " N x ", 1)
 
 
 def verdict(runs: Sequence[Run]) -> list[str]:
-    """As `sentences`, from the rows alone."""
+    """The sentences of the page, computed only from the runs' rows."""
     return sentences(hunts(runs), _cap(runs))
 
 
 def charts(study: Study) -> JsonResponse:
-    """The chart as JSON by key, for live updates."""
+    """The chart as JSON, by its key."""
     runs = list(study.runs.all())
     return JsonResponse({"fit": _chart(hunts(runs), _limit(runs)).as_dict()})
 
 
 def rows(study: Study) -> Iterator[Sequence[Any]]:
-    """The columns' names, then a row a search; what is not known is empty."""
+    """Rows of the CSV: the names of the columns, then one row a search; unknown values are empty."""
     runs = list(study.runs.all())
     found, limit = hunts(runs), _limit(runs)
     yield COLUMNS
@@ -101,8 +101,8 @@ def _blank(values: Iterable[Any]) -> Iterator[Any]:
 
 def _chart(found: Sequence[Hunt], limit: int | None) -> Chart:
     runs = sum(len(hunt.search.tried) for hunt in found)
-    told = sentences(found, limit)
-    title = told[1 if any(hunt.largest is not None for hunt in found) else 0]  # the page begins with the largest of all
+    said = sentences(found, limit)
+    title = said[1 if any(hunt.largest is not None for hunt in found) else 0]  # the page has the first sentence on top
     return fit_chart.chart([_entry(hunt) for hunt in found], title, runs, limit)
 
 
@@ -124,5 +124,5 @@ def _limit(runs: Sequence[Run]) -> int | None:
 
 
 def _cap(runs: Sequence[Run]) -> int | None:
-    """The limit, where the runs have one of their own."""
+    """The smallest cap in the specs of the runs; None if they have none."""
     return min((cap for run in runs if (cap := run.spec["trace"]["memory_cap"])), default=None)

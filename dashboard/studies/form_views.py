@@ -27,15 +27,18 @@ from dashboard.studies.variants import Plan
 from parallel_core.analysis.quantities import listed_text
 
 SHOWN_ROWS = 60
-"""Variants listed in the preview; the sentence above names them all by number."""
+"""The most variants that the preview lists; the sentence above has their number."""
 PREDICTED_ROWS = 16
-"""Each takes about 20 ms to simulate."""
+"""The most variants whose step is predicted: each takes about 20 ms to simulate."""
 
 
 @require_http_methods(["GET", "HEAD", "POST"])
 def new(request: HttpRequest) -> HttpResponse:
-    """GET: the form, empty or from `?clone=<study>` or `?run=<run>`. POST: queue, or with `preview` only say what
-    would be queued (HTMX asks for that while typing; without JavaScript a button does)."""
+    """GET: the form, empty or from `?clone=<study>` or `?run=<run>`.
+
+    POST: queue, or with `preview` only show what would be queued (HTMX requests that while the user types; without
+    JavaScript a button does).
+    """
     if not may_submit(request.user):
         raise PermissionDenied("Your account may look at studies but not create them.")
     asked = number(request.GET.get("clone"))
@@ -59,7 +62,7 @@ def new(request: HttpRequest) -> HttpResponse:
 
 @require_POST
 def reproduce(request: HttpRequest, key: str) -> HttpResponse:
-    """Queues the study of a scenario that breaks; 404 of any other name."""
+    """Queues the study of a scenario that breaks; 404 if there is none of that name."""
     breakage = breakages.BY_KEY.get(key)
     if breakage is None:
         raise Http404(f"there is no scenario '{key}'; there are {', '.join(breakages.BY_KEY)}")
@@ -90,14 +93,14 @@ def _initial(request: HttpRequest, source: Study | None, fleet: FleetSnapshot) -
 
 
 def _bound(form: StudyForm) -> StudyForm:
-    """The form as if its initial values had been sent, so that the first page can already say what would run."""
+    """The form as if its initial values had been posted, so that the first page already shows what would run."""
     data = {name: form[name].value() for name in form.fields}
     sent = {name: value for name, value in data.items() if value not in (None, False)}
     return type(form)(sent, fleet=form.fleet)
 
 
 def _preview(form: StudyForm) -> dict[str, Any] | None:
-    """What would run; None where the fields do not say it yet. A name does not stand in the way."""
+    """What would run; None while the fields have errors. A missing name does not matter."""
     if set(form.errors) - {"name"}:
         return None
     plan, table = form.plan(), form.calibration
@@ -111,8 +114,8 @@ def _preview(form: StudyForm) -> dict[str, Any] | None:
 
 
 def _rows(plan: Plan, fleet: FleetSnapshot) -> list[dict[str, Any]]:
-    """Each variant with the hosts that its ranks would be on, where they are several, and the first ones with their
-    predicted step there."""
+    """Each variant with the hosts on which its ranks would be, if they are several; the first ones with their predicted
+    step."""
     shown = plan.variants[:SHOWN_ROWS]
     files, sources = Files.of(fleet), ledger.Sources(variant.spec for variant in shown[:PREDICTED_ROWS])
     out = []

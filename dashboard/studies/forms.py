@@ -1,6 +1,6 @@
-"""The forms of New study: one base, and for each kind of study the questions of its own.
+"""The forms of New study: fields that all kinds of studies have, and for each kind its own.
 
-`form.plan()` says what would run before anything is queued; `form.create(owner)` queues it.
+`form.plan()` returns what would run, before anything is queued; `form.create(owner)` queues it.
 """
 
 from __future__ import annotations
@@ -36,18 +36,18 @@ SWEEP_SPLIT = (*SPLIT, "parallel.recompute", "train.precision")
 
 
 class StudyForm(Form):
-    """What every kind asks: a name, the base that all runs share, and how to measure."""
+    """The fields of every kind: a name, the spec that all runs share, and how to measure."""
 
     kind: ClassVar[str]
     title: ClassVar[str]
-    """Of the kind."""
+    """Name of the kind."""
     base_fields_of_kind: ClassVar[tuple[str, ...]] = (*MODEL, *DETAIL, *TRAIN)
     template_name_own: ClassVar[str]
     runs_note: ClassVar[str] = ""
-    """Where its runs are not one a variant: what the others are."""
+    """If a variant takes several runs: what the others are."""
 
     spec: RunSpec | None = None
-    """The base as a run by itself; set by a valid form."""
+    """The base as a single run; set by a valid form."""
 
     name = forms.CharField(
         required=False,
@@ -68,14 +68,14 @@ class StudyForm(Form):
     )
 
     def __init__(self, *args: Any, fleet: FleetSnapshot | None = None, **kwargs: Any) -> None:
-        """`fleet`: as it was seen a moment ago, where it was; all that the form says of it is of that moment."""
+        """`fleet`: a snapshot to use instead of a new one, for everything that the form says about the fleet."""
         self.fleet = fleet or FleetSnapshot.now()
         initial = {**spec_fields.from_spec({}), **(kwargs.pop("initial", None) or {})}
         super().__init__(*args, **{"auto_id": "f-%s", "use_required_attribute": False, "initial": initial, **kwargs})
         for path in self.base_fields_of_kind:
             self.fields[html_name(path)] = spec_fields.form_field(spec_fields.ENTRIES[path])
         self.fields["train__corpus"].choices = corpora.choices(self.fleet)  # type: ignore[attr-defined]
-        self.fields["name"].widget.attrs.pop("maxlength")  # a name that is too long is said to be, not cut
+        self.fields["name"].widget.attrs.pop("maxlength")  # a name that is too long gets a message, and is not cut
         for name, made in self.fields.items():
             describe = f"help-{name} error-{name}" if made.help_text else f"error-{name}"
             made.widget.attrs["aria-describedby"] = describe
@@ -90,7 +90,7 @@ class StudyForm(Form):
         return self.group(DETAIL)
 
     def detail_wrong(self) -> bool:
-        """Whether what is folded has something to put right."""
+        """Whether a folded field has an error."""
         return any(field.errors for field in self.detail_group())
 
     def train_group(self) -> Iterator[forms.BoundField]:
@@ -100,7 +100,7 @@ class StudyForm(Form):
         return self.group(("timed_steps", "repeats"))
 
     def own_group(self) -> Iterator[forms.BoundField]:
-        """The fields of this kind of study alone."""
+        """The fields of this kind only."""
         raise NotImplementedError
 
     def base(self) -> dict[str, Any]:
@@ -121,7 +121,7 @@ class StudyForm(Form):
         raise NotImplementedError
 
     def common(self, owner: Any) -> dict[str, Any]:
-        """What every kind of study is created with. Needs a valid form."""
+        """The arguments with which every kind of study is created. Needs a valid form."""
         assert self.spec is not None
         name = self.cleaned_data["name"] or f"{self.called}: {outline_of(self.spec.model).title}"
         given = {"repeats": self.cleaned_data["repeats"]} if "repeats" in self.cleaned_data else {}
@@ -129,20 +129,21 @@ class StudyForm(Form):
 
     @property
     def called(self) -> str:
-        """What a study of it without a name is called, before its model. Needs a valid form."""
+        """What a study without a name is called, before the name of its model. Needs a valid form."""
         return self.title
 
     def estimate(self) -> Estimate:
+        """How long the study will take. Needs a valid form."""
         specs = [variant.spec for variant in self.plan().variants]
         return estimate(specs, self.calibration, self.cleaned_data["repeats"])
 
     @property
     def calibration(self) -> dict[str, Any] | None:
-        """Of the kind of device that was chosen. Needs a valid form."""
+        """The calibration for the chosen kind of device. Needs a valid form."""
         return calibration(self.cleaned_data["train__device"], self.fleet)
 
     def clean(self) -> dict[str, Any]:
-        """The base must be a valid single run by itself, or every variant would fail for the same reason."""
+        """The base must be a valid run on its own, or every variant would fail for the same reason."""
         cleaned = super().clean() or self.cleaned_data
         asked = [path for path in self._paths if html_name(path) in cleaned]
         steps = cleaned.get("timed_steps", variants.MIN_TIMED_STEPS)
@@ -153,7 +154,7 @@ class StudyForm(Form):
         return cleaned
 
     def within_fleet(self, cleaned: dict[str, Any]) -> dict[str, Any]:
-        """Marks the field `devices` where the fleet has fewer; one that nobody reports for stops nothing."""
+        """Adds an error to `devices` if the fleet has fewer; not if no worker reports any."""
         offered = capacity(cleaned.get("train__device", "cpu"), fleet=self.fleet)
         wanted = cleaned.get("devices")
         if wanted and 0 < offered.total < wanted:
@@ -162,13 +163,15 @@ class StudyForm(Form):
         return cleaned
 
     def show(self, errors: dict[str, str]) -> None:
-        """Puts messages filed under dotted spec fields at their form fields; others stand above the form."""
+        """Adds messages by dotted field to the form's fields; those without a field are shown above the form."""
         for dotted, message in errors.items():
             name = html_name(dotted)
             self.add_error(name if name in self.fields else None, in_form_words(message))
 
 
 class MatrixForm(StudyForm):
+    """Form of a matrix study: strategies x recomputation x precision x micro-batches."""
+
     kind = "matrix"
     title = "Matrix"
     template_name_own = "studies/new_matrix.html"
@@ -219,6 +222,8 @@ class MatrixForm(StudyForm):
 
 
 class SweepForm(StudyForm):
+    """Form of a sweep: one field of the spec over several values."""
+
     kind = "sweep"
     title = "Sweep"
     template_name_own = "studies/new_sweep.html"
@@ -275,6 +280,7 @@ def initial_of(study: Study) -> dict[str, Any]:
 
 
 def fleet_sentence(fleet: FleetSnapshot) -> str:
+    """Says how many devices of each kind the fleet has."""
     offers = [offered for kind in WORDS if (offered := capacity(kind, fleet=fleet)).total]
     found = " or ".join(f"{o.total} {WORDS[o.kind]}{'s' * (o.total > 1)}" for o in offers)
     return f"the fleet has {found}" if found else "no worker reports now"

@@ -1,4 +1,4 @@
-"""The kinds of study that New study offers. Another kind is one more `register`: its form brings the rest."""
+"""The kinds of study that New study offers. Another kind takes one more `register`: its form has the rest."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from dashboard.studies.stashing_form import StashingForm
 
 @dataclass(frozen=True)
 class StudyKind:
-    """`sentence` is what the kind is for; its name is its form's."""
+    """`sentence` says what the kind is for; its key and title are those of its form."""
 
     sentence: str
     form: type[StudyForm]
 
     @property
     def key(self) -> str:
-        """The kind in the URL and on the row."""
+        """The kind in the URL and in the study's row."""
         return self.form.kind
 
     @property
@@ -31,7 +31,7 @@ KINDS: dict[str, StudyKind] = {}
 
 
 def register(kind: StudyKind) -> StudyKind:
-    """Adds a kind; a second one of the same key is a mistake (ValueError)."""
+    """Adds a kind. Raises ValueError if there is one with the same key."""
     if kind.key in KINDS:
         raise ValueError(f"a study kind '{kind.key}' exists already")
     KINDS[kind.key] = kind

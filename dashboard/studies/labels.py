@@ -1,4 +1,4 @@
-"""What the runs of one page are called, so that no two of them, and no two models, are taken for one another."""
+"""Labels of the runs of one page, so that no two of them, and no two models, are mistaken for each other."""
 
 from __future__ import annotations
 
@@ -11,8 +11,11 @@ from parallel_core.spec import RunSpec
 
 
 def labels_of(runs: Sequence[Run], specs: Mapping[int, RunSpec]) -> dict[int, str]:
-    """Names; with the kind of model where kinds differ, with its size or the precision where that tells runs of one
-    name apart, and with its number where nothing else does."""
+    """Run id -> its name, with additions where they are needed.
+
+    The kind of model is added if kinds differ; model size or precision where runs of the same name differ in it; the
+    run's id where nothing else distinguishes them.
+    """
     outlines = {run.pk: outline_of(specs[run.pk].model) for run in runs}
     names = {run.pk: run.name for run in runs}
     if len({outline.name for outline in outlines.values()}) > 1:
@@ -25,7 +28,7 @@ def labels_of(runs: Sequence[Run], specs: Mapping[int, RunSpec]) -> dict[int, st
 
 
 def _apart(names: Mapping[int, str], words: Mapping[int, str]) -> dict[int, str]:
-    """Names, with the word of each where those of one name differ in it."""
+    """The names, each with its word if runs of that name have different words."""
     found: dict[str, set[str]] = {}
     for pk, name in names.items():
         found.setdefault(name, set()).add(words[pk])
@@ -33,5 +36,5 @@ def _apart(names: Mapping[int, str], words: Mapping[int, str]) -> dict[int, str]
 
 
 def _with(name: str, model: str) -> str:
-    """Both, once."""
+    """The name with the word, unless it contains it already."""
     return name if model.lower() in name.lower() else f"{name}, {model}"

@@ -1,8 +1,8 @@
-"""How fast the links of a study were at least, by the messages and collectives of its traced steps.
+"""Lower bounds for the speed of a study's links, from the messages and collectives of its traced steps.
 
-A message is counted from the beginning of its send to its arrival, a collective from the last rank that came to it to
-its end: no data can move before, so that no rate is larger than the link's. Latency, and what the processor did
-meanwhile, are in it: small messages look slower than the link is.
+A message counts from the start of its send to its arrival, a collective from the arrival of its last rank to its end:
+no data can move before, so no rate is higher than the link's. Latency, and other work of the processor in that time,
+are included: with small messages the link looks slower than it is.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ AMONG = {"stages": tuple(RECVS), "replicas": tuple(REPLICA_COLLECTIVES), "tensor
 
 
 class Rate(NamedTuple):
-    """Bytes a second of the fastest of `messages`, its bytes, and which of the given steps it is of."""
+    """Bytes a second of the fastest of `messages`, its size in bytes, and the index of the step it is from."""
 
     per_s: float
     size: int
@@ -31,7 +31,7 @@ class Rate(NamedTuple):
 
 
 def rates(steps: Iterable[tuple[Spans, Layout]]) -> dict[str, Rate]:
-    """For each key of AMONG that anything was sent between: the fastest of all `steps`."""
+    """For each key of AMONG between which anything was sent: the fastest message of all `steps`."""
     taken: dict[str, list[NDArray[np.float64]]] = {}
     for i, (spans, layout) in enumerate(steps):
         for among, found in _moved(spans, layout):
@@ -46,7 +46,8 @@ def rates(steps: Iterable[tuple[Spans, Layout]]) -> dict[str, Rate]:
 
 
 def _moved(spans: Spans, layout: Layout) -> Iterator[tuple[str, NDArray[np.float64]]]:
-    """(what between, rows of bytes and of nanoseconds) of whatever had bytes and whose beginning is known."""
+    """Yields (key of AMONG, array with a row of bytes and a row of nanoseconds) of what had bytes and a known
+    beginning."""
     rows = waits.ordered(spans)
     sends, came = waits.sends(rows, layout), waits.arrivals(rows, layout)
     for rank, own in rows.items():

@@ -1,4 +1,4 @@
-"""The loss series of several runs at once: what holds, and what a later attempt has replaced."""
+"""The loss series of several runs: the points that are valid, and those that a later attempt has replaced."""
 
 from __future__ import annotations
 
@@ -11,16 +11,18 @@ from dashboard.runs.models import Run, SeriesChunk
 from parallel_core.observe.records import POINT
 
 PARITY_STEPS = 5_000
-"""Losses are compared, and drawn, over at most the first so many steps."""
+"""Losses are compared and drawn for at most this many first steps."""
 
 Points = NDArray[np.void]
 """POINT rows."""
 
 
 def losses_of(runs: Sequence[Run]) -> tuple[dict[int, Points], dict[int, Points]]:
-    """Two tables by run id, read by one query: the loss points that hold, and those that a later attempt replaced.
+    """Returns two tables by run id, from one query: the loss points that are valid, and those that a later attempt
+    replaced.
 
-    A later attempt's points hold from its first step on; runs without replaced points are not in the second table.
+    From its first step on, a later attempt's points replace the earlier ones. Runs without replaced points are not in
+    the second table.
     """
     chunks = SeriesChunk.objects.filter(
         attempt__run__in=[run.pk for run in runs], name="loss", rank=0, first_step__lt=PARITY_STEPS

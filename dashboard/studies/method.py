@@ -1,4 +1,4 @@
-"""How a study was measured: hardware, links, versions, data, seed, steps and repeats, in words made from its runs."""
+"""How a study was measured, in words: hardware, links, versions, data, seed, steps and repeats, from its runs."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ LINK_WORDS = {
     "send": "send",
 }
 NAMED = 8
-"""Devices of a host that are named one by one."""
+"""The most devices of a host that are named one by one."""
 _CORE = re.compile(r", core \d+( \(shares core \d+\))?$")
-"""What tells the cores of one processor apart."""
+"""The part of a device's name in which the cores of one processor differ."""
 
 
 Link = tuple[str, str]
@@ -47,7 +47,7 @@ Link = tuple[str, str]
 
 
 class Line(NamedTuple):
-    """What was held or measured, how it was, and the pages that its numbers are from."""
+    """One line of the method: the term, the text, and links to the pages that its numbers are from."""
 
     term: str
     text: str
@@ -55,7 +55,8 @@ class Line(NamedTuple):
 
 
 def of_overview(view: Overview, traced: Iterable[Trace]) -> list[Line]:
-    """In the order of a paper's method section; what is not known says so. `traced` = steps of these runs."""
+    """The lines in the order of a paper's method section; what is not known is said. `traced` = traced steps of these
+    runs."""
     if not view.rows:
         return []
     newest = _newest(view)
@@ -75,7 +76,7 @@ def of_overview(view: Overview, traced: Iterable[Trace]) -> list[Line]:
 
 
 def _to(run: Run, tab: str, step: int | None = None) -> Link:
-    """The tab of a run, and the traced step, that a number is from."""
+    """A link to the tab of a run, and to the traced step, that a number is from."""
     at = "" if step is None else f"&step={step}"
     where = RUN_TABS[tab] if step is None else f"{RUN_TABS[tab]} of step {step}"
     return f"{where}, {run.label} (run {run.pk})", f"{reverse('runs:page', args=[run.pk])}?tab={tab}{at}#details"
@@ -86,13 +87,13 @@ def _listed(run: Run) -> list[Link]:
 
 
 def _newest(view: Overview) -> list[Attempt]:
-    """The attempts that measured: of each run the newest that was given devices."""
+    """The attempts that measured: the newest of each run that was given devices."""
     found = Attempt.objects.filter(run__in=[row.run.pk for row in view.rows]).order_by("number").select_related("run")
     return list({attempt.run_id: attempt for attempt in found if attempt.devices}.values())
 
 
 def _used(newest: Sequence[Attempt]) -> dict[str, set[tuple[str, int]]]:
-    """worker -> (kind, index) of every device that a run had."""
+    """worker -> (kind, index) of every device that a run used."""
     used: dict[str, set[tuple[str, int]]] = {}
     for attempt in newest:
         kind = str(attempt.run.spec.get("train", {}).get("device", "cpu"))
@@ -127,7 +128,7 @@ def _host(name: str, used: set[tuple[str, int]], host: Worker | None) -> str:
 
 
 def _links(newest: Sequence[Attempt], traced: Sequence[Trace]) -> tuple[str, list[Link]]:
-    """From the worker's profile where there is one; else the least that the traced steps prove."""
+    """From the worker's profile if there is one; else the lower bounds from the traced steps."""
     profile = Profile.objects.filter(worker__name__in=_used(newest), state=ProfileState.DONE).first()
     table = CostTable.model_validate(profile.table) if profile else None
     if profile and table and table.links:
@@ -206,7 +207,7 @@ def _disturbance(view: Overview) -> tuple[str, list[Link]]:
 
 
 def _pace(view: Overview) -> str:
-    """By how much the host was faster and slower between the runs, whoever used it."""
+    """How much the speed of the host itself differed between the runs."""
     known = sum(row.entry.pace is not None for row in view.rows)
     if not known:
         return "Not measured."

@@ -1,4 +1,4 @@
-"""A study: runs that differ in a known way, executed one after another so that they can be compared honestly."""
+"""Studies: runs that differ in a known way, executed one after another so that they can be compared fairly."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from django.db import models
 
 
 class Study(models.Model):
-    """`kind` is one of `kinds.KINDS`, or says how else it came to be: starter, postmortem. `settings` holds what the
-    form asked for, so that it can be cloned."""
+    """`kind` is one of `kinds.KINDS`, or says how else the study was created: starter, postmortem. `settings` has the
+    values of its form, so that it can be cloned."""
 
     name = models.CharField(max_length=120)
     owner = models.ForeignKey(settings.AUTH_USER_MODEL, on_delete=models.PROTECT, related_name="studies")
     kind = models.CharField(max_length=32, default="matrix")
     base = models.JSONField(default=dict)
-    """RunSpec (as dict) that all runs share."""
+    """The part of the RunSpec (as a dict) that all runs share."""
     settings = models.JSONField(default=dict)
     baseline = models.ForeignKey("runs.Run", null=True, blank=True, on_delete=models.SET_NULL, related_name="+")
     created_at = models.DateTimeField(auto_now_add=True)
@@ -28,12 +28,13 @@ class Study(models.Model):
 
     @property
     def shared_cores(self) -> int:
-        """That all devices of the fleet shared when it was made; 0 where each had its own."""
+        """Number of cores that all devices of the fleet shared when it was created; 0 if each had its own."""
         return int(self.settings.get("cores", 0))
 
 
 class Once(models.Model):
-    """What has happened in this yard and is not to happen again, whatever is deleted since: a row for each `what`."""
+    """Something that happened in this yard and must not happen again, whatever has been deleted since; one row for each
+    `what`."""
 
     what = models.CharField(max_length=32, unique=True)
     at = models.DateTimeField(auto_now_add=True)

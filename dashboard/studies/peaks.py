@@ -1,8 +1,8 @@
-"""One peak for runs that are compared: each measured its devices' peak for itself, at another moment, beside others.
+"""One peak FLOP/s for runs that are compared; each run measures its devices' peak itself, under varying conditions.
 
-MFU over two peaks would differ where the devices, not the runs, did. So of runs on the same hosts whose peak was
-measured in the same way the highest counts for all: what a device has done once it can do. A peak out of the catalogue
-is the same for all as it is.
+With different peaks, MFU would differ where only the measurements of the devices did. So for runs on the same hosts
+whose peak was measured in the same way, the highest peak counts for all: what a device has done once it can do. A peak
+from the catalogue is the same for all anyway.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _Alike = tuple[str, tuple[str, ...]]
 
 
 def over_one_peak(runs: Sequence[Run]) -> dict[int, dict[str, Any]]:
-    """run id -> its summary's meters, with the peak, MFU and HFU of this comparison; runs without meters are not in."""
+    """run id -> its summary's meters, with the common peak and MFU and HFU over it; without runs that have none."""
     own = {run.pk: dict(run.summary["meters"]) for run in runs if run.summary.get("meters")}
     devices = {run.pk: run.devices for run in runs}
     highest: dict[_Alike, float] = {}
@@ -34,7 +34,7 @@ def over_one_peak(runs: Sequence[Run]) -> dict[int, dict[str, Any]]:
 
 
 def sentence(runs: Sequence[Run], meters: Mapping[int, Mapping[str, Any]]) -> str:
-    """What MFU is over; '' where no run has it, or none measured its peak."""
+    """Says over which peak MFU is computed; '' if no run has it, or none measured its peak."""
     measured = [run for run in runs if run.pk in meters and _measured(run.summary["meters"])]
     each = {(meters[run.pk]["peak_flops_per_s"] / run.devices, _what(run)) for run in measured}
     if not each:
@@ -48,7 +48,7 @@ def sentence(runs: Sequence[Run], meters: Mapping[int, Mapping[str, Any]]) -> st
 
 
 def _what(run: Run) -> str:
-    """The precision of the work that told its peak: `fp32 matrix product, measured`."""
+    """The precision of the computation that measured the peak: the first word of `fp32 matrix product, measured`."""
     return str(run.summary["meters"].get("peak_source", "")).partition(" ")[0]
 
 
@@ -57,7 +57,7 @@ def _measured(meters: Mapping[str, Any]) -> bool:
 
 
 def _alike(own: Mapping[int, Mapping[str, Any]]) -> dict[int, _Alike]:
-    """run id -> what it shares a peak by: how that was measured, and the hosts of its newest attempt."""
+    """run id -> what runs with a common peak share: how it was measured, and the hosts of the newest attempt."""
     pks = [pk for pk, meters in own.items() if _measured(meters)]
     newest = Attempt.objects.filter(run__in=pks).order_by("number").values_list("run", "devices")
     hosts = {run: tuple(sorted({node["worker"] for node in devices})) for run, devices in newest}

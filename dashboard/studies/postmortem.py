@@ -1,4 +1,4 @@
-"""The postmortem of a scenario that breaks: what the rules find in its broken run, and what the proof run shows."""
+"""The post-mortem of a scenario that breaks: what the rules find in its broken run, and what the proof run shows."""
 
 from __future__ import annotations
 
@@ -18,9 +18,10 @@ from parallel_core.analysis.quantities import percent_text, ratio_text, seconds_
 
 @dataclass(frozen=True)
 class Postmortem:
-    """`findings` of the broken run, held against the one before: first what the scenario is about, then the rest.
+    """`findings` of the broken run, compared with the run before: first those that the scenario is about, then the
+    others.
 
-    `proof` says what the change did, '' so far; `disturbed` that other processes used the devices, '' where not.
+    `proof` says what the change did, '' until it has ended; `disturbed` that other processes used the devices, else ''.
     """
 
     breakage: Breakage
@@ -34,7 +35,7 @@ class Postmortem:
 
     @property
     def proof_name(self) -> str:
-        """The run's label without the word that stands before it."""
+        """The proof run's label without the word in front of it."""
         return self.proof_run.entry.label.removeprefix(f"{NAMES[PROOF]}: ")
 
     @property
@@ -43,15 +44,17 @@ class Postmortem:
 
     @property
     def causes(self) -> list[Finding]:
+        """The findings that the scenario is about."""
         return [finding for finding in self.findings if finding.rule in self.breakage.about]
 
     @property
     def besides(self) -> list[Finding]:
+        """The other findings."""
         return [finding for finding in self.findings if finding.rule not in self.breakage.about]
 
 
 def of_study(study: Study, view: Overview) -> Postmortem | None:
-    """None of any other study, or where one of its runs was deleted."""
+    """The post-mortem; None for any other study, or if one of its three runs was deleted."""
     breakage = BY_KEY.get(study.settings.get("scenario", "")) if study.kind == KIND else None
     rows = {row.run.position: row for row in view.rows}
     if breakage is None or not {BEFORE, BROKEN, PROOF} <= set(rows):
@@ -60,13 +63,13 @@ def of_study(study: Study, view: Overview) -> Postmortem | None:
     if broken.run.state not in ENDED:
         return Postmortem(breakage, broken, [], "", proof, "The broken run has not ended yet.")
     case = case_of(broken.run, before.run if before.entry.done else None)
-    found = _told(case, breakage)
+    found = _found(case, breakage)
     said = _proof(breakage, broken, proof) if proof.entry.done else ""
     return Postmortem(breakage, broken, found, said, proof, disturbed=_noise((before, broken, proof)))
 
 
 def _noise(rows: Sequence[Row]) -> str:
-    """What others took of the devices in the worst of the runs that are held against each other; '' where little."""
+    """How much of a device others used in the worst of the compared runs; '' if little."""
     taken = [others for row in rows if (others := row.entry.others or 0.0) > DISTURBED_ABOVE]
     if not taken:
         return ""
@@ -74,17 +77,20 @@ def _noise(rows: Sequence[Row]) -> str:
     return f"{went}, in {len(taken)} of {len(rows)} runs."
 
 
-def _told(case: Case, breakage: Breakage) -> list[Finding]:
-    """What the scenario is about, and what was lost against the run before, is asked for even on busy devices: it was
-    made large. The rest follows by its cost."""
+def _found(case: Case, breakage: Breakage) -> list[Finding]:
+    """The findings of a run, those that the scenario is about first, the others by their cost.
+
+    Those of the scenario, and what was lost compared with the run before, are looked for even on busy devices, because
+    the effect was made large.
+    """
     found = [one for one in diagnose(case, (*breakage.about, "scaling")) if one.rule != "disturbed"]
     places = {rule: i for i, rule in enumerate(breakage.about)}
     return sorted(found, key=lambda one: places.get(one.rule, len(places)))
 
 
 def _proof(breakage: Breakage, broken: Row, proof: Row) -> str:
-    """Step time, bubble, loss and findings of the run that has the change."""
-    left = _told(case_of(proof.run), breakage)
+    """Step time, bubble, loss and findings of the run with the change."""
+    left = _found(case_of(proof.run), breakage)
     parts = [f"{seconds_text(proof.entry.traced_median)} a step" if proof.entry.traced_median else "it ended"]
     if broken.entry.traced_median and proof.entry.traced_median:
         parts[0] += (
@@ -99,7 +105,7 @@ def _proof(breakage: Breakage, broken: Row, proof: Row) -> str:
 
 
 def _instead(loss: float | None, of: float) -> str:
-    """The broken run's last loss, where it is another one."""
+    """The broken run's last loss, if it differs."""
     if loss is None or math.isclose(loss, of, rel_tol=0.01):
         return ""
     return f" instead of {significant(loss) if math.isfinite(loss) else 'NaN'}"

@@ -1,4 +1,4 @@
-"""Deleting a study with all its runs."""
+"""Deletes a study with all its runs."""
 
 from __future__ import annotations
 
@@ -15,16 +15,17 @@ from dashboard.studies.models import Study
 
 
 def staying(study: Study) -> list[tuple[Run, str]]:
-    """Its runs that cannot go yet, and why."""
+    """The study's runs that cannot be deleted yet, and why."""
     runs = list(study.runs.order_by("position", "pk"))
     busy = removal.in_use(runs)
     return [(run, busy[run.pk]) for run in runs if run.pk in busy]
 
 
 def delete(*, study: Study, user: Any) -> None:
-    """Whoever may change the study may delete it, with what others added to it.
+    """Deletes a study with all its runs, also those that others added to it.
 
-    Raises PermissionDenied, or Invalid({"study": why}) where a run of it cannot go yet.
+    Raises PermissionDenied unless the user may change the study, or Invalid({"study": why}) if a run cannot be deleted
+    yet.
     """
     if not may_change(user, study):
         raise PermissionDenied("Only the study's owner and admins may delete it.")

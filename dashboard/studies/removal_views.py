@@ -1,4 +1,4 @@
-"""Deleting a study in the browser."""
+"""The page that deletes a study."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from dashboard.studies.models import Study
 
 @require_http_methods(["GET", "HEAD", "POST"])
 def delete(request: HttpRequest, pk: int) -> HttpResponse:
-    """GET asks once, or says which of its runs must end first; POST deletes."""
+    """GET asks for confirmation, or says which of its runs must end first; POST deletes."""
     study = get_object_or_404(Study.objects.select_related("owner"), pk=pk)
     if not may_change(request.user, study):
         raise PermissionDenied("Only the study's owner and admins may delete it.")

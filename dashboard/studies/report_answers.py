@@ -1,4 +1,4 @@
-"""The questions that a study is made to answer, each with an answer written from its own numbers."""
+"""The questions that a study is to answer, each with an answer written from its numbers."""
 
 from __future__ import annotations
 
@@ -31,18 +31,18 @@ from parallel_core.plan.traffic import comm_volumes
 from parallel_core.simulate.replay import FREE, Change, replay
 
 READ = 24
-"""Runs whose traced step is read, the fastest first."""
+"""The most runs whose traced step is read, fastest first."""
 FIRST = 5
-"""Lines of an answer that a page shows before it is unfolded."""
+"""Lines of an answer that are shown before it is unfolded."""
 MOST_NAMED = 4
-"""Strategies whose largest model is named."""
+"""The most strategies whose largest model is named."""
 LOWER = 0.01
-"""Part of a loss from which another is worth a sentence: precisions differ by less."""
+"""Relative difference from which a lower loss is mentioned: precisions differ by less."""
 LOSSES = tuple(name for name in COMPONENT_NAMES if name != "compute")
 
 
 class Written(NamedTuple):
-    """`lines` are whole sentences; `links` = (words, address) of the places that show more, on the study's page."""
+    """An answer: `lines` are whole sentences; `links` = (words, address) of places that show more."""
 
     question: str
     lines: list[str]
@@ -50,6 +50,7 @@ class Written(NamedTuple):
 
     @property
     def first(self) -> list[str]:
+        """The lines shown before the answer is unfolded."""
         return self.lines[:FIRST]
 
     @property
@@ -58,14 +59,14 @@ class Written(NamedTuple):
 
 
 def steps_of(view: Overview) -> dict[int, Trace]:
-    """run id -> the traced step that stands for it."""
+    """run id -> the traced step that stands for the run."""
     done = [row for row in view.rows if row.entry.done and row.entry.result][:READ]
     found = ((row.run.pk, traces.typical(row.run)) for row in done)
     return {pk: trace for pk, trace in found if trace is not None}
 
 
 def of_overview(view: Overview, steps: Mapping[int, Trace]) -> list[Written]:
-    """All seven, once two runs have a result; what was not measured is said."""
+    """All seven answers; [] until two runs have a result. What was not measured is said."""
     done = [row for row in view.rows if row.entry.done and row.entry.result]
     if view.base is None or len(done) < 2:
         return []
@@ -83,7 +84,7 @@ def of_overview(view: Overview, steps: Mapping[int, Trace]) -> list[Written]:
 
 
 def _to(*rows: Row, tab: str = "") -> list[tuple[str, str]]:
-    """The runs' own pages, each at the tab that shows it."""
+    """Links to the runs' own pages, at the tab that shows more."""
     place = f"?tab={tab}#details" if tab else ""
     return [(row.entry.label, reverse("runs:page", args=[row.run.pk]) + place) for row in rows]
 
@@ -100,7 +101,7 @@ def _extremes(view: Overview, done: Sequence[Row]) -> list[str]:
 
 
 def _goes(row: Row) -> list[str]:
-    """Where its traced step goes."""
+    """What the run's traced step consists of."""
     parts = row.entry.result.breakdown if row.entry.result else None
     if parts is None:
         return []
@@ -111,7 +112,8 @@ def _goes(row: Row) -> list[str]:
 
 
 def _slowest(view: Overview, done: Sequence[Row]) -> str:
-    """What it has that the fastest has not: a lower loss, memory, room for layers, quiet links, or an earlier loss."""
+    """What the slowest has that the fastest has not: a lower loss, less memory, room for layers, less traffic, or an
+    earlier loss."""
     fast, slow = done[0], done[-1]
     found = (
         _lower(slow, fast),
@@ -130,7 +132,7 @@ def _slowest(view: Overview, done: Sequence[Row]) -> str:
 
 
 def _lower(slow: Row, fast: Row) -> str:
-    """Where both saw as many samples of one task, and what differs is more than rounding."""
+    """A lower loss, if both saw as many samples of one task and the difference is more than rounding; else ''."""
     (a, one), (b, other) = ((row.run.loss, row.spec) for row in (slow, fast))
     seen = {row.steps_done * row.spec.train.global_batch for row in (slow, fast)}
     if a is None or len(seen) > 1 or (one.model, one.train.corpus) != (other.model, other.train.corpus):
@@ -159,7 +161,7 @@ def _quieter(slow: Row, fast: Row) -> str:
 
 
 def _sooner(slow: Row, fast: Row, view: Overview) -> str:
-    """Where updates differ, whose steps are slower may still be first at a loss."""
+    """Reaching a loss earlier: possible for the slower run if their updates differ; else ''."""
     if slow.spec.parallel.flushes and fast.spec.parallel.flushes:
         return ""
     race = streams.race(view)
@@ -170,13 +172,13 @@ def _sooner(slow: Row, fast: Row, view: Overview) -> str:
 
 
 def _wire(row: Row) -> int:
-    """Bytes that the busiest rank has on the wire in a step."""
+    """Bytes that the busiest rank sends in a step."""
     return max(sum(talk.wire for talk in comm_volumes(row.spec, rank)) for rank in range(row.spec.parallel.world))
 
 
 def _free(done: Sequence[Row], steps: Mapping[int, Trace]) -> tuple[list[str], list[tuple[str, str]]]:
-    """Each traced step walked again with messages and collectives that take no time; and where to ask more of the
-    first of them."""
+    """Each traced step replayed with messages and collectives that take no time; and links to explore the first of
+    them."""
     said: list[tuple[float, str, Row]] = []
     for row in done:
         trace = steps.get(row.run.pk)
@@ -185,7 +187,7 @@ def _free(done: Sequence[Row], steps: Mapping[int, Trace]) -> tuple[list[str], l
         try:
             measured = trace.measured
         except ValueError:
-            continue  # a stream without a flush, or too long: its step cannot be walked again
+            continue  # a stream without a flush, or too long: it cannot be replayed
         gain = measured.step / replay(trace.spec, measured, Change(links=FREE)).step
         now = row.entry.speed.ratio
         said.append((now * gain, freed(row.entry.label, now, gain, row.run.devices), row))
@@ -197,16 +199,16 @@ def _free(done: Sequence[Row], steps: Mapping[int, Trace]) -> tuple[list[str], l
 
 
 def freed(label: str, now: float, gain: float, devices: int) -> str:
-    """What free communication makes of a speedup of `now`, `gain` times as fast."""
-    before, behind = ratio_text(now), ratio_text(now * gain)
-    if before == behind:
+    """What free communication makes of a speedup of `now`: `gain` times as much."""
+    before, after = ratio_text(now), ratio_text(now * gain)
+    if before == after:
         return f"{label} would stay at {before}: next to nothing of its step is communication that is not hidden."
     over = f", more than {devices} devices give at the baseline's pace" if now * gain > devices else ""
-    return f"{label} would reach {behind} instead of {before}{over}."
+    return f"{label} would reach {after} instead of {before}{over}."
 
 
 def _operators(done: Sequence[Row], steps: Mapping[int, Trace]) -> tuple[list[str], list[tuple[str, str]]]:
-    """The first two ranks of the fastest run of each way to split; and those runs' own tables."""
+    """Compares the first two ranks of the fastest run of each family; and links to those runs' own tables."""
     said: dict[str, str] = {}
     rows: list[Row] = []
     for row in done:
@@ -214,8 +216,8 @@ def _operators(done: Sequence[Row], steps: Mapping[int, Trace]) -> tuple[list[st
         if trace is None or row.entry.family in said or not {0, 1} <= trace.spans.keys():
             continue
         a, b = (Side(trace.spec, rank, trace.spans[rank]) for rank in (0, 1))
-        told = sentence(a, b, align(a.operations(), b.operations()), ("rank 0", "rank 1"))
-        said[row.entry.family] = f"{row.entry.label}, rank 0 against rank 1: {told}"
+        text = sentence(a, b, align(a.operations(), b.operations()), ("rank 0", "rank 1"))
+        said[row.entry.family] = f"{row.entry.label}, rank 0 against rank 1: {text}"
         rows.append(row)
     return list(said.values()) or ["No run of several ranks has been traced."], _to(*rows, tab="operators")
 
@@ -234,7 +236,7 @@ def _memory(view: Overview) -> list[str]:
 
 def _layers(view: Overview) -> list[str]:
     found = ((e.largest, e.label) for e in view.entries if e.largest is not None)
-    known = sorted(found, key=lambda one: -one[0])  # of equals the first, as in the title
+    known = sorted(found, key=lambda one: -one[0])  # the first of equal ones, as in the title
     said = [capacity.title(view.entries, view.limit)]
     if view.limit and len(known) > 1:
         named = apart_text([f"{label}: {count_text(most)}" for most, label in known[1:MOST_NAMED]])

@@ -1,4 +1,4 @@
-"""A study as one printable page that needs nothing else: no script, no stylesheet, no picture of another file."""
+"""A study as one printable page that needs no other file: no script, stylesheet or image."""
 
 from __future__ import annotations
 
@@ -38,32 +38,32 @@ SHARES = {
     "Optimizer": ("optimizer",),
     "Other": ("data", "other"),
 }
-"""Columns of the table of strategies: together they are the whole traced step."""
+"""Column of the table of strategies -> components; together they are the whole traced step."""
 
 
 @require_GET
 def report(request: HttpRequest, pk: int) -> HttpResponse:
-    """Method, table of strategies, written answers, and of each chart its sentence and its numbers.
+    """Method, table of strategies, written answers, and each chart with its sentence and numbers.
 
-    `?baseline=` is as on the page; with `?download=1` it is a file to keep.
+    `?baseline=` is as on the study's page; `?download=1` makes it a file to save.
     """
     study = get_object_or_404(Study.objects.select_related("owner", "baseline"), pk=pk)
     if study.kind == fit.KIND:
-        return redirect("studies:page", pk)  # its one table says it all
+        return redirect("studies:page", pk)  # its page has everything in one table
     download = bool(request.GET.get("download"))
     asked = [request.GET.get(name, "") for name in ("baseline", "show", "target")]
-    told = answer_cache.of_ended(
-        study, ["report", request.build_absolute_uri("/"), *asked], lambda: _told(request, study)
+    content = answer_cache.of_ended(
+        study, ["report", request.build_absolute_uri("/"), *asked], lambda: _content(request, study)
     )
-    context = {**told, "study": study, "hatches": svg.hatches(), "made_at": timezone.now(), "kept": download}
+    context = {**content, "study": study, "hatches": svg.hatches(), "made_at": timezone.now(), "kept": download}
     response = render(request, "studies/report.html", context)
     if download:
         response["Content-Disposition"] = f'attachment; filename="study-{study.pk}-report.html"'
     return response
 
 
-def _told(request: HttpRequest, study: Study) -> dict[str, Any]:
-    """What the report says: `body`, all below its first lines, and what those need of the runs."""
+def _content(request: HttpRequest, study: Study) -> dict[str, Any]:
+    """What is cached of the report: its `body`, and what its first lines need of the runs."""
     view = view_of(request, study)
     stream_charts, stream_answers = streams.of_overview(view, target(request))
     said = _said(study, view)
@@ -111,13 +111,13 @@ def _charts(request: HttpRequest, study: Study, view: Overview) -> list[Chart]:
 
 
 def study_address(study: Study, view: Overview) -> str:
-    """The live page with the report's own baseline."""
+    """The address of the study's page with the report's baseline."""
     chosen = f"?baseline={view.baseline.run.pk}" if view.baseline else ""
     return f"/studies/{study.pk}/{chosen}"
 
 
 def shares(row: Row) -> list[str]:
-    """Of the traced step, in the order of SHARES; empty texts where none was traced."""
+    """Shares of the traced step, in the order of SHARES; empty texts if none was traced."""
     parts = row.entry.result.breakdown if row.entry.result else None
     if parts is None:
         return [""] * len(SHARES)

@@ -1,8 +1,8 @@
-"""Runs of a study that were disturbed, cut off from outside or cancelled, run again; and which then stands for its
-setting.
+"""Runs of a study that are run again because they were disturbed, cut off from outside or cancelled; and which run of a
+setting then represents it.
 
-Other processes' share of the devices is measured in each run, and it decides alone: of a setting the least disturbed
-run stands, however fast it was.
+Only the share of the devices that other processes used decides: of the successful runs of a setting, the least
+disturbed one represents it, however fast it was.
 """
 
 from __future__ import annotations
@@ -23,8 +23,11 @@ from parallel_core.analysis.disturbance import DISTURBED_ABOVE
 
 
 def standing(every: Iterable[Run]) -> list[Run]:
-    """Runs without those that another one of their setting stands for. What has not ended stands for itself, and for
-    what ended without success."""
+    """The runs that represent their settings, which pages show.
+
+    That is the best ended run of each setting (see `_rank`) and every run that has not ended; an ended run that did not
+    succeed is left out while a run of its setting is under way.
+    """
     listed = list(every)
     best = {root: min(group, key=_rank) for root, group in _settings(listed).items()}
     under_way = _under_way(listed)
@@ -37,31 +40,31 @@ def standing(every: Iterable[Run]) -> list[Run]:
 
 
 def stands_for(run: Run | None, every: Sequence[Run]) -> Run | None:
-    """The run among `every` that stands for the setting of `run`: while it is run again, the one that has a result."""
+    """The run among `every` that represents the setting of `run`: one with a result, if there is any."""
     return min((own for own in every if run is not None and root_of(own) == root_of(run)), key=_rank, default=None)
 
 
 CUT_OFF = frozenset({"killed_by_signal", "no_progress", "timed_out", "worker_lost", "interrupted"})
-"""Causes that lie outside of what the run was asked to do: the same run may well end otherwise."""
+"""Causes outside of what the run was asked to do: the same run may well end otherwise."""
 
 
 def disturbed(every: Iterable[Run]) -> list[Run]:
-    """Of the runs that stand: those that succeeded, disturbed, and are not being run again already."""
+    """The runs that represent their setting, succeeded, were disturbed, and are not being run again already."""
     return [run for run in _waiting(every) if _is_disturbed(run)]
 
 
 def cut_off(every: Iterable[Run]) -> list[Run]:
-    """Likewise those that something outside of them ended early."""
+    """In the same way, those that something outside ended early."""
     return [run for run in _waiting(every) if _was_cut_off(run)]
 
 
 def cancelled(every: Iterable[Run]) -> list[Run]:
-    """Likewise those that somebody cancelled: a study that was stopped half way goes on with them."""
+    """In the same way, those that somebody cancelled: with them, a study that was stopped half way can go on."""
     return [run for run in _waiting(every) if run.state == State.CANCELLED]
 
 
 def offer(every: Iterable[Run]) -> str:
-    """What the button says: `Run the 2 disturbed and the one cut off again`; '' where nothing is to be repeated."""
+    """The text of the button: `Run the 2 disturbed and the one cut off again`; '' if there is nothing to repeat."""
     listed = list(every)
     counts = ((len(disturbed(listed)), "disturbed"), (len(cut_off(listed)), "cut off"))
     named = [_so_many(count, what) for count, what in counts if count]
@@ -69,38 +72,38 @@ def offer(every: Iterable[Run]) -> str:
 
 
 def unfinished(every: Iterable[Run]) -> str:
-    """What the button says that goes on with a study; '' where no run was cancelled."""
+    """The text of the button that goes on with a study; '' if no run was cancelled."""
     count = len(cancelled(every))
     return f"Run {_so_many(count, 'cancelled')}" if count else ""
 
 
 def _so_many(count: int, what: str) -> str:
-    """`the 2 cut off`, `the disturbed one`, `the one cut off`: what of two words stands behind."""
+    """`the 2 cut off`, `the disturbed one`, `the one cut off`: two words follow their noun."""
     if count > 1:
         return f"the {count} {what}"
     return f"the one {what}" if " " in what else f"the {what} one"
 
 
 def _waiting(every: Iterable[Run]) -> list[Run]:
-    """Those that stand, but for settings of which a run is under way."""
+    """The runs that represent their setting, without settings that have a run under way."""
     listed = list(every)
     under_way = _under_way(listed)
     return [run for run in standing(listed) if root_of(run) not in under_way]
 
 
 def repeatable(every: Iterable[Run]) -> list[Run]:
-    """What was disturbed or cut off."""
+    """The runs that were disturbed or cut off."""
     return [run for run in _waiting(every) if _is_disturbed(run) or _was_cut_off(run)]
 
 
 @transaction.atomic
 def run_again(*, study: Study, user: Any, which: Callable[[list[Run]], list[Run]] = repeatable) -> list[Run]:
-    """Queues each run of `which` once more, in its place of the study. Raises PermissionDenied."""
+    """Queues each run in `which` once more, at its position in the study. Raises PermissionDenied."""
     if not may_change(user, study):
         raise PermissionDenied("Only the study's owner and admins may run it again.")
     if study.kind == fit.KIND:
         return []  # nothing is timed
-    Study.objects.select_for_update().get(pk=study.pk)  # two that ask at once get it once
+    Study.objects.select_for_update().get(pk=study.pk)  # of two requests at once, only one queues the runs
     listed = list(study.runs.order_by("position", "pk"))
     return runs.submit_all(owner=user, orders=[_again(run, study) for run in which(listed)])
 
@@ -119,12 +122,12 @@ def _again(run: Run, study: Study) -> runs.Order:
 
 
 def root_of(run: Run) -> int:
-    """The run that was first of its setting."""
+    """Id of the first run of the setting."""
     return run.repeats_id or run.pk
 
 
 def _under_way(listed: Iterable[Run]) -> set[int]:
-    """The settings of which a run has not ended."""
+    """The settings with a run that has not ended."""
     return {root_of(run) for run in listed if run.state not in ENDED}
 
 
@@ -144,7 +147,7 @@ def _was_cut_off(run: Run) -> bool:
 
 
 def _rank(run: Run) -> tuple[int, float, int]:
-    """Least first: what succeeded before what ended otherwise, then the least disturbed, then the newest."""
+    """Sort key, best first: runs that succeeded, then other ended ones; then the least disturbed, then the newest."""
     others = run.summary.get("cpu_others")
     order = 0 if run.state == State.SUCCEEDED else 1 if run.state in ENDED else 2
     return order, inf if others is None else others, -run.pk

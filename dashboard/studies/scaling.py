@@ -1,7 +1,7 @@
-"""The scaling study: what it runs, and what its page says of speed against devices.
+"""The scaling study: what it runs, and what its page says about speed against devices.
 
 Strong scaling: the same batch on more devices (Amdahl 1967). Weak: the same batch a device, so that the work grows with
-them (Gustafson 1988). Both are held against the one-device run of the same model, in samples a second.
+them (Gustafson 1988). Both are compared with the one-device run of the same model, in samples a second.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ MODELS = {
     "resnet50": "ResNet-50 on digits",
     "gnmt": "GNMT, 2 x 128",
 }
-"""Presets whose models a study can take beside its own."""
+"""Presets whose models a study can use in addition to its own."""
 STRATEGIES = ("dp", "zero1", "tp", "naive", "gpipe", "1f1b")
 
 
@@ -42,7 +42,8 @@ def plan(
     micro_batches: int = 4,
     timed_steps: int = 40,
 ) -> Plan:
-    """Of each model one device, then each strategy at each count, strong and weak. The first run is the baseline."""
+    """For each model a run on one device, then each strategy at each count, strong and weak. The first run is the
+    baseline."""
     kept: list[Variant] = []
     skipped: list[Skipped] = []
     cells = [(variants.BY_KEY[key], n) for key in strategies for n in sorted(set(counts)) if n > 1]
@@ -84,9 +85,9 @@ def _preset(base: Spec, key: str) -> Spec:
 
 
 def points(view: Overview, cores: int = 0) -> list[Point]:
-    """Of every measured split that has a one-device run of its model: how it scales; of repeats the median.
+    """How each measured split scales that has a one-device run of its model; of repeats the median.
 
-    `cores` = how many all devices share, 0 where each has its own.
+    `cores` = number of cores shared by all devices, 0 if each has its own.
     """
     singles = {row.spec.model.model_dump_json(): row for row in reversed(view.rows) if _plain(row) and _rate(row)}
     several = len({row.spec.model.kind for row in view.rows}) > 1
@@ -126,13 +127,13 @@ def _plain(row: Row) -> bool:
 
 
 def _rate(row: Row) -> float | None:
-    """Samples a second of a run that is done."""
+    """Samples a second of a run that is done; else None."""
     seconds = row.entry.traced_median
     return row.spec.train.global_batch / seconds if row.entry.done and seconds else None
 
 
 def of_overview(study: Study, view: Overview) -> dict[str, Chart]:
-    """Charts `scaling` and `stalls` of a scaling study; {} of any other."""
+    """The charts `scaling` and `stalls` of a scaling study; {} for any other."""
     if study.kind != KIND:
         return {}
     found = points(view, study.shared_cores)
@@ -141,7 +142,7 @@ def of_overview(study: Study, view: Overview) -> dict[str, Chart]:
 
 
 def verdict(study: Study, view: Overview) -> list[str]:
-    """What a study's page says first."""
+    """The first sentences of a study's page."""
     if study.kind != KIND:
         return view.verdict
     found = points(view, study.shared_cores)
@@ -150,7 +151,7 @@ def verdict(study: Study, view: Overview) -> list[str]:
 
 
 def like_for_like(kind: str, view: Overview) -> Overview:
-    """Of a scaling study the runs of the baseline's model alone: charts hold them against it."""
+    """For a scaling study only the runs of the baseline's model, as charts compare with it; else the view itself."""
     if kind != KIND or view.baseline is None:
         return view
     model = view.baseline.spec.model

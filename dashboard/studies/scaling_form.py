@@ -20,7 +20,7 @@ from parallel_core import limits
 
 
 class ScalingForm(StudyForm):
-    """Strong and weak scaling of strategies over device counts, of one model or of several."""
+    """Strong and weak scaling of strategies over numbers of devices, for one model or several."""
 
     kind = scaling.KIND
     title = "Scaling"
@@ -84,7 +84,8 @@ class ScalingForm(StudyForm):
 
 
 def shared(fleet: FleetSnapshot) -> tuple[int, int, str]:
-    """(CPU devices, cores that they share, worker) of a worker with more devices than cores; zeros without one."""
+    """(CPU devices, cores that they share, worker) of a worker with more devices than cores; (0, 0, "") if there is
+    none."""
     for worker in fleet.reporting:
         names = [device["name"] for device in worker.devices if device["kind"] == "cpu"]
         if len(set(names)) < len(names):
@@ -93,7 +94,7 @@ def shared(fleet: FleetSnapshot) -> tuple[int, int, str]:
 
 
 def shared_cores(fleet: FleetSnapshot) -> str:
-    """The same in words: "; 4 CPU devices share 2 cores …"; '' where each has its own."""
+    """The same in words: "; 4 CPU devices share 2 cores …"; '' if each has its own."""
     devices, cores, worker = shared(fleet)
     if not devices:
         return ""

@@ -1,4 +1,4 @@
-"""What study and compare pages know of a set of runs: one row a run against a baseline, and the sentences over them.
+"""What pages of studies and comparisons show of a set of runs: one row a run against a baseline, and sentences on them.
 
 Only run rows, their summaries and the loss series are read here; spans are read by the figures that draw them.
 """
@@ -39,11 +39,11 @@ class Row:
     entry: Entry
     parity: Parity | None = None
     sentence: str = ""
-    """Why it is not there yet, or how it ended."""
+    """Why it has no result yet, or how it ended."""
     meters: Mapping[str, Any] = field(default_factory=dict)
     """See `peaks.over_one_peak`."""
     alike: bool = True
-    """It trains the baseline's kind of model: of another one nothing is a speedup."""
+    """Whether it trains the baseline's kind of model: another kind has no speedup over it."""
 
     @property
     def steps_done(self) -> int:
@@ -62,11 +62,11 @@ class Overview:
     rows: Sequence[Row]
     baseline: Row | None
     limit: int | None
-    """Bytes of memory that a device of these runs has."""
+    """Bytes of memory of a device of these runs."""
     losses: Mapping[int, Points] = field(default_factory=dict)
     """run id -> its loss points (see `losses_of`)."""
     replaced: Mapping[int, Points] = field(default_factory=dict)
-    """run id -> loss points of earlier attempts that a later one has trained again."""
+    """run id -> loss points of earlier attempts that a later one trained again."""
 
     @property
     def entries(self) -> list[Entry]:
@@ -74,7 +74,7 @@ class Overview:
 
     @property
     def results(self) -> list[Result]:
-        """Of the runs that succeeded."""
+        """Results of the runs that succeeded."""
         return [row.entry.result for row in self.rows if row.entry.done and row.entry.result]
 
     @property
@@ -83,7 +83,7 @@ class Overview:
 
     @property
     def open(self) -> list[Row]:
-        """Runs that have not ended."""
+        """Rows of the runs that have not ended."""
         return [row for row in self.rows if row.run.state not in ENDED]
 
     @cached_property
@@ -95,23 +95,25 @@ class Overview:
 
     @property
     def on_times(self) -> str:
-        """The first sentence of the verdict that is no warning."""
+        """The first sentence of the verdict that is not a warning."""
         return self.verdict[1 if self.base is not None and self.warned_first else 0]
 
     def cautioned(self, said: Sequence[str], told: Result | None = None) -> list[str]:
-        """Sentences on times, with what has to be known of the measurements: before them where all rests on it.
-        `told` = the run of which they say whether its loss is finite."""
+        """The sentences with warnings about the measurements: in front, if all of them depend on it, else after them.
+
+        `told` = the run of which the sentences already say whether its loss is finite.
+        """
         warning = sentences.disturbed([entry.others for entry in self.entries if entry.done], DISTURBED_ABOVE)
-        before, behind = ([warning], [""]) if self.mostly_disturbed else ([self._baseline_warning], [warning])
-        behind.append("" if self.mostly_disturbed else host_drift.drift_warning(self.pace_spread, self._at_one_pace))
-        behind.append(host_drift.contention_warning(self.companies))
-        behind.append(excluded.diverged([r.label for r in self.results if r.diverged and r is not told]))
-        behind += self.left_out
-        return [sentence for sentence in (*before, *said, *behind) if sentence]
+        before, after = ([warning], [""]) if self.mostly_disturbed else ([self._baseline_warning], [warning])
+        after.append("" if self.mostly_disturbed else host_drift.drift_warning(self.pace_spread, self._at_one_pace))
+        after.append(host_drift.contention_warning(self.companies))
+        after.append(excluded.diverged([r.label for r in self.results if r.diverged and r is not told]))
+        after += self.left_out
+        return [sentence for sentence in (*before, *said, *after) if sentence]
 
     @property
     def left_out(self) -> list[str]:
-        """Which runs are not compared, as they ended without a result, and why."""
+        """Which runs are not compared because they ended without a result, and why."""
         return excluded.sentences([(row.entry.label, row.run) for row in self.rows])
 
     @property
@@ -125,18 +127,18 @@ class Overview:
 
     @property
     def pace_spread(self) -> float | None:
-        """See `pace.spread`."""
+        """See `host_drift.spread`."""
         return host_drift.spread([entry.pace for entry in self.entries if entry.pace])
 
     @property
     def companies(self) -> dict[int, float]:
-        """Of several devices, by their number: see `pace.companies`."""
+        """See `host_drift.contention_by_ranks`; without one rank."""
         found = host_drift.contention_by_ranks(entry.pace for entry in self.entries if entry.pace)
         return {ranks: longer for ranks, longer in found.items() if ranks > 1}
 
     @property
     def _at_one_pace(self) -> tuple[str, float, str] | None:
-        """(fastest run at the baseline's pace of the host, its speedup there, the baseline); None where unknown."""
+        """(fastest run at the baseline's pace of the host, its speedup there, the baseline); None if not known."""
         gains = [
             (entry.at_pace or entry.speed.ratio, entry.label) for entry in self.entries if entry.done and entry.speed
         ]
@@ -147,6 +149,7 @@ class Overview:
 
     @property
     def mostly_disturbed(self) -> bool:
+        """Whether more than half of the runs that are done were disturbed."""
         done = [entry for entry in self.entries if entry.done]
         return 2 * sum(entry.disturbed for entry in done) > len(done)
 
@@ -159,12 +162,12 @@ class Overview:
 
     @property
     def like_for_like(self) -> Overview:
-        """The runs of the baseline's kind of model alone: of others nothing is a speedup, or beaten in time."""
+        """Only the runs of the baseline's kind of model: others have no speedup, and cannot be beaten in time."""
         return replace(self, rows=[row for row in self.rows if row.alike])
 
     @property
     def source(self) -> str:
-        """The line under every chart of measured times."""
+        """The line below every chart of measured times."""
         counts = sorted({r.step.n for r in self.results})
         steps = f"{counts[0]} to {counts[-1]}" if len(counts) > 1 else str(counts[0] if counts else 0)
         skipped = sorted({row.spec.train.warmup_steps for row in self.rows})
@@ -173,7 +176,7 @@ class Overview:
 
     @property
     def step_sentence(self) -> str:
-        """How steps of other batches are told, and of which runs no speedup is."""
+        """How steps of other batches are scaled, and which runs have no speedup."""
         if self.baseline is None:
             return ""
         batch = self.baseline.spec.train.global_batch
@@ -184,21 +187,21 @@ class Overview:
 
     @property
     def peak_sentence(self) -> str:
-        """What the utilisation of these runs is over."""
+        """Over which peak the utilisation of these runs is computed."""
         return peaks.sentence(
             [row.run for row in self.rows], {row.run.pk: row.meters for row in self.rows if row.meters}
         )
 
     @property
     def _compared(self) -> list[Row]:
-        """All runs but those that ended without a result; none over a baseline that did."""
+        """All runs except those that ended without a result; [] if the baseline did."""
         if self.baseline and self.baseline.entry.ended:
             return []
         return [row for row in self.rows if not row.entry.ended]
 
     @property
     def parities(self) -> dict[str, Parity]:
-        """Of the runs that are compared with the baseline."""
+        """The parity of the runs that are compared with the baseline, by label."""
         others = [row for row in self._compared if row is not self.baseline]
         return {row.entry.label: row.parity for row in others if row.parity}
 
@@ -217,10 +220,10 @@ class Overview:
 
 
 def overview(runs: Iterable[Run], baseline: Run | None = None, *, details: bool = True) -> Overview:
-    """Rows of `runs` against `baseline` (one of them; None = the first that has a result, else the first).
+    """Rows of `runs` against `baseline` (one of them; None = the first with a result, else the first).
 
-    Where global batches differ, steps are scaled to the baseline's samples: speedup is then samples/s over samples/s.
-    Without `details` nothing but the rows given is read: no losses, no queue, no memory limit.
+    If global batches differ, steps are scaled to the baseline's samples: a speedup is samples/s over samples/s. Without
+    `details` only the given rows are read: no losses, no queue, no memory limit.
     """
     every = list(runs)
     if not every:

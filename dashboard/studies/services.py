@@ -1,4 +1,4 @@
-"""What people, and the first start, do to studies: create them with all their runs, or not at all."""
+"""What users, and the first start, do to studies: create them with all their runs, or not at all."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ __all__ = [
 
 MAX_REPEATS = 20
 STARTER_SECONDS = 220.0
-"""What the starter may take by estimate, so that it is done within 5 minutes of the page being up."""
+"""The longest estimate for the starter study, so that it is done within 5 minutes of the first page."""
 STARTER_TIMED_STEPS = 40
 STARTER_MICRO_BATCHES = 4
 
@@ -99,10 +99,10 @@ def create_stashing(
 
 
 def create_starter(*, owner: Any, worker: Worker) -> Study:
-    """The study every new yard begins with: single, naive, DP, TP and both pipelines, plain and with AR.
+    """The study that every new yard begins with: single, naive, DP, TP and both pipelines, plain and with AR.
 
-    Model, batch and step come from the worker's calibration, so that they mean something on any device; the number
-    of timed steps is what fits into STARTER_SECONDS, from 10 to 40. Raises Invalid where the worker has none.
+    Model, batch and step come from the worker's calibration, so that they suit any device; the number of timed steps is
+    what fits into STARTER_SECONDS, from 10 to 40. Raises Invalid if the worker has no calibration.
     """
     if not worker.calibration:
         raise Invalid({"worker": f"Worker {worker.name} has not calibrated yet."})
@@ -129,7 +129,7 @@ def create_starter(*, owner: Any, worker: Worker) -> Study:
 
 
 def starter_base(calibration: Mapping[str, Any]) -> Spec:
-    """The base spec that a calibration {device, model, global_batch, step_time} stands for."""
+    """The base spec for a calibration {device, model, global_batch, step_time}."""
     return {
         "model": dict(calibration["model"]),
         "train": {
@@ -152,12 +152,12 @@ def create(
     retries: int = 0,
     note: str = "",
 ) -> Study:
-    """Writes the study and queues its runs, all in one transaction.
+    """Creates the study and queues its runs, in one transaction.
 
-    1. Refuses who may not submit (PermissionDenied).
-    2. Leaves out what no worker that reports could run. Raises Invalid where there is nothing to run, too much, or no
-       usable name; nothing is written then.
-    3. Repeats go round: the whole list once, then again, so that a slow drift of the host meets every variant.
+    1. Refuses users who may not submit (PermissionDenied).
+    2. Leaves out what no reporting worker could run. Raises Invalid if there is nothing to run, too much, or no valid
+       name; nothing is written then.
+    3. Repeats go round: the whole list once, then again, so that a slow drift of the host affects every variant.
     4. The first run of the plan is the baseline.
     """
     if not may_submit(owner):
@@ -173,7 +173,7 @@ def create(
 
 
 def _queue(study: Study, plan: Plan, repeats: int, retries: int) -> list[Run]:
-    """Submits every variant as often as it is repeated."""
+    """Submits every variant, as often as it is repeated."""
     orders: list[runs.Order] = [
         {
             "spec": variant.spec.model_dump(mode="json"),
@@ -214,7 +214,7 @@ def _dividing(wanted: int, batch: int) -> int:
 
 
 def _fitting_steps(base: Spec, asked: dict[str, Any], calibration: Mapping[str, Any]) -> int:
-    """Timed steps a run, 10 to 40, so that all variants together stay within STARTER_SECONDS."""
+    """Timed steps of a run, 10 to 40, such that all variants together take at most STARTER_SECONDS."""
     plan = variants.matrix(base, **asked)
     fixed = len(plan.variants) * START_S
     one_step = sum(step_seconds(v.spec, calibration) for v in plan.variants)

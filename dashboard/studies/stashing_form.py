@@ -17,11 +17,11 @@ from parallel_core import limits
 from parallel_core.rules import divisors, few
 
 TIMED_STEPS = 100
-"""To begin with: fewer say little about a loss."""
+"""The initial value: fewer steps say little about a loss."""
 
 
 class StashingForm(StudyForm):
-    """What stashing buys: 1F1B with its flush, without one in all its kinds, and DP."""
+    """What stashing buys: 1F1B with its flush, all schedules without a flush, and DP."""
 
     kind = "stashing"
     title = "What stashing buys"
@@ -41,7 +41,8 @@ class StashingForm(StudyForm):
         return self.group(("devices", "micro_batches"))
 
     def clean(self) -> dict[str, Any]:
-        """Micro-batches that the batch does not divide into would leave DP alone: nothing to set it against."""
+        """The batch must be divisible into the micro-batches: otherwise only DP would be left, with nothing to compare
+        it with."""
         cleaned = self.within_fleet(super().clean())
         m, batch = cleaned.get("micro_batches"), self.spec.train.global_batch if self.spec else 0
         if m and batch % m:

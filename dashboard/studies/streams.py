@@ -1,4 +1,4 @@
-"""What a study says of pipelines that never flush: which weights they used, and how long to a loss."""
+"""What a study says about pipelines that never flush: which weights they used, and how long they took to a loss."""
 
 from __future__ import annotations
 
@@ -21,12 +21,14 @@ from parallel_core.analysis.versions import uses
 from parallel_core.schedule import build
 
 MOST_COLUMNS = 16
-"""Micro-batches in the grid of versions: more cannot be read."""
+"""The most micro-batches in the grid of versions; more could not be read."""
 
 
 def of_overview(view: Overview, target: float | None) -> tuple[dict[str, Chart], list[Answer]]:
-    """Charts `versions` and `target`, and what the memory is against data parallelism; nothing where every run of the
-    study flushes. `target` None: the lowest loss that every run reaches."""
+    """The charts `versions` and `target`, and the memory compared with data parallelism; nothing if every run flushes.
+
+    `target` None: the lowest loss that every run reaches.
+    """
     streams = [row for row in view.rows if not row.spec.parallel.flushes]
     if not streams:
         return {}, []
@@ -35,7 +37,7 @@ def of_overview(view: Overview, target: float | None) -> tuple[dict[str, Chart],
 
 
 def _versions(rows: Sequence[Row]) -> Chart:
-    """One grid for each schedule and numbers of replicas: runs that differ elsewhere use the same versions."""
+    """One grid for each schedule and numbers of replicas, because runs that differ otherwise use the same versions."""
     grids = {_walked(row): _grid(row) for row in reversed(rows)}
     labels = {schedule: grids[schedule] for schedule in sorted(grids)}
     return versions.chart(
@@ -55,7 +57,7 @@ def _grid(row: Row) -> Grid:
 
 
 class Race(NamedTuple):
-    """Who came to the loss `goal`, and when, losses averaged over so many steps; `reaches` by run id."""
+    """When each run (`reaches`, by id) reached the loss `goal`; losses are averaged over `over` steps."""
 
     goal: float | None
     over: int
@@ -68,7 +70,7 @@ def _target(view: Overview, target: float | None) -> Chart:
 
 
 def race(view: Overview, target: float | None = None) -> Race:
-    """To the loss `target`; None: the lowest one that every run reaches."""
+    """The race to the loss `target`; None: the lowest one that every run reaches."""
     rows = [row for row in view.rows if not row.entry.ended and len(view.losses.get(row.run.pk, ()))]
     points = {row.run.pk: view.losses[row.run.pk] for row in rows}
     over = window(len(own) for own in points.values())
@@ -87,7 +89,7 @@ def race(view: Overview, target: float | None = None) -> Race:
 
 
 def _against_dp(view: Overview, streams: Sequence[Row]) -> list[Answer]:
-    """The worst rank of the pipeline that keeps most versions, against that of data parallelism."""
+    """Memory on the worst rank of the pipeline that keeps most versions, compared with data parallelism."""
     dp = next((row for row in view.rows if row.entry.family == "dp" and _memory(row)), None)
     known = [row for row in streams if _memory(row)]
     if dp is None or not known:

@@ -1,4 +1,4 @@
-"""Which fields of a RunSpec a study can sweep, and what may be typed for one of them."""
+"""Which fields of a RunSpec a study can sweep, and which values can be typed for one of them."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ _SECTIONS: dict[str, type[BaseModel]] = {
 }
 _NOT_ONE_VALUE = {"kind", "cuts", "replicas", "widths", "recompute_layers", "profile_steps", "profile_ranks"}
 _HELD_EQUAL = {"corpus", "steps"}
-"""Of the whole study."""
+"""Equal in the whole study."""
 
 
 def fields() -> dict[str, str]:
-    """`{dotted field: label of the New run form}` of every field of a RunSpec with one number or choice in it."""
+    """`{dotted field: label in the New run form}` of every field of a RunSpec with a single number or choice."""
     return {
         f"{section}.{leaf}": short_label(f"{section}.{leaf}")
         for section, model in _SECTIONS.items()
@@ -33,7 +33,7 @@ def fields() -> dict[str, str]:
 
 
 def parse(field: str, text: str) -> Any:
-    """A value as typed in a form, for pydantic: 'none' becomes null where the field has one and it is not a word."""
+    """A value as typed in a form, for pydantic: 'none' becomes None if the field may be None."""
     text = text.strip()
     annotation = _annotation(field)
     nullable = isinstance(annotation, types.UnionType) or typing.get_origin(annotation) is typing.Union

@@ -1,4 +1,4 @@
-"""A study's full table as numbers in SI units, not rounded: what the CSV holds."""
+"""A study's full table as numbers in SI units, not rounded, for the CSV."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dashboard.studies.selectors import Overview, Row
 from parallel_core.analysis.breakdown import COMPONENTS
 
 METERS = ("tokens_per_s", "tflops", "mfu", "hfu", "peak_flops_per_s")
-"""Of the median step (see control.summary): tokens are what the run's speed counts, tflops a device."""
+"""At the median step (see control.summary): tokens are what the run's speed counts, tflops is per device."""
 COLUMNS = (
     *("run", "label", "state"),
     *("step_median_s", "step_p10_s", "step_p90_s", "timed_steps"),

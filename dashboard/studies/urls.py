@@ -1,4 +1,4 @@
-"""Addresses of studies and of comparisons; the front page leads to the studies."""
+"""URLs of studies and comparisons; the front page redirects to the studies."""
 
 from django.urls import URLPattern, URLResolver, path
 

@@ -1,6 +1,6 @@
-"""What a study runs: pure functions from a base spec to variants, and the combinations that are left out, with why.
+"""What a study runs: pure functions from a base spec to variants, and the combinations left out, with the reason.
 
-Nothing here touches the database, so the form can show the plan (and what it skips) before anything is queued.
+Nothing here uses the database, so the form can show the plan (and what it skips) before anything is queued.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from parallel_core.spec import RunSpec, TrainSpec, field_errors
 from parallel_core.stage_rules import name as name_of
 
 MAX_RUNS = 200
-"""Most runs one study may hold, repeats included."""
+"""The most runs of a study, including repeats."""
 MIN_TIMED_STEPS = 10
 WARMUP_STEPS = 3
 RECOMPUTE = ("none", "full")
@@ -32,9 +32,9 @@ Split = Callable[[int], dict[str, Any] | None]
 
 @dataclass(frozen=True)
 class Strategy:
-    """A way to split a model over n devices. `split(n)` gives the degrees, or None where n does not allow it.
+    """A way to split a model over n devices. `split(n)` returns the degrees, or None if n does not allow it.
 
-    `micro` says that the strategy has a micro-batch count to choose; the others take the batch of a replica whole.
+    `micro` = the strategy has a number of micro-batches to choose; others take the whole batch of a replica at once.
     """
 
     key: str
@@ -47,7 +47,7 @@ class Strategy:
 
 @dataclass(frozen=True)
 class Variant:
-    """One run of a study, before it is a run. `spec` is valid."""
+    """A run of a study before it is queued. `spec` is valid."""
 
     name: str
     spec: RunSpec
@@ -70,7 +70,7 @@ class Plan:
 
     @property
     def devices(self) -> int:
-        """Devices that the largest variant needs at once."""
+        """The number of devices that the largest variant needs."""
         return max((v.spec.parallel.world for v in self.variants), default=0)
 
 
@@ -112,7 +112,7 @@ STRATEGIES: tuple[Strategy, ...] = (
     *(
         Strategy(name, TRAITS[name].label, _from(2, 1, lambda n: {"pp": n}), "at least 2 devices", True, name)
         for name in runnable()
-        if name not in ("naive", "gpipe", "1f1b", CUSTOM)  # which stand above, or are not made by name
+        if name not in ("naive", "gpipe", "1f1b", CUSTOM)  # listed above, or not made by name
     ),
     Strategy("dp-tp", "DP x TP", _from(4, 2, lambda n: {"dp": n // 2, "tp": 2}), "4 devices, or a larger even number"),
     Strategy(
@@ -168,10 +168,10 @@ STREAMED = ("1f1b", *(name for name in runnable() if not flushes(name)))
 
 
 def stashing(base: Spec, *, devices: int = 2, micro_batches: int = 4, timed_steps: int = 100) -> Plan:
-    """What keeping the pipeline full costs and buys: 1F1B with its flush, every schedule without one, and DP; from
-    three devices on also PipeDream's two stages of which the first has all devices but one.
+    """What a full pipeline costs and brings: 1F1B with its flush, every schedule without one, and DP.
 
-    All clip by stage, the only clipping that schedules without a flush have. The first run is the one with a flush.
+    With three devices or more also PipeDream's two stages, of which the first has all devices but one. All clip by
+    stage, the only clipping that schedules without a flush have. The first run is the one with a flush.
     """
     variants: list[Variant] = []
     skipped: list[Skipped] = []
@@ -190,7 +190,8 @@ def stashing(base: Spec, *, devices: int = 2, micro_batches: int = 4, timed_step
 
 
 def sweep(base: Spec, *, field: str, values: Iterable[str], timed_steps: int = 40) -> Plan:
-    """One run a value of `field`, one of `sweepable.fields`; a value that the rules refuse is skipped with the rule."""
+    """One run for each value of `field`, one of `sweepable.fields`; a value that the rules refuse is skipped, with the
+    rule."""
     section, leaf = field.split(".", 1)
     label = short_label(field)
     variants: list[Variant] = []
@@ -205,7 +206,7 @@ def sweep(base: Spec, *, field: str, values: Iterable[str], timed_steps: int = 4
 
 
 def with_steps(base: Spec, timed_steps: int) -> Spec:
-    """A copy of the base that trains its warm-up (3 where it names none) and then `timed_steps` steps."""
+    """A copy of the base that trains its warm-up (3 steps if it has none) and then `timed_steps` steps."""
     spec = copy.deepcopy(base)
     train = spec.setdefault("train", {})
     warmup = _int(train.setdefault("warmup_steps", WARMUP_STEPS), WARMUP_STEPS)
@@ -214,7 +215,7 @@ def with_steps(base: Spec, timed_steps: int) -> Spec:
 
 
 def batch_of(spec: Spec) -> int:
-    """The global batch that a spec asks for, or has by default."""
+    """The global batch of a spec, or the default."""
     return _int(spec.get("train", {}).get("global_batch"), TrainSpec.model_fields["global_batch"].default)
 
 
@@ -239,12 +240,12 @@ def _cell(
     spec["parallel"] = {**degrees, "schedule": strategy.schedule, "micro_batches": m, "recompute": ar}
     spec["train"]["precision"] = precision
     if not flushes(strategy.schedule):
-        spec["train"]["clip"] = "stage"  # the only clipping that there is
+        spec["train"]["clip"] = "stage"  # without a flush there is no other clipping
     return valid(spec, title)
 
 
 def valid(spec: Spec, title: str) -> Variant | Skipped:
-    """Named by its strategy; where the rules refuse it, by `title` and with what they say."""
+    """A variant named by its strategy; if the rules refuse it, Skipped with `title` and their messages."""
     try:
         valid = RunSpec.model_validate(spec)
     except ValidationError as error:
@@ -267,7 +268,7 @@ def _keep(
 
 
 def _suffix(strategy: Strategy, precision: str, precisions: Sequence[str], m: int, micro_batches: Sequence[int]) -> str:
-    """What a name must add to the strategy's label so that names differ inside the study."""
+    """What must be added to the strategy's label so that names differ within the study."""
     parts = []
     if strategy.micro and strategy.key != "single-m" and len(micro_batches) > 1:
         parts.append(f"m = {m}")

@@ -1,4 +1,4 @@
-"""Pages of studies and comparisons. The state of a page is in its address; writing is left to services."""
+"""Pages of studies. The state of a page is in its query; changes are made by services."""
 
 from __future__ import annotations
 
@@ -43,9 +43,9 @@ from dashboard.studies.selectors import Overview, held_equal, overview
 PER_PAGE = 20
 MAX_GANTTS = 12
 _MEANT = Q(kind=fit.KIND, runs__cause=fit.OUT_OF_MEMORY)
-"""A fit study runs into its limit on purpose."""
+"""A fit study's run that reached its limit, as intended."""
 _LAST = Q(runs__repeated_as=None)
-"""Not a run that was run again later."""
+"""A run that was not run again later."""
 _OPEN = Q(runs__state__in=(State.QUEUED, *ACTIVE))
 
 
@@ -62,7 +62,7 @@ def list_page(request: HttpRequest) -> HttpResponse:
 @require_GET
 @priced
 def list_changes(request: HttpRequest) -> JsonResponse:
-    """What of the list a browser does not have yet."""
+    """The parts of the list that differ from what the browser has."""
     return answer(request, "studies/parts", {"studies": "cards"}, list_context(request), {})
 
 
@@ -72,7 +72,7 @@ def list_context(request: HttpRequest) -> dict[str, Any]:
         Study.objects.select_related("owner", "baseline")
         .order_by("-pk")
         .annotate(
-            total=Count("runs", filter=Q(runs__repeats=None), distinct=True),  # a setting counts once
+            total=Count("runs", filter=Q(runs__repeats=None), distinct=True),  # each setting counts once
             done=F("total") - Count("runs", filter=_OPEN, distinct=True),
             failed=Count("runs", filter=Q(runs__state__in=(State.FAILED, State.LOST)) & _LAST & ~_MEANT, distinct=True),
             cancelled=Count("runs", filter=Q(runs__state=State.CANCELLED) & _LAST, distinct=True),
@@ -87,7 +87,7 @@ def list_context(request: HttpRequest) -> dict[str, Any]:
 
 
 def view_of(request: HttpRequest, study: Study) -> Overview:
-    """The study against the baseline of the address, else against its own."""
+    """The study against the baseline in the query, else against its own."""
     every = list(study.runs.all())
     runs = reruns.standing(every)
     wanted = number(request.GET.get("baseline"))
@@ -96,7 +96,7 @@ def view_of(request: HttpRequest, study: Study) -> Overview:
 
 
 def target(request: HttpRequest) -> float | None:
-    """?target=: the loss that counts as reached; None where none that is a number is asked for."""
+    """?target=: the loss that counts as reached; None if it is absent or not a finite number."""
     try:
         asked = float(request.GET.get("target", ""))
     except ValueError:
@@ -132,11 +132,11 @@ LIVE_PARTS = {
     "parity": "parity",
     "table": "table",
 }
-"""Id of what changes while runs go on -> its template."""
+"""Id of an element that changes while runs go on -> its template."""
 
 
 def live_context(request: HttpRequest, study: Study) -> dict[str, Any]:
-    """What LIVE_PARTS are made of, and the charts."""
+    """The context of LIVE_PARTS, and the charts."""
     view = view_of(request, study)
     stream_charts, stream_answers = streams.of_overview(view, target(request))
     alike = scaling.like_for_like(study.kind, view)
@@ -158,7 +158,7 @@ def live_context(request: HttpRequest, study: Study) -> dict[str, Any]:
 @require_GET
 @priced
 def changes(request: HttpRequest, pk: int) -> JsonResponse:
-    """What of the page a browser does not have yet: see `live.changes`."""
+    """The parts of the page that differ from what the browser has: see `live.changes`."""
     study = get_object_or_404(Study.objects.select_related("owner", "baseline"), pk=pk)
     if study.kind == fit.KIND:
         listed, context = fit_views.LIVE_PARTS, fit_views.live_context(request, study, list(study.runs.all()))
@@ -171,7 +171,7 @@ def changes(request: HttpRequest, pk: int) -> JsonResponse:
 
 @require_GET
 def of_rules(request: HttpRequest, pk: int) -> HttpResponse:
-    """The part of the page with what the rules find; it comes after the page, because judging takes its time."""
+    """The part of the page with findings; loaded after the page, because judging takes time."""
     study = get_object_or_404(Study.objects.select_related("baseline"), pk=pk)
     view = view_of(request, study)
     context = {"study": study, "judgement": findings.of_overview(view), "postmortem": postmortem.of_study(study, view)}
@@ -181,7 +181,7 @@ def of_rules(request: HttpRequest, pk: int) -> HttpResponse:
 
 @require_GET
 def questions(request: HttpRequest, pk: int) -> HttpResponse:
-    """The part of the page with what a study is made to answer; it comes after the page, because it replays steps."""
+    """The part of the page with the study's answers; loaded after the page, because steps are replayed for it."""
     study = get_object_or_404(Study.objects.select_related("baseline"), pk=pk)
 
     def answered() -> dict[str, Any]:
@@ -189,8 +189,8 @@ def questions(request: HttpRequest, pk: int) -> HttpResponse:
         alike = scaling.like_for_like(study.kind, view)
         return {"asked": report_answers.of_overview(alike, report_answers.steps_of(alike)), "open": bool(view.open)}
 
-    told = answer_cache.of_ended(study, ["questions", request.GET.get("baseline", "")], answered)
-    return render(request, "studies/parts/questions.html", {"study": study, **told})
+    content = answer_cache.of_ended(study, ["questions", request.GET.get("baseline", "")], answered)
+    return render(request, "studies/parts/questions.html", {"study": study, **content})
 
 
 def gantt_src(name: str, runs: list[int], **kwargs: Any) -> str:
@@ -199,7 +199,7 @@ def gantt_src(name: str, runs: list[int], **kwargs: Any) -> str:
 
 @require_GET
 def charts(request: HttpRequest, pk: int) -> JsonResponse:
-    """The study's charts as JSON by key, for live updates."""
+    """The study's charts as JSON, by key."""
     study = get_object_or_404(Study.objects.select_related("baseline"), pk=pk)
     if study.kind == fit.KIND:
         return fit_views.charts(study)
@@ -209,7 +209,7 @@ def charts(request: HttpRequest, pk: int) -> JsonResponse:
 
 @require_GET
 def gantt(request: HttpRequest, pk: int) -> JsonResponse:
-    """Gantts of the runs in ?show= (fastest, slowest, baseline and one more without it)."""
+    """Gantt charts of the runs in ?show=; without it, of the fastest, the slowest, the baseline and one more."""
     study = get_object_or_404(Study.objects.select_related("baseline"), pk=pk)
     view = view_of(request, study)
     rows = figures.default_gantts(view, numbers(request.GET.get("show", "")))[:MAX_GANTTS]
@@ -244,7 +244,7 @@ def run_again(request: HttpRequest, pk: int) -> HttpResponse:
 
 @require_POST
 def save_baseline(request: HttpRequest, pk: int) -> HttpResponse:
-    """Keeps a run of the study as its baseline, for everyone."""
+    """Saves a run of the study as its baseline, for all users."""
     study = get_object_or_404(Study, pk=pk)
     if not may_change(request.user, study):
         raise PermissionDenied("Only the study's owner and admins may keep another baseline.")

@@ -1,4 +1,4 @@
-"""Traces of jobs that were not launched here. The analyst reads the files; what it found stays, the files go."""
+"""Traces of jobs that did not run in this yard. The analyst reads the files, keeps its results, deletes the files."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class TraceState(models.TextChoices):
 
 
 class Trace(models.Model):
-    """One job, a file a rank. `read` of `size` bytes are through while it is being read."""
+    """The trace of one job, one file a rank. `read` of `size` bytes have been processed while it is being read."""
 
     name = models.CharField(max_length=120)
     owner = models.ForeignKey(settings.AUTH_USER_MODEL, on_delete=models.PROTECT, related_name="traces")
@@ -35,8 +35,8 @@ class Trace(models.Model):
     ranks = models.JSONField(default=dict, blank=True)
     """rank -> {file, device, raw, top, counted, partial, steps} (parallel_core.traces report)."""
     recorded = models.JSONField(default=dict, blank=True)
-    """Of steps that a yard exported: {spec: that of the run or None, run: its name there, spans: {step: how many were
-    recorded}}; {} of a trace of torch.profiler."""
+    """For steps exported by a yard: {spec: that of the run or None, run: its name there, spans: {step: how many were
+    recorded}}; {} for a trace of torch.profiler."""
 
     class Meta:
         ordering = ("-id",)
@@ -51,24 +51,24 @@ class Trace(models.Model):
 
     @cached_property
     def spec(self) -> RunSpec | None:
-        """That of the run that left these spans, where it came with them and can be read."""
+        """The spec of the run that recorded these spans; None unless it was exported with them and can be read."""
         try:
             return RunSpec.stored(given) if (given := self.recorded.get("spec")) else None
         except ValidationError:
             return None
 
     def counted(self, step: int) -> bool:
-        """Whether stages and micro-batches of the step were told by messages and order, not named by annotations."""
+        """Whether stages and micro-batches of the step were inferred from messages and order, not from annotations."""
         return any(step in rank.get("counted", ()) for rank in self.ranks.values())
 
     @property
     def part_read(self) -> int:
-        """Per cent of the bytes."""
+        """Percent of the bytes that have been read."""
         return min(100, 100 * self.read // self.size) if self.size else 0
 
 
 class TraceFile(models.Model):
-    """An uploaded file until it is read; `stored` is its name in the default storage."""
+    """An uploaded file, until it has been read; `stored` is its name in the default storage."""
 
     trace = models.ForeignKey(Trace, on_delete=models.CASCADE, related_name="files")
     name = models.CharField(max_length=200)
@@ -88,7 +88,7 @@ class TraceSpans(models.Model):
     count = models.IntegerField()
     data = models.BinaryField()
     names = models.JSONField(default=dict, blank=True)
-    """operators, kernels -> their names, in order (parallel_core.traces.kineto.SEQUENCE of them at most)."""
+    """operators, kernels -> their names, in order (at most parallel_core.traces.kineto.SEQUENCE of each)."""
 
     class Meta:
         ordering = ("step", "rank")

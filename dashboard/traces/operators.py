@@ -1,5 +1,7 @@
-"""Rank against rank of an imported trace: what the host began (ATen) and what the device did, name by name; of a step
-that a yard exported the operations of its run."""
+"""Compares ranks of an imported trace operation by operation: what the host started (ATen), and what the device did.
+
+For a step exported by a yard, the operations of its run.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,7 @@ from parallel_core.traces.kineto import SEQUENCE
 
 LEVELS = {"operators": "operators (ATen)", "kernels": "kernels"}
 NAMED = 3
-"""Names that are only on one side which the sentence tells."""
+"""The most names on one side only that the sentence mentions."""
 LONGEST = 90
 
 
@@ -43,7 +45,7 @@ class Side:
 
     @property
     def shown(self) -> int:
-        """Operations in `rows`, where several of one name may be a row."""
+        """Number of operations in `rows`, of which several with the same name may be one row."""
         return min(SHOWN, self.total)
 
 
@@ -74,7 +76,7 @@ def side_by_side(trace: Trace, step: int, given: Mapping[str, Any]) -> Side:
 
 
 def _recorded(spec: RunSpec, found: Spans, given: Mapping[str, Any]) -> Side:
-    """Of a step that a yard exported, as the page of its run has it."""
+    """For a step exported by a yard: as on the page of its run."""
     ranks = sorted(found)
     if len(ranks) == 1:
         return Side(why_not=f"It has rank {ranks[0]} alone, which there is nothing to compare with.")
@@ -91,7 +93,7 @@ def _rank(text: Any, ranks: Sequence[int], usual: int) -> int:
 
 
 def _aligned(left: Sequence[str], right: Sequence[str]) -> tuple[Alignment, list[str]]:
-    """The alignment, whose operations are numbers of the names."""
+    """The alignment, in which operations are indices into the names; and the names."""
     names = list(dict.fromkeys([*left, *right]))
     number = {name: i for i, name in enumerate(names)}
     return align.align(*([(number[name], 0, -1) for name in side] for side in (left, right))), names

@@ -1,4 +1,4 @@
-"""What the page of a trace shows: its sentence, the Gantt of a step, where the step went, the largest operations."""
+"""What the page of a trace shows: its sentence, the Gantt chart and breakdown of a step, the largest operations."""
 
 from __future__ import annotations
 
@@ -32,40 +32,38 @@ from parallel_core.traces.own import NO_SPEC
 
 DRAWN_RANKS = 32
 JUDGED = 5
-"""Steps that rules look at: the shown one and those next to it."""
+"""The most steps that rules judge: the shown one and those next to it."""
 KEPT_S = 3600
 MOSTLY = 0.5
-"""Of the time that no span covers: from here on short pauses are what it is."""
+"""If short pauses make up at least this part of the time without spans, the sentence says so."""
 
 
 @dataclass(frozen=True)
 class OfTrace:
-    """What the rules find, each with its effect and its place in words, and the address of the place; `why_not` where
-    none could be asked."""
+    """What the rules find, each as (finding, effect, place, address of the place); `why_not` if none applied."""
 
     found: list[tuple[Finding, str, str, str]] = field(default_factory=list)
     why_not: str = ""
     rules: int = len(RULES)
     over: str = ""
-    """The steps that were judged, where there are several: what is said of them is a median, not of the shown one."""
+    """The steps that were judged, if there are several: findings are then medians, not of the shown step."""
 
 
 def sentence(trace: Trace, step: int, found: Step) -> str:
-    """What was found of a step, number first, and what of it is missing; with the spec of its run nothing in it is
-    untraced."""
+    """What was found in a step, and what is missing of it; with the spec of its run, no time is called untraced."""
     said = found.finding(partial(_uncovered, found) if trace.spec is None else None)
     return " ".join(filter(None, (said, missing(trace, step))))
 
 
 def _uncovered(found: Step, other: float) -> str:
-    """What the time is that no span covers. How many pauses there are and how long is the finding's to say, of several
-    steps (`diagnosis.imported`)."""
+    """What the time without spans is. The number and length of pauses are told by the finding, for several steps
+    (`diagnosis.imported`)."""
     pauses = mean([gaps(rows).ns for rows in found.spans.values()])
     return "idle or not traced" + (", mostly short pauses between operations" if pauses >= MOSTLY * other else "")
 
 
 def missing(trace: Trace, step: int) -> str:
-    """What of a step was not read, which then looks idle; '' where all of it was."""
+    """What of a step was not read, which then looks idle; '' if all of it was."""
     if trace.recorded:
         here = sum(rank["steps"].get(str(step), 0) for rank in trace.ranks.values())
         of = trace.recorded.get("spans", {}).get(str(step), 0)
@@ -76,12 +74,12 @@ def missing(trace: Trace, step: int) -> str:
 
 
 def notes(trace: Trace) -> list[str]:
-    """What to know of a trace; fields of its run by their labels."""
+    """Notes on a trace, with the form's labels for fields of its run."""
     return [in_form_words(note) if note.startswith(NO_SPEC) else note for note in trace.notes]
 
 
 def _least(found: Step, word: str) -> str:
-    """Which rank is idle most, or that all are alike; `word` for being so."""
+    """Which rank is idle most, or that all are alike; `word` = what to call that."""
     idle = {rank: parts.share("other") + parts.share("bubble") for rank, parts in found.breakdown.items()}
     rank = max(idle, key=lambda rank: idle[rank])
     if len(idle) == 1:
@@ -92,7 +90,8 @@ def _least(found: Step, word: str) -> str:
 
 
 def timeline(trace: Trace, step: int, window: Window | None = None, lit: Lit | None = None) -> Chart:
-    """A step, at most DRAWN_RANKS ranks of it; a long one is zoomed into, `lit` is framed (see `charts.timeline`)."""
+    """The chart of a step, with at most DRAWN_RANKS ranks; a long step can be zoomed, `lit` is outlined (see
+    `charts.timeline`)."""
     found = step_of(trace, step)
     many = len(found.spans) > DRAWN_RANKS
     part = f", {DRAWN_RANKS} of {len(found.spans)} ranks" if many else ""
@@ -109,13 +108,13 @@ def timeline(trace: Trace, step: int, window: Window | None = None, lit: Lit | N
 
 
 def source_of(trace: Trace) -> str:
-    """Where its spans are from."""
+    """Where the trace's spans are from, in words."""
     files = len({rank["file"] for rank in trace.ranks.values()}) if trace.recorded else len(trace.ranks)
     return "as recorded by its run" if trace.spec else f"imported from {plural_text(files, 'file')}"
 
 
 def where(found: Step, source: str) -> Chart:
-    """The parts of each rank's step."""
+    """The breakdown of each rank's step."""
     parts_of = {f"rank {rank}": parts for rank, parts in list(found.breakdown.items())[:DRAWN_RANKS]}
     steps = {rank: parts.total / 1e9 for rank, parts in parts_of.items()}
     entries = [
@@ -127,7 +126,7 @@ def where(found: Step, source: str) -> Chart:
 
 
 def _longest(steps: Mapping[str, float]) -> str:
-    """Whose step is the longest, of seconds by rank, or that all are as long."""
+    """Which rank's step is the longest (seconds by rank), or that all are equally long."""
     rank = max(steps, key=lambda rank: steps[rank])
     if len(steps) == 1:
         return f"One step of {rank}"
@@ -137,7 +136,7 @@ def _longest(steps: Mapping[str, float]) -> str:
 
 
 def findings(trace: Trace, step: int) -> OfTrace:
-    """Of `step` and the steps around it, as far as they are short."""
+    """Findings in `step` and the steps around it; of long steps only in `step`."""
     key = f"trace-findings-placed:{trace.pk}:{step}"
     kept: OfTrace | None = cache.get(key)
     if kept is None:
@@ -169,7 +168,7 @@ def _placed(one: Finding, step: int, shown: Step) -> tuple[Finding, str, str, st
 
 
 def largest(trace: Trace) -> list[dict[str, Any]]:
-    """Operations by their time over all ranks: name, family, count, ms, and their share of all that is listed."""
+    """Operations by their time over all ranks: name, family, count, ms, and the share of all that are listed."""
     total: dict[str, dict[str, Any]] = {}
     for rank in trace.ranks.values():
         for row in rank["top"]:

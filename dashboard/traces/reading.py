@@ -1,7 +1,7 @@
-"""The analyst's lane of traces: reads what was uploaded, each trace in a process of its own with a limit of memory.
+"""The analyst's lane for traces: reads uploaded files, each trace in a process of its own with a memory limit.
 
-The row is the truth: a trace is claimed by one conditional update, and one that was being read when the analyst died is
-claimed again, twice at most.
+All state is in the row: a trace is claimed by one conditional update, and one that was being read when the analyst died
+is claimed again, twice at most.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ from parallel_core.traces import EXIT_MEMORY
 log = logging.getLogger(__name__)
 MAX_TRIES = 3
 AT_ONCE = 100
-"""Tables of a step that are written by one statement: many small ones are quick then, few large ones stay few."""
+"""Tables that are written by one statement, so that many small tables are quick without many large ones in memory."""
 MEMORY_BYTES = 4 << 30
-"""Address space of the process that reads; 5 million events take about 0.5 GB."""
+"""Address space of the reading process; 5 million events take about 0.5 GB."""
 
 
 def recover() -> None:
-    """What another analyst was reading is queued again."""
+    """Queues again what an earlier analyst was reading."""
     Trace.objects.filter(state=TraceState.READING).update(state=TraceState.QUEUED)
 
 
 def take() -> Work | None:
-    """Claims the oldest queued trace; None where none is queued."""
+    """Claims the oldest queued trace and returns its work; None if none is queued."""
     trace = Trace.objects.filter(state=TraceState.QUEUED).order_by("pk").first()
     if trace is None:
         return None
@@ -74,12 +74,12 @@ def _read(trace: Trace, folder: Path) -> Work:
 
 
 def _note(trace: Trace, read: int) -> bool:
-    """Keeps how far it is; False where the trace was deleted."""
+    """Stores the progress; False if the trace was deleted."""
     return bool(Trace.objects.filter(pk=trace.pk).update(read=read))
 
 
 def _named(trace: Trace, folder: Path) -> list[str]:
-    """NAME=PATH of each file: its own path where the storage has one, else a copy."""
+    """NAME=PATH of each file: its own path if the storage has one, else a copy."""
     out = []
     for file in trace.files.all():
         try:
@@ -101,7 +101,7 @@ def _keep(trace: Trace, folder: Path) -> None:
     done = {"state": TraceState.READY, "notes": report["notes"], "ranks": ranks, "read": trace.size}
     done["recorded"] = report["recorded"]
     with transaction.atomic():
-        if not Trace.objects.filter(pk=trace.pk).update(**done):  # it was deleted meanwhile
+        if not Trace.objects.filter(pk=trace.pk).update(**done):  # it has been deleted
             return
         TraceSpans.objects.filter(trace=trace).delete()
         for rank, found in ranks.items():

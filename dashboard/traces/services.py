@@ -1,4 +1,4 @@
-"""What people do with traces: upload and delete. Each checks the right and owns its transaction."""
+"""What users do with traces: upload and delete. Each checks permissions and has its own transaction."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ MAX_MIB = limits.MAX_TRACE_BYTES >> 20
 
 
 def upload(*, owner: Any, name: str, files: Sequence[File[bytes]]) -> Trace:
-    """Keeps the files and queues them for the analyst.
+    """Stores the files and queues them for the analyst.
 
     Raises PermissionDenied for viewers, Invalid({"files" or "name": why}).
     """
@@ -56,7 +56,7 @@ def _errors(name: str, files: Sequence[File[bytes]]) -> dict[str, str]:
 
 
 def delete(*, trace: Trace, user: Any) -> None:
-    """Removes a trace with all that belongs to it. Raises PermissionDenied."""
+    """Deletes a trace with everything that belongs to it. Raises PermissionDenied."""
     if not may_change(user, trace):
         raise PermissionDenied("Only the trace's owner and admins may delete it.")
     drop_files(trace)
@@ -64,7 +64,7 @@ def delete(*, trace: Trace, user: Any) -> None:
 
 
 def drop_files(trace: Trace) -> None:
-    """Deletes the uploaded files, not what was read from them."""
+    """Deletes the uploaded files, but not what was read from them."""
     for file in trace.files.all():
         default_storage.delete(file.stored)
         file.delete()

@@ -1,4 +1,4 @@
-"""The spans of an imported trace, as they are kept."""
+"""Reads the stored spans of an imported trace."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ def spans(trace: Trace, step: int) -> Spans:
 
 
 def step_of(trace: Trace, step: int) -> Step:
-    """All ranks of a step, with the layout of the run where it came with them."""
+    """A step of the trace, with the run's layout if its spec was exported with it."""
     layout = Layout.of(trace.spec) if trace.spec else None
     return kept(("trace", trace.pk, step), lambda: Step(spans(trace, step), layout))
 
 
 def device_of(trace: Trace) -> DeviceKind:
-    """What its kernels or operations ran on."""
+    """The kind of device on which its kernels or operations ran."""
     return "cuda" if any(rank["device"] == "cuda" for rank in trace.ranks.values()) else "cpu"
 
 
 def about(trace: Trace, step: int) -> About:
-    """What a file of a step says beside its spans, so that it can be read again."""
+    """What a file of a step contains in addition to its spans, so that it can be imported again."""
     recorded = trace.recorded
     return About(
         step,

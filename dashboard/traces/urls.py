@@ -1,3 +1,5 @@
+"""URLs of imported traces."""
+
 from django.urls import path
 
 from dashboard.traces import views

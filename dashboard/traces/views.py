@@ -1,4 +1,4 @@
-"""Traces: the list with its upload, the page of one, and its end."""
+"""Pages of imported traces: the list, the upload, the page of one trace and its parts, export, and delete."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def traces(request: HttpRequest) -> HttpResponse:
 @require_http_methods(["GET", "HEAD", "POST"])
 @member_required
 def new(request: HttpRequest) -> HttpResponse:
-    """GET: the form. POST: keep the files and queue them, or say what is wrong (422)."""
+    """GET: the form. POST: store the files and queue them, or show what is wrong (422)."""
     values, errors = {"name": request.POST.get("name", "")}, dict[str, str]()
     if request.method == "POST":
         try:
@@ -59,7 +59,7 @@ def new(request: HttpRequest) -> HttpResponse:
 
 @require_safe
 def one(request: HttpRequest, pk: int) -> HttpResponse:
-    """The page of a trace. `?step=` names the step; with HX-Request only the part that waits for the analyst."""
+    """The page of a trace. `?step=` is the step shown; with HX-Request only the part that waits for the analyst."""
     trace = get_object_or_404(Trace.objects.select_related("owner"), pk=pk)
     context: dict[str, Any] = {"trace": trace, "open": trace.state in OPEN}
     if request.headers.get("HX-Request") and trace.state in OPEN:
@@ -76,7 +76,7 @@ def one(request: HttpRequest, pk: int) -> HttpResponse:
 
 @require_safe
 def gantt(request: HttpRequest, pk: int) -> JsonResponse:
-    """The timeline of `?step=`; with `from` and `to` (ms from its start) of that window alone."""
+    """The timeline of `?step=`; with `from` and `to` (ms from its start) only of that window."""
     trace = get_object_or_404(Trace, pk=pk, state=TraceState.READY)
     return JsonResponse(
         page.timeline(trace, _step(request, trace), window_of(request.GET), lit_of(request.GET)).as_dict()
@@ -85,7 +85,7 @@ def gantt(request: HttpRequest, pk: int) -> JsonResponse:
 
 @require_safe
 def changed(request: HttpRequest, pk: int) -> HttpResponse:
-    """The part of the page that says what would be if; the page's own address is put into the browser's."""
+    """The what-if part of the page; replaces the browser's URL with the page's own."""
     trace = get_object_or_404(Trace, pk=pk, state=TraceState.READY)
     step = _step(request, trace)
     made = of_trace(trace, step, request.GET)
@@ -97,7 +97,7 @@ def changed(request: HttpRequest, pk: int) -> HttpResponse:
 
 @require_safe
 def operators(request: HttpRequest, pk: int) -> HttpResponse:
-    """The part of the page that holds two ranks against each other."""
+    """The part of the page that compares two ranks."""
     trace = get_object_or_404(Trace, pk=pk, state=TraceState.READY)
     step = _step(request, trace)
     context = {"operators": side_by_side(trace, step, request.GET), "trace": trace, "step": step}
@@ -106,7 +106,7 @@ def operators(request: HttpRequest, pk: int) -> HttpResponse:
 
 @require_safe
 def saved(request: HttpRequest, pk: int, step: int, form: str) -> StreamingHttpResponse:
-    """The spans of a step as a file, one of FORMS."""
+    """The spans of a step as a file in one of FORMS."""
     trace = get_object_or_404(Trace, pk=pk, state=TraceState.READY)
     if step not in trace.steps or form not in FORMS:
         raise Http404(f"trace {pk} has no step {step} as '{form}'; it can be had as {' or '.join(FORMS)}")
@@ -114,7 +114,7 @@ def saved(request: HttpRequest, pk: int, step: int, form: str) -> StreamingHttpR
 
 
 def _step(request: HttpRequest, trace: Trace) -> int:
-    """The one of `?step=`, else the middle one."""
+    """The step of `?step=`, else the middle one."""
     steps, asked = trace.steps, number(request.GET.get("step"))
     return asked if asked is not None and asked in steps else steps[len(steps) // 2]
 
@@ -140,14 +140,14 @@ def _found(request: HttpRequest, trace: Trace) -> dict[str, Any]:
 
 
 def _counted(trace: Trace) -> str:
-    """What its spans were made of."""
+    """What its spans were made from."""
     if trace.recorded:
         return "spans"
     return "GPU kernels" if device_of(trace) == "cuda" else "CPU operations"
 
 
 def _run_address(trace: Trace) -> str:
-    """New run with the spec that came with it; '' without one."""
+    """The address of New run with the spec that was exported with the trace; '' without one."""
     if trace.spec is None:
         return ""
     asked = trace.spec.model_dump(mode="json", exclude_defaults=True)
@@ -156,7 +156,7 @@ def _run_address(trace: Trace) -> str:
 
 @require_http_methods(["GET", "HEAD", "POST"])
 def delete(request: HttpRequest, pk: int) -> HttpResponse:
-    """GET asks once (for browsers without JavaScript), POST deletes."""
+    """GET asks for confirmation (for browsers without JavaScript), POST deletes."""
     trace = get_object_or_404(Trace, pk=pk)
     if not may_change(request.user, trace):
         raise PermissionDenied("Only the trace's owner and admins may delete it.")

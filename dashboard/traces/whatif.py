@@ -1,4 +1,4 @@
-"""What if, of an imported trace: a step walked through again with faster links or devices."""
+"""What-if for imported traces in general: a step replayed with faster links or devices."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ DRAWN_RANKS = 8
 
 @dataclass(frozen=True)
 class WhatIf:
-    """What the page shows; `why_not` where nothing can be known."""
+    """What the page shows; `why_not` if nothing can be predicted."""
 
     why_not: str = ""
     form: forms.Form | None = None
     known: str = ""
-    """What was recovered of a pipeline, and how surely; '' of other jobs."""
+    """What was recovered of a pipeline, and how certain that is; '' for other jobs."""
     sentence: str = ""
     check: str = ""
     foot: str = (
@@ -49,7 +49,7 @@ class WhatIf:
 
 
 def whatif(found: Step, step: int, given: Mapping[str, Any]) -> WhatIf:
-    """Of one step; `given` = the page's address."""
+    """The what-if of one step; `given` = the page's query."""
     form = ChangeForm(given, len(found.spans))
     try:
         unchanged = length(replayed(found.spans))
@@ -105,7 +105,7 @@ def _sentence(form: ChangeForm, measured: int, took: int) -> str:
 
 
 def _chart(found: Step, made: Mapping[int, Any], step: int) -> Chart | None:
-    """Measured over predicted; None of a step too long for bars."""
+    """Measured over predicted; None for a step too long for bars."""
     if found.long:
         return None
     first = sorted(found.spans)[:DRAWN_RANKS]

@@ -1,5 +1,8 @@
-"""What if, of an imported trace: all that can be asked of a run where its ranks are the stages of a pipeline that could
-be recovered; of other jobs what `traces.whatif` can change."""
+"""What-if for a step of an imported trace.
+
+If its ranks are the stages of a pipeline that can be recovered, all changes that a run offers; else those of
+`traces.whatif`.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +34,7 @@ _FOOT = (
 
 
 def of_trace(trace: Trace, step: int, given: Mapping[str, Any]) -> WhatIf:
-    """Of a step of a trace, as it was recorded or, where no spec came with it, as far as it can be recovered."""
+    """The what-if of a step: with the spec exported with it, or as far as a pipeline can be recovered."""
     found = step_of(trace, step)
     if trace.spec is not None:
         return recorded.whatif(found, step, given, trace.spec)
@@ -39,8 +42,11 @@ def of_trace(trace: Trace, step: int, given: Mapping[str, Any]) -> WhatIf:
 
 
 def whatif(found: Step, step: int, given: Mapping[str, Any], device: DeviceKind, by_messages: bool = False) -> WhatIf:
-    """Of one step; `given` = the page's address, `device` = what its kernels or operations ran on, `by_messages`:
-    nothing names its stages and micro-batches, messages told them."""
+    """The what-if of a step without a spec.
+
+    `given` = the page's query, `device` = the kind of device it ran on, `by_messages`: stages and micro-batches were
+    inferred from messages, not named.
+    """
     try:
         pipeline = Recovered.of(found.spans, device) if found.total <= MOST_SPANS else None
     except ValueError as error:
@@ -66,7 +72,7 @@ def _of_pipeline(found: Recovered, step: int, given: Mapping[str, Any], by_messa
 
 
 def known(found: Recovered, by_messages: bool = False) -> str:
-    """What was recovered, and how surely."""
+    """What was recovered, and how certain it is."""
     pipeline, made = found.pipeline, found.pipeline.schedule
     name = TRAITS[made.name].label if made.name != CUSTOM else _order(made)
     size = f"{plural_text(made.stages, 'stage')}, {plural_text(made.micro_batches, 'micro-batch')}"
@@ -85,13 +91,13 @@ def known(found: Recovered, by_messages: bool = False) -> str:
 
 
 def _order(made: Schedule) -> str:
-    """What is no schedule of this engine as it stands may keep the order of one."""
+    """Names the engine's schedule whose order this one has, if any."""
     order = like(made)
     return f"the order of {order}" if order else "an order of its own"
 
 
 def _chart(found: Recovered, made: Replay, step: int) -> Chart:
-    """Measured over predicted, under the trace's own rank numbers."""
+    """Measured over predicted, with the trace's own rank numbers."""
     walkers = {q: found.walker(q) for q in list(made.spans)[:DRAWN_RANKS]}
     measured = {theirs: found.rows[ours] for ours, theirs in walkers.values()}
     predicted = {walkers[q][1]: rows for q, rows in made.spans.items() if q in walkers}

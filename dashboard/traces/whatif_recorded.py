@@ -1,4 +1,4 @@
-"""What if, of a step that a yard exported: asked of its own spec and spans, as the page of its run asks it."""
+"""What-if for a step exported by a yard: from its own spec and spans, as on the page of its run."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _KNOWN = "As recorded: the schedule is that of the run's spec, every operation i
 
 
 def whatif(found: Step, step: int, given: Mapping[str, Any], spec: RunSpec) -> WhatIf:
-    """Of one step; `given` = the page's address."""
+    """The what-if of one step; `given` = the page's query."""
     try:
         costs = measured(spec, found.spans, found.layout)
     except ValueError as error:

@@ -1,4 +1,4 @@
-"""`./run`: the embedded yard. `up` (default), `password`, or any command of manage.py."""
+"""`./run`: starts the embedded yard with `up` (the default), prints its `password`, or runs a command of manage.py."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from dashboard.yard.home import ADMIN, Home, default_home
 
 
 def password(home: Home) -> int:
+    """Prints the admin's password; returns the exit status."""
     if not home.password_file.exists():
         print("No sign-in yet: it is made at the first ./run.")
         return 1
@@ -19,6 +20,7 @@ def password(home: Home) -> int:
 
 
 def up(home: Home, arguments: Sequence[str]) -> int:
+    """Parses the options of `up` and runs the yard; returns the exit status."""
     from dashboard.yard.up import Yard, port_number
 
     parser = argparse.ArgumentParser("./run", description="Starts everything and prints the address.")

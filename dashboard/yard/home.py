@@ -1,4 +1,4 @@
-"""The data folder of an embedded yard and the secrets in it."""
+"""The data folder of an embedded yard, and the secrets in it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def default_home() -> Path:
 
 
 def _said(path: Path) -> str:
-    """What the file holds; '' where there is none."""
+    """The content of the file; '' if there is none."""
     return path.read_text().strip() if path.exists() else ""
 
 
@@ -27,7 +27,7 @@ def _for_the_owner(path: str, flags: int) -> int:
 
 @dataclass(frozen=True)
 class Home:
-    """Paths of everything that lasts. One folder: copying it copies the yard."""
+    """Paths of all persistent data. It is one folder: copying it copies the yard."""
 
     path: Path
 
@@ -52,9 +52,11 @@ class Home:
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
 
     def secret(self, name: str) -> str:
-        """The secret in the file `name`, made on first use; readable by its owner only from its first byte on.
+        """The secret in the file `name`, created on first use, and never readable by others than its owner.
 
-        It gets its name when it is whole: who dies half-way leaves none, and who reads meanwhile sees all of it."""
+        The file gets its name when it is complete: a process that dies half-way leaves none, and no reader sees a part
+        of it.
+        """
         path = self.path / name
         if not _said(path):
             aside = path.with_name(f".{name}.{secrets.token_hex(8)}")
@@ -62,9 +64,9 @@ class Home:
                 file.write(secrets.token_urlsafe(48 if name == "secret-key" else 12) + "\n")
                 file.flush()
                 os.fsync(file.fileno())
-            if path.exists() and not _said(path):  # not what another process has just made
-                path.unlink()  # a loss of power took what was in it
-            with contextlib.suppress(FileExistsError):  # another process was first: its own is the secret
+            if path.exists() and not _said(path):  # never one that another process has just made
+                path.unlink()  # empty after a power failure
+            with contextlib.suppress(FileExistsError):  # another process was first: its secret counts
                 os.link(aside, path)
             aside.unlink()
         return _said(path)
@@ -73,7 +75,7 @@ class Home:
         return self.secret(self.password_file.name)
 
     def environment(self, port: int) -> dict[str, str]:
-        """The environment of every process of this yard; what the person set wins."""
+        """The environment of every process of this yard; variables that the user has set take precedence."""
         ours = {
             "TRAINYARD_HOME": str(self.path),
             "SECRET_KEY": self.secret("secret-key"),

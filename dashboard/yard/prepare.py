@@ -1,4 +1,4 @@
-"""Brings the database, static files, admin account and workers' token up to date: one process, before the others."""
+"""Updates database, static files, admin account and the workers' token, in one process before the others start."""
 
 from __future__ import annotations
 
@@ -9,19 +9,18 @@ from datetime import timedelta
 import django
 
 WORKER_USER = "worker-service"
-"""Owner of the token that the workers of a deployment share. It has no password: nobody signs in with it."""
+"""Owner of the token that a deployment's workers share. It has no password, so nobody can sign in with it."""
 STATIC_STAMP = ".collected"
-"""File beside the collected ones: the address they were collected for, written when all are there."""
+"""File next to the collected ones with the URL they were collected for; written when all of them are there."""
 LEAST_SECRET = 20
-"""Characters. The token is stored as a plain hash, which is enough for a long random secret only."""
+"""Fewest characters. The token is stored as a plain hash, which is safe only for a long random secret."""
 TOKEN_LIFE = timedelta(days=3650)
-"""The secret is as old as the deployment makes it: a new WORKER_TOKEN revokes the old one at the next start."""
+"""The deployment decides when to change the secret: a new WORKER_TOKEN revokes the old one at the next start."""
 
 
 def prepare(password: str, worker_token: str = "") -> None:
-    """Idempotent: migrations, static files, the admin account (its password is set once, when it is made), and the
-    token of workers on other hosts where there is one. Raises SystemExit with what to change.
-    """
+    """Migrates, collects static files, makes the admin account (its password is set only then), and the token of
+    workers on other hosts if there is one. Can be repeated. Raises SystemExit with what to change."""
     os.environ.setdefault("DJANGO_SETTINGS_MODULE", "dashboard.settings")
     django.setup()
     from django.core.management import call_command
@@ -34,10 +33,10 @@ def prepare(password: str, worker_token: str = "") -> None:
 
 
 def collect_static() -> None:
-    """Collects and compresses the static files, where those of this version are not there yet.
+    """Collects and compresses the static files, unless those of this version are already there.
 
-    What is there is cleared first: collectstatic alone keeps any file that is newer than its source, and the source of
-    an image that was built before the last start is older.
+    Existing files are cleared first: collectstatic alone keeps any file that is newer than its source, and in an image
+    that was built before the last start the sources are older.
     """
     from django.conf import settings
     from django.core.management import call_command
@@ -51,6 +50,7 @@ def collect_static() -> None:
 
 
 def make_admin(password: str) -> None:
+    """Makes the admin account, unless there is one. Raises SystemExit without a password."""
     from django.contrib.auth import get_user_model
 
     from dashboard.yard.home import ADMIN
@@ -64,7 +64,7 @@ def make_admin(password: str) -> None:
 
 
 def keep_worker_token(secret: str) -> None:
-    """Makes `secret` the one token of WORKER_USER; it may fetch corpora and nothing else."""
+    """Makes `secret` the only token of WORKER_USER; it allows fetching corpora and nothing else."""
     from django.contrib.auth import get_user_model
     from django.utils import timezone
 

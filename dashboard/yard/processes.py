@@ -1,4 +1,4 @@
-"""Keeps the yard's processes alive: starts them, restarts a dead one with back-off, stops all of them in order."""
+"""Keeps the yard's processes running: starts them, restarts a dead one with back-off, stops all of them in order."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from pathlib import Path
 PR_SET_PDEATHSIG = 1
 BACKOFF_S = (0.2, 0.5, 1.0, 2.0, 5.0)
 STEADY_S = 30.0
-"""A process that lived this long has its back-off forgotten."""
+"""The back-off of a process that lived this long starts anew."""
 
 
 def die_with_parent() -> Callable[[], None] | None:
-    """What a child does first, so that kill -9 of the yard leaves no process behind (Linux)."""
+    """Returns a preexec_fn that makes a child end with the yard, even after kill -9 (Linux); None elsewhere."""
     if sys.platform != "linux":
         return None
     libc, parent = ctypes.CDLL(None), os.getpid()
@@ -37,7 +37,7 @@ LAST_BYTES = 4096
 
 @dataclass
 class Part:
-    """One process of the yard. `stop_after` = how long TERM may take before KILL, seconds."""
+    """One process of the yard. `stop_after` = seconds from TERM to KILL."""
 
     name: str
     command: Sequence[str]
@@ -50,7 +50,7 @@ class Part:
     on_exit: Callable[[str, int], None] | None = field(default=None, repr=False)
 
     def start(self, env: dict[str, str], cwd: Path) -> None:
-        # Its own session: Ctrl-C in the terminal reaches the yard alone, which then stops the parts in order.
+        # Its own session, so that Ctrl-C in the terminal reaches only the yard, which then stops the parts in order.
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
                 self.command,
@@ -65,7 +65,7 @@ class Part:
         self.started = time.monotonic()
 
     def watch(self, env: dict[str, str], cwd: Path) -> None:
-        """One look: a dead process is started again once its back-off is over."""
+        """Checks the process once, and starts a dead one again when its back-off is over."""
         now = time.monotonic()
         if self.process is not None and (code := self.process.poll()) is not None:
             self.process = None
@@ -92,7 +92,7 @@ class Part:
 
 
 def last_line(log: Path) -> str:
-    """The last line that says anything, at most 300 characters of it; empty where there is none."""
+    """The last line that is not blank, at most 300 characters of it; '' if there is none."""
     with log.open("rb") as file:
         file.seek(max(0, file.seek(0, os.SEEK_END) - LAST_BYTES))
         lines = [line for line in file.read().decode(errors="replace").splitlines() if line.strip()]
@@ -100,7 +100,7 @@ def last_line(log: Path) -> str:
 
 
 def stop_in_order(waves: Sequence[Sequence[Part]]) -> None:
-    """Stops wave after wave: those that still have something to tell go before those that listen."""
+    """Stops one wave after another: processes that still have something to report stop before those that listen."""
     for wave in waves:
         deadline = time.monotonic() + max((part.stop_after for part in wave), default=0.0)
         for part in wave:

@@ -31,14 +31,14 @@ def say(text: str) -> None:
 
 
 def port_number(text: str) -> int:
-    """The port that `text` names, 1 to 65535; ValueError otherwise."""
+    """The port that `text` names, 1 to 65535. Raises ValueError otherwise."""
     if not (text.isascii() and text.isdigit() and 1 <= int(text[:6]) <= LAST_PORT):
         raise ValueError(f"a port is a whole number from 1 to {LAST_PORT}, not {text!r}")
     return int(text)
 
 
 def free_port() -> int:
-    """TRAINYARD_PORT if set (and free), else the first free one from 8000 on."""
+    """TRAINYARD_PORT if it is set, else the first free port from 8000 on. Raises SystemExit if none is free."""
     wanted = os.environ.get("TRAINYARD_PORT", "")
     try:
         candidates = [port_number(wanted)] if wanted else range(FIRST_PORT, FIRST_PORT + 100)
@@ -85,7 +85,8 @@ class Yard:
         return Part(name, command, self.home.logs / f"{name}.log", stop_after, on_exit=self._told_exit)
 
     def _lock(self) -> IO[str]:
-        """One yard a data folder. The kernel drops the lock with the process, however it ends."""
+        """Locks the data folder for this yard; the kernel releases the lock with the process. Raises SystemExit if it
+        is locked."""
         file = self.home.lock.open("a+")
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -94,7 +95,7 @@ class Yard:
             raise SystemExit(f"This yard is already up: {file.read().strip()}") from None
         return file
 
-    def _told_exit(self, name: str, code: int) -> None:
+    def _announce_exit(self, name: str, code: int) -> None:
         log = self.home.logs / f"{name}.log"
         said = last_line(log) or "nothing"
         say(f"{name} ended ({code}); starting it again. It said last: {said}\nIts log: {log}")

@@ -1,4 +1,4 @@
-"""Numbers and times of runs as text; None is an em dash everywhere."""
+"""Template filters: numbers and times of runs as text; None is an em dash."""
 
 from __future__ import annotations
 
@@ -40,13 +40,13 @@ def number_text(value: Any) -> str:
 
 @register.filter
 def loss_text(run: Run) -> str:
-    """The newest loss; in words where it is no number any more."""
+    """The newest loss; in words if it is not finite."""
     return "not finite" if run.diverged else number_text(run.loss)
 
 
 @register.filter
 def throughput(run: Run) -> str:
-    """`18.2 k tokens/s`: of the median step once a run has ended, of the newest one before."""
+    """`18.2 k tokens/s`: of the median step once a run has ended, of the newest step before."""
     if run.tokens_per_s is None:
         return NOTHING
     outline = _outline(run)
@@ -55,7 +55,7 @@ def throughput(run: Run) -> str:
 
 @register.filter
 def model_title(run: Run) -> str:
-    """Of a row of a list: what it trains, in few words: GPT 4 x 128; `, bf16` where that is not in fp32."""
+    """What a run in a list trains, in few words: GPT 4 x 128; with `, bf16` etc. unless it is fp32."""
     outline, precision = _outline(run), getattr(run, "precision", None)
     if outline is None or run.between:
         return NOTHING
@@ -63,56 +63,56 @@ def model_title(run: Run) -> str:
 
 
 def _outline(run: Run) -> Outline | None:
-    """Of a row of a list, which leaves specs out but for the model's part; None of any other."""
+    """The outline for a run of a list, which has only the model's part of the spec; None for any other."""
     model = getattr(run, "model", None)
     return outline_of(ModelSpec.model_validate(model)) if model else None
 
 
 @register.filter
 def disturbed(run: Run) -> str:
-    """Of a row of a list: why its timing is to be read with care, '' where it is not."""
+    """For a run of a list: why its timing is to be read with care; else ''."""
     return disturbance(getattr(run, "others", None))
 
 
 @register.filter
 def age(value: datetime | None) -> str:
-    """'3 min', '2 d', 'now': how long ago, one unit; it goes on counting."""
+    """'3 min', '2 d', 'now': how long ago, in one unit; kept up to date on the page."""
     return NOTHING if value is None else since(value, "short")
 
 
 @register.filter
 def ago(value: datetime | None) -> str:
-    """'3 min ago', 'just now'; it goes on counting."""
+    """'3 min ago', 'just now'; kept up to date on the page."""
     return NOTHING if value is None else since(value, "ago")
 
 
 @register.filter
 def first_line(errors: Any) -> str:
-    """Of what is wrong with a field: the sentence; `other_lines` is what shows the place."""
+    """The sentence of a field's errors; `other_lines` are the lines that show the place."""
     return " ".join(errors).partition("\n")[0]
 
 
 @register.filter
 def other_lines(errors: Any) -> str:
-    """Lines that must not be folded, such as the grid of a schedule; '' of most errors."""
+    """Lines of a field's errors that must not be wrapped, such as the grid of a schedule; '' for most errors."""
     return " ".join(errors).partition("\n")[2]
 
 
 @register.filter
 def wrong_fields(form: forms.BaseForm) -> list[BoundField]:
-    """Those of its fields of which something is said to be wrong."""
+    """The form's fields that have errors."""
     return [field for field in form if field.errors]
 
 
 @register.filter
 def first_input(field: BoundField) -> str:
-    """The id of the element that takes the focus for it: of several boxes the first one."""
+    """The id of the element to focus for the field: of several boxes, the first."""
     return field.id_for_label or field.subwidgets[0].id_for_label
 
 
 @register.filter
 def box_groups(field: BoundField) -> list[tuple[str, list[BoundWidget]]]:
-    """Its boxes by the name of the group that they stand in, '' of those in none."""
+    """The field's boxes by the name of their group, '' for those in none."""
     listed = getattr(field.field, "choices", ())
     names = {str(key): name for name, inner in listed if isinstance(inner, list | tuple) for key, _ in inner}
     groups: dict[str, list[BoundWidget]] = {}
@@ -122,12 +122,12 @@ def box_groups(field: BoundField) -> list[tuple[str, list[BoundWidget]]]:
 
 
 HALF_A_PHONE = 14
-"""Characters of a choice that a list shows whole in half the width of a phone."""
+"""Characters of a choice that a list half as wide as a phone shows whole."""
 
 
 @register.filter
 def long_choices(field: BoundField) -> bool:
-    """Whether it is a list to choose from of which some choice needs a line of its own on a phone."""
+    """Whether the field is a list with a choice that needs a line of its own on a phone."""
     if not isinstance(field.field.widget, forms.Select) or isinstance(field.field.widget, forms.SelectMultiple):
         return False
     options = (option for _, group, _ in field.field.widget.optgroups("", []) for option in group)

@@ -1,4 +1,4 @@
-"""The choice among the steps that were traced: on the page of a run, and of an imported trace."""
+"""Template tag to choose a traced step, on the page of a run or an imported trace."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ register = template.Library()
 
 @register.inclusion_tag("parts/step_choice.html")
 def step_choice(steps: Sequence[int], step: int | None, tab: str = "", newest: bool = False) -> dict[str, Any]:
-    """`steps` ascend; `step` is the one shown, None where it is the newest, whichever that is, which can be asked for
-    where `newest`. `tab` stays open."""
+    """`steps` ascend; `step` is the one shown, None for the newest. `newest` offers a link to the newest one, whichever
+    that is. The links keep `tab` open."""
     at = len(steps) - 1 if step is None else steps.index(step)
     return {
         "steps": steps,

@@ -1,4 +1,4 @@
-"""Numbers in templates, spelt as in every sentence; None (not measured) becomes nothing."""
+"""Template filters for numbers, written as in all sentences; None (not measured) becomes ''."""
 
 from __future__ import annotations
 
@@ -32,13 +32,15 @@ register.filter("count", _filter(lambda value: quantities.count_text(round(value
 
 _WORD = re.compile(r"\S*\d %\S*|\S+")
 _LONGEST = 24
-"""Characters of a word that fit into a line on a phone whatever stands before it; a longer one may be broken."""
+"""The longest word, in characters, that always fits into a line on a phone; a longer one may be broken."""
 
 
 @register.filter
 def whole_words(text: str) -> SafeString:
-    """No line ends at a hyphen, as in `ZeRO-3` or `2-1`, nor before the sign of `22.1 %`. What is copied stays as it
-    is: there are no other hyphens and spaces in it."""
+    """Prevents line breaks at a hyphen, as in `ZeRO-3` or `2-1`, and before the sign of `22.1 %`.
+
+    Uses markup instead of special hyphens and spaces, so that copied text is unchanged.
+    """
     words = (
         format_html('<span class="whole">{}</span>', word)
         if len(word) <= _LONGEST and ("-" in word or " " in word)

@@ -1,4 +1,4 @@
-"""`manage.py controller`: the one process that moves attempts."""
+"""`manage.py controller`: runs the controller, the one process that moves attempts from state to state."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from dashboard.control.controller import Controller
 
 class Command(BaseCommand):
     help = "Consumes worker events, places queued runs and watches leases. A second one waits until the first ends."
-    requires_system_checks = ()  # they import every page, which takes longer than all else of a start; a test runs them
+    requires_system_checks = ()  # they import every page, which takes longer than the rest of a start; a test runs them
 
     def handle(self, *args: Any, **options: Any) -> None:
         controller = Controller()
