@@ -25,7 +25,7 @@ from __future__ import annotations
 
 from typing import Any, Literal, NotRequired
 
-from typing_extensions import TypedDict  # pydantic takes no other before Python 3.12
+from typing_extensions import TypedDict  # before Python 3.12, pydantic accepts no other TypedDict
 
 EVENTS = "trainyard:events"
 GROUP = "controller"
@@ -75,7 +75,7 @@ class ResumeFrom(TypedDict):
 
 class StartMessage(TypedDict):
     run: int
-    attempt: int  # primary key of the Attempt row: unique over all runs, and over databases that were thrown away
+    attempt: int  # primary key of the Attempt row: unique over all runs, also those of earlier, deleted databases
     number: int  # 1 for the first attempt of the run
     spec: dict[str, Any]
     nodes: list[Node]

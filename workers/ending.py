@@ -45,7 +45,7 @@ class Ending:
     traceback: str = ""
     exits: dict[str, int] = field(default_factory=dict)
     peer: bool = False
-    """It says only that ranks on another host had ended."""
+    """Whether the ranks here ended only because ranks on another host had."""
 
     def body(self, attempt: int, none_left: bool) -> AttemptBody:
         left = "" if none_left else " Some of its processes did not end."

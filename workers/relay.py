@@ -54,7 +54,7 @@ class Followed:
     tails: dict[FileKey, Tail]
     offsets: dict[FileKey, int]
     end: AttemptBody | None = None
-    ended: bool = False  # the end was published, and nothing since asks for it again
+    ended: bool = False  # the end was published, and since then nothing has asked for it again
     repeat_at: float = 0.0
     repeat_after: float = field(default_factory=lambda: REPEAT_S[0])
     dirty: bool = False

@@ -91,7 +91,7 @@ class Supervisor(threading.Thread):
         self._inbox.put(lambda: self._control(entry))
 
     def leave(self) -> None:
-        """Stops everything as interrupted. Safe in a signal handler."""
+        """Stops all attempts as interrupted, including those that arrive later. Safe in a signal handler."""
         self._inbox.put(self._leave)
 
     def close(self) -> None:

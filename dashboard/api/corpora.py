@@ -23,7 +23,7 @@ def list_corpora(
     page: PageNumber = 1,
     per_page: PerPage = 50,
 ) -> Any:
-    """Uploaded texts, newest first. `stdlib`, the built-in one, is always there and not among them."""
+    """Uploaded texts, newest first. The built-in text `stdlib` always exists and is not listed."""
     rows = Corpus.objects.select_related("owner").order_by("-pk")
     some, meta = page_of(rows, page, per_page)
     return {"data": [_record(row) for row in some], "meta": meta}
@@ -34,7 +34,8 @@ def upload_corpus(
     request: HttpRequest,
     upload: Annotated[UploadedFile, File(description=f"UTF-8 text, at most {corpora.MAX_MIB} MiB")],
 ) -> Any:
-    """Keeps a text (multipart form, field `upload`); the same bytes twice are one corpus. Larger ones: 413, unread."""
+    """Stores a text (multipart form, field `upload`). The same bytes are stored once; larger texts get 413 without
+    being read."""
     require_member(request)
     return Status(201, {"data": _record(corpora.store(owner=request.user, upload=upload))})
 

@@ -21,7 +21,7 @@ Name = Annotated[str, Field(min_length=1, max_length=120, pattern=r"^[^\x00]*$",
 
 
 class LinksIn(Schema):
-    """Two workers that report."""
+    """Names of two workers that send heartbeats."""
 
     model_config = ConfigDict(extra="forbid")
     first: Name
@@ -29,7 +29,7 @@ class LinksIn(Schema):
 
 
 class LinkOut(Schema):
-    """One kind of message among `ranks` ranks on `hosts` hosts in equal numbers: `seconds` of each of `sizes` bytes,
+    """One kind of message among `ranks` ranks, evenly over `hosts` hosts: the `seconds` for each of `sizes` (bytes),
     the latency of the smallest, and the rate from a sixteenth of the largest on."""
 
     what: str
@@ -42,7 +42,7 @@ class LinkOut(Schema):
 
 
 class LinksOut(Schema):
-    """What counts of a pair of hosts and a kind of device; `run` timed it, null where it is gone."""
+    """The newest measurement for a pair of hosts and a kind of device, by `run` (null if it was deleted)."""
 
     hosts: list[str]
     device: str
@@ -54,14 +54,15 @@ class LinksOut(Schema):
 
 @router.get("", auth=READ, response={200: s.Envelope[list[LinksOut]], **s.refusals(401, 403)})
 def list_links(request: HttpRequest) -> Any:
-    """What predictions of runs over several hosts go by: the newest of each pair of hosts."""
+    """The newest measurement for each pair of hosts and kind of device. Predictions of runs over several hosts use
+    them."""
     return {"data": [_pair(row) for row in host_links.newest()]}
 
 
 @router.post("", auth=SUBMIT, response={201: s.Envelope[s.RunDetail], **s.refusals(400, 401, 403, 413, 422)})
 def time_links(request: HttpRequest, payload: LinksIn) -> Any:
-    """Queues the run that times messages between two workers while nothing else runs there; one of this pair that has
-    not ended is that run. 422 with the field where they are no pair."""
+    """Queues a run that times messages between two workers while nothing else runs there. If one for this pair has not
+    ended yet, that one is returned. 422 with the field if the two cannot be timed."""
     require_member(request)
     return Status(201, {"data": detail(linking.submit(owner=request.user, first=payload.first, second=payload.second))})
 
@@ -80,7 +81,7 @@ def _pair(row: models.LinksBetween) -> dict[str, Any]:
 
 def _link(link: Link) -> dict[str, Any]:
     alpha, beta = link.time.line
-    grows = beta * link.time.sizes[-1] > 1e-9 * link.time.seconds[-1]  # less is rounding
+    grows = beta * link.time.sizes[-1] > 1e-9 * link.time.seconds[-1]  # anything less is rounding
     return {
         **{name: getattr(link, name) for name in ("what", "ranks", "hosts")},
         "latency_s": alpha,

@@ -64,7 +64,7 @@ FIRST_RUN: Any = {
 class SubmitIn(Schema):
     """A run to queue, over `hosts` hosts (0: as few as it takes; 1: on one).
 
-    `anyway` overrules the memory prediction alone.
+    `anyway` overrules only the memory prediction.
     """
 
     model_config = ConfigDict(extra="forbid", json_schema_extra={"example": FIRST_RUN})
@@ -81,9 +81,9 @@ class SubmitIn(Schema):
 
 class GenerateIn(Schema):
     """Text to generate from the run's checkpoint of `step` (null: the newest) on `pp` stages of `tp` devices; `dp`
-    replicas of them share out the `samples`.
+    replicas of them share the `samples`.
 
-    `prompt` is text where the vocabulary has at most 256 tokens (bytes), else `ids` are numbers of tokens.
+    `prompt` is text if the vocabulary has at most 256 tokens (bytes); else `ids` has the numbers of tokens.
     """
 
     model_config = ConfigDict(extra="forbid", json_schema_extra={"example": {"prompt": "import ", "new": 64}})
@@ -102,7 +102,7 @@ class GenerateIn(Schema):
 
 
 class RunOut(Schema):
-    """A run as lists show it. Seconds, bytes, UTC."""
+    """A run as in lists. Times in seconds, sizes in bytes, moments in UTC."""
 
     id: int
     name: str
@@ -236,7 +236,7 @@ class WorkerOut(Schema):
 
 
 class CorpusOut(Schema):
-    """`corpus` is what `train.corpus` of a spec says to train on it."""
+    """An uploaded text. `corpus` is the value of `train.corpus` in a spec that trains on it."""
 
     corpus: str
     sha256: str

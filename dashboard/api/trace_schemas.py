@@ -10,7 +10,7 @@ from pydantic import Field
 
 
 class TraceOut(Schema):
-    """`state`: queued, running (being read), succeeded or failed. `read` of `size` bytes are through."""
+    """`state`: queued, running (being read), succeeded or failed. `read` of `size` bytes have been read."""
 
     id: int
     name: str
@@ -33,7 +33,7 @@ class TraceRank(Schema):
 
 
 class TraceDetail(TraceOut):
-    """`notes` say what is missing, and how surely stages and micro-batches are known."""
+    """`notes` say what is missing, and how certain stages and micro-batches are."""
 
     notes: list[str]
     files: list[TraceRank]
@@ -66,7 +66,7 @@ class TraceOperation(Schema):
 
 
 class TraceAnalysis(Schema):
-    """`why_not` says why nothing was judged; '' where rules were asked."""
+    """`why_not` says why nothing was judged; '' if rules were applied."""
 
     step: int
     verdict: str

@@ -19,7 +19,7 @@ assert {"", *Links.__args__} == {key for key, _ in LINKS}  # type: ignore[attr-d
 
 
 class ChangeIn(Schema):
-    """What is changed; whatever is left out stays as measured."""
+    """The change; whatever is left out stays as measured."""
 
     step: Annotated[s.Step | None, Field(description="a traced step; by default the one that the page shows")] = None
     links: Annotated[Links | None, Field(description="so many times as fast, or free")] = None
@@ -44,7 +44,7 @@ Change = Query[ChangeIn]
 
 
 class IdeaOut(Schema):
-    """One change alone."""
+    """A single change."""
 
     words: str
     query: str = Field(description="asks for it: behind the ? of this operation")
@@ -52,8 +52,8 @@ class IdeaOut(Schema):
 
 
 class WhatIfOut(Schema):
-    """A step replayed with a change. `why_not` says why nothing can be known; times are then null. The unchanged
-    replay tells how far the others may be off."""
+    """A step replayed with a change. `why_not` says why no prediction is possible; times are then null. The replay
+    without a change shows how far off the others may be."""
 
     step: int | None
     why_not: str

@@ -70,7 +70,8 @@ class Entry:
     pace: Pace | None = None
     """How fast its devices were during the timed steps, by the reference work."""
     drift: float | None = None
-    """How many times longer than in the baseline a device took for the reference work by itself."""
+    """How many times longer than in the baseline a device took for the reference work, without the influence of other
+    devices."""
     done: bool = True
     ended: str = ""
     """How it ended without a result (`failed`): its numbers cover the steps until then and are not compared with

@@ -167,7 +167,7 @@ def _trace(curve: Curve) -> dict[str, Any]:
 
 
 def _told_apart(traces: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Adds symbols to lines that look the same: to each from the second on another one, as far as SYMBOLS has any."""
+    """Marks lines of the same colour and dash: each after the first gets its own symbol, until SYMBOLS has no more."""
     seen: Counter[tuple[str, str]] = Counter()
     for trace in traces:
         look = trace["line"]["color"], trace["line"]["dash"]

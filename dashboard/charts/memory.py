@@ -70,7 +70,7 @@ def _predicted(expected: list[tuple[int, int]]) -> dict[str, Any]:
         "type": "bar",
         "orientation": "h",
         "name": "predicted",
-        "base": 0,  # a bar with a base of its own lies over the stack instead of on it
+        "base": 0,  # a bar with its own base is drawn over the stack, not on top of it
         "width": 0.92,
         "y": [y for y, _ in expected],
         "x": [size / MIB for _, size in expected],

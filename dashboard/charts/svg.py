@@ -119,7 +119,7 @@ def _reach(data: list[dict[str, Any]], name: str, stacked: bool) -> tuple[float,
 
 
 def nice(low: float, high: float, most: int = 7) -> list[float]:
-    """Round values from `low` to `high`, about `most` of them at most."""
+    """Evenly spaced round values within `low` .. `high`, at most `most` + 1."""
     if not high > low:
         return [low]
     raw = (high - low) / most

@@ -109,7 +109,7 @@ class Ingest:
     def _announce(self, attempt: Attempt, *what: str) -> None:
         self.topics[attempt.run_id, attempt.run.study_id].update(what)
 
-    # heartbeat
+    # Heartbeats
 
     def _heartbeat(self, entry: Entry) -> None:
         body = clean(entry.body)
@@ -154,7 +154,7 @@ class Ingest:
     def _dropped(self, entry: Entry) -> None:
         Leftover.objects.filter(worker__name=entry.worker, run=int(entry.body["run"])).delete()
 
-    # what became of an attempt
+    # States and ends of attempts
 
     def _attempt(self, entry: Entry) -> None:
         attempt = self._placed(entry)
@@ -205,7 +205,7 @@ class Ingest:
         if run.state != State.QUEUED:
             self.ended.add(run.pk)
 
-    # data
+    # Data
 
     def _batch(self, entry: Entry) -> None:
         """Stores bytes [start, end) of a file: ignores what is below the cursor, asks for the file again if there is a

@@ -13,7 +13,7 @@ from typing import Protocol
 from django.conf import settings
 from django.db import connection
 
-ADVISORY_KEYS = {"controller": 0x54524E59, "analyst": 0x54524E5A}  # "TRNY" and the next
+ADVISORY_KEYS = {"controller": 0x54524E59, "analyst": 0x54524E5A}  # "TRNY" in ASCII, and the number after it
 
 
 class Lock(Protocol):

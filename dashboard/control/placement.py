@@ -21,7 +21,7 @@ class Wait(Enum):
     """Why a run was not placed."""
 
     NO_HOST = "no host"  # no host is connected and open
-    TOO_LARGE = "too large"  # no open host, or all of them together, has that many devices of the kind at all
+    TOO_LARGE = "too large"  # the open hosts, alone or together, do not have that many devices of the kind
     BUSY = "busy"  # its hosts have enough devices, but too few are free
     WHOLE_HOST = "whole host"  # it is exclusive and something runs there, or something exclusive runs there
     RESERVED = "reserved"  # an older run waits for the host

@@ -93,7 +93,8 @@ def _throughput(run: Run, rate: selectors.Series) -> tuple[str, str]:
 
 
 def _memory(run: Run) -> Tile:
-    """Measured peak as a solid bar, prediction as an outline; a bar of full width is the limit, if one is known."""
+    """Measured peak as a solid bar, prediction as an outline; the full width is the larger of them, or the limit if
+    that is larger and known."""
     plan = worst_stage(RunSpec.stored(run.spec))
     records, title = selectors.memory(run), "Memory, worst rank"
     worst = max(records.values(), key=lambda record: record.peak_total, default=None)

@@ -43,7 +43,7 @@ def first_choice(run: Run) -> int | None:
 
 
 def with_steps_left(spec: dict[str, Any], step: int) -> dict[str, Any]:
-    """The spec; if it would end at `step`, with so many steps more that it trains on."""
+    """The spec; if it would have ended by `step`, with as many steps again after `step`."""
     train = spec.get("train", {})
     own = train.get("steps", step)
     return spec if step < own else {**spec, "train": {**train, "steps": min(MAX_STEPS, step + own)}}

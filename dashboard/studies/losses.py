@@ -14,7 +14,7 @@ PARITY_STEPS = 5_000
 """Losses are compared and drawn for at most this many first steps."""
 
 Points = NDArray[np.void]
-"""POINT rows."""
+"""An array of POINT rows."""
 
 
 def losses_of(runs: Sequence[Run]) -> tuple[dict[int, Points], dict[int, Points]]:
