@@ -58,7 +58,9 @@ class YardUserAdmin(UserAdmin):
     def get_fieldsets(self, request: HttpRequest, obj: User | None = None) -> Any:
         """Without Django's own permissions, which nothing in a yard asks for, and which staff could not hand out."""
         found = super().get_fieldsets(request, obj)
-        return found if obj is None or _is_superuser(request) else [_without_permissions(*each) for each in found]
+        if obj is None or _is_superuser(request):
+            return found
+        return [(title, _without_permissions(dict(options))) for title, options in found]
 
     @admin.display(description="role")
     def role(self, user: User) -> str:
@@ -83,6 +85,6 @@ def _is_superuser(request: HttpRequest) -> bool:
     return bool(request.user.is_active and request.user.is_superuser)
 
 
-def _without_permissions(title: Any, options: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+def _without_permissions(options: dict[str, Any]) -> dict[str, Any]:
     fields = tuple(field for field in options["fields"] if field not in ("is_superuser", "user_permissions"))
-    return title, {**options, "fields": fields}
+    return {**options, "fields": fields}

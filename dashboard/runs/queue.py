@@ -32,13 +32,13 @@ class Waiting:
 
 def queue_order() -> list[int]:
     """Ids of the queued runs, oldest first; the runs of a study come together, by position, where its oldest is."""
-    rows = Run.objects.order_by().filter(state=State.QUEUED, cancel_requested_at=None)
-    keys = [(pk, study or -pk, *more) for pk, study, *more in rows.values_list("pk", "study", "queued_at", "position")]
+    queued = Run.objects.order_by().filter(state=State.QUEUED, cancel_requested_at=None)
+    rows = list(queued.values_list("pk", "study", "queued_at", "position"))
     since: dict[int, datetime] = {}
-    for _, group, queued_at, _ in keys:
-        since[group] = min(queued_at, since.get(group, queued_at))
-    keys.sort(key=lambda row: (since[row[1]], max(row[1], 0), row[3], row[0]))
-    return [pk for pk, *_ in keys]
+    for pk, study, queued_at, _ in rows:
+        since[study or -pk] = min(queued_at, since.get(study or -pk, queued_at))
+    rows.sort(key=lambda row: (since[row[1] or -row[0]], row[1] or 0, row[3], row[0]))
+    return [row[0] for row in rows]
 
 
 def queued_runs(ids: Sequence[int] | None = None) -> list[Run]:

@@ -82,7 +82,7 @@ class Yard:
         return f"http://{HOST}:{self.port}"
 
     def _part(self, name: str, command: list[str], stop_after: float) -> Part:
-        return Part(name, command, self.home.logs / f"{name}.log", stop_after, on_exit=self._told_exit)
+        return Part(name, command, self.home.logs / f"{name}.log", stop_after, on_exit=self._announce_exit)
 
     def _lock(self) -> IO[str]:
         """Locks the data folder for this yard; the kernel releases the lock with the process. Raises SystemExit if it
