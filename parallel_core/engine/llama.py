@@ -38,10 +38,20 @@ _ABLE: dict[str, tuple[Any, ...]] = {
     "hidden_act": ("silu",),
     "attention_bias": (False, None),
     "mlp_bias": (False, None),
-    "rope_scaling": (None,),
+    "partial_rotary_factor": (1, None),
     "rms_norm_eps": (EPS,),
 }
 """What a config.json may say of a model that this engine has."""
+_ROPE_FIELDS = ("rope_parameters", "rope_scaling")
+"""Where it says how RoPE turns: transformers 5 writes the first, its base included, earlier ones the second."""
+_ROPE_ABLE: dict[str, tuple[Any, ...]] = {
+    "rope_type": ("default",),
+    "type": ("default",),
+    "partial_rotary_factor": (1, None),
+}
+"""What either of them may say; a key that is left out says the first."""
+_OLDEST_ROPE_BASE = 10_000.0
+"""Of the first Llamas, whose config.json has no base at all."""
 
 Get = Callable[[str], Tensor]
 """A full tensor by name."""
@@ -62,7 +72,7 @@ def model_of(config: Mapping[str, Any], seq: int) -> dict[str, Any]:
             "ffn": config["intermediate_size"],
             "vocab": config["vocab_size"],
             "tied": bool(config.get("tie_word_embeddings", False)),
-            "rope_base": float(config.get("rope_theta", 10_000.0)),
+            "rope_base": _rope_base(config),
         }
         head = config.get("head_dim") or model["hidden"] // model["heads"]
         fits = head * model["heads"] == model["hidden"]
@@ -74,6 +84,26 @@ def model_of(config: Mapping[str, Any], seq: int) -> dict[str, Any]:
         raise CheckpointError(f"{CONFIG} has head_dim={head}; this engine's is hidden_size / num_attention_heads.")
     llama = {"positions": "rope", "activation": "swiglu", "norm": "rmsnorm", "bias": False}
     return {**model, **llama, "kind": "gpt", "seq": seq}
+
+
+def _rope_base(config: Mapping[str, Any]) -> float:
+    """The base of RoPE's angles, wherever a config.json has it. Raises CheckpointError where it turns otherwise."""
+    bases = {"rope_theta": config.get("rope_theta")}
+    for field in _ROPE_FIELDS:
+        told = {} if config.get(field) is None else config[field]
+        if not isinstance(told, dict):
+            raise CheckpointError(f"{CONFIG} has {field}={told!r}; it must be null or an object with named fields.")
+        for key, able in _ROPE_ABLE.items():
+            if told.get(key, able[0]) not in able:
+                raise CheckpointError(f"{CONFIG} has {field}.{key}={told[key]!r}; this engine has {able[0]!r}.")
+        bases[f"{field}.rope_theta"] = told.get("rope_theta")
+    known = {field: float(base) for field, base in bases.items() if base is not None}
+    if len(set(known.values())) > 1:
+        said = " and ".join(f"{field}={base:g}" for field, base in known.items())
+        raise CheckpointError(f"{CONFIG} has {said}; they must be the same base.")
+    if not known and config.get("rope_parameters") is not None:
+        raise CheckpointError(f"{CONFIG} has rope_parameters without rope_theta; it must hold the base of the angles.")
+    return next(iter(known.values()), _OLDEST_ROPE_BASE)
 
 
 def config_of(model: ModelSpec) -> dict[str, Any]:
@@ -235,6 +265,6 @@ def export_weights(path: Path, out: Path) -> int:
     about = {name: (_NAMES[tensor.dtype], tuple(tensor.shape)) for name, tensor in theirs(model, shape)}
     data = (tensor.contiguous().view(-1).view(torch.uint8).numpy().data for _, tensor in theirs(model, get))
     size = safetensors.write(out / safetensors.SINGLE, about, data)
-    dtype = str(next(iter(manifest.tensors.values())).dtype)
-    (out / CONFIG).write_text(json.dumps({**config, "torch_dtype": dtype}, indent=2))
+    dtype = TYPES[next(iter(about.values()))[0]]
+    (out / CONFIG).write_text(json.dumps({**config, "torch_dtype": str(dtype).removeprefix("torch.")}, indent=2))
     return size

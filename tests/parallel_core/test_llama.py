@@ -18,14 +18,16 @@ from torch import Tensor
 from parallel_core.checkpoint import folder as folders
 from parallel_core.checkpoint import manifest as manifests
 from parallel_core.checkpoint import safetensors
+from parallel_core.checkpoint.config import CheckpointConfig
 from parallel_core.checkpoint.manifest import CheckpointError
 from parallel_core.cli import main
 from parallel_core.data.corpus import CorpusError
 from parallel_core.data.dataset import open_dataset
 from parallel_core.engine import checkpoint
 from parallel_core.engine.distributed import Rendezvous
-from parallel_core.engine.llama import CONFIG, export_weights, import_weights
+from parallel_core.engine.llama import CONFIG, export_weights, import_weights, model_of
 from parallel_core.engine.trainer import Trainer
+from parallel_core.observe.records import FileSink
 from parallel_core.spec import RunSpec
 from tests.parallel_core import ranks
 
@@ -157,6 +159,24 @@ def test_16_bit_weights_begin_an_fp32_run_and_fill_master_weights(tmp_path: Path
         assert torch.equal(values, main)
 
 
+def test_what_a_16_bit_run_exports_says_that_it_has_16_bits(tmp_path: Path) -> None:
+    """Its checkpoint holds fp32 master weights, too, which are not exported."""
+    made, _ = import_weights(put(tmp_path / "in", tensors(torch.bfloat16)), tmp_path / "ours", SEQ)
+    spec = RunSpec.model_validate({**made.model_dump(), "train": {"precision": "bf16", "global_batch": 2, "steps": 4}})
+
+    def use(trainer: Trainer) -> Any:
+        checkpoint.Saver(trainer, CheckpointConfig(tmp_path / "run"), FileSink(tmp_path, 0)).save_whole(1)
+
+    def work(*given: Any) -> Any:
+        return ranks.with_trainer(*given, use)
+
+    ranks.run(spec, work, ranks.scratch())
+    export_weights(folders.path_of(tmp_path / "run", 1), tmp_path / "out")
+    assert json.loads((tmp_path / "out" / CONFIG).read_text())["torch_dtype"] == "bfloat16"
+    found = safetensors.open_all(tmp_path / "out")
+    assert {file.entries[name].dtype for name, file in found.items()} == {"BF16"}
+
+
 def test_several_files_are_one_model(tmp_path: Path) -> None:
     folder, weights = put(tmp_path / "in", tensors()), tensors()
     where = {name: f"part-{i % 2}.safetensors" for i, name in enumerate(weights)}
@@ -216,7 +236,23 @@ def test_a_spoilt_file_is_refused(name: str, tmp_path: Path) -> None:
     ("config", "told"),
     [
         ({"model_type": "mistral"}, "model_type='mistral'"),
-        ({"rope_scaling": {"rope_type": "llama3"}}, "rope_scaling="),
+        ({"rope_scaling": {"rope_type": "llama3"}}, r"rope_scaling\.rope_type='llama3'; this engine has 'default'"),
+        ({"rope_scaling": {"type": "linear", "factor": 2.0}}, r"rope_scaling\.type='linear'"),
+        ({"rope_scaling": "linear"}, "rope_scaling='linear'; it must be null or an object"),
+        (
+            {"rope_parameters": {"rope_theta": 500_000.0, "rope_type": "llama3", "factor": 8.0}},
+            r"rope_parameters\.rope_type='llama3'; this engine has 'default'",
+        ),
+        (
+            {"rope_parameters": {"rope_theta": 500_000.0, "partial_rotary_factor": 0.5}},
+            r"rope_parameters\.partial_rotary_factor=0\.5; this engine has 1",
+        ),
+        ({"partial_rotary_factor": 0.5}, r"partial_rotary_factor=0\.5; this engine has 1"),
+        (
+            {"rope_parameters": {"rope_theta": 10_000.0}},
+            r"rope_theta=500000 and rope_parameters\.rope_theta=10000; they must be the same",
+        ),
+        ({"rope_theta": None, "rope_parameters": {"rope_type": "default"}}, "rope_parameters without rope_theta"),
         ({"rms_norm_eps": 1e-6}, "rms_norm_eps=1e-06"),
         ({"head_dim": 16}, "head_dim=16"),
         ({"num_attention_heads": 0}, "a size that is no number of a model"),
@@ -228,6 +264,22 @@ def test_a_spoilt_file_is_refused(name: str, tmp_path: Path) -> None:
 def test_another_model_is_refused(config: dict[str, Any], told: str, tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=told):
         import_weights(put(tmp_path, tensors(), **config), tmp_path / "ours", SEQ)
+
+
+@pytest.mark.parametrize(
+    ("rope", "base"),
+    [
+        ({"rope_parameters": {"rope_theta": 500_000.0, "rope_type": "default"}}, 500_000.0),  # of transformers 5
+        ({"rope_theta": 500_000.0, "rope_scaling": None}, 500_000.0),
+        ({"rope_theta": 500_000, "rope_parameters": {"rope_theta": 500_000.0}}, 500_000.0),
+        ({"rope_theta": 500_000.0, "rope_parameters": None, "rope_scaling": {"rope_type": "default"}}, 500_000.0),
+        ({}, 10_000.0),  # of the first Llamas
+    ],
+    ids=str,
+)
+def test_the_base_of_the_angles_is_found_wherever_it_stands(rope: dict[str, Any], base: float) -> None:
+    config = {key: value for key, value in CONFIGURED.items() if key != "rope_theta"}
+    assert model_of(config | rope, SEQ)["rope_base"] == base
 
 
 @pytest.mark.parametrize("text", ["[]", "5", "[" * 100_000], ids=["a list", "a number", "deep lists"])
