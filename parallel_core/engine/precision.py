@@ -60,7 +60,7 @@ class LossScale:
             return True
         if math.isfinite(norm):
             self.good += 1
-            if self.good == self._train.loss_scale_window:
+            if self.good >= self._train.loss_scale_window:  # more, where a run goes on with a shorter window
                 self.value, self.good = self.value * self._train.loss_scale_growth, 0
             return True
         if self.value <= LEAST_SCALE:

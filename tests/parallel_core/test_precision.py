@@ -124,6 +124,16 @@ def test_its_state_goes_on_where_it_was() -> None:
     assert [other.judge(1.0), other.judge(1.0), other.value, other.skipped] == [True, True, 2.0**16, 1]
 
 
+def test_a_run_that_goes_on_with_a_shorter_window_grows_its_scale_again() -> None:
+    scale = scale_of(loss_scale=1024, loss_scale_window=2)
+    scale.restore({"value": 1024.0, "good": 5, "skipped": 0})
+    seen = []
+    for _ in range(4):
+        scale.judge(1.0)
+        seen.append(scale.value)
+    assert seen == [2048, 2048, 4096, 4096]
+
+
 def test_overflow_at_the_least_scale_ends_the_run_with_advice() -> None:
     scale = scale_of(loss_scale=2)
     assert not scale.judge(math.nan)
