@@ -43,6 +43,7 @@ import contextlib
 import json
 import os
 import struct
+import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -115,14 +116,27 @@ class Sink(Protocol):
 
 
 class FileSink:
-    """Appends frames to `events-<rank>.bin`; each `emit` is one write(), so a kill leaves at most one torn frame."""
+    """Appends frames to `events-<rank>.bin`; each `emit` is one write(), so a kill leaves at most one torn frame.
+
+    A write may come short, as on a full disk. Then the rest follows or, where it cannot, the beginning is taken back:
+    readers stop at a torn frame, and would find nothing of what is appended behind it.
+    """
 
     def __init__(self, folder: Path, rank: int) -> None:
         self.rank = rank
         self._file: IO[bytes] = events_path(folder, rank).open("ab", buffering=0)
+        self._alone = threading.Lock()  # a checkpoint is told by a thread of its own
 
     def emit(self, kind: str, blob: bytes = b"", **header: Any) -> None:
-        self._file.write(encode({"kind": kind, "rank": self.rank, "t": time.time(), **header}, blob))
+        rest = memoryview(encode({"kind": kind, "rank": self.rank, "t": time.time(), **header}, blob))
+        with self._alone:
+            begin = self._file.seek(0, os.SEEK_END)
+            try:
+                while rest:
+                    rest = rest[self._file.write(rest) :]
+            except OSError:
+                self._file.truncate(begin)
+                raise
 
     def close(self) -> None:
         self._file.close()
