@@ -48,11 +48,18 @@ def sentences(case: Case) -> list[str]:
 
 def _traced(spec: RunSpec, frames: Mapping[int, Sequence[Frame]]) -> list[dict[int, np.ndarray]]:
     """Timed steps that every rank traced whole."""
+    timed_from = _timed_from(spec, frames.get(0, ()))
     by_step: dict[int, dict[int, np.ndarray]] = {}
     for rank, own in frames.items():
         for frame in own:
             head = frame.header
-            if frame.kind == "spans" and head["count"] == head["total"] and head["step"] >= first_timed(spec):
+            if frame.kind == "spans" and head["count"] == head["total"] and head["step"] >= timed_from:
                 by_step.setdefault(head["step"], {})[rank] = np.frombuffer(frame.blob, SPAN)
     whole = [step for step, ranks in sorted(by_step.items()) if len(ranks) == spec.parallel.world]
     return [by_step[step] for step in whole[-STEPS:]]
+
+
+def _timed_from(spec: RunSpec, frames: Sequence[Frame]) -> int:
+    """Where the timed steps begin, as a rank told in these records: what goes on from a checkpoint warms up again."""
+    begun = {frame.header["phase"]: int(frame.header["step"]) for frame in frames if frame.kind == "phase"}
+    return begun.get("timed", first_timed(spec, begun.get("warmup", 0)))

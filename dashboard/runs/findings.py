@@ -135,9 +135,10 @@ def _references(run: Run, spec: RunSpec) -> dict[int, np.ndarray]:
 
 
 def _steps(run: Run, spec: RunSpec) -> list[dict[int, np.ndarray]]:
-    """The newest whole traced steps, oldest first; of the timed steps if there are any, as the first ones warm up."""
-    steps = selectors.traced_steps(run)
-    late = [step for step in steps if step >= first_timed(spec)] or steps
+    """The newest whole traced steps, oldest first; of the timed steps if there are any, as the first ones of an attempt
+    warm up."""
+    steps, timed_from = selectors.traced_steps(run), first_timed(spec, selectors.traced_from(run))
+    late = [step for step in steps if step >= timed_from] or steps
     out = []
     for step in reversed(late):
         spans, total = selectors.spans_and_total(run, step)

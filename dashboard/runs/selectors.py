@@ -41,6 +41,7 @@ __all__ = [
     "span_counts",
     "spans",
     "timed",
+    "traced_from",
     "traced_steps",
     "typical_step",
     "waiting",
@@ -145,6 +146,13 @@ def _traced(run: Run) -> QuerySet[SpanChunk]:
     """Spans of the newest attempt that traced any step."""
     every = SpanChunk.objects.filter(attempt__run=run).order_by("-attempt__number")
     return SpanChunk.objects.filter(attempt_id=Subquery(every.values("attempt_id")[:1]))
+
+
+def traced_from(run: Run) -> int:
+    """The step that the attempt of `traced_steps` began with: more than 0 of one that went on from a checkpoint."""
+    newest = SpanChunk.objects.filter(attempt__run=run).order_by("-attempt__number")
+    begins: dict[str, Any] = newest.values_list("attempt__begins", flat=True).first() or {}
+    return int(begins.get("step") or 0)
 
 
 def typical_step(run: Run) -> int | None:

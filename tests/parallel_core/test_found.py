@@ -1,0 +1,41 @@
+"""The records of a run as rules judge it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from parallel_core.found import case_of
+from parallel_core.local import Outcome
+from parallel_core.observe.records import SPAN, Frame
+from parallel_core.spec import RunSpec
+
+
+def traced(step: int) -> Frame:
+    """One span, which ends at so many nanoseconds as the number of its step."""
+    rows = np.zeros(1, SPAN)
+    rows["end"] = step
+    return Frame({"kind": "spans", "step": step, "count": 1, "total": 1}, rows.tobytes(), 0)
+
+
+def phase(name: str, step: int) -> Frame:
+    return Frame({"kind": "phase", "phase": name, "step": step}, b"", 0)
+
+
+@pytest.mark.parametrize(
+    ("told", "judged"),
+    [
+        ([phase("building", 0), phase("warmup", 0), phase("timed", 5)], [10, 20, 22, 30]),
+        ([phase("building", 0), phase("warmup", 20), phase("timed", 25)], [30]),  # goes on from step 20
+        ([phase("building", 0), phase("warmup", 20)], [30]),  # ended before its timed steps
+        ([], [10, 20, 22, 30]),  # told nothing of it
+    ],
+)
+def test_the_first_steps_are_not_judged_of_a_run_that_goes_on_neither(told: list[Any], judged: list[int]) -> None:
+    spec = RunSpec.model_validate({"train": {"steps": 40, "warmup_steps": 5}})
+    frames = {0: [*told, *(traced(step) for step in (2, 10, 20, 22, 30))]}
+    case = case_of(spec, Outcome(Path(), 0.0, frames=frames))
+    assert [int(step[0]["end"][0]) for step in case.traced] == judged
