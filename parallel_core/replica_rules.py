@@ -59,11 +59,8 @@ def _other_numbers(spec: RunSpec) -> Way:
 def _check_normalised(spec: RunSpec) -> None:
     """Checks that batch norm has more than one value per channel to compute the variance of, also in the smallest
     feature map."""
-    outline, split, batch = outline_of(spec.model), spec.parallel, spec.train.global_batch
-    if not outline.batch_norm:
-        return
-    side = min(shape[-1] for shape in outline.boundaries()[1:])
-    if batch // split.micro_batches * side**2 > 1:
+    split, batch = spec.parallel, spec.train.global_batch
+    if batch // split.micro_batches >= outline_of(spec.model).least_samples:
         return
     fewer = [m for m in divisors(batch) if batch // m > 1]
     advice = f"micro_batches={few(fewer, split.micro_batches)} or " if fewer else ""

@@ -169,6 +169,16 @@ class Outline(ABC):
         right = "use tensor=1" if field == "parallel.tp" else "leave widths empty"
         raise rule_error((field, "model.kind"), f"tensor={tp} is not possible: {self.whole}; {right}.")
 
+    def tensor_widths(self) -> list[int]:
+        """Numbers of ranks that its tensors can be split over, ascending; only 1 of a kind whose tensors stay whole."""
+        return [1]
+
+    @property
+    def least_samples(self) -> int:
+        """Of a micro-batch, over all replicas: batch norm takes the variance of more than one value of a channel, in
+        the smallest picture, too."""
+        return 2 if self.batch_norm and min(shape[-1] for shape in self.boundaries()[1:]) == 1 else 1
+
     @abstractmethod
     def units(self) -> list[str]:
         """Returns the names of its layers in order; the last one is 'head' and computes the loss."""

@@ -90,10 +90,10 @@ class GptOutline(Outline):
                 if field == "parallel.tp":
                     ways = Way("{}", field, nearest(divisors(value), tp), MOST_TOLD)
                     raise refusal((field, f"model.{leaf}"), problem, ways)
-                raise rule_error((field, f"model.{leaf}"), f"{problem} {few(self._widths(), tp)}.")
+                raise rule_error((field, f"model.{leaf}"), f"{problem} {few(self.tensor_widths(), tp)}.")
 
-    def _widths(self) -> list[int]:
-        """Returns the tensor-parallel sizes that the model can be split over."""
+    def tensor_widths(self) -> list[int]:
+        """Tensor-parallel sizes that the model can be split over: they divide all that is shared out."""
         model = self.model
         return divisors(gcd(model.heads, self.kv_heads, model.vocab, self.ffn))
 

@@ -110,8 +110,8 @@ _Step = tuple[str, dict[str, Any]]
 
 
 def _ladders(spec: RunSpec) -> Iterator[list[_Step]]:
-    """Kinds of change, cheapest first; each is a list of steps that save more and more memory."""
-    split = spec.parallel
+    """Kinds of change, cheapest first; each is a ladder of steps that save more and more."""
+    split, widths = spec.parallel, outline_of(spec.model).tensor_widths()
     samples = spec.train.global_batch // split.dp
     yield [
         (f"use {m} micro-batches", {"parallel.micro_batches": m}) for m in divisors(samples) if m > split.micro_batches
@@ -130,7 +130,7 @@ def _ladders(spec: RunSpec) -> Iterator[list[_Step]]:
         yield [("use fp32", {"train.precision": "fp32"})]
     if spec.train.precision in ("fp32", "fp64"):
         yield [("use bf16", {"train.precision": "bf16"})]
-    yield [(f"split tensors {t} ways", {"parallel.tp": t}) for t in _tensor_ways(spec) if t > split.tp]
+    yield [(f"split tensors {t} ways", {"parallel.tp": t}) for t in widths if t > split.tp]
     deeper = (p for p in (2, 4, 8, 16, 32, 64) if p > split.pp)
     yield [(f"use {p} pipeline stages", {"parallel.pp": p, "parallel.cuts": None}) for p in deeper]
 
@@ -141,11 +141,6 @@ def _recomputations(spec: RunSpec) -> Iterator[_Step]:
         yield "recompute the attention cores", {"parallel.recompute": "selective"}
     if spec.parallel.recompute != "full":
         yield "recompute whole blocks", {"parallel.recompute": "full", "parallel.recompute_layers": None}
-
-
-def _tensor_ways(spec: RunSpec) -> list[int]:
-    """Tensor-parallel degrees that may be tried: divisors of the heads; none where tensors stay unsplit."""
-    return [] if outline_of(spec.model).whole else divisors(spec.model.heads)
 
 
 @dataclass(frozen=True)

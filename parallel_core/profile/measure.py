@@ -24,7 +24,6 @@ from parallel_core.profile import normalize
 from parallel_core.profile.curves import Curve
 from parallel_core.profile.request import RECOMPUTES, SPLITS, ProfileRequest
 from parallel_core.profile.table import CostTable, Layers
-from parallel_core.rules import divisors
 from parallel_core.spec import DeviceKind, ModelSpec, Precision, Recompute, RunSpec
 
 COMMAND = (sys.executable, "-m", "parallel_core.profile.server")
@@ -38,16 +37,15 @@ class ProfileFailed(RuntimeError):
         self.traceback = traceback
 
 
-def samples_up_to(batch: int) -> tuple[int, ...]:
-    """1, 2, 4, ... and `batch`: from these others are read off."""
-    return tuple(sorted({batch, *(2**k for k in range(16) if 2**k < batch)}))
+def samples_up_to(model: ModelSpec, batch: int) -> tuple[int, ...]:
+    """1, 2, 4, ... and `batch`: from these others are read off. None that the model cannot be trained on alone."""
+    least = outline_of(model).least_samples
+    return tuple(sorted({batch, *(2**k for k in range(16) if least <= 2**k < batch)}))
 
 
 def tensor_widths(model: ModelSpec, most: int) -> tuple[int, ...]:
     """Widths of tensor groups up to `most` that the model can be cut to: powers of two, 1 first."""
-    if outline_of(model).whole:
-        return (1,)
-    return tuple(t for t in divisors(model.heads) if t <= most and t & (t - 1) == 0)
+    return tuple(t for t in outline_of(model).tensor_widths() if t <= most and t & (t - 1) == 0)
 
 
 def devices_of(kind: DeviceKind) -> int:
@@ -69,7 +67,11 @@ def measure(
         {
             "model": model.model_dump(),
             "parallel": {"dp": ranks},
-            "train": {"global_batch": ranks, "precision": precision, "device": device},
+            "train": {
+                "global_batch": ranks * outline_of(model).least_samples,
+                "precision": precision,
+                "device": device,
+            },
         }
     )
     with tempfile.TemporaryDirectory(prefix="trainyard-profile-") as name:
@@ -172,7 +174,7 @@ def measure_for(
     own = devices_of(kind)
     world = ranks or (own if kind == "cuda" else 4)
     order = ProfileRequest(
-        samples=samples_up_to(spec.train.global_batch),
+        samples=samples_up_to(spec.model, spec.train.global_batch),
         tps=(1,) if quick else tensor_widths(spec.model, world),
         splits=tuple(dict.fromkeys((*splits, spec.parallel.cut))),
         recompute=("none",) if quick else tuple(dict.fromkeys((*recompute, spec.parallel.recompute))),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from itertools import product
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -14,6 +14,7 @@ from parallel_core.cli import main
 from parallel_core.cli_profile import report
 from parallel_core.outline import outline_of
 from parallel_core.plan.units import boundary_elements
+from parallel_core.profile.layers import spec_of
 from parallel_core.profile.measure import ProfileFailed, measure, samples_up_to, tensor_widths
 from parallel_core.profile.repeats import noise
 from parallel_core.profile.request import ProfileRequest
@@ -178,6 +179,14 @@ def test_models_without_tensor_groups() -> None:
 
 
 @pytest.mark.full
+def test_a_model_that_normalises_over_samples() -> None:
+    model = ModelSpec(kind="resnet50", width=4)
+    order = ProfileRequest(samples=samples_up_to(model, 4), devices=1, seconds=0.05)
+    found = measure(model, order, ranks=1)
+    assert {row.samples for row in found.layers} == {2, 4}
+
+
+@pytest.mark.full
 def test_more_ranks_than_devices_are_timed_sharing_them() -> None:
     order = ProfileRequest(samples=(1, 2), devices=1, seconds=0.02, sizes=(1024,))
     known = measure(MODEL, order, ranks=2)
@@ -186,8 +195,31 @@ def test_more_ranks_than_devices_are_timed_sharing_them() -> None:
 
 
 def test_samples_and_widths() -> None:
-    assert samples_up_to(12) == (1, 2, 4, 8, 12)
+    assert samples_up_to(MODEL, 12) == (1, 2, 4, 8, 12)
+    assert samples_up_to(ModelSpec(kind="resnet50"), 12) == (2, 4, 8, 12)  # its last pictures have one pixel
+    assert samples_up_to(ModelSpec(kind="resnet50", image=64), 4) == (1, 2, 4)
     assert tensor_widths(ModelSpec(heads=4), 2) == (1, 2)
+
+
+@pytest.mark.parametrize(
+    ("model", "widths"),
+    [
+        ({"heads": 8}, (1, 2, 4, 8)),
+        ({"heads": 8, "kv_heads": 2}, (1, 2)),
+        ({"heads": 8, "kv_heads": 1}, (1,)),
+        ({"heads": 8, "vocab": 50_257}, (1,)),
+        ({"heads": 8, "ffn": 514}, (1, 2)),
+        ({"kind": "mlp"}, (1,)),
+        ({"kind": "resnet50"}, (1,)),
+    ],
+    ids=str,
+)
+def test_all_that_is_profiled_of_a_model_can_be_run(model: dict[str, Any], widths: tuple[int, ...]) -> None:
+    made = ModelSpec(**model)
+    assert tensor_widths(made, 8) == widths
+    for tp, samples in product(widths, samples_up_to(made, 8)):
+        spec = spec_of(made, "fp32", tp, "none", samples, "cpu")
+        assert (spec.parallel.tp, spec.micro_batch_size) == (tp, samples)
 
 
 def test_a_profile_that_fails_says_so() -> None:
