@@ -7,6 +7,8 @@ small model on two cores). PipeDream's first figure calls data parallelism commu
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from parallel_core.analysis.diagnosis.case import Case, Finding
 from parallel_core.analysis.quantities import ns_text, percent_text
 from parallel_core.schedule.ir import REPLICA_COLLECTIVES, Kind
@@ -18,20 +20,26 @@ def check(case: Case) -> Finding | None:
     if max(case.spec.parallel.copies) == 1 or not case.traced:
         return None
     # Of replicas of one stage the last to come waits for nobody: its time in the collective is the collective's.
-    alone = [
-        min(sum(case.spent(rank, kind) for kind in (*REPLICA_COLLECTIVES, Kind.UNSHARD)) for rank in group)
+    took, group = max(
+        (min(sum(case.spent(rank, kind) for kind in (*REPLICA_COLLECTIVES, Kind.UNSHARD)) for rank in group), group)
         for group in case.layout.data_groups()
-    ]
-    took = max(alone)
+    )
     if took < MOST * case.step_ns:
         return None
     what = "gathers of parameters and sums of gradients" if case.spec.parallel.zero > 2 else "all-reduce"
-    batch = case.spec.train.global_batch // case.spec.parallel.dp
     return Finding(
         "exposed_reduction",
         f"{percent_text(took / case.step_ns)} of the step is the replicas' {what}, not hidden.",
-        f"{ns_text(took)} of {ns_text(case.step_ns)}, with {batch} samples a replica.",
+        f"{ns_text(took)} of {ns_text(case.step_ns)}, with {_samples(case, group)} samples a replica.",
         "Raise train.global_batch: the sum costs the same whatever the batch; or use fewer replicas, or a faster link.",
         effect_ns=took,
         tab="whatif",
     )
+
+
+def _samples(case: Case, group: Sequence[int]) -> str:
+    """How many of a step's each of these replicas works on: the first may have a micro-batch more than the last."""
+    layout, batch = case.layout, case.spec.train.global_batch
+    places = (layout.coords(rank) for rank in group)
+    shares = {batch * len(layout.micro_batches_of(at.place, at.replica)) // layout.micro_batches for at in places}
+    return " to ".join(map(str, sorted(shares)))

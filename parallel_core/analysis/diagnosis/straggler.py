@@ -81,11 +81,16 @@ def _busy(account: Account) -> int:
     return account.parts.compute + account.parts.recompute
 
 
-def _flops(case: Case) -> list[int]:
-    """Forward FLOPs of the layers on each rank."""
+def _flops(case: Case) -> list[float]:
+    """Forward FLOPs of each rank in a step, in those of one sample: its part of its stages' layers, for each of its
+    replica's micro-batches. Stages may differ in both."""
     weights, layout = flop_weights(case.spec.model), case.layout
     by_stage = [sum(weights[unit] for unit in units) for units in layout.stage_units]
-    return [max(1, sum(by_stage[s] for s in layout.stages_of(layout.coords(r).place))) for r in range(layout.world)]
+    found = []
+    for place, replica, _ in map(layout.coords, range(layout.world)):
+        whole = sum(by_stage[stage] for stage in layout.stages_of(place))
+        found.append(max(1.0, whole * len(layout.micro_batches_of(place, replica)) / layout.widths[place]))
+    return found
 
 
 def _peers(case: Case, rank: int) -> list[int]:

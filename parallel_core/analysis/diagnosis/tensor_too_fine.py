@@ -14,13 +14,13 @@ MOST = 0.35
 
 
 def check(case: Case) -> Finding | None:
-    tp = case.spec.parallel.tp
-    if tp == 1 or not case.traced:
+    if case.layout.tp == 1 or not case.traced:
         return None
     groups = case.layout.tensor_groups()
     took, group = max((min(case.spent(rank, Kind.TP_COLLECTIVE) for rank in group), group) for group in groups)
     if took < MOST * case.step_ns:
         return None
+    field = "parallel.tp" if case.spec.parallel.widths is None else "parallel.widths"
     share, of_step = percent_text(took / case.step_ns), f"{ns_text(took)} of {ns_text(case.step_ns)}"
     if hosts := case.apart(*group):
         return Finding(
@@ -34,8 +34,8 @@ def check(case: Case) -> Finding | None:
     return Finding(
         "tensor_too_fine",
         f"{share} of the step is tensor-parallel communication.",
-        f"{of_step} on {tp} ranks with hidden size {case.spec.model.hidden}.",
-        "Keep tensor groups on the fastest link, lower parallel.tp, or split by data or layers instead.",
+        f"{of_step} on {len(group)} ranks with hidden size {case.spec.model.hidden}.",
+        f"Keep tensor groups on the fastest link, lower {field}, or split by data or layers instead.",
         effect_ns=took,
         tab="whatif",
     )
