@@ -7,9 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from parallel_core.plan.cluster.job import Job
-from parallel_core.plan.cluster.plans import Floats, Plans
-
-NONE, SELECTIVE, FULL = range(3)
+from parallel_core.plan.cluster.plans import FULL, Floats, Plans
 
 
 class LayerActivations(NamedTuple):
@@ -38,7 +36,8 @@ def of_layer(job: Job, plans: Plans) -> LayerActivations:
     inside = inside + np.where(plans.by_columns, _gathered(job, plans) * (plans.tp - 1), 0.0)
     body = inside / plans.tp + outside / np.where(plans.sequence_parallel, plans.tp, 1)
     # A full checkpoint is kept whole on every tensor rank: the paper's choice, which saves an all-gather (section 5).
-    kept = np.choose(plans.recompute, [body + core, body, tokens * model.hidden * e])
+    checkpoint = tokens * model.hidden * e
+    kept = plans.chosen("recompute", {"none": body + core, "selective": body, "full": checkpoint})
     return LayerActivations(kept, body + core - np.where(plans.recompute == FULL, 0, kept))
 
 
@@ -84,5 +83,9 @@ def in_flight(job: Job, plans: Plans, stage: int) -> Floats:
     line = np.ones_like(p) if last else p
     # A rank's chunks in flight: those of the warm-up and one more, each a v-th of the rank's layers.
     looped = (p * (v - 1) + 1) / v if last else (p * v + p - 1) / v
-    found = np.choose(plans.schedule, [m, line, np.where(v > 1, looped, line), p, 2 * p - 1, p, line, line])
+    by_schedule = {
+        "gpipe": m, "1f1b": line, "interleaved": np.where(v > 1, looped, line), "1f1b-stash": line, "1f1b-2bw": line,
+        "zb-h1": p, "zb-h2": 2 * p - 1, "zb-v": p,
+    }  # fmt: skip
+    found = plans.chosen("schedule", by_schedule)
     return np.where(p == 1, 1.0, np.minimum(found, m))

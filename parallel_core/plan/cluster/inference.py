@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from parallel_core.plan.cluster.hardware import Cluster
 from parallel_core.plan.cluster.model import Transformer
 from parallel_core.plan.cluster.problems import Problems, require
+from parallel_core.rules import divisors
 
 ELEMENT = 2
 """Bytes of a weight, an activation, a key or a value: 16 bits."""
@@ -107,8 +108,10 @@ def serve(model: Transformer, cluster: Cluster, ask: Ask) -> Served:
     require({**model.problems(), **cluster.problems(), **ask.problems()})
     shapes = [
         (t, p)
-        for t in _divisors(model.heads, min(cluster.per_host, cluster.devices))
-        for p in _divisors(model.layers, cluster.devices // t)
+        for t in divisors(model.heads)
+        if t <= min(cluster.per_host, cluster.devices)
+        for p in divisors(model.layers)
+        if t * p <= cluster.devices
     ]
     batches = [1 << i for i in range(MOST_BATCH.bit_length())]
     grid = np.array([(t, p, b) for t, p in shapes for b in batches if b % p == 0 or b == 1], float)
@@ -121,10 +124,6 @@ def serve(model: Transformer, cluster: Cluster, ask: Ask) -> Served:
     weights = ELEMENT * model.parameters / (t * p)
     cache = b * cache_bytes(model, ask.prompt + ask.output) / p / np.minimum(t, model.kv_heads)
     return Served(cluster, ask, t, p, cluster.devices // (t * p), b, prefill, token, weights, cache)
-
-
-def _divisors(whole: int, most: int) -> list[int]:
-    return [n for n in range(1, min(whole, most) + 1) if whole % n == 0]
 
 
 def _pass(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, NamedTuple
 
@@ -14,9 +14,12 @@ Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
 
 SCHEDULES = ("gpipe", "1f1b", "interleaved", "zb-h1", "zb-h2", "zb-v", "1f1b-stash", "1f1b-2bw")
-"""A schedule's code is its index here. The last two are asynchronous: no flush, but stale weights."""
-GPIPE, ONE_F_ONE_B, INTERLEAVED, ZB_H1, ZB_H2, ZB_V, STASH, TWO_BW = range(8)
+"""Codes of schedules: their place in this tuple. The last two are asynchronous: no flush, but stale weights."""
+INTERLEAVED, ZB_H1, ZB_V, STASH, TWO_BW = map(
+    SCHEDULES.index, ("interleaved", "zb-h1", "zb-v", "1f1b-stash", "1f1b-2bw")
+)
 RECOMPUTE = ("none", "selective", "full")
+FULL = RECOMPUTE.index("full")
 PRECISIONS = ("16-bit", "fp32")
 
 
@@ -138,6 +141,12 @@ class Plans:
     @property
     def devices(self) -> Floats:
         return self.dp * self.tp * self.pp
+
+    def chosen(self, name: str, values: Mapping[str, Floats]) -> Floats:
+        """Of each plan that one of `values` that belongs to its word in the field `name`. Raises KeyError where a word
+        that a plan may have is not among them."""
+        found: Floats = np.choose(getattr(self, name), [values[word] for word in _CODES[name]])
+        return found
 
     def bytes_each(self, part: str) -> Floats:
         """Bytes a parameter for one field of State: `weights`, `gradients`, `optimizer` or `sent`."""

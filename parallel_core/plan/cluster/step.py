@@ -15,18 +15,7 @@ from parallel_core.plan.cluster import memory, work
 from parallel_core.plan.cluster.efficiency import Efficiency, Machine, fitted
 from parallel_core.plan.cluster.hardware import Cluster
 from parallel_core.plan.cluster.job import Job
-from parallel_core.plan.cluster.plans import (
-    GPIPE,
-    INTERLEAVED,
-    ONE_F_ONE_B,
-    STASH,
-    TWO_BW,
-    ZB_H1,
-    ZB_H2,
-    ZB_V,
-    Floats,
-    Plans,
-)
+from parallel_core.plan.cluster.plans import INTERLEAVED, STASH, Floats, Plans
 
 WORDS = {
     "compute": "forward and backward",
@@ -99,10 +88,10 @@ def _bubble(plans: Plans, layers: Floats, layer: work.Seconds) -> Floats:
     whole = f + b + w
     looped = whole / np.where(plans.schedule == INTERLEAVED, plans.chunks, 1)
     by_schedule = {
-        STASH: 0 * whole, TWO_BW: 0 * whole, GPIPE: whole, ONE_F_ONE_B: whole, INTERLEAVED: looped,
-        ZB_H1: np.maximum(0, f + b - w), ZB_H2: np.maximum(0, f + b - 2 * w), ZB_V: np.maximum(0, b - w),
+        "1f1b-stash": 0 * whole, "1f1b-2bw": 0 * whole, "gpipe": whole, "1f1b": whole, "interleaved": looped,
+        "zb-h1": np.maximum(0, f + b - w), "zb-h2": np.maximum(0, f + b - 2 * w), "zb-v": np.maximum(0, b - w),
     }  # fmt: skip
-    return (plans.pp - 1) * np.choose(plans.schedule, [by_schedule[code] for code in sorted(by_schedule)])
+    return (plans.pp - 1) * plans.chosen("schedule", by_schedule)
 
 
 def _messages(job: Job, plans: Plans, machine: Machine, m: Floats) -> Floats:

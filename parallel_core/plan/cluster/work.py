@@ -12,10 +12,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from parallel_core.plan.cluster.activations import FULL
 from parallel_core.plan.cluster.efficiency import Machine
 from parallel_core.plan.cluster.job import Job
-from parallel_core.plan.cluster.plans import Floats, Plans
+from parallel_core.plan.cluster.plans import FULL, Floats, Plans
 
 
 @dataclass(frozen=True)
@@ -65,7 +64,7 @@ def layer(job: Job, plans: Plans, machine: Machine) -> Seconds:
         plans.by_columns, _exposed(job, plans, machine, gathers[0] + gathers[1], rows), 0.0
     )
     forward = ahead.products + ahead.core + ahead.moved
-    recompute = np.choose(plans.recompute, [0 * forward, ahead.core, forward])
+    recompute = plans.chosen("recompute", {"none": 0 * forward, "selective": ahead.core, "full": forward})
     again = np.where(plans.recompute == FULL, in_forward, 0.0)
     return Seconds(forward, back.products + back.core + back.moved, weights, recompute, in_forward, in_backward, again)
 

@@ -1,0 +1,29 @@
+"""Plans as columns: words are codes there, and what depends on a word is told by the word."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from parallel_core.plan.cluster.plans import RECOMPUTE, SCHEDULES, Plan, Plans
+
+
+def test_of_each_plan_its_own_words_value_is_chosen() -> None:
+    plans = Plans.of([Plan(schedule=name) for name in reversed(SCHEDULES)])
+    each = np.arange(float(len(plans)))
+    values = {name: each + 100 * len(name) for name in sorted(SCHEDULES)}
+    lengths = [len(name) for name in reversed(SCHEDULES)]
+    assert plans.chosen("schedule", values).tolist() == [i + 100 * length for i, length in enumerate(lengths)]
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_a_schedule_that_nothing_is_told_of_is_no_other_ones(name: str) -> None:
+    plans = Plans.of([Plan(schedule="gpipe")])
+    with pytest.raises(KeyError, match=name):
+        plans.chosen("schedule", {other: plans.pp for other in SCHEDULES if other != name})
+
+
+def test_plans_of_each_recomputation_are_told_apart() -> None:
+    plans = Plans.of([Plan(recompute=name) for name in RECOMPUTE])
+    values = {name: np.full(3, float(len(name))) for name in RECOMPUTE}
+    assert plans.chosen("recompute", values).tolist() == [len(name) for name in RECOMPUTE]
