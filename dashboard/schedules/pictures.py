@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from dashboard.charts.theme import phase_of
+from parallel_core.analysis.rows import last_end
 from parallel_core.layout import Layout
 from parallel_core.schedule import build
 from parallel_core.schedule.ir import COMPUTE, Kind
@@ -80,7 +81,7 @@ def _schedule(spec: RunSpec) -> list[Rect]:
     whole[Kind.OPT_STEP] = ns * chunks // 4
     costs = Costs({(stage, kind): cost for stage in range(made.stages) for kind, cost in (each | whole).items()})
     spans = simulate(made, costs)
-    end = max(int(rows["end"].max()) for rows in spans.values())
+    end = last_end(spans)
     return [
         Rect(
             phase_of(int(row["kind"])),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from numpy.typing import NDArray
@@ -17,6 +18,11 @@ def starts(rows: NDArray[Any]) -> Times:
 def ends(rows: NDArray[Any]) -> Times:
     ended: Times = rows["end"]
     return ended
+
+
+def last_end(spans: Mapping[int, NDArray[Any]]) -> int:
+    """When the last of some ranks, none of which is without rows, ended: of a simulated step, how long it takes."""
+    return max(int(rows["end"].max()) for rows in spans.values())
 
 
 def durations(rows: NDArray[Any]) -> Times:

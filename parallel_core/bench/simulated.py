@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from parallel_core.analysis.rows import last_end
 from parallel_core.schedule import plain
 from parallel_core.schedule.ir import Kind
 from parallel_core.simulate import Costs, simulate
@@ -34,6 +35,6 @@ def run(rounds: int) -> dict[str, Any]:
     return {
         "seconds": seconds,
         "operations": operations,
-        "step": max(int(rows["end"].max()) for rows in spans.values()),
+        "step": last_end(spans),
         "text": f"{operations:,} operations of {world:,} ranks, symmetric ones folded: {seconds:.2f} s",
     }

@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import Literal
 
+from parallel_core.analysis.rows import last_end
 from parallel_core.outline import block_of, outline_of
 from parallel_core.outline.recompute import recompute_label, recomputed
 from parallel_core.plan.partition import flop_weights
@@ -116,14 +117,14 @@ def _in_turn(split: ParallelSpec) -> float:
     step = 3 * max(-(-split.per_step // count) * count for count in counts)
     if split.flushes:
         costs = Costs({(s, kind): r for s, r in enumerate(counts) for kind in (Kind.F, Kind.B, Kind.W)})
-        step = max(int(rows["end"].max()) for rows in simulate(plain(split), costs).values())
+        step = last_end(simulate(plain(split), costs))
     return step / (3 * split.per_step) - 1
 
 
 @lru_cache(maxsize=256)
 def _simulated(split: ParallelSpec) -> float:
     spans = simulate(plain(split), Costs.uniform(split.stages, 1, 1, 1))
-    step = max(int(rows["end"].max()) for rows in spans.values())
+    step = last_end(spans)
     return step / min(times.busy for times in idle_times(spans).values()) - 1
 
 

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from parallel_core import schedule
-from parallel_core.analysis.rows import durations
+from parallel_core.analysis.rows import durations, last_end
 from parallel_core.observe.records import LANES, SPAN
 from parallel_core.schedule.in_flight import peak_in_flight, peak_kept
 from parallel_core.schedule.ir import COMPUTE, Kind, Op, Schedule
@@ -133,7 +133,7 @@ def lesson_of(made: Schedule, costs: tuple[float, float, float], message: float 
 def lesson_at(made: Schedule, prices: Prices, steps: int = 1, silent: frozenset[int] = frozenset()) -> Lesson:
     """As `lesson_of`, at any prices; `silent`: stages without backward, whose backward must cost nothing."""
     spans = simulate(made, prices)
-    length = 0 if steps > 1 else max(int(rows["end"].max()) for rows in spans.values())
+    length = 0 if steps > 1 else last_end(spans)
     shown = {rank: _shown(made, rank, rows, prices, length, silent) for rank, rows in spans.items()}
     if steps > 1:
         return _steady(made, shown, steps, silent)

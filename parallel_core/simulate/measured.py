@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from parallel_core.analysis import waits
-from parallel_core.analysis.rows import durations, ends, starts
+from parallel_core.analysis.rows import durations, ends, last_end, starts
 from parallel_core.layout import Layout
 from parallel_core.schedule.ir import COMPUTE, INSIDE, P2P, RECVS, REPLICA_COLLECTIVES, Kind, Op, Schedule, other_end
 
@@ -84,7 +84,7 @@ def measure(schedule: Schedule, spans: Mapping[int, NDArray[np.void]], layout: L
     if set(rows) != set(range(layout.world)) or not all(map(len, rows.values())):
         raise ValueError("the spans of this step are not whole: a rank is missing.")
     zero = min(int(own["start"].min()) for own in rows.values())
-    end = max(int(own["end"].max()) for own in rows.values())
+    end = last_end(rows)
     reader = _Reader(rows, layout, zero)
     every = [reader.read(rank, schedule) for rank in sorted(rows)]
     parts: dict[int, list[_Part]] = {}

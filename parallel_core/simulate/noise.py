@@ -13,8 +13,8 @@ from statistics import NormalDist
 
 import numpy as np
 
+from parallel_core.analysis.rows import last_end
 from parallel_core.schedule.ir import Kind, Op, Schedule
-from parallel_core.simulate import Spans
 from parallel_core.simulate.shared import HostCosts, Sharing, simulate_shared
 
 _NORMAL = NormalDist()
@@ -57,12 +57,12 @@ def factor(
     ranks = schedule.pipeline_ranks
     if noise <= 0 or ranks < 2:
         return 1.0
-    plain = _end(simulate_shared(schedule, costs, sharing))
+    plain = last_end(simulate_shared(schedule, costs, sharing))
     times = max(1, max(_FEWEST, min(_MOST, _OPERATIONS // sum(map(len, schedule.programs)))) // parts)
     longer = 0.0
     for seed in range(times):
         draws = _Draws(noise * 1e9, calm, seed)
-        took = _end(simulate_shared(schedule, costs, sharing, draws))
+        took = last_end(simulate_shared(schedule, costs, sharing, draws))
         longer += took - plain - _by_chance(draws, sharing)
     return 1.0 + max(0.0, longer / times / plain)
 
@@ -71,7 +71,3 @@ def _by_chance(draws: _Draws, sharing: Sharing) -> float:
     """Mean nanoseconds by which devices had more work than expected: 0 over many draws, so it is subtracted."""
     devices = {device for own in sharing.devices for device in own}
     return sum(excess * len(sharing.devices[rank]) for rank, excess in draws.excess.items()) / len(devices)
-
-
-def _end(spans: dict[int, Spans]) -> int:
-    return max(int(rows["end"].max()) for rows in spans.values())

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 
+from parallel_core.analysis.rows import last_end
 from parallel_core.layout import Layout
 from parallel_core.outline import block_of
 from parallel_core.outline.recompute import recomputed
@@ -84,7 +85,7 @@ def _at_pace(
 
     if spec.parallel.flushes or spec.parallel.pp == 1:
         schedule, spans = walk(1)
-        seconds = max(int(rows["end"].max()) for rows in spans.values()) / 1e9
+        seconds = last_end(spans) / 1e9
     else:
         schedule, (seconds, spans) = made.schedule(steady.MORE_STEPS), steady.step(spec, walk)
     seconds *= noise.factor(schedule, made.costs(schedule), sharing, table.noise, made.meeting, parts) if parts else 1.0

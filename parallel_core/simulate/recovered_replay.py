@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from parallel_core.analysis.rows import last_end
 from parallel_core.analysis.waits import of_kinds, step_start
 from parallel_core.layout import Layout
 from parallel_core.observe.records import LANES, SPAN
@@ -67,7 +68,7 @@ class Recovered:
     @property
     def tail(self) -> int:
         """Nanoseconds of the step after the last update."""
-        return max(int(rows["end"].max()) for rows in self.spans.values()) - step_start(self.spans) - self.measured.step
+        return last_end(self.spans) - step_start(self.spans) - self.measured.step
 
     @cached_property
     def off(self) -> float:

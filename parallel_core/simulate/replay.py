@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from parallel_core.analysis.rows import last_end
 from parallel_core.layout import Layout
 from parallel_core.plan.partition import flop_weights
 from parallel_core.schedule import build
@@ -99,14 +100,14 @@ def replay_as(after: RunSpec, spec: RunSpec, measured: Measured, change: Change,
     """As `replay`, for the program and stages of `after`; `weights`: relative costs of the layers of both."""
     if not change.makes_a_program:
         spans = simulate(build(spec), _Same(measured, change))
-        return Replay(spec, spans, _length(spans))
+        return Replay(spec, spans, last_end(spans))
     plain = simulate(build(spec), _Typical(spec, spec, measured, Change(), weights))
     spans = simulate(build(after), _Typical(spec, after, measured, change, weights))
-    scale = measured.step / _length(plain)
+    scale = measured.step / last_end(plain)
     for rows in spans.values():
         for side in ("start", "end"):
             rows[side] = (rows[side] * scale).round()
-    return Replay(after, spans, float(_length(spans)))
+    return Replay(after, spans, float(last_end(spans)))
 
 
 def plan(spec: RunSpec, measured: Measured) -> dict[int, NDArray[np.void]]:
@@ -123,10 +124,6 @@ def ideal_limit(spec: RunSpec) -> int:
     large p, so m micro-batches are at most m times as fast.
     """
     return spec.parallel.per_step
-
-
-def _length(spans: Mapping[int, NDArray[np.void]]) -> int:
-    return max(int(rows["end"].max()) for rows in spans.values())
 
 
 def _taken(kind: Kind, cost: Cost, change: Change) -> int:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from itertools import pairwise
 
+from parallel_core.analysis.rows import last_end
 from parallel_core.schedule.ir import Kind, Op, Program, Schedule
 from parallel_core.schedule.stream import Windows, end_of
 from parallel_core.simulate import Spans
@@ -34,7 +35,7 @@ def step(spec: RunSpec, walk: Walk) -> tuple[float, dict[int, Spans]]:
     full = Windows(spec).edge
     short, spans = walk(2 * full + 1)
     longer = walk(2 * full + 1 + MORE_STEPS)[1]
-    more = _last(longer) - _last(spans)
+    more = last_end(longer) - last_end(spans)
     parts = {rank: _part(short.programs[rank], rows, full) for rank, rows in spans.items()}
     begin = min(int(rows["start"].min()) for rows in parts.values())
     for rows in parts.values():
@@ -42,10 +43,6 @@ def step(spec: RunSpec, walk: Walk) -> tuple[float, dict[int, Spans]]:
         rows["end"] -= begin
         rows["micro_batch"] -= full * (short.micro_batches // (2 * full + 1))
     return more / MORE_STEPS / 1e9, parts
-
-
-def _last(spans: dict[int, Spans]) -> int:
-    return max(int(rows["end"].max()) for rows in spans.values())
 
 
 def _part(program: Program, rows: Spans, number: int) -> Spans:

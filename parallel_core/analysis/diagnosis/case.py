@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from parallel_core.analysis import waits
 from parallel_core.analysis.breakdown import Account, accounts
-from parallel_core.analysis.rows import durations
+from parallel_core.analysis.rows import durations, last_end
 from parallel_core.layout import Layout
 from parallel_core.schedule import build
 from parallel_core.schedule.ir import Kind
@@ -90,7 +90,7 @@ class Case:
     @cached_property
     def lengths(self) -> list[int]:
         """Nanoseconds of each traced step."""
-        return [max(int(rows["end"].max()) for rows in step.values()) - waits.step_start(step) for step in self.traced]
+        return [last_end(step) - waits.step_start(step) for step in self.traced]
 
     @property
     def step_ns(self) -> int:

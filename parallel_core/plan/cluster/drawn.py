@@ -7,6 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from parallel_core.analysis.quantities import ns_text
+from parallel_core.analysis.rows import last_end
 from parallel_core.plan.cluster import memory, work
 from parallel_core.plan.cluster.efficiency import Machine, fitted
 from parallel_core.plan.cluster.hardware import Cluster
@@ -57,7 +58,7 @@ def drawn(job: Job, cluster: Cluster, plan: Plan) -> Drawn:
     spans = simulate(schedule, costs)
     lines = max(2, min(MOST_ROWS, SHOWN // (shown * each)))
     ranks = np.unique(np.linspace(0, plan.pp - 1, lines).astype(int)).tolist()
-    end = max(int(rows["end"].max()) for rows in spans.values())
+    end = last_end(spans)
     idle = end - max(times.busy for times in idle_times(spans).values())
     return Drawn({rank: _picture(spans[rank], end) for rank in ranks}, plan.pp, idle, shown, m)
 
