@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import lru_cache
 from itertools import pairwise
+from typing import TypeVar
 
 import torch
 import torch.distributed as dist
@@ -25,13 +26,15 @@ from parallel_core.engine.collectives import (
 )
 from parallel_core.engine.host_group import HostGroup, open_group
 from parallel_core.engine.host_links import Kind, open_links
-from parallel_core.engine.host_table import open_table
+from parallel_core.engine.host_table import HostTable, open_table
 from parallel_core.engine.stop import Stopped
 from parallel_core.layout import Layout
 
 TIMEOUT = timedelta(minutes=10)
 """Of a collective; a hang is found long before by the no-progress watchdog."""
 
+Near = TypeVar("Near", HostGroup, HostTable)
+"""What ranks of one host talk through."""
 MET = (1, 1 << 16, 1 << 24)
 """Elements of the messages that groups are first used with: up to 64 MiB, as large as those of a step."""
 
@@ -207,9 +210,7 @@ def shard_group(rank: int, layout: Layout, replicas: Group) -> dist.ProcessGroup
 
 def near_group(ranks: Sequence[int], rank: int, store: dist.Store) -> Group:
     """The group of global `ranks`, all of which ask for it: CPU ranks of one host talk through memory."""
-    if len(ranks) > 1 and dist.get_backend() == "gloo" and (near := open_group(ranks, rank, store)) is not None:
-        return near
-    return _group(ranks)
+    return _near(open_group, ranks, rank, store)
 
 
 def common_group(ranks: Sequence[int], rank: int, store: dist.Store) -> Group:
@@ -237,9 +238,18 @@ def common_torch_group(ranks: Sequence[int]) -> dist.ProcessGroup:
 
 def near_table(ranks: Sequence[int], rank: int, store: dist.Store) -> TableGroup:
     """What gathers among global `ranks`, all of which ask for it, without their meeting; as `near_group`."""
-    if len(ranks) > 1 and dist.get_backend() == "gloo" and (near := open_table(ranks, rank, store)) is not None:
-        return near
-    return _group(ranks)
+    return _near(open_table, ranks, rank, store)
+
+
+def _near(
+    open_near: Callable[[Sequence[int], int, dist.Store], Near | None],
+    ranks: Sequence[int],
+    rank: int,
+    store: dist.Store,
+) -> Near | dist.ProcessGroup | None:
+    """What `open_near` opens through memory (None: they are not all on one host), else a group of torch's own."""
+    near = open_near(ranks, rank, store) if len(ranks) > 1 and dist.get_backend() == "gloo" else None
+    return _group(ranks) if near is None else near
 
 
 def near_links(
