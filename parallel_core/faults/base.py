@@ -101,6 +101,15 @@ class Fault(BaseModel):
         return rule_error((at, *others), message)
 
 
+class RankFault(Fault):
+    """A fault of one rank, which the run must have."""
+
+    rank: Rank = 0
+
+    def check(self, spec: RunSpec) -> None:
+        self.need_rank(spec, self.rank)
+
+
 def plain(value: Any) -> str:
     """Formats a value with all its digits, so that parsing it gives the same value."""
     return repr(value).removesuffix(".0") if isinstance(value, float) else str(value)

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from parallel_core.faults.base import Fault, Rank
-
-if TYPE_CHECKING:
-    from parallel_core.spec import RunSpec
+from parallel_core.faults.base import RankFault
 
 
-class MemoryHog(Fault):
+class MemoryHog(RankFault):
     kind: Literal["memory_hog"] = "memory_hog"
-    rank: Rank = 0
     mib: Annotated[int, Field(ge=1, le=1_048_576)] = 128
     title: ClassVar[str] = "Memory hog"
     blurb: ClassVar[str] = "one rank holds memory for nothing"
@@ -23,9 +19,6 @@ class MemoryHog(Fault):
     @property
     def sentence(self) -> str:
         return f"rank {self.rank} holds {self.mib} MiB for nothing"
-
-    def check(self, spec: RunSpec) -> None:
-        self.need_rank(spec, self.rank)
 
     def held_bytes(self, rank: int) -> int:
         return self.mib << 20 if rank == self.rank else 0

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from parallel_core.faults.base import Fault, Rank
-
-if TYPE_CHECKING:
-    from parallel_core.spec import RunSpec
+from parallel_core.faults.base import RankFault
 
 
-class Straggler(Fault):
+class Straggler(RankFault):
     kind: Literal["straggler"] = "straggler"
-    rank: Rank = 0
     factor: Annotated[float, Field(gt=1, le=100)] = 2.0
     title: ClassVar[str] = "Straggler"
     blurb: ClassVar[str] = "one rank computes slower than the others"
@@ -23,9 +19,6 @@ class Straggler(Fault):
     @property
     def sentence(self) -> str:
         return f"rank {self.rank} takes {self.factor:g} times as long to compute"
-
-    def check(self, spec: RunSpec) -> None:
-        self.need_rank(spec, self.rank)
 
     def slowdown(self, rank: int) -> float:
         return self.factor if rank == self.rank else 1.0
