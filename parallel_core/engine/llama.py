@@ -97,13 +97,20 @@ def _rope_base(config: Mapping[str, Any]) -> float:
             if told.get(key, able[0]) not in able:
                 raise CheckpointError(f"{CONFIG} has {field}.{key}={told[key]!r}; this engine has {able[0]!r}.")
         bases[f"{field}.rope_theta"] = told.get("rope_theta")
-    known = {field: float(base) for field, base in bases.items() if base is not None}
+    known = {field: _number(field, base) for field, base in bases.items() if base is not None}
     if len(set(known.values())) > 1:
         said = " and ".join(f"{field}={base:g}" for field, base in known.items())
         raise CheckpointError(f"{CONFIG} has {said}; they must be the same base.")
     if not known and config.get("rope_parameters") is not None:
         raise CheckpointError(f"{CONFIG} has rope_parameters without rope_theta; it must hold the base of the angles.")
     return next(iter(known.values()), _OLDEST_ROPE_BASE)
+
+
+def _number(field: str, told: Any) -> float:
+    try:
+        return float(told)
+    except PARSE_ERRORS as error:
+        raise CheckpointError(f"{CONFIG} has {field}={told!r}; it must be a number.") from error
 
 
 def config_of(model: ModelSpec) -> dict[str, Any]:

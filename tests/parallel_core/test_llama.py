@@ -252,6 +252,7 @@ def test_a_spoilt_file_is_refused(name: str, tmp_path: Path) -> None:
             {"rope_parameters": {"rope_theta": 10_000.0}},
             r"rope_theta=500000 and rope_parameters\.rope_theta=10000; they must be the same",
         ),
+        ({"rope_theta": "wide"}, "rope_theta='wide'; it must be a number"),
         ({"rope_theta": None, "rope_parameters": {"rope_type": "default"}}, "rope_parameters without rope_theta"),
         ({"rms_norm_eps": 1e-6}, "rms_norm_eps=1e-06"),
         ({"head_dim": 16}, "head_dim=16"),
