@@ -1,0 +1,54 @@
+"""Findings of pipelines whose stages have different numbers of replicas or of tensor ranks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from parallel_core.analysis.diagnosis import diagnose
+from parallel_core.schedule.ir import Kind
+from tests.parallel_core.test_diagnosis import costs, found, healthy, spec, with_children
+from tests.parallel_core.test_replay import step
+
+
+def test_a_replica_with_a_micro_batch_more_than_its_peers_is_no_straggler() -> None:
+    made = spec(pp=4, replicas=(3, 3, 3, 2), micro_batches=4)
+    assert "straggler" not in found(healthy(made))
+
+
+def test_a_straggler_is_found_among_stages_of_different_width() -> None:
+    made = spec(pp=2, widths=(4, 1), micro_batches=16)
+    slow = [step(made, costs(made, factor={1: 2.5}))] * 4
+    (straggler,) = (one for one in diagnose(healthy(made, traced=slow)) if one.rule == "straggler")
+    assert straggler.rank == 4 and straggler.title.startswith("2.50x")
+
+
+def test_a_cut_is_uneven_by_the_work_of_a_device() -> None:
+    made = spec(pp=2, widths=(1, 2), micro_batches=16, cuts=(12,))
+    (uneven,) = diagnose(healthy(made))
+    assert (uneven.rule, uneven.rank) == ("unbalanced_stages", 0)
+    assert uneven.title.startswith("1.6") and uneven.change.startswith("Leave parallel.cuts empty")
+
+
+def test_tensor_groups_of_single_stages_are_looked_at_too() -> None:
+    made = spec(pp=2, widths=(1, 4), micro_batches=16)
+    busy = healthy(made, traced=with_children(made, Kind.TP_COLLECTIVE, 0.6))
+    (fine,) = [one for one in diagnose(busy) if one.rule == "tensor_too_fine"]
+    assert fine.evidence.endswith("on 4 ranks with hidden size 64.")
+    assert "lower parallel.widths" in fine.change
+
+
+@pytest.mark.parametrize(
+    ("split", "samples"),
+    [
+        ({"dp": 2}, "32"),
+        ({"pp": 2, "replicas": (1, 2), "micro_batches": 16}, "32"),
+        ({"pp": 2, "replicas": (1, 3), "micro_batches": 16}, "20 to 24"),
+    ],
+)
+def test_an_exposed_reduction_says_what_a_replica_works_on(split: dict[str, Any], samples: str) -> None:
+    made = spec(**split)
+    exposed = healthy(made, traced=[step(made, costs(made, reduction=60_000))] * 3)
+    (exposing,) = [one for one in diagnose(exposed) if one.rule == "exposed_reduction"]
+    assert exposing.evidence.endswith(f"with {samples} samples a replica.")
