@@ -38,6 +38,7 @@ EXIT_FAULT, EXIT_MEMORY, EXIT_PEER, EXIT_STOPPED = 1, 2, 3, 4
 stopped by SIGTERM after a complete step, with a checkpoint."""
 
 STOP_GRACE_S = 2.0
+"""From TERM to KILL when an attempt is stopped: ranks that are between steps save a checkpoint in it."""
 _ENV = frozenset({"PATH", "HOME", "USER", "LANG", "TZ", "TMPDIR", "VIRTUAL_ENV", "SYSTEMROOT", "GLIBC_TUNABLES"})
 _OWN = "TRAINYARD_SHARED_MEMORY"
 """`engine.host_memory.SWITCH`: the only one of our own variables that is passed to ranks; others contain secrets."""

@@ -38,8 +38,6 @@ topics)."""
 START_TASK = "workers.start"
 HEARTBEAT_S = 2.0
 LEASE_S = 3 * HEARTBEAT_S
-STOP_GRACE_S = 2.0
-"""Seconds from TERM to KILL when an attempt is stopped: in it, ranks that are between steps save a checkpoint."""
 START_LIMIT_S = 30.0
 PROFILE_LIMIT_S = 600.0
 """The longest time for which a profile of a model may hold a worker's devices; an attempt that arrives then waits."""

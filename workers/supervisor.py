@@ -22,13 +22,13 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from parallel_core.launch import Event, Store
+from parallel_core.launch import STOP_GRACE_S, Event, Store
 from parallel_core.observe.trace_request import TraceRequest, ask, read_how
 from parallel_core.observe.wakeful import Wakeful
 from workers import checkpoints, corpora, ending, standstill
 from workers.attempt import Attempt, end_processes
 from workers.calibration import Calibration
-from workers.contract import STOP_GRACE_S, AttemptBody, ControlEntry, Device
+from workers.contract import AttemptBody, ControlEntry, Device
 from workers.ending import Ending
 from workers.folder import Folder, Meta, Stop, unsettled
 from workers.forking import Forking
