@@ -104,6 +104,8 @@ def checkpoint_of(path: Path) -> tuple[Path, manifests.Manifest]:
 def _import(options: argparse.Namespace) -> int:
     from parallel_core.engine.llama import import_weights
 
+    if folders.holds_any(options.out):
+        raise Wrong(f"--out: {options.out} holds a checkpoint already; name a folder without checkpoints.")
     try:
         spec, manifest = import_weights(options.weights, options.out, options.seq)
     except CheckpointError as error:

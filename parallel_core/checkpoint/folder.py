@@ -17,6 +17,7 @@ from parallel_core.checkpoint.manifest import FILE, CheckpointError, Manifest, p
 _STEP = re.compile(r"^step-(\d{8,})$")
 _SAVING = ".saving-"
 _DROPPED = ".dropped-"
+_REPLACED = ".replaced-"
 CHECKPOINTS = "checkpoints"
 """Where the command line puts them, inside the folder of a run."""
 POLL_S = 0.01
@@ -56,8 +57,28 @@ def resolve(path: Path) -> Path:
     raise CheckpointError(f"{path} holds no checkpoint.")
 
 
+def holds_any(folder: Path) -> bool:
+    """Whether `resolve` would look for a checkpoint here: whole or not, there is one."""
+    return (folder / FILE).exists() or any(steps(inside) for inside in (folder, folder / CHECKPOINTS))
+
+
+def put_back(folder: Path) -> None:
+    """Gives a checkpoint that `publish` was about to replace its name again, where a kill left none of that name.
+
+    For when nobody publishes there: between its two renames that is how the folder of a live run looks, too.
+    """
+    for aside in folder.glob(f"{_REPLACED}*"):
+        target = folder / aside.name.removeprefix(_REPLACED)
+        if target.exists():
+            shutil.rmtree(aside, ignore_errors=True)
+        else:
+            with contextlib.suppress(FileNotFoundError):
+                aside.rename(target)
+
+
 def tidy(folder: Path, attempt: int) -> None:
     """Removes what earlier attempts left behind when they were killed; `attempt` is the one that saves from now on."""
+    put_back(folder)
     for pattern in (_SAVING, _DROPPED):
         for path in folder.glob(f"{pattern}*"):
             if not path.name.startswith(f"{_SAVING}{attempt}-"):
@@ -102,20 +123,44 @@ def merge(parts: list[dict[str, Any]], **about: Any) -> Manifest:
 def publish(where: Path, folder: Path, manifest: Manifest, keep: int) -> list[int]:
     """Makes the folder `where` the checkpoint of its step, then drops all but the newest `keep`; returns what is kept.
 
-    Every file was flushed by who wrote it. A kill at any moment leaves the old checkpoints or the old and the new.
+    Every file was flushed by who wrote it. A kill at any moment leaves the old checkpoints or the old and the new; one
+    of the same step, which is replaced, is whole under another name until the new one has its own (see `put_back`).
     """
     for part in where.glob("rank-*.json"):
         part.unlink()
     _write(where / FILE, manifest.text())
     target = path_of(folder, manifest.step)
-    if target.exists():
-        drop(target)
+    aside = target.with_name(f"{_REPLACED}{target.name}")
+    shutil.rmtree(aside, ignore_errors=True)
+    with contextlib.suppress(FileNotFoundError):
+        target.rename(aside)
     where.rename(target)
     flush(folder)
-    kept = steps(folder)
-    for step in kept[:-keep]:
-        drop(path_of(folder, step))
-    return kept[-keep:]
+    shutil.rmtree(aside, ignore_errors=True)
+    return _rotate(folder, manifest.step, keep)
+
+
+def _rotate(folder: Path, newest: int, keep: int) -> list[int]:
+    """Drops what the checkpoint of step `newest`, just published, leaves no use for; returns the steps that are kept.
+
+    Of the earlier ones those count that can be read: one that lacks a file must push out none that is whole. Later ones
+    go: the run went on from an earlier step, since they are damaged or because somebody wanted it to, and a retry that
+    takes the newest would go on with what was given up.
+    """
+    there = steps(folder)
+    kept = [*(step for step in there if step < newest and _can_be_read(path_of(folder, step))), newest][-keep:]
+    for step in there:
+        if step > newest or step < kept[0]:
+            drop(path_of(folder, step))
+    return kept
+
+
+def _can_be_read(path: Path) -> bool:
+    try:
+        read(path)
+    except CheckpointError:
+        return False
+    return True
 
 
 def drop(path: Path) -> None:

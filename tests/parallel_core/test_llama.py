@@ -248,8 +248,22 @@ def test_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
     capsys.readouterr()
     assert main(["export-llama", str(tmp_path / "ours"), "--out", str(folder)]) == 2, "weights that are there stay"
     assert f"{folder} holds config.json already" in capsys.readouterr().err
-    assert main(["import-llama", str(tmp_path), "--out", str(tmp_path / "ours")]) == 2
+    assert main(["import-llama", str(tmp_path), "--out", str(tmp_path / "again")]) == 2
     assert "config.json cannot be read: No such file or directory" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("where", ["", "checkpoints", "step-00000100"], ids=["itself", "of a run", "a checkpoint"])
+def test_nothing_is_imported_beside_checkpoints(where: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """`train --resume` would go on from the newest there, not from the weights that were imported."""
+    theirs, ours = put(tmp_path / "theirs", tensors()), tmp_path / "ours"
+    import_weights(theirs, ours / "kept", SEQ)
+    trained = ours / "checkpoints" / "step-00000100" if where == "checkpoints" else ours / "step-00000100"
+    trained.parent.mkdir(exist_ok=True)
+    folders.path_of(ours / "kept", 0).rename(trained)
+    out = trained if where == trained.name else ours
+    assert main(["import-llama", str(theirs), "--out", str(out), "--seq", "16"]) == 2
+    assert f"--out: {out} holds a checkpoint already; name a folder without checkpoints" in capsys.readouterr().err
+    assert manifests.read(trained).step == 0 and not list(ours.rglob("step-00000000"))
 
 
 def test_a_checkpoint_of_no_spec_is_not_exported(tmp_path: Path) -> None:

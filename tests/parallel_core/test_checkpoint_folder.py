@@ -1,0 +1,72 @@
+"""Which checkpoints of a folder are kept when one is published, and what a kill in the middle of that leaves."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from parallel_core.checkpoint import folder as folders
+from parallel_core.checkpoint import manifest as manifests
+from parallel_core.observe.records import events_path, read_file
+from tests.parallel_core.test_checkpoint import alone, save, spec_of
+
+
+def kept(folder: Path) -> list[int]:
+    """As the record of the last save told it."""
+    told = [frame.header["kept"] for frame in read_file(events_path(folder.parent, 0)) if frame.kind == "checkpoint"]
+    return list(told[-1])
+
+
+def test_one_that_lacks_a_file_does_not_push_out_what_was_just_published(tmp_path: Path) -> None:
+    """The run went on from step 50, since that of step 100 is damaged; it keeps one."""
+    folder, trainer = tmp_path / "run", alone(spec_of({}, {"keep": 1}))
+    save(alone(), folder, 50, 100)
+    (folders.path_of(folder, 100) / "rank-0.bin").unlink()
+    save(trainer, folder, 60)
+    assert folders.steps(folder) == kept(folder) == [60]
+
+
+def test_later_ones_go_with_the_first_one_that_a_run_publishes_after_going_back(tmp_path: Path) -> None:
+    """What goes on from the newest would go on with what was given up."""
+    folder = tmp_path / "run"
+    save(alone(spec_of({}, {"keep": 3})), folder, 10, 20, 30)
+    save(alone(spec_of({}, {"keep": 2})), folder, 15)
+    assert folders.steps(folder) == kept(folder) == [10, 15]
+
+
+def test_an_earlier_one_that_cannot_be_read_counts_for_none_and_goes_in_its_turn(tmp_path: Path) -> None:
+    folder, trainer = tmp_path / "run", alone(spec_of({}, {"keep": 2}))
+    save(alone(spec_of({}, {"keep": 3})), folder, 10, 20)
+    (folders.path_of(folder, 20) / "rank-0.bin").unlink()
+    save(trainer, folder, 30)
+    assert (folders.steps(folder), kept(folder)) == ([10, 20, 30], [10, 30])
+    save(trainer, folder, 40)
+    assert folders.steps(folder) == kept(folder) == [30, 40]
+
+
+@pytest.mark.parametrize("renames", [1, 2, 3])
+def test_kill_9_while_one_is_replaced_leaves_the_old_or_the_new(renames: int, tmp_path: Path) -> None:
+    """Killed before the old one loses its name, between the two renames, and behind them."""
+    folder, rename = tmp_path / "run", Path.rename
+    save(alone(), folder, 5, attempt=1)
+    pid = os.fork()
+    if pid == 0:
+        left = [renames]
+
+        def killed(self: Path, target: Path) -> Path:
+            left[0] -= 1
+            if not left[0]:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return rename(self, target)
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(Path, "rename", killed)
+            save(alone(), folder, 5, 6, attempt=2)
+        os._exit(1)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == -signal.SIGKILL
+    folders.tidy(folder, 3)
+    assert [path.name for path in folder.iterdir()] == ["step-00000005"]
+    assert manifests.read(folders.path_of(folder, 5)).attempt == (1 if renames < 3 else 2)
