@@ -26,7 +26,8 @@ class Attempt:
     meta: Meta
     order: RunOrder
     store: Store | None = None
-    fetching: bool = False
+    preparing: bool = False
+    """Something of it is still fetched or read (see `preparation`)."""
     launched: float | None = None
     exits: list[Exit] = field(default_factory=list)
     refusal: str = ""
@@ -47,7 +48,10 @@ class Attempt:
 
     def ready(self) -> bool:
         """Whether it has everything that it needs to be launched."""
-        return not self.fetching and (self.order.opens_store or self.store is not None)
+        return not self.preparing and (self.order.opens_store or self.store is not None)
+
+    def prepared(self, order: RunOrder) -> None:
+        self.order, self.preparing = order, False
 
     def start_order(self, settings: Settings) -> StartOrder:
         node = self.order.node

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import shutil
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from parallel_core.analysis.quantities import listed_text
 from parallel_core.checkpoint import folder as folders
 from parallel_core.checkpoint import manifest as manifests
 from parallel_core.checkpoint.manifest import CheckpointError, Manifest
@@ -17,6 +20,8 @@ from parallel_core.launch import Saves
 from parallel_core.spec import RunSpec
 from workers.contract import Begins, StartMessage
 from workers.settings import Settings
+
+log = logging.getLogger(__name__)
 
 DROPPED = ".dropped-"
 
@@ -29,6 +34,11 @@ class Beginning:
     told: Begins
     resume: Path | None = None
 
+    @property
+    def own(self) -> bool:
+        """It goes on from a checkpoint of the run itself."""
+        return self.resume is not None and self.resume.parent == self.folder
+
     def saves(self, message: StartMessage) -> Saves:
         return Saves(
             folder=str(self.folder),
@@ -38,10 +48,17 @@ class Beginning:
         )
 
 
-def begin(settings: Settings, message: StartMessage, spec: RunSpec, opens: bool = True) -> Beginning:
+def begin(
+    settings: Settings,
+    message: StartMessage,
+    spec: RunSpec,
+    opens: bool = True,
+    look: Callable[[Path], Manifest] = manifests.read,
+) -> Beginning:
     """Where the attempt begins. `opens`: rank 0 is on this host, which tidies for all.
 
-    1. A later attempt: the run's newest whole checkpoint on this host.
+    1. A later attempt: the run's newest checkpoint on this host that is whole, as `look` finds by reading it; one that
+       begins elsewhere, since newer ones are damaged, says so.
     2. The checkpoint that the run names; CheckpointError, for a person, where it is not here or does not fit.
     3. Step 0; a later attempt says that nothing was there to go on from.
 
@@ -50,18 +67,40 @@ def begin(settings: Settings, message: StartMessage, spec: RunSpec, opens: bool 
     folder = settings.checkpoints / str(message["run"])
     if message.get("wish") and (named := message.get("resume")):
         return _to_generate(folder, _named(settings, named["run"], named["step"]), spec)
+    damaged = ""
     if message["number"] == 1 and opens:
         shutil.rmtree(folder, ignore_errors=True)  # of a run that had this number before the yard began anew
-    elif message["number"] > 1 and (found := folders.newest(folder)):
-        manifests.require_match(found[1], spec)
-        return _at(folder, *found)
+    elif message["number"] > 1:
+        found, damaged = _newest(folder, opens, look)
+        if found is not None:
+            manifests.require_match(found[1], spec)
+            return _at(folder, *found, damaged)
     if named := message.get("resume"):
         path = _named(settings, named["run"], named["step"])
         manifest = manifests.read(path)
         manifests.require_match(manifest, spec)
-        return _at(folder, path, manifest)
-    why = f"no checkpoint of it is on {settings.name}" if message["number"] > 1 else ""
+        return _at(folder, path, manifest, damaged)
+    nothing = f"{damaged}, and no other is" if damaged else "no checkpoint of it is"
+    why = f"{nothing} on {settings.name}" if message["number"] > 1 else ""
     return Beginning(folder, Begins(step=0, run=message["run"], attempt=0, why=why))
+
+
+def _newest(folder: Path, opens: bool, look: Callable[[Path], Manifest]) -> tuple[tuple[Path, Manifest] | None, str]:
+    """The newest whole checkpoint of a run that is tried again; which newer ones are damaged, '' for none."""
+    if opens:
+        folders.put_back(folder)
+    passed: dict[int, str] = {}
+    found = folders.newest(folder, look, passed)
+    for why in passed.values():
+        log.warning("%s A retry passes it over.", why)
+    return found, _damaged(sorted(passed))
+
+
+def _damaged(steps: list[int]) -> str:
+    every = listed_text(list(map(str, steps)))
+    if len(steps) > 1:
+        return f"the checkpoints of steps {every} are damaged"
+    return f"the checkpoint of step {every} is damaged" if steps else ""
 
 
 def drop(settings: Settings, run: int) -> None:
@@ -87,8 +126,8 @@ def _to_generate(folder: Path, path: Path, spec: RunSpec) -> Beginning:
     return _at(folder, path, manifest)
 
 
-def _at(folder: Path, path: Path, manifest: Manifest) -> Beginning:
-    told = Begins(step=manifest.step, run=manifest.run, attempt=manifest.attempt, why="")
+def _at(folder: Path, path: Path, manifest: Manifest, damaged: str = "") -> Beginning:
+    told = Begins(step=manifest.step, run=manifest.run, attempt=manifest.attempt, why=damaged)
     return Beginning(folder, told, path)
 
 

@@ -78,7 +78,7 @@ class StartMessage(TypedDict):
     spec: dict[str, Any]
     nodes: list[Node]
     resume: NotRequired[ResumeFrom | None]
-    """Where a first attempt begins; a later one prefers the run's own newest checkpoint on its host."""
+    """Where a first attempt begins; a later one prefers the run's own newest whole checkpoint on its host."""
     wish: NotRequired[dict[str, Any] | None]
     """What to do instead of training: text to generate from that checkpoint
     (parallel_core.generation_request.TextRequest), or {"links": [two workers]} between which to time messages
@@ -143,7 +143,8 @@ Cause = Literal[
 
 
 class Begins(TypedDict):
-    """Where an attempt began: after `step` steps done by `attempt` (primary key) of `run`; or at 0, and `why`."""
+    """Where an attempt began: after `step` steps done by `attempt` (primary key) of `run`; `why` not after more of them,
+    '' if it began as expected."""
 
     step: int
     run: int

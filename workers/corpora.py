@@ -6,10 +6,8 @@ import hashlib
 import http.client
 import os
 import tempfile
-import threading
 import urllib.error
 import urllib.request
-from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 from typing import IO
@@ -46,20 +44,6 @@ def fetch(settings: Settings, corpus: str) -> None:
         raise CorpusMissing(f"The corpus {sha256[:12]} could not be fetched: {why}") from error
     except (OSError, http.client.HTTPException) as error:
         raise CorpusMissing(f"The corpus {sha256[:12]} could not be fetched: {error}") from error
-
-
-def fetch_aside(settings: Settings, corpus: str, done: Callable[[str], None]) -> None:
-    """Fetches in a thread of its own, because it may take long; then calls `done` there, with "" or why it failed."""
-
-    def run() -> None:
-        try:
-            fetch(settings, corpus)
-        except CorpusMissing as error:
-            done(str(error))
-        else:
-            done("")
-
-    threading.Thread(target=run, name="corpus", daemon=True).start()
 
 
 def _open(settings: Settings, sha256: str) -> IO[bytes]:

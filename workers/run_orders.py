@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
-from parallel_core.checkpoint.manifest import CheckpointError
+from parallel_core.checkpoint.manifest import CheckpointError, Manifest, read
 from parallel_core.generation_request import read_request
 from parallel_core.launch import Wish
 from parallel_core.spec import RunSpec, field_errors
@@ -56,6 +57,11 @@ class RunOrder:
         """All hosts of the run keep checkpoints in the one folder that they share."""
         return all(node.get("shares", True) for node in self.message["nodes"])
 
+    @property
+    def is_retry(self) -> bool:
+        """It goes on from a checkpoint of its own run, which no person chose."""
+        return self.beginning is not None and self.beginning.own
+
     def touches(self, run: int) -> bool:
         """Whether its ranks may read or write checkpoints of that run."""
         origin = self.message.get("resume")
@@ -96,14 +102,17 @@ def read_order(raw: Any, worker: str, devices: Sequence[Device]) -> RunOrder:
     return order
 
 
-def with_beginning(order: RunOrder, settings: Settings) -> RunOrder:
-    """The order with the checkpoint that it begins from. Raises Refused where that cannot be had here."""
+def with_beginning(order: RunOrder, settings: Settings, look: Callable[[Path], Manifest] = read) -> RunOrder:
+    """The order with the checkpoint that it begins from; `look` is how those of its own run are read (see `begin`).
+
+    Raises Refused where that cannot be had here.
+    """
     if not order.alone and (settings.shared_checkpoints is None or not order.shares):
         if order.message.get("resume"):
             raise Refused("A checkpoint is read by one host, or from a folder that all of them share; here is neither.")
         return order
     try:
-        return replace(order, beginning=begin(settings, order.message, order.spec, opens=order.opens_store))
+        return replace(order, beginning=begin(settings, order.message, order.spec, order.opens_store, look))
     except CheckpointError as error:
         raise Refused(str(error)) from error
 

@@ -4,8 +4,9 @@ Other threads (Celery tasks, the control reader, the fork server's client) and s
 queue. The steps of an attempt:
 
     1. accept   the folder is made (the claim), the message is checked, `starting` is published.
-    2. hold     until calibration and profiles are over, the corpus is here and, on a later host, the store is known;
-                the controller limits this time, because it knows what the other hosts still have to fetch.
+    2. hold     until calibration and profiles are over, the corpus is here, a retry's checkpoint has been read through
+                and, on a later host, the store is known; the controller limits this time, because it knows what the
+                other hosts still have to fetch and read.
     3. launch   the fork server starts the ranks; once all have a process, `running` is published.
     4. stop     by cancel, fence, shut-down or watchdog: stored first, then TERM, grace, KILL.
     5. conclude when the fork server says that nothing is left: /proc is checked too, the end is stored, and the relay
@@ -25,7 +26,7 @@ from typing import Any
 from parallel_core.launch import STOP_GRACE_S, Event, Store
 from parallel_core.observe.trace_request import TraceRequest, ask, read_how
 from parallel_core.observe.wakeful import Wakeful
-from workers import checkpoints, corpora, ending, standstill
+from workers import checkpoints, ending, preparation, standstill
 from workers.attempt import Attempt, end_processes
 from workers.calibration import Calibration
 from workers.contract import AttemptBody, ControlEntry, Device
@@ -37,7 +38,7 @@ from workers.intake import take
 from workers.live_attempts import LiveAttempts
 from workers.recovery import publish_end, recover
 from workers.relay import Relay
-from workers.run_orders import RunOrder
+from workers.run_orders import Refused, RunOrder
 from workers.settings import Settings
 
 log = logging.getLogger(__name__)
@@ -144,17 +145,17 @@ class Supervisor(threading.Thread):
         self._relay.tell("attempt", AttemptBody(attempt=attempt.number, state="starting"))
         if self._leaving:
             self._stop(attempt, "interrupted", ending.INTERRUPTED)
-        elif not corpora.have(self._settings, order.spec.train.corpus):
-            attempt.fetching = True
-            corpora.fetch_aside(self._settings, order.spec.train.corpus, lambda why: self._fetched(attempt, why))
+        elif preparation.is_due(self._settings, order):
+            attempt.preparing = True
+            preparation.prepare_aside(self._settings, order, lambda found: self._prepared(attempt, found))
         self._launch_if_ready(attempt)
 
-    def _fetched(self, attempt: Attempt, why_not: str) -> None:
-        """Called from the thread that fetched: the corpus is here, or cannot be fetched."""
-        if why_not:
-            self._inbox.put(lambda: self._stop(attempt, "refused", ending.refused(why_not)))
+    def _prepared(self, attempt: Attempt, found: RunOrder | Refused) -> None:
+        """From the thread that prepared it: the order as it can be carried out, or why it cannot."""
+        if isinstance(found, Refused):
+            self._inbox.put(lambda: self._stop(attempt, "refused", ending.refused(str(found))))
         else:
-            self._inbox.put(lambda: setattr(attempt, "fetching", False))
+            self._inbox.put(lambda: attempt.prepared(found))
 
     def _launch_if_ready(self, attempt: Attempt) -> None:
         if attempt.launched is not None or attempt.number not in self._live:

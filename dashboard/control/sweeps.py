@@ -8,7 +8,7 @@ from datetime import timedelta
 from typing import Any, Literal
 
 from django.db import transaction
-from django.db.models import Max
+from django.db.models import Max, Sum
 from django.utils import timezone
 
 from dashboard.control import multi_host
@@ -21,7 +21,7 @@ from dashboard.fleet.selectors import hosts, live_attempts
 from dashboard.ledger.models import ProfileState
 from dashboard.ledger.selectors import in_front
 from dashboard.runs import next_trace, states
-from dashboard.runs.models import Attempt, Corpus, Run, State
+from dashboard.runs.models import Attempt, Checkpoint, Corpus, Run, State
 from dashboard.runs.queue import queued_runs, requests, studies_active
 from parallel_core.analysis.quantities import listed_text
 from workers.contract import PROFILE_LIMIT_S, START_LIMIT_S, ControlEntry
@@ -32,8 +32,8 @@ RESEND_S = 10.0
 """If a worker sends heartbeats for this long without listing an attempt sent to it, it never got the message."""
 MOST_RESENDS = 3
 ASK_AGAIN_DAYS = 2
-SLOWEST_FETCH = 1 << 20
-"""The slowest rate, in bytes a second, at which a worker may fetch its corpus."""
+SLOWEST_READ = 1 << 20
+"""The slowest rate, in bytes a second, at which a worker may fetch its corpus and read its checkpoints."""
 
 Verdict = Literal["fine", "again", "ended"]
 
@@ -205,11 +205,12 @@ def _check_start(attempt: Attempt, clocks: Clocks) -> Verdict:
 
 
 def _start_limit(attempt: Attempt) -> float:
-    """Seconds in which all ranks must be up; more if the worker may have to fetch a large corpus or finish a profile
-    first."""
+    """Seconds in which all ranks must be up; more if the worker may have to fetch a large corpus, to read the run's
+    checkpoints or to finish a profile first."""
     kind, _, sha256 = str(attempt.run.spec.get("train", {}).get("corpus", "")).partition(":")
     size = Corpus.objects.filter(sha256=sha256).values_list("size", flat=True).first() if kind == "blob" else None
-    return START_LIMIT_S + (size or 0) / SLOWEST_FETCH + _profiled_for(attempt)
+    saved = Checkpoint.objects.filter(run=attempt.run).aggregate(all=Sum("bytes"))["all"]
+    return START_LIMIT_S + ((size or 0) + (saved or 0)) / SLOWEST_READ + _profiled_for(attempt)
 
 
 def _profiled_for(attempt: Attempt) -> float:

@@ -184,7 +184,8 @@ def _requeue(attempt: Attempt, detail: str, changes: dict[str, Any]) -> Run:
 
 
 def beginning(attempt: Attempt) -> str:
-    """`resumed from step 40 of attempt 1`, `from step 0: why`; '' for an attempt that began at step 0 as expected."""
+    """`resumed from step 40 of attempt 1`, followed by `, as why` if there were newer ones; `from step 0: why`; '' for an
+    attempt that began at step 0 as expected."""
     begins = attempt.begins
     if not begins:
         return ""
@@ -195,7 +196,8 @@ def beginning(attempt: Attempt) -> str:
     other = f" of run {begins['run']}" if begins.get("run") != attempt.run_id else ""
     if attempt.run.generates:
         return f"from the checkpoint of step {begins['step']}{other}"
-    return f"resumed from step {begins['step']}{number}{other}"
+    why = f", as {begins['why']}" if begins.get("why") else ""
+    return f"resumed from step {begins['step']}{number}{other}{why}"
 
 
 def _require_live(attempt: Attempt) -> None:

@@ -8,7 +8,7 @@ import os
 import re
 import shutil
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -36,11 +36,21 @@ def steps(folder: Path) -> list[int]:
     return sorted(int(match[1]) for match, path in named if match and (path / FILE).exists())
 
 
-def newest(folder: Path) -> tuple[Path, Manifest] | None:
-    """The newest checkpoint that is whole; damaged ones are passed over. None where there is none."""
+def newest(
+    folder: Path, look: Callable[[Path], Manifest] = read, passed: dict[int, str] | None = None
+) -> tuple[Path, Manifest] | None:
+    """The newest checkpoint that is whole; None where there is none.
+
+    Damaged ones are passed over: `passed` gets what is wrong with each, by its step. `look` is `verify.verified` where
+    every byte must be as it was written.
+    """
     for step in reversed(steps(folder)):
-        with contextlib.suppress(CheckpointError):
-            return path_of(folder, step), read(path_of(folder, step))
+        path = path_of(folder, step)
+        try:
+            return path, look(path)
+        except CheckpointError as error:
+            if passed is not None:
+                passed[step] = str(error)
     return None
 
 

@@ -93,11 +93,16 @@ class Manifest:
         return json.dumps({**body, "digest": _digest(body)}, separators=(",", ":"))
 
 
+def changed(folder: Path, name: str, piece: Piece) -> CheckpointError:
+    """What to raise where the bytes of a piece of the tensor `name` have another sha256."""
+    return CheckpointError(f"The checkpoint {folder} was changed: {name} in {piece.file} does not match its sha256.")
+
+
 def read(folder: Path) -> Manifest:
     """The manifest of a complete, whole checkpoint.
 
     Raises CheckpointError where there is none, it was changed, or a file of it is missing or has another size. The
-    content of the files is checked piece by piece when it is read.
+    content of the files is checked piece by piece when it is read (or by `verify.verified`).
     """
     try:
         raw = json.loads((folder / FILE).read_text())

@@ -25,7 +25,7 @@ from torch.distributed.checkpoint.metadata import (
 from torch.distributed.checkpoint.planner import ReadItem
 
 from parallel_core.checkpoint.folder import flush
-from parallel_core.checkpoint.manifest import CheckpointError, Manifest, Piece, Stored
+from parallel_core.checkpoint.manifest import CheckpointError, Manifest, Piece, Stored, changed
 from parallel_core.engine.shares import Share
 
 _PLAIN: dict[str, Any] = {"flatten_state_dict": False, "flatten_sharded_tensors": False}
@@ -142,5 +142,5 @@ def _read(folder: Path, name: str, stored: Stored, piece: Piece) -> Tensor:
         file.seek(piece.start)
         data = bytearray(file.read(piece.elements * stored.item))
     if hashlib.sha256(data).hexdigest() != piece.sha256:
-        raise CheckpointError(f"The checkpoint {folder} was changed: {name} in {piece.file} does not match its sha256.")
+        raise changed(folder, name, piece)
     return torch.frombuffer(data, dtype=getattr(torch, stored.dtype)).view(piece.sizes)

@@ -12,7 +12,8 @@ from dashboard.control import sweeps
 from dashboard.control.controller import Controller
 from dashboard.fleet.models import Worker
 from dashboard.ledger.models import Profile, ProfileState
-from dashboard.runs.models import Attempt, Corpus, Run, State
+from dashboard.runs.models import Attempt, Checkpoint, Corpus, Run, State
+from tests.dashboard import factory
 from tests.dashboard.peer import Peer
 from tests.dashboard.test_control import SHORT_LEASE, started, state_of, submit, until
 
@@ -103,3 +104,11 @@ def test_a_corpus_to_fetch_gives_the_start_more_time(alice: Any) -> None:
     Corpus.objects.create(sha256="0" * 64, name="large", size=100 << 20, owner=alice)
     run.spec["train"]["corpus"] = "blob:" + "0" * 64
     assert sweeps._start_limit(attempt) == sweeps.START_LIMIT_S + 100
+
+
+def test_checkpoints_to_read_through_give_a_retry_more_time(alice: Any) -> None:
+    run = submit(alice)
+    first = factory.start(run)
+    for step in (10, 20):
+        Checkpoint.objects.create(run=run, attempt=first, worker="yard-a", step=step, bytes=50 << 20, seconds=1.0)
+    assert sweeps._start_limit(Attempt(run=run)) == sweeps.START_LIMIT_S + 100

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,8 +13,10 @@ import pytest
 from parallel_core.checkpoint import folder as folders
 from parallel_core.checkpoint import manifest as manifests
 from parallel_core.checkpoint.manifest import CheckpointError
+from parallel_core.checkpoint.verify import verified
 from parallel_core.engine import checkpoint
 from parallel_core.spec import RunSpec
+from tests.parallel_core.spoilt import change_byte
 from tests.parallel_core.test_checkpoint import SAVED, alone, save, spec_of
 
 
@@ -63,13 +66,13 @@ def test_a_missing_file_is_named(spoilt: Path) -> None:
 
 
 def test_a_changed_byte_is_found_and_its_parameter_named(spoilt: Path) -> None:
-    piece = manifests.read(spoilt).tensors["mean/block.1.mlp.fc1.weight"].pieces[0]
-    with (spoilt / piece.file).open("r+b") as file:
-        file.seek(piece.start + 5)
-        byte = file.read(1)
-        file.seek(piece.start + 5)
-        file.write(bytes([byte[0] ^ 1]))
-    assert "mean/block.1.mlp.fc1.weight in rank-0.bin does not match its sha256" in str(refusal(spoilt))
+    """By the rank that loads it, and without torch by who reads it through."""
+    piece = verified(spoilt).tensors["mean/block.1.mlp.fc1.weight"].pieces[0]
+    change_byte(spoilt / piece.file, piece.start + 5)
+    told = str(refusal(spoilt))
+    assert "mean/block.1.mlp.fc1.weight in rank-0.bin does not match its sha256" in told
+    with pytest.raises(CheckpointError, match=f"^{re.escape(told)}$"):
+        verified(spoilt)
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ from typing import Any
 
 from parallel_core.checkpoint import folder as folders
 from parallel_core.observe import records
+from tests.parallel_core.spoilt import change_byte
 from tests.workers.harness import Bench, tiny
 
 
@@ -53,6 +54,32 @@ def test_a_retry_goes_on_with_the_bits_of_an_uninterrupted_run(bench: Bench) -> 
     uninterrupted, resumed = losses(bench, whole), losses(bench, second)
     assert sorted(resumed) == list(range(where["step"], 400))
     assert all(resumed[step] == uninterrupted[step] for step in resumed)
+
+
+def test_a_retry_passes_over_what_a_bad_disk_changed(bench: Bench) -> None:
+    """Names and sizes are right, so nobody but who reads it through can tell."""
+    first = bench.send(saving(60, every=20), run=909)
+    assert bench.wait_end(first)["outcome"] == "succeeded"
+    assert folders.steps(run_folder(bench, 909)) == [40, 60]
+    change_byte(folders.path_of(run_folder(bench, 909), 60) / "rank-0.bin", 100)
+    second = bench.send(saving(60, every=20), run=909, number=2)
+    assert bench.wait_end(second)["outcome"] == "succeeded"
+    damaged = "the checkpoint of step 60 is damaged"
+    assert begins(bench, second) == {"step": 40, "run": 909, "attempt": first, "why": damaged}
+    assert losses(bench, second) == {step: loss for step, loss in losses(bench, first).items() if step >= 40}
+    assert "step-00000060 was changed" in bench.log()
+
+
+def test_a_retry_begins_anew_where_every_checkpoint_is_damaged(bench: Bench) -> None:
+    first = bench.send(saving(20, every=10), run=910)
+    assert bench.wait_end(first)["outcome"] == "succeeded"
+    for step in (10, 20):
+        change_byte(folders.path_of(run_folder(bench, 910), step) / "rank-0.bin", 100)
+    second = bench.send(saving(20, every=10), run=910, number=2)
+    assert bench.wait_end(second)["outcome"] == "succeeded"
+    damaged = "the checkpoints of steps 10 and 20 are damaged, and no other is on bench"
+    assert begins(bench, second) == {"step": 0, "run": 910, "attempt": 0, "why": damaged}
+    assert losses(bench, second) == losses(bench, first)
 
 
 def test_an_orderly_stop_saves_and_the_next_attempt_goes_on_there(bench: Bench) -> None:
