@@ -170,13 +170,13 @@ class Saver:
         if self._error is not None:
             raise self._error
 
-    def save_whole(self, done: int) -> None:
-        """Saves and waits until every rank's part is published, so that the checkpoint can be resumed from on return.
+    def wait_published(self) -> None:
+        """Waits until every rank's part is published, so that the checkpoint can be resumed from, whatever becomes of
+        any rank.
 
         Raises CheckpointError where this rank could not save, and the error of a failed collective where another rank
         could not.
         """
-        self.save(done)
         self.wait()
         if self._world is not None:
             told = torch.zeros(1, device=self._trainer.device.torch)

@@ -160,11 +160,14 @@ def _refer(beside: ReferenceProbe, report: Reporter, times: StepTimes, step: int
 
 
 def _finish(trainer: Trainer, report: Reporter, metered: int, saver: checkpoint.Saver | None) -> None:
-    """Behind the last step: the metered one, where none of the others was to be, and the end of what is being saved."""
+    """Behind the last step: the end of what is being saved, then the metered step, where none of the others was to be.
+
+    It may fail, for want of memory above all, and its failure ends every rank: what was trained is kept by then.
+    """
+    if saver is not None:
+        saver.wait_published()
     if metered == trainer.spec.train.steps:
         report.memory(metered, trainer.metered_step(metered)[1])
-    if saver is not None:
-        saver.wait()
 
 
 def _tell(trainer: Trainer, report: Reporter, done: Done, prints: Fingerprints) -> bool:
@@ -201,5 +204,6 @@ def _save(saver: checkpoint.Saver | None, report: Reporter, done: int, stop: boo
         report.flush()  # no checkpoint runs ahead of the points: a kill in between would leave a gap that nothing fills
     saver.after_step(done)
     if stop:
-        saver.save_whole(done)
+        saver.save(done)
+        saver.wait_published()
         raise Stopped(done)
