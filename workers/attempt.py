@@ -97,11 +97,11 @@ class Attempt:
     def how_it_ended(self) -> Ending:
         """The worker's own stop, a refusal, or what exit codes and fault frames show."""
         exits = {str(one.rank): one.code for one in self.exits}
+        left = ending.of_exits(self.folder.path, self.order.ranks, self.exits, ending.oom_kills() - self.oom_kills)
+        if ending.outran(left, self.meta.stop):
+            return left
         known = self.ended_by or (ending.refused(self.refusal) if self.refusal else None)
-        if known is not None:
-            return Ending(**{**vars(known), "exits": known.exits or exits})
-        kills = ending.oom_kills() - self.oom_kills
-        return ending.of_exits(self.folder.path, self.order.ranks, self.exits, kills)
+        return left if known is None else Ending(**{**vars(known), "exits": known.exits or exits})
 
 
 def end_processes(recorded: list[processes.Recorded], limit_s: float = GONE_LIMIT_S) -> bool:

@@ -58,7 +58,7 @@ def begin(
     """Where the attempt begins. `opens`: rank 0 is on this host, which tidies for all.
 
     1. A later attempt: the run's newest checkpoint on this host that is whole, as `look` finds by reading it; one that
-       begins elsewhere, since newer ones are damaged, says so.
+       begins elsewhere, since newer ones are damaged, says so. Behind the last step the attempt has only to end.
     2. The checkpoint that the run names; CheckpointError, for a person, where it is not here or does not fit.
     3. Step 0; a later attempt says that nothing was there to go on from.
 
@@ -73,7 +73,7 @@ def begin(
     elif message["number"] > 1:
         found, damaged = _newest(folder, opens, look)
         if found is not None:
-            manifests.require_match(found[1], spec)
+            manifests.require_match(found[1], spec, message["run"])
             return _at(folder, *found, damaged)
     if named := message.get("resume"):
         path = _named(settings, named["run"], named["step"])

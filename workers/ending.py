@@ -98,6 +98,12 @@ def of_exits(folder: Path, ranks: Sequence[int], exits: Sequence[Exit], oom_kill
     return Ending("failed", cause, detail, rank, -guilty.code, exits=codes)
 
 
+def outran(left: Ending, stop: str) -> bool:
+    """Whether the ranks had `left` well before a `stop` with their worker, which nobody asked of the run, reached them:
+    then nothing is to be tried again."""
+    return stop == "interrupted" and left.outcome == "succeeded"
+
+
 def _of_fault(fault: Mapping[str, Any], guilty: Exit, where: str, codes: dict[str, int]) -> Ending:
     memory = fault.get("cause") == "out_of_memory"
     first = _first_line(str(fault.get("message") or ""))

@@ -41,8 +41,9 @@ def recover(folders: Iterable[Folder], relay: Relay, roll: LiveAttempts) -> None
 
 
 def end_of(folder: Folder, meta: Meta) -> Ending:
-    """How an attempt of the earlier life ended: as that life had begun to stop it; else as its ranks recorded; else
-    lost."""
-    if meta.stopped_as:
+    """How an attempt of the earlier life ended: as its ranks recorded if they had ended before the stop; else as that
+    life had begun to stop it; else lost."""
+    left = ending.of_files(folder.path, meta.ranks)
+    if meta.stopped_as and (left is None or not ending.outran(left, meta.stop)):
         return Ending(**meta.stopped_as)
-    return ending.of_files(folder.path, meta.ranks) or ending.WORKER_LOST
+    return left or ending.WORKER_LOST

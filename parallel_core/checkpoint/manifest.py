@@ -163,9 +163,15 @@ def _own_stages(saved: Mapping[str, Any], scalars: Mapping[str, float]) -> Layou
     return Layout.of(spec) if uneven or any(name.startswith("steps.") for name in scalars) else None
 
 
-def require_match(manifest: Manifest, spec: RunSpec) -> None:
-    """Raises CheckpointError, with messages by field, where a run of `spec` cannot go on from this checkpoint."""
+def require_match(manifest: Manifest, spec: RunSpec, run: int = 0) -> None:
+    """Raises CheckpointError, with messages by field, where a run of `spec` cannot go on from this checkpoint.
+
+    `run` is that run's number, 0 without a dashboard. One that it wrote itself behind its last step it can go on from,
+    to its end: it has nothing left to train.
+    """
     wrong = mismatches(manifest.spec, spec, manifest.step, manifest.scalars)
+    if run and manifest.run == run and manifest.step == spec.train.steps:
+        wrong.pop("train.steps", None)
     if manifest.weights_only:
         wrong.pop("train.precision", None)
     if wrong:

@@ -217,13 +217,14 @@ class Saver:
         self._sink.emit("checkpoint", step=done, bytes=manifest.bytes, seconds=took, blocked=blocked, kept=kept)
 
 
-def load(trainer: Trainer, path: Path) -> int:
-    """Fills the trainer's state from the checkpoint at `path`; returns the number of steps done.
+def load(trainer: Trainer, path: Path, run: int = 0) -> int:
+    """Fills the trainer's state from the checkpoint at `path`; returns the number of steps done. `run` as in
+    `require_match`.
 
     Raises CheckpointError where the checkpoint is damaged or was changed, or belongs to another model.
     """
     manifest, tell = manifests.read(path), partial(trainer.progress.at, -1, "loading")
-    manifests.require_match(manifest, trainer.spec)
+    manifests.require_match(manifest, trainer.spec, run)
     state = State(trainer)
     shares = {**state.shares(trainer.buffers()), **state.statistics(trainer.chunks.buffers())}
     if manifest.weights_only:

@@ -44,7 +44,8 @@ def run_rank(
 ) -> None:
     """Train to the end, from step 0 or from a checkpoint. `saves` None: nothing is saved, and SIGTERM just kills.
 
-    Raises Stopped where SIGTERM ended it in good order, else what went wrong; whoever started the rank reports it.
+    Raises Stopped where SIGTERM ended it in good order before its last step was done, else what went wrong; whoever
+    started the rank reports it.
     """
     spec = broken(spec)
     if spec.train.deterministic:
@@ -63,6 +64,9 @@ def run_rank(
         report.hello(trainer.flat, trainer.units, trainer.layout)
         first, saver = _take_up(trainer, saves, sink, groups.world)
         _prepare(trainer, first, saver is not None, groups.store if rendezvous.node is not None else None)
+        if first == spec.train.steps:
+            _end(trainer, report, saver)
+            return
         neighbours = Interference(device, groups.world, trainer.layout.world, rendezvous.node or 0)
         _train(trainer, report, neighbours, first, saver, Fingerprints(trainer, groups.world))
 
@@ -91,7 +95,7 @@ def _take_up(
         return 0, None
     first = 0
     if saves.resume is not None:
-        first = checkpoint.load(trainer, saves.resume)
+        first = checkpoint.load(trainer, saves.resume, saves.run)
     saver = checkpoint.Saver(trainer, saves, sink, world)
     trainer.stop.listen()
     return first, saver
@@ -145,11 +149,19 @@ def _train(
         stop = _tell(trainer, report, Done(step, first, known, took, meter is not None), prints)
         if step >= timed_from:
             _refer(beside, report, times, step, took)
-        _save(saver, report, step + 1, stop)
+        _save(saver, report, step + 1, stop, spec.train.steps)
     others = neighbours.share()
     _finish(trainer, report, metered, saver)
     report.summary(times, others)
     report.phase("done", spec.train.steps)
+
+
+def _end(trainer: Trainer, report: Reporter, saver: checkpoint.Saver | None) -> None:
+    """An earlier attempt trained every step, and was cut off before it could say so: only the end is left. There is no
+    summary: what it measured of the steps went with it."""
+    steps = trainer.spec.train.steps
+    _finish(trainer, report, metered_step(trainer.spec, steps), saver)
+    report.phase("done", steps)
 
 
 def _refer(beside: ReferenceProbe, report: Reporter, times: StepTimes, step: int, took: float) -> None:
@@ -196,8 +208,12 @@ def _begin_timed(trainer: Trainer, report: Reporter, neighbours: Interference, b
         report.phase("timed", behind)
 
 
-def _save(saver: checkpoint.Saver | None, report: Reporter, done: int, stop: bool) -> None:
-    """What is due behind `done` steps; raises Stopped where they are the last ones. Without a saver nothing."""
+def _save(saver: checkpoint.Saver | None, report: Reporter, done: int, stop: bool, steps: int) -> None:
+    """What is due behind `done` of `steps` steps; without a saver nothing.
+
+    Where it is stopped it saves, and raises Stopped where steps are left to a later attempt. Where none are it goes on
+    to its end: that may take longer than a stop leaves it, but a later attempt would only have to end.
+    """
     if saver is None:
         return
     if stop or saver.due(done):
@@ -205,5 +221,6 @@ def _save(saver: checkpoint.Saver | None, report: Reporter, done: int, stop: boo
     saver.after_step(done)
     if stop:
         saver.save(done)
-        saver.wait_published()
-        raise Stopped(done)
+        if done < steps:
+            saver.wait_published()
+            raise Stopped(done)

@@ -73,6 +73,22 @@ def test_a_later_attempt_says_where_it_began(member: Client, saved: Run) -> None
     assert "from step 0: no checkpoint of it is on yard-b" in member.get(f"/runs/{saved.pk}/").content.decode()
 
 
+def test_a_run_whose_retry_had_only_to_end_has_what_was_measured_before(member: Client, alice: Any) -> None:
+    """Its worker was killed behind its last checkpoint: the retry tells no points, no spans and no summary."""
+    run = factory.queued(alice, {"dp": 2})
+    first = factory.start(run)
+    factory.feed_steps(first, 43)
+    second = factory.start(run)
+    Attempt.objects.filter(pk=second.pk).update(begins={"step": 43, "run": run.pk, "attempt": first.pk, "why": ""})
+    for rank in range(2):
+        factory.feed(second, rank, encode({"kind": "phase", "rank": rank, "t": 2.0, "phase": "done", "step": 43}))
+    factory.end(run, State.SUCCEEDED)
+    assert (run.summary["timed"]["n"], run.summary["breakdown_step"], run.step) == (40, 10, 42)
+    assert run.summary["memory"] and run.summary["final_loss"] and run.summary["meters"]["tokens_per_s"] > 0
+    page = member.get(f"/runs/{run.pk}/").content.decode()
+    assert "resumed from step 43 of attempt 1" in page
+
+
 def test_resume_as_fills_the_form(member: Client, saved: Run) -> None:
     assert f"/runs/{saved.pk}/resume" in member.get(f"/runs/{saved.pk}/").content.decode()
     page = member.get(f"/runs/{saved.pk}/resume").content.decode()

@@ -56,6 +56,18 @@ def test_a_retry_goes_on_with_the_bits_of_an_uninterrupted_run(bench: Bench) -> 
     assert all(resumed[step] == uninterrupted[step] for step in resumed)
 
 
+def test_a_retry_of_a_run_that_had_trained_every_step_only_ends(bench: Bench) -> None:
+    """Its worker was lost between its last checkpoint and its end."""
+    first = bench.send(saving(20, every=10), run=911)
+    assert bench.wait_end(first)["outcome"] == "succeeded"
+    second = bench.send(saving(20, every=10), run=911, number=2)
+    assert bench.wait_end(second)["outcome"] == "succeeded"
+    assert begins(bench, second) == {"step": 20, "run": 911, "attempt": first, "why": ""}
+    assert losses(bench, second) == {} and folders.steps(run_folder(bench, 911)) == [10, 20]
+    end = bench.wait_end(bench.send(saving(20), run=912, resume={"run": 911, "step": 20}))
+    assert end["cause"] == "refused" and "steps=20 leaves none to train" in end["detail"]
+
+
 def test_a_retry_passes_over_what_a_bad_disk_changed(bench: Bench) -> None:
     """Names and sizes are right, so nobody but who reads it through can tell."""
     first = bench.send(saving(60, every=20), run=909)

@@ -8,14 +8,17 @@ from pathlib import Path
 
 import pytest
 
-from parallel_core.launch import EXIT_FAULT, EXIT_MEMORY, EXIT_PEER
+from parallel_core.launch import EXIT_FAULT, EXIT_MEMORY, EXIT_PEER, EXIT_STOPPED
 from parallel_core.observe.progress import Progress
 from parallel_core.observe.records import FileSink
 from parallel_core.spec import RunSpec
 from workers import ending
+from workers.attempt import Attempt
+from workers.contract import Node, StartMessage
 from workers.ending import Exit
-from workers.folder import Folder, Meta
+from workers.folder import Folder, Meta, Stop
 from workers.recovery import end_of
+from workers.run_orders import RunOrder
 from workers.standstill import report
 
 KILL, TERM = -signal.SIGKILL, -signal.SIGTERM
@@ -81,6 +84,32 @@ def test_how_an_attempt_was_being_stopped_outlives_the_worker(tmp_path: Path) ->
     assert end_of(folder, folder.load()) == how
     folder.save(Meta(ranks=[0, 1]))
     assert end_of(folder, folder.load()) == ending.WORKER_LOST
+
+
+def test_ranks_that_ended_well_in_spite_of_a_stop_have_succeeded(tmp_path: Path) -> None:
+    """The worker was stopped in the last step of the run. Of a cancel that stays what was asked for."""
+    folder = Folder.claim(tmp_path, 4)
+    assert folder
+    stops: list[tuple[Stop, ending.Ending]] = [("interrupted", ending.INTERRUPTED), ("cancelled", ending.CANCELLED)]
+    for stop, how in stops:
+        meta = Meta(ranks=[0], stop=stop, stopped_as=asdict(how))
+        attempt = Attempt(folder, meta, one_rank(), exits=[Exit(0, 0, 0.0)], ended_by=how)
+        expected = "succeeded" if stop == "interrupted" else "cancelled"
+        assert (attempt.how_it_ended().outcome, attempt.how_it_ended().exits) == (expected, {"0": 0})
+        attempt.exits = [Exit(0, EXIT_STOPPED, 0.0)]
+        assert attempt.how_it_ended().outcome == how.outcome
+        folder.save(meta)
+        (folder.path / "events-0.bin").unlink(missing_ok=True)
+        assert end_of(folder, folder.load()).outcome == how.outcome
+        left(folder.path, 0, 0)
+        assert end_of(folder, folder.load()).outcome == expected
+
+
+def one_rank() -> RunOrder:
+    node = Node(worker="a", devices=[0], first_rank=0, address="127.0.0.1")
+    spec = RunSpec()
+    message = StartMessage(run=1, attempt=4, number=1, spec=spec.model_dump(mode="json"), nodes=[node])
+    return RunOrder(message, spec, node)
 
 
 def test_a_rank_that_failed_before_all_was_cut_off_is_the_cause(tmp_path: Path) -> None:
