@@ -143,8 +143,8 @@ Cause = Literal[
 
 
 class Begins(TypedDict):
-    """Where an attempt began: after `step` steps done by `attempt` (primary key) of `run`; `why` not after more of them,
-    '' if it began as expected."""
+    """Where an attempt began: after `step` steps done by `attempt` (primary key) of `run`; `why` not after more of
+    them, '' if it began as expected."""
 
     step: int
     run: int

@@ -184,8 +184,8 @@ def _requeue(attempt: Attempt, detail: str, changes: dict[str, Any]) -> Run:
 
 
 def beginning(attempt: Attempt) -> str:
-    """`resumed from step 40 of attempt 1`, followed by `, as why` if there were newer ones; `from step 0: why`; '' for an
-    attempt that began at step 0 as expected."""
+    """`resumed from step 40 of attempt 1`, followed by `, as why` if there were newer checkpoints; `from step 0: why`;
+    '' for an attempt that began at step 0 as expected."""
     begins = attempt.begins
     if not begins:
         return ""
