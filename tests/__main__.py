@@ -1,8 +1,9 @@
-"""`./run test`: ruff, mypy, then pytest. `--full` adds the long suite; other arguments go to pytest.
+"""`./run test`: ruff and mypy, then pytest. `--full` adds the tests marked "full"; other arguments are passed to
+pytest.
 
-Three parts go on at a time, and the first to end takes the next: whole yards (browser, kill and PostgreSQL tests, in
-two parts) wait more than they compute, so that two cores have room for one beside the engine. What measures comes last
-and alone.
+The suite is split into parts, three of which run concurrently. The parts that start whole yards (browser, kill and
+PostgreSQL tests) mostly wait, so two cores can run one of them next to engine tests. Tests that measure (marked
+"alone") run last, with nothing else running.
 """
 
 from __future__ import annotations
@@ -25,20 +26,24 @@ BROWSER = "tests/browser"
 KILLS = ("tests/faults", "tests/dashboard/test_postgres.py", "tests/workers/test_worker_faults.py")
 SCHEMA = "tests/dashboard/test_api_schema.py"
 PLUGINS = {"playwright": BROWSER, "schemathesis": SCHEMA}
-"""Plugins of pytest that one path alone needs: every other part would take seconds to load them."""
+"""Pytest plugins that only one path needs. They are disabled for all other parts, because loading them takes
+seconds.
+"""
 ELSEWHERE = "not gpu and not docker"
-"""What needs more than a machine with Python is asked for: `./run test -m docker tests/test_docker.py`."""
+"""Tests that need a GPU or Docker are excluded by default; run them with `./run test -m docker
+tests/test_docker.py`.
+"""
 SLOWEST = "--durations=15"
 AT_A_TIME = 3
 LOOK_S = 0.2
 LAST_LINES = 15
 
 Step = tuple[str, Sequence[str]]
-"""What it is called, and its command line."""
+"""Title and command line."""
 
 
 def step(title: str, command: Sequence[str]) -> int:
-    """Runs it in the repository, its words under its title."""
+    """Runs the command in the repository root, with its output below the title."""
     print(f"== {title}", flush=True)
     return subprocess.run(command, cwd=ROOT, check=False).returncode
 
@@ -57,8 +62,9 @@ def lint() -> list[Step]:
 
 
 def suite(wanted: str) -> list[Step]:
-    """Every test that is `wanted`, each in one of these parts; the longest first, so that the last end together: as
-    short as these are, none of them is left to go on alone while a core has nothing to do."""
+    """Splits the tests that `wanted` selects into parts, longest first. Short parts come last, so that the workers of
+    the pool finish at about the same time and no core idles while one long part is left.
+    """
     elsewhere = [f"--ignore={path}" for path in (ENGINE, PAGES, WORKERS, BROWSER, *KILLS)]
     engine, pages = files(ENGINE), files(PAGES)
     parts = [
@@ -76,31 +82,33 @@ def suite(wanted: str) -> list[Step]:
 
 
 def unneeded(paths: Sequence[str]) -> list[str]:
-    """Options of pytest that leave out the PLUGINS of other paths."""
+    """Pytest options that disable each plugin in PLUGINS that none of `paths` needs."""
     return [f"-pno:{plugin}" for plugin, of_path in PLUGINS.items() if of_path not in paths]
 
 
 def files(folder: str) -> list[str]:
-    """Its test files but those of KILLS."""
+    """The test files in `folder`, without those listed in KILLS."""
     found = sorted(str(path.relative_to(ROOT)) for path in (ROOT / folder).rglob("test_*.py"))
     return [path for path in found if path not in KILLS]
 
 
 def together(steps: Sequence[Step]) -> int:
-    """Takes them in their order, AT_A_TIME of them at a time, and shows the words of each whole. How many failed."""
+    """Runs the steps in order, at most AT_A_TIME concurrently, and prints the output of each in one piece. Returns the
+    number of failed steps.
+    """
     with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(AT_A_TIME) as pool:
         under_way = []
         for number, (title, command) in enumerate(steps):
             words = Path(folder, str(number))
             under_way.append((title, words, pool.submit(quietly, command, words)))
         failed = [(title, words) for title, words, status in under_way if show(title, words, status) != 0]
-        for title, words in failed:  # once more at the end: above them stand thousands of lines
+        for title, words in failed:  # repeated at the end, because thousands of lines were printed since
             print(f"== failed: {title}", *complaints(words), sep="\n", flush=True)
     return len(failed)
 
 
 def complaints(words: Path) -> list[str]:
-    """What pytest's summary names; of any other step its last lines."""
+    """The FAILED and ERROR lines of pytest's summary; for any other step, its last lines."""
     lines = words.read_text(errors="replace").splitlines()
     return [line for line in lines if line.startswith(("FAILED ", "ERROR "))] or lines[-LAST_LINES:]
 
@@ -111,7 +119,7 @@ def quietly(command: Sequence[str], words: Path) -> int:
 
 
 def show(title: str, words: Path, status: Future[int]) -> int:
-    """Passes on what a step says, while it says it, to its end; returns its exit status."""
+    """Prints a step's output as it is written, until the step ends; returns its exit status."""
     print(f"== {title}", flush=True)
     words.touch()
     with words.open("rb") as said:
@@ -129,7 +137,7 @@ def main() -> int:
     full = "--full" in arguments
     chosen = [a for a in arguments if a != "--full"]
     os.environ["TRAINYARD_TESTING"] = "1"
-    # Hundreds of processes import the same sources: without their bytecode each would compile all of them again.
+    # Hundreds of processes import the same sources; without cached bytecode each of them would compile all of it again.
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     chromium.bring()
     wanted = ELSEWHERE if full else f"{ELSEWHERE} and not full"

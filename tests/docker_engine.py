@@ -1,5 +1,6 @@
-"""The compose files on a Docker engine, under a project, an image and a port of their own: no real deployment of the
-same host is touched, and none of its `.env` is read."""
+"""Runs the compose files on a Docker engine, under a project name, an image name and a port of their own, so that no
+real deployment on the same host is touched and its `.env` is not read.
+"""
 
 from __future__ import annotations
 
@@ -21,15 +22,15 @@ from tests.yard_process import ROOT, Web, free_port, wait_for
 IMAGE = "trainyard-test:latest"
 SECRETS = ("SECRET_KEY", "POSTGRES_PASSWORD", "REDIS_PASSWORD", "ADMIN_PASSWORD", "WORKER_TOKEN")
 PASSED_ON = re.compile(r"PATH|HOME|DOCKER_\w+|BUILDKIT_\w+|TORCH_INDEX|\w+_proxy|\w+_PROXY")
-"""Of the tests' own environment. What else is in it would go before the file of this project."""
+"""Variables of the tests' own environment that are passed on. Any other could override this project's env file."""
 UP_LIMIT_S = 120.0
 COMMAND_LIMIT_S = 1500.0
-"""A first build installs everything."""
+"""The first build installs all dependencies."""
 KILL_MAIN = "import psutil; [child.kill() for child in psutil.Process(1).children()]"
 
 
 def engine() -> str:
-    """The version of the engine that answers; '' where none does."""
+    """Version of the Docker engine; '' if there is none."""
     if not shutil.which("docker"):
         return ""
     command = ["docker", "version", "--format", "{{.Server.Version}}"]
@@ -37,7 +38,9 @@ def engine() -> str:
 
 
 class Compose(Web):
-    """`docker compose` of this checkout as one project. `values` is what a person's .env file would say besides."""
+    """`docker compose` for this checkout under its own project name. `values` are added to the generated `.env`
+    file.
+    """
 
     def __init__(self, **values: str) -> None:
         self.folder: Path = fresh_folder("docker")
@@ -66,7 +69,7 @@ class Compose(Web):
         return self.secrets["ADMIN_PASSWORD"]
 
     def compose(self, *words: str) -> str:
-        """Output of `docker compose WORDS`; AssertionError with it where that fails."""
+        """Output of `docker compose WORDS`; AssertionError with that output if the command fails."""
         files = ["-f", str(ROOT / "docker-compose.yml"), "-f", str(self.folder / "image.yml")]
         own = ["--project-name", self.project, "--env-file", str(self.folder / "env"), *files]
         return self.docker("compose", *own, *words)
@@ -80,7 +83,7 @@ class Compose(Web):
         return done.stdout
 
     def up(self) -> Compose:
-        """What is not there yet is built; returns when the worker is on *Fleet*."""
+        """Builds the image if it is missing, starts the services, and returns once the worker is online."""
         self.compose("up", "-d")
         with self.client() as client:
             wait_for("an online worker", lambda: self._online(client), UP_LIMIT_S)
@@ -94,12 +97,13 @@ class Compose(Web):
         return dict(json.loads(self.docker("inspect", container))[0])
 
     def kill_main(self, service: str) -> None:
-        """KILL to what the service runs. `docker kill` would not do: an engine leaves dead what a person killed.
-        Nobody waits for the answer: the one that kills dies with the container."""
+        """Kills the service's main process from inside the container. `docker kill` would not do, because the engine
+        does not restart a container that a user has killed. Detached: the killing process dies with the container.
+        """
         self.compose("exec", "--detach", service, "python", "-c", KILL_MAIN)
 
     def close(self) -> None:
-        """Leaves neither container nor volume, network or image."""
+        """Removes all containers, volumes, networks and the image."""
         self.compose("down", "--volumes", "--timeout", "20")
         subprocess.run(["docker", "image", "rm", IMAGE], capture_output=True, check=False)
         shutil.rmtree(self.folder, ignore_errors=True)

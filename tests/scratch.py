@@ -1,4 +1,4 @@
-"""Folders of the tests' own, gone with the process that asked for them."""
+"""Temporary folders that are removed when the process that made them ends."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 
 
 def fresh_folder(name: str) -> Path:
-    """A new one; a child that was forked since leaves it alone."""
+    """A new temporary folder; a forked child does not remove it."""
     made, owner = Path(tempfile.mkdtemp(prefix=f"ty-{name}-")), os.getpid()
 
     def remove() -> None:

@@ -1,4 +1,4 @@
-"""Settings of the test run: a throw-away data folder, everything else as deployed."""
+"""Django settings of the test run: a temporary data folder, everything else as deployed."""
 
 import os
 
@@ -13,4 +13,4 @@ from dashboard.settings import *  # noqa: F403
 from dashboard.settings import STATIC_ROOT
 
 PASSWORD_HASHERS = ["django.contrib.auth.hashers.MD5PasswordHasher"]
-STATIC_ROOT.mkdir(parents=True, exist_ok=True)  # as `prepare` leaves it: WhiteNoise warns where it is missing
+STATIC_ROOT.mkdir(parents=True, exist_ok=True)  # as `prepare` leaves it; WhiteNoise warns if the folder is missing

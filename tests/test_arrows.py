@@ -1,4 +1,6 @@
-"""The rooms of the house: who may import whom, and which modules must stay free of torch."""
+"""Dependency rules between the packages: which imports each package must not make, and which modules must not load
+torch.
+"""
 
 from __future__ import annotations
 
@@ -114,7 +116,7 @@ for module in sys.argv[1:]:
 
 @pytest.fixture(scope="module")
 def loaded() -> dict[str, int]:
-    """The exit status of a process that has imported the module and nothing else of ours: 0 without torch."""
+    """For each module, the exit status of a child process that imported only that module: 0 if torch was not loaded."""
     told = subprocess.run([sys.executable, "-c", EACH_ALONE, *TORCH_FREE], cwd=ROOT, check=True, capture_output=True)
     return dict(json.loads(line) for line in told.stdout.splitlines())
 

@@ -1,4 +1,6 @@
-"""The deployment files: valid by the specification, secrets from the environment, Redis unreachable from outside."""
+"""The deployment files: valid by the compose specification, secrets from the environment, Redis unreachable from
+outside.
+"""
 
 from __future__ import annotations
 
@@ -120,7 +122,7 @@ def test_the_fleet_file_opens_redis_by_tls_alone() -> None:
     assert redis["ports"] == ["6380:6380"]
     plain, fleet = (yaml.safe_load(interpolate(text, dict.fromkeys(SECRETS, "secret"))) for text in (COMPOSE, FLEET))
     before, after = (" ".join(file["services"]["redis"]["command"]) for file in (plain, fleet))
-    assert after.startswith(before), "the same server, with a door more"
+    assert after.startswith(before), "the same server with one more port"
     assert "--tls-port 6380" in after
 
 
@@ -153,7 +155,9 @@ def test_no_secret_of_the_operator_enters_the_image() -> None:
 def test_pytorch_comes_from_where_it_was_said(
     gpu: bool, named: str, taken: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A build for CPUs alone would leave a GPU unused; one of an older CUDA is what an older driver needs."""
+    """A CPU-only build would leave the GPU unused, and an older driver needs a build for an older CUDA version: the
+    named index is used exactly where it has to be.
+    """
     monkeypatch.setenv("TRAINYARD_TORCH_INDEX", named)
     run = runpy.run_path(str(ROOT / "run"))
     asked: list[tuple[str, ...]] = []
@@ -182,7 +186,9 @@ def test_an_index_of_no_build_is_asked_for_the_version_alone(index: str) -> None
     ],
 )
 def test_the_image_takes_the_build_of_pytorch_that_was_said(index: str, build: str, tmp_path: Path) -> None:
-    """The Dockerfile's own line, with a pip that tells what it was asked for: no other build may be taken silently."""
+    """Runs the Dockerfile's own line with a fake pip that prints its arguments: no other build of PyTorch may be
+    installed silently.
+    """
     line = next(line for line in DOCKERFILE.splitlines() if line.startswith("RUN ") and "pip install" in line)
     pinned = (ROOT / "constraints.txt").read_text()
     (tmp_path / "constraints.txt").write_text(pinned)

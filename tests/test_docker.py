@@ -15,7 +15,7 @@ from tests.yard_process import paced, tiny, wait_for
 pytestmark = [
     pytest.mark.docker,
     pytest.mark.faults,
-    pytest.mark.timeout(1800),  # the first build installs everything
+    pytest.mark.timeout(1800),  # the first build installs all dependencies
     pytest.mark.skipif(not engine(), reason="needs a Docker engine"),
 ]
 LOOK = """
@@ -83,7 +83,9 @@ def test_taken_down_and_brought_up_again_nothing_is_lost(yard: Compose, client: 
 
 
 def test_made_anew_with_redis_the_run_under_way_goes_on(yard: Compose, client: httpx.Client) -> None:
-    """As an upgrade of Redis or another setting of it does: the worker is stopped while it can tell nobody."""
+    """An upgrade or a changed setting of Redis recreates all containers: the worker is stopped while the broker is
+    down, so it can report to nobody. The run continues all the same.
+    """
     run = yard.submit(client, saving(300))
     wait_saved(yard, client, run)
     yard.compose("up", "-d", "--force-recreate")

@@ -1,4 +1,6 @@
-"""Every command of the README and of docs/command-line.md is known here and run: a new one fails until it is."""
+"""Every command in the README and in docs/command-line.md is listed here and run; a new one fails the test until it is
+added.
+"""
 
 from __future__ import annotations
 
@@ -31,13 +33,13 @@ TABLE = re.findall(r"^\| `(\./run[^`]*)` \|", README, re.MULTILINE)
 
 
 def fenced(page: str) -> list[str]:
-    """Lines of the fenced blocks, continued ones joined."""
+    """Lines of the fenced code blocks, with continued lines joined."""
     blocks = re.findall(r"```\n(.*?)```", page, re.DOTALL)
     return [line for block in blocks for line in block.replace("\\\n", " ").splitlines()]
 
 
 def commands() -> list[str]:
-    """Commands of the fenced blocks and of the table; the tree of folders is none."""
+    """Commands of the fenced blocks and of the table; the block with the folder tree contains none."""
     known = ("./run", "python ", "curl ", "docker ")
     return [" ".join(line.split()) for line in [*fenced(README), *TABLE] if line.startswith(known)]
 
@@ -52,7 +54,7 @@ LONG = {
         "train examples/pp2.json --inject straggler:rank=1,factor=3 --out broken",
     )
 }
-"""Run by `./run test --full` alone: half a minute; what they call is run by tests of their own."""
+"""Run by `./run test --full` only, because they take half a minute; the code behind them has tests of its own."""
 CURL = [c for c in commands() if c.startswith("curl ")]
 ELSEWHERE = {
     "./run test": "this very run",
@@ -107,15 +109,16 @@ def test_engine_command(command: str, tmp_path: Path) -> None:
 
 
 def given(folder: Path) -> None:
-    """What the page of the command line begins with: the examples, Llama weights and tokens, all of them small."""
+    """What docs/command-line.md starts from: the examples, Llama weights and tokens, all small."""
     shutil.copytree(ROOT / "examples", folder / "examples")
     change(folder / "examples/pp2.json", steps=4)
-    put(folder / "weights", tensors(torch.float32, vocab=256), vocab_size=256)  # bytes, so a text will do
+    # a vocabulary of bytes, so any text will do
+    put(folder / "weights", tensors(torch.float32, vocab=256), vocab_size=256)
     (np.arange(5000) % 1000).astype("<u2").tofile(folder / "tokens.bin")
 
 
 def change(spec: Path, **train: int) -> None:
-    """Writes fields of `train` into a spec, as somebody with an editor would."""
+    """Changes fields of `train` in a spec file, as a user would with an editor."""
     values = json.loads(spec.read_text())
     values["train"] |= train
     spec.write_text(json.dumps(values))
@@ -129,12 +132,12 @@ def test_the_page_of_the_command_line_from_top_to_bottom(
     lines = fenced(COMMAND_LINE)
     assert len(lines) == 11
     for line in lines:
-        if " profile " in line:  # the README's own, which is run above: here its table is made up
+        if " profile " in line:  # the README's command, which is run above; here its cost table is made up
             assert line in ENGINE
             model = RunSpec.model_validate_json(Path("examples/pp2.json").read_text()).model
             Path("costs").write_text(table(model).model_dump_json())
             continue
-        if "folder/spec.json" in line:  # as the page says to
+        if "folder/spec.json" in line:  # the page tells the reader to edit the spec first
             change(Path("folder/spec.json"), steps=2, warmup_steps=0, global_batch=2, checkpoint_every=2)
         assert main(shlex.split(line)[3:]) == 0, (line, capsys.readouterr().err)
         assert capsys.readouterr().out.strip(), line

@@ -1,4 +1,4 @@
-"""A real embedded yard for tests: the same command a person starts, in a throw-away data folder."""
+"""A real embedded yard for tests: the command that users start, in a temporary data folder."""
 
 from __future__ import annotations
 
@@ -26,14 +26,16 @@ from tests.scratch import fresh_folder
 ROOT = Path(__file__).resolve().parent.parent
 UP_LIMIT_S = 90.0
 LOOKS_S = (0.05, 0.2)
-"""Between two looks of `wait_for`, at first and at last: each asks a yard that has the same processor to work on."""
+"""First and longest pause between two probes of `wait_for`: each probe costs the yard, which shares the processor, some
+work.
+"""
 OF_THE_SUITE = {"REDIS_URL", "DATABASE_URL", "TRAINYARD_TESTING", "DJANGO_SETTINGS_MODULE"}
-"""Variables of the tests' own process that a yard must not take for its own."""
+"""Variables of the test process that a yard must not inherit."""
 T = TypeVar("T")
 
 
 def wait_for(what: str, probe: Callable[[], T | None], limit: float = 60.0) -> T:
-    """Polls `probe` until it returns something true; an AssertionError that names `what` after `limit` seconds."""
+    """Polls `probe` until it returns something truthy; AssertionError that names `what` after `limit` seconds."""
     deadline = time.monotonic() + limit
     pause, longest = LOOKS_S
     while True:
@@ -51,8 +53,9 @@ def free_port() -> int:
 
 
 def calibrate(home: Path, name: str | None = None) -> None:
-    """Says for the worker of that name (this host's) below the data folder `home` what it would measure first, which
-    takes longer than most of what a test asks of it."""
+    """Writes the calibration file that the worker of that name (default: this host's) would measure at its first start.
+    The measurement takes longer than most tests.
+    """
     folder = home / "workers" / (name or socket.gethostname())
     folder.mkdir(parents=True, exist_ok=True)
     model = ModelSpec(layers=4, hidden=64, heads=4, seq=64)
@@ -62,7 +65,9 @@ def calibrate(home: Path, name: str | None = None) -> None:
 
 
 class Questions:
-    """A process in a yard's environment that answers Python expressions over its models: Django is set up once."""
+    """A process in a yard's environment that evaluates Python expressions over its models, so that Django is set up
+    only once.
+    """
 
     CODE = """
 import json, sys, traceback
@@ -94,7 +99,7 @@ for line in sys.stdin:
 
 
 class Web:
-    """A dashboard somewhere: a client signed in as its admin, and what tests ask of its API."""
+    """A running dashboard: a client signed in as its admin, and the API calls that tests need."""
 
     @property
     def url(self) -> str:
@@ -102,7 +107,7 @@ class Web:
 
     @property
     def password(self) -> str:
-        """The admin's."""
+        """The admin's password."""
         raise NotImplementedError
 
     @contextmanager
@@ -152,7 +157,7 @@ class YardProcess(Web):
 
     command: Sequence[str] = (sys.executable, "-m", "dashboard.yard", "up")
     open: ClassVar[list[YardProcess]] = []
-    """Those that were started and not closed, for what is told of a test that fails."""
+    """Yards that were started and not closed yet; their logs are added to the report of a failed test."""
 
     def __init__(self, **env: str) -> None:
         self.home = fresh_folder("yard")
@@ -171,7 +176,7 @@ class YardProcess(Web):
         return (self.home / "admin-password").read_text().strip()
 
     def calibrated(self) -> YardProcess:
-        """Its worker measures nothing before its first run."""
+        """The yard, with its worker calibrated in advance, so that it measures nothing before its first run."""
         calibrate(self.home)
         return self
 
@@ -196,18 +201,18 @@ class YardProcess(Web):
         return path.read_text(errors="replace") if path.exists() else ""
 
     def tails(self, characters: int = 6000) -> Iterator[tuple[str, str]]:
-        """The name and the end of every log in its folder."""
+        """Name and last characters of every log in the yard's folder."""
         for path in sorted((*self.home.glob("*.log"), *self.home.glob("logs/*.log"))):
             if text := path.read_text(errors="replace")[-characters:]:
                 yield path.name, text
 
     def family(self) -> list[psutil.Process]:
-        """Every process below the yard, ranks included (they are in sessions of their own, but still descendants)."""
+        """Every process below the yard, ranks included (they have sessions of their own, but are still descendants)."""
         assert self.process is not None
         return psutil.Process(self.process.pid).children(recursive=True)
 
     def part(self, *words: str) -> psutil.Process:
-        """The one process below the yard whose command line holds all the words."""
+        """The one process below the yard whose command line contains all the words."""
 
         def look() -> psutil.Process | None:
             for process in self.family():
@@ -222,7 +227,7 @@ class YardProcess(Web):
         return wait_for(f"a process of {words}", look)
 
     def _own_env(self) -> dict[str, str]:
-        """The environment of the yard's own processes, as `./run shell` has it."""
+        """The environment of the yard's own processes, as `./run shell` sets it."""
         return {
             **self.env,
             "SECRET_KEY": (self.home / "secret-key").read_text().strip(),
@@ -231,7 +236,7 @@ class YardProcess(Web):
         }
 
     def shell(self, code: str) -> subprocess.CompletedProcess[str]:
-        """Runs Python in the yard's own environment."""
+        """Runs Python code in the yard's own environment."""
         command = [sys.executable, "-c", code]
         return subprocess.run(
             command, cwd=ROOT, env=self._own_env(), capture_output=True, text=True, timeout=60, check=False
@@ -244,7 +249,7 @@ class YardProcess(Web):
         return self._questions.ask(expression)
 
     def stop(self, number: int = signal.SIGINT) -> list[psutil.Process]:
-        """Sends the signal, waits for the end, and returns the processes of the yard that are left."""
+        """Sends the signal, waits for the yard to end, and returns the processes of the yard that are still alive."""
         assert self.process is not None
         family = self.family()
         self.process.send_signal(number)
@@ -268,11 +273,12 @@ TINY: dict[str, Any] = {
 
 
 def tiny(steps: int = 12, **parallel: Any) -> dict[str, Any]:
-    """A spec that trains in a moment; `parallel` as in ParallelSpec."""
+    """A spec that trains in a moment; `parallel` holds fields of ParallelSpec."""
     return {**TINY, "train": {**TINY["train"], "steps": steps}, "parallel": parallel}
 
 
 def paced(steps: int, **parallel: Any) -> dict[str, Any]:
-    """The same with a tenth of a second of waiting for data in each step: it lasts as long on a machine of any speed,
-    and leaves the processor to what is tested."""
+    """`tiny` with a wait of 100 ms for data in each step: it takes about as long on any machine and leaves the
+    processor to the code under test.
+    """
     return {**tiny(steps, **parallel), "inject": [{"kind": "slow_data", "ms": 100}]}

@@ -1,4 +1,4 @@
-"""`./run bench`: the numbers of a real yard and of the engine, printed with their goals and written as JSON.
+"""`./run bench`: measures a real yard and the engine, prints the numbers with their goals and writes them as JSON.
 
 ./run bench [yard] [recording] [timeline] [--rounds N] [--json FILE]
 """
@@ -69,7 +69,7 @@ def _timeline(rounds: int) -> dict[str, Any]:
 
 
 BENCHES: dict[str, Callable[[int], dict[str, Any]]] = {"yard": _yard, "recording": _recording, "timeline": _timeline}
-"""Each prints its lines and gives what goes into the file."""
+"""Each benchmark prints its lines and returns what is written to the JSON file."""
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
-"""The numbers of a running yard: each with its goal and what was measured. Nothing is asserted, nothing is hidden.
+"""Measurements of a running yard, each with its goal. Nothing is asserted: the numbers are reported whatever they are.
 
-Times are taken from outside, by a client that does what a browser does, against the same `./run` a person starts.
+Times are taken from outside, by an HTTP client that sends the requests of a browser to a yard started like `./run`
+does.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ REAL: dict[str, Any] = {
     "train": {"steps": STEPS, "global_batch": 16},
     "parallel": {"dp": 2},
 }
-"""A run with steps of some 100 ms, on two ranks."""
+"""A run with steps of some 100 ms on two ranks."""
 LONG = 100_000
 VISITS = 30
 RUNS_SEEN = 1000
@@ -36,7 +37,9 @@ RUNS_SEEN = 1000
 
 @dataclass(frozen=True)
 class Number:
-    """Seconds measured, against a goal that their `judged` value (median or 95th percentile) is held to; None: none."""
+    """Measured seconds and their goal. `judged` says which statistic (median or 95th percentile) the goal applies to; a
+    goal of None means none.
+    """
 
     name: str
     goal: float | None
@@ -59,7 +62,7 @@ def _time(seconds: float) -> str:
 
 
 def measure(rounds: int, say: Callable[[Number], None]) -> list[dict[str, Any]]:
-    """All numbers of a yard, told one by one through `say`."""
+    """All numbers of a yard; each is also passed to `say` as soon as it is measured."""
     out: list[Number] = []
 
     def told(number: Number) -> None:
@@ -77,7 +80,7 @@ def measure(rounds: int, say: Callable[[Number], None]) -> list[dict[str, Any]]:
 
 
 def start(yard: YardProcess) -> float:
-    """Seconds from the command to the first page a person can read."""
+    """Seconds from the start of the command until the first page has been served."""
     begun = time.perf_counter()
     yard.up()
     httpx.get(f"{yard.url}/accounts/login/").raise_for_status()
@@ -85,7 +88,7 @@ def start(yard: YardProcess) -> float:
 
 
 def of_starts(yard: YardProcess, rounds: int) -> Iterator[Number]:
-    """Ctrl-C with a run under way and three pages open, and the next start, again and again."""
+    """Repeatedly stops the yard with a run under way and three pages open, and starts it again."""
     stops, starts = [], []
     for _ in range(rounds):
         with signed_in(yard) as client:
@@ -121,7 +124,7 @@ def _lives(process: psutil.Process) -> bool:
 
 @contextmanager
 def signed_in(yard: YardProcess) -> Iterator[httpx.Client]:
-    """A client of a yard whose worker is there and has made its first calibration."""
+    """A signed-in client of a yard whose worker is online and calibrated."""
     with yard.client() as client:
         wait_for("an online worker", lambda: any(not w["silent"] for w in client.get("/api/v1/workers").json()["data"]))
         yard.wait_state(client, yard.submit(client, tiny()), "succeeded")
@@ -130,7 +133,7 @@ def signed_in(yard: YardProcess) -> Iterator[httpx.Client]:
 
 @contextmanager
 def listening(client: httpx.Client, topics: str) -> Iterator[Iterator[str]]:
-    """Lines of an event stream on a connection of its own, as a browser's tab holds one."""
+    """Lines of an event stream on its own connection, like the one a browser tab holds."""
     with (
         httpx.Client(base_url=client.base_url, cookies=client.cookies, timeout=60) as own,
         own.stream("GET", "/live/stream", params={"topics": topics}) as answer,
@@ -141,7 +144,9 @@ def listening(client: httpx.Client, topics: str) -> Iterator[Iterator[str]]:
 
 
 def of_runs(yard: YardProcess, rounds: int) -> Iterator[Number]:
-    """From the click to the first step, from a step to the screen, from Cancel to the last process."""
+    """Times from submitting to the first step, from a step to the page, and from Cancel to the end of the last
+    process.
+    """
     starts, hellos, seen, cancels, told = [], [], [], [], []
     with signed_in(yard) as client:
         for _ in range(rounds):
@@ -163,7 +168,7 @@ def of_runs(yard: YardProcess, rounds: int) -> Iterator[Number]:
 
 
 def screen(client: httpx.Client, run: int) -> list[float]:
-    """For every step of the run: seconds from its end until a page that listens holds its points."""
+    """For every step of the run: seconds from its end until a listening page has received its points."""
     since, out = -1, []
     with listening(client, f"run:{run}") as lines:
         for line in lines:
@@ -196,7 +201,7 @@ def cancel(yard: YardProcess, client: httpx.Client) -> float:
 
 
 def of_pages(yard: YardProcess) -> Iterator[Number]:
-    """Each page, again and again, on a server that holds RUNS_SEEN runs with their records."""
+    """Repeatedly loads each page of a server that holds RUNS_SEEN runs with their records."""
     done = yard.shell(SEED.format(count=RUNS_SEEN))
     assert done.returncode == 0, done.stderr
     ids = json.loads(done.stdout.splitlines()[-1])

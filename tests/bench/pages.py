@@ -34,9 +34,9 @@ print(json.dumps(seed({count})))
 
 
 def seed(count: int) -> dict[str, Any]:
-    """Fills the database with `count` runs and all their records: one measured study, and copies of it.
+    """Fills the database with `count` runs and all their records: one finished study, and copies of it.
 
-    Returns the ids that PAGES asks for.
+    Returns the ids that PAGES needs.
     """
     owner = get_user_model().objects.filter(is_superuser=True).earliest("pk")
     first = factory.study(owner, "Starter")
@@ -63,7 +63,7 @@ def _copy(study: Any, runs: list[Run]) -> None:
 
 
 def _add(model: Any, rows: list[Any], **changed: Any) -> list[Any]:
-    """Copies of the rows with some fields changed."""
+    """Inserts copies of the rows with the given fields changed."""
     names = [field.attname for field in model._meta.concrete_fields if not field.primary_key]
     copies = [model(**{name: getattr(row, name) for name in names} | {}) for row in rows]
     for copy in copies:

@@ -1,4 +1,4 @@
-"""The benchmarks measure what they say: both contestants of a duel train the same thing."""
+"""The benchmarks measure what they claim to; for example, both contestants of a comparison train the same model."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from parallel_core.simulate.measured import Measured, measure
 from parallel_core.spec import RunSpec
 
 RELATIVE = 1e-6
-"""Largest difference of the losses after the same steps in fp32."""
+"""Largest relative difference of the losses after the same steps in fp32."""
 
 
 @pytest.mark.parametrize("name", ["ddp", *(pytest.param(n, marks=pytest.mark.full) for n in duel.SPLITS if n != "ddp")])
@@ -61,14 +61,15 @@ def test_recomputation_leaves_little_and_changes_nothing() -> None:
 @pytest.mark.full
 def test_the_share_of_the_peak_is_measured() -> None:
     found = mfu.run(2)
-    assert 0 < found["mfu"] <= 1 and found["hfu"] == found["mfu"]  # nothing is recomputed
-    assert found["mfu"] == pytest.approx(found["tflops"] * 1e12 / found["peak"], rel=0.2)  # medians of each
+    assert 0 < found["mfu"] <= 1 and found["hfu"] == found["mfu"]  # no recomputation
+    assert found["mfu"] == pytest.approx(found["tflops"] * 1e12 / found["peak"], rel=0.2)  # each is a median of its own
     assert mfu.spec_of(gpu=True, steps=2).train.precision == "bf16"
 
 
 def test_what_is_to_fill_a_gpu_fits_one_of_80_gb_and_is_mostly_products() -> None:
-    """At 700 TFLOP/s of products and 3.35 TB/s of memory, an H100's: what a step does to each parameter beside them
-    (50 bytes moved) is less than a fiftieth of it."""
+    """Calculated for an H100 (700 TFLOP/s in matrix multiplications, 3.35 TB/s of memory): what a step does to each
+    parameter besides multiplications (50 bytes moved) takes less than a fiftieth of the time.
+    """
     spec = mfu.spec_of(gpu=True, steps=2)
     (held,) = peak.predict(spec)
     assert 45e9 < held.total < 70e9
@@ -77,7 +78,7 @@ def test_what_is_to_fill_a_gpu_fits_one_of_80_gb_and_is_mostly_products() -> Non
     assert beside < 0.02 * (products + beside)
     sizes = [(spec.model.layers, spec.micro_batch_size) for spec in map(_held_by, (80, 48, 40, 24, 4))]
     assert sizes == [(4, 12), (2, 8), (2, 8), (1, 4), (1, 1)], (
-        "a smaller GPU gets less to do, and the smallest the least"
+        "a smaller GPU gets less work, and the smallest the least"
     )
 
 
@@ -112,7 +113,9 @@ def test_what_has_early_gradients_says_nothing_of_a_schedule_without_them() -> N
 
 
 def test_another_pace_of_the_host_is_no_error_of_what_if() -> None:
-    """Steps of both schedules next to each other at the same pace, which changes by half from each turn to the next."""
+    """A host that changes its speed by half between turns must not show up as an error of the prediction, because both
+    schedules run in each turn. A schedule that really is 20% slower must.
+    """
     steps: dict[str, list[Measured]] = {"gpipe": [], "1f1b": []}
     for turn in range(2 * whatif.STEPS):
         pace = 1 + 0.5 * (turn % 2)
@@ -159,11 +162,13 @@ def test_an_unknown_benchmark_is_refused() -> None:
 def test_the_names_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
     assert bench.run(["list"], 1) == 0
     assert capsys.readouterr().out.split() == list(BENCHES)
-    assert set(BENCHES) <= set(re.findall(r"[\w-]+", bench.__doc__ or "")), "what each measures stands in the docstring"
+    assert set(BENCHES) <= set(re.findall(r"[\w-]+", bench.__doc__ or "")), (
+        "the module docstring explains what each benchmark measures"
+    )
 
 
 def test_a_prediction_is_held_against_the_mean_of_its_turns() -> None:
-    """A host that is faster in one turn and slower in the next is no error of the prediction."""
+    """A host that is faster in one turn and slower in the next must not count as an error of the prediction."""
     turn = {"label": "DP", "predicted": 0.1, "others": 0.0, "paced": None, "slower": ()}
     row = predict._over([{**turn, "measured": 0.08}, {**turn, "measured": 0.12, "others": 0.02}])
     assert row["error"] == pytest.approx(0.0) and row["others"] == pytest.approx(0.01)

@@ -1,9 +1,9 @@
 """First paint and zoom of long steps in headless Chromium, against a real yard: a run's page and an imported trace.
 
-The first paint is the time from the start of the navigation until the bins of the timeline stand on the page, the
-server's part with it; "with axes" is when the chart library has been loaded and has drawn them; a zoom is the time from
-the change of the axis to the end of its new drawing. "Of all": of a step that the server had never read before. The
-yard's worker and the browser have come to rest after their own start.
+The first paint is the time from the start of the navigation, including the server's work, until the bins of the
+timeline are on the page; "with axes" is when the chart library has loaded and drawn them; a zoom takes from the change
+of the axis to the end of the redraw. "Of all" marks a step that the server has never read before. Measuring begins
+after the yard's worker and the browser have settled.
 """
 
 from __future__ import annotations
@@ -27,15 +27,19 @@ from tests.dashboard import factory
 from tests.yard_process import YardProcess
 
 COPIES = 3
-"""Of each page: every one has its own first paint of all."""
+"""Copies of each page, so that there are several first paints "of all"."""
 COUNTS = {100_000: (1.0, 0.3), 1_000_000: (None, None)}
-"""Spans of a step: the goals of its first paint and of a zoom, seconds; None: it stays usable."""
+"""Spans in a step: the goals in seconds of its first paint and of a zoom; None: no goal, it only has to remain
+usable.
+"""
 SPLIT = {"dp": 2, "tp": 2, "pp": 2, "micro_batches": 4}
 VIEWS = ((0.2, 0.6), (0.3, 0.4), (0.30, 0.319), (0.30, 0.31), (0.300, 0.3005), (0.0, 1.0))
-"""Parts of the axis that are zoomed to, one after the other; of 100 000 spans the third has nearly MAX_BARS."""
+"""Ranges of the axis that are zoomed to, one after the other; with 100 000 spans, the third shows nearly MAX_BARS
+bars.
+"""
 STEP = 10
 REST_MS = 2000
-"""After the sign-in: what a browser does once, however soon its reader goes on."""
+"""Wait after the sign-in, for work that a browser does once after its start."""
 SEED = """
 import json, django; django.setup()
 from tests.bench.timeline import seed
@@ -59,7 +63,7 @@ DRAWN = """(before) => new Promise((resolve) => {
 
 
 def seed(count: int) -> dict[str, str]:
-    """A run and an imported trace with a step of `count` spans on 8 ranks; their addresses."""
+    """Creates a run and an imported trace with a step of `count` spans on 8 ranks; returns their addresses."""
     owner = get_user_model().objects.filter(is_superuser=True).earliest("pk")
     run = factory.finished(owner, SPLIT)
     spans = made(Layout.of(RunSpec.model_validate(run.spec)), count)
@@ -81,14 +85,14 @@ def seed(count: int) -> dict[str, str]:
 
 
 def seeded(yard: YardProcess, count: int, copies: int = 1) -> list[dict[str, str]]:
-    """What `seed` gives, in the yard, so often."""
+    """Calls `seed` in the yard `copies` times and returns the results."""
     done = yard.shell(SEED.format(count=count, copies=copies))
     assert done.returncode == 0, done.stderr
     return list(json.loads(done.stdout.splitlines()[-1]))
 
 
 def measure(rounds: int) -> Iterator[Number]:
-    """First paint, paint again and zoom, of both pages at every count."""
+    """First paint, repeated paint and zoom of both pages for every count."""
     yard = YardProcess(TRAINYARD_STARTER="0", TRAINYARD_CPU_DEVICES="2")
     try:
         yard.up()

@@ -1,4 +1,6 @@
-"""One real yard and one headless Chromium for all browser tests; every test gets a fresh window, watched for errors."""
+"""One real yard and one headless Chromium for all browser tests; every test gets a new browser context whose errors are
+recorded.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,9 @@ DONE_S = 240.0
 
 @pytest.fixture(scope="package")
 def browser() -> Iterator[Browser]:
-    """The system's Chromium. Of this package only: Playwright's event loop would be in the way of other tests' ORM."""
+    """The system's Chromium. The scope is this package only: Playwright's event loop would get in the way of the ORM in
+    other tests.
+    """
     path = chromium.found()
     if path is None:
         pytest.skip(f"missing: none of {', '.join(chromium.NAMES)} on the PATH")
@@ -48,7 +52,7 @@ def yard(browser: Browser) -> Iterator[YardProcess]:
 
 @pytest.fixture(scope="package")
 def client(yard: YardProcess) -> Iterator[httpx.Client]:
-    """The API, signed in as the admin, once a worker is there and idle (it calibrates itself first)."""
+    """The API, signed in as the admin; ready once a worker is online and not silent."""
     with yard.client() as client:
         wait_for("an online worker", lambda: any(not w["silent"] for w in client.get("/api/v1/workers").json()["data"]))
         yield client
@@ -56,7 +60,7 @@ def client(yard: YardProcess) -> Iterator[httpx.Client]:
 
 @pytest.fixture(scope="package")
 def session(browser: Browser, yard: YardProcess) -> Any:
-    """The cookies of a person who has signed in."""
+    """Cookies of a signed-in user."""
     with browser.new_context(base_url=yard.url) as context:
         page = context.new_page()
         page.goto("/accounts/login/")
@@ -69,7 +73,7 @@ def session(browser: Browser, yard: YardProcess) -> Any:
 
 @pytest.fixture
 def troubles() -> Iterator[Troubles]:
-    """Everything the browser complained of during the test; the test fails if there is anything it did not expect."""
+    """Everything the browser complained about during the test; the test fails if any of it was not expected."""
     troubles = Troubles()
     yield troubles
     assert not troubles.unexpected
@@ -77,7 +81,7 @@ def troubles() -> Iterator[Troubles]:
 
 @pytest.fixture
 def window(browser: Browser, yard: YardProcess, troubles: Troubles) -> Iterator[Callable[..., Page]]:
-    """Opens watched windows: `window(storage_state=..., viewport=..., color_scheme=...)`."""
+    """Opens recorded browser windows: `window(storage_state=..., viewport=..., color_scheme=...)`."""
     opened: list[BrowserContext] = []
 
     def open_one(**options: Any) -> Page:
@@ -96,7 +100,7 @@ def window(browser: Browser, yard: YardProcess, troubles: Troubles) -> Iterator[
 
 @pytest.fixture
 def page(window: Callable[..., Page], session: Any, client: httpx.Client) -> Page:
-    """A signed-in window, 1 440 px wide, beside a yard whose worker is there."""
+    """A signed-in window, 1 440 px wide, on a yard whose worker is online."""
     return window(storage_state=session)
 
 

@@ -1,4 +1,4 @@
-"""Every page: nothing for axe-core to find, nothing sticks out on a phone, nothing runs that is only a name."""
+"""Every page: no violation for axe-core to find, no horizontal overflow on a phone, no HTML of a name executed."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ TABS = ("timeline", "accounts", "whatif", "operators", "memory", "metrics", "ran
 
 
 def addresses(stocked: dict[str, Any]) -> list[str]:
-    """Every page there is, the ended study's and run's with all tabs."""
+    """The address of every page, including all tabs of the ended study and run."""
     pages = ["/studies/", f"/studies/{stocked['study']}/", "/studies/new/", "/studies/new/?kind=sweep"]
     pages += ["/runs/", "/runs/?q=nothing-like-this", "/runs/new/", f"/runs/{stocked['failed']}/"]
     pages += [f"/runs/{stocked['hostile']}/?tab={tab}" for tab in TABS]
@@ -36,7 +36,7 @@ def addresses(stocked: dict[str, Any]) -> list[str]:
 
 
 def settle(page: Page) -> None:
-    """Waits until the charts that are near the screen are drawn, or said to be empty."""
+    """Waits until all charts near the viewport are drawn or reported as empty."""
     page.wait_for_load_state("load")
     until(
         page,
@@ -50,15 +50,17 @@ def settle(page: Page) -> None:
 UNSEEN = """() => [...document.querySelectorAll("nav [aria-current]")]
     .filter((link) => link.getBoundingClientRect().right > innerWidth)
     .map((link) => `the link to this page is not seen: ${link.textContent}`)"""
-"""Rows of links scroll on a phone: they begin where the page stands in them."""
+"""Rows of links scroll on a phone; they must start at the link of the current page."""
 
 
 @pytest.mark.timeout(900)
 def test_every_page_is_accessible_and_fits_a_screen_and_then_a_phone(
     window: Callable[..., Page], session: Any, stocked: dict[str, Any], troubles: Troubles
 ) -> None:
-    """Each is opened once, light on a wide screen, and then made dark and narrow, where only what that can change is
-    looked for; below, each is opened in all four."""
+    """A quick version of the full test below, which loads each page in all four combinations of scheme and width. Here
+    each is loaded once, light and wide, then switched to dark and narrow, and only the rules that this can affect are
+    checked again.
+    """
     troubles.expected.append("/no/such/page")
     page = window(storage_state=session, viewport=WIDE, color_scheme="light")
     wrong: dict[str, list[str]] = {}

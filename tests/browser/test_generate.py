@@ -1,4 +1,4 @@
-"""From a run with a checkpoint to its text: the form, the queue, and a page that fills by itself."""
+"""From a run with a checkpoint to generated text: the form, the queue, and a page that fills in as tokens arrive."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.browser, pytest.mark.full, pytest.mark.timeout(300)]
 
 @pytest.fixture
 def saved(yard: YardProcess, client: httpx.Client) -> Any:
-    """A run of two replicas with a checkpoint."""
+    """A run of two data-parallel replicas with a checkpoint."""
     spec = tiny(dp=2)
     run = yard.submit(client, {**spec, "train": {**spec["train"], "checkpoint_every": 12}}, name="Has a checkpoint")
     yard.wait_state(client, run, "succeeded", limit=DONE_S)

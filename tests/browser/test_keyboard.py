@@ -1,4 +1,4 @@
-"""Without a mouse and without motion: the whole way by Tab, Enter and Escape, with the focus always to be seen."""
+"""Use without a mouse and without animation: everything by Tab, Enter and Escape, with the focus always visible."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SEEN = """() => {
 
 
 def tab_to(page: Page, target: Locator) -> None:
-    """Presses Tab until the target has the focus; wherever the focus passes it can be seen."""
+    """Presses Tab until the target has the focus; every element that has the focus on the way must be visible."""
     target.wait_for()
     for _ in range(MOST_TABS):
         page.keyboard.press("Tab")

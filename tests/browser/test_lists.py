@@ -1,4 +1,4 @@
-"""Runs list, Compare and fleet: what one sees stands in the address, and what a click does is said before it."""
+"""Runs list, Compare and fleet: the address holds the state of the view, and a click says beforehand what it does."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""The timeline of a step with more spans than a figure has bars: zoomed by mouse and by address, looked at, saved."""
+"""The timeline of a step with more spans than a figure may have bars: zoomed by mouse and by address, inspected,
+saved.
+"""
 
 from __future__ import annotations
 
@@ -32,8 +34,9 @@ PART = """async ([low, high]) => {
     bars: figure.data.reduce((sum, one) => sum + one.x.length, 0),
   };
 }"""
-"""The widest forward that lies in a part of the step as the server tells it: where it should stand, in parts of the
-plot, its words, and the colour that the theme has for it."""
+"""The widest forward span in a range of the step, as the server reports it: where its bar should be (in fractions of
+the plot), its text, and its color in the current theme.
+"""
 PIXEL = """(canvas, [across, down]) => {
   const one = document.createElement("canvas").getContext("2d", { willReadFrequently: true });
   one.drawImage(canvas, -Math.floor(across * canvas.width), -Math.floor(down * canvas.height));
@@ -67,7 +70,7 @@ WATCH = """() => {
     return of(...given);
   };
 }"""
-"""Words that the timeline's source line takes from here on, and how often the timeline is asked for."""
+"""Records the texts that the timeline's source line takes from now on, and counts the requests for the timeline."""
 
 
 @pytest.fixture(scope="module")
@@ -81,10 +84,10 @@ def canvas(page: Page) -> Locator:
 
 
 def opened(page: Page, address: str, window: tuple[float, float]) -> dict[str, Any]:
-    """Opens a part of a step, and says what should stand there."""
+    """Opens a range of a step and returns what should be drawn there."""
     page.goto(f"{address}?from={window[0]}&to={window[1]}")
     expect(canvas(page)).to_be_visible(timeout=RUN_MS)
-    assert page.evaluate(RANGE) == list(window), "the axis is where the address says"
+    assert page.evaluate(RANGE) == list(window), "the axis shows the range in the address"
     return dict(page.evaluate(PART, window))
 
 
@@ -111,7 +114,7 @@ def test_bars_stand_where_the_axis_says_and_say_what_they_are(
         assert tip.inner_text() == found["said"].replace("<br>", "\n")
         page.mouse.move(at["x"] + 5, at["y"] + at["height"] + 60)
         expect(tip).to_be_hidden()
-        assert page.evaluate(SAVED) == found["bars"], "the saved picture has all of them"
+        assert page.evaluate(SAVED) == found["bars"], "the saved picture contains all bars"
 
 
 def test_a_dragged_part_is_asked_for_and_a_double_click_shows_the_whole_again(
@@ -132,7 +135,8 @@ def test_a_dragged_part_is_asked_for_and_a_double_click_shows_the_whole_again(
     expect(page.locator(".chart[data-chart=gantt] .chart-source")).to_contain_text(
         f"spans in view, of {count_text(SPANS)}"
     )
-    # On a busy host a double-click may come as two clicks, too far apart to be one: a reader clicks again.
+    # On a busy host the two clicks of a double-click may arrive too far apart to count as one: click again, as a user
+    # would.
     wait_for("the whole step", lambda: again(page, at["x"] + 300, middle), RUN_MS / 1000)
     assert page.evaluate(RANGE) == whole and "from=" not in page.url
 
@@ -141,7 +145,7 @@ def test_news_asked_for_before_a_zoom_do_not_draw_over_it(page: Page, yard: Yard
     late: list[Route] = []
 
     def held(route: Route) -> None:
-        """The first answer of the whole step comes when the reader has zoomed."""
+        """Holds back the first response with the whole step until the reader has zoomed."""
         if late or "from=" in route.request.url:
             route.continue_()
         else:
@@ -174,7 +178,9 @@ def drag(page: Page, start: float, end: float, y: float) -> None:
 
 
 def again(page: Page, x: float, y: float) -> bool:
-    """Whether a double-click on a zoomed timeline shows the whole within the time that a busy host needs for it."""
+    """Whether a double-click on a zoomed timeline shows the whole step again, within the time that a busy host
+    needs.
+    """
     page.mouse.dblclick(x, y)
     try:
         expect(canvas(page)).to_have_count(0, timeout=LIVE_MS / 4)
@@ -186,7 +192,7 @@ def again(page: Page, x: float, y: float) -> bool:
 def test_a_part_that_cannot_be_fetched_is_said_until_one_can(
     page: Page, troubles: Troubles, long: dict[str, str]
 ) -> None:
-    troubles.expected += ["net::ERR_FAILED", "Failed to fetch"]  # the page itself may ask for news meanwhile
+    troubles.expected += ["net::ERR_FAILED", "Failed to fetch"]  # the page may poll for updates in the meantime
     page.goto(long["a run"])
     expect(page.locator(f"{BOX} .nsewdrag").first).to_be_attached(timeout=RUN_MS)
     zoom = f"(range) => window.Plotly.relayout(document.querySelector('{BOX}'), {{'xaxis.range': range}})"
@@ -206,7 +212,7 @@ def test_new_numbers_another_width_and_the_printer_leave_the_reader_where_he_is(
     window = (5.0, 5.4)
     found = opened(page, long["a run"], window)
     page.evaluate(UPDATE)
-    assert page.evaluate(RANGE) == list(window), "news of the whole step do not move the axis"
+    assert page.evaluate(RANGE) == list(window), "an update of the whole step does not move the axis"
     found = opened(page, long["a run"], window)
     ratio = "(canvas) => canvas.width / canvas.clientWidth"
     assert canvas(page).evaluate(ratio) == pytest.approx(1, abs=0.01)

@@ -1,4 +1,4 @@
-"""The form of a run: every mistake is said at its field while it is typed, and nothing typed is ever lost."""
+"""The form of a run: every mistake is shown at its field while typing, and no input is ever lost."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ def test_a_corpus_that_is_empty_or_too_large_is_refused_at_its_field(
     empty, huge = tmp_path / "empty.txt", tmp_path / "huge.txt"
     empty.touch()
     with huge.open("wb") as file:
-        file.truncate(201 * MIB)  # sparse: it takes no room
+        file.truncate(201 * MIB)  # a sparse file: it takes no disk space
     page.goto("/runs/new/")
     with nothing_queued(client):
         for path, message in ((empty, "This file is empty"), (huge, "at most 200 MiB; this file has 201 MiB")):
@@ -192,7 +192,7 @@ def test_an_uploaded_text_is_what_the_run_trains_on(
 
 
 def test_clicks_in_quick_succession_queue_one_run(page: Page, client: httpx.Client) -> None:
-    """The button is still there while the answer is on its way, and an impatient hand uses it."""
+    """The button is still there while the response is on its way, and an impatient user clicks it again."""
     page.goto("/runs/new/?preset=tiny")
     field(page, "name").fill("Clicked twice")
     field(page, "train__steps").fill("12")

@@ -1,4 +1,6 @@
-"""The Planner in a browser: values answer at once and stand in the address; a point of the chart can be asked about."""
+"""The Planner in a browser: a change updates the result at once and is kept in the address; a point of the chart can be
+clicked for details.
+"""
 
 from __future__ import annotations
 
@@ -65,7 +67,7 @@ def test_a_long_search_is_waited_for_without_a_reload(page: Page, yard: YardProc
     analyst = yard.part("manage.py", "analyst")
     page.goto("/planner/accuracy/")
     page.evaluate("window.same = true")
-    analyst.suspend()  # so that it waits however fast this machine is
+    analyst.suspend()  # the search stays pending however fast this machine is
     try:
         page.get_by_role("link", name="Simulate 14.6B").click()
         waiting = page.locator("[data-search]", has_text="14.6B: simulating every rate")
@@ -75,7 +77,7 @@ def test_a_long_search_is_waited_for_without_a_reload(page: Page, yard: YardProc
         analyst.resume()
     expect(page.get_by_role("heading", name="14.6B: 3 rows")).to_be_visible()
     expect(waiting).to_have_count(0)
-    assert page.evaluate("window.same"), "the page was loaded anew"
+    assert page.evaluate("window.same"), "the page was reloaded"
     page.reload()
     page.get_by_role("link", name="Simulate 14.6B").click()
     expect(page.get_by_role("heading", name="14.6B: 3 rows")).to_be_visible()
@@ -104,7 +106,7 @@ OVERLAPS = """() => [...document.querySelectorAll(".chart-box")].flatMap((box) =
       labels.sort(([a], [b]) => a.top - b.top);
       return labels.slice(1).filter(([own], i) => own.top < labels[i][0].bottom - 2).map(([, words]) => words);
     })"""
-"""Names of rows that lie over the one before."""
+"""Names of rows that overlap the previous one."""
 
 
 def test_names_of_rows_have_room_on_a_phone(window: Callable[..., Page], session: Any) -> None:
@@ -113,7 +115,7 @@ def test_names_of_rows_have_room_on_a_phone(window: Callable[..., Page], session
     drawn(page, [page.locator(".chart[data-chart]").first.get_attribute("data-chart") or ""])
     names = page.locator(".chart-box .ytick text")
     assert names.count() > 10
-    assert any("<tspan" in names.nth(i).inner_html() for i in range(names.count())), "none of two lines"
+    assert any("<tspan" in names.nth(i).inner_html() for i in range(names.count())), "no name takes two lines"
     assert page.evaluate(OVERLAPS) == []
 
 

@@ -1,4 +1,4 @@
-"""Parts of a run's page that the server sends anew: what a person has set and laid open in them stays."""
+"""Parts of a run's page that the server replaces: what the user has set or opened in them stays."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_a_slider_changes_what_if_and_its_chart_stays_the_same_element(page: Pag
     assert page.locator("#chart-whatif").evaluate("element => element.kept === true")
     assert same_page(page)
     page.reload()
-    expect(device).to_have_value("4")  # the exponent: 2 to the 4th
+    expect(device).to_have_value("4")  # the slider's value is the exponent: 2 to the 4th
     expect(said).to_contain_text("free communication, a device 16 times as fast")
 
 
@@ -46,7 +46,7 @@ def test_what_is_laid_open_stays_open_when_its_part_is_replaced(page: Page, stoc
     for width in (1440, 390):
         page.set_viewport_size({"width": width, "height": 900})
         box = menu.locator(".menu-body").bounding_box()
-        assert box and box["x"] >= 0 and box["x"] + box["width"] <= width, f"all of the menu is seen at {width} px"
+        assert box and box["x"] >= 0 and box["x"] + box["width"] <= width, f"the whole menu is visible at {width} px"
     menu.evaluate("menu => menu.classList.add('older')")
     swap = "address => htmx.ajax('GET', address, {target: '#export', select: '#export', swap: 'outerHTML'})"
     page.evaluate(swap, address)

@@ -1,4 +1,6 @@
-"""A run's page, live: nothing is reloaded, nothing is lost with a connection, and Cancel leaves no process."""
+"""A run's page, live: it updates without a reload, no point is missing after a lost connection, and Cancel leaves no
+process.
+"""
 
 from __future__ import annotations
 
@@ -20,12 +22,12 @@ from tests.yard_process import YardProcess, tiny, wait_for
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(300)]
 
 LOST = ["ERR_", "Failed to fetch", "status of 50"]
-"""What a browser says of a server that is not there."""
+"""Error messages of a browser whose server is not reachable."""
 
 
 @pytest.fixture(scope="module")
 def under_way(yard: YardProcess, client: httpx.Client) -> Iterator[int]:
-    """A run that goes on for as long as these tests need it."""
+    """A run that continues for as long as these tests need it."""
     run = yard.submit(client, endless(), name="Under way")
     yield run
     client.post(f"/api/v1/runs/{run}/cancel")
@@ -41,7 +43,7 @@ def tile(page: Page, title: str) -> Any:
 
 
 def alive(pid: int) -> bool:
-    """Whether the process is there and no zombie that waits for the container's init."""
+    """Whether the process exists and is not a zombie (the container's init may reap late)."""
     try:
         return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
@@ -49,7 +51,7 @@ def alive(pid: int) -> bool:
 
 
 def done(yard: YardProcess, client: httpx.Client, run: int) -> int:
-    """Steps that the server has a loss of."""
+    """The number of steps whose loss the server has stored."""
     return len(client.get(f"/api/v1/runs/{run}/series").json()["data"]["step"])
 
 
@@ -159,7 +161,7 @@ def test_series_that_arrive_unevenly_leave_no_gap(
     page: Page, yard: YardProcess, client: httpx.Client, under_way: int
 ) -> None:
     def uneven(route: Route) -> None:
-        """The answer as it is when a point comes between the reading of the loss and that of the other series."""
+        """The response as it would be if a point arrived after the loss was read and before the other series were."""
         answer = route.fetch()
         found = answer.json()
         if len(found["series"].get("loss", {}).get("step", ())) > 1:
@@ -244,7 +246,7 @@ def test_what_happens_before_the_stream_is_open_is_not_missed(
 def test_a_tab_that_nobody_sees_holds_no_stream_and_catches_up(
     page: Page, yard: YardProcess, client: httpx.Client
 ) -> None:
-    """Six tabs with a stream each would take all connections that a browser opens to one host."""
+    """If every hidden tab kept its stream, six tabs would use up all connections that a browser opens to one host."""
     look = """(hidden) => {
         Object.defineProperty(document, "hidden", { value: hidden, configurable: true });
         document.dispatchEvent(new Event("visibilitychange"));
@@ -255,7 +257,7 @@ def test_a_tab_that_nobody_sees_holds_no_stream_and_catches_up(
     expect(state(page)).to_have_attribute("data-state", "running")
     mark(page)
     page.evaluate(look, True)
-    page.wait_for_timeout(3000)  # what had been asked for before comes
+    page.wait_for_timeout(3000)  # responses to earlier requests arrive first
     client.post(f"/api/v1/runs/{run}/cancel")
     yard.wait_state(client, run, "cancelled")
     page.wait_for_timeout(3000)
@@ -266,7 +268,9 @@ def test_a_tab_that_nobody_sees_holds_no_stream_and_catches_up(
 
 
 def test_what_analyses_gives_way_to_ranks_and_pages(yard: YardProcess) -> None:
-    """As the kernel sees the processes of a yard that is up."""
+    """The niceness values that the kernel reports for the processes of a running yard: only the analyst has a lower
+    priority.
+    """
     own = os.getpriority(os.PRIO_PROCESS, 0)
     assert yard.part("manage.py", "analyst").nice() == max(own, NICENESS)
     assert {yard.part(*words).nice() for words in (("gunicorn",), ("manage.py", "controller"), ("-m workers",))} == {

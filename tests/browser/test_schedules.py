@@ -1,4 +1,4 @@
-"""The Schedules page under the hand: it answers to changes, and steps through the schedule with the keyboard."""
+"""The Schedules page in use: it reacts to changes, and its steps can be walked with the keyboard."""
 
 from __future__ import annotations
 

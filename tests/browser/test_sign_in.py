@@ -1,4 +1,4 @@
-"""Who may come in, and what each role may do: strangers see the sign-in alone, viewers look and change nothing."""
+"""Who gets in, and what each role may do: strangers see only the sign-in page, viewers read and change nothing."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def sign_in(page: Page, name: str, password: str) -> None:
 
 
 def post(page: Page, path: str) -> None:
-    """Sends an empty form to `path` as the person of this window, with the token that their pages carry."""
+    """Posts an empty form to `path` as the user of this window, with the CSRF token of the current page."""
     with page.expect_navigation():
         page.evaluate(
             """(path) => {
@@ -71,8 +71,10 @@ def test_a_wrong_password_is_said_and_the_right_one_leads_on(
 def test_what_was_typed_outlives_a_session_that_had_ended(
     window: Callable[..., Page], yard: YardProcess, troubles: Troubles
 ) -> None:
-    """Sent without a session nothing is queued, and behind the sign-in the form is as it was."""
-    troubles.expected += ["401"]  # a check that was on its way
+    """Nothing is queued when the form is sent without a session, and after the sign-in the form is filled in as
+    before.
+    """
+    troubles.expected += ["401"]  # a validation request that was under way
     page = window()
     page.goto("/runs/new/")
     sign_in(page, "admin", yard.password)
@@ -90,7 +92,7 @@ def test_what_was_typed_outlives_a_session_that_had_ended(
     expect(page.get_by_label("Name", exact=True)).to_have_value("typed <b>before</b>")
     expect(page.get_by_label("Layers", exact=True)).to_have_value("6")
     expect(page.get_by_label("Pipeline schedule")).to_have_value("gpipe")
-    expect(page.locator("#feasibility")).to_contain_text("PP-GPipe")  # what is back is checked, not what a new form has
+    expect(page.locator("#feasibility")).to_contain_text("PP-GPipe")  # the restored form is validated, not an empty one
     page.goto("/runs/?q=typed")
     expect(page.get_by_text("No run matches")).to_be_visible()
     page.goto("/runs/new/")
@@ -100,7 +102,9 @@ def test_what_was_typed_outlives_a_session_that_had_ended(
 def test_a_page_that_outlives_its_session_stays_and_goes_on(
     window: Callable[..., Page], yard: YardProcess, troubles: Troubles
 ) -> None:
-    """No sign-in page is put into the form that is being typed; signed in again elsewhere, it is checked and sent."""
+    """The sign-in page is never swapped into the form that is being filled in; after a sign-in in another tab, the form
+    is validated and can be sent.
+    """
     troubles.expected += ["401", "422"]
     page = window()
     page.goto("/runs/new/")

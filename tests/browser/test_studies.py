@@ -1,4 +1,6 @@
-"""A study from its form to its report: said before the click, filled live, the baseline in the address."""
+"""A study from its form to its report: what will run is shown before the click, the page fills in live, and the address
+holds the baseline.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,7 @@ def plan(page: Page) -> Any:
 
 
 def tick(page: Page, group: str, *wanted: str) -> None:
-    """Leaves exactly these boxes of the group ticked."""
+    """Ticks exactly these boxes of the group."""
     for box in page.get_by_role("group", name=group, exact=True).locator("label").all():
         box.get_by_role("checkbox").set_checked(box.inner_text().strip() in wanted)
 
@@ -34,7 +36,7 @@ def row(page: Page, name: str) -> Any:
 
 
 def known(page: Page) -> bool:
-    """Whether the form, opened anew, can say how long the runs would take."""
+    """Reloads the form and returns whether it can say how long the runs would take."""
     page.goto("/studies/new/")
     return "time unknown" not in plan(page).inner_text()
 
@@ -70,7 +72,8 @@ def test_the_form_says_what_will_run_and_the_page_fills_by_itself(
 @pytest.mark.parametrize(
     ("name", "value", "message"),
     [
-        ("model__heads", "5", "Attention heads = 5 does not divide Hidden size = "),  # of no calibrated size
+        # the message quotes the hidden size, which depends on the host's calibration
+        ("model__heads", "5", "Attention heads = 5 does not divide Hidden size = "),
         ("train__lr", "-1", re.compile("than (or equal to )?0")),
         ("devices", "3", "has 2 CPU devices; choose at most"),
         ("micro_batches", "2, x", "Write whole numbers"),
@@ -96,7 +99,7 @@ def test_a_refused_study_begins_at_what_is_wrong(page: Page, troubles: Troubles)
     refused.get_by_role("link", name="Timed steps").click()
     expect(page.locator("#f-timed_steps")).to_be_focused()
     expect(page.locator("#f-timed_steps")).to_have_attribute("aria-invalid", "true")
-    expect(page.locator("#queue")).to_be_in_viewport(ratio=1)  # beside fields far down, too
+    expect(page.locator("#queue")).to_be_in_viewport(ratio=1)  # also when the focused field is far down the page
 
 
 def speedup(cell: str) -> float:
@@ -114,7 +117,7 @@ def test_another_baseline_stands_in_the_address_and_changes_the_speedups(page: P
     page.wait_for_url(f"**?baseline={dp}")
     expect(row(page, "DP").locator("td").nth(2)).to_contain_text("1.00x")
     after = row(page, "Single").locator("td").nth(2).inner_text()
-    # Measured: it may be 1.00x by chance, but the two are always one another's inverse.
+    # A measured ratio, so it may be 1.00x by chance; but the two are always reciprocals of one another.
     assert speedup(after) * speedup(before) == pytest.approx(1, abs=0.02 * max(speedup(after), speedup(before)))
     expect(row(page, "Single")).not_to_contain_text("baseline")
     page.reload()
@@ -174,7 +177,7 @@ def test_a_dear_page_asks_seldom_while_runs_go_on_and_soon_when_one_has_ended(
         page.goto(f"/studies/{stocked['study']}/")
     yard.query(TELL.format(**about, what="points"))
     page.wait_for_timeout(3_000)
-    assert len(asked) == 1, "it asked for a step more"
+    assert len(asked) == 1, "it requested the page again for a mere step"
     with page.expect_response(every):
         yard.query(TELL.format(**about, what="summary"))
     assert len(asked) == 2

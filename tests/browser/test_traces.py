@@ -1,4 +1,4 @@
-"""Traces as a person meets them: uploaded, read by the analyst, looked at, saved as a picture, deleted."""
+"""Traces as users handle them: uploaded, read by the analyst, looked at, saved as a picture, deleted."""
 
 from __future__ import annotations
 
@@ -17,7 +17,9 @@ PNG = b"\x89PNG\r\n\x1a\n"
 
 
 def trace(rank: int) -> bytes:
-    """A rank whose step computes, sums and updates: events as the profiler writes them."""
+    """The trace of a rank whose step computes, all-reduces and updates, with events as the PyTorch profiler writes
+    them.
+    """
 
     def event(kind: str, name: str, start: float, length: float) -> dict[str, Any]:
         return {"ph": "X", "cat": kind, "name": name, "pid": 1, "tid": 1, "ts": start, "dur": length}
@@ -38,7 +40,7 @@ BOX = "document.querySelector('.chart[data-chart=gantt] .chart-box')"
 
 
 def upload(page: Page, name: str) -> None:
-    """As a person does, until it is read."""
+    """Uploads two ranks through the form and waits until the trace has been read."""
     page.goto("/traces/")
     page.get_by_role("link", name="Upload a trace").click()
     files = [{"name": f"rank{r}.json", "mimeType": "application/json", "buffer": trace(r)} for r in (0, 1)]
@@ -49,7 +51,7 @@ def upload(page: Page, name: str) -> None:
 
 
 def the_picture_has_an_edge_and_its_words(page: Page, path: Path) -> None:
-    """The timeline saved as PNG, to `path`."""
+    """Saves the timeline as PNG to `path` and checks the margins and the text around the chart."""
     gantt = page.locator(".chart[data-chart=gantt]")
     gantt.locator("summary").click()
     with page.expect_download() as saved:
@@ -58,8 +60,10 @@ def the_picture_has_an_edge_and_its_words(page: Page, path: Path) -> None:
     picture = path.read_bytes()
     assert picture.startswith(PNG)
     wide, high = (int.from_bytes(picture[at : at + 4], "big") for at in (16, 20))
-    assert wide == 2 * (page.evaluate(f"Math.max({BOX}.clientWidth, 640)") + 2 * 16), "an edge round the chart"
-    assert high > 2 * page.evaluate(f"{BOX}.layout.height") + 2 * (20 + 18 + 16), "and its words above and below"
+    assert wide == 2 * (page.evaluate(f"Math.max({BOX}.clientWidth, 640)") + 2 * 16), (
+        "a margin on both sides of the chart"
+    )
+    assert high > 2 * page.evaluate(f"{BOX}.layout.height") + 2 * (20 + 18 + 16), "and text above and below it"
     assert saved.value.suggested_filename == "Of another job gantt.png"
 
 
@@ -140,7 +144,7 @@ def test_a_name_without_a_blank_widens_no_page_of_a_phone(page: Page) -> None:
         assert overflow(page) == [], path
     page.goto("/traces/")
     wide = "document.querySelector('.table tbody th').getBoundingClientRect().width"
-    assert page.evaluate(wide) < PHONE["width"] / 2, "its state is not out of sight"
+    assert page.evaluate(wide) < PHONE["width"] / 2, "the name leaves room for the trace's state"
     page.goto("/accounts/tokens/")
     page.get_by_label("What is it for?").fill("z" * 60)
     page.get_by_role("button", name="Make token").click()

@@ -1,4 +1,4 @@
-"""Windows of one browser side by side: six connections to one host are all it opens, and each window stays live."""
+"""Several windows of one browser: it opens at most six connections to one host, and still each window stays live."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ WINDOWS = 7
 
 
 def move(pages: list[Page]) -> None:
-    """Waits until every one of the pages says something new."""
+    """Waits until the verdict on each of the pages has changed."""
     verdicts = [page.locator("#verdict") for page in pages]
     before = [verdict.inner_text() for verdict in verdicts]
     for verdict, text in zip(verdicts, before, strict=True):
@@ -39,7 +39,7 @@ def test_seven_windows_on_live_pages_share_one_stream_and_outlive_the_one_that_h
     assert not any(window.evaluate("document.hidden") for window in windows)
     move(windows)
     assert len({request.frame.page for request in streams}) == 1
-    windows[-1].goto("/runs/")  # other topics: the stream opens anew with theirs, too
+    windows[-1].goto("/runs/")  # it needs other topics, so the shared stream is reopened with them
     move(windows[:-1])
     holder = streams[-1].frame.page
     holder.close()

@@ -1,4 +1,6 @@
-"""A browser page that is watched: what goes wrong on it unseen (console, page errors, answers) is kept and judged."""
+"""A browser page under observation: errors that a user would not see (console, exceptions, failed responses) are
+recorded and judged.
+"""
 
 from __future__ import annotations
 
@@ -18,20 +20,22 @@ LOOKS = {
     "type": "rule",
     "values": ["color-contrast", "link-in-text-block", "scrollable-region-focusable", "target-size"],
 }
-"""Those of the rules behind WCAG whose outcome colours and width can change."""
+"""The rules beyond WCAG whose result depends on colors and width."""
 HOSTILE = "<img src=x onerror=\"window.hacked='yes'\"><b>bold</b>"
-"""A name that would run a script wherever it were taken for HTML, and be set in bold where only scripts are refused."""
+"""A name that would run a script wherever it were inserted as HTML, and appear in bold where only scripts are
+blocked.
+"""
 OVERTAKEN = ["htmx:sendAbort", "htmx:afterRequest"]
-"""A check that is under way when the form is sent, or typed into again, is given up; htmx says so."""
+"""htmx reports these when a validation request is aborted because the form is sent or edited again."""
 LIVE_MS = 60_000
 RUN_MS = 120_000
 STEPS = 20_000
-"""Of an endless run: at eight a second it outlasts every test."""
+"""Steps of an endless run: at eight steps a second it outlasts every test."""
 
 
 @dataclass
 class Troubles:
-    """What a browser complained of; `expected` holds parts of messages that a test causes on purpose."""
+    """What a browser complained about; `expected` holds parts of messages that a test causes on purpose."""
 
     found: list[str] = field(default_factory=list)
     expected: list[str] = field(default_factory=OVERTAKEN.copy)
@@ -41,7 +45,7 @@ class Troubles:
         page.on("pageerror", lambda error: self.found.append(f"{page.url}: {error}"))
 
     def _console(self, message: ConsoleMessage) -> None:
-        if message.type in {"error", "warning", "trace"}:  # the chart library warns with a trace
+        if message.type in {"error", "warning", "trace"}:  # the chart library warns with console.trace
             self.found.append(f"{message.location.get('url', '')}: {message.type}: {message.text}")
 
     @property
@@ -50,8 +54,8 @@ class Troubles:
 
 
 def endless() -> dict[str, Any]:
-    """A spec that goes on until it is cancelled, with steps that can be watched one by one. It holds two devices and
-    mostly waits for its data, so that the browser and the yard have the processor.
+    """A spec that runs until it is cancelled, with steps slow enough to be watched one by one. It takes two devices and
+    mostly waits for its data, which leaves the processor to the browser and the yard.
     """
     return {
         "model": {"layers": 4, "hidden": 64, "heads": 4, "seq": 64},
@@ -63,7 +67,7 @@ def endless() -> dict[str, Any]:
 
 
 def violations(page: Page, rules: Mapping[str, Any] = WCAG) -> list[str]:
-    """What axe-core finds against `rules` (WCAG A and AA), one line a node."""
+    """Violations of `rules` (default: WCAG A and AA) that axe-core finds, one line per node."""
     page.evaluate("() => Promise.all(document.getAnimations().map((a) => a.playState === 'running' && a.finish?.()))")
     if not page.evaluate("() => 'axe' in window"):
         page.evaluate(AXE_SCRIPT)
@@ -77,7 +81,9 @@ def violations(page: Page, rules: Mapping[str, Any] = WCAG) -> list[str]:
 
 
 def overflow(page: Page) -> list[str]:
-    """Elements that stick out of the window to the right, and the page's own sideways scroll; [] when none does."""
+    """Elements that reach beyond the right edge of the window, and the page's own horizontal scrolling; [] without
+    any.
+    """
     return list(
         page.evaluate(
             """() => {
@@ -96,13 +102,14 @@ def overflow(page: Page) -> list[str]:
 
 
 def until(page: Page, expression: str, arg: Any = None) -> None:
-    """Waits until it is true in the page. Asked from outside: a poll inside the page would need the `eval` that the
-    policy of our pages forbids, unless its first answer is true."""
+    """Waits until the expression is true in the page. Polled from outside: a poll inside the page needs `eval`, which
+    our Content Security Policy forbids.
+    """
     wait_for(expression, lambda: page.evaluate(expression, arg), LIVE_MS / 1e3)
 
 
 def mark(page: Page) -> None:
-    """Leaves something in the page that a reload would wipe away."""
+    """Sets a variable in the page that a reload would erase."""
     page.evaluate("() => { window.notReloaded = true }")
 
 
@@ -111,14 +118,14 @@ def same_page(page: Page) -> bool:
 
 
 def drawn(page: Page, keys: Iterable[str]) -> None:
-    """Brings each chart to the screen and waits until Plotly has drawn it."""
+    """Scrolls to each chart and waits until Plotly has drawn it."""
     for key in keys:
         page.locator(f'.chart[data-chart="{key}"]').scroll_into_view_if_needed()
         page.locator(f'.chart[data-chart="{key}"] svg.main-svg').first.wait_for(timeout=LIVE_MS)
 
 
 def chart_points(page: Page, key: str) -> list[float]:
-    """The x values of the first trace of a drawn chart, as Plotly has them."""
+    """The x values of the first trace of a drawn chart, as Plotly holds them."""
     return list(
         page.evaluate(
             """(key) => {

@@ -1,4 +1,4 @@
-"""One real yard for the kill tests: the yard itself restarts what is killed, as a person's would."""
+"""One real yard for the kill tests; it restarts its killed processes itself, as in production."""
 
 from __future__ import annotations
 

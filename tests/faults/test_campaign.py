@@ -1,4 +1,6 @@
-"""The kill campaign: a seeded sequence of runs, each with one part of the yard killed at a random moment."""
+"""The kill campaign: a seeded sequence of runs, during each of which one process of the yard is killed at a random
+moment.
+"""
 
 from __future__ import annotations
 
@@ -18,13 +20,13 @@ pytestmark = [pytest.mark.faults, pytest.mark.full, pytest.mark.timeout(600)]
 STEPS = 1500
 ROUNDS = 40
 HARMLESS = {"controller": "manage.py controller", "broker": "unixsocket", "web": "gunicorn"}
-"""Parts whose death a run must survive, by a word of their command line."""
+"""Processes whose death a run must survive, each with a string that its command line contains."""
 FATAL = {"worker": "-m workers", "fork server": "parallel_core.launch"}
 LAYOUTS = ({"dp": 2}, {"tp": 2}, {"pp": 2, "micro_batches": 2}, {"pp": 2, "micro_batches": 4, "recompute": "full"})
 
 
 def kill(yard: YardProcess, victim: str) -> None:
-    """kill -9 of one part; of a rank, the youngest process under the fork server (none is left when it just ended)."""
+    """Sends SIGKILL to one process. For a rank: the fork server's youngest child, or nothing if all have just ended."""
     if victim != "rank":
         yard.part((HARMLESS | FATAL)[victim]).kill()
         return
@@ -35,7 +37,7 @@ def kill(yard: YardProcess, victim: str) -> None:
 
 @pytest.mark.parametrize("number", range(ROUNDS))
 def test_one_kill_at_a_random_moment(yard: YardProcess, client: httpx.Client, number: int) -> None:
-    """Ends truly, keeps every point once, and leaves no process."""
+    """The run ends in a state with a true cause, every point is stored exactly once, and no process is left."""
     dice = random.Random(number)
     victim = dice.choice([*HARMLESS, *FATAL, "rank"])
     retries = dice.choice((0, 0, 1))
@@ -44,7 +46,7 @@ def test_one_kill_at_a_random_moment(yard: YardProcess, client: httpx.Client, nu
     kill(yard, victim)
     found = yard.wait_state(client, run, "succeeded", "failed", "lost", limit=300)
     where = f"round {number}: {victim} killed, {found['state']} {found['cause']} {found['detail']}"
-    if victim in HARMLESS or (victim == "worker" and retries):  # a retry is for a worker that was lost
+    if victim in HARMLESS or (victim == "worker" and retries):  # a retry applies only to a lost worker
         assert found["state"] == "succeeded", where
     elif found["state"] != "succeeded":
         assert found["cause"] in {"killed_by_signal", "worker_lost"} and found["detail"], where

@@ -1,9 +1,10 @@
-"""The diagnosis campaign: every fault really injected, plain and barely visible, and healthy runs of five strategies.
+"""The diagnosis campaign: every fault is really injected, once plainly and once barely visible, next to healthy runs of
+five strategies.
 
-The confusion table is printed (`-s` shows it at once). A run that other processes disturbed is made again, as a person
-would do, and so is one whose ranks' devices were of unequal pace: guests of a host that use the other half of one core
-make a straggler of it, or hide the one that is injected. What is still disturbed then is counted apart, for it says
-nothing about the rules. Delays are shares of a healthy step: what is barely visible on a fast host is nothing on a slow
+The confusion table is printed (`-s` shows it at once). A run is repeated if other processes disturbed it, or if its
+ranks' devices were unequally fast: another guest on the second hardware thread of a core turns it into a straggler, or
+hides the injected one. Runs that are still disturbed then are counted separately, since they say nothing about the
+rules. Delays are given as shares of a healthy step, because a delay that is visible on a fast host disappears on a slow
 one.
 """
 
@@ -29,7 +30,9 @@ ROUNDS = int(os.environ.get("TRAINYARD_CAMPAIGN_ROUNDS", "8"))
 AGAIN = 3
 RIGHT = 0.95
 UNEVEN = 1.15
-"""Times that the reference work took longer on the slowest device of a run than on the fastest."""
+"""Largest accepted ratio of the times that the reference work takes on the slowest and on the fastest device of a
+run.
+"""
 MODEL = {"layers": 4, "hidden": 128, "heads": 4, "seq": 128}
 TRAIN = {"steps": 23, "warmup_steps": 3, "global_batch": 16}
 PP: dict[str, Any] = {"pp": 2, "micro_batches": 8}
@@ -44,8 +47,9 @@ STRATEGIES: dict[str, dict[str, Any]] = {
 
 
 class Injection(NamedTuple):
-    """A fault, the layout it is injected into, and the rules that name it; `{}` in the fault are the milliseconds that
-    `of_step` of a healthy step of the layout takes."""
+    """A fault, the layout it is injected into, and the rules that name it. `{}` in the fault stands for a delay in
+    milliseconds, `of_step` times a healthy step of the layout.
+    """
 
     fault: str
     split: dict[str, Any]
@@ -74,7 +78,7 @@ INJECTIONS = {
     "learning rate, barely": Injection("high_lr:factor=1000,step=12", {}, ("divergence",)),
     "loss scale, plain": Injection("high_scale:scale=1e30", {}, ("divergence",), {"precision": "fp16"}),
     "loss scale, barely": Injection("high_scale:scale=1e12", {}, ("divergence",), {"precision": "fp16"}),
-    # On one rank alone: to the spans a rank that is busy with launches is one that computes longer.
+    # On one rank only: in the spans, a rank that is busy launching kernels looks like one that computes longer.
     "tiny kernels, plain": Injection("tiny_kernels:rank=1,count=20000", DP, ("straggler", "tiny_kernels")),
 }
 
@@ -91,7 +95,7 @@ def spec_of(split: dict[str, Any], train: dict[str, Any], *inject: str) -> RunSp
 
 
 def first_finding(yard: LocalYard, folder: Path, spec: RunSpec) -> str:
-    """The rule that speaks first; "" where none does; "disturbed" where that is so each of AGAIN times."""
+    """The rule of the first finding; "" without a finding; "disturbed" if each of AGAIN attempts was."""
     rule = ""
     for attempt in range(AGAIN):
         outcome = yard.run(spec, folder / str(attempt))
@@ -108,7 +112,7 @@ def uneven(case: Case) -> bool:
 
 
 def healthy_ms(yard: LocalYard, folder: Path, case: Injection) -> float:
-    """What a step of its layout takes on this host: the median of the timed ones."""
+    """Median of the timed steps of a healthy run in this layout on this host, in milliseconds."""
     outcome = yard.run(spec_of(case.split, case.train), folder)
     return 1e3 * float(np.median(outcome.series("step_time")["value"][TRAIN["warmup_steps"] :]))
 

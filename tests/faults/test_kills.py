@@ -1,6 +1,7 @@
-"""kill -9 at every joint of a running yard: the run ends in one true state with its cause, or goes on where it should.
+"""SIGKILL for each kind of process of a running yard: the run ends in one true state with its cause, or continues where
+it should.
 
-After each: no process of the attempt is left, and no point is lost or doubled.
+After each kill, no process of the attempt is left, and no point is missing or duplicated.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ LONG = 100_000
 
 
 def started(yard: YardProcess, client: httpx.Client, spec: dict[str, Any], **fields: Any) -> tuple[int, list[int]]:
-    """Submits, waits until a few steps are in, and returns the run and the pids of its ranks."""
+    """Submits a run, waits until it has done a few steps, and returns it with the pids of its ranks."""
     run = yard.submit(client, spec, **fields)
 
     def stepping() -> bool:
@@ -34,7 +35,7 @@ def started(yard: YardProcess, client: httpx.Client, spec: dict[str, Any], **fie
 
 
 def pids_of(yard: YardProcess, run: int) -> list[int]:
-    """Process ids of those ranks of the newest attempt that have said hello, by rank."""
+    """Process ids, by rank, of those ranks of the newest attempt that have sent "hello"."""
     attempt = f"Attempt.objects.filter(run={run}).last()"
     hellos = f'RankInfo.objects.filter(attempt={attempt}).order_by("rank").values_list("hello", flat=True)'
     return list(yard.query(f'[hello["pid"] for hello in {hellos} if hello]'))
@@ -148,11 +149,13 @@ FIT: dict[str, Any] = {
     "train__device": "cpu",
     "train__corpus": "stdlib",
 }
-"""The form of a small fit study: the most layers of two strategies under a cap."""
+"""Form of a small fit study: the largest number of layers that two strategies fit under a memory cap."""
 
 
 def test_a_search_for_the_largest_model_goes_on_where_it_was(yard: YardProcess, client: httpx.Client) -> None:
-    """Of a fit study: the runs that ended are all it knows, and one count is run once."""
+    """A fit study keeps no state but its ended runs, so killing controller and worker must neither repeat nor lose a
+    probe.
+    """
     answer = client.post("/studies/new/", data=FIT)
     assert answer.status_code == 200 and "Every search" in answer.text, answer.text
     study = int(answer.url.path.strip("/").split("/")[-1])

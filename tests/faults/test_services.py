@@ -1,5 +1,5 @@
-"""The real deployment without an engine: the compose file's own commands against PostgreSQL and a Redis with a
-password, two web processes, and a worker that knows nothing but the broker, the web's address and its token.
+"""The real deployment without Docker: the compose file's own commands with PostgreSQL, a Redis with a password, two web
+processes, and a worker that knows only the broker, the web's address and its token.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def client(deployment: Deployment) -> Iterator[httpx.Client]:
 
 @contextmanager
 def listening(client: httpx.Client, topics: str) -> Iterator[tuple[int, Iterator[str]]]:
-    """(port of our side, lines) of an SSE stream that has said hello, on a connection of its own."""
+    """(local port, lines) of an SSE stream that has sent "hello", on its own connection."""
     with (
         httpx.Client(base_url=client.base_url, cookies=client.cookies, timeout=60) as own,
         own.stream("GET", "/live/stream", params={"topics": topics}) as answer,
@@ -125,7 +125,7 @@ def test_a_second_controller_waits_and_takes_over(deployment: Deployment, client
 
 
 def test_every_service_ends_within_its_grace_period(deployment: Deployment, client: httpx.Client) -> None:
-    """With three pages open: their streams are told goodbye, not waited for."""
+    """With three pages open: the web process ends their streams with "bye" instead of waiting for them to close."""
     with listening(client, "runs"), listening(client, "fleet"), listening(client, "run:1") as (_, lines):
         assert deployment.stop("web") == 0
         assert "event: bye" in list(lines)

@@ -1,4 +1,4 @@
-"""Ctrl-C stops everything and leaves no process; the next start goes on with what was under way, and says so."""
+"""Ctrl-C stops everything and leaves no process; the next start continues the runs that were under way, and says so."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A run over two workers of one yard: it trains, is inspected like any other, and survives what may befall a host."""
+"""A run over two workers of one yard: it trains, can be inspected like any other, and the loss of a host is handled."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ SECOND = "second"
 
 
 class SecondHost:
-    """Another worker of the yard, with a device of its own."""
+    """A second worker of the yard, with its own device."""
 
     def __init__(self, yard: YardProcess) -> None:
         self._yard = yard
         self.process: subprocess.Popen[bytes] | None = None
 
     def up(self) -> None:
-        """Starts it where it is not running; returns when the yard has heard of it."""
+        """Starts it if it is not running, and waits until both workers are online."""
         if self.process is None or self.process.poll() is not None:
             own = {"TRAINYARD_WORKER_NAME": SECOND, "TRAINYARD_CPU_DEVICES": "1", "TRAINYARD_ADDRESS": "127.0.0.1"}
             own["REDIS_URL"] = f"unix://{self._yard.home / 'redis' / 'redis.sock'}"
@@ -53,7 +53,7 @@ def online(client: httpx.Client) -> int:
 
 @pytest.fixture(scope="module")
 def yard(tmp_path_factory: pytest.TempPathFactory) -> Iterator[YardProcess]:
-    """Its workers keep their checkpoints in one folder."""
+    """A yard whose workers keep their checkpoints in one shared folder."""
     host = {"TRAINYARD_CPU_DEVICES": "1", "TRAINYARD_ADDRESS": "127.0.0.1"}
     shared = str(tmp_path_factory.mktemp("checkpoints"))
     subject = YardProcess(TRAINYARD_STARTER="0", TRAINYARD_CHECKPOINTS=shared, **host).calibrated().up()
@@ -81,7 +81,7 @@ def client(yard: YardProcess) -> Iterator[httpx.Client]:
 
 
 def started(yard: YardProcess, client: httpx.Client, spec: dict[str, Any], **fields: Any) -> tuple[int, list[int]]:
-    """Submits, waits until a few steps are in; the run, and the pids of its ranks."""
+    """Submits a run, waits until it has done a few steps, and returns it with the pids of its ranks."""
     run = yard.submit(client, spec, **fields)
     wait_for("some steps", lambda: (yard.run_of(client, run)["step"] or 0) >= 3, 90)
     ranks = f'RankInfo.objects.filter(attempt__run={run}, attempt__over=False).order_by("rank")'
@@ -116,13 +116,15 @@ def test_the_links_between_them_are_timed(yard: YardProcess, client: httpx.Clien
     assert found["state"] == "succeeded", found["detail"]
     wait_for("all of it has arrived", lambda: yard.query(f"Attempt.objects.get(run={run}).settled"))
     kinds = yard.query(f'[link["what"] for link in Run.objects.get(pk={run}).links.table["links"]]')
-    assert sorted(kinds) == ["all_gather", "all_reduce", "reduce_scatter", "send"]  # a device of each host: no more
+    # no other operation can be timed with one device on each host
+    assert sorted(kinds) == ["all_gather", "all_reduce", "reduce_scatter", "send"]
     assert f"run {run}</a>" in client.get("/fleet/").text
     later = yard.submit(client, tiny(dp=2))
     assert yard.wait_state(client, later, "succeeded", "failed", "lost")["state"] == "succeeded"
     said = f"Run.objects.get(pk={later}).prediction"
     wait_for("it is settled", lambda: yard.query(f"str({said}.settled_at)") != "None")
-    assert yard.query(f"[{said}.left_out, len({said}.hosts)]") == ["", 2]  # nobody has profiled the model, that is all
+    # complete, although the model has no profile yet
+    assert yard.query(f"[{said}.left_out, len({said}.hosts)]") == ["", 2]
 
 
 def test_text_is_generated_by_both_from_what_one_saved(
@@ -176,7 +178,7 @@ def test_a_host_that_leaves_in_good_order_has_the_run_queued_again(
     second.up()
     yard.wait_state(client, run, "running", limit=60)
     begins = yard.query(f"Attempt.objects.filter(run={run}).last().begins")
-    assert begins["step"] >= 3, begins  # both hosts saved where they were, and both go on from there
+    assert begins["step"] >= 3, begins  # both hosts saved their state, and both resume from it
     client.post(f"/api/v1/runs/{run}/cancel")
     found = yard.wait_state(client, run, "cancelled", limit=45)
     assert "No process of it is left." in found["detail"]

@@ -1,4 +1,6 @@
-"""One worker serves all tests of a module; tests that end it start it again. WORKER of a module is its environment."""
+"""One worker serves all tests of a module; a test that ends it starts it again. A module's WORKER sets its
+environment.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,7 @@ def bench(request: pytest.FixtureRequest) -> Iterator[Bench]:
     home = Path(tempfile.mkdtemp(prefix="ty-worker-"))  # short: a unix socket's path is limited
     bench = Bench(home)
     bench.folder.mkdir(parents=True)
-    # A worker that is calibrated already: the measurement itself has a test of its own.
+    # Calibrated in advance; the measurement has a test of its own.
     (bench.folder / "calibration.json").write_text(json.dumps({"device": "cpu", "step_time": 0.1}))
     bench.start_worker(**getattr(request.module, "WORKER", {}))
     yield bench

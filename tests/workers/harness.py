@@ -1,4 +1,6 @@
-"""A worker process on a broker of its own, and an ear on what it says: the controller's side of the contract."""
+"""A worker process with its own broker; the test takes the controller's side of the contract and reads what it
+publishes.
+"""
 
 from __future__ import annotations
 
@@ -50,7 +52,7 @@ class Entry:
 
 @dataclass
 class Bench:
-    """One worker and its broker. `heard` = every entry of EVENTS so far, in order."""
+    """One worker and its broker. `heard` holds every entry of EVENTS so far, in order."""
 
     home: Path
     heard: list[Entry] = field(default_factory=list)
@@ -102,7 +104,7 @@ class Bench:
     def send(
         self, spec: dict[str, Any], attempt: int | None = None, devices: tuple[int, ...] = (0, 1), **more: Any
     ) -> int:
-        """A StartMessage as the controller sends it, with `more` of its keys; returns the attempt."""
+        """Sends a StartMessage as the controller does, with `more` keys added; returns the attempt."""
         if attempt is None:
             attempt, self.next_attempt = self.next_attempt, self.next_attempt + 1
         node = {"worker": NAME, "devices": list(devices), "first_rank": 0, "address": "127.0.0.1"}
@@ -116,7 +118,7 @@ class Bench:
         self.redis.xadd(control_stream(NAME), {"body": body})
 
     def listen(self) -> None:
-        """Consumes what is there, as the controller does: read, then remove."""
+        """Consumes all available entries as the controller does: read, then delete."""
         answer: Any = self.redis.xrange(EVENTS)
         for entry_id, raw in answer:
             fields = {key.decode(): value for key, value in raw.items()}
@@ -132,7 +134,7 @@ class Bench:
             self.redis.xdel(EVENTS, entry_id)
 
     def wait(self, what: str, found: Callable[[], Any], limit_s: float = PATIENCE_S) -> Any:
-        """Listens until `found()` is truthy, and returns that."""
+        """Reads events until `found()` is truthy, and returns its value."""
         deadline = time.monotonic() + limit_s
         while True:
             self.listen()
@@ -149,7 +151,7 @@ class Bench:
         return self.wait(f"end of attempt {attempt}", lambda: self.states(attempt, "ended"))[-1]
 
     def wait_running(self, attempt: int, step: int = 3) -> dict[int, processes.Recorded]:
-        """Until every rank is at `step` or later; returns the ranks' processes."""
+        """Waits until every rank has reached `step`; returns the ranks' processes."""
         self.wait(f"running attempt {attempt}", lambda: self.states(attempt, "running"))
         recorded = self.recorded(attempt)
 
@@ -164,7 +166,7 @@ class Bench:
         return Folder(self.folder / "attempts" / str(attempt)).load().processes
 
     def received(self, attempt: int, channel: Channel, rank: int) -> bytes:
-        """A file as the controller's cursor puts it together; fails where a byte is missing."""
+        """A file assembled from its batches as the controller does; fails if a byte is missing."""
         data = bytearray()
         for entry in self.heard:
             body = entry.body

@@ -1,4 +1,4 @@
-"""The measurement of a new host: really made once, kept, and never made while it is known."""
+"""The calibration of a new host: measured once, stored, and not repeated while it is stored."""
 
 from __future__ import annotations
 

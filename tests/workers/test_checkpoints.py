@@ -1,4 +1,4 @@
-"""Attempts that take up a checkpoint of this host: a real worker, real ranks, kill -9 and SIGTERM."""
+"""Attempts that resume from a checkpoint on this host: a real worker, real ranks, SIGKILL and SIGTERM."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def run_folder(bench: Bench, run: int) -> Path:
 
 
 def losses(bench: Bench, attempt: int) -> dict[int, float]:
-    """Step -> loss of the points that arrived of rank 0."""
+    """Step -> loss, from the points of rank 0 that have arrived."""
     from parallel_core.local import points
 
     rows = points(list(records.decode(bench.received(attempt, "events", 0))), "loss")
@@ -31,7 +31,7 @@ def losses(bench: Bench, attempt: int) -> dict[int, float]:
 
 
 def dropped(bench: Bench) -> list[int]:
-    """Runs whose checkpoints the worker said to be gone."""
+    """Runs whose checkpoints the worker has reported as deleted."""
     return [entry.body["run"] for entry in bench.heard if entry.kind == "dropped"]
 
 
@@ -152,7 +152,7 @@ def test_the_checkpoints_of_a_deleted_run_go_once_no_rank_uses_them(bench: Bench
     reader = bench.send(saving(1_000_000), run=906, resume={"run": 905, "step": 20})
     bench.wait_running(reader)
     bench.control("drop", 905)
-    bench.control("drop", 907)  # nothing of that one is here
+    bench.control("drop", 907)  # this host has no checkpoint of that run
     bench.wait("answer", lambda: dropped(bench))
     assert dropped(bench) == [907] and folders.steps(run_folder(bench, 905)) == [10, 20]
     bench.control("cancel", reader)

@@ -1,4 +1,6 @@
-"""The cause that is told is the true one: who failed first by itself, and out of memory only with evidence."""
+"""The reported cause of an end is the true one: the rank that failed first by itself; out of memory only with
+evidence.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,7 @@ KILL, TERM = -signal.SIGKILL, -signal.SIGTERM
         ([(0, EXIT_PEER), (1, KILL)], 1),  # the survivor was reaped first
         ([(0, EXIT_PEER), (1, TERM)], 0),
         ([(1, KILL), (0, EXIT_PEER)], 1),
-        ([(0, 0), (1, TERM)], 1),  # somebody sent it a TERM
+        ([(0, 0), (1, TERM)], 1),  # somebody sent it a SIGTERM
     ],
 )
 def test_the_culprit(exits: list[tuple[int, int]], rank: int | None) -> None:
@@ -67,11 +69,11 @@ def left(folder: Path, rank: int, code: int) -> None:
 
 def test_ends_that_nobody_saw_are_read_from_the_files(tmp_path: Path) -> None:
     left(tmp_path, 0, 0)
-    assert ending.of_files(tmp_path, [0, 1]) is None  # rank 1 was cut off
+    assert ending.of_files(tmp_path, [0, 1]) is None  # rank 1 left no exit code
     left(tmp_path, 1, 0)
     told = ending.of_files(tmp_path, [0, 1])
     assert told and (told.outcome, told.exits) == ("succeeded", {"0": 0, "1": 0})
-    assert ending.of_files(tmp_path, []) is None  # none was ever started
+    assert ending.of_files(tmp_path, []) is None  # no rank was ever started
     assert ending.of_server_loss(tmp_path, [0, 1], KILL).outcome == "succeeded"
 
 
@@ -114,7 +116,7 @@ def one_rank() -> RunOrder:
 
 def test_a_rank_that_failed_before_all_was_cut_off_is_the_cause(tmp_path: Path) -> None:
     left(tmp_path, 0, EXIT_PEER)
-    assert ending.of_files(tmp_path, [0, 1, 2]) is None  # the peer that it lost may be one that was cut off
+    assert ending.of_files(tmp_path, [0, 1, 2]) is None  # the lost peer may be the rank that left no exit code
     fault(tmp_path, 1, "out_of_memory")
     left(tmp_path, 1, EXIT_MEMORY)
     told = ending.of_files(tmp_path, [0, 1, 2])
@@ -154,7 +156,9 @@ def test_a_cancel_says_whether_anything_is_left() -> None:
 
 
 def test_a_standstill_is_marked_in_the_schedule_of_unequal_replicas(tmp_path: Path) -> None:
-    """Replica 0 of the first stage waits for replica 1, which waits for the gradient of its own micro-batch."""
+    """Replica 0 of the first stage waits for replica 1, which waits for the gradient of its own micro-batch. The report
+    marks the current operation of each rank in the schedule.
+    """
     split = {"pp": 2, "replicas": [2, 1], "micro_batches": 4, "schedule": "1f1b-stash"}
     spec = RunSpec.model_validate({"parallel": split, "train": {"clip": "stage"}})
     for rank, op in enumerate(("0ALLREDUCE0", "0RECV_GRAD1", "1RECV_ACT1")):

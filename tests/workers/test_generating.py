@@ -1,4 +1,6 @@
-"""Text from a checkpoint of this host: a real worker, real ranks; it grows, can be stopped, and starts again."""
+"""Text generation from a checkpoint on this host, with a real worker and real ranks: output grows, can be stopped,
+restarts.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,9 @@ def told(bench: Bench, attempt: int, rank: int) -> Generated | None:
 
 
 def test_a_run_generates_from_a_checkpoint_of_this_host(bench: Bench) -> None:
-    """Two ranks say the same; a kill -9 fails it, a later attempt begins anew; a cancel ends it with what it has."""
+    """Both ranks report the same tokens; SIGKILL fails the run and a later attempt starts from scratch; a cancel ends
+    it with the tokens generated so far.
+    """
     first = bench.send(trained(), run=950)
     assert bench.wait_end(first)["outcome"] == "succeeded"
     spec = inference(RunSpec.model_validate(trained()).model_dump(mode="json"), 2).model_dump(mode="json")
@@ -49,7 +53,8 @@ def test_a_run_generates_from_a_checkpoint_of_this_host(bench: Bench) -> None:
     assert one["tokens"] == other["tokens"]
     assert [len(tokens) for tokens in one["tokens"]] == [6, 6]
     assert len(one["seconds"]) == 5
-    assert one["kv_bytes"] == 2 * 1 * 2 * 1 * (4 + 6) * 8 * 4  # K and V, layers, samples, heads of a rank, places, dim
+    # K and V, layers, samples, heads of a rank, positions, head dimension, bytes
+    assert one["kv_bytes"] == 2 * 1 * 2 * 1 * (4 + 6) * 8 * 4
 
     stopped = generate(952, LONG)
     bench.wait_running(stopped, step=2)

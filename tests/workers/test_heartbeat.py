@@ -1,4 +1,4 @@
-"""The heartbeat keeps its pace whatever else makes it beat."""
+"""The heartbeat keeps its interval, whatever else triggers extra beats."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ def test_pokes_do_not_put_off_the_next_beat(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(heartbeat, "HEARTBEAT_S", 1.0)
     pulse = Counting()
     pulse.start()
-    for _ in range(200):  # were each of them to cost a second, the next beat would be minutes away
+    for _ in range(200):  # if each poke delayed the next beat by a second, that beat would be minutes away
         assert pulse.beats.acquire(timeout=20)
         pulse.poke()
     assert pulse.beats.acquire(timeout=20)
-    assert pulse.beats.acquire(timeout=20), "no beat came by itself"
+    assert pulse.beats.acquire(timeout=20), "the regular beat did not come"
     pulse.leave()
     pulse.join(20)
     assert not pulse.is_alive()

@@ -1,4 +1,6 @@
-"""What a worker measures between attempts: one thing at a time, itself first, and every answer is told."""
+"""What a worker measures between attempts: one thing at a time, its own calibration first, and every result is
+reported.
+"""
 
 from __future__ import annotations
 
@@ -20,13 +22,13 @@ def test_the_host_itself_is_measured_before_what_was_asked_for(tmp_path: Path) -
     assert [(kind, body["profile"]) for kind, body in told] == [("profile", 1)] and "heads" in told[0][1]["error"]
     between.ask(2, SPEC)
     between.begin()
-    assert between.calibration.running, "itself first"
+    assert between.calibration.running, "the calibration comes first"
     between.begin()
     deadline = time.monotonic() + 60
     while not between.ended():
         assert time.monotonic() < deadline
         time.sleep(0.05)
-    assert not between.running and len(told) == 1, "a failed calibration is nothing to tell"
+    assert not between.running and len(told) == 1, "a failed calibration is not reported"
     between.begin()
     assert between.running and not between.calibration.running
     between.stop()

@@ -1,4 +1,6 @@
-"""A worker on another host, as docs/deploy.md sets it up: by TLS, with a user that reaches its own keys alone."""
+"""A worker on another host, set up as docs/deploy.md describes: over TLS, as a Redis user that can access only its own
+keys.
+"""
 
 from __future__ import annotations
 
@@ -22,16 +24,16 @@ from workers.settings import Settings
 GUIDE = (ROOT / "docs" / "deploy.md").read_text()
 PASSWORD = "of-this-worker"
 NOBODY = "http://127.0.0.1:9"
-"""An address of the web at which nothing listens."""
+"""A web address where nothing listens."""
 
 
 class TlsDoor:
-    """Ends TLS before a broker that listens on a unix socket, as `--tls-port` does in the container."""
+    """Terminates TLS in front of a broker that listens on a unix socket, as `--tls-port` does in the container."""
 
     def __init__(self, folder: Path, broker: Path) -> None:
         self.certificate, self._broker = folder / "server.crt", broker
         command = re.search(r"^openssl req .*$", GUIDE, re.MULTILINE)
-        assert command, "the guide makes no certificate"
+        assert command, "the guide contains no command for the certificate"
         words = command[0].replace("yard.example.org", "localhost").replace("fleet/", f"{folder}/").split()
         subprocess.run(words, check=True, capture_output=True)
         self._context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -63,16 +65,16 @@ async def _pump(source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> Non
 
 
 def allow(bench: Bench) -> None:
-    """The user of the guide's line in users.conf, for this bench's worker."""
+    """Creates the Redis user that the guide puts in users.conf, for this bench's worker."""
     line = re.search(r"^user gpu1 .*$", GUIDE, re.MULTILINE)
-    assert line, "the guide names no user"
+    assert line, "the guide contains no line for the user"
     words = line[0].replace("gpu1", NAME).replace(">PASSWORD", f">{PASSWORD}").split()
     bench.redis.execute_command("ACL", "SETUSER", *words[1:])
 
 
 @pytest.fixture(scope="module")
 def door(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Bench, str]]:
-    """A worker that was started with the guide's address; its address, too."""
+    """A worker that was started with the guide's form of the broker address, and that address."""
     home = tmp_path_factory.mktemp("w")
     bench = Bench(home)
     bench.folder.mkdir(parents=True)
@@ -92,7 +94,7 @@ def test_it_takes_a_run_and_reports_its_end(door: tuple[Bench, str]) -> None:
     end = bench.wait_end(bench.send(tiny()))
     assert end["outcome"] == "succeeded", f"{end}\n{bench.log()}"
     heartbeat = next(entry.body for entry in bench.heard if entry.kind == "heartbeat")
-    assert heartbeat["host"] == "10.9.8.7", "where the other hosts of a run find it"
+    assert heartbeat["host"] == "10.9.8.7", "the address where the other hosts of a run find it"
 
 
 def test_its_heartbeat_says_that_the_web_gives_it_no_texts(door: tuple[Bench, str]) -> None:

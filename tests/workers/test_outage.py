@@ -1,4 +1,4 @@
-"""An outage is told once, whatever number of threads run into it and however late they notice."""
+"""An outage is reported once, however many threads run into it and however late they notice."""
 
 from __future__ import annotations
 
@@ -37,10 +37,12 @@ def test_each_outage_has_one_beginning_and_one_end(caplog: pytest.LogCaptureFixt
 
 
 def test_what_was_asked_before_begins_and_ends_none(caplog: pytest.LogCaptureFixture) -> None:
-    """A thread that still waits for an answer when another has begun, or ended, an outage."""
+    """A request that was sent before an outage began (or ended) and is answered (or fails) afterwards reports
+    nothing.
+    """
     caplog.set_level(logging.INFO)
     outage = Outage()
-    with outage.watched():  # answered in the end, but asked before the others failed
+    with outage.watched():  # answered in the end, but sent before the others failed
         fail(outage)
     assert len(caplog.records) == 1
     with pytest.raises(redis.TimeoutError), outage.watched():

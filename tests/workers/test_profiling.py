@@ -1,4 +1,6 @@
-"""Profiles on request: each number once, a wrong spec is answered at once, a real one with its table."""
+"""Profiles on request: each request number once, an invalid spec is answered at once, a valid one with its cost
+table.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +45,9 @@ def test_a_failure_is_said() -> None:
 
 
 def test_the_cause_comes_first_whatever_is_written_behind_it() -> None:
-    """torch's messages have many lines, and a process that dies may leave warnings of others behind its own."""
+    """torch's messages have many lines, and a dying process may be followed by unrelated warnings (here
+    resource_tracker's): still the first line with the cause is reported.
+    """
     told = "warming up\nprofiling failed: Rank 1 failed at step 0 in links: RuntimeError: no route\n  frame #0: c10\n"
     trace = "Traceback (most recent call last):\n  File 'a', line 1\nValueError: a table\nresource_tracker: leaked 2\n"
     assert cause(Ended(1, told + trace)) == "Rank 1 failed at step 0 in links: RuntimeError: no route"

@@ -1,4 +1,4 @@
-"""The relay holds back while nobody consumes, and asks again where an end is not settled. On a real broker."""
+"""The relay pauses while nobody consumes, and repeats an end that was not settled. With a real broker."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def test_files_wait_while_the_controller_is_behind(
     (folder.path / "log-0.txt").write_text("hello")
     relay.follow(folder, [0])
     relay.tell("attempt", AttemptBody(attempt=3, state="running"))
-    until(lambda: len(kinds(stream)) == 6)  # events of an attempt are few and go through
+    until(lambda: len(kinds(stream)) == 6)  # an attempt's state events are few and are never held back
     assert b"batch" not in kinds(stream)
     stream.xtrim(EVENTS, maxlen=0)
     until(lambda: b"batch" in kinds(stream))
@@ -93,7 +93,7 @@ def test_an_end_that_nobody_settles_is_repeated(
     relay.follow(folder, [])
     relay.finish(3, END)
     until(lambda: kinds(stream))
-    stream.xtrim(EVENTS, maxlen=0)  # lost
+    stream.xtrim(EVENTS, maxlen=0)  # the message is lost
     until(lambda: kinds(stream) == [b"attempt"])
     relay.forget(3, folder.settle)
     until(lambda: folder.settled)
@@ -112,7 +112,9 @@ def test_a_restarted_relay_goes_on_where_it_was(relay: Relay, folder: Folder, st
 def test_what_several_ranks_wrote_goes_out_together_and_not_at_every_poll(
     relay: Relay, folder: Folder, stream: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A reader that waits at the stream is woken once for all of it; the rest follows when it is due, or at the end."""
+    """A reader that blocks on the stream is woken once for the batches of all ranks; later bytes follow when the
+    gathering time is over, or when the attempt ends.
+    """
     monkeypatch.setattr(relay_module, "GATHER_S", 1e6)
     monkeypatch.setattr(relay_module, "POLL_S", 0.01)
     stream.xgroup_create(EVENTS, "readers", id="0", mkstream=True)
@@ -127,7 +129,7 @@ def test_what_several_ranks_wrote_goes_out_together_and_not_at_every_poll(
     (folder.path / "log-1.txt").write_text("one two")
     relay.tell("attempt", AttemptBody(attempt=3, state="running"))
     until(lambda: len(kinds(stream)) == 5)
-    assert kinds(stream)[-1] == b"attempt", "what is told does not wait"
+    assert kinds(stream)[-1] == b"attempt", "a state event does not wait"
     relay.finish(3, END)
     until(lambda: len(kinds(stream)) == 7)
     assert kinds(stream)[-2:] == [b"batch", b"attempt"]

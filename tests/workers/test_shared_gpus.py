@@ -1,4 +1,4 @@
-"""Which GPUs a host has. There is no driver here: its library is stood in for by what it would answer."""
+"""Which GPUs a host has. There is no driver here: a fake NVML module returns what the real library would."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ GIB = 2**30
 
 
 def driver(gpus: int, instances: int = 0) -> Any:
-    """Of so many GPUs, the first of which is partitioned into so many instances."""
+    """A fake pynvml with `gpus` GPUs, of which the first is partitioned into `instances` MIG instances."""
     nvml: Any = ModuleType("pynvml")
     nvml.NVMLError, nvml.NVML_DEVICE_MIG_ENABLE = RuntimeError, 1
     nvml.nvmlDeviceGetCount = lambda: gpus
@@ -87,8 +87,8 @@ def test_shares_go_round_the_gpus_and_ranks_follow(monkeypatch: pytest.MonkeyPat
     [
         ("1", ["GPU-b1"]),
         ("GPU-b,GPU-a0", ["GPU-b1", "GPU-a0"]),
-        ("0,7,1", ["GPU-a0"]),  # as CUDA does: nothing behind what is not there
-        ("GPU-", []),  # two of them
+        ("0,7,1", ["GPU-a0"]),  # as in CUDA, an index that does not exist hides all that follow it
+        ("GPU-", []),  # ambiguous: two GPUs match
         ("", []),
         ("-1", []),
     ],
@@ -141,7 +141,8 @@ def test_ranks_of_a_pipeline_launch_kernels_side_by_side(
     assert launch_gpu.take_gpu(1, [0, 1], ahead=False) == 1
     assert os.environ["CUDA_VISIBLE_DEVICES"] == "GPU-b1" and os.environ["CUDA_DEVICE_MAX_CONNECTIONS"] == "1"
     os.environ["CUDA_VISIBLE_DEVICES"] = "0,1"
-    assert launch_gpu.take_gpu(2, [0, 1, 2], ahead=True) == 2  # through the host: nothing waits on the GPU
+    # communication through host memory, so nothing waits on the GPU
+    assert launch_gpu.take_gpu(2, [0, 1, 2], ahead=True) == 2
     assert not {"CUDA_MODULE_LOADING", "NCCL_MAX_P2P_NCHANNELS"} & {*os.environ}
     os.environ["CUDA_VISIBLE_DEVICES"] = "0,1"
     assert launch_gpu.take_gpu(0, [0, 1], ahead=True) == 1
@@ -149,7 +150,7 @@ def test_ranks_of_a_pipeline_launch_kernels_side_by_side(
     assert os.environ["NCCL_MAX_P2P_NCHANNELS"] == "4"
     os.environ |= {"CUDA_VISIBLE_DEVICES": "0,1", "NCCL_MAX_P2P_NCHANNELS": "8"}
     launch_gpu.take_gpu(0, [0, 1], ahead=True)
-    assert os.environ["NCCL_MAX_P2P_NCHANNELS"] == "8", "what a user asks for"
+    assert os.environ["NCCL_MAX_P2P_NCHANNELS"] == "8", "a value that the user has set is kept"
     assert "CUDA_DEVICE_MAX_CONNECTIONS=1 hangs messages" in capsys.readouterr().out
 
 

@@ -158,7 +158,7 @@ def test_a_disk_says_what_is_left_for_a_folder_that_is_not_there_yet(
 
 @pytest.fixture
 def web(tmp_path: Path) -> Iterator[tuple[Settings, dict[str, bytes], list[str]]]:
-    """A web server that has blobs, the settings that name it, and the tokens it was shown."""
+    """A web server that serves blobs, the settings that name it, and the tokens it has received."""
     blobs: dict[str, bytes] = {}
     tokens: list[str] = []
 
@@ -171,7 +171,7 @@ def web(tmp_path: Path) -> Iterator[tuple[Settings, dict[str, bytes], list[str]]
             self.wfile.write(body or b"")
 
         def log_message(self, *_: Any) -> None:
-            """Quiet."""
+            """Logs nothing."""
 
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     threading.Thread(target=server.serve_forever, daemon=True).start()
@@ -211,7 +211,9 @@ def test_a_corpus_that_is_another_is_not_kept(web: Any) -> None:
 
 
 def test_a_broker_that_is_back_is_found_within_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Celery's own waits grow to 30 s. Time alone is skipped here: the tries are real and fail."""
+    """Celery's own retry interval grows to 30 s. Only the sleeping is skipped here: the connection attempts are real
+    and fail.
+    """
     from workers.celery import RETRY_S, app
 
     waits: list[float] = []
@@ -275,7 +277,7 @@ def test_ranks_on_several_hosts_save_where_all_of_them_can(tmp_path: Path) -> No
 
 
 def test_nothing_is_saved_where_one_of_the_hosts_does_not_share_the_folder(tmp_path: Path) -> None:
-    """A rank that saves beside one that does not would be refused by the engine: all of them know of each other."""
+    """The engine would refuse a run in which only some ranks save, so the decision depends on all hosts."""
     mixed = over_two()
     for node, shares in zip(mixed["nodes"], (True, False), strict=True):
         node["shares"] = shares
@@ -287,7 +289,9 @@ def test_nothing_is_saved_where_one_of_the_hosts_does_not_share_the_folder(tmp_p
 
 
 def test_a_host_waits_for_the_store_as_long_as_the_controller_does(tmp_path: Path) -> None:
-    """The host of rank 0 may be fetching a large corpus: only the controller knows how long that may take."""
+    """The host of rank 0 may be downloading a large corpus; only the controller knows how long that may take, so the
+    other host does not give up by itself.
+    """
     settings = Settings("b", f"unix://{tmp_path}/nobody", tmp_path, tmp_path)
     supervisor = Supervisor(settings, Relay(Publisher(settings)), lambda: DEVICES, Calibration(tmp_path, "cpu"))
     order = read_order(over_two(), "b", DEVICES)
@@ -304,7 +308,7 @@ def test_a_host_waits_for_the_store_as_long_as_the_controller_does(tmp_path: Pat
 
 
 def test_that_ranks_run_is_told_again_when_it_is_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Not before all of them have a process."""
+    """But not before all of them have a process."""
     settings = Settings("a", f"unix://{tmp_path}/nobody", tmp_path, tmp_path)
     relay, told = Relay(Publisher(settings)), list[tuple[str, str]]()
     supervisor = Supervisor(settings, relay, lambda: DEVICES, Calibration(tmp_path, "cpu"))

@@ -1,4 +1,6 @@
-"""A real worker that gives its ranks a few seconds without progress: what a standstill is, and what is told of it."""
+"""A real worker with a no-progress limit of a few seconds: what counts as a standstill, and what is reported about
+it.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,9 @@ WORKER = {"TRAINYARD_NO_PROGRESS_S": "6"}
 
 
 def test_ranks_that_stand_still_are_ended_with_their_places(bench: Bench) -> None:
-    """One rank of a pipeline stops, so the other waits for it forever: a hang that no process would end."""
+    """One rank of a pipeline is stopped, so the other waits for it forever: a hang in which no process would end by
+    itself.
+    """
     attempt = bench.send(tiny(steps=1_000_000, dp=1, pp=2, micro_batches=4))
     recorded = bench.wait_running(attempt)
     os.kill(recorded[1][0], signal.SIGSTOP)
@@ -34,7 +38,7 @@ def test_ranks_that_stand_still_are_ended_with_their_places(bench: Bench) -> Non
 
 
 def test_a_host_that_was_paused_as_a_whole_is_no_standstill(bench: Bench) -> None:
-    """Its watcher wakes up first, and sees ranks that have not moved for longer than the limit."""
+    """Its watcher wakes up first and sees ranks that have not moved for longer than the limit; it must not end them."""
     attempt = bench.send(ENDLESS)
     ranks = [pid for pid, _ in bench.wait_running(attempt).values()]
     assert bench.worker is not None

@@ -1,4 +1,6 @@
-"""Files are cut where the contract wants it, torn frames stay behind, and long logs are capped with a word about it."""
+"""Files are cut where the contract requires it, incomplete frames are not sent, and long logs are capped with a
+notice.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""A real worker process with a real broker, fork server and ranks: runs end as they should, whoever is killed."""
+"""A real worker process with a real broker, fork server and ranks: runs end as they should, whichever process is
+killed.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +46,7 @@ def test_a_second_delivery_starts_nothing(bench: Bench) -> None:
     attempt = bench.send(tiny())
     bench.wait_end(attempt)
     bench.send(tiny(), attempt)
-    bench.wait_end(bench.send(tiny()))  # its queue is in order: the double was read before this one
+    bench.wait_end(bench.send(tiny()))  # the queue is in order, so the duplicate was read before this one
     assert len(bench.states(attempt, "starting")) == 1
     assert len(bench.states(attempt, "ended")) == 1
 
@@ -133,7 +135,7 @@ def test_a_killed_rank_is_named_with_its_signal(bench: Bench) -> None:
 
 
 def test_a_rank_out_of_memory_ends_its_group_with_its_own_traceback(bench: Bench) -> None:
-    """Only the second stage is over the cap: the first one waits for it, and would wait forever."""
+    """Only the second stage exceeds the cap; the first one would wait for it forever."""
     spec = tiny(dp=1, pp=2, micro_batches=4, cuts=[1])
     small, large = (memory.total for memory in predict(RunSpec.model_validate(spec)))
     assert large > 1.5 * small

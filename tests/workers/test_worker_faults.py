@@ -1,4 +1,4 @@
-"""The worker or the broker dies in mid-run: nothing is lost, nothing is left, and the end that is told is true."""
+"""The worker or the broker dies during a run: no data is lost, no process is left, and the reported end is true."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ pytestmark = pytest.mark.faults
 
 
 def all_arrived(bench: Bench, attempt: int) -> bool:
-    """Every whole frame of both ranks' files, as the files say."""
+    """Checks that every complete frame in both ranks' files has arrived; returns True."""
     folder = bench.folder / "attempts" / str(attempt)
     for rank in (0, 1):
         frames = records.read_file(records.events_path(folder, rank))
@@ -37,7 +37,7 @@ def test_a_killed_worker_tells_the_rest_when_it_is_back(bench: Bench) -> None:
     assert (end["outcome"], end["cause"], end["none_left"]) == ("failed", "worker_lost", True)
     assert end["detail"] == "The worker was restarted while this ran."
     assert all_arrived(bench, attempt)
-    bench.send(ENDLESS, attempt)  # a message that was delivered late, to the worker's next life
+    bench.send(ENDLESS, attempt)  # a message that is delivered late, to the restarted worker
     assert bench.wait_end(bench.send(tiny()))["outcome"] == "succeeded"
     assert len(bench.states(attempt, "starting")) == 1
 
@@ -79,9 +79,9 @@ def test_an_outage_of_the_broker_loses_nothing(bench: Bench) -> None:
     assert bench.wait_end(bench.send(tiny()))["outcome"] == "succeeded"
     log = bench.log()[said:]
     for words in ("Redis (REDIS_URL) does not answer", "Redis answers again"):
-        assert log.count(words) == 1, f"once for heartbeat, relay and control reader together:\n{log}"
+        assert log.count(words) == 1, f"reported once for heartbeat, relay and control reader together:\n{log}"
     assert not any(words in log for words in ("no heartbeat", "control stream:", "the broker does not take events"))
-    assert "Cannot connect to" not in log, "nor does Celery say it at each try"
+    assert "Cannot connect to" not in log, "nor does Celery report each attempt to connect"
 
 
 def test_an_orderly_stop_interrupts_and_leaves_nothing(bench: Bench) -> None:
@@ -96,7 +96,7 @@ def test_an_orderly_stop_interrupts_and_leaves_nothing(bench: Bench) -> None:
     ended = next(
         i for i, e in enumerate(bench.heard) if (e.body.get("attempt"), e.body.get("state")) == (attempt, "ended")
     )
-    assert says_so < ended, "a run that was queued again before would have come back to it"
+    assert says_so < ended, "otherwise the run would be queued again and come back to this worker"
     bench.start_worker()
 
 
