@@ -1,4 +1,4 @@
-"""The analyst's work, done in a test: the same lanes, each with real processes, one piece after the other."""
+"""Runs the analyst inside a test: the same lanes with real processes, one piece of work after the other."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def lane_of(module: ModuleType) -> Lane:
 
 
 def finish(lane: Lane) -> None:
-    """Moves on until its piece of work is done."""
+    """Advances the lane until its current piece of work is done."""
     deadline = time.monotonic() + DEADLINE_S
     while lane.work is not None:
         lane.move()
@@ -30,17 +30,17 @@ def finish(lane: Lane) -> None:
 
 
 def read_next() -> bool:
-    """Reads the oldest queued trace; False where none is queued."""
+    """Reads the oldest queued trace; returns False if none is queued."""
     return _next(reading)
 
 
 def search_next() -> bool:
-    """Answers the oldest queued search; False where none is queued."""
+    """Answers the oldest queued search; returns False if none is queued."""
     return _next(searching)
 
 
 def foresee_all() -> None:
-    """Looks for a run to replay for every prediction that has none yet."""
+    """For every prediction that has no replay yet, looks for a run to replay."""
     while _next(replays):
         pass
 
@@ -53,16 +53,18 @@ def _next(module: ModuleType) -> bool:
 
 
 def answered(client: Client, address: str, part: bool = False) -> Any:
-    """A page that asks for a search, as it is with the answer; with `part` what a page fetches of it."""
+    """Requests a page that queues a search, answers the search, and returns the page with the answer; with `part`, as
+    the fragment that HTMX requests.
+    """
     headers = {"HX-Request": "true"} if part else {}
     first = client.get(address, headers=headers)
-    assert b"data-search=" in first.content, "it asks for nothing, or has the answer"
+    assert b"data-search=" in first.content, "the page queues no search, or already has the answer"
     assert search_next()
     return client.get(address, headers=headers)
 
 
 def analyse_until(condition: Callable[[], bool]) -> None:
-    """Runs an analyst, as its process does, until then."""
+    """Runs an analyst like its own process does, until the condition is true."""
     deadline = time.monotonic() + DEADLINE_S
 
     def watch() -> None:

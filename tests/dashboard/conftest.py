@@ -1,4 +1,6 @@
-"""People at their browsers, for every test of a page."""
+"""Signed-in clients, workers and a controller for the tests of pages; every HTML response is checked for double
+escaping.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,9 @@ from tests.dashboard.peer import Peer
 
 @pytest.fixture(autouse=True)
 def _no_step_is_remembered() -> None:
-    """A yard never gives a number twice; the tests' database does, and a long step is remembered by its run's."""
+    """Clears the in-memory cache of long steps. It is keyed by run number, which a yard never reuses, but the test
+    database does.
+    """
     timeline.forget()
 
 
@@ -27,7 +31,7 @@ _ESCAPED_TWICE = re.compile(r"&amp;(?:#x27|#39|amp|lt|gt|quot);")
 
 @pytest.fixture(autouse=True)
 def _no_page_is_escaped_twice(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No page that any test opens shows a reader the entity of a sign in place of the sign."""
+    """Fails a test if any page it opens contains HTML that was escaped twice."""
     asked = Client.request
 
     def request(client: Client, **environ: Any) -> Any:
@@ -49,42 +53,42 @@ def _signed_in(user: Any) -> Client:
 
 @pytest.fixture
 def reader(bob: Any) -> Client:
-    """A viewer's browser."""
+    """A client signed in as a viewer."""
     return _signed_in(bob)
 
 
 @pytest.fixture
 def member(alice: Any) -> Client:
-    """A member's browser."""
+    """A client signed in as a member."""
     return _signed_in(alice)
 
 
 @pytest.fixture
 def peer(redis_url: str) -> Peer:
-    """A worker as the controller meets it."""
+    """A fake worker that speaks only the stream protocol."""
     return Peer(redis_url)
 
 
 @pytest.fixture
 def controller(redis_url: str) -> Controller:
-    """The one that the tests step by hand."""
+    """A controller that tests advance turn by turn."""
     return Controller()
 
 
 @pytest.fixture
 def worker(db: None) -> Worker:
-    """One host of two devices."""
+    """One host with two devices."""
     return factory.worker()
 
 
 @pytest.fixture
 def profile(worker: Worker, alice: Any) -> Profile:
-    """Of `factory.PROFILED` on it, finished."""
+    """A finished profile of `factory.PROFILED` on that worker."""
     return factory.profiled(alice, worker, factory.PROFILED)
 
 
 @pytest.fixture
 def two_hosts(db: None) -> None:
-    """Of two and three devices."""
+    """Two hosts, with two and three devices."""
     factory.worker("yard-a", devices=2)
     factory.worker("yard-b", devices=3)

@@ -1,4 +1,4 @@
-"""A database file for processes of their own: migrated once in a test session, and copied for each yard."""
+"""A database file for separate processes: migrated once per test session, then copied for each yard."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def env_of(folder: Path, redis_url: str) -> dict[str, str]:
 
 
 def make_database(folder: Path, env: dict[str, str], seed: str) -> None:
-    """A migrated database in `folder`, with what the Python of `seed` writes into it."""
+    """Creates a migrated database in `folder` and runs the Python code `seed` to fill it."""
     with closing(sqlite3.connect(_migrated())) as whole, closing(sqlite3.connect(folder / NAME)) as copy:
         whole.backup(copy)
     subprocess.run([sys.executable, "-c", seed], cwd=ROOT, env=env, check=True)

@@ -1,7 +1,7 @@
 """Runs with records, for tests of pages: real frames, decoded and stored by the controller's own code.
 
-The times are those of a small cost model walked over the run's real schedule, so that Gantts, breakdowns and
-speedups hang together as they do in a measured run.
+The times come from a small cost model applied to the run's real schedule, so that Gantt charts, breakdowns and speedups
+are consistent with each other, as in a measured run.
 """
 
 from __future__ import annotations
@@ -46,11 +46,11 @@ SPLITS: tuple[dict[str, Any], ...] = (
 PROFILED = RunSpec.model_validate(
     {"model": {"layers": 4, "hidden": 32, "heads": 2, "seq": 16}, "train": {"global_batch": 16}}
 )
-"""Of profiles: small, so that all that is predicted from one is quick."""
+"""The spec of profiles: small, so that predictions from it are quick."""
 MS = 1_000_000
 FORWARD = 40 * MS  # of the whole batch on one device
 MIB = 1 << 20
-PEAK = 1e11  # FLOP/s of a device
+PEAK = 1e11  # FLOP/s of one device
 
 
 def spec_of(split: dict[str, Any], **train: Any) -> dict[str, Any]:
@@ -68,20 +68,22 @@ def worker(name: str = "yard-a", devices: int = 2) -> Worker:
 
 
 def profiled(owner: Any, worker: Worker, spec: RunSpec) -> Profile:
-    """A finished profile of its model, with made-up seconds."""
+    """A finished profile of the spec's model, with made-up times."""
     asked = ask_profile(worker=worker, spec=spec, user=owner)
     answer_profile(worker.name, {"profile": asked.pk, "table": table(spec.model).dump()})
     return Profile.objects.get(pk=asked.pk)
 
 
 def queued(owner: Any, split: dict[str, Any] | None = None, **kwargs: Any) -> Run:
-    """A queued run; `train` overrides its training fields, `inject` breaks it, the rest goes to services.submit."""
+    """A queued run; `train` overrides its training fields, `inject` adds faults, everything else goes to
+    services.submit.
+    """
     train, inject = kwargs.pop("train", {}), kwargs.pop("inject", [])
     return services.submit(owner=owner, spec={**spec_of(split or {}, **train), "inject": inject}, **kwargs)
 
 
 def start(run: Run) -> Attempt:
-    """Makes a queued run running on a worker."""
+    """Puts a queued run into the running state on a worker."""
     host = worker(devices=max(2, run.devices))
     node = {"worker": host.name, "devices": list(range(run.devices)), "first_rank": 0, "address": "127.0.0.1"}
     now = timezone.now()
@@ -103,7 +105,7 @@ def feed(attempt: Attempt, rank: int, data: bytes) -> None:
 
 
 def feed_steps(attempt: Attempt, upto: int, loss_shift: float = 0.0) -> None:
-    """Series, one traced step and the memory of every rank, up to step `upto`."""
+    """Feeds the series, one traced step and the memory of every rank, up to step `upto`."""
     spec = RunSpec.model_validate(attempt.run.spec)
     spans = simulate(spec)
     for rank in range(spec.parallel.world):
@@ -121,8 +123,10 @@ def feed_steps(attempt: Attempt, upto: int, loss_shift: float = 0.0) -> None:
 
 
 def finished(owner: Any, split: dict[str, Any] | None = None, **kwargs: Any) -> Run:
-    """A run that succeeded, with all its records. `cpu_others`, `loss_shift`, `reference` (seconds of the reference
-    work, None: not done) and `company` (times that it takes alone, None: not measured) are taken out of kwargs."""
+    """A run that succeeded, with all its records. Taken out of kwargs: `cpu_others`, `loss_shift`, `reference` (seconds
+    of the reference work; None: not measured) and `company` (how many times longer it takes while other devices are
+    busy; None: not measured).
+    """
     others, shift = kwargs.pop("cpu_others", 0.01), kwargs.pop("loss_shift", 0.0)
     reference, company = kwargs.pop("reference", None), kwargs.pop("company", None)
     run = queued(owner, split, **kwargs)
@@ -153,7 +157,7 @@ def end(run: Run, state: State, detail: str = "", cause: str = "") -> None:
 def study(
     owner: Any, name: str = "Starter", splits: tuple[dict[str, Any], ...] = SPLITS, recompute: bool = True
 ) -> Study:
-    """A study of which every run has succeeded; its baseline is the first."""
+    """A study in which every run has succeeded; its baseline is the first run."""
     made = Study.objects.create(name=name, owner=owner, kind="starter", base=BASE)
     every = [*splits, *({**split, "recompute": "full"} for split in splits if recompute)]
     runs = [finished(owner, s, study=made, position=i, exclusive=True) for i, s in enumerate(every)]
@@ -192,7 +196,7 @@ def _memory(spec: RunSpec, rank: int) -> bytes:
 
 
 def simulate(spec: RunSpec) -> dict[int, np.ndarray]:
-    """SPAN rows of one step for every rank, by walking its program with fixed costs."""
+    """SPAN rows of one step for every rank, computed by walking its program with fixed costs."""
     layout, schedule = Layout.of(spec), build(spec)
     split = spec.parallel
     forward = FORWARD // (split.dp * split.tp * split.pp * split.micro_batches)
@@ -222,7 +226,7 @@ def simulate(spec: RunSpec) -> dict[int, np.ndarray]:
 
 
 def _end(op: Any, begin: int, forward: int, split: Any, sent: dict[Any, int], q: int) -> int | None:
-    """When the operation ends, or None while its message is not there."""
+    """The end of the operation, or None if the message it waits for has not been sent yet."""
     if op.kind in SENDS:
         sent[op.peer, Kind(op.kind + 1), op.micro_batch] = begin + MS // 2
         return begin + MS // 10

@@ -1,4 +1,4 @@
-"""A worker that speaks the stream contract and nothing else: it trains nothing, and says what the test tells it to."""
+"""A fake worker that only speaks the stream protocol: it trains nothing and publishes what a test asks for."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def spec(**parallel: Any) -> dict[str, Any]:
 
 
 def points_frame(first: int, count: int, name: str = "loss", rank: int = 0) -> bytes:
-    """A frame of `count` points of consecutive steps; the value of a step is the step + 0.5."""
+    """A frame of `count` points for consecutive steps; the value at a step is the step number + 0.5."""
     rows = np.zeros(count, POINT)
     rows["step"] = np.arange(first, first + count)
     rows["time"] = 1_700_000_000 + rows["step"]
@@ -38,7 +38,7 @@ def spans_frame(step: int, count: int = 3, rank: int = 0, total: int | None = No
 
 
 class Peer:
-    """One life of a worker. `files` are the bytes that its ranks have written so far."""
+    """One lifetime of a worker process. `files` holds the bytes that its ranks have written so far."""
 
     def __init__(self, url: str, name: str = "yard-a", boot: str = "boot-1", devices: int = 2) -> None:
         self.redis = redis.Redis.from_url(url)
@@ -82,21 +82,21 @@ class Peer:
         self.publish(attempt, *self.write(attempt, data, rank, channel), rank=rank, channel=channel)
 
     def orders(self) -> list[ControlEntry]:
-        """Control entries that have come since the last call."""
+        """Control entries that arrived since the last call."""
         rows: Any = self.redis.xrange(control_stream(self.name), min=f"({self._heard}" if self._heard != "0" else "-")
         if rows:
             self._heard = rows[-1][0].decode()
         return [json.loads(fields[b"body"]) for _, fields in rows]
 
     def obey(self) -> None:
-        """Answers every rewind by publishing the file again from there on."""
+        """Answers every rewind order by publishing the file again from the requested offset."""
         for order in self.orders():
             if order["kind"] == "rewind":
                 key = (order["attempt"], order["rank"], order["channel"])
                 self.publish(key[0], order["offset"], len(self.files[key]), key[1], key[2])
 
     def tasks(self) -> list[dict[str, Any]]:
-        """Start messages that wait in this worker's Celery queue, oldest first."""
+        """Start messages in this worker's Celery queue, oldest first."""
         raw: Any = self.redis.lrange(queue_of(self.name), 0, -1)
         return [_body_of(json.loads(item)) for item in reversed(raw)]
 

@@ -1,4 +1,4 @@
-"""A page as its sentences were written."""
+"""Removes markup that would get in the way of comparing sentences."""
 
 from __future__ import annotations
 
@@ -6,5 +6,5 @@ import re
 
 
 def plain(page: str) -> str:
-    """Without the marks that keep a word whole at the end of a line."""
+    """The page without the spans that keep a word from being broken across lines."""
     return re.sub(r'<span class="whole">(.*?)</span>', r"\1", page)

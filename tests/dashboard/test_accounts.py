@@ -1,4 +1,4 @@
-"""Sign-in, roles on every address, tokens, the admin."""
+"""Sign-in, role checks for every address, API tokens, the admin."""
 
 from __future__ import annotations
 
@@ -23,7 +23,9 @@ OPEN = ("/accounts/login/", "/admin/login/")
 
 
 def addresses(patterns: Any = None, prefix: str = "/") -> list[str]:
-    """Every address of the site outside the admin, with 1 for each number, 'x' for each word and 0s for each sha256."""
+    """Every address of the site outside the admin and the API, with 1 for each number, 'x' for each word and 0s for
+    each sha256.
+    """
     out = []
     for pattern in patterns or get_resolver().url_patterns:
         plain = re.sub(r"\(\?P<sha256>[^)]*\)", "0" * 64, str(pattern.pattern)).removeprefix("^").removesuffix("$")
@@ -158,7 +160,7 @@ def test_a_token_of_a_disabled_user_is_dead(alice: Any) -> None:
 
 @pytest.fixture
 def staff(client: Client, alice: Any) -> Any:
-    """Signed in: what a superuser makes of a user by ticking `staff status`, and no more."""
+    """A signed-in user with nothing but `staff status`, as a superuser would set it in the admin."""
     user = User.objects.create_user("frank", password="frank-secret-1", is_staff=True)
     client.force_login(user)
     return user
@@ -238,7 +240,7 @@ def test_staff_administer_workers(client: Client, admin: Any, alice: Any, redis_
     assert fresh.draining
     assert client.get(f"{address}{fresh.pk}/delete/").status_code == 403
     chosen = {"action": "delete_selected", "_selected_action": [fresh.pk, gone.pk], "post": "yes"}
-    assert client.post(address, chosen).status_code == 403, "fresh would be back with its next heartbeat"
+    assert client.post(address, chosen).status_code == 403, "a live worker would come back with its next heartbeat"
     client.post(address, chosen | {"_selected_action": [gone.pk]})
     assert list(Worker.objects.all()) == [fresh]
     shown = client.get(f"{address}{fresh.pk}/change/").content.decode()

@@ -49,7 +49,9 @@ def test_bars_end_at_the_errors_and_fitted_rows_are_outlined() -> None:
 
 
 def test_on_a_phone_a_number_has_room_behind_its_bar() -> None:
-    """It stood on the other side of zero."""
+    """The number is printed next to the end of its bar; the axis must leave room for it. It used to be on the other
+    side of zero.
+    """
     for rows, goal in ((accuracy.step_times(), 0.08), (accuracy.figure_7(), None), (accuracy.layer_times(), None)):
         figure = errors.chart("times", "", rows, goal).figure
         low, high = figure["layout"]["meta"]["narrow"]["xaxis"]["range"]
@@ -72,7 +74,9 @@ def test_bubble_rates_are_simulated_for_a_model_of_the_tables(reader: Client) ->
     assert "against 4.33" in text
     assert "at equal memory: shorter in 1 of 6, equal in 5, longer in none" in text
     assert "15.85 against 15.85 (0.00)" in text and "-0.00" not in text and "room for 2p, ZB-2p" in text
-    assert "table compact wide wrapped" in text, "the last of seven columns was cut off on a desktop"
+    assert "table compact wide wrapped" in text, (
+        "without these classes the last of the seven columns is cut off on a desktop"
+    )
     assert "Back to Accuracy" not in text
     assert "Back to Accuracy" in reader.get(f"{PAGE}bubbles/1.5B").content.decode()
     assert reader.get(f"{PAGE}bubbles/7B").status_code == 404

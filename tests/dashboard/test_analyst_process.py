@@ -1,4 +1,4 @@
-"""The analyst as a process of its own, where the database does not answer."""
+"""The analyst as a process of its own: without a database, and with work that fails."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ def test_a_database_that_is_away_is_told_in_a_sentence(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "manage.py", "analyst"], cwd=ROOT, env=env, capture_output=True, text=True, check=False
     )
-    assert done.returncode == 1, "what keeps it running is to start it again"
+    assert done.returncode == 1, "the process manager restarts it, so it only has to exit"
     assert "The database does not answer: " in done.stderr
     assert "Traceback" not in done.stderr
 
 
 @pytest.mark.django_db
 def test_work_that_fails_is_put_back_and_the_other_lanes_go_on() -> None:
-    """No error of one piece of work, whatever it is, ends what is done for others."""
+    """An error in one piece of work must not stop the lanes of others."""
     tries, done = [], []
 
     def failing() -> Work | None:

@@ -1,4 +1,4 @@
-"""What is written about ended runs is kept until what it was written from changes."""
+"""Texts about ended runs are cached until the data they were written from changes."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_studies_have_their_own_verdicts(study: Study, alice: Any) -> None:
 
 
 class Maker:
-    """Counts how often something was made."""
+    """A function that counts its calls."""
 
     def __init__(self) -> None:
         self.times = 0
@@ -94,7 +94,9 @@ def test_a_late_byte_another_attempt_and_other_hosts_make_it_anew(study: Study, 
     def made() -> bool:
         before = make.times
         answer_cache.of_ended(study, ["report"], make)
-        assert answer_cache.of_ended(study, ["report"], make) == {"made": make.times}, "and then it is kept again"
+        assert answer_cache.of_ended(study, ["report"], make) == {"made": make.times}, (
+            "and the new text is cached again"
+        )
         return make.times > before
 
     assert made() and not made()
@@ -107,9 +109,9 @@ def test_a_late_byte_another_attempt_and_other_hosts_make_it_anew(study: Study, 
     worker = Worker.objects.get()
     worker.devices = [{**device, "memory_used": 5} for device in worker.devices]
     worker.save()
-    assert not made(), "a heartbeat with nothing but other loads"
+    assert not made(), "a heartbeat that changes only loads"
     study.runs.first().delete()  # type: ignore[union-attr]
-    assert made(), "a run fewer"
+    assert made(), "one run fewer"
     Study.objects.filter(pk=study.pk).update(name="Other")
     study.refresh_from_db()
     assert made(), "another name"

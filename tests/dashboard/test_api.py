@@ -1,4 +1,4 @@
-"""The JSON API: what it returns, who may, and the one shape of its errors."""
+"""The JSON API: what it returns, who may call it, and the single shape of its errors."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def two_cpus(db: None) -> Worker:
 
 
 def kineto(rank: int) -> SimpleUploadedFile:
-    """Two steps of 10 ms: a forward of 4 ms, on rank 1 of 8."""
+    """A trace in PyTorch's format with two steps of 10 ms: a forward of 4 ms on rank 0, of 8 ms on rank 1."""
     steps = [
         {"cat": "user_annotation", "name": f"ProfilerStep#{k}", "ph": "X", "pid": 1, "tid": 1, "ts": ts, "dur": 10_000}
         for k, ts in ((0, 0), (1, 10_000))
@@ -67,7 +67,7 @@ def test_a_trace_is_uploaded_read_and_analysed_with_a_token(
     made = client.post(url, {"files": [kineto(0), kineto(1)], "name": "Elsewhere"}, headers=headers)
     assert made.status_code == 201
     one = f"{url}/{made.json()['data']['id']}"
-    assert client.get(f"{one}/analysis", headers=headers).status_code == 404, "it is not read yet"
+    assert client.get(f"{one}/analysis", headers=headers).status_code == 404, "the trace has not been read yet"
     assert read_next()
     known = client.get(one, headers=headers).json()["data"]
     assert (known["state"], known["steps"], known["ranks"]) == ("succeeded", [0, 1], 2)
@@ -240,7 +240,7 @@ def test_series_spans_and_log_of_a_queued_run_are_empty_not_wrong(client: Client
 
 
 def received(answer: Any) -> bytes:
-    """The streamed body, read as the ASGI server reads it."""
+    """The streamed body, read asynchronously as the ASGI server reads it."""
 
     async def read() -> bytes:
         return b"".join([chunk async for chunk in answer.streaming_content])

@@ -1,4 +1,4 @@
-"""The API's page for people: it has every operation, and its commands are answered."""
+"""The API documentation page: it lists every operation, and the commands it shows work."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.django_db
 
 @pytest.fixture(autouse=True)
 def broker(redis_url: str) -> None:
-    """Announcements have somewhere to go."""
+    """Announcements need a broker."""
 
 
 def page(client: Client) -> str:
@@ -62,7 +62,9 @@ def test_it_is_linked_from_the_menu_and_the_tokens(reader: Client) -> None:
 
 
 def test_its_commands_are_answered(client: Client, alice: Any) -> None:
-    """With a token instead of the session, as a script has it; files are what no page can name."""
+    """Runs the commands with a token instead of the session, as a script would. Commands with file uploads are skipped,
+    because the page cannot name a file.
+    """
     run = factory.finished(alice)
     client.force_login(alice)
     asked = commands(page(client))
@@ -80,10 +82,11 @@ def test_its_commands_are_answered(client: Client, alice: Any) -> None:
         seen[f"{method} {path}"] = answer.status_code
     assert seen["POST /api/v1/runs"] == 201 and seen[f"GET /api/v1/runs/{run.pk}/series"] == 200
     assert seen.pop(f"POST /api/v1/runs/{run.pk}/generate") == 422  # the run saved no checkpoint
-    assert seen.pop("POST /api/v1/links") == 422  # it names hosts that only a person can choose
+    assert seen.pop("POST /api/v1/links") == 422  # it names hosts that the user has to choose
     assert set(seen.values()) <= {200, 201} and len(seen) >= 10
     gone = [words[-1] for words in asked if "DELETE" in words]
-    assert gone and all(address.endswith("_id}") for address in gone)  # nothing is lost by a paste
+    # pasting a DELETE command unchanged deletes nothing
+    assert gone and all(address.endswith("_id}") for address in gone)
 
 
 def test_valid_tokens_are_named_and_never_shown(client: Client, alice: Any, bob: Any) -> None:

@@ -1,4 +1,4 @@
-"""The OpenAPI document is true: generated requests get documented answers of the documented shape."""
+"""The OpenAPI document is true: generated requests get documented responses of the documented shape."""
 
 from __future__ import annotations
 
@@ -27,7 +27,8 @@ from dashboard.runs import services
 
 pytestmark = pytest.mark.django_db
 
-# Valid against the schema does not mean accepted: rules between fields and the size of the fleet are not in it.
+# A request that is valid by the schema may still be refused: the schema does not cover rules between fields or the size
+# of the fleet.
 CHECKS = (
     not_a_server_error,
     status_code_conformance,
@@ -38,11 +39,11 @@ CHECKS = (
 
 
 NEW_RUN = {"path": "/api/v1/runs", "method": "POST"}
-"""Of a spec with so many fields there are more requests at the edge of what its schema allows than of all others."""
+"""The spec has so many fields that requests at the limits of its schema outnumber all other requests."""
 
 
 def documented(**phases: dict[str, bool]) -> BaseSchema:
-    """In-process: no server, and the same transaction as the test."""
+    """Calls the application in-process, so requests run in the test's own transaction."""
     config = schemathesis.Config.from_dict({"phases": phases})
     return schemathesis.openapi.from_wsgi("/api/v1/openapi.json", get_wsgi_application(), config=config)
 
@@ -54,7 +55,9 @@ FEW = settings(max_examples=8, deadline=None, derandomize=True, database=None, s
 
 @pytest.fixture
 def one_connection() -> Iterator[None]:
-    """As Django's own test client has it: a request does not close the connection that the test's transaction is on."""
+    """Keeps a request from closing the connection that holds the test's transaction, as Django's own test client
+    does.
+    """
     signals = (request_started, request_finished)
     for signal in signals:
         signal.disconnect(close_old_connections)
@@ -97,13 +100,13 @@ def test_specs_at_every_edge_are_taken_or_refused_as_documented(case: Any, token
 
 
 def answer(case: Any, tokens: dict[str, str]) -> None:
-    """Raises where the answer to a request is none of the documented ones."""
+    """Sends the request and raises if the response is not one of the documented ones."""
     scope = Scope.WORKER if "/blobs/" in case.path else Scope.SUBMIT
-    # RunSpec reads "4" and 4 alike, as forms and hand-written files need; the schema has no words for that leniency.
+    # RunSpec reads "4" and 4 alike, for forms and hand-written files; a JSON schema cannot express that leniency.
     checks = CHECKS[:-1] if case.method == "POST" else CHECKS
-    # Without a server in between nobody would unpack what was compressed for the way.
+    # Called in-process, nothing would decompress the response.
     headers = {"Authorization": f"Bearer {tokens[scope]}", "Accept-Encoding": "identity"}
-    # Every request meets the same yard: hundreds of accepted runs in one queue would only slow the later ones.
+    # All requests share one yard: hundreds of accepted runs in its queue would slow down the later requests.
     with transaction.atomic():
         case.call_and_validate(checks=list(checks), headers=headers)
         transaction.set_rollback(True)

@@ -1,4 +1,4 @@
-"""What if over the API: runs and imported traces, the same shape."""
+"""What-if through the API: runs and imported traces get responses of the same shape."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ PIPELINE = {"pp": 2, "schedule": "gpipe", "micro_batches": 4}
 
 @pytest.fixture
 def asked(client: Client, alice: Any) -> Any:
-    """GET of an address of the API as alice: (status, the answer)."""
+    """A function that GETs an API address as alice and returns (status, JSON)."""
     token = ApiToken.make(user=alice, name="t", scope=Scope.READ, expires_at=timezone.now() + timedelta(days=1))[1]
 
     def ask(address: str) -> tuple[int, Any]:
@@ -85,7 +85,7 @@ def test_an_imported_pipeline_is_asked_what_a_run_is(asked: Any, alice: Any, set
     settings.MEDIA_ROOT = tmp_path
     files = [SimpleUploadedFile(f"rank{rank}.json", annotated(rank)) for rank in range(2)]
     trace = services.upload(owner=alice, name="GPipe", files=files)
-    assert asked(f"/traces/{trace.pk}/whatif")[0] == 404, "it is not read yet"
+    assert asked(f"/traces/{trace.pk}/whatif")[0] == 404, "the trace has not been read yet"
     assert read_next()
     status, answer = asked(f"/traces/{trace.pk}/whatif?schedule=zb-h1&links=free")
     data = answer["data"]
@@ -100,7 +100,7 @@ def test_an_imported_pipeline_is_asked_what_a_run_is(asked: Any, alice: Any, set
 
 def test_a_trace_of_no_pipeline_has_no_schedule(asked: Any, alice: Any, settings: Any, tmp_path: Path) -> None:
     settings.MEDIA_ROOT = tmp_path
-    alone = annotated(0).replace(b"PP:0", b"")  # the annotations name no stage any more
+    alone = annotated(0).replace(b"PP:0", b"")  # without the stage numbers in its annotations
     trace = services.upload(owner=alice, name="One", files=[SimpleUploadedFile("rank0.json", alone)])
     assert read_next()
     status, answer = asked(f"/traces/{trace.pk}/whatif?device=2")

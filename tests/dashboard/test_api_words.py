@@ -1,4 +1,4 @@
-"""What the API refuses is said in our words, with the limits that then hold."""
+"""What the API refuses is explained in the project's own words, with the limits that apply."""
 
 from __future__ import annotations
 

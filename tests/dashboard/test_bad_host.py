@@ -1,4 +1,6 @@
-"""A request by a name that this yard does not serve: a page that names the setting, and one line in the log."""
+"""A request with a Host header that this yard does not serve: a page that names the setting, and one line in the
+log.
+"""
 
 from __future__ import annotations
 

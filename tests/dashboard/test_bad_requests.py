@@ -1,4 +1,4 @@
-"""Requests that mean nothing: whatever stands in an address, a form or a body, it is answered, and shortly."""
+"""Meaningless requests: whatever an address, a form or a body contains, the response is valid and short."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.dashboard.test_traces import annotated, send
 pytestmark = pytest.mark.django_db
 NO_NUMBERS = ("²", "-1", "1.5", "nan", "1\x00", "x", "", "9" * 19, "9" * 5000, None)
 MOST_SAID = 2_000
-"""Bytes of the answer to a field, whatever was sent in it."""
+"""Largest response, in bytes, to a bad field, whatever was sent in it."""
 
 
 @pytest.fixture
@@ -45,7 +45,7 @@ def test_numbers_are_read_in_any_digits() -> None:
 
 @pytest.fixture
 def addresses(member: Client, alice: Any, settings: Any, tmp_path: Any, redis_url: str) -> list[str]:
-    """Those that take whole numbers: of a run with a checkpoint and traced steps, of a study, and of a trace."""
+    """Addresses that take whole numbers: of a run with a checkpoint and traced steps, of a study, and of a trace."""
     settings.MEDIA_ROOT = tmp_path
     study = factory.study(alice, splits=factory.SPLITS[:1], recompute=False)
     run = Run.objects.get()

@@ -1,4 +1,6 @@
-"""What cannot be planned is said at its field: no stack trace, no silent other value, no answer after minutes."""
+"""Values that cannot be planned are reported at their field: no stack trace, no silent replacement, no endless
+computation.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,7 @@ MODEL = ModelSpec(layers=4, hidden=32, heads=2, seq=16)
 BATCH = 16
 PLANNER = "/planner/"
 OF_DJANGO = (forms.IntegerField, forms.FloatField, forms.ChoiceField, forms.TypedChoiceField)
-"""Their messages name neither the field nor what would be right."""
+"""Django's own messages for these fields name neither the field nor what would be valid."""
 
 
 @pytest.fixture
@@ -61,7 +63,9 @@ def test_values_that_no_hardware_has(reader: Client, page: str, asked: dict[str,
 
 
 def test_only_what_was_given_is_marked(reader: Client) -> None:
-    """The MLP's width follows from the hidden size where it is left out."""
+    """If it is left out, the MLP's width is derived from the hidden size; its field must then not be marked as
+    wrong.
+    """
     asked = {"hidden": "-1"}
     assert list(reader.get(PLANNER, asked).context["form"].errors) == ["hidden"]
     assert list(reader.get(PLANNER, {**asked, "ffn": "0"}).context["form"].errors) == ["hidden", "ffn"]

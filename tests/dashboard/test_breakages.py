@@ -1,4 +1,4 @@
-"""Scenarios that break: queued from their card, run here, and told as a postmortem with its proof."""
+"""Scenarios that break a run: queued from their card, run, and explained in a postmortem with its proof."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.django_db
 
 @pytest.fixture(autouse=True)
 def _broker(redis_url: str) -> None:
-    """Announcements have somewhere to go."""
+    """Announcements need a broker."""
 
 
 @pytest.mark.parametrize("breakage", BREAKAGES, ids=lambda one: one.key)
@@ -57,14 +57,14 @@ def test_a_card_queues_its_study(client: Client, alice: Any, bob: Any) -> None:
 
 
 def ended(owner: Any, key: str) -> Study:
-    """The study with all its runs, as the simulated engine of the tests makes them."""
+    """The scenario's study with all its runs finished, as the factory simulates them."""
     made = Study.objects.create(name=key, owner=owner, kind="postmortem", base=factory.BASE, settings={"scenario": key})
     for i, variant in enumerate(breakages.plan(breakages.BY_KEY[key]).variants):
         split = variant.spec.parallel.model_dump(mode="json")
         factory.finished(owner, split, study=made, position=i, name=variant.name)
     made.baseline = made.runs.order_by("position").first()
     made.save()
-    MemoryRecord.objects.all().delete()  # what the rules say of memory is not what these scenarios are about
+    MemoryRecord.objects.all().delete()  # the rules about memory are not what these scenarios are about
     return made
 
 
@@ -73,15 +73,21 @@ def test_the_postmortem_has_cause_evidence_change_and_proof(client: Client, alic
     client.force_login(alice)
     part = client.get(f"/studies/{study.pk}/findings/").content.decode()
     found = postmortem.of_study(study, overview(study.runs.all(), study.baseline))
-    assert found and found.findings[0].rule == "few_micro_batches", "the scaling that it costs comes behind the cause"
+    assert found and found.findings[0].rule == "few_micro_batches", (
+        "the cause comes before the loss of scaling that it leads to"
+    )
     assert [cause.rule for cause in found.causes] == ["few_micro_batches"]
     assert 'data-rule="few_micro_batches"' in part and "Set “Pipeline schedule” to 1F1B." in part
     assert "bubble" in found.proof
     page = client.get(f"/studies/{study.pk}/").content.decode()
-    assert page.count('id="findings"') == 1 and page.index('id="findings"') < page.index('id="verdict"'), "cause first"
+    assert page.count('id="findings"') == 1 and page.index('id="findings"') < page.index('id="verdict"'), (
+        "the findings precede the verdict"
+    )
     lines = figures.losses(overview(study.runs.all(), study.baseline))
     looks = {trace["line"]["color"] + trace["line"]["dash"] for trace in lines.figure["data"]}
-    assert looks == {"var(--line-single)solid", "var(--bad)dot", "var(--good)dash"}, "each has a hue and a pattern"
+    assert looks == {"var(--line-single)solid", "var(--bad)dot", "var(--good)dash"}, (
+        "each line has its own color and dash"
+    )
     assert "dotted = broken, dashed = proof" in lines.subtitle
     assert "the speed of the broken run" in found.proof and found.proof in part.replace("&#x27;", "'")
     assert breakages.BY_KEY["naive"].symptom in client.get(f"/studies/{study.pk}/report/").content.decode()
@@ -89,7 +95,7 @@ def test_the_postmortem_has_cause_evidence_change_and_proof(client: Client, alic
 
 @pytest.mark.parametrize("position", [breakages.BEFORE, breakages.BROKEN, breakages.PROOF])
 def test_busy_devices_are_a_caution_and_not_the_cause(client: Client, alice: Any, position: int) -> None:
-    """Whichever of the three was disturbed: they are held against each other."""
+    """Whichever of the three runs was disturbed, because their times are compared with each other."""
     study = ended(alice, "naive")
     noisy = study.runs.get(position=position)
     noisy.summary = {**noisy.summary, "cpu_others": 0.5}
@@ -98,7 +104,9 @@ def test_busy_devices_are_a_caution_and_not_the_cause(client: Client, alice: Any
     found = postmortem.of_study(study, overview(study.runs.all(), study.baseline))
     assert found and [cause.rule for cause in found.causes] == ["few_micro_batches"]
     assert "disturbed" not in [finding.rule for finding in found.findings] and found.disturbed.startswith("50 %")
-    assert "scaling" in [finding.rule for finding in found.besides], "what was lost is told whatever else ran"
+    assert "scaling" in [finding.rule for finding in found.besides], (
+        "the loss of scaling is reported although other processes ran"
+    )
     assert "Read the times with care" in client.get(f"/studies/{study.pk}/findings/").content.decode()
 
 

@@ -1,4 +1,4 @@
-"""Runs that were broken on purpose: asked for in the form, and marked wherever they are shown."""
+"""Runs with injected faults: requested in the form, and marked wherever they are shown."""
 
 from __future__ import annotations
 

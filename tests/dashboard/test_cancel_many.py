@@ -1,4 +1,6 @@
-"""Several runs of the list cancelled at once: asked once, only what the asker may, and the list stays as it was."""
+"""Cancelling several runs of the list at once: one confirmation, only permitted runs, and the list keeps its
+filters.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,7 @@ def test_the_ticked_that_can_be_are_cancelled_and_the_rest_is_said(client: Clien
     asked = f"?tag=x&runs={mine.pk}&runs={done.pk}&runs={theirs.pk}&runs={active.pk}&runs=x&runs=999999"
     page = client.get(f"/runs/cancel{asked}")
     assert [run.name for run in page.context["runs"]] == ["mine", "active"]
-    assert states(mine, active) == [State.QUEUED, State.RUNNING], "asked first"
+    assert states(mine, active) == [State.QUEUED, State.RUNNING], "confirmation comes first"
     ids = [run.pk for run in (mine, done, theirs, active)]
     answer = client.post("/runs/cancel?tag=x", {"runs": ids}, follow=True)
     assert states(mine, done, theirs, kept) == [State.CANCELLED, State.SUCCEEDED, State.QUEUED, State.QUEUED]

@@ -1,4 +1,4 @@
-"""Figures are pure functions of the numbers: what is drawn adds up, stays in order, and names stay text."""
+"""Figures are pure functions of the numbers: what is drawn adds up and stays in order, and names remain plain text."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tests.dashboard import factory
 
 CSS = (Path(__file__).parents[2] / "dashboard/static/css/trainyard.css").read_text()
 OF_THE_BUNDLE = {"bar", "scatter", "heatmap"}
-"""Traces that charts may use; the bundle that pages load has few more."""
+"""Trace types that charts may use; the Plotly bundle that pages load contains few others."""
 MEMORY = {"params": 1 << 20, "grads": 1 << 20, "optimizer": 2 << 20, "activations": 4 << 20, "buffers": 0}
 
 
@@ -210,7 +210,7 @@ def test_a_first_step_to_warm_up_does_not_press_the_others_together(first: float
     axis = made.figure["layout"]["yaxis"]
     assert (axis.get("range") == [0, 1.4]) == bool(above)
     assert ("1 of them above this view" in made.source) == bool(above)
-    assert made.figure["data"][0]["y"] == values.tolist()  # it is there all the same
+    assert made.figure["data"][0]["y"] == values.tolist()  # the point outside the view is still in the data
 
 
 def test_words_behind_bars_have_more_room_on_a_phone() -> None:
@@ -239,7 +239,7 @@ def test_nothing_measured_draws_nothing_and_keeps_the_size() -> None:
 
 
 def many(n: int) -> dict[int, np.ndarray]:
-    """Two ranks of n operations of 2 us with 1 us between them, from a late start on."""
+    """Two ranks with n operations of 2 us, 1 us apart, that start long after time zero."""
     out = {}
     for rank in (0, 1):
         rows = np.zeros(n, SPAN)
@@ -286,14 +286,16 @@ def test_the_stair_of_losses_reaches_a_speedup_beyond_the_number_of_devices() ->
 
 
 def test_words_of_a_row_do_not_stand_across_a_line() -> None:
-    """The ratio beside the baseline's own speed, the total of a plan beside the limit of its device."""
+    """The ratio must not cross the line of the baseline's speed, nor the total of a plan the line of its device's
+    limit.
+    """
     slow = replace(entry("Single + AR", 120, 0.9), ideal=0.95)
     figure = speedup.chart([ENTRIES[0], slow], "t", "s").figure
     words = next(trace for trace in figure["data"] if trace.get("mode") == "text")
     assert words["x"][1] > 1
     far = replace(entry("DP", 60, 1.2), ideal=2.0)
     words = next(t for t in speedup.chart([far], "t", "s").figure["data"] if t.get("mode") == "text")
-    assert far.speed and far.speed.high < words["x"][0] < 1.7, "at the bar, and not at what it could have reached"
+    assert far.speed and far.speed.high < words["x"][0] < 1.7, "next to the bar, not next to the ideal speed"
     gib = 1 << 30
     made = plan_charts.memory(
         [("near", {"params": 73.0 * gib}), ("far", {"params": 20.0 * gib})], [78.0 * gib] * 2, "t"
@@ -301,7 +303,7 @@ def test_words_of_a_row_do_not_stand_across_a_line() -> None:
     totals = next(trace for trace in made.figure["data"] if trace.get("mode") == "text")
     assert totals["x"] == [78.0, 20.0]
     half = plan_charts.memory([("half", {"params": 55.0 * gib})], [78.0 * gib], "t").figure["data"][-1]
-    assert (half["x"], half["meta"]["narrow"]["x"]) == ([55.0], [78.0]), "words are wider on a phone"
+    assert (half["x"], half["meta"]["narrow"]["x"]) == ([55.0], [78.0]), "text takes relatively more room on a phone"
 
 
 def test_the_legend_names_every_colour_of_a_timeline() -> None:

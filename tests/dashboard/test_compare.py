@@ -1,4 +1,4 @@
-"""Comparing runs: what differs in their specs, whether they are like for like, and where the time went."""
+"""Comparing runs: how their specs differ, whether they are comparable, and where the time went."""
 
 from __future__ import annotations
 
@@ -61,10 +61,12 @@ def test_two_runs_get_a_waterfall_that_adds_up(reader: Client, alice: Any) -> No
     page = reader.get(f"/compare/?runs={a.pk},{b.pk}&baseline={a.pk}")
     bars, _ = page.context["charts"]["waterfall"].figure["data"]
     right = page.context["charts"]["waterfall"].figure["layout"]["xaxis"]["range"][1]
-    assert right > 1.1 * max(bars["x"][0], bars["x"][-1]), "the numbers beside the bars have room"
+    assert right > 1.1 * max(bars["x"][0], bars["x"][-1]), "the numbers next to the bars have room"
     here = 0.0
     for low, long, hue in list(zip(bars["base"], bars["x"], bars["marker"]["color"], strict=True))[:-1]:
-        assert here == pytest.approx(low + long if "accent" in hue else low), "each row begins where the last one ended"
+        assert here == pytest.approx(low + long if "accent" in hue else low), (
+            "each row starts where the previous one ended"
+        )
         here = low if "accent" in hue else low + long
     assert (bars["base"][-1], bars["x"][-1]) == pytest.approx((0, here))
     text = page.content.decode()
@@ -76,7 +78,9 @@ def test_two_runs_get_a_waterfall_that_adds_up(reader: Client, alice: Any) -> No
 def test_two_runs_say_that_they_were_disturbed(
     reader: Client, alice: Any, others: tuple[float, float], place: int | None
 ) -> None:
-    """Last where one was, first where both were: then all that follows rests on it."""
+    """The warning comes last if one run was disturbed, and first if both were, since everything else then rests on
+    it.
+    """
     a, b = (factory.finished(alice, {"dp": dp}, cpu_others=share) for dp, share in zip((1, 2), others, strict=True))
     said = reader.get(f"/compare/?runs={a.pk},{b.pk}").context["verdict"]
     warned = [i for i, sentence in enumerate(said) if "disturbed" in sentence]
@@ -122,7 +126,9 @@ def test_missing_runs_are_named(reader: Client, alice: Any) -> None:
 
 
 def test_a_run_that_went_on_from_a_checkpoint_shares_no_step_with_another(reader: Client, alice: Any) -> None:
-    """Nothing is equal then, and what it had reached when it began took another run's time."""
+    """The second run starts at step 100 of the first. No losses can be compared, and the time to reach a loss does not
+    include the first run's training.
+    """
     short, later = factory.finished(alice, {}), factory.finished(alice, {"dp": 2})
     later.resume_step, later.resume_run = 100, short
     later.save(update_fields=("resume_step", "resume_run"))
@@ -143,7 +149,7 @@ def test_at_most_twelve_are_drawn(reader: Client, alice: Any) -> None:
     page = reader.get(f"/compare/?runs={','.join(str(run.pk) for run in runs)}")
     text, listed = page.content.decode(), ",".join(str(run.pk) for run in runs[:12])
     assert "no lines from 13 runs on; timelines of the first 12 of 14" in text
-    assert f"show={quote(listed)}" in text, "the timelines are those of the first chips"
+    assert f"show={quote(listed)}" in text, "timelines are shown for the first chips"
     fewer = reader.get(f"/compare/{page.context['fewer']}")
     assert [row.run for row in fewer.context["rows"]] == runs[:12] and "loss" in fewer.context["charts"]
 
@@ -168,7 +174,7 @@ def test_lines_of_one_hue_have_symbols_of_their_own(reader: Client, alice: Any) 
         (trace["line"]["color"], trace["line"]["dash"], trace.get("marker", {}).get("symbol"))
         for trace in chart.figure["data"]
     ]
-    assert len(looks) == len(set(looks)) == 4, "each line of the legend is told from every other"
+    assert len(looks) == len(set(looks)) == 4, "each line in the legend looks different from every other"
 
 
 def test_of_other_models_or_data_no_time_to_a_loss_is_said(reader: Client, alice: Any) -> None:
@@ -176,7 +182,7 @@ def test_of_other_models_or_data_no_time_to_a_loss_is_said(reader: Client, alice
     Run.objects.filter(pk=b.pk).update(spec={**b.spec, "model": {**b.spec["model"], "layers": 6}})
     page = reader.get(f"/compare/?runs={a.pk},{b.pk}")
     assert page.context["unlike"] and not page.context["reached"]
-    assert page.context["rows"][1].entry.of_ideal is None, "no ideal is known for another model"
+    assert page.context["rows"][1].entry.of_ideal is None, "there is no ideal for another model"
 
 
 def test_scaling_is_judged_of_quiet_runs_alone(reader: Client, alice: Any) -> None:
@@ -213,7 +219,7 @@ def test_another_kind_of_model_has_no_ratio_over_the_baseline(reader: Client, al
 
 
 def test_beside_a_failed_run_of_its_kind_another_kind_of_model_is_no_rival(reader: Client, alice: Any) -> None:
-    """The failed one has no result to hold against the baseline, so there is nothing to draw a bar of."""
+    """The failed run gives no result to compare with the baseline, so no speedup chart is drawn."""
     a, failed, c = factory.finished(alice), factory.queued(alice), factory.finished(alice)
     factory.end(failed, State.FAILED, "Rank 0 ran out of memory.")
     mlp = RunSpec.model_validate({"model": {"kind": "mlp"}, "train": {"corpus": "digits"}})

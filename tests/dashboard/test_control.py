@@ -1,4 +1,4 @@
-"""The controller against a worker that only speaks the contract: placing, cancels, leases, fencing."""
+"""The controller with a fake worker that only speaks the protocol: placing, cancelling, leases, fencing."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from tests.dashboard.peer import Peer, points_frame, spec
 from workers.contract import LEASE_S
 
 SHORT_LEASE = 1.2 * MOST_COUNTED_S
-"""Longer than any one turn counts for: a slow machine alone never ends a lease."""
+"""Longer than the most that a single turn can add to a clock, so a slow machine alone never ends a lease."""
 pytestmark = pytest.mark.django_db
 
 
 def until(controller: Controller, true: Callable[[], bool], each: Callable[[], None] = lambda: None) -> None:
-    """Turns until `true()`; fails after 30 s."""
+    """Runs controller turns until `true()`; fails after 30 s."""
     deadline = time.monotonic() + 30
     while not true():
         assert time.monotonic() < deadline, "did not happen within 30 s"
@@ -46,7 +46,7 @@ def state_of(run: Run) -> str:
 
 
 def started(peer: Peer, controller: Controller, run: Run) -> Attempt:
-    """The run's attempt, running."""
+    """The run's attempt, once it is running."""
     peer.beat()
     until(controller, lambda: bool(peer.tasks()))
     attempt = run.attempts.get()
@@ -60,7 +60,7 @@ def started(peer: Peer, controller: Controller, run: Run) -> Attempt:
 def test_a_queued_run_is_sent_to_a_worker(peer: Peer, controller: Controller, alice: Any) -> None:
     run = submit(alice, dp=2)
     controller.turn()
-    assert state_of(run) == State.QUEUED  # nobody was heard yet
+    assert state_of(run) == State.QUEUED  # no worker has sent a heartbeat yet
     peer.beat()
     controller.turn()
     (task,) = peer.tasks()
@@ -94,8 +94,8 @@ def test_the_worker_is_as_its_heartbeat_said(peer: Peer, controller: Controller)
     peer.beat()
     controller.turn()
     worker = Worker.objects.get()
-    assert worker.calibration["step_time"] == 0.1, "an old calibration stays"
-    assert worker.refused == "", "an old refusal does not, nor does an older worker say any"
+    assert worker.calibration["step_time"] == 0.1, "an old calibration is kept"
+    assert worker.refused == "", "an old refusal is not kept, and a worker of an older version reports none"
 
 
 def test_two_workers_of_one_name_get_nothing_new_until_one_is_gone(
@@ -105,7 +105,7 @@ def test_two_workers_of_one_name_get_nothing_new_until_one_is_gone(
     peer.beat()
     other.beat(host="host-b")
     controller.turn()
-    assert not Worker.objects.get().clashes, "so it is when a worker was started again"
+    assert not Worker.objects.get().clashes, "this also happens when a worker was restarted"
     peer.beat()
     other.beat(host="host-b")
     controller.turn()
@@ -176,7 +176,7 @@ def test_cancel_of_a_running_run(peer: Peer, controller: Controller, alice: Any)
     order = {"kind": "cancel", "attempt": attempt.pk}
     assert state_of(run) == State.CANCELLING
     assert peer.orders() == [order]
-    peer.beat(attempt.pk)  # it is still there: told again
+    peer.beat(attempt.pk)  # the attempt is still listed, so the order is repeated
     controller.turn()
     assert peer.orders() == [order]
     peer.ended(attempt.pk, "cancelled", cause="cancelled", detail="Stopped.")
@@ -226,7 +226,7 @@ def test_a_heartbeat_keeps_the_lease(redis_url: str, peer: Peer, alice: Any) -> 
     controller = Controller(lease=SHORT_LEASE)
     run = submit(alice)
     attempt = started(peer, controller, run)
-    turns = iter(range(12))  # each waits up to 200 ms for entries: several leases
+    turns = iter(range(12))  # each turn waits up to 200 ms for entries, so this takes several leases
     until(controller, lambda: next(turns, None) is None, lambda: peer.beat(attempt.pk))
     assert state_of(run) == State.RUNNING
     attempt.refresh_from_db()
@@ -236,14 +236,14 @@ def test_a_heartbeat_keeps_the_lease(redis_url: str, peer: Peer, alice: Any) -> 
 def test_the_word_that_ranks_run_is_asked_for_again_where_a_broker_lost_it(
     peer: Peer, controller: Controller, alice: Any
 ) -> None:
-    """Else a run that trains would end as one that never started."""
+    """Otherwise a run that trains would end as one that never started."""
     run = submit(alice)
     peer.beat()
     until(controller, lambda: bool(peer.tasks()))
     attempt = run.attempts.get()
     peer.beat(attempt.pk)
     controller.turn()
-    assert peer.orders() == []  # it is on its way
+    assert peer.orders() == []  # the report may still be on its way
     Attempt.objects.update(sent_at=attempt.sent_at - 2 * UP_LIMIT)
     peer.beat(attempt.pk)
     controller.turn()
@@ -269,7 +269,9 @@ def test_a_restarted_controller_waits_a_full_lease(redis_url: str, peer: Peer, a
 
 
 def test_a_new_database_gives_out_no_number_that_a_worker_knows(peer: Peer, controller: Controller, alice: Any) -> None:
-    """Attempt numbers outlive the database in the workers' folders."""
+    """Attempt numbers survive in the workers' folders after the database is gone, so a new database must not reuse
+    them.
+    """
     peer.beat()
     run = submit(alice)
     until(controller, lambda: run.attempts.exists())

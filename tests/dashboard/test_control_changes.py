@@ -1,4 +1,6 @@
-"""The controller looks for work where something was written, by whomever, and not five times a second in vain."""
+"""The controller looks for work only if somebody has written to the database, instead of querying it five times a
+second.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,7 @@ own_writes_are_told = pytest.mark.skipif("connection.vendor != 'sqlite'", reason
 
 
 def quiet(changes: Changes) -> None:
-    """What went before is known; PostgreSQL may still have been at its own work."""
+    """Waits until no change is reported; PostgreSQL may still be busy with work of its own."""
     for _ in range(50):
         if not changes.any():
             return
@@ -33,7 +35,7 @@ def add(name: str) -> None:
 
 
 def add_elsewhere(name: str) -> None:
-    """A commit of another connection."""
+    """Writes and commits on another connection."""
 
     def work() -> None:
         add(name)
@@ -47,7 +49,7 @@ def add_elsewhere(name: str) -> None:
 @pytest.mark.django_db(transaction=True)
 def test_commits_of_others_are_seen_once() -> None:
     changes = Changes()
-    assert changes.any(), "nothing is known yet"
+    assert changes.any(), "at first everything counts as changed"
     quiet(changes)
     add_elsewhere("ann")
     changes.skip_own()
@@ -84,8 +86,9 @@ def asked_in_a_turn(controller: Controller) -> CaptureQueriesContext:
 def test_an_idle_turn_asks_one_question(
     peer: Peer, controller: Controller, alice: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And so it is while data and heartbeats come that say nothing new; a cancel or a new run is still found in the
-    next turn."""
+    """An idle turn runs one query. Data and heartbeats with nothing new cause only the queries they need, and the next
+    turn still finds a cancel or a new run.
+    """
     for name in ("SWEEP_EVERY_S", "CLOCKS_EVERY_S", "UNSETTLED_EVERY_S", "STARTER_EVERY_S"):
         monkeypatch.setattr(loop, name, 1e6)
     run = submit(alice)
@@ -103,7 +106,7 @@ def test_an_idle_turn_asks_one_question(
     run.save()
     second = submit(alice)
     controller.turn()
-    assert state_of(run) in (State.CANCELLING, State.CANCELLED)  # its worker has not beaten for a while
+    assert state_of(run) in (State.CANCELLING, State.CANCELLED)  # its worker's last heartbeat is a while ago
     assert state_of(second) == State.STARTING
 
 

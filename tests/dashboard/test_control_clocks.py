@@ -1,4 +1,4 @@
-"""The controller's clocks and lock, and the starter study that it brings."""
+"""The controller's clocks and lock, and the starter study that it creates."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_hosts_of_an_attempt_are_timed_apart() -> None:
     clocks.advance(0.5)
     clocks.heard("a", {1})
     assert (clocks.watch("a", 1)[1], clocks.watch("b", 1)[1]) == (0.0, 0.5)
-    assert clocks.listed_for(1) == 0.5  # since the first of them took it
+    assert clocks.listed_for(1) == 0.5  # counted from the first host that took it
     clocks.restart(1)
     assert clocks.watch("b", 1)[1] == 0.0
 
@@ -85,13 +85,13 @@ def test_the_first_calibrated_worker_brings_the_starter_study_once(
     until(controller, Study.objects.exists, lambda: peer.beat(calibration=CALIBRATION))
     study = Study.objects.get()
     assert (study.kind, study.owner) == ("starter", admin)
-    until(controller, lambda: Attempt.objects.count() == 1, peer.beat)  # one at a time
+    until(controller, lambda: Attempt.objects.count() == 1, peer.beat)  # one run at a time
     Starter().consider()
     assert Study.objects.count() == 1
     Run.objects.all().delete()
     Study.objects.all().delete()
-    Starter().consider()  # as the next start does
-    assert not Study.objects.exists(), "given once in the yard's life"
+    Starter().consider()  # as at the next start
+    assert not Study.objects.exists(), "created only once in a yard's life"
 
 
 def test_a_yard_that_has_runs_gets_no_starter_study(peer: Peer, controller: Controller, admin: Any, alice: Any) -> None:

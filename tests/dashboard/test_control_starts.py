@@ -1,4 +1,6 @@
-"""How long a run may take to start: messages that are lost, workers that never take it, and what it may wait for."""
+"""How long a run may take to start: lost messages, workers that never take it, and what it may legitimately wait
+for.
+"""
 
 from __future__ import annotations
 
@@ -64,7 +66,9 @@ def test_an_attempt_that_never_starts_fails_and_is_fenced(
 def test_an_attempt_behind_a_profile_may_start_later(
     peer: Peer, controller: Controller, alice: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The profile was asked for before; its time is not that of the start, and the start has its own behind it."""
+    """The run waits for a profile that was requested earlier. That time does not count, and after it the start still
+    has its full time limit.
+    """
     monkeypatch.setattr(sweeps, "START_LIMIT_S", 0.5)
     peer.beat()
     controller.turn()

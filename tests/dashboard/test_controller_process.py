@@ -1,4 +1,6 @@
-"""The controller as a process of its own on a database file: killed in mid-stream, stopped, cut off from the broker."""
+"""The controller as a separate process on a database file: killed while data arrives, stopped, cut off from the
+broker.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,7 @@ from tests.dashboard.peer import Peer, points_frame
 
 DEADLINE_S = 60.0
 PACE_S = 0.02
-"""Between two bundles of points: more than a worker sends at its busiest, and no more than can be stored."""
+"""Seconds between two bundles of points: faster than any worker sends, and no more than can be stored."""
 SEED = """
 import django; django.setup()
 from django.contrib.auth.models import User
@@ -55,7 +57,7 @@ class Yard:
     def restart_broker(self) -> None:
         self.server.kill()
         self.server.wait(10)
-        time.sleep(2)  # an outage of several tries
+        time.sleep(2)  # long enough for several attempts to reconnect
         self.server, _ = broker.start(self.folder)
 
     def ask(self, query: str) -> list[tuple[Any, ...]]:
@@ -73,7 +75,7 @@ class Yard:
         return [int(step) for (data,) in chunks for step in np.frombuffer(data, POINT)["step"]]
 
     def place(self, peer: Peer) -> int:
-        """The attempt that a controller made of the queued run, running."""
+        """The attempt that a controller placed for the queued run, once it is running."""
         until(lambda: bool(peer.tasks()), peer.beat)
         attempt = int(peer.tasks()[0]["attempt"])
         peer.running(attempt)
@@ -135,7 +137,7 @@ def test_a_broker_that_restarts_costs_nothing(yard: Yard) -> None:
     assert yard.state() == "running"
     until(lambda: "answer again" in yard.log())
     lines = [line for line in yard.log().splitlines() if "is away" in line]
-    assert lines and len(lines) == len({line.split("is away", 1)[1] for line in lines}), "each reason once"
+    assert lines and len(lines) == len({line.split("is away", 1)[1] for line in lines}), "each reason is logged once"
 
 
 def test_the_second_takes_over_when_the_first_dies_and_stops_when_told(yard: Yard) -> None:

@@ -1,4 +1,6 @@
-"""The Crossover page: sentences that follow from the numbers, own runs as dots, bad values told at their fields."""
+"""The Crossover page: sentences that follow from the numbers, measured runs as dots, bad values reported at their
+fields.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A checkpoint that a run found damaged is marked wherever one is chosen, and another one is chosen first."""
+"""A checkpoint that a run found damaged is marked wherever one can be chosen, and another one is preselected."""
 
 from __future__ import annotations
 
@@ -93,7 +93,9 @@ def test_the_api_leaves_it_out(client: Client, alice: Any, saved: Run, finder: R
     ],
 )
 def test_only_what_says_so_marks_it(alice: Any, saved: Run, said: str, cause: str, state: str, bad: bool) -> None:
-    """Not the damage of another step (of the run's own, taken up by a retry), nor a file that is gone."""
+    """Neither damage of another step (of the run's own checkpoint, resumed by a retry) nor a missing file marks the
+    checkpoint.
+    """
     resumed(alice, saved, 20, said, cause, State(state))
     assert (20 in damaged(saved)) is bad
     assert resuming.sound(saved) == ([10] if bad else [10, 20])

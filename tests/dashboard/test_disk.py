@@ -1,4 +1,6 @@
-"""A worker's disk: on its card, in the API, and before a run whose checkpoints it would not hold."""
+"""A worker's free disk space: on its card, in the API, and in a warning before a run whose checkpoints would not
+fit.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A run whose loss is no number any more is as fast as ever: wherever it is called so, it is said."""
+"""A run whose loss became NaN is still as fast: wherever it is called fastest, the lost loss is mentioned."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_the_fastest_of_a_study_is_said_to_have_no_loss(reader: Client, study: S
     view = overview(study.runs.all(), study.baseline)
     first = next(text for text in view.verdict if "is fastest" in text)
     assert first.startswith("lr = 30") and first.endswith("; its loss is not finite any more.")
-    assert not any(text.startswith("The loss of") for text in view.verdict), "said once"
+    assert not any(text.startswith("The loss of") for text in view.verdict), "it is said only once"
     assert "its loss is not finite any more" in plain(reader.get("/studies/").content.decode())
 
 

@@ -1,4 +1,4 @@
-"""A run that failed or was cancelled half way is named with its reason, and held against no other."""
+"""A run that failed or was cancelled halfway is listed with its reason, and not compared with any other."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ REASON = "Rank 1 was killed by signal 9 at step 30."
 
 
 def cut(owner: Any, split: dict[str, Any], state: State, detail: str, **kwargs: Any) -> Run:
-    """A run with all its measurements up to step 30 that ended without a result."""
+    """A run that ended without a result, with all its measurements up to step 30."""
     run = factory.queued(owner, split, **kwargs)
     factory.feed_steps(factory.start(run), 30)
     factory.end(run, state, detail, "killed")
@@ -35,7 +35,7 @@ def study(alice: Any) -> Study:
 def test_a_failed_run_is_named_with_its_reason_and_no_bar_counts_it(study: Study) -> None:
     view = overview(study.runs.all(), study.baseline)
     failed = next(row for row in view.rows if row.run.state == State.FAILED)
-    assert failed.entry.result is not None and failed.entry.result.breakdown, "it was measured until then"
+    assert failed.entry.result is not None and failed.entry.result.breakdown, "it has measurements up to its failure"
     label = failed.entry.label
     assert f"{label} failed and is left out: {REASON}" in view.verdict
     charts = figures.of_overview(view)
@@ -116,7 +116,7 @@ def test_it_takes_no_row_of_a_chart_and_keeps_its_row_of_numbers(study: Study) -
     for key in ("speedup", "breakdown", "memory"):
         axis, height = charts[key].figure["layout"]["yaxis"], charts[key].height
         assert len(axis["ticktext"]) == 3 and not any("PP-GPipe" in tick for tick in axis["ticktext"]), key
-        assert height == charts["speedup"].height, "side by side they share their rows"
+        assert height == charts["speedup"].height, "charts side by side share their rows"
         drawn = [trace["y"] for trace in charts[key].figure["data"] if trace.get("mode") != "lines"]
         assert all(max(y, default=0) <= 2 for y in drawn), key
         assert len(charts[key].rows) == 4

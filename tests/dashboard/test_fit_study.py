@@ -1,4 +1,6 @@
-"""The fit study: what it queues first, how ends decide the next run, and what its page says."""
+"""The fit study (largest model that fits): what it queues first, how the end of a run decides the next, what its page
+says.
+"""
 
 from __future__ import annotations
 
@@ -34,12 +36,12 @@ ASKED = {
 
 @pytest.fixture(autouse=True)
 def _broker(redis_url: str) -> None:
-    """Announcements have somewhere to go."""
+    """Announcements need a broker."""
 
 
 @pytest.fixture
 def study(client: Client, alice: Any) -> Study:
-    """Queued by the form."""
+    """A study that was queued through the form."""
     factory.worker(devices=2)
     client.force_login(alice)
     answer = client.post(NEW, ASKED)
@@ -48,7 +50,7 @@ def study(client: Client, alice: Any) -> Study:
 
 
 def end(run: Run, truth: dict[str, int]) -> None:
-    """Ends a run as one would of which `truth` layers fit."""
+    """Ends a run as if at most `truth` layers fit for its strategy."""
     layers = run.spec["model"]["layers"]
     factory.start(run)
     if layers <= truth[run.label]:
@@ -58,10 +60,10 @@ def end(run: Run, truth: dict[str, int]) -> None:
 
 
 def finish(study: Study, truth: dict[str, int]) -> list[int]:
-    """Plays the study to its end; the layers of every run."""
+    """Runs the study to its end and returns the number of layers of every run."""
     for _ in range(60):
         fit_runs.advance()
-        fit_runs.advance()  # a second look finds nothing to do
+        fit_runs.advance()  # a second call finds nothing to do
         for run in study.runs.filter(state=State.QUEUED):
             end(run, truth)
         study.refresh_from_db()
@@ -108,7 +110,7 @@ def test_exact_predictions_cost_two_runs_each(client: Client, study: Study) -> N
     for where in (told, client.get("/runs/").content.decode()):
         assert calm in where and "Did not fit" in where and 'class="badge" data-state="failed"' not in where
     listed = client.get("/studies/").content.decode()
-    assert "the single device" in listed and "failed</span>" not in listed, "limits that were met are no failures"
+    assert "the single device" in listed and "failed</span>" not in listed, "reaching a limit is no failure"
 
 
 def test_a_turn_sends_the_searches_that_moved_on_alone(client: Client, study: Study) -> None:
@@ -132,14 +134,14 @@ def test_wrong_predictions_are_searched_and_said(client: Client, study: Study) -
     said = predictions(study)
     truth = {"Single": said["Single"] + 1, "PP-1F1B": said["PP-1F1B"] - 6}
     layers = finish(study, truth)
-    assert len(layers) == len(study.runs.values_list("name").distinct()), "no count is run twice"
+    assert len(layers) == len(study.runs.values_list("name").distinct()), "no number of layers is run twice"
     found = {hunt.label: hunt for hunt in fit.hunts(study.runs.all())}
     assert {label: hunt.largest for label, hunt in found.items()} == truth
     assert "1 one layer below, 1 above" in " ".join(fit.sentences(list(found.values()), CAP * MIB))
     below, above = client.get(f"/studies/{study.pk}/charts.json").json()["fit"]["figure"]["data"]
     assert above["text"] == [f" {truth['Single']}, predicted {said['Single']}", ""]
     assert below["text"] == ["", f" {truth['PP-1F1B']}, predicted {said['PP-1F1B']}"]
-    assert below["width"] > above["width"], "an outline that ends inside the solid bar is seen around it"
+    assert below["width"] > above["width"], "an outline that ends inside the solid bar remains visible around it"
     rows = list(csv.DictReader(client.get(f"/studies/{study.pk}/table.csv").content.decode().splitlines()))
     assert [(row["strategy"], int(row["difference"]), row["state"]) for row in rows] == [
         ("Single", -1, "found"),
@@ -151,7 +153,7 @@ def test_wrong_predictions_are_searched_and_said(client: Client, study: Study) -
 def test_searches_under_way_can_be_cancelled_from_the_page(client: Client, study: Study, reader: Client) -> None:
     address, cancel = f"/studies/{study.pk}/", f"/runs/cancel?study={study.pk}"
     assert cancel in client.get(address).content.decode()
-    assert cancel not in reader.get(address).content.decode(), "who may not change it is not offered that"
+    assert cancel not in reader.get(address).content.decode(), "not offered to users who may not change the study"
     finish(study, predictions(study))
     assert cancel not in client.get(address).content.decode()
 

@@ -1,4 +1,4 @@
-"""The fleet page: who holds what, what waits, and draining by staff alone."""
+"""The fleet page: who holds which device, what is waiting, and draining by staff only."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.dashboard import factory
 
 @pytest.fixture(autouse=True)
 def broker(redis_url: str) -> None:
-    """Announcements have somewhere to go."""
+    """Announcements need a broker."""
 
 
 def page(client: Client, query: str = "") -> str:
@@ -51,7 +51,7 @@ def test_devices_show_their_run_and_the_queue_its_reason(client: Client, alice: 
 
 
 def test_runs_that_were_broken_on_purpose_wear_their_badge(client: Client, alice: Any) -> None:
-    """In their device, in the queue and in the table under the timeline."""
+    """On their devices, in the queue, and in the table below the timeline."""
     client.force_login(alice)
     runs = [factory.queued(alice, {"dp": 2}, name="under way"), factory.queued(alice, name="waiting run")]
     factory.start(runs[0])
@@ -92,7 +92,7 @@ def test_a_worker_that_went_in_good_order_has_left(client: Client, bob: Any) -> 
 
 
 def test_what_a_worker_last_said_is_not_told_as_if_it_were_now(client: Client, bob: Any) -> None:
-    """Devices of one that is away are neither free nor busy, and have no load."""
+    """Devices of an absent worker are shown as neither free nor busy, and without a current load."""
     host = factory.worker()
     host.devices[1]["load"] = 1.0
     host.leaving = True
@@ -141,7 +141,7 @@ def test_only_staff_remove_a_worker_and_only_one_that_is_gone(client: Client, al
     assert refused.status_code == 409 and "still reports: stop its process first" in refused.content.decode()
     host.heartbeat_at = timezone.now() - timedelta(minutes=2)
     host.save()
-    assert address not in page(client), "a run is held there"
+    assert address not in page(client), "it still holds a run"
     assert "“held” is still held to run on" in client.post(address).content.decode()
     Attempt.objects.filter(pk=attempt.pk).update(over=True, ended_at=timezone.now())
     assert address in page(client)
@@ -150,7 +150,7 @@ def test_only_staff_remove_a_worker_and_only_one_that_is_gone(client: Client, al
     assert "is off the fleet" in client.post(address, follow=True).content.decode()
     assert not Worker.objects.exists()
     assert f"on {host.name}" in client.get(reverse("runs:page", args=[attempt.run_id])).content.decode()
-    assert client.post(address).status_code == 404, "a second click finds nothing more to remove"
+    assert client.post(address).status_code == 404, "a second click finds no worker to remove"
 
 
 def test_removing_a_worker_says_which_profiles_go_with_it(client: Client, admin: Any) -> None:
@@ -183,7 +183,7 @@ def test_ages_and_sizes_are_in_words(client: Client, bob: Any) -> None:
 
 
 def test_load_on_a_free_device_is_explained(client: Client, bob: Any) -> None:
-    """Nobody takes a device that something else keeps busy for one that is idle."""
+    """Otherwise a device that other programs keep busy would look idle."""
     host = factory.worker()
     client.force_login(bob)
     assert "used by others" not in page(client)
@@ -207,7 +207,7 @@ def test_a_host_that_times_layers_says_so(client: Client, alice: Any) -> None:
     attempt = factory.start(factory.queued(alice))
     said = page(client)
     assert "once nothing runs here" in said and "times layers<" not in said
-    Attempt.objects.filter(pk=attempt.pk).update(started_at=None)  # sent there behind the profile
+    Attempt.objects.filter(pk=attempt.pk).update(started_at=None)  # sent to the host after the profile request
     said = page(client)
     assert "Times the layers of" in said and said.count("times layers<") == 1
 
@@ -232,7 +232,7 @@ def test_a_worker_that_the_web_refuses_is_seen_with_its_setting(client: Client, 
     client.force_login(admin)
     assert reverse("accounts:tokens") in client.get(reverse("fleet:part")).content.decode()
     Worker.objects.update(heartbeat_at=timezone.now() - timedelta(minutes=5))
-    assert "Runs over uploaded texts" not in page(client), "a silent one says nothing of now"
+    assert "Runs over uploaded texts" not in page(client), "a silent worker says nothing about the present"
 
 
 def test_admins_see_whom_redis_turned_away(client: Client, bob: Any, admin: Any, redis_url: str) -> None:
@@ -249,9 +249,9 @@ def test_admins_see_whom_redis_turned_away(client: Client, bob: Any, admin: Any,
         assert "The user or the password in REDIS_URL there is wrong" in said
         assert "It may not reach worker.gpu8: TRAINYARD_WORKER_NAME there must be" in said
         factory.worker("gpu7")
-        assert page(client).count("Redis refused") == 1, "it got in since with another password"
+        assert page(client).count("Redis refused") == 1, "it has since connected with another password"
         client.force_login(bob)
-        assert "Redis refused" not in page(client), "an address is nobody's business but an admin's"
+        assert "Redis refused" not in page(client), "only admins see addresses"
     finally:
         broker.execute_command("ACL", "DELUSER", "gpu7")
         broker.execute_command("ACL", "LOG", "RESET")

@@ -1,4 +1,4 @@
-"""Files that a run is made of: a text to train on, a schedule of one's own, token files that lie with the workers."""
+"""Files that a run uses: an uploaded text to train on, a custom schedule, token files that lie on the workers."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_a_schedule_may_come_as_a_file(member: Client) -> None:
     ],
 )
 def test_a_file_that_is_no_schedule(member: Client, data: bytes, field: str, told: str) -> None:
-    """What can be read as text stands in the field, to be put right there."""
+    """A file that is at least text is put into the field, so that it can be corrected there."""
     answer = program(member, data)
     assert answer.status_code == 422
     assert told in answer.context["form"].errors[field][0]
@@ -79,7 +79,7 @@ def test_a_file_that_is_no_schedule(member: Client, data: bytes, field: str, tol
 
 
 def test_a_schedule_that_would_hang_shows_its_grid_at_the_field(member: Client) -> None:
-    """The bad cell is marked there; the panel says the reason alone."""
+    """The wrong cell is marked at the field; the panel gives only the reason."""
     hangs = "0F0,0B0,0F1,0B1\n1F1,1F0,1B0,1B1"
     answer = member.post("/runs/new/check", filled(**OWN, parallel__program=hangs))
     (said,) = answer.context["form"].errors["parallel__program"]
@@ -88,7 +88,7 @@ def test_a_schedule_that_would_hang_shows_its_grid_at_the_field(member: Client) 
     assert short == f"Own schedule: {said.splitlines()[0]} Its field shows where."
     sentence, place = said.split("\n", 1)
     shown = html.unescape(answer.content.decode())
-    assert f"<span>{sentence}</span>\n{place}</p>" in shown, "the sentence folds on a phone, the grid does not"
+    assert f"<span>{sentence}</span>\n{place}</p>" in shown, "the sentence wraps on a phone, the grid does not"
 
 
 def test_token_files_of_workers_are_corpora(member: Client, worker: Worker) -> None:

@@ -1,4 +1,4 @@
-"""Pages speak of fields by their labels; the names of the spec belong to API, CLI and JSON."""
+"""Pages refer to fields by their labels; the dotted names of the spec are for API, command line and JSON."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_spec_tab_and_compare_name_no_leaf(client: Client, alice: Any) -> None:
 
 
 def test_no_comment_of_a_template_is_shown() -> None:
-    """`{# … #}` ends with its line: one that goes on is text of the page."""
+    """A `{# … #}` comment must end on its line; Django shows a multi-line one as text of the page."""
     opened = re.compile(r"\{#(?!.*#\})")
     shown = [path for path in (ROOT / "templates").rglob("*.html") if opened.search(path.read_text())]
     assert not shown
@@ -91,11 +91,11 @@ def test_an_error_without_its_field_is_told_with_it() -> None:
 
 
 def test_notes_of_an_imported_trace_name_fields_of_its_run_alone() -> None:
-    """What a file is called may look like a setting."""
+    """The name of a file may look like a setting and must not be replaced by a label."""
     told = ["The spec of its run does not hold here (parallel.micro_batches: Must be 4).", "seed=7.json was not read."]
     assert notes(Trace(notes=told)) == [told[0].replace("parallel.micro_batches", "“Micro-batches”"), told[1]]
 
 
 def test_an_import_that_never_said_whether_it_is_whole_counts_as_whole() -> None:
-    """As older versions kept it."""
+    """Versions that did not record it stored only whole imports."""
     assert missing(Trace(ranks={"0": {"file": "a.json", "device": "cpu", "steps": {"1": 3}}}), 1) == ""

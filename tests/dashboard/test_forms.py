@@ -1,4 +1,4 @@
-"""The New run form: generated from the spec, keeps what was typed, queues nothing that is wrong."""
+"""The New run form: generated from the spec; it keeps all input and queues nothing that is wrong."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def filled(**changes: Any) -> dict[str, Any]:
 @pytest.fixture
 def two_cpus(db: None) -> None:
     devices = [{"index": i, "kind": "cpu", "memory_total": 2**30} for i in range(2)]
-    heard = timezone.now() + timedelta(hours=1)  # and not too old by the second request of a test on a busy host
+    heard = timezone.now() + timedelta(hours=1)  # still fresh at a test's second request on a busy host
     Worker.objects.create(name="yard-a", devices=devices, heartbeat_at=heard)
 
 
@@ -51,7 +51,7 @@ def test_will_it_run_counts_what_a_fault_holds(member: Client, two_cpus: None) -
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_kind_of_model_is_asked_for_its_own_fields_alone(kind: str) -> None:
-    """Whatever stands in the fields of other kinds, which a browser hides."""
+    """Hidden fields of other kinds of models may hold anything; they must neither be required nor checked."""
     form = RunForm(filled(model__kind=kind, model__heads="7", model__hidden="14"))
     own = {f"model__{name}" for name in ("kind", *KINDS[kind].fields)}
     for name, field in form.fields.items():
@@ -131,7 +131,7 @@ def test_a_bad_field_is_said_at_the_field_and_everything_kept(
 
 
 def test_what_a_preset_is_stands_by_itself() -> None:
-    """Its words are read under its own name, not behind those of the preset before it."""
+    """A preset's text is read on its own and must not continue the text of the preset before it."""
     assert [preset.key for preset in PRESETS if preset.blurb.startswith("and ")] == []
 
 
@@ -193,7 +193,7 @@ def test_cloning_fills_the_form(member: Client, alice: Any) -> None:
 
 
 def test_a_clone_is_not_called_by_the_strategy_of_its_source(member: Client, alice: Any) -> None:
-    """It may be split another way: without a name it is called by its own strategy."""
+    """The clone may be split another way; an unnamed clone is named after its own strategy."""
     run = services.submit(owner=alice, spec={"parallel": {"dp": 2}})
     assert run.name == "DP"
     assert member.get(f"/runs/{run.pk}/clone").context["form"]["name"].value() == ""
@@ -232,7 +232,9 @@ def test_a_silent_worker_is_no_device(member: Client, two_cpus: None) -> None:
 def test_a_list_with_long_choices_has_a_line_of_its_own_on_a_phone(member: Client) -> None:
     page = member.get("/runs/new/").content.decode()
     assert re.search(r'class="field long" id="field-train__corpus"', page)
-    assert re.search(r'class="field" id="field-train__device"', page), "CPU and GPU need none"
+    assert re.search(r'class="field" id="field-train__device"', page), (
+        "the CPU/GPU list is short and needs no line of its own"
+    )
     assert re.search(r'class="field" id="field-model__layers"', page)
 
 
@@ -242,5 +244,5 @@ def test_a_preset_that_cannot_run_here_is_marked_before_anything_is_typed(member
     assert answer.status_code == 200 and form.errors
     for name, (said,) in form.errors.items():
         assert re.search(rf'id="error-{name}">{re.escape(html.escape(said))}<', answer.content.decode())
-    assert "Not queued." not in answer.content.decode(), "nothing was sent yet"
+    assert "Not queued." not in answer.content.decode(), "nothing has been submitted yet"
     assert not member.get("/runs/new/?preset=dp2").context["form"].errors

@@ -1,4 +1,4 @@
-"""Generate text…: its form, its run and its page, and the same through the API."""
+"""Text generation: its form, its run, its page, and the same through the API."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def made(client: Client, source: Run) -> Run:
 
 
 def tell(attempt: Attempt, first: int, tokens: bytes, done: bool = False, rank: int = 0) -> None:
-    """One record, as the rank of a replica with one text emits it."""
+    """Feeds one "generated" record of a rank with one text; `done` also ends the run."""
     seconds = [0.002] * (len(tokens) - (first == 0))
     header = {"kind": "generated", "rank": rank, "t": 1.0, "first": first, "tokens": [list(tokens)], "prefill": 0.01}
     factory.feed(attempt, rank, encode({**header, "seconds": seconds, "kv_bytes": 4096}))
@@ -70,7 +70,7 @@ def test_its_page_shows_the_text_as_it_grows(client: Client, made: Run) -> None:
     assert '<span class="prompt">def </span>sum</pre>' in page
     assert "3 of 8 tokens: the first after 10 ms, then 2 ms each (median), 500 tokens/s." in page
     tell(attempt, 3, b"(xs):", done=True)
-    tell(attempt, 3, b"(xs):")  # what arrives again changes nothing
+    tell(attempt, 3, b"(xs):")  # a repeated record changes nothing
     part = client.get(f"/runs/{made.pk}/part/text").content.decode()
     assert '<span class="prompt">def </span>sum(xs):</pre>' in part and "4 KiB" in part
     page = client.get(f"/runs/{made.pk}/").content.decode()
@@ -90,7 +90,7 @@ def test_a_text_of_white_space_is_told_from_none(client: Client, source: Run) ->
 
 
 def test_replicas_share_the_texts_out(client: Client, source: Run) -> None:
-    """Texts of both stand one after the other, as far as the slower is; their tokens/s are summed."""
+    """Texts of both replicas are listed in order, as far as the slower one has come; their tokens/s are summed."""
     answer = client.post(f"/runs/{source.pk}/generate", FORM | {"samples": "2", "dp": "2"})
     assert answer.status_code == 302, answer.content.decode()
     run = Run.objects.latest("pk")
@@ -124,7 +124,7 @@ def test_again_is_filled_with_what_was_asked(client: Client, source: Run, made: 
     assert client.get(f"/runs/{made.pk}/clone").headers["Location"].endswith(f"generate?like={made.pk}")
     form = client.get(f"/runs/{source.pk}/generate?like={made.pk}").content.decode()
     assert ">\ndef </textarea>" in form and 'value="8"' in form
-    assert client.get(f"/runs/{made.pk}/generate").status_code == 404, "it has no checkpoint"
+    assert client.get(f"/runs/{made.pk}/generate").status_code == 404, "this run has no checkpoint"
 
 
 @pytest.mark.parametrize(("seq", "asked"), [(1024, "64"), (32, "16"), (1, "1")])
@@ -219,7 +219,7 @@ def test_the_api_queues_and_shows_it(client: Client, alice: Any, source: Run) ->
 
 
 def test_memory_is_told_before_it_is_queued(client: Client, source: Run) -> None:
-    """Weights, keys and values, and the layer at work; more texts take more, two ranks share them."""
+    """Weights, keys and values, and the activations of the current layer: more texts need more, two ranks share it."""
     page = client.get(f"/runs/{source.pk}/generate").content.decode()
     assert "Memory depends on the length of the prompt" in page and "hx-post" in page
     needs = [_needs(client, source, change) for change in ({}, {"samples": "8"}, {"samples": "8", "tp": "2"})]

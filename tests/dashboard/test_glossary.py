@@ -1,4 +1,4 @@
-"""A page that shows runs says what their names mean, and no name that none of them uses."""
+"""A page that shows runs explains the terms in their names, and no term that none of them uses."""
 
 from __future__ import annotations
 

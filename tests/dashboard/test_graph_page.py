@@ -1,4 +1,4 @@
-"""A graph of PipeDream's profiler in the browser: its partition, and what is wrong with it at its field."""
+"""A graph from PipeDream's profiler in the browser: its partition, and errors shown at their field."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_a_pasted_graph_is_partitioned(reader: Client) -> None:
     assert "3-1: 36 ms a micro-batch with 2 stages on 4 workers, 3.08x of one worker." in text
     assert "Data parallelism alone takes 195 ms, 5.42x as long." in text
     assert "Conv2d(3, 64) to AdaptiveAvgPool2d" in text and "111 ms a micro-batch; Conv2d(64, 128) takes most" in text
-    assert "node9 -- Linear(4096, 1000)" in text  # what was given stays in the form
+    assert "node9 -- Linear(4096, 1000)" in text  # the input stays in the form
 
 
 def test_a_pasted_text_may_be_as_long_as_a_form(reader: Client) -> None:
@@ -72,7 +72,7 @@ def test_a_member_gets_an_address_that_everybody_can_open(member: Client, reader
 def test_one_that_takes_long_is_left_to_the_analyst(
     member: Client, reader: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its page waits, says how far it is, and shows the same answer as one that is worked out at once."""
+    """Its page waits, shows progress, and ends with the same answer as a graph that is partitioned at once."""
     asked = {**ASKED, "groups": "2", "outer": "0.2"}
     quick = reader.post(ADDRESS, asked).content.decode()
     monkeypatch.setattr(graph_plan, "AT_ONCE", 0)
@@ -109,8 +109,9 @@ def test_a_viewer_may_ask_for_a_long_one_but_takes_nobodys_place(
     assert "data-search" in reader.get(own.headers["Location"]).content.decode()
     assert search_next()
     assert "with 2 stages on 4 workers" in reader.get(own.headers["Location"]).content.decode()
-    assert Graph.objects.count() == 2 and reader.get(members).status_code == 200  # of the viewer's, the newest
-    assert reader.post(ADDRESS, ASKED).headers["Location"] == members  # a graph that is known needs no room
+    # only the newest of the viewer's own graphs is kept
+    assert Graph.objects.count() == 2 and reader.get(members).status_code == 200
+    assert reader.post(ADDRESS, ASKED).headers["Location"] == members  # a known graph needs no room
     member.post(ADDRESS, {**ASKED, "text": GRAPH.replace("-- Add", "-- third")})
     full = reader.post(ADDRESS, {**ASKED, "text": GRAPH.replace("-- Add", "-- fourth")})
     assert full.status_code == 422 and "takes the place of none" in full.content.decode()
@@ -159,7 +160,7 @@ def test_what_is_wrong_with_a_file_stands_at_the_file_and_its_text_is_not_sent_b
         page = answer.content.decode()
         assert escape(answer.context["refused"][0]) in page and "Put right what is marked below" in page
         assert "Conv2d" not in page
-        assert [field.value() for field in answer.context["form"]][:2] == ["4", "1"], "what else was given stays"
+        assert [field.value() for field in answer.context["form"]][:2] == ["4", "1"], "the other input stays"
 
 
 def test_layers_that_are_not_drawn_are_summed(reader: Client) -> None:

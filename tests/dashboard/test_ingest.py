@@ -1,4 +1,4 @@
-"""From stream entries to rows: nothing lost, nothing doubled, nothing from a stranger."""
+"""From stream entries to database rows: nothing lost, nothing duplicated, nothing accepted from an unrelated worker."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.django_db
 
 @pytest.fixture
 def attempt(alice: Any) -> Attempt:
-    """Running on both devices of yard-a."""
+    """An attempt that runs on both devices of yard-a."""
     run = services.submit(owner=alice, spec=spec(dp=2))
     nodes = [{"worker": "yard-a", "devices": [0, 1], "first_rank": 0, "address": "host-a"}]
     attempt = states.place(run, nodes, Worker.objects.create(name="yard-a", boot="boot-1"))
@@ -48,7 +48,7 @@ def test_newest_values_stand_in_the_runs_row(peer: Peer, controller: Controller,
     peer.send(attempt.pk, points_frame(0, 6) + points_frame(0, 6, "step_time") + points_frame(0, 6, "tokens_per_s"))
     controller.turn()
     run = Run.objects.get(pk=attempt.run_id)
-    # Steps 3, 4 and 5 are timed: three of warm-up.
+    # Steps 3, 4 and 5 are timed, after three warm-up steps.
     assert (run.step, run.loss, run.step_time, run.tokens_per_s) == (5, 5.5, 4.5, 5.5)
 
 
@@ -179,7 +179,7 @@ def test_late_data_of_a_past_attempt_is_kept_and_moves_nothing(
     controller.turn()
     run.refresh_from_db()
     assert (run.state, run.step) == (State.STARTING, 3)
-    # The later attempt's points hold from its first step on.
+    # From its first step on, the later attempt's points replace the earlier ones.
     assert steps(attempt) == [0, 1, 2, 3]
     assert sum(SeriesChunk.objects.filter(attempt=attempt).values_list("count", flat=True)) == 9
 
@@ -191,7 +191,7 @@ def test_logs_are_joined_and_cut_by_bytes(peer: Peer, controller: Controller, at
     assert LogChunk.objects.count() == 1
     part = selectors.log(attempt.run, 0)
     assert (part.text, part.total, part.ranks) == ("one zwei träs", 14, [0])
-    # Byte 12 lies inside the letter: it comes with the next part.
+    # Byte 12 is inside a two-byte letter, so the letter comes with the next part.
     first = selectors.log(attempt.run, 0, limit=12)
     assert (first.text, first.end) == ("one zwei tr", 11)
     assert selectors.log(attempt.run, 0, start=first.end).text == "äs"
@@ -270,11 +270,11 @@ def test_a_whole_traced_step_becomes_one_point_a_share(peer: Peer, controller: C
     first = peer.write(attempt.pk, spans_frame(10))
     peer.publish(attempt.pk, *first)
     controller.turn()
-    assert steps(attempt, "bubble_share") == []  # rank 1 has not delivered
+    assert steps(attempt, "bubble_share") == []  # rank 1 has not delivered the step
     peer.send(attempt.pk, spans_frame(10, rank=1) + spans_frame(20, rank=1), rank=1)
     controller.turn()
     assert steps(attempt, "bubble_share") == [10]
-    peer.send(attempt.pk, spans_frame(10) + spans_frame(20))  # 10 comes twice
+    peer.send(attempt.pk, spans_frame(10) + spans_frame(20))  # step 10 is sent twice
     controller.turn()
     for name in ("bubble_share", "exposed_share", "recompute_share"):
         assert steps(attempt, name) == [10, 20]

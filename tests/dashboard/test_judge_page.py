@@ -1,4 +1,4 @@
-"""Judge and Scenarios: the verdict first, reasons that name bytes, and cases that open filled in."""
+"""Judge and Scenarios: the verdict first, reasons that name bytes, and cases that open with the form filled in."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def test_which_plan_trains_200_billion_on_40_gib_and_why_the_other_cannot(reader
     ]
     text = page.content.decode()
     assert text.index("B works") < text.index('id="judge-form"')
-    assert "Parameters and optimizer" in text, "2.5 TiB of the whole state, which has the gradients too"
+    assert "Parameters and optimizer" in text, "2.5 TiB is the whole state, which includes the gradients"
     bars = page.context["chart"].figure["data"]
     assert {"parameters", "gradients", "optimizer state", "activations"} <= {trace.get("name") for trace in bars}
 

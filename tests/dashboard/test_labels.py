@@ -1,4 +1,4 @@
-"""Names and numbers in charts stand where they can be read."""
+"""Names and numbers in charts are placed where they can be read."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def test_names_that_would_cover_each_other_take_other_sides() -> None:
 def test_a_name_stays_inside_and_a_crowd_still_gets_names() -> None:
     assert placed([(495.0, 100.0, "Single")], 500, 200) == ["top left"]
     crowd = placed([(480.0, 198.0, "Single x4"), (480.0, 198.0, "Naive")] * 8, 500, 200)
-    assert set(crowd) <= {"top left", "middle left"}, "no name leaves the chart, however full it is"
+    assert set(crowd) <= {"top left", "middle left"}, "no name leaves the chart, however crowded it is"
 
 
 def test_of_names_that_lie_over_each_other_one_is_read() -> None:
@@ -51,9 +51,9 @@ def test_a_number_is_left_out_where_recomputation_lies_over_the_middle() -> None
     bars = _bars(
         (Kind.BW, 0, 0, 10),  # recomputed over its middle
         (Kind.R, 0, 4, 6),
-        (Kind.BW, 0, 20, 30),  # recomputed at its start alone
+        (Kind.BW, 0, 20, 30),  # recomputed only at its start
         (Kind.R, 0, 20, 22),
-        (Kind.BW, 1, 0, 10),  # another rank: nothing lies over it
+        (Kind.BW, 1, 0, 10),  # another rank: nothing covers it
         (Kind.R, 1, 40, 40.5),  # too narrow for a number of its own
     )
     assert covered(bars, bars[bars["kind"] == Kind.R], 0.5).tolist() == [True, False, False, False, False, True]

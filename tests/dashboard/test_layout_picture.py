@@ -1,4 +1,4 @@
-"""The mesh of ranks, what a rank holds and what it says: as values, on a run's page and in the form."""
+"""The picture of the rank mesh, of what a rank holds and what it sends: as values, on a run's page and in the form."""
 
 from __future__ import annotations
 
@@ -46,7 +46,9 @@ def test_a_matrix_shows_the_part_that_is_held() -> None:
 
 
 def test_a_block_is_drawn_under_both_splits() -> None:
-    """What is sent in a step is what the traffic says, and each way holds as much of every matrix."""
+    """The amounts sent in a step agree with the traffic prediction, and each split holds equally much of every
+    matrix.
+    """
     own = picture(spec(tp=2, micro_batches=2), 1)
     assert own.splits is not None and own.query == ""
     pairs, columns = own.splits.ways
@@ -78,7 +80,9 @@ def test_the_other_split_is_drawn_where_it_is_asked_for() -> None:
 
 @pytest.mark.parametrize("split", [{}, {"dp": 2}, {"tp": 2, "sequence": True}, {"tp": 2, "pp": 2, "cuts": (9,)}])
 def test_there_is_nothing_to_compare(split: dict[str, Any]) -> None:
-    """No tensor group, rows that columns cannot stand beside, or a rank (the last) without a block."""
+    """Three cases: no tensor group, rows that a split by columns does not support, or a last rank that holds no
+    block.
+    """
     run = spec(**split)
     assert picture(run, Layout.of(run).world - 1).splits is None
 
@@ -137,7 +141,7 @@ def test_the_form_draws_the_mesh(client: Client, alice: Any) -> None:
 
 
 def test_older_weights_are_no_further_parameters() -> None:
-    """A stage that stashes versions holds no larger part of the model."""
+    """A stage that stashes weight versions does not hold a larger part of the model."""
     split = {"pp": 2, "micro_batches": 2}
     said = [
         picture(

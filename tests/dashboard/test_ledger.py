@@ -1,4 +1,4 @@
-"""Profiles are asked for and answered, and runs are predicted and settled."""
+"""Profiles are requested and answered, and predictions of runs are made and settled."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ MODEL = SPEC.model
 
 
 def test_who_asks_for_more_of_the_same_model_gets_it(worker: Worker, alice: Any) -> None:
-    """What a waiting request measures anyway is not asked again."""
+    """A waiting request already measures what a later one asks for, so that one is not queued again."""
     columns = RunSpec.model_validate(SPEC.model_dump() | {"parallel": {"tp": 2, "tensor_split": "columns"}})
     first, second = (ask_profile(worker=worker, spec=spec, user=alice) for spec in (SPEC, columns))
     assert second != first and RunSpec.model_validate(second.spec) == columns
@@ -122,7 +122,7 @@ def test_a_prediction_says_how_far_the_drift_of_its_devices_may_take_it(
         assert f"{inside} of 1 lay in the range" in page
         assert range_text(said.low_seconds, said.high_seconds) in page
     settle(run, {"timed": {"median": within}, "memory": None, "cpu_others": 0.5})
-    assert selectors.time_record().as_likely == (), "a disturbed one says nothing"
+    assert selectors.time_record().as_likely == (), "a disturbed run does not count"
 
 
 def test_what_is_not_settled_is_said_once() -> None:
@@ -133,7 +133,9 @@ def test_what_is_not_settled_is_said_once() -> None:
 
 
 def test_a_run_on_a_slower_host_is_held_against_its_own_pace_too(worker: Worker, alice: Any, member: Client) -> None:
-    """What was said before it stays, and counts: the second number says how much of its error was the host's."""
+    """The original prediction stays and counts. A second number says how much of its error came from the speed of the
+    host.
+    """
     asked = ask_profile(worker=worker, spec=SPEC, user=alice)
     answer_profile("yard-a", {"profile": asked.pk, "table": table(MODEL, reference={1: 0.002, 2: 0.002}).dump()})
     run, said = submitted(alice, {})
@@ -150,7 +152,7 @@ def test_a_run_on_a_slower_host_is_held_against_its_own_pace_too(worker: Worker,
 
 
 def test_rules_know_the_pace_of_each_rank(profile: Profile, alice: Any) -> None:
-    """The median of what it told; none of a rank that did not do the work."""
+    """The median of the times that the rank reported; None for a rank that did not do the reference work."""
     run, _ = submitted(alice, {"dp": 2})
     assert case_of(run).paces == {}
     paces(run, [0.003, 0.001, 0.009])
@@ -159,8 +161,9 @@ def test_rules_know_the_pace_of_each_rank(profile: Profile, alice: Any) -> None:
 
 
 def test_its_pace_is_that_of_whoever_was_slow_at_each_moment(worker: Worker, alice: Any) -> None:
-    """Each of two replicas takes as long on average as in the profile, but never both at once: what counts are the
-    moments, of which one rank's last was not told."""
+    """On average each of two replicas is as fast as in the profile, but one of them is always slow. The pace must
+    follow the slower rank at each moment; a moment that only one rank reported is ignored.
+    """
     asked = ask_profile(worker=worker, spec=SPEC, user=alice)
     answer_profile("yard-a", {"profile": asked.pk, "table": table(MODEL, reference={1: 0.002, 2: 0.002}).dump()})
     run, said = submitted(alice, {"dp": 2})
@@ -170,7 +173,7 @@ def test_its_pace_is_that_of_whoever_was_slow_at_each_moment(worker: Worker, ali
 
 
 def submitted(owner: Any, split: dict[str, Any]) -> tuple[Run, Prediction]:
-    """A run that has succeeded, and what was said of it."""
+    """A run that has succeeded, and its prediction."""
     run = services.submit(owner=owner, spec={**SPEC.model_dump(mode="json"), "parallel": split})
     factory.start(run)
     Run.objects.filter(pk=run.pk).update(state=State.SUCCEEDED)
@@ -181,7 +184,7 @@ def submitted(owner: Any, split: dict[str, Any]) -> tuple[Run, Prediction]:
 
 
 def paces(run: Run, *of_ranks: Sequence[float]) -> None:
-    """What each rank took for the reference work, step by step."""
+    """Feeds the times that each rank took for the reference work, step by step."""
     attempt = run.attempts.get()
     for rank, values in enumerate(of_ranks):
         rows = np.array([(step, 0.0, value) for step, value in enumerate(values)], POINT)
@@ -234,7 +237,7 @@ def test_a_profile_is_asked_for_from_the_page(worker: Worker, member: Client, al
         assert "yard-a is timing GPT" in text and re.search(r", asked <time [^>]+>just now</time>\.</h2>", text)
         assert "No profile yet" not in text
     factory.start(services.submit(owner=alice, spec=SPEC.model_dump(mode="json")))
-    assert "yard-a times GPT" in member.get("/partition/fleet/").content.decode(), "a run is in front of it"
+    assert "yard-a times GPT" in member.get("/partition/fleet/").content.decode(), "a running run delays the profile"
     assert "HX-Refresh" not in member.get("/partition/waiting?known=1").headers
     assert "HX-Refresh" in member.get("/partition/waiting?known=2").headers
     viewer = Client()
@@ -243,7 +246,7 @@ def test_a_profile_is_asked_for_from_the_page(worker: Worker, member: Client, al
 
 
 def test_a_worker_is_asked_for_no_kind_of_device_that_it_lacks(worker: Worker, member: Client) -> None:
-    """Where no worker has one, such models are not offered at all."""
+    """If no worker has such a device, models on that device are not offered at all."""
     titles = [title for title, _ in member.get("/partition/").context["profile_form"].fields["model"].choices]
     assert titles and not any(", cuda" in title for title in titles)
     devices = [{"index": 0, "kind": "cuda", "name": "H100", "memory_total": 80 << 30}]
@@ -270,7 +273,7 @@ def test_the_record_lists_what_was_said_and_what_came(profile: Profile, alice: A
 
 
 def test_other_ways_to_share_layers_are_models_of_their_own_to_profile() -> None:
-    """A profile measures them only where its spec has them."""
+    """A profile measures them only if its spec uses them."""
     by_cut: dict[str, list[str]] = {}
     for title, spec in models().items():
         by_cut.setdefault(spec.parallel.cut, []).append(title)

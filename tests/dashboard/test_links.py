@@ -1,4 +1,4 @@
-"""Links between hosts: asked for on Fleet, timed by a run over both, kept, and shown."""
+"""Links between hosts: requested on Fleet, timed by a run over both hosts, stored, and shown."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ pytestmark = pytest.mark.django_db
 
 @pytest.fixture(autouse=True)
 def broker(redis_url: str) -> None:
-    """Announcements have somewhere to go."""
+    """Announcements need a broker."""
 
 
 def test_a_pair_is_timed_by_a_run_that_has_both_to_itself(member: Client, two_hosts: None) -> None:
@@ -36,15 +36,16 @@ def test_a_pair_is_timed_by_a_run_that_has_both_to_itself(member: Client, two_ho
     made = member.post("/runs/links", {"first": "yard-b", "second": "yard-a"})
     run = Run.objects.get()
     assert made.status_code == 302 and made["Location"] == f"/runs/{run.pk}/"
-    assert (run.between, run.label, run.devices) == (["yard-a", "yard-b"], "Links", 4)  # two of each: as many as both
+    # two devices on each host, since one host has only two
+    assert (run.between, run.label, run.devices) == (["yard-a", "yard-b"], "Links", 4)
     (request,) = queue.requests(queue.queued_runs())
     assert (request.among, request.hosts, request.exclusive) == (("yard-a", "yard-b"), 2, True)
     assert start_message(started(run))["wish"] == {"links": ["yard-a", "yard-b"]}
     assert run.spec["model"] not in [spec.model.model_dump(mode="json") for spec in models().values()], (
-        "it has no model"
+        "the spec's model is a placeholder"
     )
     again = member.post("/runs/links", {"first": "yard-a", "second": "yard-b"})
-    assert again["Location"] == f"/runs/{run.pk}/" and Run.objects.count() == 1  # one is under way
+    assert again["Location"] == f"/runs/{run.pk}/" and Run.objects.count() == 1  # the first run is still under way
 
 
 @pytest.mark.parametrize(
@@ -90,7 +91,7 @@ def test_what_was_timed_is_kept_and_shown(member: Client, two_hosts: None, alice
     page = member.get(f"/runs/{run.pk}/").content.decode()
     assert "1 ms and 954 MiB/s between yard-a and yard-b" in plain(page)
     assert "2 ranks, 1 on each host" in page
-    assert "954 MiB/s" in member.get(f"/runs/{run.pk}/part/text").content.decode()  # as live pages fetch it
+    assert "954 MiB/s" in member.get(f"/runs/{run.pk}/part/text").content.decode()  # fetched like this by live pages
     fleet = member.get("/fleet/").content.decode()
     assert f'<a href="/runs/{run.pk}/">run {run.pk}</a>' in fleet and "954 MiB/s" in fleet
     run.refresh_from_db()
@@ -151,7 +152,7 @@ def test_a_pair_is_timed_and_read_with_a_token(client: Client, two_hosts: None, 
     run = Run.objects.get()
     assert made.status_code == 201
     assert (made.json()["data"]["id"], made.json()["data"]["wish"]) == (run.pk, {"links": ["yard-a", "yard-b"]})
-    assert ask(alice, Scope.SUBMIT).json()["data"]["id"] == run.pk  # it has not ended
+    assert ask(alice, Scope.SUBMIT).json()["data"]["id"] == run.pk  # the first run has not ended
     factory.feed(started(run), 0, told([line("send", 1e-3, 1e-9), line("all_reduce", 1e-3, 0.0)]))
     (known,) = client.get(url, headers=bearer(bob, Scope.READ)).json()["data"]
     assert (known["hosts"], known["device"], known["run"]) == (["yard-a", "yard-b"], "cpu", run.pk)

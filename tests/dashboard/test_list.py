@@ -1,4 +1,4 @@
-"""The runs list: its state is in the URL, its cost does not grow with the runs."""
+"""The runs list: its state is in the URL, and its number of queries does not grow with the number of runs."""
 
 from __future__ import annotations
 

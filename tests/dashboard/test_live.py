@@ -1,4 +1,4 @@
-"""The live stream: topics, fan-out, resuming, authorisation, and its end at shutdown."""
+"""The live stream: topics, fan-out, resuming, authorization, and its end at shutdown."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 DEADLINE_S = 30.0
 
 
-# the hub
+# The hub
 
 
 def with_hub(url: str, body: Callable[[Hub], Awaitable[None]]) -> None:
-    """Runs `body` with a hub of its own event loop."""
+    """Runs `body` with a hub in an event loop of its own."""
 
     async def main() -> None:
         hub = Hub(url)
@@ -44,7 +44,7 @@ def with_hub(url: str, body: Callable[[Hub], Awaitable[None]]) -> None:
 
 
 async def news_of(subscription: Subscription, topic: str) -> set[str]:
-    """The next news of the topic."""
+    """The next update of the topic."""
     while True:
         news = await subscription.take(DEADLINE_S)
         if topic in news:
@@ -88,7 +88,7 @@ def test_resuming_replays_what_was_missed(redis_url: str) -> None:
         witness = await hub.subscribe(frozenset({"run:1"}))
         announce.publish(2, None, ["log"])
         announce.publish(1, None, ["spans"])
-        assert await news_of(witness, "run:1") == {"spans"}  # the hub itself is past it
+        assert await news_of(witness, "run:1") == {"spans"}  # the hub itself has read past it
         again = await hub.subscribe(frozenset({"run:1"}), first.position)
         assert await news_of(again, "run:1") == {"spans"}
 
@@ -106,13 +106,13 @@ def test_resuming_from_what_is_no_longer_there_fetches_everything(redis_url: str
 
 
 def test_after_an_outage_everything_is_fetched(redis_url: str, caplog: pytest.LogCaptureFixture) -> None:
-    """Its end is told, too."""
+    """The end of the outage is logged, too."""
 
     async def body(hub: Hub) -> None:
         subscription = await hub.subscribe(frozenset({"fleet"}))
         news: dict[str, set[str]] = {}
         with redis.Redis.from_url(redis_url) as client:
-            while not news:  # until the reader was met while it waited
+            while not news:  # until the reader is disconnected while it waits
                 client.client_kill_filter(_type="normal", skipme=True)
                 news = await subscription.take(0.2)
         assert news == {"fleet": {"*"}}
@@ -122,7 +122,7 @@ def test_after_an_outage_everything_is_fetched(redis_url: str, caplog: pytest.Lo
 
 
 def test_a_broker_that_is_away_is_told_once(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing listens there; it is tried several times."""
+    """Nothing listens at the address; several attempts to connect log one line."""
     tries = 0
 
     async def body(hub: Hub) -> None:
@@ -170,7 +170,7 @@ def test_a_session_that_ended_ends_its_stream(redis_url: str, monkeypatch: pytes
     with_hub(redis_url, body)
 
 
-@pytest.mark.django_db(transaction=True)  # it closes its connection, and a test's transaction would go with it
+@pytest.mark.django_db(transaction=True)  # the view closes its connection, which would end a test's transaction
 def test_who_is_still_authorised(client: Client, bob: Any) -> None:
     client.force_login(bob)
     key = client.session.session_key
@@ -192,11 +192,11 @@ def test_only_the_last_message_carries_the_id() -> None:
     assert second == 'id: 5-0\ndata: {"topic": "runs", "what": ["points", "state"]}'
 
 
-# through a real server
+# Through a real server
 
 
 class Site:
-    """The application under uvicorn on a unix socket, with a database of its own and one signed-in viewer."""
+    """The application under uvicorn on a unix socket, with its own database and one signed-in viewer."""
 
     def __init__(self, folder: Path, redis_url: str) -> None:
         self.socket = folder / "web.sock"
@@ -254,7 +254,7 @@ def site(tmp_path_factory: pytest.TempPathFactory, broker_url: str) -> Iterator[
 
 
 async def next_message(lines: AsyncIterator[str]) -> dict[str, str]:
-    """Fields of the next message; comments are passed over."""
+    """Fields of the next message; comments are skipped."""
     fields: dict[str, str] = {}
     async for line in lines:
         if not line and "data" in fields:

@@ -1,4 +1,6 @@
-"""A turn of a live page of studies sends what changed: its pieces make up the page, and those it has stay away."""
+"""A live page polls for changes: the response holds the pieces that changed, and pieces the page has are not sent
+again.
+"""
 
 from __future__ import annotations
 
@@ -27,12 +29,12 @@ RUNS = 30
 
 @pytest.fixture(autouse=True)
 def broker(redis_url: str) -> None:
-    """Announcements have somewhere to go."""
+    """Announcements need a broker."""
 
 
 @pytest.fixture
 def study(alice: Any) -> Study:
-    """One run goes on, many wait, a few have ended."""
+    """A study with one running run, many queued and a few ended ones."""
     made = Study.objects.create(name="large", owner=alice, kind="matrix", base=factory.BASE)
     for i in range(3):
         factory.finished(alice, factory.SPLITS[i], study=made, position=i, exclusive=True, name=f"done {i}")
@@ -84,7 +86,7 @@ def test_a_step_sends_the_rows_of_its_run_alone(reader: Client, study: Study) ->
     assert joined(told, first["texts"] | told["texts"])["table"].count("<tr") == RUNS + 1
     assert {key for key in told["charts"] if told["charts"][key] != first["charts"][key]} == {"speedup"}
     old = set(first["charts"]["speedup"])
-    assert len([key for key in told["charts"]["speedup"] if key not in old]) == 1, "the words at its bars alone"
+    assert len([key for key in told["charts"]["speedup"] if key not in old]) == 1, "only the text next to its bars"
     assert sum(map(len, sent)) * 8 < sum(map(len, first["texts"].values()))
 
 
@@ -115,7 +117,8 @@ def test_pieces_make_up_the_text() -> None:
 def test_the_list_sends_the_card_that_changed_alone(reader: Client, study: Study, alice: Any) -> None:
     other = Study.objects.create(name="other", owner=alice, kind="matrix", base=factory.BASE)
     factory.queued(alice, factory.SPLITS[0], study=other)
-    Study.objects.update(created_at=timezone.now() - timedelta(hours=3))  # an age that stays while this goes on
+    # an age whose text does not change during the test
+    Study.objects.update(created_at=timezone.now() - timedelta(hours=3))
     page = reader.get("/studies/").content.decode()
     assert 'data-live-changes="/studies/changes.json"' in page
     first = turn(reader, "/studies/changes.json")
@@ -125,7 +128,9 @@ def test_the_list_sends_the_card_that_changed_alone(reader: Client, study: Study
     told = turn(reader, "/studies/changes.json", first["texts"])
     (card,) = told["texts"].values()
     assert ">large<" in card and "4 of 30 runs done" in card and ">other<" not in card
-    assert turn(reader, "/studies/changes.json?page=2")["parts"] == told["parts"], "the last page there is"
+    assert turn(reader, "/studies/changes.json?page=2")["parts"] == told["parts"], (
+        "a page number that is too high means the last page"
+    )
 
 
 def test_a_comparison_sends_what_changed(reader: Client, study: Study) -> None:
@@ -142,12 +147,14 @@ def test_a_comparison_sends_what_changed(reader: Client, study: Study) -> None:
     assert [">run 3<" in text for text in told["texts"].values() if "<tr" in text] == [True]
     assert set(told["charts"]) == set(first["charts"])
     assert sum(map(len, told["texts"].values())) * 8 < sum(map(len, first["texts"].values()))
-    assert reader.get("/compare/changes.json?runs=999999").status_code == 404, "its page says so when read again"
+    assert reader.get("/compare/changes.json?runs=999999").status_code == 404, (
+        "the page explains it when it is reloaded"
+    )
 
 
 @pytest.mark.parametrize("steps", [400, 2_000])
 def test_a_curve_that_grows_sends_its_end(steps: int) -> None:
-    """Of several whole ones, and of one that is thinned."""
+    """With several complete curves and one that grows, both short ones and ones that are thinned."""
 
     def told(upto: int, have: Any = ()) -> Any:
         losses = 5.0 - np.random.default_rng(1).random(steps + 1)
@@ -160,7 +167,7 @@ def test_a_curve_that_grows_sends_its_end(steps: int) -> None:
         again["texts"][key] for key in again["charts"]["loss"]
     )
     assert sum(map(len, sent.values())) * 8 < sum(map(len, first["texts"].values()))
-    assert len(first["texts"]) < 150, "a header has room for all that a page names"
+    assert len(first["texts"]) < 150, "the names of all pieces of a page fit into a header"
 
 
 def _curve(label: str, values: Any) -> loss.Curve:
@@ -169,7 +176,7 @@ def _curve(label: str, values: Any) -> loss.Curve:
 
 
 def test_an_answer_says_what_it_cost(reader: Client, study: Study) -> None:
-    """By it a page decides how often it asks (live.js)."""
+    """live.js derives the polling interval from this cost."""
     compared = f"/compare/changes.json?runs={study.runs.first().pk}"  # type: ignore[union-attr]
     for address in (f"/studies/{study.pk}/changes.json", "/studies/changes.json", compared):
         assert float(reader.get(address).headers["X-Cost-Ms"]) > 0, address

@@ -1,4 +1,4 @@
-"""What an entry of the stream is news of."""
+"""Which topics an entry of the stream updates."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pages of a yard with many runs: lists are cut into pages, and no page asks the database once a row."""
+"""Pages of a yard with many runs: lists are paginated, and no page makes a query per row."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.dashboard import factory
 
 @pytest.fixture(autouse=True)
 def broker(redis_url: str) -> None:
-    """Announcements have somewhere to go."""
+    """Announcements need a broker."""
 
 
 def test_studies_stand_on_pages_newest_first(reader: Client, alice: Any) -> None:
@@ -39,7 +39,7 @@ def test_the_number_of_queries_does_not_grow_with_the_rows(reader: Client, alice
         factory.finished(alice)
 
     def count() -> int:
-        cache.clear()  # what is kept of ended runs would hide a query a row
+        cache.clear()  # cached texts of ended runs would hide a query per row
         with CaptureQueriesContext(connection) as queries:
             assert reader.get(address).status_code == 200
         return len(queries)

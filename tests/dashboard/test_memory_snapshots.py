@@ -1,4 +1,4 @@
-"""A snapshot of the CUDA allocator: asked for on a run's page, stored, drawn on its Memory tab, and handed out."""
+"""A snapshot of the CUDA allocator: requested on a run's page, stored, drawn on its Memory tab, and downloadable."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_from_the_button_to_the_picture(client: Client, alice: Any, running: Run
     assert "1.1 MiB at most: 300 KiB from before the step and 800 KiB on top." in text
     assert "attention.py:83" in text and "executor.py:40" in text and "before the recording" in text
     assert "rank 1: on its way" in text
-    assert not profiles.listed(running), "it is no trace of torch.profiler"
+    assert not profiles.listed(running), "a snapshot is not listed as a torch.profiler trace"
 
 
 def test_it_is_handed_out_as_it_came_and_as_the_viewer_takes_it(client: Client, alice: Any, running: Run) -> None:
@@ -64,7 +64,7 @@ def test_it_is_handed_out_as_it_came_and_as_the_viewer_takes_it(client: Client, 
     base = f"/runs/{running.pk}/snapshot/108"
     assert client.get(f"{base}/0.json.gz").content == DATA
     page = client.get(f"{base}/0.pickle")
-    assert pickle.loads(page.content) == snapshot()  # what this test has just stored
+    assert pickle.loads(page.content) == snapshot()  # data that this test has just stored, so unpickling is safe
     assert f"run-{running.pk}-step-108-rank0-memory.pickle" in page.headers["Content-Disposition"]
     for missing in ("1.pickle", "0.zip", "0.json"):
         assert client.get(f"{base}/{missing}").status_code == 404
@@ -80,7 +80,9 @@ def test_each_rank_has_its_own_and_a_bad_one_says_so(client: Client, alice: Any,
     page = f"/runs/{running.pk}/?tab=memory&snapshot="
     assert "600 KiB from before" in client.get(f"{page}108-1").content.decode()
     assert "300 KiB from before" in client.get(f"{page}108-0").content.decode()
-    assert "300 KiB from before" in client.get(f"{page}7-7").content.decode(), "one that is not there: the newest"
+    assert "300 KiB from before" in client.get(f"{page}7-7").content.decode(), (
+        "for a snapshot that does not exist, the newest is shown"
+    )
     assert "This is no snapshot of the allocator" in client.get(f"{page}90-0").content.decode()
     assert client.get(f"/runs/{running.pk}/snapshot/90/0.pickle").status_code == 404
 

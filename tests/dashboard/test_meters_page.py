@@ -1,4 +1,4 @@
-"""Utilisation and shares of a step on the run's page, in a study's table and in the API."""
+"""Utilization and the shares of a step on the run's page, in a study's table and in the API."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_tile_study_table_and_csv(alice: Any, client: Client) -> None:
 
 
 def with_peak(run: Run, flops_per_s: float) -> Run:
-    """As if it had measured that on each of its devices."""
+    """Sets the peak that the run measured for each of its devices."""
     meters, peak = run.summary["meters"], flops_per_s * run.devices
     scale = meters["peak_flops_per_s"] / peak
     source = {"peak_flops_per_s": peak, "peak_source": "fp32 matrix product, measured"}
@@ -84,7 +84,9 @@ def with_peak(run: Run, flops_per_s: float) -> Run:
 
 
 def test_compared_runs_are_held_against_one_peak(alice: Any, client: Client) -> None:
-    """The same step on devices that seemed slower once has the same utilisation, and it is said over what."""
+    """The same step must get the same utilization although one run measured a lower peak, and the page names the common
+    peak.
+    """
     runs = [with_peak(factory.finished(alice), peak) for peak in (80e9, 100e9)]
     own = [run.summary["meters"]["mfu"] for run in runs]
     assert own[0] == pytest.approx(1.25 * own[1], rel=0.05)
@@ -111,7 +113,7 @@ def test_hosts_and_ways_of_measuring_keep_their_own_peak(alice: Any) -> None:
     half.summary["meters"]["peak_source"] = "bf16 matrix product, measured"
     mixed = overview([near, half], near).peak_sentence
     assert mixed.startswith("MFU and HFU are over 80 GFLOP/s (fp32) or 900 GFLOP/s (bf16) a device, the highest")
-    assert "80 GFLOP/s to" not in mixed, "no range over two precisions"
+    assert "80 GFLOP/s to" not in mixed, "no range across two precisions"
     listed = factory.finished(alice)
     listed.summary["meters"]["peak_source"] = "the catalogue"
     assert over_one_peak([near, listed])[listed.pk] == listed.summary["meters"]
@@ -129,7 +131,7 @@ def test_the_ranks_tab_says_that_replicas_were_equal(alice: Any, client: Client)
 
 
 def test_titles_of_metrics_are_numbers_as_people_read_them(alice: Any) -> None:
-    """No exponents, the unit beside the number: what is said of a step is said as everywhere else."""
+    """No exponents, and the unit next to the number, as everywhere else."""
     run = factory.finished(alice, {"pp": 2})
     charts = {chart.key: chart for chart in page_charts.metrics(run)}
     newest = selectors.series(run, "step_time").value[-1]

@@ -1,4 +1,4 @@
-"""An attempt over two hosts: it runs when both do, ends when both have ended, and tells the one true cause."""
+"""An attempt over two hosts: it runs when both run, ends when both have ended, and reports the one true cause."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ def told(worker: str, **body: Any) -> dict[str, Any]:
     return {"attempt": 1, "state": "ended", "outcome": "succeeded", "none_left": True, "sizes": {}, **body}
 
 
-# What the hosts told, as values
+# Reports of the hosts, as pure functions
 
 
 def test_it_is_up_when_every_host_is() -> None:
     report, everywhere = multi_host.is_up({}, NODES, "b")
     assert not everywhere
-    assert multi_host.is_up(report, NODES, "b") == (report, False)  # told twice
+    assert multi_host.is_up(report, NODES, "b") == (report, False)  # reported twice
     assert multi_host.is_up(report, NODES, "a")[1]
 
 
@@ -86,7 +86,7 @@ def peers(redis_url: str) -> tuple[Peer, Peer]:
 
 @pytest.fixture
 def starting(peers: tuple[Peer, Peer], controller: Controller, alice: Any) -> Attempt:
-    """Placed on both, a rank on each; neither has taken it yet."""
+    """An attempt placed on both hosts, one rank on each; neither has taken it yet."""
     run = services.submit(owner=alice, spec=spec(dp=2))
     for peer in peers:
         peer.beat()
@@ -97,7 +97,7 @@ def starting(peers: tuple[Peer, Peer], controller: Controller, alice: Any) -> At
 
 @pytest.fixture
 def attempt(peers: tuple[Peer, Peer], controller: Controller, starting: Attempt) -> Attempt:
-    """Running on both."""
+    """The attempt, running on both hosts."""
     for peer in peers:
         peer.beat(starting.pk)
         assert state_of(starting.run) == State.STARTING
@@ -143,17 +143,17 @@ def test_where_the_store_is_is_told_again_to_a_host_that_took_its_share_late(
     peers[0].beat(starting.pk)
     peers[0].say("store", {"attempt": starting.pk, "host": "host-a", "port": 4711})
     controller.turn()
-    peers[1].orders()  # it knows no such attempt yet: the address is lost on it
+    peers[1].orders()  # it does not know the attempt yet, so this order is lost
     for peer in peers:
         peer.beat(starting.pk)
     controller.turn()
-    assert [order["kind"] for order in peers[0].orders()] == []  # the host that opened it needs not be told
+    assert [order["kind"] for order in peers[0].orders()] == []  # the host that opened the store needs no order
     (told,) = [order for order in peers[1].orders() if order["kind"] == "store"]
     assert (told["attempt"], told["host"], told["port"]) == (starting.pk, "host-a", 4711)
     peers[1].running(starting.pk)
     peers[1].beat(starting.pk)
     controller.turn()
-    assert peers[1].orders() == []  # once its ranks are up they have it
+    assert peers[1].orders() == []  # once its ranks run, it has the address
 
 
 def test_a_start_that_is_not_whole_names_the_host_that_did_not_begin(
@@ -180,7 +180,7 @@ def test_it_succeeds_when_both_have_and_everything_is_there(
     peers[0].ended(attempt.pk)
     controller.turn()
     assert state_of(attempt.run) == State.RUNNING
-    assert ends_ordered(peers[1]) == []  # the other host is about to end by itself
+    assert ends_ordered(peers[1]) == []  # the other host gets the chance to end by itself
     peers[1].beat(attempt.pk)
     peers[1].ended(attempt.pk)
     until(controller, lambda: bool(Attempt.objects.get(pk=attempt.pk).settled))
@@ -192,7 +192,7 @@ def test_it_succeeds_when_both_have_and_everything_is_there(
 def test_a_failure_on_one_host_ends_the_other_and_is_the_cause(
     peers: tuple[Peer, Peer], controller: Controller, attempt: Attempt
 ) -> None:
-    peers[0].ended(attempt.pk, **LOST_PEER)  # the host that only lost its peer is the first to tell
+    peers[0].ended(attempt.pk, **LOST_PEER)  # the host that only lost its peer reports first
     controller.turn()
     assert state_of(attempt.run) == State.RUNNING
     assert ends_ordered(peers[1]) == ["end"]
@@ -223,7 +223,7 @@ def impatient(controller: Controller, monkeypatch: pytest.MonkeyPatch) -> Contro
 def test_a_host_that_falls_silent_loses_the_run(
     peers: tuple[Peer, Peer], impatient: Controller, attempt: Attempt, other_ended: bool
 ) -> None:
-    """That the other one ended because it lost the silent one does not hide that."""
+    """An end of the other host because it lost its silent peer must not hide that the peer is lost."""
     if other_ended:
         peers[0].ended(attempt.pk, **LOST_PEER)
     alive = () if other_ended else (attempt.pk,)

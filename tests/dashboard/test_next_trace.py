@@ -1,4 +1,6 @@
-"""Trace the next step: asked on a run's page, chosen and sent by the controller, told to the ranks by the worker."""
+""" "Trace the next step": requested on a run's page, the step chosen and sent by the controller, passed to ranks by the
+worker.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +48,7 @@ def test_from_the_button_to_the_orders(client: Client, alice: Any, running: Run,
     attempt = running.attempts.get()
     told = {"kind": "trace", "attempt": attempt.pk, "step": 108, "how": how}
     assert sweeps.sweep_traces() == [(node["worker"], told) for node in attempt.devices]
-    assert sweeps.sweep_traces() == [], "each wish is sent once"
+    assert sweeps.sweep_traces() == [], "each request is sent once"
     head = client.get(f"{page}part/head").content.decode()
     assert "Step 108 will be traced" in head and "disabled" in head
     again = client.post(f"{page}trace-next", follow=True).content.decode()

@@ -1,4 +1,4 @@
-"""Runs over two hosts: predicted by what was timed between them, settled, and planned for."""
+"""Runs over two hosts: predicted from measured links, settled, and planned for."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ pytestmark = pytest.mark.django_db
 
 @pytest.fixture(autouse=True)
 def broker(redis_url: str) -> None:
-    """Announcements have somewhere to go."""
+    """Announcements need a broker."""
 
 
 MODEL = factory.PROFILED.model
@@ -39,7 +39,7 @@ MODEL = factory.PROFILED.model
 
 @pytest.fixture
 def profile(two_hosts: None, alice: Any) -> Profile:
-    """Of yard-a."""
+    """A profile measured on yard-a."""
     return factory.profiled(alice, Worker.objects.get(name="yard-a"), factory.PROFILED)
 
 
@@ -49,7 +49,9 @@ def over_both(owner: Any, dp: int = 4, hosts: int = 2) -> Run:
 
 
 def ran(run: Run, *names: str, cpu_others: float = 0.01) -> Prediction:
-    """It succeeded with as many ranks on each of these, a step in 20 ms; what the ledger says of it then."""
+    """Ends the run as succeeded with equally many ranks on each of these hosts and a step of 20 ms; returns its
+    prediction, settled.
+    """
     each = run.devices // len(names)
     nodes = [{"worker": name, "devices": list(range(each)), "first_rank": i * each} for i, name in enumerate(names)]
     states.place(run, [{**node, "address": "x"} for node in nodes], Worker.objects.get(name=names[0]))
@@ -71,7 +73,7 @@ def test_a_run_over_two_hosts_is_predicted_by_what_was_timed_between_them(profil
 
 
 def test_a_study_is_predicted_as_its_runs_will_be_placed(profile: Profile, member: Client, alice: Any) -> None:
-    """Four devices are on both hosts; one and two fit on one, and nothing between hosts counts for them."""
+    """Four devices need both hosts; one or two fit on a single host, where the slow link must not count."""
     base = {"model": MODEL.model_dump(), "train": {"global_batch": 12}}
     sent = {**from_spec(base), "kind": "scaling", "name": "Both", "strategies": ["dp"], "ways": ["strong"]}
     sent |= {"counts": "2, 4", "micro_batches": "1", "timed_steps": "10", "repeats": "1", "preview": "1"}
@@ -91,8 +93,9 @@ def test_a_study_is_predicted_as_its_runs_will_be_placed(profile: Profile, membe
 
 
 def test_plans_for_this_fleet_are_those_of_all_its_hosts(profile: Profile, member: Client, alice: Any) -> None:
-    """One device each, so two are on both; a single one is predicted whether links are known or not. The hosts stay
-    there however long the search takes."""
+    """One device per host, so two devices span both; a single device is predicted whether or not the link has been
+    measured. Heartbeats are set in the future, so that the hosts stay online however long the search takes.
+    """
     for worker in Worker.objects.all():
         worker.devices, worker.heartbeat_at = worker.devices[:1], timezone.now() + timedelta(hours=1)
         worker.save()
@@ -116,7 +119,9 @@ def test_plans_for_this_fleet_are_those_of_all_its_hosts(profile: Profile, membe
 
 
 def test_the_planner_takes_all_devices_of_the_fleet_up_to_what_can_be_searched(profile: Profile) -> None:
-    """Those of hosts that take runs; with none there, those of the worker that was profiled."""
+    """Counts the devices of hosts that take runs; without such a host, those of the profiled worker. At most
+    MOST_DEVICES.
+    """
     given = {"profile": profile, "devices": None, "memory": None}
     assert FleetPage(given).devices == 5
     Worker.objects.filter(name="yard-b").update(draining=True)
@@ -134,7 +139,7 @@ def test_what_settles_nothing_says_why_and_what_to_do(profile: Profile, member: 
     assert "left out: The links between yard-a and yard-b" in member.get("/partition/record/").content.decode()
     late = over_both(alice)
     timed(alice)
-    assert ran(late, "yard-a", "yard-b").left_out == ""  # nothing was said of it; nothing is missing now
+    assert ran(late, "yard-a", "yard-b").left_out == ""  # it had no prediction of a time, and nothing is missing now
     factory.worker("yard-c")
     elsewhere = ran(over_both(alice), "yard-a", "yard-c")
     assert elsewhere.left_out == "It was predicted over yard-a and yard-b, and ran over yard-a and yard-c."

@@ -1,4 +1,4 @@
-"""The stylesheet's colours: phases told apart by people who see fewer hues, text that can be read in both themes."""
+"""The stylesheet's colors: phases distinguishable with color blindness, text readable in both themes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ COLOURS = {name: {"light": light, "dark": dark} for name, light, dark in PAIR.fi
 THEMES = ("light", "dark")
 PHASES = [phase for phase, _ in LEGEND if phase != "other"]
 
-# Machado, Oliveira and Fernandes 2009, severity 1.0, on linear RGB.
+# Matrices of Machado, Oliveira and Fernandes (2009), severity 1.0, on linear RGB.
 SIGHT = {
     "full": np.eye(3),
     "protanopia": np.array(
@@ -32,7 +32,7 @@ SIGHT = {
     ),
 }
 JUST_CLEAR = 14.0
-"""CIE76 distance between two fills that touch; about six times what can just be noticed."""
+"""Required CIE76 distance between two adjacent fills, about six times a just noticeable difference."""
 
 
 def linear(colour: str) -> NDArray[np.float64]:

@@ -1,4 +1,4 @@
-"""The Partition page follows its address, and offers the plans for the fleet that a profile knows."""
+"""The Partition page follows its address, and offers plans for the fleet whose hosts have a profile."""
 
 from __future__ import annotations
 
@@ -26,7 +26,9 @@ def test_alpas_plans_come_with_the_others(member: Client, profile: Profile) -> N
     address = page.context["page"].alpa
     assert address in page.content.decode().replace("&amp;", "&")
     waits = member.get(address, headers={"HX-Request": "true"}).content.decode()
-    assert "Searching Alpa" in waits and 'id="alpa"' not in waits, "the answer takes its place: no card inside a card"
+    assert "Searching Alpa" in waits and 'id="alpa"' not in waits, (
+        "the answer replaces this element, so it must not contain another card with the same id"
+    )
     answer = answered(member, address, part=True)
     rows = {row.name: row for row in answer.context["rows"]}
     assert {"Alpa's optimum", "Alpa, 2 replicas", "Alpa, 2 stages", "Alpa, 2 tensor ranks"} <= set(rows)
@@ -73,7 +75,7 @@ def test_plans_for_this_fleet_can_be_launched(member: Client, profile: Profile) 
     assert text.count("Launch this plan") == len(rows)
     found, search = answer.context["page"].found, Search.objects.get()
     orders = sum(way.found for way in found.able)
-    assert orders and f"the fastest of {search.of} splits and {orders} order" in text, "as the search counted them"
+    assert orders and f"the fastest of {search.of} splits and {orders} order" in text, "as counted by the search"
     spec = RunSpec.model_validate_json(parse_qs(urlsplit(rows[0].address).query)["spec"][0])
     run = services.submit(owner=profile.asked_by, spec=spec.model_dump(mode="json"))
     settled = Prediction.objects.get(run=run)
@@ -94,7 +96,7 @@ def test_what_the_devices_have_is_the_limit_where_none_is_asked_for(member: Clie
     little = answered(member, "/partition/fleet/").context["page"]
     assert little.memory == 1 << 20 and all(way.memory <= 1 << 20 for way in little.found.able)
     assert "memory" not in little.query
-    worker.devices = [one | {"memory_total": 0} for one in worker.devices]  # of a host that does not say
+    worker.devices = [one | {"memory_total": 0} for one in worker.devices]  # a host that reports no memory
     worker.save()
     assert answered(member, "/partition/fleet/").context["page"].memory is None
 
@@ -112,7 +114,7 @@ def test_devices_that_cannot_be_are_said_before_anything_is_searched(member: Cli
 
 
 def test_wrong_cuts_are_said_at_their_field(member: Client, profile: Profile) -> None:
-    """In the page, and in the part of it that htmx asks for."""
+    """Both in the page and in the fragment that HTMX requests."""
     asked = {"profile": profile.pk, "cuts": "99,x"}
     told = "Whole numbers are needed, separated by commas; got 99,x."
     whole = member.get("/partition/", asked).content.decode()
@@ -186,7 +188,7 @@ def test_what_cannot_be_is_said(profile: Profile, member: Client, asked: dict[st
 
 
 def test_who_may_only_look_is_led_to_no_form_that_refuses(member: Client, reader: Client, profile: Profile) -> None:
-    """Nothing on these pages leads a viewer to New run; a member is led there by each."""
+    """Nothing on these pages leads a viewer to New run, where they would be refused; each leads a member there."""
     asked = {"profile": profile.pk, "workers": 2, "samples": 4}
     for address, query in (
         ("/partition/", asked),

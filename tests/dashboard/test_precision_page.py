@@ -1,4 +1,4 @@
-"""What pages say about 16-bit runs: loss scale and skipped steps, and losses that are no numbers."""
+"""What pages say about 16-bit runs: loss scale and skipped steps, and losses that are not finite."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.django_db
 
 
 def add_series(run: Any, name: str, values: list[float]) -> None:
-    """Replaces the run's series `name` by one point a step."""
+    """Replaces the run's series `name` by one point per step."""
     attempt = attempt_of(run)
     rows = np.zeros(len(values), POINT)
     rows["step"], rows["time"], rows["value"] = np.arange(len(values)), 1.75e9 + np.arange(len(values)), values

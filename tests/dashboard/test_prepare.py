@@ -1,4 +1,4 @@
-"""The one process that runs before the others of a deployment: what it makes, and that it may run again."""
+"""The `prepare` process, which runs before the others of a deployment: what it creates, and that it can be repeated."""
 
 from __future__ import annotations
 

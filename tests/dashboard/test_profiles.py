@@ -1,4 +1,4 @@
-"""torch.profiler's traces of a run's own steps: stored piece by piece, downloaded, and opened under Traces."""
+"""torch.profiler traces of a run's own steps: stored in pieces, downloaded, and opened under Traces."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ def member(client: Client, alice: Any, settings: Any, tmp_path: Path) -> Client:
 
 @pytest.fixture
 def run(alice: Any) -> Run:
-    """Ranks 0 and 1 of step 8: of rank 1 half has arrived. Step 9 of rank 0 was too large."""
+    """Step 8 of ranks 0 and 1, of which only half has arrived for rank 1. Step 9 of rank 0 was too large."""
     run = factory.finished(alice, {"dp": 2})
     attempt = run.attempts.get()
     half = len(DATA) // 2
     feed(attempt, 0, DATA[:half], part=0, of=2)
     feed(attempt, 0, DATA[half:], part=1, of=2)
-    feed(attempt, 0, DATA[half:], part=1, of=2)  # told twice, stored once
+    feed(attempt, 0, DATA[half:], part=1, of=2)  # reported twice, stored once
     feed(attempt, 1, DATA[:half], part=0, of=2)
     feed(attempt, 0, b"", part=0, of=0, step=9)
     return run

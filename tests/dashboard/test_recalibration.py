@@ -1,4 +1,4 @@
-"""Runs that a person marks make a profile's table anew; the others are held out, and say what it did."""
+"""Runs that a user marks recalibrate a profile's table; the other runs are held out and show the effect."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def _profiled(alice: Any) -> Profile:
 
 
 def _ran(alice: Any, split: dict[str, Any], disturbed: bool = False) -> Prediction:
-    """A run that took SLOWER times what was said."""
+    """A finished run that took SLOWER times its predicted time."""
     run = services.submit(owner=alice, spec=_spec(split).model_dump(mode="json"))
     said = Prediction.objects.get(run=run)
     assert said.seconds
@@ -81,13 +81,13 @@ def test_a_recalibration_is_undone(member: Client, reader: Client, alice: Any) -
     assert address in member.get("/partition/record/").content.decode()
     assert address not in reader.get("/partition/record/").content.decode()
     assert reader.post(address).status_code == 403 and selectors.profiles_of(_spec({})).first() == made
-    assert [_said(member.post(address)).count("is undone") for _ in range(2)] == [1, 1], "the second does nothing"
+    assert [_said(member.post(address)).count("is undone") for _ in range(2)] == [1, 1], "the second click does nothing"
     assert selectors.profiles_of(_spec({})).first() == profile and selectors.predicted(_spec({})).seconds == row.seconds
     told.refresh_from_db()
-    assert told.profile == made, "what it said stays on the record"
+    assert told.profile == made, "the earlier prediction stays on the record"
     text = member.get("/partition/record/").content.decode()
     assert "Undone: the table before it counts." in text and address not in text
-    assert text.count('name="fit"') == 1, "a run that an undone table spoke of cannot be fitted to"
+    assert text.count('name="fit"') == 1, "a run that an undone table predicted cannot be used for a fit"
     assert member.post(f"/partition/recalibrated/{profile.pk}/undo").status_code == 404
 
 
@@ -110,7 +110,7 @@ def test_what_cannot_be_fitted_is_said(member: Client, alice: Any, which: str) -
     answer = member.post("/partition/recalibrate", {"fit": fit})
     assert answer.status_code == 302 and told[which] in _said(answer)
     kept = member.get(answer["Location"]).content.decode().count(" checked ")
-    assert kept == {"many": 5, "two profiles": 2}.get(which, 0), "what was marked stays marked"
+    assert kept == {"many": 5, "two profiles": 2}.get(which, 0), "marked runs stay marked"
     assert not Profile.objects.filter(base__isnull=False).exists()
 
 

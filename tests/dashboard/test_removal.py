@@ -1,4 +1,4 @@
-"""Runs and studies that are deleted: by whom, when not yet, and what becomes of the checkpoints on workers' disks."""
+"""Deleting runs and studies: who may, when it is refused, and what happens to the checkpoints on the workers' disks."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.django_db
 
 
 def ended(owner: Any, **about: Any) -> Run:
-    """A run on yard-a that ended with a checkpoint of step 5, and a point."""
+    """A run on yard-a that ended, with a checkpoint at step 5 and a few points."""
     run = factory.queued(owner, {"dp": 2}, **about)
     attempt = factory.start(run)
     factory.feed(attempt, 0, frame(5, [5]) + points_frame(0, 3))
@@ -87,7 +87,7 @@ def test_deleting_leads_back_to_the_list_as_it_was_filtered(member: Client, alic
     run = ended(alice, tags=["x"])
     asked = f"/runs/delete?tag=x&runs={run.pk}"
     page = member.get(asked).content.decode()
-    assert 'href="/runs/?tag=x"' in page and 'action="/runs/delete"' not in page, "posted to this very address"
+    assert 'href="/runs/?tag=x"' in page and 'action="/runs/delete"' not in page, "it posts to its own address"
     assert member.post(asked, {"runs": [run.pk]}).headers["Location"] == "/runs/?tag=x"
     assert not Run.objects.exists()
 

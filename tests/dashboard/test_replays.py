@@ -1,4 +1,4 @@
-"""What a replay says of another schedule is settled by the run that then has it."""
+"""What a replay predicts for another schedule is settled by a later run that uses that schedule."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ GPIPE = {"pp": 2, "schedule": "gpipe", "micro_batches": 4}
 
 
 def _looked_at(run: Run) -> Prediction:
-    """What was said of it, once the analyst has been there."""
+    """The run's prediction, once the analyst has looked for a replay."""
     foresee_all()
     return Prediction.objects.get(run=run)
 
@@ -75,7 +75,7 @@ def test_nobody_waits_for_a_replay_and_none_comes_too_late(alice: Any) -> None:
     Run.objects.filter(pk=runs[0].pk).update(state=State.SUCCEEDED)
     runs[0].refresh_from_db()
     settle(runs[0], {"timed": {"median": 0.1}, "memory": None, "cpu_others": 0.0})
-    assert _looked_at(runs[0]).replayed is None, "it was measured before anything was said"
+    assert _looked_at(runs[0]).replayed is None, "it was measured before the replay predicted anything"
     assert _looked_at(runs[1]).replayed == before and not said.filter(to_replay=True)
 
 
@@ -115,7 +115,7 @@ def test_the_what_if_tab_leads_to_the_run_that_settles_it(member: Client, reader
     assert said.replayed == before
     assert "settles this prediction" in page.content.decode()
     seen = reader.get(f"/runs/{before.pk}/", {"tab": "whatif", "schedule": "1f1b"}).content.decode()
-    assert "settles this prediction" not in seen  # to those who may not submit
+    assert "settles this prediction" not in seen  # hidden from users who may not submit
     Prediction.objects.filter(run=before).update(disturbed=True)
     page = member.get(f"/runs/{before.pk}/", {"tab": "whatif", "schedule": "1f1b"})
     assert "not kept on Record" in page.content.decode()

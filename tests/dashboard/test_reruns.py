@@ -1,4 +1,4 @@
-"""Disturbed runs of a study, run again: who stands for a setting, and how the page offers it."""
+"""Disturbed runs of a study, run again: which run stands for a setting, and how the page offers it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ CALM, NOISY = 0.01, 0.5
 
 @pytest.fixture
 def study(alice: Any) -> Study:
-    """A calm baseline, and DP and TP that were disturbed."""
+    """A calm baseline, and disturbed runs of DP and TP."""
     made = Study.objects.create(name="three", owner=alice, kind="matrix", base=factory.BASE)
     for position, (split, others) in enumerate((({}, CALM), ({"dp": 2}, NOISY), ({"tp": 2}, NOISY))):
         run = factory.finished(alice, split, study=made, position=position, exclusive=True, cpu_others=others)
@@ -30,7 +30,7 @@ def study(alice: Any) -> Study:
 
 
 def ran(run: Run, others: float) -> Run:
-    """A queued run, ended well with that much disturbance."""
+    """Finishes a queued run with that share of disturbance."""
     attempt = factory.start(run)
     factory.feed_steps(attempt, run.spec["train"]["steps"])
     factory.end(run, State.SUCCEEDED)
@@ -56,7 +56,7 @@ def test_the_disturbed_ones_are_queued_in_their_places(study: Study, alice: Any)
 @pytest.mark.parametrize(("second", "stands"), [(CALM, CALM), (0.3, 0.3), (0.9, NOISY)])
 def test_the_least_disturbed_run_stands_for_its_setting(study: Study, alice: Any, second: float, stands: float) -> None:
     dp, tp = reruns.run_again(study=study, user=alice)
-    assert len(reruns.standing(study.runs.all())) == 5  # what has not ended is shown, too
+    assert len(reruns.standing(study.runs.all())) == 5  # unfinished runs are shown, too
     ran(dp, second)
     services.request_cancel(run=tp, user=alice)
     assert labels(study) == {"Single": CALM, "DP": stands, "TP": NOISY}
@@ -81,7 +81,7 @@ def test_a_baseline_that_was_run_again_stays_the_baseline(study: Study, alice: A
     client.force_login(alice)
     queued = reruns.run_again(study=study, user=alice)
     view = client.get(f"/studies/{study.pk}/").context["view"]
-    assert view.baseline.run == study.baseline, "while it is run again, its first run has the result"
+    assert view.baseline.run == study.baseline, "while the baseline is run again, its first run provides the result"
     assert "has no result yet" not in " ".join(view.verdict)
     for run in queued:
         ran(run, CALM)
@@ -112,7 +112,7 @@ def test_the_page_offers_it_while_there_is_something_to_repeat(study: Study, ali
 
 
 def test_what_was_cut_off_from_outside_is_run_again_and_stands_aside(study: Study, alice: Any) -> None:
-    """What ended by its own doing is not: it would end so again."""
+    """A run that failed by its own fault is not repeated, because it would fail again."""
     tp, single = study.runs.get(label="TP"), study.runs.get(label="Single")
     Run.objects.filter(pk=tp.pk).update(state=State.LOST, cause="worker_lost", summary={})
     Run.objects.filter(pk=single.pk).update(state=State.FAILED, cause="user_code", summary={})
@@ -129,7 +129,7 @@ def test_what_was_cut_off_from_outside_is_run_again_and_stands_aside(study: Stud
 
 
 def test_a_study_that_was_cancelled_half_way_goes_on(study: Study, alice: Any) -> None:
-    """Only what was cancelled is run, and while it runs its cancelled run is not shown beside it."""
+    """Only the cancelled run is repeated, and meanwhile the cancelled one is not shown next to it."""
     Run.objects.filter(study=study, label="TP").update(state=State.CANCELLED, cause="cancelled", summary={})
     client = Client()
     client.force_login(alice)

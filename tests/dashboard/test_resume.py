@@ -1,4 +1,4 @@
-"""Checkpoints in the yard: rows follow the disk, later attempts say where they begin, and Resume as… with its field."""
+"""Checkpoints in the yard: rows follow the disk, later attempts say where they start, and the form "Resume as…"."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def test_resume_as_does_not_call_the_next_run_by_the_strategy_of_this_one(member
 
 
 def test_resume_as_of_a_run_that_is_done_has_steps_left(member: Client, saved: Run) -> None:
-    """The form is not refused before anything was typed: the run goes on for as many steps again."""
+    """The form must not start with an error: as many steps again are filled in."""
     factory.feed(saved.attempts.get(), 0, frame(43, [20, 43]))
     done = member.get(f"/runs/{saved.pk}/resume")
     assert done.context["form"].initial["train__steps"] == "86"
@@ -164,7 +164,9 @@ def test_what_does_not_fit_is_said_at_its_field(
 
 
 def test_what_was_refused_is_still_to_be_resumed(member: Client, saved: Run) -> None:
-    """Its heading, its checkpoints and all that was typed; what names no run's checkpoint is a new run."""
+    """The heading, the list of checkpoints and all input are kept; a reference to no known checkpoint makes it a new
+    run.
+    """
     form = form_of(saved.spec, resume_from=f"{saved.pk}:10", name="my words", tags="a, b", train__lr="fast")
     page = member.post("/runs/new/", form).content.decode()
     assert f"<h1>Resume “{saved.name}” as…</h1>" in page and 'Put right <a href="#f-train__lr">' in page
@@ -194,7 +196,7 @@ def needed(run: Run) -> tuple[str, ...]:
 
 
 def test_what_lies_in_a_shared_folder_is_taken_without_its_writer(alice: Any, saved: Run) -> None:
-    """Its writer is away; of the two that report, one shares the folder."""
+    """The worker that wrote it is offline; of the two others, the one that shares the folder can take the run."""
     nodes = [{**node, "shares": True} for node in saved.attempts.get().devices]
     saved.attempts.update(devices=nodes, over=True)
     run = services.submit(owner=alice, spec=saved.spec, resume_from={"run": saved.pk, "step": 10})
@@ -211,7 +213,7 @@ def test_what_lies_in_a_shared_folder_is_taken_without_its_writer(alice: Any, sa
 
 
 def test_what_its_writer_kept_to_itself_waits_for_it(alice: Any, saved: Run) -> None:
-    """It shares a folder now, as another does; the checkpoint was written before."""
+    """It shares a folder now, as another worker does, but the checkpoint was written before that."""
     run = services.submit(owner=alice, spec=saved.spec, resume_from={"run": saved.pk, "step": 10})
     factory.worker("yard-b")
     Worker.objects.update(shared_checkpoints=True)

@@ -1,4 +1,4 @@
-"""What the run page fetches once it stands: points, the Gantt and its words, the export."""
+"""What the run page fetches after loading: points, the Gantt chart and its text, the export."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from django.urls import reverse
 from dashboard.runs.models import Run, State
 from tests.dashboard import factory
 
-pytestmark = pytest.mark.usefixtures("redis_url")  # announcements have somewhere to go
+pytestmark = pytest.mark.usefixtures("redis_url")  # announcements need a broker
 PIPELINE = {"pp": 2, "schedule": "gpipe", "micro_batches": 4}
 
 
@@ -65,7 +65,7 @@ def test_export_holds_every_point(reader: Client, alice: Any) -> None:
     ),
 )
 def test_an_empty_gantt_says_what_will_be_there_and_when(reader: Client, alice: Any, make: Any, said: str) -> None:
-    """And nothing of the run's state: the place is drawn once, and that goes on."""
+    """Nothing about the run's current state: the text is drawn once, while the state changes."""
     chart = reader.get(reverse("runs:data", args=[make(alice).pk, "gantt"])).json()
     assert not chart["figure"]["data"]
     assert said in chart["figure"]["layout"]["meta"]["empty"]

@@ -1,4 +1,4 @@
-"""The tabs that say why a step took its time: accounts, plan over measured, what if, and the step as a file."""
+"""The tabs that explain a step's time: accounts, plan against measurement, what if, and the step as a file."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ PIPELINE = {"pp": 2, "schedule": "gpipe", "micro_batches": 4}
 
 @pytest.fixture(autouse=True)
 def broker(redis_url: str) -> None:
-    """Announcements have somewhere to go."""
+    """Announcements need a broker."""
 
 
 def tab(client: Client, run: Run, query: str) -> str:
@@ -87,7 +87,7 @@ def test_the_latest_operation_that_is_named_is_one_that_is_drawn_with_its_plan(a
 
 
 def test_title_and_list_of_late_operations_are_of_what_is_outlined(alice: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A plan may have recomputation as an operation of its own; it is drawn, and told, as part of its backward."""
+    """A plan may have recomputation as a separate operation; in the chart and the list it is part of its backward."""
     run = factory.finished(alice, {**PIPELINE, "recompute": "full"})
     whole = page_timeline.lateness
 
@@ -127,7 +127,7 @@ def test_what_if_answers_and_says_how_sure_it_is(client: Client, alice: Any) -> 
     early = tab(client, run, "tab=whatif&early_gradients=on")
     assert "faster: early gradients." in early and "Run it" in early
     run = factory.finished(alice, {**PIPELINE, "early_gradients": True})
-    assert 'name="early_gradients"' not in tab(client, run, "tab=whatif"), "it has them"
+    assert 'name="early_gradients"' not in tab(client, run, "tab=whatif"), "the run already uses them"
 
 
 def test_ideas_are_sorted_and_lead_to_themselves(client: Client, alice: Any) -> None:
@@ -194,7 +194,7 @@ def test_the_step_as_files(client: Client, alice: Any) -> None:
 
 def test_a_run_with_nothing_wrong_says_so(client: Client, alice: Any) -> None:
     run = factory.finished(alice, {"dp": 2})
-    MemoryRecord.objects.update(peak_total=8 << 20)  # what this model needs; the factory's is a larger one's
+    MemoryRecord.objects.update(peak_total=8 << 20)  # this model needs less than the factory's memory records say
     client.force_login(alice)
     one_step = f"Nothing wrong found; checked {len(RULES) - 1} of {len(RULES)} rules: one traced step is not enough"
     assert one_step in tab(client, run, "")

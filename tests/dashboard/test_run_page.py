@@ -29,7 +29,7 @@ EVIL = "<script>alert('x')</script>"
 
 @pytest.fixture(autouse=True)
 def broker(redis_url: str) -> None:
-    """Announcements have somewhere to go."""
+    """Announcements need a broker."""
 
 
 def html(client: Client, run: Run, query: str = "") -> str:
@@ -132,7 +132,7 @@ def test_running_run_counts_steps_and_names_the_bubble(alice: Any) -> None:
     alone = factory.queued(alice)
     factory.feed_steps(factory.start(alone), 12)
     alone.refresh_from_db()
-    assert verdict(alone).sentence.endswith("% of the step is compute.")  # it has nobody to talk to
+    assert verdict(alone).sentence.endswith("% of the step is compute.")  # it has no peer to communicate with
 
 
 def test_planned_bubble_of_the_schedules() -> None:
@@ -153,7 +153,7 @@ def test_failed_run_shows_cause_last_lines_and_fix(reader: Client, alice: Any) -
 
 
 def test_a_killed_run_goes_on_from_its_checkpoint(reader: Client, alice: Any) -> None:
-    """The place in its sentence is newer than that of the last heartbeat, which is left out."""
+    """The sentence of the cause holds a newer place than the last heartbeat, so the latter is left out."""
     run = failed(alice, "killed_by_signal", "Rank 1 was killed by signal 9 (SIGKILL) at step 30 in forward 2.")
     attempt = Attempt.objects.get(run=run)
     Attempt.objects.filter(run=run).update(progress={"1": {"step": 27, "op": "0F1", "age": 1.0}})
@@ -166,7 +166,7 @@ def test_a_killed_run_goes_on_from_its_checkpoint(reader: Client, alice: Any) ->
 
 
 def test_a_rank_that_ended_well_is_in_no_operation_and_behind_the_last_step(reader: Client, alice: Any) -> None:
-    """Whatever the last heartbeat of a short run saw."""
+    """Whatever place the last heartbeat of a short run reported."""
     run = factory.finished(alice, {"pp": 2})
     (attempt,) = run.attempts.all()
     attempt.progress = {rank: {"step": -1, "op": "connecting", "age": 0.1} for rank in "01"}
@@ -335,8 +335,8 @@ def test_the_spec_is_said_in_the_words_of_the_form_and_only_what_counts(alice: A
     assert found["Parallelism"]["parallel.pp"] == ("Pipeline stages", "2")
     assert found["Model"]["model.bias"] == ("Biases in linear layers", "yes")
     assert found["Model"]["model.kv_heads"][1] == found["Tracing"]["trace.profile_steps"][1] == "–"
-    assert "model.image" not in found["Model"]  # of models that look at images
-    assert "train.loss_scale" not in found["Training"]  # of fp16
+    assert "model.image" not in found["Model"]  # used only by models of images
+    assert "train.loss_scale" not in found["Training"]  # used only with fp16
 
 
 def test_one_timed_step_has_no_range(client: Client, alice: Any) -> None:

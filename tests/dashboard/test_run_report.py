@@ -1,4 +1,4 @@
-"""A run's report: one page that needs nothing outside it, with the numbers of the live one."""
+"""A run's report: a self-contained page with the same numbers as the live one."""
 
 from __future__ import annotations
 

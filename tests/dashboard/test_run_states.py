@@ -1,4 +1,4 @@
-"""What the head of a run's page says of a run that waits, and of one that ended otherwise than it should."""
+"""What the head of a run's page says about a waiting run, and about one that ended abnormally."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""The scaling study: what it runs, how it is asked for, and what its page says of speed against devices."""
+"""The scaling study: what it runs, how it is requested, and what its page says about speed against number of
+devices.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,7 @@ ASKED = {
 
 @pytest.fixture(autouse=True)
 def _broker(redis_url: str) -> None:
-    """Announcements have somewhere to go."""
+    """Announcements need a broker."""
 
 
 def planned(**asked: Any) -> Any:
@@ -158,7 +160,7 @@ def test_titles_follow_the_numbers() -> None:
     assert charts.sentences(shared) == [
         "75 % of what 2 cores allow, shared by 4 devices: GPT, DP, weak scales best, 1.50x of one."
     ]
-    assert charts.speedup(shared, "s").figure["data"][0]["y"] == [1, 2], "the ideal ends where the cores do"
+    assert charts.speedup(shared, "s").figure["data"][0]["y"] == [1, 2], "the ideal speedup ends at the number of cores"
     assert charts.sentences(one) == [] and charts.speedup([], "s").empty
 
 

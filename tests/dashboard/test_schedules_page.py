@@ -1,4 +1,4 @@
-"""The Schedules page: numbers that the papers give, two schedules on one axis, and messages for what cannot be."""
+"""The Schedules page: numbers given in the papers, two schedules on one axis, and messages for impossible input."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_every_schedule_is_shown_whole(name: str) -> None:
 
 
 def test_numbers_of_gpipe_and_1f1b() -> None:
-    """Huang et al. 2019: overhead (p - 1) / m; Narayanan et al. 2021: 1F1B keeps p, GPipe m."""
+    """Huang et al. 2019: overhead (p - 1) / m. Narayanan et al. 2021: 1F1B keeps p micro-batches, GPipe m."""
     gpipe, one = lesson("gpipe", 4, 8), lesson("1f1b", 4, 8)
     assert gpipe.overhead == one.overhead == pytest.approx(3 / 8)
     assert (max(gpipe.kept), max(one.kept)) == (8, 4)
@@ -116,7 +116,7 @@ def test_what_cannot_be_is_said_at_its_field(given: dict[str, Any], field: str, 
 
 
 def test_typed_stages_by_hand(client: Client, bob: Any) -> None:
-    """Two devices share a stage of 6 units: 3 units a micro-batch pass, as in the stage of 3 behind it."""
+    """Two devices share a stage of 6 units, so a micro-batch passes every 3 units, as in the next stage of 3 units."""
     asked = {"stages": EXAMPLE, "m": 8, "a": "gpipe", "b": "1f1b-stash"}
     client.force_login(bob)
     said = page(client, f"?{urlencode(asked)}")
@@ -210,7 +210,7 @@ def test_a_lesson_that_was_changed_is_none_any_more(client: Client, bob: Any) ->
 
 
 def test_what_lessons_say_is_so() -> None:
-    """Numbers and comparisons in their sentences."""
+    """The numbers and comparisons in the texts of the lessons."""
     made = {topic.title: form(**topic.asked).lessons for topic in TOPICS}
     naive, gpipe = made["Why micro-batches"]
     assert naive.working == 1 < gpipe.working

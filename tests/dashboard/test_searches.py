@@ -1,4 +1,6 @@
-"""Searches that pages leave to the analyst: asked once, shown while they wait, kept, and never lost or left hanging."""
+"""Searches that pages leave to the analyst: queued once, shown while waiting, cached, and never lost or left
+hanging.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +46,9 @@ def test_a_question_is_asked_once_and_its_answer_kept_for_all(member: Client, re
     assert search_next() and not search_next()
     for client in (member, reader):
         assert "1.5B: 3 rows" in text(client)
-        assert "1.5B: 3 rows" in client.get(PART).content.decode(), "without JavaScript the address is a page"
+        assert "1.5B: 3 rows" in client.get(PART).content.decode(), (
+            "without JavaScript the address returns a whole page"
+        )
     search.refresh_from_db()
     assert (search.state, search.question, search.tries) == (SearchState.DONE, {}, 1)
 
@@ -92,7 +96,7 @@ def test_a_search_that_breaks_says_so_and_can_be_asked_again(member: Client, rea
     assert search_next() and "1.5B: 3 rows" in text(reader)
     assert member.post(address, {"next": "https://elsewhere.example/"}).headers["Location"] == "/planner/"
     search.refresh_from_db()
-    assert search.state == SearchState.DONE, "what is answered is not asked again"
+    assert search.state == SearchState.DONE, "an answered search is not queued again"
 
 
 def test_one_that_is_stopped_ends_its_process(member: Client, reader: Client, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -101,7 +105,7 @@ def test_one_that_is_stopped_ends_its_process(member: Client, reader: Client, mo
     monkeypatch.setattr(searching, "Child", lambda *given: _noted(Child(*given), started))
     search, lane = asked("28.3B"), lane_of(searching)
     assert lane.move()
-    assert os.getpriority(os.PRIO_PROCESS, started[0]) >= NICENESS, "ranks that are timed go first"
+    assert os.getpriority(os.PRIO_PROCESS, started[0]) >= NICENESS, "it has a lower priority than ranks that are timed"
     address = f"/searches/{search.pk}/stop"
     assert reader.post(address).status_code == 403
     assert member.post(address, {"next": PART}).status_code == 302
@@ -228,7 +232,7 @@ def test_a_killed_analyst_leaves_no_process_and_the_next_one_answers(deployment:
     first.wait(10)
     _until(lambda: not alive(child))
     assert deployment.wait("running")[1:] == (1, None)
-    deployment.sql("""UPDATE analyst_search SET question = '{"model": "1.5B"}'""")  # one that takes a second
+    deployment.sql("""UPDATE analyst_search SET question = '{"model": "1.5B"}'""")  # a question that takes a second
     second = deployment.start()
     assert deployment.wait("succeeded")[1] == 2
     second.terminate()

@@ -42,7 +42,7 @@ def add_points(attempt: Attempt, first: int, count: int, value: float = 0.0) -> 
     SeriesChunk.objects.create(attempt=attempt, data=rows.tobytes(), **about)
 
 
-# lists
+# Lists
 
 
 @pytest.mark.parametrize(
@@ -78,7 +78,7 @@ def test_sorting_puts_rows_without_a_value_last(alice: Any) -> None:
     assert b.loss is None
 
 
-# series
+# Series
 
 
 def test_a_later_attempt_holds_from_its_first_step_on(alice: Any) -> None:
@@ -127,7 +127,7 @@ def test_a_curve_that_grows_keeps_the_points_it_had() -> None:
         assert {0 <= at < n for at in thin(values[:n], 100).tolist()} == {True}
 
 
-# spans
+# Spans
 
 
 def test_the_newest_step_that_all_ranks_delivered(alice: Any) -> None:
@@ -140,7 +140,7 @@ def test_the_newest_step_that_all_ranks_delivered(alice: Any) -> None:
     assert selectors.spans(submit(alice)) == {}
 
 
-# waiting
+# Waiting
 
 
 def test_waits_for_a_worker(alice: Any) -> None:
@@ -171,7 +171,9 @@ def test_a_run_far_back_waits_for_its_turn(alice: Any, monkeypatch: pytest.Monke
     runs = [submit(alice, dp=2) for _ in range(4)]
     assert [selectors.waiting(run).ahead for run in runs] == [0, 1, 2, 3]
     assert selectors.waiting(runs[3]).sentence == "Waits for its turn: 3 runs ahead."
-    assert queue.everyone_waiting()[runs[1].pk] == selectors.waiting(runs[1]), "no run behind it changes its plan"
+    assert queue.everyone_waiting()[runs[1].pk] == selectors.waiting(runs[1]), (
+        "a run behind it does not change its plan"
+    )
 
 
 def test_needs_more_than_there_is(alice: Any) -> None:
@@ -187,7 +189,7 @@ def test_what_is_not_queued_waits_for_nothing(alice: Any) -> None:
     assert selectors.waiting(run).sentence == ""
 
 
-# fleet
+# Fleet
 
 
 def test_the_fleet_says_who_holds_which_device(alice: Any) -> None:

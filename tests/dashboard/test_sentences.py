@@ -1,4 +1,4 @@
-"""What a page or the API refuses is told in sentences: they begin as sentences do, whoever wrote them."""
+"""Every refusal of a page or of the API is a sentence with a capital letter, whichever library wrote the message."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from parallel_core.spec import RunSpec
 from tests.dashboard import factory
 
 SPELT = re.compile(r"^\S*[=_\d]")
-"""A field with its value, or a name with an underscore or a number in it: as it is written in a spec."""
+"""A field with its value, or a name with an underscore or a digit, spelled as in a spec."""
 
 
 def begins(text: str) -> bool:
-    """Whether a message begins as a sentence does, or with what is spelt."""
+    """Whether a message starts with a capital letter, or with a spelled name."""
     return text[:1].isupper() or bool(SPELT.match(text))
 
 
@@ -69,9 +69,9 @@ def _forms(of: type[forms.Form]) -> Iterator[type[forms.Form]]:
 
 
 def test_every_form_of_ours_tells_its_errors_in_sentences() -> None:
-    assert get_resolver().url_patterns  # all views, and with them all forms, are imported
+    assert get_resolver().url_patterns  # imports all views, and with them all forms
     ours = [kind for kind in _forms(forms.Form) if kind.__module__.startswith("dashboard.") and kind is not Form]
-    signs_in = "dashboard.accounts.throttling"  # Django's own form of user and password
+    signs_in = "dashboard.accounts.throttling"  # Django's own sign-in form
     assert len(ours) > 10
     assert [kind for kind in ours if not issubclass(kind, Form) and kind.__module__ != signs_in] == []
 

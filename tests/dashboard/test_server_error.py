@@ -1,4 +1,4 @@
-"""What a person, or a script, is shown when the server itself fails: no stack trace, nothing asked of what broke."""
+"""What a user or a script gets when the server itself fails: no stack trace, and no call to the part that failed."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def browser() -> Client:
 
 @pytest.fixture
 def no_database(tmp_path: Path, django_db_blocker: DjangoDbBlocker) -> Iterator[None]:
-    """The default database is a file that cannot be opened."""
+    """Makes the default database a file that cannot be opened."""
     before = connections["default"]
     with django_db_blocker.unblock():
         away = connections.create_connection("default")

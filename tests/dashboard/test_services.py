@@ -36,7 +36,9 @@ def test_submit_queues_a_complete_row(run: Run, alice: Any) -> None:
     ],
 )
 def test_every_name_of_a_strategy_fits_its_column(alice: Any, split: dict[str, Any]) -> None:
-    """PostgreSQL refuses what is too long, SQLite never does: the fields' own validators tell."""
+    """PostgreSQL refuses a value that is too long for its column, SQLite does not: here the fields' own validators
+    check.
+    """
     some = {"recompute_layers": [0, 1]} if "recompute" in split else {}
     model = {"tied": False, "layers": 48, "hidden": 32, "heads": 4, "seq": 16}
     run = services.submit(

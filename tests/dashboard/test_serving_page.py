@@ -1,4 +1,4 @@
-"""The Inference page: its sentences follow from the numbers, and bad values are told at their fields."""
+"""The Inference page: its sentences follow from the numbers, and bad values are reported at their fields."""
 
 from __future__ import annotations
 
@@ -15,7 +15,9 @@ def test_the_best_way_within_the_limit(reader: Client) -> None:
     assert any(row.chosen for row in page.context["rows"])
     quick = reader.get(PAGE, {"limit": 9}).context["rows"]
     assert next(row for row in quick if row.chosen) != next(row for row in page.context["rows"] if row.chosen)
-    assert page.context["chart"].figure["data"][1]["cliponaxis"] is False, "few tokens a second were half a dot"
+    assert page.context["chart"].figure["data"][1]["cliponaxis"] is False, (
+        "dots at few tokens a second would be cut in half"
+    )
     assert "No way is that quick" in reader.get(PAGE, {"limit": 0.01}).content.decode()
 
 

@@ -1,4 +1,4 @@
-"""Which runs may go over several hosts, in the form, the API and the queue."""
+"""Which runs may be spread over several hosts: in the form, the API and the queue."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_workers_that_share_a_folder_let_it_go_over_them(two_hosts: None) -> Non
     Worker.objects.filter(name="yard-a").update(shared_checkpoints=True)
     assert submission.assess(spec(4, checkpoint_every=5)).errors  # nobody shares with it
     Worker.objects.update(shared_checkpoints=True)
-    factory.worker("laptop", devices=2)  # shares nothing, and keeps nobody from it
+    factory.worker("laptop", devices=2)  # it shares no folder, and does not keep the others from it
     found = submission.assess(spec(4, checkpoint_every=5))
     assert not found.errors and set(found.hosts) == {"yard-a", "yard-b"}
     assert "the fleet has 4." in submission.assess(spec(6, checkpoint_every=5, global_batch=12)).errors["parallel.dp"]
@@ -57,7 +57,7 @@ def test_a_token_file_that_two_workers_have_is_read_on_both(two_hosts: None, ali
     file = {"name": "web.bin", "tokens": 10_000, "vocab": 64}
     Worker.objects.update(token_files=[file])
     factory.worker("other", devices=8)
-    Worker.objects.filter(name="other").update(token_files=[{**file, "tokens": 77}])  # of the same name alone
+    Worker.objects.filter(name="other").update(token_files=[{**file, "tokens": 77}])  # another file of the same name
     found = submission.assess(spec(4, corpus="tokens:web.bin"))
     assert not found.errors and set(found.hosts) == {"yard-a", "yard-b"}
     run = services.submit(owner=alice, spec=found.spec.model_dump(mode="json") if found.spec else {})
@@ -80,7 +80,7 @@ def test_a_token_file_that_two_workers_have_is_read_on_both(two_hosts: None, ali
 )
 def test_what_cannot_be_spread_is_refused_with_what_can(two_hosts: None, hosts: int, dp: int, said: str) -> None:
     errors = submission.assess(spec(dp), over_hosts=hosts).errors
-    assert said in errors["hosts"] and list(errors) == ["hosts"]  # once, where it was asked for
+    assert said in errors["hosts"] and list(errors) == ["hosts"]  # only once, at the field where it was requested
 
 
 def test_the_form_spreads_a_run(member: Client, two_hosts: None) -> None:
@@ -100,7 +100,7 @@ def test_a_clone_is_spread_as_its_run_was(member: Client, two_hosts: None, alice
     narrow = services.submit(owner=alice, spec=spec(2), over_hosts=2)
     Worker.objects.filter(name="yard-b").delete()
     said = member.get(f"/runs/{narrow.pk}/clone").context["panel"].errors
-    assert said == ["2 hosts with 1 CPU device each are needed; the fleet has 1."]  # before anything is typed
+    assert said == ["2 hosts with 1 CPU device each are needed; the fleet has 1."]  # shown as soon as the form opens
 
 
 def test_a_run_is_resumed_over_as_many_hosts(member: Client, two_hosts: None, alice: Any) -> None:
@@ -164,7 +164,7 @@ def test_while_no_worker_takes_runs_the_panel_says_whom_a_run_would_wait_for(
     client.force_login(alice)
     assert will_it_run(client, parallel__dp="4") == ""
     Worker.objects.filter(name="yard-a").update(draining=True)
-    assert will_it_run(client, parallel__dp="2") == "", "the other worker takes it"
+    assert will_it_run(client, parallel__dp="2") == "", "the other worker can take it"
     assert will_it_run(client, parallel__dp="4") == ("Too few such devices take runs now: yard-a is draining.")
     Worker.objects.filter(name="yard-b").update(heartbeat_at=timezone.now() - timedelta(hours=1))
     said = "Too few such devices take runs now: yard-a is draining and yard-b is silent."

@@ -1,4 +1,6 @@
-"""The study "what stashing buys": what it runs; what its page says of versions, of a loss reached, and of memory."""
+"""The study "what stashing buys": what it runs, and what its page says about weight versions, time to a loss, and
+memory.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,7 @@ ASKED = {**MATRIX, "kind": "stashing", "name": "Stashing", "devices": "2", "micr
 
 @pytest.fixture
 def study(alice: Any) -> Study:
-    """Every variant of the plan, finished."""
+    """A study with every variant of the plan finished."""
     made = Study.objects.create(name="Stashing", owner=alice, kind="stashing", base=factory.BASE)
     plan = variants.stashing(factory.BASE, devices=2, micro_batches=4, timed_steps=40)
     for i, variant in enumerate(plan.variants):
@@ -68,7 +70,7 @@ def test_what_cannot_run_is_left_out_with_its_reason() -> None:
 
 def test_from_three_devices_on_stages_have_different_numbers_of_replicas(alice: Any) -> None:
     plan = variants.stashing(factory.BASE, devices=3, micro_batches=4, timed_steps=40)
-    assert [skipped.name for skipped in plan.skipped] == ["DP"]  # three do not divide the batch
+    assert [skipped.name for skipped in plan.skipped] == ["DP"]  # the batch is not divisible by three
     made = {variant.name: variant.spec for variant in plan.variants}
     uneven = made["PP-1F1B async, stashed 2-1"]
     assert (uneven.parallel.replicas, uneven.parallel.world) == ((2, 1), 3)
@@ -108,12 +110,13 @@ def test_page_has_versions_target_and_memory(study: Study, alice: Any) -> None:
     assert "Weight versions" in text and "Time to a loss" in text
     assert "Memory against DP" in text
     assert "PP-1F1B async, no stash goes backward through weights 1 micro-batch newer than forward." in text
-    assert "No other run is meant to compute what PP-1F1B does" in text  # not even DP, which clips all gradients
+    # not even DP, which clips all gradients together
+    assert "No other run is meant to compute what PP-1F1B does" in text
     charts = client.get(f"/studies/{study.pk}/charts.json").json()
     assert {"versions", "target"} <= charts.keys()
     rows = charts["target"]["rows"]
     assert len(rows) == 6
-    assert all(row[2] != "never" for row in rows), "the usual target is one that every run reaches"
+    assert all(row[2] != "never" for row in rows), "the default target is a loss that every run reaches"
 
 
 def test_the_report_has_them_too(study: Study, alice: Any) -> None:
@@ -226,7 +229,7 @@ def test_the_study_knows_which_of_its_times_to_a_loss_were_disturbed(study: Stud
 
 @pytest.mark.parametrize(("shift", "speaks"), [(0.5, True), (-0.5, False)])
 def test_an_earlier_loss_speaks_for_the_slowest(alice: Any, shift: float, speaks: bool) -> None:
-    """`shift` = by how much the losses of the fastest lie above those of the slowest."""
+    """`shift`: how far the losses of the fastest run are above those of the slowest."""
     study = Study.objects.create(name="Stashing", owner=alice, kind="stashing", base=factory.BASE)
     plan = variants.stashing(factory.BASE, devices=2, micro_batches=4, timed_steps=40)
     made = {variant.spec.parallel.schedule: variant.spec for variant in plan.variants[:-1]}

@@ -1,4 +1,4 @@
-"""Which changes of state are allowed, and that a refused one changes nothing."""
+"""Which state changes are allowed, and that a refused one changes nothing."""
 
 from __future__ import annotations
 

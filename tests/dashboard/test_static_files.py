@@ -1,4 +1,6 @@
-"""Static files travel compressed, once: their address changes with their bytes, and a browser may keep them."""
+"""Static files are sent compressed, and only once: their address changes with their content, so browsers may cache
+them.
+"""
 
 from __future__ import annotations
 
@@ -21,13 +23,13 @@ from dashboard.static_version import static_version
 from dashboard.yard.prepare import STATIC_STAMP, collect_static
 
 PLOTLY = f"plotly-cartesian-{get_plotlyjs_version()}.min.js"
-"""The bundle of the very version that the plotly package speaks."""
+"""The bundle of exactly the version that the plotly package generates figures for."""
 PACKED = {"headers": {"accept-encoding": "gzip"}}
 
 
 @pytest.fixture(scope="module")
 def collected(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Static files as a start leaves them."""
+    """Static files as collected at a start."""
     root = tmp_path_factory.mktemp("static")
     with override_settings(STATIC_ROOT=root):
         collect_static()

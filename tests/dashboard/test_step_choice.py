@@ -1,4 +1,4 @@
-"""The choice among traced steps: the neighbours of the one that is shown, and the tab that stays open."""
+"""The choice among traced steps: links to the neighbors of the shown one, keeping the open tab."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from django.template import Context, Template
 
 
 def links(steps: list[int], step: int | None, more: str = "") -> dict[str, str]:
-    """rel -> address, with the ampersands as a browser reads them."""
+    """rel -> address of each link, with its ampersands unescaped."""
     text = Template("{% load step_choice %}{% step_choice steps step " + more + " %}").render(
         Context({"steps": steps, "step": step})
     )

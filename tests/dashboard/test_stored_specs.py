@@ -1,4 +1,4 @@
-"""A spec that was accepted once, and that a rule of today refuses, is looked at like any other."""
+"""A stored spec that today's rules would refuse can still be viewed like any other."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ LATER = "parallel.pp=2 is refused by a rule that came later."
 
 @pytest.fixture
 def old(alice: Any, monkeypatch: pytest.MonkeyPatch) -> Run:
-    """A pipeline of a study beside a run that is still accepted; from then on none is."""
+    """A pipeline run of a study whose spec a new rule refuses, next to a run that is still valid."""
 
     def refuse(spec: RunSpec) -> None:
         if spec.parallel.pp > 1:

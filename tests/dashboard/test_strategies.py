@@ -1,4 +1,4 @@
-"""The Strategies page: every card's numbers are the planner's, its links work, its runs are the yard's."""
+"""The Strategies page: every card shows the planner's numbers, its links work, and its runs are those of the yard."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_a_card_shows_what_the_planner_says(card: Any) -> None:
     assert all(0 < bar.width <= 100 for bar in shown.bars)
     assert all(rect.x + rect.width <= 320.02 for rect in shown.rects)
     rows = {rect.y for rect in shown.rects}
-    assert len(rows) == spec_of(card).parallel.world, "a row a device"
+    assert len(rows) == spec_of(card).parallel.world, "one row per device"
 
 
 @pytest.mark.parametrize("card", [card for card in CARDS if card.preset], ids=lambda card: card.key)
@@ -61,7 +61,7 @@ def test_the_page_links_to_runs_that_used_it(client: Client, alice: Any) -> None
 
 
 def test_every_word_of_a_card_begins_alike() -> None:
-    """A formula begins with its symbol, words with a capital."""
+    """Formulas start with their symbol, words with a capital letter."""
     said = [word for card in CARDS for word in (card.holds, card.sends, card.waits, card.memory, card.traffic)]
     assert [word for word in said if word[:2].isalpha() and word[0].islower()] == []
     assert [word for word in said if word.startswith("a ")] == []

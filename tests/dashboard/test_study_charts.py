@@ -1,4 +1,4 @@
-"""The charts of a study say what the runs' records say."""
+"""The charts of a study agree with the runs' records."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.dashboard import factory
 def test_largest_model_is_what_the_plan_predicts_for_the_device(alice: Any) -> None:
     made = factory.study(alice, "Starter", factory.SPLITS[:4], recompute=False)
     view = overview(made.runs.all(), made.baseline)
-    assert view.limit == 4 << 30  # the workers' devices
+    assert view.limit == 4 << 30  # memory of the workers' devices
     for row in view.rows:
         assert row.entry.largest == largest_layers(row.spec, 4 << 30)
     chart = figures.of_overview(view)["capacity"]
@@ -36,7 +36,7 @@ def test_running_bars_have_the_whiskers_of_their_steps_so_far(alice: Any) -> Non
     factory.feed_steps(factory.start(running), 20)
     Run.objects.filter(pk=running.pk).update(step_time=0.07)
     entry = next(row.entry for row in overview(made.runs.all()).rows if row.run.pk == running.pk)
-    assert entry.result is not None and entry.result.step.n == 17  # 20 steps without 3 of warm-up
+    assert entry.result is not None and entry.result.step.n == 17  # 20 steps minus 3 of warm-up
     assert entry.result.step.p10 < entry.result.step.median < entry.result.step.p90
 
 

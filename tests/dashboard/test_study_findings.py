@@ -1,4 +1,4 @@
-"""Diagnosis on a study's page: the first finding of each run, the worst run first, with links to where it shows."""
+"""Diagnosis on a study's page: the first finding of each run, the worst run first, with links to the evidence."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""New study: what would run is said before the click, errors stand at their field, and what was typed is kept."""
+"""New study: what would run is shown before the click, errors are shown at their field, and all input is kept."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ NEW = "/studies/new/"
 
 @pytest.fixture(autouse=True)
 def broker(redis_url: str) -> None:
-    """Announcements have somewhere to go."""
+    """Announcements need a broker."""
 
 
 @pytest.fixture
@@ -311,8 +311,9 @@ def test_a_silent_worker_offers_no_devices(member: Client) -> None:
 
 
 def test_the_form_looks_once_however_many_variants_it_lists(member: Client, django_assert_max_num_queries: Any) -> None:
-    """Who asks (3), the fleet, corpora of the form and of what it would send, and the profiles of all variants; what
-    HTMX gets needs the corpora once, and whether there is any study."""
+    """Queries for the user (3), the fleet, corpora (of the form and of the specs), and the profiles of all variants.
+    The HTMX response needs the corpora once, and whether there is any study.
+    """
     listed = str(member.get(NEW).content)
     assert listed.count("<li>") > 8
     with django_assert_max_num_queries(7):

@@ -1,4 +1,4 @@
-"""What a study says of the host's own pace, and of devices that hold each other up."""
+"""What a study says about changes in the speed of the host, and about devices that slow each other down."""
 
 from __future__ import annotations
 
@@ -20,7 +20,9 @@ from tests.dashboard.plain import plain
 
 
 def test_a_host_that_drifted_between_runs_is_warned_of(reader: Client, alice: Any) -> None:
-    """Runs of as many ranks, where none measured what company takes: a device beside busy ones is another one."""
+    """Compares runs with equally many ranks, if none measured the slowdown by company: a device next to busy ones is
+    slower anyway.
+    """
     made = Study.objects.create(name="Drift", owner=alice)
     factory.finished(alice, {}, study=made, reference=0.009)
     factory.finished(alice, {"dp": 2}, study=made, position=1, reference=0.0025)
@@ -43,7 +45,7 @@ def test_a_host_that_drifted_between_runs_is_warned_of(reader: Client, alice: An
 
 
 def test_speedups_are_told_at_one_pace_where_the_host_had_another(reader: Client, alice: Any) -> None:
-    """The baseline had a fast host, the others one that took 1.8 times as long for the reference work."""
+    """The baseline ran while the host was fast; for the DP run, the reference work took 1.8 times as long."""
     made = Study.objects.create(name="Two paces", owner=alice)
     factory.finished(alice, {}, study=made, reference=0.002)
     factory.finished(alice, {"dp": 2}, study=made, position=1, reference=0.0036, company=1.0)
@@ -53,7 +55,9 @@ def test_speedups_are_told_at_one_pace_where_the_host_had_another(reader: Client
     entries = {entry.label: entry for entry in view.entries}
     dp, factor = entries["DP"], (0.0036 / 1.01 / 0.002) ** POWER
     assert dp.at_pace == pytest.approx(dp.speed.ratio * factor) and factor > 1.4
-    assert entries["Single"].at_pace is None and entries["TP"].at_pace is None, "within what the work tells exactly"
+    assert entries["Single"].at_pace is None and entries["TP"].at_pace is None, (
+        "within the precision of the reference work"
+    )
     sentence = f"pace DP would be fastest, about {ratio_text(dp.at_pace)}."
     assert view.verdict[-1].endswith(sentence)
     made_chart = figures.speedups(view)
@@ -68,12 +72,12 @@ def test_speedups_are_told_at_one_pace_where_the_host_had_another(reader: Client
     told = list(csv.DictReader(io.StringIO(reader.get(f"/studies/{made.pk}/table.csv").content.decode())))
     assert [row["company"] for row in told] == [str(e.pace.company or "") for e in view.entries if e.pace]
     alone = reader.get(f"/compare/?runs={','.join(str(run.pk) for run in made.runs.order_by('position')[:2])}")
-    assert "own pace" not in alone.content.decode(), "what one run measured of company may be chance"
+    assert "own pace" not in alone.content.decode(), "what a single run measured about company may be chance"
     assert [float(row["speedup_at_baseline_pace"]) for row in told if row["label"] == "DP"] == [dp.at_pace]
 
 
 def test_devices_that_hold_each_other_up_are_told_with_the_speedup_that_is_left(alice: Any) -> None:
-    """As two halves of one core do: nothing of it is the host's pace."""
+    """As with two hyperthreads of one core: the slowdown is not a change in the host's speed."""
     made = Study.objects.create(name="Halves", owner=alice)
     factory.finished(alice, {}, study=made, reference=0.002)
     for position, split in enumerate(({"dp": 2}, {"tp": 2}, {"pp": 2}), 1):

@@ -1,4 +1,4 @@
-"""The study page says what the runs' records say, in every state of a study."""
+"""The study page agrees with the runs' records, in every state of a study."""
 
 from __future__ import annotations
 
@@ -99,7 +99,8 @@ def test_unfinished_runs_say_what_they_do(reader: Client, alice: Any) -> None:
     assert status["TP"].startswith("queued: ")
     assert status["PP-1F1B"] == "failed: Rank 1 ran out of memory."
     text = reader.get(f"/studies/{made.pk}/").content.decode()
-    assert "2 of 4 runs done" in text and "align-content: start" in text  # rows stand together, whatever room is kept
+    # rows stay together, however much height is reserved
+    assert "2 of 4 runs done" in text and "align-content: start" in text
     running_bar = reader.get(f"/studies/{made.pk}/charts.json").json()["speedup"]["figure"]["data"][0]
     assert running_bar["marker"]["color"][1] == "rgba(0,0,0,0)"  # outlined
 

@@ -1,4 +1,6 @@
-"""The study's report: method first, then the table of strategies, then the written answers, all of its own numbers."""
+"""The study's report: the method first, then the table of strategies, then written answers, all from the study's
+numbers.
+"""
 
 from __future__ import annotations
 
@@ -91,7 +93,7 @@ def test_method_says_what_the_runs_had(study: Study) -> None:
 
 
 def test_every_number_of_the_method_leads_to_where_it_is_from(reader: Client, study: Study) -> None:
-    """Also from the file that is kept: whatever it links to is an address on the yard, whole, and there."""
+    """Also in the downloaded file: every link is an absolute address on the yard, and the address exists."""
     for run in study.runs.all():
         run.summary["meters"] = {"peak_flops_per_s": 1e10 * run.devices * run.pk}
         run.save(update_fields=["summary"])
@@ -127,7 +129,7 @@ def test_a_rate_of_a_link_leads_to_the_step_that_proves_it(study: Study) -> None
 
 
 def test_a_link_is_at_least_as_fast_as_its_fastest_message() -> None:
-    """Receives that were asked for late, and waits for a late rank, make no link look faster or slower."""
+    """Receives that were posted late, and waiting for a late rank, must not make a link look faster or slower."""
     rows = np.zeros(1, SPAN)
     rows["stage"], rows["bytes"], rows["end"] = 0, 1000, 100
     rows["kind"] = Kind.SEND_ACT

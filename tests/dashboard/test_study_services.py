@@ -1,4 +1,4 @@
-"""Studies are created whole or not at all; what cannot run is named before anything is queued."""
+"""Studies are created completely or not at all; what cannot run is named before anything is queued."""
 
 from __future__ import annotations
 

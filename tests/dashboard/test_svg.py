@@ -1,4 +1,4 @@
-"""Figures as pictures without scripts: every bar where its numbers say, words kept as words, nothing half drawn."""
+"""Figures as pictures without scripts: every bar where its numbers say, text kept as text, nothing half drawn."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ TAG = "{http://www.w3.org/2000/svg}"
 
 
 def tree(made: str) -> ElementTree.Element:
-    """Parsed as XML, which forgives nothing."""
+    """The picture, parsed strictly as XML."""
     return ElementTree.fromstring(made.replace("<svg ", '<svg xmlns="http://www.w3.org/2000/svg" ', 1))
 
 
 def rects(made: str) -> list[tuple[float, float]]:
-    """(x, width) of every rectangle, in the order drawn."""
+    """(x, width) of every rectangle, in drawing order."""
     found = tree(made).iter(f"{TAG}rect")
     return [(float(rect.get("x", 0)), float(rect.get("width", 0))) for rect in found]
 
@@ -65,7 +65,7 @@ def test_names_stay_words_and_colours_are_those_of_the_stylesheet() -> None:
     assert "<b>1 & 2</b>" in words
     assert "var(" not in made and svg.light()["line-dp"] in made
     lines = [path.get("d", "") for path in tree(made).iter(f"{TAG}path") if path.get("fill") == "none"]
-    assert [line.count("M") for line in lines] == [1, 2], "a loss that is no number leaves a gap"
+    assert [line.count("M") for line in lines] == [1, 2], "a loss of NaN leaves a gap"
 
 
 def test_the_charts_of_a_study_are_drawn(traced: dict[int, np.ndarray]) -> None:
@@ -75,7 +75,7 @@ def test_the_charts_of_a_study_are_drawn(traced: dict[int, np.ndarray]) -> None:
     step = gantt.chart([("", traced)], "t", "s")
     for chart in (speedup.chart([entry], "t", "s"), breakdown.chart([entry], "t", "s"), step):
         assert rects(chart.picture), chart.key
-    assert step.columns[0] == "rank", "a run without a name needs no column of it"
+    assert step.columns[0] == "rank", "without named runs there is no column for the name"
     assert "url(#hatch-idle)" in step.picture
     assert 'id="hatch-idle"' in svg.hatches()
 
@@ -105,13 +105,13 @@ def test_the_norm_of_a_single_device_is_part_of_its_update_and_no_communication(
     busy = dict(zip(table.columns, table.rows[0], strict=True))
     assert (busy["communication, ms"], busy["optimizer, ms"]) == ("0", "0.05")
     assert "communication" not in {trace["name"] for trace in table.figure["data"]}
-    assert traced[0]["kind"][3] == Kind.NORM, "the spans themselves stay as they were"
+    assert traced[0]["kind"][3] == Kind.NORM, "the spans themselves are unchanged"
 
 
 def test_the_wait_for_the_norm_is_not_drawn_as_an_update(traced: dict[int, np.ndarray]) -> None:
     assert behind_the_norm(traced[1])["start"].tolist() == [0, 0, 90_000, 50_000]
-    assert traced[1]["start"][2] == 50_000, "the spans themselves stay as they were"
+    assert traced[1]["start"][2] == 50_000, "the spans themselves are unchanged"
     table = gantt.chart([("", traced)], "t", "s")
     assert table.rows[1][table.columns.index("optimizer, ms")] == "0.01"
     alone = gantt.chart([("", {0: traced[0]})], "t", "s")
-    assert alone.rows[0][alone.columns.index("optimizer, ms")] == "0.05", "one rank waits for nobody"
+    assert alone.rows[0][alone.columns.index("optimizer, ms")] == "0.05", "a single rank waits for nobody"

@@ -1,4 +1,4 @@
-"""Whoever guesses passwords waits; whoever only mistyped one does not notice."""
+"""Repeated wrong passwords lead to a pause; a single typing error does not."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_the_right_password_in_time_forgets_the_failures(client: Client) -> None
 
 
 def test_behind_the_pause_the_failures_are_forgotten(client: Client) -> None:
-    """Those of all names: a stranger's list of names does not stay in the database."""
+    """The failures of all names are deleted, so that names tried by a stranger do not accumulate in the database."""
     for name in ("root", "alice"):
         for _ in range(MOST):
             sign_in(client, "/accounts/login/", "wrong", name)

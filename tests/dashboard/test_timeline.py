@@ -1,4 +1,4 @@
-"""The timeline of a step of any size: bins that are exact at every zoom, and what is remembered of long steps."""
+"""The timeline of a step of any size: bins that are exact at every zoom, and the cache of long steps."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_bins_of_any_width_hold_the_exact_time_of_every_layer() -> None:
     edges, shares = one.between(0, 1_000, 20) or pytest.fail("wide enough")
     assert np.allclose(np.diff(edges), 50)
     assert np.allclose(shares[0], 0.4) and np.allclose(shares[1], 0.4) and np.allclose(shares[2], 0.2)
-    assert one.between(100, 200, 20) is None, "ten bins are not enough to show twenty"
+    assert one.between(100, 200, 20) is None, "ten stored bins are not enough to show twenty"
 
 
 def test_a_wide_window_shows_the_same_from_kept_bins_as_from_its_spans() -> None:
@@ -54,13 +54,15 @@ def test_a_short_step_is_shown_whole_and_a_long_one_as_asked(monkeypatch: pytest
     assert {trace["type"] for trace in near.figure["data"]} == {"bar"}
     assert near.figure["layout"]["meta"]["total"] == 24_000
     assert near.figure["layout"]["meta"]["inside"] == long.in_view((0.001, 0.002)) < 2_000
-    assert near.rows[0][2:] != long.chart("t", "s", (0.002, 0.003)).rows[0][2:], "the numbers are those in view"
+    assert near.rows[0][2:] != long.chart("t", "s", (0.002, 0.003)).rows[0][2:], (
+        "the numbers are those of the spans in view"
+    )
     monkeypatch.setattr(timeline, "KEPT_BYTES", 1)
     first = timeline.kept("a", lambda: long)
     assert timeline.kept("a", lambda: pytest.fail("it is kept")) is first
     other = Step(made(LAYOUT, 16_000))
     timeline.kept("b", lambda: other)
-    assert timeline.kept("a", lambda: short) is short, "what no longer fits is read again"
+    assert timeline.kept("a", lambda: short) is short, "a step that was evicted from the cache is read again"
 
 
 def test_rows_name_the_place_of_their_rank_and_lanes_part_messages_from_collectives() -> None:
@@ -93,7 +95,7 @@ def test_many_bars_and_parts_of_long_steps_are_painted_and_wait_in_hatches_as_wh
         chart.figure["layout"]["meta"].get("canvas") for chart in (few.chart("t", "s"), many.chart("t", "s"), part)
     ]
     assert painted == [False, True, True]
-    assert not long.chart("t", "s").figure["layout"]["meta"].get("canvas"), "bins are no bars"
+    assert not long.chart("t", "s").figure["layout"]["meta"].get("canvas"), "bins are not drawn as bars"
     waiting = next(trace for trace in part.figure["data"] if trace["name"] == "waiting")
     assert waiting["marker"]["pattern"] and "hatched is idle" in part.subtitle
 
@@ -121,7 +123,7 @@ def test_pages_of_long_steps_zoom_down_to_bars(client: Client, admin_user: Any) 
     run = SpanChunk.objects.latest("pk").attempt.run
     found = client.get(f"/runs/{run.pk}/part/findings").content.decode()
     assert "Judging" not in found and ("finding" in found or "Nothing wrong" in found)
-    assert not client.get(addresses["a run"]).context["findings"].later, "what was judged is remembered"
+    assert not client.get(addresses["a run"]).context["findings"].later, "judged findings are cached"
 
 
 def test_in_flight_is_what_is_between_its_forward_and_its_last_backward() -> None:
@@ -142,14 +144,16 @@ def test_the_memory_tab_shows_every_rank_over_its_step(client: Client, alice: An
     page = client.get(f"/runs/{run.pk}/?tab=memory")
     made = page.context["over_time"]
     assert [row[0] for row in made.rows] == ["0", "1"] and all(row[2] for row in made.rows)
-    assert [row[5] for row in made.rows] == ["2", "1"], "1F1B keeps as many as there are stages to come"
+    assert [row[5] for row in made.rows] == ["2", "1"], "1F1B keeps one micro-batch per stage from here to the end"
     flights = [trace for trace in made.figure["data"] if trace.get("name") == "in flight"]
     assert len(flights) == 2 and {trace["yaxis"] for trace in flights} == {"y2", "y4"}
     assert "predicted" in made.title and made.title in page.content.decode()
 
 
 def test_numbers_stand_where_they_can_be_read() -> None:
-    """A zoomed bar has its micro-batch from six pixels a digit on; a whole step has all: it may be zoomed into."""
+    """In a zoomed view, a bar shows its micro-batch if there are six pixels per digit; a whole step contains all texts,
+    since it may be zoomed into.
+    """
     spans = {rank: rows.copy() for rank, rows in made(LAYOUT, 24_000).items()}
     for rows in spans.values():
         rows["start"] *= 100_000
@@ -184,7 +188,7 @@ def test_a_wait_inside_a_collective_is_idle_in_bars_and_bins_as_it_is_in_the_acc
     bars = {trace["name"]: trace for trace in chart.figure["data"]}
     assert parts.bubble == 50_000_000 and (bars["waiting"]["base"], bars["waiting"]["x"]) == ([20.0], [50.0])
     assert (bars["communication"]["base"], bars["communication"]["x"]) == ([70.0, 70.0], [30.0, 30.0])
-    assert bars["communication"]["y"] == [0.0, 1.0], "in the rows: the ranks stand in it"
+    assert bars["communication"]["y"] == [0.0, 1.0], "drawn in the rows of the ranks, which wait inside it"
     said = f"rank 0, stage 0: waits for rank 1 in {WORDS[collective]}<br>50 ms at 20.00"
     assert bars["waiting"]["customdata"] == [said]
     assert bars["waiting"]["marker"]["color"] == bars["idle"]["marker"]["color"]
@@ -210,12 +214,15 @@ def test_a_step_of_ranks_that_begin_apart_is_said_to_be_a_mean(later: int, words
 
 
 def test_a_run_and_a_trace_say_the_same_of_a_step_but_for_what_nothing_covers() -> None:
-    """Of a run it is a part of the step like any other; of somebody else's trace the caller knows what it is."""
+    """For a run, uncovered time is one part of the step among others; for an imported trace, the caller describes what
+    it is.
+    """
     rows = [(Kind.STEP, 0, 0, -1, 0, 0, 0, 10_000_000, 0), (Kind.F, 0, 0, 0, 0, 0, 0, 6_000_000, 0)]
     step = Step({0: np.array(rows, SPAN)})
     name = COMPONENT_NAMES["other"]
     assert step.finding() == f"10 ms a step: 60 % compute, 40 % {name}."
-    assert step.finding(number=20).startswith("10 ms in step 20: 60 % compute")  # the run's median may be another
+    # the median over all steps of a run may differ
+    assert step.finding(number=20).startswith("10 ms in step 20: 60 % compute")
     asked: list[float] = []
     said = step.finding(lambda ns: asked.append(ns) or "between its operations")
     assert (said, asked) == (step.finding().replace(name, "between its operations"), [4_000_000])

@@ -1,4 +1,4 @@
-"""Titles of a trace's charts: the rank that stands out, or that none does."""
+"""Titles of a trace's charts name the rank that stands out, or say that none does."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from parallel_core.schedule.ir import Kind
 
 
 def step(*busy_ms: int, long_ms: int = 10) -> Step:
-    """A rank for each of `busy_ms`; the last one's step takes `long_ms`, the others' 10."""
+    """One rank for each of `busy_ms`; the step takes `long_ms` on the last one, 10 ms on the others."""
     spans = {}
     for rank, busy in enumerate(busy_ms):
         rows = np.zeros(2, SPAN)
@@ -38,8 +38,9 @@ def test_a_rank_is_named_only_where_it_stands_out(found: Step, idle: str, longes
 
 
 def of(ranks: dict[str, bool], spans: int = 0) -> Trace:
-    """Ranks with two spans each in step 2, of which part could not be read or could; exported where `spans` were
-    recorded."""
+    """A trace whose ranks have two spans each in step 2; the dict says which were read only partly. With `spans`, a
+    recorded trace that had that many spans.
+    """
     made = {rank: {"file": f"{rank}.json", "steps": {"2": 2}, "partial": cut} for rank, cut in ranks.items()}
     return Trace(ranks=made, recorded={"spans": {"2": spans}} if spans else {})
 
@@ -64,7 +65,7 @@ def test_the_headline_says_what_of_a_step_is_missing(trace: Trace, said: str) ->
     [(400, "idle or not traced, mostly short pauses between operations"), (600, "idle or not traced")],
 )
 def test_pauses_are_counted_by_the_finding_alone(pause_us: int, word: str) -> None:
-    """The headline is of one step, the finding of several: two counts of the same pauses would not agree."""
+    """The headline is about one step, the finding about several: two counts of the same pauses would disagree."""
     rows = np.zeros(10, SPAN)
     rows["kind"], rows["micro_batch"] = Kind.F, -1
     rows["start"] = np.arange(10) * 1_000_000

@@ -1,4 +1,4 @@
-"""Traces in the browser: uploaded, read by the analyst, shown, deleted; what is wrong with them is said."""
+"""Traces in the browser: uploaded, read by the analyst, shown, deleted; errors in them are reported."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def send(client: Client, *files: tuple[str, bytes], name: str = "") -> Any:
 
 
 def shown(client: Client, *files: tuple[str, bytes], name: str = "") -> tuple[Trace, Any]:
-    """The trace after the analyst, and its page."""
+    """Uploads the files, lets the analyst read them, and returns the trace and its page."""
     assert send(client, *files, name=name).status_code == 302
     assert read_next()
     trace = Trace.objects.latest("pk")
@@ -122,7 +122,9 @@ def test_what_if_walks_through_a_real_step(member: Client, real: list[bytes]) ->
 
 
 def annotated(rank: int, backwards: Sequence[int] = range(4)) -> bytes:
-    """GPipe on two ranks as torch.distributed.pipelining annotates it: 4 forwards, then `backwards`; 10 and 20 ms."""
+    """GPipe on two ranks, annotated as torch.distributed.pipelining does: 4 forwards of 10 ms, then `backwards` of 20
+    ms.
+    """
     events: list[dict[str, Any]] = []
 
     def add(cat: str, name: str, start: float, took: float) -> None:
@@ -172,7 +174,7 @@ def test_while_it_waits_the_page_says_so_and_asks_again(member: Client, real: li
     send(member, ("rank0.json", real[0]))
     address = reverse("traces:page", args=(Trace.objects.get().pk,))
     said = member.get(address).content.decode()
-    assert "Waits to be read" in said and "data-state" not in said, "only what asks again says the state"
+    assert "Waits to be read" in said and "data-state" not in said, "only the element that polls holds the state"
     part = member.get(address, HTTP_HX_REQUEST="true")
     assert part.content.decode().lstrip().startswith('<div id="waiting"')
     Trace.objects.update(state=TraceState.READING, read=1, size=2)
@@ -297,7 +299,7 @@ def test_rules_that_need_no_more_than_spans_judge_a_trace(member: Client, real: 
     spread = []
     for row in TraceSpans.objects.all():
         same = np.sort(np.frombuffer(bytes(TraceSpans.objects.get(rank=0, step=row.step).data), SPAN), order="start")
-        took = 9_000 if row.rank == 0 else 27_000  # each operation, one after the other: on rank 1 three times as long
+        took = 9_000 if row.rank == 0 else 27_000  # each operation, one after the other; three times as long on rank 1
         same["start"] = same["start"].min() + np.arange(len(same)) * (took + 1_000)
         same["end"] = same["start"] + took
         whole = same["kind"] == Kind.STEP

@@ -1,4 +1,4 @@
-"""A step of a run, exported by its page and opened under Traces: the same as on the run's page."""
+"""A step of a run that was exported from its page and opened under Traces looks the same as on the run's page."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def exported(client: Client, run: Run, form: str = "chrome") -> bytes:
 
 
 def opened(client: Client, *files: bytes) -> tuple[Trace, Any]:
-    """The trace after the analyst, and its page."""
+    """Uploads the files, lets the analyst read them, and returns the trace and its page."""
     uploads = [SimpleUploadedFile(f"step{i}.trace.json", data) for i, data in enumerate(files)]
     assert client.post(reverse("traces:new"), {"files": uploads}).status_code == 302
     assert read_next()
@@ -86,7 +86,7 @@ def test_the_page_shows_what_the_page_of_the_run_shows(member: Client, run: Run,
 
 
 def test_a_run_that_was_disturbed_stays_so(member: Client, alice: Any) -> None:
-    """The rules that judge by times are asked as little as on its own page."""
+    """Rules that judge times are skipped for a disturbed run, both here and on its own page."""
     run = factory.finished(alice, PIPELINE, cpu_others=0.5)
     _, shown = opened(member, exported(member, run))
     there = [card.finding for card in findings(run).cards if card.finding.tab != "memory"]
@@ -132,7 +132,7 @@ def test_through_the_api_and_back_and_once_more(client: Client, member: Client, 
     whatif = member.get(f"/api/v1/traces/{number}/whatif", {"links": "free"}).json()["data"]
     assert whatif["sentence"] == member.get(f"/api/v1/runs/{run.pk}/whatif?links=free").json()["data"]["sentence"]
     again = b"".join(member.get(f"/api/v1/traces/{number}/chrome").streaming_content)  # type: ignore[attr-defined]
-    assert again == exported(member, run), "what was opened can be handed on as it came"
+    assert again == exported(member, run), "an opened trace can be exported again unchanged"
     assert member.get(f"/api/v1/runs/{run.pk}/chrome?step=3").status_code == 404
 
 

@@ -1,4 +1,4 @@
-"""Bodies that are too large are refused before they are read."""
+"""Request bodies that are too large are refused before they are read."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def talk(where: dict[str, Any], chunks: list[bytes]) -> tuple[int, bytes]:
 def test_a_declared_length_over_the_limit_is_refused_unread(path: str) -> None:
     async def run() -> int:
         peer = ApplicationCommunicator(BodyLimit(greedy), scope(path, MAX_CORPUS_BYTES + 2**21))
-        return int((await peer.receive_output())["status"])  # nothing of the body was sent
+        return int((await peer.receive_output())["status"])  # no part of the body was sent
 
     assert asyncio.run(run()) == 413
 

@@ -1,4 +1,4 @@
-"""A worker asks the web, at its start, whether its token is good for the texts that runs are trained on."""
+"""At its start, a worker asks the web whether its token can fetch uploaded texts."""
 
 from __future__ import annotations
 
@@ -67,4 +67,4 @@ def test_an_address_where_no_yard_is(live_server: Any, admin: Any) -> None:
     assert preflight.refused_token(of_worker("http://127.0.0.1:9", "t")).startswith(
         "TRAINYARD_URL=http://127.0.0.1:9 does"
     )
-    assert preflight.refused_token(of_worker("", "t")) == "", "a worker beside the web needs none"
+    assert preflight.refused_token(of_worker("", "t")) == "", "a worker on the web's own host needs no token"

@@ -1,4 +1,4 @@
-"""The parts of `./run`: secrets, the lock, restarts with back-off, and an end that leaves nothing behind."""
+"""The parts of `./run`: secrets, the lock, restarts with back-off, and a shutdown that leaves no process behind."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_secrets_are_made_once_and_only_the_owner_reads_them(tmp_path: Path) -> 
 def test_a_secret_that_was_being_made_when_its_maker_died_is_made_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A file of that name without a secret in it would keep the yard from ever starting again."""
+    """An empty secret file left by a dead process would keep the yard from ever starting again."""
     home = Home(tmp_path)
     with monkeypatch.context() as dying:
         dying.setattr("dashboard.yard.home.secrets.token_urlsafe", lambda length: os._exit(1))

@@ -30,7 +30,7 @@ def started(run: Run) -> Attempt:
 
 
 def timed(owner: Any, alpha: float = 1e-3, beta: float = 1e-9) -> Run:
-    """A run that timed the links of both hosts."""
+    """A finished run that timed the link between both hosts."""
     run = linking.submit(owner=owner, first="yard-b", second="yard-a")
     factory.feed(started(run), 0, told([line(what, alpha, beta) for what in ("send", "all_reduce")]))
     factory.end(run, State.SUCCEEDED)
