@@ -1,4 +1,4 @@
-"""What tests of the engine share: one fork server, since each takes its time to import what ranks need."""
+"""Shared fixture of the engine tests: one fork server, because each takes time to import what ranks need."""
 
 from __future__ import annotations
 
@@ -11,6 +11,6 @@ from parallel_core.local import LocalYard
 
 @pytest.fixture(scope="session")
 def yard() -> Iterator[LocalYard]:
-    """Runs one after the other leave nothing behind in it (`test_cli`, `test_launch`)."""
+    """Consecutive runs leave nothing behind in the fork server (`test_cli` and `test_launch` check that)."""
     with LocalYard() as opened:
         yield opened

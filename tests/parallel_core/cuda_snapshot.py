@@ -1,5 +1,7 @@
 """A small snapshot of the CUDA allocator, field by field as torch 2.13 writes it (torch/csrc/cuda/Module.cpp and the
-docstring of torch.cuda.memory._snapshot): two parameters from before, one of them replaced, and two activations."""
+docstring of torch.cuda.memory._snapshot): two parameters from before the recording, one of which is replaced, and two
+activations.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,7 @@ def block(slot: int, requested: int, state: str, frames: list[dict[str, Any]]) -
 
 
 def snapshot() -> dict[str, Any]:
-    """In use: 300 KiB from before; 400, 400 KiB on top (the peak, 1 100 KiB); at the end 100 + 250 KiB."""
+    """Bytes in use: 300 KiB from before; twice 400 KiB more (the peak, 1 100 KiB); 100 + 250 KiB at the end."""
     trace = [
         event("segment_alloc", 0, 0, 2048 * KIB, []),
         event("alloc", 10, 2, 400 * KIB, ATTENTION),

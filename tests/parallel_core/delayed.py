@@ -1,8 +1,8 @@
-"""What a pipeline that never flushes must compute: the same delayed updates, applied by one process.
+"""Reference for pipelines that never flush: the same delayed updates, applied by one process.
 
-The replay walks the micro-batches in order on one rank that holds all layers. For each it puts every stage's weights in
-place at the version that the rule of the schedule names, takes the gradient, and lets each stage's AdamW (its own, in
-NumPy) apply it to the newest weights. It knows no program, no operation and no rank.
+The replay walks the micro-batches in order on one rank that holds all layers. For each micro-batch it sets every
+stage's weights to the version that the schedule's rule requires, computes the gradient, and lets each stage's own AdamW
+(in NumPy) apply it to the newest weights. It uses no program, operation or rank of the engine under test.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from tests.parallel_core.parity import Tensors, Trained
 
 
 class _Stage:
-    """The versions of one stage's weights by the number of micro-batches they hold, and its optimizer."""
+    """One stage's optimizer, and the versions of its weights, keyed by the number of micro-batches applied so far."""
 
     def __init__(self, spec: RunSpec, first: Tensors) -> None:
         self.train, self.versions, self.newest = spec.train, {0: first}, 0
@@ -35,12 +35,14 @@ class _Stage:
         self.gathered = {name: np.zeros_like(value) for name, value in first.items()}
 
     def add(self, grads: Tensors) -> None:
-        """Gradients of a micro-batch, of any layers."""
+        """Accumulates the gradients of a micro-batch; `grads` may hold other layers, too."""
         for name, sum_ in self.gathered.items():
             sum_ += grads[name]
 
     def update(self, version: int) -> float:
-        """AdamW (Loshchilov and Hutter 2019) on the mean since the last update, clipped; returns its squared norm."""
+        """AdamW (Loshchilov and Hutter 2019) on the clipped mean gradient since the last update; returns the squared
+        norm.
+        """
         train, before = self.train, self.versions[self.newest]
         grads = {name: sum_ / (version - self.newest) for name, sum_ in self.gathered.items()}
         self.gathered = {name: np.zeros_like(value) for name, value in before.items()}
@@ -62,7 +64,9 @@ class _Stage:
 
 
 def round_ends(spec: RunSpec, stage: int) -> list[int]:
-    """Versions that a stage makes, the first 0: an update a round of its replicas, and one at the end of each step."""
+    """The versions that a stage creates, starting with 0: one update per round of its replicas, and one at the end of
+    each step.
+    """
     split, replicas = spec.parallel, spec.parallel.copies[stage]
     size = split.per_step if split.schedule == "1f1b-2bw" else replicas
     total = split.per_step * parity.STEPS
@@ -70,7 +74,7 @@ def round_ends(spec: RunSpec, stage: int) -> list[int]:
 
 
 def version_of(spec: RunSpec, stage: int, micro_batch: int) -> int:
-    """What a stage uses for the forward of a micro-batch, by the papers' rules."""
+    """The version that a stage uses for the forward of a micro-batch, by the rules in the papers."""
     split = spec.parallel
     if split.schedule == "1f1b-2bw":
         return max(0, micro_batch // split.per_step - 1) * split.per_step
@@ -81,8 +85,10 @@ def version_of(spec: RunSpec, stage: int, micro_batch: int) -> int:
 
 
 def _present(spec: RunSpec, stage: int, micro_batch: int) -> int:
-    """The newest version at a replica when it forwards `micro_batch`: as many are under way as there are devices from
-    the stage on, so it has done those that many before; it updates with the last of its own in a round."""
+    """The newest version at a replica when it forwards `micro_batch`. As many micro-batches are in flight as there are
+    devices from this stage on; those before them are done. The replica updates with the last of its own micro-batches
+    in a round.
+    """
     replicas, per_step = spec.parallel.copies[stage], spec.parallel.per_step
     mine = [i for i in range(micro_batch) if i % per_step % replicas == micro_batch % per_step % replicas]
     left = [i for i in mine if i > micro_batch - sum(spec.parallel.copies[stage:])]
@@ -90,13 +96,13 @@ def _present(spec: RunSpec, stage: int, micro_batch: int) -> int:
 
 
 def replay(spec: RunSpec) -> Trained:
-    """The same steps in one process."""
+    """Runs the same steps in one process."""
     alone = RunSpec.model_validate(
         spec.model_dump()
         | {
             "parallel": {
                 "micro_batches": spec.parallel.per_step,
-                # without a stash, what is recomputed comes from weights that its forward did not have
+                # without a stash, activations are recomputed from other weights than those of the forward
                 **(_recomputed(spec) if spec.parallel.schedule == "1f1b-naive" else {}),
             },
             "train": spec.train.model_dump() | {"clip": "global"},
@@ -149,8 +155,9 @@ def _replayed(spec: RunSpec, trainer: Trainer) -> Trained:
 
 
 def _cut(segments: Sequence[Segment], lengths: Sequence[int]) -> tuple[Segment, ...]:
-    """The same, none over a border between stages of so many layers: what a stage recomputes begins at what came to it
-    in the forward, whatever the weights of the stage before have become."""
+    """The segments, split at the borders between stages of `lengths` layers: a stage recomputes from the input it
+    received in the forward, whatever has become of the previous stage's weights since.
+    """
     stage_of = [stage for stage, length in enumerate(lengths) for _ in range(length)]
     units = zip(stage_of, ((unit, i) for i, segment in enumerate(segments) for unit in segment.units), strict=True)
     return tuple(
@@ -160,8 +167,9 @@ def _cut(segments: Sequence[Segment], lengths: Sequence[int]) -> tuple[Segment, 
 
 
 def _put(trainer: Trainer, stages: list[_Stage], version: Callable[[int], int]) -> None:
-    """Every stage's weights at the version it is to use, in the memory of those before: what autograd saved views of,
-    a backward sees as it is by then."""
+    """Copies into the parameters the version that each stage is to use. The memory stays the same, so a backward whose
+    saved tensors are views of parameters sees the values at the time of the backward.
+    """
     values = {n: v for s, stage in enumerate(stages) for n, v in stage.versions[version(s)].items()}
     for slot in trainer.flat:
         slot.parameter.data.copy_(torch.from_numpy(values[slot.name]))

@@ -1,8 +1,8 @@
-"""A second device without hardware: CPU tensors that claim to lie elsewhere, and refuse what a GPU's would refuse.
+"""A second device without hardware: CPU tensors that claim to be on another device and reject what CUDA would reject.
 
-An operation between a tensor there and one in host memory raises, as it does with CUDA; what may cross (copies, numbers
-in a tensor without dimensions, indices) is let through and counted. Numbers are the CPU's. It says nothing of streams,
-of NCCL, or of time. To be entered in a forked rank alone: PyTorch keeps the device's name for good.
+An operation that mixes a tensor there with one in host memory raises, as with CUDA. Permitted crossings (copies,
+zero-dimensional tensors, indices) are counted. The values are computed on the CPU. Streams, NCCL and timing are not
+modelled. Use it in a forked rank only: PyTorch cannot unregister the device's name.
 """
 
 from __future__ import annotations
@@ -25,12 +25,13 @@ from parallel_core.profile import ranks
 NAME = "elsewhere"
 COPIES = ("aten::copy_", "aten::_to_copy")
 WAITS: Counter[str] = Counter()
-"""What made the host wait for the device since the counter was cleared: a "number" or a "copy" out of it, or a copy
-"in" that is not said to go on by itself."""
+"""How often something made the host wait for the device since the counter was cleared: a "number" or a "copy" read
+back, or a copy "in" without non_blocking.
+"""
 
 
 class Elsewhere(Tensor):
-    """`inner` holds the values."""
+    """A tensor on the second device; `inner` holds the values."""
 
     inner: Tensor
 
@@ -69,14 +70,14 @@ class Elsewhere(Tensor):
 
 
 class Checking(TorchDispatchMode):
-    """Sees what is made there from nothing, too."""
+    """Also covers tensors that factory functions create on the device."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         return dispatch(func, args, kwargs or {})
 
 
 def dispatch(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-    """The operation on the CPU, with its results where a GPU would have put them."""
+    """Runs the operation on the CPU and wraps its results if they would be on the GPU."""
     name, tensors = func._schema.name, [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
     there = [tensor for tensor in tensors if isinstance(tensor, Elsewhere)]
     here = [tensor for tensor in tensors if not isinstance(tensor, Elsewhere) and tensor.dim() > 0]
@@ -94,7 +95,7 @@ def dispatch(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
 
 
 def _may_cross(name: str, args: Any) -> bool:
-    """Copies, and indices in host memory into what lies elsewhere."""
+    """Whether the operation may mix devices: copies, and host indices into a tensor on the device."""
     return name in COPIES or (name.startswith("aten::index") and isinstance(args[0], Elsewhere))
 
 
@@ -118,7 +119,7 @@ def _outer(value: Any) -> Any:
 
 
 class OtherDevice(CpuDevice):
-    """To the engine it is a GPU."""
+    """A device that the engine takes for a GPU."""
 
     kind = "cuda"
 
@@ -132,9 +133,9 @@ class OtherDevice(CpuDevice):
 
 @contextmanager
 def moved() -> Iterator[None]:
-    """The engine of this process computes there."""
+    """Makes the engine in this process compute on the second device."""
     _setup_privateuseone_for_python_backend(NAME)
-    torch.tensor = _placed(torch.tensor)  # its constructor passes by the dispatcher
+    torch.tensor = _placed(torch.tensor)  # torch.tensor and torch.as_tensor bypass the dispatcher
     torch.as_tensor = _placed(torch.as_tensor)
     peak.SIDES["cuda"] = peak.SIDES["cpu"]
     for module in (run, generate, ranks):

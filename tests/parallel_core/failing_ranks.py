@@ -1,4 +1,4 @@
-"""The fork server of a test: ranks train as ever, but rank 1 fails in the middle of a step, with messages under way."""
+"""A fork server for a test: ranks train as usual, but rank 1 fails in the middle of a step, with messages in flight."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def be_rank(seat: RankArgs, sink: FileSink, page: Progress) -> None:
 
 
 def failed(folder: Path, device: str) -> Outcome:
-    """Two ranks of which one fails with messages under way."""
+    """The outcome of a two-rank run in which rank 1 fails with messages in flight."""
     train = {"global_batch": 8, "steps": 6, "warmup_steps": 1, "device": device}
     spec = RunSpec.model_validate(
         {"model": MODEL, "parallel": {"pp": 2, "schedule": "1f1b", "micro_batches": 4}, "train": train}

@@ -1,4 +1,4 @@
-"""A fork server whose ranks train, and write down which modules they had to import themselves: see test_prewarm."""
+"""A fork server whose ranks train and record which modules they had to import themselves (see test_prewarm)."""
 
 from __future__ import annotations
 

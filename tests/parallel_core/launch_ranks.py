@@ -1,6 +1,6 @@
-"""A fork server whose ranks run the code below instead of the engine; what each does is written in its folder.
+"""A fork server whose ranks run the functions below instead of the engine; what each rank does is read from its folder.
 
-`behaviour.json` in the attempt's folder maps a rank to one of the names of BEHAVIOURS. Started by test_launch.
+`behaviour.json` in the attempt's folder maps a rank to one of the names in BEHAVIOURS. Started by test_launch.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def finish(seat: RankArgs, sink: FileSink, page: Progress) -> None:
 
 
 def raise_error(seat: RankArgs, sink: FileSink, page: Progress) -> None:
-    """Once the other ranks are under way."""
+    """Raises once all other ranks are under way."""
     others = [rank for rank in range(seat.spec.parallel.world) if rank != seat.rank]
     while any((where := read(seat.folder, rank)) is None or where.step < 1 for rank in others):
         time.sleep(0.01)
@@ -59,7 +59,7 @@ def leave_a_child(seat: RankArgs, sink: FileSink, page: Progress) -> None:
 
 
 def meet(seat: RankArgs, sink: FileSink, page: Progress) -> None:
-    """Rank 0 opens the store on the socket it was given; all ranks meet there and add up their numbers."""
+    """Rank 0 opens the store on the socket it was given; all ranks connect to it and add up their numbers."""
     from torch.distributed import TCPStore
 
     world = seat.spec.parallel.world

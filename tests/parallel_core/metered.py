@@ -1,4 +1,4 @@
-"""Predicted memory against what real ranks measured."""
+"""Compares the predicted memory with what real ranks measured."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ TRIES = 12
 
 
 def no_kernel(kind: str, precision: str) -> bool:
-    """Whether this CPU takes a model of that kind through other kernels than those that the forecast counts."""
+    """Whether this CPU runs a model of that kind with other kernels than the prediction assumes."""
     return kind == "gnmt" and precision == "bf16" and not torch.ops.mkldnn._is_mkldnn_bf16_supported()
 
 
@@ -31,7 +31,9 @@ def assert_predicted(
     batch: int = 16,
     exact: Sequence[str] = ("params", "grads", "optimizer"),
 ) -> None:
-    """Each rank's peak is `within` what was predicted, and the categories that are `exact` are to the byte."""
+    """Asserts that each rank's peak is `within` a fraction of the prediction, and that the `exact` categories match to
+    the byte.
+    """
     spec = RunSpec.model_validate(
         {
             "model": model,
@@ -48,9 +50,10 @@ def assert_predicted(
 
 
 def metered(yard: LocalYard, folder: Path, spec: RunSpec, most: Sequence[float]) -> list[dict[str, Any]]:
-    """Of each rank. Under `fully_shard` of the run in which it took least, of three or, as long as one took more than
-    its `most`, of up to TRIES: gloo's thread lets go of a bucket behind the end of its collective, on a busy host long
-    behind it, and torch does not wait for that. It never takes less for it."""
+    """The memory record of each rank. With `fully_shard`, the smallest of three runs or, while any exceeds its `most`,
+    of up to TRIES: gloo's thread releases a bucket some time after its collective has ended, late on a busy host, and
+    torch does not wait for that. This can only make a measurement larger.
+    """
     fewest = 3 if spec.parallel.zero_backend == "fully_shard" else 1
     found: list[list[dict[str, Any]]] = [[] for _ in most]
     for i in range(TRIES if fewest > 1 else 1):

@@ -1,9 +1,8 @@
-"""Steps of a rank over CUDA tensors that have a device, a shape and a number type, and no memory: FakeTensorMode.
+"""Runs steps of a rank on CUDA tensors that have a device, shape and dtype but no memory (FakeTensorMode).
 
-`python -m tests.parallel_core.no_gpu LIBRARY CASE ..`, the library made of no_gpu.cpp, prints a line of JSON for each
-of these CASES: "" or what went wrong. So the branches for CUDA run, and two devices in one operation, types that do not
-go together, or a number that the host waits for are found where there is no GPU. What is in no tensor is not: streams,
-NCCL, values.
+`python -m tests.parallel_core.no_gpu LIBRARY CASE ..`, with the library built from no_gpu.cpp, prints one JSON line per
+case: "" or what went wrong. The CUDA branches of the engine are executed this way without a GPU, so that mixed devices,
+incompatible dtypes and host synchronization are found. Streams, NCCL and values are not covered.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
 def main(library: str, *cases: str) -> None:
     where = find_spec("torch")
     assert where is not None and where.origin is not None
-    for name in ("libc10.so", "libtorch_cpu.so"):  # before torch asks them whether CUDA is there
+    for name in ("libc10.so", "libtorch_cpu.so"):  # before torch asks these libraries for CUDA
         ctypes.CDLL(str(Path(where.origin).parent / "lib" / name), ctypes.RTLD_GLOBAL)
     own = ctypes.CDLL(library)
     import torch.distributed as dist
@@ -61,7 +60,8 @@ def main(library: str, *cases: str) -> None:
             "clip": "stage" if "2BW" in case else "global",
         }
         spec, found = RunSpec.model_validate({"model": model, "parallel": split, "train": train}), ""
-        for rank in sorted({0, spec.parallel.world - 1}):  # one reads, one computes the loss
+        # the first rank reads the data, the last one computes the loss
+        for rank in sorted({0, spec.parallel.world - 1}):
             dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=spec.parallel.world)
             try:
                 with tempfile.TemporaryDirectory() as folder, FakeTensorMode(allow_non_fake_inputs=True):

@@ -1,4 +1,4 @@
-"""The engine over tensors without memory (`no_gpu`): what cannot be asked of those is stood in for."""
+"""The engine on tensors without memory (`no_gpu`), with stand-ins for what such tensors cannot do."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Gpu(CpuDevice):
 
 
 class NothingReadBack(TorchDispatchMode):
-    """Raises where the host takes numbers from the device: it would wait for all that it was asked before."""
+    """Raises if the host reads a number back from the device, since it would have to wait for all queued work."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
@@ -48,7 +48,7 @@ class NothingReadBack(TorchDispatchMode):
 
 
 def stand_ins() -> None:
-    """For what needs numbers, an address, or is no kernel of a build for CPUs."""
+    """Replaces what needs values or addresses, and a kernel that builds for CPUs lack."""
     torch.addmm = _accepted(torch.addmm)
     attention.has_flash = lambda device: True  # type: ignore[assignment]
     staged.is_staged = lambda tensor, group: False
@@ -63,7 +63,9 @@ def stand_ins() -> None:
 
 
 def _accepted(plain: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """torch.addmm; with `out_dtype` what CUDA's takes of it (`_addmm_dtype_out_cuda` in ATen/native/cuda/Blas.cpp)."""
+    """torch.addmm; with `out_dtype`, a stand-in that accepts what the CUDA kernel accepts (`_addmm_dtype_out_cuda` in
+    ATen/native/cuda/Blas.cpp).
+    """
 
     def addmm(total: Tensor, a: Tensor, b: Tensor, *, out_dtype: torch.dtype | None = None, **more: Any) -> Tensor:
         if out_dtype is None:
@@ -76,7 +78,9 @@ def _accepted(plain: Callable[..., Tensor]) -> Callable[..., Tensor]:
 
 
 def steps(spec: RunSpec, rank: int, folder: Path) -> None:
-    """Three of rank `rank`, the last with its memory followed; of all others come messages of the right size."""
+    """Runs three steps of rank `rank`, the last one with its memory metered; other ranks' messages are fakes of the
+    right size.
+    """
     layout = Layout.of(spec)
     groups = groups_of(rank, layout, FakeStore(), spec.model.tied) if dist.get_world_size() > 1 else Groups()
     trainer = Trainer(spec, rank, groups, Gpu(), Progress(folder, rank))

@@ -1,7 +1,7 @@
-"""Trains on real ranks, puts the shares together, and compares with one process (ARCHITECTURE's rule).
+"""Trains on real ranks, reassembles full tensors from the shards, and compares them with a run in one process.
 
-fp64. Per tensor, max|a - b| <= 1e-9 * max(max|b|, 1e-3 * the largest gradient of that step); loss to a relative 1e-12;
-parameters after 3 steps by the same rule on their change.
+The comparison is in fp64. Gradients: max|a - b| <= 1e-9 * max(max|b|, 1e-3 * the largest gradient of that step) per
+tensor. Loss: 1e-12 relative. Parameters after 3 steps: the gradients' rule, applied to their change.
 """
 
 from __future__ import annotations
@@ -28,7 +28,9 @@ Tensors = dict[str, np.ndarray]
 
 
 class Trained(NamedTuple):
-    """Full tensors by name: gradients of each step (as clipped), parameters before and after; totals of each step."""
+    """Full tensors by name: the (clipped) gradients of each step, parameters before and after; losses and norms of each
+    step.
+    """
 
     grads: list[Tensors]
     before: Tensors
@@ -38,7 +40,9 @@ class Trained(NamedTuple):
 
 
 def spec_of(model: dict[str, Any] | None = None, train: dict[str, Any] | None = None, **parallel: Any) -> RunSpec:
-    """A schedule that is not offered to runs yet must be exact too, or it never will be."""
+    """A spec of this module's model. Also permits schedules that runs may not use yet, so that those are tested,
+    too.
+    """
     rooms = {"model": MODEL | (model or {}), "train": TRAIN | (train or {}), "parallel": parallel}
     return RunSpec.model_validate(rooms, context={DRAWN: True})
 
@@ -48,7 +52,7 @@ def _copy(named: dict[str, torch.Tensor]) -> Tensors:
 
 
 def _state(trainer: Trainer) -> Tensors:
-    """Parameters, and running statistics where the model has such."""
+    """Parameters, and running statistics of models that have them."""
     return _copy({**trainer.chunks.flat.named(), **trainer.chunks.buffers()})
 
 
@@ -66,12 +70,12 @@ def _work(spec: RunSpec, rank: int, meeting: Rendezvous, folder: Path) -> Any:
 
 
 def train(spec: RunSpec) -> Trained:
-    """Train on real ranks and put the shares together. Ranks that hold the same tensor must hold the same values."""
+    """Trains on real ranks and reassembles the shards. Ranks that hold the same tensor must hold the same values."""
     return train_many([spec])[0]
 
 
 def train_many(specs: Sequence[RunSpec], work: ranks.Work = _work) -> list[Trained]:
-    """`train` of specs of one world size, in the same processes: one launch for all."""
+    """`train` for several specs with the same world size, in the same processes: one launch for all of them."""
     seen = ranks.run_many(specs, work, ranks.scratch())
     return [_together(of, spec.parallel.tensor_split) for of, spec in zip(seen, specs, strict=True)]
 
@@ -119,7 +123,7 @@ def assert_equal(got: Trained, want: Trained) -> None:
 
 
 def assert_moved_alike(got: Trained, want: Trained) -> None:
-    """The changes of the parameters, by the rule of this module."""
+    """Compares the change of each parameter by the rule of this module."""
     moved = {name: want.after[name] - want.before[name] for name in want.after}
     assert_close({name: got.after[name] - got.before[name] for name in got.after}, moved, "change of parameter")
 

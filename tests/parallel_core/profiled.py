@@ -1,4 +1,4 @@
-"""Real traces for tests: two gloo ranks train a small network under torch.profiler and export what it saw."""
+"""Real traces for tests: two gloo ranks train a small network under torch.profiler and export the traces."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MICRO_BATCHES = 2
 
 
 def record(folder: Path) -> list[Path]:
-    """`rank0.json` and `rank1.json`: STEPS marked steps, MICRO_BATCHES annotated micro-batches in each."""
+    """Writes `rank0.json` and `rank1.json` with STEPS marked steps of MICRO_BATCHES annotated micro-batches each."""
     spec = RunSpec.model_validate({"parallel": {"dp": 2}})
     ranks.run(spec, _work, folder)
     return [folder / f"rank{rank}.json" for rank in range(2)]

@@ -1,4 +1,4 @@
-"""What a refusal proposes, read from its words as a person reads them, and taken."""
+"""Parses the changes that a refusal's message proposes, as a reader would, and applies them to a spec."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from parallel_core.spec import ModelSpec, ParallelSpec, TraceSpec, TrainSpec
 
 Raw = Mapping[str, Mapping[str, Any]]
 Proposal = tuple[str, Any]
-"""A dotted field and its new value."""
+"""A dotted field name and its new value."""
 ROOMS = {"model": ModelSpec, "parallel": ParallelSpec, "train": TrainSpec, "trace": TraceSpec}
 SAID = {"data": "parallel.dp", "tensor": "parallel.tp", "pipeline": "parallel.pp"} | {
     leaf: f"{room}.{leaf}" for room, made in ROOMS.items() for leaf in made.model_fields
 }
-"""Names of fields in messages."""
+"""Field names as used in messages."""
 LISTS = ("parallel.recompute_layers", "trace.profile_ranks")
-"""Fields that are lists, of which a message names one entry."""
+"""Fields that are lists; a message names one entry of them."""
 EACH_STAGE = ("parallel.replicas", "parallel.widths")
-"""Fields with a number for each stage, which a message names one after the other."""
+"""Fields with a number for each stage; a message names those in order."""
 CHOICES = {"full": "parallel.recompute", "none": "parallel.recompute", "selective": "parallel.recompute"}
 _EMPTY = re.compile(r"leave (\w+) (?:empty|out)")
 _NAMED = re.compile(r"(?:.* )?([a-z_]+)=('?[\w.:-]+'?)")
@@ -27,7 +27,7 @@ _LEADS = re.compile(r"^(?:use|try|set|or)\b ?(?:one of |heads of |at most )?")
 
 
 def proposals(raw: Raw, field: str, message: str) -> Iterator[Proposal]:
-    """Each way out of `raw` that `message` names; `field` is where it is shown."""
+    """Each change to `raw` that `message` proposes; `field` is the field at which the message is shown."""
     advice = re.split(r"; |: (?=use )", message.rstrip("."))[-1]
     if found := re.search(r"\[([\d, ]*)\]", advice):
         yield field, [int(part) for part in found[1].split(",")]
@@ -58,7 +58,7 @@ def _value(text: str) -> Any:
 
 
 def taken(raw: Raw, proposal: Proposal) -> dict[str, dict[str, Any]]:
-    """The spec with it; a field that is left empty is at its default."""
+    """The spec with the change applied; an emptied field is reset to its default."""
     (room, leaf), value = proposal[0].split(".", 1), proposal[1]
     out = {name: dict(fields) for name, fields in raw.items()}
     if value is None and ROOMS[room].model_fields[leaf].default is not None and leaf != "clip_norm":

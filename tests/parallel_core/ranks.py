@@ -1,4 +1,6 @@
-"""Real ranks for engine tests: forked from the test process (no import is paid twice), joined by a real gloo store."""
+"""Real ranks for engine tests: forked from the test process, so nothing is imported twice, and connected through
+gloo.
+"""
 
 from __future__ import annotations
 
@@ -26,20 +28,22 @@ from parallel_core.observe.progress import Progress
 from parallel_core.spec import RunSpec
 from tests.scratch import fresh_folder
 
-prewarm()  # as the fork server does: what each rank would import is imported once
-corpus.open("stdlib")  # and read: ranks are given no folder of texts
+prewarm()  # as in the fork server: imports what each rank would import
+corpus.open("stdlib")  # read the corpus once, since ranks get no folder for it
 torch.set_num_threads(1)  # a thread pool in the parent would not survive the fork
 
 Work = Callable[[RunSpec, int, Rendezvous, Path], Any]
 
 
 def run(spec: RunSpec, work: Work, folder: Path) -> list[Any]:
-    """What `work` returns on each rank of `spec`. A rank that raises fails the test with its own traceback."""
+    """The results of `work` on each rank of `spec`. A rank that raises fails the test with its own traceback."""
     return run_many([spec], work, folder)[0]
 
 
 def run_many(specs: Sequence[RunSpec], work: Work, folder: Path) -> list[list[Any]]:
-    """The same for several specs of one size, one after the other in the same processes: results by spec, then rank."""
+    """`run` for several specs with the same world size, one after the other in the same processes: results by spec,
+    then rank.
+    """
     (world,) = {spec.parallel.world for spec in specs}
     if any(map(imports_compiler, specs)):
         prewarm_compiler()
@@ -64,9 +68,9 @@ def run_many(specs: Sequence[RunSpec], work: Work, folder: Path) -> list[list[An
 
 
 def _be(turns: list[tuple[RunSpec, Rendezvous]], rank: int, work: Work, folder: Path) -> None:
-    gc.freeze()  # what the tests before have left is not looked through, and not copied
+    gc.freeze()  # keeps the collector from traversing, and so copying, the parent's objects
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
-    tempfile.tempdir = str(folder)  # what a rank makes goes with the folder: no exit handler runs here
+    tempfile.tempdir = str(folder)  # temporary files vanish with the folder, since no exit handler runs here
     results: list[Any] = []
     try:
         for spec, meeting in turns:
@@ -80,7 +84,7 @@ def _be(turns: list[tuple[RunSpec, Rendezvous]], rank: int, work: Work, folder: 
 
 
 def with_trainer(spec: RunSpec, rank: int, meeting: Rendezvous, folder: Path, use: Callable[[Trainer], Any]) -> Any:
-    """`use(trainer)` on a rank that has joined its groups."""
+    """Calls `use(trainer)` on a rank that has joined its groups, and returns its result."""
     device = open_device(spec.train.device)
     groups = connect(meeting, rank, Layout.of(spec), device.backend, spec.model.tied)
     try:
@@ -90,5 +94,5 @@ def with_trainer(spec: RunSpec, rank: int, meeting: Rendezvous, folder: Path, us
 
 
 def scratch() -> Path:
-    """A folder for the ranks of one run."""
+    """A temporary folder for the ranks of one run."""
     return fresh_folder("ranks")

@@ -16,8 +16,9 @@ def run_specs(
     draw: st.DrawFn, max_degree: int = 4, max_micro_batches: int = 6, drawn: bool = False, in_turn: bool = False
 ) -> RunSpec:
     """Any combination of degrees, schedule, chunks, micro-batches, recomputation, precision and cuts that the rules
-    allow; `drawn`: with the schedules, too, that cannot run and are only drawn; `in_turn`: some with other numbers of
-    replicas, and of tensor ranks, on each stage."""
+    allow. `drawn` adds schedules that can only be drawn, not run; `in_turn` adds stages with different numbers of
+    replicas and of tensor ranks.
+    """
     layers = draw(st.integers(1, 5))
     units = 2 * layers + 2
     pp, schedule, chunks = draw(_pipelines(min(max_degree, units), units, drawn))
@@ -46,8 +47,9 @@ def run_specs(
 
 @st.composite
 def _shares(draw: st.DrawFn, schedule: str, pp: int, most: int, most_micro_batches: int, in_turn: bool) -> Any:
-    """What shares out a batch and its layers: dp or replicas, tp or widths, and as many micro-batches as these and the
-    schedule need."""
+    """How a batch and its layers are divided: dp or replicas, tp or widths, and as many micro-batches as these and the
+    schedule require.
+    """
     least = 2 * pp if TRAITS[schedule].pairs and pp > 1 else 1
     if TRAITS[schedule].sync == "2bw":
         least = pp - 1
@@ -65,32 +67,36 @@ def _shares(draw: st.DrawFn, schedule: str, pp: int, most: int, most_micro_batch
 
 
 def _cuts(stages: int, units: int) -> st.SearchStrategy[tuple[int, ...] | None]:
-    """Between stages of at least a unit each; None: even ones."""
+    """Cuts between stages of at least one unit each; None: even ones."""
     cut_sets = st.sets(st.integers(1, units - 1), min_size=stages - 1, max_size=stages - 1)
     return st.none() | cut_sets.map(lambda found: tuple(sorted(found)))
 
 
 def _tensor_ways(tp: int) -> st.SearchStrategy[dict[str, object]]:
-    """How a tensor group of `tp` cuts layers: by pairs, with their rows shared out or not, or by columns."""
+    """How a tensor group of `tp` ranks divides layers: in pairs, with or without sequence parallelism, or by
+    columns.
+    """
     ways = [("pairs", False), ("pairs", True), ("columns", False)] if tp > 1 else [("pairs", False)]
     return st.sampled_from([{"tensor_split": split, "sequence": sequence} for split, sequence in ways])
 
 
 def _replicas(schedule: str, pp: int, most: int) -> st.SearchStrategy[tuple[int, ...] | None]:
-    """Of each stage; None: as many of every one."""
+    """Replicas of each stage; None: equally many for all."""
     if pp == 1 or not TRAITS[schedule].round_robin:
         return st.none()
     return st.none() | st.tuples(*[st.integers(1, most)] * pp)
 
 
 def _widths(pp: int) -> st.SearchStrategy[tuple[int, ...] | None]:
-    """Of each stage; None: as many tensor ranks of every one."""
+    """Tensor ranks of each stage; None: equally many for all."""
     return st.none() if pp == 1 else st.none() | st.tuples(*[st.sampled_from((1, 2, 4))] * pp)
 
 
 @st.composite
 def _pipelines(draw: st.DrawFn, most_places: int, units: int, drawn: bool) -> tuple[int, str, int | None]:
-    """Places, schedule (one's own is tested apart) and chunks (None without a pipeline) that leave no stage empty."""
+    """Pipeline ranks, schedule (custom ones are tested separately) and chunks (None without a pipeline) such that no
+    stage is empty.
+    """
     pp = draw(st.integers(1, most_places))
     known = {name: traits for name, traits in TRAITS.items() if name != CUSTOM and (drawn or not traits.refused)}
     if pp == 1:

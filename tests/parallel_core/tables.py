@@ -1,4 +1,4 @@
-"""Cost tables made up for tests: every layer of a model costs what its FLOPs say, every message what its bytes do."""
+"""Made-up cost tables for tests: layers cost in proportion to their FLOPs, messages in proportion to their bytes."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ FLOP_S, ALPHA_S, BYTE_S = 1e-9, 1e-4, 1e-9
 
 
 def table(model: ModelSpec, **changes: Any) -> CostTable:
-    """Forward takes FLOP_S a FLOP, backward twice that, half of it for the weights; messages ALPHA_S and BYTE_S a byte.
+    """Forward takes FLOP_S per FLOP, backward twice that (half of it for the weights); messages take ALPHA_S, and
+    BYTE_S a byte.
 
-    With `slower`, two busy devices take that many times longer than one.
+    With `slower`, layers take that many times longer while two devices are busy.
     """
     slower, tps, hows = changes.pop("slower", 1.0), changes.pop("tps", (1, 2)), changes.pop("recompute", ("none",))
     units = model.units()

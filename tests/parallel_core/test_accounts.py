@@ -27,7 +27,7 @@ NAMES_DRAWN = ("naive", "gpipe", "1f1b", "interleaved", "zb-h1", "zb-v", "dualpi
 
 @st.composite
 def steps(draw: st.DrawFn) -> tuple[Layout, Spans, Spans]:
-    """(layout, spans by global rank, the same by pipeline rank) of a random schedule at random costs."""
+    """(layout, spans by global rank, planned spans by pipeline rank) of a random schedule with random costs."""
     pp, dp, chosen = draw(st.integers(1, 4)), draw(st.integers(1, 2)), draw(st.sampled_from(NAMES_DRAWN))
     split = {"pp": pp, "dp": dp, "schedule": chosen, "micro_batches": 2 * pp * draw(st.integers(1, 2))}
     spec = RunSpec.model_validate(
@@ -98,7 +98,9 @@ def test_losses_add_up_to_what_is_missing(step: tuple[Layout, Spans, Spans], com
 def test_clocks_that_are_off_leave_every_sum_whole(
     step: tuple[Layout, Spans, Spans], off: int, data: st.DataObject
 ) -> None:
-    """The ranks of another host: a receive may end before its send began, as far as their clocks tell."""
+    """Clocks of another host may be off, so that a receive seems to end before its send began: all sums must still add
+    up.
+    """
     here, spans, planned = step
     for rank in data.draw(st.sets(st.sampled_from(sorted(spans)))):
         for side in ("start", "end"):

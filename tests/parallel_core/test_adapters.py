@@ -1,4 +1,6 @@
-"""Low-rank adapters on a frozen base in the planner: what they weigh, what they spare, and nothing changed without."""
+"""Low-rank adapters on a frozen base model in the planner: their size, what they save, and that plans without are
+unchanged.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,9 @@ PLANS = Plans.of([Plan(tp=8), Plan(dp=2, tp=4), Plan(tp=2, pp=4), Plan(dp=8, zer
 
 
 def test_adapters_have_the_published_number_of_elements() -> None:
-    """Hu et al. 2021: r (in + out) a matrix. GPT-3 at rank 4 on queries and values alone: 2 x 4 x 2 x 12288 a layer."""
+    """Hu et al. 2021: r (in + out) elements a matrix. GPT-3 at rank 4 with adapters on queries and values only: 2 x 4 x
+    2 x 12288 a layer.
+    """
     gpt = presets()["gpt-175b"]
     assert gpt.adapter(4) == 4 * (4 * 2 * gpt.hidden + 2 * 5 * gpt.hidden)
     assert LLAMA.adapter(16) == 16 * (4 * 8192 + 2 * (8192 + 1024) + 3 * (8192 + 28672))
@@ -38,7 +42,8 @@ def test_state_of_the_frozen_base_is_its_weights_alone() -> None:
 
 def test_frozen_matrices_have_no_weight_gradient() -> None:
     full, low = step.of(FULL, NODE, PLANS), step.of(LOW, NODE, PLANS)
-    assert all(low.compute / full.compute > 2 / 3) and all(low.compute / full.compute < 0.78)  # norms and the like stay
+    # norms and the like still have their gradients
+    assert all(low.compute / full.compute > 2 / 3) and all(low.compute / full.compute < 0.78)
     assert all(low.optimizer < 0.02 * full.optimizer)
     assert low.gradients[1] < 0.05 * full.gradients[1]
 

@@ -1,4 +1,4 @@
-"""Two ranks side by side: what is the same, what is not, and the sentence on it."""
+"""Two ranks compared operation by operation: what is equal, what differs, and the sentence about it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A snapshot of the CUDA allocator: taken apart, packed and unpacked, and as torch's own tools read it."""
+"""A snapshot of the CUDA allocator: analysed, packed and unpacked, and read by torch's own tools."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def test_bytes_over_time_and_what_was_alive_at_the_peak() -> None:
     assert (found.bytes // KIB).tolist() == [700, 1100, 700, 300, 100, 350]
     assert (found.before, found.peak, found.peak_us) == (300 * KIB, 1100 * KIB, 10)
     attention, before = found.alive
-    assert (attention.bytes, attention.blocks) == (800 * KIB, 2), "the same stack is one row"
+    assert (attention.bytes, attention.blocks) == (800 * KIB, 2), "allocations with the same stack share a row"
     assert place(attention.frames) == Frame("/yard/parallel_core/models/attention.py", 83, "forward")
     assert (before.bytes, before.blocks, before.frames) == (300 * KIB, 2, ())
     assert place(before.frames) is None
@@ -33,7 +33,8 @@ def test_bytes_over_time_and_what_was_alive_at_the_peak() -> None:
 
 def test_a_step_that_only_frees_has_its_peak_before_the_first_event() -> None:
     given = snapshot()
-    given["device_traces"][0] = given["device_traces"][0][-4:]  # frees a block, allocates a larger one, snapshot
+    # keeps the last events: free a block, allocate a larger one, snapshot
+    given["device_traces"][0] = given["device_traces"][0][-4:]
     given["device_traces"][0][2]["size"] = 10 * KIB
     given["segments"][0]["blocks"][1]["requested_size"] = 10 * KIB
     found = allocations(given)
@@ -69,12 +70,14 @@ def test_what_is_missing_is_named(spoil: Any, words: str) -> None:
 
 
 def test_packed_and_back_is_the_same_to_torch() -> None:
-    """Its text views, which read every field, say the same of both; and of what is written for the public viewer."""
+    """torch's text views, which read every field, are the same for the original and for the unpacked copy; the file for
+    the public viewer holds the same data.
+    """
     given, back = snapshot(), unpacked(packed(snapshot()))
     assert _memory_viz.trace(back) == _memory_viz.trace(given)
     assert _memory_viz.segsum(back) == _memory_viz.segsum(given)
     assert back == given
-    assert pickle.loads(for_viewer(back)) == back  # our own, made a line ago
+    assert pickle.loads(for_viewer(back)) == back  # safe: this test has just written it
     assert allocations(back).peak == allocations(given).peak
 
 
@@ -97,8 +100,9 @@ def test_what_is_no_snapshot_is_refused(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_a_real_training_step_in_torchs_own_shape() -> None:
-    """torch turns its profiler's record of a CPU step into the same format: addresses are reused there, parameters are
-    older than the record, and what its own count says has to come out."""
+    """torch converts its profiler's record of a CPU step into the same format. Addresses are reused in it and
+    parameters are older than the record; the result must agree with torch's own totals.
+    """
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Linear(256, 512), torch.nn.GELU(), torch.nn.Linear(512, 256))
     x = torch.randn(64, 256)
@@ -108,7 +112,7 @@ def test_a_real_training_step_in_torchs_own_shape() -> None:
     given = _memory_viz._profile_to_snapshot(profiler)
     trace = given["device_traces"][0]
     for i, entry in enumerate(trace):
-        entry["time_us"] = i  # the profiler's record has none here
+        entry["time_us"] = i  # the profiler's record has no times here
     for segment in given["segments"]:
         at = segment["address"]
         for one in segment["blocks"]:

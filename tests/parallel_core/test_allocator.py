@@ -1,4 +1,4 @@
-"""What ranks let go of stays with their process: a step does not fault in again what the last one had."""
+"""Memory that ranks free stays with their process, so the next step does not page-fault for it again."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ print(*faults[1:])
 
 
 def _faults(env: dict[str, str]) -> list[int]:
-    """Page faults of each round that makes, fills and frees the same blocks, but the first."""
+    """Page faults of each round, except the first, that allocates, fills and frees the same blocks."""
     done = subprocess.run([sys.executable, "-c", _PROGRAM], env=env, capture_output=True, text=True, check=True)
     return [int(word) for word in done.stdout.split()]
 

@@ -1,4 +1,4 @@
-"""Alpa's two levels: the ways inside a stage against all of them, stages and meshes against all partitions."""
+"""Alpa's two levels against brute force: the strategies within a stage, and the stages and meshes."""
 
 from __future__ import annotations
 
@@ -125,7 +125,9 @@ def test_what_runs_and_what_does_not() -> None:
 
 
 def test_stages_on_other_meshes_are_runs() -> None:
-    """Two devices as replicas or as tensor ranks, beside one and one, in every order; samples are cut as finely."""
+    """Two devices as replicas or tensor ranks, next to stages with one device each, in every order; micro-batches are
+    made small enough for the replicas.
+    """
     search = search_of(Analytic(1e9, 1e9, 1e7, 4), Mesh(1, 4))
     best, found = search.best(), [named for named in beside(search) if " then " in named.name]
     meshes = {named.name.removeprefix("Alpa, "): named for named in found}
@@ -146,7 +148,7 @@ def test_stages_on_other_meshes_are_runs() -> None:
 
 
 def test_a_layer_takes_each_way_that_the_engine_runs() -> None:
-    """At the memory of a run of such layers alone; by rows nothing is moved beside data."""
+    """Memory must equal that of a run in which all layers use the strategy; only splitting the data moves no bytes."""
     costs = LayerCosts(spec_of(), Analytic(1e9, 1e9, 1e9, 2), 4)
     ways = costs.ways(1, 2)
     assert ways is not None
@@ -175,14 +177,14 @@ def test_a_cut_is_offered_where_the_profile_measured_it(cut: Cut, named: str) ->
 
 
 def also(cut: Cut, **changes: int) -> CostTable:
-    """The made-up table, and in it layers that are cut so and faster."""
+    """The made-up table with additional, faster rows for layers that use this cut."""
     plain = table(ModelSpec.model_validate(SMALL), **changes)
     fast = [faster(row, cut) for row in plain.layers if row.tp == 2]
     return plain.model_copy(update={"layers": (*plain.layers, *fast)})
 
 
 def faster(row: Layers, cut: Cut) -> Layers:
-    """The same layers cut otherwise, in a quarter of the time."""
+    """The same layers with another cut, in a quarter of the time."""
     seconds = {part: tuple(t / 4 for t in each) for part, each in row.seconds.items()}
     whole = {part: t / 4 for part, t in row.whole.items()}
     return row.model_copy(update={"tensor_split": cut, "seconds": seconds, "whole": whole})
@@ -204,7 +206,7 @@ def test_a_stage_says_its_ways() -> None:
 
 
 def test_plans_of_a_profile_are_predicted_as_runs() -> None:
-    """One replica after the other, tensor ranks and stages: what equation 2 says, and what the simulator says."""
+    """Two replicas, two tensor ranks and two stages: Alpa's equation 2 agrees with the simulator."""
     spec = spec_of()
     costs = table(ModelSpec.model_validate(SMALL))
     search = Search(LayerCosts(spec, Measured(costs), 4), Mesh(1, 2), 4)

@@ -1,4 +1,6 @@
-"""When a message of a predicted step is there: by what was timed of messages in a row, and by what its ends do."""
+"""When a message arrives in a predicted step: from the measured rate of messages, and from the work of both of its
+ends.
+"""
 
 from __future__ import annotations
 
@@ -32,12 +34,14 @@ def known(seconds: float, work: float | None = None) -> CostTable:
 
 @pytest.mark.parametrize(("work", "way"), [(None, 0.5), (0.1, 0.5), (0.4, 0.8)])
 def test_a_message_between_cores_takes_what_both_of_its_ends_do_with_it(work: float | None, way: float) -> None:
-    """One copies it into memory, and the other then out of it; no sooner than messages in a row were through."""
+    """One rank copies it into shared memory, then the other copies it out; but messages cannot arrive faster than they
+    did when measured in a row.
+    """
     assert message_times(spec(), known(0.5, work)) == [round(way * 1e9)]
 
 
 def test_who_waits_for_a_message_waits_for_both_copies() -> None:
-    """One micro-batch: its message there and its gradient back are on the critical path."""
+    """With one micro-batch, its message and the gradient coming back are on the critical path."""
     assert predict_step(spec(), known(0.5, 0.4)).seconds == pytest.approx(predict_step(spec(), known(0.8)).seconds)
 
 

@@ -1,4 +1,4 @@
-"""Runs that never flush, from start to end: what they report, save, resume, and how they stop."""
+"""Runs that never flush, from start to end: what they report, save and resume, and how they stop."""
 
 from __future__ import annotations
 
@@ -62,7 +62,8 @@ def test_every_step_reports_its_loss_and_how_stale_it_was(name: str, late: list[
     for frames, most in zip(seen, late, strict=True):
         (summary,) = (frame.header for frame in frames if frame.kind == "summary")
         assert summary["staleness"]["max"] == most
-        assert summary["staleness"]["mean"] == pytest.approx(most, abs=0.15)  # the first ones had nothing to wait for
+        # the first micro-batches have nothing to wait for
+        assert summary["staleness"]["mean"] == pytest.approx(most, abs=0.15)
         assert series(frames)["staleness"][-1] == (8, most)
 
 
@@ -92,7 +93,7 @@ def test_a_checkpoint_drains_and_a_resumed_run_has_the_same_bits(tmp_path: Path)
 
 
 def test_stages_that_update_at_their_own_pace_resume_with_the_same_bits(tmp_path: Path) -> None:
-    """Their optimizers have made different numbers of updates: two rounds of three micro-batches, and three."""
+    """Two rounds of three micro-batches against three: their optimizers have made different numbers of updates."""
     turns = {"pp": 2, "replicas": (2, 1), "micro_batches": 3, "cuts": (3,)}
     spec = spec_of("1f1b-stash", {"checkpoint_every": 2, "keep": 9, "steps": 4, "global_batch": 6}, **turns)
     first, second = tmp_path / "first", tmp_path / "second"
@@ -113,7 +114,7 @@ def test_stages_that_update_at_their_own_pace_resume_with_the_same_bits(tmp_path
 
 
 class _TermAt(FileSink):
-    """Sends its own process SIGTERM once the points of some step are written."""
+    """A sink that sends SIGTERM to its own process once rank 1 has written the points of some step."""
 
     def emit(self, kind: str, blob: bytes = b"", **header: Any) -> None:
         super().emit(kind, blob, **header)
@@ -138,11 +139,11 @@ def test_sigterm_drains_and_saves_behind_the_same_step(tmp_path: Path) -> None:
     assert folders.steps(tmp_path / "run") == [steps[0]]
     assert manifests.read(folders.path_of(tmp_path / "run", steps[0])).scalars["steps"] == steps[0] * M
     points = series(read_file(events_path(tmp_path, 0)))
-    assert [step for step, _ in points["loss"]] == list(range(steps[0])), "no step's loss is lost"
+    assert [step for step, _ in points["loss"]] == list(range(steps[0])), "the loss of every step is reported"
 
 
 def _stopped_behind(spec: RunSpec, rank: int, meeting: Rendezvous, folder: Path) -> int:
-    """Steps done where one rank is asked to stop in front of step 2; the state is saved."""
+    """The number of steps done when one rank is asked to stop before step 2; the state is saved."""
 
     def use(trainer: Trainer) -> int:
         saver = checkpoint.Saver(trainer, CheckpointConfig(folder / "run"), FileSink(folder, rank))
@@ -160,10 +161,12 @@ def _stopped_behind(spec: RunSpec, rank: int, meeting: Rendezvous, folder: Path)
 
 @pytest.mark.parametrize("name", ["1f1b-stash", pytest.param("1f1b-2bw", marks=pytest.mark.full)])
 def test_a_run_that_was_stopped_goes_on_as_one_that_drained_there(name: str, tmp_path: Path) -> None:
-    """Bit by bit: but not as one that stayed full, whose updates there were by gradients of older weights."""
+    """Bit for bit like a run that drained at that step for a checkpoint, but not like one that stayed full, whose
+    updates used gradients of older weights.
+    """
     long = {"steps": 14}
     first, second = ranks.run(spec_of(name, long), _stopped_behind, tmp_path)
-    assert 7 <= first == second < 14, "the step of a regular checkpoint must not come twice"
+    assert 7 <= first == second < 14, "the stop must not coincide with a regular checkpoint"
     resume = folders.path_of(tmp_path / "run", first)
 
     def last(spec: RunSpec, rank: int, meeting: Rendezvous, folder: Path) -> list[bytes]:
@@ -188,11 +191,12 @@ def test_a_run_that_was_stopped_goes_on_as_one_that_drained_there(name: str, tmp
         ("1f1b-vertical", {"recompute": "full"}, "fp32"),
         ("1f1b-2bw", {}, "fp32"),
         ("1f1b-stash", {"replicas": (2, 1)}, "fp32"),
-        ("1f1b-stash", {"replicas": (1, 3)}, "fp32"),  # the last and the first micro-batch of two steps are of one
+        # the last micro-batch of one step and the first of the next belong to the same replica
+        ("1f1b-stash", {"replicas": (1, 3)}, "fp32"),
     ],
 )
 def test_memory_is_as_predicted(name: str, parallel: dict[str, Any], precision: str, tmp_path: Path) -> None:
-    """Within 3 %, and parameters with all their versions, gradients and moments to the byte."""
+    """In total within 3%; parameters with all their versions, gradients and moments to the byte."""
     spec = spec_of(name, {"steps": 4, "precision": precision, "global_batch": 16}, **parallel)
     big = spec.model_copy(
         update={"model": spec.model.model_copy(update={"hidden": 64, "seq": 64, "layers": 3, "vocab": 256})}
@@ -215,8 +219,9 @@ def _work(spec: RunSpec, rank: int, meeting: Rendezvous, folder: Path) -> Any:
 
 
 def test_clipping_by_stage_under_flush(tmp_path: Path) -> None:
-    """One stage is as good as all: where there is one, both kinds of clipping are the same bits; with two they are not
-    the same numbers, and the norm that is reported is the global one."""
+    """With one stage, clipping per stage and clipping globally give the same bits. With two stages they differ, and the
+    reported norm is the global one.
+    """
     train = {"precision": "fp64", "steps": 4}
     alone = [spec_of("1f1b", train | {"clip": clip}, pp=1) for clip in ("stage", "global")]
     (stage, _), (whole, _) = (of_ranks[0] for of_ranks in ranks.run_many(alone, _work, tmp_path))

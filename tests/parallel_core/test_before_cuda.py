@@ -1,5 +1,6 @@
-"""What must hold around CUDA, told without a GPU: the fork server does not start it, users' settings come through, a
-library's memory error is one."""
+"""What must hold before CUDA is used, tested without a GPU: the fork server does not initialize CUDA, users' settings
+reach the ranks, and a library's memory error is recognized.
+"""
 
 from __future__ import annotations
 
@@ -133,7 +134,9 @@ class OnNccl(CpuDevice):
 def test_nobody_waits_for_the_whole_device_while_a_pipeline_is_full(
     schedule: str, profiled: bool, tmp_path: Path
 ) -> None:
-    """torch.profiler does, when it ends."""
+    """torch.profiler synchronizes the device when it ends, so a pipeline that stays full must not be profiled on
+    NCCL.
+    """
     spec = RunSpec.model_validate(
         {
             "parallel": {"pp": 2, "micro_batches": 4, "schedule": schedule},
@@ -155,7 +158,7 @@ def test_settings_of_cuda_and_nccl_reach_the_ranks(monkeypatch: pytest.MonkeyPat
 
 
 class Refusing:
-    """A fork server that keeps its orders and starts nothing."""
+    """A fork server that records its orders and starts nothing."""
 
     given: list[dict[str, Any]] = []
 
@@ -175,7 +178,9 @@ class Refusing:
 def test_the_ranks_of_a_profile_post_receives_as_those_of_a_pipeline_do(
     ranks: int, ahead: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A receive of the answer, then the send that it waits for: over one connection of the GPU that never ends."""
+    """A receive for the answer, then the send that triggers it: on a single connection to the GPU this would never
+    end.
+    """
     monkeypatch.setattr(local, "ForkServer", Refusing)
     with pytest.raises(ProfileFailed, match="not here"):
         measure(ModelSpec(), ProfileRequest((1,), devices=ranks), ranks=ranks, device="cuda")

@@ -1,4 +1,4 @@
-"""The breakdown of a step: hand-made steps of known answer, and the sum for any spans at all."""
+"""The breakdown of a step: handmade steps with known results, and the correct sum for arbitrary spans."""
 
 from __future__ import annotations
 
@@ -140,7 +140,7 @@ def test_components_add_up_to_the_step_for_any_spans(
 
 
 def test_a_hundred_thousand_spans_are_no_trouble() -> None:
-    """Every other nanosecond computes and the rest waits: the sums stay exact at this size."""
+    """Every other nanosecond computes and the rest is a message: the sums stay exact at this size."""
     n = 50_000
     table = np.zeros(2 * n, SPAN)
     table["kind"][:n], table["kind"][n:] = Kind.F, Kind.SEND_ACT

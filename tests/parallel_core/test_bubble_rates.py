@@ -1,4 +1,4 @@
-"""Orders that are found, not handmade: valid, within their memory, and never worse than those they know of."""
+"""Schedules found by search: valid, within their memory, and never worse than the known ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The ladder of models that a calibration chooses from, and one calibration of this host."""
+"""The ladder of models from which a calibration chooses, and one calibration of this host."""
 
 from __future__ import annotations
 

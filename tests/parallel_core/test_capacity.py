@@ -1,4 +1,6 @@
-"""The largest model that fits: exact where every count is tried, and close on the straight line beyond."""
+"""The largest model that fits: exact where every number of layers is tried, and close where it is extrapolated
+linearly.
+"""
 
 from __future__ import annotations
 
@@ -68,7 +70,9 @@ def test_every_kind_with_a_layer_count_has_a_largest_one(model: dict[str, Any], 
         return RunSpec.model_validate(data)
 
     assert fixed_depth(of(8).model) == ""
-    assert of(least_layers(of(8))).parallel.stages == of(8).parallel.stages, "the fewest are enough for its stages"
+    assert of(least_layers(of(8))).parallel.stages == of(8).parallel.stages, (
+        "the fewest layers are enough for its stages"
+    )
     for layers in (7, 12):
         limit = worst_stage(of(layers)).total
         found = largest_layers(of(8), limit)

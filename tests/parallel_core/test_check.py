@@ -1,4 +1,4 @@
-"""`check` passes every schedule that `build` makes and refuses each kind of damage, naming the cell."""
+"""`check` accepts every schedule that `build` makes and rejects each kind of damage, naming the cell."""
 
 from __future__ import annotations
 
@@ -24,8 +24,9 @@ def made(**split: object) -> Schedule:
 
 
 class Blocking(Walk):
-    """As if SEND blocked until its receive is posted, and each rank had posted `ahead` receives beyond those it has
-    waited for, on every link."""
+    """A walk in which SEND blocks until its receive is posted, and each rank has posted `ahead` receives beyond those
+    it has waited for, on every link.
+    """
 
     def __init__(self, schedule: Schedule, ahead: int) -> None:
         super().__init__(schedule)
@@ -43,7 +44,7 @@ def ends_though_sends_block(proven: Schedule, ahead: int) -> None:
 
 
 def damaged(good: Schedule, rank: int, change: Callable[[list[Op]], object]) -> Schedule:
-    """`good` with the program of one rank changed in place by `change`."""
+    """A copy of `good` in which `change` has modified the program of one rank."""
     program = list(good.programs[rank])
     change(program)
     return with_program(good, rank, tuple(program))
@@ -124,7 +125,9 @@ def test_sends_in_another_order_than_receives() -> None:
 
 
 def reordered(good: Schedule) -> Schedule:
-    """GPipe whose first stage works on micro-batch 1 before 0, so that the second one waits for the wrong message."""
+    """GPipe whose first stage processes micro-batch 1 before 0, so that the second stage waits for the wrong
+    message.
+    """
     program = [
         replace(op, micro_batch={0: 1, 1: 0}.get(op.micro_batch, op.micro_batch))
         if op.kind in (Kind.F, Kind.SEND_ACT)
@@ -140,16 +143,20 @@ def test_replicas_must_reduce() -> None:
 
 
 def test_ranks_that_wait_for_each_other_deadlock() -> None:
-    """Rank 0 wants the first gradient before it goes on; rank 1 wants all activations before it returns one."""
+    """Rank 0 waits for the first gradient before it continues; rank 1 waits for all activations before it returns
+    one.
+    """
     crossed = with_program(made(schedule="naive"), 1, made(schedule="gpipe").programs[1])
     with pytest.raises(ScheduleError, match=r"deadlock: rank 0 waits in 0RECV_GRAD0 for rank 1; rank 1 waits in"):
         check(crossed)
 
 
 def test_sends_that_block_need_receives_posted_ahead() -> None:
-    """Rank 0 sends all activations first, rank 1 returns each gradient at once: neither posts what the other sends.
+    """Rank 0 sends all activations first, rank 1 returns each gradient at once: neither posts the receive the other
+    needs.
 
-    SEND does not block, so that this ends; if it did, one receive ahead would do for three micro-batches, not for four.
+    This ends only because SEND does not block. If it did, one receive ahead would be enough for three micro-batches,
+    but not for four.
     """
     for micro_batches, ahead in ((3, 1), (4, 2)):
         first = made(schedule="gpipe", micro_batches=micro_batches)
@@ -161,13 +168,15 @@ def test_sends_that_block_need_receives_posted_ahead() -> None:
 
 @given(run_specs(drawn=True))
 def test_every_schedule_ends_even_if_sends_block(spec: RunSpec) -> None:
-    """With the receives that the engine posts ahead; breadth first alone may need one for each micro-batch."""
+    """With the number of receives that the engine posts ahead; breadth-first alone may need one for each
+    micro-batch.
+    """
     ahead = spec.parallel.micro_batches if spec.parallel.schedule == "looped-bfs" else AHEAD
     ends_though_sends_block(schedule.build(spec), ahead)
 
 
 def test_activations_and_gradients_between_two_ranks_are_two_links() -> None:
-    """In a V both go the same way, in another order at either end."""
+    """In a V schedule both go in the same direction between two ranks, in different orders at the two ends."""
     check(made(schedule="zb-v", micro_batches=8))
 
 

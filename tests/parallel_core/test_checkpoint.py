@@ -1,6 +1,7 @@
-"""A resumed run goes on as if nothing had been: the same bits under the same layout, the same numbers under another.
+"""A resumed run continues as if it had never stopped: same bits under the same layout, same numbers under another
+layout.
 
-And what cannot be used is refused with its reason: truncated, changed, foreign. Real ranks, real files.
+Unusable checkpoints (truncated, changed, of another model) are refused with the reason. Real ranks, real files.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ from tests.parallel_core import ranks
 MODEL = {"layers": 2, "hidden": 32, "heads": 4, "seq": 16, "vocab": 64}
 TRAIN = {"steps": 9, "global_batch": 8, "lr": 1e-2, "clip_norm": 0.5}
 MESHES = {"pp": 2, "micro_batches": 4}
-"""Of a pipeline whose stages have different (dp, tp)."""
+"""Fields of a pipeline whose stages have different (dp, tp)."""
 SAVED, END = 4, 9
 
 
@@ -54,7 +55,7 @@ def on_ranks(spec: RunSpec, use: Callable[[Trainer], Any]) -> list[Any]:
 
 
 def saved_in_passing(trainer: Trainer, folder: Path) -> list[float]:
-    """Losses of an uninterrupted run that saves behind step SAVED and goes on while that is written."""
+    """Losses of an uninterrupted run that saves after step SAVED and continues while the checkpoint is written."""
     saver = checkpoint.Saver(trainer, CheckpointConfig(folder), FileSink(ranks.scratch(), trainer.rank))
     losses = []
     for step in range(END):
@@ -66,7 +67,7 @@ def saved_in_passing(trainer: Trainer, folder: Path) -> list[float]:
 
 
 def resumed(trainer: Trainer, folder: Path, again: Path) -> list[float]:
-    """Losses from the checkpoint on. What was loaded is saved again at once, under the new layout."""
+    """Losses from the checkpoint on. The loaded state is saved again at once, under the new layout."""
     assert checkpoint.load(trainer, folders.path_of(folder, SAVED)) == SAVED
     saver = checkpoint.Saver(trainer, CheckpointConfig(again), FileSink(ranks.scratch(), trainer.rank))
     saver.save(SAVED)
@@ -91,7 +92,9 @@ def tensors(folder: Path) -> dict[str, np.ndarray]:
 
 
 def go_on(before: RunSpec, after: RunSpec, folder: Path) -> tuple[list[float], list[float]]:
-    """(losses of the uninterrupted run behind the checkpoint, losses of the resumed one); tensors are bit-equal."""
+    """Returns the losses after the checkpoint of the uninterrupted and of the resumed run; asserts that tensors are
+    bit-equal.
+    """
     first, second = folder / "first", folder / "second"
     want = on_ranks(before, partial(saved_in_passing, folder=first))[0][SAVED:]
     got = on_ranks(after, partial(resumed, folder=first, again=second))[0]
@@ -155,11 +158,11 @@ def test_running_statistics_go_on_too(after: dict[str, Any], tmp_path: Path) -> 
     want, got = go_on(spec({"dp": 2}), spec(after), tmp_path)
     np.testing.assert_allclose(got, want, rtol=1e-9, atol=0)
     kept = {name: value for name, value in tensors(tmp_path / "second").items() if name.startswith("stat/")}
-    assert len(kept) == 2 * 53  # a mean and a variance behind each of ResNet-50's convolutions
+    assert len(kept) == 2 * 53  # a mean and a variance for each of ResNet-50's convolutions
     assert all(value.any() and (value != 1).any() for value in kept.values())
 
 
-# One process: what is left behind
+# In one process: which checkpoints are left
 
 
 def alone(spec: RunSpec | None = None) -> Trainer:
@@ -206,7 +209,7 @@ def test_a_save_that_fails_says_why(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("delay", [0.0, 0.004, 0.012, 0.03, 0.07])
 def test_kill_9_during_a_save_leaves_whole_checkpoints_alone(tmp_path: Path, delay: float) -> None:
-    """A process that does nothing but save is killed; what is there then can be read to the last byte."""
+    """Kills a process that does nothing but save; every checkpoint found then must load completely."""
     folder = tmp_path / "run"
     pid = os.fork()
     if pid == 0:
@@ -221,19 +224,20 @@ def test_kill_9_during_a_save_leaves_whole_checkpoints_alone(tmp_path: Path, del
     os.kill(pid, signal.SIGKILL)
     os.waitpid(pid, 0)
     left = folders.steps(folder)
-    assert len(left) in (1, 2, 3)  # between the rename and the drop of the oldest there are three
+    assert len(left) in (1, 2, 3)  # between the rename and the removal of the oldest there are three
     trainer = alone(spec_of({}, {"steps": 200_000}))
     for step in left:
         assert checkpoint.load(trainer, folders.path_of(folder, step)) == step
     save(trainer, folder, left[-1] + 1, attempt=1)
-    assert {path.name[:5] for path in folder.iterdir()} == {"step-"}  # what the kill left is tidied away
+    # the next save removes leftovers of the killed one
+    assert {path.name[:5] for path in folder.iterdir()} == {"step-"}
 
 
-# The orderly end
+# The orderly stop
 
 
 class _TermAt(FileSink):
-    """Sends its own process SIGTERM once the points of some step are written."""
+    """A sink that sends SIGTERM to its own process once rank 1 has written the points of some step."""
 
     def emit(self, kind: str, blob: bytes = b"", **header: Any) -> None:
         super().emit(kind, blob, **header)
@@ -260,7 +264,7 @@ def test_sigterm_of_one_rank_saves_behind_the_same_step_everywhere(tmp_path: Pat
 
 
 def _run_unpublished(spec: RunSpec, rank: int, meeting: Rendezvous, folder: Path) -> str:
-    """How the rank ends where rank 0 can publish nothing."""
+    """How the rank ends if rank 0 cannot publish the checkpoint."""
     with pytest.MonkeyPatch.context() as patch:
         if rank == 0:
             patch.setattr(folders, "publish", _no_space)
@@ -278,7 +282,9 @@ def _no_space(*_: object) -> int:
 
 
 def test_no_rank_says_that_it_saved_before_the_checkpoint_is_whole(tmp_path: Path) -> None:
-    """Behind a SIGTERM its exit code tells the yard to queue the run again from there."""
+    """After SIGTERM, an exit code that reports a saved state makes the yard queue the run again from that
+    checkpoint.
+    """
     spec = spec_of({}, {"steps": 100_000}, dp=2)
     ends = ranks.run(spec, _run_unpublished, tmp_path)
     assert "No space left" in ends[0]
@@ -306,6 +312,6 @@ def test_a_run_saves_every_k_steps_and_at_its_end_and_resumes_its_steps(tmp_path
 
 
 def tensors_of(folder: Path, step: int) -> dict[str, list[str]]:
-    """The sha256 of every piece."""
+    """The sha256 of every piece, by tensor."""
     read = manifests.read(folders.path_of(folder, step))
     return {name: [piece.sha256 for piece in stored.pieces] for name, stored in read.tensors.items()}

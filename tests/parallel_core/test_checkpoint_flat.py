@@ -1,4 +1,4 @@
-"""Flat ranges of a checkpoint's tensors as boxes."""
+"""Ranges of flattened tensors in a checkpoint, expressed as boxes."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_boxes_cover_a_flat_range_in_order(shape: list[int], data: st.DataObject
 def test_flat_pieces_of_several_ranks_are_read_as_columns(
     tmp_path_factory: pytest.TempPathFactory, cuts: set[int], columns: tuple[int, int]
 ) -> None:
-    """As an optimizer state that is cut flat over replicas is read by a tensor-parallel run."""
+    """For example, an optimizer state that ZeRO divided flat over replicas is read by a tensor-parallel run."""
     folder, full = tmp_path_factory.mktemp("flat"), torch.arange(60.0).view(5, 12)
     edges = [0, *sorted(cuts), 60]
     where = folders.saving(folder, 0, 1)

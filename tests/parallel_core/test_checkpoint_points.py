@@ -1,4 +1,6 @@
-"""No checkpoint runs ahead of the points: a rank killed behind a save leaves no steps that nobody will repeat."""
+"""No checkpoint is ahead of the written points: if a rank is killed after a save, no step is missing that nobody will
+repeat.
+"""
 
 from __future__ import annotations
 

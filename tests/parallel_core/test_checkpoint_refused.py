@@ -1,4 +1,4 @@
-"""Checkpoints that were cut short, changed or belong to another model are refused with their reason."""
+"""Checkpoints that were truncated, changed or belong to another model are refused with the reason."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.parallel_core.test_checkpoint import SAVED, alone, save, spec_of
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A checkpoint folder of a run, to be copied and spoilt."""
+    """A run's checkpoint folder, to be copied and damaged."""
     folder = tmp_path_factory.mktemp("whole") / "run"
     trainer = alone()
     trainer.step(0)
@@ -46,7 +46,7 @@ def refusal(path: Path, spec: RunSpec | None = None) -> CheckpointError:
 
 
 def _sealed(folder: Path, change: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
-    """The manifest changed by somebody who knows its digest."""
+    """Changes the manifest and computes a valid digest for it."""
     file = folder / manifests.FILE
     raw = json.loads(file.read_text())
     del raw["digest"]
@@ -91,7 +91,7 @@ def test_a_changed_manifest_is_refused(spoilt: Path, change: Callable[[str], str
 
 
 def test_a_manifest_leads_to_no_other_file(spoilt: Path) -> None:
-    """Even with a digest that fits: what the manifest names is checked."""
+    """Even with a valid digest, the file names in the manifest are checked."""
     _sealed(spoilt, lambda raw: json.loads(json.dumps(raw).replace("rank-0.bin", "../outside.bin")))
     assert "file name '../outside.bin'" in str(refusal(spoilt))
 

@@ -1,4 +1,4 @@
-"""The command line as a person runs it: real processes, their output, their exit codes."""
+"""The command line as users run it: real processes, their output, their exit codes."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def finished(*arguments: str, **run: Any) -> subprocess.CompletedProcess[str]:
 
 @pytest.fixture
 def written(tmp_path: Path) -> Path:
-    """A spec of two pipeline stages."""
+    """The file of a spec with two pipeline stages."""
     path = tmp_path / "spec.json"
     path.write_text(json.dumps(spec(pp=2)))
     return path
@@ -77,7 +77,7 @@ def test_train_prints_each_step_and_leaves_the_records_of_every_rank(written: Pa
 
 
 def test_a_step_of_a_pipeline_that_stays_full_is_told_with_its_own_time(tmp_path: Path) -> None:
-    """Its loss is known steps later."""
+    """The loss of a step is known only some steps later; the printed time must be the step's own."""
     path, out = tmp_path / "spec.json", tmp_path / "out"
     full = spec(pp=2, schedule="1f1b-stash")
     path.write_text(json.dumps({**full, "train": {**full["train"], "clip": "stage"}}))
@@ -137,7 +137,7 @@ def test_schedule_prints_picture_grid_and_csv(written: Path) -> None:
 
 @pytest.fixture
 def endless(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[subprocess.Popen[str], dict[int, int]]]:
-    """A run of two stages under way, with the options that are asked for: its command, and the pid of each rank."""
+    """A running two-stage run with the requested options: its command, and the pid of each rank."""
     path, out = tmp_path / "spec.json", tmp_path / "out"
     path.write_text(json.dumps({**spec(pp=2), "train": {"steps": 1_000_000, "global_batch": 4}}))
     more = getattr(request, "param", ())

@@ -1,4 +1,4 @@
-"""Absurd numbers and paths on the command line: what is wrong, what would be right, no stack trace."""
+"""Absurd numbers and paths on the command line: the message says what is wrong and what is valid; no stack trace."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""`python -m parallel_core partition`: the released tool's answers from its own profiles, and what is refused."""
+"""`python -m parallel_core partition`: the results of the released PipeDream tool for its own profiles, and
+refusals.
+"""
 
 from __future__ import annotations
 
@@ -54,7 +56,7 @@ def test_vgg_on_sixteen_workers_as_the_released_tool_has_it(capsys: pytest.Captu
 def test_what_cannot_be_is_told(words: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
     try:
         code = main(["partition", EXAMPLE, *words])
-    except SystemExit as error:  # argparse's own
+    except SystemExit as error:  # from argparse
         code = int(error.code or 0)
     assert code == 2 and said in capsys.readouterr().err
 
@@ -69,7 +71,7 @@ def test_a_file_that_is_no_graph(tmp_path: Path, capsys: pytest.CaptureFixture[s
 def test_of_a_file_that_is_far_too_long_its_beginning_alone_is_read(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Zeros that a sparse file does not hold: as a text they would not fit into memory."""
+    """A sparse file of zeros that would not fit into memory as text."""
     with (tmp_path / "g.txt").open("wb") as file:
         file.truncate(2**40)
     assert main(["partition", str(tmp_path / "g.txt"), "--level", "2@1"]) == 2

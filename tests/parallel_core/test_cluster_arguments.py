@@ -1,4 +1,4 @@
-"""A plan as a command line: as many processes as devices, and no argument without those that it asks for."""
+"""A plan as a command line: as many processes as devices, and every argument comes with those it requires."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ ASKS = {
     "--use-precision-aware-optimizer": ("--use-distributed-optimizer",),
     "--main-grads-dtype bf16": ("--grad-reduce-in-bf16", "--use-precision-aware-optimizer"),
 }
-"""What Megatron-LM asserts, or its guide calls required, beside an argument."""
+"""Arguments that Megatron-LM asserts, or that its guide requires, in combination with another argument."""
 
 
 def flags(plan: Plan, job: Job = JOB) -> list[str]:

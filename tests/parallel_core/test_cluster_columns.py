@@ -1,4 +1,4 @@
-"""Linear layers split all by columns in the planner: what is gathered is kept and paid for, asked for or left out."""
+"""Linear layers split by columns in the planner: gathered inputs are stored and paid for; optional in the search."""
 
 from __future__ import annotations
 
@@ -33,8 +33,9 @@ def both(cluster: Cluster = SMALL) -> list[work.Seconds]:
 
 
 def test_so_many_bytes_are_gathered_as_the_engine_gathers() -> None:
-    """In units of (t - 1)/t bsh, a layer's 8 of pairs become 5 of attention and 3 + 2 f/h of an MLP (tensor.columns):
-    on links so slow that neither latency nor work beside them counts."""
+    """In units of (t - 1)/t bsh, the 8 of a layer split in pairs become 5 of attention and 3 + 2 f/h of an MLP
+    (tensor.columns). Links are made so slow that neither latency nor compute matters.
+    """
     pairs, columns = both(replace(SMALL, link=1e6))
     ratio = JOB.model.ffn / JOB.model.hidden
     exposed = [float(each.collective_forward[0] + each.collective_backward[0]) for each in (pairs, columns)]

@@ -1,4 +1,4 @@
-"""Memory of plans on a cluster: the published figures to the digit, and what must hold between plans."""
+"""Memory of plans on a cluster: the published figures exactly, and relations that must hold between plans."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def test_stashed_weight_versions_are_kept_beside_the_newest() -> None:
 
 
 def test_flight_agrees_with_the_engines_own_schedules() -> None:
-    """The closed forms against the programs that ranks really walk."""
+    """The closed forms agree with the programs that ranks execute."""
     from parallel_core.schedule import compute_only
     from parallel_core.schedule.in_flight import peak_in_flight
 
@@ -118,7 +118,7 @@ def test_flight_agrees_with_the_engines_own_schedules() -> None:
         made = compute_only(schedule, 4, 16, chunks=chunks)
         for stage, rank in ((0, 0), (-1, 3)):
             if schedule == "zb-h1" and stage == -1:
-                continue  # there W is put off, which `peak_in_flight` does not count
+                continue  # zb-h1 defers W on the last rank, which `peak_in_flight` does not count
             closed = memory.activations.in_flight(Job(GPT3.model, 16), Plans.of([plan]), stage)[0]
             assert closed * chunks == pytest.approx(peak_in_flight(made)[rank]), schedule
 

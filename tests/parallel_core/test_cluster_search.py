@@ -1,4 +1,4 @@
-"""The search over plans: nothing that fits is missed, nothing refused lacks its reason, and answers are true."""
+"""The search over plans: nothing that fits is missed, every refusal has its reason, and answers are true."""
 
 from __future__ import annotations
 
@@ -151,7 +151,7 @@ def test_one_device_is_spoken_of_as_one() -> None:
         found = search.search(job, alone)
         assert ask("fewest", job, alone, found).sentence.startswith(said)
         fits = ask("fits", job, alone, found).sentence
-        assert f" of {found.timed + found.too_large} plans fit" in fits, "as many as the page counts"
+        assert f" of {found.timed + found.too_large} plans fit" in fits, "the count that the page shows"
 
 
 def test_fewest_is_the_smallest_count_that_a_search_can_fill(found: search.Found) -> None:
@@ -164,7 +164,7 @@ def test_fewest_is_the_smallest_count_that_a_search_can_fill(found: search.Found
     ("model", "batch", "offload", "said"), [("gpt-175b", 1536, False, 48), ("gpt-1t", 3072, True, 96)]
 )
 def test_fewest_need_be_no_power_of_two(model: str, batch: int, offload: bool, said: int) -> None:
-    """Every count of whole hosts that a plan can split is tried."""
+    """Every number of whole hosts that a plan can use is tried."""
     job = Job(presets()[model], batch)
     space = search.Space(offload=(False, True) if offload else (False,))
     found = search.search(job, SELENE, space)
@@ -173,7 +173,7 @@ def test_fewest_need_be_no_power_of_two(model: str, batch: int, offload: bool, s
 
 
 def test_fewest_are_found_among_thousands_of_devices() -> None:
-    """Where no power of two does, doubling went past them: it said 3 072."""
+    """The answer, 1 536, is no power of two: doubling the number of devices would miss it and say 3 072."""
     small = replace(SELENE, devices=3072, device=replace(SELENE.device, memory=6 * GIB))
     space = search.Space(offload=(False,))
     sentence = ask("fewest", GPT3, small, search.search(GPT3, small, space)).sentence
@@ -258,7 +258,9 @@ def test_memory_of_a_judged_plan_adds_up() -> None:
 
 
 def test_chunks_that_only_divide_with_the_ends_are_tried() -> None:
-    """126 layers and two ends over 16 stages of 2 or 4 chunks: what Llama 3 was trained with is in the search."""
+    """126 layers and the two ends over 16 stages with 2 or 4 chunks: the split that Llama 3 was trained with is in the
+    search.
+    """
     job = Job(presets()["llama-405b"], 256)
     found = search.search(job, SELENE)
     asked = (found.plans.pp == 16) & (found.plans.chunks > 1)
@@ -268,7 +270,7 @@ def test_chunks_that_only_divide_with_the_ends_are_tried() -> None:
 
 
 def test_questions_that_search_again_keep_what_was_asked_for(found: search.Found) -> None:
-    """Fewer bytes a parameter need fewer devices; without offload none is in the answer."""
+    """Fewer bytes per parameter need fewer devices; if offload is excluded, no answer mentions it."""
     lean = search.search(GPT3, SELENE, search.Space(states=(8,), offload=(False,)))
     full = search.search(GPT3, SELENE, search.Space(offload=(False,)))
     counts = [int(ask("fewest", GPT3, SELENE, one).sentence.split()[0]) for one in (lean, full)]

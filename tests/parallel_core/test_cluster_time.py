@@ -1,4 +1,4 @@
-"""Step times of plans on a cluster: against published measurements, and what must hold whatever the constants."""
+"""Step times of plans on a cluster: against published measurements, and relations that hold whatever the constants."""
 
 from __future__ import annotations
 
@@ -93,13 +93,13 @@ def test_bubbles_in_closed_form_are_those_of_the_simulated_programs(schedule: st
     found = step.of(GPT3, replace(SELENE, link=1e18, network=1e18), Plans.of([plan]))
     m = GPT3.batch / plan.dp
     closed = found.bubble[0] / (found.compute[0] + found.tensor[0]) * m / drawn_step.micro_batches
-    # The last stage's output layer, which the closed form leaves out, moves the simulated idle time by some percent.
+    # The last stage's output layer, which the closed form ignores, changes the simulated idle time by a few percent.
     assert bubble(drawn_step.spans) == pytest.approx(closed, abs=0.04)
 
 
 @pytest.mark.parametrize(("schedule", "chunks"), [("gpipe", 1), ("1f1b", 1), ("interleaved", 2), ("zb-h1", 1)])
 def test_the_idle_time_of_a_drawing_is_the_bubble_of_the_step(schedule: str, chunks: int) -> None:
-    """Of the same stage, in the same unit, however many of the micro-batches are drawn."""
+    """Of the same stage and in the same unit, however many of the micro-batches are drawn."""
     plan = Plan(tp=8, pp=8, dp=1, schedule=schedule, chunks=chunks)
     made, parts = drawn(GPT3, SELENE, plan), step.of(GPT3, SELENE, Plans.of([plan])).parts(0)
     assert made.micro_batches < made.of
@@ -110,7 +110,9 @@ def test_the_idle_time_of_a_drawing_is_the_bubble_of_the_step(schedule: str, chu
     ("schedule", "batch", "shown"), [("interleaved", 1024, 60), ("interleaved", 12, 12), ("1f1b", 1024, 112)]
 )
 def test_an_interleaved_step_is_drawn_in_whole_rounds(schedule: str, batch: int, shown: int) -> None:
-    """Of a step with more micro-batches than a picture shows: 56 would end within a round of six."""
+    """A step with more micro-batches than a picture shows must not be cut within a round of six, as it would be at
+    56.
+    """
     chunks = 2 if schedule == "interleaved" else 1
     plan = Plan(tp=8, pp=6, dp=1, schedule=schedule, chunks=chunks)
     made = drawn(replace(GPT3, batch=batch), SELENE, plan)

@@ -1,6 +1,7 @@
-"""The page of combinations is up to date, and every pair that it says runs does run, with the losses of one device.
+"""The page docs/combinations.md is up to date, and every pair of features it declares as running trains like one
+device.
 
-All pairs of one number of ranks that are asked for train in one launch. A part of them is run always, the rest with
+All requested pairs with the same number of ranks train in one launch. A part of them always runs, the rest with
 `--full`.
 """
 
@@ -26,7 +27,7 @@ STEPS = 2
 BOUNDS = {"fp64": 1e-9, "fp32": 1e-5, "bf16": 2e-2, "fp16": 5e-3}
 RUNNING = combinations.running()
 ALWAYS = 40
-"""One pair in so many is run always."""
+"""One in this many pairs always runs."""
 
 
 def _always(name: str) -> bool:
@@ -45,7 +46,7 @@ def _work(spec: RunSpec, rank: int, meeting: Rendezvous, folder: Path) -> list[f
 
 @cache
 def _losses(world: int, asked: frozenset[str]) -> dict[str, list[list[float]]]:
-    """By rank, of each pair."""
+    """The losses by rank of each pair."""
     chosen = {n: s for n, s in RUNNING.items() if s.parallel.world == world and n in asked}
     return dict(zip(chosen, ranks.run_many(list(chosen.values()), _work, ranks.scratch()), strict=True))
 
@@ -81,8 +82,8 @@ def test_runs(name: str, asked: frozenset[str]) -> None:
     assert all(losses == of_ranks[0] for losses in of_ranks)
     assert all(map(math.isfinite, of_ranks[0]))
     if not spec.parallel.flushes:
-        return  # equal to a replay of its own delayed updates, which its own tests compare it with
-    # Behind an update by each stage's own norm the parameters are not those of one device.
+        return  # delayed updates are compared with a replay, in test_parity_async
+    # If each stage is clipped by its own norm, parameters after the first update differ from those of one device.
     comparable = 1 if spec.train.clip == "stage" else STEPS
     want = _alone(_single(spec))[:comparable]
     assert of_ranks[0][:comparable] == pytest.approx(want, rel=BOUNDS[spec.train.precision])

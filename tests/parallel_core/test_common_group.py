@@ -1,4 +1,6 @@
-"""Groups of a profile, of which its first ranks are in more than the others: made by all, through memory or sockets."""
+"""Groups for a profile, where the first ranks belong to more groups than the others; through shared memory or
+sockets.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,7 @@ SIZES = (1024,)
 
 
 def _work(spec: RunSpec, rank: int, meeting: Rendezvous, folder: Path) -> tuple[list[float], list[tuple[str, int]]]:
-    """(what a sum over each group that it is in gave, the links that it found)."""
+    """Returns the sums over each group that the rank belongs to, and the links that it measured."""
     groups = connect(meeting, rank, Layout.of(spec), "gloo")
     assert groups.store is not None
     try:

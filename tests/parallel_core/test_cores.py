@@ -1,4 +1,4 @@
-"""The order in which cores become devices, against processors as Linux describes them."""
+"""The order in which cores become devices, for processors as Linux describes them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from parallel_core.observe.cores import before, core_of, cores, ordered
 
 
 def described(system: Path, siblings: dict[int, str], **speeds: dict[int, int]) -> Path:
-    """A folder like /sys/devices/system/cpu: threads of the same core, and what `speeds` tells of each."""
+    """A folder like /sys/devices/system/cpu, with the threads that share a core and the given speeds."""
     for core, text in siblings.items():
         folder = system / f"cpu{core}"
         (folder / "topology").mkdir(parents=True)
@@ -27,12 +27,13 @@ def described(system: Path, siblings: dict[int, str], **speeds: dict[int, int]) 
 @pytest.mark.parametrize(
     ("siblings", "usable", "order"),
     [
-        # Intel numbers first threads first, AMD and most virtual machines both threads of a core in turn.
+        # Intel numbers the first threads of all cores first; AMD and most virtual machines number both threads of a
+        # core in turn.
         ({0: "0,2", 1: "1,3", 2: "0,2", 3: "1,3"}, range(4), [0, 1, 2, 3]),
         ({0: "0-1", 1: "0-1", 2: "2-3", 3: "2-3"}, range(4), [0, 2, 1, 3]),
-        ({0: "0-1", 1: "0-1", 2: "2-3", 3: "2-3"}, (1, 2, 3), [1, 2, 3]),  # a core whose first thread is not ours
+        ({0: "0-1", 1: "0-1", 2: "2-3", 3: "2-3"}, (1, 2, 3), [1, 2, 3]),  # a core whose first thread we may not use
         ({0: "0-3", 1: "0-3", 2: "0-3", 3: "0-3"}, range(4), [0, 1, 2, 3]),
-        ({}, (5, 3), [3, 5]),  # the system says nothing
+        ({}, (5, 3), [3, 5]),  # the system has no such files
     ],
 )
 def test_whole_cores_come_before_second_threads(
@@ -42,7 +43,7 @@ def test_whole_cores_come_before_second_threads(
 
 
 def test_fast_cores_come_before_slow_ones_and_both_before_second_threads(tmp_path: Path) -> None:
-    """Two fast cores of two threads each and two slow ones of one, as laptops have them since 2021."""
+    """Two fast cores with two threads each and two slow ones with one, like laptops since 2021."""
     siblings = {0: "0", 1: "1", 2: "2-3", 3: "2-3", 4: "4-5", 5: "4-5"}
     clock = dict.fromkeys(range(2), 3_600_000) | dict.fromkeys(range(2, 6), 5_000_000)
     assert ordered(range(6), described(tmp_path, siblings, clock=clock)) == [2, 4, 0, 1, 3, 5]

@@ -1,4 +1,4 @@
-"""A cost table and its curves: what lies between the points, what is refused by field, and its file."""
+"""A cost table and its curves: interpolation, which values are refused, and its file."""
 
 from __future__ import annotations
 
@@ -22,7 +22,9 @@ def test_curves_go_through_their_points_and_straight_on() -> None:
 
 
 def test_a_burst_that_passes_at_once_hides_no_rate() -> None:
-    """A wire of 50 MB/s that lets 128 KiB pass as they come, as traffic shapers do: small sizes say nothing of it."""
+    """A link of 50 MB/s that passes bursts of 128 KiB at once, like a traffic shaper: small messages must not set the
+    rate.
+    """
     sizes = [1024.0 * 4**i for i in range(8)]
     seconds = [1e-4 + max(0.0, size - 131072) / 50e6 for size in sizes]
     alpha, beta = Curve(sizes=sizes, seconds=seconds).line

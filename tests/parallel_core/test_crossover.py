@@ -1,4 +1,4 @@
-"""Tensor or pipeline parallelism: closed forms at their ends, and the flip between them."""
+"""Tensor or pipeline parallelism: the limits of the closed forms, and the crossover between them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ FREE = replace(CASE, bandwidth=1e15, alpha=0.0)
 
 
 def test_with_free_links() -> None:
-    """TP then is ideal; a pipeline keeps its bubble, n m / (m + n - 1) (Huang et al. 2019)."""
+    """With free links TP is ideal, and a pipeline keeps its bubble: n m / (m + n - 1) (Huang et al. 2019)."""
     assert FREE.tensor() == pytest.approx(8, rel=1e-3)
     assert FREE.pipeline() == pytest.approx(8 * 16 / (16 + 7), rel=1e-3)
     assert replace(CASE, devices=1).tensor() == replace(CASE, devices=1).pipeline() == 1

@@ -1,4 +1,4 @@
-"""Cuts by the simulated step: the shortest of all, where all can be asked."""
+"""Cuts by simulated step time: the shortest of all, where all can be tried."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def spec_of(**split: Any) -> RunSpec:
 
 
 def uneven(spec: RunSpec) -> CostTable:
-    """Attention takes twice as long as its FLOPs say, the head three times."""
+    """A table in which attention takes twice as long as its FLOPs suggest, and the head three times."""
     made = table(spec.model).model_dump()
     longer = {unit: 2.0 if unit.endswith("attn") else 3.0 if unit == "head" else 1.0 for unit in spec.model.units()}
     for row in made["layers"]:

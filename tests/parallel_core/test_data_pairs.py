@@ -1,4 +1,4 @@
-"""Sentence pairs out of Django's catalogues, and what a translation model sees of them."""
+"""Sentence pairs from Django's translation catalogs, and how they are fed to a translation model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`train.deterministic`: PyTorch is told so on every rank, and two runs end with the same bits."""
+"""`train.deterministic`: PyTorch's deterministic mode is on in every rank, and two runs end with the same bits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Devices that drift one by one: who waits for others waits for whichever is slow, and passes count at their pace."""
+"""Devices whose speed drifts independently: a rank that waits for others waits for whichever is slow at the moment."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.parallel_core.tables import SAMPLES, row, table
 
 MODEL = ModelSpec(layers=4, hidden=32, seq=16, vocab=64)
 IN_TURN = ((1.2, 0.8), (0.8, 1.2))
-"""Of two devices each is slow while the other is quick."""
+"""Two devices, each slow while the other is fast."""
 AT_ONCE = ((1.2, 1.2), (0.8, 0.8))
 
 
@@ -34,7 +34,9 @@ def predicted(spells: Sequence[Sequence[float]], **split: object) -> float:
 
 def test_replicas_wait_for_whichever_device_is_slow() -> None:
     assert predicted(IN_TURN, dp=2) == pytest.approx(1.2 * predicted((), dp=2), rel=1e-6)
-    assert predicted(AT_ONCE, dp=2) == pytest.approx(predicted((), dp=2), rel=1e-6), "one host that drifts as a whole"
+    assert predicted(AT_ONCE, dp=2) == pytest.approx(predicted((), dp=2), rel=1e-6), (
+        "all devices of the host drift together"
+    )
 
 
 def test_a_tensor_group_waits_too_and_so_do_ranks_that_share_devices() -> None:
@@ -43,7 +45,7 @@ def test_a_tensor_group_waits_too_and_so_do_ranks_that_share_devices() -> None:
 
 
 def test_a_pipeline_waits_where_its_slow_stage_is_slow() -> None:
-    """Never longer than all of it on the slow device, and longer than on average ones."""
+    """Less than if the slow device were slow all the time, but more than at average speeds."""
     plain, drifting = (predicted(known, pp=2, micro_batches=8) for known in ((), IN_TURN))
     assert plain * 1.05 < drifting < plain * 1.2
 
@@ -61,14 +63,14 @@ def test_moments_are_told_apart_by_who_is_the_slowest() -> None:
 
 
 def test_devices_beyond_the_profiled_ones_drift_by_themselves() -> None:
-    """As the profiled ones at other moments: four of them are waited for longer than two."""
+    """They drift like the profiled ones, but at other moments, so that four of them cost more waiting than two."""
     two, four = (spells_of(IN_TURN * 3 + AT_ONCE, range(count)) for count in (2, 4))
     most = [sum(spell.share * max(spell.slower) for spell in spells) for spells in (two, four)]
     assert 1.0 < most[0] < most[1] < 1.25
 
 
 def test_a_prediction_says_what_drift_alone_makes_of_it() -> None:
-    """Replicas that wait for a device that is slow in turns drift less than each of them does by itself."""
+    """Replicas that wait for each other vary less in total than each device alone."""
     moments = [(pace, 2.0 - pace) for pace in np.linspace(0.5, 1.5, 101)]
     assert drift(moments, [0]) == pytest.approx((0.6, 1.4)) and drift([], [0]) is None
     low, high = drift(moments, [0, 1]) or (0.0, 0.0)
@@ -81,7 +83,7 @@ def test_a_prediction_says_what_drift_alone_makes_of_it() -> None:
 
 
 def test_a_run_has_spells_of_its_own() -> None:
-    """Three times of the work make a moment; ranks that were slow at another time were waited for then."""
+    """Three measurements of the reference work make a moment; ranks that are slow at different moments add up."""
     early, late = [3.0] * 3 + [2.0] * 3, [2.0] * 3 + [3.0] * 3
     assert spells_beside([early, late], 2.0) == [Spell(0.5, (1.5, 1.0)), Spell(0.5, (1.0, 1.5))]
     assert spells_beside([[3.0]], 2.0) == [Spell(1.0, (1.5,))]
@@ -99,7 +101,9 @@ def header(rank: int, paces: list[float], tp: int = 1, busy: int = 2, joined: bo
 
 
 def test_a_profile_keeps_the_moments_of_all_devices() -> None:
-    """Not those of one device alone, nor of groups that talk, whose paces are their slowest rank's."""
+    """Moments measured on a single device, or in groups that communicate (whose pace is that of their slowest rank),
+    are left out.
+    """
     both = [header(0, [3.0, 1.0]), header(1, [2.0, 2.0])]
     others = [header(0, [9.0], busy=1), header(0, [9.0, 9.0], tp=2, joined=True), header(0, [9.0, 9.0], tp=2)]
     assert normalize.spells([*both, *others]) == [(1.5, 1.0), (0.5, 1.0)]
@@ -113,7 +117,7 @@ def test_a_long_profile_keeps_some_of_them() -> None:
 
 
 class _Drifting:
-    """A device whose next pass, and the reference work behind it, take as long as it is slow then."""
+    """A device whose next pass, and the reference work after it, take as long as it is slow at that moment."""
 
     def __init__(self, paces: Iterator[float], passes: float) -> None:
         self._paces, self._passes, self.pace = paces, passes, 1.0
@@ -138,8 +142,9 @@ def test_a_pass_has_the_pace_of_what_is_next_to_it() -> None:
 
 
 def test_what_sharing_costs_is_no_drift_of_the_device() -> None:
-    """Slow for all passes alone, quick for those in company, which take 2.2 of them: 1.1 times their turns. That the
-    reference work would take longer in company, too, hides none of it: it is done when the others wait."""
+    """The device is slow in every pass alone and fast in those with company, which take 2.2 passes: 1.1 times their
+    share. That the reference work would also be slower in company must not hide this; it runs while the others wait.
+    """
     bench = _Drifting(cycle([1.0]), passes=0.1)
     pacer = PaceProbe(cast(Reference, bench))
     meetings = cycle(((1.5, 0.1), (1.0, 0.1), (1.1, 0.22 / 1.1), (1.0, 0.1)))

@@ -1,4 +1,4 @@
-"""Every rule finds its fault, says it in short sentences, and none says anything about a healthy run."""
+"""Every rule finds its fault and describes it in short sentences, and no rule reports anything for a healthy run."""
 
 from __future__ import annotations
 
@@ -28,7 +28,9 @@ def spec(precision: str = "fp32", **split: Any) -> RunSpec:
 
 
 def costs(made: RunSpec, message: int = 20, reduction: int = 400, factor: dict[int, float] | None = None) -> Costs:
-    """Every stage at a pace of its FLOPs a tensor rank, microseconds; `factor` by stage."""
+    """Costs in which every stage takes time in proportion to its FLOPs per tensor rank (in microseconds), times `factor`
+    for a stage.
+    """
     weights, layout = flop_weights(made.model), Layout.of(made)
     units, m = layout.stage_units, made.parallel.micro_batches * made.parallel.dp
     table = {}
@@ -68,7 +70,7 @@ def found(case: Case) -> list[str]:
 
 
 def slowed(made: RunSpec, rank: int, factor: float) -> list[dict[int, np.ndarray]]:
-    """Steps in which one rank computes `factor` times as long; the others then wait for it in the norm."""
+    """Steps in which one rank computes `factor` times as long; the others wait for it in the norm."""
     fast, slow = step(made, costs(made)), step(made, costs(made, factor=dict.fromkeys(range(8), factor)))
     out = fast | {rank: slow[rank]}
     end = max(int(rows["end"].max()) for rows in out.values())
@@ -117,7 +119,7 @@ def test_nothing_known_is_nothing_found() -> None:
 
 
 def with_children(made: RunSpec, kind: Kind, share: float) -> list[dict[int, np.ndarray]]:
-    """Steps whose compute spans hold spans of `kind` for that share of them."""
+    """Steps whose compute spans contain spans of `kind` for that share of their time."""
     out = {}
     for rank, rows in step(made, costs(made)).items():
         holders = rows[np.isin(rows["kind"], (int(Kind.F), int(Kind.BW)))] if kind is not Kind.R else None
@@ -207,7 +209,7 @@ def _stretched(rows: np.ndarray, factor: float) -> np.ndarray:
 
 
 def _scattered(made: RunSpec) -> dict[int, np.ndarray]:
-    """Operations of 100 us each with as much between them."""
+    """Operations of 100 us, with equally long gaps between them."""
     out = {}
     for rank, rows in step(made, costs(made)).items():
         rows = rows.copy()
@@ -288,7 +290,7 @@ def test_one_rank_that_launches_is_no_straggler() -> None:
 
 
 def test_one_slow_step_makes_no_straggler() -> None:
-    """A run that failed early leaves one, and whether others used its devices is not known."""
+    """A run that fails early leaves only one traced step, and it is unknown whether others used its devices."""
     replicas = spec(dp=2)
     assert "straggler" not in found(healthy(replicas, traced=slowed(replicas, 1, 2.0)[:1], others=None))
 
@@ -305,7 +307,7 @@ def test_the_straggler_is_named() -> None:
     ("paces", "said", "change"),
     [
         ({}, "", "Look at the device of rank 1"),
-        ({1: 0.003}, "", "Look at the device of rank 1"),  # the other rank did not do it
+        ({1: 0.003}, "", "Look at the device of rank 1"),  # the other rank did not do the reference work
         ({0: 0.002, 1: 0.0036}, "took 1.80x as long there: the device is slow.", "Look at the device of rank 1"),
         ({0: 0.002, 1: 0.0021}, "took 1.05x as long there: it is not the device.", "Look at what rank 1 does"),
     ],

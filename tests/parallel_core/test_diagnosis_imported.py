@@ -1,4 +1,4 @@
-"""Rules on traces of jobs that were not launched here: each finds its fault in spans alone."""
+"""Rules for imported traces of jobs that were not launched here: each finds its fault in the spans alone."""
 
 from __future__ import annotations
 
@@ -18,7 +18,9 @@ Step = dict[int, np.ndarray]
 
 
 def step(ranks: int = 4, slow: float = 1.0, data: float = 0.1, sums: float = 0.5, gap: float = 0.0) -> Step:
-    """Ranks that read, compute 10 ms (rank 1 `slow` times that) in 20 operations with gaps, and sum (ms)."""
+    """Ranks that read data, compute 10 ms in 20 operations with gaps (rank 1 `slow` times that), and reduce; times in
+    ms.
+    """
     longest = data + 10 * max(1.0, slow) + 20 * gap + sums
     out = {}
     for rank in range(ranks):
@@ -61,7 +63,7 @@ def test_each_rule_finds_its_fault_first(made: Step, rule: str) -> None:
 
 
 def _short(rows: np.ndarray) -> np.ndarray:
-    """Operations of a fifth of their length."""
+    """The rows with operations of a fifth of their length."""
     out = rows.copy()
     work = np.isin(out["kind"], (int(Kind.F), int(Kind.BW)))
     out["end"][work] = out["start"][work] + (out["end"][work] - out["start"][work]) // 5
@@ -73,7 +75,7 @@ def test_pauses_are_told_from_waits() -> None:
     (small,) = (one for one in diagnose([made] * 4) if one.rule == "tiny_kernels")
     assert "448 µs each" in small.title
     assert gaps(made[0]) == (20, 19 * 450_000 + 400_000) and gaps(made[0]).each == 447_500
-    assert gaps(step(gap=0.6)[0]) == (0, 0), "so long is nobody's Python"
+    assert gaps(step(gap=0.6)[0]) == (0, 0), "a pause this long is not Python overhead"
     assert gaps(made[0][:1]).each == 0
 
 
@@ -109,7 +111,7 @@ def test_accounts_that_are_known_are_not_taken_again(monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(imported, "accounts", counted)
     assert diagnose([made, other], known) == plain and [one is other for one in taken] == [True]
-    # They are what is judged of that step: those of another one are another finding.
+    # Known accounts are used for the judgement: those of another step lead to another finding.
     healthy = step()
     assert diagnose([healthy]) == []
     assert "exposed_collectives" in [one.rule for one in diagnose([healthy], known)]

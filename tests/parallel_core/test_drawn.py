@@ -1,4 +1,4 @@
-"""Splits drawn at random train to the losses of one device, and take the memory that was predicted."""
+"""Randomly drawn splits train to the losses of one device, and take the predicted memory."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def _losses(yard: LocalYard, spec: RunSpec, folder: Path) -> list[float]:
 
 
 def _ran(yard: LocalYard, spec: RunSpec, folder: Path) -> tuple[Outcome, list[float]]:
-    """With how far the memory of each rank was from what was predicted."""
+    """Runs the spec; returns its outcome and the relative error of the predicted memory of each rank."""
     outcome = yard.run(spec, folder)
     assert outcome.ok, f"{spec.model_dump_json()}: {outcome.failure()}\n{outcome.traceback()}"
     errors = []
@@ -40,8 +40,9 @@ def _ran(yard: LocalYard, spec: RunSpec, folder: Path) -> tuple[Outcome, list[fl
 
 
 def _alone(spec: RunSpec) -> RunSpec:
-    """The same layers and samples on one device, in as large micro-batches as any replica's: where gradients of 16 bits
-    overflow, they do so in both."""
+    """The same layers and samples on one device, in micro-batches as large as those of a replica, so that 16-bit
+    gradients overflow in both runs or in neither.
+    """
     whole = spec.model_dump(mode="json")
     split = {"micro_batches": spec.parallel.dp * spec.parallel.micro_batches}
     train = whole["train"] | {"clip": "global"}
@@ -54,10 +55,11 @@ def _check(yard: LocalYard, folder: Path, seed: int, count: int) -> None:
         got = _losses(yard, spec, folder / f"{i}")
         assert len(got) >= STEPS and all(map(math.isfinite, got))
         if not spec.parallel.flushes and spec.parallel.pp > 1:
-            continue  # delayed updates are held against a replay of them, elsewhere
+            continue  # delayed updates are compared with a replay in other tests
         if outline_of(spec.model).batch_norm and spec.parallel.dp > 1:
-            continue  # a micro-batch, which is normalised as a whole, has other samples there
-        comparable = 1 if spec.train.clip == "stage" else STEPS  # else each stage's own norm bounds its update
+            continue  # batch norms over micro-batches see other samples there
+        # after an update clipped by each stage's own norm, the losses differ
+        comparable = 1 if spec.train.clip == "stage" else STEPS
         want = _losses(yard, _alone(spec), folder / f"{i}-alone")[:comparable]
         assert got[:comparable] == pytest.approx(want, rel=BOUNDS[spec.train.precision]), spec.model_dump_json()
         compared += 1

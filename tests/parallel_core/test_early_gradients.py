@@ -1,4 +1,4 @@
-"""Gradients that leave a stage before those of its weights are made."""
+"""Early gradients: a stage sends the gradient of its input before it computes the gradients of its weights."""
 
 from __future__ import annotations
 

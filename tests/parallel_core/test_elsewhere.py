@@ -64,7 +64,7 @@ CASES: dict[str, dict[str, Any]] = {
 }
 QUICK = {"fp16, tied", "ResNet", "ZeRO-2", "TP, sequence", "ZB-V", "stash"}
 TOLERANCE = {"fp32": 2e-6, "fp64": 1e-14, "bf16": 2e-3, "fp16": 2e-4}
-"""Of a loss: attention is not fused there, so that its sums are rounded otherwise."""
+"""Relative tolerance of a loss: attention is not fused on that device, so sums are rounded differently."""
 
 
 Ran = Callable[[RunSpec, Work, Path], list[Any]]
@@ -72,8 +72,9 @@ Ran = Callable[[RunSpec, Work, Path], list[Any]]
 
 @pytest.fixture(scope="module")
 def run_there() -> Iterator[Ran]:
-    """`ranks.run` from a process in which autograd has never run: where it has, it knows for good how many devices
-    there are, and so do the ranks that are forked from there."""
+    """`ranks.run` from a process in which autograd has never run: autograd counts devices at its first use, and forked
+    ranks would inherit that count.
+    """
     with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as clean:
         yield lambda spec, work, folder: clean.submit(run, spec, work, folder).result()
 
@@ -141,7 +142,7 @@ def test_it_trains_there_what_it_trains_here(name: str, run_there: Ran, tmp_path
 @pytest.mark.parametrize("name", ["recomputed", "bf16, dropout"])
 def test_the_host_waits_for_the_device_once_a_step(name: str, run_there: Ran, tmp_path: Path) -> None:
     ((_, waits),) = run_there(spec_of(name, "cuda"), _run_elsewhere, tmp_path)
-    assert waits == [1] * (STEPS + 1)  # the metered one included
+    assert waits == [1] * (STEPS + 1)  # including the metered step
 
 
 def _saved_and_resumed(spec: RunSpec, rank: int, meeting: Rendezvous, folder: Path) -> list[float]:
@@ -153,7 +154,7 @@ def _saved_and_resumed(spec: RunSpec, rank: int, meeting: Rendezvous, folder: Pa
 
 
 def test_a_checkpoint_from_there_goes_on_here_and_there(run_there: Ran, tmp_path: Path) -> None:
-    """Saved from the device with ZeRO-1, taken up by one that trains alone."""
+    """Saved from the device with ZeRO-1, resumed by a run on a single device."""
 
     def spec(device: str, **parallel: int) -> RunSpec:
         train = {"steps": STEPS, "warmup_steps": 1, "global_batch": 8, "checkpoint_every": 2, "device": device}
@@ -202,7 +203,7 @@ def _profiled(spec: RunSpec, rank: int, meeting: Rendezvous, folder: Path) -> li
     (folder / "order.json").write_text(json.dumps(asdict(order)))
     start: StartOrder = {"folder": str(folder), "devices": [0, 0], "first_rank": 0, "device_kind": "cuda"}  # type: ignore[typeddict-item]
     seat = RankArgs(start, spec, rank, 0, {"host": meeting.host, "port": meeting.port}, meeting.listen_fd, True)
-    by_torch.measure = lambda *_: []  # fully_shard wants streams of the device
+    by_torch.measure = lambda *_: []  # fully_shard needs streams of the device
     with elsewhere.moved():
         ranks.be_rank(seat, FileSink(folder, rank), Progress(folder, rank))
     return [

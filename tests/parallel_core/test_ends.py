@@ -1,4 +1,6 @@
-"""A rank that is killed, or runs out of memory, at any moment: in a collective, a message, a wait. All end with it."""
+"""A rank that is killed or runs out of memory at any moment (in a collective, a message, a wait) ends all other
+ranks.
+"""
 
 from __future__ import annotations
 
@@ -34,14 +36,14 @@ KINDS: dict[str, dict[str, Any]] = {
 
 
 class Bench:
-    """A fork server, and runs of the real engine, one after the other."""
+    """A fork server, and consecutive runs of the real engine."""
 
     def __init__(self, folder: Path) -> None:
         self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
         self.server, self._folder, self._attempt = ForkServer(self._events.put), folder, 0
 
     def start(self, spec: RunSpec) -> tuple[Path, dict[int, int]]:
-        """Its folder, and the pid of each rank."""
+        """Starts a run; returns its folder, and the pid of each rank."""
         self._attempt += 1
         folder, world = self._folder / str(self._attempt), spec.parallel.world
         folder.mkdir()
@@ -61,14 +63,14 @@ class Bench:
         return folder, {e["rank"]: e["pid"] for e in self._until("started", world)}
 
     def end(self) -> list[tuple[int, int]]:
-        """(rank, code) as they ended, once nothing of the run is left."""
+        """(rank, exit code) in the order in which ranks ended, once nothing of the run is left."""
         return [(e["rank"], e["code"]) for e in self._until("gone", 1) if e["event"] == "exit"]
 
     def open_files(self) -> int:
         return len(list(Path(f"/proc/{self.server.pid}/fd").iterdir()))
 
     def _until(self, kind: str, count: int) -> list[Event]:
-        """What came until so many of `kind` of this run did; of other kinds only behind the first wait."""
+        """All events of this run until `count` of the given kind have arrived."""
         seen: list[Event] = []
         while sum(e["event"] == kind for e in seen) < count:
             event = self._events.get(timeout=LIMIT_S)
@@ -87,7 +89,7 @@ def bench(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
 
 def spec_of(split: dict[str, Any], **more: Any) -> RunSpec:
     clip = "stage" if split.get("schedule", "").startswith("1f1b-") else "global"
-    train = {"global_batch": 8, "steps": 100_000, "warmup_steps": 3, "clip": clip}  # memory is followed in one of them
+    train = {"global_batch": 8, "steps": 100_000, "warmup_steps": 3, "clip": clip}  # a metered step is among them
     return RunSpec.model_validate({"model": MODEL, "parallel": split, "train": train, **more})
 
 
@@ -113,7 +115,7 @@ def test_memory_that_runs_out_on_one_rank_ends_the_other_where_it_waits(bench: B
 @pytest.mark.faults
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_rank_killed_at_any_moment_ends_all(bench: Bench, kind: str) -> None:
-    """While ranks build, and in step 2 or later; the next run finds nothing of it."""
+    """While ranks are starting, and in step 2 or later; the next run must not be affected."""
     spec, chance = spec_of(KINDS[kind]), random.Random(kind)
     whole = spec.model_copy(update={"train": spec.train.model_copy(update={"steps": 5})})
     world = spec.parallel.world
@@ -130,7 +132,7 @@ def test_a_rank_killed_at_any_moment_ends_all(bench: Bench, kind: str) -> None:
         began = time.monotonic()
         assert bench.end()[0] == (victim, -signal.SIGKILL)
         assert time.monotonic() - began < SOON_S
-        assert not any(Path(f"/proc/{pid}").exists() for pid in pids.values()), "not even a zombie"
+        assert not any(Path(f"/proc/{pid}").exists() for pid in pids.values()), "not even a zombie is left"
     assert bench.open_files() == files
     bench.start(whole)
     assert [code for _, code in bench.end()] == [0] * world

@@ -1,4 +1,4 @@
-"""Injected faults: each changes what it says it changes, for real, and a run without one is as it was."""
+"""Injected faults: each has the effect it describes, and a run without faults is unaffected."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ def test_an_unbalanced_cut_moves_layers_from_the_neighbour(stage: int, heavier: 
     assert sum(cut, ()) == sum(healthy, ())
 
 
-# As the engine feels them
+# In the engine
 
 
 def test_a_straggler_computes_as_long_as_it_says() -> None:
@@ -205,7 +205,7 @@ def test_slow_collectives_end_late(tmp_path: Path) -> None:
     seen = frames(spec_of("slow_group:ms=25", "high_lr:step=4,factor=1e6", dp=2), tmp_path)
     assert all(length >= 25e6 for rank in seen for length in lengths(spans(rank, 4), Kind.BUCKET))
     losses = series(seen[0], "loss")["value"]
-    assert not losses[5] < 100 * losses[4], "a learning rate of 300 spoils the step behind it"
+    assert not losses[5] < 100 * losses[4], "a learning rate of 300 ruins the next step"
     assert losses[4] < 10
 
 

@@ -1,4 +1,6 @@
-"""Replicas are compared bit by bit: one flipped bit ends the run; equal models have equal numbers under any layout."""
+"""Replicas are compared bit by bit: one flipped bit ends the run; equal models have equal fingerprints under any
+layout.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,7 @@ def spec_of(every: int = 3, steps: int = 8, model: dict[str, Any] | None = None,
 
 
 def outcome(spec: RunSpec, rank: int, meeting: Rendezvous, folder: Path, spoil: Callable[..., None]) -> str:
-    """How `run_rank` ends on a rank on which `spoil(trainer, step)` is called behind each step."""
+    """How `run_rank` ends on a rank if `spoil(trainer, step)` is called after each step."""
     stepped = Trainer.advance
 
     def advance(self: Trainer, step: int) -> Any:
@@ -55,7 +57,7 @@ def outcome(spec: RunSpec, rank: int, meeting: Rendezvous, folder: Path, spoil: 
 
 
 def flip(trainer: Trainer, step: int, at: int, on: int, name: str) -> None:
-    """Behind step `at`, the lowest bit of one element of `name` on rank `on`."""
+    """After step `at`, flips the lowest bit of one element of `name` on rank `on`."""
     if step == at and trainer.rank == on:
         value = trainer.flat.named()[name].view(-1)[5:6]
         value.view(torch.int32).bitwise_xor_(1)
@@ -103,7 +105,7 @@ def test_a_run_says_what_was_equal(tmp_path: Path) -> None:
     assert ranks.run(spec, partial(outcome, spoil=_nothing), tmp_path) == ["done"] * 4
     (summary,) = [f.header for f in read_file(events_path(tmp_path, 0)) if f.kind == "summary"]
     found = summary["fingerprint"]
-    assert (found["step"], found["checks"]) == (7, 3)  # behind steps 2, 5 and the last
+    assert (found["step"], found["checks"]) == (7, 3)  # after steps 2, 5 and the last one
     assert found["seconds"] > 0
     assert {len(found["parameters"]), len(found["samples"])} == {16}
 
@@ -153,7 +155,7 @@ def test_shares_add_up_and_any_bit_shows(data: st.DataObject, dtype: torch.dtype
 
 @pytest.mark.parametrize("shape", [(300, 700), (3, 70_000), (4, 3, 3, 3), (200_000,)])
 def test_the_order_of_the_sum_does_not_matter(shape: tuple[int, ...]) -> None:
-    """Exact, against whole numbers without a limit."""
+    """Checked against exact integer arithmetic."""
     from parallel_core.engine.fingerprint import factors
 
     full = torch.randn(shape)
@@ -166,9 +168,9 @@ def test_the_order_of_the_sum_does_not_matter(shape: tuple[int, ...]) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
 def test_a_block_is_widened_once(dtype: torch.dtype) -> None:
-    """On a GPU a fingerprint takes as long as its bytes do."""
+    """On a GPU, a fingerprint is limited by memory traffic, so a block must be widened only once."""
     tensor, meter = torch.ones(64, 1024, dtype=dtype), MemoryMeter()
-    fingerprint(tensor)  # keeps its factors
+    fingerprint(tensor)  # caches its factors
     with meter.measure():
         fingerprint(tensor)
     assert meter.peak_total < tensor.nbytes + 1.1 * 8 * tensor.numel()

@@ -1,4 +1,6 @@
-"""Every way to split a profiled model over the devices at hand: valid, ranked, within memory, each refusal with why."""
+"""Every way to split a profiled model over the available devices: valid, ranked, within memory, each refusal with its
+reason.
+"""
 
 from __future__ import annotations
 
@@ -58,7 +60,9 @@ def test_what_is_too_large_or_not_profiled_is_refused(found: Splits) -> None:
 
 
 def test_splits_that_no_host_can_hold_are_predicted_where_they_would_be() -> None:
-    """A device on each of two hosts; what only one device does is as it was, and the searched order pays, too."""
+    """One device on each of two hosts: predictions for a single device are unchanged, and schedules found by search are
+    predicted across hosts, too.
+    """
     where = Where(["a", "b"], [between("a", "b")])
     over = splits(SPEC, COSTS, 2, placed=lambda spec: where if spec.parallel.world > 1 else ALONE)
     assert {split.spec.parallel.world for split in over.able} == {1, 2}

@@ -1,8 +1,8 @@
-"""What overflows in fp16 depends on the size of the micro-batch, and on nothing else of the layout.
+"""Whether fp16 overflows depends on the size of the micro-batch, and on nothing else in the layout.
 
-The gradient of a weight of one micro-batch is a number of 16 bits (its sum over micro-batches has 32): of more samples
-it is larger, so at one loss scale a large micro-batch overflows where small ones do not. A run that goes on with
-another micro-batch size may therefore skip other steps.
+The weight gradient of one micro-batch is a 16-bit number (its sum over micro-batches has 32 bits). It grows with the
+number of samples, so at the same loss scale a large micro-batch overflows where small ones do not. A run that is
+resumed with another micro-batch size may therefore skip other steps.
 """
 
 from __future__ import annotations
@@ -35,7 +35,9 @@ def alone(spec: RunSpec, folder: Path) -> Trainer:
 
 
 def products(trainer: Trainer) -> list[torch.Tensor]:
-    """In fp32, what each micro-batch of a step will add to the gradient of the head's weight."""
+    """A list to which a step appends, in fp32, what each micro-batch contributes to the gradient of the head's
+    weight.
+    """
     found: list[torch.Tensor] = []
     weights, (stage,) = trainer.chunks.weights, trainer.chunks.stages.values()
     weight, add = stage.layers[-1].get_parameter("output.weight"), weights.add
@@ -50,7 +52,7 @@ def products(trainer: Trainer) -> list[torch.Tensor]:
 
 
 def test_a_large_micro_batch_overflows_where_small_ones_do_not(tmp_path: Path) -> None:
-    """Nothing but the range of the number type: in fp32 the small ones add up to the large one."""
+    """Only the range of the dtype matters: in fp32, the small micro-batches add up to the large one."""
     whole, parts = (alone(spec_of(2.0**19, micro_batches=m), tmp_path) for m in (1, 8))
     one, several = products(whole), products(parts)
     assert whole.step(1).skipped == 1 and parts.step(1).skipped == 0
@@ -58,11 +60,11 @@ def test_a_large_micro_batch_overflows_where_small_ones_do_not(tmp_path: Path) -
     assert one[0].abs().max() > LARGEST, "in 16 bits it is infinite"
     assert all(part.abs().max() < LARGEST for part in several)
     torch.testing.assert_close(sum(several), one[0], rtol=2e-2, atol=2e-2 * LARGEST)
-    assert sum(several).abs().max() > LARGEST, "which their sum in 32 bits may be"
+    assert sum(several).abs().max() > LARGEST, "their sum is kept in 32 bits, so it may exceed the limit"
 
 
 def test_micro_batches_of_one_size_overflow_at_the_same_steps(tmp_path: Path) -> None:
-    """Whatever the layout: two samples each here, and from 2^20 on several steps are skipped."""
+    """Two samples per micro-batch in every layout; with a scale of 2^20, several steps are skipped."""
     splits: list[dict[str, Any]] = [
         {"dp": 2, "micro_batches": 4},
         {"dp": 2, "micro_batches": 4, "zero": 2},

@@ -1,4 +1,6 @@
-"""fp16 in pipelines that never flush: every stage scales, overflows and skips on its own, as in a replay of that."""
+"""fp16 in pipelines that never flush: every stage scales, overflows and skips by itself, as in a replay of the same
+rules.
+"""
 
 from __future__ import annotations
 
@@ -22,10 +24,12 @@ from tests.parallel_core import delayed, parity, ranks, test_checkpoint
 from tests.parallel_core.delayed import round_ends, version_of
 
 FIRST = (2.0**18, 2.0**25)
-"""Scales that the places begin with: the last one's gradients overflow, and with them those in front."""
+"""Initial loss scales of the two places: the last one's gradients overflow, and with them those of the stages before
+it.
+"""
 TRAIN = {"precision": "fp16", "clip": "stage", "clip_norm": 0.3, "loss_scale_window": 3, "lr": 1e-3, "steps": 3}
 Scales = list[list[tuple[float, int]]]
-"""Of each stage, behind each step: its scale, and the updates that it skipped so far."""
+"""For each stage, after each step: its scale, and the number of updates skipped so far."""
 CASES: list[dict[str, Any]] = [
     {"schedule": "1f1b-stash", "micro_batches": 4},
     {"schedule": "1f1b-naive", "micro_batches": 4},
@@ -41,7 +45,7 @@ def spec_of(split: dict[str, Any], **train: Any) -> RunSpec:
 
 
 def begin(trainer: Trainer) -> None:
-    """Each place with a scale of its own."""
+    """Sets each place's own initial scale."""
     trainer.loss_scale.value = FIRST[trainer.place.place]
 
 
@@ -56,7 +60,7 @@ def _work(spec: RunSpec, rank: int, meeting: Rendezvous, folder: Path) -> Any:
 
 
 class _Stage(delayed._Stage):
-    """Versions are master weights; an update of gradients that are not finite leaves them as they are."""
+    """Its versions are master weights; an update with non-finite gradients leaves them unchanged."""
 
     def __init__(self, spec: RunSpec, first: parity.Tensors, scale: float) -> None:
         super().__init__(spec, first)
@@ -107,7 +111,7 @@ def replayed(spec: RunSpec, trainer: Trainer) -> tuple[list[float], Scales]:
 
 
 def _join(last: nn.Module, stages: list[_Stage]) -> None:
-    """The gradient that enters the first stage takes its scale."""
+    """Rescales the gradient that enters the first stage to that stage's loss scale."""
 
     def rescale(grad: Tensor) -> Tensor:
         return grad * (stages[0].scale / stages[1].scale)
@@ -132,7 +136,7 @@ def _replayer(spec: RunSpec) -> ranks.Work:
 
 
 def test_equals_a_replay_with_a_scale_a_stage() -> None:
-    """The same scales behind every step and the same skipped updates; losses to the roundoff of fp16."""
+    """The same scales after every step and the same skipped updates; losses equal within the roundoff of fp16."""
     specs = [spec_of(case) for case in CASES]
     for spec, seen in zip(specs, ranks.run_many(specs, _work, ranks.scratch()), strict=True):
         split = {"micro_batches": spec.parallel.per_step}
@@ -142,7 +146,9 @@ def test_equals_a_replay_with_a_scale_a_stage() -> None:
         assert [of_rank[1] for of_rank in seen] == scales, spec.parallel.schedule
         np.testing.assert_allclose(seen[0][0], losses, rtol=2e-3, err_msg=spec.parallel.schedule)
         assert scales[1][-1][1] > 0, "the last stage overflowed"
-        assert all(of_first != of_last for of_first, of_last in zip(*scales, strict=True)), "two scales, not one"
+        assert all(of_first != of_last for of_first, of_last in zip(*scales, strict=True)), (
+            "each stage has its own scale"
+        )
 
 
 def _saved(trainer: Trainer, folder: Path) -> list[float]:
@@ -151,7 +157,7 @@ def _saved(trainer: Trainer, folder: Path) -> list[float]:
 
 
 def test_resume_keeps_the_scales_of_all_stages(tmp_path: Path) -> None:
-    """Bit by bit, Adam's numbers of updates too."""
+    """Bit for bit, including Adam's update counts."""
     saved = test_checkpoint.SAVED
     spec = spec_of(CASES[0], steps=test_checkpoint.END, checkpoint_every=saved)
     first, again = tmp_path / "first", tmp_path / "again"

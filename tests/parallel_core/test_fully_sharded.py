@@ -1,4 +1,4 @@
-"""ZeRO-3 by torch's fully_shard computes what one process computes, and leaves the same traces and files as our own."""
+"""ZeRO-3 by torch's fully_shard computes what one process computes, with spans and checkpoints like our own ZeRO-3."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ FOURS: list[Case] = [
 
 @pytest.mark.parametrize("cases", [TWOS, FOURS], ids=["2 ranks", "4 ranks"])
 def test_equals_one_process(cases: list[Case]) -> None:
-    """fp64, with clipping."""
+    """In fp64, with clipping."""
     got = train([sharded(model, split | TORCH) for model, split in cases])
     for case, torchs, want in zip(cases, got, train([whole(*case) for case in cases]), strict=True):
         assert all(np.array_equal(torchs.before[name], want.before[name]) for name in want.before), case
@@ -62,7 +62,9 @@ def test_equals_one_process(cases: list[Case]) -> None:
 
 
 def test_has_the_bits_of_our_own() -> None:
-    """fp32, without clipping; in 16 bits torch rounds gradients of biases before it adds them, we do not."""
+    """In fp32, without clipping. In 16 bits torch rounds bias gradients before adding them; our implementation does
+    not.
+    """
     splits = [{"micro_batches": 2}, {"recompute": "full"}]
     bounds = {"fp32": 0.0, "bf16": 1e-4, "fp16": 1e-5}
     cases = [(precision, split) for precision in bounds for split in splits]
@@ -106,8 +108,9 @@ def test_memory_is_what_is_predicted(split: dict[str, Any], precision: str, tmp_
 
 
 def _least_peaks(specs: list[RunSpec], most: list[float], folder: Path) -> list[list[dict[str, int]]]:
-    """Of each spec's ranks in three runs, or in up to TRIES while one is above its `most`: gloo's thread may let go
-    of a bucket late."""
+    """The smallest peaks of each spec's ranks in three runs, or in up to TRIES while one exceeds its `most`: gloo's
+    thread may release a bucket late.
+    """
     tried: list[list[Any]] = []
     for _ in range(TRIES // 3):
         tried += ranks.run_many(specs * 3, _peak, folder)
@@ -141,7 +144,7 @@ def test_while_a_block_needs_most_only_its_last_linear_layer_has_a_gradient() ->
 
 
 def test_its_gathers_and_sums_have_spans(tmp_path: Path) -> None:
-    """A gather for every layer in forward and for all but the last in backward, and a sum for every layer."""
+    """One gather for every layer in forward and for all but the last in backward, and one reduction for every layer."""
     spec = sharded(MODEL, TORCH)
     forward, backward = unsharded(spec)
     for _, spans in ranks.run(spec, _peak, tmp_path):
@@ -161,7 +164,9 @@ def _peak(spec: RunSpec, rank: int, meeting: Rendezvous, folder: Path) -> Any:
 
 
 def test_checkpoints_are_those_of_any_layout(tmp_path: Path) -> None:
-    """Saved by one, gone on with by the other: the losses of the run that was not stopped. bf16 has master weights."""
+    """Saved by one implementation and resumed by the other: the losses equal those of the uninterrupted run. bf16 has
+    master weights.
+    """
     bounds = {"fp32": 1e-6, "bf16": 1e-3}
     specs = [sharded(MODEL, backend, precision=precision) for precision in bounds for backend in (TORCH, {})]
     first = [seen[0] for seen in ranks.run_many(specs, _save(tmp_path), ranks.scratch())]
@@ -202,7 +207,7 @@ def _save(at: Path) -> ranks.Work:
 
 
 def _load(at: Path, saved: Sequence[RunSpec]) -> ranks.Work:
-    """Of each run in turn, what the run of the same number in `saved` has left."""
+    """For each run in turn, loads the checkpoint of the run with the same number in `saved`."""
     left = iter(saved)
 
     def use(trainer: Trainer) -> Any:

@@ -1,4 +1,6 @@
-"""Text from the cache is the text that the whole sequence would give: alone, over tensor ranks, and over stages."""
+"""Text from the KV cache equals text generated from the whole sequence: on one device, over tensor ranks, and over
+stages.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +44,7 @@ def spec_of(model: str, precision: str = "fp64", **parallel: Any) -> RunSpec:
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """A checkpoint of each model, after some steps: the likeliest token is no tie."""
+    """A checkpoint of each model after some steps of training, so that the most likely token is no tie."""
     return {name: _train(spec_of(name), tmp_path_factory.mktemp(name)) for name in MODELS}
 
 
@@ -62,7 +64,7 @@ def _train(spec: RunSpec, folder: Path) -> Path:
 
 
 def generated(spec: RunSpec, path: Path, *wishes: Wish) -> list[list[Generated]]:
-    """By rank, what each wish gave."""
+    """The results of each wish, by rank."""
 
     def work(spec: RunSpec, rank: int, meeting: Rendezvous, folder: Path) -> list[Generated]:
         device = open_device("cpu")
@@ -93,7 +95,9 @@ def test_cached_text_is_that_of_the_whole_sequence(model: str, tp: int, trained:
 
 @pytest.mark.parametrize("tp", [1, 2])
 def test_bytes_of_keys_and_values(tp: int, trained: dict[str, Path]) -> None:
-    """2 x layers x samples x key heads x tokens x dim x bytes, over the ranks (Pope et al. 2022, section 2.1)."""
+    """2 x layers x samples x KV heads x tokens x dim x bytes, divided over the ranks (Pope et al. 2022, section
+    2.1).
+    """
     for rank in generated(spec_of("llama", tp=tp), trained["llama"], {**WISH, "samples": 3}):
         assert rank[0].kv_bytes == 2 * 2 * 3 * 2 * (len(PROMPT) + NEW) * 8 * 8 // tp
         assert len(rank[0].seconds) == NEW - 1
@@ -120,7 +124,7 @@ def test_spans_of_collectives_do_not_pile_up_token_by_token(trained: dict[str, P
 
 @pytest.mark.parametrize("split", [{"tp": 2}, {"pp": 2}, {"dp": 2}], ids=str)
 def test_memory_is_what_is_predicted(split: dict[str, Any], trained: dict[str, Path]) -> None:
-    """Weights and caches to the byte; what a layer works with, and so the whole, nearly."""
+    """Weights and caches to the byte; the temporary memory of a layer, and so the total, within 2%."""
     wish: Wish = {**WISH, "samples": 6}
     for model in MODELS:
         spec = spec_of(model, **split)
@@ -138,7 +142,7 @@ def _metered(spec: RunSpec, path: Path, wish: Wish) -> list[dict[str, int]]:
             made = Generator(spec, rank, connect(meeting, rank, Layout.of(spec), device.backend), device, path)
             told = made.generate(wish).tokens
             peak = made.metered(wish).peak
-            assert made.generate(wish).tokens == told, "it goes on as if nobody had looked"
+            assert made.generate(wish).tokens == told, "metering does not disturb the generator"
             return peak
         finally:
             disconnect()
@@ -169,7 +173,9 @@ def test_a_temperature_draws_the_same_under_any_layout(trained: dict[str, Path])
 def test_stages_give_the_text_of_one_device(
     model: str, split: dict[str, Any], switch: str, trained: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Every rank knows every token; each holds the caches of its own layers. A prompt in several pieces, too."""
+    """Every rank gets every token and holds the caches of its own layers. Prompts that are sent in several pieces are
+    included.
+    """
     monkeypatch.setenv(host_memory.SWITCH, switch)
     monkeypatch.setattr(relay, "PIECE", 1000)
     drawn: Wish = {**WISH, "samples": 3, "temperature": 1.0}
@@ -190,7 +196,7 @@ def test_stages_give_the_text_of_one_device(
 def test_replicas_share_out_the_texts_of_one_device(
     samples: int, split: dict[str, Any], switch: str, trained: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One after the other their texts are those of one device, drawn or likeliest; none has a cache for another's."""
+    """In order, their texts are those of one device, sampled or greedy; no replica holds a cache for another's text."""
     monkeypatch.setenv(host_memory.SWITCH, switch)
     wishes: list[Wish] = [{**WISH, "samples": samples, "temperature": heat} for heat in (0.0, 1.5)]
     alone = generated(spec_of("llama"), trained["llama"], *wishes)[0]
@@ -206,7 +212,9 @@ def test_replicas_share_out_the_texts_of_one_device(
 
 
 def test_logits_are_those_of_training(trained: dict[str, Path]) -> None:
-    """Loss of a text by the generator's logits, place by place, and by the trainer's own forward."""
+    """The loss of a text computed from the generator's logits, position by position, equals the one of the trainer's
+    forward.
+    """
     spec = spec_of("llama")
 
     def losses(spec: RunSpec, rank: int, meeting: Rendezvous, folder: Path) -> tuple[float, float]:
@@ -252,7 +260,7 @@ def test_command_line(trained: dict[str, Path], capsys: pytest.CaptureFixture[st
         (
             ["--prompt", "\udcff" * 49],
             "the model's sequence is 48 tokens and the prompt has 49",
-        ),  # bytes that are no text
+        ),  # bytes that are no valid text
         (["--prompt", "a", "--new", "99"], "at most 47 can be generated"),
         (["--prompt", "a", "--tp", "3"], "tensor=3 does not divide"),
         (

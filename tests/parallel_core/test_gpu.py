@@ -1,4 +1,6 @@
-"""The engine on CUDA. With fewer GPUs than ranks they share one and exchange through the host; else through NCCL."""
+"""The engine on CUDA. With fewer GPUs than ranks, they share one and communicate through the host; otherwise through
+NCCL.
+"""
 
 from __future__ import annotations
 
@@ -70,7 +72,7 @@ def test_one_gpu_trains_what_a_core_does(single: Outcome, tmp_path: Path) -> Non
 @pytest.mark.parametrize("name", SPLITS)
 def test_every_split_trains_what_one_gpu_does(name: str, single: Outcome, tmp_path: Path) -> None:
     done = trained(tmp_path / "run", SPLITS[name])
-    if name != "stash":  # whose updates are late
+    if name != "stash":  # its updates are delayed
         assert done.series("loss")["value"] == pytest.approx(single.series("loss")["value"], rel=1e-12)
     ranks, gpus = len(done.frames), len(host.cuda_devices())
     hello = done.last(0, "hello")
@@ -79,15 +81,17 @@ def test_every_split_trains_what_one_gpu_does(name: str, single: Outcome, tmp_pa
 
 @pytest.mark.parametrize("name", ["1F1B", "ZB-V", "stash"])
 def test_a_straggler_that_looks_at_the_clock_of_its_gpu_closes_no_circle(name: str, tmp_path: Path) -> None:
-    """Each of its operations waits for what was computed, with receives under way that wait for what it has yet to
-    send."""
+    """Each of its operations waits for the computed results, while posted receives wait for what it has yet to send: no
+    deadlock.
+    """
     done = trained(tmp_path / "run", SPLITS[name], inject=(STRAGGLER,), steps=6)
     assert len(done.series("loss")) == 6 and set(done.traced()) == {0, 1}
 
 
 def test_the_meter_finds_what_the_allocator_does(tmp_path: Path) -> None:
-    """But for cuBLAS's workspaces: 32 MiB on a Hopper for each thread that multiplies, the rank's own and autograd's.
-    Of what this holds they are 1.1 %."""
+    """Except for cuBLAS's workspaces: 32 MiB on a Hopper GPU for each thread that multiplies (the rank's own and
+    autograd's), 1.1% of the memory used here.
+    """
     wide = {"layers": 8, "hidden": 1024, "heads": 16, "seq": 512, "vocab": 8192}
     done = trained(tmp_path / "run", {}, model=wide, precision="bf16", global_batch=24)
     memory = done.last(0, "memory")
@@ -95,8 +99,9 @@ def test_the_meter_finds_what_the_allocator_does(tmp_path: Path) -> None:
 
 
 def test_the_allocations_of_an_asked_step_are_recorded(tmp_path: Path) -> None:
-    """The peak of a recorded step is the allocator's own but for what it rounds up, and every block made in the step
-    has its stack."""
+    """The peak of a recorded step is the allocator's own except for rounding, and blocks allocated in the step have
+    their stacks.
+    """
     ask(tmp_path, TraceRequest(3, "memory"))
     train = {"steps": 6, "warmup_steps": 1, "global_batch": 4, "device": "cuda"}
     spec = RunSpec.model_validate({"model": MODEL, "train": train})
@@ -113,7 +118,7 @@ def test_the_allocations_of_an_asked_step_are_recorded(tmp_path: Path) -> None:
 
 
 def test_gradients_of_16_bits_are_added_in_fp32() -> None:
-    """The products themselves are not rounded to 16 bits on the way into the sum."""
+    """The products themselves are not rounded to 16 bits before they are added."""
     weights, grad = WeightGradients(Scope(SpanRecorder())), torch.randn(512, 96, device="cuda").bfloat16()
     x, weight = torch.randn(512, 64, device="cuda").bfloat16(), torch.nn.Parameter(torch.empty(96, 64, device="cuda"))
     weight.grad = torch.ones_like(weight)
@@ -138,7 +143,7 @@ def test_attention_keeps_no_matrix_of_probabilities(dtype: torch.dtype, kv_heads
 
 @pytest.mark.skipif(len(host.cuda_devices()) < 2, reason="needs two GPUs")
 def test_a_profile_times_the_messages_between_two_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Over one connection, which Megatron-LM asks for, a receive would hold up the send that its answer waits for."""
+    """On a single connection, which Megatron-LM requires, a receive would block the send that its answer waits for."""
     monkeypatch.setenv("CUDA_DEVICE_MAX_CONNECTIONS", "1")
     order = ProfileRequest(samples=(1,), tps=(1, 2), devices=2, seconds=0.05, sizes=(1024, 65536))
     table = measure(ModelSpec.model_validate(MODEL), order, ranks=2, device="cuda")
@@ -147,7 +152,7 @@ def test_a_profile_times_the_messages_between_two_gpus(monkeypatch: pytest.Monke
 
 
 def test_a_rank_that_fails_under_posted_receives_ends_the_run(tmp_path: Path) -> None:
-    """The receives of the others, and its own, are kernels that wait for ever; over NCCL where there are two GPUs."""
+    """The posted receives of all ranks are kernels that would wait forever; over NCCL if there are two GPUs."""
     outcome = failed(tmp_path, "cuda")
     rank, code = outcome.exits[0]
     assert (rank, code) == (1, EXIT_FAULT) and "ValueError: a fault of the code" in outcome.failure()

@@ -1,4 +1,6 @@
-"""What the reference work beside runs says of the host's own pace, and what it leaves to the devices' company."""
+"""What the reference work next to runs says about the host's speed, and what it attributes to contention between
+devices.
+"""
 
 from __future__ import annotations
 
@@ -20,13 +22,13 @@ ALONE = Pace(1, 0.002)
 
 
 def test_of_as_many_ranks_the_seconds_alone_tell_the_pace() -> None:
-    """Whatever company they had, it was the same."""
+    """Equal numbers of ranks had equal contention, whatever it was."""
     base = Pace(2, 0.002, company=1.5)
     assert drifts(base, [base, Pace(2, 0.003), Pace(2, 0.001, company=1.1)]) == [1.0, pytest.approx(1.5), 0.5]
 
 
 def test_of_other_numbers_of_ranks_company_is_taken_out() -> None:
-    """Three devices that take 1.5 times as long beside each other, on a host that is as fast as before and half as."""
+    """Three devices that take 1.5 times as long next to each other; the host is as fast as before, or half as fast."""
     three = [Pace(3, 0.003, 1.5), Pace(3, 0.006, 1.5), Pace(3, 0.003, 1.5)]
     assert drifts(ALONE, three) == pytest.approx([1.0, 2.0, 1.0])
     assert drifts(three[0], [ALONE, *three])[0] == pytest.approx(1.0)
@@ -37,9 +39,11 @@ def test_without_company_measured_nothing_is_said_of_other_numbers_of_ranks() ->
 
 
 def test_each_run_measured_its_company_a_few_times_only() -> None:
-    """So the median of all counts, for those too that did not measure it."""
+    """The median over all runs counts, also for runs that did not measure contention."""
     found = [Pace(2, 0.004, 1.9), Pace(2, 0.004, 1.2), Pace(2, 0.004), Pace(2, 0.004, 1.0), Pace(4, 0.004, 2.0)]
-    assert contention_by_ranks([ALONE, *found]) == {1: 1.0, 2: 1.2}, "one run with four ranks may have had bad luck"
+    assert contention_by_ranks([ALONE, *found]) == {1: 1.0, 2: 1.2}, (
+        "a single run with four ranks may have had bad luck"
+    )
     assert drifts(ALONE, found) == [*[pytest.approx(0.004 / 1.2 / 0.002)] * 4, None]
 
 
@@ -47,7 +51,7 @@ def test_the_spread_is_over_whatever_can_be_held_against_each_other() -> None:
     assert spread([]) is None and spread([ALONE]) is None and spread([ALONE, Pace(2, 0.009)]) is None
     assert spread([ALONE, Pace(2, 0.009), Pace(2, 0.006)]) == pytest.approx(0.5)
     known = [ALONE, Pace(2, 0.009, 1.5), Pace(2, 0.006, 1.5), Pace(2, 0.009, 1.5)]
-    assert spread(known) == pytest.approx(2.0), "0.006 s and 0.002 s alone"
+    assert spread(known) == pytest.approx(2.0), "0.006 s and 0.002 s without contention"
 
 
 def test_a_step_changes_less_than_the_work() -> None:

@@ -1,4 +1,4 @@
-"""Collectives through shared memory: the sums and the order of gloo's, in any size, and gloo where they are off."""
+"""Collectives through shared memory: exact sums in rank order, for any size, and gloo where shared memory is off."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tests.parallel_core.ranks import run
 
 RANKS = 3
 SIZES = (0, 1, 1000, HALF // 8 + 5)
-"""Elements of a rank's part: the last takes several pieces."""
+"""Elements in a rank's part: the last one needs several pieces."""
 TYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int64, torch.bool)
 
 
@@ -43,14 +43,14 @@ def drawn(seed: int, size: int, dtype: torch.dtype) -> torch.Tensor:
 
 
 def rounded_once(given: list[torch.Tensor]) -> torch.Tensor:
-    """The sum in the order of ranks; of 16-bit numbers in fp32, rounded at the end."""
+    """The sum in rank order; 16-bit numbers are added in fp32 and rounded at the end."""
     narrow = given[0].is_floating_point() and given[0].itemsize < 4
     first, second, third = (one.float() if narrow else one for one in given)
     return ((first + second) + third).to(given[0].dtype)
 
 
 def _wrong(group: Any, rank: int, size: int, dtype: torch.dtype) -> list[str]:
-    """Which collectives under way at once, in parts of `size`, do not give the exact result."""
+    """Names of the concurrent collectives, in parts of `size`, that do not give the exact result."""
     given = [drawn(100 * r + size % 7, RANKS * size, dtype) for r in range(RANKS)]
     total = rounded_once(given)
     summed, largest = given[rank].clone(), given[rank].clone()
@@ -61,8 +61,8 @@ def _wrong(group: Any, rank: int, size: int, dtype: torch.dtype) -> list[str]:
         reduce_scatter(part, given[rank], group),
         all_gather(whole, given[rank][:size], group),
     ]
-    works[2].wait()  # and all before it
-    works[0].wait()  # which is over
+    works[2].wait()  # implies all before it
+    works[0].wait()  # already finished
     pairs = {
         "sum": (summed, total),
         "max": (largest, torch.stack(given).amax(0)),
@@ -90,7 +90,7 @@ def _talk(of: RunSpec, rank: int, meeting: Rendezvous, folder: Path) -> Any:
 def test_sums_parts_and_wholes_are_exact_on_every_rank(tmp_path: Path) -> None:
     for kind, wrong, metered, one in run(spec(), _talk, tmp_path):
         assert kind == HostGroup.__name__ and not wrong
-        assert metered <= 9 * 4, "the memory that ranks share is no activation"
+        assert metered <= 9 * 4, "memory shared between ranks is not counted as activations"
         assert one == RANKS
 
 
@@ -110,7 +110,7 @@ def test_it_can_be_turned_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
 
 def _apart(of: RunSpec, rank: int, meeting: Rendezvous, folder: Path) -> Any:
-    """The last rank cannot open the memory of the first, as on another host."""
+    """The last rank cannot open the first one's memory, as if on another host."""
     if rank == RANKS - 1:
         host_memory.open_file = lambda told, length: None  # type: ignore[assignment,misc]
     return _gloo(of, rank, meeting, folder)
@@ -127,7 +127,9 @@ def test_turns_are_counted_around_the_end_of_their_word(seen: int, value: int, r
 
 
 def _post(of: RunSpec, rank: int, meeting: Rendezvous, folder: Path) -> Any:
-    """More messages than a channel has slots, ahead of their receives; then to and fro, in two types and sizes."""
+    """Sends more messages than a channel has slots before they are received; then back and forth, in two dtypes and
+    sizes.
+    """
     groups = connect(meeting, rank, Layout.of(of), "gloo")
     (forth, back), wrong = (groups.links[True, True], groups.links[False, False]), 0
     try:
@@ -161,7 +163,7 @@ def test_messages_come_whole_and_in_order(tmp_path: Path) -> None:
 
 
 def _steps_apart(of: RunSpec, rank: int, meeting: Rendezvous, folder: Path) -> Any:
-    """The first rank waits for all but its last gather while the others have begun theirs and wait for none."""
+    """The first rank waits for all but its last gather, while the others have started theirs and wait for none."""
     groups = connect(meeting, rank, Layout.of(of), "gloo")
     store, steps = groups.store, 5
     assert store is not None

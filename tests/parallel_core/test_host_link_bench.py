@@ -1,4 +1,4 @@
-"""Messages between two hosts, timed in real ranks: torch's own groups, as between any hosts, though here is but one."""
+"""Messages between two hosts, timed in real ranks with torch's own groups; here both "hosts" are the same one."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def _told(spec: RunSpec, rank: int, meeting: Rendezvous, folder: Path) -> list[d
 
 @pytest.fixture(scope="module")
 def found() -> LinksBetween:
-    """With two ranks on each host."""
+    """Measured with two ranks on each host."""
     first, *others = ranks.run(spec_between("cpu", 2), _told, ranks.scratch())
     assert others == [[], [], []]
     (told,) = first
@@ -36,8 +36,9 @@ def found() -> LinksBetween:
 
 
 def test_every_kind_of_message_is_timed(found: LinksBetween) -> None:
-    """Collectives of a rank and of two a host, messages between the hosts, one and two at once, and those inside one
-    that go alike."""
+    """Collectives with one and with two ranks per host, one and two concurrent messages between the hosts, and messages
+    inside a host that go in parallel.
+    """
     wanted = {(what, many, 2) for what in (*COLLECTIVES, "send") for many in (2, 4)} | {("send", 2, 1)}
     assert {(link.what, link.ranks, link.hosts) for link in found.links} == wanted
     assert len(found.links) == len(wanted)

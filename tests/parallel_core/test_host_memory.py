@@ -1,4 +1,4 @@
-"""Shared memory between ranks at its edges: counters that go round, peers that end, memory that is not to be had."""
+"""Shared memory between ranks in edge cases: wrap-around counters, peers that end, memory that is not available."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.skipif(
     platform.machine() != "x86_64" or not hasattr(os, "memfd_create"), reason="ranks share memory on Linux on x86 alone"
 )
 LAST = 2**31 - 1
-"""Of what 32 bits count up to before they go below 0."""
+"""The largest signed 32-bit number; the next one would be negative."""
 
 
 @pytest.fixture
@@ -111,13 +111,13 @@ def test_who_waits_for_a_rank_that_ended_is_told(file: int, reaped: bool) -> Non
     with pytest.raises(ConnectionResetError, match="closed by peer: rank 5"):
         counter.reach(1, Peers({4: os.getpid(), 5: pid}).look)
     counter.tell(1)
-    counter.reach(1, Peers({5: pid}).look)  # what it said before it ended holds
+    counter.reach(1, Peers({5: pid}).look)  # what it published before it ended is valid
     if not reaped:
         os.waitpid(pid, 0)
 
 
 def test_only_the_memory_that_was_meant_is_opened(file: int) -> None:
-    """Processes of another container have the same numbers: there, files of the same path are others."""
+    """Processes in another container have the same numbers, but a file of the same path there is a different one."""
     told = host_memory.address(file)
     assert host_memory.open_file(told, mmap.PAGESIZE) is not None
     assert host_memory.open_file(told, mmap.PAGESIZE + 1) is None, "it is shorter"
