@@ -1,4 +1,4 @@
-"""Collectives that share the way between two hosts, in steps of runs whose numbers are known."""
+"""Concurrent transfers over the link between two hosts, in predicted steps whose costs are known."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ from tests.parallel_core.test_link_contention import passage, seconds, through, 
 from tests.parallel_core.test_network import BATCH, FAR_BYTE_S, FAR_S, MODEL, between, spec
 
 SLOW_BYTE_S = 4e-7
-"""A byte between hosts, so slow that stages which are through at different times reduce at the same time."""
+"""Seconds per byte between hosts, so slow that stages which finish at different times still reduce concurrently."""
 BOTH_WAYS = {("a", "b"): 1, ("b", "a"): 1}
 TIED = ModelSpec(**{**MODEL.model_dump(), "tied": True})
 
 
 def free() -> LinksBetween:
-    """With slow bytes, but two sends at once take as long as one."""
+    """A link with slow bytes on which two concurrent sends take as long as one."""
     known = between("a", "b", FAR_S, SLOW_BYTE_S)
     alone = next(link for link in known.links if (link.what, link.hosts) == ("send", 2))
     return known.model_copy(update={"links": (*known.links, alone.model_copy(update={"ranks": 4}))})
 
 
 def reductions(known: LinksBetween) -> list[tuple[float, float]]:
-    """(begin, end) in seconds of the all-reduce of each of two stages, whose replicas are on a host each."""
+    """(begin, end) in seconds of the all-reduce of each of the two stages, whose replicas are on different hosts."""
     run = spec(dp=2, pp=2, micro_batches=2)
     spans = predict_step(run, table(MODEL), where=Where(["a", "b", "a", "b"], (known,))).spans
     found = []
@@ -61,8 +61,9 @@ def test_a_message_and_a_collective_share_the_line_that_both_go_over() -> None:
 
 
 def test_stages_that_reduce_at_once_share_the_line() -> None:
-    """The last stage begins first. From when the first stage begins, too, both go at half the pace until the one with
-    less left is through; the other one is when the line has moved all of both."""
+    """The last stage starts first. Once the first stage starts, too, both transfer at half speed until the one with
+    less left is done; the other one is done when the link has moved all bytes of both.
+    """
     (begin, apart), (begin_last, apart_last) = reductions(free())
     (same, end), (same_last, end_last) = reductions(between("a", "b", FAR_S, SLOW_BYTE_S))
     assert (same, same_last) == pytest.approx((begin, begin_last)) and begin_last < begin < apart_last - FAR_S
@@ -81,7 +82,7 @@ def test_a_collective_alone_takes_what_was_timed() -> None:
 
 
 def test_replicas_of_each_tensor_rank_reduce_at_once() -> None:
-    """A tensor group on each host: two all-reduces over one line, of half of the matrices each."""
+    """One tensor group on each host: two concurrent all-reduces over one link, each of half of the matrices."""
     shared, apart, half = (seconds(known, dp=2, tp=2) for known in (between("a", "b"), timed(1.0), timed(1.5)))
     outline = outline_of(MODEL)
     own = 4 * sum(sum(cost.parameters) for cost in outline.costs(spec(dp=2, tp=2)))
@@ -90,14 +91,16 @@ def test_replicas_of_each_tensor_rank_reduce_at_once() -> None:
 
 
 def test_tensor_groups_of_several_replicas_share_the_line() -> None:
-    """Each replica's two tensor ranks are on different hosts, and both replicas do the same at once."""
+    """The two tensor ranks of each replica are on different hosts, and both replicas communicate concurrently."""
     shared, apart = (seconds(known, ["a", "b"] * 2, dp=2, tp=2) for known in (between("a", "b"), timed(1.0)))
     each = 4 * BATCH / 2 * FAR_BYTE_S
     assert shared - apart == pytest.approx(2 * len(MODEL.units()) * each, rel=1e-3)
 
 
 def test_gathers_of_parameters_at_the_optimizer_share_the_line() -> None:
-    """Of ZeRO-1, with a tensor group on each host: both sum gradients, and both gather parameters."""
+    """With ZeRO-1 and one tensor group on each host, both tensor ranks' replicas reduce gradients and gather
+    parameters.
+    """
     summed, gathered = (
         [seconds(known, dp=2, tp=2, zero=zero) for known in (between("a", "b"), timed(1.0))] for zero in (0, 1)
     )
@@ -110,7 +113,9 @@ def tied(model: ModelSpec, known: LinksBetween, hosts: Sequence[str]) -> float:
 
 
 def test_what_the_ends_of_several_pipelines_share_is_summed_at_once() -> None:
-    """Both replicas' first stages are on a, their last ones on b: beside the messages, two sums of the embedding."""
+    """Both replicas' first stages are on a, their last ones on b: besides the messages there are two reductions of the
+    tied embedding.
+    """
     hosts = ["a", "a", "b", "b"]
     more = [tied(model, between("a", "b"), hosts) - tied(model, timed(1.0), hosts) for model in (TIED, MODEL)]
     assert more[0] - more[1] == pytest.approx(4 * MODEL.vocab * MODEL.hidden * FAR_BYTE_S, rel=0.01)

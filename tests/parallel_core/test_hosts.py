@@ -1,4 +1,4 @@
-"""A run over several hosts: two fork servers that share no memory stand for them, as two hosts would."""
+"""A run over several hosts, which are represented by two fork servers that share no memory."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ IPV6 = any(one.address == "::1" for found in psutil.net_if_addrs().values() for 
 
 
 class Host:
-    """A fork server as a host of a run; its events come in order."""
+    """A fork server that acts as one host of a run; its events arrive in order."""
 
     def __init__(self) -> None:
         self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
@@ -79,7 +79,7 @@ def spec_of(**parallel: Any) -> RunSpec:
 def over_two(
     hosts: tuple[Host, Host], spec: RunSpec, folder: Path, attempt: int, address: str = "127.0.0.1"
 ) -> dict[int, list[Frame]]:
-    """Trains half of the ranks on each; the records of every rank."""
+    """Trains half of the ranks on each host; returns the records of every rank."""
     here = spec.parallel.world // 2
     orders = []
     for node in (0, 1):
@@ -124,14 +124,18 @@ def test_the_numbers_are_those_of_one_host(
     assert all(0 < value < SECOND for told in within[half:] for value in told)
     rows = {rank: np.frombuffer(found[-1].blob, SPAN) for rank, found in spans.items()}
     steps = [next(row for row in found if row["kind"] == Kind.STEP) for found in rows.values()]
-    assert max(row["start"] for row in steps) < min(row["end"] for row in steps), "they trained it at the same time"
+    assert max(row["start"] for row in steps) < min(row["end"] for row in steps), (
+        "both hosts trained the step at the same time"
+    )
 
 
 @pytest.mark.skipif(not processes.LINUX, reason="reads /proc")
 def test_sums_between_hosts_begin_while_backward_runs(
     hosts: tuple[Host, Host], one_host: LocalYard, tmp_path: Path
 ) -> None:
-    """Of a model of several MiB the gradients go in pieces, the first before the last backward is through."""
+    """With a model of several MiB, gradients are reduced in pieces, the first one before the last backward has
+    ended.
+    """
     model = {"layers": 2, "hidden": 192, "heads": 2, "seq": 16}
     spec = spec_of(dp=2).model_copy(update={"model": ModelSpec.model_validate(model)})
     apart = over_two(hosts, spec, tmp_path / "apart", attempt=30)
@@ -182,8 +186,8 @@ def test_a_rank_of_another_host_asks_rank_0_for_the_time(monkeypatch: pytest.Mon
     rows["start"], rows["end"] = now, now + 5
     clock.tie()
     moved = clock.moved(rows, "start", "end")
-    assert np.abs(moved["start"] - now).max() <= clock.within  # the two are the same clock here
-    assert rows["start"][0] == now, "the rank's own rows stay as they are"
+    assert np.abs(moved["start"] - now).max() <= clock.within  # both use the same clock here
+    assert rows["start"][0] == now, "the rank's own rows are unchanged"
 
 
 def test_a_clock_whose_keeper_has_gone_keeps_what_it_knows() -> None:
@@ -197,7 +201,7 @@ def test_a_clock_whose_keeper_has_gone_keeps_what_it_knows() -> None:
 
 
 def test_an_answer_that_came_too_late_is_not_taken_for_another(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rank 0 stood still for longer than its answer was waited for, and answers everything when it goes on."""
+    """Rank 0 stood still for longer than the other rank waits for its answer, then answers all requests at once."""
     monkeypatch.setattr(clocks, "ROUNDS", 1)
     store, answers = dist.HashStore(), threading.Event()
     answers.set()

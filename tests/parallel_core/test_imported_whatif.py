@@ -1,4 +1,4 @@
-"""What if of imported traces: unchanged it is what was measured, and changes do what can be worked out by hand."""
+"""What-if for imported traces: unchanged it equals the measurement, and changes have the effect calculated by hand."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MOVES = st.tuples(st.integers(0, 9), st.integers(0, 9), st.sampled_from([Kind.F,
 
 
 def rank(*rows: tuple[Kind, int, int]) -> NDArray[np.void]:
-    """(kind, start, end) of each span, behind a STEP around them."""
+    """(kind, start, end) of each span, after a STEP that encloses them."""
     out = np.zeros(len(rows) + 1, SPAN)
     out["kind"][1:], out["start"][1:], out["end"][1:] = zip(*rows, strict=True)
     out["kind"][0], out["start"][0], out["end"][0] = Kind.STEP, out["start"][1:].min(), out["end"][1:].max()
@@ -32,23 +32,27 @@ TWO = {
     0: rank((Kind.F, 0, 10), (Kind.BUCKET, 12, 30), (Kind.BW, 10, 20), (Kind.OPT_STEP, 32, 36)),
     1: rank((Kind.F, 0, 14), (Kind.BUCKET, 18, 30), (Kind.BW, 14, 24), (Kind.OPT_STEP, 32, 36)),
 }
-"""Two replicas; the second is late, so that the collective really takes 12, of which 6 are not hidden."""
+"""Two replicas; the second is late, so the collective itself takes 12, of which 6 are not hidden."""
 
 
 def test_changes_by_hand() -> None:
     assert step_of(replayed(TWO)) == 36
     free = replayed(TWO, links=FREE)
-    assert step_of(free) == 24 + 4, "the update follows the last gradient at once: its pause was behind the collective"
-    assert free[0][free[0]["kind"] == Kind.BUCKET]["end"] == [18], "who comes first still waits for the other"
+    assert step_of(free) == 24 + 4, (
+        "the update follows the last gradient at once; the pause before it belonged to the collective"
+    )
+    assert free[0][free[0]["kind"] == Kind.BUCKET]["end"] == [18], "the first to arrive still waits for the other"
     assert step_of(replayed(TWO, links=2)) == 18 + 6 + 2 + 4
-    assert step_of(replayed(TWO, device=2)) == 7 + 4 + 12 + 2 + 2, "links stay, and so does the host's time"
+    assert step_of(replayed(TWO, device=2)) == 7 + 4 + 12 + 2 + 2, (
+        "communication does not change, nor does the host's time"
+    )
 
 
 @given(st.lists(st.lists(MOVES, min_size=1, max_size=8), min_size=1, max_size=4), st.integers(0, 3), st.integers(0, 9))
 def test_unchanged_every_span_stays_where_it_was(
     ranks: list[list[tuple[int, int, Kind]]], collectives: int, late: int
 ) -> None:
-    """Whatever overlaps, and in whatever order; nothing gets longer on faster links."""
+    """For any overlap and order of spans; and no step gets longer with faster links."""
     spans = {}
     for i, moves in enumerate(ranks):
         rows, at = [], i

@@ -1,4 +1,4 @@
-"""Serving at the roofline: published cache sizes, bounds that the hardware sets, and what more devices bring."""
+"""Serving by the roofline model: published cache sizes, limits set by the hardware, and the effect of more devices."""
 
 from __future__ import annotations
 
@@ -21,7 +21,9 @@ def a100(devices: int) -> Cluster:
 
 
 def test_the_cache_of_a_token_as_published() -> None:
-    """Kwon et al. 2023, section 3: 2 x 5120 x 40 x 2 bytes for 13 B; grouped heads keep an eighth of 70 B's."""
+    """Kwon et al. 2023, section 3: 2 x 5120 x 40 x 2 bytes for the 13 B model; grouped heads reduce the 70 B model's
+    cache to an eighth.
+    """
     assert cache_bytes(presets()["gpt-13b"]) == 2 * 5120 * 40 * 2
     assert cache_bytes(LLAMA) == 2 * 80 * 8 * 128 * 2
     assert cache_bytes(LLAMA, 1000) == 1000 * cache_bytes(LLAMA)

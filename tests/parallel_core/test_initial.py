@@ -1,4 +1,4 @@
-"""First values are drawn slice by slice, with the bits of one draw of the whole parameter."""
+"""Initial values are drawn slice by slice and have the same bits as one draw of the whole parameter."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ MODEL = ModelSpec()
 
 
 def at_once(seed: int, name: str, shape: tuple[int, ...]) -> torch.Tensor:
-    """What the first version of this engine drew."""
+    """The whole parameter drawn at once, as the first version of the engine did."""
     key = hashlib.sha256(f"{seed}:{name}".encode()).digest()
     generator = torch.Generator().manual_seed(int.from_bytes(key[:8], "little") >> 1)
     return torch.empty(shape).normal_(0.0, 0.02, generator=generator)
@@ -62,7 +62,7 @@ def test_a_slice_has_the_bits_of_the_whole(parts: int, own: int, other: int, dim
 
 
 def chunks(spec: RunSpec, units: list[str], rank: int) -> Chunks:
-    """What tensor rank `rank` of a stage with these layers holds; no other rank exists."""
+    """The parameters of tensor rank `rank` in a stage with these layers; no other rank exists."""
     group = TensorGroup(rank, spec.parallel.tp, None, Scope(SpanRecorder()))
     return Chunks(spec, {0: units}, group, None, CpuDevice(), Scope(SpanRecorder()))
 
@@ -78,7 +78,7 @@ def test_every_tensor_rank_fills_its_share(positions: str) -> None:
 
 
 def test_a_rank_of_a_30_b_model_never_holds_more_than_its_share() -> None:
-    """OPT-30B's sizes (Zhang et al. 2022, table 1); one attention layer on one of 28 tensor ranks."""
+    """The sizes of OPT-30B (Zhang et al. 2022, table 1); one attention layer on one of 28 tensor ranks."""
     model = {"layers": 48, "hidden": 7168, "heads": 56, "seq": 2048, "vocab": 50_400, "dropout": 0.0}
     spec = RunSpec.model_validate({"model": model, "parallel": {"tp": 28}})
     meter = MemoryMeter()

@@ -1,4 +1,6 @@
-"""What other processes took of a run's devices: the one used most decides, for its rank holds up all others."""
+"""How much processor time other processes took on a run's devices: the busiest device counts, since its rank delays
+all.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,7 @@ NAN = float("nan")
 def test_the_share_is_that_of_the_device_used_most(
     ranks: list[float], share: float | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A mean over four devices would call a run calm whose steps all waited for one."""
+    """A mean over four devices would call a run undisturbed whose steps all waited for one of them."""
     every = Interference(open_device("cpu"), None, len(ranks))
     monkeypatch.setattr(every, "_exchange", lambda mine: [[rank] for rank in ranks])
     assert every.share() == share

@@ -1,4 +1,4 @@
-"""The loss and the norm that the models bring along, against torch's own."""
+"""The models' own loss and norm, compared with torch's."""
 
 from __future__ import annotations
 
@@ -21,14 +21,15 @@ def test_summed_loss_and_its_gradient(dtype: torch.dtype, close: float, shape: t
     targets = torch.randint(0, shape[1], (shape[0],))
     targets[0] = -1 if shape[0] > 1 else targets[0]
     ours, theirs = drawn.clone().requires_grad_(), drawn.clone().requires_grad_()
-    mine = CrossEntropySum()(ours + 0, targets)  # the logits of a model are nobody's leaf: they are used up
+    # "+ 0" makes a non-leaf, as a model's logits are: the loss overwrites them
+    mine = CrossEntropySum()(ours + 0, targets)
     want = F.cross_entropy(theirs.double(), targets, reduction="sum", ignore_index=-1)
     for loss in (mine, want):
         (loss * 0.3).backward()
     assert float(mine.detach()) == pytest.approx(float(want.detach()), rel=max(close, 1e-6) if close > 1e-10 else close)
     assert ours.grad is not None and theirs.grad is not None
     torch.testing.assert_close(ours.grad, theirs.grad, rtol=close, atol=close, equal_nan=True)
-    assert shape[0] == 1 or not ours.grad[0].any(), "a target of -1 was counted"
+    assert shape[0] == 1 or not ours.grad[0].any(), "a target of -1 must not count"
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -45,7 +46,7 @@ def test_in_16_bits_the_gradient_of_the_loss_is_that_in_fp32_rounded_once(dtype:
 @pytest.mark.parametrize(("dtype", "close"), [(torch.float64, 1e-12), (torch.bfloat16, 8e-2)])
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=GPU)])
 def test_the_norm_of_one_kernel_is_ours(device: str, dtype: torch.dtype, close: float) -> None:
-    """In bf16 ours rounds more often, and gradients are differences of numbers of up to 13."""
+    """In bf16, ours rounds more often, and gradients are differences of numbers of up to 13."""
     torch.manual_seed(5)
     norm = RmsNorm(64, dtype=dtype, device=device)
     x = torch.randn(32, 64).to(device, dtype)

@@ -1,5 +1,6 @@
-"""Pipelines of several stages a rank, or of split backwards, that nothing annotates: of simulated steps, and of real
-ones of torch's own whose annotations are taken out of the exported traces, and then tell whether it was right."""
+"""Recovering pipelines without annotations that have several stages per rank or a split backward: from simulated steps,
+and from real traces of torch's schedules whose annotations are removed first and then used to verify the result.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +48,9 @@ WHOLE = {Kind.B: Kind.BW, Kind.W: Kind.BW}
 
 
 def keys(rows: NDArray[np.void], whole_first: bool = False) -> list[tuple[str, int, int]]:
-    """(kind, stage, micro-batch) of every row; of the first stage's backward without its parts, if so wished."""
+    """(kind, stage, micro-batch) of every row; with `whole_first`, both parts of the first stage's backward count as
+    BW.
+    """
     out = []
     for kind, stage, i in zip(*(rows[name].tolist() for name in ("kind", "stage", "micro_batch")), strict=True):
         said = WHOLE.get(Kind(kind), Kind(kind)) if whole_first and stage == 0 else Kind(kind)
@@ -61,7 +64,7 @@ def test_the_order_of_a_known_schedule_names_stages_and_micro_batches(name: str,
     known, given = bare(name, pp)
     for rows in given.values():
         halves = np.isin(rows["kind"], [int(Kind.B), int(Kind.W)])
-        rows["kind"][halves] = Kind.BW  # autograd does not say which gradient it works on
+        rows["kind"][halves] = Kind.BW  # autograd does not say which gradient it computes
     with pytest.raises(NotCounted):
         counted(given)
     found, named = ordered(given)
@@ -98,7 +101,7 @@ def _with_another_order(spans: Spans) -> Spans:
 
 
 def _too_early(spans: Spans) -> Spans:
-    """The last rank's clock is a tenth of a step ahead: it begins before anything could have arrived."""
+    """The last rank's clock is a quarter of a step ahead: it starts before anything could have arrived."""
     rows = spans[1].copy()
     shift = int(rows["end"].max() - rows["start"].min()) // 4
     rows["start"] -= shift
@@ -114,7 +117,9 @@ def test_what_no_schedule_does_is_not_guessed(spoil: Any) -> None:
 
 
 def test_counting_is_not_believed_where_a_stage_would_be_ahead_of_the_one_before_it() -> None:
-    """Messages come out even in other pipelines, too: one in a V, or with several stages a rank and split backwards."""
+    """Messages can be balanced in other pipelines, too: one in a V, or with several stages per rank and a split
+    backward.
+    """
     _, given = bare("gpipe", 2)
     assert counted(given)
     rows = given[0].copy()
@@ -157,7 +162,9 @@ def test_the_order_of_pytorchs_interleaved_zero_bubble_is_told(pp: int, chunks: 
 
 
 STEPS = 6
-"""Of the real ones. Whoever else uses the processor may hold up an operation so that its step is not told; not all."""
+"""Steps recorded from the real pipelines. Other processes may delay an operation so that its step is not recognized,
+but not in all steps.
+"""
 TORCH: dict[str, tuple[Any, int, int]] = {
     "interleaved": (ScheduleInterleaved1F1B, 2, 0),
     "zb-h1": (ScheduleInterleavedZeroBubble, 1, 0),
@@ -165,11 +172,13 @@ TORCH: dict[str, tuple[Any, int, int]] = {
     "zb-v": (ScheduleZBVZeroBubble, 2, 1),
     "dualpipe-v": (ScheduleDualPipeV, 2, 1),
 }
-"""By the name of its order the schedule of torch, its stages a rank, and whether the first and last share a rank."""
+"""For each schedule name: torch's class, its number of stages per rank, and whether first and last stage share a
+rank.
+"""
 
 
 TRIES = 4
-"""Where others held up all of its steps, a pipeline is run again."""
+"""If other processes disturbed all of its steps, a pipeline is run again, up to this many times."""
 
 
 def _work(names: Sequence[str], spec: RunSpec, rank: int, meeting: Rendezvous, folder: Path) -> None:
@@ -182,7 +191,7 @@ def _work(names: Sequence[str], spec: RunSpec, rank: int, meeting: Rendezvous, f
 
 
 def _train(name: str, rank: int, path: Path) -> None:
-    """Some steps of one of torch's own schedules."""
+    """Runs some steps of one of torch's own schedules and exports the trace."""
     made, chunks, bent = TORCH[name]
     mine = [stage for stage in range(2 * chunks) if place("v" if bent else "line", stage, 2) == rank]
     stages = []
@@ -216,7 +225,7 @@ def _traced(names: Sequence[str], folder: Path) -> Path:
 
 
 def _stripped(path: Path, to: Path) -> Path:
-    """The trace without the annotations of torch.distributed.pipelining."""
+    """Writes the trace without the annotations of torch.distributed.pipelining."""
     told = json.loads(path.read_text())
     told["traceEvents"] = [one for one in told["traceEvents"] if not re.match("PP:", str(one.get("name", "")))]
     to.write_text(json.dumps(told))
@@ -228,7 +237,7 @@ def _read(paths: list[Path]) -> JobTrace:
 
 
 def _passes(trace: RankTrace, step: int) -> list[tuple[str, int, int]]:
-    """What a rank did, in order; the first stage's backward without its parts (torch does not part it)."""
+    """What a rank did, in order; the first stage's backward counts as whole, because torch does not split it."""
     rows = trace.steps[step]
     own = keys(rows[(rows["micro_batch"] >= 0) & np.isin(rows["kind"], [0, 2, 3, 4])], whole_first=True)
     return list(dict.fromkeys(own))
@@ -261,4 +270,4 @@ def test_real_pipelines_of_torch_are_recovered_without_annotations(name: str, re
         bars.append(pieces / sum(map(len, pipeline.schedule.programs)))
         again = Recovered.of(spans)
         assert again is not None and again.replay(Change(links=2.0)).step > 0
-    assert min(bars) <= 1.5, "an operation is one bar, or few; where others hold it up, more"
+    assert min(bars) <= 1.5, "an operation is one bar, or a few if other processes interrupt it"

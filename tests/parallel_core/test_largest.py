@@ -1,4 +1,4 @@
-"""The search for the largest layer count that fits: a pure function of what was tried."""
+"""The search for the largest number of layers that fits: a pure function of the previous attempts."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from parallel_core.spec import RunSpec
 
 
 def hunt(truth: int, guess: int, least: int = 1, most: int = 512) -> Search:
-    """Runs every count that is asked for, where `truth` layers fit and no more."""
+    """Answers every number of layers that the search asks for, as if at most `truth` layers fit."""
     search = Search(guess, {}, least, most)
     while (layers := search.following) is not None:
         assert least <= layers <= most and layers not in search.tried
@@ -32,7 +32,7 @@ def test_any_truth_is_found_from_any_guess_in_few_runs() -> None:
         away = abs(truth - min(max(guess, least), 512)) + 1
         assert len(search.tried) <= 2 * away.bit_length() + 2, (truth, guess, search.tried)
         if search.largest is not None and search.largest < 512:
-            assert search.tried[search.largest + 1] is False, "one more layer was really run"
+            assert search.tried[search.largest + 1] is False, "the next larger number was really tried"
 
 
 @pytest.mark.parametrize(("truth", "runs"), [(23, 2), (22, 2), (24, 4)])
@@ -43,7 +43,9 @@ def test_a_prediction_that_is_right_costs_two_runs(truth: int, runs: int) -> Non
 def test_what_was_tried_decides_alone() -> None:
     search = Search(10, {10: True, 11: True, 13: False})
     assert (search.largest, search.refused, search.following) == (11, 13, 12)
-    assert Search(10, {10: False, 9: False, 12: True, 14: False}).refused == 14, "what fitted above a refusal counts"
+    assert Search(10, {10: False, 9: False, 12: True, 14: False}).refused == 14, (
+        "a success above a failure overrides it"
+    )
     assert Search(3, {3: False}, least=3).done
 
 
@@ -62,4 +64,4 @@ def test_real_runs_find_what_was_predicted(yard: LocalYard, tmp_path: Path) -> N
         search = Search(search.guess, {**search.tried, layers: outcome.ok}, search.least)
         if fault:
             assert "above the cap of 3 MiB; " in fault["message"] and "% of it" in fault["message"]
-    assert search.largest is not None and search.largest - search.guess in (0, 1), "never above"
+    assert search.largest is not None and search.largest - search.guess in (0, 1), "never below the prediction"

@@ -1,4 +1,4 @@
-"""Real forked processes: how ranks start, end, fail and are stopped, and that nothing is ever left of them."""
+"""Real forked processes: how ranks start, end, fail and are stopped, and that no process is ever left."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ pytestmark = pytest.mark.skipif(not processes.LINUX, reason="reads /proc")
 
 
 class Yard:
-    """A fork server under test, and everything it reported."""
+    """A fork server under test, and all events it reported."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -46,7 +46,7 @@ class Yard:
         self.server = ForkServer(self._queue.put, COMMAND)
 
     def until(self, event: str, **match: Any) -> Event:
-        """The next event of that kind that matches; all on the way are kept in `events`."""
+        """The next event of that kind that matches; all events before it are kept in `events`, too."""
         deadline = time.monotonic() + LIMIT_S
         while True:
             got = self._queue.get(timeout=max(0.01, deadline - time.monotonic()))
@@ -56,7 +56,7 @@ class Yard:
                 return got
 
     def start(self, attempt: int, *behaviours: str, **more: Any) -> Path:
-        """One rank a behaviour, all on this host."""
+        """Starts one rank for each behaviour, all on this host."""
         folder = self.folder / str(attempt)
         folder.mkdir()
         (folder / "behaviour.json").write_text(json.dumps(dict(enumerate(behaviours))))
@@ -69,7 +69,7 @@ class Yard:
         return {e["rank"]: (e["pid"], e["start_ticks"]) for e in mine}
 
     def exits(self, attempt: int) -> list[tuple[int, int]]:
-        """(rank, code) in the order reported."""
+        """(rank, exit code) in the order reported."""
         return [(e["rank"], e["code"]) for e in self.events if e["event"] == "exit" and e["attempt"] == attempt]
 
 
@@ -96,7 +96,7 @@ def eventually(true: Callable[[], bool]) -> None:
 
 @pytest.fixture(scope="module")
 def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Yard]:
-    """One server for the tests that leave it alive."""
+    """A server shared by the tests that leave it alive."""
     os.environ["TRAINYARD_SECRET_KEY"], os.environ["REDIS_URL"] = "hidden", "hidden"
     yard = Yard(tmp_path_factory.mktemp("yard"))
     del os.environ["TRAINYARD_SECRET_KEY"], os.environ["REDIS_URL"]
@@ -107,7 +107,7 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Yard]:
 
 @pytest.fixture
 def yard(tmp_path: Path) -> Iterator[Yard]:
-    """A server of the test's own, to be killed."""
+    """A server for one test, which may kill it."""
     one = Yard(tmp_path)
     yield one
     one.server.close()
@@ -204,7 +204,7 @@ def test_dump_writes_stacks_to_the_log(shared: Yard) -> None:
     folder = shared.start(11, "wait")
     eventually(lambda: where_waiting(folder, 1))
     shared.server.dump(11)
-    shared.server.stop(11)  # at once: the dump is waited for
+    shared.server.stop(11)  # immediately: the server finishes the dump first
     shared.until("gone", attempt=11)
     assert "in wait" in log_path(folder, 0).read_text()
 
@@ -285,7 +285,9 @@ def test_closing_the_client_leaves_nothing(yard: Yard) -> None:
 
 
 def test_a_client_that_dies_has_its_ranks_killed_without_a_word(tmp_path: Path) -> None:
-    """A TERM would let them, and with them ranks on other hosts, save and leave as if the run were only interrupted."""
+    """After SIGTERM the ranks, and with them ranks on other hosts, would save and exit as if the run were only
+    interrupted; therefore they get SIGKILL.
+    """
     (tmp_path / "behaviour.json").write_text('{"0": "wait", "1": "wait"}')
     command = [*COMMAND, "--parent", str(os.getpid())]
     server = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment(), text=True)

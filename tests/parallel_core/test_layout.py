@@ -1,4 +1,4 @@
-"""Places of ranks: coordinates, groups, stages and micro-batches, for any box."""
+"""Positions of ranks: coordinates, groups, stages and micro-batches, for any (dp, tp, pp)."""
 
 from __future__ import annotations
 

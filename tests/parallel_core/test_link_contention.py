@@ -1,4 +1,6 @@
-"""Messages that share the way between two hosts: by themselves and in a step, against what they come to by hand."""
+"""Messages that share the link between two hosts: on their own and in a step, compared with values calculated by
+hand.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,7 @@ def passage(transfer: float, streams: int = 1, line: Line = LINE, known: Sequenc
 
 
 def through(wires: Wires) -> list[tuple[object, float]]:
-    """(what, ns from now) of all that is on its way, as it comes through."""
+    """(name, ns from now) of each transfer in progress, in order of completion."""
     clock, found = 0.0, []
     while wires:
         step = wires.soonest()
@@ -39,7 +41,9 @@ def test_what_is_alone_takes_its_time() -> None:
 
 
 def test_two_on_one_line_share_it_while_both_are_there() -> None:
-    """One of 100 ns; at 50 another of 100: both at half the pace until 150, when the first is through; 50 are left."""
+    """One of 100 ns, and at 50 another of 100 ns: both at half speed until 150, when the first is done; then 50 ns are
+    left.
+    """
     wires = Wires()
     wires.put("one", passage(100.0))
     wires.flow(50.0)
@@ -55,11 +59,11 @@ def test_the_way_back_and_other_hosts_are_lines_of_their_own() -> None:
 
 
 def test_a_tensor_group_sends_as_many_as_it_has_ranks() -> None:
-    """Three streams in all: the one of two ranks and the one of a single one each go at a third."""
+    """Three streams in all: the two of the group and the one of the single rank each get a third of the bandwidth."""
     wires = Wires()
     wires.put("group", passage(100.0, streams=2))
     wires.put("rank", passage(40.0))
-    assert through(wires) == [("rank", 120.0), ("group", 240.0)]  # 60 left, of two streams: 120 more
+    assert through(wires) == [("rank", 120.0), ("group", 240.0)]  # 60 left for each of two streams: 120 more
 
 
 def test_what_was_timed_says_how_much_slower_several_are() -> None:
@@ -70,7 +74,7 @@ def test_what_was_timed_says_how_much_slower_several_are() -> None:
 
 
 def timed(slower: float) -> LinksBetween:
-    """Of two sends at once each takes so many times as long as alone, its latency aside."""
+    """A link on which each of two concurrent sends takes `slower` times as long as alone, apart from its latency."""
     two = {"what": "send", "ranks": 4, "hosts": 2, "time": curve(FAR_S, slower * FAR_BYTE_S)}
     known = between("a", "b")
     return known.model_copy(update={"links": (*known.links, Link.model_validate(two))})
@@ -81,8 +85,9 @@ def seconds(known: LinksBetween, hosts: Sequence[str] = HOSTS, **parallel: objec
 
 
 def test_replicas_that_send_at_once_wait_for_each_other() -> None:
-    """Both first stages on a, both second on b, a micro-batch each: activations there and gradients back are on the
-    critical path, and take twice their transfer, or so many times as was timed."""
+    """Both first stages are on a, both second ones on b, with one micro-batch each. Activations and the gradients
+    coming back are on the critical path, and take twice their transfer time, or the measured factor.
+    """
     transfer = 4 * BATCH / 2 * MODEL.seq * MODEL.hidden * FAR_BYTE_S
     shared, free, timed_so = (seconds(known, dp=2, pp=2) for known in (between("a", "b"), timed(1.0), timed(1.5)))
     assert shared - free == pytest.approx(2 * transfer, rel=1e-3)
@@ -90,7 +95,7 @@ def test_replicas_that_send_at_once_wait_for_each_other() -> None:
 
 
 def test_replicas_that_are_on_a_host_each_share_nothing() -> None:
-    """Ranks go stage by stage: a and b hold a replica of both stages, and nothing goes from one stage to the next."""
+    """Ranks are numbered stage by stage: a and b each hold one replica of both stages, so no message leaves a host."""
     apart = ["a", "b", "a", "b"]
     assert seconds(between("a", "b"), apart, dp=2, pp=2) == seconds(timed(1.0), apart, dp=2, pp=2)
     assert network(apart, [between("a", "b")], dp=2, pp=2).passage(0, 1, 1e6) is None

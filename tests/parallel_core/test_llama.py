@@ -1,4 +1,6 @@
-"""Llama weights: the same function as theirs, the same bits out as in, and damaged files refused with their reason."""
+"""Llama weights: the same function as the original model, exported bits equal to those imported, damaged files
+refused.
+"""
 
 from __future__ import annotations
 
@@ -48,7 +50,7 @@ SEQ = 16
 
 
 def tensors(dtype: torch.dtype = torch.float64, vocab: int = 64) -> dict[str, Tensor]:
-    """Weights as Hugging Face names and shapes them."""
+    """Weights with the names and shapes of Hugging Face."""
     h, f, kv = 32, 48, 16
     shapes = {"model.embed_tokens.weight": (vocab, h), "model.norm.weight": (h,), "lm_head.weight": (vocab, h)}
     for i in range(2):
@@ -76,7 +78,7 @@ def _bytes(tensor: Tensor) -> bytes:
 
 
 def their_loss(w: dict[str, Tensor], tokens: Tensor, targets: Tensor) -> float:
-    """LlamaForCausalLM written down once more, from its paper and its configuration, with nothing of this engine."""
+    """LlamaForCausalLM written from its paper and its configuration, without any code of this engine."""
     x, (batch, seq) = w["model.embed_tokens.weight"][tokens], tokens.shape
     angle = torch.arange(seq).double()[:, None] * 500_000.0 ** (-torch.arange(0, 8, 2).double() / 8)
     cos, sin = torch.cat([angle.cos()] * 2, -1), torch.cat([angle.sin()] * 2, -1)
@@ -246,7 +248,9 @@ def test_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
     assert "--resume" in capsys.readouterr().out
     assert main(["export-llama", str(tmp_path / "ours"), "--out", str(tmp_path / "out")]) == 0
     capsys.readouterr()
-    assert main(["export-llama", str(tmp_path / "ours"), "--out", str(folder)]) == 2, "weights that are there stay"
+    assert main(["export-llama", str(tmp_path / "ours"), "--out", str(folder)]) == 2, (
+        "existing weights are not overwritten"
+    )
     assert f"{folder} holds config.json already" in capsys.readouterr().err
     assert main(["import-llama", str(tmp_path), "--out", str(tmp_path / "again")]) == 2
     assert "config.json cannot be read: No such file or directory" in capsys.readouterr().err
@@ -280,7 +284,9 @@ def test_a_checkpoint_of_no_spec_is_not_exported(tmp_path: Path) -> None:
 def test_a_vocabulary_that_is_not_bytes_asks_for_a_token_file(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Its spec does not train on a text as bytes: the file that it names is missing until it is packed, as told."""
+    """The spec does not train on a text as bytes: the token file that it names is missing until it is packed, as the
+    output tells the user to do.
+    """
     folder, ours, data = put(tmp_path / "theirs", tensors(torch.float32)), tmp_path / "ours", tmp_path / "data"
     assert main(["import-llama", str(folder), "--out", str(ours), "--seq", "16"]) == 0
     said = capsys.readouterr().out

@@ -1,4 +1,4 @@
-"""Before the first step every group and every pair of ranks is used once, as NCCL needs: nobody waits in a circle."""
+"""Before the first step, every group and every pair of ranks communicates once, as NCCL needs, without a deadlock."""
 
 from __future__ import annotations
 
@@ -41,7 +41,8 @@ def spec_of(split: dict[str, Any]) -> RunSpec:
 
 
 def _meet(spec: RunSpec, rank: int, meeting: Rendezvous, folder: Path) -> bool:
-    os.environ[host_memory.SWITCH] = "0"  # gloo's send is a rendezvous, as the opening of a communicator is
+    # without shared memory: gloo's send blocks until it is received, like opening a NCCL communicator
+    os.environ[host_memory.SWITCH] = "0"
     layout = Layout.of(spec)
     groups = connect(meeting, rank, layout, "gloo")
     try:

@@ -1,4 +1,4 @@
-"""The memory meter against allocations whose bytes are counted by hand (all tensors are float32)."""
+"""The memory meter, compared with allocations whose bytes are counted by hand (all tensors are float32)."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def parameters() -> tuple[torch.nn.Parameter, torch.nn.Parameter, torch.Tensor]:
 
 
 def test_a_small_mlp_counted_by_hand() -> None:
-    """relu saves its result, which the second product saves too; nobody saves the first product or y."""
+    """relu saves its result, which the second matmul saves, too; nothing saves the result of the first matmul or y."""
     w1, w2, x = parameters()
     meter = MemoryMeter()
     meter.follow([w1, w2])
@@ -90,7 +90,7 @@ def test_a_small_mlp_counted_by_hand() -> None:
         loss.backward()
         del loss
         assert meter.final == {"params": W1 + W2, "grads": W1 + W2, "optimizer": 0, "activations": 0, "buffers": 0}
-    # At the peak: the gradient of h and of what went into relu, w2's gradient made, relu's result still saved.
+    # At the peak: the gradients of h and of relu's input, the new gradient of w2, and relu's result, still saved.
     assert meter.peak["params"] == W1 + W2
     assert meter.peak_total >= W1 + W2 + W2 + 3 * H
 
@@ -190,13 +190,15 @@ def test_freeing_in_another_thread_is_seen() -> None:
 
 
 class OnGpu(CpuDevice):
-    """Whose tensors are the host's all the same."""
+    """A device that claims to be a GPU although its tensors are the host's."""
 
     kind = "cuda"
 
 
 def test_what_a_rank_makes_on_its_host_takes_no_memory_of_its_gpu(tmp_path: Path) -> None:
-    """Gradients that ranks of one GPU exchange through the host, and the odds that a token is drawn by."""
+    """Gradients that ranks sharing a GPU exchange through the host, and the probabilities from which a token is drawn,
+    must not count as memory of the GPU.
+    """
     meter = MemoryMeter(kind="cuda")
     with meter.measure():
         kept = torch.zeros(1000)

@@ -1,4 +1,6 @@
-"""What a rank holds for its messages, operation by operation: few, whatever the schedule, and each once."""
+"""What a rank holds for its messages, operation by operation: little under any schedule, and every message counted
+once.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,9 @@ BIG = 100
 
 
 def in_hand(name: str, here: int, pp: int = 2, m: int = 4, again: bool = False) -> list[tuple[Kind, int, int, int]]:
-    """(kind, stage, micro-batch, elements) of each compute operation; every edge between stages has one element."""
+    """(kind, stage, micro-batch, elements held) of each compute operation; every message between stages has one
+    element.
+    """
     made = communicate(compute_only(name, pp, m))
     edges = {stage: int(0 < stage < made.stages) for stage in range(made.stages + 1)}
     stages = frozenset(range(made.stages)) if again else frozenset()
@@ -45,13 +49,13 @@ def test_what_is_in_hand_does_not_grow_with_the_micro_batches(name: str, again: 
 
 
 def test_gradients_that_nothing_answers_are_kept_to_the_end() -> None:
-    """GPipe's last stage: all its sends are behind all its receives."""
+    """In GPipe's last stage, all sends come after all receives."""
     assert [size for kind, *_, size in in_hand("gpipe", 1) if kind is Kind.BW] == [0, 1, 2, 3]
 
 
 @pytest.mark.parametrize(("here", "to"), [(0, 1), (1, 0)])
 def test_what_a_narrower_stage_takes_from_another_tensor_rank_is_in_no_hand(here: int, to: int) -> None:
-    """Only receives that were posted are."""
+    """Only receives that were posted count."""
     made = communicate(compute_only("gpipe", 2, 4))
     walked = Hands(made, here, {0: 0, 1: 1, 2: 0}, frozenset({0, 1}), frozenset({to})).walk()
     assert [size for op, size in walked if op.kind is Kind.BW] == ([2, 2, 1, 0] if here == 0 else [0] * 4)
@@ -62,7 +66,7 @@ def test_between_stages_of_one_rank_nothing_is_sent() -> None:
     made = communicate(compute_only("zb-v", 2, 4))
     edges = {0: 0, 1: 0, 2: BIG, 3: 0, 4: 0}
     walked = list(Hands(made, 1, edges, frozenset()).walk())
-    assert all(size in (0, BIG) for _, size in walked), "a gradient that waits for its stage, and no more"
+    assert all(size in (0, BIG) for _, size in walked), "at most a gradient that waits for its stage"
     assert any(op.kind is Kind.F for op, _ in walked)
 
 
@@ -81,7 +85,7 @@ def test_the_closed_form_is_what_a_walk_finds_while_all_is_in_flight(name: str, 
 
 
 def _while_full(hands: Hands, most: int) -> int:
-    """Most in hand in a backward while `most` micro-batches are in flight."""
+    """The largest amount held during a backward while `most` micro-batches are in flight."""
     held, under_way = [], 0
     for op, size in hands.walk():
         under_way += op.kind is Kind.F

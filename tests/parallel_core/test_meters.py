@@ -1,4 +1,4 @@
-"""Utilisation by its papers' formulas, peaks of devices, and shares of a step."""
+"""Utilization by the papers' formulas, peaks of devices, and shares of a step."""
 
 from __future__ import annotations
 
@@ -33,12 +33,14 @@ def spec_of(**parallel: Any) -> RunSpec:
 
 
 def test_mfu_is_palms() -> None:
-    """Tokens/s x (6 N + 12 L H Q T) over the peak: N the weights that multiply, H Q the width, T the sequence."""
+    """PaLM's formula: tokens/s x (6 N + 12 L H Q T) over the peak, with N the weights used in matmuls, H Q the width, T
+    the sequence length.
+    """
     spec = spec_of(dp=2)
     shapes = parameter_shapes(spec.model)
     multiply = sum(rows * columns for name, (rows, *rest) in shapes.items() for columns in rest if "embed" not in name)
     palm = 6 * multiply + 12 * spec.model.layers * spec.model.hidden * spec.model.seq
-    embedding = 3 * spec.model.hidden  # additions, counted as if they multiplied
+    embedding = 3 * spec.model.hidden  # additions that the engine counts like multiplications
     seconds, peak = 0.25, 2e9
     found = Work.of(spec).speeds(seconds, peak)
     rate = spec.tokens_per_step / seconds
@@ -88,14 +90,14 @@ def test_what_is_not_listed_is_measured() -> None:
     assert listed("Tesla V100-SXM2-16GB", "bf16") is None  # it has no bf16 units
     assert listed("NVIDIA L40S", "bf16") is None  # not the L4
     assert listed("NVIDIA H100 80GB HBM3 MIG 1g.10gb", "bf16") is None  # a seventh of one
-    assert listed("NVIDIA H100 NVL", "bf16") is None  # a card of less power, whose peak is not in the catalogue
+    assert listed("NVIDIA H100 NVL", "bf16") is None  # a card with less power, whose peak is not in the catalog
     peak = device_peak(CpuDevice(), "fp64")
     assert peak.flops_per_s > 1e7
     assert "measured" in peak.source
 
 
 class UnlistedGpu(CpuDevice):
-    """Of which the run has had 4 bytes at once, and the products that measure it take `took`."""
+    """A GPU on which the run has used 4 bytes at most; the matmuls that measure its peak take `took` bytes."""
 
     kind, name = "cuda", "NVIDIA H100 NVL"
 
@@ -120,7 +122,7 @@ def test_products_that_measure_a_gpu_are_no_memory_of_the_run(
 
 
 class LoadingGpu(UnlistedGpu):
-    """Whose first product takes longer than all that count may take."""
+    """A GPU whose first matmul takes longer than all measured ones may."""
 
     waits = 0
 
@@ -133,11 +135,11 @@ def test_what_a_library_loads_first_does_not_count(monkeypatch: pytest.MonkeyPat
     monkeypatch.setitem(peak.SIDES, "cuda", (8, 16))
     device = LoadingGpu(4)
     peak.measured(device, "fp32")
-    assert device.waits > 3, "the larger side was multiplied, too"
+    assert device.waits > 3, "the larger size was measured, too"
 
 
 def test_a_gpu_is_measured_once_before_its_pipeline_is_full(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its first product of a size may wait until the device is idle, and receives that were posted keep it busy."""
+    """The first matmul of a size may wait until the device is idle, but posted receives would keep it busy."""
     asked: list[str] = []
     found = peak.Peak(1.0, "measured")
     monkeypatch.setattr(peak, "measured", lambda device, precision: asked.append("measured") or found)
@@ -151,7 +153,7 @@ def test_a_gpu_is_measured_once_before_its_pipeline_is_full(monkeypatch: pytest.
 
 
 def test_bubble_of_1f1b_is_the_one_of_the_formula() -> None:
-    """(p - 1) / (m + p - 1) of the step (Huang et al. 2019): the flush before the norm of all ranks included."""
+    """(p - 1) / (m + p - 1) of the step (Huang et al. 2019), including the flush before the norm over all ranks."""
     spec = spec_of(pp=2, micro_batches=4)
     spans, layout = simulate(build(spec), Costs.uniform(2, 1_000, 1_000, 1_000)), Layout.of(spec)
     last = max(int(rows["end"].max()) for rows in spans.values())
@@ -162,6 +164,6 @@ def test_bubble_of_1f1b_is_the_one_of_the_formula() -> None:
 
 
 def _barrier(rows: np.ndarray, last: int) -> np.ndarray:
-    """The STEP span of a rank, and the collective in which it waits for the last one."""
+    """The STEP span of a rank, and the NORM collective in which it waits for the last rank."""
     step, norm = (Kind.STEP, 3, 0, -1, 0, 0, 0, last, 0), (Kind.NORM, 2, 0, -1, 0, 0, rows["end"].max(), last, 0)
     return np.array([step, norm], SPAN)

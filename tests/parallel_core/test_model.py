@@ -1,4 +1,4 @@
-"""The GPT: against the formulas written out, and its first values."""
+"""The GPT, compared with its formulas written out, and its initial values."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def _linear(x: Tensor, values: Values, name: str) -> Tensor:
 
 
 def _attention(x: Tensor, values: Values, name: str) -> Tensor:
-    """Softmax of masked scores, head by head; rows of qkv are stored (head, q|k|v, dimension)."""
+    """Softmax of masked scores, head by head; the rows of qkv are stored as (head, q|k|v, dimension)."""
     seq, dim = x.shape[1], MODEL.hidden // MODEL.heads
     mixed = _linear(_norm(x, values, name), values, f"{name}.qkv")
     future = torch.ones(seq, seq, dtype=torch.bool).triu(1)
@@ -92,12 +92,14 @@ def test_first_values_depend_on_seed_and_name_only() -> None:
     [("block.0.attn.qkv.weight", 0.02), ("block.1.attn.proj.weight", 0.01), ("block.1.mlp.fc2.weight", 0.01)],
 )
 def test_first_weights_have_their_spread(name: str, std: float) -> None:
-    """Behind a residual sum 0.02 / sqrt(2 x 2 layers)."""
+    """Layers that feed a residual sum have 0.02 / sqrt(2 x 2 layers)."""
     assert float(initial(MODEL, 7, name, (200, 200)).std()) == pytest.approx(std, rel=0.02)
 
 
 def test_building_a_model_does_not_load_the_compiler() -> None:
-    """On the meta device torch's own initialisers would: more than a second a process."""
+    """On the meta device torch's own initializers would import the compiler, which takes more than a second per
+    process.
+    """
     import subprocess
     import sys
 

@@ -1,4 +1,4 @@
-"""Models other than GPTs: published sizes, the digits, batch normalisation, and what is refused."""
+"""Models other than GPTs: published sizes, the digits data set, batch norm, and what is refused."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ SMALL = [
 
 
 def test_every_kind_is_known_wherever_kinds_are() -> None:
-    """The page of combinations has a row of each, and the tests here and of parity try it."""
+    """The page of combinations has a row for each kind, and the tests here and in test_model_parity cover it."""
     known = {
         "outline/__init__.py": set(KINDS),
         "models/registry.py": set(registry.KINDS),
@@ -45,7 +45,9 @@ def test_every_kind_is_known_wherever_kinds_are() -> None:
 
 
 def test_parameters_of_the_published_models() -> None:
-    """138 357 544 and 25 557 032 with three colours and 1000 classes (PyTorch's model zoo); ours have one and ten."""
+    """138 357 544 and 25 557 032 with three colors and 1000 classes (PyTorch's model zoo); ours have one color and ten
+    classes.
+    """
     vgg = parameter_count(ModelSpec(kind="vgg16", width=64, image=224))
     assert vgg + 2 * 9 * 64 + 990 * (4096 + 1) == 138_357_544
     resnet = parameter_count(ModelSpec(kind="resnet50", width=64, image=224))
@@ -54,7 +56,9 @@ def test_parameters_of_the_published_models() -> None:
 
 @pytest.mark.parametrize(("kind", "published"), [("vgg16", 15.47e9), ("resnet50", 4.09e9)])
 def test_flops_of_the_published_models(kind: Any, published: float) -> None:
-    """Multiply-adds of one image of 224 pixels, as PyTorch's model zoo states them; colours and classes are little."""
+    """Multiply-adds for one image of 224 pixels, as PyTorch's model zoo states them; colors and classes matter
+    little.
+    """
     flops = sum(outline_of(ModelSpec(kind=kind, width=64, image=224)).flops())
     assert math.isclose(flops / 2, published, rel_tol=0.03)
 
@@ -71,7 +75,7 @@ def test_the_outline_is_what_is_built(model: ModelSpec) -> None:
 
 @pytest.mark.parametrize("model", [*SMALL, ModelSpec(layers=2, heads=2, hidden=8, activation="swiglu")], ids=str)
 def test_rows_are_those_of_what_is_built(model: ModelSpec) -> None:
-    """Each beside the size of its parameter."""
+    """The number of rows of each parameter, paired with its size."""
     outline, shapes = outline_of(model), parameter_shapes(model)
     costs = unit_costs(RunSpec.model_validate({"model": model.model_dump()}))
     for name, rows, cost in zip(outline.units(), outline.rows(), costs, strict=True):
@@ -119,7 +123,7 @@ def _norms(channels: int) -> tuple[BatchNorm, nn.BatchNorm2d]:
 
 @pytest.mark.parametrize("replicas", [1, 2])
 def test_batch_norm_over_replicas_is_torchs_over_all_samples(replicas: int) -> None:
-    """Both replicas hold the same half twice over: what one gathers is then known without a second process."""
+    """Both replicas hold the same half of the samples, so what a gather returns is known without a second process."""
     torch.manual_seed(0)
     half = torch.randn(3, 5, 4, 4, dtype=torch.float64) + 2
     mine, torchs = _norms(5)
@@ -139,7 +143,7 @@ def test_batch_norm_over_replicas_is_torchs_over_all_samples(replicas: int) -> N
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
 def test_batch_norm_over_replicas_counts_16_bit_numbers_in_fp32(dtype: torch.dtype) -> None:
-    """Far from 0, where 16 bits have few digits left, and with gradients whose sums 16 bits do not hold."""
+    """Values far from 0, where 16 bits leave few digits, and gradients whose sums do not fit into 16 bits."""
     torch.manual_seed(0)
     half = (torch.randn(3, 5, 8, 8, dtype=torch.float64) + 20).to(dtype)
     (mine, torchs), pull = _norms(5), torch.randn(3, 5, 8, 8, dtype=torch.float64).to(dtype) * 1e3
@@ -210,7 +214,7 @@ def test_what_cannot_be_is_refused(rooms: dict[str, Any], field: str, words: str
     ],
 )
 def test_a_batch_norm_of_two_values_is_one(rooms: dict[str, Any]) -> None:
-    """Of several pixels, or of several replicas; other models have none."""
+    """With several pixels or several replicas there are more values; other models have no batch norm."""
     RunSpec.model_validate(rooms)
 
 

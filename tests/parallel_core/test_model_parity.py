@@ -1,6 +1,7 @@
-"""Every kind of model computes under every layout what one process computes, by the rules of `parity`.
+"""Every kind of model computes under every layout what one process computes, within the bounds of `parity`.
 
-All cases of one number of ranks train in one launch; outside of the full suite only those that hold several at once.
+All cases with the same number of ranks train in one launch; outside of the full suite, only the cases that combine
+several features run.
 """
 
 from __future__ import annotations
@@ -38,7 +39,9 @@ WHOLE_SPLITS: dict[str, dict[str, Any]] = {
     "pp-gpipe": {"pp": 2, "micro_batches": 2, "schedule": "gpipe"},
     "dp-accumulated": {"dp": 2, "micro_batches": 2},
 }
-"""Of models whose tensors stay whole. Batch norms see micro-batches, so the reference must have the same."""
+"""Splits for models whose tensors are not divided. Batch norms see micro-batches, so the reference must use the
+same.
+"""
 ALWAYS = {("llama", "dp-pp-ar"), ("llama", "tp-pp"), ("gpt-dropout", "dp-pp-ar")} | {
     (name, "dp-pp-ar") for name, model in MODELS.items() if "kind" in model
 }
@@ -51,7 +54,7 @@ def _splits(model: str) -> dict[str, dict[str, Any]]:
 def _spec(model: str, **parallel: Any) -> RunSpec:
     if "kind" not in MODELS[model]:
         return spec_of(MODELS[model], **parallel)
-    # Small steps: in 50 normalised layers a step of 1e-2 makes a difference of 1e-9 out of one of 1e-13.
+    # A small learning rate: over 50 normalized layers, one of 1e-2 turns a difference of 1e-13 into 1e-9.
     return RunSpec.model_validate({"model": MODELS[model], "train": TRAIN | {"lr": 1e-4}, "parallel": parallel})
 
 

@@ -1,4 +1,6 @@
-"""The GPT's variants against the formulas written out, dropout's generator, and the rules between their fields."""
+"""The GPT's variants compared with formulas written out, dropout's random generator, and the rules between their
+fields.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,7 @@ def _norm(x: Tensor, gain: Tensor) -> Tensor:
 
 
 def _turned(x: Tensor) -> Tensor:
-    """RoPE as a product of complex numbers: dimensions i and i + d/2 are real and imaginary part."""
+    """RoPE as a product of complex numbers: dimensions i and i + d/2 are the real and imaginary parts."""
     seq, dim = x.shape[-2:]
     pairs = torch.complex(x[..., : dim // 2].contiguous(), x[..., dim // 2 :].contiguous())
     angle = torch.arange(seq)[:, None] * 10_000.0 ** (-torch.arange(dim // 2, dtype=torch.float64) * 2 / dim)
@@ -86,7 +88,7 @@ def test_keys_repeated_for_their_queries_mix_what_shared_ones_do(
     weights = torch.randn(2, LLAMA.seq, LLAMA.hidden, dtype=torch.float64)
     shared = core(qkv)
     (gradient,) = torch.autograd.grad(shared, qkv, weights)
-    monkeypatch.setattr(attention, "shares_no_keys", lambda queries: True)  # else on CUDA alone
+    monkeypatch.setattr(attention, "shares_no_keys", lambda queries: True)  # otherwise only on CUDA
     repeated = core(qkv)
     torch.testing.assert_close(repeated, shared, rtol=1e-12, atol=1e-12)
     torch.testing.assert_close(torch.autograd.grad(repeated, qkv, weights)[0], gradient, rtol=1e-12, atol=1e-12)
@@ -128,7 +130,7 @@ def test_parameters_of_llama_2() -> None:
 
 
 def _squares64(counter: int, key: int) -> int:
-    """The reference code of Widynski 2020, section 4, in Python's whole numbers."""
+    """The reference code of Widynski 2020, section 4, with Python integers."""
     mask = 2**64 - 1
 
     def swap(x: int) -> int:
@@ -167,7 +169,7 @@ def test_masks_belong_to_samples_not_to_micro_batches() -> None:
 
 @pytest.mark.parametrize("p", [0.1, 0.5, 0.9])
 def test_dropout_keeps_the_mean_and_drops_the_share(p: float) -> None:
-    """Within five standard deviations of 67 200 independent draws."""
+    """Within five standard deviations, for the number of independent draws."""
     seen = _dropped(p, 0, 64)
     deviation = math.sqrt(p * (1 - p) / seen.numel())
     assert abs(float((seen == 0).double().mean()) - p) < 5 * deviation

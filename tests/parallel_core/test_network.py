@@ -1,4 +1,4 @@
-"""Steps of runs over several hosts, predicted from tables whose numbers are known: what they must come to, by hand."""
+"""Predicted steps of runs over several hosts, from tables with known costs; expected values are calculated by hand."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def spec(**parallel: object) -> RunSpec:
 
 
 def between(first: str, second: str, alpha: float = FAR_S, beta: float = FAR_BYTE_S) -> LinksBetween:
-    """Two ranks of either host; a message inside one that goes as those between takes NEAR_S more than none."""
+    """A link between two hosts with two ranks each; a message inside a host that takes the same path costs NEAR_S."""
     far = [Link.model_validate({"what": what, "ranks": 2, "hosts": 2, "time": curve(alpha, beta)}) for what in WHATS]
     near = Link.model_validate({"what": "send", "ranks": 2, "time": curve(NEAR_S, BYTE_S)})
     return LinksBetween(hosts=(first, second), device="cpu", software="made up", links=(*far, near))
@@ -46,7 +46,7 @@ def network(hosts: Sequence[str], found: Sequence[LinksBetween], **parallel: obj
 
 
 def test_replicas_on_two_hosts_sum_their_gradients_at_the_pace_between_them() -> None:
-    """Nothing else differs: one all-reduce and the gather of the norm go between hosts instead of inside one."""
+    """The only difference: one all-reduce and the gather of the norm go between hosts instead of inside one."""
     gradients = 4 * sum(sum(cost.parameters) for cost in outline_of(MODEL).costs(spec()))
     apart, together = predicted(["a", "b"], dp=2), predicted(dp=2)
     reduced = FAR_S - ALPHA_S + gradients * (FAR_BYTE_S - BYTE_S)
@@ -54,8 +54,9 @@ def test_replicas_on_two_hosts_sum_their_gradients_at_the_pace_between_them() ->
 
 
 def test_sums_that_go_over_the_wire_while_backward_works_cost_nothing() -> None:
-    """Of a model of several MiB, on a fast wire: what is left are the pieces of the first block and the embedding, less
-    the time that the embedding's own backward takes."""
+    """For a model of several MiB and a fast link, what remains are the pieces of the first block and of the embedding,
+    minus the time of the embedding's own backward.
+    """
     large = ModelSpec(layers=4, hidden=256, heads=4, seq=16, vocab=64)
     run = RunSpec.model_validate({"model": large, "parallel": {"dp": 2}, "train": {"global_batch": BATCH, "steps": 5}})
     costs, known = unit_costs(run), table(large)
@@ -71,7 +72,7 @@ def test_sums_that_go_over_the_wire_while_backward_works_cost_nothing() -> None:
 
 
 def test_a_pipeline_over_two_hosts_pays_for_the_way_between_them() -> None:
-    """With one micro-batch its message there and its gradient back are on the critical path."""
+    """With one micro-batch, its message and the gradient coming back are on the critical path."""
     size = 4 * BATCH * MODEL.seq * MODEL.hidden
     apart, together = predicted(["a", "b"], pp=2), predicted(pp=2)
     there = FAR_S - ALPHA_S + size * (FAR_BYTE_S - BYTE_S)
@@ -93,8 +94,9 @@ def test_a_tensor_group_over_two_hosts_pays_for_every_collective() -> None:
 
 
 def test_a_stage_that_does_not_leave_its_host_still_sends_as_its_pipeline_does() -> None:
-    """Four stages, two a host: only the middle one goes over, but none of the pipeline's messages goes through
-    memory."""
+    """Four stages, two per host: only one boundary is between hosts, but none of the pipeline's messages uses shared
+    memory.
+    """
     over, inside = (
         network(["a", "a", "b", "b"], [between("a", "b")], pp=4, micro_batches=4).route(*at, 0.0)
         for at in ((1, 2), (0, 1))
@@ -102,7 +104,7 @@ def test_a_stage_that_does_not_leave_its_host_still_sends_as_its_pipeline_does()
     assert over is not None and over.time.at(0) == FAR_S
     assert inside is not None and inside.time.at(0) == NEAR_S
     alone = network(["a", "a", "b", "b"], [between("a", "b")], dp=2, pp=2, micro_batches=2).route(0, 1, 0.0)
-    assert alone is not None and alone.time.at(0) == FAR_S  # each replica's first stage is on the one host
+    assert alone is not None and alone.time.at(0) == FAR_S  # the first stages of both replicas are on the same host
     memory = network(["a", "a"], [], pp=2, micro_batches=2).route(0, 1, 0.0)
     assert memory is not None and memory.time.at(0) == ALPHA_S
 
@@ -111,7 +113,8 @@ def test_of_several_hosts_the_slowest_pair_sets_the_pace() -> None:
     pairs = [between("a", "b"), between("a", "c", FAR_S / 2), between("b", "c", 4 * FAR_S)]
     made = network(["a", "b", "c"], pairs, dp=3)
     three = made.exchange("all_reduce", made.data(0), 0.0)
-    assert three.waited and three.seconds == pytest.approx(2 * 4 * FAR_S)  # two turns of a ring for its one
+    # two rounds on a ring of three, where the measured ring of two has one
+    assert three.waited and three.seconds == pytest.approx(2 * 4 * FAR_S)
     with pytest.raises(CannotPredict, match="between b and c were never timed; time them on Fleet"):
         network(["a", "b", "c"], pairs[:2], dp=3)
     with pytest.raises(CannotPredict, match=r"between a and b were never timed \(nor those of 2 more pairs"):
@@ -121,11 +124,11 @@ def test_of_several_hosts_the_slowest_pair_sets_the_pace() -> None:
 def test_a_wider_ring_takes_more_turns_and_moves_more() -> None:
     made = network(["a", "a", "b", "b"], [between("a", "b")], dp=4)
     found = made.exchange("all_gather", made.data(0), 1e6).seconds
-    assert found == pytest.approx(3 * FAR_S + 1.5 * 1e6 * FAR_BYTE_S)  # 3 / 4 of the bytes for 1 / 2
+    assert found == pytest.approx(3 * FAR_S + 1.5 * 1e6 * FAR_BYTE_S)  # 3/4 of the bytes instead of 1/2
 
 
 def test_the_slowest_replica_speaks_for_all() -> None:
-    """Three ranks on one host and one on another: one tensor group leaves it."""
+    """Three ranks on one host and one on another: one tensor group spans both."""
     made = network(["a", "a", "a", "b"], [between("a", "b")], dp=2, tp=2)
     assert made.tensor(0) == {(("a", 2),), (("a", 1), ("b", 1))}
     assert made.exchange("all_reduce", made.tensor(0), 0.0).seconds == FAR_S

@@ -1,4 +1,4 @@
-"""Every way to train takes steps on a CUDA device that is stood in for: see `no_gpu`."""
+"""Every way of training runs steps on a simulated CUDA device; see `no_gpu`."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ QUICK = {"Llama, shared keys in fp32", "ZeRO-2", "TP, sequence", "2BW, fp16"}
 
 @pytest.fixture(scope="module")
 def found(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """Of all cases that are asked for, in one process: torch is imported once."""
+    """Results of all selected cases, from one process, so that torch is imported only once."""
     own: list[Any] = [item for item in request.session.items if item.path == request.path]
     asked = [item.callspec.params["case"] for item in own]
     library, torchs = tmp_path_factory.mktemp("no_gpu") / "no_gpu.so", Path(torch.__file__).parent

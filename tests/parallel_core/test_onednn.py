@@ -1,4 +1,4 @@
-"""What oneDNN's LSTM is said to keep is what it keeps."""
+"""The predicted size of what oneDNN's LSTM saves equals what the kernel allocates."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.parallel_core.metered import no_kernel
 
 
 def _kept(inputs: int, width: int, positions: int, samples: int, dtype: torch.dtype) -> int:
-    """Bytes of the workspace that the kernel itself hands out."""
+    """Bytes of the workspace that the kernel returns."""
     shapes = ((GATES * width, inputs), (GATES * width, width), (GATES * width,), (GATES * width,))
     weights = [torch.zeros(shape, dtype=dtype, requires_grad=True) for shape in shapes]
     first, cells = (torch.zeros(1, samples, width, dtype=dtype) for _ in range(2))

@@ -1,4 +1,6 @@
-"""Pipeline orders that a search finds: valid, within memory, as good as the book where that is best, never worse."""
+"""Schedules found by search: valid, within memory, as good as published ones where those are optimal, and never
+worse.
+"""
 
 from __future__ import annotations
 
@@ -55,7 +57,9 @@ def problems(draw: st.DrawFn, ranks: int = 4, micro_batches: int = 6) -> Problem
 
 
 def simulated(problem: Problem, found: Found) -> int:
-    """The step by the simulator that knows nothing of the search; all messages of the problem must be alike."""
+    """The step time by the simulator, which shares no code with the search; all messages of the problem must be
+    equal.
+    """
     each = {Kind.F: problem.forward, Kind.B: problem.grad, Kind.W: problem.weight, Kind.BW: problem.whole}
     costs = {(s, kind): times[s] for kind, times in each.items() for s in range(problem.stages)}
     spans = simulate(found.schedule, Costs(costs, message=max(problem.message, default=0)))
@@ -64,7 +68,9 @@ def simulated(problem: Problem, found: Found) -> int:
 
 @pytest.mark.parametrize("p", range(2, 8))
 def test_the_books_bubbles_at_equal_times(p: int) -> None:
-    """Qi et al. 2023, section 2: with the memory of 1F1B ZB-H1's (p - 1) T_F, with 2p - 1 micro-batches none at all."""
+    """Qi et al. 2023, section 2: with the memory of 1F1B, the bubble of ZB-H1, (p - 1) T_F; with 2p - 1 micro-batches,
+    none.
+    """
     m = 3 * p
     little, much = (find(Problem.uniform(p, m, ALIKE, limit=limit, barrier=False), EFFORT) for limit in (p, 2 * p - 1))
     costs = Costs.uniform(p, *ALIKE)
@@ -94,7 +100,7 @@ def test_it_takes_as_long_as_the_simulator_says(problem: Problem, message: int) 
 
 
 def every_order(m: int) -> list[tuple[int, ...]]:
-    """All orders of F, B and W of m micro-batches on one stage in which each kind comes in order."""
+    """All orders of F, B and W of m micro-batches on one stage in which each kind is in micro-batch order."""
     orders: list[tuple[int, ...]] = [()]
     for _ in range(3 * m):
         longer = [(*order, kind) for order in orders for kind in range(3)]
@@ -103,7 +109,7 @@ def every_order(m: int) -> list[tuple[int, ...]]:
 
 
 def shortest(problem: Problem) -> int:
-    """By trying all orders of all ranks."""
+    """The shortest step, by trying all orders on all ranks."""
     tried = product(every_order(problem.micro_batches), repeat=problem.ranks)
     made = (timed(problem, [[4 * s + kind for kind in order] for s, order in enumerate(orders)]) for orders in tried)
     return min(order.rank[0] for order in made if order is not None)
@@ -193,7 +199,7 @@ def _work(spec: RunSpec, rank: int, meeting: Rendezvous, folder: Path) -> Any:
 
 
 def test_a_found_order_trains_with_the_same_bits(tmp_path: Path) -> None:
-    """The order of a rank with uneven costs, which no book has, on two real ranks, against 1F1B."""
+    """A schedule for unequal costs that equals no published one, on two real ranks, compared with 1F1B."""
     plain = spec_of({}, {"precision": "fp32"}, pp=2, micro_batches=4)
     problem = Problem(4, (0, 1), (3, 2), (4, 3), (2, 2), (6, 5), (1,), (1.0,) * 2, (1.0,) * 2, (4.0, 2.0))
     made = find(problem, EFFORT).schedule

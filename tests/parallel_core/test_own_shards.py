@@ -1,4 +1,4 @@
-"""ZeRO-2 and 3 take time around their messages: what a profile finds, and what a prediction makes of it."""
+"""ZeRO-2 and 3 take time besides their messages: what a profile measures, and how a prediction uses it."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ ROWS = [
 
 
 def added(**split: object) -> float:
-    """Seconds that ROWS make a step longer, by a profile in which nothing but layers and ZeRO takes any."""
+    """Seconds that ROWS add to a step, in a profile where only layers and ZeRO take time."""
     told = {"model": MODEL.model_dump(), "parallel": {"dp": 2, **split}, "train": {"global_batch": 16}}
     with_it, without = (
         predict_step(RunSpec.model_validate(told), table(MODEL, own_shards=rows, links=[])).seconds
@@ -38,13 +38,13 @@ def added(**split: object) -> float:
 
 
 def test_each_micro_batch_pays_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("parallel_core.simulate.predict.require", lambda *_: None)  # that there are no links
+    monkeypatch.setattr("parallel_core.simulate.predict.require", lambda *_: None)  # links are missing on purpose
     assert added(zero=3) == pytest.approx(6.0) and added(zero=2) == pytest.approx(3.0)
     assert added(zero=3, micro_batches=4) == pytest.approx(4 * 6.0)
     assert added(zero=3, recompute="full") == pytest.approx(9.0)
-    assert added(zero=2, recompute="full") == pytest.approx(3.0), "the nearest that was measured"
+    assert added(zero=2, recompute="full") == pytest.approx(3.0), "the nearest one that was measured"
     assert added(zero=1) == added() == 0.0
-    assert added(zero=2, pp=2, micro_batches=1, schedule="gpipe") == pytest.approx(3.0), "each stage its share"
+    assert added(zero=2, pp=2, micro_batches=1, schedule="gpipe") == pytest.approx(3.0), "each stage pays its share"
 
 
 def test_what_the_others_would_send_is_its_own_and_counts_apart(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -61,18 +61,20 @@ def test_what_the_others_would_send_is_its_own_and_counts_apart(monkeypatch: pyt
 @pytest.mark.parametrize("tied", [False, True])
 @pytest.mark.parametrize("recompute", ["none", "full"])
 def test_a_replica_beside_itself_trains(recompute: Recompute, tied: bool) -> None:
-    """Under ZeRO-2 its part of the sums is that of one alone; under ZeRO-3 half of each layer is the other half."""
+    """Under ZeRO-2, its part of the gradients equals that of a single replica; under ZeRO-3, half of each layer comes
+    from the mirror.
+    """
     plain = spec_of(MODEL.model_copy(update={"tied": tied}), "fp32", 1, recompute, 2, "cpu")
     alone, whole_sums, parts = (owned(plain, level) for level in (0, 2, 3))
     assert whole_sums.keys() == parts.keys() == alone.keys()
     for name, part in whole_sums.items():
-        assert torch.equal(part, alone[name].flatten()[: len(part)]), "replica 0 has the begin of each bucket"
+        assert torch.equal(part, alone[name].flatten()[: len(part)]), "replica 0 owns the beginning of each bucket"
     assert all(bool(torch.isfinite(part).all()) for part in parts.values())
     assert any(bool(part.any()) for part in parts.values())
 
 
 def owned(plain: RunSpec, level: int) -> dict[str, torch.Tensor]:
-    """Gradients of one forward and backward, those of the replica's own part."""
+    """Gradients of one forward and backward, restricted to the replica's own part."""
     spec, replicas = (own_shards.sharded(plain, level), Mirrored(2)) if level else (plain, None)
     device = open_device("cpu")
     bench = LayerBench(spec, [plain.model.units()], device, replicas=replicas)
@@ -91,7 +93,7 @@ def test_it_is_measured_beside_passes_without_it(level: own_shards.Level) -> Non
 
 
 def test_ranks_bring_it_to_one_pace() -> None:
-    """Of two ranks the second ran on a core that took twice as long as usual."""
+    """The second of two ranks ran on a core that took twice as long as usual."""
     row = {"zero": 3, "recompute": "none", "forward": 1.0, "backward": 2.0}
     slow = {**row, "forward": 4.0, "backward": 8.0}
     headers = [{"row": row, "busy": 2, "reference": 0.1}, {"row": slow, "busy": 2, "reference": 0.2}]

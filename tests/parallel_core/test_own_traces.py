@@ -1,4 +1,4 @@
-"""Steps that were exported here, read back: the same spans and accounts; and the same files, damaged."""
+"""Steps that were exported here and read back: the same spans and accounts; also with damaged files."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from tests.dashboard.factory import simulate
 from tests.parallel_core import profiled
 
 BEGIN = 4_812_345_678_901_237
-"""Of the clock of a host that has been up for 55 days: no whole number of microseconds."""
+"""The clock of a host that has been up for 55 days, not a whole number of microseconds."""
 PIPELINE = {"pp": 2, "dp": 2, "schedule": "1f1b", "micro_batches": 4}
 
 
@@ -130,7 +130,7 @@ def test_files_of_torch_profiler_beside_them_are_left_out(tmp_path: Path) -> Non
 
 
 def test_a_file_that_does_not_tell_what_it_is_is_refused_with_the_reason(tmp_path: Path) -> None:
-    """As versions exported it that wrote no otherData."""
+    """As exported by versions that wrote no otherData."""
     old = document(spec())
     del old["otherData"]
     found = read(tmp_path, old)

@@ -1,4 +1,4 @@
-"""A PAIR as it runs: the forward, its message on the way, and the backward of another micro-batch meanwhile."""
+"""How a PAIR executes: the forward, the sending of its result, and meanwhile the backward of another micro-batch."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_what_its_forward_makes_is_sent_before_its_backward(tmp_path: Path) -> N
             forward, backward = pair.parts()
             (first, ended), (goes_back, last) = at[_key(forward)], at[_key(backward)]
             start, end = at[_key(pair)]
-            assert start <= first <= ended <= goes_back <= last <= end, "one behind the other, inside of the pair"
+            assert start <= first <= ended <= goes_back <= last <= end, "one after the other, inside the pair"
             send = at.get((Kind.SEND_ACT, forward.stage, forward.micro_batch))
             assert send is None or ended <= send[0] <= send[1] <= goes_back
             sent_inside += send is not None

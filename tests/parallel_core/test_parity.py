@@ -1,6 +1,6 @@
-"""Every layout computes what one process computes (ARCHITECTURE, "Numbers that are part of the design").
+"""Every layout computes what one process computes, within the bounds of `parity`.
 
-The reference runs the same layers on the whole batch. All cases of one number of ranks train in one launch.
+The reference runs the same layers on the whole batch. All cases with the same number of ranks train in one launch.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ Case = dict[str, Any]
 """Fields of ParallelSpec; and of ModelSpec `tied` (embedding and head share their weight) and `attention`."""
 
 PLAIN = [name for name, its in TRAITS.items() if its.sync == "flush" and its.most == 1 and not its.split]
-"""Schedules with one stage on a rank and a backward in one part; `test_parity_schedules` has the others."""
+"""Schedules with one stage per rank and an unsplit backward; `test_parity_schedules` covers the others."""
 
 
 def _boxes() -> dict[str, Case]:
-    """{dp, tp, pp in 1, 2} on at most 4 ranks x schedules (they differ only with stages) x recomputation."""
+    """{dp, tp, pp in 1, 2} on at most 4 ranks x schedules (which differ only with a pipeline) x recomputation."""
     cases = {}
     for dp, tp, pp in product((1, 2), repeat=3):
         if dp * tp * pp > 4:
@@ -51,7 +51,7 @@ def _tied() -> dict[str, Case]:
 
 
 def _uneven() -> dict[str, Case]:
-    """(2,) and (4,) cut a block between attention and MLP; (1,) and (5,) leave a stage with one layer."""
+    """Cuts (2,) and (4,) separate the attention and MLP of a block; (1,) and (5,) leave a stage with one layer."""
     two = {
         f"cut-{cut}-{recompute}": {"pp": 2, "cuts": (cut,), "micro_batches": 4, "recompute": recompute}
         for cut in (2, 4, 1, 5)
@@ -61,7 +61,9 @@ def _uneven() -> dict[str, Case]:
 
 
 def _selective() -> dict[str, Case]:
-    """Attention cores recomputed, or only some layers: alone, split, and cut between attention and MLP."""
+    """Recomputation of attention cores only, or of some layers: with tensor parallelism, data parallelism, and a block
+    cut in two.
+    """
     some = {"recompute": "full", "recompute_layers": (1,)}
     return {
         "selective-tp": {"tp": 2, "micro_batches": 2, "recompute": "selective"},
@@ -75,7 +77,9 @@ def _selective() -> dict[str, Case]:
 
 
 def _sequence() -> dict[str, Case]:
-    """Rows split in the middle of a sample and between samples, over 2 and 4 ranks; with all that works on rows."""
+    """Sequence parallelism with rows divided within a sample and between samples, over 2 and 4 ranks, combined with
+    features that work on rows.
+    """
     two = {"tp": 2, "sequence": True}
     return {
         "rows-2": {**two, "micro_batches": 8},
@@ -88,7 +92,7 @@ def _sequence() -> dict[str, Case]:
 
 
 def _columns() -> dict[str, Case]:
-    """Every linear layer by columns, over 2 and 4 ranks, with all that crosses them."""
+    """Every linear layer split by columns, over 2 and 4 ranks, combined with every feature that interacts with it."""
     two: Case = {"tp": 2, "tensor_split": "columns"}
     pipeline: Case = {**two, "pp": 2, "micro_batches": 4}
     return {
@@ -105,7 +109,7 @@ def _columns() -> dict[str, Case]:
 
 
 def _round_robin() -> dict[str, Case]:
-    """Stages with different numbers of replicas; eight micro-batches do not divide over three."""
+    """Stages with different numbers of replicas; eight micro-batches are not divisible by three."""
     return {
         "replicas-2-1": {"pp": 2, "replicas": (2, 1), "micro_batches": 4},
         "replicas-1-2": {"pp": 2, "replicas": (1, 2), "micro_batches": 2, "recompute": "full"},
@@ -115,7 +119,9 @@ def _round_robin() -> dict[str, Case]:
 
 
 def _widths() -> dict[str, Case]:
-    """Stages with different numbers of tensor ranks, of replicas too, and with all that crosses their boundary."""
+    """Stages with different numbers of tensor ranks, and of replicas, combined with features that cross their
+    boundary.
+    """
     two: Case = {"pp": 2, "micro_batches": 4}
     return {
         "1x2,1x1": {**two, "widths": (2, 1)},
@@ -155,20 +161,22 @@ def test_without_clipping() -> None:
 
 
 def test_eight_ranks() -> None:
-    """2 x 2 x 2 with 1F1B and recomputation."""
+    """2 x 2 x 2 ranks with 1F1B and recomputation."""
     split = {"dp": 2, "tp": 2, "pp": 2, "micro_batches": 2, "recompute": "full"}
     assert_equal(train(spec_of({"tied": True}, **split)), reference(tied=True))
 
 
 def test_norm_has_the_same_bits_under_every_cut() -> None:
-    """Placement alone must not change the norm: the parts are added in parameter order, not in rank order."""
+    """Where layers are placed must not change the norm: its parts are added in parameter order, not in rank order."""
     placements: list[dict[str, Any]] = [{"pp": 1}, *({"pp": 2, "cuts": (cut,)} for cut in (1, 2, 4))]
     norms = [train(spec_of({}, {"precision": "fp32"}, micro_batches=2, **placed)).norms for placed in placements]
     assert all(other == norms[0] for other in norms)
 
 
 def test_clipping_is_at_work() -> None:
-    """The other tests would not see a clip that is never applied: gradients are seen behind it."""
+    """Guards the other tests: since they compare clipped gradients, they would not notice if clipping were never
+    applied.
+    """
     seen = reference()
     for norm, grads in zip(seen.norms, seen.grads, strict=True):
         assert norm > TRAIN["clip_norm"]

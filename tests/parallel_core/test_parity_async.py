@@ -1,4 +1,4 @@
-"""Pipelines that never flush compute what one process computes that applies the same delayed updates (`delayed`)."""
+"""Pipelines that never flush compute what one process computes with the same delayed updates (see `delayed`)."""
 
 from __future__ import annotations
 
@@ -42,7 +42,9 @@ def _cases(name: str) -> dict[str, Case]:
 
 
 def _round_robin(name: str) -> dict[str, Case]:
-    """Stages with different numbers of replicas. Three and seven micro-batches leave short rounds."""
+    """Stages with different numbers of replicas or tensor ranks. Three micro-batches over two replicas leave a short
+    round.
+    """
     turns = {"schedule": name, "global_batch": 6}
     return {
         f"{name}-2-1-short": turns | {"replicas": (2, 1), "pp": 2, "micro_batches": 3},
@@ -73,7 +75,7 @@ def _spec(case: Case) -> RunSpec:
 
 
 def _observe(trainer: Trainer) -> tuple[Any, ...]:
-    """Gradients are gone when a step ends; the changes of the parameters are compared."""
+    """Compares only the changes of the parameters, because the gradients are gone when a step ends."""
     place, _, before, after, totals = parity.observe(trainer)
     return place, [{} for _ in totals], before, after, totals
 
@@ -97,7 +99,9 @@ def _assert_replayed(got: Trained, spec: RunSpec) -> None:
 
 
 def test_an_lstm_goes_backward_through_the_weights_of_its_schedule() -> None:
-    """Autograd saves views of its matrices, whose memory the next update changes: without a stash it sees that."""
+    """Autograd saves views of the weights, whose memory the next update overwrites; without a stash, backward sees
+    that.
+    """
     model = {"kind": "gnmt", "layers": 2, "hidden": 8, "seq": 12, "vocab": 50}
     train = parity.TRAIN | TRAIN
     splits = [{"schedule": name, "pp": 2, "micro_batches": 4} for name in NAMES]
@@ -108,7 +112,9 @@ def test_an_lstm_goes_backward_through_the_weights_of_its_schedule() -> None:
 
 @pytest.mark.parametrize("kind", ["gpt", "mlp", "vgg16", "resnet50", "gnmt"])
 def test_it_is_known_of_which_layers_autograd_saves_views_of_weights(kind: str, tmp_path: Path) -> None:
-    """Whose backward would miss the version that it is to use. In fp32 a CPU's LSTM is another one, without views."""
+    """Backward of such layers would not use the version that it should. In fp32 a CPU uses another LSTM kernel, without
+    views.
+    """
     sizes = {"mlp": {"hidden": 24}, "vgg16": {"width": 2}, "resnet50": {"width": 2}, "gnmt": {"hidden": 8, "layers": 2}}
     model = parity.MODEL if kind == "gpt" else {"kind": kind, **sizes[kind]}
     spec = RunSpec.model_validate({"model": model, "train": {"global_batch": 2, "precision": "fp64"}})

@@ -1,4 +1,4 @@
-"""Schedules with several stages on a rank, or with a backward in two parts, compute what one process computes."""
+"""Schedules with several stages per rank, or with a split backward, compute what one process computes."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from tests.parallel_core import ranks
 from tests.parallel_core.parity import TRAIN, Trained, assert_equal, reference, spec_of, train_many
 
 NAMES = [name for name, its in TRAITS.items() if its.sync == "flush" and (its.split or its.chunks > 1)]
-"""Not as plain as those of `test_parity`."""
+"""All flushing schedules that `test_parity` does not cover."""
 UNEVEN = {2: (5,), 4: (1, 2, 5)}
-"""Cuts for a number of stages: a stage with one layer beside one with three or more."""
+"""Cuts for a number of stages: one stage has a single layer, another three or more."""
 STEPS = 10
 Case = tuple[bool, dict[str, Any]]
 """Whether embedding and head share their weight; fields of ParallelSpec."""
@@ -84,9 +84,11 @@ def _runs() -> dict[str, Any]:
 
 @pytest.mark.parametrize("name", ["1f1b", *NAMES])
 def test_ten_steps_have_the_bits_of_one_process(name: str) -> None:
-    """fp32 with clipping: losses, norms and parameters, whatever the order of operations and the place of stages."""
+    """In fp32 with clipping: the bits of losses, norms and parameters do not depend on the order of operations or the
+    placement of stages.
+    """
     totals, want = _of_one_process()
-    assert min(norm for _, norm in totals) > TRAIN["clip_norm"], "clipping must be at work"
+    assert min(norm for _, norm in totals) > TRAIN["clip_norm"], "clipping must be active"
     got: dict[str, np.ndarray] = {}
     for seen, parameters in _runs()[name]:
         assert seen == totals

@@ -1,4 +1,4 @@
-"""Stage cuts: the least possible largest stage, and the FLOPs that they weigh."""
+"""Stage cuts: the smallest possible largest stage, and the FLOPs used as weights."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""PipeDream's partition: the released objective values, an exhaustive search, and files that are no graph."""
+"""PipeDream's partitioner: the objective values of the released tool, exhaustive search, and invalid graph files."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ LAYERS = st.lists(st.builds(GraphLayer, st.just("x"), *(st.floats(0, 9) for _ in
 
 
 def best_by_hand(layers: list[GraphLayer], workers: int, bandwidth: float, form: Form, memory: float | None) -> float:
-    """The same objective over every cut and every number of replicas."""
+    """The best objective over all cuts and all numbers of replicas."""
     n, best = len(layers), math.inf
     for stages in range(1, min(n, workers) + 1):
         for cuts in combinations(range(1, n), stages - 1):
@@ -103,7 +103,7 @@ def test_no_other_partition_of_a_chain_is_faster(
 
 
 def test_branches_are_cut_between_states() -> None:
-    """A diamond has six states, and the cut through both arms sends both outputs."""
+    """A diamond has six states including the empty one, and the cut through both arms sends both outputs."""
     layer = GraphLayer("x", 1.0, 1.0, 3.0, 0.0)
     diamond = LayerGraph((layer,) * 4, ((0, 1), (0, 2), (1, 3), (2, 3)))
     states = diamond.states()
@@ -183,7 +183,7 @@ def test_a_long_chain_over_many_workers_is_refused_in_time() -> None:
 
 
 def test_a_chain_as_long_as_a_released_one_is_cut_over_hosts_of_eight() -> None:
-    """240 equal layers on 2 x 8 workers, whose messages and gradients are free: 16 times one worker's speed."""
+    """240 equal layers on 2 x 8 workers with free messages and gradients: 16 times one worker's speed."""
     layers = [GraphLayer(str(n), 1, 2, 0, 0) for n in range(240)]
     found = partition(LayerGraph.chain(layers), [Level(8, 1e9), Level(2, 1e9)])
     assert found.seconds == pytest.approx(240 * 3 / 16)

@@ -1,4 +1,4 @@
-"""PipeDream's published speedups: the models are those of the papers, and the programme chooses as it did there."""
+"""PipeDream's published speedups: the models are those of the papers, and the optimizer decides as it did there."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from parallel_core.plan.cluster import pipedream_2019
 from parallel_core.plan.cluster.store import rows, table
 
 KNOWN = {"VGG-16": (15.47e9, 138_357_544), "ResNet-50": (4.089e9, 25_557_032), "AlexNet": (0.714e9, 61_100_840)}
-"""Multiply-adds of a picture of 224 pixels, parameters."""
+"""Multiply-adds for an image of 224 pixels, and parameters."""
 
 
 @pytest.mark.parametrize("model", KNOWN)
@@ -22,7 +22,7 @@ def test_layers_add_up_to_the_model(model: str) -> None:
 def test_each_published_row_has_a_prediction() -> None:
     found = pipedream_2019.speedups()
     assert [line.row.measured for line in found] == [line["speedup"] for line in rows(pipedream_2019.NAME)]
-    assert all(line.row.predicted >= 1 for line in found), "data parallelism alone is among what it chooses from"
+    assert all(line.row.predicted >= 1 for line in found), "data parallelism alone is among its choices"
 
 
 def test_only_a_network_that_is_too_slow_makes_it_a_pipeline() -> None:
@@ -30,5 +30,9 @@ def test_only_a_network_that_is_too_slow_makes_it_a_pipeline() -> None:
     assert all(found[f"ResNet-50, cluster {cluster}"].found == "16" for cluster in "AB")
     for model in ("VGG-16", "AlexNet"):
         assert abs(found[f"{model}, cluster A"].row.error) < 0.2
-        assert found[f"{model}, cluster A"].found.endswith("-1-1-2"), "linear layers, which hold the weights, are few"
-        assert found[f"{model}, cluster B"].row.error < -0.4, "its formula hides what was measured there"
+        assert found[f"{model}, cluster A"].found.endswith("-1-1-2"), (
+            "the linear layers, which hold the weights, get few workers"
+        )
+        assert found[f"{model}, cluster B"].row.error < -0.4, (
+            "its formula hides the communication that was measured there"
+        )

@@ -1,4 +1,4 @@
-"""Memory by formula, the verdict with its fixes, and the names and ideals of strategies."""
+"""Memory by formula, the verdict with its fixes, and the names and ideal speedups of strategies."""
 
 from __future__ import annotations
 
@@ -56,13 +56,13 @@ def test_parameters_of_gpt_2() -> None:
 @given(run_specs())
 def test_stages_hold_all_parameters_between_them(run: RunSpec) -> None:
     layout = Layout.of(run)
-    held = [flat_bytes(run, place) for place in range(layout.pp)]  # of weights there may be copies
+    held = [flat_bytes(run, place) for place in range(layout.pp)]  # in main precision; weight versions may add copies
     size = MAIN_BYTES[run.train.precision]
     flat = sum(unit.flat for unit in unit_costs(run)) * size
     shared = run.model.vocab * run.model.hidden // run.parallel.tp * size
     together = run.model.tied and layout.place(0) == layout.place(layout.stages - 1)
     whole = flat - (shared if together else 0)
-    rounding = bool(run.parallel.zero) * run.parallel.dp * ALIGN * size  # of a bucket
+    rounding = bool(run.parallel.zero) * run.parallel.dp * ALIGN * size  # up to a full bucket
     buckets = 2 * run.parallel.stages if run.parallel.zero < 3 else 1 + len(run.model.units())
     assert whole <= sum(held) <= whole + rounding * buckets
 
@@ -73,13 +73,13 @@ def test_every_rank_is_predicted_once_and_in_order(run: RunSpec) -> None:
     assert [memory.rank for memory in memories] == list(range(layout.world))
     assert [memory.stage for memory in memories] == [layout.coords(rank).place for rank in range(layout.world)]
     assert all(memory.total == sum(memory.as_dict().values()) for memory in memories)
-    # Where buckets are reduced no activation may be left: of a small model that is the peak.
+    # While buckets are reduced, no activation may be left: for a small model this can be the peak.
     assert all(memory.params > 0 and min(memory.as_dict().values()) >= 0 for memory in memories)
 
 
 @given(run_specs())
 def test_bytes_a_parameter(run: RunSpec) -> None:
-    """Parameter, gradient, and two moments of AdamW, with a master weight in 16 bits."""
+    """Parameter, gradient, and two moments of AdamW, plus a master weight in 16 bits."""
     parts = {"fp32": (4, 4, 8), "fp64": (8, 8, 16), "bf16": (2, 4, 12), "fp16": (2, 4, 12)}[run.train.precision]
     for memory in by_stage(run):
         count = flat_bytes(run, memory.stage) // parts[1]
@@ -87,20 +87,21 @@ def test_bytes_a_parameter(run: RunSpec) -> None:
         if run.parallel.zero < 3:
             assert memory.params % (parts[0] * count) == 0
             assert memory.params == parts[0] * count or not run.parallel.flushes
-        else:  # its part, and the layers that work
+        else:  # its part, and the layers currently gathered
             assert 0 < memory.params - parts[0] * count // owners <= parts[0] * count
         assert memory.optimizer == parts[2] * count // owners
         if run.parallel.zero < 2:
             assert memory.grads == parts[1] * count
-        else:  # its part, and at most the whole twice while backward fills buckets
+        else:  # its part, and at most twice the whole while backward fills buckets
             assert 0 <= memory.grads - parts[1] * count // owners <= 2.5 * parts[1] * count
 
 
 @given(run_specs())
 def test_recomputation_costs_at_most_the_output_of_a_block_and_its_gradient(run: RunSpec) -> None:
-    """With one block and one micro-batch in flight there is nothing to win, and the rebuilt output is one more. Under
-    ZeRO-3 the parameters of a whole block are there while it goes backward, not those of half of it. Where tensor ranks
-    share out positions, one of the two is there whole."""
+    """With one block and one micro-batch in flight nothing is gained, and the recomputed output comes on top. Under
+    ZeRO-3, a whole block's parameters are gathered while it goes backward, not those of half of it. With sequence
+    parallelism, one of the two tensors is there whole.
+    """
     plain = by_stage(changed(run, {"parallel.recompute": "none"}))
     again = by_stage(changed(run, {"parallel.recompute": "full"}))
     whole = max(run.parallel.tensor_ranks) if run.parallel.sequence else 1
@@ -121,13 +122,13 @@ def test_one_f_one_b_never_needs_more_kept_activations_than_gpipe(run: RunSpec) 
     plain = {"parallel.chunks": None, "parallel.cuts": None}
     one = by_stage(changed(run, plain | {"parallel.schedule": "1f1b"}))
     gpipe = by_stage(changed(run, plain | {"parallel.schedule": "gpipe"}))
-    sent = max(boundary_elements(run)) * BYTES_PER_ELEMENT[run.train.precision]  # an output that is still on its way
+    sent = max(boundary_elements(run)) * BYTES_PER_ELEMENT[run.train.precision]  # an output that is still being sent
     assert all(a.activations <= b.activations + sent for a, b in zip(one, gpipe, strict=True))
 
 
 def test_gpipe_keeps_every_micro_batch() -> None:
     def kept(schedule: str, samples: int) -> int:
-        """Bytes, of as many micro-batches of one sample."""
+        """Predicted activations of the last stage in bytes, with as many micro-batches of one sample."""
         batch = {"train": {"global_batch": samples}, "model": {"layers": 1}}
         run = {**batch, "parallel": {"pp": 2, "micro_batches": samples, "schedule": schedule}}
         return by_stage(RunSpec.model_validate(run))[1].activations
@@ -148,7 +149,7 @@ def kept(**split: Any) -> int:
 
 
 def test_activations_of_schedules_are_in_the_proportions_of_their_papers() -> None:
-    """ZB-H1 keeps what 1F1B keeps, ZB-H2 nearly twice that; ZB-V as much as 1F1B, V-Half and V-Min less and less."""
+    """ZB-H1 keeps as much as 1F1B, ZB-H2 nearly twice that; ZB-V as much as 1F1B, V-Half and V-Min less and less."""
     line = kept(schedule="1f1b")
     assert kept(schedule="zb-h1") == pytest.approx(line, rel=0.25)
     assert kept(schedule="zb-h2") == pytest.approx(7 / 4 * line, rel=0.25)
@@ -159,14 +160,14 @@ def test_activations_of_schedules_are_in_the_proportions_of_their_papers() -> No
 
 
 def test_weights_that_wait_are_counted_with_recomputation() -> None:
-    """W needs all inputs of a block's layers, which recomputation does not save it."""
+    """W needs the inputs of all layers of a block, which recomputation therefore cannot save."""
     plain, again = (kept(schedule="zb-h2", recompute=how) for how in ("none", "full"))
     assert 0.3 * plain < again <= plain
     assert kept(schedule="1f1b", recompute="full") < 0.5 * kept(schedule="1f1b")
 
 
 def test_a_place_holds_all_its_stages() -> None:
-    """Two chunks a rank: the same parameters in all, and the ends of a V on one rank share a tied matrix."""
+    """With two chunks per rank: the same parameters in total, and the ends of a V on one rank share a tied matrix."""
     line, loop, v = (by_stage(drawn(schedule=name)) for name in ("1f1b", "interleaved", "zb-v"))
     assert sum(m.params for m in line) == sum(m.params for m in loop) == sum(m.params for m in v)
     model = {"layers": 15, "vocab": 64, "tied": True}
@@ -224,7 +225,7 @@ def test_the_runs_own_cap_counts_where_it_is_less() -> None:
 
 
 def test_memory_that_a_fault_holds_is_needed() -> None:
-    """On its rank alone, and beside every change that is proposed; rules are told what the run itself would need."""
+    """Only on its rank, and on top of every proposed change; the diagnosis rules get what the run itself needs."""
     hog = {"kind": "memory_hog", "rank": 1, "mib": 500}
     plain, held = spec(dp=2), RunSpec.model_validate({"parallel": {"dp": 2}, "inject": [hog]})
     own = worst_stage(plain).total
@@ -232,7 +233,7 @@ def test_memory_that_a_fault_holds_is_needed() -> None:
     assert (most.rank, most.total) == (1, own + (500 << 20)) and needed(plain) == by_stage(plain) == by_stage(held)
     found = verdict(held, 400 << 20)
     assert (found.fits, found.worst_rank, found.total) == (False, 1, most.total)
-    assert found.fixes == (), "none makes the fault hold less"
+    assert found.fixes == (), "no change makes the fault hold less"
     assert verdict(plain, 400 << 20).fits and verdict(held, most.total).fits
     piped = needed(RunSpec.model_validate({"parallel": {"pp": 2, "micro_batches": 4}, "inject": [hog]}))
     assert [memory.rank for memory in piped] == [0, 1] and piped[1].total > 500 << 20 > piped[0].total

@@ -1,4 +1,4 @@
-"""The predicted peak against the meter's, at the instants of a GPT's backward."""
+"""The predicted peak compared with the meter's, at the moments of a GPT's backward."""
 
 from __future__ import annotations
 
@@ -24,6 +24,8 @@ def test_a_mix_that_w_needs_is_there_when_gradients_of_queries_keys_and_values_b
 
 @pytest.mark.parametrize("recompute", ["selective", "full"])
 def test_the_gradient_of_an_output_is_there_once(yard: LocalYard, tmp_path: Path, recompute: str) -> None:
-    """It goes round a layer and into it: the rows of this rank, and those of all while they are gathered."""
+    """This rank's rows and, while they are gathered, those of all ranks: it goes through the residual connection and
+    the layer.
+    """
     model = {**GPT, "layers": 2, "seq": 32, "positions": "rope", "activation": "swiglu", "norm": "rmsnorm"}
     assert_predicted(yard, tmp_path, model, {**SHARED, "recompute": recompute}, "fp32", within=0.01)

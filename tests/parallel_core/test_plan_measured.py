@@ -1,4 +1,4 @@
-"""The predicted peak against the meter's, on real ranks."""
+"""The predicted memory peak compared with the meter's, on real ranks."""
 
 from __future__ import annotations
 
@@ -141,7 +141,7 @@ def test_prediction_holds_for_others(yard: LocalYard, tmp_path: Path, model: dic
 def test_prediction_holds_for_a_convolution_that_is_a_stage(
     yard: LocalYard, tmp_path: Path, cuts: tuple[int, ...]
 ) -> None:
-    """The first one, whose images need no gradient, and one with more channels than come in."""
+    """The first convolution, whose images need no gradient, and one with more output than input channels."""
     split = {**PIPELINE, "pp": len(cuts) + 1, "cuts": cuts}
     assert_predicted(yard, tmp_path, {"kind": "vgg16", "width": 8}, split, "fp32", within=0.002)
 
@@ -166,7 +166,7 @@ def test_prediction_holds_for_an_lstm_in_any_precision(
 
 
 def test_an_lstm_that_goes_back_by_positions_has_the_gradient_of_its_output(yard: LocalYard, tmp_path: Path) -> None:
-    """Where it is the last of its graph, too; what attention behind it kept is let go by then."""
+    """Also if it is the last layer of its graph; what the attention after it saved has been freed by then."""
     assert_predicted(yard, tmp_path, GNMT, {**PIPELINE, "recompute": "full"}, "fp64", within=0.01)
 
 
@@ -185,7 +185,7 @@ def test_prediction_counts_images_in_their_precision_and_what_norms_keep(
 def test_images_that_are_large_beside_their_layers_are_counted_while_they_are_read(
     yard: LocalYard, tmp_path: Path, schedule: str, precision: str
 ) -> None:
-    """They come in fp32; in a stream the batches of steps that have ended are still there."""
+    """They arrive in fp32; without a flush, the batches of finished steps are still there."""
     train = {"steps": 4, "warmup_steps": 2, "global_batch": 64, "precision": precision, "clip_norm": None}
     split = {"pp": 2, "micro_batches": 8, "schedule": schedule}
     spec = RunSpec.model_validate(
@@ -200,7 +200,7 @@ def test_images_that_are_large_beside_their_layers_are_counted_while_they_are_re
 def test_the_gradient_that_came_is_there_while_earlier_blocks_are_made_again(
     yard: LocalYard, tmp_path: Path, schedule: str, cuts: list[int]
 ) -> None:
-    """A stage's last block is cut in two, so that an earlier one needs most."""
+    """A stage's last block is cut in two, so that an earlier block needs most memory."""
     split = {"pp": 2, "micro_batches": 2, "schedule": schedule, "cuts": cuts, "recompute": "full"}
     assert_predicted(yard, tmp_path, GPT, split, "fp64", within=0.01)
 
@@ -217,7 +217,7 @@ def test_the_gradient_that_came_is_there_while_earlier_blocks_are_made_again(
 def test_a_tensor_rank_that_sends_nothing_keeps_nothing_sent(
     yard: LocalYard, tmp_path: Path, schedule: str, widths: list[int]
 ) -> None:
-    """A stage with one tensor rank takes what it needs from the first one of the stage before it or behind it."""
+    """A stage with one tensor rank receives from the first tensor rank of the previous or next stage only."""
     split = {"pp": 2, "micro_batches": 8, "schedule": schedule, "widths": widths, "recompute": "full"}
     assert_predicted(yard, tmp_path, {**GPT, "hidden": 32, "heads": 2}, split, "fp32", within=0.01)
 
@@ -238,7 +238,7 @@ def test_a_gradient_that_the_next_activation_proves_taken_is_let_go(yard: LocalY
 
 @pytest.mark.parametrize("schedule", ["1f1b", "zb-h1"])
 def test_an_embedding_alone_needs_most_in_its_only_forward(yard: LocalYard, tmp_path: Path, schedule: str) -> None:
-    """What it finds, that with positions, and room for the gradient that is to come."""
+    """The looked-up rows, their sum with the positions, and the buffer for the gradient to come."""
     split = {"pp": 2, "cuts": [1], "schedule": schedule}
     assert_predicted(yard, tmp_path, {**GPT, "hidden": 32}, split, "fp32", within=0.005)
 
@@ -254,8 +254,9 @@ def test_rows_gathered_for_a_second_layer_are_let_go_by_a_core_made_again(yard: 
 
 
 def test_what_a_forward_without_a_graph_holds_is_counted(yard: LocalYard, tmp_path: Path) -> None:
-    """Between backwards: a layer that gathers has its input, and its columns before and behind they are put in order;
-    W keeps this rank's columns of the gradient."""
+    """Between backwards, a layer that gathers holds its input, and its columns before and after reordering; W keeps
+    this rank's columns of the gradient.
+    """
     split = {**COLUMNS, **PIPELINE, "schedule": "v-min", "recompute": "full"}
     assert_predicted(yard, tmp_path, {**GPT, "layers": 4}, split, "fp16", within=0.01)
 
@@ -293,11 +294,13 @@ def test_prediction_holds_for_an_lstm_whose_gradients_are_sharded(
 @pytest.mark.full
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_replicas_of_fully_shard_own_what_rows_are_left(yard: LocalYard, tmp_path: Path, precision: str) -> None:
-    """Nothing of this model divides by three: the last replica owns less, and all have room for as many."""
+    """Nothing in this model is divisible by three: the last replica owns less, and all have equally large buffers."""
     split = {"dp": 3, "zero": 3, "zero_backend": "fully_shard"}
     assert_predicted(yard, tmp_path, GPT, split, precision, within=0.003, batch=24)
 
 
 def test_what_comes_out_of_the_only_bucket_is_counted(yard: LocalYard, tmp_path: Path) -> None:
-    """All of a small model is sent at once; behind the first micro-batch its sum comes out beside what is kept."""
+    """A small model's gradients are sent in one bucket; after the first micro-batch, the reduced result is added to
+    what is kept.
+    """
     assert_predicted(yard, tmp_path, {"kind": "mlp"}, {"dp": 2, "zero": 2, "micro_batches": 2}, "fp32")

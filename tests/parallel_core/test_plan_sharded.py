@@ -1,5 +1,6 @@
-"""The predicted peak against the meter's where torch's fully_shard cuts models of images, and where ZeRO-2 goes
-backward in two."""
+"""The predicted peak compared with the meter's, for torch's fully_shard on image models, and for ZeRO-2 with a split
+backward.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +29,7 @@ VGG = {"kind": "vgg16", "width": 8}
 def test_large_layers_need_most_when_they_are_gathered_or_summed(
     yard: LocalYard, tmp_path: Path, model: dict[str, Any], recompute: str
 ) -> None:
-    """A gather is copied out and, in a forward, held beside the next one; gradients are summed in a copy."""
+    """A gather is copied out and, in a forward, held next to the following one; gradients are reduced in a copy."""
     split = {**TORCH, "dp": 2, "recompute": recompute}
     assert_predicted(yard, tmp_path, model, split, "fp32", within=0.01, exact=["optimizer"])
 
@@ -40,7 +41,7 @@ def test_rows_of_any_layer_are_shared_out_over_three(yard: LocalYard, tmp_path: 
 
 
 def test_in_sixteen_bits_a_gathered_layer_sums_its_gradients_in_them(yard: LocalYard, tmp_path: Path) -> None:
-    """No product stands beside the sum, which is as wide."""
+    """There is no separate matmul result next to the sum, which has the same dtype."""
     assert_predicted(yard, tmp_path, MLP, {**TORCH, "dp": 2}, "bf16", within=0.002, exact=["optimizer"])
 
 

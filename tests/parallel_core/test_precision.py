@@ -1,7 +1,7 @@
-"""16-bit runs: every layout against the single device in the same precision, loss scaling, and skipped steps.
+"""16-bit runs: every layout compared with the single device in the same precision, loss scaling, and skipped steps.
 
-With u the unit roundoff (2^-8 in bf16, 2^-11 in fp16), layouts that sum in another order may differ by: losses of
-three steps u; gradient norms 4u; the first gradient 4u (relative L2 norm over all parameters).
+With u the unit roundoff (2^-8 in bf16, 2^-11 in fp16), layouts that sum in another order may differ by u in the losses
+of three steps, by 4u in gradient norms, and by 4u in the first gradient (relative L2 norm over all parameters).
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def test_16_bits_are_near_fp32(precision: str) -> None:
 
 
 def test_norms_and_losses_of_16_bit_runs_are_fp32() -> None:
-    """Gradients, moments and master weights keep fp32; parameters and messages have 16 bits."""
+    """Gradients, moments and master weights are fp32; parameters and messages have 16 bits."""
     _, types = ranks.run(spec_of({}, {"precision": "bf16"}, pp=2, micro_batches=2), _types, ranks.scratch())
     assert types == {"params": "bfloat16", "grads": "float32", "state": ["float32"] * 3, "loss": "float32"}
 
@@ -147,7 +147,7 @@ def test_other_precisions_are_not_scaled() -> None:
 
 
 def test_powers_of_two_change_nothing_in_fp32() -> None:
-    """Scaling by them is exact: losses, norms and parameters keep their bits, with clipping on."""
+    """Scaling by them is exact: losses, norms and parameters keep their bits, also with clipping."""
     ((*plain, _), (*scaled, scale)) = (
         ranks.run(spec_of({}, {"precision": "fp32"}), work, ranks.scratch())[0] for work in (_plain, _scaled)
     )
@@ -178,7 +178,9 @@ def _three_steps(trainer: Trainer) -> tuple[list[tuple[float, float]], Tensors, 
 
 
 def test_overflow_on_one_rank_skips_the_step_on_all() -> None:
-    """The first step's gradient becomes infinite on the last rank alone; the next step is a step again."""
+    """Two steps overflow, although a gradient becomes infinite on the last rank only; parameters change in the next
+    good step.
+    """
     split = {"dp": 2, "pp": 2, "micro_batches": 2}
     seen = ranks.run(spec_of({}, {"precision": "fp16"}, **split), _overflow, ranks.scratch())
     for totals, kept, moved in seen:
@@ -224,7 +226,7 @@ def test_a_scale_that_is_too_high_comes_down_by_itself(tmp_path: Path) -> None:
 
 
 def test_a_loss_that_is_no_number_is_reported_and_ends_an_fp16_run(tmp_path: Path) -> None:
-    """Steps of size 1000 send the activations out of fp16's range, whatever the loss scale."""
+    """Updates of this size push the activations out of fp16's range, whatever the loss scale."""
     train = {"precision": "fp16", "lr": 100.0, "weight_decay": 0.0, "loss_scale": 4.0, "steps": 60}
     with pytest.raises(FloatingPointError, match=r"lower train\.lr, or set train\.precision to bf16"):
         run_rank(spec_of({}, train), 0, FileSink(tmp_path, 0), Rendezvous("", 0, 1, True), Progress(tmp_path, 0))

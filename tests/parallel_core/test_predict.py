@@ -1,4 +1,4 @@
-"""A step predicted from a cost table whose numbers are known: what it must come to, by hand."""
+"""Steps predicted from a cost table with known costs; expected values are calculated by hand."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.parallel_core.tables import ALPHA_S, BYTE_S, FLOP_S, SAMPLES, curve, 
 MODEL = ModelSpec(layers=4, hidden=32, seq=16, vocab=64)
 LINKS = ("all_reduce", "all_gather", "send")
 FORWARD = FLOP_S * sum(flop_weights(MODEL))
-"""Seconds of one sample."""
+"""Seconds of forward for one sample."""
 
 
 def spec(**parallel: object) -> RunSpec:
@@ -57,8 +57,9 @@ def test_replicas_share_the_batch_and_sum_their_gradients() -> None:
 
 
 def test_replicas_of_one_stage_share_its_micro_batches() -> None:
-    """Free links: the second stage alone sets the pace, behind the first micro-batch's forward, and waits for nothing;
-    its last gradient still goes back."""
+    """With free links, only the second stage sets the pace, after the first micro-batch's forward, and it never waits;
+    at the end its last gradient goes back.
+    """
     links = [{"what": what, "ranks": n, "time": {"sizes": [0], "seconds": [0]}} for what in LINKS for n in (2, 3)]
     cut = flop_weights(MODEL)[:4]
     first, second = FLOP_S * sum(cut), FORWARD - FLOP_S * sum(cut)
@@ -68,7 +69,9 @@ def test_replicas_of_one_stage_share_its_micro_batches() -> None:
 
 
 def test_a_stage_of_two_tensor_ranks_takes_half_as_long() -> None:
-    """Free links and a device each: the second stage, two ranks wide, sets the pace behind the first forward."""
+    """With free links and one device per rank, the second stage with two tensor ranks sets the pace after the first
+    forward.
+    """
     links = [{"what": what, "ranks": n, "time": {"sizes": [0], "seconds": [0]}} for what in LINKS for n in (2, 3)]
     first = FLOP_S * sum(flop_weights(MODEL)[:3])
     second = (FORWARD - first) / 2
@@ -94,7 +97,9 @@ def test_tensor_ranks_pay_for_every_collective() -> None:
 
 
 def _with_dear_gathers(cut: Cut) -> CostTable:
-    """Layers split by `cut`, too, which gather in their forward; a gather costs ten times what an all-reduce does."""
+    """A table with additional rows for layers with this cut, which gather in forward; a gather costs ten times an
+    all-reduce.
+    """
     rows = [
         row(MODEL, 2, "none", n, busy, 1.0)
         | {"tensor_split": cut}
@@ -108,7 +113,7 @@ def _with_dear_gathers(cut: Cut) -> CostTable:
 
 
 def test_columns_pay_for_every_collective_by_its_kind() -> None:
-    """A layer that runs forward again pays for its gathers again."""
+    """A recomputed layer pays for its gathers twice."""
     known = _with_dear_gathers("columns")
     pairs, columns, again = (
         predicted(known, tp=2, **more)
@@ -123,10 +128,10 @@ def test_columns_pay_for_every_collective_by_its_kind() -> None:
 
 
 def test_sequence_parallelism_pays_for_its_own_collectives_and_sums_its_norms() -> None:
-    """What leaves a stage is a rank's rows: half the bytes."""
+    """A stage sends only a rank's rows: half of the bytes."""
     known = _with_dear_gathers("sequence")
     pairs, sequence = (predicted(known, tp=2, **more) for more in ({}, {"sequence": True}))
-    norms = (2 * 4 + 1) * 2 * MODEL.hidden  # of four blocks and the head, weight and bias
+    norms = (2 * 4 + 1) * 2 * MODEL.hidden  # weight and bias, of four half-blocks' norms and the head's
     by_rows = ALPHA_S + 4 * (norms + MODEL.seq * MODEL.hidden) * BYTE_S
     assert sequence - pairs == pytest.approx(len(MODEL.units()) * 9 * ALPHA_S + by_rows, rel=1e-3)
     slow = [{"what": "send", "ranks": 2, "time": {"sizes": [0, 1e6], "seconds": [0, 1.0]}}]
@@ -143,7 +148,7 @@ FULLY = {"dp": 2, "zero": 3, "zero_backend": "fully_shard"}
 
 
 def by_torch(devices: int = 2, ranks: int = 2, work: float = 1.0) -> CostTable:
-    """Nothing costs anything but layers and what `fully_shard` adds."""
+    """A table in which only layers, and what `fully_shard` adds, take time."""
     rows = [
         {"ranks": ranks, "forward": 1.0, "backward": 2.0},
         {"ranks": ranks, "recompute": "full", "forward": 1.0, "backward": 4.0},
@@ -205,7 +210,9 @@ def test_busy_devices_slow_each_other() -> None:
 
 
 def test_ranks_that_share_a_device_take_longer_than_their_turns() -> None:
-    """Four replicas on two devices: two of them at once, each as slow as was measured of its width."""
+    """Four replicas on two devices: two run concurrently on each, slowed down by the factor measured for their tensor
+    width.
+    """
     free = [{"what": "all_reduce", "ranks": 2, "time": {"sizes": [0], "seconds": [0]}}]
     plain, slow, wide = (
         predicted(table(MODEL, links=free, crowded=known), dp=4) for known in ({}, {1: 1.1, 2: 1.5}, {2: 1.5})
@@ -227,7 +234,9 @@ def noisy(seconds: float) -> CostTable:
 
 
 def test_the_slowest_of_several_devices_is_waited_for() -> None:
-    """Two replicas that vary independently and meet once: the larger of two, on average, is 0.564 deviations more."""
+    """Two replicas vary independently and meet once: on average, the larger of the two is 0.564 standard deviations
+    above the mean.
+    """
     work = 3 * 8 * FORWARD
     noise = 0.05**2 * work
     assert predicted(noisy(noise)) == predicted()
@@ -237,7 +246,7 @@ def test_the_slowest_of_several_devices_is_waited_for() -> None:
 
 
 def test_who_meets_more_often_waits_longer() -> None:
-    """ZeRO-2 meets at every layer's gradients, ZeRO-3 at its parameters too, a pipeline at every message."""
+    """ZeRO-2 meets at every layer's gradients, ZeRO-3 also at its parameters, a pipeline at every message."""
     noise = 0.05**2 * 3 * 8 * FORWARD
     longer = [
         predicted(noisy(noise), **split) / predicted(**split) - 1
@@ -246,7 +255,7 @@ def test_who_meets_more_often_waits_longer() -> None:
     assert 0 < longer[0] < longer[1] < longer[2]
     piped = {"pp": 2, "micro_batches": 8}
     assert predicted(noisy(noise), **piped) > predicted(**piped) * (1 + longer[0] / 4)
-    assert predicted(noisy(noise), **piped) == predicted(noisy(noise), **piped), "drawn alike each time"
+    assert predicted(noisy(noise), **piped) == predicted(noisy(noise), **piped), "the same random numbers each time"
 
 
 @pytest.mark.parametrize(("count", "mean"), [(1, 0.0), (2, 0.5642), (4, 1.0294), (100, 2.5076)])
@@ -262,7 +271,7 @@ def test_ranks_on_one_device_take_turns() -> None:
 
 @pytest.mark.parametrize("name", ["gpipe", "1f1b", "interleaved", "zb-v", "zb-h1", "dualpipe-v", "looped-bfs", "naive"])
 def test_with_a_device_each_the_two_simulators_agree(name: str) -> None:
-    """Waiting, messages and order are the same; the fluid one only adds sharing."""
+    """Waiting, messages and order are the same; the fluid simulator only adds the sharing of devices."""
     made = build(spec(pp=2, schedule=name, micro_batches=8))
     costs = Costs.uniform(made.stages, 500, 700, 300, message=90)
     alone = Sharing(tuple((q,) for q in range(made.pipeline_ranks)), {})

@@ -1,4 +1,4 @@
-"""A pipeline that stays full, predicted from a cost table whose numbers are known."""
+"""A pipeline that stays full, predicted from a cost table with known costs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.parallel_core.test_predict import LINKS, MODEL, predicted
 
 @pytest.mark.parametrize("name", ["1f1b-naive", "1f1b-stash", "1f1b-vertical", "1f1b-2bw"])
 def test_a_pipeline_that_stays_full_takes_what_its_slowest_stage_takes(name: str) -> None:
-    """Free links: no step waits for the one before to drain."""
+    """With free links, no step waits for the previous one to drain."""
     free = table(MODEL, links=[{"what": w, "ranks": 2, "time": {"sizes": [0], "seconds": [0]}} for w in LINKS])
     stages = [FLOP_S * sum(flop_weights(MODEL)[units]) for units in (slice(0, 5), slice(5, None))]
     asked = {"pp": 2, "cuts": (5,), "micro_batches": 4}
@@ -45,7 +45,7 @@ def test_replicas_of_a_stream_meet_for_each_update() -> None:
 
 
 def free_of(devices: int) -> CostTable:
-    """Free links among so many devices."""
+    """A table with free links between that many devices."""
     zero = {"sizes": [0], "seconds": [0]}
     return table(MODEL, devices=devices, links=[{"what": w, "ranks": n, "time": zero} for w in LINKS for n in (2, 4)])
 

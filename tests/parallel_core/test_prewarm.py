@@ -1,4 +1,4 @@
-"""The fork server has imported what its ranks use: none of them takes its own time for a library."""
+"""The fork server has imported what its ranks use, so that no rank spends time on importing a library."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from parallel_core.spec import RunSpec
 
 GPT = {"layers": 2, "hidden": 32, "heads": 4, "seq": 16, "vocab": 64}
 LARGE, FEW = {"torch", "numpy", "sympy"}, 2
-"""A library is hundreds of modules; PyTorch's profiler finds one of its own only when it is used."""
+"""A library consists of hundreds of modules; torch's profiler imports one of its own only when it is used."""
 
 
 @pytest.fixture(scope="module")

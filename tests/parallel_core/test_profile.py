@@ -1,4 +1,4 @@
-"""A real profile of a small model in real ranks: complete, plausible, and enough to predict every kind of run."""
+"""A real profile of a small model in real ranks: complete, plausible, and sufficient to predict every kind of run."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_tensor_collectives_are_counted(profiled: CostTable) -> None:
 
 
 def test_four_samples_move_four_times_as_much_as_one(profiled: CostTable) -> None:
-    """Passes that are timed note their collectives as well: of them none is a layer's."""
+    """Collectives during timed passes are recorded, too; they must not be counted as a layer's."""
     counted = [row for row in profiled.layers if row.messages]
     assert {row.samples for row in counted} == {1, 4}
     for one, four in (rows for rows in product(counted, counted) if [row.samples for row in rows] == [1, 4]):
@@ -85,7 +85,7 @@ def test_four_samples_move_four_times_as_much_as_one(profiled: CostTable) -> Non
 
 def test_the_pace_of_both_devices_is_told_moment_by_moment(profiled: CostTable) -> None:
     spells = np.array(profiled.spells)
-    assert spells.shape[0] >= 2 * 3 and spells.shape[1] == 2, "three turns, at least, of each condition"
+    assert spells.shape[0] >= 2 * 3 and spells.shape[1] == 2, "at least three rounds for each condition"
     assert spells.mean() == pytest.approx(1.0) and spells.min() > 0
 
 
@@ -99,7 +99,9 @@ def test_columns_are_counted_by_kind(profiled: CostTable) -> None:
 
 
 def test_rows_are_counted_by_kind(profiled: CostTable) -> None:
-    """Korthikanti et al. 2022, figure 5: in place of each all-reduce a gather and a scatter, and one gather more."""
+    """Korthikanti et al. 2022, figure 5: a gather and a reduce-scatter instead of each all-reduce, and one more
+    gather.
+    """
     (row,) = (row for row in profiled.layers if row.key == (2, "none", 2, False, "sequence") and row.samples == 4)
     block = 4 * 4 * MODEL.seq * MODEL.hidden
     for unit in (MODEL.units().index(f"block.0.{part}") for part in ("attn", "mlp")):
@@ -128,7 +130,7 @@ def test_tensor_groups_are_timed_talking_too(profiled: CostTable) -> None:
 
 
 def test_links_of_both_ranks(profiled: CostTable) -> None:
-    assert not profiled.crowded and profiled.crowding(1) == 1.0  # a device each
+    assert not profiled.crowded and profiled.crowding(1) == 1.0  # a device for each rank
     assert {link.what for link in profiled.links} == {"all_reduce", "all_gather", "reduce_scatter", "send"}
     for link in profiled.links:
         assert link.ranks == 2 and link.time.sizes == (1024, 65536)
@@ -139,7 +141,8 @@ def test_links_of_both_ranks(profiled: CostTable) -> None:
 
 def test_torchs_sharding_is_timed_with_and_without_recomputation(profiled: CostTable) -> None:
     found = {(row.tp, row.recompute, row.ranks) for row in profiled.fully_sharded}
-    assert found == {(1, "none", 2), (1, "full", 2)}  # a group of two for each of two replicas is more than two ranks
+    # two replicas with tensor groups of two would need more than two ranks
+    assert found == {(1, "none", 2), (1, "full", 2)}
     assert all(row.forward > 0 and row.backward > 0 and 0 < row.work <= 1 for row in profiled.fully_sharded)
     plain, again = [line for line in report(profiled) if line.startswith("fully_shard over 2 replicas")]
     assert "recomputing" in again and "recomputing" not in plain
@@ -148,7 +151,7 @@ def test_torchs_sharding_is_timed_with_and_without_recomputation(profiled: CostT
 def test_what_zero_does_around_its_messages_is_timed(profiled: CostTable) -> None:
     found = {(row.zero, row.recompute): row for row in profiled.own_shards}
     assert set(found) == {(level, how) for level in (2, 3) for how in ("none", "full")}
-    assert all(row.backward > 0 for row in found.values()), "buckets of gradients are made, filled and let go"
+    assert all(row.backward > 0 for row in found.values()), "buckets of gradients are allocated, filled and freed"
     assert sum(line.startswith("ZeRO-3") and "beside its messages" in line for line in report(profiled)) == 2
 
 
@@ -240,7 +243,9 @@ def test_command_line(profiled: CostTable, tmp_path: Path, capsys: pytest.Captur
 
 
 def test_noise_is_what_parts_vary_by_from_one_time_to_the_next() -> None:
-    """Gamma distributed parts of variance q x mean; neither a slow drift nor a disturbed repeat counts."""
+    """Gamma distributed parts with variance q x mean; neither a slow drift nor a disturbed repetition counts as
+    noise.
+    """
     draw, q = np.random.default_rng(0), 1e-4
     means = np.array([2e-3, 5e-3, 1e-2])
     taken = q * draw.gamma(np.tile(means / q, (4_000, 1)))

@@ -1,4 +1,4 @@
-"""What a profile is asked to measure: which request takes in which."""
+"""What a profile is asked to measure, and which request covers which other."""
 
 from __future__ import annotations
 

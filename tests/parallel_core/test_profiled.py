@@ -1,4 +1,6 @@
-"""torch.profiler on chosen steps of our own run: the traces come as records, and are read back with certainty."""
+"""torch.profiler on chosen steps of our own run: the traces arrive as records, and their steps are read back with
+certainty.
+"""
 
 from __future__ import annotations
 
@@ -58,7 +60,7 @@ def test_chosen_steps_of_chosen_ranks_are_profiled_and_nothing_else_changes(tmp_
 
 
 class Heard:
-    """A sink that keeps what it is told."""
+    """A sink that keeps what is emitted."""
 
     def __init__(self) -> None:
         self.told: list[tuple[dict[str, Any], bytes]] = []

@@ -1,5 +1,6 @@
-"""Whoever is refused is told what would do: every refusal names its fields and a proposal; a proposal that is taken
-removes it and, where one change is enough, breaks no other rule. No run is started."""
+"""Every refusal names its fields and a proposal. Applying the proposal removes the refusal and, where one change is
+enough, breaks no other rule. No run is started.
+"""
 
 from __future__ import annotations
 
@@ -59,11 +60,11 @@ TRAIN: dict[str, list[Any]] = {
 }
 TRACE: dict[str, list[Any]] = {"profile_steps": [(2,), (3, 9)], "profile_ranks": [(0,), (1, 7)]}
 TOGETHER = 0.25
-"""Largest share of refusals with no clean way out: mistakes that hang together and need two changes."""
+"""Largest permitted share of refusals without a clean fix: related mistakes that need two changes."""
 
 
 def _draw(seed: int) -> Raw | None:
-    """A spec whose model is right; None where the draw made another one."""
+    """A random spec with a valid model; None if the draw gave an invalid model."""
     random = Random(seed)
 
     def some(of: dict[str, list[Any]], share: float) -> dict[str, Any]:
@@ -77,7 +78,7 @@ def _draw(seed: int) -> Raw | None:
 
 
 def _broken(raw: Raw) -> set[tuple[str, ...]] | None:
-    """Fields of each rule that is broken; None where a field alone is wrong."""
+    """The fields of each broken rule; None if a field is wrong by itself."""
     try:
         return broken(RunSpec.stored(raw))
     except ValidationError:
@@ -118,7 +119,7 @@ def test_a_proposal_that_is_taken_removes_it_and_makes_none(refused: list[tuple[
 
 
 def test_what_one_field_spoilt_is_mended_by_what_is_proposed() -> None:
-    """From a spec that is right, one field away, there is a clean way nearly always."""
+    """After one field of a valid spec was changed, there is nearly always a clean way back."""
     random, asked, stuck = Random(0), 0, 0
     for raw in filter(None, map(_draw, range(DRAWS))):
         if _broken(raw):

@@ -1,4 +1,4 @@
-"""Our search for an order against the zero-bubble papers' automatic scheduler, given the same times and memory."""
+"""Our schedule search compared with the zero-bubble papers' automatic scheduler, for the same times and memory."""
 
 from __future__ import annotations
 
@@ -33,7 +33,9 @@ def test_no_published_order_is_shorter_at_equal_memory(model: str) -> None:
 
 
 def _most(schedule: Schedule, needed: float) -> float:
-    """Of all ranks, micro-batches kept at one time: whole from F to B, `needed` of one from B to W."""
+    """Largest number of micro-batches held over all ranks: each counts fully from F to B, and with `needed` from B to
+    W.
+    """
     peak = 0.0
     for program in schedule.programs:
         held = 0.0
@@ -46,7 +48,9 @@ def _most(schedule: Schedule, needed: float) -> float:
 
 @pytest.mark.parametrize("micro_batches", [24, 64])
 def test_less_room_than_1f1b_is_kept_to_and_costs_time(micro_batches: int) -> None:
-    """8 stages, where 1F1B keeps 8: less is longer, but an order, down to one micro-batch."""
+    """With 8 stages 1F1B keeps 8 micro-batches. Less memory gives longer schedules, but valid ones, down to one
+    micro-batch.
+    """
     lengths = []
     for limit in (1.0, 2.0, 4.0, 6.5, 8.0):
         problem = problem_of({**FIRST, "micro_batches": micro_batches}, limit)

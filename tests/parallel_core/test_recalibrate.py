@@ -1,4 +1,4 @@
-"""A table brought up to what runs measured: the factor is found again, and what it cannot explain is refused."""
+"""A cost table adapted to what runs measured: the factor is recovered, and what it cannot explain is refused."""
 
 from __future__ import annotations
 

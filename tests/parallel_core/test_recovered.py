@@ -1,6 +1,7 @@
-"""Pipelines of jobs from elsewhere: what is recovered of them, and what would be if.
+"""Pipelines of imported jobs: what is recovered of them, and what-if answers for them.
 
-Steps are simulated, then robbed of all that a foreign trace does not hold; and a real one comes out of torch.profiler.
+Steps are simulated, then everything that a foreign trace lacks is removed; and one real trace comes from
+torch.profiler.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ def spec(schedule: str, **split: Any) -> RunSpec:
 
 
 def costs(of: RunSpec, norm: bool = True, last: float = 1.0, norm_ns: int = 0) -> Costs:
-    """Two devices with the same work in all: that of each stage falls as there are more of them."""
+    """Two devices with equal total work: the work of each stage shrinks as the number of stages grows."""
     share = 2 // (of.parallel.stages // of.parallel.pp)
     each = {Kind.F: 900, Kind.B: 1_000, Kind.W: 800, Kind.OPT_STEP: 400 // share, Kind.ALLREDUCE: 300}
     table = {(s, kind): ns * US * share for s in range(of.parallel.stages) for kind, ns in each.items()}
@@ -54,8 +55,9 @@ def step_of(spans: Mapping[int, NDArray[np.void]]) -> int:
 
 
 def foreign(of: RunSpec, stages: bool = True, norm: bool = True, last: float = 1.0, norm_ns: int = 0) -> Spans:
-    """The step of `of` as a trace of annotated kernels: compute in two pieces, sums, one update; where no stages are
-    named, unnamed messages."""
+    """The step of `of` as it would look in a trace of annotated kernels: compute in two pieces, reductions, one update.
+    Without `stages`, messages are unnamed, too.
+    """
     out = {}
     for rank, rows in simulate(build(of), costs(of, norm, last, norm_ns)).items():
         work = rows[np.isin(rows["kind"], [int(kind) for kind in COMPUTE])]
@@ -106,7 +108,9 @@ def test_the_schedule_is_known_again_and_its_replay_is_the_step(name: str, dp: i
 @pytest.mark.parametrize("before", ["gpipe", "1f1b", "zb-h1", "zb-v"])
 @pytest.mark.parametrize("after", ["1f1b", "zb-h1", "interleaved", "zb-v"])
 def test_another_schedule_takes_what_it_would_have_taken(before: str, after: str) -> None:
-    """Half of a backward is taken for the gradient of the input where it was one operation; here it is a bit more."""
+    """An unsplit backward is divided into equal halves for the gradients of input and weights; here the input's is a
+    bit more.
+    """
     really = step_of(simulate(build(spec(after)), costs(spec(after))))
     made = recovered(spec(before)).replay(Change(schedule=after))
     assert made.step == pytest.approx(really, rel=0.03)
@@ -200,7 +204,7 @@ def test_what_is_missing_is_said() -> None:
     bare = {rank: own[own["micro_batch"] < 0] for rank, own in whole.items()}
     with pytest.raises(NotRecovered, match="nothing names stages or micro-batches"):
         recover(bare)
-    assert Recovered.of(bare) is None, "nothing says that it is a pipeline"
+    assert Recovered.of(bare) is None, "nothing indicates a pipeline"
     alike = foreign(spec("1f1b"), stages=False)[0]
     together = dict.fromkeys(range(2), alike)
     with pytest.raises(NotRecovered, match="begin together, as replicas do"):
@@ -208,7 +212,7 @@ def test_what_is_missing_is_said() -> None:
 
 
 def test_our_own_export_comes_back_as_a_foreign_trace(tmp_path: Path) -> None:
-    """Two stages under torch.profiler: nothing is read but the files of the profiler."""
+    """Two stages under torch.profiler; only the profiler's files are read."""
     of = spec_of(trace={"profile_steps": [4]}, train={"steps": 6}, pp=2, micro_batches=4, schedule="zb-h1")
     seen = frames(of, tmp_path)
     files = []

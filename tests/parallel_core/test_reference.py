@@ -1,4 +1,6 @@
-"""How fast devices are beside a run and a profile: a work that never changes, and what becomes of its seconds."""
+"""The reference work: a fixed computation that measures the speed of devices during a run and a profile, and its
+use.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +49,7 @@ def test_it_draws_nothing_and_leaves_nothing() -> None:
     held = [*work._weights, work._input]
     assert all(tensor.grad is None for tensor in held)
     with torch.no_grad():
-        assert work.once() > 0, "a run may be about to do without gradients"
+        assert work.once() > 0, "also inside no_grad, which a run may have set"
 
 
 def beside(**changes: object) -> ReferenceProbe:
@@ -57,7 +59,9 @@ def beside(**changes: object) -> ReferenceProbe:
 
 
 def test_its_time_stays_within_its_budget(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A clock that goes on by 2 ms whenever it is read: the work takes 4 ms, so steps of 1 ms pay for it in 100."""
+    """A clock that advances by 2 ms whenever it is read: the work takes 4 ms, so with steps of 1 ms it runs every 100
+    steps.
+    """
     clock = count(0)
     monkeypatch.setattr(
         "parallel_core.engine.reference_probe.time", SimpleNamespace(perf_counter=lambda: next(clock) * 2e-3)
@@ -67,7 +71,7 @@ def test_its_time_stays_within_its_budget(monkeypatch: pytest.MonkeyPatch) -> No
     done = [i for i, found in enumerate(short) if found is not None]
     assert [found.lasted for found in short if found is not None] == pytest.approx([4e-3] * len(done))
     assert done[0] == 0 and len(done) in (11, 12) and BUDGET == 0.04
-    assert all(often.behind(100.0) is not None for _ in range(5)), "behind every step where steps are long"
+    assert all(often.behind(100.0) is not None for _ in range(5)), "after every step where steps are long"
 
 
 @pytest.mark.parametrize(
@@ -80,7 +84,7 @@ def test_where_it_is_left_out(changes: dict[str, object]) -> None:
 
 
 def test_runs_do_it_behind_timed_steps_and_learn_the_same(tmp_path: Path) -> None:
-    """All ranks behind the same steps, and never in front of the first timed one."""
+    """All ranks do it after the same steps, and never before the first timed one."""
     found = {}
     for name, on in (("with", True), ("without", False)):
         folder = tmp_path / name
@@ -94,9 +98,11 @@ def test_runs_do_it_behind_timed_steps_and_learn_the_same(tmp_path: Path) -> Non
         told = one(rank, "summary").header["reference"]
         assert told["times"] == len(own) and told["seconds"] > 0
     every = [one(rank, "summary").header["reference"] for rank in ranks]
-    assert sum(each.get("alone", 0) for each in every) == -(-len(steps[0]) // ALONE_EVERY), "one rank a time"
+    assert sum(each.get("alone", 0) for each in every) == -(-len(steps[0]) // ALONE_EVERY), "one rank at a time"
     assert all(each["company"] > 0 for each in every if each.get("alone"))
-    assert max(each.get("alone", 0) for each in every) - min(each.get("alone", 0) for each in every) <= 1, "in turn"
+    assert max(each.get("alone", 0) for each in every) - min(each.get("alone", 0) for each in every) <= 1, (
+        "ranks take turns"
+    )
     assert series(ranks[0], "loss")["value"].tolist() == series(bare[0], "loss")["value"].tolist()
     assert not any(series(rank, "reference_time").size for rank in bare)
     assert "reference" not in one(bare[0], "summary").header
@@ -121,11 +127,11 @@ def test_what_a_run_says_is_held_against_the_profile() -> None:
     assert [known.usual(together) for together in (1, 2, 4)] == [0.002, 0.004, 0.004]
     assert spells_beside([[0.004], [0.006]], known.usual(2)) == [Spell(1.0, (1.0, 1.5))]
     assert spells_beside([[0.003]], table(MODEL).usual(1)) == []
-    assert scaled(known, 1.2).usual(1) == 0.0, "runs say what it costs now, not at which pace"
+    assert scaled(known, 1.2).usual(1) == 0.0, "the costs are now those of runs, so their speed is not known any more"
 
 
 def test_a_profile_of_an_earlier_work_says_nothing_of_the_pace_of_runs_today() -> None:
-    """It predicts as before: its rows are at one pace of their own."""
+    """It still predicts: its rows are consistent with each other."""
     known = table(MODEL, reference={1: 0.002, 2: 0.004})
     told = known.dump()
     del told["reference_uncounted"]
@@ -136,7 +142,7 @@ def test_a_profile_of_an_earlier_work_says_nothing_of_the_pace_of_runs_today() -
 
 
 def test_what_ran_before_it_is_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of a work whose caches fill by and by: it takes 3, 2 and 1 s behind anything else."""
+    """A work whose caches fill gradually takes 3, 2 and 1 s after anything else; only the last one counts."""
     work, taken, pending = Reference(), [0.0], [3.0, 2.0, 1.0]
 
     def do() -> None:
@@ -155,7 +161,7 @@ TOLD = {"joined": False, "tensor_split": "pairs"}
 
 
 def test_passes_are_brought_to_one_pace() -> None:
-    """Core 1 is twice as slow as core 0, and while a wider group was timed both were twice as slow as before."""
+    """Core 1 is twice as slow as core 0, and both were twice as slow as before while the wider group was timed."""
     headers = [header(0, 1, 2.0), header(0, 2, 4.0), header(1, 2, 8.0)]
     headers += [header(0, 1, 4.0, tp=2), header(0, 2, 8.0, tp=2), header(1, 2, 16.0, tp=2)]
     usual = normalize.reference(headers)
@@ -167,8 +173,9 @@ def test_passes_are_brought_to_one_pace() -> None:
 
 
 def test_a_group_that_talks_is_at_the_pace_of_its_slowest() -> None:
-    """Core 1 is twice as slow as core 0: at each collective the group waits for it, so both rows are at its pace, and a
-    run on the same cores is predicted as long as the group took."""
+    """Core 1 is twice as slow as core 0, and the group waits for it at each collective. Both rows have its speed, and a
+    run on the same cores is predicted to take as long as the group did.
+    """
     headers = [header(0, 2, 4.0), header(1, 2, 8.0)]
     talking = [{**told, "row": {**told["row"], "tp": 2, "joined": True}} for told in headers]
     usual = normalize.reference([*headers, *talking])
@@ -186,7 +193,7 @@ def test_a_profile_without_the_work_stays_as_it_was_measured() -> None:
 
 
 def test_waiting_for_a_turn_is_told_apart_from_working() -> None:
-    """Two processes on one core: each waits while the other has its turn."""
+    """Two processes on one core: each waits while the other runs."""
     core = min(cores())
     busy = [
         sys.executable,
@@ -203,7 +210,7 @@ def test_waiting_for_a_turn_is_told_apart_from_working() -> None:
 
 
 def _work_on(core: int) -> float:
-    """Seconds that this thread waits for the core in the middle of 0.2 s of processor time."""
+    """Seconds that this thread waited for the core during 0.2 s of its own processor time."""
     os.sched_setaffinity(0, [core])
     before, until = host.waited(), time.thread_time() + 0.2
     while time.thread_time() < until:
@@ -212,7 +219,9 @@ def _work_on(core: int) -> float:
 
 
 def test_a_group_gets_on_while_none_of_its_ranks_is_held_up(tmp_path: Path) -> None:
-    """Each of two is held up for half of the time, by others of its own core: neither is for a quarter of it."""
+    """Each of two ranks is delayed half of the time by other processes on its core; for a quarter of the time, neither
+    is.
+    """
     spec = RunSpec.model_validate({"model": MODEL.model_dump(), "parallel": {"dp": 2}})
     assert run(spec, _held_up, tmp_path) == pytest.approx([0.25, 0.25])
 
@@ -234,7 +243,7 @@ def _rest() -> dict[Part, list[float]]:
 
 
 def test_a_thread_of_ones_own_on_the_core_is_nobody_else() -> None:
-    """What a rank waits for gloo's threads is part of what its collectives take."""
+    """Waiting for gloo's threads is part of the duration of a rank's collectives."""
     every = os.sched_getaffinity(0)
     os.sched_setaffinity(0, {min(every)})  # of this thread, and of those that it starts
     try:
@@ -245,15 +254,15 @@ def test_a_thread_of_ones_own_on_the_core_is_nobody_else() -> None:
         os.sched_setaffinity(0, every)
     if not waited:
         pytest.skip("this kernel does not tell how long a thread waited")
-    assert share > 1.0 - (waited - own / 2) / lasted, "others beside the tests may have had the core, too"
+    assert share > 1.0 - (waited - own / 2) / lasted, "processes besides the tests may have used the core, too"
 
 
 def _worked_with_another() -> tuple[float, float]:
-    """(processor seconds of the other thread, seconds of both)."""
+    """(processor seconds of the other thread, elapsed seconds of both)."""
     began, spent = time.perf_counter(), [0.0]
 
     def work() -> None:
-        hashlib.pbkdf2_hmac("sha256", b"", b"", 200_000)  # without the interpreter's lock
+        hashlib.pbkdf2_hmac("sha256", b"", b"", 200_000)  # releases the interpreter's lock
         spent[0] = time.thread_time()
 
     other = threading.Thread(target=work)

@@ -1,4 +1,4 @@
-"""A rehearsal goes through every stage of a rank and leaves nothing behind: what follows has the same bits."""
+"""A rehearsal goes through every stage of a rank without lasting effects: subsequent steps have the same bits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is said of repeats: hiccups count by how often they come, breakdowns do not."""
+"""The summary of repeated timings: hiccups count in proportion to their frequency, breakdowns do not."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from parallel_core.profile.repeats import expected
 
 
 def test_sums_of_parts_are_what_the_whole_takes() -> None:
-    """Every tenth part of 10 ms has a hiccup of 5 ms: ten of them take 105 ms, not ten medians."""
+    """One part of 10 ms in ten has a hiccup of 5 ms: ten parts take 105 ms, not ten times the median."""
     parts = [0.010] * 9 + [0.015]
     assert 10 * expected(parts) == pytest.approx(sum(parts))
 

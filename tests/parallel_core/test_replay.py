@@ -1,4 +1,4 @@
-"""Replaying a step: the same when nothing is changed, what the papers say when something is."""
+"""Replaying a step: identical if nothing is changed, and as the papers say if something is."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from parallel_core.simulate.replay import FREE, HALVES, Change, ideal_limit, pla
 from parallel_core.spec import RunSpec
 
 ATTEMPTS = 12
-"""Runs until one step was left alone by everything else on the machine."""
+"""Repeated runs, until one step was not disturbed by other processes."""
 MODEL = {"layers": 8, "hidden": 32, "heads": 4, "seq": 32, "vocab": 64}
 
 
@@ -86,7 +86,9 @@ def test_free_links_take_the_messages_out() -> None:
 
 @pytest.mark.parametrize("change", [Change(), Change(schedule="zb-h1")], ids=["the same program", "another"])
 def test_the_norm_is_communication_of_its_own(change: Change) -> None:
-    """Not a part of the optimizer: the accounts of the replayed step have it where those of the measured one do."""
+    """It is not part of the optimizer: the accounts of the replayed step must list it as those of the measured one
+    do.
+    """
     made = spec(pp=2, micro_batches=4)
     uniform = Costs.uniform(2, 1000, 1000, 1000)
     steps = {(stage, Kind.OPT_STEP): 500 for stage in range(2)}
@@ -112,7 +114,7 @@ def test_another_schedule_and_more_micro_batches() -> None:
 
 @pytest.mark.parametrize("row", rows("zero_bubble_2024"), ids=lambda row: f"{row['model']}-{row['micro_batches']}")
 def test_a_backward_is_halved_as_it_was_profiled_on_gpus(row: dict[str, Any]) -> None:
-    """Of a 1F1B with the published forward and whole backward, against a ZB-H1 with the published halves."""
+    """A replay of 1F1B with the published forward and whole backward, compared with ZB-H1 with the published halves."""
     f, b, w = (round(1000 * row["profiled_ms"][kind]) for kind in "FBW")
     whole, halves = (spec(pp=4, schedule=name, micro_batches=12) for name in ("1f1b", "zb-h1"))
     really = measured(halves, Costs.uniform(4, f, b, w)).step
@@ -121,7 +123,7 @@ def test_a_backward_is_halved_as_it_was_profiled_on_gpus(row: dict[str, Any]) ->
 
 
 def test_a_core_takes_longer_for_a_backward_in_two_parts() -> None:
-    """There and back again it is the same step. ZB-H1's first stage does not split."""
+    """Converting back gives the same step. ZB-H1's first stage does not split its backward."""
     whole, halves = (spec("cpu", pp=2, schedule=name, micro_batches=4) for name in ("gpipe", "zb-h1"))
     costs = Costs.uniform(2, 1000, 1000, 1000)
     to = replay(whole, measured(whole, costs), Change(schedule="zb-h1")).step
@@ -147,7 +149,9 @@ def test_a_schedule_of_more_stages_spreads_the_costs_over_the_layers() -> None:
 
 
 def test_layers_that_move_to_more_tensor_ranks_take_less() -> None:
-    """Two chunks a rank in place of one: both stages give layers to each other, and the devices' time stays."""
+    """Two chunks per rank instead of one: layers move between the stages in both directions, and the total device time
+    stays.
+    """
     made = spec(pp=2, micro_batches=4, widths=(1, 2), cuts=(9,))
     found = measured(made, Costs.uniform(2, 1000, 1000, 1000))
     again = replay(made, found, Change(schedule="interleaved"))
@@ -238,7 +242,7 @@ def test_exports() -> None:
     rows = [dict(zip(COLUMNS, row, strict=True)) for row in table(spans, layout)]
     assert len(rows) == len(complete)
     first = next(row for row in rows if row["kind"] == "RECV_ACT")
-    assert first["waited_ns"] == 1000  # until the send began; then it is on its way for 500
+    assert first["waited_ns"] == 1000  # until the send began; then the message takes 500
     assert first["end_ns"] - first["start_ns"] == 1500
 
 
@@ -252,7 +256,7 @@ def test_a_real_step_is_replayed_within_3_percent(split: dict[str, Any], tmp_pat
         {"model": MODEL, "parallel": split, "train": {"global_batch": 8, "steps": 8}, "trace": {"trace_every": 5}}
     )
     errors: list[float] = []
-    for attempt in range(ATTEMPTS):  # a step that something else cut into is another rank's, not the mean of its group
+    for attempt in range(ATTEMPTS):  # in a disturbed step, a delayed rank is not represented by its group's mean
         outcome = yard.run(made, tmp_path / str(attempt))
         assert outcome.ok, outcome.failure()
         found = measure(build(made), outcome.traced(), Layout.of(made))

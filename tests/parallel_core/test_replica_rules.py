@@ -1,4 +1,6 @@
-"""What cannot stand beside different numbers of replicas, what such a run is called, and how fast it could be."""
+"""Rules for different numbers of replicas per stage: what they exclude, the name of such a run, and its ideal
+speedup.
+"""
 
 from __future__ import annotations
 
@@ -122,7 +124,9 @@ def test_names() -> None:
 
 
 def test_ideal_speedup() -> None:
-    """Of all devices where every replica is always busy; three micro-batches keep the second of two waiting for one."""
+    """All devices if every replica is always busy; with three micro-batches, the second of two replicas waits for one
+    slot.
+    """
     assert ideal_speedup(spec_of((2, 1))) == 3
     assert ideal_speedup(spec_of((2, 1), {"global_batch": 12}, micro_batches=3)) == pytest.approx(3 * 3 / 4)
     flushed = ideal_speedup(spec_of((2, 1), {"global_batch": 120}, schedule="1f1b", micro_batches=40))

@@ -1,4 +1,4 @@
-"""1F1B-RR: stages with different numbers of replicas, as values, proven and simulated."""
+"""1F1B-RR, with different numbers of replicas per stage: as values, checked and simulated."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def versions(made: Schedule, kind: Kind) -> list[list[int]]:
     ("replicas", "held"), [((15, 1), [2, 1]), ((2, 1, 1), [2, 2, 1]), ((2, 1), [2, 1]), ((1, 2), [3, 1])]
 )
 def test_noam(replicas: tuple[int, ...], held: list[int]) -> None:
-    """Narayanan et al. 2019, section 3.2: NOAM = ceil(devices / replicas of the input stage); figure 8 has 2-1."""
+    """Narayanan et al. 2019, section 3.2: NOAM = ceil(devices / replicas of the input stage); figure 8 shows 2-1."""
     assert [round_robin.under_way(replicas, stage) for stage in range(len(replicas))] == held
     made = build("1f1b-stash", replicas, 30)
     ends_though_sends_block(made, AHEAD)
@@ -42,7 +42,7 @@ def test_noam(replicas: tuple[int, ...], held: list[int]) -> None:
 
 @given(NAMES, REPLICAS, st.integers(0, 12), st.integers(1, 3))
 def test_every_stream_is_right_and_ends(name: str, replicas: list[int], more: int, steps: int) -> None:
-    """Any number of micro-batches, so the last round of a step may be short: no gradient of it is dropped."""
+    """Any number of micro-batches, so the last round of a step may be short: none of its gradients may be dropped."""
     ends_though_sends_block(build(name, replicas, max(replicas) + more, steps), AHEAD)
 
 
@@ -64,7 +64,7 @@ def test_a_replica_group_updates_once_a_round_and_a_short_last_one_counts() -> N
 
 
 def test_rounds_begin_anew_with_each_step() -> None:
-    """So both replicas hold version 3 when the first step of three micro-batches ends, and start the next together."""
+    """Both replicas hold version 3 when the first step of three micro-batches ends, and start the next one together."""
     made = build("1f1b-stash", (2, 1), 3, 2)
     assert versions(made, Kind.OPT_STEP) == [[2, 3, 5, 6], [2, 3, 5, 6], [1, 2, 3, 4, 5, 6]]
     assert [[op.micro_batch for op in p if op.kind is Kind.F] for p in made.programs[:2]] == [[0, 2, 3, 5], [1, 4]]
@@ -77,7 +77,7 @@ def test_2bw_keeps_two_versions(replicas: list[int], more: int, steps: int) -> N
 
 
 def test_vertical_sync_takes_the_newest_version_that_all_stages_have() -> None:
-    """A multiple of the least common multiple of the replica counts."""
+    """That is a multiple of the least common multiple of the replica counts."""
     made = build("1f1b-vertical", (2, 3, 1), 24)
     used = {op.micro_batch: op.version for program in made.programs for op in program if op.kind is Kind.F}
     assert set(used.values()) == {0, 6, 12, 18}
@@ -95,19 +95,19 @@ def test_equal_numbers_are_1f1b() -> None:
 
 
 def balanced(replicas: tuple[int, ...]) -> Costs:
-    """A stage with r replicas has r shares of the work."""
+    """A stage with r replicas has r times the work."""
     return Costs({(s, kind): n * ns for s, n in enumerate(replicas) for kind, ns in ((Kind.F, 1), (Kind.BW, 2))})
 
 
 @pytest.mark.parametrize(("replicas", "filling"), [((2, 1), 6), ((2, 1, 1), 9), ((1, 1, 1), 6), ((2, 2), 6)])
 def test_balanced_stages_are_always_busy_once_it_is_full(replicas: tuple[int, ...], filling: int) -> None:
-    """Simulated without the waits of replicas for each other: m micro-batches take 3 m and the time to fill."""
+    """Simulated without the reductions between replicas: m micro-batches take 3 m plus the time to fill."""
     made = communicate(round_robin.compute_only("1f1b-stash", replicas, 60))
     assert max(int(rows["end"].max()) for rows in simulate(made, balanced(replicas)).values()) == 3 * 60 + filling
 
 
 def test_fifteen_to_one() -> None:
-    """The paper's split of VGG-16: two micro-batches a replica of the first stage, one older version each."""
+    """The paper's split of VGG-16: two micro-batches per replica of the first stage, one older version each."""
     made = build("1f1b-stash", (15, 1), 60, 2)
     ends_though_sends_block(made, AHEAD)
     assert [peak_copies(program) for program in made.programs] == [1] * 15 + [0]

@@ -1,4 +1,4 @@
-"""What checkpoints are said to take, against those that real ranks write."""
+"""The predicted size of checkpoints, compared with those that real ranks write."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def spec_of(model: dict[str, Any], parallel: dict[str, Any], **train: Any) -> Ru
 def test_a_checkpoint_takes_what_was_said(
     model: dict[str, Any], parallel: dict[str, Any], precision: str, yard: LocalYard, tmp_path: Path
 ) -> None:
-    """Of each rank a file of bare numbers; they are all that grows with the model."""
+    """Counts the ranks' data files, which are the only part that grows with the model."""
     spec = spec_of(model, parallel, precision=precision)
     outcome = yard.run(spec, tmp_path)
     assert outcome.ok, outcome.failure()

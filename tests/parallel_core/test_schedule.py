@@ -1,4 +1,4 @@
-"""Schedules as values: the known orders, and properties of any of them."""
+"""Schedules as values: the known orders, and properties that hold for all of them."""
 
 from __future__ import annotations
 
@@ -45,8 +45,9 @@ def test_one_f_one_b_order() -> None:
 
 
 def test_zero_bubble_orders() -> None:
-    """Figures 2 and 3 of Qi et al. 2023, cut to two stages and three micro-batches; what the first stage does in two
-    parts there, one right behind the other, is one here."""
+    """Figures 2 and 3 of Qi et al. 2023, cut to two stages and three micro-batches. The first stage's B and W, which
+    follow each other directly there, are one operation here.
+    """
     assert orders(schedule.compute_only("zb-h1", 2, 3)) == [
         "F0 F1 BW0 F2 BW1 BW2",
         "F0 B0 F1 B1 W0 F2 B2 W1 W2",
@@ -62,7 +63,7 @@ def test_one_f_one_b_with_fewer_micro_batches_than_stages() -> None:
 
 
 def test_interleaved_order() -> None:
-    """Figure 4 of Narayanan et al. 2021b, with p = 2, v = 2, m = 4: a round of p micro-batches a chunk."""
+    """Figure 4 of Narayanan et al. 2021b, with p = 2, v = 2, m = 4: rounds of p micro-batches per chunk."""
     made = schedule.compute_only("interleaved", 2, 4)
     assert [" ".join(map(str, program)) for program in made.programs] == [
         "0F0 0F1 2F0 2F1 0F2 2BW0 0F3 2BW1 2F2 0BW0 2F3 0BW1 2BW2 2BW3 0BW2 0BW3",
@@ -159,7 +160,7 @@ def test_grid_marks_and_cuts_to_the_neighbourhood() -> None:
 
 @st.composite
 def pipelines(draw: st.DrawFn) -> Schedule:
-    """Any schedule by name with a pipeline, compute alone."""
+    """The compute operations of any named schedule with a pipeline."""
     name, pp = draw(st.sampled_from(schedule.names())), draw(st.integers(2, 6))
     traits = TRAITS[name]
     least = 2 * pp if traits.pairs else 1
@@ -169,7 +170,7 @@ def pipelines(draw: st.DrawFn) -> Schedule:
 
 @given(pipelines())
 def test_weight_gradients_of_a_stage_come_in_micro_batch_order(made: Schedule) -> None:
-    """So that sums of gradients have the same bits under every schedule."""
+    """This gives sums of gradients the same bits under every schedule."""
     for stage, (rank,) in enumerate(made.placement):
         parts = [part for op in made.programs[rank] for part in op.parts() if part.stage == stage]
         added = [part.micro_batch for part in parts if part.kind in (Kind.W, Kind.BW)]
@@ -195,7 +196,9 @@ def test_a_split_backward_is_split_where_its_traits_say_so(made: Schedule) -> No
 )
 @pytest.mark.parametrize(("pp", "micro_batches"), [(2, 4), (3, 9), (4, 8), (4, 12)])
 def test_order_is_that_of_pytorch(name: str, theirs: Any, chunks: int, pp: int, micro_batches: int) -> None:
-    """The published orders, as torch.distributed.pipelining has them; bubbles, which they write as None, left out."""
+    """The published orders, as in torch.distributed.pipelining; idle slots, which torch writes as None, are left
+    out.
+    """
     made = schedule.compute_only(name, pp, micro_batches, chunks=chunks)
     rows = table.to_csv(made).splitlines()
     asked = SimpleNamespace(

@@ -1,4 +1,6 @@
-"""Searches as questions and answers in JSON: the same numbers as the engine's own, in a process of its own."""
+"""Searches as questions and answers in JSON: the same numbers as from the engine, but computed in a separate
+process.
+"""
 
 from __future__ import annotations
 
@@ -82,7 +84,8 @@ def test_a_process_of_its_own_answers_on_its_output() -> None:
     command = [sys.executable, "-m", "parallel_core.searches", "bubbles"]
     ended = subprocess.run(command, input=b'{"model": "1.5B"}', capture_output=True, check=True)
     *said_before, last = map(json.loads, ended.stdout.splitlines())
-    assert all({"done", "of"} == set(line) for line in said_before)  # a fast machine is through before the first
+    # a fast machine may finish before the first report of progress
+    assert all({"done", "of"} == set(line) for line in said_before)
     found = bubbles_kind.Answer.model_validate(last["answer"])
     assert found.predicted == bubble_rows("1.5B")
 

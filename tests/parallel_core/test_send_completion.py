@@ -1,4 +1,4 @@
-"""Which message proves that a sent tensor was taken: never one that a peer may send before it took it."""
+"""Which message proves that a sent tensor was received: never one that the peer may send before receiving it."""
 
 from __future__ import annotations
 
@@ -29,7 +29,9 @@ def test_what_proves_a_send_was_sent_after_it_was_taken(spec: RunSpec) -> None:
 
 
 def test_in_1f1b_few_sends_wait_for_the_end_of_the_step() -> None:
-    """What is not proven holds its tensor until then: it must not grow with the number of micro-batches."""
+    """Without proof, a tensor is held until the end of the step; the number of those must not grow with that of
+    micro-batches.
+    """
     schedule = build(RunSpec.model_validate({"parallel": {"pp": 4, "micro_batches": 16}}))
     for here, program in enumerate(schedule.programs):
         proven = {sent for proved in receipts(schedule, here).values() for sent in proved}

@@ -1,4 +1,4 @@
-"""A simulated step: the bubbles and memories that the papers promise, and the records of a measured step."""
+"""A simulated step: the bubbles and memory stated in the papers, and the record format of a measured step."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_naive_keeps_one_stage_busy_at_a_time(p: int, m: int) -> None:
 
 @given(PLACES, st.integers(0, 12))
 def test_zb_h1(p: int, more: int) -> None:
-    """Qi et al. 2023, table 2 at T_F = T_B = T_W: idle (p - 1) T_F, p micro-batches kept on every stage."""
+    """Qi et al. 2023, table 2 with T_F = T_B = T_W: idle (p - 1) T_F, p micro-batches kept on every stage."""
     made = schedule.compute_only("zb-h1", p, p + more)
     assert max(idle(made)) == p - 1
     assert peak_kept(made) == (p,) * p
@@ -78,7 +78,7 @@ def test_zb_v(p: int, more: int) -> None:
 
 @given(PLACES, st.integers(0, 12))
 def test_dualpipe_v(p: int, more: int) -> None:
-    """DeepSeek's DualPipeV: idle (p - 1) (F&B + B - 3W) with B the whole backward; 2p + 1 chunks kept at most."""
+    """DeepSeek's DualPipeV: idle (p - 1) (F&B + B - 3W) with B the whole backward; at most 2p + 1 chunks kept."""
     made = schedule.compute_only("dualpipe-v", p, 2 * p + more)
     assert max(idle(made)) == (p - 1) * (3 + 2 - 3)
     assert max(peak_kept(made)) == 2 * p + 1
@@ -87,7 +87,7 @@ def test_dualpipe_v(p: int, more: int) -> None:
 @pytest.mark.parametrize(("name", "share"), [("v-half", 1 / 2), ("v-min", 1 / 3)])
 @pytest.mark.parametrize("p", [4, 6, 9, 16, 24])
 def test_v_blocks_keep_a_half_and_a_third(name: str, share: float, p: int) -> None:
-    """Qi et al. 2024, table 1: the activations of 1F1B (2p chunks) times the share, and a constant at most."""
+    """Qi et al. 2024, table 1: the activations of 1F1B (2p chunks) times the share, plus at most a constant."""
     made = schedule.compute_only(name, p, 4 * p)
     most = max(peak_in_flight(made))
     assert share * 2 * p <= most + 1
@@ -103,7 +103,7 @@ def test_v_blocks_idle_does_not_grow_with_m_at_equal_times(name: str, p: int) ->
 
 
 def test_a_barrier_before_the_optimizer_shows_what_zb_h2_hides() -> None:
-    """Every rank works without a pause, then all but the last wait for it in NORM."""
+    """Every rank works without a pause; then all but the last one wait for it in NORM."""
     spec = RunSpec.model_validate(
         {"parallel": {"pp": 3, "schedule": "zb-h2", "micro_batches": 8}}, context={"drawn": True}
     )
@@ -157,7 +157,7 @@ def test_costs_of_composed_operations() -> None:
 
 
 def test_spans_are_those_of_a_measured_step() -> None:
-    """The same record type, in the same breakdown: bubble and compute add up to the step."""
+    """The same record type, usable in the same breakdown: bubble and compute add up to the step."""
     spec = RunSpec.model_validate({"parallel": {"pp": 2, "micro_batches": 4}})
     spans = simulate(schedule.build(spec), Costs.uniform(2, 10, 10, 10, message=1))
     assert all(rows.dtype == SPAN for rows in spans.values())

@@ -1,4 +1,6 @@
-"""What takes minutes with a large model says that it goes on: no watchdog may take it for a rank that stands still."""
+"""Work that takes minutes with a large model reports progress, so that no watchdog takes the rank for one that
+hangs.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,7 @@ SPEC = RunSpec.model_validate(
 
 
 class Counting(Progress):
-    """Keeps what it was told."""
+    """Keeps every operation it is told."""
 
     def __init__(self, folder: Path) -> None:
         self.told: list[str] = []

@@ -1,4 +1,4 @@
-"""RunSpec: what may be combined, and what it says where something may not."""
+"""RunSpec: which combinations are valid, and the messages for those that are not."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def test_units_of_a_model() -> None:
         (
             {"parallel": {"chunks": 2}},
             "parallel.chunks",
-            "chunks=2 needs a pipeline; leave it empty.",  # a pipeline of 1f1b has one chunk a rank
+            "chunks=2 needs a pipeline; leave it empty.",  # a pipeline with 1f1b has one chunk per rank
         ),
         (
             {"model": {"kind": "mlp"}, "parallel": {"recompute": "selective"}},

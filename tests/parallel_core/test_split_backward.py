@@ -1,4 +1,4 @@
-"""B and W together are BW: the same bits, the products put off, what they need held and metered."""
+"""B and W together equal BW: same bits, deferred matmuls, and what W needs is kept and metered."""
 
 from __future__ import annotations
 
@@ -70,7 +70,8 @@ def test_the_sums_have_the_same_bits(recompute: str, tied: bool) -> None:
         split.chunks.stages[0].backward_weights(i)
     want, got = gradients(whole), gradients(split)
     for name in want:
-        if tied and name == "embed.token.weight":  # two layers share it: the sum of the first comes before the second's
+        # shared by two layers: the sum of one is complete before the other's begins
+        if tied and name == "embed.token.weight":
             np.testing.assert_allclose(got[name], want[name], rtol=1e-4, atol=1e-7)
         else:
             assert np.array_equal(got[name], want[name]), name
@@ -80,7 +81,7 @@ def test_the_sums_have_the_same_bits(recompute: str, tied: bool) -> None:
 
 
 class _Products(TorchDispatchMode):
-    """Multiply-adds of the matrix products inside."""
+    """Counts the multiply-adds of the matmuls inside."""
 
     count = 0
 
@@ -105,7 +106,7 @@ def test_half_of_the_products_are_put_off() -> None:
 
 
 def test_each_gradient_is_told_as_often_as_expected() -> None:
-    """A bucket of the data-parallel sum starts when all its gradients have arrived: neither early nor never."""
+    """The data-parallel reduction of a bucket starts when all its gradients have arrived: neither early nor never."""
     for tied in (False, True):
         for recompute in ("none", "full"):
             made = make(recompute, tied)
@@ -136,13 +137,15 @@ def test_what_w_needs_is_held_as_activations_until_then() -> None:
         left = meter.final["activations"]
     hidden, rows = 32, 32
     block = 4 * rows * hidden * ((1 + 3) + (1 + 1) + (1 + 4) + (4 + 1))  # input and output gradient of four layers
-    shared = 4 * rows * hidden  # the sum behind an MLP hands one gradient to two layers
+    shared = 4 * rows * hidden  # input and output gradient of four layers
     assert held >= 2 * (block - shared)
     assert left == 0
 
 
 def test_what_waits_for_w_holds_no_graph() -> None:
-    """The loss hands back the logits themselves as their gradient: with their graph, a stage's input would stay."""
+    """The loss returns the logits tensor itself as its gradient; if its graph were kept, a stage's input would stay
+    alive.
+    """
     spec = RunSpec.model_validate(
         {
             "model": {"layers": 2, "hidden": 32, "heads": 4, "seq": 16, "vocab": 64},

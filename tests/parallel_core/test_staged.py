@@ -1,4 +1,4 @@
-"""Ranks that share a GPU exchange through the host: here with CPU tensors that are copied all the same."""
+"""Ranks that share a GPU communicate through the host; tested here with CPU tensors that are copied in the same way."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A chain cut by hand: stage times, messages, the pace, and the splits beside it."""
+"""A chain of layers cut by hand: stage times, messages, the slowest stage, and other splits for comparison."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What replicas tell each other inside a layer's operation has a kind and words of its own."""
+"""The statistics that replicas exchange inside a batch norm have their own kind of span and their own name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a strategy is called, what of its devices it could bring at best, and what recomputation costs."""
+"""The name of a strategy, its ideal speedup on its devices, and the cost of recomputation."""
 
 from __future__ import annotations
 

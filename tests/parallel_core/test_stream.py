@@ -1,4 +1,4 @@
-"""Schedules that never flush, as values: windows of a stream, weight versions and their proof, and what is refused."""
+"""Schedules that never flush, as values: windows of a stream, weight versions and their verification, and refusals."""
 
 from __future__ import annotations
 
@@ -79,7 +79,9 @@ def test_versions_of_pipedream() -> None:
 
 
 def test_versions_of_2bw() -> None:
-    """Narayanan et al. 2021a, section 3.1: the weights of step t are made of gradients at those of step t - 1."""
+    """Narayanan et al. 2021a, section 3.1: the weights of step t come from gradients computed with those of step t -
+    1.
+    """
     assert versions(build(spec_of("1f1b-2bw", 3, 2), 4), Kind.F) == [[0, 0, 0, 0, 2, 2, 4, 4]] * 3
     assert versions(build(spec_of("1f1b-2bw", 3, 2), 4), Kind.OPT_STEP) == [[2, 4, 6, 8]] * 3
 

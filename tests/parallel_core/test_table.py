@@ -1,4 +1,6 @@
-"""Schedules as files: torch's own parser reads ours and writes what we read; JSON keeps all; a program of one's own."""
+"""Schedules as files: torch's own parser reads our CSV and its output reads back; JSON keeps everything; custom
+programs.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,8 @@ def test_csv_goes_through_pytorchs_own_parser_and_back(made: Schedule) -> None:
     kinds = {str(action.computation_type.value) for row in theirs for action in row}
     assert kinds <= {"F", "I", "B", "W", "OVERLAP_F_B"}
     back = from_csv(text, made.name)
-    flat = tuple(tuple(replace(op, version=0) for op in program) for program in made.programs)  # it has no versions
+    # the CSV has no versions
+    flat = tuple(tuple(replace(op, version=0) for op in program) for program in made.programs)
     assert (back.programs, back.placement, back.micro_batches) == (flat, made.placement, made.micro_batches)
 
 
@@ -48,7 +51,7 @@ def test_json_keeps_everything(spec: RunSpec) -> None:
 
 
 def test_spelling() -> None:
-    """Their B is our BW, their I our B."""
+    """torch's B is our BW, its I our B."""
     made = from_csv("0F0,0I0,0W0\n1F0,1B0\n")
     assert [[op.kind for op in program] for program in made.programs] == [[Kind.F, Kind.B, Kind.W], [Kind.F, Kind.BW]]
 
@@ -126,7 +129,7 @@ def test_a_program_is_proven_when_a_spec_is_validated(
 
 
 def test_a_program_that_would_hang_is_refused_with_its_grid() -> None:
-    """Each rank wants the other's work first: rank 0 the gradient of micro-batch 0, rank 1 the activation of 1."""
+    """Each rank waits for the other first: rank 0 for the gradient of micro-batch 0, rank 1 for the activation of 1."""
     with pytest.raises(ValidationError) as caught:
         custom("0F0,0B0,0F1,0B1\n1F0,1F1,1B0,1B1\n")
     error = field_errors(caught.value)["parallel.program"]

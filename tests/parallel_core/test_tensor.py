@@ -1,4 +1,4 @@
-"""Split layers on two real ranks against the whole layer on one."""
+"""Split layers on two real ranks, compared with the whole layer on one."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def test_vocabulary_embedding_equals_the_whole_one(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("scale", [1.0, 1000.0], ids=["usual", "huge"])
 def test_vocabulary_cross_entropy_equals_torch(scale: float, tmp_path: Path) -> None:
-    """Huge logits overflow where the maximum is not taken over the whole group."""
+    """Huge logits would overflow if the maximum were not taken over the whole group."""
     logits, targets = _random(6, 10) * scale, torch.tensor([0, 4, 5, 9, 7, 2])
     whole = logits.clone().requires_grad_()
     want = F.cross_entropy(whole, targets, reduction="sum")
@@ -113,4 +113,4 @@ def test_vocabulary_cross_entropy_equals_torch(scale: float, tmp_path: Path) -> 
     for rank, (got, kinds) in enumerate(on_two_ranks(use, tmp_path)):
         want_grad = whole.grad.chunk(2, 1)[rank]
         torch.testing.assert_close(got, [want.detach(), want_grad], rtol=1e-12, atol=1e-15)
-        assert kinds.count(Kind.TP_COLLECTIVE) == 2, "one maximum, one sum: both recorded"
+        assert kinds.count(Kind.TP_COLLECTIVE) == 2, "one maximum, one sum: both are recorded"

@@ -1,4 +1,4 @@
-"""Token files: mapped, sampled under any layout, and refused where they are not whole."""
+"""Token files: memory-mapped, sampled under any layout, and refused if incomplete."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A step that somebody asked to see while the run goes on is traced by its ranks, and profiled where asked."""
+"""A step requested while the run is under way is traced by its ranks, and profiled if requested."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MODEL = {"layers": 1, "hidden": 16, "heads": 2, "seq": 16, "vocab": 256}
 
 def test_a_wish_is_for_one_step_and_the_newest_counts(tmp_path: Path) -> None:
     asked = TraceRequests(tmp_path)
-    assert asked.at(3) is None, "nobody has asked"
+    assert asked.at(3) is None, "nothing was requested"
     ask(tmp_path, TraceRequest(3))
     assert asked.at(2) is None and asked.at(3) == TraceRequest(3, "spans")
     ask(tmp_path, TraceRequest(7, "profiler"))
@@ -45,8 +45,10 @@ def test_the_asked_step_is_traced_and_no_other(tmp_path: Path, how: How) -> None
     spans = {
         frame.header["step"]: np.frombuffer(frame.blob, SPAN) for frame in frames if frame.header["kind"] == "spans"
     }
-    assert sorted(spans) == [*([4] if how == "spans" else []), 7], "the asked one, and the one that is always traced"
+    assert sorted(spans) == [*([4] if how == "spans" else []), 7], (
+        "the requested step, and the one that is always traced"
+    )
     assert {int(Kind.F), int(Kind.BW), int(Kind.STEP)} <= set(spans[min(spans)]["kind"].tolist())
     profiles = {frame.header["step"] for frame in frames if frame.header["kind"] == "profile"}
     assert profiles == ({4} if how == "profiler" else set())
-    assert not any(frame.header["kind"] == "snapshot" for frame in frames), "a core has no allocator to ask"
+    assert not any(frame.header["kind"] == "snapshot" for frame in frames), "a CPU core has no allocator to record"

@@ -1,4 +1,4 @@
-"""Traces from elsewhere: real ones of torch.profiler, the same damaged, and GPU events written by hand."""
+"""Imported traces: real ones of torch.profiler, damaged copies of those, and events written by hand."""
 
 from __future__ import annotations
 
@@ -43,12 +43,12 @@ def changed(path: Path, to: Path, data: bytes) -> Path:
 
 
 def host(name: str, start: int, end: int, cat: str = "user_annotation") -> dict[str, Any]:
-    """An event of the host in microseconds, as the profiler writes it."""
+    """An event on the host, with times in microseconds, as the profiler writes it."""
     return {"ph": "X", "cat": cat, "name": name, "pid": 1, "tid": 1, "ts": start, "dur": end - start}
 
 
 def test_messages_that_only_annotations_tell_of_are_waits_and_not_gaps() -> None:
-    """Stages of one host talk through its memory: no library's operation stands for the wait."""
+    """Stages on one host communicate through shared memory, so no operation of a library stands for the wait."""
     made = [host("ProfilerStep#3", 0, 100), host("0F0", 0, 20), host("aten::mm", 0, 20, "cpu_op")]
     made += [host("0SEND_ACT0", 20, 22), host("PP:0RECV_B0", 22, 70), host("0BW0", 70, 100)]
     made += [host("aten::mm", 70, 100, "cpu_op"), host("aten::empty", 30, 31, "cpu_op")]
@@ -59,11 +59,11 @@ def test_messages_that_only_annotations_tell_of_are_waits_and_not_gaps() -> None
     library = kineto.read(Collected([*made[:-1], host("gloo:recv", 40, 70)])).steps[3]
     received = library[library["kind"] == Kind.RECV_GRAD]
     said = received[["start", "end", "micro_batch"]].tolist()
-    assert said == [(40_000, 70_000, 0)], "when is the library's word, what the annotation's"
+    assert said == [(40_000, 70_000, 0)], "the time comes from the library's span, the micro-batch from the annotation"
 
 
 def test_work_goes_on_beside_what_a_library_carries_out() -> None:
-    """gloo writes a send under the thread that asked for it, for as long as it is under way; the call may block."""
+    """gloo attributes a send to the calling thread for as long as it is in flight; the call itself may block."""
     made = [host("ProfilerStep#3", 0, 100), host("aten::mm", 0, 10, "cpu_op"), host("c10d::send", 10, 14, "cpu_op")]
     made += [host("gloo:send", 13, 40), host("aten::mm", 16, 36, "cpu_op"), host("c10d::recv_", 50, 80, "cpu_op")]
     made += [host("gloo:recv", 79, 90), host("aten::mm", 92, 96, "cpu_op")]
@@ -93,7 +93,7 @@ def test_pauses_inside_an_annotated_operation_of_a_cpu_are_its_own() -> None:
     }
 
 
-# Real ones
+# Real traces
 
 
 def test_a_real_trace_becomes_steps_of_phases(real: list[Path]) -> None:
@@ -151,7 +151,7 @@ def test_the_process_that_reads_leaves_a_report_and_tables(
     assert json.loads(capsys.readouterr().out.splitlines()[0])["of"] == sum(path.stat().st_size for path in real)
 
 
-# Damaged ones
+# Damaged traces
 
 
 @pytest.mark.parametrize("packed", [False, True])
@@ -283,7 +283,7 @@ def test_the_rank_is_read_off_the_file_or_its_name(header: dict[str, Any], name:
 
 @pytest.mark.parametrize(("host", "moved"), [("elsewhere", True), ("", True), (None, False)])
 def test_clocks_of_two_hosts_are_made_one(real: list[Path], tmp_path: Path, host: str | None, moved: bool) -> None:
-    """An hour of skew goes where the ends of collectives tell it; ranks of one host have one clock."""
+    """A skew of an hour is removed if the ends of collectives reveal it; ranks on one host share a clock."""
     whole = json.loads(real[1].read_text())
     for event in whole["traceEvents"]:
         if "ts" in event:

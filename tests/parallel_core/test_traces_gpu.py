@@ -1,4 +1,6 @@
-"""Traces of a GPU, written by hand in Kineto's form; families of operations; which marker encloses which moment."""
+"""Traces of a GPU, written by hand in Kineto's format; families of operations; which annotation encloses which
+moment.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,7 @@ def cpu(cat: str, name: str, start: float, length: float, thread: int = 1, link:
 
 
 def launched() -> list[dict[str, Any]]:
-    """Step 4: what the host did, and the kernels that it launched meanwhile, which run later."""
+    """Step 4: what the host did, and the kernels that it launched, which run later."""
     return [
         cpu("user_annotation", "ProfilerStep#4", 0, 1000),
         cpu("user_annotation", "Forward 1", 10, 80),
@@ -64,18 +66,22 @@ def test_a_kernel_is_what_the_code_around_its_launch_was_doing() -> None:
     assert seen[Kind.BUCKET][1] == 300_000
     assert seen[Kind.OPT_STEP][1] == 60_000
     assert seen[Kind.SEND_ACT][1] == 30_000
-    assert found.kernels[4][0] == "sm90_xmma_gemm_f32" and len(found.kernels[4]) == 6, "by their launch, in their order"
+    assert found.kernels[4][0] == "sm90_xmma_gemm_f32" and len(found.kernels[4]) == 6, (
+        "sorted by launch, in their order"
+    )
     assert found.operations[4] == [
         "autograd::engine::evaluate_function: AddmmBackward0",
         "autograd::engine::evaluate_function: CheckpointFunctionBackward",
         "nccl:send 0->1",
     ]
-    assert seen[Kind.STEP][1] == 1_230_000, "kernels launched in a step belong to it, though they end behind it"
+    assert seen[Kind.STEP][1] == 1_230_000, "kernels launched in a step belong to it, even if they end after it"
 
 
 @pytest.mark.parametrize("marked", [True, False])
 def test_a_step_begins_behind_the_work_of_the_one_before_it_on_the_device(marked: bool) -> None:
-    """The host launches a step in 100 us, the device takes 1 000 for it: from the second on the host is far ahead."""
+    """The host launches a step in 100 us, but the device needs 1 000: from the second step on, the host is far
+    ahead.
+    """
     made = []
     for step in range(4):
         at, on = 100 * step, 1000 * step + 50

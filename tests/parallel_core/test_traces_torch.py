@@ -1,4 +1,4 @@
-"""Traces of plain PyTorch as others bring them: nothing marked, tensors split, checkpoints, its own pipelines."""
+"""Traces of plain PyTorch, as users bring them: unmarked steps, DTensor, checkpointing, torch's own pipelines."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def _layers() -> nn.Sequential:
 
 
 def _record(step: Step, path: Path) -> None:
-    """STEPS steps behind one that is not looked at; nothing marks them."""
+    """Records STEPS unmarked steps, after one step that is not recorded."""
     step()
     with profile(activities=[ProfilerActivity.CPU]) as seen:
         for _ in range(STEPS):
@@ -84,7 +84,7 @@ def test_steps_that_nothing_marks_are_told_by_their_updates(tmp_path: Path) -> N
         assert (rows["start"] >= rows["start"][rows["kind"] == Kind.STEP]).all()
     edges = [int(rows["end"][rows["kind"] == Kind.OPT_STEP][0]) for rows in steps.values()]
     begun = [int(rows["start"].min()) for rows in steps.values()]
-    assert begun[1:] == edges[:-1], "a step begins where the update before it ends"
+    assert begun[1:] == edges[:-1], "a step begins where the previous update ended"
     assert all(found.ranks[0].operations[step] for step in steps)
 
 
@@ -106,7 +106,7 @@ def test_what_a_checkpoint_recomputes_is_no_backward(tmp_path: Path, reentrant: 
     work = np.isin(again["kind"], [int(kind) for kind in (Kind.BW, Kind.R)])
     kinds = again[work][np.argsort(again["start"][work], kind="stable")]["kind"]
     changes = int((np.diff((kinds == Kind.R).astype(int)) == 1).sum())
-    assert changes == len(blocks), "each block is recomputed in front of its own backward"
+    assert changes == len(blocks), "each block is recomputed before its own backward"
 
 
 # Two ranks
@@ -157,11 +157,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_sums_inside_of_a_split_layer_hold_up_its_rank(folder: Path) -> None:
-    """DTensor asks for them deep inside of an operation, and waits for them there: that is no computing."""
+    """DTensor issues them deep inside an operation and waits for them there; that must not count as compute."""
     found = _read(*(folder / f"split-rank{rank}.json" for rank in range(2)))
     spans = {rank: trace.steps[1] for rank, trace in found.ranks.items()}
     sums = [_kinds(rows)[Kind.BUCKET] for rows in spans.values()]
-    assert sums == [2 + 1] * 2, "one a layer and direction; nobody asks for the gradient of what is trained on"
+    assert sums == [2 + 1] * 2, (
+        "one per layer and direction, except for the gradient of the training data, which nobody needs"
+    )
     parts = breakdown(spans, Layout.unknown(2))
     assert all(own.exposed_collective > 0 for own in parts.values())
     took, free = (
@@ -172,7 +174,9 @@ def test_sums_inside_of_a_split_layer_hold_up_its_rank(folder: Path) -> None:
 
 @pytest.mark.parametrize("name", list(PIPELINES))
 def test_annotated_pipelines_are_whole(name: str, folder: Path) -> None:
-    """Stages whose first one goes back at once, and forwards that a backward shares its annotation with."""
+    """Includes schedules whose first stage goes backward at once, and forwards that share an annotation with a
+    backward.
+    """
     found = _read(*(folder / f"{name}-rank{rank}.json" for rank in range(2)))
     assert any(note.startswith("Certain: ") for note in found.notes)
     stages = 2 if name == "gpipe" else 4

@@ -1,4 +1,4 @@
-"""What ranks are predicted to say to each other, against the bytes of the spans of real ranks; and what they hold."""
+"""The predicted communication of ranks, compared with the bytes in the spans of real ranks; and what ranks hold."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def test_the_bytes_of_every_group_are_those_of_the_spans(
 
 
 def _measured(spec: RunSpec, rows: Any) -> Counter[str]:
-    """Bytes by group. The loss over a split vocabulary is left out: its messages are shorter than any activation."""
+    """Bytes by group, without the loss over a split vocabulary: its messages are shorter than any activation."""
     whole = spec.micro_batch_size * spec.model.seq * spec.model.hidden * spec.element_bytes
     out: Counter[str] = Counter()
     for row in rows:
@@ -100,7 +100,7 @@ def _predicted(spec: RunSpec, rank: int) -> Counter[str]:
 
 @given(run_specs())
 def test_what_one_end_sends_the_other_receives(spec: RunSpec) -> None:
-    """And every rank is in the group that it names."""
+    """Also: every rank is in the group that it names."""
     said: Counter[tuple[int, int]] = Counter()
     for rank in range(Layout.of(spec).world):
         for talk in comm_volumes(spec, rank):
@@ -140,14 +140,14 @@ def test_on_a_ring_an_all_reduce_goes_round_twice() -> None:
     (plain,) = comm_volumes(RunSpec.model_validate({"parallel": {"tp": 4}}), 0)
     assert plain.wire == 2 * plain.bytes * 3 // 4
     (rows,) = comm_volumes(RunSpec.model_validate({"parallel": {"tp": 4, "sequence": True}}), 0)
-    assert plain.wire < rows.wire < 1.5 * plain.wire, "one gather more in each backward"
+    assert plain.wire < rows.wire < 1.5 * plain.wire, "one more gather in each backward"
     sent, _ = comm_volumes(RunSpec.model_validate({"parallel": {"pp": 2, "micro_batches": 4}}), 0)
     assert sent.wire == sent.bytes
 
 
 @pytest.mark.parametrize(("activation", "ffn"), [("gelu", None), ("swiglu", None), ("gelu", 256)])
 def test_by_columns_a_block_sends_as_much_more_as_its_mlp_is_wide(activation: str, ffn: int | None) -> None:
-    """Of bsh: 5 + 3 + 2 f/h in place of 4 + 4; what is outside of blocks stays."""
+    """In units of bsh: 5 + 3 + 2 f/h instead of 4 + 4; layers outside of blocks are unchanged."""
     model = {"layers": 3, "activation": activation, "ffn": ffn}
     pairs, columns = (
         sum(

@@ -40,7 +40,7 @@ def frames(spec: RunSpec, folder: Path) -> list[list[Frame]]:
 
 
 def series(seen: Sequence[Frame], name: str) -> np.ndarray:
-    """The POINT rows of one series over all frames."""
+    """The POINT rows of one series from all frames."""
     parts = [np.empty(0, POINT)]
     for frame in seen:
         at = 0
@@ -156,7 +156,7 @@ def test_tensor_collectives_and_buckets_are_recorded(tmp_path: Path) -> None:
     seen = frames(spec_of(dp=2, tp=2, trace={"memory": False}), tmp_path)
     kinds = np.frombuffer(next(frame for frame in seen[0] if frame.kind == "spans").blob, SPAN)["kind"]
     blocks = MODEL["layers"]
-    # Forward: embedding, two a block, two for the loss. Backward: two a block, one for the head.
+    # Forward: embedding, two per block, two for the loss. Backward: two per block, one for the head.
     assert np.count_nonzero(kinds == Kind.TP_COLLECTIVE) == 1 + 2 * blocks + 2 + 2 * blocks + 1
     assert np.count_nonzero(kinds == Kind.BUCKET) >= 1
     assert not [frame for frame in seen[0] if frame.kind == "memory"]

@@ -1,4 +1,4 @@
-"""Stages that are typed: what is read, what is refused with its line and field, and how they are simulated."""
+"""Stages typed by the user: what is accepted, what is refused with its line and field, and how they are simulated."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ COSTS = st.lists(st.tuples(st.integers(1, 5), st.integers(0, 5), st.integers(1, 
 
 @given(st.sampled_from(["naive", "gpipe", "1f1b"]), COSTS, st.integers(0, 4), st.integers(3, 9))
 def test_all_work_of_a_step_is_there(name: str, costs: list[tuple[int, int, int]], silent: int, batches: int) -> None:
-    """No step is shorter than its slowest stage allows, and what is kept comes and goes."""
+    """No step is shorter than its slowest stage allows, and what is kept returns to zero."""
     stages = [Stage(str(i), f, None if i < silent else b, r, i) for i, (f, b, r) in enumerate(costs)]
     made = typed_lesson(name, stages, batches, 0.25)
     times = [stage.forward + (stage.backward or 0) for stage in stages]
@@ -64,7 +64,7 @@ def test_all_work_of_a_step_is_there(name: str, costs: list[tuple[int, int, int]
 
 
 def test_a_full_pipeline_goes_at_the_pace_of_its_slowest_stage() -> None:
-    """Three replicas of 9 units pass a micro-batch in 3, the stage behind them needs 4."""
+    """Three replicas of 9 units complete a micro-batch every 3 units; the next stage needs 4."""
     stages = read("a, 3, 6, 3\nb, 2, 2")
     made = typed_lesson("1f1b-stash", stages, 6)
     assert (made.length, made.working) == (6 * 4 * UNIT, pytest.approx((9 + 4) / 4))

@@ -1,4 +1,6 @@
-"""Pipelines that nothing annotates: counted from messages, of simulated steps and of a real one of torch's own."""
+"""Pipelines without annotations: recovered by counting messages, in simulated steps and in a real trace of torch's
+1F1B.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,7 @@ COUNT = 4
 
 
 def bare(name: str, pp: int, dp: int = 1, **split: Any) -> tuple[Spans, Spans]:
-    """The step of a pipeline as it is, and with nothing but forward, backward and messages told apart."""
+    """The step of a pipeline, and the same with only forward, backward and messages distinguished."""
     parallel = {"pp": pp, "dp": dp, "micro_batches": COUNT, "schedule": name} | split
     spec = RunSpec.model_validate({"parallel": parallel, "model": {"layers": 8}, "train": {"global_batch": 16}})
     return bare_of(spec)

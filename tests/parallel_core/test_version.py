@@ -1,4 +1,4 @@
-"""The version tells two checkouts of one release apart."""
+"""The version distinguishes two checkouts of the same release."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Messages that are begun and waited for later: only the wait is communication, as a real trace of gloo shows."""
+"""Messages that are started and waited for later: only the wait counts as communication, also in a real trace of
+gloo.
+"""
 
 from __future__ import annotations
 
@@ -76,7 +78,7 @@ def _work(spec: RunSpec, rank: int, meeting: Rendezvous, folder: Path) -> None:
 
 
 def _give(message: torch.Tensor) -> None:
-    """Begins to send, does something else for a while, and waits only then."""
+    """Starts a send, pauses, computes, and waits only then."""
     work = dist.isend(message, 1)
     time.sleep(PAUSE_S)
     _multiply()
@@ -85,7 +87,7 @@ def _give(message: torch.Tensor) -> None:
 
 
 def _take(message: torch.Tensor) -> None:
-    """Comes when the other has long been waiting."""
+    """Receives when the sender has long been waiting."""
     time.sleep(4 * PAUSE_S)
     dist.recv(message, 0)
 
@@ -113,7 +115,7 @@ def test_a_pause_under_a_real_send_of_gloo_is_no_communication(real: dict[int, n
     begun, done = int(beside["start"].min()), int(beside["end"].max())
     assert begun - send["start"] > PAUSE_S * 0.9e9, "the pause is inside the span of the send"
     found = accounts(real, LAYOUT)[0]
-    assert found.parts.exposed_p2p == send["end"] - done, "only the wait behind the work"
+    assert found.parts.exposed_p2p == send["end"] - done, "only the wait after the work"
     assert found.parts.other >= begun - send["start"]
     assert found.overlapped == found.parts.compute - _outside(work, int(send["start"]), int(send["end"]))
     step = own[own["kind"] == Kind.STEP][0]

@@ -1,4 +1,6 @@
-"""What cannot stand beside different numbers of tensor ranks, what such a run is called, and how fast it could be."""
+"""Rules for different numbers of tensor ranks per stage: what they exclude, the name of such a run, and its ideal
+speedup.
+"""
 
 from __future__ import annotations
 

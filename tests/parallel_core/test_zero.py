@@ -1,5 +1,6 @@
-"""ZeRO: replicas that share the optimizer's state, and gradients, compute what one process computes; each holds its
-part."""
+"""ZeRO-1 and 2: replicas that shard the optimizer's state (and gradients) compute what one process computes, and each
+holds only its part.
+"""
 
 from __future__ import annotations
 
@@ -43,9 +44,9 @@ SPLIT: list[dict[str, Any]] = [
     {"pp": 2, "schedule": name, "micro_batches": 4, "tied": tied}
     for name, tied in (("zb-h1", False), ("zb-v", True), ("dualpipe-v", False), ("looped-bfs", True))
 ]
-"""Schedules that put W off, or run two stages on a rank: gradients come in no simple order."""
+"""Schedules that defer W or run two stages per rank, so gradients arrive in no simple order."""
 LEAN = 2**12
-"""Bytes of a bucket, so that these models have many."""
+"""Bytes of a bucket, small enough to give these models many."""
 
 
 def specs(cases: list[dict[str, Any]], zero: int = 1, **train: Any) -> list[RunSpec]:
@@ -59,7 +60,7 @@ def specs(cases: list[dict[str, Any]], zero: int = 1, **train: Any) -> list[RunS
 
 @pytest.fixture(autouse=True)
 def small_buckets(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ranks are forked from here."""
+    """Small buckets in the parent process, from which the ranks are forked."""
     monkeypatch.setitem(grad_buckets.LEAN_BUCKET_BYTES, "cpu", LEAN)
 
 
@@ -68,7 +69,7 @@ def _work(spec: RunSpec, rank: int, meeting: Rendezvous, folder: Path) -> Any:
 
 
 def _observe(trainer: Trainer) -> tuple[Any, ...]:
-    """Gradients are not compared one by one: a replica has the sums of its own part alone. Their norm is."""
+    """Leaves out the gradients, since a replica holds reduced ones of its own part only. Their norm is compared."""
     place, _, before, after, totals = parity.observe(trainer)
     return place, [{} for _ in totals], before, after, totals
 
@@ -81,7 +82,7 @@ def assert_equal(got: Trained, want: Trained, what: str) -> None:
 
 @pytest.mark.parametrize("cases", [PAIRS, FOURS + SPLIT], ids=["2 ranks", "4 ranks"])
 def test_equals_one_process(cases: list[dict[str, Any]]) -> None:
-    """fp64, with clipping, under every flushed schedule; that replicas hold the same parameters is asserted, too."""
+    """In fp64 with clipping, under every flushing schedule; also asserts that replicas hold the same parameters."""
     both = [(case, zero) for zero in (1, 2) for case in cases if zero > 1 or case not in SPLIT]
     trained = train_many([specs([case], zero)[0] for case, zero in both], _work)
     for (case, zero), got in zip(both, trained, strict=True):
@@ -89,9 +90,10 @@ def test_equals_one_process(cases: list[dict[str, Any]]) -> None:
 
 
 def test_gradients_that_come_once_have_the_bits_of_zero_1() -> None:
-    """Of several micro-batches each adds its sum over the replicas: another order, so the last bits may differ.
+    """With several micro-batches, each adds its reduction over the replicas: another order, so the last bits may
+    differ.
 
-    The norm is added up over other parts, too: no clipping.
+    The norm is also summed over other parts, therefore clipping is off.
     """
     cases: list[dict[str, Any]] = [{}, {"micro_batches": 2}]
     runs = [specs([case], zero, precision="fp32", clip_norm=None)[0] for case in cases for zero in (1, 2)]
@@ -102,7 +104,9 @@ def test_gradients_that_come_once_have_the_bits_of_zero_1() -> None:
 
 
 def test_master_weights_are_sharded_too() -> None:
-    """In bf16 the parts of the masters move as the whole does: bit by bit what plain data parallelism computes."""
+    """In bf16 the sharded master weights change like whole ones: the first loss is bit-equal to that of plain data
+    parallelism, later losses and norms within 1e-6.
+    """
     plain = spec_of({}, {"precision": "bf16"}, dp=2)
     sharded, whole = train_many([*specs([{}], precision="bf16"), plain], _work)
     assert sharded.losses[0] == whole.losses[0]
@@ -123,7 +127,7 @@ def test_each_replica_holds_its_part(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("split", [{}, {"pp": 2, "micro_batches": 4}], ids=str)
 def test_gradients_are_let_go(split: dict[str, Any], tmp_path: Path) -> None:
-    """At the peak a replica has its part of the gradients and one or two buckets, as is predicted."""
+    """At the peak, a replica has its part of the gradients and one or two buckets, as predicted."""
     deep, train = {"layers": 12}, {"precision": "fp32"}
     lean, whole = (spec_of(deep, train, dp=2, zero=zero, **split) for zero in (2, 1))
     memories = [memory for memory in by_stage(lean) for _ in range(2)]
@@ -188,7 +192,9 @@ def test_it_has_a_name_and_is_proposed_where_memory_lacks() -> None:
 
 @given(st.lists(st.integers(1, 5000), min_size=1, max_size=30), st.integers(1, 20_000), st.integers(1, 7), st.data())
 def test_places_tile_the_buffers(sizes: list[int], bucket: int, shards: int, data: st.DataObject) -> None:
-    """Nothing overlaps, every bucket divides, parts tile their bucket, and those that stand alone do."""
+    """No overlaps, every bucket is divisible, parts tile their bucket, and parameters that need a bucket of their own
+    get one.
+    """
     named = {f"p{i}": size for i, size in enumerate(sizes)}
     alone = data.draw(st.sets(st.sampled_from(list(named)), max_size=2))
     made = place(named, bucket, shards, alone)
@@ -208,7 +214,7 @@ def test_places_tile_the_buffers(sizes: list[int], bucket: int, shards: int, dat
 
 
 def test_parts_of_a_tied_matrix_are_the_same_on_both_stages() -> None:
-    """Replica r owns the same elements of it on the first and the last stage, wherever it lies there."""
+    """Replica r owns the same elements of it on the first and the last stage, whatever its offset there."""
     (spec,) = specs([{"pp": 2, "tied": True}])
     assert Layout.of(spec).stages == 2
     owned = ranks.run(spec, _owned, ranks.scratch())

@@ -1,4 +1,4 @@
-"""ZeRO-3: no replica holds more of the parameters than its part and the layer that works, and computes the same."""
+"""ZeRO-3: no replica holds more parameters than its part and the gathered layer, and the results are the same."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ FOURS: list[tuple[dict[str, Any], dict[str, Any]]] = [
 
 
 def spec_of(model: dict[str, Any] = MODEL, train: dict[str, Any] | None = None, **parallel: Any) -> RunSpec:
-    """A CNN learns slowly here: its batch norms amplify rounding from step to step."""
+    """A CNN gets a low learning rate: its batch norms amplify rounding from step to step."""
     lr = {"lr": 1e-3} if model.get("kind") == "resnet50" else {}
     return RunSpec.model_validate({"model": model, "parallel": parallel, "train": TRAIN | lr | (train or {})})
 
@@ -71,7 +71,7 @@ def _work(spec: RunSpec, rank: int, meeting: Rendezvous, folder: Path) -> Any:
 
 
 def train(specs: list[RunSpec]) -> list[Trained]:
-    """Trains specs of one world size in one launch; parameters put together from what each rank owns of them."""
+    """Trains specs with the same world size in one launch; parameters are reassembled from what each rank owns."""
     seen = ranks.run_many(specs, _work, ranks.scratch())
     return [_together(of, spec.parallel.tensor_split) for of, spec in zip(seen, specs, strict=True)]
 
@@ -84,7 +84,7 @@ def _together(seen: list[Any], how: TensorSplit) -> Trained:
 
 
 def _whole(seen: list[Any], column: int, how: TensorSplit) -> dict[str, np.ndarray]:
-    """Every element must be owned by one replica at least."""
+    """Every element must be owned by at least one replica."""
     halves: dict[tuple[str, int], np.ndarray] = {}
     for place, shapes, *columns in seen:
         for name, (first, part) in columns[column - 2].items():
@@ -105,7 +105,7 @@ def _whole(seen: list[Any], column: int, how: TensorSplit) -> dict[str, np.ndarr
 
 @pytest.mark.parametrize("cases", [CASES, FOURS], ids=["2 ranks", "4 ranks"])
 def test_equals_one_process(cases: list[tuple[dict[str, Any], dict[str, Any]]]) -> None:
-    """fp64, with clipping. Batch norms share their statistics, as under any data parallelism."""
+    """In fp64, with clipping. Batch norms share their statistics, as under any data parallelism."""
     got = train([sharded(*case) for case in cases])
     for case, ours, want in zip(cases, got, train([whole(*case) for case in cases]), strict=True):
         assert all(np.array_equal(ours.before[name], want.before[name]) for name in want.before), case
@@ -117,8 +117,9 @@ def test_equals_one_process(cases: list[tuple[dict[str, Any], dict[str, Any]]]) 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
 def test_has_the_bits_of_plain_data_parallelism(precision: str) -> None:
-    """Without clipping, where the norm's order of adding would show; two numbers have one sum. With micro-batches
-    those of ZeRO-2, which sums over replicas first, too."""
+    """Without clipping, since the norm is added in another order; a sum of two numbers has only one order. With several
+    micro-batches the reference is ZeRO-2, which also reduces over replicas first.
+    """
     same = {"precision": precision, "clip_norm": None}
     splits: list[dict[str, Any]] = [{"zero": zero, "micro_batches": m} for m, zero in ((1, 3), (1, 0), (2, 3), (2, 2))]
     three, plain, three_m, two_m = train([sharded(MODEL, split, **same) for split in splits])
@@ -129,7 +130,7 @@ def test_has_the_bits_of_plain_data_parallelism(precision: str) -> None:
 
 @pytest.mark.parametrize("case", [CASES, FOURS], ids=["2 ranks", "4 ranks"])
 def test_gathering_ahead_changes_no_bit(case: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    """As on CUDA: the next layer's parameters set out while one works. Ranks are forked from here."""
+    """As on CUDA, the next layer's gather starts while one computes. The switch is set before ranks are forked."""
     cases = [(model, split) for model, split in case if model.get("kind") != "resnet50"]
     usual = train([sharded(*case) for case in cases])
     monkeypatch.setitem(grad_buckets.GATHERS_AHEAD, "cpu", True)
@@ -139,7 +140,7 @@ def test_gathering_ahead_changes_no_bit(case: list[Any], monkeypatch: pytest.Mon
 
 
 def test_gathering_ahead_takes_one_layer_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As predicted to the byte; each layer is gathered as often as without, and sets out before its turn."""
+    """The parameters at the peak are as predicted, to the byte, and more than without gathering ahead."""
     spec = sharded(MODEL | {"layers": 12}, {}, precision="bf16")
     usual = by_stage(spec)[0]
     monkeypatch.setitem(grad_buckets.GATHERS_AHEAD, "cpu", True)
@@ -152,8 +153,10 @@ def test_gathering_ahead_takes_one_layer_more(tmp_path: Path, monkeypatch: pytes
 
 @pytest.mark.parametrize("tied", [False, True])
 def test_memory_is_what_is_predicted(tied: bool, tmp_path: Path) -> None:
-    """Parameters and gradients to the byte: the own part, and what works or is on its way at the peak. A tied matrix
-    stays through a whole backward, so that its peak has several instants that are nearly as high."""
+    """Exact to the byte: the replica's own part, and what is gathered or being reduced at the peak. With a tied matrix,
+    which stays during a whole backward, several moments are nearly as high, so only the optimizer state is compared
+    exactly.
+    """
     deep, train = MODEL | {"layers": 12, "tied": tied}, {"precision": "bf16"}
     splits: list[dict[str, Any]] = [{}, {"recompute": "full", "micro_batches": 2}]
     specs = [sharded(deep, split, **train) for split in splits]

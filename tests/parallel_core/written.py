@@ -1,4 +1,4 @@
-"""Reads a schedule in JSON back, as whoever takes one away would: nothing of it may be lost."""
+"""Reads a schedule back from its JSON file, so that tests can check that nothing is lost."""
 
 from __future__ import annotations
 
