@@ -26,8 +26,8 @@ settings.load_profile("untimed")
 
 NO_MISSING = "TRAINYARD_NO_MISSING"
 MISSING = "missing:"
-"""Prefix of the reason of every skip because a tool is missing; on a machine that should have everything, such a skip
-fails.
+"""Prefix of the reason of every skip because a tool is missing; if NO_MISSING is set in the environment, such a skip
+fails the session.
 """
 _missing: list[str] = []
 

@@ -92,13 +92,13 @@ def imported(path: Path) -> Iterator[str]:
             yield node.module.split(".")[0]
 
 
-@pytest.mark.parametrize("room", FORBIDDEN)
-def test_imports_follow_the_arrows(room: str) -> None:
+@pytest.mark.parametrize("package", FORBIDDEN)
+def test_imports_follow_the_arrows(package: str) -> None:
     wrong = [
         f"{path.relative_to(ROOT)}: {name}"
-        for path in (ROOT / room).rglob("*.py")
+        for path in (ROOT / package).rglob("*.py")
         for name in imported(path)
-        if name in FORBIDDEN[room]
+        if name in FORBIDDEN[package]
     ]
     assert not wrong
 

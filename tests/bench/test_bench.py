@@ -114,7 +114,7 @@ def test_what_has_early_gradients_says_nothing_of_a_schedule_without_them() -> N
 
 def test_another_pace_of_the_host_is_no_error_of_what_if() -> None:
     """A host that changes its speed by half between turns must not show up as an error of the prediction, because both
-    schedules run in each turn. A schedule that really is 20% slower must.
+    schedules run in each turn. A schedule that really is 20 % slower must.
     """
     steps: dict[str, list[Measured]] = {"gpipe": [], "1f1b": []}
     for turn in range(2 * whatif.STEPS):

@@ -52,7 +52,7 @@ def yard(browser: Browser) -> Iterator[YardProcess]:
 
 @pytest.fixture(scope="package")
 def client(yard: YardProcess) -> Iterator[httpx.Client]:
-    """The API, signed in as the admin; ready once a worker is online and not silent."""
+    """The API, signed in as the admin; ready once a worker is online."""
     with yard.client() as client:
         wait_for("an online worker", lambda: any(not w["silent"] for w in client.get("/api/v1/workers").json()["data"]))
         yield client

@@ -35,7 +35,7 @@ PART = """async ([low, high]) => {
   };
 }"""
 """The widest forward span in a range of the step, as the server reports it: where its bar should be (in fractions of
-the plot), its text, and its color in the current theme.
+the plot), its text, and its colour in the current theme.
 """
 PIXEL = """(canvas, [across, down]) => {
   const one = document.createElement("canvas").getContext("2d", { willReadFrequently: true });

@@ -20,7 +20,7 @@ LOOKS = {
     "type": "rule",
     "values": ["color-contrast", "link-in-text-block", "scrollable-region-focusable", "target-size"],
 }
-"""The rules beyond WCAG whose result depends on colors and width."""
+"""The rules beyond WCAG whose result depends on colours and width."""
 HOSTILE = "<img src=x onerror=\"window.hacked='yes'\"><b>bold</b>"
 """A name that would run a script wherever it were inserted as HTML, and appear in bold where only scripts are
 blocked.

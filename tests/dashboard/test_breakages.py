@@ -86,7 +86,7 @@ def test_the_postmortem_has_cause_evidence_change_and_proof(client: Client, alic
     lines = figures.losses(overview(study.runs.all(), study.baseline))
     looks = {trace["line"]["color"] + trace["line"]["dash"] for trace in lines.figure["data"]}
     assert looks == {"var(--line-single)solid", "var(--bad)dot", "var(--good)dash"}, (
-        "each line has its own color and dash"
+        "each line has its own colour and dash"
     )
     assert "dotted = broken, dashed = proof" in lines.subtitle
     assert "the speed of the broken run" in found.proof and found.proof in part.replace("&#x27;", "'")

@@ -1,4 +1,4 @@
-"""The live stream: topics, fan-out, resuming, authorization, and its end at shutdown."""
+"""The live stream: topics, fan-out, resuming, authorisation, and its end at shutdown."""
 
 from __future__ import annotations
 

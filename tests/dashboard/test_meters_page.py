@@ -1,4 +1,4 @@
-"""Utilization and the shares of a step on the run's page, in a study's table and in the API."""
+"""Utilisation and the shares of a step on the run's page, in a study's table and in the API."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def with_peak(run: Run, flops_per_s: float) -> Run:
 
 
 def test_compared_runs_are_held_against_one_peak(alice: Any, client: Client) -> None:
-    """The same step must get the same utilization although one run measured a lower peak, and the page names the common
+    """The same step must get the same utilisation although one run measured a lower peak, and the page names the common
     peak.
     """
     runs = [with_peak(factory.finished(alice), peak) for peak in (80e9, 100e9)]

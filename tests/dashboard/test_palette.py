@@ -1,4 +1,4 @@
-"""The stylesheet's colors: phases distinguishable with color blindness, text readable in both themes."""
+"""The stylesheet's colours: phases distinguishable with colour blindness, text readable in both themes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The choice among traced steps: links to the neighbors of the shown one, keeping the open tab."""
+"""The choice among traced steps: links to the neighbours of the shown one, keeping the open tab."""
 
 from __future__ import annotations
 

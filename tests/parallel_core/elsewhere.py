@@ -47,7 +47,7 @@ class Elsewhere(Tensor):
         return self.inner.untyped_storage()
 
     def storage_offset(self) -> int:
-        return int(self.inner.storage_offset())  # `data` may have been set since
+        return int(self.inner.storage_offset())  # `data` may have been replaced since
 
     def numpy(self, *args: Any, **kwargs: Any) -> Any:
         raise TypeError(f"can't convert {NAME} tensor to numpy: Tensor.cpu() comes first")

@@ -2,7 +2,7 @@
 
 `python -m tests.parallel_core.no_gpu LIBRARY CASE ..`, with the library built from no_gpu.cpp, prints one JSON line per
 case: "" or what went wrong. The CUDA branches of the engine are executed this way without a GPU, so that mixed devices,
-incompatible dtypes and host synchronization are found. Streams, NCCL and values are not covered.
+incompatible dtypes and host synchronisation are found. Streams, NCCL and values are not covered.
 """
 
 from __future__ import annotations

@@ -148,7 +148,9 @@ def test_stages_on_other_meshes_are_runs() -> None:
 
 
 def test_a_layer_takes_each_way_that_the_engine_runs() -> None:
-    """Memory must equal that of a run in which all layers use the strategy; only splitting the data moves no bytes."""
+    """Memory must equal that of a run in which all layers use the strategy. Layers split by rows and layers split by
+    data can follow each other without a gather in between: both are `spread`.
+    """
     costs = LayerCosts(spec_of(), Analytic(1e9, 1e9, 1e9, 2), 4)
     ways = costs.ways(1, 2)
     assert ways is not None
@@ -164,7 +166,9 @@ def test_a_layer_takes_each_way_that_the_engine_runs() -> None:
 
 @pytest.mark.parametrize(("cut", "named"), [("columns", "by columns"), ("sequence", "with sequence parallelism")])
 def test_a_cut_is_offered_where_the_profile_measured_it(cut: Cut, named: str) -> None:
-    """Where it is the fastest its layers are Alpa's optimum, and the best run, which the simulator knows."""
+    """If the profile measured the cut and it is the fastest, Alpa's optimum uses it, and the simulator agrees on the
+    time.
+    """
     plain, both = table(ModelSpec.model_validate(SMALL)), also(cut)
     for costs, able in ((plain, False), (both, True)):
         found = beside(Search(LayerCosts(spec_of(), Measured(costs), 4), Mesh(1, 2), 4))

@@ -196,7 +196,7 @@ def test_a_run_that_was_stopped_goes_on_as_one_that_drained_there(name: str, tmp
     ],
 )
 def test_memory_is_as_predicted(name: str, parallel: dict[str, Any], precision: str, tmp_path: Path) -> None:
-    """In total within 3%; parameters with all their versions, gradients and moments to the byte."""
+    """In total within 3 %; parameters with all their versions, gradients and moments to the byte."""
     spec = spec_of(name, {"steps": 4, "precision": precision, "global_batch": 16}, **parallel)
     big = spec.model_copy(
         update={"model": spec.model.model_copy(update={"hidden": 64, "seq": 64, "layers": 3, "vocab": 256})}

@@ -1,4 +1,4 @@
-"""What must hold before CUDA is used, tested without a GPU: the fork server does not initialize CUDA, users' settings
+"""What must hold before CUDA is used, tested without a GPU: the fork server does not initialise CUDA, users' settings
 reach the ranks, and a library's memory error is recognized.
 """
 
@@ -134,7 +134,7 @@ class OnNccl(CpuDevice):
 def test_nobody_waits_for_the_whole_device_while_a_pipeline_is_full(
     schedule: str, profiled: bool, tmp_path: Path
 ) -> None:
-    """torch.profiler synchronizes the device when it ends, so a pipeline that stays full must not be profiled on
+    """torch.profiler synchronises the device when it ends, so a pipeline that stays full must not be profiled on
     NCCL.
     """
     spec = RunSpec.model_validate(

@@ -1,4 +1,4 @@
-"""Sentence pairs from Django's translation catalogs, and how they are fed to a translation model."""
+"""Sentence pairs from Django's translation catalogues, and how they are fed to a translation model."""
 
 from __future__ import annotations
 

@@ -124,7 +124,7 @@ def test_spans_of_collectives_do_not_pile_up_token_by_token(trained: dict[str, P
 
 @pytest.mark.parametrize("split", [{"tp": 2}, {"pp": 2}, {"dp": 2}], ids=str)
 def test_memory_is_what_is_predicted(split: dict[str, Any], trained: dict[str, Path]) -> None:
-    """Weights and caches to the byte; the temporary memory of a layer, and so the total, within 2%."""
+    """Weights and caches to the byte; the temporary memory of a layer, and so the total, within 2 %."""
     wish: Wish = {**WISH, "samples": 6}
     for model in MODELS:
         spec = spec_of(model, **split)

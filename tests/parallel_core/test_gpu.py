@@ -90,7 +90,7 @@ def test_a_straggler_that_looks_at_the_clock_of_its_gpu_closes_no_circle(name: s
 
 def test_the_meter_finds_what_the_allocator_does(tmp_path: Path) -> None:
     """Except for cuBLAS's workspaces: 32 MiB on a Hopper GPU for each thread that multiplies (the rank's own and
-    autograd's), 1.1% of the memory used here.
+    autograd's), 1.1 % of the memory used here.
     """
     wide = {"layers": 8, "hidden": 1024, "heads": 16, "seq": 512, "vocab": 8192}
     done = trained(tmp_path / "run", {}, model=wide, precision="bf16", global_batch=24)

@@ -37,7 +37,7 @@ def found() -> LinksBetween:
 
 def test_every_kind_of_message_is_timed(found: LinksBetween) -> None:
     """Collectives with one and with two ranks per host, one and two concurrent messages between the hosts, and messages
-    inside a host that go in parallel.
+    inside a host over the same transport.
     """
     wanted = {(what, many, 2) for what in (*COLLECTIVES, "send") for many in (2, 4)} | {("send", 2, 1)}
     assert {(link.what, link.ranks, link.hosts) for link in found.links} == wanted

@@ -101,7 +101,7 @@ def _with_another_order(spans: Spans) -> Spans:
 
 
 def _too_early(spans: Spans) -> Spans:
-    """The last rank's clock is a quarter of a step ahead: it starts before anything could have arrived."""
+    """The last rank's times are a quarter of a step too early: it starts before anything could have arrived."""
     rows = spans[1].copy()
     shift = int(rows["end"].max() - rows["start"].min()) // 4
     rows["start"] -= shift

@@ -1,4 +1,4 @@
-"""Utilization by the papers' formulas, peaks of devices, and shares of a step."""
+"""Utilisation by the papers' formulas, peaks of devices, and shares of a step."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def test_what_is_not_listed_is_measured() -> None:
     assert listed("Tesla V100-SXM2-16GB", "bf16") is None  # it has no bf16 units
     assert listed("NVIDIA L40S", "bf16") is None  # not the L4
     assert listed("NVIDIA H100 80GB HBM3 MIG 1g.10gb", "bf16") is None  # a seventh of one
-    assert listed("NVIDIA H100 NVL", "bf16") is None  # a card with less power, whose peak is not in the catalog
+    assert listed("NVIDIA H100 NVL", "bf16") is None  # a card with less power, whose peak is not in the catalogue
     peak = device_peak(CpuDevice(), "fp64")
     assert peak.flops_per_s > 1e7
     assert "measured" in peak.source

@@ -97,7 +97,7 @@ def test_first_weights_have_their_spread(name: str, std: float) -> None:
 
 
 def test_building_a_model_does_not_load_the_compiler() -> None:
-    """On the meta device torch's own initializers would import the compiler, which takes more than a second per
+    """On the meta device torch's own initialisers would import the compiler, which takes more than a second per
     process.
     """
     import subprocess

@@ -45,8 +45,8 @@ def test_every_kind_is_known_wherever_kinds_are() -> None:
 
 
 def test_parameters_of_the_published_models() -> None:
-    """138 357 544 and 25 557 032 with three colors and 1000 classes (PyTorch's model zoo); ours have one color and ten
-    classes.
+    """138 357 544 and 25 557 032 with three colours and 1000 classes (PyTorch's model zoo); ours have one colour and
+    ten classes.
     """
     vgg = parameter_count(ModelSpec(kind="vgg16", width=64, image=224))
     assert vgg + 2 * 9 * 64 + 990 * (4096 + 1) == 138_357_544
@@ -56,7 +56,7 @@ def test_parameters_of_the_published_models() -> None:
 
 @pytest.mark.parametrize(("kind", "published"), [("vgg16", 15.47e9), ("resnet50", 4.09e9)])
 def test_flops_of_the_published_models(kind: Any, published: float) -> None:
-    """Multiply-adds for one image of 224 pixels, as PyTorch's model zoo states them; colors and classes matter
+    """Multiply-adds for one image of 224 pixels, as PyTorch's model zoo states them; colours and classes matter
     little.
     """
     flops = sum(outline_of(ModelSpec(kind=kind, width=64, image=224)).flops())

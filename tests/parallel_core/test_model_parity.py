@@ -54,7 +54,7 @@ def _splits(model: str) -> dict[str, dict[str, Any]]:
 def _spec(model: str, **parallel: Any) -> RunSpec:
     if "kind" not in MODELS[model]:
         return spec_of(MODELS[model], **parallel)
-    # A small learning rate: over 50 normalized layers, one of 1e-2 turns a difference of 1e-13 into 1e-9.
+    # A small learning rate: over 50 normalised layers, one of 1e-2 turns a difference of 1e-13 into 1e-9.
     return RunSpec.model_validate({"model": MODELS[model], "train": TRAIN | {"lr": 1e-4}, "parallel": parallel})
 
 

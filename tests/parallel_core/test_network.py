@@ -30,7 +30,7 @@ def spec(**parallel: object) -> RunSpec:
 
 
 def between(first: str, second: str, alpha: float = FAR_S, beta: float = FAR_BYTE_S) -> LinksBetween:
-    """A link between two hosts with two ranks each; a message inside a host that takes the same path costs NEAR_S."""
+    """A link between two hosts with two ranks each; a message inside a host over the same transport costs NEAR_S."""
     far = [Link.model_validate({"what": what, "ranks": 2, "hosts": 2, "time": curve(alpha, beta)}) for what in WHATS]
     near = Link.model_validate({"what": "send", "ranks": 2, "time": curve(NEAR_S, BYTE_S)})
     return LinksBetween(hosts=(first, second), device="cpu", software="made up", links=(*far, near))

@@ -1,4 +1,4 @@
-"""Where to show a finding: the longest span that its rule is about, with a margin of half its length on both sides."""
+"""Where to show a finding: the longest span that its rule is about, with a margin of its own length on both sides."""
 
 from __future__ import annotations
 
@@ -27,7 +27,9 @@ STEP = {
 
 
 def test_the_longest_span_of_its_kind_on_its_rank() -> None:
-    assert place("slow_link", None, STEP) == Place(0, 0, 50, 10, 30), "20 ms from 10 on, with 10 ms on each side"
+    assert place("slow_link", None, STEP) == Place(0, 0, 50, 10, 30), (
+        "20 ms from 10 on, with 20 ms on both sides, as far as the step reaches"
+    )
     assert place("slow_link", 1, STEP) == Place(1, 0, 21, 1, 11)
     assert place("straggler", 1, STEP) == Place(1, 0, 100, 40, 80), "no wider than the step"
     assert place("data_stall", None, STEP) == Place(1, 0, 2, 0, 1)

@@ -56,13 +56,13 @@ def test_parameters_of_gpt_2() -> None:
 @given(run_specs())
 def test_stages_hold_all_parameters_between_them(run: RunSpec) -> None:
     layout = Layout.of(run)
-    held = [flat_bytes(run, place) for place in range(layout.pp)]  # in main precision; weight versions may add copies
+    held = [flat_bytes(run, place) for place in range(layout.pp)]  # not the weights, of which there may be copies
     size = MAIN_BYTES[run.train.precision]
     flat = sum(unit.flat for unit in unit_costs(run)) * size
     shared = run.model.vocab * run.model.hidden // run.parallel.tp * size
     together = run.model.tied and layout.place(0) == layout.place(layout.stages - 1)
     whole = flat - (shared if together else 0)
-    rounding = bool(run.parallel.zero) * run.parallel.dp * ALIGN * size  # up to a full bucket
+    rounding = bool(run.parallel.zero) * run.parallel.dp * ALIGN * size  # padding of a bucket
     buckets = 2 * run.parallel.stages if run.parallel.zero < 3 else 1 + len(run.model.units())
     assert whole <= sum(held) <= whole + rounding * buckets
 

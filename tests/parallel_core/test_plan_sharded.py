@@ -58,7 +58,7 @@ def test_in_sixteen_bits_a_gathered_layer_sums_its_gradients_in_them(yard: Local
 def test_a_b_finds_the_bucket_under_way_that_w_sent_last(
     yard: LocalYard, tmp_path: Path, split: dict[str, Any]
 ) -> None:
-    """Not the last one of all, which here holds norms alone: autograd fills it in B."""
+    """Not the very last bucket: that one holds only norms here, and autograd fills it in B."""
     model = {"layers": 4, "hidden": 128, "heads": 4, "seq": 64}
     whole = {"dp": 2, "pp": 2, "micro_batches": 4, "zero": 2, **split}
     assert_predicted(yard, tmp_path, model, whole, "fp32", within=0.002, exact=["params", "optimizer"])

@@ -178,9 +178,7 @@ def _three_steps(trainer: Trainer) -> tuple[list[tuple[float, float]], Tensors, 
 
 
 def test_overflow_on_one_rank_skips_the_step_on_all() -> None:
-    """Two steps overflow, although a gradient becomes infinite on the last rank only; parameters change in the next
-    good step.
-    """
+    """The first step's gradient becomes infinite on the last rank only; all ranks skip that step and take the next."""
     split = {"dp": 2, "pp": 2, "micro_batches": 2}
     seen = ranks.run(spec_of({}, {"precision": "fp16"}, **split), _overflow, ranks.scratch())
     for totals, kept, moved in seen:

@@ -131,7 +131,7 @@ def test_sequence_parallelism_pays_for_its_own_collectives_and_sums_its_norms() 
     """A stage sends only a rank's rows: half of the bytes."""
     known = _with_dear_gathers("sequence")
     pairs, sequence = (predicted(known, tp=2, **more) for more in ({}, {"sequence": True}))
-    norms = (2 * 4 + 1) * 2 * MODEL.hidden  # weight and bias, of four half-blocks' norms and the head's
+    norms = (2 * 4 + 1) * 2 * MODEL.hidden  # weights and biases of two norms in each of four blocks, and of the head's
     by_rows = ALPHA_S + 4 * (norms + MODEL.seq * MODEL.hidden) * BYTE_S
     assert sequence - pairs == pytest.approx(len(MODEL.units()) * 9 * ALPHA_S + by_rows, rel=1e-3)
     slow = [{"what": "send", "ranks": 2, "time": {"sizes": [0, 1e6], "seconds": [0, 1.0]}}]

@@ -165,7 +165,7 @@ def test_passes_are_brought_to_one_pace() -> None:
     headers = [header(0, 1, 2.0), header(0, 2, 4.0), header(1, 2, 8.0)]
     headers += [header(0, 1, 4.0, tp=2), header(0, 2, 8.0, tp=2), header(1, 2, 16.0, tp=2)]
     usual = normalize.reference(headers)
-    assert usual == pytest.approx({1: 4.5, 2: 9.0}), "core 0 alone takes half of what it takes beside core 1"
+    assert usual == pytest.approx({1: 4.5, 2: 9.0}), "core 0 alone takes half as long as next to core 1"
     rows = normalize.layers_at(usual, headers)
     for found, told in zip(rows, headers, strict=True):
         expected = told["row"]["whole"]["forward"] * usual[found.busy] / told["reference"]

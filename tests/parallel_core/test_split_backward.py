@@ -137,7 +137,7 @@ def test_what_w_needs_is_held_as_activations_until_then() -> None:
         left = meter.final["activations"]
     hidden, rows = 32, 32
     block = 4 * rows * hidden * ((1 + 3) + (1 + 1) + (1 + 4) + (4 + 1))  # input and output gradient of four layers
-    shared = 4 * rows * hidden  # input and output gradient of four layers
+    shared = 4 * rows * hidden  # the residual sum after an MLP passes one gradient to two layers
     assert held >= 2 * (block - shared)
     assert left == 0
 
