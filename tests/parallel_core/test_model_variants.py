@@ -169,7 +169,7 @@ def test_masks_belong_to_samples_not_to_micro_batches() -> None:
 
 @pytest.mark.parametrize("p", [0.1, 0.5, 0.9])
 def test_dropout_keeps_the_mean_and_drops_the_share(p: float) -> None:
-    """Within five standard deviations, for the number of independent draws."""
+    """Share and mean are within five standard deviations for 67 200 independent draws."""
     seen = _dropped(p, 0, 64)
     deviation = math.sqrt(p * (1 - p) / seen.numel())
     assert abs(float((seen == 0).double().mean()) - p) < 5 * deviation
