@@ -1,4 +1,4 @@
-"""What rules are given of a run's records."""
+"""The records of a run that are given to the diagnosis rules."""
 
 from __future__ import annotations
 
@@ -16,7 +16,9 @@ pytestmark = pytest.mark.django_db
 
 
 def traced(attempt: Attempt, *steps: int) -> None:
-    """One span a step, which ends at so many nanoseconds as the number of the step."""
+    """Feeds one span per step, which ends at as many nanoseconds as the number of the step, so that steps can be told
+    apart.
+    """
     for step in steps:
         rows = np.zeros(1, SPAN)
         rows["end"] = step

@@ -1,4 +1,4 @@
-"""Which checkpoints of a folder are kept when one is published, and what a kill in the middle of that leaves."""
+"""Which checkpoints of a folder are kept when a new one is published, and what SIGKILL in the middle of that leaves."""
 
 from __future__ import annotations
 
@@ -15,13 +15,15 @@ from tests.parallel_core.test_checkpoint import alone, save, spec_of
 
 
 def kept(folder: Path) -> list[int]:
-    """As the record of the last save told it."""
+    """The checkpoints that are kept according to the record of the last save."""
     told = [frame.header["kept"] for frame in read_file(events_path(folder.parent, 0)) if frame.kind == "checkpoint"]
     return list(told[-1])
 
 
 def test_one_that_lacks_a_file_does_not_push_out_what_was_just_published(tmp_path: Path) -> None:
-    """The run went on from step 50, since that of step 100 is damaged; it keeps one."""
+    """The run keeps one checkpoint, and resumed from step 50 because the one of step 100 is damaged. The damaged one
+    must not count as the newest, or step 60 would be dropped.
+    """
     folder, trainer = tmp_path / "run", alone(spec_of({}, {"keep": 1}))
     save(alone(), folder, 50, 100)
     (folders.path_of(folder, 100) / "rank-0.bin").unlink()
@@ -30,7 +32,7 @@ def test_one_that_lacks_a_file_does_not_push_out_what_was_just_published(tmp_pat
 
 
 def test_later_ones_go_with_the_first_one_that_a_run_publishes_after_going_back(tmp_path: Path) -> None:
-    """What goes on from the newest would go on with what was given up."""
+    """Otherwise a run that resumes from the newest checkpoint would continue the abandoned path."""
     folder = tmp_path / "run"
     save(alone(spec_of({}, {"keep": 3})), folder, 10, 20, 30)
     save(alone(spec_of({}, {"keep": 2})), folder, 15)
@@ -49,7 +51,7 @@ def test_an_earlier_one_that_cannot_be_read_counts_for_none_and_goes_in_its_turn
 
 @pytest.mark.parametrize("renames", [1, 2, 3])
 def test_kill_9_while_one_is_replaced_leaves_the_old_or_the_new(renames: int, tmp_path: Path) -> None:
-    """Killed before the old one loses its name, between the two renames, and behind them."""
+    """Kills the process before the old checkpoint is renamed, between the two renames, and after them."""
     folder, rename = tmp_path / "run", Path.rename
     save(alone(), folder, 5, attempt=1)
     pid = os.fork()

@@ -1,4 +1,6 @@
-"""Plans as columns: words are codes there, and what depends on a word is told by the word."""
+"""Plans as columns of numbers: names are stored as codes, and values that depend on a name are looked up by that
+name.
+"""
 
 from __future__ import annotations
 

@@ -28,8 +28,8 @@ def spec(precision: str = "fp32", **split: Any) -> RunSpec:
 
 
 def costs(made: RunSpec, message: int = 20, reduction: int = 400, factor: dict[int, float] | None = None) -> Costs:
-    """Costs in which every stage takes time in proportion to its FLOPs per tensor rank (in microseconds), times `factor`
-    for a stage.
+    """Costs in which every stage takes time in proportion to its FLOPs per tensor rank, in microseconds, times `factor`
+    for that stage.
     """
     weights, layout = flop_weights(made.model), Layout.of(made)
     units, m = layout.stage_units, made.parallel.micro_batches * made.parallel.dp

@@ -1,4 +1,4 @@
-"""The records of a run as rules judge it."""
+"""The records of a run as the diagnosis rules get them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from parallel_core.spec import RunSpec
 
 
 def traced(step: int) -> Frame:
-    """One span, which ends at so many nanoseconds as the number of its step."""
+    """One span, which ends at as many nanoseconds as the number of its step, so that steps can be told apart."""
     rows = np.zeros(1, SPAN)
     rows["end"] = step
     return Frame({"kind": "spans", "step": step, "count": 1, "total": 1}, rows.tobytes(), 0)
@@ -29,9 +29,9 @@ def phase(name: str, step: int) -> Frame:
     ("told", "judged"),
     [
         ([phase("building", 0), phase("warmup", 0), phase("timed", 5)], [10, 20, 22, 30]),
-        ([phase("building", 0), phase("warmup", 20), phase("timed", 25)], [30]),  # goes on from step 20
+        ([phase("building", 0), phase("warmup", 20), phase("timed", 25)], [30]),  # resumed from step 20
         ([phase("building", 0), phase("warmup", 20)], [30]),  # ended before its timed steps
-        ([], [10, 20, 22, 30]),  # told nothing of it
+        ([], [10, 20, 22, 30]),  # no phase was recorded
     ],
 )
 def test_the_first_steps_are_not_judged_of_a_run_that_goes_on_neither(told: list[Any], judged: list[int]) -> None:

@@ -162,7 +162,7 @@ def test_16_bit_weights_begin_an_fp32_run_and_fill_master_weights(tmp_path: Path
 
 
 def test_what_a_16_bit_run_exports_says_that_it_has_16_bits(tmp_path: Path) -> None:
-    """Its checkpoint holds fp32 master weights, too, which are not exported."""
+    """The checkpoint also holds fp32 master weights, which are not exported."""
     made, _ = import_weights(put(tmp_path / "in", tensors(torch.bfloat16)), tmp_path / "ours", SEQ)
     spec = RunSpec.model_validate({**made.model_dump(), "train": {"precision": "bf16", "global_batch": 2, "steps": 4}})
 
@@ -258,7 +258,7 @@ def test_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
 
 @pytest.mark.parametrize("where", ["", "checkpoints", "step-00000100"], ids=["itself", "of a run", "a checkpoint"])
 def test_nothing_is_imported_beside_checkpoints(where: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """`train --resume` would go on from the newest there, not from the weights that were imported."""
+    """`train --resume` would continue from the newest checkpoint there instead of the imported weights."""
     theirs, ours = put(tmp_path / "theirs", tensors()), tmp_path / "ours"
     import_weights(theirs, ours / "kept", SEQ)
     trained = ours / "checkpoints" / "step-00000100" if where == "checkpoints" else ours / "step-00000100"

@@ -1,4 +1,4 @@
-"""What a config.json says of a Llama: taken where this engine has it, refused by its field where it has not."""
+"""The config.json of a Llama: fields that this engine supports are imported, others are refused by name."""
 
 from __future__ import annotations
 
@@ -50,11 +50,12 @@ def test_another_model_is_refused(config: dict[str, Any], told: str, tmp_path: P
 @pytest.mark.parametrize(
     ("rope", "base"),
     [
-        ({"rope_parameters": {"rope_theta": 500_000.0, "rope_type": "default"}}, 500_000.0),  # of transformers 5
+        # as written by transformers 5
+        ({"rope_parameters": {"rope_theta": 500_000.0, "rope_type": "default"}}, 500_000.0),
         ({"rope_theta": 500_000.0, "rope_scaling": None}, 500_000.0),
         ({"rope_theta": 500_000, "rope_parameters": {"rope_theta": 500_000.0}}, 500_000.0),
         ({"rope_theta": 500_000.0, "rope_parameters": None, "rope_scaling": {"rope_type": "default"}}, 500_000.0),
-        ({}, 10_000.0),  # of the first Llamas
+        ({}, 10_000.0),  # the default of the first Llama models
     ],
     ids=str,
 )

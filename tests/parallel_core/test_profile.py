@@ -199,7 +199,7 @@ def test_more_ranks_than_devices_are_timed_sharing_them() -> None:
 
 def test_samples_and_widths() -> None:
     assert samples_up_to(MODEL, 12) == (1, 2, 4, 8, 12)
-    assert samples_up_to(ModelSpec(kind="resnet50"), 12) == (2, 4, 8, 12)  # its last pictures have one pixel
+    assert samples_up_to(ModelSpec(kind="resnet50"), 12) == (2, 4, 8, 12)  # its last feature maps have one pixel
     assert samples_up_to(ModelSpec(kind="resnet50", image=64), 4) == (1, 2, 4)
     assert tensor_widths(ModelSpec(heads=4), 2) == (1, 2)
 

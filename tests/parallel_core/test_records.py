@@ -1,4 +1,4 @@
-"""A rank's records stay readable to the last whole frame, whatever becomes of a write."""
+"""A rank's records remain readable up to the last complete frame, even if a write fails or is cut short."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from parallel_core.observe.records import FileSink, events_path, read_file
 
 @contextmanager
 def disk_of(size: int) -> Iterator[None]:
-    """No file grows beyond `size` bytes: a write takes what still fits, and the next one fails, as on a full disk."""
+    """Limits files to `size` bytes: a write stores what still fits, and the next one fails, as on a full disk."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
     try:
@@ -38,7 +38,7 @@ def test_the_rest_of_a_short_write_follows(tmp_path: Path, monkeypatch: pytest.M
     sink, path = FileSink(tmp_path, 0), events_path(tmp_path, 0)
 
     class Short:
-        """The file, of which each write takes seven bytes."""
+        """The rank's file, but each write takes only seven bytes."""
 
         def __init__(self) -> None:
             self.file = sink._file
