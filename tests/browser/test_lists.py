@@ -8,9 +8,9 @@ from typing import Any
 
 import httpx
 import pytest
-from playwright.sync_api import Page, expect
+from playwright.sync_api import Page, Request, Response, Route, expect
 
-from tests.browser.watched import PHONE, RUN_MS, endless, mark, overflow, same_page
+from tests.browser.watched import PHONE, RUN_MS, TELL, endless, mark, overflow, same_page
 from tests.yard_process import YardProcess, tiny
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(300)]
@@ -77,6 +77,66 @@ def test_every_column_sorts_and_a_filter_keeps_the_order(page: Page, stocked: di
     page.get_by_label("Search").press_sequentially("small")
     page.wait_for_url(re.compile(r"(?=.*q=small)(?=.*sort=id)"))
     expect(names(page)).to_have_text(["Small single", "Small DP"])
+
+
+def by_news(request: Request) -> bool:
+    """Whether the list asks because of news, and not because somebody filters or sorts it."""
+    return "hx-request" in request.headers and "hx-current-url" not in request.headers
+
+
+def hold_refreshes(page: Page) -> list[Route]:
+    """From now on what the list asks by itself waits here to be let through."""
+    held: list[Route] = []
+    page.route("**/runs/**", lambda route: held.append(route) if by_news(route.request) else route.continue_())
+    return held
+
+
+def test_an_answer_of_the_list_as_it_was_is_not_put_under_a_filter(page: Page, stocked: dict[str, Any]) -> None:
+    held = hold_refreshes(page)
+    with page.expect_request(by_news):
+        page.goto("/runs/?tag=alpha")
+    page.get_by_label("Search").press_sequentially("single")
+    page.wait_for_url(re.compile("q=single"))
+    expect(names(page)).to_have_text(["Small single"])
+    first = held.pop()
+    page.unroute_all()
+
+    def filtered(answer: Response) -> bool:
+        return by_news(answer.request) and "q=single" in answer.url
+
+    with page.expect_response(filtered):  # what the news were is asked for again, of the list that is there now
+        first.continue_()
+    expect(names(page)).to_have_text(["Small single"])
+    expect(page.locator("#list-changed")).to_be_hidden()
+
+
+def test_the_new_list_comes_when_it_is_asked_for_and_the_keyboard_goes_on_in_it(
+    page: Page, yard: YardProcess, client: httpx.Client, stocked: dict[str, Any]
+) -> None:
+    page.goto("/runs/")
+    expect(names(page).first).to_be_visible()
+    newest = yard.submit(client, tiny(), name="Newcomer")
+    said = page.get_by_role("status").filter(has_text="The list has changed")
+    expect(said).to_be_visible()
+    yard.wait_state(client, newest, "succeeded")
+    held = hold_refreshes(page)
+    with page.expect_request(by_news):
+        yard.query(TELL.format(run=newest, study=None, what="state"))
+    said.get_by_role("button").press("Enter")  # while another answer is on its way
+    first = held.pop()
+    page.unroute_all()
+    first.continue_()
+    expect(names(page).first).to_have_text("Newcomer")
+    expect(said).to_be_hidden()
+    expect(page.get_by_role("region", name="Runs")).to_be_focused()
+
+
+def test_the_focus_stays_on_the_column_by_which_the_list_is_sorted(page: Page, stocked: dict[str, Any]) -> None:
+    page.goto("/runs/?tag=alpha")
+    for order in ("ascending", "descending"):
+        column(page, "Name").press("Enter")
+        expect(page.locator(f"th[aria-sort={order}]")).to_have_text("Name")
+        expect(column(page, "Name")).to_be_focused()
 
 
 def test_selected_runs_are_compared(page: Page, stocked: dict[str, Any]) -> None:

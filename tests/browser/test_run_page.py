@@ -16,13 +16,10 @@ import pytest
 from playwright.sync_api import Page, Route, expect
 
 from dashboard.analyst.child import NICENESS
-from tests.browser.watched import RUN_MS, Troubles, chart_points, drawn, endless, mark, same_page, until
+from tests.browser.watched import LOST, RUN_MS, Troubles, chart_points, drawn, endless, look, mark, same_page, until
 from tests.yard_process import YardProcess, tiny, wait_for
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(300)]
-
-LOST = ["ERR_", "Failed to fetch", "status of 50"]
-"""Error messages of a browser whose server is not reachable."""
 
 
 @pytest.fixture(scope="module")
@@ -246,23 +243,19 @@ def test_what_happens_before_the_stream_is_open_is_not_missed(
 def test_a_tab_that_nobody_sees_holds_no_stream_and_catches_up(
     page: Page, yard: YardProcess, client: httpx.Client
 ) -> None:
-    """If every hidden tab kept its stream, six tabs would use up all connections that a browser opens to one host."""
-    look = """(hidden) => {
-        Object.defineProperty(document, "hidden", { value: hidden, configurable: true });
-        document.dispatchEvent(new Event("visibilitychange"));
-    }"""
+    """Six tabs with a stream each would take all connections that a browser opens to one host."""
     run = yard.submit(client, endless(), name="Ends in another tab")
     yard.wait_state(client, run, "running")
     page.goto(f"/runs/{run}/")
     expect(state(page)).to_have_attribute("data-state", "running")
     mark(page)
-    page.evaluate(look, True)
-    page.wait_for_timeout(3000)  # responses to earlier requests arrive first
+    look(page, seen=False)
+    page.wait_for_timeout(3000)  # what had been asked for before comes
     client.post(f"/api/v1/runs/{run}/cancel")
     yard.wait_state(client, run, "cancelled")
     page.wait_for_timeout(3000)
     expect(state(page)).to_have_attribute("data-state", "running")
-    page.evaluate(look, False)
+    look(page, seen=True)
     expect(state(page)).to_have_attribute("data-state", "cancelled")
     assert same_page(page)
 

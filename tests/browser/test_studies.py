@@ -13,7 +13,7 @@ import httpx
 import pytest
 from playwright.sync_api import Page, Route, expect
 
-from tests.browser.watched import RUN_MS, Troubles, endless, mark, same_page
+from tests.browser.watched import RUN_MS, TELL, Troubles, endless, mark, same_page
 from tests.yard_process import YardProcess, wait_for
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(300)]
@@ -156,9 +156,6 @@ def test_a_run_is_added_behind_the_others(page: Page, stocked: dict[str, Any], t
     expect(page.locator("#table tbody tr")).to_have_count(3)
     expect(page.locator("#table tbody tr").nth(2)).to_contain_text("Succeeded", timeout=RUN_MS)
     assert same_page(page)
-
-
-TELL = """__import__("dashboard.live.announce", fromlist=["x"]).publish({run}, {study}, ["{what}"])"""
 
 
 def test_a_dear_page_asks_seldom_while_runs_go_on_and_soon_when_one_has_ended(

@@ -108,6 +108,23 @@ def until(page: Page, expression: str, arg: Any = None) -> None:
     wait_for(expression, lambda: page.evaluate(expression, arg), LIVE_MS / 1e3)
 
 
+TELL = """__import__("dashboard.live.announce", fromlist=["x"]).publish({run}, {study}, ["{what}"])"""
+"""For a yard's `query`: says that there is news of a run."""
+LOST = ["ERR_", "Failed to fetch", "status of 50"]
+"""What a browser says of a server that is not there."""
+
+
+def look(page: Page, seen: bool) -> None:
+    """Brings another tab before this one, or this one back, as far as its page is told."""
+    page.evaluate(
+        """(hidden) => {
+          Object.defineProperty(document, "hidden", { value: hidden, configurable: true });
+          document.dispatchEvent(new Event("visibilitychange"));
+        }""",
+        not seen,
+    )
+
+
 def mark(page: Page) -> None:
     """Sets a variable in the page that a reload would erase."""
     page.evaluate("() => { window.notReloaded = true }")

@@ -4,27 +4,28 @@ import { morph } from "./morph.js";
 import { subscribe } from "./stream.js";
 
 const results = document.querySelector("#results");
+const changed = document.querySelector("#list-changed");
 let busy = false;
-let again = false;
+let pending = null; // what to do with another answer, asked for while one is on its way
 
 const rowsOf = (root) => [...root.querySelectorAll("tr[data-run]")];
 const orderOf = (root) => rowsOf(root).map((row) => row.dataset.run).join(",");
 
-async function fetchPart() {
-  const answer = await fetch(location.href, { headers: { "HX-Request": "true" }, credentials: "same-origin" });
+async function fetchPart(address) {
+  const answer = await fetch(address, { headers: { "HX-Request": "true" }, credentials: "same-origin" });
   if (!answer.ok || answer.redirected) return null;
   return new DOMParser().parseFromString(await answer.text(), "text/html");
 }
 
 function patch(row, fresh) {
-  let changed = false;
+  let news = false;
   [...row.cells].forEach((cell, i) => {
     const next = fresh.cells[i];
     if (i === 0 || cell.innerHTML === next.innerHTML) return; // the first cell is the reader's own tick
     morph(cell, next, "innerHTML");
-    changed ||= cell.dataset.title !== "Age";
+    news ||= cell.dataset.title !== "Age";
   });
-  if (!changed) return;
+  if (!news) return;
   row.classList.remove("pulse");
   requestAnimationFrame(() => row.classList.add("pulse"));
 }
@@ -34,34 +35,42 @@ function apply(part) {
   for (const row of rowsOf(results)) if (fresh.has(row.dataset.run)) patch(row, fresh.get(row.dataset.run));
   if (orderOf(part) === orderOf(results)) return;
   if (!rowsOf(results).length) return replace(part);
-  const line = results.querySelector("#list-changed");
-  if (line) line.hidden = false;
+  changed.hidden = false;
 }
 
 function replace(part) {
+  const focused = document.activeElement;
   const ticked = new Set([...results.querySelectorAll("input[name=runs]:checked")].map((box) => box.value));
   results.replaceChildren(...part.body.childNodes);
   for (const box of results.querySelectorAll("input[name=runs]")) box.checked = ticked.has(box.value);
   window.htmx?.process(results);
   count();
+  // The button, or what had the focus in the old list, is gone: the keyboard goes on in the new one.
+  if (changed.contains(focused) || !focused.isConnected) {
+    (results.querySelector(".table-scroll") ?? results).focus({ preventScroll: true });
+  }
+  changed.hidden = true;
 }
 
 async function refresh(use = apply) {
   if (busy) {
-    again = true;
+    if (pending !== replace) pending = use; // whoever asked for the new list gets it, whatever is asked for behind that
     return;
   }
   busy = true;
   try {
-    const part = await fetchPart();
-    if (part) use(part);
+    const asked = location.href;
+    const part = await fetchPart(asked);
+    // Filtered or sorted meanwhile: the answer is of another list, and what it was to tell is asked for again.
+    if (location.href !== asked) pending ??= apply;
+    else if (part) use(part);
   } catch {
     // The stream says when the server is back; the next message asks again.
   } finally {
     busy = false;
-    if (again) {
-      again = false;
-      setTimeout(refresh, 250);
+    if (pending) {
+      setTimeout(refresh, 250, pending);
+      pending = null;
     }
   }
 }
@@ -94,8 +103,9 @@ results.addEventListener("change", (event) => {
   }
   count();
 });
-results.addEventListener("click", (event) => {
-  if (event.target.closest("[data-refresh]")) refresh(replace);
+changed.querySelector("button").addEventListener("click", () => refresh(replace));
+results.addEventListener("htmx:afterSwap", () => {
+  changed.hidden = true;
 });
 document.body.addEventListener("htmx:afterSettle", count);
 count();
