@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from playwright.sync_api import Page, expect
 
-from tests.browser.watched import Troubles
+from tests.browser.watched import LOST, Troubles, look
 from tests.yard_process import YardProcess
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(300)]
@@ -125,6 +125,41 @@ def test_a_page_that_outlives_its_session_stays_and_goes_on(
     page.get_by_role("button", name="Queue run").click()
     expect(page.get_by_role("alert")).to_contain_text("everything you typed is still there")
     expect(page.get_by_label("Name", exact=True)).to_have_value("typed all along")
+
+
+def test_a_live_page_that_is_looked_at_after_the_session_has_ended_says_so(
+    window: Callable[..., Page], yard: YardProcess, stocked: dict[str, Any], troubles: Troubles
+) -> None:
+    troubles.expected.append("401")
+    page = window()
+    page.goto("/runs/?q=small")
+    sign_in(page, "admin", yard.password)
+    expect(page.get_by_role("link", name="Small DP")).to_be_visible()
+    look(page, seen=False)
+    page.context.clear_cookies(name="sessionid")
+    look(page, seen=True)
+    note = page.get_by_role("status").filter(has_text="You are signed out, so nothing here is live any more")
+    expect(note).to_be_visible()
+    note.get_by_role("link", name="Sign in again").click()
+    sign_in(page, "admin", yard.password)
+    page.wait_for_url("**/runs/?q=small")
+
+
+def test_a_live_page_that_lost_the_server_and_then_the_session_stops_trying(
+    window: Callable[..., Page], yard: YardProcess, stocked: dict[str, Any], troubles: Troubles
+) -> None:
+    troubles.expected += ["401", *LOST]
+    page = window()
+    page.goto("/runs/?q=small")
+    sign_in(page, "admin", yard.password)
+    expect(page.get_by_role("link", name="Small DP")).to_be_visible()
+    page.context.set_offline(True)
+    lost = page.get_by_text("Live updates are interrupted")
+    expect(lost).to_be_visible()
+    page.context.clear_cookies(name="sessionid")
+    page.context.set_offline(False)
+    expect(page.get_by_text("You are signed out, so nothing here is live any more")).to_be_visible()
+    expect(lost).to_have_count(0)
 
 
 def test_of_several_forms_at_one_address_the_one_that_was_filled_in_is_back(

@@ -89,6 +89,8 @@ function lost() {
 function ended() {
   signedOut = true;
   setConnected(false);
+  clearTimeout(noteTimer);
+  explain(); // also where the stream was lost before, which is what stands there then
   settle();
 }
 

@@ -62,7 +62,16 @@ export class Source {
       this.on.news(JSON.parse(data));
     });
     hear("bye", ({ data }) => (JSON.parse(data).why === "signed-out" ? this.on.signedOut() : this.lose()));
-    hear("error", () => this.lose());
+    hear("error", () => (mine.readyState === EventSource.CLOSED ? this.refused(mine) : this.lose()));
+  }
+
+  /* The answer was no stream. A browser keeps to itself what it was, so that is asked for by other means: signed out
+   * somewhere else there is nothing to try again. Without topics no stream is opened. */
+  async refused(mine) {
+    const answer = await fetch("/live/stream").catch(() => null);
+    if (mine !== this.events) return;
+    if (answer?.status === 401) this.on.signedOut();
+    else this.lose();
   }
 
   lose() {
