@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 from collections.abc import Callable, Iterator
+from dataclasses import asdict
 from datetime import timedelta
 from typing import Any
 
@@ -161,9 +162,8 @@ def _points(request: HttpRequest, run: Run) -> dict[str, Any]:
 
 
 def _log(request: HttpRequest, run: Run) -> dict[str, Any]:
-    """The log of `rank` from byte `start` on, at most 64 KiB; `total` says how much there is."""
-    part = selectors.log(run, _number(request, "rank") or 0, start=_number(request, "start") or 0)
-    return {"text": part.text, "start": part.start, "end": part.end, "total": part.total, "ranks": part.ranks}
+    """The log of `rank` from byte `start` on, at most 64 KiB; `total` says how much there is, `attempt` whose it is."""
+    return asdict(selectors.log(run, _number(request, "rank") or 0, start=_number(request, "start") or 0))
 
 
 def _series(request: HttpRequest, run: Run) -> dict[str, Any]:

@@ -240,12 +240,15 @@ class LogPart:
     total: int = 0
     ranks: list[int] = field(default_factory=list)
     """Ranks that have a log."""
+    attempt: int = 0
+    """The number of the attempt that wrote it; 0 where none wrote any."""
 
 
 def log(run: Run, rank: int, start: int = 0, limit: int = LOG_PART_BYTES) -> LogPart:
     """A part of a rank's stdout and stderr, of the newest attempt that wrote any. `start` < 0 counts from the end."""
-    newest = LogChunk.objects.filter(attempt__run=run).order_by("-attempt__number").values_list("attempt_id", flat=True)
-    every = LogChunk.objects.filter(attempt=newest.first())
+    newest = LogChunk.objects.filter(attempt__run=run).order_by("-attempt__number")
+    attempt, ordinal = newest.values_list("attempt_id", "attempt__number").first() or (None, 0)
+    every = LogChunk.objects.filter(attempt=attempt)
     having = sorted(set(every.order_by().values_list("rank", flat=True)))
     chunks = every.filter(rank=rank).order_by("start")
     total = chunks.order_by("-end").values_list("end", flat=True).first() or 0
@@ -256,7 +259,7 @@ def log(run: Run, rank: int, start: int = 0, limit: int = LOG_PART_BYTES) -> Log
         for chunk in chunks.filter(end__gt=start, start__lt=end)
     ]
     data = _whole_characters(b"".join(parts))
-    return LogPart(data.decode(errors="replace"), start, start + len(data), total, having)
+    return LogPart(data.decode(errors="replace"), start, start + len(data), total, having, ordinal)
 
 
 def _whole_characters(data: bytes) -> bytes:

@@ -10,7 +10,7 @@ import pytest
 from django.test import Client
 from django.urls import reverse
 
-from dashboard.runs.models import Run, State
+from dashboard.runs.models import Attempt, LogChunk, Run, State
 from tests.dashboard import factory
 
 pytestmark = pytest.mark.usefixtures("redis_url")  # announcements need a broker
@@ -32,6 +32,18 @@ def test_points_since_a_step_leave_no_gap(reader: Client, alice: Any) -> None:
     assert len(first["value"]) == len(first["time"]) == 7
     assert reader.get(url, {"since": 11}).json()["series"] == {}
     assert reader.get(url, {"since": "x"}).json()["series"]["loss"]["step"][0] == 0
+
+
+def test_a_log_says_which_attempt_wrote_it(reader: Client, alice: Any) -> None:
+    """A page that shows the beginning of one must not go on with another's."""
+    run = factory.queued(alice)
+    url, page = reverse("runs:data", args=[run.pk, "log"]), reverse("runs:page", args=[run.pk]) + "?tab=logs"
+    assert reader.get(url).json()["attempt"] == 0
+    for number, text in ((1, b"first"), (2, b"the second is longer")):
+        attempt = Attempt.objects.create(run=run, number=number)
+        LogChunk.objects.create(attempt=attempt, rank=0, start=0, end=len(text), data=text)
+        assert reader.get(url).json()["attempt"] == number
+        assert f'data-attempt="{number}">{text.decode()}</pre>' in reader.get(page).content.decode()
 
 
 def test_gantt_has_the_memory_curve_on_its_axis(reader: Client, alice: Any) -> None:

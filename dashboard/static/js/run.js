@@ -131,9 +131,11 @@ async function fetchLog() {
   for (;;) {
     const query = `rank=${log.dataset.rank}&start=${log.dataset.end}`;
     const part = await (await get(`data/log.json?${query}`, "application/json")).json();
-    // A later attempt begins its own log: what is shown belongs to the one before.
-    if (part.total < Number(log.dataset.total)) {
+    // A later attempt has a log of its own, however long: what is shown belongs to the one before.
+    if (part.attempt !== Number(log.dataset.attempt)) {
       log.textContent = "";
+      document.getElementById("log-earlier")?.remove();
+      log.dataset.attempt = part.attempt;
       log.dataset.start = log.dataset.end = log.dataset.total = "0";
       continue;
     }
@@ -151,6 +153,7 @@ async function fetchEarlier(button) {
   const from = Math.max(0, Number(log.dataset.start) - 64 * 1024);
   const query = `rank=${log.dataset.rank}&start=${from}`;
   const part = await (await get(`data/log.json?${query}`, "application/json")).json();
+  if (part.attempt !== Number(log.dataset.attempt)) return soon("log", fetchLog);
   const bytes = new TextEncoder().encode(part.text).slice(0, Number(log.dataset.start) - from);
   const height = log.scrollHeight;
   log.prepend(new TextDecoder().decode(bytes));

@@ -1,0 +1,36 @@
+"""The log of a run's rank on an open page: it grows in place, and is of one attempt."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from playwright.sync_api import Page, Route, expect
+
+from tests.browser.watched import TELL, mark, same_page
+from tests.yard_process import YardProcess
+
+pytestmark = [pytest.mark.browser, pytest.mark.timeout(300)]
+
+
+def test_the_longer_log_of_a_later_attempt_takes_the_place_of_the_one_before(
+    page: Page, yard: YardProcess, stocked: dict[str, Any]
+) -> None:
+    run, text = stocked["single"], "".join(f"line {i} of the second attempt\n" for i in range(2000))
+
+    def second(route: Route) -> None:
+        """What the server would say were there one more attempt, in parts."""
+        start = int(route.request.url.rpartition("start=")[2])
+        end = min(len(text), start + 30_000)
+        route.fulfill(json={"text": text[start:end], "start": start, "end": end, "total": len(text), "attempt": 2})
+
+    page.goto(f"/runs/{run}/?tab=logs")
+    mark(page)
+    log = page.get_by_role("log", name="Log of rank 0")
+    expect(log).to_be_visible()
+    assert int(log.get_attribute("data-total") or 0) < len(text)
+    page.route("**/data/log.json*", second)
+    yard.query(TELL.format(run=run, study=None, what="log"))
+    expect(page.locator("#log-size")).to_have_text(f"{len(text)} of {len(text)} bytes")
+    assert log.text_content() == text
+    assert same_page(page)
