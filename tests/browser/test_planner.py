@@ -128,3 +128,23 @@ def test_a_text_too_long_for_a_tab_to_keep_is_refused_without_an_error_of_the_pa
     page.get_by_role("button", name="Partition", exact=True).click()
     expect(page.get_by_role("heading", name="Too large")).to_be_visible()
     assert page.evaluate("sessionStorage.getItem('trainyard-draft')") is None
+
+
+@pytest.mark.parametrize("refused", [False, True])
+def test_without_a_clipboard_the_address_is_copied_all_the_same_or_it_is_said_that_it_is_not(
+    page: Page, refused: bool
+) -> None:
+    """As on a page by plain HTTP from another host."""
+    page.add_init_script("Object.defineProperty(navigator, 'clipboard', { value: undefined })")
+    if refused:
+        page.add_init_script("document.execCommand = () => false")
+    page.goto("/planner/?batch=512")
+    button = page.locator("[data-copy-address]")
+    button.click()
+    expect(button).to_have_text("Not copied: take it from the address bar" if refused else "Address copied")
+    expect(button).to_be_focused()
+    if not refused:
+        field = page.get_by_label("Batch")
+        field.press("Control+A")
+        field.press("Control+V")
+        expect(field).to_have_value(page.url)

@@ -6,6 +6,7 @@
  * charts to fetch again when a run has begun or ended; with data-live-spans also when one that goes on was traced.
  */
 
+import "./copy_address.js";
 import { morph } from "./morph.js";
 import { subscribe } from "./stream.js";
 
@@ -128,10 +129,3 @@ for (const form of document.querySelectorAll("form[data-numbers]")) {
     if (url.hash === location.hash) location.reload();
   });
 }
-
-document.addEventListener("click", async (event) => {
-  const button = event.target.closest("[data-copy-address]");
-  if (!button) return;
-  await navigator.clipboard.writeText(location.href);
-  button.textContent = "Address copied";
-});
