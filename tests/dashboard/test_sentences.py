@@ -106,6 +106,18 @@ def test_an_error_of_the_engine_at_a_field_of_a_page(reader: Client, alice: Any)
 def test_a_sign_stays_with_its_number_and_a_long_word_may_break() -> None:
     said = whole_words("0.3 s (22.1 %) by <ZeRO-3>, of a-folder-whose-name-is-longer-than-a-line; 7 % idle")
     assert said == (
-        '0.3 s <span class="whole">(22.1 %)</span> by <span class="whole">&lt;ZeRO-3&gt;,</span> '
-        'of a-folder-whose-name-is-longer-than-a-line; <span class="whole">7 %</span> idle'
+        '<span class="whole">0.3 s</span> <span class="whole">(22.1 %)</span> by '
+        '<span class="whole">&lt;ZeRO-3&gt;,</span> of a-folder-whose-name-is-longer-than-a-line; '
+        '<span class="whole">7 %</span> idle'
     )
+
+
+@pytest.mark.parametrize("quantity", ["48.2 ms", "3 µs", "31 MiB,", "9.2 GiB/s", "159 GFLOP/s.", "(22 B", "5 min"])
+def test_a_unit_stays_with_its_number(quantity: str) -> None:
+    assert whole_words(f"took {quantity} there") == f'took <span class="whole">{quantity}</span> there'
+
+
+@pytest.mark.parametrize("words", ["of 4 steps", "2 hosts and 3 billions", "step 1\N{NO-BREAK SPACE}234 of all"])
+def test_what_is_counted_may_stand_in_the_next_line(words: str) -> None:
+    """And the digits of a number stay as they were joined."""
+    assert whole_words(words) == words

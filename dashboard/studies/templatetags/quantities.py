@@ -30,14 +30,15 @@ register.filter("form_words", in_form_words)
 register.filter("count", _filter(lambda value: quantities.count_text(round(value))))
 
 
-_WORD = re.compile(r"\S*\d %\S*|\S+")
+_UNIT = r"(?:%|[mµn]?s|min|h|d|B|[KMGT]iB(?:/s)?|[MGTP]?FLOP/s|[kMGT])(?!\w)"
+_WORD = re.compile(rf"[^ \n]*\d {_UNIT}[^ \n]*|[^ \n]+")
 _LONGEST = 24
 """The longest word, in characters, that always fits into a line on a phone; a longer one may be broken."""
 
 
 @register.filter
 def whole_words(text: str) -> SafeString:
-    """Prevents line breaks at a hyphen, as in `ZeRO-3` or `2-1`, and before the sign of `22.1 %`.
+    """Prevents line breaks at a hyphen, as in `ZeRO-3` or `2-1`, and before the unit of `22.1 %` or `48 ms`.
 
     Uses markup instead of special hyphens and spaces, so that copied text is unchanged.
     """
