@@ -33,6 +33,13 @@ class Estimate:
     runs: int
     devices: int
     minutes: float | None
+    later: int = 0
+    """How many of the runs are queued only as the others answer."""
+
+    @property
+    def first(self) -> int:
+        """How many are queued at once."""
+        return self.runs - self.later
 
 
 def calibration(kind: str, fleet: FleetSnapshot) -> dict[str, Any] | None:

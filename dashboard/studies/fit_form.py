@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 from django import forms
@@ -95,7 +96,8 @@ class FitForm(MatrixForm):
     def estimate(self) -> Estimate:
         """A lower bound: a search whose prediction is wrong takes more runs."""
         specs = [variant.spec for variant in self.plan().variants]
-        return estimate(specs, self.calibration, LEAST_RUNS)
+        found = estimate(specs, self.calibration, LEAST_RUNS)
+        return replace(found, later=found.runs - len(specs))
 
     def create(self, owner: Any) -> Study:
         return services.create(

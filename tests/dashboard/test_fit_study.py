@@ -18,7 +18,7 @@ from dashboard.studies.models import Study
 from parallel_core.plan.largest import search_for
 from parallel_core.spec import RunSpec
 from tests.dashboard import factory
-from tests.dashboard.test_study_form import MATRIX, NEW
+from tests.dashboard.test_study_form import MATRIX, NEW, preview
 
 pytestmark = pytest.mark.django_db
 MIB = 1 << 20
@@ -84,6 +84,15 @@ def test_each_search_begins_with_what_was_predicted_under_the_cap(study: Study) 
         assert spec.trace.memory_cap == CAP * MIB and spec.trace.memory
         assert spec.model.layers == search_for(spec, CAP * MIB).guess > 1
         assert run.name == f"{run.label}, {spec.model.layers} layers"
+
+
+def test_the_button_says_how_many_runs_it_queues_and_that_more_follow(client: Client, alice: Any) -> None:
+    factory.worker(devices=2)
+    client.force_login(alice)
+    said = preview(client, ASKED)
+    assert "<strong>At least 4 runs</strong>" in said and ">Queue 2 runs; 2 or more follow</button>" in said
+    client.post(NEW, ASKED)
+    assert Run.objects.count() == 2
 
 
 def test_exact_predictions_cost_two_runs_each(client: Client, study: Study) -> None:
