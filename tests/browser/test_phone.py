@@ -1,0 +1,63 @@
+"""What has to change its place on a narrow screen."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from playwright.sync_api import Page, expect
+
+from tests.browser.watched import PHONE
+
+pytestmark = [pytest.mark.browser, pytest.mark.timeout(300)]
+
+LINES = """(line) => {
+  const left = line.getBoundingClientRect().left, rows = new Map();
+  for (const part of line.children) {
+    const box = part.getBoundingClientRect(), dot = getComputedStyle(part, "::before");
+    const dotted = dot.content.includes("·") ? box.left + parseFloat(dot.left) + parseFloat(dot.width) : Infinity;
+    rows.set(box.bottom, [...(rows.get(box.bottom) ?? []), dotted <= left]);
+  }
+  return [...rows.values()];
+}"""
+"""For each line of the parts of an element: of each part whether its dot is left of the element."""
+
+
+def test_no_line_below_the_name_of_a_run_begins_or_ends_with_a_dot(
+    window: Callable[..., Page], session: Any, stocked: dict[str, Any]
+) -> None:
+    page = window(storage_state=session, viewport=PHONE)
+    page.goto(f"/runs/{stocked['dp']}/")
+    line = page.locator(".state-line")
+    expect(line).to_contain_text("2 devices")
+    assert "·" not in line.inner_text()
+    assert line.evaluate("(line) => getComputedStyle(line).overflowX") == "clip"
+    first, *others = line.evaluate(LINES)
+    assert not any(first) and others, "the badge begins the first line, and there are more"
+    assert all(outside is (i == 0) for row in others for i, outside in enumerate(row))
+
+
+COVERED = """() => {
+  const bar = document.querySelector(".feasibility > .form-actions"), at = document.activeElement;
+  return !bar.contains(at) && at.getBoundingClientRect().bottom > bar.getBoundingClientRect().top;
+}"""
+
+
+def test_the_button_of_a_new_run_is_in_sight_and_covers_no_field_with_the_focus(
+    window: Callable[..., Page], session: Any, client: Any
+) -> None:
+    page = window(storage_state=session, viewport=PHONE)
+    page.goto("/runs/new/")
+    button = page.get_by_role("button", name="Queue run")
+    expect(button).to_be_in_viewport(ratio=1)
+    page.get_by_label("Name", exact=True).focus()
+    covered = []
+    while not button.evaluate("(e) => e === document.activeElement"):
+        page.keyboard.press("Tab")
+        if page.evaluate(COVERED):
+            covered.append(page.evaluate("() => document.activeElement.id"))
+        expect(button).to_be_in_viewport(ratio=1)
+    assert not covered
+    panel = page.get_by_role("complementary", name="Feasibility")
+    expect(panel.get_by_role("heading", name="Will it run?")).to_have_count(1)
