@@ -1,7 +1,8 @@
 """Refuses request bodies that are too large before Django reads them.
 
 Django's ASGI handler first spools the whole body to disk and only then looks at the request, so a limit inside a view
-comes 200 MB too late. This wrapper looks at Content-Length at once, and counts where there is none.
+comes 200 MB too late, and so does one that asks who it is. This wrapper looks at Content-Length at once, counts where
+there is none, and takes no more than MAX_BODY from those who may not upload.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ Scope = dict[str, Any]
 Receive = Callable[[], Awaitable[dict[str, Any]]]
 Send = Callable[[dict[str, Any]], Awaitable[None]]
 App = Callable[..., Awaitable[None]]
+MayUpload = Callable[[Scope], Awaitable[bool]]
 
 UPLOADS = (
     (re.compile(r"/runs/new/|/studies/\d+/add/|/api/v1/corpora"), MAX_CORPUS_BYTES),
@@ -37,25 +39,49 @@ PAGE = "413.html"
 
 
 class TooLarge(Exception):
-    """The body went on past the limit."""
+    """The body has more than `most` bytes; `members` where this address takes more, but from members alone."""
+
+    def __init__(self, most: int, members: bool = False) -> None:
+        super().__init__(most)
+        self.most, self.members = most, members
 
 
 class BodyLimit:
-    """ASGI wrapper. Answers 413 (a page, or JSON under /api/)."""
+    """ASGI wrapper. Answers 413 (a page, or JSON under /api/). `may_upload` is asked of bodies above MAX_BODY alone."""
 
-    def __init__(self, app: App) -> None:
+    def __init__(self, app: App, may_upload: MayUpload) -> None:
         self.app = app
+        self.may_upload = may_upload
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return await self.app(scope, receive, send)
-        limit = limit_of(scope["path"])
-        if declared(scope) > limit:
-            return await refuse(scope, receive, send)
+        room = Room(scope, self.may_upload)
         try:
-            await self.app(scope, counted(receive, limit), send)
-        except TooLarge:
-            await refuse(scope, receive, send)
+            await room.admit(declared(scope))
+            await self.app(scope, counted(receive, room), send)
+        except TooLarge as error:
+            await refuse(scope, receive, send, error)
+
+
+class Room:
+    """What is taken of one request's body."""
+
+    def __init__(self, scope: Scope, may_upload: MayUpload) -> None:
+        self._scope = scope
+        self._may_upload = may_upload
+        self._granted = MAX_BODY
+
+    async def admit(self, size: int) -> None:
+        """Raises TooLarge where a body of so many bytes is not taken."""
+        if size <= self._granted:
+            return
+        limit = limit_of(self._scope["path"])
+        if size > limit:
+            raise TooLarge(limit if limit == MAX_BODY else limit - FORM_SLACK)
+        if not await self._may_upload(self._scope):
+            raise TooLarge(MAX_BODY, members=True)
+        self._granted = limit
 
 
 def limit_of(path: str) -> int:
@@ -69,24 +95,23 @@ def declared(scope: Scope) -> int:
     return int(text) if text.isdecimal() else 0
 
 
-def counted(receive: Receive, limit: int) -> Receive:
-    """`receive` that raises TooLarge once more than `limit` bytes came."""
+def counted(receive: Receive, room: Room) -> Receive:
+    """`receive` that raises TooLarge once more came than there is room for."""
     seen = 0
 
     async def count() -> dict[str, Any]:
         nonlocal seen
         message = await receive()
         seen += len(message.get("body", b""))
-        if seen > limit:
-            raise TooLarge
+        await room.admit(seen)
         return message
 
     return count
 
 
-async def refuse(scope: Scope, receive: Receive, send: Send) -> None:
+async def refuse(scope: Scope, receive: Receive, send: Send, error: TooLarge) -> None:
     """Sends the whole answer, then lets the client finish sending (within reason) so that it comes to read it."""
-    body, kind = answer(scope["path"])
+    body, kind = answer(scope["path"], error)
     headers = [(b"content-type", kind), (b"content-length", str(len(body)).encode()), (b"connection", b"close")]
     await send({"type": "http.response.start", "status": 413, "headers": headers})
     await send({"type": "http.response.body", "body": body, "more_body": True})
@@ -99,10 +124,13 @@ async def refuse(scope: Scope, receive: Receive, send: Send) -> None:
     await send({"type": "http.response.body", "body": b""})
 
 
-def answer(path: str) -> tuple[bytes, bytes]:
-    """The page or the JSON that says how much this address takes."""
-    most = bytes_text(limit_of(path) if limit_of(path) == MAX_BODY else limit_of(path) - FORM_SLACK)
+def answer(path: str, error: TooLarge) -> tuple[bytes, bytes]:
+    """The page or the JSON that says how much this address takes, and of whom."""
+    most = bytes_text(error.most)
     if path.startswith("/api/"):
         message = f"The request is larger than the {most} that this address takes."
+        if error.members:
+            message = f"More than {most} is taken from members alone: send a valid token that may submit."
         return json.dumps(envelope(413, message)).encode(), b"application/json"
-    return render_to_string(PAGE, {"most": most, "path": path}).encode(), b"text/html; charset=utf-8"
+    context = {"most": most, "members": error.members, "path": path}
+    return render_to_string(PAGE, context).encode(), b"text/html; charset=utf-8"
