@@ -97,7 +97,11 @@ class Hub:
             self._by_topic[topic].add(subscription)
         if last_id:
             # After it was registered: an entry may be told twice, none is missed.
-            await self._replay(subscription, last_id)
+            try:
+                await self._replay(subscription, last_id)
+            except BaseException:  # a client that goes away meanwhile cancels this, and would leave it behind
+                self.unsubscribe(subscription)
+                raise
         return subscription
 
     def unsubscribe(self, subscription: Subscription) -> None:

@@ -145,15 +145,36 @@ def test_a_broker_that_is_away_is_told_once(caplog: pytest.LogCaptureFixture, mo
 
 def test_closing_ends_every_stream(redis_url: str) -> None:
     async def body(hub: Hub) -> None:
-        subscription = await hub.subscribe(frozenset({"fleet"}))
-        told = [text async for text in views._events(hub, closing(hub, subscription), "key")]
-        assert told[0].startswith("retry:")
-        assert told[-1] == 'event: bye\ndata: {"why": "restart"}\n\n'
+        stream = views._events(hub, frozenset({"fleet"}), "", "key")
+        assert (await anext(stream)).startswith("retry:")
+        asyncio.get_running_loop().call_soon(hub.close)
+        assert [text async for text in stream] == ['event: bye\ndata: {"why": "restart"}\n\n']
         assert not hub._by_topic
 
-    def closing(hub: Hub, subscription: Subscription) -> Subscription:
-        asyncio.get_running_loop().call_soon(hub.close)
-        return subscription
+    with_hub(redis_url, body)
+
+
+def test_a_client_that_goes_away_leaves_no_subscription(redis_url: str) -> None:
+    """While what it missed is fetched, before the first message is sent, and in mid-stream."""
+    topics = frozenset({"run:1", "fleet"})
+
+    async def body(hub: Hub) -> None:
+        await hub._ready.wait()
+        asked = asyncio.ensure_future(hub.subscribe(topics, "1-0"))
+        while not hub._by_topic:
+            await asyncio.sleep(0)
+        asked.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await asked
+        assert not hub._by_topic
+        never_begun = views._events(hub, topics, "", "key")
+        assert not hub._by_topic
+        await never_begun.aclose()
+        stream = views._events(hub, topics, "", "key")
+        await anext(stream)
+        assert set(hub._by_topic) == topics
+        await stream.aclose()
+        assert not hub._by_topic
 
     with_hub(redis_url, body)
 
@@ -163,8 +184,7 @@ def test_a_session_that_ended_ends_its_stream(redis_url: str, monkeypatch: pytes
     monkeypatch.setattr(views, "_still_authorised", lambda key: False)
 
     async def body(hub: Hub) -> None:
-        subscription = await hub.subscribe(frozenset({"fleet"}))
-        told = [text async for text in views._events(hub, subscription, "key")]
+        told = [text async for text in views._events(hub, frozenset({"fleet"}), "", "key")]
         assert told[1:] == ['event: bye\ndata: {"why": "signed-out"}\n\n']
 
     with_hub(redis_url, body)
