@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import re
-from collections.abc import AsyncIterator
+from collections.abc import Iterator
 from pathlib import Path as File
 from typing import Annotated, Any
 
@@ -25,12 +24,12 @@ from dashboard.fleet import selectors as fleet
 from dashboard.runs.corpora import storage_name
 from dashboard.runs.models import Corpus, Run
 from dashboard.runs.selectors import Filters, list_runs
+from dashboard.streaming import BLOCK, streamed
 from dashboard.studies import removal
 from dashboard.studies.models import Study
 from workers.contract import NO_SUCH_BLOB
 
 router = Router()
-CHUNK = 256 * 1024
 RANGE = re.compile(r"^bytes=(\d{1,15})-$")
 StudyId = Annotated[s.Id, Path(description="number of the study")]
 
@@ -137,7 +136,7 @@ def blob(request: HttpRequest, sha256: Annotated[str, Path(pattern=r"^[0-9a-f]{6
     if not default_storage.exists(storage_name(sha256)):
         raise Http404
     start = _start(request.headers.get("Range", ""), corpus.size)
-    chunks = _read(File(default_storage.path(storage_name(sha256))), start)
+    chunks = streamed(_read(File(default_storage.path(storage_name(sha256))), start))
     response = StreamingHttpResponse(chunks, status=206 if start else 200, content_type="application/octet-stream")
     response.headers["Content-Length"] = str(corpus.size - start)
     response.headers["Accept-Ranges"] = "bytes"
@@ -162,9 +161,8 @@ def _start(header: str, size: int) -> int:
     return start
 
 
-async def _read(path: File, start: int) -> AsyncIterator[bytes]:
-    """Asynchronous, or Django would collect the whole file in memory before it sends the first byte."""
-    with await asyncio.to_thread(path.open, "rb") as file:
+def _read(path: File, start: int) -> Iterator[bytes]:
+    with path.open("rb") as file:
         file.seek(start)
-        while chunk := await asyncio.to_thread(file.read, CHUNK):
+        while chunk := file.read(BLOCK):
             yield chunk

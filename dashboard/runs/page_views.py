@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import csv
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import asdict
 from datetime import timedelta
 from typing import Any
 
-import numpy as np
-from django.http import Http404, HttpRequest, HttpResponse, HttpResponseBase, JsonResponse, StreamingHttpResponse
+from django.http import Http404, HttpRequest, HttpResponse, HttpResponseBase, JsonResponse
 from django.shortcuts import get_object_or_404, render
 from django.utils import timezone
 from django.views.decorators.http import require_safe
@@ -17,10 +15,10 @@ from django.views.decorators.http import require_safe
 from dashboard.accounts.roles import may_change, may_submit
 from dashboard.charts.theme import LEGEND
 from dashboard.charts.timeline import Lit, lit_of, window_of
-from dashboard.runs import generating, linking, next_trace, page_charts, resuming, selectors
+from dashboard.runs import generating, linking, next_trace, page_charts, resuming, selectors, series_files
 from dashboard.runs.damaged import damaged
 from dashboard.runs.findings import findings
-from dashboard.runs.models import ENDED, Run, SeriesChunk, State
+from dashboard.runs.models import ENDED, Run, State
 from dashboard.runs.page_starting import age_text, placed
 from dashboard.runs.page_tabs import OF_TEXT, TABS, tab_context
 from dashboard.runs.page_tiles import tiles
@@ -65,13 +63,15 @@ def fragment(request: HttpRequest, pk: int, name: str) -> HttpResponseBase:
     if name == "tab":
         return render(request, "runs/page_tab.html", {"run": run, **_tab(request, run, _number(request, "step"))})
     if name == "series-csv":
-        return _csv(run)
+        return series_files.as_csv(run)
     raise Http404(f"a run's page has no part '{name}'")
 
 
 @require_safe
-def data(request: HttpRequest, pk: int, name: str) -> JsonResponse:
-    """One of DATA as JSON; 404 for any other name."""
+def data(request: HttpRequest, pk: int, name: str) -> HttpResponseBase:
+    """`series`, all of them whole, or one of DATA as JSON; 404 for any other name."""
+    if name == "series":
+        return series_files.as_json(_run(pk))
     if name not in DATA:
         raise Http404(f"a run has no data '{name}'")
     return JsonResponse(DATA[name](request, _run(pk)))
@@ -166,52 +166,13 @@ def _log(request: HttpRequest, run: Run) -> dict[str, Any]:
     return asdict(selectors.log(run, _number(request, "rank") or 0, start=_number(request, "start") or 0))
 
 
-def _series(request: HttpRequest, run: Run) -> dict[str, Any]:
-    """Every series of every rank, unthinned, as step, time and value."""
-    found = {}
-    for name, rank in _series_names(run):
-        series = selectors.series(run, name, rank)
-        value = [float(v) if np.isfinite(v) else None for v in series.value]
-        found[f"{name}:{rank}"] = {"step": series.step.tolist(), "time": series.time.tolist(), "value": value}
-    return {"run": run.pk, "name": run.name, "state": run.state, "spec": run.spec, "series": found}
-
-
 DATA: dict[str, Callable[[HttpRequest, Run], dict[str, Any]]] = {
     "gantt": _gantt,
     "metrics": _metrics,
     "points": _points,
     "log": _log,
-    "series": _series,
     "spec": lambda request, run: run.spec,
 }
-
-
-def _series_names(run: Run) -> list[tuple[str, int]]:
-    rows = SeriesChunk.objects.filter(attempt__run=run).order_by("name", "rank").values_list("name", "rank").distinct()
-    return list(rows)
-
-
-class _Echo:
-    """A file that hands back what is written: the CSV is streamed row by row."""
-
-    def write(self, text: str) -> str:
-        return text
-
-
-def _csv(run: Run) -> StreamingHttpResponse:
-    """All points of all series: series, rank, step, unix time, value."""
-
-    def lines() -> Iterator[str]:
-        out = csv.writer(_Echo())
-        yield out.writerow(("series", "rank", "step", "time", "value"))
-        for name, rank in _series_names(run):
-            series = selectors.series(run, name, rank)
-            for row in zip(series.step.tolist(), series.time.tolist(), series.value.tolist(), strict=True):
-                yield out.writerow((name, rank, *row))
-
-    response = StreamingHttpResponse(lines(), content_type="text/csv; charset=utf-8")
-    response.headers["Content-Disposition"] = f'attachment; filename="run-{run.pk}-series.csv"'
-    return response
 
 
 def _number(request: HttpRequest, key: str, least: int = 0) -> int | None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import io
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Protocol
@@ -15,10 +14,9 @@ from django.views.decorators.http import require_safe
 
 from dashboard.runs import traces
 from dashboard.runs.models import Run
+from dashboard.streaming import Echo, streamed
 from parallel_core.analysis.export import COLUMNS, About, chrome_trace, table
 from parallel_core.layout import Layout
-
-LINES_A_PIECE = 2_000
 
 
 class Spans(Protocol):
@@ -43,7 +41,7 @@ def trace(request: HttpRequest, pk: int, step: int, form: str) -> StreamingHttpR
 def as_file(found: Spans, form: str, name: str, about: About) -> StreamingHttpResponse:
     """The spans of a step as one of FORMS, to be saved as `name`."""
     content, ending, pieces = FORMS[form]
-    response = StreamingHttpResponse(pieces(found, about), content_type=content)
+    response = StreamingHttpResponse(streamed(pieces(found, about)), content_type=content)
     response.headers["Content-Disposition"] = f'attachment; filename="{name}{ending}"'
     return response
 
@@ -65,16 +63,10 @@ def _packed(pieces: Iterable[str]) -> Iterator[bytes]:
 
 
 def _csv(found: Spans, about: About) -> Iterator[str]:
-    out = io.StringIO()
-    writer = csv.writer(out)
-    writer.writerow(COLUMNS)
-    for i, row in enumerate(table(found.spans, found.layout), 1):
-        writer.writerow(row)
-        if i % LINES_A_PIECE == 0:
-            yield out.getvalue()
-            out.seek(0)
-            out.truncate()
-    yield out.getvalue()
+    out = csv.writer(Echo())
+    yield out.writerow(COLUMNS)
+    for row in table(found.spans, found.layout):
+        yield out.writerow(row)
 
 
 FORMS: dict[str, tuple[str, str, Callable[[Spans, About], Iterator[str] | Iterator[bytes]]]] = {

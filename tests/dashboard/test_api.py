@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import json
 from datetime import timedelta
@@ -21,6 +20,7 @@ from dashboard.runs import services
 from dashboard.runs.models import Corpus, Run
 from dashboard.runs.selectors import SORTS
 from tests.dashboard.analysed import read_next
+from tests.dashboard.received import received
 
 pytestmark = pytest.mark.django_db
 TINY = {"model": {"layers": 1, "hidden": 16, "heads": 2, "seq": 16}, "train": {"steps": 6, "global_batch": 4}}
@@ -239,15 +239,6 @@ def test_series_spans_and_log_of_a_queued_run_are_empty_not_wrong(client: Client
     assert (series["total"], spans["ranks"], log["text"]) == (0, [], "")
 
 
-def received(answer: Any) -> bytes:
-    """The streamed body, read asynchronously as the ASGI server reads it."""
-
-    async def read() -> bytes:
-        return b"".join([chunk async for chunk in answer.streaming_content])
-
-    return asyncio.run(read())
-
-
 def test_a_worker_token_fetches_corpora_and_resumes(client: Client, alice: Any, admin: Any) -> None:
     data = b"once upon a time" * 40_000
     sha = hashlib.sha256(data).hexdigest()
@@ -256,6 +247,7 @@ def test_a_worker_token_fetches_corpora_and_resumes(client: Client, alice: Any, 
     address, headers = f"/api/v1/blobs/{sha}", bearer(admin, Scope.WORKER)
     assert client.get(address, headers=bearer(alice, Scope.READ)).status_code == 403
     whole = client.get(address, headers=headers)
+    assert whole.is_async, "or it would be in memory as a whole"
     assert received(whole) == data
     rest = client.get(address, headers=headers | {"Range": "bytes=600000-"})
     assert rest.status_code == 206

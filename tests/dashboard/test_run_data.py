@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import json
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from django.urls import reverse
 
 from dashboard.runs.models import Attempt, LogChunk, Run, State
 from tests.dashboard import factory
+from tests.dashboard.received import received
 
 pytestmark = pytest.mark.usefixtures("redis_url")  # announcements need a broker
 PIPELINE = {"pp": 2, "schedule": "gpipe", "micro_batches": 4}
@@ -60,10 +62,11 @@ def test_gantt_has_the_memory_curve_on_its_axis(reader: Client, alice: Any) -> N
 def test_export_holds_every_point(reader: Client, alice: Any) -> None:
     run = factory.finished(alice, {"dp": 2})
     answer = reader.get(reverse("runs:fragment", args=[run.pk, "series-csv"]))
-    rows = list(csv.DictReader(io.StringIO(b"".join(answer.streaming_content).decode())))
+    rows = list(csv.DictReader(io.StringIO(received(answer).decode())))
     assert len([row for row in rows if row["series"] == "loss"]) == 43
     assert {row["rank"] for row in rows} == {"0", "1"}
-    both = reader.get(reverse("runs:data", args=[run.pk, "series"])).json()
+    both = json.loads(received(reader.get(reverse("runs:data", args=[run.pk, "series"]))))
+    assert (both["run"], both["name"], both["state"], both["spec"]) == (run.pk, run.name, run.state, run.spec)
     assert sum(len(series["step"]) for series in both["series"].values()) == len(rows)
 
 

@@ -23,6 +23,7 @@ from parallel_core.simulate.replay import Change, Replay
 from parallel_core.spec import RunSpec
 from tests.dashboard import factory
 from tests.dashboard.plain import plain
+from tests.dashboard.received import received
 
 PIPELINE = {"pp": 2, "schedule": "gpipe", "micro_batches": 4}
 
@@ -181,10 +182,10 @@ def test_the_step_as_files(client: Client, alice: Any) -> None:
     run = factory.finished(alice, PIPELINE, name="=HYPERLINK(1)")
     client.force_login(alice)
     chrome = client.get(f"/runs/{run.pk}/trace/10/chrome")
-    events = json.loads(b"".join(chrome.streaming_content))["traceEvents"]  # type: ignore[attr-defined]
+    events = json.loads(received(chrome))["traceEvents"]
     assert {event["pid"] for event in events} == {0, 1}
     assert chrome.headers["Content-Disposition"] == f'attachment; filename="run-{run.pk}-step-10.trace.json"'
-    text = b"".join(client.get(f"/runs/{run.pk}/trace/10/csv").streaming_content).decode()  # type: ignore[attr-defined]
+    text = received(client.get(f"/runs/{run.pk}/trace/10/csv")).decode()
     rows = list(csv.reader(io.StringIO(text)))
     assert len(rows) == 1 + traced(run).kept
     assert not any(cell[:1] in "=+@" for row in rows for cell in row)

@@ -26,6 +26,7 @@ from parallel_core.observe.records import SPAN
 from parallel_core.schedule.ir import Kind
 from tests.dashboard.analysed import analyse_until, finish, lane_of, read_next
 from tests.dashboard.plain import plain
+from tests.dashboard.received import received
 from tests.parallel_core import profiled
 
 pytestmark = pytest.mark.django_db
@@ -75,9 +76,9 @@ def test_a_job_of_two_ranks_is_uploaded_read_and_shown(member: Client, real: lis
 def test_a_step_is_taken_away_as_a_file(member: Client, real: list[bytes]) -> None:
     trace, page = shown(member, ("rank0.json", real[0]), ("rank3.json", real[1].replace(b'"rank": 1', b'"rank": 3')))
     spans = page.context["gantt"].figure["layout"]["meta"]["total"]
-    csv = b"".join(member.get(f"/traces/{trace.pk}/step-2.csv").streaming_content).decode()  # type: ignore[attr-defined]
+    csv = received(member.get(f"/traces/{trace.pk}/step-2.csv")).decode()
     assert len(csv.splitlines()) == spans + 1 and csv.startswith("rank,kind,lane")
-    chrome = b"".join(member.get(f"/traces/{trace.pk}/step-2.chrome").streaming_content)  # type: ignore[attr-defined]
+    chrome = received(member.get(f"/traces/{trace.pk}/step-2.chrome"))
     assert sum(event["ph"] == "X" for event in json.loads(chrome)["traceEvents"]) >= spans
     assert member.get(f"/traces/{trace.pk}/step-2.exe").status_code == 404
     assert member.get(f"/traces/{trace.pk}/step-9.csv").status_code == 404

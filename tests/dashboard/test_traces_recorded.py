@@ -24,6 +24,7 @@ from parallel_core.analysis import waits
 from parallel_core.analysis.export import MARK
 from tests.dashboard import factory
 from tests.dashboard.analysed import read_next
+from tests.dashboard.received import received
 
 pytestmark = pytest.mark.django_db
 PIPELINE = {"pp": 2, "schedule": "gpipe", "micro_batches": 4}
@@ -42,7 +43,7 @@ def run(alice: Any) -> Run:
 
 def exported(client: Client, run: Run, form: str = "chrome") -> bytes:
     answer = client.get(reverse("runs:trace", args=(run.pk, 10, form)))
-    return b"".join(answer.streaming_content)  # type: ignore[attr-defined]
+    return received(answer)
 
 
 def opened(client: Client, *files: bytes) -> tuple[Trace, Any]:
@@ -117,7 +118,7 @@ def test_findings_operators_and_what_if_are_those_of_the_run(member: Client, run
 
 def test_through_the_api_and_back_and_once_more(client: Client, member: Client, run: Run) -> None:
     answer = member.get(f"/api/v1/runs/{run.pk}/chrome", {"gzip": "true"})
-    packed = b"".join(answer.streaming_content)  # type: ignore[attr-defined]
+    packed = received(answer)
     assert answer.headers["Content-Disposition"].endswith('-step-10.trace.json.gz"')
     assert gzip.decompress(packed) == exported(member, run)
     sent = member.post("/api/v1/traces", {"files": SimpleUploadedFile("a.json.gz", packed)})
@@ -131,8 +132,8 @@ def test_through_the_api_and_back_and_once_more(client: Client, member: Client, 
     assert {row["rank"]: row["components"] for row in analysed["accounts"]} == own
     whatif = member.get(f"/api/v1/traces/{number}/whatif", {"links": "free"}).json()["data"]
     assert whatif["sentence"] == member.get(f"/api/v1/runs/{run.pk}/whatif?links=free").json()["data"]["sentence"]
-    again = b"".join(member.get(f"/api/v1/traces/{number}/chrome").streaming_content)  # type: ignore[attr-defined]
-    assert again == exported(member, run), "an opened trace can be exported again unchanged"
+    again = received(member.get(f"/api/v1/traces/{number}/chrome"))
+    assert again == exported(member, run), "what was opened can be handed on as it came"
     assert member.get(f"/api/v1/runs/{run.pk}/chrome?step=3").status_code == 404
 
 

@@ -1,0 +1,16 @@
+"""The body of a streamed answer, as the ASGI server reads it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from asgiref.sync import async_to_sync
+
+
+def received(answer: Any) -> bytes:
+    """All of it. What is made in between is made in the test's own thread, with its database connection."""
+
+    async def read() -> bytes:
+        return b"".join([chunk async for chunk in answer.streaming_content])
+
+    return async_to_sync(read)()
