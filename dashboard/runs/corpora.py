@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import codecs
+import contextlib
 import hashlib
-from pathlib import PurePath
+import os
+import secrets
+import time
+from pathlib import Path, PurePath
 from typing import Any
 
 from django.core.files.storage import default_storage
@@ -17,10 +21,14 @@ from parallel_core import limits
 
 MAX_MIB = limits.MAX_CORPUS_BYTES // 2**20
 CHUNK = 1 << 20
+FOLDER = "corpora"
+PART = ".part-"
+LEFT_S = 24 * 3600
+"""A part as old as this is nobody's any more: the process that wrote it was killed."""
 
 
 def storage_name(sha256: str) -> str:
-    return f"corpora/{sha256}"
+    return f"{FOLDER}/{sha256}"
 
 
 def store(*, owner: Any, upload: UploadedFile) -> Corpus:
@@ -34,12 +42,29 @@ def store(*, owner: Any, upload: UploadedFile) -> Corpus:
     if size > limits.MAX_CORPUS_BYTES:
         raise Invalid({"upload": f"A corpus has at most {MAX_MIB} MiB; this file has {size / 2**20:.0f} MiB."})
     sha256 = checked_sha256(upload)
-    name = storage_name(sha256)
-    if not default_storage.exists(name):
-        upload.seek(0)
-        default_storage.save(name, upload)
+    _keep(upload, sha256, size)
     title = "".join(c for c in PurePath(upload.name or "").name if c.isprintable())[: limits.MAX_NAME] or sha256[:12]
     return Corpus.objects.get_or_create(sha256=sha256, defaults={"name": title, "size": size, "owner": owner})[0]
+
+
+def _keep(upload: UploadedFile, sha256: str, size: int) -> None:
+    """Gets its name when it is whole: what ends this process or fills the disk in mid-copy leaves none that is not."""
+    path = Path(default_storage.path(storage_name(sha256)))
+    if path.exists() and path.stat().st_size == size:
+        return
+    part = path.with_name(f"{PART}{secrets.token_hex(8)}")
+    try:
+        upload.seek(0)
+        default_storage.save(f"{FOLDER}/{part.name}", upload)
+        with part.open("rb") as file:
+            os.fsync(file.fileno())
+        part.replace(path)
+    finally:
+        part.unlink(missing_ok=True)
+    for left in path.parent.glob(f"{PART}*"):
+        with contextlib.suppress(FileNotFoundError):  # another upload's own, which has its name by now
+            if left.stat().st_mtime < time.time() - LEFT_S:
+                left.unlink()
 
 
 def checked_sha256(upload: UploadedFile) -> str:
