@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from django.conf import settings
 from django.db import models
 
 
@@ -32,6 +33,8 @@ class Search(models.Model):
     of = models.IntegerField(default=0)
     """Parts of it, 0 while nobody knows."""
     tries = models.IntegerField(default=0)
+    asker = models.ForeignKey(settings.AUTH_USER_MODEL, null=True, on_delete=models.SET_NULL, related_name="+")
+    """Whose it is, of whom only a few wait at once; None where it may be anybody's (services.ask)."""
     asked_at = models.DateTimeField(auto_now_add=True)
     ended_at = models.DateTimeField(null=True, blank=True)
 

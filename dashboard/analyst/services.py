@@ -9,7 +9,9 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from django.contrib.auth import get_user_model
 from django.core.exceptions import PermissionDenied
+from django.db import transaction
 
 import parallel_core
 from dashboard.accounts.guards import MAY_NOT_SUBMIT
@@ -19,25 +21,42 @@ from dashboard.live.announce import announce_search
 
 MOST_WAITING = 100
 TOO_MANY = f"{MOST_WAITING} searches wait already. Load the page again when some of them are done."
+MOST_OF_ONE = 3
+TOO_MANY_OF_ONE = f"{MOST_OF_ONE} searches of yours wait already. Load the page again when one of them is done."
 KEPT = 500
 """Searches that are over and still known, the newest."""
 
 
-def ask(kind: str, about: Mapping[str, Any], question: Callable[[], Mapping[str, Any]]) -> Search:
+def ask(kind: str, about: Mapping[str, Any], question: Callable[[], Mapping[str, Any]], *, asker: Any | None) -> Search:
     """The search for `about` (JSON, all that the question follows from), queued if it is new.
 
-    Where too many wait already, one that failed and is kept nowhere.
+    Where too many wait already, or too many of the asker's own, one that failed and is kept nowhere. `asker`: None
+    where a kind has so few questions that nobody can crowd out others with them.
     """
     named = json.dumps([kind, about, engine()], sort_keys=True)
     key = hashlib.sha256(named.encode()).hexdigest()
     known = Search.objects.filter(key=key).defer("question").first()
     if known is not None:
         return known
-    if Search.objects.filter(state__in=WAITING).count() >= MOST_WAITING:
-        return Search(kind=kind, state=SearchState.FAILED, detail=TOO_MANY)
-    made, _ = Search.objects.get_or_create(key=key, defaults={"kind": kind, "question": question()})
+    with transaction.atomic():
+        if why_not := _too_many(asker):
+            return Search(kind=kind, state=SearchState.FAILED, detail=why_not)
+        fresh = {"kind": kind, "question": question(), "asker": asker}
+        made, _ = Search.objects.get_or_create(key=key, defaults=fresh)
     _forget_old()
     return made
+
+
+def _too_many(asker: Any | None) -> str:
+    """Why no further search of the asker is queued; '' where one may be. In a transaction that then queues it."""
+    waiting = Search.objects.filter(state__in=WAITING)
+    if waiting.count() >= MOST_WAITING:
+        return TOO_MANY
+    if asker is None:
+        return ""
+    # One request of an asker after the other (SQLite has but one writer): else as many at once would all see room.
+    get_user_model().objects.select_for_update().get(pk=asker.pk)
+    return TOO_MANY_OF_ONE if waiting.filter(asker=asker.pk).count() >= MOST_OF_ONE else ""
 
 
 @lru_cache(maxsize=1)
@@ -50,12 +69,17 @@ def engine() -> str:
     return digest.hexdigest()
 
 
-def again(*, search: Search, user: Any) -> None:
-    """Queues one that failed. Raises PermissionDenied for viewers."""
+def again(*, search: Search, user: Any) -> str:
+    """Queues one that failed, as the user's own; why it does not, or ''. Raises PermissionDenied for viewers."""
     _check(user)
     fresh = {"state": SearchState.QUEUED, "detail": "", "tries": 0, "done": 0, "of": 0, "ended_at": None}
-    if Search.objects.filter(pk=search.pk, state=SearchState.FAILED).update(**fresh):
+    with transaction.atomic():
+        if why_not := _too_many(user):
+            return why_not
+        queued = Search.objects.filter(pk=search.pk, state=SearchState.FAILED).update(**fresh, asker=user)
+    if queued:
         announce_search(search.pk)
+    return ""
 
 
 def stop(*, search: Search, user: Any) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from django.contrib import messages
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import get_object_or_404, redirect
 from django.utils.http import url_has_allowed_host_and_scheme
@@ -18,7 +19,8 @@ from dashboard.analyst.models import Search
 @member_required
 def again(request: HttpRequest, pk: int) -> HttpResponse:
     """Asks a failed search once more."""
-    services.again(search=get_object_or_404(Search, pk=pk), user=request.user)
+    if why_not := services.again(search=get_object_or_404(Search, pk=pk), user=request.user):
+        messages.error(request, why_not)
     return _back(request)
 
 

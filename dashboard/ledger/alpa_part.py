@@ -35,7 +35,8 @@ class Part:
     """`samples` of a micro-batch, `devices` of one host; `form` = of PipeDream's costs, as on the page, so that both
     name one optimum. Raises ValueError where the profile cannot say."""
 
-    def __init__(self, profile: Profile, samples: int, devices: int, form: Form) -> None:
+    def __init__(self, profile: Profile, samples: int, devices: int, form: Form, asker: Any) -> None:
+        self._asker = asker
         self.profile, self.samples, self.devices, self.form = profile, samples, min(devices, MOST_DEVICES), form
         question = Question.model_validate(self._question())
         question.costs()  # what is wrong with them is said at once
@@ -54,7 +55,7 @@ class Part:
     def search(self) -> Search:
         """A finished profile never changes again."""
         about = {"profile": self.profile.pk, "done": str(self.profile.done_at)}
-        return ask("alpa", about | self._asked(), self._question)
+        return ask("alpa", about | self._asked(), self._question, asker=self._asker)
 
     @cached_property
     def found(self) -> Answer:

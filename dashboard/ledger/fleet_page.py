@@ -69,9 +69,10 @@ class Row:
 
 
 class FleetPage:
-    """What a valid form asks for. Only where `search` is answered is there more than that."""
+    """What a valid form of `asker` asks for. Only where `search` is answered is there more than that."""
 
-    def __init__(self, values: dict[str, Any]) -> None:
+    def __init__(self, values: dict[str, Any], asker: Any) -> None:
+        self._asker = asker
         self.profile: Profile = values["profile"]
         fleet, spec = FleetSnapshot.now(), RunSpec.stored(self.profile.spec)
         own = FleetHosts.most(spec.train.device, fleet) or len(self.profile.worker.devices) or 1
@@ -88,7 +89,7 @@ class FleetPage:
         links = {row.pk: row.table for row in self._hosts.links}
         about = {"profile": self.profile.pk, "done": str(self.profile.done_at), "links": sorted(links), **asked}
         known = {"spec": self.profile.spec, "between": list(links.values())}
-        return ask("splits", about, lambda: {**known, "table": self.profile.table, **asked})
+        return ask("splits", about, lambda: {**known, "table": self.profile.table, **asked}, asker=self._asker)
 
     @cached_property
     def found(self) -> Answer:

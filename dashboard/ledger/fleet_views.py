@@ -29,7 +29,7 @@ def fleet(request: HttpRequest) -> HttpResponse:
     form = _form(request)
     any_profile = Profile.objects.filter(state=ProfileState.DONE).exists()
     context = {"tabs": TABS, "tab": "fleet", "form": form, "any": any_profile, **({} if any_profile else asked())}
-    return render(request, "ledger/fleet.html", context | (_found(form) if any_profile else {}))
+    return render(request, "ledger/fleet.html", context | (_found(form, request.user) if any_profile else {}))
 
 
 @require_safe
@@ -40,17 +40,18 @@ def found(request: HttpRequest) -> HttpResponse:
     form = _form(request)
     if not request.headers.get("HX-Request"):
         return redirect(f"{reverse('ledger:fleet')}?{request.GET.urlencode()}")
-    return render(request, "ledger/fleet_result.html", {"form": form, **_found(form)}, status=_status(form))
+    context = {"form": form, **_found(form, request.user)}
+    return render(request, "ledger/fleet_result.html", context, status=_status(form))
 
 
 def _status(form: FleetForm) -> int:
     return 200 if form.is_valid() else 422
 
 
-def _found(form: FleetForm) -> dict[str, Any]:
+def _found(form: FleetForm, user: Any) -> dict[str, Any]:
     if not form.is_valid():
         return {}
-    page = FleetPage(form.cleaned_data)
+    page = FleetPage(form.cleaned_data, user)
     addresses = (f"{reverse(name)}?{page.query}" for name in ("ledger:fleet-found", "ledger:fleet"))
     wait = unanswered(page.search, "Simulating every split", *addresses)
     if wait:

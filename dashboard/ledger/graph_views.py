@@ -164,14 +164,15 @@ def _of_kept(request: HttpRequest, sha256: str) -> tuple[NetworkForm, dict[str, 
     form = NetworkForm({**initial, "form": "released", **request.GET.dict()})
     plan = form.plan(text)
     if isinstance(plan, Question):
-        return form, _searched(plan, sha256, form.query)
+        return form, _searched(plan, sha256, form.query, request.user)
     return form, _shown(plan) if plan else {}
 
 
-def _searched(question: Question, sha256: str, query: str) -> dict[str, Any]:
+def _searched(question: Question, sha256: str, query: str, user: Any) -> dict[str, Any]:
     """What the analyst found, or how far it is."""
     about = question.model_dump(mode="json", exclude={"text"})
-    search = ask("partition", {"graph": sha256, **about}, lambda: question.model_dump(mode="json"))
+    known = {"graph": sha256, **about}
+    search = ask("partition", known, lambda: question.model_dump(mode="json"), asker=user)
     part, page = (f"{reverse(f'ledger:{name}', args=[sha256])}?{query}" for name in ("graph-found", "graph-answer"))
     if wait := unanswered(search, "Partitioning the graph", part, page):
         return {"wait": wait}

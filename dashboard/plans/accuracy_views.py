@@ -28,7 +28,7 @@ def bubbles(request: HttpRequest, model: str) -> HttpResponse:
     """The zero-bubble rows of one model: a part of the page, or a page of its own for a browser without JavaScript."""
     if model not in models():
         raise Http404(f"The tables have no model {model}.")
-    search = ask("bubbles", {"model": model}, lambda: {"model": model})
+    search = ask("bubbles", {"model": model}, lambda: {"model": model}, asker=None)  # one a model of the tables
     wait = unanswered(search, f"{model}: simulating every rate", request.path, reverse("plans:accuracy"))
     context = framed("accuracy", model=model, wait=wait)
     if wait is None:

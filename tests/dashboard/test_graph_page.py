@@ -70,7 +70,7 @@ def test_a_member_gets_an_address_that_everybody_can_open(member: Client, reader
 
 
 def test_one_that_takes_long_is_left_to_the_analyst(
-    member: Client, reader: Client, monkeypatch: pytest.MonkeyPatch
+    member: Client, reader: Client, bob: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its page waits, shows progress, and ends with the same answer as a graph that is partitioned at once."""
     asked = {**ASKED, "groups": "2", "outer": "0.2"}
@@ -81,6 +81,7 @@ def test_one_that_takes_long_is_left_to_the_analyst(
     part = f"{address}found?{query}"
     waiting = reader.get(page).content.decode()
     search = Search.objects.get()
+    assert search.asker == bob
     assert f'data-search="{search.pk}"' in waiting and "Partitioning the graph: begins in a moment." in waiting
     assert f'hx-get="{escape(part)}"' in waiting and 'name="outer" value="0.2"' in waiting
     Search.objects.filter(pk=search.pk).update(state=SearchState.RUNNING, done=3, of=4)

@@ -123,13 +123,13 @@ def test_the_planner_takes_all_devices_of_the_fleet_up_to_what_can_be_searched(p
     MOST_DEVICES.
     """
     given = {"profile": profile, "devices": None, "memory": None}
-    assert FleetPage(given).devices == 5
+    assert FleetPage(given, profile.asked_by).devices == 5
     Worker.objects.filter(name="yard-b").update(draining=True)
-    assert FleetPage(given).devices == 2
+    assert FleetPage(given, profile.asked_by).devices == 2
     Worker.objects.update(draining=True)
-    assert FleetPage(given).devices == 2
+    assert FleetPage(given, profile.asked_by).devices == 2
     factory.worker("yard-z", devices=12)
-    assert FleetPage(given).devices == MOST_DEVICES
+    assert FleetPage(given, profile.asked_by).devices == MOST_DEVICES
 
 
 def test_what_settles_nothing_says_why_and_what_to_do(profile: Profile, member: Client, alice: Any) -> None:

@@ -21,6 +21,7 @@ from django.utils import timezone
 from dashboard.analyst import searching, services, shown
 from dashboard.analyst.child import NICENESS, Child
 from dashboard.analyst.models import Search, SearchState
+from dashboard.ledger.models import Profile
 from parallel_core.processes import alive
 from tests.dashboard.analysed import DEADLINE_S, analyse_until, finish, lane_of, search_next
 from tests.dashboard.database_file import NAME, ROOT, env_of, make_database
@@ -31,7 +32,7 @@ pytestmark = pytest.mark.django_db
 
 
 def asked(model: str = "1.5B") -> Search:
-    return services.ask("bubbles", {"model": model}, lambda: {"model": model})
+    return services.ask("bubbles", {"model": model}, lambda: {"model": model}, asker=None)
 
 
 def text(client: Client, address: str = PART) -> str:
@@ -76,7 +77,7 @@ def test_progress_and_the_answer_are_kept_as_they_come() -> None:
 
 
 def test_a_question_without_an_answer_says_why_and_offers_no_second_try(reader: Client) -> None:
-    search = services.ask("bubbles", {"model": "1.5B"}, lambda: {"model": "7B"})
+    search = services.ask("bubbles", {"model": "1.5B"}, lambda: {"model": "7B"}, asker=None)
     assert search_next()
     said = text(reader)
     assert "The tables have no model 7B" in said and "Ask again" not in said
@@ -85,7 +86,7 @@ def test_a_question_without_an_answer_says_why_and_offers_no_second_try(reader: 
 
 
 def test_a_search_that_breaks_says_so_and_can_be_asked_again(member: Client, reader: Client) -> None:
-    search = services.ask("bubbles", {"model": "1.5B"}, lambda: {"models": "1.5B"})
+    search = services.ask("bubbles", {"model": "1.5B"}, lambda: {"models": "1.5B"}, asker=None)
     assert search_next()
     assert "It broke off:" in text(reader) and "Traceback" not in text(reader)
     Search.objects.update(question={"model": "1.5B"})
@@ -166,10 +167,46 @@ def test_a_crowd_is_turned_away_and_old_answers_go(reader: Client, monkeypatch: 
     assert not Search.objects.filter(pk=old.pk).exists() and Search.objects.count() == 2
 
 
+@pytest.mark.parametrize(
+    "address", ["/partition/fleet/found?memory={}", "/partition/alpa?profile={profile}&workers=2&samples={}"]
+)
+def test_nobody_crowds_out_the_others(
+    reader: Client, member: Client, bob: Any, profile: Profile, redis_url: str, address: str
+) -> None:
+    """Each number that a viewer writes into the address is a search of its own."""
+    addresses = [address.format(n, profile=profile.pk) for n in (1, 2, 4, 8, 16)]
+    for one in addresses[: services.MOST_OF_ONE]:
+        assert "data-search=" in text(reader, one)
+    refused = text(reader, addresses[3])
+    assert services.TOO_MANY_OF_ONE in refused and "data-search=" not in refused and "Ask again" not in refused
+    assert Search.objects.filter(asker=bob).count() == Search.objects.count() == services.MOST_OF_ONE
+    assert "data-search=" in text(reader, addresses[0]), "those that wait are still shown"
+    assert "data-search=" in text(member, addresses[3]), "others ask meanwhile"
+    assert "data-search=" in text(reader, addresses[3]), "and what they asked is shown to all"
+    assert "data-search=" in text(reader, PART), "the tables have few models: who asked for one is all the same"
+    Search.objects.filter(asker=bob).first().delete()
+    assert "data-search=" in text(reader, addresses[4])
+
+
+def test_asking_again_is_asking(member: Client, alice: Any, bob: Any, redis_url: str) -> None:
+    kept = {"kind": "bubbles", "question": {}}
+    for n in range(services.MOST_OF_ONE):
+        Search.objects.create(**kept, key=str(n), asker=alice)
+    failed = Search.objects.create(**kept, key="failed", asker=bob, state=SearchState.FAILED)
+    page = member.post(f"/searches/{failed.pk}/again", {"next": "/planner/accuracy/"}, follow=True)
+    assert services.TOO_MANY_OF_ONE in page.content.decode()
+    failed.refresh_from_db()
+    assert failed.state == SearchState.FAILED
+    Search.objects.filter(key="0").delete()
+    member.post(f"/searches/{failed.pk}/again")
+    failed.refresh_from_db()
+    assert (failed.state, failed.asker) == (SearchState.QUEUED, alice)
+
+
 SEED = """
 import django; django.setup()
 from dashboard.analyst.services import ask
-ask("bubbles", {"model": "28.3B"}, lambda: {"model": "28.3B"})
+ask("bubbles", {"model": "28.3B"}, lambda: {"model": "28.3B"}, asker=None)
 """
 
 
