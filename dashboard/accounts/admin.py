@@ -33,8 +33,8 @@ class YardUserAdmin(UserAdmin):
             "Role",
             {
                 "fields": ("groups", "is_staff"),
-                "description": "No group: viewer (reads). Group 'members': submits runs and cancels their own. "
-                "Staff: admin of the yard.",
+                "description": "No group: viewer (reads). Group 'members': submits runs, and cancels and deletes "
+                "their own. Staff: admin of the yard.",
             },
         ),
     )

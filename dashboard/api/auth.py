@@ -54,7 +54,9 @@ class ReadToken(Bearer):
 
 class SubmitToken(Bearer):
     needs = Scope.SUBMIT
-    openapi_description = "A token that may submit."
+    openapi_description = (
+        "A token that may submit, and cancel and delete what is its owner's; an admin's, what is anybody's."
+    )
 
 
 class WorkerToken(Bearer):

@@ -21,7 +21,7 @@ def digest(secret: str) -> str:
 
 class Scope(models.TextChoices):
     READ = "read", "Read: list and fetch"
-    SUBMIT = "submit", "Submit: read, submit and cancel"
+    SUBMIT = "submit", "Submit: read, submit, cancel and delete what is yours"
     WORKER = "worker", "Worker: fetch corpora"
 
 

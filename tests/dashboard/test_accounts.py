@@ -132,6 +132,17 @@ def test_nobody_makes_a_token_that_may_more_than_they(
     assert not ApiToken.objects.exists()
 
 
+def test_what_a_token_may_delete_is_said_where_it_is_made(client: Client, alice: Any, admin: Any) -> None:
+    client.force_login(alice)
+    members = client.get("/accounts/tokens/").content.decode()
+    assert "Submit: read, submit, cancel and delete what is yours" in members and "what anybody has" not in members
+    client.force_login(admin)
+    said = client.get("/accounts/tokens/").content.decode()
+    assert "a token of yours that may submit cancels and deletes what anybody has" in said
+    scheme = client.get("/api/v1/openapi.json").json()["components"]["securitySchemes"]["SubmitToken"]
+    assert "cancel and delete what is its owner's; an admin's, what is anybody's" in scheme["description"]
+
+
 def test_nobody_revokes_the_tokens_of_others(client: Client, alice: Any, bob: Any) -> None:
     client.force_login(alice)
     client.post("/accounts/tokens/", {"name": "t", "scope": "read", "days": "7"})
