@@ -8,20 +8,25 @@ there is none, and takes no more than MAX_BODY from those who may not upload.
 from __future__ import annotations
 
 import json
+import logging
 import re
 from collections.abc import Awaitable, Callable
 from typing import Any
 
+from django.db import InterfaceError, OperationalError
 from django.template.loader import render_to_string
 
-from dashboard.errors import envelope
+from dashboard.errors import DATABASE_AWAY, envelope
 from parallel_core.analysis.quantities import bytes_text
 from parallel_core.limits import MAX_CORPUS_BYTES, MAX_TRACE_BYTES
 
+log = logging.getLogger(__name__)
 Scope = dict[str, Any]
 Receive = Callable[[], Awaitable[dict[str, Any]]]
 Send = Callable[[dict[str, Any]], Awaitable[None]]
 App = Callable[..., Awaitable[None]]
+Answer = tuple[bytes, bytes]
+"""Body and content type."""
 MayUpload = Callable[[Scope], Awaitable[bool]]
 
 UPLOADS = (
@@ -36,6 +41,7 @@ MAX_BODY = 8 * MIB
 MAX_DRAIN = 64 * MIB
 """A browser that is still sending does not read our answer: this much is taken and thrown away after it."""
 PAGE = "413.html"
+JSON, HTML = b"application/json", b"text/html; charset=utf-8"
 
 
 class TooLarge(Exception):
@@ -44,6 +50,10 @@ class TooLarge(Exception):
     def __init__(self, most: int, members: bool = False) -> None:
         super().__init__(most)
         self.most, self.members = most, members
+
+
+class DatabaseAway(Exception):
+    """Nobody can tell who is asking."""
 
 
 class BodyLimit:
@@ -61,7 +71,10 @@ class BodyLimit:
             await room.admit(declared(scope))
             await self.app(scope, counted(receive, room), send)
         except TooLarge as error:
-            await refuse(scope, receive, send, error)
+            await refuse(receive, send, 413, too_large(scope["path"], error))
+        except DatabaseAway as error:
+            log.warning("the database does not answer: %s", error)
+            await refuse(receive, send, 503, database_away(scope["path"]))
 
 
 class Room:
@@ -73,13 +86,17 @@ class Room:
         self._granted = MAX_BODY
 
     async def admit(self, size: int) -> None:
-        """Raises TooLarge where a body of so many bytes is not taken."""
+        """Raises TooLarge where a body of so many bytes is not taken, DatabaseAway where that cannot be told."""
         if size <= self._granted:
             return
         limit = limit_of(self._scope["path"])
         if size > limit:
             raise TooLarge(limit if limit == MAX_BODY else limit - FORM_SLACK)
-        if not await self._may_upload(self._scope):
+        try:
+            allowed = await self._may_upload(self._scope)
+        except (OperationalError, InterfaceError) as error:
+            raise DatabaseAway(error) from error
+        if not allowed:
             raise TooLarge(MAX_BODY, members=True)
         self._granted = limit
 
@@ -109,11 +126,11 @@ def counted(receive: Receive, room: Room) -> Receive:
     return count
 
 
-async def refuse(scope: Scope, receive: Receive, send: Send, error: TooLarge) -> None:
+async def refuse(receive: Receive, send: Send, status: int, answer: Answer) -> None:
     """Sends the whole answer, then lets the client finish sending (within reason) so that it comes to read it."""
-    body, kind = answer(scope["path"], error)
+    body, kind = answer
     headers = [(b"content-type", kind), (b"content-length", str(len(body)).encode()), (b"connection", b"close")]
-    await send({"type": "http.response.start", "status": 413, "headers": headers})
+    await send({"type": "http.response.start", "status": status, "headers": headers})
     await send({"type": "http.response.body", "body": body, "more_body": True})
     left = MAX_DRAIN
     while left > 0:
@@ -124,13 +141,19 @@ async def refuse(scope: Scope, receive: Receive, send: Send, error: TooLarge) ->
     await send({"type": "http.response.body", "body": b""})
 
 
-def answer(path: str, error: TooLarge) -> tuple[bytes, bytes]:
+def too_large(path: str, error: TooLarge) -> Answer:
     """The page or the JSON that says how much this address takes, and of whom."""
     most = bytes_text(error.most)
     if path.startswith("/api/"):
         message = f"The request is larger than the {most} that this address takes."
         if error.members:
             message = f"More than {most} is taken from members alone: send a valid token that may submit."
-        return json.dumps(envelope(413, message)).encode(), b"application/json"
-    context = {"most": most, "members": error.members, "path": path}
-    return render_to_string(PAGE, context).encode(), b"text/html; charset=utf-8"
+        return json.dumps(envelope(413, message)).encode(), JSON
+    return render_to_string(PAGE, {"most": most, "members": error.members, "path": path}).encode(), HTML
+
+
+def database_away(path: str) -> Answer:
+    """As Django's own pages say it."""
+    if path.startswith("/api/"):
+        return json.dumps(envelope(503, DATABASE_AWAY)).encode(), JSON
+    return render_to_string("503.html").encode(), HTML

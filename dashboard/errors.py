@@ -31,6 +31,7 @@ CODES = {
 }
 RETRY_AFTER = 5
 """Seconds."""
+DATABASE_AWAY = "The database does not answer; ask again in a moment."
 MOST_OF_A_HOST = 200
 """Characters of a host name that are shown: names have at most 253, but a client may send anything."""
 
@@ -124,7 +125,7 @@ def server_error(request: HttpRequest) -> HttpResponse:
 def database_away(request: HttpRequest, error: Exception) -> HttpResponse:
     """Answers 503 with Retry-After, because it is nobody's mistake and passes; logs one line."""
     if request.path.startswith("/api/"):
-        response: HttpResponse = json_error(503, "The database does not answer; ask again in a moment.")
+        response: HttpResponse = json_error(503, DATABASE_AWAY)
     else:
         response = HttpResponse(render_to_string("503.html"), status=503)
     response["Retry-After"] = str(RETRY_AFTER)

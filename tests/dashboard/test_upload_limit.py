@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from asgiref.testing import ApplicationCommunicator
 from django.conf import settings
+from django.db import OperationalError
 from django.test import Client
 from django.utils import timezone
 
@@ -37,9 +38,9 @@ def scope(path: str, length: int | None = None, headers: Headers | None = None) 
     return {"type": "http", "path": path, "method": "POST", "headers": [*sized, *(headers or [])]}
 
 
-def talk(where: dict[str, Any], chunks: list[bytes]) -> tuple[int, bytes]:
+def talk(where: dict[str, Any], chunks: list[bytes], asked: Any = may_upload) -> tuple[int, bytes]:
     async def run() -> tuple[int, bytes]:
-        peer = ApplicationCommunicator(BodyLimit(greedy, may_upload), where)
+        peer = ApplicationCommunicator(BodyLimit(greedy, asked), where)
         for i, chunk in enumerate(chunks):
             await peer.send_input({"type": "http.request", "body": chunk, "more_body": i < len(chunks) - 1})
         start = await peer.receive_output()
@@ -124,6 +125,15 @@ def test_a_stranger_sends_no_more_to_an_upload_than_elsewhere(who: str, alice: A
         status, body = talk(scope(path, None, headers), LARGE)
         assert status == 413 and "More than 8 MiB is taken from members alone" in body.decode()
         assert talk(scope(path, None, headers), LARGE[1:])[0] == 200
+
+
+@pytest.mark.parametrize(("path", "said"), [("/traces/new/", "database"), ("/api/v1/traces", '"unavailable"')])
+def test_where_nobody_can_tell_who_asks_it_is_said(path: str, said: str) -> None:
+    async def away(scope: Any) -> bool:
+        raise OperationalError("could not connect")
+
+    status, body = talk(scope(path), LARGE, away)
+    assert status == 503 and said in body.decode()
 
 
 def test_the_api_refuses_in_its_own_shape() -> None:
