@@ -4,29 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
-import subprocess
-import sys
-import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import asynccontextmanager
-from pathlib import Path
+from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
 
-import httpx
 import pytest
 import redis
 from django.test import Client
 
 from dashboard.live import announce, views
 from dashboard.live.hub import Hub, Subscription
+from tests.dashboard.site import DEADLINE_S, Site, next_message
 from workers.contract import LIVE
 
-ROOT = Path(__file__).resolve().parent.parent.parent
-DEADLINE_S = 30.0
-
-
-# The hub
+# the hub
 
 
 def with_hub(url: str, body: Callable[[Hub], Awaitable[None]]) -> None:
@@ -215,74 +205,11 @@ def test_only_the_last_message_carries_the_id() -> None:
 # Through a real server
 
 
-class Site:
-    """The application under uvicorn on a unix socket, with its own database and one signed-in viewer."""
-
-    def __init__(self, folder: Path, redis_url: str) -> None:
-        self.socket = folder / "web.sock"
-        self.env = {**os.environ, "TRAINYARD_HOME": str(folder), "REDIS_URL": redis_url, "TRAINYARD_TESTING": "1"}
-        self.env["DJANGO_SETTINGS_MODULE"] = "dashboard.settings"
-        self.env.pop("DATABASE_URL", None)
-        self._python("manage.py", "migrate", "-v", "0")
-        self.cookie = self._python("-c", SIGN_IN).strip()
-        command = [sys.executable, "-m", "uvicorn", "dashboard.asgi:application", "--uds", str(self.socket)]
-        self.process = subprocess.Popen([*command, "--log-level", "warning"], cwd=ROOT, env=self.env)
-        self._wait()
-
-    def _python(self, *args: str) -> str:
-        done = subprocess.run(
-            [sys.executable, *args], cwd=ROOT, env=self.env, capture_output=True, text=True, check=True
-        )
-        return done.stdout
-
-    def _wait(self) -> None:
-        deadline = time.monotonic() + DEADLINE_S
-        while time.monotonic() < deadline:
-            try:
-                with httpx.Client(transport=httpx.HTTPTransport(uds=str(self.socket))) as client:
-                    client.get("http://localhost/live/stream")
-                    return
-            except httpx.TransportError:
-                time.sleep(0.05)
-        raise TimeoutError("the server did not start")
-
-    @asynccontextmanager
-    async def open(self, topics: str, signed_in: bool = True, **headers: str) -> AsyncIterator[httpx.Response]:
-        cookies = {"sessionid": self.cookie} if signed_in else {}
-        transport = httpx.AsyncHTTPTransport(uds=str(self.socket))
-        async with (
-            httpx.AsyncClient(transport=transport, cookies=cookies, timeout=DEADLINE_S) as client,
-            client.stream("GET", f"http://localhost/live/stream?topics={topics}", headers=headers) as response,
-        ):
-            yield response
-
-
-SIGN_IN = """
-import django; django.setup()
-from django.contrib.auth.models import User
-from django.test import Client
-client = Client(); client.force_login(User.objects.create_user("bob")); print(client.session.session_key)
-"""
-
-
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory, broker_url: str) -> Iterator[Site]:
     site = Site(tmp_path_factory.mktemp("s"), broker_url)
     yield site
-    site.process.kill()
-    site.process.wait(10)
-
-
-async def next_message(lines: AsyncIterator[str]) -> dict[str, str]:
-    """Fields of the next message; comments are skipped."""
-    fields: dict[str, str] = {}
-    async for line in lines:
-        if not line and "data" in fields:
-            return fields
-        name, _, value = line.partition(": ")
-        if name:
-            fields[name] = value
-    raise AssertionError("the stream ended")
+    site.close()
 
 
 def test_nobody_listens_without_signing_in(site: Site) -> None:

@@ -127,6 +127,16 @@ def test_a_stranger_sends_no_more_to_an_upload_than_elsewhere(who: str, alice: A
         assert talk(scope(path, None, headers), LARGE[1:])[0] == 200
 
 
+def test_the_deployed_application_asks_who_uploads() -> None:
+    from dashboard.asgi import application
+
+    async def run() -> int:
+        peer = ApplicationCommunicator(application, scope("/traces/new/", len(LARGE) * MIB))
+        return int((await peer.receive_output())["status"])
+
+    assert asyncio.run(run()) == 413
+
+
 @pytest.mark.parametrize(("path", "said"), [("/traces/new/", "database"), ("/api/v1/traces", '"unavailable"')])
 def test_where_nobody_can_tell_who_asks_it_is_said(path: str, said: str) -> None:
     async def away(scope: Any) -> bool:

@@ -1,0 +1,71 @@
+"""The application behind a real server, for what only that shows: streams, and how they end."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import httpx
+
+from tests.dashboard.database_file import ROOT, env_of, make_database
+from tests.yard_process import wait_for
+
+DEADLINE_S = 30.0
+SIGN_IN = """
+import django; django.setup()
+from django.conf import settings
+from django.contrib.auth.models import User
+from django.test import Client
+client = Client(); client.force_login(User.objects.create_user("bob"))
+(settings.HOME / "cookie").write_text(client.session.session_key)
+"""
+
+
+class Site:
+    """uvicorn on a unix socket, with a database of its own and one signed-in viewer."""
+
+    def __init__(self, folder: Path, redis_url: str) -> None:
+        self.socket = folder / "web.sock"
+        env = env_of(folder, redis_url)
+        make_database(folder, env, SIGN_IN)
+        self.cookie = (folder / "cookie").read_text()
+        command = [sys.executable, "-m", "uvicorn", "dashboard.asgi:application", "--uds", str(self.socket)]
+        self.process = subprocess.Popen([*command, "--log-level", "warning"], cwd=ROOT, env=env)
+        wait_for("the server", self._answers, DEADLINE_S)
+
+    def _answers(self) -> bool:
+        try:
+            with httpx.Client(transport=httpx.HTTPTransport(uds=str(self.socket))) as client:
+                return client.get("http://localhost/live/stream").status_code == 401
+        except httpx.TransportError:
+            return False
+
+    @asynccontextmanager
+    async def open(self, topics: str, signed_in: bool = True, **headers: str) -> AsyncIterator[httpx.Response]:
+        """The live stream."""
+        cookies = {"sessionid": self.cookie} if signed_in else {}
+        transport = httpx.AsyncHTTPTransport(uds=str(self.socket))
+        async with (
+            httpx.AsyncClient(transport=transport, cookies=cookies, timeout=DEADLINE_S) as client,
+            client.stream("GET", f"http://localhost/live/stream?topics={topics}", headers=headers) as response,
+        ):
+            yield response
+
+    def close(self) -> None:
+        self.process.kill()
+        self.process.wait(10)
+
+
+async def next_message(lines: AsyncIterator[str]) -> dict[str, str]:
+    """Fields of the next message; comments are passed over."""
+    fields: dict[str, str] = {}
+    async for line in lines:
+        if not line and "data" in fields:
+            return fields
+        name, _, value = line.partition(": ")
+        if name:
+            fields[name] = value
+    raise AssertionError("the stream ended")
