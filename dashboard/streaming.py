@@ -9,7 +9,7 @@ from asgiref.sync import sync_to_async
 BLOCK = 256 * 1024
 
 
-async def streamed(pieces: Iterable[str] | Iterable[bytes]) -> AsyncGenerator[bytes]:
+async def streamed(pieces: Iterable[str | bytes]) -> AsyncGenerator[bytes]:
     """The pieces in blocks of BLOCK bytes or somewhat more, each made once the one before is sent.
 
     Asynchronous, or Django would collect the whole body in memory before it sends the first byte. The pieces are made
@@ -20,7 +20,7 @@ async def streamed(pieces: Iterable[str] | Iterable[bytes]) -> AsyncGenerator[by
         yield block
 
 
-def _block(left: Iterator[str] | Iterator[bytes]) -> bytes:
+def _block(left: Iterator[str | bytes]) -> bytes:
     """The next block; b"" at the end."""
     block = bytearray()
     for piece in left:
