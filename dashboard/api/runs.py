@@ -15,6 +15,7 @@ from dashboard.api import whatif as w
 from dashboard.api.auth import READ, SUBMIT, require_member
 from dashboard.api.paging import LISTS, PageNumber, page_of
 from dashboard.control.dispatch import resume_from
+from dashboard.json_values import finite, finite_list
 from dashboard.runs import generating, page_whatif, removal, resuming, selectors, services, submission, traces
 from dashboard.runs.list_views import as_row
 from dashboard.runs.models import Run
@@ -134,7 +135,7 @@ def series(
         "rank": rank,
         "step": found.step.tolist(),
         "time": found.time.tolist(),
-        "value": finite(found.value),
+        "value": finite_list(found.value),
         "shown": found.shown,
         "total": found.total,
     }
@@ -211,18 +212,13 @@ def detail(run: Run) -> dict[str, Any]:
     }
 
 
-def finite(values: np.ndarray) -> list[float | None]:
-    """JSON has no NaN: null stands for it."""
-    return [value if np.isfinite(value) else None for value in values.tolist()]
-
-
 def clean(value: Any) -> Any:
     """The same nested value with null for every number that is not finite."""
     if isinstance(value, dict):
         return {key: clean(item) for key, item in value.items()}
     if isinstance(value, list):
         return [clean(item) for item in value]
-    return None if isinstance(value, float) and not np.isfinite(value) else value
+    return finite(value) if isinstance(value, float) else value
 
 
 def limited(found: Mapping[int, np.ndarray]) -> dict[str, Any]:

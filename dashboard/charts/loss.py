@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from dashboard.charts import theme
 from dashboard.charts.chart import Chart
+from dashboard.json_values import finite_list
 from parallel_core.analysis.quantities import significant
 
 AXES = ("step", "samples", "seconds")
@@ -138,7 +139,7 @@ def _faint_x(older: Sequence[Curve], axis: str) -> list[list[float | None]]:
 
 
 def _faint(older: Sequence[Curve]) -> dict[str, Any]:
-    values = [v for c in older for v in (*(float(v) if np.isfinite(v) else None for v in c.value), None)]
+    values = [v for c in older for v in (*finite_list(c.value), None)]
     return {
         "type": "scatter",
         "mode": "lines+markers",
@@ -160,7 +161,7 @@ def _trace(curve: Curve) -> dict[str, Any]:
         "mode": "lines",
         "name": theme.escape_label(curve.label),
         "x": _x(curve, "step"),
-        "y": [float(v) if np.isfinite(v) else None for v in curve.value],
+        "y": finite_list(curve.value),
         "line": {"color": theme.var(hue), "width": 1.75, "dash": dash},
         "hovertemplate": f"{theme.escape_label(curve.label)}: %{{y:.6g}}<extra></extra>",
     }

@@ -14,6 +14,7 @@ from django.db.models import Max, Model
 
 from dashboard.control.frames import Decoded
 from dashboard.control.step_shares import share_points
+from dashboard.json_values import finite
 from dashboard.ledger import host_links
 from dashboard.runs.models import (
     Attempt,
@@ -218,7 +219,7 @@ def _newest_values(attempt: Attempt, series: dict[tuple[int, str], list[np.ndarr
     values: dict[str, Any] = {}
     for name, column in LATEST.items():
         if (0, name) in series:
-            values[column] = clean_number(series[0, name][-1][-1]["value"])
+            values[column] = finite(float(series[0, name][-1][-1]["value"]))
     if (0, "loss") in series:
         values["step"] = int(series[0, "loss"][-1][-1]["step"])
     if (0, "step_time") in series:
@@ -236,9 +237,4 @@ def _median_step(attempt: Attempt) -> float | None:
     chunks = SeriesChunk.objects.filter(attempt=attempt, rank=0, name="step_time").order_by("-id")[:2]
     points = np.concatenate([np.frombuffer(bytes(chunk.data), POINT) for chunk in chunks])
     timed = points[(points["step"] >= train.get("warmup_steps", 0)) & (points["step"] < train.get("steps", 1 << 30))]
-    return clean_number(np.median(timed["value"])) if len(timed) else None
-
-
-def clean_number(value: Any) -> float | None:
-    """A float, or None where it is NaN or infinite."""
-    return float(value) if np.isfinite(value) else None
+    return finite(float(np.median(timed["value"]))) if len(timed) else None

@@ -14,6 +14,7 @@ from django.views.decorators.http import require_safe
 
 from dashboard.accounts.roles import may_submit
 from dashboard.csv_cells import no_formula
+from dashboard.json_values import finite
 from dashboard.numbers import numbers
 from dashboard.runs.listing import Listing, options
 from dashboard.runs.models import Run, State
@@ -117,7 +118,7 @@ def as_row(run: Run) -> dict[str, Any]:
             run.broken,
             run.devices,
             run.step,
-            _finite(run.loss),
+            finite(run.loss),
             run.step_time,
             run.tokens_per_s,
             run.memory_peak,
@@ -125,10 +126,6 @@ def as_row(run: Run) -> dict[str, Any]:
         *(run.created_at, run.started_at, run.ended_at),
     )
     return dict(zip(FIELDS, values, strict=True))
-
-
-def _finite(value: float | None) -> float | None:
-    return value if value is not None and abs(value) < float("inf") else None
 
 
 def _cell(value: Any) -> Any:

@@ -13,6 +13,7 @@ from dashboard.charts import gantt, loss, theme
 from dashboard.charts.chart import Chart
 from dashboard.charts.heatmap import Window
 from dashboard.charts.timeline import Lit, Step, kept
+from dashboard.json_values import finite_list
 from dashboard.runs import selectors
 from dashboard.runs.metric_rows import Metric, metrics_of
 from dashboard.runs.models import ENDED, MemoryRecord, Run
@@ -141,7 +142,7 @@ def points_since(run: Run, step: int) -> dict[str, Any]:
     for metric in metrics_of(run):
         found = _series(run, metric, step)
         if len(found.step):
-            value = [float(v) if np.isfinite(v) else None for v in found.value]
+            value = finite_list(found.value)
             title = f"{metric.title}: {_newest(metric, found)}"
             out[metric.name] = {
                 "title": title,

@@ -6,9 +6,9 @@ import csv
 import json
 from collections.abc import Iterator
 
-import numpy as np
 from django.http import StreamingHttpResponse
 
+from dashboard.json_values import finite_list
 from dashboard.runs import selectors
 from dashboard.runs.models import Run, SeriesChunk
 from dashboard.runs.selectors import Series
@@ -40,8 +40,7 @@ def _document(run: Run) -> Iterator[str]:
     yield f'{head[:-1]}, "series": {{'
     comma = ""
     for name, rank, series in _every(run):
-        value = [float(v) if np.isfinite(v) else None for v in series.value]
-        points = {"step": series.step.tolist(), "time": series.time.tolist(), "value": value}
+        points = {"step": series.step.tolist(), "time": series.time.tolist(), "value": finite_list(series.value)}
         yield f"{comma}{json.dumps(f'{name}:{rank}')}: {json.dumps(points)}"
         comma = ", "
     yield "}}"
