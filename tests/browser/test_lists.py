@@ -84,28 +84,33 @@ def by_news(request: Request) -> bool:
     return "hx-request" in request.headers and "hx-current-url" not in request.headers
 
 
-def hold_refreshes(page: Page) -> list[Route]:
-    """From now on what the list asks by itself waits here to be let through."""
+def hold_refresh(page: Page) -> list[Route]:
+    """What the list asks next by itself waits here to be let through."""
     held: list[Route] = []
-    page.route("**/runs/**", lambda route: held.append(route) if by_news(route.request) else route.continue_())
+
+    def one(route: Route) -> None:
+        if held or not by_news(route.request):
+            route.continue_()
+        else:
+            held.append(route)
+
+    page.route("**/runs/**", one)
     return held
 
 
 def test_an_answer_of_the_list_as_it_was_is_not_put_under_a_filter(page: Page, stocked: dict[str, Any]) -> None:
-    held = hold_refreshes(page)
+    held = hold_refresh(page)
     with page.expect_request(by_news):
         page.goto("/runs/?tag=alpha")
     page.get_by_label("Search").press_sequentially("single")
     page.wait_for_url(re.compile("q=single"))
     expect(names(page)).to_have_text(["Small single"])
-    first = held.pop()
-    page.unroute_all()
 
     def filtered(answer: Response) -> bool:
         return by_news(answer.request) and "q=single" in answer.url
 
     with page.expect_response(filtered):  # what the news were is asked for again, of the list that is there now
-        first.continue_()
+        held[0].continue_()
     expect(names(page)).to_have_text(["Small single"])
     expect(page.locator("#list-changed")).to_be_hidden()
 
@@ -119,13 +124,11 @@ def test_the_new_list_comes_when_it_is_asked_for_and_the_keyboard_goes_on_in_it(
     said = page.get_by_role("status").filter(has_text="The list has changed")
     expect(said).to_be_visible()
     yard.wait_state(client, newest, "succeeded")
-    held = hold_refreshes(page)
+    held = hold_refresh(page)
     with page.expect_request(by_news):
         yard.query(TELL.format(run=newest, study=None, what="state"))
     said.get_by_role("button").press("Enter")  # while another answer is on its way
-    first = held.pop()
-    page.unroute_all()
-    first.continue_()
+    held[0].continue_()
     expect(names(page).first).to_have_text("Newcomer")
     expect(said).to_be_hidden()
     expect(page.get_by_role("region", name="Runs")).to_be_focused()

@@ -13,13 +13,16 @@ from tests.browser.watched import PHONE
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(300)]
 
 LINES = """(line) => {
-  const left = line.getBoundingClientRect().left, rows = new Map();
+  const left = line.getBoundingClientRect().left, rows = [];
+  let before = Infinity;
   for (const part of line.children) {
     const box = part.getBoundingClientRect(), dot = getComputedStyle(part, "::before");
     const dotted = dot.content.includes("·") ? box.left + parseFloat(dot.left) + parseFloat(dot.width) : Infinity;
-    rows.set(box.bottom, [...(rows.get(box.bottom) ?? []), dotted <= left]);
+    if (box.left <= before) rows.push([]);
+    rows.at(-1).push(dotted <= left);
+    before = box.left;
   }
-  return [...rows.values()];
+  return rows;
 }"""
 """For each line of the parts of an element: of each part whether its dot is left of the element."""
 

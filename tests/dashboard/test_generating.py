@@ -17,6 +17,7 @@ from dashboard.runs import queue, states
 from dashboard.runs.models import Attempt, Run, State
 from parallel_core.observe.records import encode
 from tests.dashboard import factory
+from tests.dashboard.plain import plain
 from tests.dashboard.test_api import bearer
 
 pytestmark = pytest.mark.django_db
@@ -66,14 +67,14 @@ def test_its_page_shows_the_text_as_it_grows(client: Client, made: Run) -> None:
     assert '<span class="prompt">def </span></pre>' in page and "0 of 8 tokens" in page
     attempt = factory.start(made)
     tell(attempt, 0, b"sum")
-    page = client.get(f"/runs/{made.pk}/").content.decode()
+    page = plain(client.get(f"/runs/{made.pk}/").content.decode())
     assert '<span class="prompt">def </span>sum</pre>' in page
     assert "3 of 8 tokens: the first after 10 ms, then 2 ms each (median), 500 tokens/s." in page
     tell(attempt, 3, b"(xs):", done=True)
     tell(attempt, 3, b"(xs):")  # a repeated record changes nothing
-    part = client.get(f"/runs/{made.pk}/part/text").content.decode()
+    part = plain(client.get(f"/runs/{made.pk}/part/text").content.decode())
     assert '<span class="prompt">def </span>sum(xs):</pre>' in part and "4 KiB" in part
-    page = client.get(f"/runs/{made.pk}/").content.decode()
+    page = plain(client.get(f"/runs/{made.pk}/").content.decode())
     assert "8 tokens: the first after 10 ms" in page and "Generate again…" in page
     assert "/clone" not in page and "Timeline" not in page
     for tab in ("ranks", "logs", "spec", "events", "timeline"):
@@ -99,7 +100,7 @@ def test_replicas_share_the_texts_out(client: Client, source: Run) -> None:
     tell(attempt, 0, b"one", rank=1)
     assert "No token is there yet." in client.get(f"/runs/{run.pk}/").content.decode()
     tell(attempt, 0, b"zero(x)", rank=0)
-    page = client.get(f"/runs/{run.pk}/").content.decode()
+    page = plain(client.get(f"/runs/{run.pk}/").content.decode())
     assert page.index('<span class="prompt">def </span>zero(x)</pre>') < page.index("</span>one</pre>")
     assert "3 of 8 tokens in each of 2 texts" in page and "1 k tokens/s" in page and "over 2 replicas" in page
     again = client.get(f"/runs/{source.pk}/generate?like={run.pk}").content.decode()
@@ -250,5 +251,5 @@ def test_its_page_settles_the_prediction(client: Client, made: Run) -> None:
     peak = {"params": 3 * 2**20, "grads": 0, "optimizer": 0, "activations": 2**20, "buffers": 0}
     header = {"kind": "memory", "rank": 0, "t": 1.0, "step": 0, "peak": peak, "peak_total": 4 * 2**20}
     factory.feed(attempt, 0, encode({**header, "rss_delta": 0, "final": peak}))
-    page = client.get(f"/runs/{made.pk}/").content.decode()
+    page = plain(client.get(f"/runs/{made.pk}/").content.decode())
     assert "4 MiB" in page and re.search(r"measured; [\d.]+ [KM]iB predicted, [+−]\d[\d.]* % off", page)

@@ -15,6 +15,7 @@ from parallel_core.analysis.quantities import bytes_text
 from parallel_core.spec import RunSpec
 from tests.dashboard import factory
 from tests.dashboard.analysed import answered
+from tests.dashboard.plain import plain
 
 pytestmark = pytest.mark.django_db
 SPEC = factory.PROFILED
@@ -70,7 +71,7 @@ def test_this_fleet_is_a_cluster_of_the_planner(member: Client, profile: Profile
 
 def test_plans_for_this_fleet_can_be_launched(member: Client, profile: Profile) -> None:
     answer = answered(member, "/partition/fleet/?devices=2")
-    rows, text = answer.context["page"].rows(), answer.content.decode()
+    rows, text = answer.context["page"].rows(), plain(answer.content.decode())
     assert f"{rows[0].seconds} a step: {rows[0].name} is the fastest of" in text
     assert text.count("Launch this plan") == len(rows)
     found, search = answer.context["page"].found, Search.objects.get()

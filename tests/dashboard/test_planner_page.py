@@ -14,6 +14,7 @@ from dashboard.plans.forms import PlannerForm
 from parallel_core.plan.cluster.hardware import GIB
 from parallel_core.plan.cluster.words import read
 from tests.dashboard import factory
+from tests.dashboard.plain import plain
 
 PAGE = "/planner/"
 
@@ -43,7 +44,7 @@ def test_ranked_plans_lead_to_themselves(reader: Client) -> None:
 def test_a_plan_that_does_not_fit_is_explained_and_mended(reader: Client) -> None:
     asked = {"model": "gpt-200b", "cluster": "a100-40", "batch": "1024", "plan": "TP 8 x PP 16 x DP 8, ZeRO-1"}
     page = reader.get(PAGE, asked)
-    text = page.content.decode()
+    text = plain(page.content.decode())
     assert "This plan cannot run. 41 GiB on the first rank, of 38 GiB" in text
     assert "Days, if it fitted" in text and "Memory, if" not in text
     assert "Cheapest change: sequence parallel" in text
@@ -58,7 +59,7 @@ def test_why_replicas_alone_never_hold_it(reader: Client) -> None:
     assert rows["DP"]["sentence"] == "Every rank holds the whole state, 3.2 TiB; no number of GPUs helps."
     assert rows["ZeRO"]["fits"]
     assert "the time of the best combination" in rows["ZeRO"]["sentence"]
-    first = page.content.decode().partition('class="tiles"')[0]
+    first = plain(page.content.decode()).partition('class="tiles"')[0]
     assert "On their own DP (3.2 TiB of 38 GiB), TP (61 of 38 GiB) and PP (62 of 38 GiB) do not fit." in first
 
 

@@ -66,7 +66,7 @@ def test_finished_run_says_its_step_time_and_memory(reader: Client, alice: Any) 
     said = verdict(run).sentence
     assert "40 timed steps" in said
     assert "MiB" in said
-    assert said in html(reader, run)
+    assert said in plain(html(reader, run))
 
 
 def test_the_head_says_what_is_trained(reader: Client, alice: Any) -> None:
@@ -142,7 +142,7 @@ def test_planned_bubble_of_the_schedules() -> None:
 
 def test_failed_run_shows_cause_last_lines_and_fix(reader: Client, alice: Any) -> None:
     run = failed(alice)
-    page = html(reader, run)
+    page = plain(html(reader, run))
     assert "Rank 1 ran out of memory." in page
     assert "line 29" in page
     assert "line 20" in page
