@@ -1,8 +1,8 @@
 """Refuses request bodies that are too large before Django reads them.
 
-Django's ASGI handler first spools the whole body to disk and only then looks at the request, so a limit inside a view
-comes 200 MB too late, and so does one that asks who it is. This wrapper looks at Content-Length at once, counts where
-there is none, and takes no more than MAX_BODY from those who may not upload.
+Django's ASGI handler spools the whole body to disk before it looks at the request, so a view can check the size or the
+sender only after up to 200 MB have arrived. This wrapper checks Content-Length at once, counts the bytes as they
+arrive, and accepts more than MAX_BODY only from those who may upload.
 """
 
 from __future__ import annotations
@@ -33,19 +33,19 @@ UPLOADS = (
     (re.compile(r"/runs/new/|/studies/\d+/add/|/api/v1/corpora"), MAX_CORPUS_BYTES),
     (re.compile(r"/traces/new/|/api/v1/traces"), MAX_TRACE_BYTES),
 )
-"""Addresses that take files, and the bytes these may have."""
+"""Addresses that accept files, and the largest size of the files in bytes."""
 MIB = 1024 * 1024
 FORM_SLACK = MIB
-"""What the other fields of an upload's form may add."""
+"""Bytes that the other fields of an upload's form may add."""
 MAX_BODY = 8 * MIB
 MAX_DRAIN = 64 * MIB
-"""A browser that is still sending does not read our answer: this much is taken and thrown away after it."""
+"""Bytes that are read and discarded after the answer: a browser does not read the answer while it is still sending."""
 PAGE = "413.html"
 JSON, HTML = b"application/json", b"text/html; charset=utf-8"
 
 
 class TooLarge(Exception):
-    """The body has more than `most` bytes; `members` where this address takes more, but from members alone."""
+    """The body has more than `most` bytes. `members`: the address accepts more, but only from members."""
 
     def __init__(self, most: int, members: bool = False) -> None:
         super().__init__(most)
@@ -53,11 +53,14 @@ class TooLarge(Exception):
 
 
 class DatabaseAway(Exception):
-    """Nobody can tell who is asking."""
+    """The database does not answer, so it is unknown whether the sender may upload."""
 
 
 class BodyLimit:
-    """ASGI wrapper. Answers 413 (a page, or JSON under /api/). `may_upload` is asked of bodies above MAX_BODY alone."""
+    """ASGI wrapper that answers 413, or 503 without a database, as a page or as JSON under /api/.
+
+    `may_upload` is called only for bodies above MAX_BODY.
+    """
 
     def __init__(self, app: App, may_upload: MayUpload) -> None:
         self.app = app
@@ -78,7 +81,7 @@ class BodyLimit:
 
 
 class Room:
-    """What is taken of one request's body."""
+    """How many bytes of one request's body are accepted."""
 
     def __init__(self, scope: Scope, may_upload: MayUpload) -> None:
         self._scope = scope
@@ -86,7 +89,7 @@ class Room:
         self._granted = MAX_BODY
 
     async def admit(self, size: int) -> None:
-        """Raises TooLarge where a body of so many bytes is not taken, DatabaseAway where that cannot be told."""
+        """Raises TooLarge if a body of `size` bytes is not accepted, DatabaseAway if that cannot be determined."""
         if size <= self._granted:
             return
         limit = limit_of(self._scope["path"])
@@ -102,18 +105,18 @@ class Room:
 
 
 def limit_of(path: str) -> int:
-    """Bytes that a request to this address may have."""
+    """The most bytes that the body of a request to this address may have."""
     return next((size + FORM_SLACK for address, size in UPLOADS if address.fullmatch(path)), MAX_BODY)
 
 
 def declared(scope: Scope) -> int:
-    """Content-Length, 0 where it is missing or no number (the server itself refuses the latter)."""
+    """Content-Length in bytes; 0 if it is missing or not a number (the server itself refuses the latter)."""
     text = dict(scope["headers"]).get(b"content-length", b"0").decode("latin-1")
     return int(text) if text.isdecimal() else 0
 
 
 def counted(receive: Receive, room: Room) -> Receive:
-    """`receive` that raises TooLarge once more came than there is room for."""
+    """Wraps `receive` to count bytes; it raises TooLarge or DatabaseAway once `room` does not admit the total."""
     seen = 0
 
     async def count() -> dict[str, Any]:
@@ -127,7 +130,7 @@ def counted(receive: Receive, room: Room) -> Receive:
 
 
 async def refuse(receive: Receive, send: Send, status: int, answer: Answer) -> None:
-    """Sends the whole answer, then lets the client finish sending (within reason) so that it comes to read it."""
+    """Sends the whole answer, then reads up to MAX_DRAIN more bytes, so that the client gets to read the answer."""
     body, kind = answer
     headers = [(b"content-type", kind), (b"content-length", str(len(body)).encode()), (b"connection", b"close")]
     await send({"type": "http.response.start", "status": status, "headers": headers})
@@ -142,7 +145,7 @@ async def refuse(receive: Receive, send: Send, status: int, answer: Answer) -> N
 
 
 def too_large(path: str, error: TooLarge) -> Answer:
-    """The page or the JSON that says how much this address takes, and of whom."""
+    """The page or JSON that says how much this address accepts, and from whom."""
     most = bytes_text(error.most)
     if path.startswith("/api/"):
         message = f"The request is larger than the {most} that this address takes."
@@ -153,7 +156,7 @@ def too_large(path: str, error: TooLarge) -> Answer:
 
 
 def database_away(path: str) -> Answer:
-    """As Django's own pages say it."""
+    """The page or JSON of a 503, with the same text that Django's views answer with."""
     if path.startswith("/api/"):
         return json.dumps(envelope(503, DATABASE_AWAY)).encode(), JSON
     return render_to_string("503.html").encode(), HTML

@@ -16,31 +16,32 @@ from parallel_core.version import version
 worker_class = "uvicorn_worker.UvicornWorker"
 control_socket_disable = True
 graceful_timeout = 2
-"""Seconds: open event streams hold a shutdown for as long as this."""
+"""Seconds that open event streams can delay a shutdown."""
 timeout = 60
 keepalive = 75
-"""Seconds: with gunicorn's 2 a client that asks every two seconds meets a connection that is just being closed."""
+"""Seconds. With gunicorn's default of 2, a client that polls every two seconds can hit a connection that is closing."""
 max_requests = 0
-"""No process retires: uvicorn would wait for event streams, which never end, and accept nothing until it is killed for
-its silence. Nor is there a need: one had 129 MiB after 480 requests of pages and streams, and after 960."""
+"""0: worker processes are never replaced. On reaching a limit, uvicorn would wait for event streams, which never end,
+and accept nothing until gunicorn kills it after `timeout`. Memory does not require it: a process had 129 MiB after 480
+requests of pages and streams, and the same after 960."""
 
 
 def post_worker_init(worker: Any) -> None:
-    """What is loaded by now lives as long as the process: no collection looks through it again, in mid-request."""
+    """Freezes the objects loaded so far, so that no collection scans them during a request; starts `get_ready`."""
     gc.collect()
     gc.freeze()
     threading.Thread(target=get_ready, name="readiness", daemon=True).start()
 
 
 def get_ready() -> None:
-    """What the first reader of a page would wait for else."""
+    """Does in the background what the first request of a page would otherwise wait for."""
     version()
     importlib.import_module("numpy.ma")  # NumPy loads it with the first median: 50 ms
     compile_templates()
 
 
 def compile_templates() -> None:
-    """All of them, 0.7 s in the background of a start: else the first reader of each page waits for its own."""
+    """Compiles all templates (0.7 s); otherwise the first request of each page would compile its own."""
     engine = engines["django"]
     for folder in map(Path, engine.template_dirs):
         for path in sorted(folder.rglob("*.html")):
@@ -48,5 +49,5 @@ def compile_templates() -> None:
 
 
 def post_fork(server: Any, worker: Any) -> None:
-    """A worker process ends with its arbiter: uvicorn's would live on, hold the port and serve nobody's yard."""
+    """Makes a worker process end with its arbiter; uvicorn's would otherwise live on and keep the port in use."""
     die_with(server.pid)

@@ -1,4 +1,4 @@
-"""Bodies that are sent while they are made."""
+"""Response bodies that are sent while they are generated."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ BLOCK = 256 * 1024
 
 
 async def streamed(pieces: Iterable[str | bytes]) -> AsyncGenerator[bytes]:
-    """The pieces in blocks of BLOCK bytes or somewhat more, each made once the one before is sent.
+    """Yields the pieces in blocks of at least BLOCK bytes (except the last), each made once the previous one is sent.
 
-    Asynchronous, or Django would collect the whole body in memory before it sends the first byte. The pieces are made
-    in the request's own thread: they may ask the database.
+    It is asynchronous because Django, under ASGI, collects the body of a synchronous iterator in memory before it sends
+    the first byte. The pieces are made in the request's own thread, so they may query the database.
     """
     left = iter(pieces)
     while block := await sync_to_async(_block)(left):
@@ -21,7 +21,7 @@ async def streamed(pieces: Iterable[str | bytes]) -> AsyncGenerator[bytes]:
 
 
 def _block(left: Iterator[str | bytes]) -> bytes:
-    """The next block; b"" at the end."""
+    """Returns the next block; b"" at the end."""
     block = bytearray()
     for piece in left:
         block += piece.encode() if isinstance(piece, str) else piece
@@ -31,7 +31,7 @@ def _block(left: Iterator[str | bytes]) -> bytes:
 
 
 class Echo:
-    """A file for csv.writer that hands back what is written, so that a row can be a piece."""
+    """A file for csv.writer whose `write` returns the text, so that `writerow` returns the row as a piece."""
 
     def write(self, text: str) -> str:
         return text

@@ -1,4 +1,4 @@
-"""One attempt while it is alive on this host: its order, its folder, its processes and deadlines."""
+"""An attempt while it is alive on this host: its order, its folder, its processes and deadlines."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from workers.settings import Settings
 
 NOTHING_SAVED = "its hosts share no folder of checkpoints"
 GONE_LIMIT_S = 3.0
-"""Seconds that the kernel may take to remove killed processes; after that, some are reported as left."""
+"""Seconds that the kernel may take to remove killed processes; those left after that are reported."""
 
 
 @dataclass
@@ -27,7 +27,7 @@ class Attempt:
     order: RunOrder
     store: Store | None = None
     preparing: bool = False
-    """Something of it is still fetched or read (see `preparation`)."""
+    """Whether its corpus is still being fetched or its checkpoint verified (see `preparation`)."""
     launched: float | None = None
     exits: list[Exit] = field(default_factory=list)
     refusal: str = ""
@@ -47,7 +47,7 @@ class Attempt:
         return len(self.meta.processes) == len(self.order.ranks)
 
     def ready(self) -> bool:
-        """Whether it has everything that it needs to be launched."""
+        """Whether it is prepared and, if rank 0 is on another host, the store is known."""
         return not self.preparing and (self.order.opens_store or self.store is not None)
 
     def prepared(self, order: RunOrder) -> None:
@@ -84,18 +84,21 @@ class Attempt:
         self.folder.save(self.meta)
 
     def mark_stop(self, reason: Stop, ended_by: Ending, kill_at: float) -> None:
-        """Stores the stop before anything is killed, so that a restarted worker still knows why."""
+        """Stores the stop before any process is killed, so that a restarted worker still knows the reason."""
         self.meta.stop, self.ended_by, self.kill_at = reason, ended_by, kill_at
         self.meta.stopped_as = asdict(ended_by)
         self.folder.save(self.meta)
 
     def still_for(self) -> float:
-        """Seconds since any rank last moved, or since the launch."""
+        """Seconds since a rank last reported progress, or since the launch."""
         assert self.launched is not None
         return standstill.still_for(self.folder.path, self.order.ranks, self.launched)
 
     def how_it_ended(self) -> Ending:
-        """The worker's own stop, a refusal, or what exit codes and fault frames show."""
+        """How it ended: as the worker stopped it, as refused, or as exit codes and fault frames show.
+
+        Ranks that had already succeeded when a shutdown reached them count as succeeded.
+        """
         exits = {str(one.rank): one.code for one in self.exits}
         left = ending.of_exits(self.folder.path, self.order.ranks, self.exits, ending.oom_kills() - self.oom_kills)
         if ending.outran(left, self.meta.stop):
@@ -105,7 +108,7 @@ class Attempt:
 
 
 def end_processes(recorded: list[processes.Recorded], limit_s: float = GONE_LIMIT_S) -> bool:
-    """Kills those of the processes that still run; True once /proc shows none of them."""
+    """Kills the processes that still run; returns whether all were gone from /proc within `limit_s` seconds."""
     for pid, ticks in recorded:
         processes.kill(pid, ticks)
     return not processes.wait_gone(recorded, limit_s)

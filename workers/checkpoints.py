@@ -1,4 +1,4 @@
-"""Where an attempt begins: at a checkpoint on this host, or at step 0, with the reason said."""
+"""Determines where an attempt begins: at a checkpoint on this host, or at step 0, and why."""
 
 from __future__ import annotations
 
@@ -28,7 +28,8 @@ DROPPED = ".dropped-"
 
 @dataclass(frozen=True)
 class Beginning:
-    """`folder` is the run's own, where new checkpoints go; `resume` the checkpoint to begin from, None for step 0."""
+    """Where an attempt begins. `folder` = the run's own, for new checkpoints; `told` = the beginning as reported to the
+    dashboard; `resume` = the checkpoint to begin from, None for step 0."""
 
     folder: Path
     told: Begins
@@ -36,7 +37,7 @@ class Beginning:
 
     @property
     def own(self) -> bool:
-        """It goes on from a checkpoint of the run itself."""
+        """Whether it resumes from a checkpoint of the run itself."""
         return self.resume is not None and self.resume.parent == self.folder
 
     def saves(self, message: StartMessage) -> Saves:
@@ -55,21 +56,22 @@ def begin(
     opens: bool = True,
     look: Callable[[Path], Manifest] = manifests.read,
 ) -> Beginning:
-    """Where the attempt begins. `opens`: rank 0 is on this host, which tidies for all.
+    """Where the attempt begins. `opens`: rank 0 is on this host, which then cleans the run's folder for all hosts.
 
-    1. A later attempt: the run's newest checkpoint on this host that is whole, as `look` finds by reading it; one that
-       begins elsewhere, since newer ones are damaged, says so. Behind the last step the attempt has only to end.
-    2. The checkpoint that the run names; CheckpointError, for a person, where it is not here or does not fit.
-    3. Step 0; a later attempt says that nothing was there to go on from.
+    1. A later attempt: the run's newest checkpoint on this host that `look` reads without error. If newer ones are
+       damaged, the reason names them. If it is that of the last step, the attempt only has to end.
+    2. The checkpoint that the run names. Raises CheckpointError, with a message for the user, if it is not here or does
+       not fit.
+    3. Step 0; for a later attempt the reason states that there was no checkpoint.
 
-    Text is always generated from what the run names, from its first token on.
+    Text is always generated from the checkpoint that the run names, from the first token on.
     """
     folder = settings.checkpoints / str(message["run"])
     if message.get("wish") and (named := message.get("resume")):
         return _to_generate(folder, _named(settings, named["run"], named["step"]), spec)
     damaged = ""
     if message["number"] == 1 and opens:
-        shutil.rmtree(folder, ignore_errors=True)  # of a run that had this number before the yard began anew
+        shutil.rmtree(folder, ignore_errors=True)  # of a run with this number in an earlier database
     elif message["number"] > 1:
         found, damaged = _newest(folder, opens, look)
         if found is not None:
@@ -86,7 +88,7 @@ def begin(
 
 
 def _newest(folder: Path, opens: bool, look: Callable[[Path], Manifest]) -> tuple[tuple[Path, Manifest] | None, str]:
-    """The newest whole checkpoint of a run that is tried again; which newer ones are damaged, '' for none."""
+    """(the newest whole checkpoint of a retried run or None, which newer ones are damaged as text or '')."""
     if opens:
         folders.put_back(folder)
     passed: dict[int, str] = {}
@@ -104,8 +106,8 @@ def _damaged(steps: list[int]) -> str:
 
 
 def drop(settings: Settings, run: int) -> None:
-    """Takes away the checkpoints of a run that was deleted: at once out of every attempt's sight, and from the disk in
-    a thread of its own, which may take long. What a killed worker left of that goes with its next start."""
+    """Removes the checkpoints of a deleted run: renames the folder at once, so that no attempt finds it, and deletes it
+    in a thread, as that may take long. If the worker is killed meanwhile, its next start deletes the rest."""
     folder = settings.checkpoints / str(run)
     with contextlib.suppress(FileNotFoundError):
         folder.rename(folder.with_name(f"{DROPPED}{run}-{time.time_ns()}"))
@@ -113,7 +115,7 @@ def drop(settings: Settings, run: int) -> None:
 
 
 def sweep(settings: Settings) -> None:
-    """Removes what `drop` has put aside."""
+    """Deletes the folders that `drop` renamed."""
     for path in settings.checkpoints.glob(f"{DROPPED}*"):
         shutil.rmtree(path, ignore_errors=True)
 
@@ -127,8 +129,8 @@ def _to_generate(folder: Path, path: Path, spec: RunSpec) -> Beginning:
 
 
 def _at(folder: Path, path: Path, manifest: Manifest, damaged: str = "") -> Beginning:
-    told = Begins(step=manifest.step, run=manifest.run, attempt=manifest.attempt, why=damaged)
-    return Beginning(folder, told, path)
+    begins = Begins(step=manifest.step, run=manifest.run, attempt=manifest.attempt, why=damaged)
+    return Beginning(folder, begins, path)
 
 
 def _named(settings: Settings, run: int, step: int) -> Path:

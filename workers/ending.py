@@ -1,4 +1,4 @@
-"""Why an attempt ended: finds the true cause and one sentence from exit codes, fault frames and progress pages.
+"""Finds out why an attempt ended: the true cause and a sentence, from exit codes, fault frames and progress pages.
 
 Pure functions apart from reading the attempt's folder. "Out of memory" needs evidence: the rank's own fault frame says
 so, or the kernel's count of out-of-memory kills rose while a rank was ended by SIGKILL.
@@ -99,8 +99,8 @@ def of_exits(folder: Path, ranks: Sequence[int], exits: Sequence[Exit], oom_kill
 
 
 def outran(left: Ending, stop: str) -> bool:
-    """Whether the ranks had `left` well before a `stop` with their worker, which nobody asked of the run, reached them:
-    then nothing is to be tried again."""
+    """Whether the ranks had succeeded (`left`) before a `stop` by the worker's shutdown, which no user requested,
+    reached them: then the run is not tried again."""
     return stop == "interrupted" and left.outcome == "succeeded"
 
 
@@ -124,7 +124,8 @@ def _of_fault(fault: Mapping[str, Any], guilty: Exit, where: str, codes: dict[st
 
 
 def _first_line(message: str) -> str:
-    """What happened. An NCCL fault begins with a place in PyTorch's sources, and has what failed at its end."""
+    """The line that says what happened. An NCCL fault begins with a place in PyTorch's sources and ends with the
+    cause."""
     before, _, last = message.partition(_LAST_ERROR)
     return (last.strip() or before).partition("\n")[0]
 

@@ -1,4 +1,4 @@
-"""What may take long before the ranks of an attempt can start: its text is fetched, its checkpoint read through."""
+"""Work that may take long before the ranks of an attempt can start: fetching its corpus, verifying its checkpoint."""
 
 from __future__ import annotations
 
@@ -17,8 +17,10 @@ def is_due(settings: Settings, order: RunOrder) -> bool:
 
 
 def prepare(settings: Settings, order: RunOrder) -> RunOrder:
-    """The order as it can be carried out. A retry goes on from the newest checkpoint of which every byte is as it was
-    written: one that its ranks would refuse would end the run, though an older one is whole.
+    """Fetches the corpus and returns the order, ready to launch.
+
+    A retry begins at the newest checkpoint that passes a check of every byte: one that its ranks refused would end the
+    run, although an older checkpoint may be whole.
 
     Raises CorpusMissing or Refused.
     """
@@ -28,7 +30,7 @@ def prepare(settings: Settings, order: RunOrder) -> RunOrder:
 
 
 def prepare_aside(settings: Settings, order: RunOrder, done: Callable[[RunOrder | Refused], None]) -> None:
-    """The same in a thread of its own, which then calls `done` with the order, or with why it cannot be had."""
+    """Calls `prepare` in a thread, which then calls `done` with the order, or with the Refused of a failure."""
 
     def run() -> None:
         found: RunOrder | Refused

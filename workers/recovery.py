@@ -41,8 +41,8 @@ def recover(folders: Iterable[Folder], relay: Relay, roll: LiveAttempts) -> None
 
 
 def end_of(folder: Folder, meta: Meta) -> Ending:
-    """How an attempt of the earlier life ended: as its ranks recorded if they had ended before the stop; else as that
-    life had begun to stop it; else lost."""
+    """How an attempt of the earlier life ended: as recorded by its ranks if they succeeded before a shutdown reached
+    them; else as the stop that had begun; else as recorded by its ranks; else lost."""
     left = ending.of_files(folder.path, meta.ranks)
     if meta.stopped_as and (left is None or not ending.outran(left, meta.stop)):
         return Ending(**meta.stopped_as)

@@ -1,4 +1,4 @@
-"""A StartMessage, checked: what arrives on the queue is data from elsewhere and is believed only after this."""
+"""Checks StartMessages: data that arrives on the queue is not trusted before these checks."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _MESSAGE = TypeAdapter(StartMessage)
 
 
 class Refused(ValueError):
-    """The message cannot be carried out here; its text says why, for a person."""
+    """The message cannot be carried out here; the text gives the reason, for the user."""
 
 
 @dataclass(frozen=True)
@@ -32,11 +32,12 @@ class RunOrder:
     spec: RunSpec
     node: Node
     beginning: Beginning | None = None
-    """Where it begins; None where its ranks are on several hosts that share no folder: then nothing is saved."""
+    """Where it begins; None before `with_beginning`, and if its ranks are on several hosts that share no folder: then
+    nothing is saved."""
     wish: Wish | None = None
-    """Text to generate from there; None where it trains."""
+    """Request for text to generate from that checkpoint; None if the run trains or times links."""
     links: bool = False
-    """Messages between its two hosts are timed, instead."""
+    """Whether the run times messages between its two hosts instead of training."""
 
     @property
     def attempt(self) -> int:
@@ -49,17 +50,17 @@ class RunOrder:
 
     @property
     def alone(self) -> bool:
-        """All ranks of the run are on this host."""
+        """Whether all ranks of the run are on this host."""
         return len(self.message["nodes"]) == 1
 
     @property
     def shares(self) -> bool:
-        """All hosts of the run keep checkpoints in the one folder that they share."""
+        """Whether all hosts of the run keep checkpoints in a folder that they share."""
         return all(node.get("shares", True) for node in self.message["nodes"])
 
     @property
     def is_retry(self) -> bool:
-        """It goes on from a checkpoint of its own run, which no person chose."""
+        """Whether it resumes from a checkpoint of its own run, which this worker chose and not a user."""
         return self.beginning is not None and self.beginning.own
 
     def touches(self, run: int) -> bool:
@@ -73,7 +74,7 @@ class RunOrder:
 
 
 def attempt_number(raw: Any) -> int:
-    """The attempt a message is about. Raises Refused where it names none: then nobody can be answered either."""
+    """The id of the attempt in a message. Raises Refused if there is none; then no answer is possible either."""
     number = raw.get("attempt") if isinstance(raw, dict) else None
     if not isinstance(number, int) or isinstance(number, bool) or number < 1:
         raise Refused("the message names no attempt")
@@ -81,7 +82,8 @@ def attempt_number(raw: Any) -> int:
 
 
 def read_order(raw: Any, worker: str, devices: Sequence[Device]) -> RunOrder:
-    """Raises Refused where the message is no StartMessage, its spec breaks a rule, or it does not fit this host."""
+    """The order in a message. Raises Refused if it is not a StartMessage, its spec is invalid, or it does not fit this
+    host."""
     try:
         message = _MESSAGE.validate_python(raw)
     except ValidationError as error:
@@ -103,9 +105,9 @@ def read_order(raw: Any, worker: str, devices: Sequence[Device]) -> RunOrder:
 
 
 def with_beginning(order: RunOrder, settings: Settings, look: Callable[[Path], Manifest] = read) -> RunOrder:
-    """The order with the checkpoint that it begins from; `look` is how those of its own run are read (see `begin`).
+    """Adds where the order begins; `look` reads checkpoints of its own run (see `begin`).
 
-    Raises Refused where that cannot be had here.
+    Raises Refused if the named checkpoint is not available here.
     """
     if not order.alone and (settings.shared_checkpoints is None or not order.shares):
         if order.message.get("resume"):
@@ -130,7 +132,7 @@ def _wish(message: StartMessage, spec: RunSpec) -> Wish | None:
 
 
 def _check_pair(message: StartMessage) -> None:
-    """Of a message that has links timed: half of the ranks on either host, the second half on the second."""
+    """Raises Refused unless a message that times links has two hosts with the same number of devices."""
     given = [len(node["devices"]) for node in message["nodes"]]
     if len(given) != 2 or given[0] != given[1]:
         raise Refused(f"Links are timed between two hosts with as many devices each; the message gives {given}.")

@@ -1,4 +1,4 @@
-"""Users in Django's admin: there is no sign-up, staff make the accounts and choose the role here."""
+"""Users in Django's admin. There is no sign-up: staff create accounts and choose roles here."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ admin.site.unregister(User)
 
 @admin.register(User)
 class YardUserAdmin(UserAdmin):
-    """The stock form, with the role in the list and the group asked for when the account is made."""
+    """Django's user admin, with the role in the list, and the group in the form for a new account."""
 
     list_display = ("username", "role", "is_active", "last_login")
     list_filter = ("is_active", "is_staff", "groups")
@@ -52,11 +52,11 @@ class YardUserAdmin(UserAdmin):
         return _is_staff(request)
 
     def has_change_permission(self, request: HttpRequest, obj: User | None = None) -> bool:
-        """Superusers are changed by superusers alone: their password would be a way to become one."""
+        """Only superusers may change superusers: otherwise staff could set a superuser's password and sign in."""
         return _is_staff(request) and (_is_superuser(request) or obj is None or not obj.is_superuser)
 
     def get_fieldsets(self, request: HttpRequest, obj: User | None = None) -> Any:
-        """Without Django's own permissions, which nothing in a yard asks for, and which staff could not hand out."""
+        """Hides Django's permissions from staff: Trainyard does not use them, and staff must not grant them."""
         found = super().get_fieldsets(request, obj)
         if obj is None or _is_superuser(request):
             return found

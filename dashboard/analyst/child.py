@@ -1,5 +1,5 @@
-"""A process that works for the analyst: it ends with it, has its low priority and a limit of memory, and tells what it
-finds in lines."""
+"""A subprocess of the analyst. It ends with the analyst, has its low priority and a memory limit, and prints its
+results in lines."""
 
 from __future__ import annotations
 
@@ -16,19 +16,20 @@ from typing import Self
 from dashboard.yard.processes import die_with_parent
 
 TICK_S = 0.1
-"""The longest that the analyst waits for a line before it looks at its other work."""
+"""The longest time in seconds that the analyst waits for a line before it continues its other work."""
 NICENESS = 10
-"""Of the analyst and of all that it starts: on a small host they share the cores with the ranks of runs that are timed,
-and what they answer may come later. What moves rows and serves pages keeps its priority."""
+"""Niceness of the analyst and its subprocesses: on a small host they share cores with the ranks of timed runs, and
+their answers may come later. Processes that move rows and serve pages keep their priority."""
 
 
 def give_way() -> None:
-    """Lowers this process's priority to NICENESS, which any user may do; never raises it."""
+    """Lowers this process's priority to NICENESS, which every user may do; never raises it."""
     os.nice(max(0, NICENESS - os.nice(0)))
 
 
 class Child:
-    """`python -m MODULE ARGUMENTS`, with `given` on its standard input. Leaving the context kills it."""
+    """The process `python -m MODULE ARGUMENTS`, with `given` on its standard input and at most `memory` bytes of
+    address space. Leaving the context kills it."""
 
     def __init__(self, module: str, arguments: Sequence[str], memory: int, given: bytes = b"") -> None:
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - closed by __exit__
@@ -61,7 +62,7 @@ class Child:
         return self._process.pid
 
     def lines(self) -> Iterator[bytes | None]:
-        """What it prints, line by line, until it closes its output; None each TICK_S in which nothing came."""
+        """Yields what it prints, line by line, until it closes its output; None after each TICK_S without output."""
         assert self._process.stdout is not None
         output, rest = self._process.stdout.fileno(), b""
         while True:
@@ -75,18 +76,19 @@ class Child:
             yield from whole
 
     def wait(self) -> int:
-        """Its exit code, once its output is closed."""
+        """Waits until it ends; returns its exit code. To be called when its output is closed."""
         return self._process.wait()
 
     def last_words(self) -> str:
-        """The last line of what it wrote to standard error."""
+        """The last line that it wrote to standard error; its exit code if there is none."""
         self._errors.seek(0)
         said = self._errors.read().decode(errors="replace").strip().splitlines()
         return said[-1] if said else f"exit code {self._process.returncode}"
 
 
 def _bounded(memory: int) -> Callable[[], None]:
-    """What it does first: it dies with the analyst, and cannot take all memory."""
+    """The function that the child calls first: it makes the child die with the analyst, and limits memory and
+    priority."""
     die = die_with_parent()
 
     def first() -> None:

@@ -1,4 +1,4 @@
-"""Searches that take longer than a page may. Each question is asked once; who asks it again gets the kept answer."""
+"""Searches that take too long for a request. Each question is searched once; asking again returns the kept answer."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ WAITING = (SearchState.QUEUED, SearchState.RUNNING)
 
 
 class Search(models.Model):
-    """One question of a kind of parallel_core.searches. The web writes it, the analyst alone answers it."""
+    """One question of one kind of parallel_core.searches. Web processes write it; only the analyst answers it."""
 
     kind = models.CharField(max_length=20)
     key = models.CharField(max_length=64, unique=True)
-    """sha256 of the kind, what it is about, and the engine's own source (services.ask)."""
+    """SHA-256 of the kind, what the question is about, and the engine's source (services.ask)."""
     question = models.JSONField()
-    """What the engine is given; {} once it is answered."""
+    """The engine's input; {} once the search is answered or refused."""
     state = models.CharField(max_length=12, choices=SearchState.choices, default=SearchState.QUEUED, db_index=True)
     answer = models.JSONField(null=True, blank=True)
     detail = models.TextField(blank=True)
     """Why there is no answer."""
     done = models.IntegerField(default=0)
     of = models.IntegerField(default=0)
-    """Parts of it, 0 while nobody knows."""
+    """Number of parts of the search, of which `done` are done; 0 while unknown."""
     tries = models.IntegerField(default=0)
     asker = models.ForeignKey(settings.AUTH_USER_MODEL, null=True, on_delete=models.SET_NULL, related_name="+")
-    """Whose it is, of whom only a few wait at once; None where it may be anybody's (services.ask)."""
+    """The user whose limit of waiting searches it counts against; None for kinds without a limit (services.ask)."""
     asked_at = models.DateTimeField(auto_now_add=True)
     ended_at = models.DateTimeField(null=True, blank=True)
 
@@ -51,5 +51,5 @@ class Search(models.Model):
 
     @property
     def part_done(self) -> int:
-        """Per cent of its parts."""
+        """Parts done, in per cent."""
         return min(100, 100 * self.done // self.of) if self.of else 0

@@ -1,4 +1,4 @@
-"""The analyst: does what takes longer than a page may. Each kind of work is a lane; all lanes move on in turns."""
+"""The analyst: does the work that takes too long for a request. Each kind of work is a lane; lanes advance in turns."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ from dashboard.control.lock import lock_of_database
 log = logging.getLogger(__name__)
 POLL_S = 0.2
 LOOK_EVERY_S = 2.0
-"""Where nobody wrote to the database there is hardly any work."""
+"""Interval in seconds of looking for work while nobody writes to the database, when there is hardly any."""
 
 Work = Iterator[None]
-"""A piece of work, done bit by bit; closing it ends the process that does it."""
+"""A piece of work, done in small steps; closing the iterator ends the process that does it."""
 
 
 @dataclass
 class Lane:
-    """`recover` puts back what was left undone, by another analyst or by an error; `take` claims the oldest piece of
-    work, None without, and fails for good what was put back too often."""
+    """One kind of work. `recover` puts back what another analyst or an error left undone. `take` claims the oldest
+    piece of work (None if there is none), and marks as failed what was put back too often."""
 
     recover: Callable[[], None]
     take: Callable[[], Work | None]
     work: Work | None = field(default=None, init=False)
 
     def move(self) -> bool:
-        """Does a bit of its work; False where there is none."""
+        """Does one step of its work; False if there is none."""
         if self.work is None:
             self.work = self.take()
         if self.work is None:
@@ -42,7 +42,7 @@ class Lane:
         except StopIteration:
             self.work = None
         except (OperationalError, InterfaceError):
-            raise  # the database is away: for every lane
+            raise  # the database is unreachable, for every lane
         except Exception:
             log.exception("a piece of work failed; it is put back, and tried again a few times")
             self.drop()
@@ -50,14 +50,14 @@ class Lane:
         return True
 
     def drop(self) -> None:
-        """Ends its work where it stands."""
+        """Ends its work, unfinished."""
         work, self.work = self.work, None
         if work is not None and hasattr(work, "close"):
             work.close()
 
 
 class Analyst:
-    """Works until stopped; a second one waits for the lock."""
+    """The analyst of one process. Only one at a time works; others wait for the database's lock."""
 
     def __init__(self, lanes: Sequence[Lane]) -> None:
         self._lanes = lanes
@@ -69,7 +69,7 @@ class Analyst:
         self._stopping.set()
 
     def run(self) -> None:
-        """Until `stop`. What is under way then is put back by the next analyst."""
+        """Works until `stop`. The next analyst puts back what is then unfinished."""
         lock, mine = lock_of_database("analyst"), False
         try:
             while not self._stopping.is_set():
@@ -95,7 +95,7 @@ class Analyst:
         return True
 
     def _drop(self) -> bool:
-        """The lock is another's: it recovers what is under way here."""
+        """Drops all work, as another analyst has the lock and recovers it. Returns False: the lock is not held."""
         for lane in self._lanes:
             lane.drop()
         self._stopping.wait(POLL_S)

@@ -1,7 +1,7 @@
-"""The lane of searches: each is worked out by the engine in a process of its own, and its answer kept.
+"""The lane of searches: the engine answers each in a process of its own, and the answer is stored.
 
-The row is the truth: one conditional update claims a search. One that was under way when the analyst died is claimed
-again; one that ends its process again and again is given up, and says so.
+The database row holds the state; a conditional update claims a search. A search that was running when the analyst died
+is claimed again. After MAX_TRIES claims without an end it is marked as failed, with the reason.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ from parallel_core.searches import EXIT_MEMORY
 log = logging.getLogger(__name__)
 MAX_TRIES = 3
 MEMORY_BYTES = 3 << 30
-"""Address space of the process that searches."""
+"""Limit of the address space of the process that searches."""
 LIMIT_S = 900.0
 LOOK_S = 0.5
-"""How often a search under way is looked at: it may have been stopped."""
+"""Interval in seconds of checking whether a running search was stopped."""
 MAX_WORDS = 500
 
 
 def recover() -> None:
-    """What another analyst was at is queued again."""
+    """Queues again the searches that another analyst was working on."""
     Search.objects.filter(state=SearchState.RUNNING).update(state=SearchState.QUEUED)
 
 
 def take() -> Work | None:
-    """Claims the oldest search; None where none is queued."""
+    """Claims the oldest search and returns its work; None if no search is queued."""
     search = Search.objects.filter(state=SearchState.QUEUED).order_by("pk").first()
     if search is None:
         return None
@@ -72,7 +72,7 @@ def _work(search: Search) -> Work:
 
 
 def _hear(search: Search, line: dict[str, Any]) -> None:
-    """One line of the process (parallel_core.searches.__main__)."""
+    """Stores what one line of the process says (parallel_core.searches.__main__)."""
     if "answer" in line:
         _end(search, SearchState.DONE, answer=line["answer"])
     elif "refused" in line:
@@ -82,12 +82,13 @@ def _hear(search: Search, line: dict[str, Any]) -> None:
 
 
 def _ended(search: Search, child: Child) -> None:
-    """Its process is over: where it did not answer, the reason is kept, or it is tried again."""
+    """Handles the end of the process: if it did not answer, stores the reason, or queues the search again if it was
+    killed."""
     code = child.wait()
     if code == EXIT_MEMORY:
         words = f"It needs more than the {MEMORY_BYTES >> 30} GiB of memory that a search may take."
         _end(search, SearchState.FAILED, detail=words)
-    elif code < 0:  # killed: by whom, and whether they would again, is not known
+    elif code < 0:  # killed; the next try may succeed
         _under_way(search).update(state=SearchState.QUEUED)
     elif _under_way(search).exists():
         log.warning("search %s: %s", search.pk, child.last_words())
@@ -95,12 +96,12 @@ def _ended(search: Search, child: Child) -> None:
 
 
 def _under_way(search: Search) -> Any:
-    """The row, unless somebody stopped it or it has its answer."""
+    """A query set with the search's row; empty if it was stopped or has ended."""
     return Search.objects.filter(pk=search.pk, state=SearchState.RUNNING)
 
 
 def _end(search: Search, state: SearchState, **what: Any) -> None:
-    if state != SearchState.FAILED:  # which can be asked again
+    if state != SearchState.FAILED:  # a failed search can be queued again and needs its question
         what["question"] = {}
     if _under_way(search).update(state=state, ended_at=timezone.now(), **what):
         announce_search(search.pk)

@@ -1,4 +1,4 @@
-"""What a page does with a search: ask it, ask it once more, stop it."""
+"""What pages do with searches: ask, queue again after a failure, stop."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ TOO_MANY = f"{MOST_WAITING} searches wait already. Load the page again when some
 MOST_OF_ONE = 3
 TOO_MANY_OF_ONE = f"{MOST_OF_ONE} searches of yours wait already. Load the page again when one of them is done."
 KEPT = 500
-"""Searches that are over and still known, the newest."""
+"""How many finished searches are kept, the newest."""
 
 
 def ask(kind: str, about: Mapping[str, Any], question: Callable[[], Mapping[str, Any]], *, asker: Any | None) -> Search:
-    """The search for `about` (JSON, all that the question follows from), queued if it is new.
+    """The search for `about` (JSON, everything that determines the question), queued if it is new.
 
-    Where too many wait already, or too many of the asker's own, one that failed and is kept nowhere. `asker`: None
-    where a kind has so few questions that nobody can crowd out others with them.
+    If too many searches wait, or too many of the asker's own, returns a failed search that is not stored. `asker` is
+    None for kinds with so few possible questions that nobody can crowd out others with them.
     """
     named = json.dumps([kind, about, engine()], sort_keys=True)
     key = hashlib.sha256(named.encode()).hexdigest()
@@ -48,20 +48,20 @@ def ask(kind: str, about: Mapping[str, Any], question: Callable[[], Mapping[str,
 
 
 def _too_many(asker: Any | None) -> str:
-    """Why no further search of the asker is queued; '' where one may be. In a transaction that then queues it."""
+    """Why no further search of the asker is queued; '' if one may be. Call it in the transaction that queues it."""
     waiting = Search.objects.filter(state__in=WAITING)
     if waiting.count() >= MOST_WAITING:
         return TOO_MANY
     if asker is None:
         return ""
-    # One request of an asker after the other (SQLite has but one writer): else as many at once would all see room.
+    # Serialises an asker's requests (SQLite has a single writer); otherwise simultaneous ones could exceed the limit.
     get_user_model().objects.select_for_update().get(pk=asker.pk)
     return TOO_MANY_OF_ONE if waiting.filter(asker=asker.pk).count() >= MOST_OF_ONE else ""
 
 
 @lru_cache(maxsize=1)
 def engine() -> str:
-    """A digest of the engine's source: answers of another engine are not taken for its own."""
+    """A digest of the engine's source, so that answers of another version of the engine are not reused."""
     root = Path(parallel_core.__file__).parent
     digest = hashlib.sha256()
     for path in sorted(root.rglob("*.py")):
@@ -70,7 +70,7 @@ def engine() -> str:
 
 
 def again(*, search: Search, user: Any) -> str:
-    """Queues one that failed, as the user's own; why it does not, or ''. Raises PermissionDenied for viewers."""
+    """Queues a failed search again, as the user's own; returns why not, or ''. Raises PermissionDenied for viewers."""
     _check(user)
     fresh = {"state": SearchState.QUEUED, "detail": "", "tries": 0, "done": 0, "of": 0, "ended_at": None}
     with transaction.atomic():
@@ -83,7 +83,7 @@ def again(*, search: Search, user: Any) -> str:
 
 
 def stop(*, search: Search, user: Any) -> None:
-    """Ends one that waits or runs; the analyst kills its process. Raises PermissionDenied for viewers."""
+    """Stops a search that waits or runs; the analyst kills its process. Raises PermissionDenied for viewers."""
     _check(user)
     ended = {"state": SearchState.FAILED, "detail": f"Stopped by {user.get_username()}."}
     if Search.objects.filter(pk=search.pk, state__in=WAITING).update(**ended):

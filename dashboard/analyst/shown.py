@@ -1,4 +1,4 @@
-"""How a page shows a search that has no answer yet: what it waits for, or why there will be none."""
+"""What a page shows for a search without an answer: its progress, or why there is no answer."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from dashboard.analyst.models import WAITING, Search, SearchState
 from parallel_core.analysis.quantities import plural_text, seconds_text
 
 PATIENCE_S = 10
-"""Longer than this no search waits, unless another is worked on or no analyst is there."""
+"""Seconds after which a waiting search, while no search is running, means that there is no analyst."""
 
 
 @dataclass(frozen=True)
 class Unanswered:
-    """`what` = what is done, as `Simulating every split`; `part` = the address that answers with the part of the page
-    in which this stands, `page` that of the page."""
+    """A search without an answer. `what` = the activity, such as `Simulating every split`; `part` = address of the part
+    of the page that shows it, `page` = address of the page."""
 
     search: Search
     what: str
@@ -28,7 +28,7 @@ class Unanswered:
         return self.search.state == SearchState.REFUSED
 
     def sentence(self) -> str:
-        """How far it is."""
+        """The progress of the search as a sentence."""
         search = self.search
         if search.state == SearchState.RUNNING:
             return f"{self.what}: {search.done} of {search.of}." if search.of else f"{self.what}…"
@@ -42,5 +42,5 @@ class Unanswered:
 
 
 def unanswered(search: Search, what: str, part: str, page: str) -> Unanswered | None:
-    """None where there is an answer."""
+    """What to show for the search; None if it has an answer."""
     return None if search.state == SearchState.DONE else Unanswered(search, what, part, page)

@@ -1,4 +1,4 @@
-"""Addresses of what is done with searches."""
+"""Addresses of the actions on searches."""
 
 from django.urls import URLPattern, URLResolver, path
 

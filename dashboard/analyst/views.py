@@ -1,4 +1,4 @@
-"""What people do with a search beside waiting for it."""
+"""Actions on searches: ask again, stop."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from dashboard.analyst.models import Search
 @require_POST
 @member_required
 def again(request: HttpRequest, pk: int) -> HttpResponse:
-    """Asks a failed search once more."""
+    """Queues a failed search again."""
     if why_not := services.again(search=get_object_or_404(Search, pk=pk), user=request.user):
         messages.error(request, why_not)
     return _back(request)
@@ -27,13 +27,13 @@ def again(request: HttpRequest, pk: int) -> HttpResponse:
 @require_POST
 @member_required
 def stop(request: HttpRequest, pk: int) -> HttpResponse:
-    """Ends a search for all who wait for it."""
+    """Stops a search, for everyone who waits for it."""
     services.stop(search=get_object_or_404(Search, pk=pk), user=request.user)
     return _back(request)
 
 
 def _back(request: HttpRequest) -> Any:
-    """To the page that the button stood on."""
+    """Redirects to the page with the button."""
     asked = request.POST.get("next", "")
     safe = url_has_allowed_host_and_scheme(asked, {request.get_host()}, require_https=request.is_secure())
     return redirect(asked if safe else "plans:page")

@@ -1,4 +1,4 @@
-"""Tokens for scripts and for workers on other hosts."""
+"""API tokens for scripts, and for workers on other hosts."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ PREFIX = "ty_"
 
 
 def digest(secret: str) -> str:
-    """What is stored of a token. Plain SHA-256 is enough: the secret has 256 random bits, nothing to guess."""
+    """The hash of a token that is stored. Plain SHA-256 is enough, as the secret has 256 random bits."""
     return hashlib.sha256(secret.encode()).hexdigest()
 
 
@@ -26,7 +26,7 @@ class Scope(models.TextChoices):
 
 
 class ApiToken(models.Model):
-    """A bearer token. Its secret is shown once; only the hash is kept, and its first letters to recognise it by."""
+    """A bearer token. Its secret is shown once; only its hash and its first characters, to recognise it, are stored."""
 
     user = models.ForeignKey(settings.AUTH_USER_MODEL, on_delete=models.CASCADE, related_name="api_tokens")
     name = models.CharField(max_length=60)
@@ -49,7 +49,7 @@ class ApiToken(models.Model):
 
     @classmethod
     def make(cls, *, user: Any, name: str, scope: str, expires_at: datetime) -> tuple[ApiToken, str]:
-        """A new token and its secret, which nobody can read again."""
+        """Creates a token; returns it and its secret, which cannot be read again."""
         secret = PREFIX + secrets.token_urlsafe(32)
         token = cls.objects.create(
             user=user, name=name, scope=scope, start=secret[:9], hashed=digest(secret), expires_at=expires_at
@@ -58,7 +58,7 @@ class ApiToken(models.Model):
 
     @classmethod
     def find(cls, secret: str) -> ApiToken | None:
-        """The live token of an active user with this secret."""
+        """The unexpired token of an active user that has this secret; None if there is none."""
         return (
             cls.objects.select_related("user")
             .filter(hashed=digest(secret), expires_at__gt=timezone.now(), user__is_active=True)

@@ -1,4 +1,4 @@
-"""Operations on runs."""
+"""API operations on runs."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ SeriesName = Annotated[str, Query(max_length=60, pattern=r"^[A-Za-z0-9_.\-/]+$",
 
 @router.post("", auth=SUBMIT, response={201: s.Envelope[s.RunDetail], **s.refusals(400, 401, 403, 413, 422)})
 def submit(request: HttpRequest, payload: s.SubmitIn) -> Any:
-    """Queues a run. 422 with a message by field where the spec, the fleet or the memory speak against it."""
+    """Queues a run. 422 with a message by field if the spec is invalid, or no worker has the devices or the memory."""
     require_member(request)
     named = payload.resume_from
     run = submission.submit(
@@ -77,21 +77,21 @@ def list_runs(
 
 @router.get("/{run_id}", auth=READ, response={200: s.Envelope[s.RunDetail], **s.refusals(*s.SEES)})
 def get_run(request: HttpRequest, run_id: RunId) -> Any:
-    """One run with its spec and, at the end, its summary."""
+    """One run with its spec and, once it has ended, its summary."""
     return {"data": detail(_run(run_id))}
 
 
 @router.post("/{run_id}/cancel", auth=SUBMIT, response={200: s.Envelope[s.RunDetail], **s.refusals(*s.SEES)})
 def cancel_run(request: HttpRequest, run_id: RunId) -> Any:
-    """Asks for the run to be stopped. A run that has ended stays as it is; asking twice does nothing more."""
+    """Requests that the run is stopped. A run that has ended is not changed; a second request has no effect."""
     require_member(request)
     return {"data": detail(services.request_cancel(run=_run(run_id), user=request.user))}
 
 
 @router.delete("/{run_id}", auth=SUBMIT, response={204: None, **s.refusals(*s.SEES)})
 def delete_run(request: HttpRequest, run_id: RunId) -> Any:
-    """Removes a run that has ended with all that was measured, and its checkpoints on the workers' disks; its owner and
-    admins may. 422 where it has not ended, or another run goes on from its checkpoint."""
+    """Deletes a run that has ended, with all its data and its checkpoints on the workers' disks; only for its owner and
+    admins. 422 if it has not ended, or another run resumes from its checkpoint."""
     require_member(request)
     removal.delete(runs=[_run(run_id).pk], user=request.user)
     return Status(204, None)
@@ -128,7 +128,8 @@ def series(
     buckets: Annotated[int, Query(ge=0, le=10_000, description="0 = every point")] = 0,
     since_step: Annotated[int, Query(ge=-1, le=2**31 - 1)] = -1,
 ) -> Any:
-    """One metric. With `buckets`, least, greatest and last of each of that many parts. `meta.names`: known series."""
+    """One metric. With `buckets`, the least, greatest and last value of each of that many parts. `meta.names`: the
+    names of all series."""
     found = selectors.series(_run(run_id), name, rank, buckets, since_step)
     data = {
         "name": name,
@@ -144,7 +145,7 @@ def series(
 
 @router.get("/{run_id}/spans", auth=READ, response={200: s.Envelope[s.SpansOut], **s.refusals(*s.SEES)})
 def spans(request: HttpRequest, run_id: RunId, step: s.Step | None = None) -> Any:
-    """The spans of one traced step, the newest complete one by default; at most 20 000 of them in all."""
+    """The spans of one traced step, the newest complete one by default; at most 20 000 spans in all."""
     run = _run(run_id)
     steps = selectors.traced_steps(run)
     found = selectors.spans(run, step) if steps else {}
@@ -153,8 +154,8 @@ def spans(request: HttpRequest, run_id: RunId, step: s.Step | None = None) -> An
 
 @router.get("/{run_id}/chrome", auth=READ, response={200: None, **s.refusals(*s.SEES)})
 def chrome(request: HttpRequest, run_id: RunId, step: s.Step | None = None, gzip: s.Gzip = False) -> Any:
-    """A traced step (the newest by default) as Chrome trace: Perfetto opens it, and `POST /traces` of any yard reads it
-    back. 404 where the run has no such traced step."""
+    """A traced step (the newest by default) as a Chrome trace, which Perfetto opens and `POST /traces` of any yard
+    accepts. 404 if the run has no such traced step."""
     found = traces.trace(_run(run_id), step)
     if found is None:
         raise Http404
@@ -163,8 +164,8 @@ def chrome(request: HttpRequest, run_id: RunId, step: s.Step | None = None, gzip
 
 @router.get("/{run_id}/whatif", auth=READ, response={200: s.Envelope[w.WhatIfOut], **s.refusals(*s.SEES)})
 def whatif(request: HttpRequest, run_id: RunId, change: w.Change) -> Any:
-    """A traced step (the newest by default) replayed with a change, and what each single change would give. 422 with
-    the field where the step cannot be changed so."""
+    """A traced step (the newest by default) replayed with a change, and the gain of each single change. 422 with a
+    message by field if the step cannot be changed in this way."""
     asked = change.asked()
     found = page_whatif.context(_run(run_id), change.step, asked)
     if why_not := found.get("why_not"):
@@ -181,7 +182,7 @@ def log(
     start: Annotated[int, Query(ge=-(2**40), le=2**40, description="byte; below 0 from the end")] = 0,
     limit: Annotated[int, Query(ge=1, le=MAX_LOG_BYTES)] = 64 * 1024,
 ) -> Any:
-    """Bytes [start, end) of a rank's stdout and stderr. Read on from `end` until it is `total`."""
+    """Bytes [start, end) of a rank's stdout and stderr. Continue at `end` until it equals `total`."""
     part = selectors.log(_run(run_id), rank, start, limit)
     data = {"rank": rank, "text": part.text, "start": part.start, "end": part.end, "total": part.total}
     return {"data": data, "meta": {"ranks": part.ranks}}
@@ -196,7 +197,7 @@ def record(run: Run) -> dict[str, Any]:
 
 
 def detail(run: Run) -> dict[str, Any]:
-    """A run with everything that is on its row."""
+    """All fields of one run, as RunDetail."""
     return record(run) | {
         "spec": run.spec,
         "summary": clean(run.summary),
@@ -213,7 +214,7 @@ def detail(run: Run) -> dict[str, Any]:
 
 
 def clean(value: Any) -> Any:
-    """The same nested value with null for every number that is not finite."""
+    """The nested value with None in place of every number that is not finite."""
     if isinstance(value, dict):
         return {key: clean(item) for key, item in value.items()}
     if isinstance(value, list):
@@ -222,7 +223,7 @@ def clean(value: Any) -> Any:
 
 
 def limited(found: Mapping[int, np.ndarray]) -> dict[str, Any]:
-    """The first MAX_SPANS spans, rank by rank, and how many of how many these are."""
+    """The first MAX_SPANS spans, rank by rank, with their number and the number of all spans."""
     left, ranks = MAX_SPANS, []
     for rank, rows in sorted(found.items()):
         ranks.append(_columns(rank, rows[:left]))

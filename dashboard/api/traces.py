@@ -1,4 +1,4 @@
-"""Operations on traces of jobs that were not launched here."""
+"""API operations on traces of jobs that were not launched here."""
 
 from __future__ import annotations
 
@@ -54,21 +54,22 @@ def upload_trace(
     ],
     name: Name = "",
 ) -> Any:
-    """Keeps the files (multipart form, field `files`, once a rank) and queues them; ask again until they are read."""
+    """Stores the files (multipart form, field `files` for each rank) and queues them. Get the trace until its `state`
+    shows that they have been read."""
     require_member(request)
     return Status(201, {"data": _detail(services.upload(owner=request.user, name=name, files=files))})
 
 
 @router.get("/{trace_id}", auth=READ, response={200: s.Envelope[t.TraceDetail], **s.refusals(*s.SEES)})
 def get_trace(request: HttpRequest, trace_id: TraceId) -> Any:
-    """One trace: its ranks and steps, and what is to be known of them."""
+    """One trace with its files, ranks, steps and notes."""
     return {"data": _detail(_trace(trace_id))}
 
 
 @router.get("/{trace_id}/analysis", auth=READ, response={200: s.Envelope[t.TraceAnalysis], **s.refusals(*s.SEES)})
 def analysis(request: HttpRequest, trace_id: TraceId, step: s.Step | None = None) -> Any:
-    """Where a step went (the middle one by default), what is wrong with it, and the largest operations. 404 until it is
-    read, and of a step that it does not have."""
+    """How a step's time is spent (the middle step by default), the findings about it, and the largest operations. 404
+    until the trace has been read, and for a step that it does not have."""
     trace, shown = _step(trace_id, step)
     found, judged = step_of(trace, shown), page.findings(trace, shown)
     data = {
@@ -92,14 +93,15 @@ def analysis(request: HttpRequest, trace_id: TraceId, step: s.Step | None = None
 
 @router.get("/{trace_id}/spans", auth=READ, response={200: s.Envelope[s.SpansOut], **s.refusals(*s.SEES)})
 def spans(request: HttpRequest, trace_id: TraceId, step: s.Step | None = None) -> Any:
-    """The spans of one step, the middle one by default; at most 20 000 of them in all."""
+    """The spans of one step, the middle one by default; at most 20 000 spans in all."""
     trace, shown = _step(trace_id, step)
     return {"data": {"step": shown, "traced_steps": trace.steps, **limited(spans_of(trace, shown))}}
 
 
 @router.get("/{trace_id}/chrome", auth=READ, response={200: None, **s.refusals(*s.SEES)})
 def chrome(request: HttpRequest, trace_id: TraceId, step: s.Step | None = None, gzip: s.Gzip = False) -> Any:
-    """A step (the middle one by default) as Chrome trace: Perfetto opens it, and `POST /traces` of any yard."""
+    """A step (the middle one by default) as a Chrome trace, which Perfetto opens and `POST /traces` of any yard
+    accepts."""
     trace, shown = _step(trace_id, step)
     form, name = "chrome-gz" if gzip else "chrome", f"trace-{trace_id}-step-{shown}"
     return as_file(step_of(trace, shown), form, name, about(trace, shown))
@@ -107,8 +109,9 @@ def chrome(request: HttpRequest, trace_id: TraceId, step: s.Step | None = None, 
 
 @router.get("/{trace_id}/whatif", auth=READ, response={200: s.Envelope[w.WhatIfOut], **s.refusals(*s.SEES)})
 def whatif(request: HttpRequest, trace_id: TraceId, change: w.Change) -> Any:
-    """A step (the middle one by default) replayed with a change, and what each single change would give; of a pipeline
-    that could be recovered all that a run is asked. 422 with the field where the step cannot be changed so."""
+    """A step (the middle one by default) replayed with a change, and the gain of each single change. If the pipeline
+    could be recovered, the same changes as for a run are possible. 422 with a message by field if the step cannot be
+    changed in this way."""
     trace, shown = _step(trace_id, change.step)
     asked = change.asked()
     made = of_trace(trace, shown, asked)
@@ -119,7 +122,7 @@ def whatif(request: HttpRequest, trace_id: TraceId, change: w.Change) -> Any:
 
 @router.delete("/{trace_id}", auth=SUBMIT, response={204: None, **s.refusals(*s.SEES)})
 def delete_trace(request: HttpRequest, trace_id: TraceId) -> Any:
-    """Removes a trace with all that was read from it; its owner and admins may."""
+    """Deletes a trace with all that was read from it; only for its owner and admins."""
     require_member(request)
     services.delete(trace=_trace(trace_id), user=request.user)
     return Status(204, None)
@@ -130,7 +133,8 @@ def _trace(pk: int) -> Trace:
 
 
 def _step(pk: int, step: int | None) -> tuple[Trace, int]:
-    """The trace and the step that is asked for."""
+    """The trace and the requested step, by default the middle one. Raises Http404 if the trace is not ready or lacks
+    the step."""
     trace = get_object_or_404(Trace, pk=pk, state=TraceState.READY)
     shown = trace.steps[len(trace.steps) // 2] if step is None else step
     if shown not in trace.steps:

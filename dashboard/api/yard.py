@@ -1,4 +1,4 @@
-"""Operations on studies, workers and corpora."""
+"""API operations on studies, workers and corpora."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def list_studies(
     "/studies/{study_id}", auth=READ, tags=["studies"], response={200: s.Envelope[s.StudyDetail], **s.refusals(*s.SEES)}
 )
 def get_study(request: HttpRequest, study_id: StudyId) -> Any:
-    """One study with its runs in their order."""
+    """One study with its runs in order."""
     study = get_object_or_404(Study.objects.select_related("owner"), pk=study_id)
     runs = list_runs(Filters(study=study.pk)).defer("spec", "summary").order_by("position", "pk")
     data = _study(study, _counts([study.pk]).get(study.pk, {})) | {
@@ -69,7 +69,7 @@ def get_study(request: HttpRequest, study_id: StudyId) -> Any:
 
 @router.delete("/studies/{study_id}", auth=SUBMIT, tags=["studies"], response={204: None, **s.refusals(*s.SEES)})
 def delete_study(request: HttpRequest, study_id: StudyId) -> Any:
-    """Removes a study with all its runs; its owner and admins may. 422 while one of them has not ended."""
+    """Deletes a study with all its runs; only for its owner and admins. 422 if one of the runs has not ended."""
     require_member(request)
     removal.delete(study=get_object_or_404(Study.objects.select_related("owner"), pk=study_id), user=request.user)
     return Status(204, None)
@@ -100,7 +100,7 @@ def _study(study: Study, runs: dict[str, int]) -> dict[str, Any]:
     "/workers", auth=READ, tags=["fleet"], response={200: s.Envelope[list[s.WorkerOut]], **s.refusals(401, 403)}
 )
 def workers(request: HttpRequest) -> Any:
-    """Every worker with its devices and the runs on them."""
+    """All workers with their devices and the runs on them."""
     return {"data": [_worker(view) for view in fleet.workers()]}
 
 
@@ -129,7 +129,7 @@ def _worker(view: fleet.WorkerView) -> dict[str, Any]:
     openapi_extra={"responses": {200: {"description": "the bytes", "content": {"application/octet-stream": {}}}}},
 )
 def blob(request: HttpRequest, sha256: Annotated[str, Path(pattern=r"^[0-9a-f]{64}$")]) -> HttpResponse:
-    """The bytes of an uploaded corpus. `Range: bytes=N-` resumes a transfer that broke off."""
+    """The bytes of an uploaded corpus. `Range: bytes=N-` resumes an interrupted transfer."""
     if sha256 == NO_SUCH_BLOB:
         return _token_is_good(request)
     corpus = get_object_or_404(Corpus, sha256=sha256)
@@ -147,7 +147,7 @@ def blob(request: HttpRequest, sha256: Annotated[str, Path(pattern=r"^[0-9a-f]{6
 
 
 def _token_is_good(request: HttpRequest) -> HttpResponse:
-    """Every worker asks once a minute: that is no warning in the log."""
+    """The 404 that shows a worker that its token is valid; logged as debug, as every worker asks once a minute."""
     answer = json_error(404, "No text has this name.")
     log_response("%s", "a worker's token is good", response=answer, request=request, level="debug")
     return answer

@@ -1,4 +1,4 @@
-"""A part of the Partition page: Alpa's two levels for the profiled model on the worker's devices, beside the others."""
+"""A part of the Partition page: Alpa's two-level plan for the profiled model on a worker's devices, and other plans."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from parallel_core.searches.alpa import Row as Found
 
 @dataclass(frozen=True)
 class Row:
-    """One plan: equation 2's step and the simulator's, and New run filled in where it can run."""
+    """One plan: step time by Alpa's equation 2 and by the simulator; `run` = the address of New run if it can run."""
 
     name: str
     cuts: str = ""
@@ -32,14 +32,14 @@ class Row:
 
 
 class Part:
-    """`samples` of a micro-batch, `devices` of one host; `form` = of PipeDream's costs, as on the page, so that both
-    name one optimum. Raises ValueError where the profile cannot say."""
+    """The contents of the part. `samples` = of a micro-batch, `devices` = of one host, `form` = the form of PipeDream's
+    costs, as elsewhere on the page, so that both give the same optimum. Raises ValueError if the profile lacks data."""
 
     def __init__(self, profile: Profile, samples: int, devices: int, form: Form, asker: Any) -> None:
         self._asker = asker
         self.profile, self.samples, self.devices, self.form = profile, samples, min(devices, MOST_DEVICES), form
         question = Question.model_validate(self._question())
-        question.costs()  # what is wrong with them is said at once
+        question.costs()  # raises if they are incomplete, before the search is queued
         self.micro_batches = question.micro_batches
         known = {cut for tp, _, cut in question.table.conditions if tp > 1}
         cuts = [(words, cut in known) for cut, words in IN_WORDS.items() if words]
@@ -53,7 +53,7 @@ class Part:
 
     @cached_property
     def search(self) -> Search:
-        """A finished profile never changes again."""
+        """The search for the plans. Its key can name the profile by id, as a finished profile never changes."""
         about = {"profile": self.profile.pk, "done": str(self.profile.done_at)}
         return ask("alpa", about | self._asked(), self._question, asker=self._asker)
 
@@ -62,7 +62,7 @@ class Part:
         return Answer.model_validate(self.search.answer)
 
     def sentence(self) -> str:
-        """What the search says first."""
+        """The optimum, and whether it can run, as a sentence."""
         best, able = self.found.rows[0], self.found.runnable
         least = best.seconds or 0.0
         first = f"{seconds_text(least)} a step is the least of any plan: {_shape(best)}."
@@ -73,11 +73,11 @@ class Part:
         return f"{first} The best that can run takes {able / least:.2f} times as long."
 
     def stages(self) -> tuple[str, ...]:
-        """A line a stage of the optimum."""
+        """One line for each stage of the optimum."""
         return self.found.stages
 
     def rows(self) -> list[Row]:
-        """The optimum, the fastest that can run, and the plans of others."""
+        """The optimum, the fastest plan that can run, and the plans of other methods."""
         return [_row(found) for found in self.found.rows]
 
 

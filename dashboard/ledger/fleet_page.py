@@ -1,5 +1,5 @@
-"""The page of plans for this fleet: every way to split a profiled model over its devices, by a worker's own costs and
-what was timed between hosts."""
+"""The page of plans for this fleet: all ways to split a profiled model over its devices, predicted from a worker's
+profile and from the link times measured between hosts."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ from parallel_core.spec import RunSpec
 
 MIB = 1 << 20
 LEAST_MIB, MOST_MIB = 1, 10_000_000
-"""Memory of a device that may be asked for."""
+"""Limits of the memory of a device in the form, in MiB."""
 LISTED = 12
-"""Fastest splits in the table."""
+"""How many of the fastest splits the table shows."""
 
 
 class FleetForm(Form):
-    """Everything stands in the address."""
+    """The form of the page; its values are the parameters of the address."""
 
     profile = forms.ModelChoiceField(
         Profile.objects.filter(state=ProfileState.DONE).select_related("worker"),
@@ -57,7 +57,7 @@ class FleetForm(Form):
 
 @dataclass(frozen=True)
 class Row:
-    """A split as the table shows it; `address` is New run filled in, `over` the hosts where they are several."""
+    """A row of the table. `address` = the New run page filled in with the split; `over` = its hosts if several."""
 
     name: str
     seconds: str
@@ -69,7 +69,8 @@ class Row:
 
 
 class FleetPage:
-    """What a valid form of `asker` asks for. Only where `search` is answered is there more than that."""
+    """The contents of the page for the values of a valid form, asked by `asker`. `found` and all that uses it (the
+    sentences, rows and chart) need an answered `search`."""
 
     def __init__(self, values: dict[str, Any], asker: Any) -> None:
         self._asker = asker
@@ -83,7 +84,8 @@ class FleetPage:
 
     @cached_property
     def search(self) -> Search:
-        """Neither a finished profile nor what was timed of links ever changes again."""
+        """The search for all splits. Its key can name the profile and the link timings by id: neither ever changes once
+        finished."""
         lies = [lie.model_dump(mode="json") for lie in self._hosts.lies]
         asked = {"devices": self.devices, "memory": self.memory, "lies": lies}
         links = {row.pk: row.table for row in self._hosts.links}
@@ -97,12 +99,12 @@ class FleetPage:
 
     @property
     def query(self) -> str:
-        """The parameters of this page."""
+        """The query string of this page's address."""
         given = {"profile": self.profile.pk, "devices": self.devices, "memory": self._asked}
         return urlencode({name: value for name, value in given.items() if value})
 
     def sentences(self) -> list[str]:
-        """The fastest, the one of least memory, and what a single device would take."""
+        """Sentences on the fastest split, its speed-up over a single device, and the split of least memory."""
         able = self.found.able
         if not able:
             return [f"0 of {self.found.tried} splits can run here."]
@@ -117,27 +119,27 @@ class FleetPage:
 
     @property
     def each(self) -> str:
-        """What a device has, as far as that is known or asked for."""
+        """The memory of a device as text, from the form or the profile's worker; '' if unknown."""
         return f" of {bytes_text(self.memory)}" if self.memory else ""
 
     @property
     def untimed(self) -> host_links.Pair | None:
-        """Hosts whose links would have to be timed, for all splits to be predicted."""
+        """Two hosts between which links must be timed before all splits can be predicted; None if there are none."""
         return self._hosts.untimed
 
     @property
     def source(self) -> str:
-        """Where the times are from."""
+        """The source of the times, for the chart."""
         pairs = [f"{row.first} and {row.second}" for row in self._hosts.links]
         timed = f", and what was timed between {'; '.join(pairs)}" if pairs else ""
         return f"predicted from the profile of {self.profile.worker.name}, {self.profile.software}{timed}"
 
     def refused(self) -> tuple[tuple[int, str], ...]:
-        """(how many, why), most first."""
+        """Why splits cannot run here: (number of splits, reason), most frequent first."""
         return self.found.refused
 
     def rows(self) -> list[Row]:
-        """The fastest, and what nothing beats in both time and memory."""
+        """The LISTED fastest splits, and those that no other beats in both time and memory."""
         return [self._row(way) for i, way in enumerate(self.found.able) if i < LISTED or way.best]
 
     def _row(self, way: Way) -> Row:
@@ -153,12 +155,12 @@ class FleetPage:
         )
 
     def chart(self) -> Chart | None:
-        """Time against memory; None where nothing fits."""
+        """The chart of time against memory; None if no split can run."""
         if not self.found.able:
             return None
         return splits_chart.chart(self.found.able, self.source)
 
 
 def run_address(asked: Mapping[str, Any]) -> str:
-    """New run, filled in with a RunSpec (those of its fields that are not left at their default)."""
+    """The address of the New run page filled in with `asked`, the fields of a RunSpec that differ from its defaults."""
     return f"{reverse('runs:new')}?{urlencode({'spec': json.dumps(asked)})}"

@@ -1,4 +1,4 @@
-"""A graph of layers from PipeDream's profiler, partitioned at once; the answer has an address of its own."""
+"""Views that partition a layer graph from PipeDream's profiler; each answer has an address of its own."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ NO_ROOM = (
     "Use fewer workers or one group, or ask a member to send it."
 )
 DRAWN = 40
-"""Layers in the charts: those that take most."""
+"""How many layers the charts show: those with the longest compute time."""
 
 
 class NetworkForm(Form):
-    """The network that a graph is to be spread over."""
+    """The network of workers that a graph is partitioned over."""
 
     workers = WholeNumber(label="Workers", initial=4, min_value=1, max_value=MAX_WORKERS)
     bandwidth = Number(label="Between them, GB/s", initial=1, min_value=1e-6, max_value=1e6)
@@ -53,7 +53,7 @@ class NetworkForm(Form):
     form = Choice(label="Cost form", choices=[("released", "the tool's sum"), ("paper", "the paper's maximum")])
 
     def clean(self) -> dict[str, Any]:
-        """Groups and the bandwidth between them come together."""
+        """Requires the bandwidth between groups if there are several."""
         values = dict(super().clean() or {})
         if not self.errors and (values["groups"] or 1) > 1 and not values["outer"]:
             self.add_error("outer", f"{values['groups']} groups need the bandwidth between them.")
@@ -61,14 +61,16 @@ class NetworkForm(Form):
 
     @property
     def levels(self) -> list[Level]:
-        """Innermost first."""
+        """The levels of the network, innermost first."""
         given = self.cleaned_data
         inner = Level(given["workers"], given["bandwidth"] * GB)
         return [inner, Level(given["groups"], given["outer"] * GB)] if (given["groups"] or 1) > 1 else [inner]
 
     def plan(self, text: str | None = None) -> GraphPlan | Question | None:
-        """Of that graph (None: of the form's own), or the question for the analyst where it takes long; None where
-        something is wrong, which then stands at its field."""
+        """The plan of the graph `text` (None: the form's own text), or the question for the analyst if it takes long.
+
+        None if something is wrong; the error is then at its field.
+        """
         if not self.is_valid():
             return None
         given, field = self.cleaned_data, "text"
@@ -86,13 +88,13 @@ class NetworkForm(Form):
 
     @property
     def query(self) -> str:
-        """What an address says of a valid form."""
+        """The query string with the network of a valid form."""
         names = [name for name in NetworkForm.base_fields if self.cleaned_data[name] not in (None, "")]
         return urlencode({name: self[name].value() for name in names})
 
 
 class _Text(forms.CharField):
-    """Whatever is wrong with it is for the reader of graphs to say, with its line."""
+    """A field without validators: the reader of graphs reports errors, with their line."""
 
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(**kwargs)
@@ -100,7 +102,7 @@ class _Text(forms.CharField):
 
 
 class GraphForm(NetworkForm):
-    """The text of a graph, too."""
+    """The network, and the text of a graph."""
 
     text = _Text(
         label="The file's text",
@@ -111,14 +113,14 @@ class GraphForm(NetworkForm):
     )
 
     def clean_text(self) -> str:
-        """A pasted text has other ends of lines than the file it came from; it is the same graph."""
+        """Normalises line ends: a pasted text has others than the file it came from, but is the same graph."""
         return "\n".join(self.cleaned_data["text"].splitlines())
 
 
 @require_http_methods(["GET", "HEAD", "POST"])
 def graph(request: HttpRequest) -> HttpResponse:
-    """The form. A graph that is sent by somebody who may submit is kept, and leads to the address of its answer; that
-    of a viewer, where its answer takes long."""
+    """The form. Stores a posted graph and redirects to its answer; a viewer's graph is stored only if its answer takes
+    long, else it is answered here."""
     if request.method != "POST":
         return _page(request, GraphForm(), {})
     form = GraphForm(_given(request))
@@ -141,7 +143,7 @@ def _kept(text: str, plan: GraphPlan | Question, user: Any) -> Graph | None:
 
 @require_safe
 def answer(request: HttpRequest, sha256: str) -> HttpResponse:
-    """The partition of a graph that was kept; its network stands in the address."""
+    """The page with the partition of a stored graph; its network is in the address."""
     form, context = _of_kept(request, sha256)
     return _page(request, form, {"kept": True, **context})
 
@@ -149,14 +151,15 @@ def answer(request: HttpRequest, sha256: str) -> HttpResponse:
 @require_safe
 @vary_on_headers("HX-Request")
 def found(request: HttpRequest, sha256: str) -> HttpResponse:
-    """The same without the form, for the page; a browser that comes here by itself is led there."""
+    """The same without the form, for htmx; other requests are redirected to the page."""
     if not request.headers.get("HX-Request"):
         return redirect(f"{reverse('ledger:graph-answer', args=[sha256])}?{request.GET.urlencode()}")
     return render(request, "ledger/graph_result.html", _of_kept(request, sha256)[1])
 
 
 def _of_kept(request: HttpRequest, sha256: str) -> tuple[NetworkForm, dict[str, Any]]:
-    """The form of the address, and the answer or the wait for it. Raises Http404 where no such graph is kept."""
+    """The form filled from the address, and the context with the answer or its progress. Raises Http404 if no such
+    graph is stored."""
     text = graphs.text_of(sha256)
     if text is None:
         raise Http404("no such graph is kept")
@@ -169,15 +172,15 @@ def _of_kept(request: HttpRequest, sha256: str) -> tuple[NetworkForm, dict[str, 
 
 
 def _searched(question: Question, sha256: str, query: str, user: Any) -> dict[str, Any]:
-    """What the analyst found, or how far it is."""
+    """The template context with the analyst's answer, or with its progress."""
     about = question.model_dump(mode="json", exclude={"text"})
     known = {"graph": sha256, **about}
     search = ask("partition", known, lambda: question.model_dump(mode="json"), asker=user)
     part, page = (f"{reverse(f'ledger:{name}', args=[sha256])}?{query}" for name in ("graph-found", "graph-answer"))
     if wait := unanswered(search, "Partitioning the graph", part, page):
         return {"wait": wait}
-    told = Answer.model_validate(search.answer)
-    return _shown(GraphPlan(read_graph(question.text), question.levels, told.found, told.together))
+    answered = Answer.model_validate(search.answer)
+    return _shown(GraphPlan(read_graph(question.text), question.levels, answered.found, answered.together))
 
 
 def _shown(plan: GraphPlan) -> dict[str, Any]:
@@ -196,16 +199,18 @@ def _page(request: HttpRequest, form: NetworkForm, context: dict[str, Any], stat
 
 
 def _of_the_file(request: HttpRequest, form: GraphForm) -> list[str]:
-    """What is wrong with the file that was sent, for its own field. Its text may be of megabytes and is not sent back:
-    a browser takes a minute to lay that out."""
+    """Removes and returns the errors of an uploaded file, to show at the file's field; [] if none was uploaded.
+
+    Also removes its text from the form: it may have megabytes, which a browser takes a minute to lay out.
+    """
     if "file" not in request.FILES:
         return []
-    form.data = {name: form.data[name] for name in form.data} | {"text": ""}  # of a QueryDict `**` takes lists
+    form.data = {name: form.data[name] for name in form.data} | {"text": ""}  # `**` of a QueryDict gives lists
     return [str(said) for said in form.errors.pop("text", [])]
 
 
 def _given(request: HttpRequest) -> QueryDict:
-    """What was sent; a file's text stands for the text."""
+    """The posted data, with the content of an uploaded file in place of `text`."""
     data, file = request.POST.copy(), request.FILES.get("file")
     if file is not None:
         data["text"] = file.read(MAX_TEXT + 1).decode("utf-8", "replace")
@@ -230,6 +235,6 @@ def _joined(name: str, own: Sequence[GraphLayer]) -> GraphLayer:
 
 
 def _bytes(layer: GraphLayer) -> LayerBytes:
-    """A profiled module keeps its output."""
+    """The bytes of a layer. A profiled module saves its output for the backward."""
     kept = int(layer.activation)
     return LayerBytes(unit=layer.name, parameters=int(layer.parameters), saved=kept, boundary=kept)

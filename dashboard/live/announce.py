@@ -1,5 +1,8 @@
-"""'New data' entries for the SSE readers of every web process. An announcement that is lost costs a page nothing but
-time (it refetches after its next one), so a broker that is away never fails the write that is announced."""
+"""Publishes 'new data' entries for the SSE readers of every web process.
+
+A lost announcement only delays a page (it fetches after the next one), so an unreachable broker never fails the write
+that is announced.
+"""
 
 from __future__ import annotations
 
@@ -20,20 +23,20 @@ from workers.contract import LIVE
 log = logging.getLogger(__name__)
 
 KEEP_ENTRIES = 10_000
-"""How far back a reader that lost its connection can resume without refetching everything."""
+"""Approximate length of the stream: how far back a reader that lost its connection can resume without fetching all."""
 ANSWER_LIMIT_S = 1.0
 
 
 @lru_cache(maxsize=4)
 def _client(url: str) -> redis.Redis:
-    # One retry opens a new connection where the old one died with a restarted broker; more would hold up a request.
+    # One retry opens a new connection after the broker was restarted; more retries would delay a request.
     return redis.Redis.from_url(
         url, socket_timeout=ANSWER_LIMIT_S, socket_connect_timeout=ANSWER_LIMIT_S, retry=Retry(NoBackoff(), 1)
     )
 
 
 def publish(run: int | None, study: int | None, what: Iterable[str]) -> None:
-    """Appends one entry now. `run` None = about the fleet. Unreachable broker: a warning, no exception."""
+    """Appends one entry now. `run` None: the entry is about the fleet. An unreachable broker is only logged."""
     _append({"run": run or "", "study": study or "", "what": json.dumps(sorted(set(what)))})
 
 
@@ -45,10 +48,10 @@ def _append(fields: dict[Any, Any]) -> None:
 
 
 def announce(run: int | None, study: int | None, *what: str) -> None:
-    """Publishes once the surrounding transaction has committed (at once outside of one)."""
+    """Publishes after the surrounding transaction has committed; immediately if there is none."""
     transaction.on_commit(lambda: publish(run, study, what), robust=True)
 
 
 def announce_search(search: int) -> None:
-    """The same of a search that has moved on."""
+    """Announces a change of a search after the surrounding transaction has committed; immediately if there is none."""
     transaction.on_commit(lambda: _append({"search": search, "what": json.dumps(["state"])}), robust=True)

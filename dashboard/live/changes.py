@@ -1,12 +1,12 @@
-"""What of a page's live parts a browser does not have yet, so that a turn sends a few rows and not the page.
+"""Finds what a browser does not have yet of a page's live parts, so that an update sends a few rows, not the page.
 
-A part's text is cut into pieces behind each row, list item and article, a chart's JSON around each of its traces and
-within long lists of numbers: a curve that grows sends its end. An
-answer lists the digests of all pieces in their order, and holds those texts alone that the browser did not name among
-the digests it has. Nothing is remembered here: one that names none gets all.
+A part's text is cut into pieces after each row, list item and article. A chart's JSON is cut around each of its traces
+and within long lists of numbers, so a growing curve sends only its end. An answer lists the digests of all pieces in
+order, and the texts of those pieces whose digests the browser did not send. The server keeps no state: a browser that
+sends no digests gets all texts.
 
-It says, too, what it cost: on a laptop the processor that makes it is the one whose runs it tells of, so a page asks
-the less often the more it costs (live.js).
+An answer also states its cost in CPU time. On a laptop the same processor makes the answers and executes the runs, so
+the more an answer costs, the less often a page asks (live.js).
 """
 
 from __future__ import annotations
@@ -23,28 +23,30 @@ from django.http import HttpRequest, JsonResponse
 from django.template.loader import render_to_string
 
 HEADER = "X-Have"
-"""The digests that a browser has, with commas between."""
+"""Request header: the digests that a browser has, separated by commas."""
 ITEMS = 128
-"""Numbers of a list that are one piece: a page of some dozen curves still names its pieces in one header."""
+"""Numbers of a list in one piece; enough for a page of some dozen curves to name all pieces in one header."""
 _NUMBERS = re.compile(rf"(?<=\[)[^\[\]{{}}\"]{{{2 * ITEMS},}}(?=\])")
 COST = "X-Cost-Ms"
-"""Milliseconds of a core that the answer took."""
+"""Response header: CPU milliseconds that the answer took."""
 _ENDS = re.compile(r"(?<=</tr>)|(?<=</li>)|(?<=</article>)")
 
 
 def asked(request: HttpRequest) -> frozenset[str]:
-    """The digests of its HEADER."""
+    """The digests in the request's HEADER."""
     return frozenset(request.headers.get(HEADER, "").split(","))
 
 
 def pieces(text: str) -> list[str]:
-    """They make up the text again."""
+    """The text cut after rows, list items and articles; joined, the pieces are the text again."""
     return [piece for piece in _ENDS.split(text) if piece]
 
 
 def chart_pieces(chart: Mapping[str, Any]) -> list[str]:
-    """They make up its JSON: what is around its figure, what is around the traces of that, then each trace; of these,
-    lists of more than ITEMS numbers are pieces of their own."""
+    """The chart's JSON in pieces: what surrounds its figure, what surrounds the traces in it, then each trace.
+
+    Long lists of numbers are cut into pieces of ITEMS numbers. Joined, the pieces are the JSON again.
+    """
     figure = chart["figure"]
     around = json.dumps({key: value for key, value in chart.items() if key != "figure"})
     layout = json.dumps({key: value for key, value in figure.items() if key != "data"})
@@ -54,7 +56,8 @@ def chart_pieces(chart: Mapping[str, Any]) -> list[str]:
 
 
 def _by_lists(text: str) -> list[str]:
-    """JSON cut around and within its long lists. A piece begins with its comma: it stays when another follows it."""
+    """JSON cut around and within its long lists. The comma begins the next piece: a piece stays as it is when the list
+    grows."""
     out, at = [], 0
     for found in _NUMBERS.finditer(text):
         numbers = found[0].split(", ")
@@ -66,7 +69,8 @@ def _by_lists(text: str) -> list[str]:
 
 
 def changed(parts: Mapping[str, str], charts: Mapping[str, Any], have: Collection[str]) -> dict[str, Any]:
-    """`parts`: id -> digests in order; `charts`: key -> the same of its JSON; `texts`: digest -> text."""
+    """Returns `parts`: id -> digests in order; `charts`: key -> digests of its JSON; `texts`: digest -> text, without
+    those in `have`."""
     cut = {name: pieces(text) for name, text in parts.items()}, {key: chart_pieces(own) for key, own in charts.items()}
     listed = [{name: [(digest(piece), piece) for piece in own] for name, own in one.items()} for one in cut]
     texts = dict(found for one in listed for own in one.values() for found in own)
@@ -81,13 +85,13 @@ def changed(parts: Mapping[str, str], charts: Mapping[str, Any], have: Collectio
 def answer(
     request: HttpRequest, folder: str, parts: Mapping[str, str], context: dict[str, Any], charts: Mapping[str, Any]
 ) -> JsonResponse:
-    """Of `parts` (id -> name of its template in `folder`) and `charts`, what the browser does not have."""
+    """Returns what the browser lacks of `parts` (id -> name of its template in `folder`) and `charts`."""
     made = {name: render_to_string(f"{folder}/{one}.html", context, request) for name, one in parts.items()}
     return JsonResponse(changed(made, {key: chart.as_dict() for key, chart in charts.items()}, asked(request)))
 
 
 def priced(view: Callable[..., JsonResponse]) -> Callable[..., JsonResponse]:
-    """The view, whose answer says its COST."""
+    """Wraps a view so that its answer has the COST header."""
 
     @wraps(view)
     def say(*args: Any, **kwargs: Any) -> JsonResponse:
@@ -100,5 +104,5 @@ def priced(view: Callable[..., JsonResponse]) -> Callable[..., JsonResponse]:
 
 
 def digest(text: str) -> str:
-    """Twelve characters: of ten thousand pieces two are the same by chance once in five million pages."""
+    """Twelve hexadecimal digits of SHA-256: among 10 000 pieces, two collide once in about five million pages."""
     return hashlib.sha256(text.encode()).hexdigest()[:12]

@@ -1,8 +1,8 @@
-"""One reader of the LIVE stream in each web process, and its fan-out to the process's SSE clients.
+"""Reads the LIVE stream once for each web process, and passes its entries on to the process's SSE clients.
 
-A read returns at the first entry; the next one is made COALESCE_S later and takes all that gathered meanwhile. So a
-lone change is passed on at once, and a busy run wakes its readers at most four times a second. A client's backlog is
-a set of topics, not a queue of messages: a slow one costs no memory and misses nothing.
+A read returns at the first entry; the next read follows COALESCE_S later and takes all entries that arrived in between.
+So a single change is passed on at once, and a busy run wakes its clients at most four times a second. A client's
+backlog is a set of changes for each topic, not a queue of messages: a slow client costs no memory and misses nothing.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ ANSWER_LIMIT_S = 5.0
 
 
 class Subscription:
-    """What one client has not been told yet."""
+    """The changes that have not been sent to one client yet."""
 
     def __init__(self, topics: frozenset[str]) -> None:
         self.topics = topics
         self.closed = False
         self.position = ""
-        """Id of the newest entry that `take` has told or skipped."""
+        """Id of an entry after which the client can resume without missing news of its topics."""
         self._news: dict[str, set[str]] = {}
         self._wake = asyncio.Event()
 
@@ -57,7 +57,7 @@ class Subscription:
         self._wake.set()
 
     async def take(self, limit: float) -> dict[str, set[str]]:
-        """Waits up to `limit` seconds for news; {} when there are none or the hub has closed."""
+        """Waits up to `limit` seconds for news, topic -> changes; {} if there are none or the hub was closed."""
         try:
             async with asyncio.timeout(limit):
                 await self._wake.wait()
@@ -69,7 +69,7 @@ class Subscription:
 
 
 class Hub:
-    """Belongs to one event loop."""
+    """The reader of one event loop and its subscriptions."""
 
     def __init__(self, url: str) -> None:
         self._redis = redis.Redis.from_url(url, socket_timeout=ANSWER_LIMIT_S, socket_connect_timeout=ANSWER_LIMIT_S)
@@ -80,10 +80,12 @@ class Hub:
         self._task = asyncio.get_running_loop().create_task(self._read())
 
     async def subscribe(self, topics: frozenset[str], last_id: str = "") -> Subscription:
-        """A subscription from the entry behind `last_id` on, where the stream still holds it; else from now on,
-        beginning with EVERYTHING for each topic. An empty `last_id` begins with nothing.
+        """A subscription that begins after the entry `last_id`.
+
+        If the stream no longer holds that entry, it begins now, with EVERYTHING for each topic. With an empty `last_id`
+        it begins now, with nothing.
         """
-        # A broker that is away does not keep the page's stream from opening: news begin when it is back.
+        # The page's stream also opens while the broker is unreachable: news begin when it is back.
         try:
             async with asyncio.timeout(ANSWER_LIMIT_S):
                 await self._ready.wait()
@@ -96,10 +98,10 @@ class Hub:
         for topic in topics:
             self._by_topic[topic].add(subscription)
         if last_id:
-            # After it was registered: an entry may be told twice, none is missed.
+            # After the registration: an entry may be sent twice, but none is missed.
             try:
                 await self._replay(subscription, last_id)
-            except BaseException:  # a client that goes away meanwhile cancels this, and would leave it behind
+            except BaseException:  # a client that disconnects cancels this; the subscription must not stay
                 self.unsubscribe(subscription)
                 raise
         return subscription
@@ -111,7 +113,7 @@ class Hub:
                 del self._by_topic[topic]
 
     def close(self) -> None:
-        """Ends every stream of this process and the reader."""
+        """Ends the reader and every stream of this hub."""
         self._closed = True
         for subscription in {item for group in self._by_topic.values() for item in group}:
             subscription.close()
@@ -121,7 +123,7 @@ class Hub:
         everything: dict[str, set[str]] = {topic: {EVERYTHING} for topic in subscription.topics}
         try:
             oldest: Any = await self._redis.xrange(LIVE, count=1)
-            # The entry itself must still be there: what is behind a trimmed one may have been trimmed, too.
+            # The entry itself must still be there: if it was trimmed, entries after it may have been trimmed too.
             if not oldest or _key(oldest[0][0].decode()) > _key(last_id):
                 news = everything
             else:
@@ -145,7 +147,7 @@ class Hub:
                 self._ready.set()
                 rows = _rows(await self._redis.xread({LIVE: self._position}, count=READ_COUNT, block=BLOCK_MS))
             except (RedisError, OSError) as error:
-                if not interrupted:  # it is tried all the time: once is enough
+                if not interrupted:  # logged once for each outage, not for each attempt
                     log.warning("the live stream is not readable: %s", error)
                 interrupted = True
                 await asyncio.sleep(RETRY_S)
@@ -160,12 +162,12 @@ class Hub:
             subscription.add(news, self._position)
 
     def _tell_everything(self) -> None:
-        """After an outage: announcements made meanwhile were lost."""
+        """Delivers EVERYTHING to all clients after an outage, in which announcements may have been lost."""
         self._deliver({topic: {EVERYTHING} for topic in self._by_topic})
 
 
 def _key(entry_id: str) -> tuple[int, int]:
-    """Order of stream ids. Raises ValueError for what is none."""
+    """Sort key of a stream id. Raises ValueError if it is not a stream id."""
     milliseconds, _, sequence = entry_id.partition("-")
     return int(milliseconds), int(sequence or 0)
 
@@ -179,7 +181,7 @@ def _merge(parts: Iterable[dict[str, set[str]]]) -> dict[str, set[str]]:
 
 
 def _rows(found: object) -> list[tuple[bytes, dict[bytes, bytes]]]:
-    """Entries of an XREAD answer of one stream, in either protocol's shape."""
+    """The entries of an XREAD answer for one stream, in the shape of either protocol (RESP2 or RESP3)."""
     if isinstance(found, dict):
         return next(iter(found.values()), [[]])[0]
     return found[0][1] if isinstance(found, list) and found else []
@@ -189,7 +191,7 @@ _hubs: WeakKeyDictionary[asyncio.AbstractEventLoop, Hub] = WeakKeyDictionary()
 
 
 def hub() -> Hub:
-    """The hub of the running event loop, made on first use."""
+    """The hub of the running event loop, created on first use."""
     loop = asyncio.get_running_loop()
     if loop not in _hubs:
         _hubs[loop] = Hub(settings.REDIS_URL)
@@ -198,7 +200,7 @@ def hub() -> Hub:
 
 
 def _close_on_signals(loop: asyncio.AbstractEventLoop, target: Hub) -> None:
-    """Streams end as soon as the server is told to: it would otherwise wait for them until its time limit."""
+    """Closes the hub on SIGTERM and SIGINT; the server would otherwise wait for its streams until its time limit."""
     if threading.current_thread() is not threading.main_thread():
         return
     for number in (signal.SIGTERM, signal.SIGINT):

@@ -1,10 +1,10 @@
-"""Topics of the live stream, and which of them an entry is about.
+"""The topics of the live stream, and which of them an entry concerns.
 
 run:<id>    everything about one run
-study:<id>  what a study's page shows of its runs
-runs        what the runs list shows of any run
-fleet       workers
-search:<id> how far a search of the analyst is
+study:<id>  changes of its runs that a study's page shows
+runs        changes of any run that the runs list shows
+fleet       workers and their devices
+search:<id> progress of a search of the analyst
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from collections.abc import Mapping
 FORM = re.compile(r"run:[1-9]\d{0,17}|study:[1-9]\d{0,17}|search:[1-9]\d{0,17}|runs|fleet")
 MAX_TOPICS = 100
 EVERYTHING = "*"
-"""In place of names: more happened than can be told; fetch again what is shown."""
+"""In place of names of changes: too much has changed to list; the page fetches all that it shows."""
 
-# A list of a thousand runs does not care where each rank of each of them is.
+# A list of a thousand runs does not show what every rank of each run is doing.
 OF_STUDIES = frozenset({"state", "points", "spans", "memory", "summary"})
 OF_LISTS = frozenset({"state", "points", "summary"})
 
 
 def parse_topics(text: str) -> frozenset[str]:
-    """The topics of a query string. Raises ValueError with a message for a person."""
+    """Parses topics separated by commas. Raises ValueError with a message for the user."""
     topics = frozenset(filter(None, text.split(",")))
     wrong = sorted(topic for topic in topics if not FORM.fullmatch(topic))
     if wrong:
@@ -35,7 +35,7 @@ def parse_topics(text: str) -> frozenset[str]:
 
 
 def topics_of(fields: Mapping[bytes, bytes]) -> dict[str, set[str]]:
-    """topic -> what changed, of one entry of the LIVE stream; {} where the entry cannot be read."""
+    """topic -> what changed, for one entry of the LIVE stream; {} if the entry cannot be read."""
     try:
         what = {str(item) for item in json.loads(fields[b"what"])}
         run, study, search = (fields.get(name, b"").decode() for name in (b"run", b"study", b"search"))
@@ -48,7 +48,7 @@ def topics_of(fields: Mapping[bytes, bytes]) -> dict[str, set[str]]:
     out = {f"run:{run}": what, "runs": what & OF_LISTS}
     if study:
         out[f"study:{study}"] = what & OF_STUDIES
-    # Where a run starts or ends, devices change hands.
+    # When a run starts or ends, the use of devices changes.
     if "state" in what:
         out["fleet"] = {"state"}
     return {topic: changed for topic, changed in out.items() if changed}

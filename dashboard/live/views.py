@@ -1,4 +1,4 @@
-"""GET /live/stream?topics=run:12,study:3,fleet,runs: server-sent events, one stream a browser tab.
+"""GET /live/stream?topics=run:12,study:3,fleet,runs: server-sent events, one stream for each browser tab.
 
 Messages: `hello` (an id to resume from), unnamed ones {"topic": ..., "what": [...]}, and `bye` {"why": ...} before the
 server ends the stream. Resuming: the Last-Event-ID header, or `last` in the query.
@@ -28,7 +28,8 @@ AUTHORISE_S = 30.0
 @login_not_required
 @require_GET
 async def stream(request: HttpRequest) -> HttpResponseBase:
-    """401 without a signed-in user (a stream cannot follow a redirect to the sign-in), 400 for unknown topics."""
+    """The stream. 401 if nobody is signed in (a stream cannot follow a redirect to the sign-in), 400 for wrong
+    topics."""
     key = await sync_to_async(_authorised_session)(request)
     if key is None:
         return HttpResponse("Sign in first.", status=401, content_type="text/plain")
@@ -44,8 +45,10 @@ async def stream(request: HttpRequest) -> HttpResponseBase:
 
 
 def _authorised_session(request: HttpRequest) -> str | None:
-    """The session key of an active user. Closes the thread's database connections: the stream outlives its use of
-    them by hours, and hundreds of open streams must not each hold one.
+    """The session key of the request if its user is active, else None.
+
+    Closes the thread's database connections: a stream stays open for hours without using them, and hundreds of open
+    streams must not each hold one.
     """
     try:
         user = get_user(request)
@@ -55,7 +58,7 @@ def _authorised_session(request: HttpRequest) -> str | None:
 
 
 def _still_authorised(key: str) -> bool:
-    """Whether the session is still there and its user still active."""
+    """Whether the session still exists and its user is still active."""
     try:
         return user_of(key) is not None
     finally:
@@ -63,7 +66,7 @@ def _still_authorised(key: str) -> bool:
 
 
 async def _events(shared: Hub, topics: frozenset[str], last_id: str, key: str) -> AsyncGenerator[str]:
-    # Subscribed here and not by the view: where the client goes before this is begun, it is never ended either.
+    # Not in the view: if the client disconnects before this generator starts, its `finally` would never run.
     subscription = await shared.subscribe(topics, last_id)
     try:
         yield f"retry: 2000\nevent: hello\nid: {subscription.position}\ndata: {{}}\n\n"
@@ -75,7 +78,7 @@ async def _events(shared: Hub, topics: frozenset[str], last_id: str, key: str) -
                 yield _bye("restart")
                 return
             if time.monotonic() >= checked + AUTHORISE_S:
-                # Off the request's own thread, whose connection would stay open as long as the stream.
+                # Not in the request's own thread, whose connection would stay open as long as the stream.
                 if not await sync_to_async(_still_authorised, thread_sensitive=False)(key):
                     yield _bye("signed-out")
                     return
@@ -86,7 +89,7 @@ async def _events(shared: Hub, topics: frozenset[str], last_id: str, key: str) -
 
 
 def messages(news: dict[str, set[str]], position: str) -> str:
-    """One message a topic; the id stands on the last alone, so that a client cut off in between gets them again."""
+    """One message for each topic. Only the last has the id, so a client cut off in between gets all of them again."""
     bodies = [json.dumps({"topic": topic, "what": sorted(what)}) for topic, what in sorted(news.items())]
     heads = ["data: " + body for body in bodies[:-1]] + [f"id: {position}\ndata: {bodies[-1]}"]
     return "".join(head + "\n\n" for head in heads)

@@ -1,4 +1,4 @@
-"""Uploaded texts: checked, named by their content, kept in the default storage as corpora/<sha256>."""
+"""Uploaded texts: checks them and keeps them in the default storage as corpora/<sha256 of their bytes>."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ CHUNK = 1 << 20
 FOLDER = "corpora"
 PART = ".part-"
 LEFT_S = 24 * 3600
-"""A part as old as this is nobody's any more: the process that wrote it was killed."""
+"""Age in seconds after which a partial file is deleted: the process that wrote it must have been killed."""
 
 
 def storage_name(sha256: str) -> str:
@@ -32,7 +32,7 @@ def storage_name(sha256: str) -> str:
 
 
 def store(*, owner: Any, upload: UploadedFile) -> Corpus:
-    """Keeps the upload and returns its row; the same bytes twice are one corpus.
+    """Stores the upload and returns its row; uploading the same bytes again returns the existing one.
 
     Raises Invalid({"upload": why}) for an empty file, one over the limit, and one that is not UTF-8 text.
     """
@@ -48,7 +48,11 @@ def store(*, owner: Any, upload: UploadedFile) -> Corpus:
 
 
 def _keep(upload: UploadedFile, sha256: str, size: int) -> None:
-    """Gets its name when it is whole: what ends this process or fills the disk in mid-copy leaves none that is not."""
+    """Writes the upload to a partial file and renames it when it is complete and on disk.
+
+    So a file under its own name is complete, even if this process is killed or the disk fills up during the copy. A
+    file of another size is replaced. Partial files older than LEFT_S are deleted.
+    """
     path = Path(default_storage.path(storage_name(sha256)))
     if path.exists() and path.stat().st_size == size:
         return
@@ -62,13 +66,13 @@ def _keep(upload: UploadedFile, sha256: str, size: int) -> None:
     finally:
         part.unlink(missing_ok=True)
     for left in path.parent.glob(f"{PART}*"):
-        with contextlib.suppress(FileNotFoundError):  # another upload's own, which has its name by now
+        with contextlib.suppress(FileNotFoundError):  # part of another upload, renamed in the meantime
             if left.stat().st_mtime < time.time() - LEFT_S:
                 left.unlink()
 
 
 def checked_sha256(upload: UploadedFile) -> str:
-    """Hash of the bytes; Invalid where they are not text, with the place of the first wrong byte."""
+    """SHA-256 of the upload. Raises Invalid if it is not UTF-8 text, with the position of the first wrong byte."""
     digest, decoder, at = hashlib.sha256(), codecs.getincrementaldecoder("utf-8")(), 0
     for chunk in upload.chunks(CHUNK):
         nul = chunk.find(b"\x00")
@@ -90,15 +94,17 @@ def _decode(decoder: codecs.IncrementalDecoder, chunk: bytes, at: int, final: bo
 
 
 def choices(fleet: FleetSnapshot | None = None) -> list[tuple[str, str]]:
-    """Corpora for a select: the built-in one first, then uploads by name, then token files of workers that report.
-    `fleet`: as it was seen a moment ago, where it was."""
+    """Corpora as (value, label): the built-in one, then uploads by name, then token files of workers that report.
+
+    `fleet`: a recent snapshot if the caller has one.
+    """
     rows = Corpus.objects.order_by("name", "id").values_list("sha256", "name", "size")
     uploads = [(f"blob:{sha256}", f"{name} ({_size(size)})") for sha256, name, size in rows]
     return [("stdlib", "Python standard library (built in)"), *uploads, *_token_files(fleet or FleetSnapshot.now())]
 
 
 def _token_files(fleet: FleetSnapshot) -> list[tuple[str, str]]:
-    """One a name, with the hosts that have it."""
+    """One choice for each file name, with the workers that have it."""
     hosts: dict[str, list[str]] = {}
     sizes: dict[str, str] = {}
     for worker in fleet.reporting:

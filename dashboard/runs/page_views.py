@@ -1,4 +1,4 @@
-"""The page of one run: header and verdict, first screen, tabs; its live fragments; its data as JSON and CSV."""
+"""Views of one run: its page (header and verdict, first screen, tabs), its live fragments, its data as JSON and CSV."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ from parallel_core.outline import outline_of
 from parallel_core.spec import RunSpec
 
 SETTLED = timedelta(minutes=1)
-"""So long after its end all of a run has arrived."""
+"""Time after the end of a run by which all its data has arrived."""
 
 
 @require_safe
 def page(request: HttpRequest, pk: int) -> HttpResponse:
-    """The whole page. `?tab=` names the tab, `?step=` the traced step, `?rank=` whose log."""
+    """The whole page. `?tab=` selects the tab, `?step=` the traced step, `?rank=` the rank whose log is shown."""
     run = _run(pk)
     if run.wish:
         context = {**_head(request, run), **_made(run), **_tab(request, run, None)}
@@ -47,8 +47,8 @@ def page(request: HttpRequest, pk: int) -> HttpResponse:
 
 @require_safe
 def fragment(request: HttpRequest, pk: int, name: str) -> HttpResponseBase:
-    """`head`, `tiles`, `findings`, `tab`, or the `text` of a run that does not train, again for live pages;
-    `series-csv` for people. 404 for any other name.
+    """One part of the page, for live updates: `head`, `tiles`, `findings`, `tab`, or `text` of a run that does not
+    train. `series-csv` is a download. 404 for any other name.
     """
     run = _run(pk)
     if name == "head":
@@ -69,7 +69,7 @@ def fragment(request: HttpRequest, pk: int, name: str) -> HttpResponseBase:
 
 @require_safe
 def data(request: HttpRequest, pk: int, name: str) -> HttpResponseBase:
-    """`series`, all of them whole, or one of DATA as JSON; 404 for any other name."""
+    """JSON of `series` (all series, all points) or of one of DATA; 404 for any other name."""
     if name == "series":
         return series_files.as_json(_run(pk))
     if name not in DATA:
@@ -82,7 +82,7 @@ def _run(pk: int) -> Run:
 
 
 def _made(run: Run) -> dict[str, Any]:
-    """What a run that does not train has found so far, and the template that shows it: links, or text."""
+    """The results so far of a run that does not train (timed links or generated text), and their template."""
     if run.between:
         return {"part": "runs/timed_links.html", "found": linking.table_of(run), "rows": linking.listed(run)}
     texts, figures = generating.texts(run), generating.figures(run)
@@ -90,7 +90,7 @@ def _made(run: Run) -> dict[str, Any]:
 
 
 def _trains(run: Run) -> str:
-    """What it trains, in few words; of a run that makes text the model alone."""
+    """Model, batch and precision in a few words; only the model if the run generates text, '' if it times links."""
     spec = RunSpec.stored(run.spec)
     title = outline_of(spec.model).title
     if run.wish:
@@ -146,7 +146,7 @@ def _tab(request: HttpRequest, run: Run, step: int | None) -> dict[str, Any]:
 
 
 def _gantt(request: HttpRequest, run: Run) -> dict[str, Any]:
-    """Of `step`; with `from` and `to` (ms from its start) of that window alone."""
+    """The timeline of `step`; with `from` and `to` (ms from its start), only of that window."""
     asked = window_of(request.GET), lit_of(request.GET)
     return (page_charts.timeline(run, _number(request, "step"), *asked) or page_charts.no_timeline(run)).as_dict()
 
@@ -156,13 +156,13 @@ def _metrics(request: HttpRequest, run: Run) -> dict[str, Any]:
 
 
 def _points(request: HttpRequest, run: Run) -> dict[str, Any]:
-    """What came after step `since` (-1 or absent: everything), each series thinned to a chart's width."""
+    """The points after step `since` (-1 or absent: all), each series thinned to a chart's width."""
     since = _number(request, "since", least=-1)
     return {"series": page_charts.points_since(run, -1 if since is None else since)}
 
 
 def _log(request: HttpRequest, run: Run) -> dict[str, Any]:
-    """The log of `rank` from byte `start` on, at most 64 KiB; `total` says how much there is, `attempt` whose it is."""
+    """The log of `rank` from byte `start` on, at most 64 KiB; `total` = its bytes, `attempt` = whose log it is."""
     return asdict(selectors.log(run, _number(request, "rank") or 0, start=_number(request, "start") or 0))
 
 
@@ -176,7 +176,7 @@ DATA: dict[str, Callable[[HttpRequest, Run], dict[str, Any]]] = {
 
 
 def _number(request: HttpRequest, key: str, least: int = 0) -> int | None:
-    """A whole number of the query that a database can hold; None where it is absent or none."""
+    """An integer of the query, from `least` to 2**31 - 1; None if it is absent or anything else."""
     try:
         value = int(request.GET.get(key, ""))
     except ValueError:

@@ -1,4 +1,4 @@
-"""Files about single steps of a run: to keep, and torch.profiler's traces to open under Traces."""
+"""Downloads of torch.profiler traces and memory snapshots of a run's steps, and opening such traces under Traces."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from parallel_core.observe.snapshot import for_viewer, unpacked
 
 @require_safe
 def download(request: HttpRequest, pk: int, step: int, rank: int) -> HttpResponse:
-    """The gzipped Chrome trace of a rank's step; Perfetto opens it as it is."""
+    """The gzipped Chrome trace of one rank's step, which Perfetto opens. 404 if there is none."""
     found = profiles.data(get_object_or_404(Run, pk=pk), step, rank)
     if found is None:
         raise Http404(f"run {pk} has no trace of step {step} of rank {rank}")
@@ -30,8 +30,8 @@ def download(request: HttpRequest, pk: int, step: int, rank: int) -> HttpRespons
 
 @require_safe
 def snapshot(request: HttpRequest, pk: int, step: int, rank: int, form: str) -> HttpResponse:
-    """The history of the CUDA allocator over a step of a rank: `json.gz` as it came, or the `pickle` that the public
-    viewer takes."""
+    """The CUDA allocator's history over one rank's step, as `json.gz` (as recorded) or as the `pickle` that PyTorch's
+    viewer of memory snapshots reads. 404 if there is none or it cannot be converted."""
     found = profiles.data(get_object_or_404(Run, pk=pk), step, rank, profiles.Kind.SNAPSHOT)
     if found is None or form not in ("json.gz", "pickle"):
         raise Http404(f"run {pk} has no snapshot of step {step} of rank {rank} as '{form}'")
@@ -48,7 +48,7 @@ def snapshot(request: HttpRequest, pk: int, step: int, rank: int, form: str) -> 
 @require_POST
 @member_required
 def open_in_traces(request: HttpRequest, pk: int, step: int) -> HttpResponse:
-    """Queues the traces of all ranks of a step as one trace, and goes there."""
+    """Queues the complete traces of a step's ranks as one uploaded trace, and redirects to its page."""
     run = get_object_or_404(Run, pk=pk)
     found = {
         profile.rank: data

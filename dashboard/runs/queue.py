@@ -1,4 +1,4 @@
-"""The queue as the controller walks it, and what a queued run waits for, in words."""
+"""The order of queued runs for the controller, and what a queued run waits for, in words."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from dashboard.runs.spreading import Files, why_alone
 from parallel_core.analysis.quantities import listed_text
 
 PLANNED = 200
-"""So many runs of the queue are told what they wait for: a plan of thousands would hold up every page that asks."""
+"""How many runs at the front of the queue are planned: a plan of thousands would delay every page that asks."""
 FULL = (Wait.BUSY, Wait.WHOLE_HOST, Wait.RESERVED)
-"""What ends when another run does."""
+"""Reasons to wait that can end when another run ends."""
 
 
 @dataclass(frozen=True)
 class Waiting:
-    """`ahead` = queued runs that are served first. `sentence` is '' for a run that is not queued. `hosts` = those
-    whose devices it waits for."""
+    """What a run waits for. `sentence` is '' for a run that is not queued; `ahead` = queued runs served before it;
+    `hosts` = those whose devices it waits for."""
 
     sentence: str = ""
     ahead: int = 0
@@ -31,7 +31,7 @@ class Waiting:
 
 
 def queue_order() -> list[int]:
-    """Ids of the queued runs, oldest first; the runs of a study come together, by position, where its oldest is."""
+    """Ids of the queued runs, oldest first. Runs of a study come together, by position, at the place of the oldest."""
     queued = Run.objects.order_by().filter(state=State.QUEUED, cancel_requested_at=None)
     rows = list(queued.values_list("pk", "study", "queued_at", "position"))
     since: dict[int, datetime] = {}
@@ -42,7 +42,7 @@ def queue_order() -> list[int]:
 
 
 def queued_runs(ids: Sequence[int] | None = None) -> list[Run]:
-    """The runs themselves in that order: all, or those of `ids` that are still queued."""
+    """The queued runs in that order; with `ids`, those of them that are still queued, in the order of `ids`."""
     order = queue_order() if ids is None else ids
     queued = Run.objects.order_by().filter(state=State.QUEUED, cancel_requested_at=None)
     found = queued if ids is None else queued.filter(pk__in=ids)
@@ -51,7 +51,7 @@ def queued_runs(ids: Sequence[int] | None = None) -> list[Run]:
 
 
 def requests(runs: list[Run]) -> list[Request]:
-    """The queue for `placement.plan`."""
+    """The runs as requests for `placement.plan`."""
     held, files = _holders(runs), Files.now()
     return [
         Request(
@@ -73,27 +73,28 @@ def requests(runs: list[Run]) -> list[Request]:
 
 
 class _Holder(NamedTuple):
-    """The worker that wrote a checkpoint, and whether into a folder that others have, too."""
+    """The worker that wrote a checkpoint, and whether it wrote into a folder shared with others."""
 
     worker: str
     shares: bool
 
     @classmethod
     def of(cls, worker: str, nodes: list[dict[str, Any]]) -> _Holder:
-        """`nodes` of the attempt that wrote it."""
+        """From the `nodes` of the attempt that wrote it."""
         return cls(worker, any(node["worker"] == worker and node.get("shares") for node in nodes))
 
 
 def _holders(runs: list[Run]) -> dict[int, _Holder]:
-    """run -> who has its own newest checkpoint, from an earlier attempt."""
+    """run -> who wrote its own newest checkpoint, in an earlier attempt."""
     rows = Checkpoint.objects.filter(run__in=[run.pk for run in runs]).order_by("step")
     return {run: _Holder.of(*by) for run, *by in rows.values_list("run", "worker", "attempt__devices")}
 
 
 def _needed(run: Run, own: _Holder | None, files: Files) -> tuple[str, ...]:
-    """The workers on which the run can go on or begin; () where it can on any. `own` has its own checkpoints.
+    """Names of the workers that have what the run starts from; () if it can start on any. `own` = holder of its own
+    checkpoints.
 
-    What lies in a shared folder any worker can take that shares one now, whether its writer is there or not.
+    A checkpoint in a shared folder is available to every worker that now shares it, even while its writer is away.
     """
     read = files.readers(run.spec)
     has = None if run.resume_run_id is None else own or _named(run)
@@ -106,7 +107,7 @@ def _needed(run: Run, own: _Holder | None, files: Files) -> tuple[str, ...]:
 
 
 def _named(run: Run) -> _Holder | None:
-    """Who has the checkpoint that the run names; None where it names none, or nobody has it any more."""
+    """Who wrote the checkpoint that the run names; None if it names none, or the checkpoint no longer exists."""
     if run.resume_run_id is None or run.resume_step is None:
         return None
     rows = Checkpoint.objects.filter(run=run.resume_run_id, step=run.resume_step).order_by("-at")
@@ -119,7 +120,7 @@ def _series_of(run: Run) -> int | None:
 
 
 def _preferences(runs: list[Run]) -> list[str]:
-    """For runs of a study the worker that the study's newest attempt was on."""
+    """For each run of a timed study, the worker of the study's newest attempt; '' for other runs."""
     studies = {_series_of(run) for run in runs} - {None}
     newest = Attempt.objects.filter(run__study__in=studies).order_by("pk").values_list("run__study", "worker__name")
     where = dict(newest) if studies else {}
@@ -127,7 +128,7 @@ def _preferences(runs: list[Run]) -> list[str]:
 
 
 def studies_active() -> set[int]:
-    """Studies of which an exclusive run is under way."""
+    """Ids of the studies with an exclusive run that is not over."""
     return set(
         Attempt.objects.filter(over=False, run__exclusive=True, run__study__isnull=False).values_list(
             "run__study", flat=True
@@ -141,10 +142,11 @@ def waiting(run: Run) -> Waiting:
 
 
 def everyone_waiting(up_to: int | None = None) -> dict[int, Waiting]:
-    """The same for every queued run by its id, in the order of the queue, from one look at queue and fleet; with
-    `up_to` for that run and those before it, which no later one holds up.
+    """run id -> what it waits for, for all queued runs in queue order, from one reading of queue and fleet.
 
-    Only the first PLANNED are planned: what the others wait for is their turn.
+    With `up_to`, only for that run and those before it: later runs do not delay it.
+
+    Only the first PLANNED runs are planned; the others wait for their turn.
     """
     order = queue_order()
     if up_to in order:
@@ -199,7 +201,7 @@ def _sentence(run: Run, why: Wait | None, awaited: list[Host], fleet: list[Host]
 
 
 def _away(kind: str, fleet: list[Host]) -> str:
-    """Who has such devices, but takes no run now, as a sentence; '' where nobody."""
+    """A sentence with the workers that have such devices but take no run now; '' if there are none."""
     names = [host.name for host in fleet if host.count(kind) and not host.open]
     return f" {listed_text(names)} {'is' if len(names) == 1 else 'are'} draining, leaving or silent." if names else ""
 

@@ -35,9 +35,9 @@ def record(run: Run, kind: str, text: str, attempt: Attempt | None = None, actor
     announce(run.pk, run.study_id, "state", "events")
 
 
-def record_all(told: Iterable[tuple[Run, str]], kind: str, actor: Any = None) -> None:
-    """Writes an Event of one kind, with its own text, for each of these (run, text)."""
-    events = [Event(run=run, kind=kind, text=text, actor=actor) for run, text in told]
+def record_all(entries: Iterable[tuple[Run, str]], kind: str, actor: Any = None) -> None:
+    """Writes and announces an Event of one kind for each (run, text)."""
+    events = [Event(run=run, kind=kind, text=text, actor=actor) for run, text in entries]
     for event in Event.objects.bulk_create(events):
         announce(event.run.pk, event.run.study_id, "state", "events")
 

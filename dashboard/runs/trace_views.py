@@ -1,4 +1,4 @@
-"""A traced step as a file: for Perfetto (and to be read back under Traces), and as CSV."""
+"""Downloads of a traced step: a Chrome trace (for Perfetto, or for upload under Traces), or CSV."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from parallel_core.layout import Layout
 
 
 class Spans(Protocol):
-    """The spans of a step, and who its ranks are."""
+    """The spans of a step by rank, and the layout of its ranks."""
 
     @property
     def spans(self) -> Mapping[int, np.ndarray]: ...
@@ -31,7 +31,7 @@ class Spans(Protocol):
 
 @require_safe
 def trace(request: HttpRequest, pk: int, step: int, form: str) -> StreamingHttpResponse:
-    """`form` is one of FORMS; 404 where the run has no such traced step."""
+    """The file of a step; `form` is one of FORMS. 404 if the run has no such traced step."""
     found = traces.trace(get_object_or_404(Run.objects.select_related("study"), pk=pk), step)
     if found is None or form not in FORMS:
         raise Http404(f"run {pk} has no traced step {step} as '{form}'; it can be had as {' or '.join(FORMS)}")
@@ -39,7 +39,7 @@ def trace(request: HttpRequest, pk: int, step: int, form: str) -> StreamingHttpR
 
 
 def as_file(found: Spans, form: str, name: str, about: About) -> StreamingHttpResponse:
-    """The spans of a step as one of FORMS, to be saved as `name`."""
+    """Streams the spans of a step as one of FORMS; the browser saves it as `name` with the form's ending."""
     content, ending, pieces = FORMS[form]
     response = StreamingHttpResponse(streamed(pieces(found, about)), content_type=content)
     response.headers["Content-Disposition"] = f'attachment; filename="{name}{ending}"'
