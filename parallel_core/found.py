@@ -1,4 +1,4 @@
-"""The records of a finished run as rules judge it (`analysis.diagnosis`), without any dashboard."""
+"""Applies the rules of `analysis.diagnosis` to the records of a finished run, without a dashboard."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from parallel_core.observe.when import first_timed
 from parallel_core.spec import RunSpec
 
 STEPS = 5
-"""Traced steps that are judged, the newest."""
+"""How many traced steps are judged, the newest."""
 
 
 def case_of(spec: RunSpec, outcome: Outcome) -> Case:
-    """The run as it was trained: an unbalanced cut is judged as a cut, a straggler as a straggler."""
+    """The run as rules see it: its spec with faults applied, its traced steps, curves and peaks."""
     frames, first = outcome.frames, outcome.frames.get(0, [])
     loss = points(first, "loss")
     memory = {rank: [f for f in own if f.kind == "memory"][-1:] for rank, own in frames.items()}
@@ -41,13 +41,13 @@ def case_of(spec: RunSpec, outcome: Outcome) -> Case:
 
 
 def sentences(case: Case) -> list[str]:
-    """A line a finding, most urgent first; one line where there is none."""
+    """One sentence for each finding, most urgent first; one sentence if there is none."""
     found = [f"{finding.title} {finding.change}" for finding in diagnose(case)]
     return found or [f"Nothing wrong found; checked {checked(case)} of {len(RULES)} rules."]
 
 
 def _traced(spec: RunSpec, frames: Mapping[int, Sequence[Frame]]) -> list[dict[int, np.ndarray]]:
-    """Timed steps that every rank traced whole."""
+    """The newest STEPS timed steps that every rank traced completely: spans by rank, oldest step first."""
     timed_from = _timed_from(spec, frames.get(0, ()))
     by_step: dict[int, dict[int, np.ndarray]] = {}
     for rank, own in frames.items():
@@ -60,6 +60,6 @@ def _traced(spec: RunSpec, frames: Mapping[int, Sequence[Frame]]) -> list[dict[i
 
 
 def _timed_from(spec: RunSpec, frames: Sequence[Frame]) -> int:
-    """Where the timed steps begin, as a rank told in these records: what goes on from a checkpoint warms up again."""
+    """The first timed step according to a rank's records; after a resume there is another warm-up."""
     begun = {frame.header["phase"]: int(frame.header["step"]) for frame in frames if frame.kind == "phase"}
     return begun.get("timed", first_timed(spec, begun.get("warmup", 0)))

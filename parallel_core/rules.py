@@ -1,4 +1,4 @@
-"""What rules between the fields of a spec are made of, and what their errors say to a person."""
+"""Errors of the rules between the fields of a spec, and their messages for the user."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from pydantic_core import PydanticCustomError
 from parallel_core.analysis.quantities import plural_text, sentence_text
 
 _MOST_SAID = 600
-"""Characters of a message."""
+"""Longest message, in characters."""
 
 
 MOST_TOLD = 6
-"""Values of a field that a message proposes."""
+"""The most values of a field that a message proposes."""
 
 
 def divisors(n: int) -> list[int]:
@@ -26,28 +26,29 @@ def divisors(n: int) -> list[int]:
 
 
 def few(values: Iterable[int], around: int) -> str:
-    """The (at most MOST_TOLD) values nearest to `around`, as text."""
+    """The values nearest to `around`, at most MOST_TOLD, ascending, as text."""
     near = sorted(nearest(values, around)[:MOST_TOLD])
     return ", ".join(map(str, near))
 
 
 _VERBS = ("leave", "turn")
-"""With which a way may begin that needs no `use` before it."""
+"""Verbs at the beginning of a way, which then needs no `use` before it."""
 
 
 class Way(NamedTuple):
-    """A way out of a refusal: `field` takes one of `values`, nearest first; `words` say it, with the values at `{}`."""
+    """A way to fix an error: setting `field` to one of `values` (nearest first); `words` = its text, with the values at
+    `{}`."""
 
     words: str
     field: str
     values: Sequence[Any]
     shown: int = 1
-    """How many of the values are told at most."""
+    """The most values that are shown."""
     spare: bool = False
-    """Told only where no other way is left."""
+    """Whether it is shown only if there is no other way."""
 
     def among(self, fits: Callable[[str, Any], bool]) -> Way:
-        """With the values alone that fit, and no more than are told."""
+        """The way with only the first `shown` values that fit."""
         fitting: list[Any] = []
         for value in self.values:
             if len(fitting) == self.shown:
@@ -62,42 +63,42 @@ class Way(NamedTuple):
 
 
 class Refusal(PydanticCustomError):
-    """A rule's error that knows the ways out: they are told once it is known which of them break no other rule."""
+    """A rule's error with the ways to fix it; `among` leaves those that break no other rule."""
 
     problem: str
     ways: tuple[Way, ...]
     fields: tuple[str, ...]
 
     def among(self, fits: Callable[[str, Any], bool]) -> Refusal:
-        """The same with the ways alone that fit; with all where none does."""
+        """The error with only the ways that fit; unchanged if none does."""
         fitting = [way for way in (way.among(fits) for way in self.ways) if way.values]
-        told = [way for way in fitting if not way.spare] or [way._replace(spare=False) for way in fitting]
-        return refusal(self.fields, self.problem, *told) if told else self
+        shown = [way for way in fitting if not way.spare] or [way._replace(spare=False) for way in fitting]
+        return refusal(self.fields, self.problem, *shown) if shown else self
 
 
 def refusal(fields: tuple[str, ...], problem: str, *ways: Way) -> Refusal:
-    """An error of a rule between fields; the first named field is where a form shows it. `problem` ends with the word
-    that leads to the ways out: `tensor=3 does not divide heads=8; try`."""
-    told = ", or ".join(way.text for way in ways if not way.spare)
-    begin = problem.removesuffix(" use") if told.startswith(_VERBS) else problem
-    message = f"{begin} {told}."
+    """The error of a rule between fields; a form shows it at the first of them. `problem` ends with the word that leads
+    to the ways to fix it: `tensor=3 does not divide heads=8; try`."""
+    proposals = ", or ".join(way.text for way in ways if not way.spare)
+    begin = problem.removesuffix(" use") if proposals.startswith(_VERBS) else problem
+    message = f"{begin} {proposals}."
     made = Refusal("rule", "{message}", {"message": message, "fields": list(fields)})
     made.problem, made.ways, made.fields = problem, ways, fields
     return made
 
 
 def nearest(values: Iterable[int], around: int) -> list[int]:
-    """The same, those nearest to `around` first."""
+    """The values, those nearest to `around` first."""
     return sorted(values, key=lambda value: abs(value - around))
 
 
 def rule_error(fields: tuple[str, ...], message: str) -> PydanticCustomError:
-    """An error of a rule between fields; the first named field is where a form shows it."""
+    """The error of a rule between fields; a form shows it at the first of them."""
     return PydanticCustomError("rule", "{message}", {"message": message, "fields": list(fields)})
 
 
 def field_errors(error: ValidationError) -> dict[str, str]:
-    """`{dotted field name: message}`; a rule between fields is filed under the first field it names."""
+    """Dotted field name -> message; the error of a rule between fields is under the first of them."""
     out: dict[str, str] = {}
     for item in error.errors(include_url=False):
         field, message = describe(item, item["loc"])
@@ -106,7 +107,7 @@ def field_errors(error: ValidationError) -> dict[str, str]:
 
 
 def describe(item: Mapping[str, Any], loc: tuple[Any, ...]) -> tuple[str, str]:
-    """(dotted field, message) of one of pydantic's errors; `loc` is where it happened as seen from the spec."""
+    """(dotted field, message) of one of pydantic's errors; `loc` = its location relative to the spec."""
     ctx: dict[str, Any] = item.get("ctx") or {}
     named = ctx.get("fields")
     field = named[0] if named else ".".join(str(part) for part in loc) or "spec"
@@ -115,12 +116,12 @@ def describe(item: Mapping[str, Any], loc: tuple[Any, ...]) -> tuple[str, str]:
 
 
 def _cut(text: str) -> str:
-    """What is given may be of any length; what is said of it may not."""
+    """Cuts a text to _MOST_SAID characters, as the input that it quotes may be of any length."""
     return text if len(text) <= _MOST_SAID else f"{text[: _MOST_SAID - 1]}…"
 
 
 def _got(item: Mapping[str, Any]) -> str:
-    """What was given, for the end of a message; "" where the error does not tell (the API's do not)."""
+    """The given input for the end of a message; "" if the error does not include it (the API's do not)."""
     if "input" not in item:
         return ""
     value = item["input"]
@@ -136,16 +137,16 @@ _NEEDED = {
     "tuple_type": "A list",
     "string_type": "A text",
 }
-"""By how pydantic's name of the error begins."""
+"""Prefix of pydantic's error type -> what is needed."""
 
 
 def _say(kind: str, message: str, got: str, ctx: dict[str, Any]) -> str:
-    """Pydantic's errors in words for a person: what is wrong and what would be right."""
+    """The message for the user about one of pydantic's errors: what is wrong and what is needed."""
     bounds = {"greater_than_equal": "ge", "greater_than": "gt", "less_than_equal": "le", "less_than": "lt"}
     words = {"ge": "at least", "gt": "more than", "le": "at most", "lt": "less than"}
     if kind in bounds:
         bound = bounds[kind]
-        given = got.replace("'", "")  # a number that came as text
+        given = got.replace("'", "")  # the number may have been given as text
         limit = ctx[bound]
         whole = isinstance(limit, float) and limit.is_integer()
         return f"Must be {words[bound]} {int(limit) if whole else limit}{given}."

@@ -1,9 +1,9 @@
-"""How much of what the devices can do a run uses, and which part of a step is not the model's work.
+"""Computes how much of the devices' peak a run uses, and which shares of a step are not the model's work.
 
-MFU, model FLOPs utilisation (Chowdhery et al. 2022, PaLM, appendix B): the FLOPs that the model needs for a step,
-forward and backward at twice the forward, over those that the devices do in the same time at their peak. HFU, hardware
-FLOPs utilisation, counts what was really multiplied, recomputation too (Korthikanti et al. 2022, section 6.3). Matrix
-products count 2 m n k, causal attention as if it were full, as both papers do.
+MFU, model FLOPs utilisation (Chowdhery et al. 2022, PaLM, appendix B): the FLOPs that the model needs for a step (a
+backward has twice those of its forward) relative to those that the devices could do in the same time at their peak.
+HFU, hardware FLOPs utilisation, also counts recomputation (Korthikanti et al. 2022, section 6.3). Matrix products count
+2 m n k; causal attention counts as full attention, as in both papers.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ from parallel_core.spec import RunSpec
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """One step over all `devices`: FLOPs of the model, `again` of it once more in recomputation, and its targets."""
+    """The work of one step on all `devices`: FLOPs of the `model`, `again` = the share of them that is recomputed, and
+    number of `targets`."""
 
     model: int
     again: float
@@ -35,10 +36,10 @@ class Work:
         return cls(flops, recompute_share(spec), spec.tokens_per_step, spec.parallel.world)
 
     def speeds(self, seconds: float, peak: float | None = None) -> dict[str, float]:
-        """By name of the series, of a step of so many seconds.
+        """The values of a step of `seconds` by name of their series.
 
-        tokens_per_s; tflops: the model's, 10^12 a second and device; where `peak` is known (FLOP/s of all devices
-        together) mfu and hfu, 0 .. 1.
+        tokens_per_s; tflops = those of the model, per second and device; and with `peak`, the FLOP/s of all devices
+        together, mfu and hfu, 0 .. 1.
         """
         found = {"tokens_per_s": self.targets / seconds, "tflops": self.model / seconds / self.devices / 1e12}
         if peak:
@@ -48,14 +49,14 @@ class Work:
 
 
 SHARES = {"bubble_share": "bubble", "exposed_share": "communication", "recompute_share": "recompute"}
-"""Series of traced steps -> what of a `Breakdown` they are the share of."""
+"""Series of traced steps -> the component of a `Breakdown` whose share it is."""
 
 
 def shares(parts: Breakdown) -> dict[str, float]:
-    """The SHARES of one step, 0 .. 1."""
+    """The values of SHARES for one step, 0 .. 1."""
     return {name: parts.share(component) for name, component in SHARES.items()}
 
 
 def step_shares(spans: Mapping[int, NDArray[np.void]], layout: Layout) -> dict[str, float]:
-    """SHARES of one traced step, mean over its ranks; `spans` as for `breakdown`."""
+    """The values of SHARES for one traced step, from the mean over its ranks; `spans` as for `breakdown`."""
     return shares(mean(breakdown(spans, layout).values()))

@@ -1,4 +1,4 @@
-"""What a rank is told about checkpoints by whoever starts it."""
+"""The checkpoint settings that a rank gets when it is started."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class CheckpointConfig:
-    """`folder` holds the checkpoints of the run. `resume` is the one to begin from; None = from the first values.
+    """Where a rank saves checkpoints, and where it begins.
 
-    `run` and `attempt` are written into every manifest: who saved it (0 without a dashboard).
+    `folder` = the folder of the run's checkpoints; `resume` = the one to begin from, None for the initial values.
+    `run` and `attempt` are written to every manifest (0 without a dashboard).
     """
 
     folder: Path

@@ -1,4 +1,4 @@
-"""The folder that holds the checkpoints of one run: names, order, atomic publication, and how many are kept."""
+"""The folder with the checkpoints of one run: names, order, atomic publication, and how many are kept."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ _SAVING = ".saving-"
 _DROPPED = ".dropped-"
 _REPLACED = ".replaced-"
 CHECKPOINTS = "checkpoints"
-"""Where the command line puts them, inside the folder of a run."""
+"""Subfolder of a run's folder in which the command line saves checkpoints."""
 POLL_S = 0.01
 
 
 def path_of(folder: Path, step: int) -> Path:
-    """Where the checkpoint of `step` is, or would be."""
+    """The path of the checkpoint of `step`, whether it exists or not."""
     return folder / f"step-{step:08}"
 
 
@@ -39,10 +39,10 @@ def steps(folder: Path) -> list[int]:
 def newest(
     folder: Path, look: Callable[[Path], Manifest] = read, passed: dict[int, str] | None = None
 ) -> tuple[Path, Manifest] | None:
-    """The newest checkpoint that is whole; None where there is none.
+    """The newest checkpoint that is whole; None if there is none.
 
-    Damaged ones are passed over: `passed` gets what is wrong with each, by its step. `look` is `verify.verified` where
-    every byte must be as it was written.
+    Skips damaged ones; `passed` gets the error of each by its step. `look` reads a checkpoint; `verify.verified` also
+    checks every byte.
     """
     for step in reversed(steps(folder)):
         path = path_of(folder, step)
@@ -55,9 +55,9 @@ def newest(
 
 
 def resolve(path: Path) -> Path:
-    """The checkpoint a person means: the folder itself, or the newest one inside a run's folder.
+    """The checkpoint that a user's path refers to: the folder itself, or the newest one inside a run's folder.
 
-    Raises CheckpointError where there is none.
+    Raises CheckpointError if there is none.
     """
     if (path / FILE).exists():
         return path
@@ -68,14 +68,15 @@ def resolve(path: Path) -> Path:
 
 
 def holds_any(folder: Path) -> bool:
-    """Whether `resolve` would look for a checkpoint here: whole or not, there is one."""
+    """Whether there is a checkpoint, whole or damaged, where `resolve` looks for one."""
     return (folder / FILE).exists() or any(steps(inside) for inside in (folder, folder / CHECKPOINTS))
 
 
 def put_back(folder: Path) -> None:
-    """Gives a checkpoint that `publish` was about to replace its name again, where a kill left none of that name.
+    """Renames a checkpoint back that `publish` was about to replace when it was killed; deletes it if replaced.
 
-    For when nobody publishes there: between its two renames that is how the folder of a live run looks, too.
+    Only for folders in which nothing is being published: between the two renames of `publish` a live folder looks the
+    same.
     """
     for aside in folder.glob(f"{_REPLACED}*"):
         target = folder / aside.name.removeprefix(_REPLACED)
@@ -87,7 +88,7 @@ def put_back(folder: Path) -> None:
 
 
 def tidy(folder: Path, attempt: int) -> None:
-    """Removes what earlier attempts left behind when they were killed; `attempt` is the one that saves from now on."""
+    """Removes incomplete folders of earlier attempts that were killed; `attempt` is the one that saves from now on."""
     put_back(folder)
     for pattern in (_SAVING, _DROPPED):
         for path in folder.glob(f"{pattern}*"):
@@ -96,19 +97,19 @@ def tidy(folder: Path, attempt: int) -> None:
 
 
 def saving(folder: Path, attempt: int, step: int) -> Path:
-    """Where ranks write until the checkpoint is whole; made if it is not there."""
+    """The folder in which ranks write until the checkpoint is complete; created if missing."""
     path = folder / f"{_SAVING}{attempt}-{step:08}"
     path.mkdir(parents=True, exist_ok=True)
     return path
 
 
 def write_part(where: Path, rank: int, part: Mapping[str, Any]) -> None:
-    """What a rank has written: `tensors` as in the manifest, and the `bytes` of its file. The last thing it does."""
+    """Records what a rank has written, as its last file: `tensors` as in the manifest, `bytes` of its data file."""
     _write(where / _part(rank), json.dumps(part))
 
 
 def gather_parts(where: Path, world: int, give_up_s: float) -> list[dict[str, Any]]:
-    """The parts of all ranks in rank order; waits for them. Raises CheckpointError after `give_up_s` seconds."""
+    """Waits for all ranks' parts; returns them in rank order. Raises CheckpointError after `give_up_s` seconds."""
     deadline = time.monotonic() + give_up_s
     for rank in range(world):
         while not (where / _part(rank)).exists():
@@ -119,7 +120,7 @@ def gather_parts(where: Path, world: int, give_up_s: float) -> list[dict[str, An
 
 
 def merge(parts: list[dict[str, Any]], **about: Any) -> Manifest:
-    """One manifest of all ranks' parts; `about` = its other fields."""
+    """The manifest of all ranks' parts; `about` = its other fields."""
     tensors: dict[str, dict[str, Any]] = {}
     for part in parts:
         for name, entry in part["tensors"].items():
@@ -131,10 +132,10 @@ def merge(parts: list[dict[str, Any]], **about: Any) -> Manifest:
 
 
 def publish(where: Path, folder: Path, manifest: Manifest, keep: int) -> list[int]:
-    """Makes the folder `where` the checkpoint of its step, then drops all but the newest `keep`; returns what is kept.
+    """Makes the folder `where` the checkpoint of its step, and keeps the newest `keep`; returns the steps kept.
 
-    Every file was flushed by who wrote it. A kill at any moment leaves the old checkpoints or the old and the new; one
-    of the same step, which is replaced, is whole under another name until the new one has its own (see `put_back`).
+    Every file was flushed by its writer. A kill at any moment leaves the old checkpoints, or the old ones and the new
+    one. A checkpoint of the same step stays whole under another name until it is replaced (see `put_back`).
     """
     for part in where.glob("rank-*.json"):
         part.unlink()
@@ -151,11 +152,11 @@ def publish(where: Path, folder: Path, manifest: Manifest, keep: int) -> list[in
 
 
 def _rotate(folder: Path, newest: int, keep: int) -> list[int]:
-    """Drops what the checkpoint of step `newest`, just published, leaves no use for; returns the steps that are kept.
+    """Drops the checkpoints that are superseded by that of step `newest`, just published; returns the steps kept.
 
-    Of the earlier ones those count that can be read: one that lacks a file must push out none that is whole. Later ones
-    go: the run went on from an earlier step, since they are damaged or because somebody wanted it to, and a retry that
-    takes the newest would go on with what was given up.
+    Earlier ones count towards `keep` only if they can be read, so that a damaged one does not displace a whole one.
+    Later ones are dropped: the run resumed from an earlier step, as they are damaged or because a user chose it, and a
+    retry, which takes the newest, must not resume from them.
     """
     there = steps(folder)
     kept = [*(step for step in there if step < newest and _can_be_read(path_of(folder, step))), newest][-keep:]
@@ -174,7 +175,7 @@ def _can_be_read(path: Path) -> bool:
 
 
 def drop(path: Path) -> None:
-    """Removes a checkpoint. It is none any more from the first moment on."""
+    """Removes a checkpoint. It is renamed first, so that it is never seen partly deleted."""
     aside = path.with_name(f"{_DROPPED}{path.name}")
     shutil.rmtree(aside, ignore_errors=True)
     with contextlib.suppress(FileNotFoundError):
@@ -183,7 +184,7 @@ def drop(path: Path) -> None:
 
 
 def flush(path: Path) -> None:
-    """fsync of a file or folder."""
+    """Flushes a file or folder to disk (fsync)."""
     fd = os.open(path, os.O_RDONLY)
     try:
         os.fsync(fd)
@@ -196,7 +197,7 @@ def _part(rank: int) -> str:
 
 
 def _write(path: Path, text: str) -> None:
-    """Atomic, and flushed with its name."""
+    """Writes a file atomically, and flushes it and its folder to disk."""
     aside = path.with_name(path.name + ".part")
     aside.write_text(text)
     flush(aside)

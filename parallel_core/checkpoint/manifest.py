@@ -1,4 +1,4 @@
-"""The manifest of a checkpoint: read with suspicion, since what it says decides what is copied into a model."""
+"""The manifest of a checkpoint. It is fully checked when read, as it decides what is copied into a model."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
 
 
 class CheckpointError(Exception):
-    """A checkpoint cannot be written or used; the text says which and why. `fields`: message by dotted spec field."""
+    """A checkpoint cannot be written or used; the text says why. `fields`: messages by dotted field of the spec."""
 
     def __init__(self, message: str, fields: Mapping[str, str] | None = None) -> None:
         super().__init__(message)
@@ -63,10 +63,10 @@ class Stored:
 
 @dataclass(frozen=True)
 class Manifest:
-    """`step` steps are done; `run` and `attempt` (0 without a dashboard) wrote it under `spec`.
+    """The content of a checkpoint after `step` steps, written by `run` and `attempt` (0 without a dashboard).
 
-    Tensors are named `<kind>/<parameter>`, e.g. `value/embed.token.weight`; `stat/` are running statistics. `scalars`
-    are the optimizer's numbers.
+    `spec` = the spec of that run. Tensors are named `<kind>/<parameter>`, e.g. `value/embed.token.weight`, and
+    `stat/<name>` for running statistics. `scalars` = those of the optimizer and the loss scale.
     """
 
     step: int
@@ -76,7 +76,7 @@ class Manifest:
     scalars: dict[str, float]
     tensors: dict[str, Stored]
     files: dict[str, int] = field(default_factory=dict)
-    """Name -> bytes."""
+    """File name -> size in bytes."""
 
     @property
     def bytes(self) -> int:
@@ -84,25 +84,26 @@ class Manifest:
 
     @property
     def weights_only(self) -> bool:
-        """Values and nothing else, such as imported ones: the optimizer begins afresh, in any precision."""
+        """Whether it has only parameter values, such as imported ones: the optimizer then starts anew, in any
+        precision."""
         return not any(name.startswith("mean/") for name in self.tensors)
 
     def text(self) -> str:
-        """As JSON, with the sha256 of the rest at its end."""
+        """The manifest as JSON, with the SHA-256 of all other fields as `digest`."""
         body = {"format": FORMAT, **asdict(self)}
         return json.dumps({**body, "digest": _digest(body)}, separators=(",", ":"))
 
 
 def changed(folder: Path, name: str, piece: Piece) -> CheckpointError:
-    """What to raise where the bytes of a piece of the tensor `name` have another sha256."""
+    """The error to raise if the bytes of a piece of the tensor `name` have another SHA-256."""
     return CheckpointError(f"The checkpoint {folder} was changed: {name} in {piece.file} does not match its sha256.")
 
 
 def read(folder: Path) -> Manifest:
     """The manifest of a complete, whole checkpoint.
 
-    Raises CheckpointError where there is none, it was changed, or a file of it is missing or has another size. The
-    content of the files is checked piece by piece when it is read (or by `verify.verified`).
+    Raises CheckpointError if there is none, it was changed, or a file is missing or has another size. The content of
+    the files is checked piece by piece when it is loaded (or by `verify.verified`).
     """
     try:
         raw = json.loads((folder / FILE).read_text())
@@ -126,10 +127,10 @@ def read(folder: Path) -> Manifest:
 def mismatches(
     saved: Mapping[str, Any], spec: RunSpec, step: int, scalars: Mapping[str, float] = MappingProxyType({})
 ) -> dict[str, str]:
-    """Message by dotted field where a run of `spec` cannot go on from step `step` of one of the spec `saved`.
+    """Why a run of `spec` cannot resume after step `step` of one of the spec `saved`: message by dotted field.
 
-    Model and precision must be the same; the layout, the data and the optimiser's settings may change. Where stages
-    have made different numbers of updates (as `scalars` or the schedule tell), they must hold the same layers.
+    Model and precision must be the same; layout, data and optimizer settings may change. If stages have made different
+    numbers of updates (according to `scalars` or the schedule), they must keep the same layers.
     """
     mine = spec.model_dump(mode="json")
     out = {}
@@ -154,7 +155,7 @@ def mismatches(
 
 
 def _own_stages(saved: Mapping[str, Any], scalars: Mapping[str, float]) -> Layout | None:
-    """The layout of `saved` where its stages have made different numbers of updates."""
+    """The layout of the spec `saved` if its stages have made different numbers of updates, else None."""
     try:
         spec = RunSpec.model_validate(saved, context={DRAWN: True})
     except ValidationError:
@@ -164,10 +165,10 @@ def _own_stages(saved: Mapping[str, Any], scalars: Mapping[str, float]) -> Layou
 
 
 def require_match(manifest: Manifest, spec: RunSpec, run: int = 0) -> None:
-    """Raises CheckpointError, with messages by field, where a run of `spec` cannot go on from this checkpoint.
+    """Raises CheckpointError, with messages by field, if a run of `spec` cannot resume from this checkpoint.
 
-    `run` is that run's number, 0 without a dashboard. One that it wrote itself behind its last step it can go on from,
-    to its end: it has nothing left to train.
+    `run` is that run's number, 0 without a dashboard. A run can resume from its own checkpoint of the last step,
+    although nothing is left to train, to complete its end.
     """
     wrong = mismatches(manifest.spec, spec, manifest.step, manifest.scalars)
     if run and manifest.run == run and manifest.step == spec.train.steps:
@@ -183,7 +184,7 @@ def _digest(body: Mapping[str, Any]) -> str:
 
 
 def _parse(raw: dict[str, Any]) -> Manifest:
-    """Raises one of SPOILT on what is no manifest."""
+    """Raises one of PARSE_ERRORS if `raw` is not a manifest."""
     return Manifest(
         step=int(raw["step"]),
         run=int(raw["run"]),
@@ -196,7 +197,7 @@ def _parse(raw: dict[str, Any]) -> Manifest:
 
 
 def parse_stored(raw: Mapping[str, Any]) -> Stored:
-    """One tensor's entry. Raises one of SPOILT where it is none."""
+    """Parses one tensor's entry. Raises one of PARSE_ERRORS if it is malformed."""
     if raw["dtype"] not in _BYTES:
         raise ValueError(f"element type {raw['dtype']!r}")
     pieces = tuple(
@@ -210,7 +211,7 @@ def parse_stored(raw: Mapping[str, Any]) -> Stored:
 
 
 def _sections(raw: Any) -> dict[str, Any]:
-    """A spec, of any version, whose sections are such as a run is held against (`mismatches`)."""
+    """A spec of any version; checks that the sections which `mismatches` compares are objects."""
     spec = dict(raw)
     if odd := next((name for name in ("model", "train") if not isinstance(spec.get(name, {}), dict)), None):
         raise ValueError(f"spec.{odd}")
@@ -225,7 +226,7 @@ def _sizes(raw: Any) -> tuple[int, ...]:
 
 
 def _plain(name: Any) -> str:
-    """A file name of ours: never a path that leads elsewhere."""
+    """Returns a file name after checking that it is one of a rank's data, not a path to elsewhere."""
     if not isinstance(name, str) or not _NAME.match(name):
         raise ValueError(f"file name {name!r}")
     return name

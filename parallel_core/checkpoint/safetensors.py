@@ -1,10 +1,10 @@
-"""The safetensors file format (huggingface.co/docs/safetensors, "Format"): named tensors as bare numbers, no code.
+"""Reads and writes safetensors files (huggingface.co/docs/safetensors, "Format"): named tensors as plain numbers.
 
     8 bytes   N, the length of the header, little-endian
     N bytes   JSON: {name: {"dtype", "shape", "data_offsets": [begin, end]}}, and "__metadata__": {text: text}
-    the rest  the numbers; offsets count from here, and the tensors cover it without gap or overlap
+    the rest  the numbers; offsets count from here, and the tensors cover it without gaps or overlaps
 
-A file is read with suspicion and mapped into memory, so a tensor costs nothing until it is looked at.
+A file's header is fully checked. The file is mapped into memory, so a tensor is not read until it is used.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from parallel_core.checkpoint.manifest import CheckpointError
 from parallel_core.untrusted import PARSE_ERRORS
 
 ITEM = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "I16": 2, "I8": 1, "U8": 1, "BOOL": 1}
-"""Bytes of an element by the format's name of its type."""
+"""The format's name of an element type -> bytes of an element."""
 MAX_HEADER = 100 * 2**20
-"""That of the reference implementation."""
+"""Largest header in bytes, as in the reference implementation."""
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
 
 
 @dataclass(frozen=True)
 class Entry:
-    """One tensor: bytes [begin, end) behind the header."""
+    """One tensor, in bytes [begin, end) after the header."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -42,7 +42,7 @@ class Entry:
 
 
 class SafeTensors:
-    """The tensors of one file. Raises CheckpointError where it is cut short, damaged, or no such file."""
+    """The tensors of one file. Raises CheckpointError if it is truncated, damaged, or not in this format."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -67,7 +67,7 @@ class SafeTensors:
         self._check(size - self._base)
 
     def _check(self, size: int) -> None:
-        """Every byte belongs to one tensor of just that size."""
+        """Raises CheckpointError unless the tensors cover all `size` bytes, each with exactly its own size."""
         at = 0
         for name, entry in sorted(self.entries.items(), key=lambda pair: (pair[1].begin, pair[1].end)):
             if entry.begin != at or entry.end - entry.begin != math.prod(entry.shape) * ITEM[entry.dtype]:
@@ -77,7 +77,7 @@ class SafeTensors:
             raise self._wrong(f"it has {size} bytes of numbers instead of {at}: cut short, or damaged")
 
     def data(self, name: str) -> np.ndarray:
-        """The bytes of a tensor (u1), mapped. Raises CheckpointError where there is none of that name."""
+        """The bytes of a tensor (u1), mapped from the file. Raises CheckpointError if there is none of that name."""
         entry = self.entries.get(name)
         if entry is None:
             raise CheckpointError(f"{self.path} has no {name}.")
@@ -98,9 +98,9 @@ def _entry(raw: Mapping[str, Any]) -> Entry:
 
 
 def open_all(path: Path) -> dict[str, SafeTensors]:
-    """Tensor -> the file that holds it, of a file, or of a folder with one file or an index of several.
+    """Tensor name -> the file that has it, for a file, or a folder with one file or an index of several.
 
-    Raises CheckpointError.
+    Raises CheckpointError if the index or a file is malformed, or a tensor is missing.
     """
     if not path.is_dir():
         return _named(SafeTensors(path))
@@ -123,7 +123,8 @@ def _named(file: SafeTensors) -> dict[str, SafeTensors]:
 
 
 def write(path: Path, tensors: Mapping[str, tuple[str, tuple[int, ...]]], data: Iterable[bytes | memoryview]) -> int:
-    """Writes (element type, shape) by name; `data` yields their numbers, in this order. Returns the file's bytes."""
+    """Writes `tensors`, name -> (element type, shape), whose bytes `data` yields in this order; returns the file's size
+    in bytes."""
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     at = 0
     for name, (dtype, shape) in tensors.items():

@@ -1,4 +1,4 @@
-"""A checkpoint read to its last byte before anybody goes on from it. Free of torch."""
+"""Verifies every byte of a checkpoint before a run resumes from it. Does not import torch."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ BLOCK = 1 << 20
 
 
 def verified(folder: Path) -> Manifest:
-    """The manifest of a checkpoint whose every piece has its sha256. Ranks find a changed byte, too, but only once they
-    load it, and then it is too late to begin from another checkpoint.
+    """Reads all pieces of a checkpoint and compares their SHA-256; returns its manifest.
 
-    Raises CheckpointError, as `read` does, and where a piece was changed or cannot be read.
+    Ranks also detect a changed byte, but only when they load it, too late to begin from another checkpoint. Raises
+    CheckpointError as `read` does, and if a piece was changed or cannot be read.
     """
     manifest = read(folder)
     pieces = [
@@ -40,7 +40,7 @@ def verified(folder: Path) -> Manifest:
 
 
 def _sha256(source: BinaryIO, size: int) -> str:
-    """Of the next `size` bytes."""
+    """The SHA-256 of the next `size` bytes."""
     digest = hashlib.sha256()
     while size > 0 and (block := source.read(min(size, BLOCK))):
         digest.update(block)

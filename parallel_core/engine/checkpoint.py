@@ -179,9 +179,9 @@ class Saver:
         """
         self.wait()
         if self._world is not None:
-            told = torch.zeros(1, device=self._trainer.device.torch)
-            all_reduce(told, self._world).wait()
-            told.item()  # on a GPU, `wait` only queues the collective
+            token = torch.zeros(1, device=self._trainer.device.torch)
+            all_reduce(token, self._world).wait()
+            token.item()  # on a GPU, `wait` only queues the collective
 
     def _write(
         self, done: int, copy: Buffers, stats: Mapping[str, Tensor], scalars: Mapping[str, float], blocked: float

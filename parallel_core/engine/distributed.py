@@ -1,4 +1,4 @@
-"""Process-group set-up: one store, the world, and the smaller groups a rank belongs to."""
+"""Sets up process groups: the store, the world, and the smaller groups that a rank belongs to."""
 
 from __future__ import annotations
 
@@ -31,19 +31,20 @@ from parallel_core.engine.stop import Stopped
 from parallel_core.layout import Layout
 
 TIMEOUT = timedelta(minutes=10)
-"""Of a collective; a hang is found long before by the no-progress watchdog."""
+"""Time limit of a collective; the no-progress watchdog finds a hang long before."""
 
 Near = TypeVar("Near", HostGroup, HostTable)
-"""What ranks of one host talk through."""
+"""Groups through which ranks of one host exchange data in memory."""
 MET = (1, 1 << 16, 1 << 24)
-"""Elements of the messages that groups are first used with: up to 64 MiB, as large as those of a step."""
+"""Elements (fp32) of the first messages of a group: up to 64 MiB, as large as those of a step."""
 
 
 @dataclass(frozen=True)
 class Rendezvous:
-    """Where the ranks of a run find each other. `listen_fd` is a socket the host of the store already listens on.
+    """Where the ranks of a run find each other. `is_host`: this rank hosts the store, `listen_fd`: on a socket that
+    already listens.
 
-    With `port` = 0 and no socket the host takes a free port (`open_store` returns a store that knows it).
+    With `port` = 0 and no socket the host takes a free port, which the store of `open_store` has.
     """
 
     host: str
@@ -52,9 +53,9 @@ class Rendezvous:
     is_host: bool
     listen_fd: int | None = None
     sharing: int = 1
-    """Ranks on one GPU; NCCL refuses several."""
+    """Number of ranks on one GPU; NCCL refuses more than one."""
     node: int | None = None
-    """The first rank of this host, where the ranks are on several; None where all are on one."""
+    """The first rank of this host if the ranks are on several hosts; None if all are on one."""
 
     def open_store(self) -> dist.TCPStore:
         return dist.TCPStore(
@@ -76,21 +77,21 @@ class Groups:
     world: Group = None
     """All ranks."""
     totals: TableGroup = None
-    """All ranks, for the totals of steps. In a pipeline that stays full they travel while ranks are steps apart."""
+    """All ranks, for the totals of steps. In a pipeline that does not flush, ranks may be steps apart in them."""
     tensor: Group = None
     data: Group = None
     links: Mapping[tuple[bool, bool], LinkGroup] = field(default_factory=dict)
-    """(to a higher pipeline rank?, activations?) -> group of the pipeline.
+    """(whether to a higher pipeline rank, whether activations) -> group of the pipeline's ranks.
 
-    In each of them a pair of ranks sends one way and one kind, so that messages are first in, first out and a receive
-    posted early never stands in front of a send (NCCL runs the messages of a pair in order).
+    In each group a pair of ranks sends in one direction and one kind of message. So messages arrive in order, and a
+    receive that is posted early never blocks a send (NCCL executes the messages of a pair in order).
     """
     tied: Group = None
-    """First and last stage of a pipeline, where they share the embedding and stand on two ranks."""
+    """The ranks of the first and last stage of a pipeline if they share the embedding and are different ranks."""
 
 
 def connect(rendezvous: Rendezvous, rank: int, layout: Layout, backend: str, tied: bool = False) -> Groups:
-    """Join the world and make this rank's groups. A world of one needs neither store nor group."""
+    """Joins the world and makes this rank's groups. A world of one rank needs neither store nor groups."""
     if layout.world == 1:
         return Groups()
     store = rendezvous.open_store()
@@ -102,10 +103,10 @@ def connect(rendezvous: Rendezvous, rank: int, layout: Layout, backend: str, tie
 
 
 def meet(groups: Groups, rank: int, layout: Layout, device: torch.device) -> None:
-    """Uses every group once, and every pair of ranks that will send, in an order that all ranks share.
+    """Uses every group, and every pair of ranks that will exchange messages, once, in the same order on all ranks.
 
-    NCCL opens a communicator at its first use, in which the host waits for the other members. Within a step it would
-    wait there for a rank that waits for it: a receive is posted long before what its sender needs to get that far.
+    NCCL opens a communicator at its first use, where the host waits for the other members. Within a step that could
+    deadlock: a receive is posted long before its sender can reach the send, as it may still wait for this rank.
     """
     one, all_of = torch.zeros(1, device=device), torch.empty(layout.world, device=device)
     at_work = groups.tensor, groups.data, groups.tied
@@ -122,8 +123,8 @@ def meet(groups: Groups, rank: int, layout: Layout, device: torch.device) -> Non
 
 
 def use(group: dist.ProcessGroup | HostGroup, device: torch.device, sizes: Sequence[int] = MET) -> None:
-    """Every kind of collective once of each size: NCCL connects the ranks of a group when it first takes a way to send
-    (a ring, a tree: docs.nvidia.com, NCCL, NCCL_RUNTIME_CONNECT), and which it takes goes by kind and size."""
+    """Runs every kind of collective once with each size. NCCL connects the ranks of a group at the first use of an
+    algorithm (ring, tree: docs.nvidia.com, NCCL, NCCL_RUNTIME_CONNECT), which it chooses by kind and size."""
     ranks = size_of(group)
     for size in sizes:
         each = -(-size // ranks)
@@ -135,7 +136,8 @@ def use(group: dist.ProcessGroup | HostGroup, device: torch.device, sizes: Seque
 
 
 def pairs(rank: int, layout: Layout, up: bool) -> list[tuple[int, int]]:
-    """(giver, taker), ascending, of `rank`'s messages to higher pipeline ranks, or to lower ones."""
+    """(sender, receiver), ascending, of the messages that `rank` sends or receives towards higher pipeline ranks (`up`)
+    or towards lower ones."""
     here, found = layout.pipeline_rank(rank), set()
     for other in layout.linked(layout.coords(rank).replica):
         if other != here:
@@ -145,17 +147,17 @@ def pairs(rank: int, layout: Layout, up: bool) -> list[tuple[int, int]]:
 
 
 def groups_of(rank: int, layout: Layout, store: dist.Store, tied: bool = False) -> Groups:
-    """The groups of a rank of the world that was joined; every rank of it asks for those of the same layouts."""
+    """The groups of one rank of the joined world; all ranks must call it for the same layouts."""
     place, replica, tensor = layout.coords(rank)
     pipeline = layout.pipeline_of(rank)
-    ends = {layout.place(0), layout.place(layout.stages - 1)}  # one place, where the pipeline is a V
+    ends = {layout.place(0), layout.place(layout.stages - 1)}  # the same place in a V-shaped pipeline
 
     @lru_cache
     def near(*ranks: int) -> Group:
-        """One group of these ranks, whatever it is for: they begin everything in the same order."""
+        """The group of these ranks, shared by all uses: they start all their collectives in the same order."""
         return near_group(ranks, rank, store)
 
-    # A group is named by how many its members are in already: tensor and data groups, which some lack, come behind.
+    # Torch names a group by how many groups its members are in already: those that some ranks lack come last.
     world = near(*range(layout.world))
     return Groups(
         store=store,
@@ -169,7 +171,7 @@ def groups_of(rank: int, layout: Layout, store: dist.Store, tied: bool = False) 
 
 
 def _links(layout: Layout) -> list[Kind]:
-    """Activations go to where the next stage stands, gradients back: two links on a line, four in a loop or a V."""
+    """The kinds of links: activations go to the next stage, gradients back; two in a line, four in a loop or a V."""
     places = [layout.place(stage) for stage in range(layout.stages)]
     ways = sorted({here < there for here, there in pairwise(places) if here != there}, reverse=True)
     return [(up, True) for up in ways] + [(not up, False) for up in ways]
@@ -177,16 +179,17 @@ def _links(layout: Layout) -> list[Kind]:
 
 @contextmanager
 def joined() -> Iterator[None]:
-    """Around everything that a rank does in the world that it joined: behind it the rank leaves.
+    """A context for all that a rank does in the joined world; at its end the rank leaves the world.
 
-    One that failed stays, where messages are kernels: NCCL's end waits for all of them (pytorch/pytorch pull 141510),
-    and of a receive that was posted ahead nobody may ever send what it waits for. Its process ends, and they with it.
+    After a failure under NCCL it does not leave: destroying NCCL's groups waits for all their kernels
+    (pytorch/pytorch pull 141510), and a receive that was posted ahead may wait for a message that is never sent. The
+    end of the process ends them.
     """
     failed = True
     try:
         yield
         failed = False
-    except Stopped:  # between two steps, all ranks alike
+    except Stopped:  # raised between two steps, on all ranks
         failed = False
         raise
     finally:
@@ -195,13 +198,13 @@ def joined() -> Iterator[None]:
 
 
 def disconnect() -> None:
-    """Leave the world; a no-op where there was none."""
+    """Leaves the world; does nothing if none was joined."""
     if dist.is_initialized():
         dist.destroy_process_group()
 
 
 def shard_group(rank: int, layout: Layout, replicas: Group) -> dist.ProcessGroup | None:
-    """The `replicas` of `rank` as a group of torch's own, for `fully_shard`; every rank asks for its own."""
+    """The `replicas` of `rank` as a torch process group, for `fully_shard`; every rank must call it."""
     if isinstance(replicas, dist.ProcessGroup):
         return replicas
     place, _, tensor = layout.coords(rank)
@@ -209,13 +212,13 @@ def shard_group(rank: int, layout: Layout, replicas: Group) -> dist.ProcessGroup
 
 
 def near_group(ranks: Sequence[int], rank: int, store: dist.Store) -> Group:
-    """The group of global `ranks`, all of which ask for it: CPU ranks of one host talk through memory."""
+    """The group of global `ranks`, all of which must call it: in memory for CPU ranks of one host, else torch's."""
     return _near(open_group, ranks, rank, store)
 
 
 def common_group(ranks: Sequence[int], rank: int, store: dist.Store) -> Group:
-    """`near_group` for groups of which a rank is in more than its neighbour: every rank of the world asks for it, and
-    members alone get it. Torch names a group that its members make by themselves by how many they are in already."""
+    """`near_group` where ranks may be in different numbers of groups: every rank of the world must call it, and only
+    members get the group. Torch names a group made by its members alone by how many groups they are in already."""
     member, near = rank in ranks, None
     if len(ranks) in (1, dist.get_world_size()):
         return near_group(ranks, rank, store) if member else None
@@ -230,14 +233,15 @@ def common_group(ranks: Sequence[int], rank: int, store: dist.Store) -> Group:
 
 
 def common_torch_group(ranks: Sequence[int]) -> dist.ProcessGroup:
-    """One of torch's own, which every rank of the world asks for, members or not: then it has one name on all of them,
-    however many groups each is in already."""
+    """A torch process group that every rank of the world must call for, members or not: then its name is the same on
+    all of them, however many groups each is in."""
     made: dist.ProcessGroup = dist.new_group(list(ranks), timeout=TIMEOUT)
     return made
 
 
 def near_table(ranks: Sequence[int], rank: int, store: dist.Store) -> TableGroup:
-    """What gathers among global `ranks`, all of which ask for it, without their meeting; as `near_group`."""
+    """The group that gathers among global `ranks`, all of which must call it, without synchronising them; else as
+    `near_group`."""
     return _near(open_table, ranks, rank, store)
 
 
@@ -247,7 +251,8 @@ def _near(
     rank: int,
     store: dist.Store,
 ) -> Near | dist.ProcessGroup | None:
-    """What `open_near` opens through memory (None: they are not all on one host), else a group of torch's own."""
+    """What `open_near` opens through memory, or a torch process group if it returns None (the ranks are not all on one
+    host)."""
     near = open_near(ranks, rank, store) if len(ranks) > 1 and dist.get_backend() == "gloo" else None
     return _group(ranks) if near is None else near
 
@@ -255,10 +260,10 @@ def _near(
 def near_links(
     ranks: Sequence[int], kinds: Sequence[Kind], rank: int, store: dist.Store, flushes: bool = True
 ) -> Mapping[Kind, LinkGroup]:
-    """The links of each of `kinds` between global `ranks`, all of which ask for them, as `near_group`.
+    """The links of each of `kinds` between global `ranks`, all of which must call it; as `near_group`.
 
-    A group is for nothing but the messages of its kind; beside a pipeline that stays full the world is at work all the
-    time, so none of them is the world.
+    Each group carries only messages of its kind. In a pipeline that does not flush, the world is in use during the
+    messages, so no link uses the world.
     """
     several = bool(kinds) and len(ranks) > 1 and dist.get_backend() == "gloo"
     if several and (near := open_links(ranks, kinds, rank, store)) is not None:
@@ -267,7 +272,10 @@ def near_links(
 
 
 def _group(ranks: Sequence[int], fresh: bool = False) -> dist.ProcessGroup | None:
-    """The group of global `ranks`, made by its members alone; the world itself where that is who they are."""
+    """The torch process group of global `ranks`, made by its members alone; None for a single rank.
+
+    All ranks together get the world itself unless `fresh`.
+    """
     if len(ranks) < 2:
         return None
     if len(ranks) == dist.get_world_size() and not fresh:

@@ -1,4 +1,4 @@
-"""How much of this run's devices other processes used during the timed steps: whether the timing can be trusted."""
+"""Measures how much other processes used this run's devices in the timed steps, i.e. whether to trust the timing."""
 
 from __future__ import annotations
 
@@ -13,10 +13,12 @@ from parallel_core.observe.host import CpuOthers
 
 
 class Interference:
-    """Every rank of the world calls `start` before the timed steps and `share` behind them (both are collectives)."""
+    """The measurement of one rank. All ranks call `start` before the timed steps and `share` after them; both are
+    collectives."""
 
     def __init__(self, device: Device, group: Group, world: int, node: int = 0) -> None:
-        """`node` tells apart the hosts of the ranks."""
+        """`world` = size of `group`; `node` = number of this rank's host, as cores of different hosts have the same
+        numbers."""
         self._device, self._group, self._world, self._node = device, group, world, node
         self._others: CpuOthers | None = None
 
@@ -27,24 +29,24 @@ class Interference:
         self._others = None if core is None else CpuOthers(core, lambda: pids)
 
     def share(self) -> float | None:
-        """Of the device that others used most, 0 .. 1: the rank on it holds up all others. None where it is not known
-        (a rank with a GPU of its own, or that is not bound to one core)."""
+        """The share, 0 .. 1, of the device that others used most, whose rank delays all ranks. None if unknown (a rank
+        with a GPU of its own, or not bound to one core)."""
         mine = float("nan") if self._others is None else self._others.share()
         if self._device.sharing > 1:
-            mine = 1 - 1 / self._device.sharing  # other ranks of this run, as good as others
+            mine = 1 - 1 / self._device.sharing  # other ranks of this run on the device disturb it like other processes
         shares = [share for (share,) in self._exchange([mine])]
         return None if any(map(isnan, shares)) else max(shares)
 
     def total(self, mine: float) -> float:
-        """The sum of every rank's number (a collective, too)."""
+        """The sum of the numbers of all ranks (a collective)."""
         return self.totals([mine])[0]
 
     def totals(self, mine: list[float]) -> list[float]:
-        """The sums of every rank's numbers, one by one (a collective, too)."""
+        """The element-wise sums of the numbers of all ranks (a collective)."""
         return [sum(column) for column in zip(*self._exchange(mine), strict=True)]
 
     def _exchange(self, mine: list[float]) -> list[list[float]]:
-        """The numbers of every rank, in rank order."""
+        """The numbers of all ranks, in rank order."""
         if self._group is None:
             return [mine]
         given = torch.tensor(mine, dtype=torch.float64, device=self._device.torch)

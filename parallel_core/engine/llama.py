@@ -1,8 +1,8 @@
-"""Llama weights (Touvron et al. 2023) in and out: the safetensors layout of Hugging Face <-> this engine's parameters.
+"""Imports and exports Llama weights (Touvron et al. 2023) in the safetensors layout of Hugging Face.
 
-Theirs keeps queries, keys and values apart, and gate and up; ours stores them group by group and pair by pair (see
-models.gpt). Both turn the pairs (i, i + dim / 2) of a head. Nothing is computed: importing what was exported gives the
-same bits. A tensor is mapped, rearranged and written before the next one is looked at.
+Their layout has separate tensors for queries, keys and values, and for gate and up; this engine interleaves them by
+group and by pair (see models.gpt). In both, RoPE rotates the pairs (i, i + dim / 2) of a head. Values are only
+rearranged, so importing an export gives the same bits. One tensor at a time is in memory.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ TYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16
 _NAMES = {dtype: name for name, dtype in TYPES.items()}
 CONFIG = "config.json"
 EPS = 1e-5
-"""Of RMSNorm, in this engine."""
+"""Epsilon of this engine's RMSNorm."""
 
 _ABLE: dict[str, tuple[Any, ...]] = {
     "model_type": ("llama",),
@@ -41,25 +41,25 @@ _ABLE: dict[str, tuple[Any, ...]] = {
     "partial_rotary_factor": (1, None),
     "rms_norm_eps": (EPS,),
 }
-"""What a config.json may say of a model that this engine has."""
+"""Field of config.json -> the values that this engine supports."""
 _ROPE_FIELDS = ("rope_parameters", "rope_scaling")
-"""Where it says how RoPE turns: transformers 5 writes the first, its base included, earlier ones the second."""
+"""Fields with RoPE's settings: transformers 5 writes the first, which includes the base, earlier ones the second."""
 _ROPE_ABLE: dict[str, tuple[Any, ...]] = {
     "rope_type": ("default",),
     "type": ("default",),
     "partial_rotary_factor": (1, None),
 }
-"""What either of them may say; a key that is left out says the first."""
+"""Key in these fields -> the supported values; the first is the default."""
 _OLDEST_ROPE_BASE = 10_000.0
-"""Of the first Llamas, whose config.json has no base at all."""
+"""Base of the first Llamas, whose config.json has none."""
 
 Get = Callable[[str], Tensor]
-"""A full tensor by name."""
+"""Returns the full tensor of a name."""
 
 
 def model_of(config: Mapping[str, Any], seq: int) -> dict[str, Any]:
-    """Fields of ModelSpec from a config.json; sequences of `seq` tokens. Raises CheckpointError where it is no Llama
-    that this engine has."""
+    """The fields of ModelSpec from a config.json, for sequences of `seq` tokens. Raises CheckpointError if this engine
+    does not support the model."""
     for key, able in _ABLE.items():
         if config.get(key) not in able:
             raise CheckpointError(f"{CONFIG} has {key}={config.get(key)!r}; this engine has {able[0]!r}.")
@@ -87,16 +87,17 @@ def model_of(config: Mapping[str, Any], seq: int) -> dict[str, Any]:
 
 
 def _rope_base(config: Mapping[str, Any]) -> float:
-    """The base of RoPE's angles, wherever a config.json has it. Raises CheckpointError where it turns otherwise."""
+    """The base of RoPE's angles from any of the fields that may have it. Raises CheckpointError if RoPE is scaled, or
+    the fields contradict each other."""
     bases = {"rope_theta": config.get("rope_theta")}
     for field in _ROPE_FIELDS:
-        told = {} if config.get(field) is None else config[field]
-        if not isinstance(told, dict):
-            raise CheckpointError(f"{CONFIG} has {field}={told!r}; it must be null or an object with named fields.")
+        rope = {} if config.get(field) is None else config[field]
+        if not isinstance(rope, dict):
+            raise CheckpointError(f"{CONFIG} has {field}={rope!r}; it must be null or an object with named fields.")
         for key, able in _ROPE_ABLE.items():
-            if told.get(key, able[0]) not in able:
-                raise CheckpointError(f"{CONFIG} has {field}.{key}={told[key]!r}; this engine has {able[0]!r}.")
-        bases[f"{field}.rope_theta"] = told.get("rope_theta")
+            if rope.get(key, able[0]) not in able:
+                raise CheckpointError(f"{CONFIG} has {field}.{key}={rope[key]!r}; this engine has {able[0]!r}.")
+        bases[f"{field}.rope_theta"] = rope.get("rope_theta")
     known = {field: _number(field, base) for field, base in bases.items() if base is not None}
     if len(set(known.values())) > 1:
         said = " and ".join(f"{field}={base:g}" for field, base in known.items())
@@ -106,15 +107,15 @@ def _rope_base(config: Mapping[str, Any]) -> float:
     return next(iter(known.values()), _OLDEST_ROPE_BASE)
 
 
-def _number(field: str, told: Any) -> float:
+def _number(field: str, value: Any) -> float:
     try:
-        return float(told)
+        return float(value)
     except PARSE_ERRORS as error:
-        raise CheckpointError(f"{CONFIG} has {field}={told!r}; it must be a number.") from error
+        raise CheckpointError(f"{CONFIG} has {field}={value!r}; it must be a number.") from error
 
 
 def config_of(model: ModelSpec) -> dict[str, Any]:
-    """The config.json of a model. Raises CheckpointError where it is no Llama."""
+    """The config.json of a model. Raises CheckpointError if it is not a Llama."""
     llama = {"kind": "gpt", "positions": "rope", "activation": "swiglu", "norm": "rmsnorm", "bias": False}
     if wrong := [name for name, value in llama.items() if getattr(model, name) != value]:
         name = wrong[0]
@@ -140,7 +141,7 @@ def config_of(model: ModelSpec) -> dict[str, Any]:
 
 
 def ours(model: ModelSpec, name: str, get: Get) -> Tensor:
-    """Our parameter `name` out of theirs."""
+    """This engine's parameter `name` from Hugging Face's tensors."""
     unit, layer, _ = name.rsplit(".", 2)
     if unit == "embed":
         return get("model.embed_tokens.weight")
@@ -165,7 +166,7 @@ _SAME = {
 
 
 def theirs(model: ModelSpec, get: Get) -> Iterator[tuple[str, Tensor]]:
-    """Every tensor of theirs out of ours, in layer order."""
+    """Yields Hugging Face's tensors (name, tensor) from this engine's parameters, in layer order."""
     kv, dim = GptOutline(model).kv_heads, GptOutline(model).head_dim
     yield "model.embed_tokens.weight", get("embed.token.weight")
     for i in range(model.layers):
@@ -186,9 +187,9 @@ def theirs(model: ModelSpec, get: Get) -> Iterator[tuple[str, Tensor]]:
 
 
 def import_weights(path: Path, out: Path, seq: int) -> tuple[RunSpec, Manifest]:
-    """Makes a checkpoint of step 0 in the folder `out` from a folder of Llama weights; any layout can go on from it.
+    """Writes a checkpoint of step 0 to the folder `out` from a folder of Llama weights; any layout can start from it.
 
-    Raises CheckpointError where the weights are damaged, lack a tensor, or are no Llama of this engine's.
+    Raises CheckpointError if the weights are damaged, lack a tensor, or are not of a Llama that this engine supports.
     """
     spec = _spec(_config(path), seq)
     files = safetensors.open_all(path)
@@ -202,7 +203,7 @@ def import_weights(path: Path, out: Path, seq: int) -> tuple[RunSpec, Manifest]:
         dtype, data = TYPES[entry.dtype], bytearray(files[name].data(name))
         return (torch.frombuffer(data, dtype=dtype) if data else torch.empty(0, dtype=dtype)).view(entry.shape)
 
-    dtype = get("model.norm.weight").dtype  # small, and of the type of them all
+    dtype = get("model.norm.weight").dtype  # a small tensor; all have the same type
     made: dict[str, Share] = {
         f"value/{name}": Made(shape, dtype, partial(_of_shape, spec.model, name, shape, get))
         for name, shape in parameter_shapes(spec.model).items()
@@ -215,7 +216,7 @@ def import_weights(path: Path, out: Path, seq: int) -> tuple[RunSpec, Manifest]:
 
 
 def _spec(config: Mapping[str, Any], seq: int) -> RunSpec:
-    """Raises CheckpointError where no run can have such a model."""
+    """The spec with the model of a config.json. Raises CheckpointError if no run can have such a model."""
     try:
         return RunSpec.model_validate({"model": model_of(config, seq)})
     except ValidationError as error:
@@ -238,7 +239,7 @@ def _config(path: Path) -> dict[str, Any]:
 def _of_shape(model: ModelSpec, name: str, shape: tuple[int, ...], get: Get) -> Tensor:
     try:
         tensor = ours(model, name, get)
-    except RuntimeError as error:  # what it is put together from has other sizes
+    except RuntimeError as error:  # the tensors that it is combined from have other sizes
         raise CheckpointError(f"The weights for {name} do not fit {CONFIG}: {error}.") from error
     if tuple(tensor.shape) != shape:
         raise CheckpointError(f"The weights for {name} have shape {tuple(tensor.shape)}; {CONFIG} says {shape}.")
@@ -246,9 +247,10 @@ def _of_shape(model: ModelSpec, name: str, shape: tuple[int, ...], get: Get) -> 
 
 
 def export_weights(path: Path, out: Path) -> int:
-    """Writes the values of the checkpoint `path` to the folder `out` as Llama weights; returns the file's bytes.
+    """Writes the values of the checkpoint `path` to the folder `out` as Llama weights; returns the file's size in
+    bytes.
 
-    Raises CheckpointError where the checkpoint is damaged or holds no Llama.
+    Raises CheckpointError if the checkpoint is damaged or does not contain a Llama.
     """
     manifest = read(path)
     try:

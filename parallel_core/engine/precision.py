@@ -1,4 +1,4 @@
-"""Mixed precision (Micikevicius et al. 2018): number types of a run, and dynamic loss scaling.
+"""Number types of a run in mixed precision (Micikevicius et al. 2018), and dynamic loss scaling.
 
 bf16 and fp16 run forward, backward and every activation message in 16 bits. Gradients are accumulated over
 micro-batches, reduced over replicas, normed and clipped in fp32 (Megatron-LM's `accumulate_allreduce_grads_in_fp32`),
@@ -16,10 +16,10 @@ from torch import Tensor
 from parallel_core.spec import TrainSpec
 
 DTYPES = {"fp32": torch.float32, "fp64": torch.float64, "bf16": torch.bfloat16, "fp16": torch.float16}
-"""Number type of parameters and activations."""
+"""Precision -> number type of parameters and activations."""
 
 LEAST_SCALE = 1.0
-"""A loss scale never falls below it: what overflows unscaled is not mended by scaling."""
+"""The smallest loss scale: what overflows without scaling cannot be helped by it."""
 
 
 def main_dtype(compute: torch.dtype) -> torch.dtype:
@@ -28,14 +28,15 @@ def main_dtype(compute: torch.dtype) -> torch.dtype:
 
 
 class LossScale:
-    """The factor that the gradient of the loss starts from, so that small fp16 gradients do not become 0.
+    """The factor on the loss's gradient that keeps small fp16 gradients from becoming 0; fixed at 1 unless fp16.
 
     It falls by `loss_scale_backoff` when a step's gradients overflow (the step is skipped) and rises by
-    `loss_scale_growth` after `loss_scale_window` good steps in a row (Micikevicius et al. 2018, section 3.2). Every
-    rank feeds it the same global norm, so all ranks hold the same scale without a message. 1 and fixed unless fp16.
+    `loss_scale_growth` after `loss_scale_window` good steps in a row (Micikevicius et al. 2018, section 3.2). All ranks
+    judge by the same global norm, so they hold the same scale without a message.
 
-    What overflows depends on the size of the micro-batch, whose weight gradients have 16 bits before they are added up
-    in 32: a run that goes on with larger ones may skip steps that smaller ones take, whatever else its layout is.
+    Whether gradients overflow depends on the size of the micro-batch, whose weight gradients have 16 bits before they
+    are accumulated in 32: a run that resumes with larger micro-batches may skip steps that it would not have skipped
+    with smaller ones, in any layout.
     """
 
     def __init__(self, train: TrainSpec) -> None:
@@ -48,19 +49,19 @@ class LossScale:
         """Steps skipped so far."""
 
     def seed(self, loss: Tensor) -> Tensor | None:
-        """The gradient that backward starts from at `loss`; None = 1."""
+        """The gradient at `loss` that backward starts from; None stands for 1."""
         return None if self.value == 1.0 else torch.full_like(loss, self.value)
 
     def judge(self, norm: float) -> bool:
-        """Whether a step with this gradient norm (as scaled) is taken; moves the scale.
+        """Whether a step with this scaled gradient norm is taken; adapts the scale.
 
-        Raises FloatingPointError where gradients are not finite although the scale can fall no further.
+        Raises FloatingPointError if gradients are not finite although the scale is at LEAST_SCALE.
         """
         if not self.dynamic:
             return True
         if math.isfinite(norm):
             self.good += 1
-            if self.good >= self._train.loss_scale_window:  # more, where a run goes on with a shorter window
+            if self.good >= self._train.loss_scale_window:  # > if the run resumed with a shorter window
                 self.value, self.good = self.value * self._train.loss_scale_growth, 0
             return True
         if self.value <= LEAST_SCALE:
@@ -73,9 +74,9 @@ class LossScale:
         return False
 
     def state(self) -> dict[str, float]:
-        """What a checkpoint must hold to go on with the same scale."""
+        """The numbers that a checkpoint needs to continue with the same scale."""
         return {"value": self.value, "good": self.good, "skipped": self.skipped}
 
     def restore(self, state: dict[str, float]) -> None:
-        """Go on from what `state` returned."""
+        """Sets what `state` returned."""
         self.value, self.good, self.skipped = state["value"], int(state["good"]), int(state["skipped"])

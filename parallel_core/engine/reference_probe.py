@@ -1,8 +1,8 @@
-"""The reference work beside the timed steps of a run: how fast its devices were then, whatever the profile saw.
+"""Does the reference work between the timed steps of a run, to measure how fast its devices were at that time.
 
-On all devices at once, and now and then on one of them alone right behind that: within a few milliseconds no host
-drifts, so what the work takes longer in company is what the devices take from each other (a core that two of them are
-halves of, the memory bus), and the rest of what differs between runs is the host's own pace.
+All devices do it at once; every ALONE_EVERY times one of them then does it alone. A host's speed does not drift within
+a few milliseconds, so the additional time together is what the devices take from each other (two of them may be
+threads of one core, or share the memory bus). All other differences between runs are changes of the host's speed.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from parallel_core.observe.reference import Reference
 from parallel_core.spec import RunSpec
 
 BUDGET = 0.04
-"""Of the time of the steps that the work may take; where they are short, it runs behind every few of them."""
+"""Share of the steps' time that the work may take; after short steps it is done only every few steps."""
 ALONE_EVERY = 2
-"""Times that all do the work to one that somebody does it alone."""
+"""How often all ranks do the work for each time that one of them does it alone."""
 
 
 class ProbeReading(NamedTuple):
-    """Processor seconds of the work of this rank, with all at work and alone (None where it was not its turn), and the
-    seconds that both kept it from its next step."""
+    """Processor seconds of the work on this rank, `together` with all ranks and `alone` (None if it was not its turn),
+    and `lasted`, the wall seconds by which both delayed the next step."""
 
     together: float
     alone: float | None
@@ -32,21 +32,21 @@ class ProbeReading(NamedTuple):
 
 
 class ReferenceProbe:
-    """Every rank of the world calls `behind` behind each timed step.
+    """The reference work of one rank. Every rank of the world calls `behind` after each timed step.
 
-    All ranks do the work at once, so that the devices are as busy as in a step, now and then one alone, and go on
-    together. Not on CUDA, and not where the pipeline stays full: no moment lies between two steps there.
+    All ranks do the work at once, so that the devices are as busy as in a step; at times one does it alone; then all
+    continue together. It is not done on CUDA, nor in a pipeline that does not flush, which is never between two steps.
     """
 
-    def __init__(self, spec: RunSpec, device: Device, neighbours: Interference, rank: int = 0) -> None:
+    def __init__(self, spec: RunSpec, device: Device, interference: Interference, rank: int = 0) -> None:
         self._on = spec.trace.reference and device.kind == "cpu" and spec.parallel.flushes
-        self._neighbours, self._rank, self._world = neighbours, rank, spec.parallel.world
+        self._interference, self._rank, self._world = interference, rank, spec.parallel.world
         self._reference: Reference | None = None
         self._count, self._due, self._times = 0, 1, 0
         self._steps = self._spent = 0.0
 
     def behind(self, seconds: float) -> ProbeReading | None:
-        """What the work took behind a step of `seconds`; None where none is due."""
+        """Does the work after a step of `seconds` if it is due; returns what it took, else None."""
         self._count += 1
         self._steps += seconds
         if not self._on or self._count < self._due:
@@ -59,12 +59,12 @@ class ReferenceProbe:
         return ProbeReading(together, alone, lasted)
 
     def _in_turn(self) -> float | None:
-        """Once all have done it, every now and then one of them again while the others wait: each in its turn."""
+        """Does the work alone while the other ranks wait, if it is this rank's turn; ranks take turns."""
         turn, beyond = divmod(self._times, ALONE_EVERY)
         self._times += 1
         if self._world == 1 or beyond:
             return None
-        self._neighbours.total(0.0)
+        self._interference.total(0.0)
         return self._work() if turn % self._world == self._rank else None
 
     def _work(self) -> float:
@@ -73,7 +73,7 @@ class ReferenceProbe:
         return self._reference.once()
 
     def _agree(self, spent: float) -> None:
-        """The step behind which it is due again, the same on all ranks: they go by their sums."""
-        spent, steps = self._neighbours.totals([spent, self._steps])
+        """Sets after which step the work is next due; the same on all ranks, as it follows from their sums."""
+        spent, steps = self._interference.totals([spent, self._steps])
         affordable = math.ceil(spent * self._count / (BUDGET * steps)) if steps > 0 else 0
         self._due = max(self._count + 1, affordable)

@@ -1,4 +1,4 @@
-"""What a rank tells the outside: turns steps into the frames of observe.records."""
+"""Reports what a rank does: turns its steps into the records of observe.records."""
 
 from __future__ import annotations
 
@@ -40,13 +40,13 @@ from parallel_core.spec import RunSpec
 log = logging.getLogger(__name__)
 
 FLUSH_S = 0.25
-"""Points wait at most this long (and the end of the step that is under way)."""
+"""Longest time in seconds before points are written, plus the rest of the current step."""
 LOG_S = 5.0
-"""A rank's log gets the first step, the last one, and between them a line this often."""
+"""Interval in seconds of the lines in a rank's log between those of the first and the last step."""
 
 
 class StepTimes:
-    """Wall time from the end of one step to the end of the next; those after `warmup` steps are kept."""
+    """Measures wall time from the end of one step to the end of the next; keeps the times after `warmup` steps."""
 
     def __init__(self, warmup: int) -> None:
         self.timed: list[float] = []
@@ -54,15 +54,15 @@ class StepTimes:
         self._last = time.perf_counter()
 
     def restart(self) -> None:
-        """The next step is measured from now."""
+        """Measures the next step from now on."""
         self._last = time.perf_counter()
 
     def leave_out(self, seconds: float) -> None:
-        """So long the rank did something else since the last step: no part of the next one."""
+        """Excludes `seconds` that the rank spent on other work since the last step."""
         self._last += seconds
 
     def ended(self) -> float:
-        """A step has ended: its seconds."""
+        """Ends a step; returns its seconds."""
         now = time.perf_counter()
         took, self._last = now - self._last, now
         if self._count >= self._warmup:
@@ -72,7 +72,7 @@ class StepTimes:
 
 
 class Reporter:
-    """Emits the records of one rank, and says the same in words in its log; run-level series come from rank 0 alone."""
+    """Emits the records of one rank, and logs them in words; only rank 0 emits the run-level series."""
 
     def __init__(
         self, spec: RunSpec, rank: int, sink: Sink, device: Device, asked: TraceRequests | None = None
@@ -86,7 +86,7 @@ class Reporter:
         self._peak: Peak | None = None
         self._print: Print | None = None
         self.clock = Clock()
-        """What times that leave the rank are told by."""
+        """The clock to which times in records are converted."""
         self._checks: list[float] = []
         self._references: list[float] = []
         self._company: list[float] = []
@@ -111,8 +111,8 @@ class Reporter:
         )
 
     def profiled(self, step: int, scope: Scope) -> AbstractContextManager[None]:
-        """Around a step: torch.profiler looks at it where the spec, or somebody by now, says so; or the allocator's
-        history is kept."""
+        """A context for one step, in which torch.profiler records it if the spec or a user asks for that, or the CUDA
+        allocator's history is recorded if a user asks for that."""
         self._wish = self._asked.at(step) if self._asked else None
         how = self._wish.how if self._wish else "spans"
         if how == "memory" and self._device.kind == "cuda":
@@ -127,7 +127,7 @@ class Reporter:
         return profiled(step, scope, self._device, self._sink)
 
     def wished(self, step: int) -> bool:
-        """Whether somebody asked for the spans of this step; a profiled one ends only with its export."""
+        """Whether a user asked for the spans of this step (a profiled step would end only with its export)."""
         return self._wish is not None and self._wish.step == step and self._wish.how == "spans"
 
     def phase(self, phase: str, step: int) -> None:
@@ -135,15 +135,15 @@ class Reporter:
         self._sink.emit("phase", phase=phase, step=step)
 
     def peak(self, own: Peak, total: float) -> None:
-        """What utilisation is held against from now on: `own` of this rank's device, FLOP/s `total` of all devices."""
+        """Sets the peak for utilisation: `own` = that of this rank's device, `total` = FLOP/s of all devices."""
         log.info("peak %.4g GFLOP/s (%s)", own.flops_per_s / 1e9, own.source)
         self._peak = Peak(total, own.source)
 
     def step(
         self, step: int, known: Sequence[Totals], took: float, staleness: Staleness | None, lr: float, *, last: bool
     ) -> None:
-        """The points of one step, and of the `known` totals; written when FLUSH_S have passed, with the first step and
-        with the last."""
+        """Adds the points of one step and of the `known` totals. Writes them with the first and the last step, and
+        whenever FLUSH_S have passed. `took` = the step's seconds."""
         now = time.time()
         values = {"rank_step_time": took}
         if staleness is not None:
@@ -171,12 +171,12 @@ class Reporter:
     def _speeds(self, took: float) -> dict[str, float]:
         return self._work.speeds(took, self._peak.flops_per_s if self._peak else None)
 
-    def reference(self, step: int, told: ProbeReading) -> None:
-        """What the reference work took behind the step."""
-        self._add(step, time.time(), {"reference_time": told.together})
-        self._references.append(told.together)
-        if told.alone:
-            self._company.append(told.together / told.alone)
+    def reference(self, step: int, reading: ProbeReading) -> None:
+        """Adds what the reference work after the step took."""
+        self._add(step, time.time(), {"reference_time": reading.together})
+        self._references.append(reading.together)
+        if reading.alone:
+            self._company.append(reading.together / reading.alone)
 
     def _of_all_ranks(self, totals: Totals) -> dict[str, float]:
         values = {"loss": totals.loss, "grad_norm": totals.grad_norm}
@@ -189,7 +189,7 @@ class Reporter:
             self._points.setdefault(name, []).append((step, now, value))
 
     def flush(self) -> None:
-        """Write the points that wait, if any: also those of the steps before a fault."""
+        """Writes the points that have been added since the last time, if any."""
         if not self._points:
             return
         blob = b"".join(np.array(rows, dtype=POINT).tobytes() for rows in self._points.values())
@@ -199,14 +199,14 @@ class Reporter:
 
     @contextmanager
     def flushed(self) -> Iterator[None]:
-        """Whatever happens inside, no points of the steps before it are lost."""
+        """A context at whose end points are written, also after a fault."""
         try:
             yield
         finally:
             self.flush()
 
     def fingerprint(self, found: Print) -> None:
-        """All replicas were equal; of rank 0, which numbers they have."""
+        """Keeps a check in which all replicas were equal, for the summary; rank 0 logs the fingerprint."""
         self._print = found
         self._checks.append(found.seconds)
         if self._rank == 0:
@@ -230,7 +230,7 @@ class Reporter:
         )
 
     def _within(self) -> dict[str, int]:
-        """The header's `clock_within`, where the clock of another host was compared with that of rank 0."""
+        """The header's `clock_within`, if this rank's clock was compared with that of rank 0's host; else {}."""
         return {} if self.clock.within is None else {"clock_within": self.clock.within}
 
     def summary(self, times: StepTimes, others: float | None) -> None:
@@ -241,7 +241,7 @@ class Reporter:
         self._sink.emit("summary", steps=steps, timed=timed, cpu_others=others, params_total=total, peak=peak, **more)
 
     def _equal(self) -> dict[str, Any]:
-        """The summary's `fingerprint`, where there is one."""
+        """The summary's `fingerprint`; {} if nothing was compared."""
         found = self._print
         if found is None:
             return {}
@@ -250,14 +250,14 @@ class Reporter:
         return {"fingerprint": {"step": found.step, "checks": len(self._checks), "seconds": seconds, **numbers}}
 
     def _reference(self) -> dict[str, Any]:
-        """The summary's `reference`, where the work was done."""
+        """The summary's `reference`; {} if the reference work was not done."""
         if not self._references:
             return {}
         company = {"company": float(np.median(self._company)), "alone": len(self._company)} if self._company else {}
         return {"reference": {"seconds": expected(self._references), "times": len(self._references), **company}}
 
     def _staleness(self) -> dict[str, Any]:
-        """The summary's `staleness`, mean and most over all steps, where anything can be stale."""
+        """The summary's `staleness`, mean and maximum over all steps; {} if the pipeline flushes."""
         if not self._stale:
             return {}
         mean = sum(step.mean for step in self._stale) / len(self._stale)

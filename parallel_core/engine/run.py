@@ -1,4 +1,4 @@
-"""A training run on one rank, from its groups to its last step; what happened is reported as records."""
+"""Runs the training of one rank, from joining its groups to its last step, and reports it as records."""
 
 from __future__ import annotations
 
@@ -42,10 +42,10 @@ def run_rank(
     corpus_cache: Path | None = None,
     saves: CheckpointConfig | None = None,
 ) -> None:
-    """Train to the end, from step 0 or from a checkpoint. `saves` None: nothing is saved, and SIGTERM just kills.
+    """Trains to the last step, from step 0 or from a checkpoint. `saves` None: saves nothing, and SIGTERM kills.
 
-    Raises Stopped where SIGTERM ended it in good order before its last step was done, else what went wrong; whoever
-    started the rank reports it.
+    Raises Stopped if it saved and ended on SIGTERM before its last step was done. Other exceptions are faults, which
+    the caller reports.
     """
     spec = broken(spec)
     if spec.train.deterministic:
@@ -67,30 +67,30 @@ def run_rank(
         if first == spec.train.steps:
             _end(trainer, report, saver)
             return
-        neighbours = Interference(device, groups.world, trainer.layout.world, rendezvous.node or 0)
-        _train(trainer, report, neighbours, first, saver, Fingerprints(trainer, groups.world))
+        interference = Interference(device, groups.world, trainer.layout.world, rendezvous.node or 0)
+        _train(trainer, report, interference, first, saver, Fingerprints(trainer, groups.world))
 
 
 def lets_go_of_weights(spec: RunSpec) -> bool:
-    """Whether a backward of LSTMs must find the weights as they are by then, not as its forward left them: gathered
-    once more, or updated in between."""
+    """Whether the backward of LSTMs must use the weights at that time, not the copy that their forward kept: ZeRO-3
+    gathers them again, and without a flush they may be updated in between."""
     return spec.model.kind == "gnmt" and (spec.parallel.zero == 3 or TRAITS[spec.parallel.schedule].sync == "none")
 
 
 def _prepare(trainer: Trainer, first: int, saves: bool, store: dist.Store | None) -> None:
-    """What comes before the step `first`: hosts agree on it by their `store` (None: there is one), devices rehearse."""
+    """Prepares the step `first`: hosts agree on it through `store` (None: there is one host), devices rehearse."""
     if store is not None:
         _agree(store, trainer.rank, first if saves else None)
     if is_due(trainer):
         trainer.progress.at(-1, "rehearsing")
         rehearse(trainer, first)
-        of_gpu(trainer.device, trainer.spec.train.precision)  # a pipeline that stays full is never idle from now on
+        of_gpu(trainer.device, trainer.spec.train.precision)  # now, as a pipeline without flushes is never idle later
 
 
 def _take_up(
     trainer: Trainer, saves: CheckpointConfig | None, sink: Sink, world: Group
 ) -> tuple[int, checkpoint.Saver | None]:
-    """(the first step to train, what saves) as `saves` says."""
+    """Loads the checkpoint to resume from, if any; returns (the first step to train, the saver or None)."""
     if saves is None:
         return 0, None
     first = 0
@@ -102,20 +102,22 @@ def _take_up(
 
 
 def _agree(store: dist.Store, rank: int, first: int | None) -> None:
-    """Ranks on several hosts begin with the same step, and save all or none (None): what their hosts say they share is
-    one folder. Raises CheckpointError where it is not."""
-    told = "saves nothing" if first is None else f"begins with step {first}"
+    """Checks that all ranks begin with the same step, or all save nothing (`first` None).
+
+    Raises CheckpointError if not: then the checkpoint folder that the hosts are to share is not the same on all.
+    """
+    mine = "saves nothing" if first is None else f"begins with step {first}"
     if rank == 0:
-        store.set("begins", told)
-    elif (zero := store.get("begins").decode()) != told:
+        store.set("begins", mine)
+    elif (zero := store.get("begins").decode()) != mine:
         raise CheckpointError(
-            f"Rank 0 {zero}, rank {rank} {told}: the hosts of a run must have one folder of checkpoints, or none."
+            f"Rank 0 {zero}, rank {rank} {mine}: the hosts of a run must have one folder of checkpoints, or none."
         )
 
 
 class Done(NamedTuple):
-    """A step that has been trained, `first` being the first one of the attempt; `known` are the totals known by then,
-    `took` its seconds."""
+    """A step that has been trained. `first` = first step of the attempt, `known` = the totals that became known with
+    it, `took` = its seconds, `metered` = whether its memory was metered."""
 
     step: int
     first: int
@@ -127,7 +129,7 @@ class Done(NamedTuple):
 def _train(
     trainer: Trainer,
     report: Reporter,
-    neighbours: Interference,
+    interference: Interference,
     first: int,
     saver: checkpoint.Saver | None,
     prints: Fingerprints,
@@ -135,11 +137,11 @@ def _train(
     spec, timed_from = trainer.spec, first_timed(trainer.spec, first)
     metered = metered_step(spec, first)
     times, followed = StepTimes(timed_from - first), followed_steps(spec, first)
-    beside = ReferenceProbe(spec, trainer.device, neighbours, trainer.rank)
+    probe = ReferenceProbe(spec, trainer.device, interference, trainer.rank)
     report.phase("warmup" if timed_from > first else "timed", first)
     for step in range(first, spec.train.steps):
         if step == timed_from:
-            _begin_timed(trainer, report, neighbours, step if step > first else None)
+            _begin_timed(trainer, report, interference, step if step > first else None)
             times.restart()
         with report.profiled(step, trainer.scope):
             known, meter = trainer.metered_step(step) if step in followed else (trainer.advance(step), None)
@@ -148,33 +150,33 @@ def _train(
             report.memory(step, meter)
         stop = _tell(trainer, report, Done(step, first, known, took, meter is not None), prints)
         if step >= timed_from:
-            _refer(beside, report, times, step, took)
+            _refer(probe, report, times, step, took)
         _save(saver, report, step + 1, stop, spec.train.steps)
-    others = neighbours.share()
+    others = interference.share()
     _finish(trainer, report, metered, saver)
     report.summary(times, others)
     report.phase("done", spec.train.steps)
 
 
 def _end(trainer: Trainer, report: Reporter, saver: checkpoint.Saver | None) -> None:
-    """An earlier attempt trained every step, and was cut off before it could say so: only the end is left. There is no
-    summary: what it measured of the steps went with it."""
+    """Ends a run of which an earlier attempt trained every step but was killed before its end. There is no summary, as
+    that attempt's measurements are lost."""
     steps = trainer.spec.train.steps
     _finish(trainer, report, metered_step(trainer.spec, steps), saver)
     report.phase("done", steps)
 
 
-def _refer(beside: ReferenceProbe, report: Reporter, times: StepTimes, step: int, took: float) -> None:
-    """The reference work behind a timed step, where it is due; its time is no part of any step's."""
-    if (done := beside.behind(took)) is not None:
+def _refer(probe: ReferenceProbe, report: Reporter, times: StepTimes, step: int, took: float) -> None:
+    """Does the reference work after a timed step if it is due; its time is not counted in any step."""
+    if (done := probe.behind(took)) is not None:
         report.reference(step, done)
         times.leave_out(done.lasted)
 
 
 def _finish(trainer: Trainer, report: Reporter, metered: int, saver: checkpoint.Saver | None) -> None:
-    """Behind the last step: the end of what is being saved, then the metered step, where none of the others was to be.
+    """After the last step: waits for the last checkpoint, then runs the metered step if no trained step was metered.
 
-    It may fail, for want of memory above all, and its failure ends every rank: what was trained is kept by then.
+    The metered step may fail, most likely for lack of memory, which ends every rank; by then the checkpoint is saved.
     """
     if saver is not None:
         saver.wait_published()
@@ -183,41 +185,41 @@ def _finish(trainer: Trainer, report: Reporter, metered: int, saver: checkpoint.
 
 
 def _tell(trainer: Trainer, report: Reporter, done: Done, prints: Fingerprints) -> bool:
-    """Spans, points and fingerprint of a step, as they are due; whether somebody said stop."""
+    """Reports spans, points and fingerprint of a step as they are due; returns whether a stop was requested."""
     spec, step = trainer.spec, done.step
     if is_traced(spec, step, done.first) or (not done.metered and report.wished(step)):
-        # first of all: the span of the step ends when it is asked for
+        # before anything else, as the recorder ends the step's span at this call
         report.spans(step, trainer.recorder)
     elif is_traced(spec, step + 2, done.first):
-        report.clock.tie()  # takes from the next step, which nobody looks at, and not from the one behind it
+        report.clock.tie()  # its time falls into the next step, which is not traced, not into the traced one after it
     stop = trainer.pace.stopping
     last = stop or step + 1 == spec.train.steps
     report.step(step, done.known, done.took, trainer.pace.staleness, trainer.optimizer.lr, last=last)
-    if prints.due(step):  # before the checkpoint: none is kept of replicas that differ
+    if prints.due(step):  # before the checkpoint, so that none is saved of replicas that differ
         report.fingerprint(prints.check(step))
     return stop
 
 
-def _begin_timed(trainer: Trainer, report: Reporter, neighbours: Interference, behind: int | None) -> None:
-    """All ranks at once: what their devices can do at most, and from now on who else uses them. `behind`: the step at
-    which the warm-up ends, where there was one."""
+def _begin_timed(trainer: Trainer, report: Reporter, interference: Interference, warm: int | None) -> None:
+    """Measures the devices' peak on all ranks at once, and starts measuring what other processes use of them. `warm` =
+    the step at which the warm-up ends, None without a warm-up."""
     peak = device_peak(trainer.device, trainer.spec.train.precision)
-    report.peak(peak, neighbours.total(peak.flops_per_s))
-    neighbours.start()
-    if behind is not None:
-        report.phase("timed", behind)
+    report.peak(peak, interference.total(peak.flops_per_s))
+    interference.start()
+    if warm is not None:
+        report.phase("timed", warm)
 
 
 def _save(saver: checkpoint.Saver | None, report: Reporter, done: int, stop: bool, steps: int) -> None:
-    """What is due behind `done` of `steps` steps; without a saver nothing.
+    """Saves what is due after `done` of `steps` steps; nothing without a saver.
 
-    Where it is stopped it saves, and raises Stopped where steps are left to a later attempt. Where none are it goes on
-    to its end: that may take longer than a stop leaves it, but a later attempt would only have to end.
+    On a stop it saves, and raises Stopped if steps are left for a later attempt. If none are left the run continues to
+    its end: that may take longer than the stop allows, but then a later attempt only has to end.
     """
     if saver is None:
         return
     if stop or saver.due(done):
-        report.flush()  # no checkpoint runs ahead of the points: a kill in between would leave a gap that nothing fills
+        report.flush()  # points first: a kill after the checkpoint would otherwise leave a gap that nothing fills
     saver.after_step(done)
     if stop:
         saver.save(done)

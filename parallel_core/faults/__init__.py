@@ -44,7 +44,7 @@ _Any = (
 )
 AnyFault = Annotated[_Any, Field(discriminator="kind")]
 KINDS: dict[str, type[Fault]] = {made.model_fields["kind"].default: made for made in typing.get_args(_Any)}
-"""Kind -> its class, in the order of forms."""
+"""Kind -> class of the fault, in the order in which forms show them."""
 _ADAPTER: TypeAdapter[Fault] = TypeAdapter(AnyFault)
 
 

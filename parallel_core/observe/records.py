@@ -1,40 +1,50 @@
-"""The records that leave a rank, and the file they are appended to.
+"""The records that a rank emits, and the file that they are appended to.
 
-Each rank appends *frames* to its own `events-<rank>.bin` in the folder of its attempt. The file is the only hand-over:
-it survives the death of every process, the worker's relay reads it from a byte offset (which is also the cursor kept
-in the database), and `python -m parallel_core train` leaves the same file behind without any dashboard.
+Each rank appends *frames* to its own `events-<rank>.bin` in the folder of its attempt. This file is the only way in
+which records are passed on: it survives the death of every process, the worker's relay reads it from a byte offset
+(which is also the cursor stored in the database), and `python -m parallel_core train` writes the same file without a
+dashboard.
 
 A frame = magic `TY` (2 bytes), header length (u4 LE), blob length (u4 LE), header (JSON, UTF-8), blob (raw bytes).
-Every header has `kind`, `rank` and `t` (unix seconds, float). Kinds and their further keys:
+Every header has `kind`, `rank` and `t` (unix seconds, float). Kinds and their other keys:
 
-    hello    pid, start_ticks, device, host, stage, replica, tensor, torch, params (local count), units [names]
+    hello    pid, start_ticks, device, sharing (ranks on this GPU), host, stage, replica, tensor, torch, params (number
+             of this rank's parameters), units [names]
     phase    phase: building | warmup | timed | done, step
     points   series: [[name, count], ...]; blob = the POINT rows of the series one after another
-    spans    step, count, total; blob = `count` SPAN rows ("count of total": ranks may cap what they keep);
-             clock_within: ns by which its times may be off those of rank 0 (on another host than rank 0 alone)
+    spans    step, count, total (a rank may keep only `count` of `total` spans); blob = `count` SPAN rows;
+             clock_within: ns by which its times may differ from those of rank 0 (only on other hosts than rank 0's).
+             In a benchmark with turns: step, contestant (its name), without count and total
     memory   step, peak: {category: bytes at the instant of the peak}, peak_total, rss_delta, final: {category: bytes};
              blob = MEMORY rows (the curve), may be empty
-    fault    error: type, message, traceback, step, op, cause: user_code | out_of_memory | no_progress
-    exit     code: the last one of a rank that was not killed, the exit code it is about to leave with (see launch)
-    checkpoint  step (steps done), bytes, seconds (to write it, beside training), blocked (seconds that training stood
-             still), kept: [steps of all checkpoints of the run that are still there]; from rank 0
-    generated  first (tokens of a sample that were told before), tokens (of each sample, behind those), prefill
-             (seconds until the first), seconds (of each told here but the first of all), kv_bytes (of this rank): what
-             a rank that generates text emits behind its hello, a few times a second, and nothing else
-    links    software, device (cpu | cuda), links: rows of profile.curves.Link; what rank 0 of a run emits that times
-             messages between two hosts, and nothing else
+    fault    type, message, traceback, step, op, cause: user_code | out_of_memory
+    exit     code: the exit code with which the rank is about to end (see launch); its last record unless it is killed
+    checkpoint  step (steps done), bytes, seconds (to write it, during training), blocked (seconds for which training
+             stopped), kept: [steps of all checkpoints of the run that still exist]; only from rank 0
+    generated  first (number of tokens of a sample in earlier records), tokens (the new ones of each sample), prefill
+             (seconds until the first token), seconds (of each new token except the very first), kv_bytes (of this
+             rank): emitted a few times a second, after hello, by ranks that generate text
+    links    software, device (cpu | cuda), links: rows of profile.curves.Link; from rank 0 of a run that times messages
+             between two hosts
     profile  step, part, of, size; blob = piece `part` of `of` of the rank's gzipped Chrome trace of that step (`size`
              bytes in all); of = 0: it was too large to keep
-    snapshot  the same of the CUDA allocator's history over that step (observe.snapshot)
+    profile  of a profiling rank (profile.ranks), by `about`:
+             device: name, torch; layers: row (profile.table.Layers), reference, paces; bytes: rows;
+             fixed: busy, curves, reference; crowd: tp, ratio; own_shards: row, busy, reference;
+             link: row (profile.curves.Link); fully_sharded: row
+    snapshot  step, part, of, size as for profile; blob = piece of the CUDA allocator's history over that step
+             (observe.snapshot)
+    turns    seconds, cpu: {contestant: [seconds per step, one median per turn]}, losses: {contestant: the last one},
+             live: {contestant: bytes}; from the ranks of a benchmark with turns (bench.turns)
     summary  steps, timed: {median, p10, p90, mean, n} (seconds a step, this rank), cpu_others (share 0..1 of the
              device time of the timed steps that processes other than the ranks of this run used), params_total,
              fingerprint: {step, checks, seconds (median of a check), parameters, samples} (see engine.fingerprint; the
              last two are 16 hexadecimal digits; no such key where nothing was compared),
              staleness: {mean, max} (updates by which this stage's gradients were late; no such key under flush),
-             reference: {seconds, times, company, alone} (processor seconds of the reference work beside the timed
-             steps, and how often it was done; how many times longer it took than on this rank's device alone, and how
-             often that was measured: engine.beside; no such keys where they were not),
-             peak: {flops_per_s (all devices of the run together), source (of this rank's)}
+             reference: {seconds, times, company, alone} (processor seconds of the reference work between the timed
+             steps, and how often it was done; its time with all ranks at work relative to that on this rank's device
+             alone, and how often that was measured: engine.reference_probe; no such keys where they were not),
+             peak: {flops_per_s (of all devices of the run), source (of this rank's peak)}, null without timed steps
 """
 
 from __future__ import annotations
@@ -79,26 +89,26 @@ MEMORY = np.dtype([("t", "<i8"), *[(name, "<i8") for name in CATEGORIES]])
 _HEAD = struct.Struct("<2sII")
 MAGIC = b"TY"
 LAST_WINDOW = 1 << 20
-"""How a rank ended stands in the last frames of its file: they are looked for in so many bytes."""
+"""Bytes at the end of a rank's file in which `last_of` looks for the record of how the rank ended."""
 
-# Names of the metric series. Rank 0 alone emits the run-level ones; every rank emits RANK_SERIES. Loss scale and
-# skipped steps (how many so far) exist in fp16 alone; mfu and hfu (see analysis.meters) from the first timed step on;
-# staleness (mean of the step, in updates) where the pipeline does not flush; there each stage has its own loss scale
-# and skips its own updates, and the run-level ones are those of the first stage: what overflows behind it reaches it.
+# Names of the metric series. Only rank 0 emits the run-level ones; every rank emits RANK_SERIES. Loss scale and skipped
+# steps (the number so far) exist only in fp16; mfu and hfu (see analysis.meters) from the first timed step on;
+# staleness (mean of the step, in updates) only if the pipeline does not flush. Then each stage has its own loss scale
+# and skips its own updates, and the run-level ones are those of the first stage, which overflows of later ones reach.
 RUN_SERIES = (
     *("loss", "grad_norm", "step_time", "lr", "tokens_per_s", "tflops", "mfu", "hfu"),
     *("loss_scale", "skipped_steps"),
 )
 TRACED_SERIES = ("bubble_share", "exposed_share", "recompute_share")
-"""Emitted by no rank: whoever has the spans of all ranks makes one point of each traced step (analysis.meters)."""
+"""Series that no rank emits: computed from the spans of all ranks, one point for each traced step (analysis.meters)."""
 RANK_SERIES = ("rank_step_time", "reference_time", "memory", "staleness", "stage_loss_scale", "stage_skipped")
 REFERENCE_UNCOUNTED = 2
-"""Times that the reference work is done before the one that `reference_time` tells (see observe.reference)."""
+"""Repeats of the reference work before the one whose time is in `reference_time` (see observe.reference)."""
 
 
 @dataclass(frozen=True)
 class Frame:
-    """A decoded frame; `end` is the byte offset just behind it in the stream it was read from."""
+    """A decoded frame; `end` is the byte offset of its end in the stream that it was read from."""
 
     header: dict[str, Any]
     blob: bytes
@@ -110,22 +120,22 @@ class Frame:
 
 
 class Sink(Protocol):
-    """Where a rank's records go."""
+    """Receives the records of a rank."""
 
     def emit(self, kind: str, blob: bytes = b"", **header: Any) -> None: ...
 
 
 class FileSink:
-    """Appends frames to `events-<rank>.bin`; each `emit` is one write(), so a kill leaves at most one torn frame.
+    """Appends frames to `events-<rank>.bin`. An `emit` is usually one write(), so a kill leaves at most one torn frame.
 
-    A write may come short, as on a full disk. Then the rest follows or, where it cannot, the beginning is taken back:
-    readers stop at a torn frame, and would find nothing of what is appended behind it.
+    If a write is short, as on a full disk, the rest is written next; if that fails, the file is truncated to before the
+    frame, as readers stop at a torn frame and would miss everything appended after it.
     """
 
     def __init__(self, folder: Path, rank: int) -> None:
         self.rank = rank
         self._file: IO[bytes] = events_path(folder, rank).open("ab", buffering=0)
-        self._alone = threading.Lock()  # a checkpoint is told by a thread of its own
+        self._alone = threading.Lock()  # checkpoint records are emitted by another thread
 
     def emit(self, kind: str, blob: bytes = b"", **header: Any) -> None:
         rest = memoryview(encode({"kind": kind, "rank": self.rank, "t": time.time(), **header}, blob))
@@ -147,7 +157,7 @@ def events_path(folder: Path, rank: int) -> Path:
 
 
 def log_path(folder: Path, rank: int) -> Path:
-    """Where the rank's stdout and stderr go (both, in order)."""
+    """The file that the rank's stdout and stderr are written to, in order."""
     return folder / f"log-{rank}.txt"
 
 
@@ -157,9 +167,9 @@ def encode(header: dict[str, Any], blob: bytes = b"") -> bytes:
 
 
 def decode(data: bytes | memoryview, base: int = 0) -> Iterator[Frame]:
-    """Whole frames in `data`, which starts at byte `base` of its stream; stops before a torn tail.
+    """Yields the whole frames in `data`, which starts at byte `base` of its stream; stops at a torn frame at the end.
 
-    Raises ValueError where the bytes at a frame boundary are not a frame.
+    Raises ValueError if the bytes at a frame boundary are not a frame.
     """
     at, view = 0, memoryview(data)
     while at + _HEAD.size <= len(view):
@@ -175,12 +185,12 @@ def decode(data: bytes | memoryview, base: int = 0) -> Iterator[Frame]:
 
 
 def read_file(path: Path) -> list[Frame]:
-    """All whole frames of a rank's file (an absent file has none)."""
+    """All whole frames of a rank's file; [] if there is no file."""
     return list(decode(path.read_bytes())) if path.exists() else []
 
 
 def last_of(folder: Path, rank: int, kind: str) -> dict[str, Any] | None:
-    """Header of the last frame of that kind near the end of a rank's file, without reading all of it."""
+    """The header of the last frame of `kind` within LAST_WINDOW of the end of a rank's file; None if there is none."""
     with contextlib.suppress(OSError, ValueError), events_path(folder, rank).open("rb") as file:
         file.seek(max(0, os.fstat(file.fileno()).st_size - LAST_WINDOW))
         data = file.read()

@@ -30,7 +30,7 @@ COMMAND = (sys.executable, "-m", "parallel_core.profile.server")
 
 
 class ProfileFailed(RuntimeError):
-    """A profiling rank did not end well; the message says how, `traceback` where ('' of one that was killed)."""
+    """A profiling rank failed; the message says how, `traceback` where ('' if it was killed)."""
 
     def __init__(self, message: str, traceback: str = "") -> None:
         super().__init__(message)
@@ -38,18 +38,19 @@ class ProfileFailed(RuntimeError):
 
 
 def samples_up_to(model: ModelSpec, batch: int) -> tuple[int, ...]:
-    """1, 2, 4, ... and `batch`: from these others are read off. None that the model cannot be trained on alone."""
+    """1, 2, 4, ... and `batch`, between which other numbers are interpolated; without those that are too few for the
+    model."""
     least = outline_of(model).least_samples
     return tuple(sorted({batch, *(2**k for k in range(16) if least <= 2**k < batch)}))
 
 
 def tensor_widths(model: ModelSpec, most: int) -> tuple[int, ...]:
-    """Widths of tensor groups up to `most` that the model can be cut to: powers of two, 1 first."""
+    """Widths of tensor groups, up to `most`, by which the model can be split: powers of two, ascending from 1."""
     return tuple(t for t in outline_of(model).tensor_widths() if t <= most and t & (t - 1) == 0)
 
 
 def devices_of(kind: DeviceKind) -> int:
-    """Devices of this host: cores that this process may use, or CUDA devices."""
+    """Number of devices of this host: cores that this process may use, or CUDA devices."""
     return len(cores() if kind == "cpu" else host.cuda_devices())
 
 
@@ -62,7 +63,7 @@ def measure(
     device: DeviceKind = "cpu",
     command: tuple[str, ...] = COMMAND,
 ) -> CostTable:
-    """The table of `model` from `ranks` ranks on devices 0, 1, ... of this host. Raises ProfileFailed."""
+    """Profiles `model` with `ranks` ranks on devices 0, 1, ... of this host. Raises ProfileFailed."""
     spec = RunSpec.model_validate(
         {
             "model": model.model_dump(),
@@ -116,7 +117,7 @@ def _table(spec: RunSpec, order: ProfileRequest, found: list[dict[str, Any]]) ->
 
 
 def _mean_rows(rows: Iterable[Layers]) -> list[dict[str, Any]]:
-    """One row a condition: where several ranks measured it at once, their mean."""
+    """One row for each condition: the mean of the ranks that measured it at once."""
     same: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
     for row in rows:
         same.setdefault((*row.key, row.samples), []).append(row.model_dump())
@@ -133,7 +134,7 @@ def _mean(values: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _crowded(headers: list[dict[str, Any]]) -> dict[int, float]:
-    """By the width of tensor groups; the mean of what ranks measured."""
+    """Width of tensor groups -> slowdown on shared devices, the mean over ranks, at least 1."""
     widths = {header["tp"] for header in headers}
     return {tp: max(1.0, float(np.mean([h["ratio"] for h in headers if h["tp"] == tp]))) for tp in sorted(widths)}
 
@@ -144,7 +145,7 @@ def _mean_curve(curves: list[Curve]) -> Curve:
 
 
 def _fixed(headers: list[dict[str, Any]], usual: Mapping[int, float]) -> dict[str, dict[int, Curve]]:
-    """By name and number of busy devices; where several ranks measured at once, their mean."""
+    """Name -> number of busy devices -> curve, the mean of the ranks that measured it at once."""
     same: dict[tuple[str, int], list[Curve]] = {}
     for header in headers:
         for name, curve in normalize.curves_at(usual, header).items():
@@ -165,10 +166,10 @@ def measure_for(
     splits: tuple[Cut, ...] = SPLITS,
     command: tuple[str, ...] = COMMAND,
 ) -> CostTable:
-    """The table that any split of `spec`'s model, batch, precision and device can be predicted from on this host.
+    """Profiles this host so that all splits of `spec`'s model, batch, precision and device can be predicted.
 
-    `quick` leaves out tensor groups and recomputation; `recompute` are the ways of it that are profiled, and `splits`
-    those that a tensor group shares layers by, beside those of `spec`. Raises ProfileFailed.
+    `quick` leaves out tensor groups and recomputation. `recompute` and `splits` = the kinds of recomputation and of
+    tensor splits to profile, in addition to those of `spec`. Raises ProfileFailed.
     """
     kind = spec.train.device
     own = devices_of(kind)

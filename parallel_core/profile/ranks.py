@@ -142,14 +142,14 @@ class _Rank:
             self._turns([], levels)
             return []
         bench = _Pair(specs, self.device, self.reference)
-        beside = FixedBench(specs[-1], self.device, self.page) if first else None
+        fixed = FixedBench(specs[-1], self.device, self.page) if first else None
         if first and self.rank == 0:
             rows = layer_bytes(specs[-1], bench.each, bench.saved())
             self.sink.emit("profile", about="bytes", rows=[r.model_dump() for r in rows])
-        self._turns([bench, beside] if beside else [bench], levels)
+        self._turns([bench, fixed] if fixed else [bench], levels)
         for busy in levels:
-            if beside and self.rank < busy:
-                curves = {name: curve.model_dump() for name, curve in beside.curves(busy).items()}
+            if fixed and self.rank < busy:
+                curves = {name: curve.model_dump() for name, curve in fixed.curves(busy).items()}
                 took = bench.reference(busy)
                 self.sink.emit("profile", about="fixed", busy=busy, curves=curves, reference=took)
         return bench.rows(tp)

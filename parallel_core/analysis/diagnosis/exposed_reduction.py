@@ -1,8 +1,8 @@
-"""The sums of gradients over the replicas are not hidden behind the backward.
+"""Finds sums of gradients over the replicas that are not overlapped with the backward.
 
-Threshold: 15 % of the step in the collectives of the replicas, waits for a slower replica left out (9 % here for a
-small model on two cores). PipeDream's first figure calls data parallelism communication-bound from about there
-(Narayanan et al. 2019); below it, overlap of one bucket more or less decides.
+Threshold: 15 % of the step in the replicas' collectives, without waits for a slower replica (9 % here for a small model
+on two cores). From about this share on, PipeDream's first figure calls data parallelism communication-bound (Narayanan
+et al. 2019); below it, the share depends on whether one bucket more or less is overlapped.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ MOST = 0.15
 def check(case: Case) -> Finding | None:
     if max(case.spec.parallel.copies) == 1 or not case.traced:
         return None
-    # Of replicas of one stage the last to come waits for nobody: its time in the collective is the collective's.
+    # The last replica of a stage to arrive waits for no other, so its time is that of the collective itself.
     took, group = max(
         (min(sum(case.spent(rank, kind) for kind in (*REPLICA_COLLECTIVES, Kind.UNSHARD)) for rank in group), group)
         for group in case.layout.data_groups()
@@ -38,7 +38,8 @@ def check(case: Case) -> Finding | None:
 
 
 def _samples(case: Case, group: Sequence[int]) -> str:
-    """How many of a step's each of these replicas works on: the first may have a micro-batch more than the last."""
+    """The number of samples of each of these replicas in a step, as text: the first replicas may have one micro-batch
+    more."""
     layout, batch = case.layout, case.spec.train.global_batch
     places = (layout.coords(rank) for rank in group)
     shares = {batch * len(layout.micro_batches_of(at.place, at.replica)) // layout.micro_batches for at in places}

@@ -1,14 +1,14 @@
-"""One rank computes slower than the others for the same FLOPs.
+"""Finds one rank that computes slower than the others for the same FLOPs.
 
-Threshold: 1.3 times the median of the other ranks that do the same work (replicas of a stage, its tensor group), 1.6
-times where only other stages can be held against it, because layers of different kinds reach different FLOP rates
-(1.2 to 1.4 times apart between blocks and the output layer here); and 5 % of the step. The slow rank must be the
-slowest in three of four traced steps, of two at least: what comes and goes is noise. A rank that loses as much with
-every operation, long or short, is not slow: that is `tiny_kernels`. Stages of uneven work are not held against each
-other: that is `unbalanced_stages`.
+Threshold: 1.3 times the median of the other ranks that do the same work (replicas of a stage, its tensor group). If
+only other stages can be compared it is 1.6 times, because layers of different kinds reach different FLOP rates (blocks
+and the output layer differ by 1.2 to 1.4 times here). The time lost must also be 5 % of the step, and the rank the
+slowest in three of four traced steps; there must be at least two: what varies between steps is noise. A rank that loses
+the same time with every operation, long or short, is not slow: that is `tiny_kernels`. Stages of uneven work are not
+compared: that is `unbalanced_stages`.
 
-Whether it is the device or what runs on it is told by the reference work, where ranks did it: a device that takes
-1.15 times as long for that, too, is slow by itself (its own paces differ by less: docs/engine.md).
+The reference work, if ranks did it, shows whether the device is slow or the rank's own work: a device that takes 1.15
+times as long for it is slow itself (the times on one device vary less than that: docs/engine.md).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ LEAST = 2
 
 
 def check(case: Case, least: int = LEAST) -> Finding | None:
-    """`least` traced steps are asked for."""
+    """The finding, or None; needs at least `least` traced steps."""
     world = case.layout.world
     if world == 1 or len(case.traced) < least or tiny_kernels.alone(case):
         return None
@@ -41,7 +41,7 @@ def check(case: Case, least: int = LEAST) -> Finding | None:
     others = peers or [rank for rank in range(world) if rank != slow]
     usual = np.median(pace[:, others], axis=1)
     if not usual.all():
-        return None  # ranks without any compute: nothing to hold it against
+        return None  # the other ranks have no compute to compare with
     factor = float(np.median(pace[:, slow] / usual))
     often = float(np.mean(pace.argmax(axis=1) == slow))
     lost = round(float(np.median([_busy(step[slow]) for step in case.accounts])) * (1 - 1 / factor)) if factor else 0
@@ -62,7 +62,7 @@ def check(case: Case, least: int = LEAST) -> Finding | None:
 
 
 def _reference(of_device: float | None) -> str:
-    """What the reference work says of the slow rank's device."""
+    """A sentence on what the reference work shows about the slow rank's device; '' if it was not done."""
     if of_device is None:
         return ""
     took = f" The reference work, the same on every rank, took {ratio_text(of_device)} as long there:"
@@ -82,8 +82,8 @@ def _busy(account: Account) -> int:
 
 
 def _flops(case: Case) -> list[float]:
-    """Forward FLOPs of each rank in a step, in those of one sample: its part of its stages' layers, for each of its
-    replica's micro-batches. Stages may differ in both."""
+    """Relative forward FLOPs of each rank in a step: its part of its stages' layers, times its replica's micro-batches.
+    Stages may differ in both."""
     weights, layout = flop_weights(case.spec.model), case.layout
     by_stage = [sum(weights[unit] for unit in units) for units in layout.stage_units]
     found = []
@@ -94,6 +94,6 @@ def _flops(case: Case) -> list[float]:
 
 
 def _peers(case: Case, rank: int) -> list[int]:
-    """Ranks of the same place."""
+    """The other ranks of the same place."""
     place = case.layout.coords(rank).place
     return [r for r in range(case.layout.world) if r != rank and case.layout.coords(r).place == place]

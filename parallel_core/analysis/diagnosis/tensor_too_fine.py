@@ -1,7 +1,7 @@
-"""Tensor parallelism splits so finely, or over so slow a link, that its collectives take the gain.
+"""Finds tensor parallelism so fine, or over so slow a link, that its collectives use up the gain.
 
-Threshold: 35 % of the step inside tensor-parallel collectives, waits for a slower rank left out. With tp = 2 the
-other half of the layers' compute is all that can be gained, so that from about a third on one rank alone is as fast.
+Threshold: 35 % of the step in tensor-parallel collectives, without waits for a slower rank. With tp = 2 at most half of
+the layers' compute can be saved, so from about a third of the step on, a single rank is as fast.
 """
 
 from __future__ import annotations

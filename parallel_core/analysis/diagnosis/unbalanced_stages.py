@@ -1,8 +1,7 @@
-"""Pipeline stages have unequal work, so that all wait for the heaviest.
+"""Finds pipeline stages with unequal work, so that all wait for the heaviest.
 
-Threshold: a device of the heaviest stage has 1.15 times the FLOPs of the mean, and equal stages would save 5 % of the
-step. Below 1.15 the cut is as good as whole layers allow for most models; a stage that is slow without more FLOPs is a
-straggler.
+Threshold: a device of the heaviest stage has 1.15 times the mean FLOPs, and equal stages would save 5 % of the step.
+For most models whole layers allow no better cut than 1.15. A stage that is slow without more FLOPs is a straggler.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ def check(case: Case) -> Finding | None:
 
 
 def _work(case: Case) -> list[float]:
-    """Forward FLOPs of each stage, on each of its devices: stages may have different numbers of them."""
+    """Forward FLOPs of each stage per device; stages may have different numbers of devices."""
     weights, layout = flop_weights(case.spec.model), case.layout
     devices = [copies * width for copies, width in zip(layout.replicas, layout.widths, strict=True)]
     whole = (sum(weights[unit] for unit in own) for own in layout.stage_units)
@@ -49,7 +48,7 @@ def _work(case: Case) -> list[float]:
 
 
 def _cut_by_flops(case: Case) -> Layout:
-    """As it would be if it were left to the layout."""
+    """The layout with the cut by FLOPs, as without `parallel.cuts`."""
     split = case.spec.parallel.model_copy(update={"cuts": None})
     return Layout.of(case.spec.model_copy(update={"parallel": split}))
 
