@@ -80,12 +80,12 @@ def test_every_column_sorts_and_a_filter_keeps_the_order(page: Page, stocked: di
 
 
 def by_news(request: Request) -> bool:
-    """Whether the list asks because of news, and not because somebody filters or sorts it."""
+    """Whether the list sent the request because of news, not because a user filtered or sorted it."""
     return "hx-request" in request.headers and "hx-current-url" not in request.headers
 
 
 def hold_refresh(page: Page) -> list[Route]:
-    """What the list asks next by itself waits here to be let through."""
+    """Holds the next request that the list sends by itself; the test continues it."""
     held: list[Route] = []
 
     def one(route: Route) -> None:
@@ -109,7 +109,7 @@ def test_an_answer_of_the_list_as_it_was_is_not_put_under_a_filter(page: Page, s
     def filtered(answer: Response) -> bool:
         return by_news(answer.request) and "q=single" in answer.url
 
-    with page.expect_response(filtered):  # what the news were is asked for again, of the list that is there now
+    with page.expect_response(filtered):  # the request is repeated for the filtered list
         held[0].continue_()
     expect(names(page)).to_have_text(["Small single"])
     expect(page.locator("#list-changed")).to_be_hidden()
@@ -127,7 +127,7 @@ def test_the_new_list_comes_when_it_is_asked_for_and_the_keyboard_goes_on_in_it(
     held = hold_refresh(page)
     with page.expect_request(by_news):
         yard.query(TELL.format(run=newest, study=None, what="state"))
-    said.get_by_role("button").press("Enter")  # while another answer is on its way
+    said.get_by_role("button").press("Enter")  # while another request is in progress
     held[0].continue_()
     expect(names(page).first).to_have_text("Newcomer")
     expect(said).to_be_hidden()

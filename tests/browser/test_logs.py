@@ -1,4 +1,4 @@
-"""The log of a run's rank on an open page: it grows in place, and is of one attempt."""
+"""The log of a run's rank on an open page: it grows in place, and shows a single attempt."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def test_the_longer_log_of_a_later_attempt_takes_the_place_of_the_one_before(
     run, text = stocked["single"], "".join(f"line {i} of the second attempt\n" for i in range(2000))
 
     def second(route: Route) -> None:
-        """What the server would say were there one more attempt, in parts."""
+        """Answers as the server would if there were another attempt, in parts."""
         start = int(route.request.url.rpartition("start=")[2])
         end = min(len(text), start + 30_000)
         route.fulfill(json={"text": text[start:end], "start": start, "end": end, "total": len(text), "attempt": 2})

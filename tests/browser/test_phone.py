@@ -1,4 +1,4 @@
-"""What has to change its place on a narrow screen."""
+"""Elements that change their place on a narrow screen."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ LINES = """(line) => {
   }
   return rows;
 }"""
-"""For each line of the parts of an element: of each part whether its dot is left of the element."""
+"""For each line of an element's parts: whether the dot of each part is left of the element."""
 
 
 def test_no_line_below_the_name_of_a_run_begins_or_ends_with_a_dot(

@@ -134,7 +134,7 @@ def test_a_text_too_long_for_a_tab_to_keep_is_refused_without_an_error_of_the_pa
 def test_without_a_clipboard_the_address_is_copied_all_the_same_or_it_is_said_that_it_is_not(
     page: Page, refused: bool
 ) -> None:
-    """As on a page by plain HTTP from another host."""
+    """The browser has no clipboard API, as on a page over plain HTTP from another host."""
     page.add_init_script("Object.defineProperty(navigator, 'clipboard', { value: undefined })")
     if refused:
         page.add_init_script("document.execCommand = () => false")

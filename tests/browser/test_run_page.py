@@ -243,14 +243,14 @@ def test_what_happens_before_the_stream_is_open_is_not_missed(
 def test_a_tab_that_nobody_sees_holds_no_stream_and_catches_up(
     page: Page, yard: YardProcess, client: httpx.Client
 ) -> None:
-    """Six tabs with a stream each would take all connections that a browser opens to one host."""
+    """Six tabs with a stream each would use all connections that a browser opens to one host."""
     run = yard.submit(client, endless(), name="Ends in another tab")
     yard.wait_state(client, run, "running")
     page.goto(f"/runs/{run}/")
     expect(state(page)).to_have_attribute("data-state", "running")
     mark(page)
     look(page, seen=False)
-    page.wait_for_timeout(3000)  # what had been asked for before comes
+    page.wait_for_timeout(3000)  # answers to earlier requests arrive
     client.post(f"/api/v1/runs/{run}/cancel")
     yard.wait_state(client, run, "cancelled")
     page.wait_for_timeout(3000)

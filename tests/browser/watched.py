@@ -109,13 +109,13 @@ def until(page: Page, expression: str, arg: Any = None) -> None:
 
 
 TELL = """__import__("dashboard.live.announce", fromlist=["x"]).publish({run}, {study}, ["{what}"])"""
-"""For a yard's `query`: says that there is news of a run."""
+"""For a yard's `query`: announces news of a run."""
 LOST = ["ERR_", "Failed to fetch", "status of 50"]
-"""What a browser says of a server that is not there."""
+"""Parts of a browser's messages about a server that does not answer."""
 
 
 def look(page: Page, seen: bool) -> None:
-    """Brings another tab before this one, or this one back, as far as its page is told."""
+    """Makes the page believe that its tab became visible or, without `seen`, hidden."""
     page.evaluate(
         """(hidden) => {
           Object.defineProperty(document, "hidden", { value: hidden, configurable: true });

@@ -1,4 +1,4 @@
-"""The body of a streamed answer, as the ASGI server reads it."""
+"""Reads the body of a streamed answer like an ASGI server."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from asgiref.sync import async_to_sync
 
 
 def received(answer: Any) -> bytes:
-    """All of it. What is made in between is made in the test's own thread, with its database connection."""
+    """The whole body, generated in the test's own thread, with its database connection."""
 
     async def read() -> bytes:
         return b"".join([chunk async for chunk in answer.streaming_content])

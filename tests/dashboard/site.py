@@ -1,4 +1,4 @@
-"""The application behind a real server, for what only that shows: streams, and how they end."""
+"""The application in a real server, for tests that need one: streams, and how they end."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ client = Client(); client.force_login(User.objects.create_user("bob"))
 
 
 class Site:
-    """uvicorn on a unix socket, with a database of its own and one signed-in viewer."""
+    """A uvicorn server on a unix socket, with its own database and one signed-in viewer."""
 
     def __init__(self, folder: Path, redis_url: str) -> None:
         self.socket = folder / "web.sock"
@@ -45,7 +45,7 @@ class Site:
 
     @asynccontextmanager
     async def open(self, topics: str, signed_in: bool = True, **headers: str) -> AsyncIterator[httpx.Response]:
-        """The live stream."""
+        """Opens the live stream."""
         cookies = {"sessionid": self.cookie} if signed_in else {}
         transport = httpx.AsyncHTTPTransport(uds=str(self.socket))
         async with (
@@ -60,7 +60,7 @@ class Site:
 
 
 async def next_message(lines: AsyncIterator[str]) -> dict[str, str]:
-    """Fields of the next message; comments are passed over."""
+    """The fields of the next message; comments are skipped."""
     fields: dict[str, str] = {}
     async for line in lines:
         if not line and "data" in fields:

@@ -1,4 +1,4 @@
-"""Uploaded texts on the disk: each is there as a whole or not at all, and a file that is not whole is replaced."""
+"""Uploaded texts on disk: each file is complete or absent, and an incomplete one is replaced."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def folder(settings: Any, tmp_path: Path) -> Path:
 
 @contextmanager
 def short_disk(room: int) -> Iterator[None]:
-    """No file of this process can be longer."""
+    """Limits the files of this process to `room` bytes."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (room, before[1]))
     try:
@@ -58,7 +58,7 @@ def test_a_file_that_is_not_whole_is_replaced_and_a_whole_one_left_alone(folder:
 
 
 def test_a_large_upload_is_moved_and_can_be_read_by_workers(folder: Path, alice: Any) -> None:
-    """What is in a temporary file, for its owner alone, becomes a file for all."""
+    """A temporary file, readable only by its owner, becomes a file that all can read."""
     with TemporaryUploadedFile("tale.txt", "text/plain", len(TEXT), None) as upload:
         upload.write(TEXT)
         upload.flush()

@@ -145,7 +145,7 @@ def test_closing_ends_every_stream(redis_url: str) -> None:
 
 
 def test_a_client_that_goes_away_leaves_no_subscription(redis_url: str) -> None:
-    """While what it missed is fetched, before the first message is sent, and in mid-stream."""
+    """While missed entries are fetched, before the first message is sent, and during the stream."""
     topics = frozenset({"run:1", "fleet"})
 
     async def body(hub: Hub) -> None:

@@ -37,7 +37,7 @@ def test_points_since_a_step_leave_no_gap(reader: Client, alice: Any) -> None:
 
 
 def test_a_log_says_which_attempt_wrote_it(reader: Client, alice: Any) -> None:
-    """A page that shows the beginning of one must not go on with another's."""
+    """A page that shows the beginning of one attempt's log must not continue with another's."""
     run = factory.queued(alice)
     url, page = reverse("runs:data", args=[run.pk, "log"]), reverse("runs:page", args=[run.pk]) + "?tab=logs"
     assert reader.get(url).json()["attempt"] == 0

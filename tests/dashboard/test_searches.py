@@ -173,7 +173,7 @@ def test_a_crowd_is_turned_away_and_old_answers_go(reader: Client, monkeypatch: 
 def test_nobody_crowds_out_the_others(
     reader: Client, member: Client, bob: Any, profile: Profile, redis_url: str, address: str
 ) -> None:
-    """Each number that a viewer writes into the address is a search of its own."""
+    """Each number that a viewer puts into the address is a separate search."""
     addresses = [address.format(n, profile=profile.pk) for n in (1, 2, 4, 8, 16)]
     for one in addresses[: services.MOST_OF_ONE]:
         assert "data-search=" in text(reader, one)

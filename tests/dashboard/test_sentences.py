@@ -119,5 +119,5 @@ def test_a_unit_stays_with_its_number(quantity: str) -> None:
 
 @pytest.mark.parametrize("words", ["of 4 steps", "2 hosts and 3 billions", "step 1\N{NO-BREAK SPACE}234 of all"])
 def test_what_is_counted_may_stand_in_the_next_line(words: str) -> None:
-    """And the digits of a number stay as they were joined."""
+    """The digits of a number stay joined."""
     assert whole_words(words) == words

@@ -1,4 +1,4 @@
-"""Exports are sent while they are made: none is in memory as a whole."""
+"""Exports are sent while they are generated: none is in memory completely."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_what_is_left_is_sent_and_nothing_is_nothing() -> None:
 
 @pytest.mark.usefixtures("redis_url")
 def test_every_export_of_a_run_is_streamed(reader: Client, alice: Any) -> None:
-    """Django lists a synchronous iterator before it sends the first byte."""
+    """Under ASGI, Django collects a synchronous iterator before it sends the first byte."""
     run = factory.finished(alice, {"dp": 2})
     parts = ("part/series-csv", "data/series.json", "trace/10/chrome", "trace/10/chrome-gz", "trace/10/csv")
     for address in (*(f"/runs/{run.pk}/{part}" for part in parts), f"/api/v1/runs/{run.pk}/chrome"):

@@ -1,4 +1,4 @@
-"""Bodies that are too large are refused before they are read; none but those who may upload send more than a little."""
+"""Bodies that are too large are refused before they are read; only those who may upload can send large ones."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def talk(where: dict[str, Any], chunks: list[bytes], asked: Any = may_upload) ->
 
 
 def refused_unread(where: dict[str, Any]) -> bool:
-    """Whether it is answered with 413 although nothing of its body is sent."""
+    """Whether the request is answered with 413 before any of its body is sent."""
 
     async def run() -> int:
         return int((await ApplicationCommunicator(BodyLimit(greedy, may_upload), where).receive_output())["status"])
@@ -84,7 +84,7 @@ def bearer(user: Any, scope: Scope = Scope.SUBMIT, days: int = 1) -> Headers:
 LARGE = [b"x" * MIB] * (MAX_BODY // MIB + 1)
 
 
-@pytest.mark.django_db(transaction=True)  # who asks is looked up on a connection of its own
+@pytest.mark.django_db(transaction=True)  # the sender is looked up on another connection
 @pytest.mark.parametrize("path", UPLOADS)
 def test_a_member_may_upload_more_than_others_send(path: str, alice: Any) -> None:
     sent = [cookie(alice), bearer(alice)] if path.startswith("/api/") else [cookie(alice)]
@@ -94,7 +94,7 @@ def test_a_member_may_upload_more_than_others_send(path: str, alice: Any) -> Non
 
 
 def over(made: Headers, alice: Any) -> Headers:
-    """The session of somebody who was shut out since."""
+    """The session `made` of a user whose account has been closed since."""
     alice.is_active = False
     alice.save()
     return made
@@ -118,7 +118,7 @@ SCRIPTS: dict[str, Callable[[Any, Any], Headers]] = {
 @pytest.mark.django_db(transaction=True)
 @pytest.mark.parametrize("who", [*STRANGERS, *SCRIPTS])
 def test_a_stranger_sends_no_more_to_an_upload_than_elsewhere(who: str, alice: Any, bob: Any) -> None:
-    """Declared, none of it is read; undeclared, it ends behind what everybody may send."""
+    """With a declared length none of the body is read; without, reading ends at the limit for everybody."""
     headers = (STRANGERS | SCRIPTS)[who](alice, bob)
     for path in UPLOADS if who in STRANGERS else ("/api/v1/corpora", "/api/v1/traces"):
         assert refused_unread(scope(path, len(LARGE) * MIB, headers))
