@@ -1,5 +1,5 @@
-/* Ages that go on counting while a page is open: <time datetime data-age="span|short|ago">, in the words of
- * dashboard/ages.py. The clock is the server's: data-now says what it was when the page was made.
+/* Keeps ages counting while a page is open: <time datetime data-age="span|short|ago">, worded as in dashboard/ages.py.
+ * Uses the server's clock: data-now is its time when the page was rendered.
  */
 
 const UNITS = [[86400, "d"], [3600, "h"], [60, "min"], [1, "s"]];

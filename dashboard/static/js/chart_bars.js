@@ -1,23 +1,22 @@
-/* Many bars at once: a figure with meta.canvas has its horizontal bars painted on a canvas that lies between the grid
- * and the labels of the chart library, which takes a tenth of a millisecond and more for every bar that it draws itself.
- * Axes, zoom and curves stay the library's; what the pointer rests on is looked up here, and a saved picture is made of
- * the bars themselves (`whole`). Bars of one trace share a fill, an outline and a hatch, as the figures of
- * dashboard/charts/gantt.py have them.
+/* Draws many bars fast: the horizontal bars of a figure with meta.canvas are painted on a canvas between the grid and
+ * the labels of the chart library, which takes 0.1 ms or more for each bar that it draws itself. The library draws axes
+ * and curves and handles the zoom; this file finds the bar under the pointer. A saved picture has the library's own bars
+ * (`whole`). Bars of one trace share fill, outline and hatch, as in the figures of dashboard/charts/gantt.py.
  */
 
-const LEAST_HIT = 4; // px that a bar is wide for the pointer
-const LEAST_OUTLINED = 3; // px: an outline would hide what is narrower
+const LEAST_HIT = 4; // px: least width of a bar for the pointer
+const LEAST_OUTLINED = 3; // px: narrower bars have no outline, which would hide them
 const PAD = 3; // px between a number and the ends of its bar
-const SIZES = [11, 10, 9]; // px of a number: the largest that fits
+const SIZES = [11, 10, 9]; // px: font sizes of a number; the largest that fits is used
 const PRINT_RATIO = 3;
-const TILE = 48; // px of a hatch as it is drawn, before it is scaled
-const HATCH_OPACITY = 0.5; // the library's over a fill
+const TILE = 48; // px: size of a hatch pattern before scaling
+const HATCH_OPACITY = 0.5; // as the library's over a fill
 const layers = new WeakMap(); // box -> {box, data, canvas, tip}
 let printing = false;
 
 const lifted = (trace) => trace.type === "bar" && trace.orientation === "h" && Array.isArray(trace.base);
 
-/* What the library draws of a painted figure; the bars of one with meta.canvas are kept for `paint`. */
+/* The figure for the library to draw: without bars if it has meta.canvas; these are kept for `paint`. */
 export function lift(box, { data, layout }) {
   const layer = layers.get(box);
   if (!layout.meta?.canvas) {
@@ -31,7 +30,7 @@ export function lift(box, { data, layout }) {
   return data.map((trace) => (lifted(trace) ? { type: "scatter", mode: "none", name: trace.name, x: [null], y: [null], hoverinfo: "skip" } : trace));
 }
 
-/* All that is drawn in a box, bars too. */
+/* Everything that is drawn in a box, including bars. */
 export const whole = (box) => layers.get(box)?.data ?? box.data;
 
 function begun(box, data) {
@@ -45,7 +44,7 @@ function begun(box, data) {
 
 /* Painting ------------------------------------------------------------------------------------------------------- */
 
-/* Where the plot is, in px of the box, and how its axes turn values into px of it. */
+/* The rectangle of the plot in px of the box, and the functions of its axes from values to px. */
 function placed(box, across = box.layout.xaxis.range) {
   const area = box.querySelector(".nsewdrag[data-subplot='xy']");
   const [left, top, width, height] = ["x", "y", "width", "height"].map((name) => Number(area.getAttribute(name)));
@@ -58,13 +57,13 @@ function placed(box, across = box.layout.xaxis.range) {
   };
 }
 
-/* Bar i of a trace: left, top, right, bottom. */
+/* Left, top, right and bottom of bar i of a trace. */
 function edges(trace, i, at) {
   const [a, b] = [at.y(trace.y[i] - trace.width[i] / 2), at.y(trace.y[i] + trace.width[i] / 2)];
   return [at.x(trace.base[i]), Math.min(a, b), at.x(trace.base[i] + trace.x[i]), Math.max(a, b)];
 }
 
-/* The bars of a box as they stand now, on the part of the axis that is `across`. */
+/* Paints the bars of a box for the visible part of the axis, `across`. */
 export function paint(box, { across } = {}) {
   const layer = layers.get(box);
   const ground = box.querySelector(".svg-container");
@@ -90,7 +89,7 @@ export function paint(box, { across } = {}) {
   layer.tip.hidden = true;
 }
 
-/* [i, left, top, right, bottom] of the bars that reach into the plot; what took any time is not thinner than a pixel. */
+/* [i, left, top, right, bottom] of the bars within the plot; a bar with any duration is at least one pixel wide. */
 function inView(trace, at) {
   const out = [];
   for (let i = 0; i < trace.base.length; i += 1) {
@@ -115,7 +114,7 @@ function fill(context, { marker }, bars) {
   }
 }
 
-/* Lines that rise to the right, as the library draws its pattern "/". */
+/* Lines rising to the right, like the library's pattern "/". */
 function hatch(context, { fgcolor, size, solidity }) {
   const tile = document.createElement("canvas");
   tile.width = tile.height = TILE;
@@ -132,7 +131,7 @@ function hatch(context, { fgcolor, size, solidity }) {
   return pattern;
 }
 
-/* Numbers have one size: the largest of SIZES that fits into every bar that has room for the smallest. */
+/* All numbers have one size: the largest of SIZES that fits into every bar with room for the smallest. */
 function fitting(context, drawn, family) {
   const roomOf = roomIn(context, family);
   const least = SIZES.at(-1);
@@ -143,7 +142,7 @@ function fitting(context, drawn, family) {
 
 const numbered = (trace, bars) => (trace.text && trace.textposition !== "none" ? bars.filter(([i]) => trace.text[i]) : []);
 
-/* The size that the number of a bar could have. */
+/* The largest font size that the number of a bar could have. */
 function roomIn(context, family) {
   const known = new Map(); // text -> its width at 1 px
   context.font = `100px ${family}`;
@@ -176,7 +175,7 @@ function follow(layer) {
   box.addEventListener("pointerleave", () => (layers.get(box) ?? { tip }).tip.hidden = true);
 }
 
-/* What is read where the pointer rests: of bars over one another that on top. */
+/* The text at the pointer: of overlapping bars, that of the top one. */
 function point(layer, event) {
   if (!layer) return;
   const { box, tip, canvas } = layer;
@@ -205,7 +204,7 @@ function said(data, x, y, at) {
   return undefined;
 }
 
-/* The paper's width may make Plotly draw once more before it is printed: that, too, is painted for the printer. */
+/* Plotly may draw again for the width of the paper before printing; the bars are then painted again as well. */
 function forPrinter(now) {
   printing = now;
   document.querySelectorAll(".chart-box").forEach((box) => paint(box));

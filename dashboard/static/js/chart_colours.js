@@ -1,4 +1,4 @@
-/* Colours of figures: every "var(--name)" in one is replaced by the computed colour of the theme. */
+/* Colours of figures: replaces each "var(--name)" by the computed colour of the theme. */
 
 function resolver() {
   const probe = document.createElement("span");
@@ -31,7 +31,7 @@ function replaced(value, colours) {
   return value;
 }
 
-/* A copy of a figure, or of a part of one, in the colours of now. */
+/* A copy of a figure, or of a part of one, in the current colours. */
 export function painted(value) {
   const colours = resolver();
   const copy = replaced(value, colours);

@@ -1,4 +1,4 @@
-/* What stands in a chart's place where there is nothing to draw, or where it could not be drawn. */
+/* The text in place of a chart that has nothing to draw, or could not be drawn. */
 
 export function emptyNote(text) {
   const note = document.createElement("p");

@@ -1,5 +1,5 @@
-/* What a heatmap will look like, at once: while the chart library is being loaded, its bins stand where it will draw
- * them. Axes and hover come with the library. */
+/* A preview of a heatmap: while the chart library is being loaded, its bins are shown where the library will draw them.
+ * Axes and hover texts come with the library. */
 
 import { painted } from "./chart_colours.js";
 
@@ -30,7 +30,7 @@ export function picture(figure, box) {
   performance.mark("picture");
 }
 
-/* The rectangle of the plot: inside the margins and the labels of the rows, as far as the bins reach on the axis. */
+/* The rectangle of the bins: the plot inside the margins and row labels, as far as the bins extend on the axis. */
 function place(canvas, layout, map, box) {
   const { l, r, t, b } = layout.margin;
   const [low, high] = layout.xaxis.range;

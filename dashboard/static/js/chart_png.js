@@ -1,13 +1,13 @@
-/* A picture of a chart: a click on [data-chart-png] saves it as PNG, with its finding, its quantity and its source. */
+/* Saves a chart as PNG on a click on [data-chart-png], with its finding, quantity and source. */
 
 import { whole } from "./chart_bars.js";
 
 const SCALE = 2;
-const LEAST = 640; // px wide
-const EDGE = 16; // px around it
-const GAP = 8; // px between the words and the chart
+const LEAST = 640; // px: least width
+const EDGE = 16; // px: margin
+const GAP = 8; // px between the texts and the chart
 const PARTS = [
-  // of the page: where the words are, their size, weight, height of a line and colour
+  // texts of the page: selector, font size, weight, line height and colour
   { selector: ":scope > figcaption", size: 15, weight: 600, line: 20, ink: "--ink" },
   { selector: ":scope > .sub", size: 13, weight: 400, line: 18, ink: "--ink-2" },
 ];
@@ -22,7 +22,7 @@ function colour(name) {
   return value;
 }
 
-/* The lines that the words of a part take in `width` px. */
+/* The text of a part broken into lines of at most `width` px. */
 function lines(context, figure, part, width) {
   const text = figure.querySelector(part.selector)?.textContent.trim() ?? "";
   context.font = `${part.weight} ${part.size}px ${getComputedStyle(figure).fontFamily}`;
@@ -35,7 +35,7 @@ function lines(context, figure, part, width) {
   return out;
 }
 
-/* Paints the lines of a part from `top` on; answers where they end. */
+/* Paints the lines of a part from `top` on; returns the y at which they end. */
 function written(context, figure, part, said, top) {
   context.font = `${part.weight} ${part.size}px ${getComputedStyle(figure).fontFamily}`;
   context.fillStyle = colour(part.ink);
@@ -44,7 +44,7 @@ function written(context, figure, part, said, top) {
   return top + said.length * part.line;
 }
 
-/* The chart as it stands on the page, without words of its own. */
+/* The chart as shown on the page, without its own title. */
 async function drawn(box, width, height) {
   const layout = { ...structuredClone(box.layout), autosize: false, width, height };
   const image = new Image();

@@ -1,6 +1,6 @@
-/* What a long timeline is zoomed to: asked for again, and held in the page's address. */
+/* Zoom of a long timeline: fetches the part that is shown, and keeps it in the page's address. */
 
-/* A figure with meta.window shows a part of many: what is zoomed to is asked for again, the newest question wins. */
+/* A figure with meta.window shows a part of the bars: after a zoom its part is fetched; the newest request wins. */
 export function followZoom(entry, update) {
   if (!entry.figure.layout.meta?.window || entry.follows) return;
   entry.follows = true;
@@ -23,7 +23,7 @@ export function followZoom(entry, update) {
   });
 }
 
-/* Words under the chart; none: what stood there goes. */
+/* Sets the note under the chart; without a text, removes it. */
 function note(entry, words) {
   entry.element.querySelector(":scope > .zoom-note")?.remove();
   if (!words) return;
@@ -34,7 +34,7 @@ function note(entry, words) {
   entry.box.after(said);
 }
 
-/* A figure with meta.addressed is zoomed to ?from= and ?to= of the page's address, and writes there what it is zoomed to. */
+/* Zooms a figure with meta.addressed to ?from= and ?to= of the page's address, and writes later zooms there. */
 export function followAddress(entry) {
   if (!entry.figure.layout.meta?.addressed || entry.addressed) return;
   entry.addressed = true;
@@ -53,8 +53,8 @@ export function followAddress(entry) {
   if (low < high) window.Plotly.relayout(entry.box, { "xaxis.range": [low, high] });
 }
 
-/* New numbers do not move the reader: the axis of a figure stays where it is, be it that a person dragged it there or that
- * the address did. `entry.full` = the axis of the figure that stood there before. */
+/* Keeps the zoom when new numbers arrive, whether it came from dragging or from the address. `entry.full` = the full
+ * axis of the previous figure. */
 export function stay(entry, { meta, xaxis }) {
   if (!meta?.addressed) return;
   const now = entry.box.layout?.xaxis?.range?.map(Number);
@@ -63,7 +63,7 @@ export function stay(entry, { meta, xaxis }) {
   if (now && full && (now[0] > full[0] || now[1] < full[1])) xaxis.range = now;
 }
 
-/* The part of the axis that is zoomed to, as the end of an address; "" where all of it is shown. */
+/* The zoom as parameters for an address; "" if the whole axis is shown. */
 export function part({ box, figure }) {
   const [low, high] = box.layout.xaxis.range.map(Number);
   const [first, last] = figure.layout.xaxis.range;

@@ -1,15 +1,15 @@
 /* Mounts and updates Plotly figures.
  *
  * A chart is  <figure class="chart" data-chart="KEY" [data-src="URL"]>  with figcaption, .sub, .chart-box, .chart-source
- * and details.chart-data (templates/parts/chart.html). Its figure is the JSON script inside it or, with data-src, the
- * Chart object that the URL answers with. It is drawn when it comes near the screen, in the colours of the theme: every
+ * and details.chart-data (templates/parts/chart.html). Its figure is the JSON script inside it or, with data-src, that
+ * of the Chart object returned by the URL. It is drawn when it comes near the screen, in the colours of the theme: every
  * "var(--name)" of a figure is replaced by the computed colour. Plotly is loaded with the first chart that is drawn.
  *
  *   import { update, reload } from "./charts.js";
  *   update({speedup: chart, ...});   // new numbers for charts of this page, by key
  *   reload("gantt");                 // fetch a data-src chart again
- *   view("gantt")                    // "&from=1&to=2": the part of the axis that a long timeline is zoomed to, or ""
- *   "chartdrawn"                     // event of the <figure> after each drawing; the box then has Plotly's data, layout
+ *   view("gantt")                    // "&from=1&to=2": the zoom of a long timeline, or ""
+ *   "chartdrawn"                     // event of the <figure> after each drawing; its box has Plotly's data and layout
  */
 
 import { lift, paint } from "./chart_bars.js";
@@ -39,7 +39,7 @@ function plotly() {
 function fitted(figure, box) {
   const copy = painted(figure);
   const { layout } = copy;
-  layout.uirevision = "kept"; // a zoom survives new numbers
+  layout.uirevision = "kept"; // keeps a zoom when new numbers arrive
   layout.autosize = true;
   const wide = window.matchMedia("(min-width: 1001px)").matches;
   if (layout.meta?.sharesRows && wide && box.closest(".grid2")) layout.yaxis.showticklabels = false;
@@ -54,17 +54,17 @@ function fitted(figure, box) {
   return copy;
 }
 
-/* What a figure says of itself where it is not as wide as a page ("half"), and on a phone ("narrow"). */
+/* The changes that a figure declares for half a page's width ("half") and for a phone ("narrow"). */
 function adopt({ data, layout }, how) {
   for (const trace of data) Object.assign(trace, trace.meta?.[how]);
   for (const [name, axis] of Object.entries(layout.meta?.[how] ?? {})) Object.assign(layout[name], axis);
 }
 
-/* A row's label on a phone: lines of about LABEL_CHARACTERS, so that the bars keep most of the width. */
+/* A row's label on a phone: broken into lines of about LABEL_CHARACTERS, so that the bars have most of the width. */
 const LABEL_CHARACTERS = 16;
-const [LABEL_LINE, LABEL_GAP] = [13, 6]; // px of a line of 10 px, and between rows: whose lines they are is seen
+const [LABEL_LINE, LABEL_GAP] = [13, 6]; // px: height of a line of 10 px text, and the gap between rows
 
-/* Rows grow where their labels take more lines than they are high. */
+/* Makes rows higher if their labels need more lines. */
 function roomy(layout) {
   const { yaxis, margin } = layout;
   yaxis.ticktext = yaxis.ticktext.map(wrapped);
@@ -103,7 +103,7 @@ async function draw(entry) {
   entry.element.dispatchEvent(new CustomEvent("chartdrawn", { bubbles: true }));
 }
 
-/* The part that a chart of the page is zoomed to, if it is one that shows a part of many. */
+/* The zoom of a chart of the page as parameters for an address, or "". */
 export function view(key) {
   const entry = mounted.get(key);
   return entry?.follows && entry.box.layout?.xaxis ? part(entry) : "";
@@ -183,7 +183,7 @@ export async function update(charts) {
   }
 }
 
-/* A chart as the server has rendered it anew: its words, table and figure move into the one that stands. */
+/* Updates a chart from a newly rendered one: moves its texts, table and figure into the existing element. */
 async function renew(element, fresh) {
   for (const part of [":scope > figcaption", ":scope > .sub", ":scope > .chart-source", ".chart-data table"]) {
     const [old, next] = [element.querySelector(part), fresh.querySelector(part)];
@@ -215,7 +215,7 @@ export async function reload(key, src) {
   }
 }
 
-/* Axis switch: <select data-axis-for="KEY"> or radio inputs; the choice stands in the URL as ?axis= ------------------ */
+/* Axis switch: <select data-axis-for="KEY"> or radio inputs; the choice is kept in the URL as ?axis= ---------------- */
 
 function chosenAxis() {
   return new URLSearchParams(location.search).get("axis") || "step";
@@ -243,7 +243,7 @@ document.addEventListener("change", (event) => {
 
 /* Life ------------------------------------------------------------------------------------------------------------ */
 
-const NEAR_PX = 300; // below or above the screen
+const NEAR_PX = 300; // px below or above the screen
 const near = new IntersectionObserver(
   (entries) => {
     for (const { isIntersecting, target } of entries) {
@@ -255,8 +255,8 @@ const near = new IntersectionObserver(
   { rootMargin: `${NEAR_PX}px` },
 );
 
-/* Mounts what is near the screen now: the observer tells of it only after a first frame without it. Charts that are
- * stepped through together are all drawn at once: what is said of them needs each. */
+/* Mounts the charts near the screen at once, as the observer would report them only after a first frame without them.
+ * Charts that are stepped through together are all drawn, because their description uses each of them. */
 function begin(element) {
   const { width, top, bottom } = element.getBoundingClientRect();
   const seen = bottom > -NEAR_PX && top < innerHeight + NEAR_PX;
@@ -265,13 +265,13 @@ function begin(element) {
 }
 
 export function watch(root = document) {
-  if (root.querySelector(".chart[data-chart]")) plotly().catch(() => {}); // while the page settles; `mount` says why
+  if (root.querySelector(".chart[data-chart]")) plotly().catch(() => {}); // preloads; `mount` shows a failure
   for (const element of root.querySelectorAll(".chart[data-chart]")) {
     if (!mounted.get(element.dataset.chart)?.element.isConnected) begin(element);
   }
 }
 
-/* Printed is the whole page: charts that nobody has scrolled to, too, where their numbers are on the page. */
+/* Printing includes charts that have not been scrolled to, if their numbers are on the page. */
 window.addEventListener("beforeprint", () => {
   for (const element of document.querySelectorAll(".chart[data-chart]:not([data-src])")) {
     if (mounted.get(element.dataset.chart)?.element.isConnected || !element.offsetWidth) continue;
@@ -280,7 +280,7 @@ window.addEventListener("beforeprint", () => {
   }
 });
 
-document.addEventListener("htmx:afterSettle", (event) => watch(event.target)); // parts of a page that came anew
+document.addEventListener("htmx:afterSettle", (event) => watch(event.target)); // new parts of the page
 document.addEventListener("themechange", () => {
   for (const entry of mounted.values()) draw(entry);
 });
@@ -288,7 +288,7 @@ window.matchMedia("(min-width: 1001px)").addEventListener("change", () => {
   for (const entry of mounted.values()) draw(entry);
 });
 for (const control of document.querySelectorAll("[data-axis-for]")) control.value = chosenAxis();
-// On phones the lower sections are accordions that start closed; on wide screens all stand open.
+// On phones the lower sections are accordions that start closed; on wide screens all are open.
 if (window.matchMedia("(max-width: 760px)").matches) {
   for (const section of document.querySelectorAll("details.accordion[data-phone-closed]")) section.open = false;
 }

@@ -1,11 +1,11 @@
-// The button [data-copy-address]: puts the page's address where it can be pasted from, and says whether it did.
+// The button [data-copy-address]: copies the page's address, and shows whether that succeeded.
 
-/* The command of older browsers, which copies what is selected in a field. */
+/* Copies with the command of older browsers, which copies the selection in a field. */
 function copyFromField(text) {
   const focused = document.activeElement;
   const field = document.createElement("textarea");
   field.className = "visually-hidden";
-  field.readOnly = true; // no keyboard on a phone
+  field.readOnly = true; // prevents the keyboard of a phone
   field.value = text;
   document.body.append(field);
   field.select();
@@ -20,7 +20,7 @@ async function copy(text) {
     await navigator.clipboard.writeText(text);
     return true;
   } catch {
-    return copyFromField(text); // a page by plain HTTP from another host is given no clipboard
+    return copyFromField(text); // pages over plain HTTP from another host have no clipboard API
   }
 }
 

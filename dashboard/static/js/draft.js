@@ -1,7 +1,7 @@
-/* What was typed into a long form outlives a refusal (signed out, too large): form[data-draft] with an id.
+/* Keeps the values of a long form when its submit is refused (signed out, too large): form[data-draft] with an id.
  *
- * A submit that leads to the sign-in, or to a page that says why it was not taken, brings the reader back to an empty
- * form otherwise. The values are kept in this tab alone, until the submit has led anywhere else; files cannot be kept.
+ * Without this file, a user returns to an empty form after a submit that led to the sign-in or to an error page. The
+ * values are kept only in this tab, until a submit has led anywhere else; files cannot be kept.
  */
 
 const KEY = "trainyard-draft";
@@ -20,7 +20,7 @@ function keep(form) {
   try {
     sessionStorage.setItem(KEY, JSON.stringify({ id: form.id, action, page: location.href, values }));
   } catch {
-    sessionStorage.removeItem(KEY); // more than a tab may keep, as of a pasted file: an older form must not come back for it
+    sessionStorage.removeItem(KEY); // too large to store, as a pasted file may be; older values must not return
   }
 }
 
@@ -40,7 +40,7 @@ function fill(form, values) {
     else if (own.length) [input.value] = own;
   }
   form.before(notice("This was not taken when you sent it. What you had typed is back; choose files again."));
-  // What depends on the values is asked for again; htmx, whose script runs after this one, hears of it only then.
+  // Parts that depend on the values are requested again, after htmx, whose script runs after this one, is listening.
   window.addEventListener("load", () => form.dispatchEvent(new Event("change", { bubbles: true })));
 }
 
@@ -54,7 +54,7 @@ if (draft && (signIn || document.querySelector("[data-not-taken]"))) {
   const form = document.getElementById(draft.id);
   if (form) fill(form, draft.values);
 } else if (draft?.signedOut && location.pathname === draft.action) {
-  location.replace(draft.page); // of several forms that are sent to one address: the one that was filled in
+  location.replace(draft.page); // several forms are sent to one address: returns to the one that was filled in
 } else {
   sessionStorage.removeItem(KEY);
 }

@@ -1,4 +1,4 @@
-/* The fleet, live: the part is fetched again when the stream says so; heartbeat dots age by themselves in between. */
+/* Live fleet page: fetches its part again on news of the stream; heartbeat dots age in between. */
 
 import { morph } from "./morph.js";
 import { subscribe } from "./stream.js";

@@ -1,5 +1,5 @@
-// The New run form: refuses a bad upload before it is sent, and reads a schedule from its file.
-// Without this file the form still works: the server says the same things.
+// The New run form: refuses an invalid upload before it is sent, and reads a schedule from its file.
+// Without this file the form still works: the server makes the same checks.
 
 import { mark } from "./wrong_fields.js";
 
@@ -21,7 +21,7 @@ function checkUpload() {
   mark();
 }
 
-/* A schedule is read into its field, where it can be changed and is checked as if it were typed. */
+/* Reads a schedule file into its field, where it can be edited and is checked as if typed. */
 async function readProgram() {
   const [file] = program.files;
   if (!file) return;
@@ -36,7 +36,7 @@ async function readProgram() {
   area.value = await file.text();
   told.textContent = "";
   form.querySelector("#help-program_file").textContent = `${file.name} was read into the field.`;
-  program.value = ""; // else it would replace what is changed there
+  program.value = ""; // otherwise the file would replace edits of the field
   mark();
   area.dispatchEvent(new Event("input", { bubbles: true }));
 }

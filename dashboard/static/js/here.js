@@ -1,9 +1,9 @@
-/* Rows of links that scroll (the rail and the tabs of a phone) begin where the page that is shown stands in them. */
+/* Scrolls rows of links (the rail and the tabs on a phone) to the link of the current page. */
 
 function show(link) {
   const row = link.parentElement;
   const over = link.getBoundingClientRect().right - row.getBoundingClientRect().right;
-  if (row.scrollWidth > row.clientWidth && over > 0) row.scrollLeft += over + 32; // and a part of what comes next
+  if (row.scrollWidth > row.clientWidth && over > 0) row.scrollLeft += over + 32; // shows a part of the next link
 }
 
 for (const link of document.querySelectorAll("nav [aria-current]")) show(link);

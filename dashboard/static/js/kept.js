@@ -1,7 +1,7 @@
-/* What the reader laid open stays open where htmx replaces a part of the page by a newer one: <details> with an id. */
+/* Keeps <details> with an id open when htmx replaces a part of the page. */
 
 const OPEN = "details[open][id]";
-const kept = new Map(); // by the id of the part
+const kept = new Map(); // id of the part -> ids of its open details
 
 document.addEventListener("htmx:beforeSwap", ({ detail: { target } }) => {
   const found = [...target.querySelectorAll(OPEN), ...(target.matches(OPEN) ? [target] : [])];

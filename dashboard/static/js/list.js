@@ -1,12 +1,12 @@
-// The runs list: rows follow the runs live, in place. Nothing moves under the reader: where rows would come, go or
-// change places, a line above the table offers the new list instead.
+// The runs list: updates rows live, in place. Rows never move by themselves: if rows would be added, removed or
+// reordered, a line above the table offers the new list.
 import { morph } from "./morph.js";
 import { subscribe } from "./stream.js";
 
 const results = document.querySelector("#results");
 const changed = document.querySelector("#list-changed");
 let busy = false;
-let pending = null; // what to do with another answer, asked for while one is on its way
+let pending = null; // function for the next answer, set while another request is in progress
 
 const rowsOf = (root) => [...root.querySelectorAll("tr[data-run]")];
 const orderOf = (root) => rowsOf(root).map((row) => row.dataset.run).join(",");
@@ -21,7 +21,7 @@ function patch(row, fresh) {
   let news = false;
   [...row.cells].forEach((cell, i) => {
     const next = fresh.cells[i];
-    if (i === 0 || cell.innerHTML === next.innerHTML) return; // the first cell is the reader's own tick
+    if (i === 0 || cell.innerHTML === next.innerHTML) return; // the first cell has the user's checkbox
     morph(cell, next, "innerHTML");
     news ||= cell.dataset.title !== "Age";
   });
@@ -45,7 +45,7 @@ function replace(part) {
   for (const box of results.querySelectorAll("input[name=runs]")) box.checked = ticked.has(box.value);
   window.htmx?.process(results);
   count();
-  // The button, or what had the focus in the old list, is gone: the keyboard goes on in the new one.
+  // The button or element with the focus is gone: moves the focus to the new list.
   if (changed.contains(focused) || !focused.isConnected) {
     (results.querySelector(".table-scroll") ?? results).focus({ preventScroll: true });
   }
@@ -54,18 +54,18 @@ function replace(part) {
 
 async function refresh(use = apply) {
   if (busy) {
-    if (pending !== replace) pending = use; // whoever asked for the new list gets it, whatever is asked for behind that
+    if (pending !== replace) pending = use; // a request for the new list is not overridden by later ones
     return;
   }
   busy = true;
   try {
     const asked = location.href;
     const part = await fetchPart(asked);
-    // Filtered or sorted meanwhile: the answer is of another list, and what it was to tell is asked for again.
+    // Filtered or sorted in the meantime: the answer is for another list, so the request is repeated.
     if (location.href !== asked) pending ??= apply;
     else if (part) use(part);
   } catch {
-    // The stream says when the server is back; the next message asks again.
+    // The stream reports when the server is back; the next message repeats the request.
   } finally {
     busy = false;
     if (pending) {

@@ -1,29 +1,29 @@
-/* Live pages without moving the reader, and small conveniences of forms.
+/* Live updates of pages without scrolling, and small conveniences of forms.
  *
- * [data-live-topic="study:3"] on a page subscribes it. On news data-live-changes = URL answers with parts and charts
- * in pieces of text by digest, of which only those come that this page does not have yet: every element [data-live]
- * with the id of a part takes its new content, with one pulse where it changed. data-live-reload = keys of data-src
- * charts to fetch again when a run has begun or ended; with data-live-spans also when one that goes on was traced.
+ * [data-live-topic="study:3"] on a page subscribes it. On news it fetches data-live-changes = URL, which answers with
+ * parts and charts as lists of digests, and the texts that this page does not have yet. Every element [data-live] with
+ * the id of a part takes its new content, and pulses once if it changed. data-live-reload = keys of data-src charts to
+ * fetch again when a run has begun or ended; with data-live-spans also when a running one was traced.
  */
 
 import "./copy_address.js";
 import { morph } from "./morph.js";
 import { subscribe } from "./stream.js";
 
-const WAIT_MS = 1000; // a page is fetched at most this often, however often there is news
-const PRICE = 40; // and where a run merely goes on, so seldom that its answers take the host 1/40 of a core
+const WAIT_MS = 1000; // least interval between fetches
+const PRICE = 40; // while runs only progress, fetches are so rare that their answers take at most 1/40 of a core
 const LONGEST_MS = 15000;
-const URGENT = ["*", "state", "summary"]; // also the news after which the drawn step of a run may be another
+const URGENT = ["*", "state", "summary"]; // news after which the shown step of a run may also be another one
 const page = document.querySelector("[data-live-topic]");
-const MOST_NAMED = 600; // digests that fit into a request's header
+const MOST_NAMED = 600; // how many digests fit into a request's header
 let timer = null;
 let due = 0; // when the timer ends
 let pace = WAIT_MS;
 let running = false;
 let again = false;
 let news = new Set();
-let held = new Map(); // digest -> text, of what the last answer was made of
-let shown = {}; // id of a part, key of a chart -> what it was made of
+let held = new Map(); // digest -> text, of the last answer
+let shown = {}; // id of a part or key of a chart -> its digests
 
 function put(element, fresh) {
   const before = element.textContent;
@@ -83,7 +83,7 @@ async function refresh() {
     await refreshChanged();
     await reloadDrawn(what);
   } catch {
-    // The stream calls again after the next news or the next connection.
+    // The stream calls again on the next news or connection.
   } finally {
     running = false;
     if (again) {
@@ -111,13 +111,13 @@ if (page) {
   });
 }
 
-/* Forms whose controls apply at once; the button stays for browsers without this file. */
+/* Forms that are sent when a control changes; their button is for browsers without this file. */
 for (const form of document.querySelectorAll("form[data-auto-submit]")) {
   form.querySelector("[data-auto-submit-button]")?.setAttribute("hidden", "");
   form.addEventListener("change", () => form.requestSubmit());
 }
 
-/* Ticked numbers become one parameter: ?show=1,2,3. */
+/* Joins the ticked numbers into one parameter: ?show=1,2,3. */
 for (const form of document.querySelectorAll("form[data-numbers]")) {
   form.addEventListener("submit", (event) => {
     event.preventDefault();

@@ -1,7 +1,6 @@
-/* Brings a part of a page to its newer self without replacing what stays: an element that is being clicked, focused,
- * read out or laid open is the same element afterwards. (A replaced button swallows the click whose press met its
- * predecessor.) What the reader opened, ticked or typed stays; a chart of the same numbers stays as it is drawn.
- * Charts have ids, so that one never becomes another.
+/* Updates a part of a page while keeping its elements: one that is being clicked, focused, read out or opened stays the
+ * same element. (If a button is replaced during a click, the click is lost.) What the user opened, ticked or typed
+ * stays; a chart with unchanged numbers stays as drawn. Charts have ids, so that one is never updated from another.
  */
 
 import { Idiomorph } from "../vendor/idiomorph-0.7.4.esm.js";
@@ -9,7 +8,7 @@ import { Idiomorph } from "../vendor/idiomorph-0.7.4.esm.js";
 const figure = (chart) => chart.querySelector("script[type='application/json']")?.textContent;
 const isElement = (node) => node.nodeType === Node.ELEMENT_NODE;
 
-/* Plotly's own elements are not in the server's text: charts.js takes what is new of a chart. */
+/* Plotly's elements are not in the server's HTML: charts.js updates a chart. */
 function node(old, fresh) {
   if (!isElement(old)) return true;
   if (old.matches("input:not([type=hidden]), select, textarea")) return false;

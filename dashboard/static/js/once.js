@@ -1,6 +1,6 @@
-/* What was sent is not sent a second time while its answer is on the way: two quick clicks make one run, not two.
+/* Prevents a form from being sent again while its answer is awaited: two quick clicks make one run, not two.
  *
- * Another button of the same form still counts, and so does the same one where nothing came back in time.
+ * Another button of the same form still works, and so does the same one after a time without an answer.
  */
 
 const AGAIN_MS = 15_000;
@@ -14,4 +14,4 @@ document.addEventListener("submit", (event) => {
   else sent.set(form, [submitter, performance.now()]);
 });
 
-addEventListener("pageshow", () => sent.clear()); // the reader came back to it
+addEventListener("pageshow", () => sent.clear()); // the user returned to the page

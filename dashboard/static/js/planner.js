@@ -1,5 +1,5 @@
-// The planner's pages: a plan of the scatter is chosen with a click.
-// Without this file all of it still works: plans are links in the table, and can be typed.
+// The planner's pages: a click on a point of the scatter chart chooses its plan.
+// Without this file plans can be chosen by links in the table, or typed.
 
 import "./live.js";
 import "./searches.js";
@@ -9,11 +9,11 @@ const form = document.querySelector("#planner-form");
 
 function plain(label) {
   const text = document.createElement("textarea");
-  text.innerHTML = label; // Plotly is given names as HTML; a textarea only decodes them
+  text.innerHTML = label; // Plotly's names are HTML; a textarea only decodes them
   return text.value;
 }
 
-/* A picked point becomes the plan that the form asks about. Plotly adds its events when it draws. */
+/* Sets the form's plan to a clicked point. Listeners are added after drawing, as Plotly only then has its events. */
 function listen(box) {
   if (!box.on || box.dataset.picks) return;
   box.dataset.picks = "yes";
@@ -29,7 +29,7 @@ new MutationObserver(() => {
   for (const box of document.querySelectorAll("[data-picks-plan] .js-plotly-plot")) listen(box);
 }).observe(document.querySelector("main"), { childList: true, subtree: true });
 
-/* An address holds what was asked: fields left empty stay out of it. */
+/* Leaves empty fields out of the address. */
 document.body.addEventListener("htmx:configRequest", ({ detail }) => {
   if (!detail.elt.closest("#planner-form, #judge-form")) return;
   for (const name of Object.keys(detail.parameters)) {

@@ -1,11 +1,11 @@
-// The New run form's presets: the one that filled the form is marked as current while the spec is still as it made it.
+// The New run form's presets: marks the one that filled the form as current while the spec is unchanged.
 
 const form = document.querySelector("#run-form");
 const nav = document.querySelector("nav.presets");
 const chip = nav?.querySelector("[aria-current]");
 const note = nav?.querySelector("[data-changed]");
 
-/* Of the spec alone (its names have a section): a name, tags or retries are no preset's. */
+/* Only fields of the spec (their names have a section): name, tags and retries do not belong to a preset. */
 function changed() {
   return [...form.querySelectorAll('[name*="__"]')].some((input) => {
     if (input.type === "file") return false;
@@ -28,6 +28,6 @@ function mark() {
 
 if (chip && note) {
   for (const event of ["input", "change"]) form.addEventListener(event, mark);
-  document.addEventListener("htmx:afterSettle", mark); // what a file was read into
-  mark(); // a draft may be back already
+  document.addEventListener("htmx:afterSettle", mark); // after a file was read into the form
+  mark(); // a draft may have been restored already
 }

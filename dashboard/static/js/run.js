@@ -1,10 +1,10 @@
-/* A run's page, live: what the stream says is new is fetched and put in its place. Nothing reloads, nothing scrolls
- * under the reader, and the focus stays where it was.
+/* Live page of a run: fetches and updates the parts that the stream reports as new. The page is not reloaded or
+ * scrolled, and the focus stays.
  *
  *   state, summary   the head: badge, verdict, actions        points    the tiles, and new points of the metrics
- *   spans, memory    the timeline, the findings              log       the bytes behind the last one shown
- *   text             of a run that generates: what it made so far
- *   "*"              after a lost connection: all of these, each from where it is
+ *   spans, memory    the timeline, the findings              log       the bytes after the last one shown
+ *   text             the text so far of a run that generates
+ *   "*"              after a lost connection: all of these, each from its current state on
  */
 
 import { update, view, watch } from "./charts.js";
@@ -13,19 +13,19 @@ import { subscribe } from "./stream.js";
 
 const root = document.getElementById("run");
 const { run, url, tab, step, generates } = root.dataset;
-let settled = "settled" in root.dataset; // it ended long before the page was rendered: nothing came in between
+let settled = "settled" in root.dataset; // it ended long before the page was rendered, so nothing has changed since
 const TAB_TOPICS = {
   timeline: ["spans"],
   memory: ["memory"],
   ranks: ["progress", "info", "state"],
   events: ["events", "state"],
 };
-const SLOWEST_MS = 1000; // parts that are rendered by the server are fetched at most this often
+const SLOWEST_MS = 1000; // least interval between fetches of a part that the server renders
 const RETRY_MS = 3000;
 const waiting = new Map(); // name -> timer
 const busy = new Set();
 
-/* One fetch of a kind at a time; news that arrives meanwhile causes one more. */
+/* Runs one fetch of a kind at a time; news during a fetch causes one more. */
 function soon(name, work, gap = 0) {
   if (waiting.has(name)) return;
   waiting.set(
@@ -43,7 +43,7 @@ function soon(name, work, gap = 0) {
         await work();
       } catch (error) {
         console.warn(name, error);
-        retry = true; // the stream may still be open where a fetch failed, so no news may follow
+        retry = true; // the stream may still be open although a fetch failed, so no news may follow
       } finally {
         busy.delete(name);
       }
@@ -59,7 +59,7 @@ async function get(path, type) {
   return answer;
 }
 
-/* Brings an element to its newer self. */
+/* Updates an element from its newly rendered HTML. */
 async function swap(id, path) {
   const old = document.getElementById(id);
   const text = await (await get(path, "text/html")).text();
@@ -75,7 +75,7 @@ async function swap(id, path) {
 
 const charts = new Map();
 
-/* The last step of a chart's line, -1 where it has none. */
+/* The last step of a chart's line; -1 if it has none. */
 const lastStep = ({ figure }) => figure.layout.meta?.axes?.step?.[0]?.at(-1) ?? -1;
 
 function readCharts() {
@@ -93,8 +93,8 @@ async function fetchAll() {
 }
 
 async function fetchPoints() {
-  // The server reads one series after another while points arrive, so that their ends may differ: all is asked for
-  // from behind the shortest line, and each line takes what it does not have.
+  // The server reads one series after another while points arrive, so their ends may differ: requests all points after
+  // the end of the shortest line, and each line takes those that it does not have.
   const ends = [...charts.values()].map(lastStep).filter((step) => step >= 0);
   if (!ends.length) return fetchAll();
   const { series } = await (await get(`data/points.json?since=${Math.min(...ends)}`, "application/json")).json();
@@ -131,7 +131,7 @@ async function fetchLog() {
   for (;;) {
     const query = `rank=${log.dataset.rank}&start=${log.dataset.end}`;
     const part = await (await get(`data/log.json?${query}`, "application/json")).json();
-    // A later attempt has a log of its own, however long: what is shown belongs to the one before.
+    // A later attempt has its own log, of any length: the text that is shown belongs to the previous attempt.
     if (part.attempt !== Number(log.dataset.attempt)) {
       log.textContent = "";
       document.getElementById("log-earlier")?.remove();
@@ -186,7 +186,7 @@ async function head() {
 function news(what) {
   if (settled && what.includes("*")) {
     settled = false;
-    what = ["state"]; // a retry, and findings that were still being looked for
+    what = ["state"]; // for a retry, and for findings that were not ready
   }
   const any = (...topics) => what.includes("*") || topics.some((topic) => what.includes(topic));
   const query = new URLSearchParams(location.search);
@@ -211,7 +211,7 @@ function showTab(any, query) {
   if (tab in TAB_TOPICS && any(...TAB_TOPICS[tab])) soon("tab", () => swap("tab", `part/tab?${query}`), SLOWEST_MS);
 }
 
-/* Of the part that is shown: whoever zooms while an answer is on its way has asked for another one. */
+/* Fetches the shown part of the timeline again; if the zoom changes meanwhile, the part that is then shown. */
 async function reloadGantt() {
   const shown = view("gantt");
   const chart = await (await get(`data/gantt.json?${shown}`, "application/json")).json();

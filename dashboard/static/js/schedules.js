@@ -1,6 +1,6 @@
-/* Stepping through the schedules of the page: a slider over the instants at which something begins. What has not begun
- * is faint, a line stands at the instant, and the devices' operations are said in words. The instant is ?t= in the
- * address; without it the whole step is shown. */
+/* Steps through the schedules of the page with a slider over the instants at which operations begin. Operations that
+ * have not begun are faint, a line marks the instant, and a text names the devices' operations. The instant is ?t= in
+ * the address; without it the whole step is shown. */
 
 import "./wrong_fields.js";
 
@@ -23,7 +23,7 @@ function drawn(box, at) {
   return window.Plotly.update(box, { "marker.opacity": bars.map((i) => opacity[i]) }, { shapes: [line] }, bars);
 }
 
-/* What every device does at the instant before `at` ends, from the same bars that are drawn. */
+/* What every device does just before `at`, from the bars of the chart. */
 function now(box, at) {
   const doing = new Map();
   for (const trace of box.data) {
@@ -63,7 +63,7 @@ function show() {
   history.replaceState(history.state, "", url);
 }
 
-/* The charts are drawn when they come near the screen: the slider gets its range as soon as one is there. */
+/* Charts are drawn when they come near the screen: sets the slider's range as soon as one is drawn. */
 function ready() {
   const input = slider();
   const all = marks();
@@ -85,7 +85,7 @@ function stop() {
   button.setAttribute("aria-pressed", "false");
 }
 
-/* Behind the end the step begins anew: at first the whole of it is shown, and a step on from there is its first. */
+/* After the end it starts again: first the whole step is shown, and the next instant is the first one. */
 function move(by) {
   const input = slider();
   const at = Number(input.value);
@@ -93,7 +93,7 @@ function move(by) {
   show();
 }
 
-/* What moves is seen, and the control above it stays there. */
+/* Scrolls so that the chart is visible while the controls above it stay in place. */
 function together() {
   const [first] = boxes();
   if (first && first.getBoundingClientRect().bottom > innerHeight) document.querySelector(".played").scrollIntoView();
@@ -118,7 +118,7 @@ document.addEventListener("input", (event) => {
 document.addEventListener("keydown", (event) => {
   const on = event.key === "ArrowRight" || event.key === "ArrowUp";
   if (!on || event.target.id !== "player-at" || Number(event.target.value) < Number(event.target.max)) return;
-  event.preventDefault(); // of itself the slider stays where it is
+  event.preventDefault(); // at its end the slider itself would not move
   move(1);
 });
 document.addEventListener("click", (event) => {

@@ -1,12 +1,12 @@
-/* Searches that the analyst works on: [data-search="12"] stands where the answer will be and names in hx-get the part
- * of the page that has it. On news the part is fetched; while it still waits what changed is taken over, else the
- * answer takes its place. Without this file a reload shows how far it is. */
+/* Searches that the analyst works on: [data-search="12"] is in place of the answer, and its hx-get is the address of
+ * the part of the page with the answer. On news the part is fetched: it updates the progress or, when there is an
+ * answer, replaces the element. Without this file a reload shows the progress. */
 
 import { morph } from "./morph.js";
 import { subscribe } from "./stream.js";
 
-const ANYWAY_MS = 5000; // news can be lost with the broker; an answer cannot
-const followed = new Map(); // number -> ends its subscription
+const ANYWAY_MS = 5000; // also fetched at this interval, as the broker can lose news, but the database no answer
+const followed = new Map(); // number -> function that ends its subscription
 
 async function look(number) {
   const box = document.querySelector(`[data-search="${number}"]`);
@@ -17,7 +17,7 @@ async function look(number) {
   const fresh = page.querySelector(`[data-search="${number}"]`);
   if (!box.isConnected) return;
   if (fresh) morph(box, fresh);
-  else box.dispatchEvent(new Event("news")); // htmx puts the answer in its place, with its charts
+  else box.dispatchEvent(new Event("news")); // makes htmx replace the element by the answer, with its charts
 }
 
 function follow() {

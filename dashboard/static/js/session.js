@@ -1,7 +1,7 @@
-/* A page that is open longer than its session: it stays as it is, with all that was typed, and says what to do.
+/* A page that is open longer than its session: it stays with everything that was typed, and shows what to do.
  *
- * Parts that htmx asks for while nobody is signed in are answered 401 (accounts/middleware.py). Who signs in again in
- * another tab goes on here: forms and parts are sent with the token that the browser holds now, not with the page's.
+ * Parts that htmx requests while nobody is signed in are answered with 401 (accounts/middleware.py). After signing in
+ * again in another tab the user can continue here: requests use the browser's current CSRF token, not the page's.
  */
 
 const note = document.createElement("p");
@@ -35,7 +35,7 @@ document.addEventListener("htmx:configRequest", ({ detail }) => {
   if (detail.formData.has("csrfmiddlewaretoken")) detail.formData.set("csrfmiddlewaretoken", token()); // it counts first
 });
 
-/* What asks by the clock would ask for ever. */
+/* Elements that poll would do so for ever. */
 document.addEventListener("htmx:beforeRequest", (event) => {
   if (barred && asksByTheClock(event.detail.elt)) event.preventDefault();
 });

@@ -1,5 +1,5 @@
-// Shows a field only beside the values it belongs to: data-shown-for="<name of another field> <its values>".
-// Without this file all stand there; the server reads those that count.
+// Shows a field only for certain values of another: data-shown-for="<name of the other field> <its values>".
+// Without this file all are shown; the server ignores those that do not apply.
 
 const dependents = [...document.querySelectorAll("[data-shown-for]")].map((input) => {
   const [name, ...values] = input.dataset.shownFor.split(" ");

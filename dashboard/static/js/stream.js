@@ -1,23 +1,23 @@
-/* News of the server, by one event stream that the tabs of a browser share (stream_share.js).
+/* News from the server, through one event stream that the tabs of a browser share (stream_share.js).
  *
  *   import { subscribe, onConnection } from "./stream.js";
  *   const stop = subscribe("run:12", (what) => { ... });   // what: ["points", "log"], or ["*"] = fetch everything
  *   onConnection((connected) => { ... });
  *
- * Topics: run:<id>, study:<id>, search:<id>, runs, fleet. When the stream has opened, at first, after a loss or in the
- * hands of another tab, every callback is called once with ["*"], so that pages fetch what came between their
- * rendering, or the loss, and now. The set of topics may change at any time; the stream then reopens and resumes
- * behind the last message, missing nothing.
+ * Topics: run:<id>, study:<id>, search:<id>, runs, fleet. Whenever the stream opens (for the first time, after a loss,
+ * or in another tab), every callback is called once with ["*"], so that pages fetch what has changed since they were
+ * rendered or the stream was lost. The set of topics may change at any time; the stream then reopens and resumes after
+ * the last message, missing nothing.
  */
 
 import { Share } from "./stream_share.js";
 
-const NOTE_AFTER_MS = 1000; // a connection that is back at once is not worth a word
+const NOTE_AFTER_MS = 1000; // shorter losses of the connection are not shown
 
 const listeners = new Map(); // topic -> Set of callbacks
 const watchers = new Set();
 const share = new Share({ moved, opened, news: ({ topic, what }) => tell(topic, what), lost, signedOut: ended });
-let behind = true; // of what happened while no stream was open
+let behind = true; // whether changes may have been missed while no stream was open
 let connected = null;
 let signedOut = false;
 
@@ -46,7 +46,7 @@ export function onConnection(callback) {
   return () => watchers.delete(callback);
 }
 
-/* A tab that nobody sees asks for no news; what it missed it fetches when it is looked at again. */
+/* A hidden tab asks for no news; it fetches what it missed when it is visible again. */
 function settle(seen = !document.hidden) {
   if (!seen) behind = true;
   share.want(seen && !signedOut ? [...listeners.keys()] : []);
@@ -63,7 +63,7 @@ function tell(topic, what) {
     try {
       callback(what);
     } catch (error) {
-      console.error(error); // one broken part of a page must not silence the others
+      console.error(error); // an error in one callback must not stop the others
     }
   }
 }
@@ -74,7 +74,7 @@ function moved() {
 
 function opened(topics) {
   const mine = [...listeners.keys()];
-  if (!mine.every((topic) => topics.includes(topic))) return; // the stream opens again with those of this tab
+  if (!mine.every((topic) => topics.includes(topic))) return; // the stream will reopen with the topics of this tab
   setConnected(true);
   if (!behind) return;
   behind = false;
@@ -90,11 +90,11 @@ function ended() {
   signedOut = true;
   setConnected(false);
   clearTimeout(noteTimer);
-  explain(); // also where the stream was lost before, which is what stands there then
+  explain(); // also replaces the note of a lost stream
   settle();
 }
 
-/* While nothing arrives the page says so, so that an old number is not taken for the newest. */
+/* Shows on the page that nothing arrives, so that old numbers are not taken for current ones. */
 const note = document.createElement("p");
 note.className = "notice warning connection";
 note.setAttribute("role", "status");
@@ -123,5 +123,5 @@ window.addEventListener("offline", () => share.offline());
 document.addEventListener("visibilitychange", () => settle());
 window.addEventListener("pagehide", () => settle(false));
 window.addEventListener("pageshow", (event) => {
-  if (event.persisted) settle(); // back from the browser's page cache
+  if (event.persisted) settle(); // restored from the browser's page cache
 });

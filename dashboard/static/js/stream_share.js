@@ -1,11 +1,11 @@
-/* One event stream a browser: of the tabs that somebody sees one holds it, for the topics of all, and tells the others.
+/* One event stream per browser: one visible tab holds it, for the topics of all visible tabs, and passes on the news.
  *
- * A browser opens six connections to one host. With a stream each, six windows side by side would leave none for what
- * they fetch, and the seventh would never load. A lock says which tab holds the stream, and ends with that tab; where
- * browsers have no locks (pages by HTTP from another host) each tab holds a stream of its own.
+ * A browser opens six connections to one host. With a stream in each, six windows would leave no connection for their
+ * requests, and a seventh would never load. A lock determines which tab holds the stream, and is released when the tab
+ * closes. Without locks (pages over HTTP from another host) each tab holds its own stream.
  *
  *   const share = new Share({ moved, opened, news, lost, signedOut });
- *   share.want(["runs", "run:12"]);   // none: this tab takes no part
+ *   share.want(["runs", "run:12"]);   // none: this tab does not take part
  */
 
 import { Source } from "./stream_source.js";
@@ -17,9 +17,9 @@ export class Share {
     this.on = on;
     this.me = Math.random().toString(36);
     this.topics = [];
-    this.others = new Map(); // tab -> its topics, as the tab that holds the stream is told
-    this.wish = null; // to hold the stream
-    this.letGo = null; // gives it to another tab; null where another holds it
+    this.others = new Map(); // tab -> its topics, in the tab that holds the stream
+    this.wish = null; // AbortController of the request to hold the stream
+    this.letGo = null; // releases the stream to another tab; null if this tab does not hold it
     const all = (what) => (more) => this.toAll({ what, more });
     const told = { opened: all("opened"), news: all("news"), lost: all("lost"), signedOut: all("signedOut") };
     this.source = new Source(told);
@@ -40,7 +40,7 @@ export class Share {
     this.wish = wish;
     if (!this.channel) return this.hold(() => {});
     const held = () => new Promise((letGo) => (this.wish === wish ? this.hold(letGo) : letGo()));
-    navigator.locks.request(NAME, { signal: wish.signal }, held).catch(() => {}); // given up before it came
+    navigator.locks.request(NAME, { signal: wish.signal }, held).catch(() => {}); // aborted before it was granted
   }
 
   hold(letGo) {
@@ -79,7 +79,7 @@ export class Share {
     this.follow();
   }
 
-  /** The network is gone, or back: the browser knows it before a stream does. */
+  /** The network was lost or is back, which the browser knows before a stream does. */
   offline() {
     this.source.lose();
   }

@@ -1,4 +1,4 @@
-/* The event stream itself: opened again after a loss and where its topics change, resumed behind the last message.
+/* The event stream: reopens after a loss or a change of topics, and resumes after the last message.
  *
  *   const source = new Source({ opened, news, lost, signedOut });
  *   source.follow(["runs", "run:12"]);   // none: the stream is closed
@@ -6,13 +6,13 @@
 
 const FIRST_DELAY_MS = 500;
 const LONGEST_DELAY_MS = 15000;
-const SETTLE_MS = 20; // tabs and parts of a page name their topics one after another
+const SETTLE_MS = 20; // waits this long, as tabs and parts of a page add their topics one after another
 
 export class Source {
   constructor(on) {
     this.on = on;
     this.topics = [];
-    this.open = null; // the topics of a stream that said hello
+    this.open = null; // the topics of the stream after its hello
     this.lastId = "";
     this.delay = FIRST_DELAY_MS;
     this.timer = null;
@@ -29,7 +29,7 @@ export class Source {
       this.topics = wanted;
       this.schedule(SETTLE_MS);
     } else if (this.open) {
-      this.on.opened(this.open); // who asked for what is streamed already
+      this.on.opened(this.open); // these topics are streamed already
     }
   }
 
@@ -65,8 +65,8 @@ export class Source {
     hear("error", () => (mine.readyState === EventSource.CLOSED ? this.refused(mine) : this.lose()));
   }
 
-  /* The answer was no stream. A browser keeps to itself what it was, so that is asked for by other means: signed out
-   * somewhere else there is nothing to try again. Without topics no stream is opened. */
+  /* The answer was not a stream. The browser does not reveal its status, so a fetch finds it out: after a sign-out
+   * there is no use in retrying. Without topics the server opens no stream. */
   async refused(mine) {
     const answer = await fetch("/live/stream").catch(() => null);
     if (mine !== this.events) return;
@@ -78,7 +78,7 @@ export class Source {
     if (!this.topics.length) return;
     this.close();
     this.on.lost();
-    // Spread over time: a restarted server is not met by all browsers at once.
+    // Random delay, so that not all browsers connect to a restarted server at once.
     this.schedule(this.delay * (0.5 + Math.random()));
     this.delay = Math.min(this.delay * 2, LONGEST_DELAY_MS);
   }

@@ -1,5 +1,5 @@
-// Light, dark or as the system: kept in this browser, applied before the first paint (this file loads blocking).
-// Charts listen to the event `themechange` on the document.
+// The theme (light, dark or system): kept in this browser, applied before the first paint (this file loads blocking).
+// Charts listen for the event `themechange` on the document.
 (() => {
   const KEY = "trainyard-theme";
   const NAMES = { "": "as the system", light: "light", dark: "dark" };
@@ -9,7 +9,7 @@
     try {
       return localStorage.getItem(KEY) || "";
     } catch {
-      return ""; // storage may be forbidden; the page then follows the system
+      return ""; // storage may be disabled; the page then follows the system
     }
   }
 
@@ -34,7 +34,7 @@
     try {
       localStorage.setItem(KEY, theme);
     } catch {
-      // applied for this page only
+      // then it applies to this page only
     }
     apply(theme);
   });

@@ -1,17 +1,17 @@
-/* What if: each field marked [data-slider] gets a slider beside it, and the answer follows while either is moved.
+/* What if: each field with [data-slider] gets a slider next to it, and the answer is updated while either is changed.
  *
- *   <select data-slider>                 the slider walks its options
- *   <input data-slider="0.25 16">        a factor between these two, evenly by ratio; empty means 1
+ *   <select data-slider>                 the slider steps through its options
+ *   <input data-slider="0.25 16">        a factor between these two, on a logarithmic scale; empty means 1
  *
- * The answer is morphed: its chart stays the same element and takes the new bars. The address holds what was asked.
- * Without this file the form is sent as any other.
+ * The answer is morphed: its chart stays the same element and gets the new bars. The address has the form's values.
+ * Without this file the form is sent like any other.
  */
 
 import { watch } from "./charts.js";
 import { morph } from "./morph.js";
 
 const WAIT_MS = 150;
-const STEPS = 4; // of a factor's slider between a number and its double
+const STEPS = 4; // steps of a factor's slider from a number to its double
 const FORM = "form[data-whatif]";
 let timer = null;
 let asked = null;
@@ -48,7 +48,7 @@ function move(range) {
   place(range, field);
 }
 
-/* The page's address with what the form holds now; fields left empty stay out of it. */
+/* The page's address with the form's current values, without empty fields. */
 function query(form) {
   const all = new URLSearchParams(location.search);
   for (const { name } of form.elements) if (name) all.delete(name);
@@ -71,14 +71,14 @@ async function answer(form) {
     morph(old, fresh);
     watch(old);
   } catch (error) {
-    if (error.name === "AbortError") return; // a newer question is on its way
+    if (error.name === "AbortError") return; // a newer request has been sent
     console.warn(error);
     old.removeAttribute("aria-busy");
     unanswered(old);
   }
 }
 
-/* What stands there answers another question: that is said, until the next answer takes its place. */
+/* Notes above the shown answer that it is not for the latest change; the next answer replaces both. */
 function unanswered(old) {
   const note = old.querySelector(":scope > [data-unanswered]") ?? document.createElement("p");
   note.dataset.unanswered = "";
@@ -105,7 +105,7 @@ document.addEventListener("submit", (event) => {
   answer(event.target);
 });
 
-/* A part that comes later than its page, and that the address led to: the browser kept what stands below it in place. */
+/* Scrolls to a part that the address names but that loaded after its page, when the browser kept what is below it. */
 const led = location.hash.slice(1);
 function lead({ target }) {
   if (led && target.id === led) target.scrollIntoView();

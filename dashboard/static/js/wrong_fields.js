@@ -1,5 +1,5 @@
-// Fields with a message are marked as invalid, so that sight and screen reader agree: at first, and after every part
-// that htmx puts in. A form that was refused begins at what is said of it. Without this file the messages still stand there.
+// Marks fields with a message as invalid, by colour and for screen readers, at first and after every part that htmx
+// inserts. Moves the focus to the errors of a form that was refused. Without this file the messages are still shown.
 
 export function mark() {
   for (const field of document.querySelectorAll(".field")) {
