@@ -223,9 +223,9 @@ class _Rank:
         """Returns rank 0's number."""
         if self.world == 1:
             return mine
-        told = torch.tensor([float(mine)], device=self.device.torch)
-        dist.broadcast(told, 0)
-        return int(told.item())
+        common = torch.tensor([float(mine)], device=self.device.torch)
+        dist.broadcast(common, 0)
+        return int(common.item())
 
 
 class _Pair:

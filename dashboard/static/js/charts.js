@@ -215,7 +215,7 @@ export async function reload(key, src) {
   }
 }
 
-/* Axis switch: <select data-axis-for="KEY"> or radio inputs; the choice is kept in the URL as ?axis= ---------------- */
+/* Axis switch: <select data-axis-for="KEY"> or radio inputs; the choice is kept in the URL as ?axis= --------------- */
 
 function chosenAxis() {
   return new URLSearchParams(location.search).get("axis") || "step";
