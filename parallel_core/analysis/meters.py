@@ -38,8 +38,8 @@ class Work:
     def speeds(self, seconds: float, peak: float | None = None) -> dict[str, float]:
         """The values of a step of `seconds` by name of their series.
 
-        tokens_per_s; tflops = those of the model, per second and device; and with `peak`, the FLOP/s of all devices
-        together, mfu and hfu, 0 .. 1.
+        tokens_per_s; tflops = those of the model, in 10^12 per second and device; and with `peak`, the FLOP/s of all
+        devices together, mfu and hfu, 0 .. 1.
         """
         found = {"tokens_per_s": self.targets / seconds, "tflops": self.model / seconds / self.devices / 1e12}
         if peak:
