@@ -296,7 +296,9 @@ def test_an_analyst_takes_up_what_another_left(member: Client, real: list[bytes]
 
 def test_rules_that_need_no_more_than_spans_judge_a_trace(member: Client, real: list[bytes]) -> None:
     trace, page = shown(member, ("rank0.json", real[0]), ("rank1.json", real[1]))
-    assert "checked the 6 rules" in page.content.decode() or page.context["findings"].found
+    findings = page.context["findings"]
+    assert findings.rules == 6
+    assert ("checked the 6 rules" in page.content.decode()) == (not findings.found)
     spread = []
     for row in TraceSpans.objects.all():
         same = np.sort(np.frombuffer(bytes(TraceSpans.objects.get(rank=0, step=row.step).data), SPAN), order="start")

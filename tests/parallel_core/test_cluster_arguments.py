@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import product
 
 import pytest
 
@@ -42,6 +43,14 @@ def test_no_argument_lacks_what_it_asks_for(zero: int, offload: bool, state: int
     assert len(made) == len(set(made))
     for flag, needed in ASKS.items():
         assert flag not in made or set(needed) <= set(made), flag
+
+
+def test_each_argument_that_asks_for_others_is_used_by_some_plan() -> None:
+    kinds = product((0, 1, 2, 3), (False, True), (8, 16, 18, 20))
+    made = {
+        flag for zero, offload, state in kinds for flag in flags(Plan(dp=8, zero=zero, offload=offload, state=state))
+    }
+    assert set(ASKS) <= made
 
 
 @pytest.mark.parametrize("plan", [Plan(dp=12), Plan(dp=3, tp=4), Plan(tp=48), Plan(dp=5, pp=7), Plan(dp=64, tp=8)])

@@ -42,6 +42,8 @@ def test_ranks_import_no_library(
     spec = RunSpec.model_validate({**more, "model": model, "parallel": split, "train": train})
     outcome = importing.run(spec, tmp_path)
     assert outcome.ok, outcome.failure()
-    names = {name for path in tmp_path.glob("imported-*") for name in path.read_text().splitlines()}
+    imported = list(tmp_path.glob("imported-*"))
+    assert len(imported) == spec.parallel.world
+    names = {name for path in imported for name in path.read_text().splitlines()}
     found = [name for name in sorted(names) if name.partition(".")[0] in LARGE]
     assert len(found) <= FEW, found

@@ -214,13 +214,14 @@ def test_a_bomb_is_not_unpacked() -> None:
     assert [("times its size" in note) for note in stream.notes] == [True]
 
 
-def test_limits_stop_the_reading_and_say_so() -> None:
+def test_limits_stop_the_reading_and_say_so(monkeypatch: pytest.MonkeyPatch) -> None:
     many = json.dumps([{"ph": "X"}] * 50).encode()
     found, stream = events(many, Limits(events=10))
     assert len(found) == 10
     assert stream.notes == ["Only the first 10 events were read."]
+    monkeypatch.setattr("parallel_core.traces.stream.PIECE", 40)
     found, stream = events(many, Limits(unpacked=100))
-    assert not found or len(found) < 50
+    assert 0 < len(found) < 10, "of 100 bytes, at 13 bytes an event"
     assert any("MiB" in note for note in stream.notes)
 
 
