@@ -1,6 +1,6 @@
 """Elements of activations, messages and temporary gradients of a rank at the peak of a step.
 
-Memory peaks in a backward: autograd keeps its saved tensors for every micro-batch in flight (`schedule.in_flight`), and
+Memory peaks in a backward: autograd keeps its saved tensors for every micro-batch in flight (`schedule.peaks`), and
 the layer that runs backward needs gradients on top. ZeRO-2 adds the buckets that are being filled
 (`plan.zero_buckets`).
 """

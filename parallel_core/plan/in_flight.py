@@ -7,8 +7,8 @@ from math import gcd, lcm
 from typing import NamedTuple
 
 from parallel_core import schedule
-from parallel_core.schedule.in_flight import peak_copies, peak_in_flight
 from parallel_core.schedule.passes.versions import update
+from parallel_core.schedule.peaks import peak_copies, peak_in_flight
 from parallel_core.schedule.round_robin import under_way
 from parallel_core.spec import ParallelSpec, RunSpec
 

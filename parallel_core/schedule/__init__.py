@@ -25,13 +25,13 @@ from parallel_core.schedule import (
     zero_bubble,
 )
 from parallel_core.schedule.custom import read
-from parallel_core.schedule.in_flight import states
 from parallel_core.schedule.ir import Op, Schedule
 from parallel_core.schedule.passes.communicate import communicate
 from parallel_core.schedule.passes.early_gradients import hand_back
 from parallel_core.schedule.passes.reduce import reduce_and_step
 from parallel_core.schedule.passes.replicate import replicate
 from parallel_core.schedule.passes.versions import stamp, update
+from parallel_core.schedule.peaks import states
 from parallel_core.schedule.traits import TRAITS, place
 
 if TYPE_CHECKING:

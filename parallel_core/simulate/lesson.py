@@ -17,9 +17,9 @@ from numpy.typing import NDArray
 from parallel_core import schedule
 from parallel_core.analysis.rows import durations, last_end
 from parallel_core.observe.records import LANES, SPAN
-from parallel_core.schedule.in_flight import peak_in_flight, peak_kept
 from parallel_core.schedule.ir import COMPUTE, Kind, Op, Schedule
 from parallel_core.schedule.passes.early_gradients import hand_back
+from parallel_core.schedule.peaks import peak_in_flight, peak_kept
 from parallel_core.schedule.traits import flushes
 from parallel_core.simulate import Costs, Prices, simulate
 from parallel_core.simulate.idle import bubble
@@ -84,7 +84,7 @@ class Lesson:
         return self._shares(peak_kept(self.schedule))
 
     def held(self, rank: int) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
-        """(times, forward, weights): what the rank keeps from each instant on (`schedule.in_flight.Held`).
+        """(times, forward, weights): what the rank keeps from each instant on (`schedule.peaks.Held`).
 
         A pipeline that never flushes begins and ends with micro-batches in flight.
         """
@@ -175,7 +175,7 @@ def held(
     rows: NDArray[np.void], last: Kind = Kind.BW
 ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
     """(times, forward, weights) of a rank from its spans: what it keeps from each instant on
-    (`schedule.in_flight.Held`).
+    (`schedule.peaks.Held`).
 
     An activation is kept from the start of its F to the end of its B or `last`; what W needs, until the end of W.
     """

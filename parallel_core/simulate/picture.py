@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from parallel_core.analysis.quantities import percent_text, plural_text
-from parallel_core.schedule.in_flight import peak_copies, peak_kept
 from parallel_core.schedule.ir import COMPUTE, Kind, Op, Schedule
+from parallel_core.schedule.peaks import peak_copies, peak_kept
 from parallel_core.schedule.text import align
 from parallel_core.simulate import Costs, simulate
 from parallel_core.simulate.idle import bubble

@@ -17,9 +17,9 @@ from dashboard.schedules.lessons import EXAMPLE, TOPICS
 from parallel_core.analysis.quantities import percent_text
 from parallel_core.schedule import compute_only, names
 from parallel_core.schedule.check import check
-from parallel_core.schedule.in_flight import peak_in_flight
 from parallel_core.schedule.passes.communicate import communicate
 from parallel_core.schedule.passes.reduce import reduce_and_step
+from parallel_core.schedule.peaks import peak_in_flight
 from parallel_core.schedule.table import from_csv
 from parallel_core.simulate.lesson import UNIT, lesson
 from parallel_core.spec import RunSpec

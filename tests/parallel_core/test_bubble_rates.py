@@ -6,8 +6,8 @@ import pytest
 
 from parallel_core.plan.bubble_rates import Times, bubble_rate, find, handmade
 from parallel_core.schedule.check import check
-from parallel_core.schedule.in_flight import peak_in_flight
 from parallel_core.schedule.passes.reduce import reduce_and_step
+from parallel_core.schedule.peaks import peak_in_flight
 
 TIMES = Times(1000, 980, 510, 30)
 

@@ -111,7 +111,7 @@ def test_stashed_weight_versions_are_kept_beside_the_newest() -> None:
 def test_flight_agrees_with_the_engines_own_schedules() -> None:
     """The closed forms agree with the programs that ranks execute."""
     from parallel_core.schedule import compute_only
-    from parallel_core.schedule.in_flight import peak_in_flight
+    from parallel_core.schedule.peaks import peak_in_flight
 
     for schedule, chunks in (("gpipe", 1), ("1f1b", 1), ("interleaved", 2), ("zb-h1", 1)):
         plan = Plan(pp=4, schedule=schedule, chunks=chunks)

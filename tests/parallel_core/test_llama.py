@@ -167,7 +167,9 @@ def test_what_a_16_bit_run_exports_says_that_it_has_16_bits(tmp_path: Path) -> N
     spec = RunSpec.model_validate({**made.model_dump(), "train": {"precision": "bf16", "global_batch": 2, "steps": 4}})
 
     def use(trainer: Trainer) -> Any:
-        checkpoint.Saver(trainer, CheckpointConfig(tmp_path / "run"), FileSink(tmp_path, 0)).save_whole(1)
+        saver = checkpoint.Saver(trainer, CheckpointConfig(tmp_path / "run"), FileSink(tmp_path, 0))
+        saver.save(1)
+        saver.wait_published()
 
     def work(*given: Any) -> Any:
         return ranks.with_trainer(*given, use)

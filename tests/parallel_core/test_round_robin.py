@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from parallel_core.schedule import compute_only as one_f_one_b
 from parallel_core.schedule import lower, round_robin
 from parallel_core.schedule.check import ScheduleError, check
-from parallel_core.schedule.in_flight import peak_copies, peak_in_flight
 from parallel_core.schedule.ir import AHEAD, P2P, Kind, Schedule
 from parallel_core.schedule.passes.communicate import communicate
+from parallel_core.schedule.peaks import peak_copies, peak_in_flight
 from parallel_core.simulate import Costs, simulate
 from tests.parallel_core.test_check import damaged, drop, ends_though_sends_block
 

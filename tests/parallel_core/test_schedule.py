@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch.distributed.pipelining import schedules
 
 from parallel_core import schedule
-from parallel_core.schedule import in_flight, table, text
+from parallel_core.schedule import peaks, table, text
 from parallel_core.schedule.ir import COMPUTE, P2P, Kind, Op, Schedule
 from parallel_core.schedule.traits import CUSTOM, TRAITS, ScheduleName
 from parallel_core.spec import DRAWN, RunSpec
@@ -125,13 +125,13 @@ def test_peers_are_neighbouring_stages_of_the_same_replica(spec: RunSpec) -> Non
 
 @given(LINES, st.integers(1, 8), st.integers(1, 12))
 def test_micro_batches_in_flight_match_the_formula(name: str, stages: int, micro_batches: int) -> None:
-    counted = in_flight.peak_in_flight(schedule.compute_only(name, stages, micro_batches))
+    counted = peaks.peak_in_flight(schedule.compute_only(name, stages, micro_batches))
     assert counted == tuple(schedule.in_flight(name, stage, stages, micro_batches) for stage in range(stages))
 
 
 @given(st.integers(2, 8), st.integers(1, 12))
 def test_one_f_one_b_keeps_less_than_gpipe(stages: int, micro_batches: int) -> None:
-    one, gpipe = (in_flight.peak_in_flight(schedule.compute_only(n, stages, micro_batches)) for n in ("1f1b", "gpipe"))
+    one, gpipe = (peaks.peak_in_flight(schedule.compute_only(n, stages, micro_batches)) for n in ("1f1b", "gpipe"))
     assert one == tuple(min(stages - stage, micro_batches) for stage in range(stages))
     assert gpipe == (micro_batches,) * stages
 

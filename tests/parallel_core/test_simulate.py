@@ -13,8 +13,8 @@ from parallel_core import schedule
 from parallel_core.analysis.breakdown import breakdown
 from parallel_core.layout import Layout
 from parallel_core.observe.records import SPAN
-from parallel_core.schedule.in_flight import peak_in_flight, peak_kept
 from parallel_core.schedule.ir import COMPUTE, Kind, Schedule
+from parallel_core.schedule.peaks import peak_in_flight, peak_kept
 from parallel_core.simulate import Costs, simulate
 from parallel_core.simulate.idle import bubble, idle_times
 from parallel_core.simulate.picture import caption, picture

@@ -12,8 +12,8 @@ from pydantic import ValidationError
 from parallel_core.plan.strategy import ideal_speedup, label
 from parallel_core.schedule import build
 from parallel_core.schedule.check import ScheduleError, check
-from parallel_core.schedule.in_flight import peak_copies, peak_in_flight
 from parallel_core.schedule.ir import AHEAD, COMPUTE, Kind, Schedule
+from parallel_core.schedule.peaks import peak_copies, peak_in_flight
 from parallel_core.schedule.stream import Window, Windows
 from parallel_core.schedule.traits import TRAITS
 from parallel_core.simulate import Costs, simulate

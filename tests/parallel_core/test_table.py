@@ -70,7 +70,7 @@ def test_empty_cells_are_idle() -> None:
     [
         ("", "the program is empty"),
         ("0F0,0X0", r"cell 2 of rank 0's row: '0X0' is no operation; write stage, kind \(F, B, I or W\)"),
-        ("0F0,0SEND_F0", "Communication is added by itself"),
+        ("0F0,0SEND_F0", "Communication is added automatically"),
         ("0F0,0B0\n0F1,0B1", "stage 0 is given to ranks 0 and 1; leave it in one row"),
         ("0F0,0B0\n2F0,2B0", "stage 1 is missing; stages are numbered 0 to 1 without a gap"),
         ("0F" + "9" * 4000, "is no operation"),
