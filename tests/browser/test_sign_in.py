@@ -151,7 +151,8 @@ def test_a_live_page_that_lost_the_server_and_then_the_session_stops_trying(
     troubles.expected += ["401", *LOST]
     page = window()
     page.goto("/runs/?q=small")
-    sign_in(page, "admin", yard.password)
+    with page.expect_response(lambda answer: "/live/stream" in answer.url and answer.ok):  # its scripts are all there
+        sign_in(page, "admin", yard.password)
     expect(page.get_by_role("link", name="Small DP")).to_be_visible()
     page.context.set_offline(True)
     lost = page.get_by_text("Live updates are interrupted")
