@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
+from dashboard.json_values import finite
 from parallel_core.analysis.generated import joined
 from parallel_core.observe.records import MEMORY, POINT, SPAN, Frame, decode
 
@@ -143,7 +143,7 @@ def _require_rows(blob: bytes, dtype: np.dtype, count: int) -> None:
 def clean(value: Any) -> Any:
     """Returns JSON that both databases accept: None for NaN and infinity, no null characters in text."""
     if isinstance(value, float):
-        return value if math.isfinite(value) else None
+        return finite(value)
     if isinstance(value, str):
         return value.replace("\x00", "\N{REPLACEMENT CHARACTER}")
     if isinstance(value, dict):
