@@ -142,6 +142,20 @@ def test_the_focus_stays_on_the_column_by_which_the_list_is_sorted(page: Page, s
         expect(column(page, "Name")).to_be_focused()
 
 
+def test_a_link_of_a_new_list_works_in_place_from_its_first_moment(page: Page, stocked: dict[str, Any]) -> None:
+    page.goto("/runs/?tag=alpha")
+    mark(page)
+    page.evaluate(
+        """() => document.body.addEventListener("htmx:afterSwap", () => setTimeout(() => {
+          [...document.querySelectorAll("th a.sort")].find((a) => a.textContent.trim().startsWith("Name")).click();
+        }), { once: true })"""
+    )
+    column(page, "Name").press("Enter")
+    expect(page.locator("th[aria-sort=descending]")).to_have_text("Name")
+    expect(column(page, "Name")).to_be_focused()
+    assert same_page(page)
+
+
 def test_selected_runs_are_compared(page: Page, stocked: dict[str, Any]) -> None:
     page.goto("/runs/?tag=alpha")
     compare = page.locator("[data-compare]")
