@@ -17,6 +17,7 @@ from parallel_core.analysis.quantities import bytes_text
 from parallel_core.checkpoint import folder as folders
 from parallel_core.checkpoint import manifest as manifests
 from parallel_core.checkpoint.manifest import CheckpointError
+from parallel_core.checkpoint.verify import verified
 from parallel_core.cli_numbers import whole
 from parallel_core.data import token_file
 from parallel_core.data.corpus import CorpusError
@@ -93,12 +94,15 @@ def _add_generate(commands: Any) -> None:
 
 
 def checkpoint_of(path: Path) -> tuple[Path, manifests.Manifest]:
-    """Returns the checkpoint that `path` refers to. Raises Wrong where there is none, or it is damaged."""
+    """Returns the checkpoint that `path` refers to: of a run's folder the newest with every byte as it was saved.
+
+    Raises Wrong where there is none, or it is damaged."""
     try:
-        found = folders.resolve(path)
-        return found, manifests.read(found)
+        found, manifest, passed = folders.resolve(path, verified)
     except CheckpointError as error:
         raise Wrong(f"{path} cannot be used: {error}") from error
+    print("".join(f"passed over: {why}\n" for why in passed.values()), end="")
+    return found, manifest
 
 
 def _import(options: argparse.Namespace) -> int:

@@ -187,6 +187,7 @@ class SpansOut(Schema):
 
 class LogOut(Schema):
     rank: int
+    attempt: int = Field(description="that wrote it: the newest that wrote anything, 0 while none has")
     text: str
     start: int
     end: int

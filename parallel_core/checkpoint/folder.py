@@ -54,17 +54,19 @@ def newest(
     return None
 
 
-def resolve(path: Path) -> Path:
-    """The checkpoint that a user's path refers to: the folder itself, or the newest one inside a run's folder.
+def resolve(path: Path, look: Callable[[Path], Manifest] = read) -> tuple[Path, Manifest, dict[int, str]]:
+    """The checkpoint that a user's path refers to: the folder itself, or the newest whole one inside a run's folder;
+    and the errors of the newer ones, which are damaged, by step. `look` reads those of a run's folder.
 
-    Raises CheckpointError if there is none.
+    Raises CheckpointError if there is none, with what is wrong with each.
     """
+    passed: dict[int, str] = {}
     if (path / FILE).exists():
-        return path
+        return path, read(path), passed
     for inside in (path, path / CHECKPOINTS):
-        if found := newest(inside):
-            return found[0]
-    raise CheckpointError(f"{path} holds no checkpoint.")
+        if found := newest(inside, look, passed):
+            return *found, passed
+    raise CheckpointError(" ".join([f"{path} holds no {'whole ' if passed else ''}checkpoint.", *passed.values()]))
 
 
 def holds_any(folder: Path) -> bool:

@@ -215,8 +215,18 @@ def _by_kind(
     found = {}
     for kind, costs in _of_stages(measured, old.stages, HALVES[before.train.device]).items():
         again = _moved(costs, old, new, weights)
-        found[kind] = [_scaled(_added(again), 1 / new.stages)] * new.stages if balanced else again
+        found[kind] = _levelled(again, new) if balanced else again
     return found
+
+
+def _levelled(costs: Sequence[Cost], layout: Layout) -> list[Cost]:
+    """The same total work, divided so that all ranks are busy equally long: a stage with twice the replicas gets twice
+    the cost a micro-batch, of which each replica executes half."""
+    replicas = [layout.replicas[place] for place in layout.places]
+    widths = [layout.widths[place] for place in layout.places]
+    total = _added(_scaled(cost, width) for cost, width in zip(costs, widths, strict=True))
+    ranks = sum(n * width for n, width in zip(replicas, widths, strict=True))
+    return [_scaled(total, n / ranks) for n in replicas]
 
 
 def _of_stages(measured: Measured, stages: int, longer: float) -> dict[Kind, list[Cost]]:

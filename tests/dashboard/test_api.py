@@ -236,7 +236,7 @@ def test_series_spans_and_log_of_a_queued_run_are_empty_not_wrong(client: Client
         client.get(f"/api/v1/runs/{run.pk}/{part}", headers=headers).json()["data"]
         for part in ("series?name=loss&buckets=10", "spans", "log?start=-100")
     )
-    assert (series["total"], spans["ranks"], log["text"]) == (0, [], "")
+    assert (series["total"], spans["ranks"], log["text"], log["attempt"]) == (0, [], "", 0)
 
 
 def test_a_worker_token_fetches_corpora_and_resumes(client: Client, alice: Any, admin: Any) -> None:

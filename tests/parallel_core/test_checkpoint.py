@@ -22,6 +22,7 @@ from parallel_core.checkpoint import folder as folders
 from parallel_core.checkpoint import manifest as manifests
 from parallel_core.checkpoint.config import CheckpointConfig
 from parallel_core.checkpoint.manifest import CheckpointError
+from parallel_core.cli_models import Wrong, checkpoint_of
 from parallel_core.engine import checkpoint, storage
 from parallel_core.engine.device import open_device
 from parallel_core.engine.distributed import Groups, Rendezvous
@@ -192,9 +193,27 @@ def test_the_newest_whole_one_is_found(tmp_path: Path) -> None:
     (folders.path_of(folder, 4) / "rank-0.bin").write_bytes(b"short")
     found = folders.newest(folder)
     assert found is not None and (found[0], found[1].step) == (folders.path_of(folder, 3), 3)
-    assert folders.resolve(folder) == folders.path_of(folder, 3)
+    path, manifest, passed = folders.resolve(folder)
+    assert (path, manifest.step, [*passed]) == (folders.path_of(folder, 3), 3, [4])
     with pytest.raises(CheckpointError, match="holds no checkpoint"):
         folders.resolve(tmp_path / "nowhere")
+
+
+def test_a_changed_byte_is_passed_over_on_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    save(alone(), tmp_path / "run", 3, 4)
+    _change_a_byte(folders.path_of(tmp_path / "run", 4))
+    found, manifest = checkpoint_of(tmp_path / "run")
+    assert (found, manifest.step) == (folders.path_of(tmp_path / "run", 3), 3)
+    assert "passed over: The checkpoint" in capsys.readouterr().out
+    _change_a_byte(found)
+    with pytest.raises(Wrong, match=r"holds no whole checkpoint\. .*step-00000004.*step-00000003"):
+        checkpoint_of(tmp_path / "run")
+
+
+def _change_a_byte(checkpoint_folder: Path) -> None:
+    data = bytearray((checkpoint_folder / "rank-0.bin").read_bytes())
+    data[100] ^= 1
+    (checkpoint_folder / "rank-0.bin").write_bytes(data)
 
 
 def test_a_save_that_fails_says_why(tmp_path: Path) -> None:

@@ -31,8 +31,8 @@ ATTEMPTS = 12
 MODEL = {"layers": 8, "hidden": 32, "heads": 4, "seq": 32, "vocab": 64}
 
 
-def spec(device: str = "cuda", **split: Any) -> RunSpec:
-    train = {"global_batch": 48, "device": device}
+def spec(device: str = "cuda", clip: str = "global", **split: Any) -> RunSpec:
+    train = {"global_batch": 48, "device": device, "clip": clip}
     return RunSpec.model_validate({"model": MODEL, "parallel": split, "train": train}, context={"drawn": True})
 
 
@@ -182,6 +182,19 @@ def test_balanced_stages_and_a_faster_device() -> None:
     found = measured(made, slow_first)
     assert replay(made, found, Change(balanced=True)).step == pytest.approx((4 + 1) * 45)
     assert replay(made, found, Change(device=2)).step == found.step / 2
+
+
+def test_a_balanced_stage_gives_every_one_of_its_replicas_the_same_work() -> None:
+    """Two replicas of the first stage share its micro-batches: it may take twice as long a micro-batch."""
+    made = spec(pp=2, micro_batches=4, replicas=(2, 1), schedule="1f1b-stash", clip="stage")
+    found = measured(made, Costs.uniform(2, 1000, 1000, 1000))
+    again = replay(made, found, Change(balanced=True))
+    busy = {
+        rank: int((rows["end"] - rows["start"])[np.isin(rows["kind"], (int(Kind.F), int(Kind.BW)))].sum())
+        for rank, rows in again.spans.items()
+    }
+    assert busy[0] == pytest.approx(busy[1], rel=1e-3) == pytest.approx(busy[2], rel=1e-3)
+    assert sum(busy.values()) == pytest.approx(2 * 4 * 3000, rel=1e-3)
 
 
 def test_recomputation_is_taken_out() -> None:

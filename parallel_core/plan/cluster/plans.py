@@ -15,9 +15,10 @@ Bools = NDArray[np.bool_]
 
 SCHEDULES = ("gpipe", "1f1b", "interleaved", "zb-h1", "zb-h2", "zb-v", "1f1b-stash", "1f1b-2bw")
 """Codes of schedules: their place in this tuple. The last two are asynchronous: no flush, but stale weights."""
-INTERLEAVED, ZB_H1, ZB_V, STASH, TWO_BW = map(
-    SCHEDULES.index, ("interleaved", "zb-h1", "zb-v", "1f1b-stash", "1f1b-2bw")
+INTERLEAVED, ZB_H1, ZB_H2, ZB_V, STASH, TWO_BW = map(
+    SCHEDULES.index, ("interleaved", "zb-h1", "zb-h2", "zb-v", "1f1b-stash", "1f1b-2bw")
 )
+SPLIT_BACKWARD = (ZB_H1, ZB_H2, ZB_V)
 RECOMPUTE = ("none", "selective", "full")
 FULL = RECOMPUTE.index("full")
 PRECISIONS = ("16-bit", "fp32")
@@ -158,7 +159,7 @@ class Plans:
     @property
     def split_backward(self) -> Bools:
         """Whether the weight gradient is a separate operation, deferred into the bubbles."""
-        return (self.schedule >= ZB_H1) & (self.schedule <= ZB_V)
+        return np.isin(self.schedule, SPLIT_BACKWARD)
 
     @property
     def element(self) -> Floats:
