@@ -26,7 +26,7 @@ def run(options: argparse.Namespace) -> int:
     from parallel_core.cli_models import Wrong
     from parallel_core.plan.alpa.costs import LayerCosts
     from parallel_core.plan.alpa.inter import Search
-    from parallel_core.plan.alpa.plans import beside, summary
+    from parallel_core.plan.alpa.plans import summary, with_alternatives
     from parallel_core.profile.table import CostTableError
     from parallel_core.simulate.predict import CannotPredict
 
@@ -37,7 +37,7 @@ def run(options: argparse.Namespace) -> int:
     try:
         machine, mesh = _machine(spec, options)
         search = Search(LayerCosts(spec, machine, spec.train.global_batch // micro_batches), mesh, micro_batches)
-        found = beside(search)
+        found = with_alternatives(search)
     except (CostTableError, CannotPredict) as error:
         print(error, file=sys.stderr)
         return 2

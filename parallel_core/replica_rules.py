@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from parallel_core.outline import outline_of
 from parallel_core.pipeline_rules import fewest_micro_batches
-from parallel_core.rules import MOST_TOLD, Way, divisors, few, nearest, refusal, rule_error
+from parallel_core.rules import MAX_VALUES_NAMED, Way, divisors, few, nearest, refusal, rule_error
 from parallel_core.schedule.round_robin import least_micro_batches
 from parallel_core.schedule.traits import TRAITS, round_robins
 from parallel_core.stage_rules import REPLICAS, check_each_stage, name
@@ -33,7 +33,7 @@ def check_batch(spec: RunSpec) -> None:
         raise refusal(
             ("parallel.dp", "train.global_batch"),
             f"data={dp} does not divide the global batch {batch}; try",
-            Way("{}", "parallel.dp", nearest(divisors(batch), dp), MOST_TOLD),
+            Way("{}", "parallel.dp", nearest(divisors(batch), dp), MAX_VALUES_NAMED),
             Way("global_batch={}", "train.global_batch", [spec.parallel.per_step], spare=True),
         )
     if (batch // dp) % m:
@@ -53,7 +53,7 @@ def _other_numbers(spec: RunSpec) -> Way:
     enough = [m for m in divisors(samples) if m >= fewest_micro_batches(split)]
     if not enough:
         return Way("global_batch={}", "train.global_batch", [split.per_step])
-    return Way("{}", "parallel.micro_batches", nearest(enough, split.micro_batches), MOST_TOLD)
+    return Way("{}", "parallel.micro_batches", nearest(enough, split.micro_batches), MAX_VALUES_NAMED)
 
 
 def _check_normalised(spec: RunSpec) -> None:

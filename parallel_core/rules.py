@@ -15,7 +15,7 @@ _MOST_SAID = 600
 """Longest message, in characters."""
 
 
-MOST_TOLD = 6
+MAX_VALUES_NAMED = 6
 """The most values of a field that a message proposes."""
 
 
@@ -26,8 +26,8 @@ def divisors(n: int) -> list[int]:
 
 
 def few(values: Iterable[int], around: int) -> str:
-    """The values nearest to `around`, at most MOST_TOLD, ascending, as text."""
-    near = sorted(nearest(values, around)[:MOST_TOLD])
+    """The values nearest to `around`, at most MAX_VALUES_NAMED, ascending, as text."""
+    near = sorted(nearest(values, around)[:MAX_VALUES_NAMED])
     return ", ".join(map(str, near))
 
 

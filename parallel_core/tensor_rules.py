@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from parallel_core.outline import outline_of
-from parallel_core.rules import MOST_TOLD, Way, nearest, refusal, rule_error
+from parallel_core.rules import MAX_VALUES_NAMED, Way, nearest, refusal, rule_error
 
 if TYPE_CHECKING:
     from parallel_core.spec import RunSpec
@@ -58,5 +58,5 @@ def check_sequence(spec: RunSpec) -> None:
         raise refusal(
             ("parallel.sequence", "parallel.tp", "model.seq"),
             f"tensor={tp} does not divide the {samples * seq} rows of a micro-batch ({samples} x seq={seq}); try",
-            Way("seq={}", "model.seq", nearest((tp * n for n in range(1, seq // tp + 2)), seq), MOST_TOLD),
+            Way("seq={}", "model.seq", nearest((tp * n for n in range(1, seq // tp + 2)), seq), MAX_VALUES_NAMED),
         )

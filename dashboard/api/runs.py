@@ -207,7 +207,7 @@ def detail(run: Run) -> dict[str, Any]:
         "resume_from": resume_from(run),
         "checkpoints": resuming.sound(run),
         "wish": run.wish,
-        "generated": clean(generating.told(run)),
+        "generated": clean(generating.api_record(run)),
         "waits_for": selectors.waiting(run).sentence,
         "hosts": run.over_hosts,
         "placed": attempt.devices if (attempt := selectors.attempt_of(run)) else [],

@@ -13,14 +13,14 @@ def of_one(rows: NDArray[np.void], ranks: int) -> NDArray[np.void]:
 
     On a single device the norm waits for nobody and sends nothing, so it is part of the update, as in the breakdown.
     """
-    out = behind_the_norm(rows)
+    out = after_norm(rows)
     if ranks == 1 and (norms := out["kind"] == Kind.NORM).any():
         out = out.copy()
         out["kind"][norms] = Kind.OPT_STEP
     return out
 
 
-def behind_the_norm(rows: NDArray[np.void]) -> NDArray[np.void]:
+def after_norm(rows: NDArray[np.void]) -> NDArray[np.void]:
     """Returns SPAN rows of one rank, where an OPT_STEP with a NORM inside begins at the end of the norm.
 
     The time before is a wait for other ranks: the breakdown counts it as bubble, so it is not drawn as work.

@@ -282,7 +282,7 @@ def sizes_of(attempt: Attempt) -> dict[str, int]:
     return {str(name): int(size) for name, size in (attempt.report.get("sizes") or {}).items()}
 
 
-def behind(attempt: Attempt) -> dict[FileKey, int]:
+def incomplete_files(attempt: Attempt) -> dict[FileKey, int]:
     """Files of an ended attempt that have not arrived whole -> the offset up to which they have."""
     have = {(row.channel, row.rank): row.offset for row in Cursor.objects.filter(attempt=attempt)}
     out = {}
@@ -296,7 +296,7 @@ def behind(attempt: Attempt) -> dict[FileKey, int]:
 
 def is_complete(attempt: Attempt) -> bool:
     """Whether every worker has reported its end, and with it the sizes of its files, and all of them have arrived."""
-    return not multi_host.silent(attempt.report, attempt.devices) and not behind(attempt)
+    return not multi_host.silent(attempt.report, attempt.devices) and not incomplete_files(attempt)
 
 
 def rewind(key: FileKey, offset: int) -> ControlEntry:

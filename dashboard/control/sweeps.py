@@ -14,7 +14,7 @@ from django.utils import timezone
 from dashboard.control import multi_host
 from dashboard.control.clocks import Clocks
 from dashboard.control.dispatch import Order
-from dashboard.control.ingest import behind, rewind
+from dashboard.control.ingest import incomplete_files, rewind
 from dashboard.control.placement import Share, plan
 from dashboard.fleet.models import Worker
 from dashboard.fleet.selectors import hosts, live_attempts
@@ -232,7 +232,7 @@ def sweep_unsettled(alive: Iterable[str]) -> list[Order]:
     for attempt in waiting:
         if there.isdisjoint(node["worker"] for node in attempt.devices):
             continue
-        for key, offset in behind(attempt).items():
+        for key, offset in incomplete_files(attempt).items():
             orders.append((_worker_of(attempt, key[1]), rewind(key, offset)))
     return orders
 

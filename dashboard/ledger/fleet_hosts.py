@@ -28,7 +28,7 @@ class FleetHosts:
         return sum(host.count(kind) for host in fleet.idle() if host.open)
 
     @cached_property
-    def lies(self) -> list[Placement]:
+    def placements(self) -> list[Placement]:
         """The placements that would go over several hosts, for each number of devices and width of tensor groups."""
         _, request = asked(self.spec, Files.of(self.fleet))
         out = []
@@ -40,7 +40,7 @@ class FleetHosts:
 
     @cached_property
     def _pairs(self) -> list[host_links.Pair]:
-        return sorted({pair for lie in self.lies for pair in host_links.pairs_of(lie.hosts)})
+        return sorted({pair for each in self.placements for pair in host_links.pairs_of(each.hosts)})
 
     @cached_property
     def links(self) -> list[LinksBetween]:

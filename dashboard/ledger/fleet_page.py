@@ -86,8 +86,8 @@ class FleetPage:
     def search(self) -> Search:
         """The search for all splits. Its key can name the profile and the link timings by id: neither ever changes once
         finished."""
-        lies = [lie.model_dump(mode="json") for lie in self._hosts.lies]
-        asked = {"devices": self.devices, "memory": self.memory, "lies": lies}
+        placements = [each.model_dump(mode="json") for each in self._hosts.placements]
+        asked = {"devices": self.devices, "memory": self.memory, "placements": placements}
         links = {row.pk: row.table for row in self._hosts.links}
         about = {"profile": self.profile.pk, "done": str(self.profile.done_at), "links": sorted(links), **asked}
         known = {"spec": self.profile.spec, "between": list(links.values())}

@@ -184,7 +184,7 @@ def _spread(first: Mapping[str, Any] | None) -> str:
     return f"median; 80 % within {seconds_text(low)} to {seconds_text(high)}"
 
 
-def told(run: Run) -> dict[str, Any] | None:
+def api_record(run: Run) -> dict[str, Any] | None:
     """What all replicas have generated, with the texts, for the API; None if it generates nothing, or nothing yet."""
     if not run.wish or not (found := _replicas(run)):
         return None

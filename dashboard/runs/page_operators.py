@@ -33,7 +33,7 @@ def context(run: Run, step: int | None, given: Mapping[str, Any]) -> dict[str, A
         return {"operators": None}
     a, b = _rank(given.get("a"), mine, 0), _rank(given.get("b"), other, 0 if other_run else min(1, max(other.spans)))
     names = (f"rank {a}", f"rank {b}" if other_run is None else f"rank {b} of run {other_run.pk}")
-    found, said, rows = beside(_side(mine, a), _side(other, b), names)
+    found, said, rows = compared(_side(mine, a), _side(other, b), names)
     return {
         "operators": found,
         "operators_sentence": said,
@@ -48,7 +48,7 @@ def context(run: Run, step: int | None, given: Mapping[str, Any]) -> dict[str, A
     }
 
 
-def beside(a: Side, b: Side, names: tuple[str, str]) -> tuple[Alignment, str, list[tuple[str, str, str, str]]]:
+def compared(a: Side, b: Side, names: tuple[str, str]) -> tuple[Alignment, str, list[tuple[str, str, str, str]]]:
     """Both sides aligned, the sentence about them, and rows (status, its word, left, right)."""
     found = align(a.operations(), b.operations())
     return found, sentence(a, b, found, names), _rows(found, status_words(names))

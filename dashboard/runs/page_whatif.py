@@ -269,10 +269,10 @@ def _limit(trace: Trace) -> str:
 def chart(spans: Mapping[int, np.ndarray], layout: Layout, took: float, made: Replay, step: int) -> Chart:
     """The measured step (which took `took` ns) and the predicted one, for a step with a known layout."""
     predicted = {layout.walkers(q)[0]: rows for q, rows in made.spans.items()}
-    return beside(spans, took, predicted, made.step, f"step {step}", (layout, Layout.of(made.spec)))
+    return both_steps(spans, took, predicted, made.step, f"step {step}", (layout, Layout.of(made.spec)))
 
 
-def beside(
+def both_steps(
     measured: Mapping[int, np.ndarray],
     took: float,
     predicted: Mapping[int, np.ndarray],

@@ -8,7 +8,15 @@ from dashboard.runs.spec_fields import ENTRIES
 from parallel_core.analysis.quantities import listed_text
 from parallel_core.spec import RunSpec
 
-TOLD = ("train.corpus", "train.seed", "train.lr", "train.weight_decay", "train.beta1", "train.beta2", "train.eps")
+SAME_TRAINING = (
+    "train.corpus",
+    "train.seed",
+    "train.lr",
+    "train.weight_decay",
+    "train.beta1",
+    "train.beta2",
+    "train.eps",
+)
 """Training fields that have to be equal: the data, the start, and how far each update moves the weights."""
 
 
@@ -38,8 +46,8 @@ def why_not(base: RunSpec, others: Sequence[RunSpec]) -> str:
 
 
 def _differing(a: RunSpec, b: RunSpec) -> list[str]:
-    """The fields of TOLD that differ."""
-    return [field for field in TOLD if getattr(a.train, _leaf(field)) != getattr(b.train, _leaf(field))]
+    """The fields of SAME_TRAINING that differ."""
+    return [field for field in SAME_TRAINING if getattr(a.train, _leaf(field)) != getattr(b.train, _leaf(field))]
 
 
 def _leaf(field: str) -> str:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from dashboard.numbers import number
-from dashboard.runs.page_operators import SHOWN, around_differences, beside, folded, status_words
+from dashboard.runs.page_operators import SHOWN, around_differences, compared, folded, status_words
 from dashboard.traces.models import Trace
 from dashboard.traces.spans import Spans, spans
 from parallel_core.analysis import align
@@ -82,7 +82,7 @@ def _recorded(spec: RunSpec, found: Spans, given: Mapping[str, Any]) -> Side:
         return Side(why_not=f"It has rank {ranks[0]} alone, which there is nothing to compare with.")
     a, b = _rank(given.get("a"), ranks, 0), _rank(given.get("b"), ranks, 1)
     left, right = (align.Side(spec, rank, found[rank]) for rank in (a, b))
-    aligned, sentence, rows = beside(left, right, (f"rank {a}", f"rank {b}"))
+    aligned, sentence, rows = compared(left, right, (f"rank {a}", f"rank {b}"))
     foot = "Operations are named by kind and by micro-batch within their replica."
     return Side(sentence, "", ranks, a, b, "", {}, rows, len(aligned.rows), foot)
 

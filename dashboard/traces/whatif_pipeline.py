@@ -11,7 +11,7 @@ from typing import Any
 
 from dashboard.charts.chart import Chart
 from dashboard.charts.timeline import Step
-from dashboard.runs.page_whatif import Times, WhatIfForm, beside, check, replayed, sentence, single_changes
+from dashboard.runs.page_whatif import Times, WhatIfForm, both_steps, check, replayed, sentence, single_changes
 from dashboard.traces import whatif as plain
 from dashboard.traces import whatif_recorded as recorded
 from dashboard.traces.models import Trace
@@ -102,4 +102,4 @@ def _chart(found: Recovered, made: Replay, step: int) -> Chart:
     measured = {theirs: found.rows[ours] for ours, theirs in walkers.values()}
     predicted = {walkers[q][1]: rows for q, rows in made.spans.items() if q in walkers}
     part = f", {len(walkers)} of {len(made.spans)} pipeline ranks" if len(made.spans) > len(walkers) else ""
-    return beside(measured, found.step, predicted, made.step, f"step {step}{part}")
+    return both_steps(measured, found.step, predicted, made.step, f"step {step}{part}")

@@ -18,7 +18,7 @@ from parallel_core.local import LocalYard
 from parallel_core.outline.splits import Cut
 from parallel_core.plan.alpa.costs import LayerCosts, Measured
 from parallel_core.plan.alpa.inter import Mesh, Search
-from parallel_core.plan.alpa.plans import Named, beside
+from parallel_core.plan.alpa.plans import Named, with_alternatives
 from parallel_core.profile.measure import measure_for
 from parallel_core.profile.table import CostTable
 from parallel_core.spec import RunSpec
@@ -103,7 +103,7 @@ def _able(table: CostTable, ranks: int) -> list[Named]:
     spec = spec_of({})
     samples = spec.train.global_batch // MICRO_BATCHES
     search = Search(LayerCosts(spec, Measured(table), samples), Mesh(1, ranks), MICRO_BATCHES)
-    return [named for named in beside(search) if named.spec is not None and named.name.startswith("Alpa, ")]
+    return [named for named in with_alternatives(search) if named.spec is not None and named.name.startswith("Alpa, ")]
 
 
 def _cut(named: Named) -> Cut:

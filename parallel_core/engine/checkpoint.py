@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 Buffers = dict[str, Pieces]
 """Kind of state ("value", "main", "mean", "square") -> the parts of that flat buffer which this rank holds."""
 
-TOLD_S = 5.0
+REPORT_INTERVAL_S = 5.0
 """Interval in seconds at which a rank waiting for its save reports progress to the watchdog."""
 PARTS_S = 600.0
 """Seconds that rank 0 waits for the other ranks' parts before the save fails."""
@@ -161,7 +161,7 @@ class Saver:
     def wait(self) -> None:
         """Waits until no save is in progress. Raises CheckpointError where the save failed."""
         while self._thread is not None:
-            self._thread.join(TOLD_S)
+            self._thread.join(REPORT_INTERVAL_S)
             if not self._thread.is_alive():
                 self._thread = None
             elif self._moved:

@@ -45,7 +45,7 @@ class ReferenceProbe:
         self._count, self._due, self._times = 0, 1, 0
         self._steps = self._spent = 0.0
 
-    def behind(self, seconds: float) -> ProbeReading | None:
+    def after_step(self, seconds: float) -> ProbeReading | None:
         """Does the work after a step of `seconds` if it is due; returns what it took, else None."""
         self._count += 1
         self._steps += seconds

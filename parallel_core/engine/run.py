@@ -168,7 +168,7 @@ def _end(trainer: Trainer, report: Reporter, saver: checkpoint.Saver | None) -> 
 
 def _refer(probe: ReferenceProbe, report: Reporter, times: StepTimes, step: int, took: float) -> None:
     """Does the reference work after a timed step if it is due; its time is not counted in any step."""
-    if (done := probe.behind(took)) is not None:
+    if (done := probe.after_step(took)) is not None:
         report.reference(step, done)
         times.leave_out(done.lasted)
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from parallel_core.outline.base import Outline, UnitCost
 from parallel_core.outline.gpt_costs import GptCosts
-from parallel_core.rules import MOST_TOLD, Way, divisors, few, nearest, refusal, rule_error
+from parallel_core.rules import MAX_VALUES_NAMED, Way, divisors, few, nearest, refusal, rule_error
 
 if TYPE_CHECKING:
     from parallel_core.spec import RunSpec
@@ -88,7 +88,7 @@ class GptOutline(Outline):
             if value % tp:
                 problem = f"tensor={tp} does not divide {leaf}={value}; try"
                 if field == "parallel.tp":
-                    ways = Way("{}", field, nearest(divisors(value), tp), MOST_TOLD)
+                    ways = Way("{}", field, nearest(divisors(value), tp), MAX_VALUES_NAMED)
                     raise refusal((field, f"model.{leaf}"), problem, ways)
                 raise rule_error((field, f"model.{leaf}"), f"{problem} {few(self.tensor_widths(), tp)}.")
 

@@ -63,7 +63,7 @@ def _crowded(bench: LayerBench, pacer: PaceProbe, alone: bool, together: Callabl
 
 def _at_pace(took: Sequence[float], pacer: PaceProbe) -> list[float]:
     """Returns the times in units of the reference work's seconds, which are measured before and after all of them."""
-    pacer.behind()
+    pacer.measure()
     (pace,) = pacer.paces(1)
     return [seconds / pace for seconds in took]
 

@@ -76,7 +76,7 @@ def measure(plain: RunSpec, device: Device, pacer: PaceProbe, level: Level, seco
         for bench in benches:
             bench.read(batch)
             each.append(_pass(bench, group))
-            pacer.behind()
+            pacer.measure()
         if turn < _WARM:
             continue
         found = pacer.paces(len(each))

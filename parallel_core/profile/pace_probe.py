@@ -28,9 +28,9 @@ class PaceProbe:
     def begin(self) -> None:
         """Starts a series of passes: discards earlier measurements and does the reference work."""
         self._took.clear()
-        self.behind()
+        self.measure()
 
-    def behind(self) -> None:
+    def measure(self) -> None:
         """Does the reference work; called after each pass."""
         if self._reference is not None:
             self._took.append(self._reference.once())

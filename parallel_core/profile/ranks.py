@@ -266,7 +266,7 @@ class _Pair:
                 for split in (False, True):
                     parts, share = undisturbed(partial(bench.run, split), self._group, self._device)
                     passes.append((found, {part: share * np.array(seconds) for part, seconds in parts.items()}))
-                    self._pacer.behind()
+                    self._pacer.measure()
         paces = self._pacer.paces(len(passes))
         for (found, parts_taken), pace in zip(passes, paces, strict=True):
             for part, taken in parts_taken.items():

@@ -256,7 +256,7 @@ class CostTable(Value):
         """`Layers.noise` in seconds, while all devices are busy."""
         return float(np.mean([row.noise for row in self.of(1, "none", self.busy)] or [0.0]))
 
-    def beside(self, name: Fixed, size: float = 0.0, busy: int = 1) -> float:
+    def overhead(self, name: Fixed, size: float = 0.0, busy: int = 1) -> float:
         """Returns the seconds of a fixed cost at `size`; 0 where it was not measured."""
         curves = self.fixed.get(name)
         if not curves:

@@ -6,7 +6,7 @@ from typing import Any
 
 from parallel_core.plan.alpa.costs import LayerCosts, Measured
 from parallel_core.plan.alpa.inter import Mesh, Search
-from parallel_core.plan.alpa.plans import Named, beside, summary
+from parallel_core.plan.alpa.plans import Named, summary, with_alternatives
 from parallel_core.plan.pipedream import Form
 from parallel_core.profile.table import CostTable
 from parallel_core.searches import Told, Value, silent
@@ -68,7 +68,7 @@ class Answer(Value):
 def answer(question: Question, told: Told = silent) -> Answer:
     """Searches both levels. Raises ValueError where the micro-batches cannot be distributed over the devices."""
     costs = question.costs()
-    found = beside(Search(costs, Mesh(1, question.devices), question.micro_batches), question.form)
+    found = with_alternatives(Search(costs, Mesh(1, question.devices), question.micro_batches), question.form)
     best = found[0].plan
     if best is None:
         raise ValueError(f"{question.devices} devices cannot share out these micro-batches.")

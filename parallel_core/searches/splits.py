@@ -24,7 +24,7 @@ class Placement(Value):
 class Question(Value):
     """Splits over at most `devices` devices with `memory` bytes each (None: unlimited).
 
-    `lies`: placements of runs over several hosts; runs without one are on a single host. `between`: measured links
+    `placements`: of runs over several hosts; runs without one are on a single host. `between`: measured links
     between hosts.
     """
 
@@ -32,7 +32,7 @@ class Question(Value):
     table: CostTable
     devices: int
     memory: float | None = None
-    lies: tuple[Placement, ...] = ()
+    placements: tuple[Placement, ...] = ()
     between: tuple[LinksBetween, ...] = ()
 
 
@@ -68,10 +68,10 @@ class Answer(Value):
 
 def answer(question: Question, told: Told = silent) -> Answer:
     """Predicts all splits from the table."""
-    lies = {(lie.world, lie.tp): lie.hosts for lie in question.lies}
+    placements = {(each.world, each.tp): each.hosts for each in question.placements}
 
     def placed(spec: RunSpec) -> Where:
-        hosts = lies.get((spec.parallel.world, spec.parallel.tp))
+        hosts = placements.get((spec.parallel.world, spec.parallel.tp))
         return Where(hosts, question.between) if hosts else ALONE
 
     found = splits(question.spec, question.table, question.devices, question.memory, told, placed)

@@ -89,7 +89,7 @@ def _at_pace(
     else:
         schedule, (seconds, spans) = made.schedule(steady.MORE_STEPS), steady.step(spec, walk)
     seconds *= noise.factor(schedule, made.costs(schedule), sharing, table.noise, made.meeting, parts) if parts else 1.0
-    return Prediction(seconds + table.beside("report"), spans)
+    return Prediction(seconds + table.overhead("report"), spans)
 
 
 def _curve(rows: Sequence[Layers], seconds: Sequence[float]) -> Curve:
@@ -150,7 +150,7 @@ class Maker:
         """Costs of every (stage, kind) of `schedule`, in ns."""
         known = Seconds({}, {}, {})
         compute = known.compute
-        operation = self._table.beside("operation")
+        operation = self._table.overhead("operation")
         for stage in range(self._layout.stages):
             for kind in _PART:
                 compute[stage, kind] = self._stage(stage, kind, 1) + operation
@@ -297,5 +297,5 @@ class Maker:
         link = self._route(sender, taker, size)
         if link is None or link.work is None:
             return 0.0
-        cold = max(0.0, self._table.beside("message") - link.work.seconds[0])
-        return link.work.at(size) + cold + self._table.beside("operation")
+        cold = max(0.0, self._table.overhead("message") - link.work.seconds[0])
+        return link.work.at(size) + cold + self._table.overhead("operation")

@@ -52,7 +52,7 @@ class Sharing:
         most = self.slowdown.get((op.stage, op.kind), 1.0)
         return 1.0 + (most - 1.0) * min(1.0, (busy - 1) / (self.full - 1))
 
-    def beside(self, rank: int, at_work: Collection[int]) -> int:
+    def busy_on_host(self, rank: int, at_work: Collection[int]) -> int:
         """Number of devices of `at_work` on the host of `rank`, or on the fullest of its hosts."""
         if not self.homes:
             return len(at_work)
@@ -184,7 +184,7 @@ class _Fluid:
         return {
             rank: 1.0
             / self._sharing.turns(rank, max(at_work[device] for device in self._sharing.devices[rank]))
-            / self._sharing.stretch(self._op(rank), self._sharing.beside(rank, at_work))
+            / self._sharing.stretch(self._op(rank), self._sharing.busy_on_host(rank, at_work))
             for rank in self._work
         }
 

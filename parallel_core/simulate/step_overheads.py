@@ -75,13 +75,13 @@ class Ends:
         flat = self._places(place)
         own = -(-spec.parallel.per_step // spec.parallel.copies[place])
         samples = own * spec.micro_batch_size if self._reads(place) else 0
-        zero = table.beside("zero", flat.size / (shards_of(spec) if spec.parallel.zero > 1 else 1), self._busy)
+        zero = table.overhead("zero", flat.size / (shards_of(spec) if spec.parallel.zero > 1 else 1), self._busy)
         for op in program:
             key = (op.stage, op.kind)
             if key in compute or key in waits:
                 continue
             if op.kind is Kind.DATA:
-                compute[key] = table.beside("data", samples, self._busy) if samples else 0.0
+                compute[key] = table.overhead("data", samples, self._busy) if samples else 0.0
             elif op.kind is Kind.SETUP:
                 compute[key] = zero
             elif op.kind is Kind.STASH:
@@ -160,7 +160,7 @@ class Ends:
         known = self._table.by_us(split.zero, split.recompute) if split.dp > 1 else None
         if known is None:
             elements = sum(bucket.stop - bucket.start for bucket in self._scattered(stage, kind))
-            return self._table.beside("zero", elements, self._busy) if elements else 0.0
+            return self._table.overhead("zero", elements, self._busy) if elements else 0.0
         share = len(self._layout.stage_units[stage]) / len(self._costs)
         added = {Kind.F: known.forward, Kind.BW: known.backward, Kind.W: known.backward}
         return share * added.get(kind, 0.0)
@@ -192,8 +192,8 @@ class Ends:
         spec, table = self._spec, self._table
         owned = flat.size / shards_of(spec)
         kind: Fixed = "optimizer" if spec.train.clip_norm is None else "scaled_optimizer"
-        seconds = table.beside("norm", owned, self._busy)
-        return seconds + table.beside(kind, owned, self._busy)
+        seconds = table.overhead("norm", owned, self._busy)
+        return seconds + table.overhead(kind, owned, self._busy)
 
     def _add_shared(self, place: int, stage: int, known: Seconds) -> None:
         """Adds gradient reductions of a rank with others than its replicas, before its optimizer."""

@@ -11,7 +11,7 @@ from parallel_core.schedule.ir import P2P, Kind
 from parallel_core.traces import names
 from parallel_core.traces.collect import OPERATION, RECORDED, Collected
 from parallel_core.traces.nesting import NONE, holding, innermost, outermost_of, parents, within
-from parallel_core.traces.talk import behind_norms, carried, from_their_call, talk
+from parallel_core.traces.talk import after_norms, carried, from_their_call, talk
 
 _FORWARD = names.Meaning(Kind.F, LANE_COMPUTE)
 _AGAIN = names.Meaning(Kind.R, LANE_COMPUTE)
@@ -51,7 +51,7 @@ def of_device(trace: Collected) -> tuple[NDArray[np.void], NDArray[np.int64], ND
 
 def of_host(trace: Collected) -> tuple[NDArray[np.void], NDArray[np.int64], NDArray[np.void]]:
     """Outermost operations (batch reads and updates as one each) and collectives, their starts, and their meanings."""
-    host, known = behind_norms(trace), [names.marker(name) for name in trace.names]
+    host, known = after_norms(trace), [names.marker(name) for name in trace.names]
     lane_host = [i for i, meaning in enumerate(known) if meaning and meaning.lane == LANE_HOST]
     said_by = talk(trace)
     done = [names.communication(name) for name, own in zip(trace.names, said_by[0], strict=True) if own]

@@ -42,7 +42,7 @@ def from_their_call(
     return out[np.lexsort((-out["end"], out["start"]))]
 
 
-def behind_norms(trace: Collected) -> NDArray[np.void]:
+def after_norms(trace: Collected) -> NDArray[np.void]:
     """Returns the host's events, with updates beginning only after the norm, in which all ranks meet."""
     host = trace.host.copy()
     if names.NORM not in trace.names:

@@ -11,7 +11,7 @@ import pytest
 from dashboard.charts import breakdown, gantt, loss, speedup, svg, theme
 from dashboard.charts.chart import Entry
 from dashboard.charts.loss import Curve
-from dashboard.charts.updates import behind_the_norm
+from dashboard.charts.updates import after_norm
 from parallel_core.analysis.breakdown import Breakdown
 from parallel_core.analysis.sentences import Result
 from parallel_core.analysis.stats import speedup as ratio
@@ -109,7 +109,7 @@ def test_the_norm_of_a_single_device_is_part_of_its_update_and_no_communication(
 
 
 def test_the_wait_for_the_norm_is_not_drawn_as_an_update(traced: dict[int, np.ndarray]) -> None:
-    assert behind_the_norm(traced[1])["start"].tolist() == [0, 0, 90_000, 50_000]
+    assert after_norm(traced[1])["start"].tolist() == [0, 0, 90_000, 50_000]
     assert traced[1]["start"][2] == 50_000, "the spans themselves are unchanged"
     table = gantt.chart([("", traced)], "t", "s")
     assert table.rows[1][table.columns.index("optimizer, ms")] == "0.01"

@@ -16,7 +16,7 @@ from parallel_core.outline.splits import Cut
 from parallel_core.plan.alpa.costs import Analytic, LayerCosts, Measured, Way
 from parallel_core.plan.alpa.inter import Mesh, Plan, Search, Stage
 from parallel_core.plan.alpa.intra import Chain, fastest, memory, solve, within
-from parallel_core.plan.alpa.plans import MIXED, UNEVEN, beside, summary
+from parallel_core.plan.alpa.plans import MIXED, UNEVEN, summary, with_alternatives
 from parallel_core.plan.units import unit_costs
 from parallel_core.profile.table import CostTable, Layers
 from parallel_core.simulate.predict import predict_step
@@ -106,7 +106,7 @@ def test_little_memory_makes_other_stages() -> None:
 
 def test_what_runs_and_what_does_not() -> None:
     search = search_of(Analytic(1e9, 1e9, 1e7, 2), Mesh(2, 2))
-    found = {named.name: named for named in beside(search)}
+    found = {named.name: named for named in with_alternatives(search)}
     able = [named for named in found.values() if named.spec is not None]
     for named in able:
         assert named.spec is not None and named.plan is not None
@@ -129,7 +129,7 @@ def test_stages_on_other_meshes_are_runs() -> None:
     made small enough for the replicas.
     """
     search = search_of(Analytic(1e9, 1e9, 1e7, 4), Mesh(1, 4))
-    best, found = search.best(), [named for named in beside(search) if " then " in named.name]
+    best, found = search.best(), [named for named in with_alternatives(search) if " then " in named.name]
     meshes = {named.name.removeprefix("Alpa, "): named for named in found}
     pairs = {"2 x 1 then 1 x 2", "1 x 2 then 2 x 1"}
     with_columns = {name for name in meshes if name.endswith(", by columns")}
@@ -171,7 +171,7 @@ def test_a_cut_is_offered_where_the_profile_measured_it(cut: Cut, named: str) ->
     """
     plain, both = table(ModelSpec.model_validate(SMALL)), also(cut)
     for costs, able in ((plain, False), (both, True)):
-        found = beside(Search(LayerCosts(spec_of(), Measured(costs), 4), Mesh(1, 2), 4))
+        found = with_alternatives(Search(LayerCosts(spec_of(), Measured(costs), 4), Mesh(1, 2), 4))
         assert (f"Alpa, 2 tensor ranks {named}" in {one.name for one in found}) == able
     best = found[0].plan
     assert best is not None and {way.strategy for way in best.stages[0].ways[1:]} == {cut}
@@ -196,7 +196,8 @@ def faster(row: Layers, cut: Cut) -> Layers:
 
 def test_no_run_takes_rows_where_widths_differ() -> None:
     search = search_of(Analytic(1e9, 1e9, 1e7, 4), Mesh(1, 4))
-    named = [one.name for one in beside(search) if one.plan and len({stage.tp for stage in one.plan.stages}) > 1]
+    found = [(one.name, one.plan) for one in with_alternatives(search) if one.plan]
+    named = [name for name, plan in found if len({stage.tp for stage in plan.stages}) > 1]
     assert named and not [name for name in named if "sequence" in name]
 
 
@@ -214,7 +215,7 @@ def test_plans_of_a_profile_are_predicted_as_runs() -> None:
     spec = spec_of()
     costs = table(ModelSpec.model_validate(SMALL))
     search = Search(LayerCosts(spec, Measured(costs), 4), Mesh(1, 2), 4)
-    even = [named for named in beside(search) if named.name.startswith("Alpa, ")]
+    even = [named for named in with_alternatives(search) if named.name.startswith("Alpa, ")]
     assert {named.name for named in even} == {"Alpa, 2 replicas", "Alpa, 2 stages", "Alpa, 2 tensor ranks"}
     for named in even:
         assert named.spec is not None and named.plan is not None

@@ -136,7 +136,7 @@ def test_a_pass_has_the_pace_of_what_is_next_to_it() -> None:
     pacer = PaceProbe(cast(Reference, device))
     pacer.begin()
     for _ in range(2):
-        pacer.behind()
+        pacer.measure()
     assert pacer.paces(2) == pytest.approx([1.5, 3.0])
     assert PaceProbe(None).paces(3) == [1.0] * 3
 

@@ -52,7 +52,7 @@ def test_it_draws_nothing_and_leaves_nothing() -> None:
         assert work.once() > 0, "also inside no_grad, which a run may have set"
 
 
-def beside(**changes: object) -> ReferenceProbe:
+def probe(**changes: object) -> ReferenceProbe:
     spec = RunSpec.model_validate({"model": MODEL.model_dump(), **changes})
     device = open_device("cpu")
     return ReferenceProbe(spec, device, Interference(device, None, 1))
@@ -66,12 +66,12 @@ def test_its_time_stays_within_its_budget(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(
         "parallel_core.engine.reference_probe.time", SimpleNamespace(perf_counter=lambda: next(clock) * 2e-3)
     )
-    rare, often = beside(), beside()
-    short = [rare.behind(1e-3) for _ in range(1000)]
+    rare, often = probe(), probe()
+    short = [rare.after_step(1e-3) for _ in range(1000)]
     done = [i for i, found in enumerate(short) if found is not None]
     assert [found.lasted for found in short if found is not None] == pytest.approx([4e-3] * len(done))
     assert done[0] == 0 and len(done) in (11, 12) and BUDGET == 0.04
-    assert all(often.behind(100.0) is not None for _ in range(5)), "after every step where steps are long"
+    assert all(often.after_step(100.0) is not None for _ in range(5)), "after every step where steps are long"
 
 
 @pytest.mark.parametrize(
@@ -79,8 +79,8 @@ def test_its_time_stays_within_its_budget(monkeypatch: pytest.MonkeyPatch) -> No
     [{"trace": {"reference": False}}, {"parallel": {"pp": 2, "schedule": "1f1b-stash"}, "train": {"clip": "stage"}}],
 )
 def test_where_it_is_left_out(changes: dict[str, object]) -> None:
-    made = beside(**changes)
-    assert [made.behind(100.0) for _ in range(3)] == [None] * 3
+    made = probe(**changes)
+    assert [made.after_step(100.0) for _ in range(3)] == [None] * 3
 
 
 def test_runs_do_it_behind_timed_steps_and_learn_the_same(tmp_path: Path) -> None:

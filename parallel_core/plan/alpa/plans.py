@@ -36,7 +36,7 @@ class Named:
     why_not: str = ""
 
 
-def beside(search: Search, form: Form = "released") -> list[Named]:
+def with_alternatives(search: Search, form: Form = "released") -> list[Named]:
     """Alpa's optimum, its best plans that a run can have (fastest first), then the partitions of PipeDream (by this
     form of its costs) and others."""
     best = search.best()
