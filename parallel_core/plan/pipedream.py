@@ -29,6 +29,11 @@ MAX_WORKERS = 4096
 MAX_WORK = 1.5e8
 """Most candidates, about 1 s of a core: ResNet-50 in hosts of 8, whose graph has 241 states, takes 1.1e8."""
 
+_BLOCK = 1 << 16
+"""Candidates compared in one array operation, if the graph is small."""
+_CALL = 3000
+"""Candidates that take as long as the calls for one number of workers."""
+
 
 class Level(NamedTuple):
     """`workers` (or groups of the level below) connected at `bandwidth` bytes/s; the innermost level comes first."""
@@ -68,9 +73,11 @@ class Partition:
 
 
 def candidates(states: int, levels: Sequence[Level]) -> float:
-    """Approximate number of candidates of `partition` for a graph with this many states, the empty one included."""
-    firsts = _firsts(states, levels)
-    return sum(f * states**2 * level.workers**2 / 8 for f, level in zip(firsts, levels, strict=True))
+    """Approximate number of candidates that take as long as `partition` for a graph with this many states, the empty
+    one included."""
+    cut = states * (states / 4 + 3) if states > 2 else 0.0  # 3: each state's row of candidates is a loop of its own
+    firsts = zip(_firsts(states, levels), levels, strict=True)
+    return sum(f * level.workers * (level.workers / 2 * cut + _CALL) for f, level in firsts)
 
 
 def _firsts(states: int, levels: Sequence[Level]) -> list[int]:
@@ -131,7 +138,10 @@ class _Solver:
         self._done, pairs = 0, [level.workers * (level.workers - 1) // 2 for level in levels]
         self._of = sum(f * count for f, count in zip(_firsts(n, levels), pairs, strict=True))
         if candidates(n, levels) > MAX_WORK:
-            raise GraphError(f"{n} states and {m} workers a level are too many for an exact partition; merge layers.")
+            raise GraphError(
+                f"{n} states and {m} workers a level are too many for an exact partition; "
+                "merge layers, or use fewer workers."
+            )
 
     @cached_property
     def _inside(self) -> NDArray[np.bool_]:
@@ -181,17 +191,28 @@ class _Solver:
         seconds = np.full((firsts, n, level.workers), np.inf)
         split = np.full(seconds.shape, -1, np.int32)
         last = np.zeros(seconds.shape, np.int32)
-        stage = [self._stage(level, compute, parameters, held, m) for m in range(1, level.workers + 1)]
         for m in range(1, level.workers + 1):
             alone = self._single(level, compute[:firsts], parameters[:firsts], m, within)
             seconds[:, :, m - 1] = np.where(self._room(held[:firsts], level.workers - m, m), alone, np.inf)
             last[:, :, m - 1] = m
-        for m in range(2, level.workers + 1):
-            for own in range(1, m):
-                self._extend(seconds, split, last, stage[own - 1], m, own, self._room(held, level.workers - m, own))
-                self._done += firsts
+        table = _Table(seconds, split, last)
+        if n > 2:  # a single layer cannot be cut
+            stage = [self._stage(level, compute, parameters, held, m) for m in range(1, level.workers)]
+            self._cut(table, np.stack([np.where(self._inside, own, np.inf) for own in stage] or [compute]), held)
+        return table
+
+    def _cut(self, table: _Table, stage: Floats, held: Floats) -> None:
+        """Fills in the times of two stages or more. `stage[own - 1]`: time of a last stage on `own` workers."""
+        firsts, n, workers = table.seconds.shape
+        block = max(1, _BLOCK // n**2)
+        for m in range(2, workers + 1):
+            for own in range(1, m, block):
+                owns = np.arange(own, min(own + block, m))
+                ends = np.where(self._room(held, workers - m, owns[:, None, None]), stage[owns - 1], np.inf)
+                for first in range(firsts):
+                    _extend(_Table(*(values[first] for values in table)), ends, m, owns)
+                self._done += firsts * len(owns)
                 self._told(self._done, self._of)
-        return _Table(seconds, split, last)
 
     def _stage(self, level: Level, compute: Floats, parameters: Floats, held: Floats, m: int) -> Floats:
         """[k, j]: time of the last stage (k, j) on m workers, its messages included."""
@@ -205,37 +226,12 @@ class _Solver:
         """All of (i, j) as one stage on m workers of this level; the `within` workers of each divide the gradients."""
         return self._replicated(compute, parameters / within, level, m)
 
-    def _room(self, held: Floats, later: int, m: int) -> NDArray[np.bool_]:
+    def _room(self, held: Floats, later: int, m: int | NDArray[np.int64]) -> NDArray[np.bool_]:
         """Whether a stage on m workers with `later` workers in following stages fits: one version a micro-batch in
         flight."""
         if self._memory is None:
-            return np.ones(held.shape, bool)
-        return np.asarray(held * math.ceil((later + m) / m) <= self._memory)
-
-    def _extend(
-        self,
-        seconds: Floats,
-        split: NDArray[np.int32],
-        last: NDArray[np.int32],
-        stage: Floats,
-        m: int,
-        own: int,
-        room: NDArray[np.bool_],
-    ) -> None:
-        """Gives `own` of m workers to the last stage where that is faster than the best known."""
-        ends = np.where(room & self._inside, stage, np.inf)
-        for first in range(len(seconds)):
-            before = seconds[first, :, m - own - 1]
-            known = np.flatnonzero(np.isfinite(before))
-            if not len(known):
-                continue
-            found = np.maximum(before[known, None], ends[known])
-            k = found.argmin(axis=0)
-            value = found[k, np.arange(found.shape[1])]
-            better = value < seconds[first, :, m - 1]
-            seconds[first, better, m - 1] = value[better]
-            split[first, better, m - 1] = known[k[better]]
-            last[first, better, m - 1] = own
+            return np.ones(np.broadcast_shapes(held.shape, np.shape(m)), bool)
+        return np.asarray(held * np.ceil((later + m) / m) <= self._memory)
 
     def _stages(self, depth: int, first: int, end: int, workers: int, times: int) -> list[Stage]:
         """The stages of [first, end] on `workers` of a level, each of whose groups stands for `times` replicas."""
@@ -249,3 +245,19 @@ class _Solver:
             return [*found, Stage(held, own * times, float(table.seconds[at]))]
         below = self._levels[depth - 1].workers
         return [*found, *self._stages(depth - 1, start, end, below, own * times)]
+
+
+def _extend(rows: _Table, ends: Floats, m: int, owns: NDArray[np.int64]) -> None:
+    """Gives one of the numbers `owns` of m workers to the last stage where that is faster than the best known. `rows`:
+    of one first state; `ends[i]`: time of the last stage on `owns[i]` workers."""
+    before = rows.seconds[:, m - owns - 1].T
+    known = np.flatnonzero(np.isfinite(before).any(axis=0))
+    if not len(known):
+        return
+    found = np.maximum(before[:, known, None], ends.take(known, axis=1)).reshape(len(owns) * len(known), -1)
+    at = found.argmin(axis=0)
+    value = found[at, np.arange(found.shape[1])]
+    better = value < rows.seconds[:, m - 1]
+    rows.seconds[better, m - 1] = value[better]
+    rows.split[better, m - 1] = known[at[better] % len(known)]
+    rows.last[better, m - 1] = owns[at[better] // len(known)]

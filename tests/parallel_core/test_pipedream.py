@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from parallel_core.plan.graph_plan import takes_long
 from parallel_core.plan.layer_graph import GraphError, GraphLayer, LayerGraph, read_graph
 from parallel_core.plan.pipedream import Form, Level, partition
 
@@ -209,3 +210,21 @@ def test_a_graph_that_is_too_wide_is_refused_in_time() -> None:
 def test_networks_that_cannot_be(levels: list[Level], told: str) -> None:
     with pytest.raises(GraphError, match=told):
         partition(LayerGraph.chain([GraphLayer("x", 1, 1, 1, 1)]), levels)
+
+
+def test_many_workers_for_few_layers_are_compared_in_few_operations() -> None:
+    """32640 ways to give some of up to 256 workers to the last stage."""
+    told: list[tuple[int, int]] = []
+    layers = [GraphLayer(str(n), n + 1, 0, 0, 0) for n in range(3)]
+    found = partition(LayerGraph.chain(layers), [Level(256, GBS)], told=lambda *now: told.append(now))
+    assert found.workers == 256
+    assert told[-1] == (32640, 32640)
+    assert len(told) <= 512
+
+
+def test_what_takes_long_is_known_beforehand() -> None:
+    """Few layers on many workers take long as well; a single layer, which cannot be cut, never does."""
+    chain = LayerGraph.chain([GraphLayer(str(n), 1, 1, 1, 1) for n in range(3)])
+    assert not takes_long(chain, [Level(256, GBS)])
+    assert takes_long(chain, [Level(3000, GBS)])
+    assert not takes_long(LayerGraph.chain([chain.layers[0]]), [Level(4096, GBS)])
