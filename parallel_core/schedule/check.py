@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
-from collections.abc import Collection, Iterator
+from collections import Counter, defaultdict, deque
+from collections.abc import Collection, Iterable, Iterator
 
 from parallel_core.schedule.check_versions import check_versions
 from parallel_core.schedule.error import ScheduleError as ScheduleError
@@ -208,11 +208,15 @@ class Walk:
         self.sent: Counter[Link] = Counter()
         self.received: Counter[Link] = Counter()
         self.reached: dict[tuple[Kind, int, int], set[int]] = defaultdict(set)
+        self._ready = deque(range(schedule.pipeline_ranks))
+        self._stopped = set[int]()
 
     def stuck(self) -> list[int]:
         """Walks until no rank can advance; returns the ranks that are not at their end."""
-        while any([self.advance(rank) for rank in range(self.schedule.pipeline_ranks)]):  # noqa: C419 - every rank must advance
-            pass
+        while self._ready:
+            rank = self._ready.popleft()
+            self.advance(rank)
+            self._stopped.add(rank)
         return [rank for rank, program in enumerate(self.schedule.programs) if self.at[rank] < len(program)]
 
     def waiting(self, rank: int) -> str:
@@ -221,25 +225,39 @@ class Walk:
         others = self.schedule.placement[op.stage] if op.kind in REPLICA_COLLECTIVES else [op.peer]
         return f"rank {rank} waits in {op} for rank {', '.join(str(other) for other in others if other != rank)}"
 
-    def advance(self, rank: int) -> bool:
-        """Walks `rank` until it has to wait; returns whether it moved."""
-        start, program = self.at[rank], self.schedule.programs[rank]
+    def advance(self, rank: int) -> None:
+        """Walks `rank` until it has to wait."""
+        program = self.schedule.programs[rank]
         while self.at[rank] < len(program) and self.may_pass(rank, program[self.at[rank]]):
             self.at[rank] += 1
-        return self.at[rank] > start
 
     def may_pass(self, rank: int, op: Op) -> bool:
-        """Whether `rank` can go on beyond `op`; records what `op` sends, receives or joins."""
+        """Whether `rank` can go on beyond `op`; records what `op` sends, receives or joins, and resumes the ranks that
+        may have waited for that."""
         forward = op.kind in (Kind.SEND_ACT, Kind.RECV_ACT)
         if op.kind in SENDS:
             self.sent[rank, op.peer, forward] += 1
+            self.resume((op.peer,))
         elif op.kind in P2P:
             link = (op.peer, rank, forward)
             if self.received[link] >= self.sent[link]:
                 return False
             self.received[link] += 1
         elif op.kind in REPLICA_COLLECTIVES:
-            here = self.reached[op.kind, op.stage, op.version]
-            here.add(rank)
-            return len(here) == len(self.schedule.placement[op.stage])
+            return self._joined(rank, op)
         return True
+
+    def _joined(self, rank: int, op: Op) -> bool:
+        """Whether all replicas have reached the collective `op`; the last to reach it resumes the others."""
+        here, group = self.reached[op.kind, op.stage, op.version], self.schedule.placement[op.stage]
+        if rank not in here:
+            here.add(rank)
+            if len(here) == len(group):
+                self.resume(group)
+        return len(here) == len(group)
+
+    def resume(self, ranks: Iterable[int]) -> None:
+        """Lets those of `ranks` that have stopped try again."""
+        again = self._stopped.intersection(ranks)
+        self._stopped -= again
+        self._ready.extend(again)

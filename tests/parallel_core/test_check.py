@@ -12,6 +12,9 @@ from hypothesis import strategies as st
 from parallel_core import schedule
 from parallel_core.schedule.check import ScheduleError, Walk, check, terminates
 from parallel_core.schedule.ir import AHEAD, P2P, SENDS, Kind, Op, Program, Schedule
+from parallel_core.schedule.passes.communicate import communicate
+from parallel_core.schedule.passes.reduce import reduce_and_step
+from parallel_core.schedule.table import from_csv
 from parallel_core.spec import DRAWN, RunSpec
 from tests.parallel_core.strategies import run_specs
 
@@ -35,7 +38,20 @@ class Blocking(Walk):
     def may_pass(self, rank: int, op: Op) -> bool:
         link = (rank, op.peer, op.kind is Kind.SEND_ACT)
         blocked = op.kind in SENDS and self.sent[link] >= self.received[link] + self.ahead
-        return not blocked and super().may_pass(rank, op)
+        passed = not blocked and super().may_pass(rank, op)
+        if passed and op.kind in P2P - SENDS:
+            self.resume((op.peer,))
+        return passed
+
+
+class Counting(Walk):
+    """A walk that counts how often a rank tries to go on."""
+
+    tries = 0
+
+    def may_pass(self, rank: int, op: Op) -> bool:
+        self.tries += 1
+        return super().may_pass(rank, op)
 
 
 def ends_though_sends_block(proven: Schedule, ahead: int) -> None:
@@ -228,3 +244,13 @@ def test_no_single_lost_message_goes_unseen(spec: RunSpec, data: st.DataObject) 
     lost = data.draw(st.sampled_from(messages))
     with pytest.raises(ScheduleError):
         check(damaged(good, rank, lambda program: program.pop(lost)))
+
+
+def test_a_rank_that_waits_is_tried_again_only_when_it_is_freed() -> None:
+    """Each micro-batch runs forwards and then backwards through all ranks before the next one."""
+    ranks, micro_batches = 40, 4
+    rows = (",".join(f"{q}F{i},{q}B{i}" for i in range(micro_batches)) for q in range(ranks))
+    proven = reduce_and_step(communicate(from_csv("\n".join(rows))))
+    walk = Counting(proven)
+    assert walk.stuck() == []
+    assert walk.tries <= 2 * sum(map(len, proven.programs))
