@@ -26,11 +26,13 @@ def blocks(units: list[str]) -> list[str]:
 
 
 def recomputed(split: ParallelSpec, units: list[str]) -> frozenset[str]:
-    """Returns the names of the blocks that recompute, of a model with the layers `units`."""
+    """Returns the names of the blocks that recompute, of a model with the layers `units`, which may be fewer than a
+    valid spec has."""
     if split.recompute == "none":
         return frozenset()
     have = blocks(units)
-    return frozenset(have if split.recompute_layers is None else (have[i] for i in split.recompute_layers))
+    chosen = range(len(have)) if split.recompute_layers is None else split.recompute_layers
+    return frozenset(have[i] for i in chosen if i < len(have))
 
 
 def recompute_label(split: ParallelSpec) -> str:

@@ -50,6 +50,13 @@ def test_nothing_fits_where_one_layer_is_too_much() -> None:
     assert largest_layers(spec({}), 1000) == 0
 
 
+def test_fewer_layers_than_the_chosen_ones_recompute_those_that_exist() -> None:
+    chosen = spec({"recompute": "full", "recompute_layers": [0, 3]})
+    first, small = spec({"recompute": "full", "recompute_layers": [0]}, 2), worst_stage(spec({}, 2)).total
+    assert largest_layers(chosen, worst_stage(first).total) == 2
+    assert worst_stage(first).total < small
+
+
 def test_own_cuts_do_not_bind_a_larger_model() -> None:
     split = {"pp": 2, "micro_batches": 4}
     cut = spec({**split, "cuts": [3]})
