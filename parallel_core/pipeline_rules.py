@@ -51,6 +51,10 @@ def _check_program(split: ParallelSpec) -> None:
     except (TableError, ScheduleError) as error:
         raise rule_error(("parallel.program",), str(error)) from error
     chunks = made.stages // made.pipeline_ranks
+    if made.pipeline_ranks == 1 and chunks > 1:
+        raise rule_error(
+            ("parallel.program",), "a program of one row holds one stage; give each pipeline rank a row of its own."
+        )
     for field, name, value, right in (
         ("parallel.pp", "pipeline", split.pp, made.pipeline_ranks),
         ("parallel.micro_batches", "micro-batches", split.micro_batches, made.micro_batches),

@@ -114,6 +114,7 @@ def test_places_are_those_of_the_program() -> None:
         (GPIPE, {"chunks": 2}, "parallel.chunks", "chunks=2 does not fit the program; use 1."),
         (GPIPE.replace("0B1", "0X1"), {}, "parallel.program", "Cell 4 of rank 0's row: '0X1' is no operation"),
         (GPIPE + "2F0,2F1,2B0,2B1,3F0\n", {"pp": 3}, "parallel.program", "Row 0 holds 1 stages, row 2 holds 2"),
+        ("0F0,1F0,1B0,0B0", {"pp": 1, "micro_batches": 1}, "parallel.program", "A program of one row holds one stage"),
         ("0F0,0B0\n1B0,1F0\n", {"micro_batches": 1}, "parallel.program", "1BW0 comes before its forward."),
         ("0F0,0B0,0F1,0B1\n1F1,1F0,1B0,1B1\n", {}, "parallel.program", "sends and receives differ in order."),
     ],
