@@ -90,6 +90,12 @@ def test_plans_survive_the_way_into_columns_and_back() -> None:
     assert columns.take(np.array([1])).row(0) == plans[1]
 
 
+@pytest.mark.parametrize("space", ["", " ", "\t", "\u00a0", " \t "])
+def test_any_white_space_may_stand_before_the_chunks(space: str) -> None:
+    assert read(f"PP 4, interleaved{space}") == read("PP 4, chunks 2")
+    assert not space or read(f"PP 4, interleaved{space}4") == read("PP 4, chunks 4")
+
+
 def test_200_billion_on_40_gib_which_plan_trains_it_and_why_the_other_cannot() -> None:
     job, cluster = Job(presets()["gpt-200b"], 1024), clusters()["a100-40"]
     alone = why.judge(job, cluster, Plan(dp=1024))

@@ -56,9 +56,9 @@ def _field(kind: str, word: str) -> dict[str, Any]:
     if kind == "zero":
         return {"zero": int(word[-1])}
     if kind == "schedule":
-        name, _, chunks = word.partition(" ")
+        name, *chunks = word.split()
         chosen = next(known for known in SCHEDULES if known == name)
-        return {"schedule": chosen, **({"chunks": max(1, min(64, int(chunks)))} if chunks.strip() else {})}
+        return {"schedule": chosen, **({"chunks": max(1, min(64, int(chunks[0])))} if chunks else {})}
     if kind == "recompute":
         first = word.split()[0]
         return {"recompute": first if first in RECOMPUTE else "none"}
