@@ -18,6 +18,7 @@ import numpy as np
 
 from parallel_core.schedule.ir import Kind, Op, Schedule
 from parallel_core.simulate import ROLE, ROLES, Spans, norm_row, span_rows
+from parallel_core.simulate.costs import Costs
 from parallel_core.simulate.host_costs import HostCosts as HostCosts
 from parallel_core.simulate.link_contention import Passage, Wires
 
@@ -45,12 +46,18 @@ class Sharing:
     homes: Mapping[int, int] = field(default_factory=lambda: MappingProxyType({}))
     """Host of each device; only devices of the same host slow each other down. Empty: all are on one host."""
 
-    def stretch(self, op: Op, busy: int) -> float:
+    def stretch(self, op: Op, busy: int, costs: Costs) -> float:
         """Slowdown of `op` with `busy` devices at work."""
         if self.full < 2:
             return 1.0
-        most = self.slowdown.get((op.stage, op.kind), 1.0)
+        most = self._most(op, costs) if op.partner is not None else self.slowdown.get((op.stage, op.kind), 1.0)
         return 1.0 + (most - 1.0) * min(1.0, (busy - 1) / (self.full - 1))
+
+    def _most(self, pair: Op, costs: Costs) -> float:
+        """Slowdown of a PAIR with `full` devices busy: the mean over its parts, weighted by their work."""
+        work = {part: costs.of(part) for part in pair.parts()}
+        slowed = sum(ns * self.slowdown.get((part.stage, part.kind), 1.0) for part, ns in work.items())
+        return slowed / sum(work.values()) if any(work.values()) else 1.0
 
     def busy_on_host(self, rank: int, at_work: Collection[int]) -> int:
         """Number of devices of `at_work` on the host of `rank`, or on the fullest of its hosts."""
@@ -184,7 +191,7 @@ class _Fluid:
         return {
             rank: 1.0
             / self._sharing.turns(rank, max(at_work[device] for device in self._sharing.devices[rank]))
-            / self._sharing.stretch(self._op(rank), self._sharing.busy_on_host(rank, at_work))
+            / self._sharing.stretch(self._op(rank), self._sharing.busy_on_host(rank, at_work), self._costs.compute)
             for rank in self._work
         }
 

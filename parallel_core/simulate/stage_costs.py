@@ -45,5 +45,5 @@ def message_times(spec: RunSpec, table: CostTable, where: Where = ALONE) -> list
 
 
 def _in_all(costs: HostCosts, sharing: Sharing, op: Op, busy: int) -> float:
-    own = costs.compute.of(op) * sharing.stretch(op, busy) + costs.waits.get((op.stage, op.kind), 0)
+    own = costs.compute.of(op) * sharing.stretch(op, busy, costs.compute) + costs.waits.get((op.stage, op.kind), 0)
     return own + sum(costs.compute.of(replace(op, kind=kind)) for kind in _MESSAGES.get(op.kind, _BACK))

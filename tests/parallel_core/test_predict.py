@@ -12,7 +12,7 @@ from parallel_core.plan.partition import flop_weights
 from parallel_core.profile.curves import Link
 from parallel_core.profile.table import CostTable
 from parallel_core.schedule import build
-from parallel_core.schedule.ir import Kind
+from parallel_core.schedule.ir import Kind, Op
 from parallel_core.simulate import Costs, simulate
 from parallel_core.simulate.noise import expected_largest
 from parallel_core.simulate.predict import CannotPredict, predict_step
@@ -280,6 +280,15 @@ def test_with_a_device_each_the_two_simulators_agree(name: str) -> None:
         assert rows.dtype == other[rank].dtype == SPAN
         for field in ("kind", "stage", "micro_batch", "start", "end"):
             assert np.array_equal(rows[field], other[rank][field]), (rank, field)
+
+
+def test_busy_devices_slow_a_pair_as_they_slow_its_parts() -> None:
+    """With both devices busy a forward takes 3 times as long and a backward twice as long."""
+    costs = Costs.uniform(2, 500, 700, 300)
+    slowdown = {(stage, kind): 3.0 if kind is Kind.F else 2.0 for stage in range(2) for kind in (Kind.F, Kind.BW)}
+    pair, sharing = Op(Kind.PAIR, 0, 1, partner=(1, 0)), Sharing(((0,), (1,)), slowdown, full=2)
+    assert sharing.stretch(pair, 1, costs) == 1.0
+    assert costs.of(pair) * sharing.stretch(pair, 2, costs) == pytest.approx(3 * 500 + 2 * 1000)
 
 
 def test_programs_in_a_circle_are_told() -> None:
