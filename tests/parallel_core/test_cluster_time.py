@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from parallel_core.plan.cluster import accuracy, step
+from parallel_core.analysis.quantities import percent_text
+from parallel_core.plan.cluster import accuracy, search, step
 from parallel_core.plan.cluster.drawn import drawn
 from parallel_core.plan.cluster.efficiency import fitted
 from parallel_core.plan.cluster.fit import FREE, fit
@@ -15,6 +16,7 @@ from parallel_core.plan.cluster.hardware import clusters
 from parallel_core.plan.cluster.job import Job
 from parallel_core.plan.cluster.model import presets
 from parallel_core.plan.cluster.plans import Plan, Plans, changed
+from parallel_core.plan.cluster.questions import ask
 from parallel_core.plan.cluster.zero_bubble import PREDICTED, bubble_rows, models
 from parallel_core.schedule.ir import Kind
 from parallel_core.simulate.idle import bubble
@@ -140,6 +142,21 @@ def test_without_a_flush_there_is_no_bubble_but_a_step_for_every_micro_batch() -
     found = step.of(GPT3, SELENE, Plans.of([flush, stash, double]))
     assert found.bubble[0] > found.bubble[1] == found.bubble[2] == 0
     assert found.optimizer[1] == pytest.approx(GPT3.batch / BASE.dp * found.optimizer[2])
+
+
+def test_an_update_for_every_micro_batch_reduces_all_gradients_each_time() -> None:
+    job = replace(GPT3, model=replace(GPT3.model, tied=False), software=replace(GPT3.software, overlap_dp=False))
+    found = step.of(job, SELENE, Plans.of([changed(BASE, schedule=name) for name in ("1f1b", "1f1b-stash")]))
+    assert found.gradients[1] == pytest.approx(GPT3.batch / BASE.dp * found.gradients[0])
+
+
+def test_free_communication_has_no_latency_either() -> None:
+    job, small = Job(presets()["gpt-125m"], 512), replace(SELENE, devices=512)
+    found = search.search(job, small, search.Space(most_pp=1))
+    parts = step.of(job, small, found.plans.take(found.order[:2000]))
+    left = (parts.compute + parts.recompute + parts.optimizer + parts.offload).min()
+    saved = percent_text(1 - left / found.seconds[found.best()[0]])
+    assert ask("free", job, small, found).sentence == f"Free communication would save {saved} of the best plan's step."
 
 
 def test_tensor_groups_across_hosts_pay_for_it() -> None:

@@ -10,6 +10,7 @@ import numpy as np
 
 from parallel_core.analysis.quantities import bytes_text, count_text, percent_text, ratio_text, seconds_text
 from parallel_core.plan.cluster import memory, rules, step
+from parallel_core.plan.cluster.efficiency import Efficiency, fitted
 from parallel_core.plan.cluster.hardware import Cluster, devices
 from parallel_core.plan.cluster.job import Job
 from parallel_core.plan.cluster.search import Found, Space, grid, search
@@ -87,8 +88,12 @@ def _holds(job: Job, cluster: Cluster, space: Space) -> bool:
 
 def free_communication(job: Job, cluster: Cluster, found: Found) -> Answer:
     """The saving if communication took no time."""
-    free = replace(cluster, link=inf, network=inf)
-    return _with(job, found, free, "Free communication?", "Free communication would save", "of the best plan's step")
+    question = "Free communication?"
+    if not found.timed:
+        return Answer(question, _NOTHING)
+    at_once = replace(fitted(), latency=0.0, network_latency=0.0)
+    saved = _saved(job, found, replace(cluster, link=inf, network=inf), at_once)
+    return Answer(question, f"Free communication would save {percent_text(saved)} of the best plan's step.")
 
 
 def faster_links(job: Job, cluster: Cluster, found: Found) -> Answer:
@@ -135,16 +140,11 @@ def next_device(job: Job, cluster: Cluster, found: Found) -> Answer:
 _NOTHING = "Nothing fits yet, so there is nothing to compare with."
 
 
-def _with(job: Job, found: Found, cluster: Cluster, question: str, head: str, tail: str) -> Answer:
-    if not found.timed:
-        return Answer(question, _NOTHING)
-    return Answer(question, f"{head} {percent_text(_saved(job, found, cluster))} {tail}.")
-
-
-def _saved(job: Job, found: Found, cluster: Cluster) -> float:
-    """Share of the best plan's step saved on another cluster; the plan is chosen again among the fastest."""
+def _saved(job: Job, found: Found, cluster: Cluster, efficiency: Efficiency | None = None) -> float:
+    """Share of the best plan's step saved on another cluster; the plan is chosen again among the fastest. `efficiency`
+    there: default the fitted one."""
     near = found.order[:2000]
-    there = step.of(job, cluster, found.plans.take(near)).total
+    there = step.of(job, cluster, found.plans.take(near), efficiency).total
     return float(1 - there.min() / found.seconds[near[0]])
 
 

@@ -120,7 +120,8 @@ def _update(job: Job, plans: Plans, machine: Machine, backward: Floats) -> tuple
     steps = np.where((plans.schedule == STASH) & (plans.pp > 1), m, 1.0)
     reduce_times = np.where(plans.zero >= 2, m, steps)
     gather_times = np.where(plans.zero >= 3, 2 * m, steps)
-    sent = reduce_times * half[0] + np.where(plans.zero >= 1, gather_times * half[1], half[0])
+    # The second half of an all-reduce gathers gradients, with ZeRO weights instead.
+    sent = reduce_times * half[0] + np.where(plans.zero >= 1, gather_times * half[1], reduce_times * half[0])
     if job.software.overlap_dp:
         # Overlaps with the backward of the last micro-batch, or, for ZeRO 2 and 3, of every one.
         hidden = np.minimum(sent, backward * reduce_times)
