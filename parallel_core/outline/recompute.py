@@ -6,7 +6,7 @@ from queries, keys and values (Korthikanti et al. 2022, section 5). Either may b
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from parallel_core.outline.base import Outline, block_of
 from parallel_core.rules import few, rule_error
@@ -33,6 +33,17 @@ def recomputed(split: ParallelSpec, units: list[str]) -> frozenset[str]:
     have = blocks(units)
     chosen = range(len(have)) if split.recompute_layers is None else split.recompute_layers
     return frozenset(have[i] for i in chosen if i < len(have))
+
+
+def rebuilt(split: ParallelSpec, units: list[str]) -> list[bool]:
+    """Returns for each of the layers `units` whether its whole forward runs again."""
+    again = recomputed(split, units) if split.recompute == "full" else frozenset()
+    return [block_of(unit) in again for unit in units]
+
+
+def recompute_fields(split: ParallelSpec) -> dict[str, Any]:
+    """Returns the fields of ParallelSpec that select the recomputation of `split`."""
+    return {"recompute": split.recompute, "recompute_layers": split.recompute_layers}
 
 
 def recompute_label(split: ParallelSpec) -> str:

@@ -14,8 +14,8 @@ from itertools import pairwise
 from typing import Literal
 
 from parallel_core.layout import Layout
-from parallel_core.outline import block_of, outline_of
-from parallel_core.outline.recompute import recomputed
+from parallel_core.outline import outline_of
+from parallel_core.outline.recompute import rebuilt
 from parallel_core.outline.splits import ROW
 from parallel_core.plan.peak import by_stage, flat_bytes, unsharded
 from parallel_core.plan.units import boundary_elements
@@ -52,24 +52,24 @@ def comm_volumes(spec: RunSpec, rank: int) -> list[CommVolume]:
     Raises ValueError if the run has no such rank.
     """
     layout = Layout.of(spec)
-    place = layout.coords(rank).place
+    place, replica, _ = layout.coords(rank)
     found: list[CommVolume] = []
     if layout.widths[place] > 1:
         ranks = next(group for group in layout.tensor_groups() if rank in group)
-        found.extend(_tensor(spec, layout, place, ranks))
+        found.extend(_tensor(spec, layout, (place, replica), ranks))
     if layout.replicas[place] > 1:
         replicas = next(group for group in layout.data_groups() if rank in group)
         found.extend(_data(spec, place, replicas))
     return found + _pipeline(spec, layout, rank)
 
 
-def _tensor(spec: RunSpec, layout: Layout, place: int, ranks: tuple[int, ...]) -> list[CommVolume]:
+def _tensor(spec: RunSpec, layout: Layout, seat: tuple[int, int], ranks: tuple[int, ...]) -> list[CommVolume]:
+    """Collectives of the tensor group `ranks` at `seat`, its place and replica."""
     split, units = spec.parallel, spec.model.units()
-    again = recomputed(split, units) if split.recompute == "full" else frozenset()
-    each = unit_volumes(spec)
+    each, again = unit_volumes(spec), rebuilt(split, units)
     sums, moved = _Counted(), _Counted()
-    for i in (i for stage in layout.stages_of(place) for i in layout.stage_units[stage]):
-        forwards = 2 if block_of(units[i]) in again else 1
+    for i in (i for stage in layout.stages_of(seat[0]) for i in layout.stage_units[stage]):
+        forwards = 2 if again[i] else 1
         for found, own in ((sums, each[i].sums), (moved, each[i].moved)):
             found.add(forwards, *own[0])
             found.add(1, *own[1])
@@ -77,7 +77,7 @@ def _tensor(spec: RunSpec, layout: Layout, place: int, ranks: tuple[int, ...]) -
         (sums, "all-reduces of activations", 2),
         (moved, "gathers and scatters of activations by " + ("rows" if split.sequence else "columns"), 1),
     )
-    m, size = split.micro_batches, spec.micro_batch_size * spec.model.seq * spec.element_bytes
+    m, size = len(layout.micro_batches_of(*seat)), spec.micro_batch_size * spec.model.seq * spec.element_bytes
     return [
         CommVolume("tensor", ranks, what, m * found.calls, m * size * found.width, passes)
         for found, what, passes in named

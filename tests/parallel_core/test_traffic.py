@@ -43,6 +43,7 @@ SPLITS: list[dict[str, Any]] = [
     {"pp": 2, "micro_batches": 2, "schedule": "1f1b-2bw", "precision": "fp16"},
     {"pp": 2, "replicas": (2, 1), "widths": (1, 2), "micro_batches": 4},
     {"pp": 3, "widths": (1, 2, 1), "micro_batches": 4, "schedule": "gpipe"},
+    {"pp": 2, "replicas": (2, 1), "widths": (2, 1), "micro_batches": 4},
 ]
 LEFT_OUT = {Kind.NORM, Kind.BUCKET}
 SAID = {
