@@ -68,13 +68,17 @@ def ideal_speedup(spec: RunSpec) -> float:
 
 def recompute_share(spec: RunSpec) -> float:
     """FLOPs of recomputation over those of a plain step: blocks, or their attention cores, run forward twice."""
-    weights, units = flop_weights(spec.model), spec.model.units()
-    chosen = recomputed(spec.parallel, units)
+    return sum(recomputed_flops(spec)) / (3 * sum(flop_weights(spec.model)))
+
+
+def recomputed_flops(spec: RunSpec) -> list[int]:
+    """FLOPs of one sample that recomputation runs again in each layer."""
+    units = spec.model.units()
+    chosen, again = recomputed(spec.parallel, units), list(flop_weights(spec.model))
     if spec.parallel.recompute == "selective":
-        again = len(chosen) * outline_of(spec.model).core_flops()
-    else:
-        again = sum(flops for unit, flops in zip(units, weights, strict=True) if block_of(unit) in chosen)
-    return again / (3 * sum(weights))
+        core = outline_of(spec.model).core_flops()
+        again = [core if unit.endswith(".attn") else 0 for unit in units]
+    return [flops if block_of(unit) in chosen else 0 for unit, flops in zip(units, again, strict=True)]
 
 
 def model_flops(model: ModelSpec, samples: int) -> int:

@@ -6,12 +6,14 @@ from collections.abc import Iterator
 from itertools import combinations, pairwise, product
 from math import inf
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from parallel_core.cli import main
+from parallel_core.outline import outline_of
 from parallel_core.outline.splits import Cut
 from parallel_core.plan.alpa.costs import Analytic, LayerCosts, Measured, Way
 from parallel_core.plan.alpa.inter import Mesh, Plan, Search, Stage
@@ -162,6 +164,47 @@ def test_a_layer_takes_each_way_that_the_engine_runs() -> None:
         alone = RunSpec.model_validate({"model": SMALL, "train": {"global_batch": 4}, "parallel": {"tp": 2, **fields}})
         kept = [4 * (cost.boundary + cost.inner) for cost in unit_costs(alone)]
         assert [way.activations for row in ways for way in row if way.strategy == strategy] == kept
+
+
+@pytest.mark.parametrize("fields", [{"recompute": "full"}, {"recompute": "full", "recompute_layers": [1]}])
+def test_a_recomputed_block_keeps_its_input_and_runs_forward_twice(fields: dict[str, Any]) -> None:
+    """The four layers between embedding and head are two blocks; a stage may begin inside of one."""
+    machine, plain = Analytic(1e9, 1e9, 1e9, 2), spec_of()
+    spec = RunSpec.model_validate({**plain.model_dump(), "parallel": fields})
+    own, other = (LayerCosts(one, machine, 4).ways(1, 1) for one in (spec, plain))
+    assert own is not None and other is not None
+    again = [False, "recompute_layers" not in fields, "recompute_layers" not in fields, True, True, False]
+    assert [a.seconds / b.seconds for (a,), (b,) in zip(own, other, strict=True)] == pytest.approx(
+        [4 / 3 if twice else 1 for twice in again]
+    )
+    of_four = RunSpec.model_validate({**plain.model_dump(), "train": {"global_batch": 4}})
+    kept = [
+        4 * cost.boundary * (unit % 2) if again[unit] else other[unit][0].activations
+        for unit, cost in enumerate(unit_costs(of_four))
+    ]
+    assert [way.activations for (way,) in own] == kept
+    inside = Search(LayerCosts(spec, machine, 4), Mesh(1, 2), 4).given((4,), [(1, 1), (1, 1)])
+    assert inside is not None and inside.stages[1].ways[0].activations == own[3][0].activations
+
+
+def test_selective_recomputation_runs_the_attention_core_again() -> None:
+    machine, plain = Analytic(1e9, 1e9, 1e9, 2), spec_of()
+    spec = RunSpec.model_validate({**plain.model_dump(), "parallel": {"recompute": "selective"}})
+    core = plain.micro_batch_size * outline_of(spec.model).core_flops() / machine.flops
+    longer = [a - b for a, b in zip(*(machine.layers(one) for one in (spec, plain)), strict=True)]
+    assert longer == pytest.approx([0, core, 0, core, 0, 0])
+
+
+def test_a_model_that_fits_only_with_recomputation_has_a_plan() -> None:
+    plain = spec_of()
+    spec = RunSpec.model_validate({**plain.model_dump(), "parallel": {"recompute": "full", "recompute_layers": [0, 1]}})
+    machine = Analytic(1e9, 1e9, 1e9, 2)
+    roomy = Search(LayerCosts(spec, machine, 4), Mesh(1, 1), 4).best()
+    assert roomy is not None
+    tight = Mesh(1, 1, roomy.stages[0].memory)
+    assert Search(LayerCosts(plain, machine, 4), tight, 4).best() is None
+    found = next(one.spec for one in with_alternatives(Search(LayerCosts(spec, machine, 4), tight, 4)) if one.spec)
+    assert found.parallel.recompute_layers == (0, 1)
 
 
 @pytest.mark.parametrize(("cut", "named"), [("columns", "by columns"), ("sequence", "with sequence parallelism")])

@@ -18,14 +18,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
+from itertools import pairwise
 from typing import Literal, Protocol
 
 from pydantic import ValidationError
 
-from parallel_core.outline import UnitCost, outline_of
+from parallel_core.outline import UnitCost, block_of
+from parallel_core.outline.recompute import rebuilt, recompute_fields
 from parallel_core.outline.splits import Cut, cut_fields
+from parallel_core.plan.partition import flop_weights
+from parallel_core.plan.strategy import recomputed_flops
 from parallel_core.plan.traffic import unit_volumes
 from parallel_core.plan.units import boundary_elements, unit_costs
 from parallel_core.profile.table import CostTable
@@ -56,11 +60,17 @@ class Way:
     activations: float
     weights: float = 0.0
     """Bytes a device of the parameters alone."""
+    entering: float = 0.0
+    """Bytes a device of its input in one micro-batch."""
 
     @property
     def spread(self) -> bool:
         """Whether its samples, or rows, are divided over all devices of the mesh."""
         return self.strategy in ("data", "sequence")
+
+    def first(self) -> Way:
+        """The same way in the first layer of a stage, which keeps its input even where it is recomputed."""
+        return self if self.activations >= self.entering else replace(self, activations=self.entering)
 
 
 class Machine(Protocol):
@@ -115,14 +125,15 @@ class Analytic:
 
     def layers(self, spec: RunSpec) -> Sequence[float]:
         samples, tp = spec.micro_batch_size, spec.parallel.tp
-        each = [3 * flops * samples / tp / self.flops for flops in outline_of(spec.model).flops()]
+        once = zip(flop_weights(spec.model), recomputed_flops(spec), strict=True)
+        each = [(3 * flops + again) * samples / tp / self.flops for flops, again in once]
         if tp == 1:
             return each
         position = samples * spec.model.seq * spec.element_bytes
         talks = [
-            sum(self.all_reduce(tp, position * width) for widths in talk.sums for width in widths)
-            + sum(self.gather(tp, position * width) for widths in talk.moved for width in widths)
-            for talk in unit_volumes(spec)
+            sum(self.all_reduce(tp, position * width) for width in _widths(talk.sums, again))
+            + sum(self.gather(tp, position * width) for width in _widths(talk.moved, again))
+            for talk, again in zip(unit_volumes(spec), rebuilt(spec.parallel, spec.model.units()), strict=True)
         ]
         return [compute + talk for compute, talk in zip(each, talks, strict=True)]
 
@@ -135,6 +146,12 @@ class Analytic:
 
     def send(self, size: float) -> float:
         return self.alpha + size / self.network
+
+
+def _widths(ways: tuple[list[int], list[int]], again: bool) -> list[int]:
+    """Elements per position of a layer's collectives in forward and backward; `again`: its forward runs twice."""
+    forward, backward = ways
+    return [*forward * (1 + again), *backward]
 
 
 class LayerCosts:
@@ -150,7 +167,7 @@ class LayerCosts:
     def _alone(self, samples: int, tp: int, cut: Cut = "pairs") -> RunSpec:
         """One mesh's share of a micro-batch as a run of its own. Raises ValidationError."""
         train = self.spec.train.model_dump() | {"global_batch": samples}
-        parallel = {"tp": tp, "recompute": self.spec.parallel.recompute, **cut_fields(cut)}
+        parallel = {"tp": tp, **recompute_fields(self.spec.parallel), **cut_fields(cut)}
         return RunSpec.model_validate({"model": self.spec.model.model_dump(), "parallel": parallel, "train": train})
 
     def _ways(self, dp: int, tp: int) -> list[list[Way]] | None:
@@ -175,20 +192,33 @@ class LayerCosts:
     ) -> None:
         spec = self._alone(samples, tp, cut)
         last = len(self.units) - 1
-        costs = zip(self.machine.layers(spec), unit_costs(spec), strict=True)
-        for unit, (seconds, cost) in enumerate(costs):
+        costs = unit_costs(spec)
+        for unit, (seconds, cost, kept) in enumerate(
+            zip(self.machine.layers(spec), costs, self._kept(costs), strict=True)
+        ):
             named: Strategy = "vocab" if strategy == "column-row" and unit in (0, last) else strategy
-            found[unit].append(self._way(named, seconds, cost, replicas))
+            found[unit].append(self._way(named, seconds, cost, kept, replicas))
 
-    def _way(self, strategy: Strategy, seconds: float, cost: UnitCost, replicas: int) -> Way:
+    def _kept(self, costs: Sequence[UnitCost]) -> list[int]:
+        """Elements that each layer keeps of a micro-batch: of a rebuilt block only the input of its first layer."""
+        owners = [block_of(unit) for unit in self.units]
+        firsts = [owner != before for before, owner in pairwise([None, *owners])]
+        again = rebuilt(self.spec.parallel, self.units)
+        return [
+            cost.boundary * first if twice else cost.boundary + cost.inner
+            for cost, first, twice in zip(costs, firsts, again, strict=True)
+        ]
+
+    def _way(self, strategy: Strategy, seconds: float, cost: UnitCost, kept: int, replicas: int) -> Way:
         states = _MOMENTS + (self._size != self._main)
         return Way(
             strategy,
             seconds,
             self.machine.all_reduce(replicas, self._main * cost.flat),
             cost.flat * (self._size + self._main * (1 + states)),
-            self._size * (cost.boundary + cost.inner),
+            self._size * kept,
             self._size * cost.flat,
+            self._size * cost.boundary,
         )
 
     def boundary(self, unit: int) -> float:

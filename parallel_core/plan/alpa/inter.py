@@ -106,6 +106,7 @@ class Search:
         able = [[way for way in row if cut is None or uniform(way, tp, cut)] for row in ways[first:stop]]
         if not all(able):
             return None
+        able[0] = [way.first() for way in able[0]]
         turns = [self.costs.reshard(unit, dp, tp) for unit in range(first + 1, stop)]
         entry = (self.costs.message(first, dp), self.costs.message(first, dp * tp))
         chain = Chain(able, turns, self.micro_batches, entry)

@@ -46,7 +46,8 @@ class Chain:
 
 
 def memory(chosen: Sequence[Way], in_flight: int) -> float:
-    """Bytes a device with the activations of `in_flight` micro-batches (equation 5)."""
+    """Bytes a device with the activations of `in_flight` micro-batches (equation 5), without the temporaries of a
+    backward, such as a block that it recomputes."""
     return sum(way.state + in_flight * way.activations for way in chosen)
 
 

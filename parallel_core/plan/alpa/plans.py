@@ -10,6 +10,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from parallel_core.outline.recompute import recompute_fields
 from parallel_core.outline.splits import IN_WORDS, Cut, cut_fields
 from parallel_core.plan.alpa.costs import CUTS, LayerCosts, uniform
 from parallel_core.plan.alpa.inter import Plan, Search, Stage
@@ -79,7 +80,7 @@ def _run(search: Search, plan: Plan) -> tuple[RunSpec | None, str]:
     spec, cut = search.costs.spec, _cut(plan)
     if cut is None:
         return None, MIXED
-    parallel = _split(plan, search.costs.samples) | cut_fields(cut) | {"recompute": spec.parallel.recompute}
+    parallel = _split(plan, search.costs.samples) | cut_fields(cut) | recompute_fields(spec.parallel)
     train = spec.train.model_dump() | {"global_batch": search.costs.samples * plan.micro_batches}
     try:
         return RunSpec.model_validate(spec.model_dump() | {"parallel": parallel, "train": train}), ""
