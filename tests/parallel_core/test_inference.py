@@ -39,10 +39,22 @@ def test_one_sequence_decodes_as_fast_as_weights_are_read() -> None:
 def test_prefill_is_bound_by_flops() -> None:
     made, cluster = serve(LLAMA, a100(8), Ask(2048, 1)), a100(8)
     (i,) = np.flatnonzero((made.tp == 8) & (made.pp == 1) & (made.batch == 8))
-    tokens = 8 * 2048
-    matrices = LLAMA.layers * LLAMA.layer_matrices + LLAMA.embedding
-    assert made.prefill[i] > 2 * matrices * tokens / 8 / cluster.device.half
+    flops = 2 * 8 * (2048 * LLAMA.layers * LLAMA.layer_matrices + LLAMA.embedding)
+    assert made.prefill[i] > flops / 8 / cluster.device.half
     assert made.latency[i] == made.prefill[i]
+
+
+def test_only_the_last_token_of_a_prompt_passes_the_output_layer() -> None:
+    """With a vocabulary twice as large a prompt of many tokens takes as long for all but one of them."""
+    cluster, wide = a100(1), replace(LLAMA, vocab=2 * LLAMA.vocab)
+    once, twice = (serve(model, cluster, Ask(4096, 1)).prefill[0] for model in (LLAMA, wide))
+    assert twice - once == pytest.approx(2 * LLAMA.embedding / cluster.device.half)
+
+
+def test_any_number_of_stages_serves_larger_batches() -> None:
+    made = serve(replace(LLAMA, layers=81), a100(8), Ask(512, 256))
+    assert {1, 3, 6, 12, 1536} <= set(made.batch[made.pp == 3]) <= {1, *range(3, 1 << 14, 3)}
+    assert made.batch.max() <= 1 << 14
 
 
 def test_the_front_trades_a_quick_token_for_many() -> None:

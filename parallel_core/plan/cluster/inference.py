@@ -104,7 +104,8 @@ class Served:
 
 
 def serve(model: Transformer, cluster: Cluster, ask: Ask) -> Served:
-    """All ways with tp and pp that divide the model, with batches that are powers of two. Raises Unphysical."""
+    """All ways with tp and pp that divide the model, with batches of one sequence, or of 1, 2, 4, ... for each stage.
+    Raises Unphysical."""
     require({**model.problems(), **cluster.problems(), **ask.problems()})
     shapes = [
         (t, p)
@@ -113,8 +114,7 @@ def serve(model: Transformer, cluster: Cluster, ask: Ask) -> Served:
         for p in divisors(model.layers)
         if t * p <= cluster.devices
     ]
-    batches = [1 << i for i in range(MOST_BATCH.bit_length())]
-    grid = np.array([(t, p, b) for t, p in shapes for b in batches if b % p == 0 or b == 1], float)
+    grid = np.array([(t, p, b) for t, p in shapes for b in _batches(p)], float)
     t, p, b = grid.T
     parts = np.minimum(b, 4 * p)  # prompts pass the stages one after another, like micro-batches
     whole = _pass(model, cluster, (t, p), b * ask.prompt, b, ask.prompt / 2)
@@ -124,6 +124,11 @@ def serve(model: Transformer, cluster: Cluster, ask: Ask) -> Served:
     weights = ELEMENT * model.parameters / (t * p)
     cache = b * cache_bytes(model, ask.prompt + ask.output) / p / np.minimum(t, model.kv_heads)
     return Served(cluster, ask, t, p, cluster.devices // (t * p), b, prefill, token, weights, cache)
+
+
+def _batches(stages: int) -> list[int]:
+    """Sequences at once: one, or equal parts for all stages."""
+    return sorted({1, *(stages << i for i in range((MOST_BATCH // stages).bit_length()))})
 
 
 def _pass(
@@ -136,11 +141,13 @@ def _pass(
     reads: bool = False,
 ) -> Floats:
     """Seconds of `tokens` tokens through all stages, one stage after the other, each token attending to `context`
-    others; `reads`: the keys and values of `sequences` sequences are read from the cache."""
+    others; `reads`: the keys and values of `sequences` sequences are read from the cache. The output layer computes the
+    last token of each sequence."""
     t, p = shape
     device = cluster.device
-    matrices = model.layers * model.layer_matrices + model.embedding
-    weights = np.maximum(2 * matrices * tokens / device.half, ELEMENT * matrices / device.bandwidth) / t
+    layers, head = model.layers * model.layer_matrices, model.embedding
+    products = 2 * (layers * tokens + head * sequences) / device.half
+    weights = np.maximum(products, ELEMENT * (layers + head) / device.bandwidth) / t
     flops = 4 * model.layers * model.hidden * context * tokens / t / device.half
     kept = cache_bytes(model) * context * sequences / np.minimum(t, model.kv_heads) if reads else 0.0 * t
     attention = np.maximum(flops, kept / device.bandwidth)
