@@ -243,7 +243,10 @@ def _schedule(options: argparse.Namespace) -> int:
     made = schedule.build(spec, 1 if spec.parallel.flushes else STREAMED)
     check(made)
     if options.csv or options.json:
-        print((table.to_csv if options.csv else table.to_json)(made).rstrip())
+        try:
+            print((table.to_csv if options.csv else table.to_json)(made).rstrip())
+        except table.TableError as error:
+            raise Wrong(f"--csv: {error}") from error
     else:
         print(f"{picture(made)}\n{caption(made)}\n\n{text.grid(made)}")
     return 0

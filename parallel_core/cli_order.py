@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from parallel_core.analysis.quantities import bytes_text, percent_text, seconds_text
+from parallel_core.cli_models import Wrong, require_few
 from parallel_core.cli_numbers import above, target, whole
 
 if TYPE_CHECKING:
@@ -36,9 +37,8 @@ def add(commands: Commands) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Returns the exit code: 0 found, 2 the request is invalid."""
+    """Returns the exit code: 0 found, 2 the request is invalid. Raises Wrong."""
     from parallel_core.cli import read_spec
-    from parallel_core.cli_models import require_few
     from parallel_core.plan.orders.problem import OrderError
     from parallel_core.profile.table import CostTableError
     from parallel_core.simulate.predict import CannotPredict
@@ -47,6 +47,8 @@ def run(options: argparse.Namespace) -> int:
     if spec.parallel.pp < 2:
         print("parallel.pp=1: there is nothing to order; use 2 or more.", file=sys.stderr)
         return 2
+    if spec.parallel.replicas is not None:
+        raise Wrong("parallel.replicas: orders are searched for equal replicas of all stages; use parallel.dp instead.")
     require_few(spec, MOST_SEARCHED, "search")
     try:
         best = _in_units(spec, options) if options.table is None else _measured(spec, options)
@@ -62,7 +64,6 @@ def run(options: argparse.Namespace) -> int:
 
 def _in_units(spec: RunSpec, options: argparse.Namespace) -> RunSpec:
     """Finds the order for F = B = W."""
-    from parallel_core.plan.orders.measured import with_schedule
     from parallel_core.plan.orders.problem import Problem
     from parallel_core.plan.orders.search import find, known_lengths
     from parallel_core.schedule.table import to_csv
@@ -72,20 +73,38 @@ def _in_units(spec: RunSpec, options: argparse.Namespace) -> RunSpec:
     keep = split.pp if options.keep is None else options.keep
     problem = Problem.uniform(split.pp, split.micro_batches, (1000, 1000, 1000), limit=keep)
     made = find(problem, options.effort)
+    chosen = _allowed(spec, CUSTOM, to_csv(made.schedule))
     if not options.csv:
         lengths = {name: length for name, length in known_lengths(problem).items() if length is not None}
         for name, length in {**lengths, "found": made.length}.items():
             print(f"{length / 1000:8.1f} units  {name}")
         print(_proof(made))
-    return with_schedule(spec, CUSTOM, to_csv(made.schedule))
+    return chosen
+
+
+def _allowed(spec: RunSpec, name: str, program: str | None = None) -> RunSpec:
+    """The run under another schedule. Raises Wrong where it cannot have it."""
+    from pydantic import ValidationError
+
+    from parallel_core.plan.orders.measured import with_schedule
+    from parallel_core.spec import field_errors
+
+    try:
+        return with_schedule(spec, name, program)
+    except ValidationError as error:
+        raise Wrong(f"No order found for this run could run: {' '.join(field_errors(error).values())}") from error
 
 
 def _measured(spec: RunSpec, options: argparse.Namespace) -> RunSpec:
-    from parallel_core.plan.orders.measured import ordered
+    from parallel_core.plan.orders.measured import SHAPES, ordered
     from parallel_core.profile.table import CostTable
 
     rows = ordered(spec, CostTable.read(options.table), options.keep, options.effort)
-    found = next(row for row in rows if row.found is not None)
+    found = next((row for row in rows if row.found is not None), None)
+    if found is None:
+        for like in SHAPES.values():
+            _allowed(spec, like)
+        raise Wrong("No order found for this run may replace its schedule.")
     if not options.csv:
         print("\n".join(map(_line, rows)))
     return found.spec

@@ -12,7 +12,7 @@ from dashboard.charts import schedule
 from dashboard.schedules import searched, words
 from dashboard.schedules.forms import ScheduleForm
 from dashboard.schedules.lessons import lessons
-from parallel_core.schedule.table import to_csv, to_json
+from parallel_core.schedule.table import TableError, to_csv, to_json
 
 LEGEND = (
     ("forward", "forward"),
@@ -69,5 +69,8 @@ def order(request: HttpRequest, side: str, kind: str) -> HttpResponse:
     if side not in shown or kind not in ("csv", "json"):
         raise Http404
     made = shown[side].schedule
-    text, content = (to_csv(made), "text/csv") if kind == "csv" else (to_json(made), "application/json")
+    try:
+        text, content = (to_csv(made), "text/csv") if kind == "csv" else (to_json(made), "application/json")
+    except TableError as error:
+        raise Http404(str(error)) from error
     return HttpResponse(text, content, headers={"Content-Disposition": f'attachment; filename="{made.name}.{kind}"'})

@@ -29,7 +29,12 @@ class TableError(ValueError):
 
 
 def to_csv(schedule: Schedule) -> str:
-    """The compute operations of the first replica, one row a rank, in torch's `compute_only` format."""
+    """The compute operations of the first replica, one row a rank, in torch's `compute_only` format.
+
+    Raises TableError where stages have different numbers of replicas: their first replicas share no micro-batches.
+    """
+    if len({len(ranks) for ranks in schedule.placement}) > 1:
+        raise TableError("stages with their own numbers of replicas have no such table; use JSON.")
     first = sorted({ranks[0] for ranks in schedule.placement})
     rows = ([_spell(op, schedule.replicas) for op in schedule.programs[q] if op.kind in COMPUTE] for q in first)
     return "".join(",".join(row) + "\n" for row in rows)

@@ -181,6 +181,13 @@ def test_an_order_is_found_and_taken_away(client: Client, bob: Any) -> None:
     assert client.get("/schedules/order-b.csv?b=").status_code == 404
 
 
+def test_stages_with_their_own_replicas_have_no_csv(client: Client, bob: Any) -> None:
+    client.force_login(bob)
+    query = urlencode({"a": "1f1b", "b": "", "m": 4, "stages": "a, 1, 2, 2\nb, 1, 2, 1"})
+    assert client.get(f"/schedules/order-a.csv?{query}").status_code == 404
+    assert client.get(f"/schedules/order-a.json?{query}").status_code == 200
+
+
 def test_a_found_order_fills_in_a_run(client: Client, alice: Any) -> None:
     address = searched.address(form(a="found", p=2, m=3, weight=0.5).lessons[0].schedule)
     spec = RunSpec.model_validate_json(parse_qs(urlsplit(address).query)["spec"][0])

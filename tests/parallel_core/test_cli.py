@@ -216,6 +216,32 @@ def test_what_would_take_minutes_is_refused_with_what_would_not(
     assert said in capsys.readouterr().err
 
 
+OWN = {"parallel": {"pp": 2, "replicas": [2, 1], "micro_batches": 4}}
+TIED = {
+    "model": {"layers": 4, "tied": True},
+    "parallel": {"pp": 2, "micro_batches": 4, "schedule": "zb-v"},
+    "train": {"clip": "stage"},
+}
+
+
+@pytest.mark.parametrize(
+    ("given", "command", "said"),
+    [
+        (OWN, ["schedule", "--csv"], "--csv: stages with their own numbers of replicas have no such table; use JSON."),
+        (OWN, ["order"], "parallel.replicas: orders are searched for equal replicas of all stages"),
+        (TIED, ["order", "--effort", "1000"], "No order found for this run could run: clip=stage multiplies"),
+    ],
+)
+def test_a_valid_run_that_a_command_cannot_take_is_refused_in_a_sentence(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], given: dict[str, Any], command: list[str], said: str
+) -> None:
+    path = tmp_path / "spec.json"
+    path.write_text(json.dumps(given))
+    assert main([command[0], str(path), *command[1:]]) == 2
+    told = capsys.readouterr()
+    assert told.err.startswith(said) and not told.out
+
+
 def test_a_file_of_brackets_alone_is_no_spec(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "spec.json"
     path.write_text("[" * 100_000)

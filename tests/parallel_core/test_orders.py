@@ -190,6 +190,20 @@ def test_the_command_writes_a_spec_and_an_order(tmp_path: Path, capsys: pytest.C
     assert "must keep at least 1" in capsys.readouterr().err
 
 
+def test_a_run_whose_rules_allow_no_found_order_is_told_the_rule(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two stages of tied weights on two ranks cannot clip their gradients on their own; zb-v puts both on one."""
+    split = {"pp": 2, "micro_batches": 4, "schedule": "zb-v"}
+    given = {"model": {**MODEL, "tied": True}, "parallel": split, "train": {"global_batch": 8, "clip": "stage"}}
+    spec, costs = tmp_path / "spec.json", tmp_path / "costs"
+    spec.write_text(json.dumps(given))
+    costs.write_text(table(ModelSpec.model_validate(given["model"])).model_dump_json())
+    monkeypatch.setattr("parallel_core.plan.orders.measured._found", lambda *_: iter(()))
+    assert main(["order", str(spec), "--table", str(costs)]) == 2
+    assert capsys.readouterr().err.startswith("No order found for this run could run: clip=stage multiplies")
+
+
 def _losses(trainer: Trainer) -> list[float]:
     return [trainer.step(step)[0] for step in range(4)]
 

@@ -44,6 +44,12 @@ def test_csv_of_a_run_is_the_compute_of_one_replica(spec: RunSpec) -> None:
     assert from_csv(to_csv(schedule.build(spec)), plain.name) == plain
 
 
+def test_stages_with_their_own_replicas_have_no_csv() -> None:
+    split = {"pp": 2, "replicas": [2, 1], "micro_batches": 4}
+    with pytest.raises(TableError, match="their own numbers of replicas have no such table; use JSON"):
+        to_csv(schedule.build(RunSpec.model_validate({"parallel": split})))
+
+
 @given(run_specs(drawn=True))
 def test_json_keeps_everything(spec: RunSpec) -> None:
     made = schedule.build(spec)

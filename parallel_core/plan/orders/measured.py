@@ -89,11 +89,10 @@ def _handmade(spec: RunSpec, table: CostTable, where: Where) -> Iterator[Ordered
 def _found(spec: RunSpec, table: CostTable, keep: float, effort: int, where: Where) -> Iterator[Ordered]:
     for shape, like in SHAPES.items():
         try:
-            alike = with_schedule(spec, like)
-        except ValidationError:  # too few layers for as many stages
+            made = find(problem_of(with_schedule(spec, like), table, keep, where), effort // len(SHAPES))
+            chosen = with_schedule(spec, CUSTOM, to_csv(made.schedule))
+        except ValidationError:  # too few layers for as many stages, or another rule against custom
             continue
-        made = find(problem_of(alike, table, keep, where), effort // len(SHAPES))
-        chosen = with_schedule(spec, CUSTOM, to_csv(made.schedule))
         yield _row("found order" if shape == "line" else "found order as a V", chosen, table, where, made)
 
 
