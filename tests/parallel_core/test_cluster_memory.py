@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
-from parallel_core.plan.cluster import accuracy, memory
-from parallel_core.plan.cluster.hardware import GIB
+from parallel_core.plan.cluster import accuracy, memory, why
+from parallel_core.plan.cluster.hardware import GIB, clusters
 from parallel_core.plan.cluster.job import Job, Software
 from parallel_core.plan.cluster.model import Transformer, presets
 from parallel_core.plan.cluster.plans import STATES, Plan, Plans, changed
@@ -98,6 +100,14 @@ def test_micro_batches_in_flight_by_schedule(schedule: str, chunks: int, flight:
     layers = 12 * memory.activations.of_layer(GPT3, Plans.of([base])).kept[0]
     assert memory.activations.in_flight(GPT3, Plans.of([plan]), 0)[0] == pytest.approx(flight)
     assert memory.of(GPT3, Plans.of([plan])).activations[0] >= flight * layers
+
+
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "zb-v"])
+def test_the_activations_of_one_micro_batch_remain_with_any_number_of_replicas(schedule: str) -> None:
+    """The state fits eight stages; the layers of a stage for a micro-batch of 64 long sequences do not."""
+    job = Job(replace(presets()["gpt-1.3b"], seq=8192, vocab=1024), 1024)
+    judged = why.judge(job, clusters()["selene"], Plan(pp=8, schedule=schedule, micro_batch=64), mend=False)
+    assert judged.hopeless and judged.sentences[0].endswith("; more replicas do not help.")
 
 
 def test_stashed_weight_versions_are_kept_beside_the_newest() -> None:

@@ -78,7 +78,7 @@ def in_flight(job: Job, plans: Plans, stage: int) -> Floats:
     ZB-H1: p, and ZB-H2: 2p - 1 (Qi et al. 2024, Table 2); ZB-V: p on every rank. Without a flush as 1F1B.
     """
     p, v = plans.pp, plans.chunks
-    m = job.batch / (plans.dp * plans.micro_batch)
+    m = np.maximum(job.batch / (plans.dp * plans.micro_batch), 1.0)  # however many replicas: each has one at least
     last = stage == -1
     line = np.ones_like(p) if last else p
     # A rank's chunks in flight: those of the warm-up and one more, each a v-th of the rank's layers.
