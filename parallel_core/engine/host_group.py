@@ -26,7 +26,7 @@ from parallel_core.engine.host_peers import NOBODY, Peers
 
 HALF = 1 << 22
 """Largest piece in bytes: half a slot."""
-_HEAD, _LINE = 4096, 64
+_LINE, _PAGE = 64, 4096
 _POSTED, _READ = 0, 1
 
 _made: collections.Counter[tuple[int, ...]] = collections.Counter()
@@ -72,7 +72,7 @@ class HostGroup:
     def __init__(self, memory: mmap.mmap, rank: int, size: int, peers: Peers = NOBODY) -> None:
         self.rank, self.size, self._peers = rank, size, peers
         self._counters = [[Counter(memory, _LINE * (2 * r + k)) for k in (0, 1)] for r in range(size)]
-        whole = torch.frombuffer(memory, dtype=torch.uint8, offset=_HEAD)
+        whole = torch.frombuffer(memory, dtype=torch.uint8, offset=_head(size))
         self._slots = whole.view(2, size, HALF)
         self._pieces: dict[tuple[int, torch.dtype, tuple[int, ...]], _Piece] = {}
         """Cached views: right after a layer's computation, making them takes longer than a small message."""
@@ -178,8 +178,18 @@ class Shared(NamedTuple):
 def open_group(ranks: Sequence[int], rank: int, store: dist.Store) -> HostGroup | None:
     """Returns the group of the global `ranks`, all of which must call it; None on all of them where not all can share
     memory."""
-    shared = share(meeting(ranks), ranks, rank, store, _HEAD + 2 * len(ranks) * HALF)
+    shared = share(meeting(ranks), ranks, rank, store, length_of(len(ranks)))
     return HostGroup(shared.memory, list(ranks).index(rank), len(ranks), shared.peers) if shared else None
+
+
+def length_of(size: int) -> int:
+    """Bytes of memory that a group of `size` ranks shares: their counters, then their slots."""
+    return _head(size) + 2 * size * HALF
+
+
+def _head(size: int) -> int:
+    """Bytes of the counters, two per rank, in whole pages."""
+    return -(-2 * size * _LINE // _PAGE) * _PAGE
 
 
 def meeting(ranks: Sequence[int]) -> str:

@@ -7,14 +7,14 @@ import os
 import platform
 import tempfile
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
 import torch
 
 from parallel_core.engine import host_memory
-from parallel_core.engine.host_group import HALF, HostGroup
+from parallel_core.engine.host_group import HostGroup, length_of
 from parallel_core.engine.host_links import SLOTS, Channel, Form
 from parallel_core.engine.host_memory import Counter
 from parallel_core.engine.host_peers import Peers
@@ -51,7 +51,7 @@ def test_messages_go_on_where_their_numbers_go_round() -> None:
 
 
 def test_collectives_go_on_where_their_turns_go_round() -> None:
-    memory = mmap.mmap(-1, 4096 + 4 * HALF)
+    memory = mmap.mmap(-1, length_of(2))
     groups = [HostGroup(memory, rank, 2) for rank in range(2)]
     mine = [torch.full((3,), float(rank + 1)) for rank in range(2)]
     for group in groups:
@@ -63,19 +63,38 @@ def test_collectives_go_on_where_their_turns_go_round() -> None:
         for _ in range(10):
             group.all_reduce(mine[group.rank]).wait()
 
-    threads = [threading.Thread(target=sum_up, args=(group,)) for group in groups]
+    at_once(sum_up, groups)
+    assert [tensor.tolist() for tensor in mine] == [[3.0 * 2**9] * 3] * 2
+
+
+def at_once(act: Callable[[HostGroup], None], groups: Sequence[HostGroup]) -> None:
+    """Calls `act` with each of the groups, in threads."""
+    threads = [threading.Thread(target=act, args=(group,), daemon=True) for group in groups]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join(30)
-    assert [tensor.tolist() for tensor in mine] == [[3.0 * 2**9] * 3] * 2
+
+
+@pytest.mark.parametrize("size", [33, 40])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_sums_of_more_ranks_than_a_page_has_counters(size: int, dtype: torch.dtype) -> None:
+    memory = mmap.mmap(-1, length_of(size))
+    mine = [torch.ones(1000, dtype=dtype) for _ in range(size)]
+
+    def sum_up(group: HostGroup) -> None:
+        for tensor in (mine[group.rank], mine[group.rank]):
+            group.all_reduce(tensor).wait()
+
+    at_once(sum_up, [HostGroup(memory, rank, size) for rank in range(size)])
+    assert all(torch.equal(tensor, torch.full_like(tensor, size**2)) for tensor in mine)
 
 
 def test_a_collective_that_failed_fails_whenever_it_is_waited_for() -> None:
     pid = os.fork()
     if pid == 0:
         os._exit(0)
-    group = HostGroup(mmap.mmap(-1, 4096 + 4 * HALF), 0, 2, Peers({1: pid}))
+    group = HostGroup(mmap.mmap(-1, length_of(2)), 0, 2, Peers({1: pid}))
     first, second = (group.all_reduce(torch.ones(2)) for _ in range(2))
     for work in (second, first, second):
         with pytest.raises(ConnectionResetError):
