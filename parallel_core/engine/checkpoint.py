@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import threading
 import time
+from bisect import bisect_left, bisect_right
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
@@ -70,14 +71,17 @@ class State:
 
     def shares(self, buffers: Buffers, writing: bool = False) -> dict[str, Share]:
         """Returns `<kind>/<parameter>` -> share. With `writing`, only the shares that this rank has to write."""
-        return {
-            f"{kind}/{slot.name}": share
-            for kind, pieces in buffers.items()
-            for first, memory in pieces
-            for slot in self._slots
-            if not writing or self._writes(slot.name, self._whole(pieces))
-            if (share := self._share(slot, first, memory)) is not None
-        }
+        found = {}
+        for kind, pieces in buffers.items():
+            whole = self._whole(pieces)
+            slots = [slot for slot in self._slots if not writing or self._writes(slot.name, whole)]
+            starts = [slot.start for slot in slots]  # ascending: a piece is compared with the slots next to it alone
+            for first, memory in pieces:
+                near = slice(max(bisect_right(starts, first) - 1, 0), bisect_left(starts, first + len(memory)))
+                for slot in slots[near]:
+                    if (share := self._share(slot, first, memory)) is not None:
+                        found[f"{kind}/{slot.name}"] = share
+        return found
 
     def statistics(self, tensors: Mapping[str, Tensor]) -> dict[str, Share]:
         """Returns `stat/<name>` -> share for state other than parameters (running statistics); each tensor is whole."""

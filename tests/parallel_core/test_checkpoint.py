@@ -226,6 +226,19 @@ def test_a_save_that_fails_says_why(tmp_path: Path) -> None:
         saver.wait()
 
 
+def test_a_piece_is_compared_with_the_parameters_next_to_it_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Under ZeRO there are as many pieces as parameters or buckets, so all pairs would be too many."""
+    trainer, compared = alone(spec_of({"layers": 8})), []
+    share, writes = checkpoint.State._share, checkpoint.State._writes
+    monkeypatch.setattr(checkpoint.State, "_share", lambda *given: compared.append(1) or share(*given))
+    monkeypatch.setattr(checkpoint.State, "_writes", lambda *given: compared.append(1) or writes(*given))
+    flat = trainer.flat
+    pieces = tuple((slot.start, flat.values[slot.start : slot.stop]) for slot in flat)
+    found = checkpoint.State(trainer).shares({"value": pieces}, writing=True)
+    assert set(found) == {f"value/{slot.name}" for slot in flat}
+    assert len(compared) <= 4 * len(flat.slots)
+
+
 @pytest.mark.parametrize("delay", [0.0, 0.004, 0.012, 0.03, 0.07])
 def test_kill_9_during_a_save_leaves_whole_checkpoints_alone(tmp_path: Path, delay: float) -> None:
     """Kills a process that does nothing but save; every checkpoint found then must load completely."""
