@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor
+from torch.distributed import ReduceOp
 
 from parallel_core.checkpoint import folder as folders
 from parallel_core.checkpoint import manifest as manifests
@@ -145,7 +146,8 @@ class Saver:
         return self._every > 0 and (done % self._every == 0 or done == self._trainer.spec.train.steps)
 
     def save(self, done: int) -> None:
-        """Copies the state after `done` steps and starts writing it in a thread; waits for an earlier save first."""
+        """Copies the state after `done` steps and starts writing it in a thread; waits for an earlier save first. A
+        collective."""
         self.wait()
         if done == self._last:
             return
@@ -163,29 +165,33 @@ class Saver:
         self._thread.start()
 
     def wait(self) -> None:
-        """Waits until no save is in progress. Raises CheckpointError where the save failed."""
-        while self._thread is not None:
-            self._thread.join(REPORT_INTERVAL_S)
-            if not self._thread.is_alive():
-                self._thread = None
-            elif self._moved:
-                self._moved = False
-                self._trainer.progress.at(self._last, "saving")
-        if self._error is not None:
-            raise self._error
-
-    def wait_published(self) -> None:
-        """Waits until every rank's part is published, so that the checkpoint can be resumed from, whatever becomes of
-        any rank.
+        """Waits until no rank's save is in progress, so that the checkpoint can be resumed from, whatever becomes of
+        any rank. A collective: every rank calls it.
 
         Raises CheckpointError where this rank could not save, and the error of a failed collective where another rank
         could not.
         """
-        self.wait()
-        if self._world is not None:
-            token = torch.zeros(1, device=self._trainer.device.torch)
-            all_reduce(token, self._world).wait()
-            token.item()  # on a GPU, `wait` only queues the collective
+        saving = True
+        while saving:
+            if self._thread is not None:
+                self._thread.join(REPORT_INTERVAL_S)
+                self._thread = self._thread if self._thread.is_alive() else None
+            if self._error is not None:
+                raise self._error
+            moved, self._moved = self._moved, False
+            saving, moved = self._on_any_rank(self._thread is not None, moved)
+            if moved:
+                self._trainer.progress.at(self._last, "saving")
+
+    def _on_any_rank(self, saving: bool, moved: bool) -> tuple[bool, bool]:
+        """Returns which of both holds on any rank. Ranks that have saved ask again and again, rather than wait in one
+        collective, which has a time limit, until the slowest disk is done."""
+        if self._world is None:
+            return saving, moved
+        either = torch.tensor([saving, moved], dtype=torch.int32, device=self._trainer.device.torch)
+        all_reduce(either, self._world, ReduceOp.MAX).wait()
+        first, second = either.tolist()  # on a GPU, `wait` only queues the collective
+        return bool(first), bool(second)
 
     def _write(
         self, done: int, copy: Buffers, stats: Mapping[str, Tensor], scalars: Mapping[str, float], blocked: float

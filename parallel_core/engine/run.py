@@ -179,7 +179,7 @@ def _finish(trainer: Trainer, report: Reporter, metered: int, saver: checkpoint.
     The metered step may fail, most likely for lack of memory, which ends every rank; by then the checkpoint is saved.
     """
     if saver is not None:
-        saver.wait_published()
+        saver.wait()
     if metered == trainer.spec.train.steps:
         report.memory(metered, trainer.metered_step(metered)[1])
 
@@ -224,5 +224,5 @@ def _save(saver: checkpoint.Saver | None, report: Reporter, done: int, stop: boo
     if stop:
         saver.save(done)
         if done < steps:
-            saver.wait_published()
+            saver.wait()
             raise Stopped(done)

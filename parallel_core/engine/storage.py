@@ -7,10 +7,11 @@ numbers with their sha256, and the manifest is JSON. Every byte is verified when
 from __future__ import annotations
 
 import hashlib
+import os
 from collections import defaultdict
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import torch
 from torch import Tensor
@@ -54,11 +55,16 @@ def nobody() -> None:
     """The default progress callback: does nothing."""
 
 
+FLUSH_BYTES = 64 * 2**20
+"""Bytes after which a file that is being written is flushed to disk. Otherwise all would be, at the end and without
+any progress: minutes with a slow disk."""
+
+
 def write(shares: Mapping[str, Share], file: Path, tell: Callable[[], None] = nobody) -> dict[str, Any]:
     """Writes every box of `shares` to `file`, with fsync; returns this rank's part of the manifest (see
     folder.write_part).
 
-    `tell` is called once per box.
+    `tell` is called once per box, and whenever FLUSH_BYTES are on disk.
     """
     planner = _SavePlanner(**_PLAIN)
     planner.set_up_planner(dict(shares), is_coordinator=True)
@@ -70,7 +76,7 @@ def write(shares: Mapping[str, Share], file: Path, tell: Callable[[], None] = no
             memory = planner.resolve_data(item)
             assert isinstance(memory, Tensor) and item.tensor_data is not None
             data = memory.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data
-            out.write(data)
+            digest = _append(out, at, data, tell)
             empty = {"dtype": str(memory.dtype).removeprefix("torch."), "shape": list(item.tensor_data.size)}
             entry = tensors.setdefault(item.index.fqn, {**empty, "pieces": []})
             entry["pieces"].append(
@@ -79,7 +85,7 @@ def write(shares: Mapping[str, Share], file: Path, tell: Callable[[], None] = no
                     "start": at,
                     "offsets": list(item.index.offset or ()),
                     "sizes": list(memory.shape),
-                    "sha256": hashlib.sha256(data).hexdigest(),
+                    "sha256": digest,
                 }
             )
             at += len(data)
@@ -87,6 +93,22 @@ def write(shares: Mapping[str, Share], file: Path, tell: Callable[[], None] = no
     if not at:
         file.unlink()
     return {"tensors": tensors, "bytes": at}
+
+
+def _append(out: BinaryIO, at: int, data: memoryview, tell: Callable[[], None]) -> str:
+    """Writes `data` at the end, byte `at`, of a file, which it flushes to disk every FLUSH_BYTES; returns the SHA-256
+    of the data."""
+    digest = hashlib.sha256()
+    for first in range(0, len(data), FLUSH_BYTES):
+        part = data[first : first + FLUSH_BYTES]
+        digest.update(part)
+        out.write(part)
+        at += len(part)
+        if at // FLUSH_BYTES > (at - len(part)) // FLUSH_BYTES:
+            out.flush()
+            os.fsync(out.fileno())
+            tell()
+    return digest.hexdigest()
 
 
 def load(shares: Mapping[str, Share], folder: Path, manifest: Manifest, tell: Callable[[], None] = nobody) -> None:

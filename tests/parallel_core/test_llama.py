@@ -169,7 +169,7 @@ def test_what_a_16_bit_run_exports_says_that_it_has_16_bits(tmp_path: Path) -> N
     def use(trainer: Trainer) -> Any:
         saver = checkpoint.Saver(trainer, CheckpointConfig(tmp_path / "run"), FileSink(tmp_path, 0))
         saver.save(1)
-        saver.wait_published()
+        saver.wait()
 
     def work(*given: Any) -> Any:
         return ranks.with_trainer(*given, use)
