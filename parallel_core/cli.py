@@ -13,7 +13,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from parallel_core import cli_fit, cli_models, cli_order, cli_partition, cli_plan, cli_profile
+from parallel_core import cli_fit, cli_models, cli_order, cli_partition, cli_plan, cli_profile, cli_stop
 from parallel_core.analysis.meters import Work, step_shares
 from parallel_core.analysis.quantities import flops_text, percent_text
 from parallel_core.checkpoint import manifest as manifests
@@ -24,7 +24,7 @@ from parallel_core.found import case_of
 from parallel_core.found import sentences as findings
 from parallel_core.launch import ServerLost
 from parallel_core.layout import Layout
-from parallel_core.local import LocalYard, Outcome, points
+from parallel_core.local import Interrupted, LocalYard, Outcome, points
 from parallel_core.observe.cores import cores
 from parallel_core.observe.records import Frame
 from parallel_core.outline import outline_of
@@ -146,21 +146,31 @@ def _train(options: argparse.Namespace) -> int:
         raise Wrong(f"{folder} holds the records of a run already; give another --out")
     _require_devices(spec, options.devices)
     resume = _checkpoint(options.resume, spec) if options.resume else None
-    folder.mkdir(parents=True, exist_ok=True)
-    with LocalYard() as yard:
-        outcome = yard.run(
-            spec,
-            folder,
-            devices=options.devices,
-            corpora=options.corpora,
-            resume=resume,
-            on_frame=_shown(outline_of(spec.model).target),
-            no_progress_s=options.no_progress,
-        )
+    outcome = _run(spec, folder, resume, options)
     print(_ending(outcome, spec))
     if outcome.ok:
         print("\n".join(findings(case_of(spec, outcome))))
     return 0 if outcome.ok else 1
+
+
+def _run(spec: RunSpec, folder: Path, resume: Path | None, options: argparse.Namespace) -> Outcome:
+    """Trains in `folder`; after Ctrl-C says what was saved."""
+    save_s = cli_stop.save_s()
+    folder.mkdir(parents=True, exist_ok=True)
+    with LocalYard(save_s=save_s, on_stop=lambda: cli_stop.announce(save_s)) as yard:
+        try:
+            return yard.run(
+                spec,
+                folder,
+                devices=options.devices,
+                corpora=options.corpora,
+                resume=resume,
+                on_frame=_shown(outline_of(spec.model).target),
+                no_progress_s=options.no_progress,
+            )
+        except Interrupted as end:
+            print(cli_stop.left(end.outcome), file=sys.stderr)
+            raise
 
 
 def _require_devices(spec: RunSpec, devices: Sequence[int] | None) -> None:

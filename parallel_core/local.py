@@ -83,12 +83,28 @@ class Outcome:
         return {rank: np.frombuffer(frame.blob, SPAN) for rank, found in newest.items() for frame in found}
 
 
+class Interrupted(KeyboardInterrupt):
+    """A run was ended by Ctrl-C, with this outcome, and none of its processes is left."""
+
+    def __init__(self, outcome: Outcome) -> None:
+        super().__init__()
+        self.outcome = outcome
+
+
 class LocalYard:
     """A fork server that executes one run at a time."""
 
-    def __init__(self, command: Sequence[str] | None = None) -> None:
+    def __init__(
+        self,
+        command: Sequence[str] | None = None,
+        *,
+        save_s: float = launch.STOP_GRACE_S,
+        on_stop: Callable[[], None] = lambda: None,
+    ) -> None:
+        """`command` as in ForkServer. After Ctrl-C `on_stop` is called, and the ranks have `save_s` seconds to save."""
         self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
         self.server = ForkServer(self._events.put, command)
+        self._save_s, self._on_stop = save_s, on_stop
         self._attempt = 0
         self._ready = False
         self._corpora = tempfile.TemporaryDirectory(prefix="trainyard-corpora-")
@@ -123,8 +139,8 @@ class LocalYard:
 
         `on_frame` is called with the records of rank 0 as they arrive. `corpora`: folder of uploaded texts, named by
         their sha256; `resume`: a checkpoint to start from. New checkpoints go to `folder`/checkpoints. Ctrl-C
-        (KeyboardInterrupt) stops the ranks, which save first, and is raised again. A run in which no rank moves for
-        `no_progress_s` seconds is ended. `links`: its ranks measure messages.
+        (KeyboardInterrupt) stops the ranks, which save first, and a second one ends them at once; Interrupted is raised
+        then. A run in which no rank moves for `no_progress_s` seconds is ended. `links`: its ranks measure messages.
         """
         self._attempt += 1
         folder.mkdir(parents=True, exist_ok=True)
@@ -144,13 +160,20 @@ class LocalYard:
     def _follow(self, outcome: Outcome, read: Callable[[], object]) -> None:
         """Waits until the run is over, also after Ctrl-C; `read` is called repeatedly to process the ranks' records."""
         try:
-            while not self._step(outcome):
-                read()
-        except KeyboardInterrupt:
-            self.server.stop(self._attempt)
-            while not self._step(outcome):
-                pass
-            raise
+            self._until_gone(outcome, read)
+        except KeyboardInterrupt as error:
+            self._on_stop()
+            self.server.stop(self._attempt, self._save_s)
+            try:
+                self._until_gone(outcome, read)
+            except KeyboardInterrupt:
+                self.server.stop(self._attempt, 0)
+                self._until_gone(outcome, lambda: None)
+            raise Interrupted(outcome) from error
+
+    def _until_gone(self, outcome: Outcome, read: Callable[[], object]) -> None:
+        while not self._step(outcome):
+            read()
         read()
 
     def _end_stuck(self, outcome: Outcome, spec: RunSpec, limit_s: float) -> None:

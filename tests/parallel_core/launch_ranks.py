@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import signal
@@ -14,11 +15,15 @@ import time
 from pathlib import Path
 
 from parallel_core import processes
+from parallel_core.engine.stop import Stopped, StopRequest
+from parallel_core.launch import STOP_GRACE_S
 from parallel_core.launch_rank import RankArgs
 from parallel_core.launch_server import serve
 from parallel_core.observe.memory import MemoryMeter
 from parallel_core.observe.progress import Progress, read
 from parallel_core.observe.records import FileSink
+
+FORK_ONCE = "--fork-once"
 
 
 def finish(seat: RankArgs, sink: FileSink, page: Progress) -> None:
@@ -51,6 +56,18 @@ def wait(seat: RankArgs, sink: FileSink, page: Progress) -> None:
 def ignore_term(seat: RankArgs, sink: FileSink, page: Progress) -> None:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     wait(seat, sink, page)
+
+
+def stop_slowly(seat: RankArgs, sink: FileSink, page: Progress) -> None:
+    """Emits a record, and another one at SIGTERM; then takes longer to save than a stop allows by default."""
+    stop = StopRequest()
+    stop.listen()
+    sink.emit("phase", phase="timed", step=1)
+    while not stop.asked:
+        time.sleep(0.01)
+    sink.emit("phase", phase="timed", step=2)
+    time.sleep(STOP_GRACE_S + 1)
+    raise Stopped(2)
 
 
 def leave_a_child(seat: RankArgs, sink: FileSink, page: Progress) -> None:
@@ -90,7 +107,9 @@ def describe(seat: RankArgs, sink: FileSink, page: Progress) -> None:
     )
 
 
-BEHAVIOURS = {f.__name__: f for f in (finish, raise_error, run_out, wait, ignore_term, leave_a_child, meet, describe)}
+BEHAVIOURS = {
+    f.__name__: f for f in (finish, raise_error, run_out, wait, ignore_term, stop_slowly, leave_a_child, meet, describe)
+}
 
 
 def run(seat: RankArgs, sink: FileSink, page: Progress) -> None:
@@ -98,6 +117,20 @@ def run(seat: RankArgs, sink: FileSink, page: Progress) -> None:
     BEHAVIOURS[named[str(seat.rank)]](seat, sink, page)
 
 
+def fork_once() -> None:
+    """Makes the second fork of this process fail, as where the host has too many processes."""
+    fork, forks = os.fork, iter((False, True))
+
+    def limited() -> int:
+        if next(forks, False):
+            raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+        return fork()
+
+    os.fork = limited
+
+
 if __name__ == "__main__":
-    processes.die_with(int(sys.argv[2]))
-    serve(parent=int(sys.argv[2]), run_rank=run)
+    if FORK_ONCE in sys.argv:
+        fork_once()
+    processes.die_with(int(sys.argv[-1]))
+    serve(parent=int(sys.argv[-1]), run_rank=run)

@@ -18,9 +18,10 @@ import pytest
 from parallel_core import processes
 from parallel_core.cli import main
 from parallel_core.cli_models import checkpoint_of
-from parallel_core.local import LocalYard, points
+from parallel_core.launch import EXIT_STOPPED
+from parallel_core.local import Interrupted, LocalYard, points
 from parallel_core.observe import progress
-from parallel_core.observe.records import events_path, last_of, log_path, read_file
+from parallel_core.observe.records import Frame, events_path, last_of, log_path, read_file
 from parallel_core.spec import RunSpec
 from tests.parallel_core.written import from_json
 
@@ -163,6 +164,34 @@ def test_ctrl_c_and_term_save_and_leave_no_process(
     assert not any(processes.alive(pid) for pid in pids.values())
     found, manifest = checkpoint_of(tmp_path / "out")
     assert found.is_dir() and manifest.step > 2
+    assert "Ctrl-C again ends them at once" in errors and f"saved after {manifest.step} steps: {found}" in errors
+
+
+@pytest.mark.skipif(not processes.LINUX, reason="reads /proc")
+@pytest.mark.parametrize(("interrupts", "code"), [(1, EXIT_STOPPED), (2, -signal.SIGKILL)])
+def test_ranks_that_save_slowly_get_the_time_that_is_set_unless_ctrl_c_comes_again(
+    interrupts: int, code: int, tmp_path: Path
+) -> None:
+    (tmp_path / "behaviour.json").write_text(json.dumps({"0": "stop_slowly"}))
+    left = [KeyboardInterrupt()] * interrupts
+
+    def interrupt(frame: Frame) -> None:
+        if frame.kind == "phase" and left:
+            raise left.pop()
+
+    command = [sys.executable, "-m", "tests.parallel_core.launch_ranks"]
+    with LocalYard(command, save_s=LIMIT_S) as yard, pytest.raises(Interrupted) as end:
+        yard.run(RunSpec(), tmp_path, on_frame=interrupt)
+    assert end.value.outcome.exits == [(0, code)]
+
+
+def test_a_time_to_save_that_is_no_number_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "spec.json").write_text("{}")
+    monkeypatch.setenv("TRAINYARD_SAVE_S", "soon")
+    assert main(["train", str(tmp_path / "spec.json"), "--out", str(tmp_path / "out")]) == 2
+    assert "TRAINYARD_SAVE_S: a number above 0 is needed; got 'soon'" in capsys.readouterr().err
 
 
 @pytest.mark.skipif(not processes.LINUX, reason="reads /proc")
