@@ -160,10 +160,15 @@ class Server:
         server = os.getpid()
         # A TERM for the new rank must not run the server's handler: blocked until the rank has reset it.
         signal.pthread_sigmask(signal.SIG_BLOCK, _HANDLED)
-        pid = os.fork()
-        if pid == 0:
-            self._become(seat, server)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, _HANDLED)
+        try:
+            pid = os.fork()
+            if pid == 0:
+                self._become(seat, server)
+        except OSError as error:
+            why = f"the host has no process left for rank {seat.rank} ({error.strerror}); use fewer ranks"
+            raise RuntimeError(why) from error
+        finally:
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, _HANDLED)
         attempt.pids[pid] = seat.rank
         ticks = processes.start_ticks(pid)
         self.report(event="started", attempt=seat.order["attempt"], rank=seat.rank, pid=pid, start_ticks=ticks)

@@ -30,6 +30,7 @@ from parallel_core.observe import progress
 from parallel_core.observe.cores import core_of
 from parallel_core.observe.records import events_path, last_of, log_path, read_file
 from parallel_core.spec import RunSpec
+from tests.parallel_core.launch_ranks import FORK_ONCE
 
 LIMIT_S = 60.0
 COMMAND = [sys.executable, "-m", "tests.parallel_core.launch_ranks"]
@@ -39,11 +40,11 @@ pytestmark = pytest.mark.skipif(not processes.LINUX, reason="reads /proc")
 class Yard:
     """A fork server under test, and all events it reported."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *options: str) -> None:
         self.folder = folder
         self.events: list[Event] = []
         self._queue: queue.SimpleQueue[Event] = queue.SimpleQueue()
-        self.server = ForkServer(self._queue.put, COMMAND)
+        self.server = ForkServer(self._queue.put, [*COMMAND, *options])
 
     def until(self, event: str, **match: Any) -> Event:
         """The next event of that kind that matches; all events before it are kept in `events`, too."""
@@ -213,6 +214,21 @@ def test_an_order_that_cannot_be_carried_out_is_refused(shared: Yard) -> None:
     shared.server.start(order(12, shared.folder / "12", 1, spec={"model": {"layers": -1}}))
     assert "layers" in shared.until("refused", attempt=12)["message"]
     shared.until("gone", attempt=12)
+
+
+def test_a_fork_that_fails_ends_the_ranks_before_it_and_nothing_else(tmp_path: Path) -> None:
+    yard = Yard(tmp_path, FORK_ONCE)
+    yard.start(1, "wait", "wait")
+    said = yard.until("refused", attempt=1)["message"]
+    assert "no process left for rank 1 (Resource temporarily unavailable)" in said
+    yard.until("gone", attempt=1)
+    assert dict(yard.exits(1))[0] in (-signal.SIGTERM, -signal.SIGKILL)
+    yard.start(2, "finish")
+    yard.until("gone", attempt=2)
+    assert yard.exits(2) == [(0, 0)]
+    os.kill(yard.server.pid, signal.SIGTERM)
+    yard.until("lost")
+    yard.server.close()
 
 
 def test_a_later_host_must_be_told_where_the_store_is(shared: Yard) -> None:
