@@ -106,7 +106,10 @@ def saving(folder: Path, attempt: int, step: int) -> Path:
 
 
 def write_part(where: Path, rank: int, part: Mapping[str, Any]) -> None:
-    """Records what a rank has written, as its last file: `tensors` as in the manifest, `bytes` of its data file."""
+    """Records what a rank has written, as its last file: `tensors` as in the manifest, `bytes` of its data file.
+
+    From then on rank 0 may rename the folder, and flushes it before (`publish`).
+    """
     _write(where / _part(rank), json.dumps(part))
 
 
@@ -142,6 +145,7 @@ def publish(where: Path, folder: Path, manifest: Manifest, keep: int) -> list[in
     for part in where.glob("rank-*.json"):
         part.unlink()
     _write(where / FILE, manifest.text())
+    flush(where)
     target = path_of(folder, manifest.step)
     aside = target.with_name(f"{_REPLACED}{target.name}")
     shutil.rmtree(aside, ignore_errors=True)
@@ -199,9 +203,8 @@ def _part(rank: int) -> str:
 
 
 def _write(path: Path, text: str) -> None:
-    """Writes a file atomically, and flushes it and its folder to disk."""
+    """Writes a file atomically, and flushes it to disk, but not its folder."""
     aside = path.with_name(path.name + ".part")
     aside.write_text(text)
     flush(aside)
     aside.replace(path)
-    flush(path.parent)

@@ -49,6 +49,20 @@ def test_an_earlier_one_that_cannot_be_read_counts_for_none_and_goes_in_its_turn
     assert folders.steps(folder) == kept(folder) == [30, 40]
 
 
+def test_a_part_is_done_once_it_has_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rank 0 may have seen it and published the checkpoint at that moment."""
+    where, replace = folders.saving(tmp_path, 1, 5), Path.replace
+
+    def replace_and_publish(self: Path, target: Path) -> Path:
+        found = replace(self, target)
+        where.rename(folders.path_of(tmp_path, 5))
+        return found
+
+    monkeypatch.setattr(Path, "replace", replace_and_publish)
+    folders.write_part(where, 1, {"tensors": {}, "bytes": 0})
+    assert [path.name for path in folders.path_of(tmp_path, 5).iterdir()] == ["rank-1.json"]
+
+
 @pytest.mark.parametrize("renames", [1, 2, 3])
 def test_kill_9_while_one_is_replaced_leaves_the_old_or_the_new(renames: int, tmp_path: Path) -> None:
     """Kills the process before the old checkpoint is renamed, between the two renames, and after them."""
