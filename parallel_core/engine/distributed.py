@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -33,6 +34,7 @@ from parallel_core.layout import Layout
 TIMEOUT = timedelta(minutes=10)
 """Time limit of a collective; the no-progress watchdog finds a hang long before."""
 
+_POLL_S = 0.02
 Near = TypeVar("Near", HostGroup, HostTable)
 """Groups through which ranks of one host exchange data in memory."""
 MET = (1, 1 << 16, 1 << 24)
@@ -195,6 +197,16 @@ def joined() -> Iterator[None]:
     finally:
         if not failed or not dist.is_initialized() or dist.get_backend() != "nccl":
             disconnect()
+
+
+def wait_for_all(store: dist.Store | None, rank: int, world: int) -> None:
+    """To be called before leaving a world whose ranks are not waited for otherwise: rank 0, whose process holds the
+    store, stays until all have called it, as others may still open connections through the store."""
+    if store is None:
+        return
+    store.set(f"leaves/{rank}", "")
+    while rank == 0 and not store.check([f"leaves/{other}" for other in range(world)]):
+        time.sleep(_POLL_S)
 
 
 def disconnect() -> None:

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from parallel_core.checkpoint import manifest as manifests
 from parallel_core.engine import checkpoint, storage
 from parallel_core.engine.device import Device, be_ready_for_any_length, open_device
-from parallel_core.engine.distributed import Groups, Rendezvous, connect, joined
+from parallel_core.engine.distributed import Groups, Rendezvous, connect, joined, wait_for_all
 from parallel_core.engine.flat import FlatParameters
 from parallel_core.engine.precision import DTYPES, LossScale
 from parallel_core.engine.relay import Relay
@@ -267,3 +267,4 @@ def run_rank(
         found = generator.generate(wish, _RecordEmitter(sink, progress, wish["new"]))
         report.memory(0, generator.metered(wish))
         log.info("rank %d: %d tokens, %d bytes of keys and values", rank, len(found.tokens[0]), found.kv_bytes)
+        wait_for_all(groups.store, rank, spec.parallel.world)

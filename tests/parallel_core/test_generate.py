@@ -4,6 +4,8 @@ stages.
 
 from __future__ import annotations
 
+import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +19,13 @@ from parallel_core.cli import main
 from parallel_core.engine import checkpoint, host_memory, relay
 from parallel_core.engine.device import open_device
 from parallel_core.engine.distributed import Rendezvous, connect, disconnect
-from parallel_core.engine.generate import Generated, Generator
+from parallel_core.engine.generate import Generated, Generator, run_rank
 from parallel_core.engine.trainer import Trainer
 from parallel_core.generation_request import inference
 from parallel_core.launch import Wish
 from parallel_core.layout import Layout
+from parallel_core.observe.memory import MemoryMeter
+from parallel_core.observe.progress import Progress
 from parallel_core.observe.records import FileSink
 from parallel_core.plan.generation import by_place
 from parallel_core.spec import RunSpec
@@ -209,6 +213,36 @@ def test_replicas_share_out_the_texts_of_one_device(
         assert sum(found[i].kv_bytes for found in ranks_told) == wanted.kv_bytes
         speed = rate(told)
         assert speed and speed[1] == pytest.approx(sum(rate([each])[1] for each in told))  # type: ignore[index]
+
+
+def _second_replica_is_late(spec: RunSpec, rank: int, meeting: Rendezvous, folder: Path, path: Path) -> None:
+    generate, metered, done = Generator.generate, Generator.metered, folder / "rank 0 is done"
+    first = Layout.of(spec).coords(rank).replica == 0
+
+    def late(self: Generator, *given: Any) -> Generated:
+        while not first and not done.exists():
+            time.sleep(0.01)
+        time.sleep(0 if first else 1)  # rank 0 would have left by now
+        return generate(self, *given)
+
+    def noted(self: Generator, wish: Wish) -> MemoryMeter:
+        made = metered(self, wish)
+        if rank == 0:
+            done.touch()
+        return made
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Generator, "generate", late)
+        patch.setattr(Generator, "metered", noted)
+        run_rank(
+            spec, rank, FileSink(folder, rank), meeting, Progress(folder, rank), path, {**WISH, "new": 4, "samples": 2}
+        )
+
+
+def test_the_first_replica_stays_until_the_others_are_done(trained: dict[str, Path]) -> None:
+    """Its first rank holds the store, through which the others open their links at the first message."""
+    spec = inference(spec_of("llama").model_dump(mode="json"), tp=1, pp=2, dp=2)
+    ranks.run(spec, partial(_second_replica_is_late, path=trained["llama"]), ranks.scratch())
 
 
 def test_logits_are_those_of_training(trained: dict[str, Path]) -> None:
