@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import errno
 import json
 import math
 import sys
@@ -35,6 +36,8 @@ RANKS_A_CORE = 32
 """Most ranks that may share a core of this host: each is a process, whose share of the core falls with their number."""
 MOST_PRINTED = 131_072
 """Most operations of a schedule that is printed, which takes some seconds."""
+NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
+"""What a full disk is reported as, without the name of the file."""
 STREAMED = 3
 """Steps shown of a pipeline that never flushes: one to fill it, one that is full, one to drain it."""
 
@@ -54,9 +57,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(error, file=sys.stderr)
         return 1
     except OSError as error:
-        if error.filename is None:  # not about a file that the user named: a bug of ours
+        if error.filename is None and error.errno not in NO_SPACE:  # not about a file that the user named: our bug
             raise
-        print(f"{error.filename}: {error.strerror}", file=sys.stderr)
+        print(f"{error.filename or 'a file cannot be written'}: {error.strerror}", file=sys.stderr)
         return 2
 
 

@@ -22,6 +22,7 @@ import numpy as np
 
 from parallel_core.checkpoint.manifest import CheckpointError
 from parallel_core.untrusted import PARSE_ERRORS
+from parallel_core.whole_file import whole_file
 
 ITEM = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "I16": 2, "I8": 1, "U8": 1, "BOOL": 1}
 """The format's name of an element type -> bytes of an element."""
@@ -133,10 +134,8 @@ def write(path: Path, tensors: Mapping[str, tuple[str, tuple[int, ...]]], data: 
         at = end
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
-    aside = path.with_name(path.name + ".part")
-    with aside.open("wb") as file:
+    with whole_file(path) as file:
         file.write(struct.pack("<Q", len(text)) + text)
         for part in data:
             file.write(part)
-    aside.replace(path)
     return path.stat().st_size

@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from parallel_core.data.corpus import CorpusError
+from parallel_core.whole_file import whole_file
 
 _HEAD = struct.Struct("<8sIIQQ")
 MAGIC, VERSION, SUFFIX = b"TYTOKENS", 1, ".tokens"
@@ -74,7 +75,7 @@ def pack(source: Path, item: int, vocab: int, name: str, folder: Path) -> int:
     """Writes `tokens:<name>` from a file of raw little-endian tokens of `item` bytes; returns the number of tokens.
 
     Raises CorpusError where the source is empty or not a whole number of tokens, or has a token outside of the
-    vocabulary.
+    vocabulary, and where the file cannot be written.
     """
     size = source.stat().st_size
     if not size:
@@ -82,19 +83,19 @@ def pack(source: Path, item: int, vocab: int, name: str, folder: Path) -> int:
     if size % item:
         raise CorpusError(f"{source} has {size} bytes, which is no whole number of tokens of {item} bytes.")
     tokens = np.memmap(source, TYPES[item], "r")
-    folder.mkdir(parents=True, exist_ok=True)
     target = folder / f"{name}{SUFFIX}"
-    aside = target.with_name(target.name + ".part")
-    with aside.open("wb") as out:
-        out.write(_HEAD.pack(MAGIC, VERSION, item, vocab, len(tokens)))
-        for first in range(0, len(tokens), _CHUNK):
-            part = np.asarray(tokens[first : first + _CHUNK])
-            if part.max() >= vocab:
-                at = first + int(part.argmax())
-                aside.unlink()
-                raise CorpusError(f"{source} has token {part.max()} at place {at}; the vocabulary is {vocab}.")
-            out.write(part.tobytes())
-    aside.replace(target)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with whole_file(target) as out:
+            out.write(_HEAD.pack(MAGIC, VERSION, item, vocab, len(tokens)))
+            for first in range(0, len(tokens), _CHUNK):
+                part = np.asarray(tokens[first : first + _CHUNK])
+                if part.max() >= vocab:
+                    at = first + int(part.argmax())
+                    raise CorpusError(f"{source} has token {part.max()} at place {at}; the vocabulary is {vocab}.")
+                out.write(part.tobytes())
+    except OSError as error:
+        raise CorpusError(f"{target} cannot be written ({error.strerror}).") from error
     return len(tokens)
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 
 import torch
 import torch.distributed as dist
@@ -61,8 +60,7 @@ class Chunks:
             self.flat: FlatParameters = self._fully_sharded(spec, device, mesh_of(shards, device), first)
         else:
             self.flat = self._flat_parameters(spec, replicas, device, scope)
-            for slot in self.flat:
-                self.flat.fill(slot, partial(first, slot.name))
+            self.flat.fill(first)
         for stage in self.stages.values():
             stage.prepare(replicas, device)
 

@@ -152,19 +152,20 @@ class FlatParameters:
             return ((0, self.values),)
         return tuple((piece.start, values) for piece, values in zip(self.owned, self.held, strict=True))
 
-    def fill(self, slot: Slot, make: Callable[[Tensor], object]) -> None:
-        """Initializes a parameter with `make`, which writes into a tensor of its shape.
+    def fill(self, first: Callable[[str, Tensor], object]) -> None:
+        """Initializes every parameter: `first` writes the values of the named one into a tensor of its shape.
 
-        Where the parameter is not whole on this rank, the tensor is temporary and the owned elements are copied from
-        it.
+        Where parameters are not whole on this rank, that tensor is temporary and the owned elements are copied from it.
         """
-        if not self.sliced:
-            make(slot.parameter)
-            return
-        whole = torch.zeros(slot.parameter.shape, dtype=self.values.dtype, device=self.values.device)
-        make(whole)
-        first, elements = self.owned_values()[slot.name]
-        elements.copy_(whole.view(-1)[first : first + len(elements)])
+        owned = self.owned_values() if self.sliced else {}
+        for slot in self.slots:
+            if not self.sliced:
+                first(slot.name, slot.parameter)
+                continue
+            whole = torch.zeros(slot.parameter.shape, dtype=self.values.dtype, device=self.values.device)
+            first(slot.name, whole)
+            at, elements = owned[slot.name]
+            elements.copy_(whole.view(-1)[at : at + len(elements)])
 
 
 def hollow(like: Tensor, shape: torch.Size) -> Tensor:

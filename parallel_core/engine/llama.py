@@ -8,7 +8,8 @@ rearranged, so importing an export gives the same bits. One tensor at a time is 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+import shutil
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,7 @@ from parallel_core.models.registry import parameter_shapes
 from parallel_core.outline.gpt import GptOutline
 from parallel_core.spec import ModelSpec, RunSpec, field_errors
 from parallel_core.untrusted import PARSE_ERRORS
+from parallel_core.whole_file import whole_file
 
 TYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 _NAMES = {dtype: name for name, dtype in TYPES.items()}
@@ -189,7 +191,7 @@ def theirs(model: ModelSpec, get: Get) -> Iterator[tuple[str, Tensor]]:
 def import_weights(path: Path, out: Path, seq: int) -> tuple[RunSpec, Manifest]:
     """Writes a checkpoint of step 0 to the folder `out` from a folder of Llama weights; any layout can start from it.
 
-    Raises CheckpointError if the weights are damaged, lack a tensor, or are not of a Llama that this engine supports.
+    Raises CheckpointError if the weights are damaged, incomplete, or of no Llama of this engine, or writing fails.
     """
     spec = _spec(_config(path), seq)
     files = safetensors.open_all(path)
@@ -208,11 +210,21 @@ def import_weights(path: Path, out: Path, seq: int) -> tuple[RunSpec, Manifest]:
         f"value/{name}": Made(shape, dtype, partial(_of_shape, spec.model, name, shape, get))
         for name, shape in parameter_shapes(spec.model).items()
     }
+    return spec, _publish(made, spec, out)
+
+
+def _publish(made: Mapping[str, Share], spec: RunSpec, out: Path) -> Manifest:
+    """Writes the checkpoint of step 0, or leaves nothing."""
     where = folders.saving(out, 0, 0)
-    part = storage.write(made, where / "rank-0.bin")
-    manifest = folders.merge([part], step=0, run=0, attempt=0, spec=spec.model_dump(mode="json"), scalars={})
-    folders.publish(where, out, manifest, keep=1)
-    return spec, manifest
+    try:
+        part = storage.write(made, where / "rank-0.bin")
+        manifest = folders.merge([part], step=0, run=0, attempt=0, spec=spec.model_dump(mode="json"), scalars={})
+        folders.publish(where, out, manifest, keep=1)
+    except OSError as error:
+        raise CheckpointError(f"{out} cannot be written ({error.strerror}).") from error
+    finally:
+        shutil.rmtree(where, ignore_errors=True)  # once published, it has another name
+    return manifest
 
 
 def _spec(config: Mapping[str, Any], seq: int) -> RunSpec:
@@ -250,7 +262,7 @@ def export_weights(path: Path, out: Path) -> int:
     """Writes the values of the checkpoint `path` to the folder `out` as Llama weights; returns the file's size in
     bytes.
 
-    Raises CheckpointError if the checkpoint is damaged or does not contain a Llama.
+    Raises CheckpointError if the checkpoint is damaged or does not contain a Llama, and if `out` cannot be written.
     """
     manifest = read(path)
     try:
@@ -258,7 +270,6 @@ def export_weights(path: Path, out: Path) -> int:
     except ValidationError as error:
         raise CheckpointError(f"Its spec is none of this engine's: {' '.join(field_errors(error).values())}") from error
     config = config_of(model)
-    out.mkdir(parents=True, exist_ok=True)
 
     def get(name: str) -> Tensor:
         stored = manifest.tensors[f"value/{name}"]
@@ -273,7 +284,17 @@ def export_weights(path: Path, out: Path) -> int:
 
     about = {name: (_NAMES[tensor.dtype], tuple(tensor.shape)) for name, tensor in theirs(model, shape)}
     data = (tensor.contiguous().view(-1).view(torch.uint8).numpy().data for _, tensor in theirs(model, get))
-    size = safetensors.write(out / safetensors.SINGLE, about, data)
     dtype = TYPES[next(iter(about.values()))[0]]
-    (out / CONFIG).write_text(json.dumps({**config, "torch_dtype": str(dtype).removeprefix("torch.")}, indent=2))
-    return size
+    return _put(out, {**config, "torch_dtype": str(dtype).removeprefix("torch.")}, about, data)
+
+
+def _put(out: Path, config: Mapping[str, Any], about: Mapping[str, Any], data: Iterable[memoryview]) -> int:
+    """Writes the config and the weights, or none of both; returns the weights' size in bytes."""
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        with whole_file(out / CONFIG) as file:
+            file.write(json.dumps(config, indent=2).encode())
+            file.flush()
+            return safetensors.write(out / safetensors.SINGLE, about, data)
+    except OSError as error:
+        raise CheckpointError(f"{out} cannot be written ({error.strerror}).") from error

@@ -120,7 +120,7 @@ def load(shares: Mapping[str, Share], folder: Path, manifest: Manifest, tell: Ca
     for name, share in shares.items():
         _require(name, share, manifest.tensors.get(name))
     planner = _LoadPlanner(**_PLAIN)
-    planner.set_up_planner(dict(shares), _metadata(manifest))
+    planner.set_up_planner(dict(shares), _metadata({name: manifest.tensors[name] for name in shares}))
     wanted: dict[tuple[str, torch.Size], list[ReadItem]] = defaultdict(list)
     for item in planner.create_local_plan().items:
         assert item.storage_index.offset is not None
@@ -145,8 +145,8 @@ def _require(name: str, share: Share, stored: Stored | None) -> None:
         )
 
 
-def _metadata(manifest: Manifest) -> Metadata:
-    """Returns the manifest as DCP metadata, for its planner."""
+def _metadata(tensors: Mapping[str, Stored]) -> Metadata:
+    """Returns tensors of a manifest as DCP metadata, for its planner."""
     return Metadata(
         {
             name: TensorStorageMetadata(
@@ -154,15 +154,19 @@ def _metadata(manifest: Manifest) -> Metadata:
                 torch.Size(stored.shape),
                 [ChunkStorageMetadata(torch.Size(p.offsets), torch.Size(p.sizes)) for p in stored.pieces],
             )
-            for name, stored in manifest.tensors.items()
+            for name, stored in tensors.items()
         }
     )
 
 
 def _read(folder: Path, name: str, stored: Stored, piece: Piece) -> Tensor:
-    with (folder / piece.file).open("rb") as file:
-        file.seek(piece.start)
-        data = bytearray(file.read(piece.elements * stored.item))
+    try:
+        with (folder / piece.file).open("rb") as file:
+            file.seek(piece.start)
+            data = bytearray(file.read(piece.elements * stored.item))
+    except OSError as error:
+        why = f"{piece.file} cannot be read ({error.strerror})"
+        raise CheckpointError(f"The checkpoint {folder} was removed or damaged meanwhile: {why}.") from error
     if hashlib.sha256(data).hexdigest() != piece.sha256:
         raise changed(folder, name, piece)
     return torch.frombuffer(data, dtype=getattr(torch, stored.dtype)).view(piece.sizes)

@@ -4,8 +4,11 @@ refused.
 
 from __future__ import annotations
 
+import errno
+import io
 import json
 import math
+import os
 import struct
 from collections.abc import Callable
 from pathlib import Path
@@ -25,9 +28,10 @@ from parallel_core.checkpoint.manifest import CheckpointError
 from parallel_core.cli import main
 from parallel_core.data.corpus import CorpusError
 from parallel_core.data.dataset import open_dataset
-from parallel_core.engine import checkpoint
+from parallel_core.engine import checkpoint, storage
 from parallel_core.engine.distributed import Rendezvous
 from parallel_core.engine.llama import CONFIG, export_weights, import_weights
+from parallel_core.engine.shares import Box, Share
 from parallel_core.engine.trainer import Trainer
 from parallel_core.observe.records import FileSink
 from parallel_core.spec import RunSpec
@@ -270,6 +274,55 @@ def test_nothing_is_imported_beside_checkpoints(where: str, tmp_path: Path, caps
     assert main(["import-llama", str(theirs), "--out", str(out), "--seq", "16"]) == 2
     assert f"--out: {out} holds a checkpoint already; name a folder without checkpoints" in capsys.readouterr().err
     assert manifests.read(trained).step == 0 and not list(ours.rglob("step-00000000"))
+
+
+class _FullDisk(io.BufferedWriter):
+    """A file on a disk that has room for a few bytes."""
+
+    def write(self, data: Any) -> int:
+        if self.tell() + len(data) > 1000:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return super().write(data)
+
+
+def _on_a_full_disk(self: Path, mode: str = "r", *given: Any, open: Any = Path.open, **more: Any) -> Any:
+    return _FullDisk(io.FileIO(self, "w")) if mode == "wb" else open(self, mode, *given, **more)
+
+
+def test_a_full_disk_is_said_and_nothing_stays_on_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    weights = put(tmp_path / "in", tensors())
+    import_weights(weights, tmp_path / "ours", SEQ)
+    np.zeros(1000, "<u2").tofile(tmp_path / "raw")
+    (tmp_path / "out").mkdir()
+    monkeypatch.setattr(Path, "open", _on_a_full_disk)
+    for command in (
+        ["import-llama", str(weights)],
+        ["export-llama", str(tmp_path / "ours")],
+        ["pack-tokens", str(tmp_path / "raw"), "--vocab", "9", "--name", "a"],
+    ):
+        assert main([*command, "--out", str(tmp_path / "out")]) == 2
+        assert "cannot be written (No space left on device)" in capsys.readouterr().err
+        assert [*(tmp_path / "out").iterdir()] == []
+
+
+def test_a_checkpoint_that_is_removed_while_it_is_loaded_is_said_to_be(tmp_path: Path) -> None:
+    """It may be rotated away by the run that saved it."""
+    _, manifest = import_weights(put(tmp_path / "in", tensors()), tmp_path / "ours", SEQ)
+    path = folders.path_of(tmp_path / "ours", 0)
+    folders.drop(path)
+    share = Share((32,), [(Box((0,), (32,)), torch.zeros(32, dtype=torch.float64))])
+    with pytest.raises(CheckpointError, match=r"was removed or damaged meanwhile: rank-0\.bin cannot be read"):
+        storage.load({"value/head.norm.weight": share}, path, manifest)
+
+
+def test_a_tensor_is_exported_without_planning_for_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import_weights(put(tmp_path / "in", tensors()), tmp_path / "ours", SEQ)
+    planned, metadata = [], storage._metadata
+    monkeypatch.setattr(storage, "_metadata", lambda given: planned.append(len(given)) or metadata(given))
+    export_weights(folders.path_of(tmp_path / "ours", 0), tmp_path / "out")
+    assert set(planned) == {1}
 
 
 def test_a_checkpoint_of_no_spec_is_not_exported(tmp_path: Path) -> None:

@@ -7,9 +7,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from pydantic import ValidationError
+from torch import nn
 
+from parallel_core.engine.device import CpuDevice
 from parallel_core.engine.distributed import Rendezvous
+from parallel_core.engine.flat import FlatParameters, Shard
 from parallel_core.engine.trainer import Trainer
 from parallel_core.outline.splits import TensorSplit, split_dim
 from parallel_core.plan import grad_buckets
@@ -177,6 +181,17 @@ def _peak(spec: RunSpec, rank: int, meeting: Rendezvous, folder: Path) -> Any:
         return meter.peak, {len(trainer.flat.values), len(trainer.flat.grads)}
 
     return ranks.with_trainer(spec, rank, meeting, folder, use)
+
+
+def test_what_a_replica_owns_is_found_once_for_all_parameters(monkeypatch: pytest.MonkeyPatch) -> None:
+    layer, found, owned = nn.Linear(7, 5, device="meta"), [], FlatParameters.owned_values
+    monkeypatch.setattr(FlatParameters, "owned_values", lambda flat: found.append(flat) or owned(flat))
+    named = [(name, layer, name) for name in ("weight", "bias")]
+    flat = FlatParameters(named, torch.float64, CpuDevice(), Shard(2, 1, lean=True, sliced=True))
+    flat.fill(lambda name, whole: whole.copy_(torch.arange(whole.numel()).view(whole.shape)))
+    assert len(found) == 1
+    for first, elements in owned(flat).values():
+        assert elements.tolist() == list(range(first, first + len(elements)))
 
 
 def test_the_schedule_gathers_nothing_behind_the_update() -> None:
