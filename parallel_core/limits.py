@@ -14,6 +14,8 @@ MAX_WIDTH = 1_024
 MAX_IMAGE = 1_024
 MAX_DEGREE = 16_384
 MAX_KEPT = 1_000
+MAX_LOSS_SCALE = 2.0**100
+"""Largest initial loss scale; fp32, in which the loss is scaled, holds numbers up to 2.0**128."""
 MAX_STAGES = MAX_LAYERS + 2
 """Most entries of a list by stage or by layer: embedding and head count as layers."""
 MAX_BYTES = 1 << 60

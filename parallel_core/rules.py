@@ -15,6 +15,8 @@ _MOST_SAID = 600
 """Longest message, in characters."""
 
 
+_LONG = 1e15
+"""Bounds from here on are written with an exponent."""
 MAX_VALUES_NAMED = 6
 """The most values of a field that a message proposes."""
 
@@ -148,7 +150,7 @@ def _say(kind: str, message: str, got: str, ctx: dict[str, Any]) -> str:
         bound = bounds[kind]
         given = got.replace("'", "")  # the number may have been given as text
         limit = ctx[bound]
-        whole = isinstance(limit, float) and limit.is_integer()
+        whole = isinstance(limit, float) and limit.is_integer() and abs(limit) < _LONG
         return f"Must be {words[bound]} {int(limit) if whole else limit}{given}."
     if kind == "string_unicode":
         return f"Has a character that is none of Unicode's{got}."

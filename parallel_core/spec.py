@@ -161,7 +161,7 @@ class TrainSpec(_Spec):
     """Which norm `clip_norm` bounds: that of all gradients, or of those of each pipeline place."""
     seed: Annotated[int, Field(ge=0, le=2**31 - 1)] = 7
     precision: Precision = "fp32"
-    loss_scale: Annotated[float, Field(ge=1, le=2.0**32)] = 2.0**16
+    loss_scale: Annotated[float, Field(ge=1, le=limits.MAX_LOSS_SCALE)] = 2.0**16
     """Initial loss scale; this and the next three fields only apply to fp16 (see engine.precision)."""
     loss_scale_window: Annotated[int, Field(ge=1, le=limits.MAX_STEPS)] = 2000
     """Number of consecutive good steps after which the scale grows."""

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 from pydantic import Field
 
+from parallel_core import limits
 from parallel_core.faults.base import Fault
 
 if TYPE_CHECKING:
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
 
 class HighScale(Fault):
     kind: Literal["high_scale"] = "high_scale"
-    scale: Annotated[float, Field(ge=2.0**17, le=2.0**100)] = 2.0**40
+    scale: Annotated[float, Field(ge=2.0**17, le=limits.MAX_LOSS_SCALE)] = 2.0**40
     title: ClassVar[str] = "Loss scale too high"
     blurb: ClassVar[str] = "fp16 gradients overflow, steps are skipped"
     hints: ClassVar[dict[str, str]] = {"scale": "the first one"}

@@ -9,12 +9,14 @@ import numpy as np
 import pytest
 
 from parallel_core.analysis.diagnosis import RULES, Case, Finding, diagnose
+from parallel_core.faults import broken
 from parallel_core.layout import Layout
 from parallel_core.observe.records import SPAN
 from parallel_core.plan.memory import by_stage
 from parallel_core.plan.partition import flop_weights
 from parallel_core.schedule.ir import Kind
 from parallel_core.simulate import Costs
+from parallel_core.simulate.replay import Change
 from parallel_core.spec import RunSpec
 from tests.parallel_core.test_replay import step
 
@@ -256,6 +258,23 @@ def test_a_pipeline_that_stays_full_skips_updates() -> None:
     assert "100 of 320 updates of the first stage were skipped: fp16 overflows." in titles
     few = diagnose(healthy(at_once, skipped=np.minimum(np.arange(40.0) * 8, 60)))
     assert "divergence" not in [one.rule for one in few]
+
+
+def test_what_no_valid_run_has_saves_nothing_and_is_no_error() -> None:
+    made = spec(pp=2, micro_batches=8, cuts=(2,))
+    # As after a fault, or stored under older rules: no such spec would be accepted now.
+    odd = made.model_copy(update={"train": made.train.model_copy(update={"lr": 1e6})})
+    case = healthy(odd, traced=[step(made, costs(made))] * 3)
+    assert case.saved(Change(balanced=True)) == 0
+    assert "unbalanced_stages" not in found(case)
+
+
+def test_a_fault_of_the_loss_scale_hides_no_other_finding() -> None:
+    cut = spec("fp16", pp=2, micro_batches=8, cuts=(2,))
+    made = broken(RunSpec.model_validate(cut.model_dump() | {"inject": [{"kind": "high_scale"}]}))
+    case = healthy(made.model_copy(update={"inject": ()}), traced=[step(cut, costs(cut))] * 3)
+    assert case.spec.train.loss_scale == 2.0**40
+    assert "unbalanced_stages" in found(case)
 
 
 def test_causes_of_a_divergence() -> None:

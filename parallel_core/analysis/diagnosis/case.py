@@ -8,6 +8,7 @@ from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import ValidationError
 
 from parallel_core.analysis import waits
 from parallel_core.analysis.breakdown import Account, accounts
@@ -126,10 +127,13 @@ class Case:
             return None
 
     def saved(self, change: Change) -> int:
-        """Nanoseconds that `change` would take off the typical step; raises as `replay` does."""
+        """Nanoseconds that `change` would take off the typical step; 0 if no valid run has that change."""
         if self.typical is None:
             return 0
-        return max(0, round(self.typical.step - replay(self.spec, self.typical, change).step))
+        try:
+            return max(0, round(self.typical.step - replay(self.spec, self.typical, change).step))
+        except ValidationError:
+            return 0
 
     def slower_device(self, rank: int, others: Sequence[int]) -> float | None:
         """Slowdown of the device of `rank` in the reference work, against the median of `others`; None if one of them

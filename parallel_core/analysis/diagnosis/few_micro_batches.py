@@ -10,8 +10,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from pydantic import ValidationError
-
 from parallel_core.analysis.diagnosis.case import Case, Finding
 from parallel_core.analysis.quantities import ns_text, percent_text, plural_text
 from parallel_core.simulate.replay import Change
@@ -36,7 +34,7 @@ def check(case: Case) -> Finding | None:
         return None
     what = "the naive schedule runs one stage at a time" if naive else plural_text(split.micro_batches, "micro-batch")
     for change, words, do in _better(case, naive):
-        if (saved := _saved(case, change)) >= MATTERS * case.typical.step:
+        if (saved := case.saved(change)) >= MATTERS * case.typical.step:
             return Finding(
                 "few_micro_batches",
                 f"{percent_text(bubble)} of the step is bubble: {what} on {split.pp} stages.",
@@ -62,11 +60,3 @@ def _better(case: Case, naive: bool) -> Iterator[_Better]:
             yield _Better(Change(micro_batches=m), f"{m} micro-batches", f"Raise parallel.micro_batches to {m}.")
     if not case.spec.parallel.early_gradients:
         yield _Better(Change(early_gradients=True), "Early gradients", "Set parallel.early_gradients to true.")
-
-
-def _saved(case: Case, change: Change) -> int:
-    """Nanoseconds saved; 0 if the batch or schedule does not allow the change."""
-    try:
-        return case.saved(change)
-    except ValidationError:
-        return 0
