@@ -8,6 +8,7 @@ from pydantic import Field
 
 from parallel_core import limits
 from parallel_core.faults.base import Fault, Rank
+from parallel_core.rules import few
 
 if TYPE_CHECKING:
     from parallel_core.spec import RunSpec
@@ -31,10 +32,21 @@ class FlippedBit(Fault):
             raise self.wrong(
                 "", "data=1 has no replica that a flipped bit would differ from; use data=2.", "parallel.dp"
             )
+        if self.rank not in (able := self._with_replica(spec)):
+            message = f"rank {self.rank} has no replica that it would differ from; try {few(able, self.rank)}."
+            raise self.wrong("rank", message, "parallel.replicas")
         if spec.parallel.zero > 2:
             raise self.wrong("", "zero=3 leaves no second copy to differ from; use zero=2 or less.", "parallel.zero")
         if self.step >= spec.train.steps:
             raise self.wrong("step", f"the run's last step is {spec.train.steps - 1}; got {self.step}.", "train.steps")
+
+    @staticmethod
+    def _with_replica(spec: RunSpec) -> list[int]:
+        """Returns the ranks whose pipeline place has several replicas."""
+        from parallel_core.layout import Layout  # `layout` imports `spec`, which imports this module
+
+        layout = Layout.of(spec)
+        return [rank for rank in range(layout.world) if layout.replicas[layout.coords(rank).place] > 1]
 
     def flips(self, rank: int, step: int) -> bool:
         return rank == self.rank and step == self.step

@@ -233,4 +233,6 @@ def test_a_flipped_bit_is_found_by_every_rank(tmp_path: Path) -> None:
 
 def test_a_flipped_bit_needs_a_replica_and_a_step() -> None:
     assert "use data=2" in errors("flipped_bit:rank=1,step=3", pp=2)["inject.flipped_bit"]
+    alone = errors("flipped_bit:rank=2,step=3", pp=2, replicas=(2, 1), micro_batches=2)
+    assert alone["inject.flipped_bit.rank"] == "Rank 2 has no replica that it would differ from; try 0, 1."
     assert "last step is 5" in errors("flipped_bit:rank=1,step=6", dp=2)["inject.flipped_bit.step"]
