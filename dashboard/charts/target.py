@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from dashboard.charts import theme
 from dashboard.charts.chart import Chart, row_height
 from dashboard.charts.theme import line_of, var
-from parallel_core.analysis.quantities import percent_text, ratio_text, seconds_text, significant
+from parallel_core.analysis.quantities import percent_text, plural_text, ratio_text, seconds_text, significant
 
 COLUMNS = ("run", "least loss", "steps to it", "seconds to it", "speedup", "disturbed")
 
@@ -88,7 +88,8 @@ def _title(runs: Sequence[Reach], target: float | None) -> str:
     base = next((run for run in there if run.baseline), None)
     first = f"{best.label} reaches loss {significant(target, 4)} in {seconds_text(best.seconds or 0.0)}"
     if base is None or base is best or not best.seconds:
-        return f"{first}, before {len(there) - 1} others{_disturbed(best)}."
+        behind = f", before {plural_text(len(there) - 1, 'other')}" if len(there) > 1 else ""
+        return f"{first}{behind}{_disturbed(best)}."
     ratio = ratio_text((base.seconds or 0.0) / best.seconds)
     return f"{first}, {ratio} the speed of {base.label}{_disturbed(best, base)}."
 

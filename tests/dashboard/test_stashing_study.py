@@ -203,6 +203,13 @@ def test_title_and_speedup_are_those_of_the_numbers() -> None:
     assert "disturbed" not in chart.subtitle and {row[-1] for row in chart.rows} == {""}
 
 
+@pytest.mark.parametrize(("others", "words"), [(0, ""), (1, ", before 1 other"), (2, ", before 2 others")])
+def test_a_first_one_without_a_baseline_is_before_the_others(others: int, words: str) -> None:
+    runs = [Reach("B", "pp", 0.9, 12, 2.0), *(Reach("A", "pp", 1.0, 10, 4.0) for _ in range(others))]
+    runs.append(Reach("C", "dp", 3, None, None))
+    assert target.chart(runs, 1.25, 5).title == f"B reaches loss 1.25 in 2 s{words}."
+
+
 def test_a_time_to_a_loss_that_others_disturbed_says_so() -> None:
     runs = [Reach("A", "pp", 1.0, 10, 4.0, baseline=True, others=0.25), Reach("B", "pp", 0.9, 12, 2.0)]
     chart = target.chart(runs, 1.25, 5)
