@@ -175,6 +175,6 @@ def largest(trace: Trace) -> list[dict[str, Any]]:
             kept = total.setdefault(row["name"], {"name": row["name"], "family": row["family"], "count": 0, "ns": 0})
             kept["count"] += row["count"]
             kept["ns"] += row["ns"]
-    most = sum(row["ns"] for row in total.values()) or 1
     rows = sorted(total.values(), key=lambda row: -row["ns"])[:20]
+    most = sum(row["ns"] for row in rows) or 1
     return [row | {"time": ns_text(row["ns"]), "share": percent_text(row["ns"] / most)} for row in rows]

@@ -60,6 +60,13 @@ def test_the_headline_says_what_of_a_step_is_missing(trace: Trace, said: str) ->
     assert page.sentence(trace, 2, step(6)).partition(". ")[2] == said
 
 
+def test_shares_of_the_largest_operations_are_of_those_listed() -> None:
+    row = {"family": "other", "count": 1, "ns": 1_000}
+    ranks = {str(rank): {"top": [row | {"name": f"op{rank}.{i}"} for i in range(20)]} for rank in (0, 1)}
+    rows = page.largest(Trace(ranks=ranks))
+    assert len(rows) == 20 and {row["share"] for row in rows} == {"5 %"}
+
+
 @pytest.mark.parametrize(
     ("pause_us", "word"),
     [(400, "idle or not traced, mostly short pauses between operations"), (600, "idle or not traced")],
