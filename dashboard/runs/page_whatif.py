@@ -155,7 +155,10 @@ def run_address(change: Change, made: Replay) -> str:
 
 
 def check(again: float, measured: float) -> str:
-    """How far the unchanged replay (`again`, ns) is from the measured step (ns), in a sentence."""
+    """How far the unchanged replay (`again`, ns) is from the measured step (ns), in a sentence; '' for a step without
+    length."""
+    if not measured:
+        return ""
     off = percent_text(abs(again / measured - 1))
     return f"Replayed unchanged: {ns_text(again)}, measured {ns_text(measured)} ({off} off)."
 
@@ -190,7 +193,7 @@ def single_changes(
             made = how(change)
         except ValidationError:
             continue  # this run cannot have that change
-        found.append((measured / made.step, words, asked, made))
+        found.append((speedup(measured, made.step), words, asked, made))
     return [
         {
             "words": words,
@@ -230,12 +233,17 @@ def sentence(change: Change, made: Replay, measured: float) -> str:
     said = _words(change)
     if not said:
         return f"{ns_text(measured)} is the step as it was measured. Change something, or take a line of the table."
-    gain = measured / made.step
+    gain = speedup(measured, made.step)
     if abs(gain - 1) < LEAST_GAIN:
         return f"{ns_text(made.step)} a step, as measured: {', '.join(said)} would change nothing."
     word = "faster" if gain > 1 else "slower"
     times = ratio_text(gain if gain > 1 else 1 / gain)
     return f"{ns_text(made.step)} instead of {ns_text(measured)}, {times} {word}: {', '.join(said)}."
+
+
+def speedup(measured: float, took: float) -> float:
+    """How many times as fast a step of `took` ns is; 1 where nothing that takes time is left."""
+    return measured / took if took else 1.0
 
 
 def _words(change: Change) -> list[str]:

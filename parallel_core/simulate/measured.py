@@ -78,13 +78,15 @@ def key(op: Op) -> Key:
 def measure(schedule: Schedule, spans: Mapping[int, NDArray[np.void]], layout: Layout) -> Measured:
     """Costs of the step in `spans` (by global rank). `schedule`: the lowered schedule that its ranks walked.
 
-    Raises ValueError where a rank or an operation is missing: an incomplete step cannot be replayed.
+    Raises ValueError where a rank or an operation is missing, or nothing takes time: such a step cannot be replayed.
     """
     rows = waits.ordered(spans)
     if set(rows) != set(range(layout.world)) or not all(map(len, rows.values())):
         raise ValueError("the spans of this step are not whole: a rank is missing.")
     zero = min(int(own["start"].min()) for own in rows.values())
     end = last_end(rows)
+    if end <= zero:
+        raise ValueError("the spans of this step have no length.")
     reader = _Reader(rows, layout, zero)
     every = [reader.read(rank, schedule) for rank in sorted(rows)]
     parts: dict[int, list[_Part]] = {}

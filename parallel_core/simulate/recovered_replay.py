@@ -29,7 +29,7 @@ from parallel_core.schedule.ir import COMPUTE, RECVS, REPLICA_COLLECTIVES, SENDS
 from parallel_core.schedule.table import to_csv
 from parallel_core.schedule.traits import CUSTOM, TRAITS
 from parallel_core.simulate.measured import Measured, measure
-from parallel_core.simulate.recovered import Done, Pipeline, Spans, is_pipeline, recover
+from parallel_core.simulate.recovered import Done, NotRecovered, Pipeline, Spans, is_pipeline, recover
 from parallel_core.simulate.replay import Change, Replay, replay_as
 from parallel_core.spec import DRAWN, DeviceKind, RunSpec
 
@@ -52,8 +52,12 @@ class Recovered:
     @classmethod
     def of(cls, spans: Spans, device: DeviceKind = "cpu") -> Recovered | None:
         """The recovered pipeline; None where ranks are not stages of a pipeline. Raises NotRecovered where they are,
-        but their operations cannot be determined."""
-        return cls(recover(spans), spans, device) if is_pipeline(spans) else None
+        but their operations cannot be determined or have no length."""
+        if not is_pipeline(spans):
+            return None
+        if last_end(spans) <= step_start(spans):
+            raise NotRecovered("its spans have no length")
+        return cls(recover(spans), spans, device)
 
     @cached_property
     def spec(self) -> RunSpec:

@@ -262,6 +262,16 @@ def test_names_that_no_database_holds_are_mended_and_numbers_too_large_are_no_st
     assert "aten::\N{REPLACEMENT CHARACTER}mul" in page.content.decode()
 
 
+def test_a_step_without_length_is_shown(member: Client) -> None:
+    event = {"ph": "X", "cat": "cpu_op", "name": "aten::mul", "ts": 10, "pid": 1, "tid": 1}
+    trace, page = shown(member, ("rank0.json", json.dumps({"traceEvents": [event]}).encode()))
+    assert (trace.state, page.status_code) == (TraceState.READY, 200)
+    whatif = member.get(reverse("traces:whatif", args=(trace.pk,)))
+    assert whatif.status_code == 200 and whatif.context["whatif"].check == ""
+    assert member.get(f"/api/v1/traces/{trace.pk}/whatif").status_code == 200
+    assert member.get(f"/api/v1/traces/{trace.pk}/analysis").status_code == 200
+
+
 def test_a_trace_that_ends_its_reader_is_given_up(member: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     send(member, ("rank0.json", b"{}"))
     Trace.objects.update(tries=reading.MAX_TRIES)

@@ -79,6 +79,38 @@ def test_pauses_are_told_from_waits() -> None:
     assert gaps(made[0][:1]).each == 0
 
 
+def test_half_a_pause_a_rank_is_no_pause() -> None:
+    """The median of two ranks with one pause and none is half a pause, which has no length."""
+    rows = np.zeros(3, SPAN)
+    rows["kind"] = [Kind.STEP, Kind.F, Kind.F]
+    rows["start"], rows["end"] = [0, 0, 300_000], [400_000, 100_000, 400_000]
+    busy = rows.copy()
+    busy["end"][1] = 300_000
+    assert gaps(rows) == (1, 200_000) and gaps(busy) == (0, 0)
+    assert "tiny_kernels" not in found({0: rows, 1: busy})
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_step_without_length_is_judged_by_no_rule(ranks: int) -> None:
+    rows = np.zeros(3, SPAN)
+    rows["kind"], rows["micro_batch"] = [Kind.STEP, Kind.F, Kind.BW], -1
+    assert found(dict.fromkeys(range(ranks), rows)) == []
+    stages = {rank: rows.copy() for rank in range(ranks)}
+    for rank, own in stages.items():
+        own["stage"][1:], own["micro_batch"] = rank, [-1, 0, 0]
+    assert found(stages) == []
+
+
+def test_short_operations_alike_hide_no_straggler() -> None:
+    """Shortest spans of an imported trace are operators, not whole forwards: rank 1 is slow in its long ones."""
+    made = step(slow=2.0)
+    for rank, rows in made.items():
+        for kind, usual in ((Kind.F, 10_000), (Kind.BW, 20_000)):
+            first = np.flatnonzero(rows["kind"] == kind)[0]
+            rows["end"][first] = rows["start"][first] + usual + (8_000_000 // 20 if rank == 1 else 0)
+    assert found(made)[0] == "straggler"
+
+
 def test_waiting_for_a_slow_rank_is_no_exposed_collective() -> None:
     assert "exposed_collectives" not in found(step(slow=2.0))
 

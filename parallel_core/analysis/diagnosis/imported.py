@@ -67,7 +67,7 @@ def _exposed(case: _Imported) -> Finding | None:
     others they include waiting for it."""
     alone = case.of_rank(lambda rank, account: account.parts.exposed_collective)
     took = round(min(alone.values())) if len(alone) > 1 else 0
-    if took < MOST * case.step_ns:
+    if not case.step_ns or took < MOST * case.step_ns:
         return None
     return Finding(
         "exposed_collectives",
@@ -83,7 +83,7 @@ def _small(case: _Imported) -> Finding | None:
     neighbouring operations or kernels, not a whole forward, so its length says nothing."""
     found = [gaps(rows) for step in case.traced for rows in step.values()]
     many, lost = (round(float(np.median([own[i] for own in found]))) for i in range(2))
-    if lost < tiny_kernels.BETWEEN * case.step_ns:
+    if not case.step_ns or not many or lost < tiny_kernels.BETWEEN * case.step_ns:
         return None
     return Finding(
         "tiny_kernels",
@@ -97,7 +97,7 @@ def _small(case: _Imported) -> Finding | None:
 
 
 def _straggler(case: _Imported) -> Finding | None:
-    return None if case.pipeline else straggler.check(case, least=1)
+    return None if case.pipeline else straggler.check(case, least=1, whole=False)
 
 
 RULES: dict[str, Callable[[_Imported], Finding | None]] = {

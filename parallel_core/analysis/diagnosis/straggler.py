@@ -27,10 +27,11 @@ SLOW_DEVICE = 1.15
 LEAST = 2
 
 
-def check(case: Case, least: int = LEAST) -> Finding | None:
-    """The finding, or None; needs at least `least` traced steps."""
+def check(case: Case, least: int = LEAST, whole: bool = True) -> Finding | None:
+    """The finding, or None; needs at least `least` traced steps. `whole`: each span of computing is a whole forward or
+    backward, whose length tells a rank that launches slowly from a slow one."""
     world = case.layout.world
-    if world == 1 or len(case.traced) < least or tiny_kernels.alone(case):
+    if world == 1 or len(case.traced) < least or (whole and tiny_kernels.alone(case)):
         return None
     flops = _flops(case)
     pace = np.array([[_busy(step[rank]) / flops[rank] for rank in range(world)] for step in case.accounts])
