@@ -58,7 +58,7 @@ def read_all(files: list[tuple[str, Path]], limits: Limits = USUAL) -> JobTrace:
         if isinstance(found, own.OwnStep):
             ours.append((name, found))
         else:
-            theirs.append((name, rank_of(header, name), found))
+            theirs.append((name, rank_of(header, name, len(files) == 1), found))
     if any(step.spans for _, step in ours):
         return join_own(ours, [name for name, _, _ in theirs])
     out = join(theirs)

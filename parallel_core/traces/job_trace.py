@@ -23,7 +23,11 @@ from parallel_core.traces.unnamed import NotCounted, Spans, counted, whole
 
 SKEW_NS = 500_000
 """Clock differences up to this many ns are not corrected."""
-_IN_NAME = re.compile(r"rank[-_]?(\d+)|worker(\d+)|[-_](\d+)(?=\.)", re.I)
+_CALLED = re.compile(r"(?:rank[-_]?|worker)(\d+)", re.I)
+_NUMBERED = re.compile(r"[-_](\d+)(?=\.)")
+_BY_HANDLER = re.compile(r"\.\d{6,}\.pt\.trace\b")
+"""A name given by torch.profiler.tensorboard_trace_handler, by default `<host>_<process id>.<ns>.pt.trace.json`: its
+numbers are no ranks."""
 
 
 @dataclass
@@ -37,15 +41,15 @@ class JobTrace:
     recorded: dict[str, Any] = field(default_factory=dict)
 
 
-def rank_of(header: Mapping[str, Any], name: str) -> int | None:
-    """The rank that the profiler wrote into the file, otherwise the one in its name; None where neither has one."""
+def rank_of(header: Mapping[str, Any], name: str, alone: bool = False) -> int | None:
+    """The rank that the profiler wrote into the file, otherwise the one in its name; None where neither has one.
+    `alone`: the job's only file, which a number in its name does not tell from others unless it is called a rank."""
     info = header.get("distributedInfo")
     told = info.get("rank") if isinstance(info, dict) else None
     if isinstance(told, int) and 0 <= told < 1 << 20:
         return told
-    found = _IN_NAME.search(name)
-    number = next((int(part) for part in found.groups() if part), None) if found else None
-    return number if number is not None and number < 1 << 20 else None
+    found = _CALLED.search(name) or (None if alone or _BY_HANDLER.search(name) else _NUMBERED.search(name))
+    return int(found[1]) if found and int(found[1]) < 1 << 20 else None
 
 
 def join(parts: Sequence[tuple[str, int | None, RankTrace]]) -> JobTrace:

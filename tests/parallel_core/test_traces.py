@@ -274,12 +274,24 @@ def test_what_is_to_be_said_of_every_file_is_said_once() -> None:
         ({"distributedInfo": {"rank": 3}}, "rank7.json", 3),
         ({}, "trace_rank7.json.gz", 7),
         ({}, "worker12.pt.trace.json", 12),
-        ({}, "vm_30130.1790857.pt.trace.json", 30130),
+        ({}, "job_2.json", 2),
+        ({}, "rank_3.1712345678901234567.pt.trace.json", 3),
+        ({}, "vm_30130.1712345678901234567.pt.trace.json", None),
+        ({}, "ip-10-0-0-3.internal_30130.1712345678901.pt.trace.json.gz", None),
         ({"distributedInfo": 5}, "trace.json", None),
     ],
 )
 def test_the_rank_is_read_off_the_file_or_its_name(header: dict[str, Any], name: str, rank: int | None) -> None:
     assert rank_of(header, name) == rank
+
+
+@pytest.mark.parametrize("name", ["vm_30130.1712345678901234567.pt.trace.json", "profile_2024.json"])
+def test_a_process_that_is_alone_is_rank_0(tmp_path: Path, name: str) -> None:
+    event = {"ph": "X", "cat": "cpu_op", "name": "aten::mm", "pid": 30130, "tid": 1, "ts": 1, "dur": 2}
+    (tmp_path / name).write_text(json.dumps({"traceEvents": [event]}))
+    found = read(tmp_path / name)
+    assert list(found.ranks) == [0]
+    assert not any("no trace of" in note for note in found.notes)
 
 
 @pytest.mark.parametrize(("host", "moved"), [("elsewhere", True), ("", True), (None, False)])
