@@ -71,7 +71,7 @@ class Collected:
                 continue
             start, length, args = event.get("ts", ""), event.get("dur", 0), event.get("args")
             try:
-                if not (-LATEST < start < LATEST and 0 <= length < LATEST):
+                if not (-LATEST < start < LATEST and 0 <= length < LATEST and start + length < LATEST):
                     raise TypeError
             except TypeError:
                 self.odd += 1

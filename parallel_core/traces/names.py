@@ -17,14 +17,16 @@ from parallel_core.schedule.ir import Kind
 
 STEP = re.compile(r"ProfilerStep#(\d{1,9})(?!\d)")
 """The step number must fit a 32-bit database column: longer numbers do not match."""
-_OWN = re.compile(r"(?:PP:)?(\d+)(F|BW|B|I|W)(\d+)")
-_MESSAGE = re.compile(r"(?:PP:)?(\d+)(SEND|RECV)_(ACT|GRAD|F|B)(\d+)")
+_STAGE, _MICRO_BATCH = r"(\d{1,4})", r"(\d{1,9})"
+"""Numbers that fit the columns of SPAN rows (16 and 32 bits): a name with longer ones has no meaning."""
+_OWN = re.compile(rf"(?:PP:)?{_STAGE}(F|BW|B|I|W){_MICRO_BATCH}")
+_MESSAGE = re.compile(rf"(?:PP:)?{_STAGE}(SEND|RECV)_(ACT|GRAD|F|B){_MICRO_BATCH}")
 _UPDATE = re.compile(r"\d+OPT_STEP")
 _SUMS = re.compile(r"\d+(ALLREDUCE|REDUCE_SCATTER|GATHER)|NORM|TP_COLLECTIVE|UNSHARD|STATISTICS")
 NORM = "NORM"
 """Annotation of the collective in which all ranks meet before an update."""
-_PAIR = re.compile(r"(?:PP:)?\((\d+)F(\d+);(\d+)B(\d+)\)OVERLAP_F_B")
-_PASS = re.compile(r"(Forward|Backward)(?:_| )(\d+)")
+_PAIR = re.compile(rf"(?:PP:)?\({_STAGE}F{_MICRO_BATCH};{_STAGE}B{_MICRO_BATCH}\)OVERLAP_F_B")
+_PASS = re.compile(rf"(Forward|Backward)(?:_| ){_MICRO_BATCH}")
 
 
 class Meaning(NamedTuple):

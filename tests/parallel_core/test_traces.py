@@ -235,8 +235,21 @@ def test_events_are_found_wherever_a_piece_of_the_file_ends(monkeypatch: pytest.
 
 def test_times_that_make_no_sense_are_counted() -> None:
     bad = ({"ts": "x"}, {"ts": 1, "dur": -5}, {"ts": 1e300}, {"ts": float("nan")}, {"ts": 1, "dur": 2})
+    bad += ({"ts": 1.7e15, "dur": 7.6e15}, {"ts": -8e15, "dur": 8.9e15})
     trace = Collected({"ph": "X", "cat": "cpu_op", "name": "aten::mm", **times} for times in bad)
-    assert (trace.odd, len(trace.host)) == (4, 1)
+    assert (trace.odd, len(trace.host)) == (5, 2)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "99999F0", "0F9999999999", "PP:0SEND_F9999999999", "PP:99999RECV_B0", "Forward 9999999999",
+        "PP:(0F9999999999;1B0)OVERLAP_F_B",
+    ],
+)  # fmt: skip
+def test_numbers_that_no_column_holds_name_nothing(name: str) -> None:
+    rows = kineto.read(Collected([host(name, 0, 20), host("aten::mm", 0, 20, "cpu_op")])).steps[0]
+    assert rows[["stage", "micro_batch"]][rows["kind"] != Kind.STEP].tolist() == [(-1, -1)]
 
 
 def test_overlapping_operations_are_counted_once() -> None:
