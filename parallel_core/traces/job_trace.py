@@ -4,14 +4,16 @@ possible."""
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from parallel_core.analysis.quantities import plural_text
 from parallel_core.analysis.waits import among
+from parallel_core.observe.records import SPAN
 from parallel_core.schedule.ir import P2P, Kind
 from parallel_core.simulate.imported import MOST_SPANS
 from parallel_core.simulate.recovered import NotRecovered, recover, staged
@@ -93,29 +95,56 @@ def _missing(out: JobTrace) -> None:
 
 
 def _one_clock(out: JobTrace) -> None:
-    """Shifts the spans of ranks on other (or unknown) hosts so that their collectives end when those of the first rank
-    do."""
+    """Shifts the spans of ranks on other (or unknown) hosts so that their collectives end when those of ranks that take
+    part in them do. Ranks of one host share a clock."""
     ends = {rank: _collective_ends(trace) for rank, trace in out.ranks.items()}
     first = min((rank for rank, own in ends.items() if len(own)), default=min(ends, default=0))
-    for rank, own in ends.items():
-        if rank == first or (out.ranks[rank].host and out.ranks[rank].host == out.ranks[first].host):
-            continue  # ranks of one host share a clock
-        if len(own) and len(own) != len(ends[first]):
-            out.notes.append(f"Rank {rank} has other collectives than rank {first}: their clocks were not compared.")
-        elif len(own):
-            _move(out, rank, first, own - ends[first])
+    clocks: dict[int, str | int] = {rank: trace.host or rank for rank, trace in sorted(out.ranks.items())}
+    compared, groups = {clocks.get(first)}, _groups(out)
+    while pair := _comparable(ends, clocks, groups, compared):
+        here = [rank for rank in clocks if clocks[rank] == clocks[pair[0]]]
+        _move(out, ends, here, *pair)
+        compared.add(clocks[here[0]])
+    for rank in (rank for rank in clocks if len(ends[rank]) and clocks[rank] not in compared):
+        out.notes.append(f"Rank {rank} has other collectives than rank {first}: their clocks were not compared.")
     _note_unaligned(out, ends, first)
     _note_disjoint(out, first)
 
 
-def _move(out: JobTrace, rank: int, first: int, apart: NDArray[np.int64]) -> None:
-    skew = int(np.median(apart))
+def _groups(out: JobTrace) -> dict[int, Hashable]:
+    """Rank -> a value that is equal for ranks with the same collectives. In a pipeline these are the ranks of the same
+    stages: each stage reduces its gradients when its own backwards are done."""
+    rows = {rank: np.concatenate([np.empty(0, SPAN), *trace.steps.values()]) for rank, trace in out.ranks.items()}
+    if not any(among(own, P2P).any() for own in rows.values()):
+        return dict.fromkeys(rows, 0)
+    named = {rank: own["stage"][(own["stage"] >= 0) & (own["micro_batch"] >= 0)] for rank, own in rows.items()}
+    return {rank: frozenset(stages.tolist()) or f"rank {rank}" for rank, stages in named.items()}
+
+
+def _comparable(
+    ends: Mapping[int, NDArray[np.int64]],
+    clocks: Mapping[int, str | int],
+    groups: Mapping[int, Hashable],
+    compared: Collection[str | int | None],
+) -> tuple[int, int] | None:
+    """A rank whose clock is not yet compared, and one with the same collectives whose clock is; None without any."""
+    new, known = ([rank for rank in clocks if (clocks[rank] in compared) == done] for done in (False, True))
+    pairs = ((rank, peer) for rank in new for peer in known if groups[rank] == groups[peer])
+    return next(((rank, peer) for rank, peer in pairs if len(ends[rank]) == len(ends[peer]) > 0), None)
+
+
+def _move(out: JobTrace, ends: Mapping[int, NDArray[np.int64]], here: Sequence[int], rank: int, peer: int) -> None:
+    """Moves the ranks `here`, whose clock `rank` has, to the clock of `peer`."""
+    skew = int(np.median(ends[rank] - ends[peer]))
     if abs(skew) <= SKEW_NS:
         return
-    out.ranks[rank].move(-skew)
+    for moved in here:
+        out.ranks[moved].move(-skew)
+        ends[moved][:] -= skew
     way = "ahead" if skew > 0 else "behind"
-    text = f"The clock of rank {rank} is {abs(skew) / 1e6:.3g} ms {way} of that of rank {first}"
-    out.notes.append(f"{text}; it was moved by the ends of {len(apart)} collectives.")
+    whose = f"rank{'s' * (len(here) > 1)} {few_text(here)}"
+    text = f"The clock of {whose} is {abs(skew) / 1e6:.3g} ms {way} of that of rank {peer}"
+    out.notes.append(f"{text}; it was moved by the ends of {plural_text(len(ends[rank]), 'collective')}.")
 
 
 def _note_unaligned(out: JobTrace, ends: Mapping[int, NDArray[np.int64]], first: int) -> None:
