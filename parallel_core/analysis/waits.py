@@ -109,7 +109,7 @@ def _groups(kind: Kind, layout: Layout) -> Sequence[Sequence[int]]:
 
 
 class Sends(NamedTuple):
-    """Messages sorted by `keys`: when each send began, and on which rank."""
+    """Messages sorted by `keys`, then by when each send began (`starts`); `ranks` = the senders."""
 
     keys: Times
     starts: Times
@@ -124,17 +124,24 @@ def sends(rows: Rows, layout: Layout) -> Sends:
         keys = _message(own, layout.coords(rank).tensor, sending=True)
         parts.append(Sends(keys, own["start"], np.full(len(own), rank, np.int64)))
     joined = [np.concatenate(column) for column in zip(*parts, strict=True)]
-    order = np.argsort(joined[0], kind="stable")
+    order = np.lexsort((joined[1], joined[0]))
     return Sends(*(column[order] for column in joined))
 
 
 def received(rank: int, rows: NDArray[np.void], layout: Layout, every: Sends) -> Causes:
-    """The send of each of the rank's receives; if missing, the receive's own start and rank -1."""
+    """The send of each of the rank's receives; if missing, the receive's own start and rank -1.
+
+    Replicas of an imported job, which number their micro-batches alike, send messages that look the same. Of these the
+    last one is taken that was sent before the receive ended.
+    """
     own, (keys, starts, ranks) = of_kinds(rows, *RECVS), every
     if not len(keys):
         return Causes(own["start"], np.full(len(own), -1, np.int64))
     wanted = _message(own, _givers(rank, own, layout), sending=False)
-    at = np.minimum(np.searchsorted(keys, wanted), len(keys) - 1)
+    first, behind = np.searchsorted(keys, wanted), np.searchsorted(keys, wanted, side="right")
+    at = np.minimum(first, len(keys) - 1)
+    for i in np.flatnonzero(behind - first > 1):
+        at[i] += max(0, int(np.searchsorted(starts[first[i] : behind[i]], own["end"][i], side="right")) - 1)
     known = keys[at] == wanted
     return Causes(np.where(known, starts[at], own["start"]), np.where(known, ranks[at], -1))
 

@@ -48,6 +48,23 @@ def test_a_send_that_work_goes_on_beside_is_waited_for_behind_it() -> None:
     assert found.overlapped == 20
 
 
+def test_a_message_of_an_imported_replica_is_that_of_its_own_stages() -> None:
+    """Replicas of an imported job number their micro-batches alike: here two of two stages, one behind the other."""
+    made = {}
+    for rank, late in ((0, 0), (1, 0), (2, 500), (3, 500)):
+        made[rank] = rows((Kind.RECV_ACT, 0, 42) if rank % 2 else (Kind.SEND_ACT, 40, 42))
+        made[rank]["stage"] = rank % 2
+        made[rank]["start"] += late
+        made[rank]["end"] += late
+    layout = Layout.unknown(4)
+    sent = waits.sends(made, layout)
+    found = {rank: waits.received(rank, made[rank], layout, sent) for rank in (1, 3)}
+    assert {rank: (causes.at.tolist(), causes.ranks.tolist()) for rank, causes in found.items()} == {
+        1: ([40], [0]),
+        3: ([540], [2]),
+    }
+
+
 def test_a_send_that_nothing_goes_on_beside_is_waited_for_from_its_beginning() -> None:
     found = account((Kind.F, 0, 10), (Kind.SEND_ACT, 10, 60), (Kind.F, 60, 70))
     assert (found.parts.exposed_p2p, found.overlapped) == (50, 0)
