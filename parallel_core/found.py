@@ -8,7 +8,7 @@ import numpy as np
 
 from parallel_core.analysis.diagnosis import RULES, Case, checked, diagnose
 from parallel_core.analysis.diagnosis.case import paces
-from parallel_core.faults import broken
+from parallel_core.faults import trained
 from parallel_core.local import Outcome, points
 from parallel_core.observe.records import SPAN, Frame
 from parallel_core.observe.when import first_timed
@@ -25,7 +25,7 @@ def case_of(spec: RunSpec, outcome: Outcome) -> Case:
     memory = {rank: [f for f in own if f.kind == "memory"][-1:] for rank, own in frames.items()}
     others = [f.header.get("cpu_others") for own in frames.values() for f in own if f.kind == "summary"]
     return Case(
-        broken(spec).model_copy(update={"inject": ()}),
+        trained(spec),
         _traced(spec, frames),
         loss_steps=loss["step"].astype(np.int64),
         loss=loss["value"],

@@ -103,6 +103,6 @@ def _replayed(run: Run, change: Change) -> float | None:
     if trace is None or not trace.whole:
         return None
     try:
-        return replay(trace.spec, trace.measured, change).step / 1e9
+        return replay(trace.trained, trace.measured, change).step / 1e9
     except ValueError:  # too long, or not a whole step
         return None

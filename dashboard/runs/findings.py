@@ -16,7 +16,7 @@ from parallel_core.analysis.diagnosis import RULES, Case, Finding, checked, diag
 from parallel_core.analysis.diagnosis.case import paces
 from parallel_core.analysis.diagnosis.place import Place, place
 from parallel_core.analysis.quantities import bytes_text, ns_text, significant
-from parallel_core.faults import broken
+from parallel_core.faults import trained
 from parallel_core.observe.when import first_timed
 from parallel_core.spec import RunSpec
 
@@ -107,7 +107,7 @@ STEPPED = ("timeline", "accounts", "whatif")
 
 def case_of(run: Run, earlier: Run | None = None) -> Case:
     """The run as rules see it: its spec with faults applied, its newest whole traced steps, its curves and peaks."""
-    spec = broken(RunSpec.stored(run.spec)).model_copy(update={"inject": ()})
+    spec = trained(RunSpec.stored(run.spec))
     loss = selectors.series(run, "loss")
     records = selectors.memory(run)
     return Case(

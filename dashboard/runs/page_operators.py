@@ -64,7 +64,7 @@ def _rank(text: Any, trace: Trace, usual: int) -> int:
 
 
 def _side(trace: Trace, rank: int) -> Side:
-    return Side(trace.spec, rank, trace.spans[rank])
+    return Side(trace.trained, rank, trace.spans[rank])
 
 
 def around_differences(found: Alignment) -> list[Row]:

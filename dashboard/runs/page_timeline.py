@@ -31,7 +31,7 @@ def context(run: Run, step: int | None) -> dict[str, Any]:
         return {"trace": None}
     found: dict[str, Any] = {"trace": trace, "kept": trace.kept, "total": trace.total}
     try:
-        planned = plan(trace.spec, trace.measured)
+        planned = plan(trace.trained, trace.measured)
     except ValueError as error:
         return found | {"why_not": str(error)}
     joined = lateness(planned, trace.spans, trace.layout)

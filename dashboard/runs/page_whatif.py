@@ -121,16 +121,16 @@ def context(run: Run, step: int | None, given: Mapping[str, Any]) -> dict[str, A
         measured = trace.measured
     except ValueError as error:
         return {"why_not": sentence_text(str(error))}
-    form = WhatIfForm(trace.spec, given)
-    made = replayed(form, lambda change: replay(trace.spec, measured, change))
-    again = replay(trace.spec, measured, Change())
+    form = WhatIfForm(trace.trained, given)
+    made = replayed(form, lambda change: replay(trace.trained, measured, change))
+    again = replay(trace.trained, measured, Change())
     return {
         "form": form,
         "made": made is not None,
         "sentence": sentence(form.change(), made, measured.step) if made else "",
         "limit": _limit(trace),
         "chart": chart(trace.spans, trace.layout, measured.step, made, step=trace.step) if made else None,
-        "run_address": run_address(form.change(), made) if made else "",
+        "run_address": run_address(form.change(), made) if made and not trace.run.broken else "",
         "settles": not Prediction.objects.filter(run=run, disturbed=True).exists(),
         "ideas": ideas(trace),
         "check": check(again.step, measured.step),
@@ -179,7 +179,7 @@ def replayed(form: WhatIfForm, how: Callable[[Change], Replay]) -> Replay | None
 def ideas(trace: Trace) -> list[dict[str, Any]]:
     """Single changes to a step of a run."""
     measured, at = trace.measured, {"tab": "whatif", "step": trace.step}
-    return single_changes(trace.spec, measured.step, lambda change: replay(trace.spec, measured, change), at)
+    return single_changes(trace.trained, measured.step, lambda change: replay(trace.trained, measured, change), at)
 
 
 def single_changes(
@@ -269,7 +269,7 @@ def _limit(trace: Trace) -> str:
     base = traces.baseline(trace.run)
     if base is None:
         return sentence_text(bound)
-    free = replay(trace.spec, trace.measured, Change(links=FREE)).step
+    free = replay(trace.trained, trace.measured, Change(links=FREE)).step
     ideal = f"{ratio_text(base[1].total / free)} of one device is the ideal speedup with free communication"
     return f"{ideal}; {bound}" if bound else f"{ideal}."
 

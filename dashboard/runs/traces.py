@@ -14,6 +14,7 @@ from parallel_core.analysis.breakdown import Account, Breakdown, accounts
 from parallel_core.analysis.diagnosis.case import REPLAYED
 from parallel_core.analysis.export import About
 from parallel_core.analysis.quantities import count_text
+from parallel_core.faults import trained
 from parallel_core.layout import Layout
 from parallel_core.schedule import build
 from parallel_core.simulate.measured import Measured, measure
@@ -34,8 +35,13 @@ class Trace:
         return RunSpec.stored(self.run.spec)
 
     @cached_property
+    def trained(self) -> RunSpec:
+        """The spec that was trained, with what injected faults change in it."""
+        return trained(self.spec)
+
+    @cached_property
     def layout(self) -> Layout:
-        return Layout.of(self.spec)
+        return Layout.of(self.trained)
 
     @property
     def about(self) -> About:
@@ -50,7 +56,7 @@ class Trace:
     @cached_property
     def measured(self) -> Measured:
         """Raises ValueError if the step is incomplete, part of a stream without flushes, or too long to be replayed."""
-        return measured(self.spec, self.spans, self.layout)
+        return measured(self.trained, self.spans, self.layout)
 
     @property
     def kept(self) -> int:

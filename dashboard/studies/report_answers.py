@@ -188,7 +188,7 @@ def _free(done: Sequence[Row], steps: Mapping[int, Trace]) -> tuple[list[str], l
             measured = trace.measured
         except ValueError:
             continue  # a stream without a flush, or too long: it cannot be replayed
-        gain = measured.step / replay(trace.spec, measured, Change(links=FREE)).step
+        gain = measured.step / replay(trace.trained, measured, Change(links=FREE)).step
         now = row.entry.speed.ratio
         said.append((now * gain, freed(row.entry.label, now, gain, row.run.devices), row))
     said.sort(key=lambda one: one[0], reverse=True)
@@ -215,7 +215,7 @@ def _operators(done: Sequence[Row], steps: Mapping[int, Trace]) -> tuple[list[st
         trace = steps.get(row.run.pk)
         if trace is None or row.entry.family in said or not {0, 1} <= trace.spans.keys():
             continue
-        a, b = (Side(trace.spec, rank, trace.spans[rank]) for rank in (0, 1))
+        a, b = (Side(trace.trained, rank, trace.spans[rank]) for rank in (0, 1))
         text = sentence(a, b, align(a.operations(), b.operations()), ("rank 0", "rank 1"))
         said[row.entry.family] = f"{row.entry.label}, rank 0 against rank 1: {text}"
         rows.append(row)

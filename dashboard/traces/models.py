@@ -8,6 +8,7 @@ from django.conf import settings
 from django.db import models
 from pydantic import ValidationError
 
+from parallel_core.faults import trained
 from parallel_core.spec import RunSpec
 
 
@@ -56,6 +57,11 @@ class Trace(models.Model):
             return RunSpec.stored(given) if (given := self.recorded.get("spec")) else None
         except ValidationError:
             return None
+
+    @cached_property
+    def trained(self) -> RunSpec | None:
+        """The spec that was trained, with what injected faults change in `spec`."""
+        return trained(self.spec) if self.spec else None
 
     def counted(self, step: int) -> bool:
         """Whether stages and micro-batches of the step were inferred from messages and order, not from annotations."""

@@ -53,8 +53,8 @@ def side_by_side(trace: Trace, step: int, given: Mapping[str, Any]) -> Side:
     """`?a=` and `?b=` are ranks, `?level=` one of LEVELS."""
     kept = {row["rank"]: row["names"] for row in trace.spans.filter(step=step).values("rank", "names")}
     levels = {level: words for level, words in LEVELS.items() if any(names.get(level) for names in kept.values())}
-    if trace.spec is not None:
-        return _recorded(trace.spec, spans(trace, step), given)
+    if trace.trained is not None:
+        return _recorded(trace.trained, spans(trace, step), given)
     if trace.recorded:
         return Side(why_not="Its operations are distinguished by the spec of its run, which did not come with it.")
     if not levels:

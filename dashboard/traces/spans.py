@@ -23,7 +23,7 @@ def spans(trace: Trace, step: int) -> Spans:
 
 def step_of(trace: Trace, step: int) -> Step:
     """A step of the trace, with the run's layout if its spec was exported with it."""
-    layout = Layout.of(trace.spec) if trace.spec else None
+    layout = Layout.of(trace.trained) if trace.trained else None
     return kept(("trace", trace.pk, step), lambda: Step(spans(trace, step), layout))
 
 

@@ -36,8 +36,8 @@ _FOOT = (
 def of_trace(trace: Trace, step: int, given: Mapping[str, Any]) -> WhatIf:
     """The what-if of a step: with the spec exported with it, or as far as a pipeline can be recovered."""
     found = step_of(trace, step)
-    if trace.spec is not None:
-        return recorded.whatif(found, step, given, trace.spec)
+    if trace.trained is not None:
+        return recorded.whatif(found, step, given, trace.trained)
     return whatif(found, step, given, device_of(trace), trace.counted(step))
 
 

@@ -65,6 +65,11 @@ def broken(spec: RunSpec) -> RunSpec:
     return spec
 
 
+def trained(spec: RunSpec) -> RunSpec:
+    """Returns the spec without faults that has what a run of `spec` trains: its cut, its loss scale."""
+    return broken(spec).model_copy(update={"inject": ()})
+
+
 def sentences(faults: Iterable[Fault]) -> list[str]:
     """Describes each fault: `Straggler: rank 1 takes 2 times as long to compute`."""
     return [f"{fault.title}: {fault.sentence}" for fault in faults]

@@ -141,6 +141,18 @@ def test_ideas_are_sorted_and_lead_to_themselves(client: Client, alice: Any) -> 
         assert "or take a line of the table" not in tab(client, run, idea["address"])
 
 
+def test_tabs_use_the_cut_that_was_trained(client: Client, alice: Any) -> None:
+    fault = {"kind": "unbalanced_cut", "stage": 0, "units": 2}
+    run, same = factory.finished(alice, PIPELINE, inject=[fault]), factory.finished(alice, {**PIPELINE, "cuts": [7]})
+    mine, theirs = traced(run), traced(same)
+    assert mine.trained == theirs.spec and mine.about.spec == run.spec
+    client.force_login(alice)
+    sentences = [client.get(f"/runs/{one.pk}/?tab=operators").context["operators_sentence"] for one in (run, same)]
+    assert sentences[0] == sentences[1] and "embed to block.2.mlp" in sentences[0]
+    found = client.get(f"/runs/{run.pk}/?tab=whatif&micro_batches=8").context
+    assert found["sentence"] and not found["run_address"], "a run without the fault would not settle the prediction"
+
+
 @pytest.mark.parametrize(
     ("query", "words"),
     [

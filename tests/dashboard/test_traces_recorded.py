@@ -116,6 +116,15 @@ def test_findings_operators_and_what_if_are_those_of_the_run(member: Client, run
     assert made.chart.figure["data"] == wanted["chart"].figure["data"]
 
 
+def test_operators_of_a_run_with_a_moved_cut_are_on_the_layers_that_were_trained(member: Client, alice: Any) -> None:
+    run = factory.finished(alice, PIPELINE, inject=[{"kind": "unbalanced_cut", "stage": 0, "units": 2}])
+    trace, _ = opened(member, exported(member, run))
+    assert trace.spec is not None and trace.spec.inject and trace.trained == of_run(run).trained
+    operators = member.get(reverse("traces:operators", args=(trace.pk,))).context["operators"]
+    at_home = member.get(f"/runs/{run.pk}/?tab=operators&step=10").context
+    assert operators.sentence == at_home["operators_sentence"]
+
+
 def test_through_the_api_and_back_and_once_more(client: Client, member: Client, run: Run) -> None:
     answer = member.get(f"/api/v1/runs/{run.pk}/chrome", {"gzip": "true"})
     packed = received(answer)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from parallel_core.analysis import diagnosis
 from parallel_core.analysis.diagnosis.case import Case, Finding, Step
-from parallel_core.faults import broken
+from parallel_core.faults import trained
 from parallel_core.spec import RunSpec
 
 
@@ -17,7 +17,7 @@ def diagnose(spec: RunSpec, steps: Sequence[Step], others: float | None) -> tupl
     whole = [s for s in steps if len(s) == world and all(map(len, s.values())) and _spans(s) >= shortest]
     if not whole:
         raise ValueError("not every rank of the run has its spans here")
-    case = Case(broken(spec).model_copy(update={"inject": ()}), whole, others=others)
+    case = Case(trained(spec), whole, others=others)
     return diagnosis.diagnose(case), diagnosis.judged_by_spans(case)
 
 
