@@ -29,10 +29,10 @@ NONE_LEFT = "No run of this study is left to cancel."
 def cancel(request: HttpRequest) -> HttpResponse:
     """GET asks for confirmation, POST cancels and redirects back.
 
-    It is for the ticked runs (`runs=1&runs=2`), or on GET for the runs of a study that have not ended (`study=1`); only
-    those that the user may cancel.
+    It is for the ticked runs (`runs=1&runs=2`), or on GET for the runs of a study that have not ended (`all_of=1`);
+    only those that the user may cancel. `study=1` is only a filter of the list, as in all its addresses.
     """
-    study = number(request.GET.get("study"))
+    study = number(request.GET.get("all_of"))
     asked = Q(pk__in=ticked(request.POST if request.method == "POST" else request.GET))
     if study is not None and request.method != "POST":
         asked = Q(study=study) & ~Q(state__in=(*ENDED, State.CANCELLING))

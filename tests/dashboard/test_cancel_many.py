@@ -58,7 +58,7 @@ def test_what_is_left_of_a_study_is_cancelled_from_its_page(client: Client, alic
     left = [factory.queued(alice, study=study) for _ in range(2)]
     elsewhere = make(alice, "elsewhere")
     client.force_login(alice)
-    address = f"/runs/cancel?study={study.pk}"
+    address = f"/runs/cancel?all_of={study.pk}"
     assert address in client.get(f"/studies/{study.pk}/").content.decode()
     page = client.get(address)
     assert [run.pk for run in page.context["runs"]] == [run.pk for run in left]
@@ -72,6 +72,22 @@ def test_what_is_left_of_a_study_is_cancelled_from_its_page(client: Client, alic
     assert "2 cancelled</span>" in client.get("/studies/").content.decode()
     client.force_login(bob)
     assert client.get(address).status_code == 403
+
+
+def test_of_a_list_filtered_by_study_only_the_ticked_runs_are_cancelled(client: Client, alice: Any) -> None:
+    study = Study.objects.create(name="long", owner=alice, kind="matrix")
+    ticked, kept = (factory.queued(alice, study=study) for _ in range(2))
+    client.force_login(alice)
+    listed = f"/runs/?study={study.pk}"
+    assert f'name="study" value="{study.pk}"' in client.get(listed).content.decode()
+    address = f"/runs/cancel?study={study.pk}&runs={ticked.pk}"
+    page = client.get(address)
+    assert [run.pk for run in page.context["runs"]] == [ticked.pk]
+    assert page.context["back"] == listed
+    assert client.post(address, {"runs": [ticked.pk]}).headers["Location"] == listed
+    assert states(ticked, kept) == [State.CANCELLED, State.QUEUED]
+    nothing = client.get(f"/runs/cancel?study={study.pk}", follow=True)
+    assert nothing.redirect_chain[0][0] == listed and "tick at least one" in nothing.content.decode()
 
 
 def test_who_may_only_look_is_not_offered_it(client: Client, alice: Any, bob: Any) -> None:

@@ -160,7 +160,7 @@ def test_wrong_predictions_are_searched_and_said(client: Client, study: Study) -
 
 
 def test_searches_under_way_can_be_cancelled_from_the_page(client: Client, study: Study, reader: Client) -> None:
-    address, cancel = f"/studies/{study.pk}/", f"/runs/cancel?study={study.pk}"
+    address, cancel = f"/studies/{study.pk}/", f"/runs/cancel?all_of={study.pk}"
     assert cancel in client.get(address).content.decode()
     assert cancel not in reader.get(address).content.decode(), "not offered to users who may not change the study"
     finish(study, predictions(study))
