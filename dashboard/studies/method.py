@@ -108,7 +108,7 @@ def _hardware(newest: Sequence[Attempt]) -> tuple[str, list[Link]]:
     said = [_host(name, devices, hosts.get(name)) for name, devices in sorted(used.items())]
     if not said:
         return "No run has been given devices yet.", []
-    peaks = ((run.summary.get("meters", {}).get("peak_flops_per_s"), run) for run in (one.run for one in newest))
+    peaks = (((run.summary.get("meters") or {}).get("peak_flops_per_s"), run) for run in (one.run for one in newest))
     best, run = max(((peak / run.devices, run) for peak, run in peaks if peak), default=(0, None), key=itemgetter(0))
     hosts_said = f"{'; '.join(said)}."
     if run is None:

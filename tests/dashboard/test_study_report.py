@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from django.test import Client
 
-from dashboard.runs.models import RankInfo
+from dashboard.runs.models import RankInfo, State
 from dashboard.studies import figures, method, report_answers
 from dashboard.studies.link_rates import Rate, rates
 from dashboard.studies.models import Study
@@ -72,6 +72,18 @@ def test_the_page_answers_the_same_questions_and_each_leads_to_its_place(reader:
     assert {"?tab=whatif#details", "?tab=operators#details"} <= {a[a.find("?") :] for o in asked for _, a in o.links}
     study.runs.exclude(pk=study.baseline_id).delete()
     assert "Which is fastest" not in reader.get(f"/studies/{study.pk}/questions/").content.decode()
+
+
+def test_a_run_that_ended_before_its_first_timed_step_leaves_the_report_whole(
+    reader: Client, alice: Any, study: Study
+) -> None:
+    early = factory.queued(alice, {"dp": 2}, study=study, position=9)
+    factory.start(early)
+    factory.end(early, State.FAILED, cause="killed_by_signal")
+    early.refresh_from_db()
+    assert early.summary["meters"] is None
+    text = reader.get(f"/studies/{study.pk}/report/").content.decode()
+    assert "in large matrix products." in text
 
 
 def test_the_columns_of_the_table_are_the_whole_step() -> None:
