@@ -36,7 +36,8 @@ class ThrottledSignIn(AuthenticationForm):
         except ValidationError:
             Failures.add(key, PAUSE_S)
             raise
-        Failures.objects.filter(key=key).delete()
+        if self.get_user() is not None:  # an empty password is not checked at all, so it is no success either
+            Failures.objects.filter(key=key).delete()
         return cleaned
 
     def _key(self) -> str:

@@ -45,6 +45,14 @@ def test_the_right_password_in_time_forgets_the_failures(client: Client) -> None
         client.logout()
 
 
+@pytest.mark.parametrize("path", ["/accounts/login/", "/admin/login/"])
+def test_an_empty_password_forgets_nothing(client: Client, path: str) -> None:
+    for _ in range(MOST):
+        sign_in(client, path, "wrong")
+        assert sign_in(client, path, "").status_code == 200
+    assert b"failed sign-ins" in sign_in(client, path, RIGHT).content
+
+
 def test_behind_the_pause_the_failures_are_forgotten(client: Client) -> None:
     """The failures of all names are deleted, so that names tried by a stranger do not accumulate in the database."""
     for name in ("root", "alice"):
