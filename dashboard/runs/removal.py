@@ -83,10 +83,20 @@ def forget(runs: Sequence[Run]) -> None:
     The controller tells the workers to delete checkpoints, and drops what they still send of unknown attempts.
     """
     _leave_to_workers(runs)
+    _pass_on(runs)
     Run.objects.filter(resume_run__in=runs).update(resume_step=None)  # both are set or neither
     for run in runs:
         announce(run.pk, run.study_id, "state")
     Run.objects.filter(pk__in=[run.pk for run in runs]).delete()
+
+
+def _pass_on(runs: Sequence[Run]) -> None:
+    """Makes the oldest run that is left of a setting its first one, which the others name, where the first goes."""
+    going = [run.pk for run in runs]
+    left = Run.objects.filter(repeats__in=going).exclude(pk__in=going).order_by("-pk")
+    for first, heir in dict(left.values_list("repeats", "pk")).items():
+        Run.objects.filter(repeats=first).update(repeats=heir)
+        Run.objects.filter(pk=heir).update(repeats=None)
 
 
 def _leave_to_workers(runs: Sequence[Run]) -> None:

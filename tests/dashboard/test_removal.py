@@ -13,6 +13,7 @@ from dashboard.control.controller import Controller
 from dashboard.fleet.models import Leftover
 from dashboard.runs import removal, services
 from dashboard.runs.models import Attempt, Checkpoint, Event, LogChunk, Run, SeriesChunk, State
+from dashboard.studies import reruns
 from dashboard.studies.models import Study
 from tests.dashboard import factory
 from tests.dashboard.peer import Peer, points_frame
@@ -153,6 +154,16 @@ def test_a_study_goes_with_its_runs_once_they_have_ended(member: Client, reader:
     assert "“which is best” was deleted." in member.post(address, follow=True).content.decode()
     assert not Study.objects.exists() and not Run.objects.exists()
     assert Leftover.objects.filter(run=run.pk).exists()
+
+
+def test_the_oldest_run_left_of_a_setting_becomes_its_first(alice: Any) -> None:
+    study = Study.objects.create(name="thrice", owner=alice, kind="matrix")
+    first, other = ended(alice, study=study), ended(alice, study=study)
+    second, third, fourth = (ended(alice, study=study, repeats=first.pk) for _ in range(3))
+    removal.delete(runs=[first.pk, second.pk], user=alice)
+    left = dict(Run.objects.values_list("pk", "repeats"))
+    assert left == {other.pk: None, third.pk: None, fourth.pk: third.pk}
+    assert len(reruns.standing(study.runs.all())) == 2
 
 
 def test_the_api_deletes_what_has_ended(client: Client, alice: Any, bob: Any) -> None:
