@@ -48,6 +48,8 @@ __all__ = [
 ]
 
 LOG_PART_BYTES = 64 * 1024
+LONGEST_CHARACTER = 4
+"""Bytes of the longest character in UTF-8."""
 
 
 @dataclass(frozen=True)
@@ -173,7 +175,8 @@ def find_typical_step(run: Run) -> int | None:
     if not steps:
         return None
     times = series(run, "step_time")
-    whole = np.array([step for step in sorted(set(steps)) if steps.count(step) == run.devices], np.int64)
+    found, counts = np.unique(np.array(steps, np.int64), return_counts=True)
+    whole = found[counts == run.devices]
     stats, known = timed(run), np.isin(times.step, whole)
     if stats is None or not known.any():
         return None
@@ -232,7 +235,7 @@ def breakdown(run: Run, step: int | None = None) -> dict[int, Breakdown]:
 
 @dataclass(frozen=True)
 class LogPart:
-    """Bytes [start, end) of a log of `total` bytes, decoded; never ends inside a character."""
+    """Bytes [start, end) of a log of `total` bytes, decoded; ends inside a character only where the log itself does."""
 
     text: str = ""
     start: int = 0
@@ -245,26 +248,33 @@ class LogPart:
 
 
 def log(run: Run, rank: int, start: int = 0, limit: int = LOG_PART_BYTES) -> LogPart:
-    """A part of a rank's stdout and stderr, of the newest attempt that wrote any. `start` < 0 counts from the end."""
+    """A part of a rank's stdout and stderr, of the newest attempt that wrote any. `start` < 0 counts from the end.
+
+    A reader that continues at `end` always gets on: a part has room for one character, and the last one of an attempt
+    that is over is not held back until it is complete.
+    """
     newest = LogChunk.objects.filter(attempt__run=run).order_by("-attempt__number")
-    attempt, ordinal = newest.values_list("attempt_id", "attempt__number").first() or (None, 0)
+    of_newest = newest.values_list("attempt_id", "attempt__number", "attempt__over")
+    attempt, ordinal, over = of_newest.first() or (None, 0, False)
     every = LogChunk.objects.filter(attempt=attempt)
     having = sorted(set(every.order_by().values_list("rank", flat=True)))
     chunks = every.filter(rank=rank).order_by("start")
     total = chunks.order_by("-end").values_list("end", flat=True).first() or 0
     start = max(0, total + start) if start < 0 else min(start, total)
-    end = min(total, start + limit)
+    end = min(total, start + max(limit, LONGEST_CHARACTER))
     parts = [
         bytes(chunk.data)[max(0, start - chunk.start) : end - chunk.start]
         for chunk in chunks.filter(end__gt=start, start__lt=end)
     ]
-    data = _whole_characters(b"".join(parts))
+    data = b"".join(parts)
+    if end < total or not over:
+        data = _whole_characters(data)
     return LogPart(data.decode(errors="replace"), start, start + len(data), total, having, ordinal)
 
 
 def _whole_characters(data: bytes) -> bytes:
     """The data without the first bytes of an incomplete UTF-8 character at its end; invalid bytes stay."""
-    for back in range(1, min(4, len(data)) + 1):
+    for back in range(1, min(LONGEST_CHARACTER, len(data)) + 1):
         byte = data[-back]
         if byte & 0xC0 == 0x80:
             continue

@@ -11,6 +11,7 @@ import pytest
 from django.test import Client
 from django.urls import reverse
 
+from dashboard.runs import selectors
 from dashboard.runs.models import Attempt, LogChunk, Run, State
 from tests.dashboard import factory
 from tests.dashboard.received import received
@@ -46,6 +47,27 @@ def test_a_log_says_which_attempt_wrote_it(reader: Client, alice: Any) -> None:
         LogChunk.objects.create(attempt=attempt, rank=0, start=0, end=len(text), data=text)
         assert reader.get(url).json()["attempt"] == number
         assert f'data-attempt="{number}">{text.decode()}</pre>' in reader.get(page).content.decode()
+
+
+def test_who_reads_a_log_in_parts_comes_to_its_end(alice: Any) -> None:
+    """The last bytes begin a character that never became whole, as in the log of a killed rank."""
+    run, text = factory.queued(alice), "a✓é🙂b"
+    data = text.encode() + "✓".encode()[:2]
+    attempt = Attempt.objects.create(run=run, number=1)
+    LogChunk.objects.create(attempt=attempt, rank=0, start=0, end=len(data), data=data)
+    for limit in (1, 3, 5, 1000):
+        assert _read(run, limit) == (text, len(data) - 2), "more may come"
+    Attempt.objects.update(over=True)
+    for limit in (1, 3, 5, 1000):
+        assert _read(run, limit) == (f"{text}\N{REPLACEMENT CHARACTER}", len(data))
+
+
+def _read(run: Run, limit: int) -> tuple[str, int]:
+    """The text and the end that a reader gets who continues at the end of each part until nothing is added."""
+    text, part = "", selectors.log(run, 0, 0, limit)
+    while part.text:
+        text, part = text + part.text, selectors.log(run, 0, part.end, limit)
+    return text, part.end
 
 
 def test_gantt_has_the_memory_curve_on_its_axis(reader: Client, alice: Any) -> None:
