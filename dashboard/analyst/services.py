@@ -12,6 +12,7 @@ from typing import Any
 from django.contrib.auth import get_user_model
 from django.core.exceptions import PermissionDenied
 from django.db import transaction
+from django.utils import timezone
 
 import parallel_core
 from dashboard.accounts.guards import MAY_NOT_SUBMIT
@@ -73,6 +74,7 @@ def again(*, search: Search, user: Any) -> str:
     """Queues a failed search again, as the user's own; returns why not, or ''. Raises PermissionDenied for viewers."""
     _check(user)
     fresh = {"state": SearchState.QUEUED, "detail": "", "tries": 0, "done": 0, "of": 0, "ended_at": None}
+    fresh["asked_at"] = timezone.now()
     with transaction.atomic():
         if why_not := _too_many(user):
             return why_not

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from typing import Any
 
 from django.test import Client
+from django.utils import timezone
 
+from dashboard.runs import services
 from dashboard.runs.models import Run, State
 from dashboard.runs.page_verdict import verdict
 from tests.dashboard import factory
@@ -32,6 +35,14 @@ def test_replicas_that_differ_are_no_error_in_the_code(reader: Client, alice: An
     factory.end(run, State.FAILED, detail, "user_code")
     said = html(reader, run)
     assert "Failed: replicas differ" in said and "an error in the training code" not in said
+
+
+def test_a_run_cancelled_in_the_queue_took_no_time(reader: Client, alice: Any) -> None:
+    run = factory.queued(alice)
+    Run.objects.filter(pk=run.pk).update(queued_at=timezone.now() - timedelta(hours=5))
+    services.request_cancel(run=run, user=alice)
+    said = html(reader, run)
+    assert 'data-age="ago"' in said and ", took" not in said
 
 
 def test_a_lost_run_says_once_that_it_was_lost(reader: Client, alice: Any) -> None:

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -193,6 +194,7 @@ def test_asking_again_is_asking(member: Client, alice: Any, bob: Any, redis_url:
     for n in range(services.MOST_OF_ONE):
         Search.objects.create(**kept, key=str(n), asker=alice)
     failed = Search.objects.create(**kept, key="failed", asker=bob, state=SearchState.FAILED)
+    Search.objects.update(asked_at=timezone.now() - timedelta(hours=5))
     page = member.post(f"/searches/{failed.pk}/again", {"next": "/planner/accuracy/"}, follow=True)
     assert services.TOO_MANY_OF_ONE in page.content.decode()
     failed.refresh_from_db()
@@ -201,6 +203,7 @@ def test_asking_again_is_asking(member: Client, alice: Any, bob: Any, redis_url:
     member.post(f"/searches/{failed.pk}/again")
     failed.refresh_from_db()
     assert (failed.state, failed.asker) == (SearchState.QUEUED, alice)
+    assert timezone.now() - failed.asked_at < timedelta(hours=1), "it has waited since it was asked again"
 
 
 SEED = """
