@@ -58,33 +58,40 @@ def answer_profile(worker: str, body: Mapping[str, Any]) -> None:
     profile.save()
 
 
-def predict_all(runs: Sequence[Run]) -> list[Prediction]:
-    """Predicts runs in the transaction that queues them; predictions by replay are made later by the analyst."""
+def predictions(runs: Sequence[Run]) -> list[Prediction]:
+    """The predictions of runs that are about to be queued, to be written with them. Neither need be saved yet.
+
+    Runs of one spec on the same hosts are simulated once. Predictions by replay are made later by the analyst.
+    """
     if not runs:
         return []
     specs = [RunSpec.stored(run.spec) for run in runs]
     fleet, sources = FleetSnapshot.now(), selectors.Sources(specs)
-    asked = zip(runs, specs, requests(list(runs)), strict=True)
-    return Prediction.objects.bulk_create(
-        _prediction(run, spec, spreading.expected(request, fleet), sources) for run, spec, request in asked
-    )
+    known: dict[tuple[str, tuple[str, ...]], dict[str, Any]] = {}
+    made = []
+    for run, spec, request in zip(runs, specs, requests(list(runs)), strict=True):
+        hosts = spreading.expected(request, fleet)
+        key = spec.model_dump_json(), tuple(hosts)
+        if key not in known:
+            known[key] = _predicted(spec, hosts, sources)
+        made.append(Prediction(run=run, **known[key]))
+    return made
 
 
-def _prediction(run: Run, spec: RunSpec, hosts: list[str], sources: selectors.Sources) -> Prediction:
-    """The prediction for a run whose ranks are expected on `hosts`."""
+def _predicted(spec: RunSpec, hosts: list[str], sources: selectors.Sources) -> dict[str, Any]:
+    """The fields of a prediction for ranks that are expected on `hosts`."""
     found = sources.predicted(spec, hosts)
     low, high = found.likely or (None, None)
     memory = worst_stage(spec).total if spec.trace.memory and spec.parallel.world <= selectors.MOST_RANKS else None
-    return Prediction(
-        run=run,
-        profile=found.profile,
-        hosts=hosts,
-        seconds=found.seconds,
-        low_seconds=low,
-        high_seconds=high,
-        to_replay=replays.conceivable(spec),
-        memory=memory,
-    )
+    return {
+        "profile": found.profile,
+        "hosts": hosts,
+        "seconds": found.seconds,
+        "low_seconds": low,
+        "high_seconds": high,
+        "to_replay": replays.conceivable(spec),
+        "memory": memory,
+    }
 
 
 def _elsewhere(said: Prediction, hosts: Sequence[str], kind: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, Required, TypedDict, Unpack
 
 from django.core.exceptions import PermissionDenied
@@ -12,6 +13,7 @@ from pydantic import ValidationError
 
 from dashboard.accounts.roles import may_change, may_submit
 from dashboard.ledger import services as ledger
+from dashboard.ledger.models import Prediction
 from dashboard.live.announce import announce
 from dashboard.runs import resuming, states
 from dashboard.runs.models import ACTIVE, Corpus, Run, State
@@ -67,14 +69,38 @@ def submit(*, owner: Any, **order: Unpack[Order]) -> Run:
 
 def submit_all(*, owner: Any, orders: Sequence[Order]) -> list[Run]:
     """Submits several runs, all or none, in one transaction and with as many queries as for one."""
+    return write(prepare(owner=owner, orders=orders))
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """Runs that are checked and predicted, and not written yet."""
+
+    owner: Any
+    runs: list[Run]
+    origins: list[str]
+    predictions: list[Prediction]
+
+
+def prepare(*, owner: Any, orders: Sequence[Order]) -> Prepared:
+    """The part of `submit_all` that reads, checks and simulates. Raises PermissionDenied or Invalid.
+
+    It can take seconds, so a caller with a transaction of its own prepares before it: SQLite has one writer at a time.
+    """
     if not may_submit(owner):
         raise PermissionDenied("Your account may look at runs but not submit them.")
     runs = [_checked(owner, order) for order in orders]
-    with transaction.atomic():
-        runs = Run.objects.bulk_create(runs)
-        ledger.predict_all([run for run in runs if not run.wish])
-        said = [f"Submitted by {owner.get_username()}{_origin(order)}." for order in orders]
-        states.record_all(zip(runs, said, strict=True), "queued", actor=owner)
+    predictions = ledger.predictions([run for run in runs if not run.wish])
+    return Prepared(owner, runs, [_origin(order) for order in orders], predictions)
+
+
+@transaction.atomic
+def write(prepared: Prepared) -> list[Run]:
+    """The part of `submit_all` that writes. A study that the runs were prepared with must have been saved by now."""
+    runs = Run.objects.bulk_create(prepared.runs)
+    Prediction.objects.bulk_create(prepared.predictions)
+    said = [f"Submitted by {prepared.owner.get_username()}{origin}." for origin in prepared.origins]
+    states.record_all(zip(runs, said, strict=True), "queued", actor=prepared.owner)
     return runs
 
 

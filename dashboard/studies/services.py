@@ -11,7 +11,6 @@ from django.db import transaction
 from dashboard.accounts.roles import may_submit
 from dashboard.fleet.models import Worker
 from dashboard.runs import services as runs
-from dashboard.runs.models import Run
 from dashboard.runs.services import Invalid
 from dashboard.studies import sweepable, variants
 from dashboard.studies.estimate import START_S, Estimate, estimate, step_seconds
@@ -165,16 +164,18 @@ def create(
     plan = feasible(plan)
     _check(name, plan, repeats)
     kept = {**asked, "repeats": repeats, "note": note, "skipped": [[s.name, s.reason] for s in plan.skipped]}
+    study = Study(name=name.strip(), owner=owner, kind=kind, base=base, settings=kept)
+    prepared = runs.prepare(owner=owner, orders=_orders(study, plan, repeats, retries))
     with transaction.atomic():
-        study = Study.objects.create(name=name.strip(), owner=owner, kind=kind, base=base, settings=kept)
-        study.baseline = _queue(study, plan, repeats, retries)[0]
+        study.save()
+        study.baseline = runs.write(prepared)[0]
         study.save(update_fields=("baseline",))
     return study
 
 
-def _queue(study: Study, plan: Plan, repeats: int, retries: int) -> list[Run]:
-    """Submits every variant, as often as it is repeated."""
-    orders: list[runs.Order] = [
+def _orders(study: Study, plan: Plan, repeats: int, retries: int) -> list[runs.Order]:
+    """Every variant, as often as it is repeated."""
+    return [
         {
             "spec": variant.spec.model_dump(mode="json"),
             "name": variant.name + (f" #{turn + 1}" if repeats > 1 else ""),
@@ -186,7 +187,6 @@ def _queue(study: Study, plan: Plan, repeats: int, retries: int) -> list[Run]:
         for turn in range(repeats)
         for i, variant in enumerate(plan.variants)
     ]
-    return runs.submit_all(owner=study.owner, orders=orders)
 
 
 def _check(name: str, plan: Plan, repeats: int) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from django.db import connection
 from django.test import Client
 from django.urls import reverse
 from django.utils import timezone
@@ -22,8 +23,10 @@ from dashboard.runs import services, submission
 from dashboard.runs.findings import case_of
 from dashboard.runs.models import Run, State
 from dashboard.runs.panel import Panel
+from dashboard.studies.services import create_matrix
 from parallel_core.analysis.quantities import range_text
 from parallel_core.observe.records import POINT, encode
+from parallel_core.simulate.predict import predict_step
 from parallel_core.spec import RunSpec
 from tests.dashboard import factory
 from tests.dashboard.peer import Peer
@@ -202,6 +205,32 @@ def test_an_older_profile_answers_for_a_split_that_the_newest_has_not(
     assert selectors.predicted(wide).profile == profile
     profile.delete()
     assert "profile that width too" in selectors.predicted(wide).why_not
+
+
+def test_a_study_simulates_each_setting_once_and_before_its_transaction(
+    profile: Profile, alice: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    simulated: list[tuple[str, int]] = []
+
+    def noted(spec: RunSpec, *args: Any, **kwargs: Any) -> Any:
+        simulated.append((spec.model_dump_json(), len(connection.savepoint_ids)))
+        return predict_step(spec, *args, **kwargs)
+
+    monkeypatch.setattr(selectors, "predict_step", noted)
+    outside = len(connection.savepoint_ids)
+    study = create_matrix(
+        owner=alice,
+        name="thrice",
+        base=SPEC.model_dump(mode="json"),
+        strategies=["single", "dp"],
+        recompute=["none"],
+        repeats=3,
+    )
+    assert len(simulated) == len({spec for spec, _ in simulated}) == 2
+    assert {depth for _, depth in simulated} == {outside}, "the database is locked only to write"
+    said = Prediction.objects.filter(run__study=study)
+    assert said.count() == 6 and len(set(said.values_list("seconds", flat=True))) == 2
+    assert study.baseline == study.runs.order_by("position").first()
 
 
 def test_without_a_profile_memory_alone_is_predicted(alice: Any) -> None:
