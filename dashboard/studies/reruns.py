@@ -17,9 +17,11 @@ from django.db import transaction
 from dashboard.accounts.roles import may_change
 from dashboard.runs import services as runs
 from dashboard.runs.models import ENDED, Run, State
+from dashboard.runs.states import WORKER_LOST
 from dashboard.studies import fit
 from dashboard.studies.models import Study
 from parallel_core.analysis.disturbance import DISTURBED_ABOVE
+from workers.contract import ResumeFrom
 
 
 def standing(every: Iterable[Run]) -> list[Run]:
@@ -96,19 +98,32 @@ def repeatable(every: Iterable[Run]) -> list[Run]:
     return [run for run in _waiting(every) if _is_disturbed(run) or _was_cut_off(run)]
 
 
-@transaction.atomic
 def run_again(*, study: Study, user: Any, which: Callable[[list[Run]], list[Run]] = repeatable) -> list[Run]:
-    """Queues each run in `which` once more, at its position in the study. Raises PermissionDenied."""
+    """Queues each run in `which` once more, at its position in the study.
+
+    Raises PermissionDenied, or services.Invalid if one is refused today, such as for a checkpoint that is gone.
+    """
     if not may_change(user, study):
         raise PermissionDenied("Only the study's owner and admins may run it again.")
     if study.kind == fit.KIND:
         return []  # nothing is timed
-    Study.objects.select_for_update().get(pk=study.pk)  # of two requests at once, only one queues the runs
-    listed = list(study.runs.order_by("position", "pk"))
-    return runs.submit_all(owner=user, orders=[_again(run, study) for run in which(listed)])
+    while wanted := which(_listed(study)):
+        prepared = runs.prepare(owner=user, orders=[_again(run, study) for run in wanted])
+        with transaction.atomic():
+            Study.objects.select_for_update().get(pk=study.pk)  # of two requests at once, only one queues the runs
+            if which(_listed(study)) == wanted:
+                return runs.write(prepared)
+    return []
+
+
+def _listed(study: Study) -> list[Run]:
+    return list(study.runs.order_by("position", "pk"))
 
 
 def _again(run: Run, study: Study) -> runs.Order:
+    begins: ResumeFrom | None = None
+    if run.resume_run_id is not None and run.resume_step is not None:
+        begins = {"run": run.resume_run_id, "step": run.resume_step}
     return {
         "spec": run.spec,
         "name": run.name,
@@ -117,8 +132,19 @@ def _again(run: Run, study: Study) -> runs.Order:
         "position": run.position,
         "exclusive": True,
         "over_hosts": run.over_hosts,
+        "retries": _retries_at_first(run),
+        "resume_from": begins,
         "repeats": root_of(run),
     }
+
+
+def _retries_at_first(run: Run) -> int:
+    """The number of retries that the run was submitted with: those left, and one for each worker lost on the way.
+
+    A loss that ended the run used none.
+    """
+    lost = run.attempts.filter(cause=WORKER_LOST).count()
+    return run.retries_left + max(0, lost - (run.cause == WORKER_LOST))
 
 
 def root_of(run: Run) -> int:

@@ -21,6 +21,7 @@ from dashboard.charts.theme import LEGEND
 from dashboard.live.changes import answer, priced
 from dashboard.numbers import number, numbers
 from dashboard.runs.models import ACTIVE, ENDED, State
+from dashboard.runs.services import Invalid
 from dashboard.schedules.glossary import words_of
 from dashboard.studies import (
     answer_cache,
@@ -235,7 +236,11 @@ def run_again(request: HttpRequest, pk: int) -> HttpResponse:
     """Queues the runs that were disturbed or cut off once more, or (`which=cancelled`) those that were cancelled."""
     stopped = request.POST.get("which") == "cancelled"
     which = reruns.cancelled if stopped else reruns.repeatable
-    queued = reruns.run_again(study=get_object_or_404(Study, pk=pk), user=request.user, which=which)
+    try:
+        queued = reruns.run_again(study=get_object_or_404(Study, pk=pk), user=request.user, which=which)
+    except Invalid as error:
+        messages.error(request, f"Nothing was queued: {' '.join(error.field_errors.values())}")
+        return redirect("studies:page", pk=pk)
     if not queued:
         what = "cancelled" if stopped else "disturbed or cut off"
         messages.info(request, f"Nothing was queued: no run was {what}, or all are under way again.")

@@ -8,8 +8,8 @@ import pytest
 from django.core.exceptions import PermissionDenied
 from django.test import Client
 
-from dashboard.runs import services
-from dashboard.runs.models import Run, State
+from dashboard.runs import services, states
+from dashboard.runs.models import Checkpoint, Run, State
 from dashboard.studies import answer_cache, reruns
 from dashboard.studies.models import Study
 from tests.dashboard import factory
@@ -148,6 +148,35 @@ def test_a_study_that_was_cancelled_half_way_goes_on(study: Study, alice: Any) -
     ran(queued, CALM)
     assert labels(study)["TP"] == CALM and reruns.unfinished(study.runs.all()) == ""
     assert "3 runs</span>" in client.get("/studies/").content.decode()
+
+
+def _from_a_checkpoint(study: Study, alice: Any) -> tuple[Run, Checkpoint]:
+    """A run of the study that began from another run's checkpoint and was lost, as was its only retry."""
+    source = factory.finished(alice)
+    kept = Checkpoint.objects.create(
+        run=source, attempt=source.attempts.get(), worker="yard-a", step=20, bytes=1, seconds=0.1
+    )
+    run = factory.queued(alice, study=study, position=3, resume_from={"run": source.pk, "step": 20}, retries=1)
+    for _ in range(2):
+        states.lose(factory.start(run), "its worker was silent")
+        run.refresh_from_db()
+    assert (run.state, run.retries_left) == (State.LOST, 0)
+    return run, kept
+
+
+def test_what_is_run_again_begins_from_the_same_checkpoint_with_as_many_retries(study: Study, alice: Any) -> None:
+    run, _ = _from_a_checkpoint(study, alice)
+    (queued,) = (own for own in reruns.run_again(study=study, user=alice) if own.repeats_id == run.pk)
+    assert (queued.resume_run_id, queued.resume_step, queued.retries_left) == (run.resume_run_id, 20, 1)
+
+
+def test_what_is_refused_today_is_said_and_nothing_is_queued(study: Study, alice: Any, client: Client) -> None:
+    _, kept = _from_a_checkpoint(study, alice)
+    kept.delete()
+    client.force_login(alice)
+    said = client.post(f"/studies/{study.pk}/again/", follow=True).content.decode()
+    assert "Nothing was queued: Run" in said and "has no checkpoint at step 20; it has none." in said
+    assert not study.runs.filter(state=State.QUEUED).exists()
 
 
 def labels_of_ended_well(study: Study) -> list[str]:
