@@ -13,6 +13,7 @@ from dashboard.runs.models import Run
 from dashboard.studies.models import Study
 from parallel_core.faults import KINDS
 from tests.dashboard import factory
+from tests.dashboard.received import received
 from tests.dashboard.test_forms import filled
 
 pytestmark = pytest.mark.django_db
@@ -80,7 +81,7 @@ def test_the_badge_is_wherever_the_run_is(member: Client, alice: Any) -> None:
 
     record = member.get(f"/api/v1/runs/{run.pk}").json()["data"]
     assert record["broken"] == [SENTENCE]
-    assert SENTENCE in member.get("/runs/export.csv").content.decode()
+    assert SENTENCE in received(member.get("/runs/export.csv")).decode()
 
 
 def test_the_spec_tab_and_a_comparison_spell_the_fault(member: Client, alice: Any) -> None:

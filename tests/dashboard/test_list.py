@@ -10,7 +10,9 @@ import pytest
 from django.test import Client
 from django.utils import timezone
 
+from dashboard.runs import list_views
 from dashboard.runs.models import Run, State
+from tests.dashboard.received import received
 
 pytestmark = pytest.mark.django_db
 
@@ -126,11 +128,25 @@ def test_exports_have_every_page_and_run_no_formulas(reader: Client, alice: Any)
     for i in range(60):
         make(alice, f"run {i}")
     make(alice, '=HYPERLINK("http://x")', loss=float("inf"))
-    rows = list(csv.DictReader(io.StringIO(reader.get("/runs/export.csv").content.decode())))
+    rows = list(csv.DictReader(io.StringIO(received(reader.get("/runs/export.csv")).decode())))
     assert len(rows) == 61
     assert rows[0]["name"].startswith("'=")
     data = reader.get("/runs/export.json?q=run%201").json()
     assert data["meta"]["count"] == len(data["data"]) == 11
+
+
+def test_a_file_of_all_runs_is_never_cut_and_a_document_says_what_it_leaves_out(
+    reader: Client, alice: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(list_views, "MAX_EXPORT", 3)
+    monkeypatch.setattr(list_views, "EXPORT_BATCH", 2)
+    for i in range(5):
+        make(alice, f"run {i}")
+    rows = csv.DictReader(io.StringIO(received(reader.get("/runs/export.csv?sort=name")).decode()))
+    assert [row["name"] for row in rows] == [f"run {i}" for i in range(5)]
+    data = reader.get("/runs/export.json?sort=name").json()
+    assert [row["name"] for row in data["data"]] == ["run 0", "run 1", "run 2"]
+    assert data["meta"] == {"count": 3, "total": 5, "limit": 3}
 
 
 def test_ticked_boxes_lead_to_the_comparison(reader: Client) -> None:
