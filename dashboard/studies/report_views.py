@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from typing import Any
+from urllib.parse import urlencode
 
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import get_object_or_404, redirect, render
@@ -45,7 +46,7 @@ SHARES = {
 def report(request: HttpRequest, pk: int) -> HttpResponse:
     """Method, table of strategies, written answers, and each chart with its sentence and numbers.
 
-    `?baseline=` is as on the study's page; `?download=1` makes it a file to save.
+    `?baseline=`, `?show=` and `?target=` are as on the study's page; `?download=1` makes it a file to save.
     """
     study = get_object_or_404(Study.objects.select_related("owner", "baseline"), pk=pk)
     if study.kind == fit.KIND:
@@ -66,7 +67,7 @@ def _content(request: HttpRequest, study: Study) -> dict[str, Any]:
     """What is cached of the report: its `body`, and what its first lines need of the runs."""
     view = view_of(request, study)
     stream_charts, stream_answers = streams.of_overview(view, target(request))
-    said = _said(study, view)
+    said, chosen = _said(study, view), _chosen(request, view)
     context = {
         **said,
         "answers": [*said["answers"], *stream_answers],
@@ -74,13 +75,13 @@ def _content(request: HttpRequest, study: Study) -> dict[str, Any]:
         "postmortem": postmortem.of_study(study, view),
         "charts": [*_charts(request, study, view), *stream_charts.values()],
         "origin": request.build_absolute_uri("/").removesuffix("/"),
-        "address": request.build_absolute_uri(study_address(study, view)),
+        "address": request.build_absolute_uri(f"/studies/{study.pk}/?{urlencode(chosen)}".rstrip("?")),
     }
     return {
         "body": render_to_string("studies/report_body.html", context),
         "equal": context["equal"],
         "address": context["address"],
-        "baseline": view.baseline.run.pk if view.baseline else None,
+        "to_keep": f"?{urlencode({'download': 1, **chosen})}",
     }
 
 
@@ -110,10 +111,11 @@ def _charts(request: HttpRequest, study: Study, view: Overview) -> list[Chart]:
     ]
 
 
-def study_address(study: Study, view: Overview) -> str:
-    """The address of the study's page with the report's baseline."""
-    chosen = f"?baseline={view.baseline.run.pk}" if view.baseline else ""
-    return f"/studies/{study.pk}/{chosen}"
+def _chosen(request: HttpRequest, view: Overview) -> dict[str, str]:
+    """The parameters that determine what the report says, for addresses of the same: its baseline, and what was asked
+    for."""
+    baseline = {"baseline": str(view.baseline.run.pk)} if view.baseline else {}
+    return baseline | {name: asked for name in ("show", "target") if (asked := request.GET.get(name))}
 
 
 def shares(row: Row) -> list[str]:
