@@ -11,9 +11,11 @@ from django.core.files.uploadedfile import UploadedFile
 from django.http import HttpRequest
 
 from dashboard.fields import Choice, Form, WholeNumber
+from dashboard.numbers import number
 from dashboard.runs import corpora, resuming, spec_fields
 from dashboard.runs.form_words import in_form_words
 from dashboard.runs.services import MAX_RETRIES, MAX_TAG, MAX_TAGS, Invalid
+from dashboard.runs.spreading import MOST_HOSTS
 from dashboard.runs.submission import Assessment, assess
 from parallel_core import limits
 from workers.contract import ResumeFrom
@@ -21,6 +23,17 @@ from workers.contract import ResumeFrom
 
 def split_tags(text: str) -> list[str]:
     return [tag.strip() for tag in text.split(",") if tag.strip()]
+
+
+USUAL_HOSTS = (0, 1, 2, 3, 4, 6, 8, 16, 32, 64)
+"""The numbers of hosts that the form offers; 0 = as few as it takes."""
+
+
+def _host_choices(own: int | None) -> list[tuple[str, str]]:
+    """The usual numbers and `own`: a run that was queued by the API may be spread over any number."""
+    words = {0: "as few as it takes", 1: "on one"}
+    counts = {*USUAL_HOSTS, own} if own is not None and own <= MOST_HOSTS else set(USUAL_HOSTS)
+    return [(str(count), words.get(count, f"evenly over {count}")) for count in sorted(counts)]
 
 
 NAME_TOO_LONG = "A name has at most %(limit_value)d characters; this one has %(show_value)d."
@@ -74,7 +87,6 @@ class RunForm(Form):
     hosts = Choice(
         required=False,
         label="Hosts",
-        choices=[("0", "as few as it takes"), *((str(n), f"evenly over {n}") for n in (2, 3, 4, 6, 8, 16, 32, 64))],
         help_text="ranks on several exchange through the network",
     )
     resume_from = forms.CharField(
@@ -105,6 +117,7 @@ class RunForm(Form):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **{"auto_id": "f-%s", "use_required_attribute": False, **kwargs})
         self.assessment = Assessment()
+        self.fields["hosts"].choices = _host_choices(number(self["hosts"].value()))  # type: ignore[attr-defined]
         for entry in spec_fields.ENTRIES.values():
             self.fields[entry.name] = spec_fields.form_field(entry)
         corpus = self.fields["train__corpus"].widget

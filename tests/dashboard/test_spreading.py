@@ -103,6 +103,17 @@ def test_a_clone_is_spread_as_its_run_was(member: Client, two_hosts: None, alice
     assert said == ["2 hosts with 1 CPU device each are needed; the fleet has 1."]  # shown as soon as the form opens
 
 
+@pytest.mark.parametrize(("hosts", "words"), [(1, "on one"), (5, "evenly over 5")])
+def test_a_clone_keeps_a_number_of_hosts_that_only_the_api_takes(
+    member: Client, two_hosts: None, alice: Any, hosts: int, words: str
+) -> None:
+    run = services.submit(owner=alice, spec=spec(4), over_hosts=hosts)
+    page = member.get(f"/runs/{run.pk}/clone").content.decode()
+    assert f'<option value="{hosts}" selected>{words}</option>' in page
+    sent = member.post("/runs/new/", filled(parallel__dp="4") | {"hosts": str(hosts)})
+    assert f'{hosts}" selected' in sent.content.decode() and "must be one of" not in sent.content.decode()
+
+
 def test_a_run_is_resumed_over_as_many_hosts(member: Client, two_hosts: None, alice: Any) -> None:
     Worker.objects.update(shared_checkpoints=True)
     run = services.submit(owner=alice, spec=spec(2, checkpoint_every=5), over_hosts=2)
