@@ -7,6 +7,8 @@ import logging
 from dataclasses import asdict
 from typing import Any
 
+import numpy as np
+
 from dashboard.ledger import services as ledger
 from dashboard.live.announce import announce
 from dashboard.runs import generating, selectors
@@ -97,7 +99,17 @@ def _meters(run: Run, summaries: list[dict[str, Any]], timed: Stats | None) -> d
     peak = next((s["peak"] for s in summaries if s.get("peak")), None) or {}
     speeds = Work.of(RunSpec.stored(run.spec)).speeds(timed.median, peak.get("flops_per_s"))
     about = {"peak_flops_per_s": peak.get("flops_per_s"), "peak_source": peak.get("source")}
-    return {"mfu": None, "hfu": None, **speeds, **about}
+    shares = {} if peak else {name: _median(run, name) for name in ("mfu", "hfu")}
+    return {"mfu": None, "hfu": None, **shares, **speeds, **about}
+
+
+def _median(run: Run, name: str) -> float | None:
+    """The median of a series over the timed steps; None if it has no points there.
+
+    An attempt that had nothing left to train reports no peak; the points of the attempt before it were made with one.
+    """
+    values = selectors.timed_values(run, name)
+    return float(np.median(values)) if len(values) else None
 
 
 def _worst_memory(run: Run) -> dict[str, Any] | None:

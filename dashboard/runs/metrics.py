@@ -66,11 +66,11 @@ def _merged(chunks: QuerySet[SeriesChunk], since_step: int) -> np.ndarray:
     return np.concatenate(parts) if parts else np.empty(0, POINT)
 
 
-def timed_values(run: Run) -> np.ndarray:
-    """Seconds of each timed step: without warm-up, also after a resume, and without the metered extra step after the
-    last."""
+def timed_values(run: Run, name: str = "step_time") -> np.ndarray:
+    """A series of rank 0 in the timed steps: without warm-up, also after a resume, and without the metered extra step
+    after the last."""
     spec = RunSpec.stored(run.spec)
-    points = series(run, "step_time")
+    points = series(run, name)
     timed = (points.step >= spec.train.warmup_steps) & (points.step < spec.train.steps)
     for begins in run.attempts.values_list("begins", flat=True):
         first = begins.get("step") or 0

@@ -16,7 +16,7 @@ from django.db.models import F, Max, Q, QuerySet, Subquery, TextField
 from django.db.models.functions import Cast
 
 from dashboard.numbers import number
-from dashboard.runs.metrics import Series, series, timed
+from dashboard.runs.metrics import Series, series, timed, timed_values
 from dashboard.runs.models import ENDED, Attempt, LogChunk, MemoryRecord, RankInfo, Run, SpanChunk
 from dashboard.runs.queue import Waiting, waiting
 from parallel_core.analysis.breakdown import Breakdown
@@ -41,6 +41,7 @@ __all__ = [
     "span_counts",
     "spans",
     "timed",
+    "timed_values",
     "traced_from",
     "traced_steps",
     "typical_step",

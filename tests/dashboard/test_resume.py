@@ -17,7 +17,9 @@ from dashboard.fleet.selectors import hosts
 from dashboard.runs import queue, services, spec_fields, states
 from dashboard.runs.models import Attempt, Checkpoint, Run, State
 from dashboard.runs.page_verdict import fix
+from parallel_core.analysis.meters import Work
 from parallel_core.observe.records import encode
+from parallel_core.spec import RunSpec
 from tests.dashboard import factory
 from tests.dashboard.test_api import bearer, post
 
@@ -85,6 +87,9 @@ def test_a_run_whose_retry_had_only_to_end_has_what_was_measured_before(member: 
     factory.end(run, State.SUCCEEDED)
     assert (run.summary["timed"]["n"], run.summary["breakdown_step"], run.step) == (40, 10, 42)
     assert run.summary["memory"] and run.summary["final_loss"] and run.summary["meters"]["tokens_per_s"] > 0
+    meters = run.summary["meters"]
+    speeds = Work.of(RunSpec.model_validate(run.spec)).speeds(run.summary["timed"]["median"], 2 * factory.PEAK)
+    assert meters["mfu"] == pytest.approx(speeds["mfu"], rel=1e-3) and meters["hfu"] >= meters["mfu"]
     page = member.get(f"/runs/{run.pk}/").content.decode()
     assert "resumed from step 43 of attempt 1" in page
 
