@@ -10,11 +10,12 @@ from django import forms
 
 from dashboard.fields import Choice, Form, WholeNumber
 from dashboard.fleet.selectors import reporting
+from dashboard.ledger.model_words import differences, with_details
 from dashboard.ledger.models import Profile, ProfileState
 from dashboard.runs.models import Run
 from dashboard.runs.presets import PRESETS
 from parallel_core.outline import outline_of
-from parallel_core.spec import RunSpec
+from parallel_core.spec import ModelSpec, RunSpec
 
 MOST_STAGES, MOST_REPLICAS = 64, 64
 RECENT = 20
@@ -30,7 +31,7 @@ def models() -> dict[str, RunSpec]:
     """Title -> a spec with that model: those of the presets, then of the newest runs that train.
 
     Each model is listed once, and again for each way of sharing layers over a tensor group that a profile measures only
-    if its spec has it.
+    if its spec has it. Of models of one title, each but the first says in what it differs from the first.
     """
     specs = [RunSpec.model_validate(preset.spec) for preset in PRESETS]
     for spec in Run.objects.filter(wish={}).order_by("-id").values_list("spec", flat=True)[:RECENT]:
@@ -39,6 +40,7 @@ def models() -> dict[str, RunSpec]:
         except ValueError:  # stored by an older version
             continue
     found: dict[str, RunSpec] = {}
+    firsts: dict[str, ModelSpec] = {}
     known: set[str] = set()
     for spec in specs:
         cut = spec.parallel.cut
@@ -46,8 +48,9 @@ def models() -> dict[str, RunSpec]:
         if key not in known:
             known.add(key)
             title = outline_of(spec.model).title
+            first = firsts.setdefault(title, spec.model)
             more = f"{spec.train.global_batch} samples, {spec.train.precision}, {spec.train.device}{CUTS[cut]}"
-            found.setdefault(f"{title}: {more}", spec)
+            found[f"{with_details(title, differences(spec.model, first))}: {more}"] = spec
     return found
 
 

@@ -6,8 +6,8 @@ from django.conf import settings
 from django.db import models
 from django.utils import timezone
 
+from dashboard.ledger.model_words import titled
 from parallel_core.analysis.quantities import range_text, ratio_text, signed_percent_text
-from parallel_core.outline import outline_of
 from parallel_core.spec import RunSpec
 
 
@@ -54,7 +54,7 @@ class Profile(models.Model):
     def title(self) -> str:
         """Model and precision in a few words."""
         spec = RunSpec.stored(self.spec)
-        return f"{outline_of(spec.model).title}, {spec.train.precision}"
+        return f"{titled(spec.model)}, {spec.train.precision}"
 
 
 class LinksBetween(models.Model):

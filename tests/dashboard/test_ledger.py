@@ -23,6 +23,7 @@ from dashboard.runs import services, submission
 from dashboard.runs.findings import case_of
 from dashboard.runs.models import Run, State
 from dashboard.runs.panel import Panel
+from dashboard.runs.presets import PRESETS
 from dashboard.studies.services import create_matrix
 from parallel_core.analysis.quantities import range_text
 from parallel_core.observe.records import POINT, encode
@@ -299,6 +300,16 @@ def test_the_record_lists_what_was_said_and_what_came(profile: Profile, alice: A
     accuracy = member.get("/planner/accuracy/").content.decode()
     assert "Runs of this yard" in accuracy and "&lt;b&gt;one&lt;/b&gt;" in accuracy and "/partition/record/" in accuracy
     assert "/planner/accuracy/" in text
+
+
+def test_every_model_of_the_presets_can_be_profiled_under_a_name_of_its_own() -> None:
+    listed = models()
+    specs = [RunSpec.model_validate(preset.spec) for preset in PRESETS]
+    missing = {selectors.profile_key(spec) for spec in specs} - set(map(selectors.profile_key, listed.values()))
+    assert not missing
+    assert any("Positions = RoPE" in title and "Biases in linear layers = no" in title for title in listed)
+    titles = {Profile(spec=spec.model_dump(mode="json")).title for spec in specs}
+    assert {"GPT 4 x 128, fp32", "GPT 4 x 128 (Attention = Plain), fp32"} <= titles
 
 
 def test_other_ways_to_share_layers_are_models_of_their_own_to_profile() -> None:
