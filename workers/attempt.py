@@ -81,13 +81,14 @@ class Attempt:
 
     def record(self, rank: int, process: processes.Recorded) -> None:
         self.meta.processes[rank] = process
-        self.folder.save(self.meta)
+        self.folder.try_save(self.meta)
 
     def mark_stop(self, reason: Stop, ended_by: Ending, kill_at: float) -> None:
-        """Stores the stop before any process is killed, so that a restarted worker still knows the reason."""
+        """Stores the stop, if the disk takes it, before any process is killed, so that a restarted worker still knows
+        the reason."""
         self.meta.stop, self.ended_by, self.kill_at = reason, ended_by, kill_at
         self.meta.stopped_as = asdict(ended_by)
-        self.folder.save(self.meta)
+        self.folder.try_save(self.meta)
 
     def still_for(self) -> float:
         """Seconds since a rank last reported progress, or since the launch."""

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import shutil
 import time
 from dataclasses import asdict, dataclass, field
@@ -20,6 +21,8 @@ from typing import Any, Literal
 
 from parallel_core.processes import Recorded
 from workers.contract import AttemptBody, StartMessage
+
+log = logging.getLogger(__name__)
 
 KEEP_S = 7 * 24 * 3600.0
 """Seconds for which the claim of a settled attempt, and the data of one that nobody settled, are kept."""
@@ -62,6 +65,14 @@ class Folder:
     def save(self, meta: Meta) -> None:
         write_json(self.path / "meta.json", asdict(meta))
 
+    def try_save(self, meta: Meta) -> None:
+        """Saves where what follows must happen all the same, also on a full disk: after a restart, the worker then
+        knows only what was saved before."""
+        try:
+            self.save(meta)
+        except OSError:
+            log.exception("attempt %d: its state cannot be stored", self.attempt)
+
     def load(self) -> Meta:
         """What was saved; an empty Meta if the worker died between the claim and the first save."""
         raw = read_json(self.path / "meta.json")
@@ -80,12 +91,14 @@ class Folder:
         return (self.path / SETTLED).exists()
 
     def settle(self) -> None:
-        """Everything has arrived: deletes all but the claim."""
-        (self.path / SETTLED).touch()
+        """Everything has arrived: deletes all but the claim. A full disk takes the mark only after that."""
+        with contextlib.suppress(OSError):
+            (self.path / SETTLED).touch()
         for entry in self.path.iterdir():
             if entry.name != SETTLED:
                 with contextlib.suppress(OSError):
                     entry.unlink()
+        (self.path / SETTLED).touch()
 
 
 def unsettled(attempts: Path) -> list[Folder]:

@@ -30,8 +30,11 @@ def take(raw: Any, settings: Settings, devices: Sequence[Device]) -> tuple[Folde
     if folder is None:
         log.info("attempt %d is known already; a second delivery is ignored", number)
         return None
-    folder.save(Meta(message=raw))
     try:
+        folder.save(Meta(message=raw))
         return folder, with_beginning(read_order(raw, settings.name, devices), settings)
     except Refused as error:
         return folder, ending.refused(str(error))
+    except Exception as error:  # such as a full disk, or a folder of checkpoints that may not be read
+        log.exception("attempt %d cannot be taken", number)
+        return folder, ending.refused(f"Worker {settings.name} cannot take the run: {error}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable
 
@@ -10,6 +11,8 @@ from workers import corpora
 from workers.corpora import CorpusMissing
 from workers.run_orders import Refused, RunOrder, with_beginning
 from workers.settings import Settings
+
+log = logging.getLogger(__name__)
 
 
 def is_due(settings: Settings, order: RunOrder) -> bool:
@@ -38,6 +41,9 @@ def prepare_aside(settings: Settings, order: RunOrder, done: Callable[[RunOrder 
             found = prepare(settings, order)
         except (CorpusMissing, Refused) as error:
             found = Refused(str(error))
+        except Exception as error:  # such as a full disk
+            log.exception("attempt %d cannot be prepared", order.attempt)
+            found = Refused(f"Worker {settings.name} cannot prepare the run: {error}")
         done(found)
 
     threading.Thread(target=run, name="preparation", daemon=True).start()

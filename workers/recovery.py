@@ -16,28 +16,36 @@ log = logging.getLogger(__name__)
 
 
 def publish_end(relay: Relay, folder: Folder, meta: Meta, how: Ending, none_left: bool) -> None:
-    """Stores the end before it is published: from then on, a restart repeats this end and no other."""
+    """Stores the end before it is published: from then on, a restart repeats this end and no other. An end that cannot
+    be stored is published as well: else the run would last for ever."""
     log.info("attempt %d: %s %s", folder.attempt, how.outcome, how.detail)
     meta.end = how.body(folder.attempt, none_left)
-    folder.save(meta)
+    folder.try_save(meta)
     relay.finish(folder.attempt, meta.end)
 
 
 def recover(folders: Iterable[Folder], relay: Relay, roll: LiveAttempts) -> None:
-    """Ends attempts of the worker's earlier life: kills their processes, publishes the rest of their data and their
-    end."""
+    """Ends attempts of the worker's earlier life. A folder whose attempt cannot be ended is left for the next start."""
     for folder in folders:
-        meta = folder.load()
-        none_left = end_processes(list(meta.processes.values()))
-        if meta.stop == "fenced":
-            folder.settle()
-            continue
-        roll.add(folder, meta.ranks)
-        relay.follow(folder, meta.ranks)
-        if meta.end is not None:
-            relay.finish(folder.attempt, meta.end)
-        else:
-            publish_end(relay, folder, meta, end_of(folder, meta), none_left)
+        try:
+            _recover(folder, relay, roll)
+        except Exception:
+            log.exception("attempt %d of an earlier life of this worker could not be ended", folder.attempt)
+
+
+def _recover(folder: Folder, relay: Relay, roll: LiveAttempts) -> None:
+    """Kills the attempt's processes, publishes the rest of its data and its end."""
+    meta = folder.load()
+    none_left = end_processes(list(meta.processes.values()))
+    if meta.stop == "fenced":
+        folder.settle()
+        return
+    roll.add(folder, meta.ranks)
+    relay.follow(folder, meta.ranks)
+    if meta.end is not None:
+        relay.finish(folder.attempt, meta.end)
+    else:
+        publish_end(relay, folder, meta, end_of(folder, meta), none_left)
 
 
 def end_of(folder: Folder, meta: Meta) -> Ending:

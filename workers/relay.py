@@ -10,6 +10,7 @@ files, with their sizes, and again from time to time until the controller says t
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import queue
 import threading
@@ -59,6 +60,7 @@ class Followed:
     repeat_after: float = field(default_factory=lambda: REPEAT_S[0])
     dirty: bool = False
     saved_at: float = field(default_factory=time.monotonic)
+    unsaved: bool = False  # the last save failed
     sent_at: float = float("-inf")
 
     @property
@@ -67,9 +69,19 @@ class Followed:
         return self.end is not None or time.monotonic() - self.sent_at >= GATHER_S
 
     def save(self, force: bool = False) -> None:
-        if self.dirty and (force or time.monotonic() - self.saved_at >= SAVE_S):
+        """Saves the offsets when that is due. A full disk is only logged: without them, a restart publishes bytes
+        twice."""
+        if not self.dirty or not (force or time.monotonic() - self.saved_at >= SAVE_S):
+            return
+        self.saved_at = time.monotonic()
+        try:
             self.folder.save_published({f"{channel}:{rank}": at for (channel, rank), at in self.offsets.items()})
-            self.dirty, self.saved_at = False, time.monotonic()
+        except OSError:
+            if not self.unsaved:
+                log.exception("attempt %d: how far it was published cannot be stored", self.folder.attempt)
+            self.unsaved = True
+        else:
+            self.dirty = self.unsaved = False
 
 
 class Relay(threading.Thread):
@@ -128,21 +140,22 @@ class Relay(threading.Thread):
             except redis.RedisError as error:
                 wait = backoff.step()
                 log.warning("the broker does not take events: %s; next try in %.2f s", error, wait)
-            except OSError:
+            except Exception:
                 wait = IDLE_S
-                log.exception("a file of an attempt cannot be read")
+                log.exception("the relay goes on after a fault of its own")
         for followed in self._followed.values():
             followed.save(force=True)
 
     def _obey(self, wait: float) -> None:
         """Carries out all waiting orders, after waiting up to `wait` seconds for a first one."""
-        try:
+        with contextlib.suppress(queue.Empty):
             order = self._orders.get(timeout=wait) if wait > 0 else self._orders.get_nowait()
             while True:
-                order()
+                try:
+                    order()
+                except Exception:
+                    log.exception("the relay goes on after an order that failed")
                 order = self._orders.get_nowait()
-        except queue.Empty:
-            return
 
     def _leave(self) -> None:
         self._leaving = True
@@ -182,18 +195,28 @@ class Relay(threading.Thread):
     # Publishing
 
     def _publish(self) -> None:
-        """One pass. Raises redis.RedisError; the offsets then say how far it came."""
+        """One pass. Raises redis.RedisError; the offsets then say how far it came. Raises OSError if files of an
+        attempt cannot be read, after the pass over all the others."""
         while self._told:
             self._publisher.add(*self._told[0])
             self._told.popleft()
+        unreadable: OSError | None = None
         for followed in list(self._followed.values()):
-            if followed.ended:
-                self._repeat(followed)
-                continue
-            dry = followed.due and self._publish_files(followed)
-            if followed.end and dry:
-                self._publish_end(followed, followed.end)
-            followed.save()
+            try:
+                self._publish_one(followed)
+            except OSError as error:
+                unreadable = error
+        if unreadable:
+            raise unreadable
+
+    def _publish_one(self, followed: Followed) -> None:
+        if followed.ended:
+            self._repeat(followed)
+            return
+        dry = followed.due and self._publish_files(followed)
+        if followed.end and dry:
+            self._publish_end(followed, followed.end)
+        followed.save()
 
     def _publish_files(self, followed: Followed) -> bool:
         """Publishes some batches of every file; True when there is nothing more in any of them."""

@@ -139,7 +139,7 @@ class Supervisor(threading.Thread):
 
     def _accepted(self, folder: Folder, order: RunOrder) -> None:
         attempt = Attempt(folder, Meta(message=order.message, ranks=order.ranks), order)
-        folder.save(attempt.meta)
+        folder.try_save(attempt.meta)
         self._live[attempt.number] = attempt
         self.roll.add(folder, order.ranks)
         self._relay.tell("attempt", AttemptBody(attempt=attempt.number, state="starting"))
