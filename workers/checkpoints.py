@@ -65,11 +65,15 @@ def begin(
     3. Step 0; for a later attempt the reason states that there was no checkpoint.
 
     Text is always generated from the checkpoint that the run names, from the first token on.
+
+    Raises CheckpointError for an order that is older than what is in the folder, before it changes anything there.
     """
     folder = settings.checkpoints / str(message["run"])
     if message.get("wish") and (named := message.get("resume")):
         return _to_generate(folder, _named(settings, named["run"], named["step"]), spec)
     damaged = ""
+    if opens:
+        _refuse_if_outdated(folder, message)
     if message["number"] == 1 and opens:
         shutil.rmtree(folder, ignore_errors=True)  # of a run with this number in an earlier database
     elif message["number"] > 1:
@@ -85,6 +89,17 @@ def begin(
     nothing = f"{damaged}, and no other is" if damaged else "no checkpoint of it is"
     why = f"{nothing} on {settings.name}" if message["number"] > 1 else ""
     return Beginning(folder, Begins(step=0, run=message["run"], attempt=0, why=why))
+
+
+def _refuse_if_outdated(folder: Path, message: StartMessage) -> None:
+    """Raises CheckpointError if a later attempt has saved here: the message was sent to a host that was silent, and the
+    run went on elsewhere, with the same folder. Ids of attempts only grow, also from one database to the next."""
+    saved = 0
+    for step in folders.steps(folder):
+        with contextlib.suppress(CheckpointError):  # damaged
+            saved = max(saved, manifests.read(folders.path_of(folder, step)).attempt)
+    if saved > message["attempt"]:
+        raise CheckpointError(f"The run went on elsewhere: its later attempt {saved} has checkpoints in {folder}.")
 
 
 def _newest(folder: Path, opens: bool, look: Callable[[Path], Manifest]) -> tuple[tuple[Path, Manifest] | None, str]:

@@ -175,7 +175,8 @@ class Controller:
         trace."""
         self._last["clocks"] = time.monotonic()
         send_orders(self._redis, sweeps.sweep_traces())
-        again, ended = sweeps.sweep_leases(self._clocks, self._lease, self._resends)
+        again, ended, orders = sweeps.sweep_leases(self._clocks, self._lease, self._resends)
+        send_orders(self._redis, orders)
         self._unsent |= {attempt.pk: attempt for attempt in again}
         self._news |= bool(ended)
         self._note_ended(ended)

@@ -110,14 +110,15 @@ def _place(run: Run, shares: list[Share]) -> Attempt:
     return states.place(run, nodes, workers[shares[0].host])
 
 
-def sweep_leases(clocks: Clocks, lease: float, resends: dict[int, int]) -> tuple[list[Attempt], set[int]]:
+def sweep_leases(clocks: Clocks, lease: float, resends: dict[int, int]) -> tuple[list[Attempt], set[int], list[Order]]:
     """Ends attempts whose worker fell silent or lost them.
 
-    Returns the attempts whose start message is to be sent again, and the ids of the runs ended here. `resends` =
-    attempt -> how often its start message was repeated so far.
+    Returns the attempts whose start message is to be sent again, the ids of the runs ended here, and the orders that
+    follow from that. `resends` = attempt -> how often its start message was repeated so far.
     """
     again: list[Attempt] = []
     ended: set[int] = set()
+    orders: list[Order] = []
     attempts = live_attempts()
     clocks.keep({attempt.pk for attempt in attempts})
     for attempt in attempts:
@@ -130,7 +131,18 @@ def sweep_leases(clocks: Clocks, lease: float, resends: dict[int, int]) -> tuple
             again.append(attempt)
         elif verdict == "ended":
             ended.add(attempt.run_id)
-    return again, ended
+            orders += _fence_untaken(attempt, clocks)
+    return again, ended, orders
+
+
+def _fence_untaken(attempt: Attempt, clocks: Clocks) -> list[Order]:
+    """Fences the attempt, which is over, on hosts whose start message may still wait in the broker: a host that comes
+    back would start it beside the run's next attempt. Hosts that have taken it are fenced when they list it."""
+    if attempt.started_at is not None:
+        return []
+    silent = multi_host.silent(attempt.report, attempt.devices)
+    untaken = [worker for worker in silent if not clocks.was_listed(worker, attempt.pk)]
+    return [(worker, {"kind": "fence", "attempt": attempt.pk}) for worker in untaken]
 
 
 def _check_lease(attempt: Attempt, clocks: Clocks, lease: float, resends: dict[int, int]) -> Verdict:

@@ -45,6 +45,17 @@ def test_a_worker_that_never_takes_it_loses_it(
     assert "did not take it" in Run.objects.get(pk=run.pk).detail
 
 
+def test_a_start_message_does_not_outlive_its_attempt(redis_url: str, peer: Peer, alice: Any) -> None:
+    """It still waits in the queue of a worker whose host died before taking it; the run goes on elsewhere."""
+    controller = Controller(lease=SHORT_LEASE)
+    run = submit(alice, retries=1)
+    peer.beat()
+    until(controller, lambda: run.attempts.exists())
+    attempt = run.attempts.get()
+    until(controller, lambda: state_of(run) == State.QUEUED)
+    assert peer.orders() == [{"kind": "fence", "attempt": attempt.pk}]
+
+
 def test_an_attempt_that_never_starts_fails_and_is_fenced(
     peer: Peer, controller: Controller, alice: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -123,6 +123,17 @@ def test_a_later_attempt_without_a_checkpoint_says_that_it_begins_anew(bench: Be
     assert begins(bench, attempt) == {"step": 0, "run": 904, "attempt": 0, "why": "no checkpoint of it is on bench"}
 
 
+def test_a_start_message_that_outlived_its_attempt_deletes_no_checkpoint_of_the_next(bench: Bench) -> None:
+    late, bench.next_attempt = bench.next_attempt, bench.next_attempt + 1
+    later = bench.send(saving(40, every=20), run=940, number=2)
+    assert bench.wait_end(later)["outcome"] == "succeeded"
+    saved = folders.steps(run_folder(bench, 940))
+    end = bench.wait_end(bench.send(saving(40, every=20), late, run=940))
+    assert (end["outcome"], end["cause"]) == ("failed", "refused")
+    assert f"its later attempt {later} has checkpoints" in end["detail"]
+    assert saved and folders.steps(run_folder(bench, 940)) == saved
+
+
 def test_another_layout_goes_on_from_a_named_checkpoint(bench: Bench) -> None:
     first = bench.send(saving(12, every=6), run=905)
     bench.wait_end(first)
