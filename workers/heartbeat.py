@@ -13,6 +13,7 @@ import redis
 from parallel_core.data import token_file
 from parallel_core.version import version
 from workers import devices
+from workers.address import Address
 from workers.contract import HEARTBEAT_S, Device, HeartbeatBody
 from workers.disk import Disk
 from workers.outage import AWAY
@@ -36,9 +37,10 @@ class Heartbeat(threading.Thread):
         read_devices: Callable[[], list[Device]],
         settings: Settings,
         disk: Disk,
+        address: Address,
     ) -> None:
         super().__init__(name="heartbeat", daemon=True)
-        self._settings, self._disk = settings, disk
+        self._settings, self._disk, self._address = settings, disk, address
         self._publisher, self._supervisor, self._devices = publisher, supervisor, read_devices
         self._poked = threading.Event()
         self._going, self._gone = threading.Event(), False
@@ -86,7 +88,7 @@ class Heartbeat(threading.Thread):
     def body(self) -> HeartbeatBody:
         total, available = devices.host_memory()
         body = HeartbeatBody(
-            host=self._settings.own_address(),
+            host=self._address.known,
             version=version(),
             time=time.time(),
             devices=self._devices(),

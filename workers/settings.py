@@ -8,7 +8,6 @@ import socket
 import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from ipaddress import ip_address
 from pathlib import Path
 from typing import TypeVar
 from urllib.parse import urlsplit
@@ -40,7 +39,7 @@ class Settings:
     url: str = ""
     token: str = ""
     address: str = ""
-    """Name or address at which the other hosts of a run reach this one; empty: what `own_address` finds."""
+    """Name or address at which the other hosts of a run reach this one; empty: what `address.own_address` finds."""
     shared_checkpoints: Path | None = None
     """A folder that is the same on every host that names it, so that runs over several hosts can save there."""
     boot: str = field(default_factory=lambda: uuid.uuid4().hex)
@@ -84,21 +83,6 @@ class Settings:
     def checkpoints(self) -> Path:
         """Has one folder for each run, named by its id (see parallel_core.checkpoint)."""
         return self.shared_checkpoints or self.home / "checkpoints"
-
-    def own_address(self) -> str:
-        """Where other hosts reach this one: the configured address, else the address from which it reaches a Redis on
-        another host, else its host name."""
-        there = urlsplit(self.redis_url)
-        if self.address or not there.hostname:
-            return self.address or socket.gethostname()
-        try:
-            found = socket.getaddrinfo(there.hostname, there.port or 6379, type=socket.SOCK_DGRAM)[0]
-            with socket.socket(found[0], socket.SOCK_DGRAM) as towards:
-                towards.connect(found[4])  # a datagram socket: nothing is sent, only the route is looked up
-                mine = str(towards.getsockname()[0])
-        except OSError:
-            return socket.gethostname()
-        return socket.gethostname() if ip_address(mine.partition("%")[0]).is_loopback else mine
 
     @property
     def corpora(self) -> Path:

@@ -26,13 +26,11 @@ RETRY_S = (0.05, 2.0)
 """Shortest and longest wait, in seconds, between two tries while the broker is unreachable."""
 
 
-def connect(settings: Settings) -> redis.Redis:
-    """A client that does not retry: each of our threads decides when to try again."""
+def connect(settings: Settings, limit_s: float = ANSWER_LIMIT_S) -> redis.Redis:
+    """A client that does not retry: each of our threads decides when to try again. It waits `limit_s` seconds for a
+    connection or an answer."""
     return redis.Redis.from_url(
-        settings.redis_url,
-        socket_timeout=ANSWER_LIMIT_S,
-        socket_connect_timeout=ANSWER_LIMIT_S,
-        retry=Retry(NoBackoff(), 0),
+        settings.redis_url, socket_timeout=limit_s, socket_connect_timeout=limit_s, retry=Retry(NoBackoff(), 0)
     )
 
 
@@ -54,9 +52,9 @@ class Backoff:
 class Publisher:
     """Adds entries to EVENTS with this worker's name and boot id. Every method may raise redis.RedisError."""
 
-    def __init__(self, settings: Settings, outage: Outage | None = None) -> None:
-        """`outage` = shared by this worker's threads; None: its own."""
-        self._redis, self._outage = connect(settings), outage or Outage()
+    def __init__(self, settings: Settings, outage: Outage | None = None, limit_s: float = ANSWER_LIMIT_S) -> None:
+        """`outage` = shared by this worker's threads; None: its own. `limit_s` = see `connect`."""
+        self._redis, self._outage = connect(settings, limit_s), outage or Outage()
         self._fields = {"worker": settings.name, "boot": settings.boot}
 
     def add(self, kind: str, body: Mapping[str, Any], data: bytes | None = None) -> None:

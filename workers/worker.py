@@ -11,7 +11,9 @@ import time
 from typing import IO, Any
 
 from workers import checkpoints, preflight
+from workers.address import Address
 from workers.calibration import Calibration
+from workers.contract import HEARTBEAT_S
 from workers.devices import Devices
 from workers.disk import Disk
 from workers.heartbeat import Heartbeat
@@ -51,14 +53,18 @@ class Worker:
         calibration = Calibration(settings.home, devices.kind)
         self.supervisor = Supervisor(settings, self.relay, devices.read, calibration)
         self.disk = Disk(settings.checkpoints)
-        self.heartbeat = Heartbeat(Publisher(settings, outage), self.supervisor, devices.read, settings, self.disk)
+        self.address = Address(settings)
+        # A beat that is not answered gives up when the next one is due: else a short outage would cost the lease.
+        beats = Publisher(settings, outage, HEARTBEAT_S)
+        self.heartbeat = Heartbeat(beats, self.supervisor, devices.read, settings, self.disk, self.address)
         self.supervisor.on_running = self.heartbeat.poke
         self.control = ControlReader(settings, self.supervisor.control, outage)
         self._asked: queue.SimpleQueue[None] = queue.SimpleQueue()
         self._left = threading.Event()
 
     def start(self) -> None:
-        for thread in (self.relay, self.supervisor, self.disk, self.heartbeat, self.control):
+        self.address.look()  # so that the first heartbeat has it
+        for thread in (self.relay, self.supervisor, self.disk, self.address, self.heartbeat, self.control):
             thread.start()
         threading.Thread(target=checkpoints.sweep, args=(self.settings,), name="sweep", daemon=True).start()
         threading.Thread(target=self._ask_the_web, name="web", daemon=True).start()

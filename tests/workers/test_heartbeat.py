@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import socket
 import threading
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from workers import heartbeat
+from workers.contract import HEARTBEAT_S, LEASE_S
 from workers.heartbeat import Heartbeat
+from workers.settings import Settings
+from workers.worker import Worker
 
 
 class Counting(Heartbeat):
@@ -16,7 +21,7 @@ class Counting(Heartbeat):
 
     def __init__(self) -> None:
         nothing: Any = None
-        super().__init__(nothing, nothing, list, nothing, nothing)
+        super().__init__(nothing, nothing, list, nothing, nothing, nothing)
         self.beats = threading.Semaphore(0)
 
     def _beat(self) -> None:
@@ -35,3 +40,18 @@ def test_pokes_do_not_put_off_the_next_beat(monkeypatch: pytest.MonkeyPatch) -> 
     pulse.leave()
     pulse.join(20)
     assert not pulse.is_alive()
+
+
+def test_a_beat_asks_no_name_server_and_gives_up_before_the_lease_is_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A worker that trains well is not lost because an answer, or a name, did not come for a moment."""
+
+    def asked(*_: Any, **__: Any) -> Any:
+        raise AssertionError("a heartbeat looked a name up")
+
+    worker = Worker(Settings("a", "redis://yard.invalid:6379", tmp_path, tmp_path))
+    monkeypatch.setattr(socket, "getaddrinfo", asked)
+    assert worker.heartbeat.body()["host"] == socket.gethostname()
+    limits = worker.heartbeat._publisher._redis.connection_pool.connection_kwargs
+    assert limits["socket_timeout"] == limits["socket_connect_timeout"] == HEARTBEAT_S < LEASE_S / 2

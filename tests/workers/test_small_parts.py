@@ -17,6 +17,7 @@ import pytest
 
 from tests.workers.harness import tiny
 from workers import corpora, devices
+from workers.address import Address, own_address
 from workers.calibration import Calibration
 from workers.contract import START_LIMIT_S, AttemptBody
 from workers.devices import Devices, core_names, cpu_name
@@ -235,9 +236,22 @@ def test_a_broker_that_is_back_is_found_within_seconds(monkeypatch: pytest.Monke
 
 def test_an_address_is_found_where_none_was_told(tmp_path: Path) -> None:
     named = Settings("a", "redis://:secret@127.0.0.1:6379", tmp_path, tmp_path, address="gpu-1.example.org")
-    assert named.own_address() == "gpu-1.example.org"
-    for url in ("unix:///run/redis.sock", "redis://127.0.0.1:6379", "rediss://no.such.host.invalid:6380"):
-        assert Settings("a", url, tmp_path, tmp_path).own_address() == socket.gethostname()
+    assert own_address(named) == "gpu-1.example.org"
+    for url in ("unix:///run/redis.sock", "redis://127.0.0.1:6379"):
+        assert own_address(Settings("a", url, tmp_path, tmp_path)) == socket.gethostname()
+
+
+def test_an_address_stays_while_no_name_server_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def silent(*_: Any, **__: Any) -> Any:
+        raise socket.gaierror(socket.EAI_AGAIN, "Temporary failure in name resolution")
+
+    monkeypatch.setattr(socket, "getaddrinfo", silent)
+    address = Address(Settings("a", "rediss://yard.example.org:6380", tmp_path, tmp_path))
+    address.look()
+    assert address.known == socket.gethostname()
+    address.known = "10.0.0.7"
+    address.look()
+    assert address.known == "10.0.0.7"
 
 
 def test_a_folder_of_checkpoints_that_cannot_be_had_is_named(tmp_path: Path) -> None:
