@@ -21,6 +21,7 @@ from dashboard.control import sweeps, wire
 from dashboard.control.changes import Changes
 from dashboard.control.clocks import Clocks
 from dashboard.control.dispatch import Order, send_orders, send_start
+from dashboard.control.durability import sync_commits
 from dashboard.control.ingest import Ingest
 from dashboard.control.lock import lock_of_database
 from dashboard.control.starter import Starter
@@ -42,6 +43,8 @@ SWEEP_EVERY_S = 5.0
 """Interval of sweeps while nobody wrote to the database and workers sent only data and unchanged heartbeats: then a
 sweep can find hardly anything that the clocks do not show."""
 ASK_AGAIN_S = 1.0
+SYNC_EVERY_S = 1.0
+"""Interval at which commits are synced to the disk: what a loss of power costs at most."""
 FAILURES = (redis.RedisError, BrokerError, DatabaseError, InterfaceError, OSError)
 
 
@@ -95,6 +98,7 @@ class Controller:
         for ingest in done:
             self._note_ended(ingest.ended)
         self._reader.acknowledge(read.ids)
+        self._every("sync", SYNC_EVERY_S, sync_commits)
         self._tell(done)
         if read.caught_up:
             self._look_after()
@@ -138,7 +142,9 @@ class Controller:
 
     def _tell(self, done: list[Ingest]) -> None:
         """Does what has to happen after the commit. If a crash prevents it, the answer to the next heartbeat makes up
-        for it."""
+        for it. A worker deletes what is settled, so that must be on the disk first."""
+        if any(entry["kind"] == "settled" for ingest in done for _, entry in ingest.orders):
+            sync_commits()
         for ingest in done:
             for beat in ingest.heard:
                 self._clocks.heard(beat.worker, beat.attempts)
