@@ -111,6 +111,33 @@ def test_after_an_outage_everything_is_fetched(redis_url: str, caplog: pytest.Lo
     assert caplog.messages[-1] == "the live stream is readable again"
 
 
+def test_one_request_waits_for_a_broker_that_hangs_and_no_announcement_is_lost(
+    redis_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    later: list[Callable[[], None]] = []
+    announcer, asked = announce.Announcer(redis_url), list[int]()
+    monkeypatch.setattr(announcer, "_try_later", lambda: later.append(announcer._send_kept))
+    send = announcer._send
+
+    def hangs(entries: Any) -> None:
+        asked.append(len(list(entries)))
+        raise redis.TimeoutError("Timeout reading from socket")
+
+    monkeypatch.setattr(announcer, "_send", hangs)
+    for run in (1, 2, 2, 3):
+        announcer.append({"run": run, "study": "", "what": "[]"})
+    assert asked == [1]
+    later.pop()()
+    assert asked == [1, 3] and len(later) == 1
+    monkeypatch.setattr(announcer, "_send", send)
+    later.pop()()
+    announcer.append({"run": 4, "study": "", "what": "[]"})
+    assert not later
+    with redis.Redis.from_url(redis_url) as client:
+        found: Any = client.xrange(LIVE)
+    assert [fields[b"run"] for _, fields in found] == [b"1", b"2", b"3", b"4"]
+
+
 def test_a_broker_that_is_away_is_told_once(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing listens at the address; several attempts to connect log one line."""
     tries = 0
