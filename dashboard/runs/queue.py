@@ -165,8 +165,24 @@ def _planned(runs: list[Run]) -> dict[int, Waiting]:
         more = f" {ahead} {'run' if ahead == 1 else 'runs'} ahead." if ahead else ""
         awaited = [by_name[name] for name in names if name in by_name]
         full = tuple(host.name for host in awaited) if why in FULL else ()
-        out[run.pk] = Waiting(_sentence(run, why, awaited, fleet) + more, ahead, full)
+        if why in (Wait.CHECKPOINT, Wait.AWAY):
+            sentence = _for_absent(run, why, names, removed=len(awaited) < len(names))
+        else:
+            sentence = _sentence(run, why, awaited, fleet)
+        out[run.pk] = Waiting(sentence + more, ahead, full)
     return out
+
+
+def _for_absent(run: Run, why: Wait, names: Sequence[str], removed: bool) -> str:
+    """The sentence for a run that needs certain workers; `removed` = one of them is no longer in the fleet."""
+    listed = listed_text(names)
+    if why is Wait.AWAY:
+        state = "removed, silent or draining" if removed else "silent or draining"
+        return f"Waits for {listed}, {state}: it times messages between {listed_text(run.between)}."
+    what = "the checkpoint it begins from" if run.resume_run_id else "its token file"
+    if len(names) > 1:
+        return f"Waits for {listed}, one of which must be there for {what}."
+    return f"Waits for worker {listed}, which has {what}; it {'was removed' if removed else 'is away or draining'}."
 
 
 def _sentence(run: Run, why: Wait | None, awaited: list[Host], fleet: list[Host]) -> str:
@@ -178,18 +194,11 @@ def _sentence(run: Run, why: Wait | None, awaited: list[Host], fleet: list[Host]
     if why is Wait.TOO_LARGE:
         counts = [host.count(kind) for host in fleet if host.open]
         return f"Needs {run.devices} {word}{_too_large(run, counts)}{_away(kind, fleet)}"
-    if why is Wait.CHECKPOINT:
-        what = "the checkpoint it begins from" if run.resume_run_id else "its token file"
-        one = len(awaited) == 1
-        away = f"which has {what}; it is away or draining" if one else f"one of which must be there for {what}"
-        return f"Waits for {'worker ' if one else ''}{listed_text([host.name for host in awaited])}, {away}."
     if why is Wait.SIBLING:
         return "Waits for other runs of its study: they go one after another."
     if not awaited:
         return "Starts now."
     names = listed_text([host.name for host in awaited])
-    if why is Wait.AWAY:
-        return f"Waits for {names}, silent or draining: it times messages between {listed_text(run.between)}."
     if why is Wait.WHOLE_HOST:
         return f"Waits for {run.devices} {word}: {names} must be idle, as timed runs share a host with nothing."
     if why is Wait.RESERVED:

@@ -86,6 +86,13 @@ def test_it_waits_for_both_by_name(two_hosts: None, alice: Any) -> None:
     assert said == "Waits for yard-b, silent or draining: it times messages between yard-a and yard-b."
 
 
+def test_a_worker_that_was_removed_is_still_named(two_hosts: None, alice: Any) -> None:
+    run = linking.submit(owner=alice, first="yard-a", second="yard-b")
+    Worker.objects.filter(name="yard-b").delete()
+    said = queue.waiting(run).sentence
+    assert said == "Waits for yard-b, removed, silent or draining: it times messages between yard-a and yard-b."
+
+
 def test_what_was_timed_is_kept_and_shown(member: Client, two_hosts: None, alice: Any) -> None:
     run = timed(alice)
     page = member.get(f"/runs/{run.pk}/").content.decode()

@@ -223,6 +223,19 @@ def test_what_its_writer_kept_to_itself_waits_for_it(alice: Any, saved: Run) -> 
     factory.worker("yard-b")
     Worker.objects.update(shared_checkpoints=True)
     assert needed(run) == ("yard-a",)
+    saved.attempts.update(over=True)
+    Worker.objects.filter(name="yard-a").update(draining=True)
+    which = "Waits for worker yard-a, which has the checkpoint it begins from;"
+    assert queue.waiting(run).sentence == f"{which} it is away or draining."
+
+
+def test_the_worker_that_has_its_checkpoint_is_named_after_it_was_removed(alice: Any, saved: Run) -> None:
+    run = services.submit(owner=alice, spec=saved.spec, resume_from={"run": saved.pk, "step": 10})
+    factory.worker("yard-b")
+    saved.attempts.update(over=True, worker=None)
+    Worker.objects.filter(name="yard-a").delete()
+    which = "Waits for worker yard-a, which has the checkpoint it begins from;"
+    assert queue.waiting(run).sentence == f"{which} it was removed."
 
 
 @pytest.mark.parametrize(
