@@ -12,6 +12,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
@@ -155,10 +156,9 @@ def test_the_page_of_the_command_line_names_every_command(capsys: pytest.Capture
 
 @pytest.fixture(scope="module")
 def yard() -> Iterator[YardProcess]:
-    subject = YardProcess(TRAINYARD_STARTER="0", TRAINYARD_VENV=sys.prefix)
-    subject.command = ("./run",)
-    yield subject.up()
-    subject.close()
+    with closing(YardProcess(TRAINYARD_STARTER="0", TRAINYARD_VENV=sys.prefix)) as subject:
+        subject.command = ("./run",)
+        yield subject.up()
 
 
 def test_run_prints_the_address_and_the_password_command_repeats_it(yard: YardProcess) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import re
 import shutil
 import signal
@@ -19,6 +20,7 @@ from typing import Any, ClassVar, TypeVar
 import httpx
 import psutil
 
+from parallel_core import processes
 from parallel_core.plan.strategy import model_flops
 from parallel_core.spec import ModelSpec
 from tests.scratch import fresh_folder
@@ -29,6 +31,7 @@ LOOKS_S = (0.05, 0.2)
 """First and longest pause between two probes of `wait_for`: each probe costs the yard, which shares the processor, some
 work.
 """
+PORTS = (15_000, 32_000)
 OF_THE_SUITE = {"REDIS_URL", "DATABASE_URL", "TRAINYARD_TESTING", "DJANGO_SETTINGS_MODULE"}
 """Variables of the test process that a yard must not inherit."""
 T = TypeVar("T")
@@ -47,9 +50,18 @@ def wait_for(what: str, probe: Callable[[], T | None], limit: float = 60.0) -> T
 
 
 def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """A free port below those that the kernel gives to outgoing connections: one of them could otherwise take it before
+    the server that the port is meant for listens.
+    """
+    while True:
+        port = random.randrange(*PORTS)
+        with socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as servers do: a closed connection may linger
+            try:
+                probe.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+            return port
 
 
 def calibrate(home: Path, name: str | None = None) -> None:
@@ -254,7 +266,7 @@ class YardProcess(Web):
         family = self.family()
         self.process.send_signal(number)
         self.process.wait(30)
-        return [p for p in psutil.wait_procs(family, timeout=15)[1] if p.status() != psutil.STATUS_ZOMBIE]
+        return [p for p in psutil.wait_procs(family, timeout=15)[1] if processes.alive(p.pid)]
 
     def close(self) -> None:
         if self in self.open:

@@ -104,6 +104,22 @@ def page(window: Callable[..., Page], session: Any, client: httpx.Client) -> Pag
     return window(storage_state=session)
 
 
+@pytest.fixture
+def cancel_after(client: httpx.Client) -> Iterator[Callable[[int], int]]:
+    """Remembers a run, returns it, and cancels it when the test has ended, whatever happened in it: one that goes on
+    would hold the devices that all later tests need.
+    """
+    runs: list[int] = []
+
+    def remember(run: int) -> int:
+        runs.append(run)
+        return run
+
+    yield remember
+    for run in reversed(runs):  # those that wait first, or they would start
+        client.post(f"/api/v1/runs/{run}/cancel")
+
+
 @pytest.fixture(scope="package")
 def stocked(yard: YardProcess, client: httpx.Client) -> dict[str, Any]:
     """Ended runs and an ended study, with names that are HTML: {single, dp, hostile, failed: run ids, study, runs}."""

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from playwright.sync_api import Page
 
-from tests.browser.watched import HOSTILE, LOOKS, PHONE, WIDE, Troubles, overflow, until, violations
+from tests.browser.watched import HOSTILE, LOOKS, PHONE, WIDE, Troubles, overflow, settle, violations
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(300)]
 TABS = ("timeline", "accounts", "whatif", "operators", "memory", "metrics", "ranks", "logs", "spec", "events")
@@ -33,18 +33,6 @@ def addresses(stocked: dict[str, Any]) -> list[str]:
     ]
     pages += ["/schedules/", "/schedules/strategies/", "/schedules/?a=zb-h1&b=&t=9", "/schedules/?p=999"]
     return [*pages, "/traces/", "/traces/new/", "/fleet/", "/accounts/tokens/", "/accounts/password/", "/no/such/page"]
-
-
-def settle(page: Page) -> None:
-    """Waits until all charts near the viewport are drawn or reported as empty."""
-    page.wait_for_load_state("load")
-    until(
-        page,
-        """() => [...document.querySelectorAll('.chart-box')].every((box) => {
-          const at = box.getBoundingClientRect();
-          return at.top > innerHeight || !at.height || !box.querySelector('.skeleton');
-        })""",
-    )
 
 
 UNSEEN = """() => [...document.querySelectorAll("nav [aria-current]")]

@@ -38,7 +38,9 @@ def fill(page: Page, label: str, text: str) -> None:
     page.keyboard.type(text)
 
 
-def test_the_whole_way_from_sign_in_to_cancel_by_keyboard(window: Callable[..., Page], yard: YardProcess) -> None:
+def test_the_whole_way_from_sign_in_to_cancel_by_keyboard(
+    window: Callable[..., Page], yard: YardProcess, cancel_after: Callable[[int], int]
+) -> None:
     page = window()
     page.goto("/runs/")
     expect(page.get_by_label("Name")).to_be_focused()
@@ -57,6 +59,7 @@ def test_the_whole_way_from_sign_in_to_cancel_by_keyboard(window: Callable[..., 
     tab_to(page, page.get_by_role("button", name="Queue run"))
     page.keyboard.press("Enter")
     expect(page.get_by_role("heading", name="By keyboard", level=1)).to_be_visible()
+    cancel_after(int(page.url.rstrip("/").rsplit("/", 1)[1]))
     button, dialog = page.locator("#cancel"), page.get_by_role("dialog")
     tab_to(page, button)
     page.keyboard.press("Enter")
@@ -70,8 +73,10 @@ def test_the_whole_way_from_sign_in_to_cancel_by_keyboard(window: Callable[..., 
     expect(page.locator("#head")).to_have_attribute("data-state", "cancelled")
 
 
-def test_a_dialog_holds_the_focus_and_gives_it_back(page: Page, yard: YardProcess, client: httpx.Client) -> None:
-    run = yard.submit(client, endless(), name="Held")
+def test_a_dialog_holds_the_focus_and_gives_it_back(
+    page: Page, yard: YardProcess, client: httpx.Client, cancel_after: Callable[[int], int]
+) -> None:
+    run = cancel_after(yard.submit(client, endless(), name="Held"))
     page.goto(f"/runs/{run}/")
     button, dialog = page.locator("#cancel"), page.get_by_role("dialog")
     button.focus()
@@ -87,7 +92,6 @@ def test_a_dialog_holds_the_focus_and_gives_it_back(page: Page, yard: YardProces
     dialog.get_by_role("button", name="Keep it").press("Enter")
     expect(dialog).to_be_hidden()
     expect(button).to_be_focused()
-    client.post(f"/api/v1/runs/{run}/cancel")
 
 
 def test_the_skip_link_comes_first_and_leads_to_the_content(page: Page) -> None:
@@ -113,13 +117,16 @@ def test_a_menu_opens_and_closes_by_keyboard(page: Page) -> None:
 
 
 def test_nothing_moves_for_those_who_ask_for_no_motion(
-    window: Callable[..., Page], session: Any, yard: YardProcess, client: httpx.Client
+    window: Callable[..., Page],
+    session: Any,
+    yard: YardProcess,
+    client: httpx.Client,
+    cancel_after: Callable[[int], int],
 ) -> None:
-    run = yard.submit(client, endless(), name="Still")
+    run = cancel_after(yard.submit(client, endless(), name="Still"))
     moving = "() => document.getAnimations().filter((a) => a.playState === 'running').length"
     for wish, still in (("reduce", True), ("no-preference", False)):
         page = window(storage_state=session, reduced_motion=wish)
         page.goto(f"/runs/{run}/")
         expect(page.locator("#head")).to_have_attribute("data-state", "running")
         assert (page.evaluate(moving) == 0) is still
-    client.post(f"/api/v1/runs/{run}/cancel")

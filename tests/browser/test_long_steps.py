@@ -14,6 +14,7 @@ from tests.bench.timeline import seeded
 from tests.browser.watched import LIVE_MS, PHONE, RUN_MS, Troubles, until
 from tests.yard_process import YardProcess, wait_for
 
+pytestmark = pytest.mark.browser
 SPANS = 24_000
 BOX = ".chart[data-chart=gantt] .chart-box"
 RANGE = f"document.querySelector('{BOX}')?.layout?.xaxis?.range?.map(Number)"

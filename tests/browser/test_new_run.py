@@ -32,6 +32,8 @@ WRONG = [
 ]
 BLIND = "[aria-invalid=true]"
 MIB = 2**20
+RUN = re.compile(r"/runs/\d+/$")
+"""Address of a run's page."""
 
 
 def field(page: Page, name: str) -> Any:
@@ -111,7 +113,7 @@ def test_a_refused_form_keeps_everything_and_the_corrected_one_runs(
     fill(page, {"parallel__micro_batches": "4", "train__lr": "0.001", "train__beta1": "0.9"})
     expect(page.get_by_text("Yes.")).to_be_visible()
     page.get_by_role("button", name="Queue run").click()
-    page.wait_for_url("**/runs/*/")
+    page.wait_for_url(RUN)
     expect(page.get_by_role("heading", name="From the form", level=1)).to_be_visible()
     expect(page.get_by_text("“From the form” was submitted.")).to_be_visible()
     expect(page.locator("#head")).to_have_attribute("data-state", "succeeded", timeout=RUN_MS)
@@ -131,9 +133,10 @@ def test_a_corpus_that_is_empty_or_too_large_is_refused_at_its_field(
         for path, message in ((empty, "This file is empty"), (huge, "at most 200 MiB; this file has 201 MiB")):
             field(page, "upload").set_input_files(path)
             expect(said(page, "upload")).to_contain_text(message)
+            address = page.url
             page.get_by_role("button", name="Queue run").click()
             expect(field(page, "upload")).to_be_focused()
-            expect(page).to_have_url(page.url)
+            expect(page).to_have_url(address)
 
 
 def test_without_scripts_an_upload_is_judged_by_the_server(
@@ -183,7 +186,7 @@ def test_an_uploaded_text_is_what_the_run_trains_on(
     field(page, "upload").set_input_files(text)
     fill(page, {"name": "Hare", "model__layers": "1", "model__seq": "16", "train__steps": "6"})
     page.get_by_role("button", name="Queue run").click()
-    page.wait_for_url("**/runs/*/")
+    page.wait_for_url(RUN)
     expect(page.locator("#head")).to_have_attribute("data-state", "succeeded", timeout=RUN_MS)
     spec = yard.run_of(client, int(page.url.rstrip("/").rsplit("/", 1)[1]))["spec"]
     page.goto("/runs/new/")
@@ -203,7 +206,7 @@ def test_clicks_in_quick_succession_queue_one_run(page: Page, client: httpx.Clie
     for _ in range(4):
         page.mouse.click(box["x"] + 8, box["y"] + 8)
         page.wait_for_timeout(60)
-    page.wait_for_url(re.compile(r"/runs/\d+/$"))
+    page.wait_for_url(RUN)
     page.goto("/runs/?q=Clicked+twice")
     expect(page.get_by_role("row").filter(has_text="Clicked twice")).to_have_count(1)
 

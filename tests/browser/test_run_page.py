@@ -7,16 +7,16 @@ from __future__ import annotations
 import os
 import re
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import httpx
-import psutil
 import pytest
 from playwright.sync_api import Page, Route, expect
 
 from dashboard.analyst.child import NICENESS
-from tests.browser.watched import LOST, RUN_MS, Troubles, chart_points, drawn, endless, look, mark, same_page, until
+from parallel_core import processes
+from tests.browser.watched import LOST, RUN_MS, Troubles, chart_points, drawn, endless, mark, same_page, until
 from tests.yard_process import YardProcess, tiny, wait_for
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(300)]
@@ -39,14 +39,6 @@ def tile(page: Page, title: str) -> Any:
     return page.locator("#tiles > div", has_text=title).locator("dd").first
 
 
-def alive(pid: int) -> bool:
-    """Whether the process exists and is not a zombie (the container's init may reap late)."""
-    try:
-        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
-
-
 def done(yard: YardProcess, client: httpx.Client, run: int) -> int:
     """The number of steps whose loss the server has stored."""
     return len(client.get(f"/api/v1/runs/{run}/series").json()["data"]["step"])
@@ -63,9 +55,9 @@ def wait_for_point(page: Page, step: int) -> list[float]:
 
 
 def test_a_queued_run_says_what_it_waits_for_and_its_log_outlives_it(
-    page: Page, yard: YardProcess, client: httpx.Client
+    page: Page, yard: YardProcess, client: httpx.Client, cancel_after: Callable[[int], int]
 ) -> None:
-    first = yard.submit(client, endless(), name="In front")
+    first = cancel_after(yard.submit(client, endless(), name="In front"))
     behind = yard.submit(client, tiny(dp=2), name="Behind")
     page.goto(f"/runs/{behind}/?tab=logs")
     mark(page)
@@ -206,7 +198,7 @@ def test_cancel_asks_once_and_leaves_no_process(page: Page, under_way: int) -> N
     pids = page.locator("#tab tbody td:nth-child(8)")
     expect(pids).to_have_text([re.compile(r"\d+")] * 2)
     ranks = [int(text) for text in pids.all_inner_texts()]
-    assert all(alive(pid) for pid in ranks)
+    assert all(processes.alive(pid) for pid in ranks)
     button, dialog = page.locator("#cancel"), page.get_by_role("dialog", name="Cancel “Under way”?")
     button.click()
     expect(dialog).to_contain_text("All its processes are stopped within 5 seconds.")
@@ -218,46 +210,7 @@ def test_cancel_asks_once_and_leaves_no_process(page: Page, under_way: int) -> N
     expect(state(page)).to_have_attribute("data-state", "cancelled")
     expect(page.locator("#verdict")).to_contain_text(re.compile(r"Cancelled at step \d+\. No process is left\."))
     expect(page.locator("#cancel")).to_have_count(0)
-    assert not [pid for pid in ranks if alive(pid)]
-
-
-def test_what_happens_before_the_stream_is_open_is_not_missed(
-    page: Page, yard: YardProcess, client: httpx.Client
-) -> None:
-    run = yard.submit(client, endless(), name="Ends unseen")
-    yard.wait_state(client, run, "running")
-    held: list[Route] = []
-    page.route("**/live/stream**", lambda route: held.append(route))
-    page.goto(f"/runs/{run}/")
-    mark(page)
-    page.wait_for_load_state()
-    client.post(f"/api/v1/runs/{run}/cancel")
-    yard.wait_state(client, run, "cancelled")
-    expect(state(page)).to_have_attribute("data-state", "running")
-    assert held
-    held[0].continue_()
-    expect(state(page)).to_have_attribute("data-state", "cancelled")
-    assert same_page(page)
-
-
-def test_a_tab_that_nobody_sees_holds_no_stream_and_catches_up(
-    page: Page, yard: YardProcess, client: httpx.Client
-) -> None:
-    """Six tabs with a stream each would use all connections that a browser opens to one host."""
-    run = yard.submit(client, endless(), name="Ends in another tab")
-    yard.wait_state(client, run, "running")
-    page.goto(f"/runs/{run}/")
-    expect(state(page)).to_have_attribute("data-state", "running")
-    mark(page)
-    look(page, seen=False)
-    page.wait_for_timeout(3000)  # answers to earlier requests arrive
-    client.post(f"/api/v1/runs/{run}/cancel")
-    yard.wait_state(client, run, "cancelled")
-    page.wait_for_timeout(3000)
-    expect(state(page)).to_have_attribute("data-state", "running")
-    look(page, seen=True)
-    expect(state(page)).to_have_attribute("data-state", "cancelled")
-    assert same_page(page)
+    assert not [pid for pid in ranks if processes.alive(pid)]
 
 
 def test_what_analyses_gives_way_to_ranks_and_pages(yard: YardProcess) -> None:

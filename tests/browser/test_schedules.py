@@ -55,11 +55,13 @@ def test_a_wrong_number_is_said_beside_its_field(window: Callable[..., Page], se
 def test_a_lesson_says_where_to_look_and_leads_to_the_next(window: Callable[..., Page], session: Any) -> None:
     page = window(storage_state=session)
     page.goto("/schedules/")
-    page.get_by_role("link", name="1. Why micro-batches").click()
+    with page.expect_navigation():
+        page.get_by_role("link", name="1. Why micro-batches").click()
     lesson = page.get_by_role("region", name="Lesson 1", exact=True)
     expect(lesson).to_be_focused()
     expect(lesson).to_contain_text("Naive keeps 1 device busy at a time")
-    lesson.get_by_role("link", name="Next: 2.").click()
+    with page.expect_navigation():
+        lesson.get_by_role("link", name="Next: 2.").click()
     expect(page.get_by_role("region", name="Lesson 2")).to_be_focused()
     here = page.get_by_role("navigation", name="Lessons").locator("[aria-current]")
     expect(here).to_have_text("2. The same bubble, less memory")

@@ -23,7 +23,8 @@ MAKE_VIEWER = f"""__import__("django.contrib.auth", fromlist=["x"]).get_user_mod
 def sign_in(page: Page, name: str, password: str) -> None:
     page.get_by_label("Name").fill(name)
     page.get_by_label("Password").fill(password)
-    page.get_by_role("button", name="Sign in").click()
+    with page.expect_navigation():  # until the scripts of the page have run, which what is typed there needs
+        page.get_by_role("button", name="Sign in").click()
 
 
 def post(page: Page, path: str) -> None:

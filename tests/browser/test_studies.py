@@ -7,6 +7,7 @@ from __future__ import annotations
 import csv
 import io
 import re
+from collections.abc import Callable
 from typing import Any
 
 import httpx
@@ -42,7 +43,7 @@ def known(page: Page) -> bool:
 
 
 def test_the_form_says_what_will_run_and_the_page_fills_by_itself(
-    page: Page, yard: YardProcess, client: httpx.Client
+    page: Page, yard: YardProcess, client: httpx.Client, cancel_after: Callable[[int], int]
 ) -> None:
     wait_for("a calibrated worker", lambda: known(page))
     expect(plan(page)).to_contain_text(re.compile(r"14 runs\s+on up to 2 devices,\s+(about \d+ min|under a minute)"))
@@ -55,7 +56,7 @@ def test_the_form_says_what_will_run_and_the_page_fills_by_itself(
     page.locator("#f-repeats").fill("2")
     expect(page.get_by_role("button", name="Queue 4 runs")).to_be_enabled()
     page.locator("#f-repeats").fill("1")
-    in_front = yard.submit(client, endless(), name="In front of the study")
+    in_front = cancel_after(yard.submit(client, endless(), name="In front of the study"))
     page.get_by_role("button", name="Queue 2 runs").click()
     page.wait_for_url(re.compile(r"/studies/\d+/$"))
     mark(page)

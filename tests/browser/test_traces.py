@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from playwright.sync_api import Page, expect
 
-from tests.browser.watched import PHONE, RUN_MS, WIDE, Troubles, overflow, until, violations
+from tests.browser.watched import PHONE, RUN_MS, WIDE, Troubles, overflow, settle, until, violations
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(300)]
 PNG = b"\x89PNG\r\n\x1a\n"
@@ -119,6 +119,7 @@ def test_what_if_says_when_it_gets_no_answer_and_when_its_trace_was_deleted_else
     troubles.expected += ["ERR_FAILED", "Failed to fetch", "404"]
     upload(page, "Deleted elsewhere")
     links = page.locator("#whatif").get_by_label("Links", exact=True)
+    expect(links).to_be_visible()  # the page fetches it when it has loaded
     page.route("**/whatif/**", lambda route: route.abort())
     links.select_option("2")
     said = page.get_by_text("This change got no answer")
@@ -141,6 +142,7 @@ def test_a_name_without_a_blank_widens_no_page_of_a_phone(page: Page) -> None:
     address = page.url.partition("?")[0]
     for path in ("/traces/", address, f"{address}delete/"):
         page.goto(path)
+        settle(page)
         assert overflow(page) == [], path
     page.goto("/traces/")
     wide = "document.querySelector('.table tbody th').getBoundingClientRect().width"

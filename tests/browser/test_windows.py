@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import httpx
 import pytest
 from playwright.sync_api import Page, Request, expect
@@ -23,12 +25,12 @@ def move(pages: list[Page]) -> None:
 
 
 def test_seven_windows_on_live_pages_share_one_stream_and_outlive_the_one_that_holds_it(
-    page: Page, yard: YardProcess, client: httpx.Client, troubles: Troubles
+    page: Page, yard: YardProcess, client: httpx.Client, troubles: Troubles, cancel_after: Callable[[int], int]
 ) -> None:
     streams: list[Request] = []
     context = page.context
     context.on("request", lambda request: "/live/stream" in request.url and streams.append(request))
-    run = yard.submit(client, endless(), name="In seven windows")
+    run = cancel_after(yard.submit(client, endless(), name="In seven windows"))
     yard.wait_state(client, run, "running")
     windows = [page, *(context.new_page() for _ in range(WINDOWS - 1))]
     for window in windows[1:]:

@@ -108,6 +108,18 @@ def until(page: Page, expression: str, arg: Any = None) -> None:
     wait_for(expression, lambda: page.evaluate(expression, arg), LIVE_MS / 1e3)
 
 
+def settle(page: Page) -> None:
+    """Waits until all charts near the viewport are drawn or reported as empty."""
+    page.wait_for_load_state("load")
+    until(
+        page,
+        """() => [...document.querySelectorAll('.chart-box')].every((box) => {
+          const at = box.getBoundingClientRect();
+          return at.top > innerHeight || !at.height || !box.querySelector('.skeleton');
+        })""",
+    )
+
+
 TELL = """__import__("dashboard.live.announce", fromlist=["x"]).publish({run}, {study}, ["{what}"])"""
 """For a yard's `query`: announces news of a run."""
 LOST = ["ERR_", "Failed to fetch", "status of 50"]

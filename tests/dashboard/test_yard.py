@@ -9,13 +9,13 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-import psutil
 import pytest
 
 from dashboard.yard.__main__ import main
 from dashboard.yard.home import Home
 from dashboard.yard.processes import Part, last_line, stop_in_order
 from dashboard.yard.up import free_port
+from parallel_core import processes
 
 DEADLINE_S = 30.0
 STUBBORN = """
@@ -54,8 +54,10 @@ def test_a_secret_that_was_being_made_when_its_maker_died_is_made_again(
         dying.setattr("dashboard.yard.home.secrets.token_urlsafe", lambda length: os._exit(1))
         child = os.fork()
         if child == 0:
-            home.admin_password()
-            os._exit(0)
+            try:
+                home.admin_password()
+            finally:  # a child that went on would be a second pytest
+                os._exit(0)
     assert os.waitpid(child, 0)[1]
     assert not home.password_file.exists()
     assert len(home.admin_password()) >= 12
@@ -161,7 +163,7 @@ def test_a_part_that_ignores_term_is_killed(tmp_path: Path) -> None:
     wait_for(lambda: (tmp_path / "part.log").read_text().startswith("up"))
     assert subject.process is not None
     stop_in_order([[subject]])
-    assert not psutil.pid_exists(subject.process.pid)
+    assert not processes.alive(subject.process.pid)
 
 
 def test_kill_of_the_parent_takes_the_part_along(tmp_path: Path) -> None:
@@ -179,7 +181,7 @@ time.sleep(600)
     assert parent.process is not None
     log = tmp_path / "part.log"
     wait_for(lambda: log.read_text().endswith("\n"))
-    inner = psutil.Process(int(log.read_text()))
+    inner = int(log.read_text())
     parent.process.kill()
     parent.process.wait()
-    wait_for(lambda: not inner.is_running() or inner.status() == psutil.STATUS_ZOMBIE)
+    wait_for(lambda: not processes.alive(inner))

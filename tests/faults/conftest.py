@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import closing
 
 import httpx
 import pytest
@@ -12,9 +13,8 @@ from tests.yard_process import YardProcess, wait_for
 
 @pytest.fixture(scope="module")
 def yard() -> Iterator[YardProcess]:
-    subject = YardProcess(TRAINYARD_STARTER="0", TRAINYARD_CPU_DEVICES="2").calibrated().up()
-    yield subject
-    subject.close()
+    with closing(YardProcess(TRAINYARD_STARTER="0", TRAINYARD_CPU_DEVICES="2")) as subject:
+        yield subject.calibrated().up()
 
 
 @pytest.fixture

@@ -10,10 +10,10 @@ import signal
 import time
 
 import httpx
-import psutil
 import pytest
 
-from tests.faults.test_kills import gone, pids_of, series
+from parallel_core import processes
+from tests.faults.ranks import gone, pids_of, series
 from tests.yard_process import YardProcess, tiny, wait_for
 
 pytestmark = [pytest.mark.faults, pytest.mark.full, pytest.mark.timeout(600)]
@@ -59,5 +59,4 @@ def test_one_kill_at_a_random_moment(yard: YardProcess, client: httpx.Client, nu
 
 def test_afterwards_the_yard_is_whole(yard: YardProcess, client: httpx.Client) -> None:
     yard.wait_state(client, yard.submit(client, tiny()), "succeeded")
-    zombies = [p for p in yard.family() if p.status() == psutil.STATUS_ZOMBIE]
-    assert zombies == []
+    assert [p for p in yard.family() if not processes.alive(p.pid)] == [], "no zombies"

@@ -11,45 +11,14 @@ import signal
 from typing import Any
 
 import httpx
-import psutil
 import pytest
 
+from tests.faults.ranks import gone, pids_of, series, started
 from tests.yard_process import YardProcess, paced, tiny, wait_for
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(300)]
 LONG = 100_000
 """Steps of a run that is not meant to end by itself."""
-
-
-def started(yard: YardProcess, client: httpx.Client, spec: dict[str, Any], **fields: Any) -> tuple[int, list[int]]:
-    """Submits a run, waits until it has done a few steps, and returns it with the pids of its ranks."""
-    run = yard.submit(client, spec, **fields)
-
-    def stepping() -> bool:
-        found = yard.run_of(client, run)
-        assert found["state"] not in {"failed", "lost", "cancelled"}, found
-        return (found["step"] or 0) >= 3
-
-    wait_for("some steps", stepping)
-    return run, pids_of(yard, run)
-
-
-def pids_of(yard: YardProcess, run: int) -> list[int]:
-    """Process ids, by rank, of those ranks of the newest attempt that have sent "hello"."""
-    attempt = f"Attempt.objects.filter(run={run}).last()"
-    hellos = f'RankInfo.objects.filter(attempt={attempt}).order_by("rank").values_list("hello", flat=True)'
-    return list(yard.query(f'[hello["pid"] for hello in {hellos} if hello]'))
-
-
-def gone(pids: list[int]) -> bool:
-    return all(not psutil.pid_exists(p) or psutil.Process(p).status() == psutil.STATUS_ZOMBIE for p in pids)
-
-
-def series(client: httpx.Client, run: int, name: str = "loss") -> list[int]:
-    """Steps of all stored points of a run-level series."""
-    answer = client.get(f"/api/v1/runs/{run}/series", params={"name": name})
-    assert answer.status_code == 200, answer.text
-    return list(answer.json()["data"]["step"])
 
 
 def test_a_killed_rank_fails_the_run_and_names_rank_and_signal(yard: YardProcess, client: httpx.Client) -> None:

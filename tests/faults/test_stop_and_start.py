@@ -5,26 +5,27 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Iterator
+from contextlib import closing
 
 import psutil
 import pytest
 
-from tests.yard_process import YardProcess, paced, wait_for
+from parallel_core import processes
+from tests.faults.ranks import started
+from tests.yard_process import YardProcess, paced
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(300)]
 
 
 @pytest.fixture(scope="module")
 def yard() -> Iterator[YardProcess]:
-    subject = YardProcess(TRAINYARD_STARTER="0", TRAINYARD_CPU_DEVICES="2").calibrated().up()
-    yield subject
-    subject.close()
+    with closing(YardProcess(TRAINYARD_STARTER="0", TRAINYARD_CPU_DEVICES="2")) as subject:
+        yield subject.calibrated().up()
 
 
 def test_runs_under_way_are_queued_again(yard: YardProcess) -> None:
     with yard.client() as client:
-        run = yard.submit(client, paced(60, dp=2))
-        wait_for("some steps", lambda: (yard.run_of(client, run)["step"] or 0) >= 3)
+        run, _ = started(yard, client, paced(60, dp=2))
     assert yard.stop(signal.SIGINT) == []
     yard.up()
     with yard.client() as client:
@@ -37,13 +38,11 @@ def test_runs_under_way_are_queued_again(yard: YardProcess) -> None:
 
 def test_kill_of_the_yard_leaves_no_process(yard: YardProcess) -> None:
     with yard.client() as client:
-        run = yard.submit(client, paced(100_000, dp=2))
-        wait_for("some steps", lambda: (yard.run_of(client, run)["step"] or 0) >= 3)
+        started(yard, client, paced(100_000, dp=2))
     family = yard.family()
     assert len(family) >= 6
     assert yard.process is not None
     os.kill(yard.process.pid, signal.SIGKILL)
     yard.process.wait()
     psutil.wait_procs(family, timeout=30)
-    left = [p for p in family if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]
-    assert left == []
+    assert [p for p in family if processes.alive(p.pid)] == []

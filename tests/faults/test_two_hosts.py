@@ -7,12 +7,12 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from typing import Any
+from contextlib import closing
 
 import httpx
-import psutil
 import pytest
 
+from tests.faults.ranks import gone, started
 from tests.yard_process import ROOT, YardProcess, calibrate, paced, tiny, wait_for
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(300)]
@@ -56,16 +56,14 @@ def yard(tmp_path_factory: pytest.TempPathFactory) -> Iterator[YardProcess]:
     """A yard whose workers keep their checkpoints in one shared folder."""
     host = {"TRAINYARD_CPU_DEVICES": "1", "TRAINYARD_ADDRESS": "127.0.0.1"}
     shared = str(tmp_path_factory.mktemp("checkpoints"))
-    subject = YardProcess(TRAINYARD_STARTER="0", TRAINYARD_CHECKPOINTS=shared, **host).calibrated().up()
-    yield subject
-    subject.close()
+    with closing(YardProcess(TRAINYARD_STARTER="0", TRAINYARD_CHECKPOINTS=shared, **host)) as subject:
+        yield subject.calibrated().up()
 
 
 @pytest.fixture(scope="module")
 def running(yard: YardProcess) -> Iterator[SecondHost]:
-    host = SecondHost(yard)
-    yield host
-    host.close()
+    with closing(SecondHost(yard)) as host:
+        yield host
 
 
 @pytest.fixture
@@ -78,18 +76,6 @@ def second(running: SecondHost) -> SecondHost:
 def client(yard: YardProcess) -> Iterator[httpx.Client]:
     with yard.client() as client:
         yield client
-
-
-def started(yard: YardProcess, client: httpx.Client, spec: dict[str, Any], **fields: Any) -> tuple[int, list[int]]:
-    """Submits a run, waits until it has done a few steps, and returns it with the pids of its ranks."""
-    run = yard.submit(client, spec, **fields)
-    wait_for("some steps", lambda: (yard.run_of(client, run)["step"] or 0) >= 3, 90)
-    ranks = f'RankInfo.objects.filter(attempt__run={run}, attempt__over=False).order_by("rank")'
-    return run, yard.query(f'[rank.hello["pid"] for rank in {ranks}]')
-
-
-def all_gone(pids: list[int]) -> bool:
-    return not any(psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE for pid in pids)
 
 
 def test_a_run_that_no_host_can_hold_alone_goes_over_both(
@@ -151,7 +137,7 @@ def test_a_rank_killed_on_the_other_host_is_named(yard: YardProcess, client: htt
     found = yard.wait_state(client, run, "failed", "lost", limit=45)
     assert (found["state"], found["cause"]) == ("failed", "killed_by_signal"), found["detail"]
     assert "Rank 1" in found["detail"] and "signal 9" in found["detail"]
-    wait_for("all ranks gone", lambda: all_gone(pids))
+    wait_for("all ranks gone", lambda: gone(pids))
 
 
 def test_a_killed_host_is_told_as_lost_and_its_peers_end(
@@ -163,7 +149,7 @@ def test_a_killed_host_is_told_as_lost_and_its_peers_end(
     found = yard.wait_state(client, run, "failed", "lost", limit=45)
     assert (found["state"], found["cause"]) == ("lost", "worker_lost"), found["detail"]
     assert SECOND in found["detail"]
-    wait_for("all ranks gone", lambda: all_gone(pids))
+    wait_for("all ranks gone", lambda: gone(pids))
 
 
 def test_a_host_that_leaves_in_good_order_has_the_run_queued_again(
@@ -173,7 +159,7 @@ def test_a_host_that_leaves_in_good_order_has_the_run_queued_again(
     assert second.process is not None
     second.process.terminate()
     yard.wait_state(client, run, "queued", limit=45)
-    wait_for("all ranks gone", lambda: all_gone(pids))
+    wait_for("all ranks gone", lambda: gone(pids))
     second.process.wait(30)
     second.up()
     yard.wait_state(client, run, "running", limit=60)
