@@ -18,9 +18,10 @@ from hypothesis import strategies as st
 from parallel_core.cli import main
 from parallel_core.engine.distributed import Rendezvous
 from parallel_core.engine.trainer import Trainer
+from parallel_core.plan.orders.greedy import Rules, _Walk
 from parallel_core.plan.orders.local import timed
 from parallel_core.plan.orders.measured import ordered, with_schedule
-from parallel_core.plan.orders.problem import OrderError, Problem, peaks
+from parallel_core.plan.orders.problem import F, OrderError, Problem, peaks
 from parallel_core.plan.orders.search import Found, find, known_lengths
 from parallel_core.schedule import compute_only
 from parallel_core.schedule.check import check
@@ -139,6 +140,16 @@ def test_more_small_cases_against_all_orders() -> None:
     gaps = [*_gaps(200, 3, seed=2), *_gaps(6, 4, seed=3)]
     print(f"{gaps.count(0)} of {len(gaps)} shortest, mean gap {np.mean(gaps):.2%}, worst {max(gaps):.2%}")
     assert gaps.count(0) >= 0.95 * len(gaps)
+
+
+def test_of_the_stages_ready_before_a_rank_is_free_the_deepest_is_next() -> None:
+    """Rank 0 holds the first and the last stage of a V; the first one's input is always there."""
+    walk = _Walk(Problem.uniform(2, 4, ALIKE, shape="v"), Rules())
+    rank = walk._ranks[0]
+    rank.free, walk._arrived[F][3] = 10, [5]
+    assert walk._next(rank, F) == (10, 3)
+    walk._arrived[F][3] = [11]
+    assert walk._next(rank, F) == (10, 0)
 
 
 @pytest.mark.parametrize(

@@ -103,13 +103,15 @@ class _Walk:
         return problem.placement[to]
 
     def _next(self, rank: _Rank, kind: int) -> tuple[float, int]:
-        """(time, stage) of the rank's next operation of `kind`, as far as known. Stages are tried from the deepest up;
-        a shallower one replaces it if its input arrives before that time."""
+        """(time, stage) of the operation of `kind` that the rank can start first, as far as known; of those that it can
+        start at the same time, that of the deepest stage."""
         best = (inf, -1)
         for stage in reversed(rank.stages):
             known, done = self._arrived[kind][stage], self._done[kind][stage]
-            if done < len(known) and self._room(rank, kind, stage) and known[done] < best[0]:
-                best = (known[done] if known[done] > rank.free else rank.free, stage)
+            if done < len(known) and self._room(rank, kind, stage):
+                when = known[done] if known[done] > rank.free else rank.free
+                if when < best[0]:
+                    best = (when, stage)
         return best
 
     def _room(self, rank: _Rank, kind: int, stage: int) -> bool:
