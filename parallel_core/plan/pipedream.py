@@ -27,7 +27,7 @@ Floats = NDArray[np.float64]
 
 MAX_WORKERS = 4096
 MAX_WORK = 1.5e8
-"""Most candidates, about 1 s of a core: ResNet-50 in hosts of 8, whose graph has 241 states, takes 1.1e8."""
+"""Most candidates, about 1 s of a core: ResNet-50 in hosts of 8, whose graph has 241 states, takes 1.2e8."""
 
 _BLOCK = 1 << 16
 """Candidates compared in one array operation, if the graph is small."""
