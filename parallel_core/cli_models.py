@@ -25,6 +25,7 @@ from parallel_core.generation_request import inference, read_request
 from parallel_core.launch import Wish
 from parallel_core.layout import Layout
 from parallel_core.local import LocalYard
+from parallel_core.observe.gpus import gpus, open_nvml
 from parallel_core.spec import CORPUS_PATTERN, RunSpec, field_errors
 
 MOST_RANKS = 2_048
@@ -89,6 +90,8 @@ def _add_generate(commands: Any) -> None:
     made.add_argument("--tp", type=whole(1), default=1, help="devices that share each layer (default: 1)")
     made.add_argument("--pp", type=whole(1), default=1, help="stages of the layers, one after the other (default: 1)")
     made.add_argument("--dp", type=whole(1), default=1, help="replicas that share out the texts (default: 1)")
+    kind = "kind of device (default: that of the checkpoint's run)"
+    made.add_argument("--device", choices=("cpu", "cuda"), help=kind)
     made.add_argument("--no-cache", action="store_true", help="make every token from the whole text again")
     made.set_defaults(run=_generate)
 
@@ -168,6 +171,8 @@ def _generate(options: argparse.Namespace) -> int:
         outcome = yard.run(spec, Path(folder), resume=found, wish=wish)
     if not outcome.ok:
         print(outcome.failure(), file=sys.stderr)
+        if spec.train.device == "cuda" and not gpus(open_nvml()):
+            print("No GPU was found on this host; --device cpu generates without one.", file=sys.stderr)
         return 1
     every = range(spec.parallel.world)
     ranks = {rank: told for rank in every if (told := together(outcome.headers(rank, "generated")))}
@@ -182,7 +187,7 @@ def _generate(options: argparse.Namespace) -> int:
 def _inference(manifest: manifests.Manifest, options: argparse.Namespace) -> RunSpec:
     """Returns the spec of the checkpoint's model on the requested devices."""
     try:
-        return inference(manifest.spec, options.tp, options.pp, options.dp)
+        return inference(manifest.spec, options.tp, options.pp, options.dp, options.device)
     except ValidationError as error:
         raise Wrong(" ".join(field_errors(error).values())) from error
     except ValueError as error:

@@ -12,7 +12,7 @@ from parallel_core import limits
 from parallel_core.analysis.quantities import plural_text
 from parallel_core.launch import Wish
 from parallel_core.rules import field_errors
-from parallel_core.spec import RunSpec
+from parallel_core.spec import DeviceKind, RunSpec
 
 MAX_SAMPLES = 64
 Token = Annotated[int, Field(ge=0, le=limits.MAX_VOCAB)]
@@ -90,16 +90,16 @@ def _room(wish: TextRequest, spec: RunSpec) -> dict[str, str]:
     return {}
 
 
-def inference(saved: Mapping[str, Any], tp: int, pp: int = 1, dp: int = 1) -> RunSpec:
+def inference(saved: Mapping[str, Any], tp: int, pp: int = 1, dp: int = 1, device: DeviceKind | None = None) -> RunSpec:
     """Returns the spec to generate with a checkpoint's model on `dp` replicas of `pp` stages of `tp` devices, without
     dropout.
 
-    `saved`: the spec of the checkpoint's run. Raises ValidationError where the model cannot be split in this way,
-    ValueError where it does not generate text.
+    `saved`: the spec of the checkpoint's run, whose kind of device is used unless `device` is given. Raises
+    ValidationError where the model cannot be split in this way, ValueError where it does not generate text.
     """
     model, train = dict(saved["model"]), saved["train"]
     if model.get("kind", "gpt") != "gpt":
         raise ValueError(f"only a GPT generates text; this checkpoint is a {model['kind']} model")
-    kept = {"precision": train["precision"], "device": train["device"], "global_batch": dp}
+    kept = {"precision": train["precision"], "device": device or train["device"], "global_batch": dp}
     split = {"dp": dp, "tp": tp, "pp": pp}
     return RunSpec.model_validate({"model": {**model, "dropout": 0.0}, "parallel": split, "train": kept})

@@ -77,6 +77,7 @@ class Fingerprints:
 
     def check(self, step: int) -> Print:
         """Returns the fingerprints after `step`. Raises ReplicasDiffer, on every rank, where any differ."""
+        self._trainer.device.synchronise()  # what the step has yet to compute is no cost of the check
         began = time.perf_counter()
         table = self._exchange(self._own_numbers(step))
         whole = self._compare_tensors(table, step)

@@ -148,7 +148,8 @@ def _train(
         took = times.ended()
         if meter is not None and step == metered:
             report.memory(step, meter)
-        stop = _tell(trainer, report, Done(step, first, known, took, meter is not None), prints)
+        stop = _tell(trainer, report, Done(step, first, known, took, meter is not None))
+        _compare(prints, report, times, step)
         if step >= timed_from:
             _refer(probe, report, times, step, took)
         _save(saver, report, step + 1, stop, spec.train.steps)
@@ -164,6 +165,15 @@ def _end(trainer: Trainer, report: Reporter, saver: checkpoint.Saver | None) -> 
     steps = trainer.spec.train.steps
     _finish(trainer, report, metered_step(trainer.spec, steps), saver)
     report.phase("done", steps)
+
+
+def _compare(prints: Fingerprints, report: Reporter, times: StepTimes, step: int) -> None:
+    """Compares the replicas after a step if it is due; its time is not counted in any step. Before the checkpoint, so
+    that none is saved of replicas that differ."""
+    if prints.due(step):
+        found = prints.check(step)
+        report.fingerprint(found)
+        times.leave_out(found.seconds)
 
 
 def _refer(probe: ReferenceProbe, report: Reporter, times: StepTimes, step: int, took: float) -> None:
@@ -184,8 +194,8 @@ def _finish(trainer: Trainer, report: Reporter, metered: int, saver: checkpoint.
         report.memory(metered, trainer.metered_step(metered)[1])
 
 
-def _tell(trainer: Trainer, report: Reporter, done: Done, prints: Fingerprints) -> bool:
-    """Reports spans, points and fingerprint of a step as they are due; returns whether a stop was requested."""
+def _tell(trainer: Trainer, report: Reporter, done: Done) -> bool:
+    """Reports spans and points of a step as they are due; returns whether a stop was requested."""
     spec, step = trainer.spec, done.step
     if is_traced(spec, step, done.first) or (not done.metered and report.wished(step)):
         # before anything else, as the recorder ends the step's span at this call
@@ -195,8 +205,6 @@ def _tell(trainer: Trainer, report: Reporter, done: Done, prints: Fingerprints) 
     stop = trainer.pace.stopping
     last = stop or step + 1 == spec.train.steps
     report.step(step, done.known, done.took, trainer.pace.staleness, trainer.optimizer.lr, last=last)
-    if prints.due(step):  # before the checkpoint, so that none is saved of replicas that differ
-        report.fingerprint(prints.check(step))
     return stop
 
 

@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 
 from parallel_core.engine.distributed import Rendezvous
 from parallel_core.engine.fingerprint import Fingerprints, ReplicasDiffer, _origin, fingerprint
+from parallel_core.engine.reporter import StepTimes
 from parallel_core.engine.run import run_rank
 from parallel_core.engine.trainer import Trainer
 from parallel_core.observe.memory import MemoryMeter
@@ -124,6 +125,31 @@ def test_the_numbers_are_the_same_under_every_layout() -> None:
     splits.append({"dp": 2, "tp": 2, "zero": 3})
     found = {p for split in splits for p in ranks.run(spec_of(model=tied, **split), prints, ranks.scratch())}
     assert len(found) == 1
+
+
+def _compared_and_left_out(
+    spec: RunSpec, rank: int, meeting: Rendezvous, folder: Path
+) -> tuple[list[float], list[float]]:
+    """The seconds of each comparison, and the seconds that are counted in no step."""
+    check, leave_out = Fingerprints.check, StepTimes.leave_out
+    compared: list[float] = []
+    left: list[float] = []
+
+    def noted(self: Fingerprints, step: int) -> Any:
+        found = check(self, step)
+        compared.append(found.seconds)
+        return found
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Fingerprints, "check", noted)
+        patch.setattr(StepTimes, "leave_out", lambda self, seconds: left.append(seconds) or leave_out(self, seconds))
+        run_rank(spec, rank, FileSink(folder, rank), meeting, Progress(folder, rank))
+    return compared, left
+
+
+def test_no_step_takes_longer_because_replicas_are_compared_after_another(tmp_path: Path) -> None:
+    ((compared, left),) = ranks.run(spec_of(), _compared_and_left_out, tmp_path)
+    assert len(compared) == 3 and set(compared) <= set(left)
 
 
 def test_0_compares_nothing(tmp_path: Path) -> None:

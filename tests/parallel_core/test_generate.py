@@ -4,7 +4,9 @@ stages.
 
 from __future__ import annotations
 
+import shutil
 import time
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,6 +16,7 @@ import torch
 
 from parallel_core.analysis.generated import merged, rate, replicas
 from parallel_core.checkpoint import folder as folders
+from parallel_core.checkpoint import manifest as manifests
 from parallel_core.checkpoint.config import CheckpointConfig
 from parallel_core.cli import main
 from parallel_core.engine import checkpoint, host_memory, relay
@@ -277,6 +280,21 @@ def test_command_line_of_any_split(trained: dict[str, Path], capsys: pytest.Capt
     for split, texts in ((["--tp", "2"], 1), (["--pp", "2"], 1), (["--dp", "2", "--samples", "3"], 3)):
         assert main([*asked, *split]) == 0
         assert capsys.readouterr().out == texts * alone
+
+
+def test_a_checkpoint_of_a_run_on_gpus_generates_on_the_cpu_too(
+    trained: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    found = manifests.read(trained["gpt"])
+    path = tmp_path / "kept"
+    shutil.copytree(trained["gpt"], path)
+    saved = {**found.spec, "train": {**found.spec["train"], "device": "cuda"}}
+    (path / manifests.FILE).write_text(replace(found, spec=saved).text())
+    assert main(["generate", str(path), "--prompt", "def ", "--new", "2"]) == 1
+    assert "No GPU was found on this host; --device cpu" in capsys.readouterr().err
+    assert main(["generate", str(path), "--prompt", "def ", "--new", "2", "--device", "cpu"]) == 0
+    assert capsys.readouterr().out.startswith("def ")
 
 
 def test_command_line(trained: dict[str, Path], capsys: pytest.CaptureFixture[str]) -> None:
