@@ -22,7 +22,8 @@ from dashboard.runs import traces
 from dashboard.runs.choice_labels import CHOICE_LABELS
 from dashboard.runs.models import Run
 from dashboard.runs.traces import Trace
-from parallel_core.analysis.quantities import ns_text, percent_text, ratio_text, sentence_text, significant
+from dashboard.runs.whatif_words import check, effect, gain_text, speedup
+from parallel_core.analysis.quantities import ns_text, ratio_text, sentence_text, significant
 from parallel_core.analysis.waits import waited_if_whole
 from parallel_core.layout import Layout
 from parallel_core.observe.records import LANES, SPAN
@@ -42,8 +43,6 @@ SLOWEST_FASTEST = "0.25 16"
 """Ends of the slider of a device's speed."""
 TRIED = ("gpipe", "1f1b", "interleaved", "zb-h1", "zb-v")
 """Schedules tried in the list of single changes."""
-LEAST_GAIN = 0.005
-"""As a part of the step: a smaller effect is called no change."""
 
 
 @dataclass(frozen=True)
@@ -154,15 +153,6 @@ def run_address(change: Change, made: Replay) -> str:
     return f"{reverse('runs:new')}?{urlencode({'spec': json.dumps(asked)})}"
 
 
-def check(again: float, measured: float) -> str:
-    """How far the unchanged replay (`again`, ns) is from the measured step (ns), in a sentence; '' for a step without
-    length."""
-    if not measured:
-        return ""
-    off = percent_text(abs(again / measured - 1))
-    return f"Replayed unchanged: {ns_text(again)}, measured {ns_text(measured)} ({off} off)."
-
-
 def replayed(form: WhatIfForm, how: Callable[[Change], Replay]) -> Replay | None:
     """The replay of the form's change by `how`; None, with errors in the form, if the change makes no valid run."""
     if not form.is_valid():
@@ -201,7 +191,7 @@ def single_changes(
             "step": ns_text(made.step),
             "ns": made.step,
             "asked": asked,
-            "gain": "no change" if abs(gain - 1) < LEAST_GAIN else ratio_text(gain),
+            "gain": gain_text(gain),
         }
         for gain, words, asked, made in sorted(found, key=lambda item: -item[0])
     ]
@@ -230,20 +220,7 @@ def _candidates(spec: RunSpec) -> list[tuple[str, dict[str, Any], Change]]:
 
 def sentence(change: Change, made: Replay, measured: float) -> str:
     """What the change does to a step of `measured` ns."""
-    said = _words(change)
-    if not said:
-        return f"{ns_text(measured)} is the step as it was measured. Change something, or take a line of the table."
-    gain = speedup(measured, made.step)
-    if abs(gain - 1) < LEAST_GAIN:
-        return f"{ns_text(made.step)} a step, as measured: {', '.join(said)} would change nothing."
-    word = "faster" if gain > 1 else "slower"
-    times = ratio_text(gain if gain > 1 else 1 / gain)
-    return f"{ns_text(made.step)} instead of {ns_text(measured)}, {times} {word}: {', '.join(said)}."
-
-
-def speedup(measured: float, took: float) -> float:
-    """How many times as fast a step of `took` ns is; 1 where nothing that takes time is left."""
-    return measured / took if took else 1.0
+    return effect(_words(change), measured, made.step)
 
 
 def _words(change: Change) -> list[str]:

@@ -14,8 +14,9 @@ from dashboard.charts.chart import Chart
 from dashboard.charts.gantt_bars import length
 from dashboard.charts.gantt_words import REPLAYED
 from dashboard.charts.timeline import Step
-from dashboard.runs.page_whatif import LEAST_GAIN, ChangeForm, Times, check, speedup
-from parallel_core.analysis.quantities import ns_text, ratio_text, significant
+from dashboard.runs.page_whatif import ChangeForm, Times
+from dashboard.runs.whatif_words import check, effect, gain_text, speedup
+from parallel_core.analysis.quantities import ns_text, significant
 from parallel_core.simulate.imported import replayed
 from parallel_core.simulate.replay import FREE
 
@@ -79,8 +80,7 @@ def _ideas(found: Step, step: int, measured: int) -> list[dict[str, Any]]:
         if (len(found.spans) == 1 and "links" in asked) or not form.is_valid():
             continue
         took = length(replayed(found.spans, *form.factors()))
-        gain = speedup(measured, took)
-        said = "no change" if abs(gain - 1) < LEAST_GAIN else ratio_text(gain)
+        said = gain_text(speedup(measured, took))
         idea = {"words": words, "address": urlencode({"step": step, **asked}), "asked": asked}
         out.append(idea | {"step": ns_text(took), "ns": took, "gain": said})
     return out
@@ -92,16 +92,7 @@ def _sentence(form: ChangeForm, measured: int, took: int) -> str:
         *(["free communication"] if links == FREE else [f"links {links:g} times as fast"] if links != 1 else []),
         *([f"a device {significant(device)} times as fast"] if device != 1 else []),
     ]
-    if not said:
-        return f"{ns_text(measured)} is the step as it was measured. Change something, or take a line of the table."
-    gain = speedup(measured, took)
-    if abs(gain - 1) < LEAST_GAIN:
-        return f"{ns_text(took)} a step, as measured: {', '.join(said)} would change nothing."
-    times = ratio_text(gain if gain > 1 else 1 / gain)
-    return (
-        f"{ns_text(took)} instead of {ns_text(measured)}, {times} {'faster' if gain > 1 else 'slower'}: "
-        f"{', '.join(said)}."
-    )
+    return effect(said, measured, took)
 
 
 def _chart(found: Step, made: Mapping[int, Any], step: int) -> Chart | None:

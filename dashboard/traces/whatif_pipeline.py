@@ -11,7 +11,8 @@ from typing import Any
 
 from dashboard.charts.chart import Chart
 from dashboard.charts.timeline import Step
-from dashboard.runs.page_whatif import Times, WhatIfForm, both_steps, check, replayed, sentence, single_changes
+from dashboard.runs.page_whatif import Times, WhatIfForm, both_steps, replayed, sentence, single_changes
+from dashboard.runs.whatif_words import check
 from dashboard.traces import whatif as plain
 from dashboard.traces import whatif_recorded as recorded
 from dashboard.traces.models import Trace

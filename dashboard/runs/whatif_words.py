@@ -1,0 +1,40 @@
+"""What a replayed step is said to gain or lose, the same for runs and imported traces. Times in ns."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from parallel_core.analysis.quantities import ns_text, percent_text, ratio_text
+
+LEAST_GAIN = 0.005
+"""As a part of the step: a smaller effect is called no change."""
+
+
+def speedup(measured: float, took: float) -> float:
+    """How many times as fast a step of `took` ns is; 1 where nothing that takes time is left."""
+    return measured / took if took else 1.0
+
+
+def gain_text(gain: float) -> str:
+    """A speedup in a table."""
+    return "no change" if abs(gain - 1) < LEAST_GAIN else ratio_text(gain)
+
+
+def effect(changes: Sequence[str], measured: float, took: float) -> str:
+    """What the `changes`, in words, do to a step, in a sentence."""
+    if not changes:
+        return f"{ns_text(measured)} is the step as it was measured. Change something, or take a line of the table."
+    gain = speedup(measured, took)
+    if abs(gain - 1) < LEAST_GAIN:
+        return f"{ns_text(took)} a step, as measured: {', '.join(changes)} would change nothing."
+    word = "faster" if gain > 1 else "slower"
+    times = ratio_text(gain if gain > 1 else 1 / gain)
+    return f"{ns_text(took)} instead of {ns_text(measured)}, {times} {word}: {', '.join(changes)}."
+
+
+def check(again: float, measured: float) -> str:
+    """How far the unchanged replay `again` is from the measured step, in a sentence; '' for a step without length."""
+    if not measured:
+        return ""
+    off = percent_text(abs(again / measured - 1))
+    return f"Replayed unchanged: {ns_text(again)}, measured {ns_text(measured)} ({off} off)."
