@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Sequence
 from pathlib import PurePath
 from typing import Any
@@ -31,12 +32,23 @@ def upload(*, owner: Any, name: str, files: Sequence[File[bytes]]) -> Trace:
     errors = _errors(name.strip(), files)
     if errors:
         raise Invalid(errors)
-    with transaction.atomic():
-        title = name.strip() or _plain(files[0].name)[: limits.MAX_NAME]
-        trace = Trace.objects.create(name=title, owner=owner, size=sum(file.size or 0 for file in files))
-        for number, file in enumerate(files):
-            stored = default_storage.save(f"traces/{trace.pk}/{number}", file)
-            TraceFile.objects.create(trace=trace, name=_plain(file.name), size=file.size or 0, stored=stored)
+    title = name.strip() or _plain(files[0].name)[: limits.MAX_NAME]
+    folder = secrets.token_hex(8)
+    stored = [f"traces/{folder}/{number}" for number in range(len(files))]
+    try:
+        # Before the transaction: copying may take long, and SQLite has one writer at a time.
+        for place, file in zip(stored, files, strict=True):
+            default_storage.save(place, file)
+        with transaction.atomic():
+            trace = Trace.objects.create(name=title, owner=owner, size=sum(file.size or 0 for file in files))
+            TraceFile.objects.bulk_create(
+                TraceFile(trace=trace, name=_plain(file.name), size=file.size or 0, stored=place)
+                for place, file in zip(stored, files, strict=True)
+            )
+    except BaseException:
+        for place in stored:
+            default_storage.delete(place)
+        raise
     return trace
 
 

@@ -14,13 +14,14 @@ import pytest
 from django.core.cache import cache
 from django.core.files.storage import default_storage
 from django.core.files.uploadedfile import SimpleUploadedFile
+from django.db import OperationalError, connection
 from django.test import Client
 from django.urls import reverse
 
 from dashboard.body_limit import MAX_BODY, limit_of
 from dashboard.runs.choice_labels import CHOICE_LABELS
 from dashboard.traces import reading, services
-from dashboard.traces.models import Trace, TraceSpans, TraceState
+from dashboard.traces.models import Trace, TraceFile, TraceSpans, TraceState
 from parallel_core import limits
 from parallel_core.observe.records import SPAN
 from parallel_core.schedule.ir import Kind
@@ -169,6 +170,28 @@ def test_files_go_once_they_are_read(member: Client, real: list[bytes]) -> None:
     read_next()
     assert not default_storage.exists(stored)
     assert not Trace.objects.get().files.exists()
+
+
+def test_files_are_stored_before_the_database_is_locked(member: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    save, begun, open_then = default_storage.save, len(connection.savepoint_ids), []
+
+    def saved(*given: Any) -> str:
+        open_then.append(len(connection.savepoint_ids) - begun)
+        return save(*given)
+
+    monkeypatch.setattr(default_storage, "save", saved)
+    send(member, ("rank0.json", b"{}"), ("rank1.json", b"{}"))
+    assert open_then == [0, 0] and Trace.objects.get().files.count() == 2
+
+
+def test_files_without_rows_do_not_stay(member: Client, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def refused(*_: Any) -> None:
+        raise OperationalError("database is locked")
+
+    monkeypatch.setattr(TraceFile.objects, "bulk_create", refused)
+    with pytest.raises(OperationalError):
+        send(member, ("rank0.json", b"{}"))
+    assert not Trace.objects.exists() and not [path for path in tmp_path.rglob("*") if path.is_file()]
 
 
 def test_while_it_waits_the_page_says_so_and_asks_again(member: Client, real: list[bytes]) -> None:
