@@ -10,7 +10,7 @@ from dashboard.numbers import number
 from dashboard.runs import traces
 from dashboard.runs.models import Run
 from dashboard.runs.traces import Trace
-from parallel_core.analysis.align import Alignment, Name, Row, Side, align, sentence
+from parallel_core.analysis.align import Alignment, Name, Row, Side, align_sides, sentence
 from parallel_core.schedule.ir import Kind
 from parallel_core.schedule.text import WORDS
 
@@ -50,7 +50,7 @@ def context(run: Run, step: int | None, given: Mapping[str, Any]) -> dict[str, A
 
 def compared(a: Side, b: Side, names: tuple[str, str]) -> tuple[Alignment, str, list[tuple[str, str, str, str]]]:
     """Both sides aligned, the sentence about them, and rows (status, its word, left, right)."""
-    found = align(a.operations(), b.operations())
+    found = align_sides(a, b)
     return found, sentence(a, b, found, names), _rows(found, status_words(names))
 
 

@@ -14,7 +14,7 @@ from dashboard.studies import answers, streams
 from dashboard.studies.entries import taken_of
 from dashboard.studies.selectors import Overview, Row
 from parallel_core.analysis import sentences
-from parallel_core.analysis.align import Side, align, sentence
+from parallel_core.analysis.align import Side, align_sides, sentence
 from parallel_core.analysis.disturbance import DISTURBED_ABOVE
 from parallel_core.analysis.names import COMPONENT_NAMES
 from parallel_core.analysis.quantities import (
@@ -216,7 +216,7 @@ def _operators(done: Sequence[Row], steps: Mapping[int, Trace]) -> tuple[list[st
         if trace is None or row.entry.family in said or not {0, 1} <= trace.spans.keys():
             continue
         a, b = (Side(trace.trained, rank, trace.spans[rank]) for rank in (0, 1))
-        text = sentence(a, b, align(a.operations(), b.operations()), ("rank 0", "rank 1"))
+        text = sentence(a, b, align_sides(a, b), ("rank 0", "rank 1"))
         said[row.entry.family] = f"{row.entry.label}, rank 0 against rank 1: {text}"
         rows.append(row)
     return list(said.values()) or ["No run of several ranks has been traced."], _to(*rows, tab="operators")

@@ -7,8 +7,9 @@ within its replica. So two replicas do the same, and so do two stages if their l
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from difflib import SequenceMatcher
 from typing import Literal, NamedTuple
@@ -17,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from parallel_core.layout import Layout
-from parallel_core.schedule.ir import Kind
+from parallel_core.schedule.ir import COMPUTE, INSIDE, Kind
 from parallel_core.spec import RunSpec
 
 Name = tuple[int, int, int]
@@ -83,17 +84,66 @@ class Alignment:
         return not (self.only_a or self.only_b or self.moved)
 
 
+def align_sides(a: Side, b: Side) -> Alignment:
+    """Matches as many operations as have the same order on both sides; others that are on both sides have moved."""
+    left, right = a.operations(), b.operations()
+    cut = len(left) > MOST or len(right) > MOST
+    left, right = left[:MOST], right[:MOST]
+    return _with_moves(_rows(left, right, _in_order(_distinct(left), _distinct(right))), cut)
+
+
 def align(a: Sequence[Name], b: Sequence[Name]) -> Alignment:
-    """Matches the longest common runs first, as difflib does; operations on both sides outside of them have moved."""
-    cut = len(a) > MOST or len(b) > MOST
-    a, b = a[:MOST], b[:MOST]
+    """Matches the longest common runs first, as difflib does; operations on both sides outside of them have moved.
+
+    For names that repeat, of an imported trace; the time grows with the square of their number.
+    """
+    blocks = SequenceMatcher(None, a, b, autojunk=False).get_matching_blocks()
+    matched = ((i + n, j + n) for i, j, size in blocks for n in range(size))
+    return _with_moves(_rows(a, b, matched), False)
+
+
+def _distinct(names: Iterable[Name]) -> list[Hashable]:
+    """The names made different from each other: collectives inside operations have the stage and micro-batch of theirs,
+    and are counted in its forward and in its backward."""
+    backward, count, out = set[tuple[int, int]](), Counter[Hashable](), list[Hashable]()
+    for name in names:
+        kind, *where = name
+        if kind in COMPUTE and kind != Kind.F:
+            backward.add((where[0], where[1]))
+        key = (*name, kind in INSIDE and (where[0], where[1]) in backward)
+        out.append((*key, count[key]))
+        count[key] += 1
+    return out
+
+
+def _in_order(a: Sequence[Hashable], b: Sequence[Hashable]) -> list[tuple[int, int]]:
+    """The most pairs of equal keys (index in a, index in b) that are in the same order in both; no key repeats. This is
+    a longest increasing subsequence, found with one binary search for each key."""
+    place = {key: j for j, key in enumerate(b)}
+    pairs = [(i, place[key]) for i, key in enumerate(a) if key in place]
+    ends: list[int] = []
+    """The least index in b at which a sequence of each length ends; `last`: that pair, `before`: the pair before it."""
+    last, before = list[int](), list[int]()
+    for n, (_, j) in enumerate(pairs):
+        length = bisect_left(ends, j)
+        before.append(last[length - 1] if length else -1)
+        ends[length : length + 1], last[length : length + 1] = [j], [n]
+    found, n = list[tuple[int, int]](), last[-1] if last else -1
+    while n >= 0:
+        found.append(pairs[n])
+        n = before[n]
+    return found[::-1]
+
+
+def _rows(a: Sequence[Name], b: Sequence[Name], matched: Iterable[tuple[int, int]]) -> list[Row]:
+    """The rows of both sides, of which the `matched` pairs of indices are the same."""
     rows: list[Row] = []
-    for tag, i, j, k, end in SequenceMatcher(None, a, b, autojunk=False).get_opcodes():
-        if tag == "equal":
-            rows += [Row("same", x, y) for x, y in zip(a[i:j], b[k:end], strict=True)]
-        else:
-            rows += [Row("only_a", x, None) for x in a[i:j]] + [Row("only_b", None, y) for y in b[k:end]]
-    return _with_moves(rows, cut)
+    i = j = 0
+    for k, m in (*matched, (len(a), len(b))):
+        rows += [Row("only_a", x, None) for x in a[i:k]] + [Row("only_b", None, y) for y in b[j:m]]
+        rows += [Row("same", x, y) for x, y in zip(a[k : k + 1], b[m : m + 1], strict=True)]
+        i, j = k + 1, m + 1
+    return rows
 
 
 def _with_moves(rows: Sequence[Row], cut: bool) -> Alignment:

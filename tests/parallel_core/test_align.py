@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from parallel_core.analysis.align import Side, align, sentence
+from parallel_core.analysis.align import MOST, Name, Side, align, align_sides, sentence
+from parallel_core.observe.records import SPAN
+from parallel_core.schedule.ir import Kind
 from parallel_core.simulate import Costs
 from tests.parallel_core.test_replay import spec, step
 
@@ -18,7 +23,7 @@ def said(a: int, b: int, **split: Any) -> str:
     made = spec(**split)
     spans = step(made, Costs.uniform(made.parallel.stages, 10, 10, 10, message=1))
     sides = Side(made, a, spans[a]), Side(made, b, spans[b])
-    return sentence(*sides, align(*(side.operations() for side in sides)), (f"rank {a}", f"rank {b}"))
+    return sentence(*sides, align_sides(*sides), (f"rank {a}", f"rank {b}"))
 
 
 def test_replicas_do_the_same_on_other_samples() -> None:
@@ -54,3 +59,46 @@ def test_every_operation_is_accounted_for(a: list[Any], b: list[Any]) -> None:
     assert found.same + found.moved + found.only_b == len(b)
     assert all(row.a == row.b for row in found.rows if row.status == "same")
     assert found.equal == (a == b)
+
+
+@dataclass(frozen=True)
+class Given(Side):
+    """A side whose operations are given."""
+
+    names: Sequence[Name] = ()
+
+    def operations(self) -> list[Name]:
+        return list(self.names)
+
+
+def given_side(names: Sequence[Name]) -> Given:
+    return Given(spec(), 0, np.zeros(0, SPAN), names)
+
+
+@given(NAMES, NAMES)
+def test_as_many_as_possible_are_in_order(a: list[Any], b: list[Any]) -> None:
+    found = align_sides(given_side(a), given_side(b))
+    assert [row.a for row in found.rows if row.a is not None] == a
+    assert [row.b for row in found.rows if row.b is not None] == b
+    assert found.same + found.moved + found.only_a == len(a)
+    assert found.equal == (a == b)
+    once = len(set(a)) == len(a) and len(set(b)) == len(b)
+    assert not once or found.same >= align(a, b).same
+
+
+def test_a_collective_more_in_a_forward_moves_none_of_the_backward() -> None:
+    def side(more: int) -> Given:
+        forward = [(Kind.F, 0, 0), *[(Kind.TP_COLLECTIVE, 0, 0)] * (2 + more)]
+        return given_side([*forward, (Kind.BW, 0, 0), *[(Kind.TP_COLLECTIVE, 0, 0)] * 3])
+
+    found = align_sides(side(0), side(1))
+    assert (found.same, found.only_a, found.only_b, found.moved) == (7, 0, 1, 0)
+
+
+def test_the_longest_step_is_aligned_without_comparing_all_pairs() -> None:
+    """As two stages do: every other operation is on one of them alone."""
+    forwards, half = [(Kind.F, 0, i) for i in range(MOST)], MOST // 2
+    sent = given_side([name for f in forwards for name in (f, (Kind.SEND_ACT, 0, f[2]))])
+    received = given_side([name for f in forwards for name in ((Kind.RECV_ACT, 0, f[2]), f)])
+    found = align_sides(sent, received)
+    assert (found.same, found.only_a, found.only_b, found.cut) == (half, half, half, True)
