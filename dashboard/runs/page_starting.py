@@ -59,11 +59,11 @@ def _plural(indices: list[int]) -> str:
 
 def age_text(run: Run) -> SafeString:
     """How long the run has been queued or running; or how long ago it ended, and how long it took if it started."""
-    if run.ended_at and run.started_at is None:
-        return format_html("ended {}", since(run.ended_at, "ago"))
-    if run.ended_at:
+    if run.ended_at and run.started_at:
         took = (run.ended_at - run.started_at).total_seconds()
         return format_html("ended {}, took {}", since(run.ended_at, "ago"), seconds_text(round(took, 1)))
+    if run.ended_at:
+        return format_html("ended {}", since(run.ended_at, "ago"))
     if run.started_at:
         return format_html("running for {}", since(run.started_at, "span"))
     return format_html("queued {}", since(run.queued_at, "ago"))
