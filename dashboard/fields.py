@@ -78,10 +78,12 @@ class TypedChoice(Choice, forms.TypedChoiceField):
 
 
 LISTED = "Write whole numbers with commas between them, such as 2, 4, 8."
+MOST_NUMBERS = 64
+"""The most numbers of a list: each multiplies the runs of a study."""
 
 
 class NumberList(forms.CharField):
-    """Whole numbers from 1 on, separated by commas or spaces; each once, in their order."""
+    """At most MOST_NUMBERS whole numbers from 1 on, separated by commas or spaces; each once, in their order."""
 
     default_error_messages = {"required": LISTED}
 
@@ -93,7 +95,10 @@ class NumberList(forms.CharField):
             raise forms.ValidationError(LISTED) from None
         if any(not 1 <= n <= limits.MAX_MICRO_BATCHES for n in numbers):
             raise forms.ValidationError(f"Each must be from 1 to {limits.MAX_MICRO_BATCHES}.")
-        return list(dict.fromkeys(numbers))
+        unique = list(dict.fromkeys(numbers))
+        if len(unique) > MOST_NUMBERS:
+            raise forms.ValidationError(f"Write at most {MOST_NUMBERS} different numbers; these are {len(unique)}.")
+        return unique
 
     def prepare_value(self, value: Any) -> Any:
         return ", ".join(map(str, value)) if isinstance(value, list) else value

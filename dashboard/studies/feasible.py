@@ -26,7 +26,7 @@ def feasible(plan: Plan, fleet: FleetSnapshot | None = None) -> Plan:
             skipped.append(Skipped(variant.name, why))
         else:
             kept.append(variant)
-    return Plan(tuple(kept), (*plan.skipped, *skipped))
+    return Plan(tuple(kept), (*plan.skipped, *skipped), plan.cut)
 
 
 def _obstacle(spec: RunSpec, fleet: FleetSnapshot, files: Files) -> str:

@@ -53,7 +53,7 @@ def plan(
     )
     made = [_first(variant, limit, cap) for variant in every.variants]
     skipped = [one for one in made if isinstance(one, Skipped)]
-    return Plan(tuple(one for one in made if isinstance(one, Variant)), (*every.skipped, *skipped))
+    return Plan(tuple(one for one in made if isinstance(one, Variant)), (*every.skipped, *skipped), every.cut)
 
 
 def _first(variant: Variant, limit: int, cap: int | None) -> Variant | Skipped:

@@ -95,7 +95,7 @@ class FitForm(MatrixForm):
 
     def estimate(self) -> Estimate:
         """A lower bound: a search whose prediction is wrong takes more runs."""
-        specs = [variant.spec for variant in self.plan().variants]
+        specs = [variant.spec for variant in self.planned.variants]
         found = estimate(specs, self.calibration, LEAST_RUNS)
         return replace(found, later=found.runs - len(specs))
 

@@ -103,7 +103,7 @@ def _preview(form: StudyForm) -> dict[str, Any] | None:
     """What would run; None while the fields have errors. A missing name does not matter."""
     if set(form.errors) - {"name"}:
         return None
-    plan, table = form.plan(), form.calibration
+    plan, table = form.planned, form.calibration
     rows = _rows(plan, form.fleet)
     for row in rows:
         row["seconds"] = run_seconds(row["spec"], table) if table else None

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import cached_property
 from typing import Any, ClassVar
 
 from django import forms
@@ -116,6 +117,11 @@ class StudyForm(Form):
         """What would run. Needs a valid form."""
         raise NotImplementedError
 
+    @cached_property
+    def planned(self) -> Plan:
+        """`plan`, made once: it takes long for many variants."""
+        return self.plan()
+
     def create(self, owner: Any) -> Study:
         """Queues the study. Raises services.Invalid and PermissionDenied."""
         raise NotImplementedError
@@ -134,7 +140,7 @@ class StudyForm(Form):
 
     def estimate(self) -> Estimate:
         """How long the study will take. Needs a valid form."""
-        specs = [variant.spec for variant in self.plan().variants]
+        specs = [variant.spec for variant in self.planned.variants]
         return estimate(specs, self.calibration, self.cleaned_data["repeats"])
 
     @property

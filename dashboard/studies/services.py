@@ -202,6 +202,8 @@ def _check(name: str, plan: Plan, repeats: int) -> None:
     if not plan.variants:
         why = f" {plan.skipped[0].name}: {plan.skipped[0].reason}" if plan.skipped else ""
         errors["plan"] = f"Nothing is left to run.{why}"
+    elif plan.cut:
+        errors["plan"] = f"Choose fewer combinations: {variants.too_many_text()}"
     elif len(plan.variants) * repeats > variants.MAX_RUNS:
         errors["plan"] = f"{len(plan.variants) * repeats} runs; a study holds at most {variants.MAX_RUNS}."
     if errors:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 from pydantic import ValidationError
@@ -22,6 +23,8 @@ from parallel_core.stage_rules import name as name_of
 
 MAX_RUNS = 200
 """The most runs of a study, including repeats."""
+MOST_TRIED = 5 * MAX_RUNS
+"""The most combinations that are looked at, with those that cannot run: the form plans while somebody types."""
 MIN_TIMED_STEPS = 10
 WARMUP_STEPS = 3
 RECOMPUTE = ("none", "full")
@@ -67,6 +70,8 @@ class Plan:
 
     variants: tuple[Variant, ...]
     skipped: tuple[Skipped, ...] = ()
+    cut: bool = False
+    """Whether there are more combinations than MOST_TRIED, so that the plan is not complete."""
 
     @property
     def devices(self) -> int:
@@ -152,16 +157,19 @@ def matrix(
     timed_steps: int = 40,
 ) -> Plan:
     """Strategies x AR x precision x micro-batches over `devices` devices, all with the base's model, batch and seed."""
-    chosen = set(strategies)
-    variants: list[Variant] = []
-    skipped: list[Skipped] = []
-    for precision in precisions:
-        for ar in recompute:
-            for strategy in (s for s in STRATEGIES if s.key in chosen):
-                for m in micro_batches if strategy.micro else (1,):
-                    made = _cell(base, strategy, ar, precision, m, devices, timed_steps)
-                    _keep(made, variants, skipped, _suffix(strategy, precision, precisions, m, micro_batches))
-    return Plan(tuple(variants), tuple(skipped))
+    chosen, found = set(strategies), _Found()
+    cells = (
+        (precision, ar, strategy, m)
+        for precision in precisions
+        for ar in recompute
+        for strategy in STRATEGIES
+        if strategy.key in chosen
+        for m in (micro_batches if strategy.micro else (1,))
+    )
+    for precision, ar, strategy, m in islice(cells, MOST_TRIED):
+        made = _cell(base, strategy, ar, precision, m, devices, timed_steps)
+        found.add(made, _suffix(strategy, precision, precisions, m, micro_batches))
+    return found.plan(cut=next(cells, None) is not None)
 
 
 STREAMED = ("1f1b", *(name for name in runnable() if not flushes(name)))
@@ -173,8 +181,7 @@ def stashing(base: Spec, *, devices: int = 2, micro_batches: int = 4, timed_step
     With three devices or more also PipeDream's two stages, of which the first has all devices but one. All clip by
     stage, the only clipping that schedules without a flush have. The first run is the one with a flush.
     """
-    variants: list[Variant] = []
-    skipped: list[Skipped] = []
+    found = _Found()
     splits: list[Spec] = [{"pp": devices, "schedule": name, "micro_batches": micro_batches} for name in STREAMED]
     if devices > 2:
         splits.append(splits[STREAMED.index("1f1b-stash")] | {"pp": 2, "replicas": (devices - 1, 1)})
@@ -185,8 +192,8 @@ def stashing(base: Spec, *, devices: int = 2, micro_batches: int = 4, timed_step
         title = TRAITS[split["schedule"]].label if "schedule" in split else "DP"
         if "replicas" in split:
             title += f" {name_of(split['replicas'])}"
-        _keep(valid(spec, title), variants, skipped, "")
-    return Plan(tuple(variants), tuple(skipped))
+        found.add(valid(spec, title))
+    return found.plan()
 
 
 def sweep(base: Spec, *, field: str, values: Iterable[str], timed_steps: int = 40) -> Plan:
@@ -194,15 +201,14 @@ def sweep(base: Spec, *, field: str, values: Iterable[str], timed_steps: int = 4
     rule."""
     section, leaf = field.split(".", 1)
     label = short_label(field)
-    variants: list[Variant] = []
-    skipped: list[Skipped] = []
+    found = _Found()
     for value in values:
         spec = with_steps(base, timed_steps)
         spec.setdefault(section, {})[leaf] = parse(field, value)
         if field == "train.warmup_steps":
             spec["train"]["steps"] = _int(value, WARMUP_STEPS) + timed_steps
-        _keep(valid(spec, name := f"{label} = {value}"), variants, skipped, "", name)
-    return Plan(tuple(variants), tuple(skipped))
+        found.add(valid(spec, name := f"{label} = {value}"), name=name)
+    return found.plan()
 
 
 def with_steps(base: Spec, timed_steps: int) -> Spec:
@@ -253,18 +259,32 @@ def valid(spec: Spec, title: str) -> Variant | Skipped:
     return Variant(naming.label(valid), valid)
 
 
-def _keep(
-    made: Variant | Skipped, variants: list[Variant], skipped: list[Skipped], suffix: str, name: str = ""
-) -> None:
-    if isinstance(made, Skipped):
-        entry = Skipped(made.name + suffix, made.reason)
-        if entry not in skipped:
-            skipped.append(entry)
-        return
-    if any(v.spec == made.spec for v in variants):
-        skipped.append(Skipped((name or made.name) + suffix, "is already in the study."))
-        return
-    variants.append(Variant((name or made.name) + suffix, made.spec))
+class _Found:
+    """What the combinations came to so far, each once and in their order."""
+
+    def __init__(self) -> None:
+        self._variants: dict[str, Variant] = {}
+        self._skipped: dict[Skipped, None] = {}
+
+    def add(self, made: Variant | Skipped, suffix: str = "", name: str = "") -> None:
+        """Adds one, called `name` if it can run; a second one of the same spec is left out."""
+        if isinstance(made, Skipped):
+            self._skipped[Skipped(made.name + suffix, made.reason)] = None
+            return
+        key, called = made.spec.model_dump_json(), (name or made.name) + suffix
+        if key in self._variants:
+            self._skipped[Skipped(called, "is already in the study.")] = None
+        else:
+            self._variants[key] = Variant(called, made.spec)
+
+    def plan(self, cut: bool = False) -> Plan:
+        more = (Skipped("All further combinations", f"were not looked at: {too_many_text()}"),) if cut else ()
+        return Plan(tuple(self._variants.values()), (*more, *self._skipped), cut)
+
+
+def too_many_text() -> str:
+    """Why a plan is cut."""
+    return f"there are more than {MOST_TRIED}, and a study holds at most {MAX_RUNS} runs."
 
 
 def _suffix(strategy: Strategy, precision: str, precisions: Sequence[str], m: int, micro_batches: Sequence[int]) -> str:

@@ -12,7 +12,7 @@ from django.utils import timezone
 
 from dashboard.runs.models import Run
 from dashboard.runs.spec_fields import ENTRIES, from_spec, html_name, part_of, to_spec
-from dashboard.studies import families, kinds, services
+from dashboard.studies import families, kinds, services, variants
 from dashboard.studies.forms import MatrixForm, SweepForm
 from dashboard.studies.models import Study
 from dashboard.studies.variants import BY_KEY
@@ -129,6 +129,10 @@ def test_queues_what_the_preview_said(member: Client) -> None:
             "3 micro-batches do not divide the global batch 16; try 15 or 18.",
         ),
         ({**MATRIX, "kind": "stashing", "devices": "3"}, "The fleet has 2 CPU devices; choose at most that many."),
+        (
+            {**MATRIX, "micro_batches": " ".join(map(str, range(1, 66)))},
+            "Write at most 64 different numbers; these are 65.",
+        ),
     ),
 )
 def test_what_is_wrong_is_said_at_its_field(member: Client, data: dict[str, Any], message: str) -> None:
@@ -308,6 +312,25 @@ def test_a_silent_worker_offers_no_devices(member: Client) -> None:
     host.heartbeat_at = timezone.now() - timedelta(minutes=1)
     host.save()
     assert "The fleet has 2 CPU devices" in preview(member, {**MATRIX, "devices": "4"})
+
+
+def test_a_matrix_of_too_many_combinations_is_not_worked_out(member: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    planned: list[int] = []
+
+    def counted(*args: Any, **kwargs: Any) -> variants.Plan:
+        plan = matrix(*args, **kwargs)
+        planned.append(len(plan.variants) + len(plan.skipped))
+        return plan
+
+    matrix = variants.matrix
+    monkeypatch.setattr(variants, "matrix", counted)
+    monkeypatch.setattr(variants, "MOST_TRIED", 3)
+    why = "there are more than 3, and a study holds at most 200 runs."
+    assert f"were not looked at: {why}" in preview(member, MATRIX)
+    assert planned == [4], "the plan is made once, of three combinations"
+    answer = member.post(NEW, MATRIX)
+    assert answer.status_code == 422 and f"Choose fewer combinations: {why}" in answer.content.decode()
+    assert not Study.objects.exists()
 
 
 def test_the_form_looks_once_however_many_variants_it_lists(member: Client, django_assert_max_num_queries: Any) -> None:
