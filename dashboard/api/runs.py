@@ -15,7 +15,7 @@ from dashboard.api import whatif as w
 from dashboard.api.auth import READ, SUBMIT, require_member
 from dashboard.api.paging import LISTS, PageNumber, page_of
 from dashboard.control.dispatch import resume_from
-from dashboard.json_values import finite, finite_list
+from dashboard.json_values import clean, finite_list
 from dashboard.runs import generating, page_whatif, removal, resuming, selectors, services, submission, traces
 from dashboard.runs.list_views import as_row
 from dashboard.runs.models import Run
@@ -212,15 +212,6 @@ def detail(run: Run) -> dict[str, Any]:
         "hosts": run.over_hosts,
         "placed": attempt.devices if (attempt := selectors.attempt_of(run)) else [],
     }
-
-
-def clean(value: Any) -> Any:
-    """The nested value with None in place of every number that is not finite."""
-    if isinstance(value, dict):
-        return {key: clean(item) for key, item in value.items()}
-    if isinstance(value, list):
-        return [clean(item) for item in value]
-    return finite(value) if isinstance(value, float) else value
 
 
 def limited(found: Mapping[int, np.ndarray]) -> dict[str, Any]:

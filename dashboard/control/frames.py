@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from dashboard.json_values import finite
+from dashboard.json_values import clean
 from parallel_core.analysis.generated import joined
 from parallel_core.observe.records import MEMORY, POINT, SPAN, Frame, decode
 
@@ -138,14 +138,3 @@ def _series(frame: Frame) -> list[tuple[str, np.ndarray]]:
 def _require_rows(blob: bytes, dtype: np.dtype, count: int) -> None:
     if len(blob) != count * dtype.itemsize:
         raise ValueError(f"{len(blob)} bytes are not {count} rows of {dtype.itemsize}")
-
-
-def clean(value: Any) -> Any:
-    """Returns JSON that both databases accept: None for NaN and infinity, no null characters in text."""
-    if isinstance(value, float):
-        return finite(value)
-    if isinstance(value, str):
-        return value.replace("\x00", "\N{REPLACEMENT CHARACTER}")
-    if isinstance(value, dict):
-        return {clean(key): clean(item) for key, item in value.items()}
-    return [clean(item) for item in value] if isinstance(value, list) else value

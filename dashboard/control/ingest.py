@@ -16,11 +16,12 @@ from django.utils import timezone
 
 from dashboard.control import multi_host
 from dashboard.control.dispatch import Order
-from dashboard.control.frames import clean, decode_batch
+from dashboard.control.frames import decode_batch
 from dashboard.control.heartbeats import keep_beat
 from dashboard.control.store import FileKey, Store
 from dashboard.control.wire import Entry
 from dashboard.fleet.models import Leftover
+from dashboard.json_values import clean
 from dashboard.ledger import selectors as ledger_selectors
 from dashboard.ledger import services as ledger
 from dashboard.runs import states

@@ -111,12 +111,6 @@ def profile_key(spec: RunSpec) -> str:
     return hashlib.sha256(json.dumps(what, sort_keys=True).encode()).hexdigest()
 
 
-def profiles_of(spec: RunSpec) -> QuerySet[Profile]:
-    """Finished profiles of the model, precision and kind of device of `spec`, newest first, without their tables."""
-    same = Profile.objects.filter(key=profile_key(spec), state=ProfileState.DONE)
-    return same.defer("table").order_by("-done_at")
-
-
 @lru_cache(maxsize=16)
 def _table(pk: int, done_at: datetime | None) -> CostTable:
     """The table of a finished profile; cached because it never changes again."""

@@ -8,12 +8,13 @@ import hashlib
 import os
 import secrets
 import time
-from pathlib import Path, PurePath
+from pathlib import Path
 from typing import Any
 
 from django.core.files.storage import default_storage
 from django.core.files.uploadedfile import UploadedFile
 
+from dashboard.file_names import shown_name
 from dashboard.fleet.selectors import FleetSnapshot
 from dashboard.runs.models import Corpus
 from dashboard.runs.services import Invalid
@@ -43,7 +44,7 @@ def store(*, owner: Any, upload: UploadedFile) -> Corpus:
         raise Invalid({"upload": f"A corpus has at most {MAX_MIB} MiB; this file has {size / 2**20:.0f} MiB."})
     sha256 = checked_sha256(upload)
     _keep(upload, sha256, size)
-    title = "".join(c for c in PurePath(upload.name or "").name if c.isprintable())[: limits.MAX_NAME] or sha256[:12]
+    title = shown_name(upload.name, limits.MAX_NAME) or sha256[:12]
     return Corpus.objects.get_or_create(sha256=sha256, defaults={"name": title, "size": size, "owner": owner})[0]
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from django.http import HttpRequest, HttpResponse, JsonResponse
+from django.http import HttpRequest, HttpResponse
 from django.shortcuts import render
 
 from dashboard.accounts.roles import may_change
@@ -74,12 +74,6 @@ def _equal(found: Sequence[Hunt], devices: int) -> str:
 def verdict(runs: Sequence[Run]) -> list[str]:
     """The sentences of the page, computed only from the runs' rows."""
     return sentences(hunts(runs), _cap(runs))
-
-
-def charts(study: Study) -> JsonResponse:
-    """The chart as JSON, by its key."""
-    runs = list(study.runs.all())
-    return JsonResponse({"fit": _chart(hunts(runs), _limit(runs)).as_dict()})
 
 
 def rows(study: Study) -> Iterator[Sequence[Any]]:

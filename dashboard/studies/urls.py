@@ -12,7 +12,6 @@ urlpatterns: list[URLPattern | URLResolver] = [
     path("studies/new/", form_views.new, name="new"),
     path("studies/break/<slug:key>", form_views.reproduce, name="break"),
     path("studies/<int:pk>/", views.page, name="page"),
-    path("studies/<int:pk>/charts.json", views.charts, name="charts"),
     path("studies/<int:pk>/changes.json", views.changes, name="changes"),
     path("studies/<int:pk>/findings/", views.of_rules, name="findings"),
     path("studies/<int:pk>/questions/", views.questions, name="questions"),

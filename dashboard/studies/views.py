@@ -199,16 +199,6 @@ def gantt_src(name: str, runs: list[int], **kwargs: Any) -> str:
 
 
 @require_GET
-def charts(request: HttpRequest, pk: int) -> JsonResponse:
-    """The study's charts as JSON, by key."""
-    study = get_object_or_404(Study.objects.select_related("baseline"), pk=pk)
-    if study.kind == fit.KIND:
-        return fit_views.charts(study)
-    made = live_context(request, study)["charts"]
-    return JsonResponse({key: chart.as_dict() for key, chart in made.items()})
-
-
-@require_GET
 def gantt(request: HttpRequest, pk: int) -> JsonResponse:
     """Gantt charts of the runs in ?show=; without it, of the fastest, the slowest, the baseline and one more."""
     study = get_object_or_404(Study.objects.select_related("baseline"), pk=pk)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Sequence
-from pathlib import PurePath
 from typing import Any
 
 from django.core.exceptions import PermissionDenied
@@ -13,6 +12,7 @@ from django.core.files.storage import default_storage
 from django.db import transaction
 
 from dashboard.accounts.roles import may_change, may_submit
+from dashboard.file_names import shown_name
 from dashboard.runs.services import Invalid
 from dashboard.traces.models import Trace, TraceFile
 from parallel_core import limits
@@ -83,4 +83,4 @@ def drop_files(trace: Trace) -> None:
 
 
 def _plain(name: str | None) -> str:
-    return "".join(c for c in PurePath(name or "").name if c.isprintable())[:200] or "trace"
+    return shown_name(name, 200) or "trace"

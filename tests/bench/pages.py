@@ -13,7 +13,7 @@ from tests.dashboard import factory
 
 PAGES = {
     "study": "/studies/{study}/",
-    "study, its charts": "/studies/{study}/charts.json",
+    "study, a live turn": "/studies/{study}/changes.json",
     "studies": "/studies/",
     "runs list": "/runs/",
     "runs list, searched and sorted": "/runs/?q=PP&state=succeeded&sort=-step_time",

@@ -18,6 +18,7 @@ from dashboard.studies.models import Study
 from parallel_core.plan.largest import search_for
 from parallel_core.spec import RunSpec
 from tests.dashboard import factory
+from tests.dashboard.study_charts import charts_of
 from tests.dashboard.test_study_form import MATRIX, NEW, preview
 
 pytestmark = pytest.mark.django_db
@@ -107,7 +108,7 @@ def test_exact_predictions_cost_two_runs_each(client: Client, study: Study) -> N
     assert page.context["equal"].startswith("GPT N x 32, ")
     text = page.content.decode()
     assert "Rank 0 ran out of memory: activations" in text and "did not fit" in text
-    assert client.get(f"/studies/{study.pk}/charts.json").json()["fit"]["rows"][0][:3] == [
+    assert charts_of(client, study)["fit"]["rows"][0][:3] == [
         "Single",
         *[str(truth["Single"])] * 2,
     ]
@@ -147,7 +148,7 @@ def test_wrong_predictions_are_searched_and_said(client: Client, study: Study) -
     found = {hunt.label: hunt for hunt in fit.hunts(study.runs.all())}
     assert {label: hunt.largest for label, hunt in found.items()} == truth
     assert "1 one layer below, 1 above" in " ".join(fit.sentences(list(found.values()), CAP * MIB))
-    below, above = client.get(f"/studies/{study.pk}/charts.json").json()["fit"]["figure"]["data"]
+    below, above = charts_of(client, study)["fit"]["figure"]["data"]
     assert above["text"] == [f" {truth['Single']}, predicted {said['Single']}", ""]
     assert below["text"] == ["", f" {truth['PP-1F1B']}, predicted {said['PP-1F1B']}"]
     assert below["width"] > above["width"], "an outline that ends inside the solid bar remains visible around it"

@@ -22,6 +22,7 @@ from dashboard.studies.models import Study
 from dashboard.studies.views import LIVE_PARTS
 from parallel_core.analysis.thin import thin
 from tests.dashboard import factory
+from tests.dashboard.study_charts import charts_of
 
 pytestmark = pytest.mark.django_db
 RUNS = 30
@@ -64,7 +65,7 @@ def test_the_first_turn_has_all_that_the_page_has(reader: Client, study: Study) 
         assert text.strip() in page and (name == "again" or text.strip())
     assert set(told["charts"]) >= {"speedup", "breakdown", "memory", "loss"}
     speedup = json.loads("".join(told["texts"][key] for key in told["charts"]["speedup"]))
-    assert speedup == reader.get(f"/studies/{study.pk}/charts.json").json()["speedup"]
+    assert speedup == charts_of(reader, study)["speedup"]
 
 
 def test_where_nothing_changed_nothing_is_sent(reader: Client, study: Study) -> None:

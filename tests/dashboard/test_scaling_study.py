@@ -19,6 +19,7 @@ from dashboard.studies.models import Study
 from dashboard.studies.scaling_form import shared_cores
 from dashboard.studies.selectors import overview
 from tests.dashboard import factory
+from tests.dashboard.study_charts import charts_of
 from tests.dashboard.test_study_form import MATRIX, NEW
 
 pytestmark = pytest.mark.django_db
@@ -130,7 +131,7 @@ def test_the_page_says_what_scales_and_what_stalls(client: Client, alice: Any) -
     assert stalls.figure["data"][0]["y"][1] == pytest.approx(100 * (found["DP, strong"].stall or 0))
     report = client.get(f"/studies/{study.pk}/report/").content.decode()
     assert page.context["charts"]["scaling"].title in report and stalls.title in report
-    assert set(client.get(f"/studies/{study.pk}/charts.json").json()) >= {"scaling", "stalls"}
+    assert set(charts_of(client, study)) >= {"scaling", "stalls"}
     assert "of ideal on 2 devices" in client.get("/studies/").content.decode()
 
 

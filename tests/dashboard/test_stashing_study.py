@@ -22,6 +22,7 @@ from parallel_core.analysis.versions import Use, uses
 from parallel_core.schedule import build
 from parallel_core.spec import RunSpec
 from tests.dashboard import factory
+from tests.dashboard.study_charts import charts_of
 from tests.dashboard.test_study_form import MATRIX, NEW
 
 NAMES = ["1f1b", "1f1b-naive", "1f1b-stash", "1f1b-vertical", "1f1b-2bw"]
@@ -112,7 +113,7 @@ def test_page_has_versions_target_and_memory(study: Study, alice: Any) -> None:
     assert "PP-1F1B async, no stash goes backward through weights 1 micro-batch newer than forward." in text
     # not even DP, which clips all gradients together
     assert "No other run is meant to compute what PP-1F1B does" in text
-    charts = client.get(f"/studies/{study.pk}/charts.json").json()
+    charts = charts_of(client, study)
     assert {"versions", "target"} <= charts.keys()
     rows = charts["target"]["rows"]
     assert len(rows) == 6
@@ -128,13 +129,17 @@ def test_the_report_has_them_too(study: Study, alice: Any) -> None:
     assert [chart.title in report for chart in charts.values()] == [True, True]
     assert [one.question in report for one in told] == [True]
     assert '/report/?target=3">' in client.get(f"/studies/{study.pk}/?target=3").content.decode()
-    assert "reaches loss 5 " in page(client, f"/studies/{study.pk}/report/?target=5")
+    report = page(client, f"/studies/{study.pk}/report/?target=5")
+    assert "reaches loss 5 " in report
+    chosen = f"baseline={study.baseline_id}&amp;target=5"
+    assert f'/studies/{study.pk}/?{chosen}">The live page' in report
+    assert f'<a href="?download=1&amp;{chosen}">' in report
 
 
 def test_the_loss_to_reach_stands_in_the_address(study: Study, alice: Any) -> None:
     client = Client()
     client.force_login(alice)
-    far = client.get(f"/studies/{study.pk}/charts.json?target=0.001").json()["target"]
+    far = charts_of(client, study, "?target=0.001")["target"]
     assert far["title"] == "0 runs have reached the loss so far."
     assert {row[2] for row in far["rows"]} == {"never"}
     assert client.get(f"/studies/{study.pk}/?target=nan").status_code == 200
@@ -226,7 +231,7 @@ def test_the_study_knows_which_of_its_times_to_a_loss_were_disturbed(study: Stud
     run.save(update_fields=("summary",))
     client = Client()
     client.force_login(alice)
-    chart = client.get(f"/studies/{study.pk}/charts.json").json()["target"]
+    chart = charts_of(client, study)["target"]
     assert sorted(row[-1] for row in chart["rows"])[-2:] == ["", "40 %"]
     both = ",".join(str(pk) for pk in study.runs.order_by("position").values_list("pk", flat=True)[:2])
     text = page(client, f"/compare/?runs={both}")

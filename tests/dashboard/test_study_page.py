@@ -22,6 +22,7 @@ from parallel_core.plan.memory import worst_stage
 from parallel_core.spec import RunSpec
 from tests.dashboard import factory
 from tests.dashboard.plain import plain
+from tests.dashboard.study_charts import charts_of
 
 SPLITS = factory.SPLITS[:4]
 
@@ -67,7 +68,7 @@ def test_page_shows_the_verdict_and_every_run(reader: Client, study: Study) -> N
 
 def test_baseline_of_the_address_wins(reader: Client, study: Study) -> None:
     naive = study.runs.get(label="Naive layer-wise")
-    answer = reader.get(f"/studies/{study.pk}/charts.json?baseline={naive.pk}").json()
+    answer = charts_of(reader, study, f"?baseline={naive.pk}")
     row = next(row for row in answer["speedup"]["rows"] if row[0] == naive.label)
     assert row[1] == "1.00x"
 
@@ -101,7 +102,7 @@ def test_unfinished_runs_say_what_they_do(reader: Client, alice: Any) -> None:
     text = reader.get(f"/studies/{made.pk}/").content.decode()
     # rows stay together, however much height is reserved
     assert "2 of 4 runs done" in text and "align-content: start" in text
-    running_bar = reader.get(f"/studies/{made.pk}/charts.json").json()["speedup"]["figure"]["data"][0]
+    running_bar = charts_of(reader, made)["speedup"]["figure"]["data"][0]
     assert running_bar["marker"]["color"][1] == "rgba(0,0,0,0)"  # outlined
 
 
@@ -127,7 +128,7 @@ def test_names_are_text_everywhere(reader: Client, alice: Any) -> None:
     text = reader.get(f"/studies/{made.pk}/").content.decode()
     assert "<script>alert" not in text
     assert "<b>=1" not in text
-    figure = reader.get(f"/studies/{made.pk}/charts.json").json()["speedup"]["figure"]
+    figure = charts_of(reader, made)["speedup"]["figure"]
     assert "&lt;b&gt;" in json.dumps(figure["layout"]["yaxis"]["ticktext"])
     assert "<b>=1" not in json.dumps(figure["layout"]["yaxis"]["ticktext"]).replace("<b>&", "")
 
@@ -147,7 +148,7 @@ def test_the_list_leads_to_the_page_that_answers_each_other_question(reader: Cli
         assert not place or f'id="{place}"' in answer.content.decode()
 
 
-@pytest.mark.parametrize("address", ("/studies/", "/studies/1/", "/compare/", "/studies/1/charts.json"))
+@pytest.mark.parametrize("address", ("/studies/", "/studies/1/", "/compare/", "/studies/1/changes.json"))
 def test_strangers_see_the_sign_in_only(db: None, address: str) -> None:
     assert "/accounts/" in Client().get(address).headers["Location"]
 
