@@ -141,6 +141,7 @@ def test_every_variable_that_a_worker_reads_is_in_the_guide() -> None:
 def test_no_secret_of_the_operator_enters_the_image() -> None:
     ignored = (ROOT / ".dockerignore").read_text().split()
     assert {".env", "fleet", ".git"} <= set(ignored)
+    assert {"*.sql", "*.tar", "*.tar.gz"} <= set(ignored), "the backups of the guide"
 
 
 @pytest.mark.parametrize(
@@ -201,3 +202,38 @@ def test_the_image_takes_the_build_of_pytorch_that_was_said(index: str, build: s
     exact = runpy.run_path(str(ROOT / "run"))["pinned"]("torch")
     wanted = [f"{exact}{build}" if line == exact else line for line in pinned.splitlines()]
     assert (tmp_path / "constraints.txt").read_text().splitlines() == wanted
+
+
+def test_a_set_up_that_was_interrupted_is_made_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`python -m venv` makes bin/python first and pip last; an environment that works is never made again."""
+    monkeypatch.setenv("TRAINYARD_VENV", str(tmp_path))
+    run = runpy.run_path(str(ROOT / "run"))
+    made: list[str] = []
+    packages = tmp_path / "lib" / "python3.11" / "site-packages"
+    record = packages / "pip-24.0.dist-info" / "RECORD"
+    run["set_up"].__globals__.update(
+        install=lambda requirements: made.append(requirements), make_venv=lambda: made.append("venv"), say=str
+    )
+    run["PYTHON"].parent.mkdir()
+    run["PYTHON"].touch()
+    record.parent.mkdir(parents=True)
+    run["set_up"]()
+    assert made == ["venv", "requirements.txt"]
+    record.touch()
+    run["set_up"]("requirements-test.txt")
+    assert made[2:] == ["requirements-test.txt"]
+    record.unlink()
+    monkeypatch.setattr(subprocess, "run", lambda *_, **__: subprocess.CompletedProcess([], 0))
+    runpy.run_path(str(ROOT / "run"))["make_venv"]()
+    assert not list(packages.iterdir())
+
+
+def test_ctrl_c_during_the_set_up_shows_no_stack_trace(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(requirements: str) -> None:
+        raise KeyboardInterrupt
+
+    run = runpy.run_path(str(ROOT / "run"))
+    run["main"].__globals__["set_up"] = interrupted
+    monkeypatch.setattr(sys, "argv", ["run"])
+    with pytest.raises(SystemExit, match="goes on with it"):
+        run["main"]()
