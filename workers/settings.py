@@ -17,6 +17,10 @@ from parallel_core.standstill import NO_PROGRESS_S
 ROOT = Path(__file__).resolve().parent.parent
 NAME_PATTERN = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._-]{0,119}$")
 SAVE_S = 2.0
+SEND_S = 1.0
+"""Seconds for attempts that have saved and ended to send their last data; the rest is published at the next start."""
+TELL_S = 0.5
+"""Seconds to report that this worker leaves, before any of its attempts ends: else they would be placed here again."""
 Number = TypeVar("Number", int, float)
 
 
@@ -74,6 +78,11 @@ class Settings:
     def broker_url(self) -> str:
         """The same server as a Celery URL."""
         return self.redis_url.replace("unix://", "redis+socket://")
+
+    @property
+    def leave_s(self) -> float:
+        """Seconds in which the worker leaves in order: it says so, ranks save, and their last data is sent."""
+        return TELL_S + self.save_s + SEND_S
 
     @property
     def attempts(self) -> Path:

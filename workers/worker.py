@@ -19,16 +19,12 @@ from workers.disk import Disk
 from workers.heartbeat import Heartbeat
 from workers.outage import Outage
 from workers.relay import Relay
-from workers.settings import Settings
+from workers.settings import TELL_S, Settings
 from workers.supervisor import Supervisor
 from workers.wire import ControlReader, Publisher
 
 log = logging.getLogger(__name__)
 
-SEND_S = 1.0
-"""Seconds for attempts that have saved and ended to send their last data; the rest is published at the next start."""
-TELL_S = 0.5
-"""Seconds to report that this worker leaves, before any of its attempts ends: else they would be placed here again."""
 EXIT_S = 1.5
 """Seconds after that for the rest of the process to end by itself (Celery may wait for an unreachable broker)."""
 
@@ -44,8 +40,7 @@ class Worker:
     def __init__(self, settings: Settings) -> None:
         """Raises AlreadyRunning if another worker of this name uses the folder."""
         self.settings = settings
-        self._leave_s = settings.save_s + SEND_S
-        settings.home.mkdir(parents=True, exist_ok=True)
+        settings.home.mkdir(parents=True, exist_ok=True, mode=0o700)
         self._lock = _lock(settings)
         devices = Devices(settings.cpu_devices, settings.gpu_shares)
         outage = Outage()
@@ -101,7 +96,7 @@ class Worker:
     def leave(self) -> None:
         """Shuts down in order, and waits for it."""
         self.ask_to_leave()
-        self._left.wait(TELL_S + self._leave_s + EXIT_S)
+        self._left.wait(self.settings.leave_s + EXIT_S)
 
     def _ended_published(self, attempt: int) -> None:
         self.supervisor.roll.remove(attempt)
@@ -109,11 +104,11 @@ class Worker:
 
     def _leave_when_asked(self) -> None:
         self._asked.get()
+        deadline = time.monotonic() + self.settings.leave_s
         self.heartbeat.say_leaving(TELL_S)
-        deadline = time.monotonic() + self._leave_s
         self.supervisor.leave()
         self.control.leave()
-        if not self.supervisor.idle.wait(self._leave_s):
+        if not self.supervisor.idle.wait(max(0.1, deadline - time.monotonic())):
             log.warning("some ranks did not end in time; they end with this process")
         self.supervisor.close()
         if not self.relay.leave(max(0.1, deadline - time.monotonic())):

@@ -7,15 +7,17 @@ import os
 import sys
 from collections.abc import Sequence
 
+from dashboard.yard import sign_in
 from dashboard.yard.home import ADMIN, Home, default_home
 
 
 def password(home: Home) -> int:
-    """Prints the admin's password; returns the exit status."""
+    """Prints the admin's password, or that another was chosen since; returns the exit status."""
     if not home.password_file.exists():
         print("No sign-in yet: it is made at the first ./run.")
         return 1
-    print(f"user: {ADMIN}\npassword: {home.admin_password()}")
+    known = sign_in.holds(home)
+    print(f"user: {ADMIN}\npassword: {home.admin_password()}" if known else sign_in.words(home, known))
     return 0
 
 
@@ -30,7 +32,11 @@ def up(home: Home, arguments: Sequence[str]) -> int:
             os.environ["TRAINYARD_PORT"] = str(port_number(wanted))
         except ValueError as error:
             parser.error(f"--port: {error}.")
-    return Yard(home).run()
+    try:
+        yard = Yard(home)
+    except ValueError as error:  # a setting cannot be used
+        raise SystemExit(str(error)) from None
+    return yard.run()
 
 
 def main(arguments: list[str]) -> int:
@@ -46,4 +52,5 @@ def main(arguments: list[str]) -> int:
 
 
 if __name__ == "__main__":
+    os.umask(0o077)  # nobody else on this host reads what a yard writes
     sys.exit(main(sys.argv[1:]))

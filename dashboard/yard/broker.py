@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import time
 from pathlib import Path
@@ -19,8 +20,8 @@ def command(folder: Path, socket: Path) -> list[str]:
 
     Raises ValueError if the path of `socket` is too long.
     """
-    if len(str(socket)) > MAX_SOCKET_PATH:
-        raise ValueError(f"the data folder's path is too long for a unix socket: {socket}; set TRAINYARD_HOME shorter")
+    if len(os.fsencode(socket)) > MAX_SOCKET_PATH:
+        raise ValueError(f"{socket} is too long for the path of a unix socket: set TRAINYARD_HOME to a shorter one.")
     options = {
         "dir": str(folder),
         "unixsocket": str(socket),
@@ -49,7 +50,7 @@ def wait_ready(url: str, limit: float = READY_LIMIT_S) -> None:
             return
         except redis.RedisError:
             time.sleep(0.02)
-    raise TimeoutError(f"the broker at {url} did not answer within {limit:.0f} s")
+    raise TimeoutError(f"The broker at {url} did not answer within {limit:.0f} s.")
 
 
 def start(folder: Path) -> tuple[subprocess.Popen[bytes], str]:

@@ -5,15 +5,16 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
+import stat
 from dataclasses import dataclass
 from pathlib import Path
 
 ADMIN = "admin"
+ROOT = Path(__file__).resolve().parent.parent.parent
 
 
 def default_home() -> Path:
-    root = Path(__file__).resolve().parent.parent.parent
-    return Path(os.environ.get("TRAINYARD_HOME", root / ".trainyard")).resolve()
+    return Path(os.environ.get("TRAINYARD_HOME", ROOT / ".trainyard")).resolve()
 
 
 def _said(path: Path) -> str:
@@ -48,8 +49,13 @@ class Home:
         return self.path / "admin-password"
 
     def prepare(self) -> None:
+        """Makes the folders, for the owner alone: the database in them has every password's hash and every token's."""
         for folder in (self.path, self.logs, self.broker):
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        now = self.path.stat()
+        shared = now.st_mode & stat.S_ISVTX  # such as /tmp, which others use too
+        if now.st_uid == os.geteuid() and now.st_mode & 0o077 and not shared:
+            self.path.chmod(0o700)
 
     def secret(self, name: str) -> str:
         """The secret in the file `name`, created on first use, and never readable by others than its owner.

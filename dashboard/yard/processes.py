@@ -51,6 +51,7 @@ class Part:
 
     def start(self, env: dict[str, str], cwd: Path) -> None:
         # Its own session, so that Ctrl-C in the terminal reaches only the yard, which then stops the parts in order.
+        self.log.parent.mkdir(parents=True, exist_ok=True)
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
                 self.command,
@@ -92,10 +93,14 @@ class Part:
 
 
 def last_line(log: Path) -> str:
-    """The last line that is not blank, at most 300 characters of it; '' if there is none."""
-    with log.open("rb") as file:
-        file.seek(max(0, file.seek(0, os.SEEK_END) - LAST_BYTES))
-        lines = [line for line in file.read().decode(errors="replace").splitlines() if line.strip()]
+    """The last line that is not blank, at most 300 characters of it; '' if there is none, or no such file."""
+    try:
+        with log.open("rb") as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - LAST_BYTES))
+            said = file.read().decode(errors="replace")
+    except OSError:
+        return ""
+    lines = [line for line in said.splitlines() if line.strip()]
     return lines[-1].strip()[-300:] if lines else ""
 
 

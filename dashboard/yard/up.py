@@ -2,32 +2,34 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import signal
 import socket
-import subprocess
 import sys
 import time
 import urllib.error
 import urllib.request
-from pathlib import Path
 from types import FrameType
 from typing import IO
 
-from dashboard.yard import broker
-from dashboard.yard.home import ADMIN, Home
+from dashboard.yard import broker, sign_in
+from dashboard.yard.home import ROOT, Home
 from dashboard.yard.processes import Part, last_line, stop_in_order
+from workers.settings import Settings
 
-ROOT = Path(__file__).resolve().parent.parent.parent
 HOST = "127.0.0.1"
 FIRST_PORT = 8000
 LAST_PORT = 65535
 WEB_LIMIT_S = 60.0
+EXIT_S = 0.5
+"""Seconds for the process to end once its work is done, before it is killed."""
 
 
 def say(text: str) -> None:
-    print(text, flush=True)
+    with contextlib.suppress(OSError):  # the terminal is gone: the yard goes on without it
+        print(text, flush=True)
 
 
 def port_number(text: str) -> int:
@@ -61,19 +63,21 @@ class Yard:
     """The processes of one data folder: broker, web, controller, analyst, worker."""
 
     def __init__(self, home: Home) -> None:
+        """Raises ValueError for a setting that cannot be used, and SystemExit for what the lock and the port forbid."""
         self.home = home
         home.prepare()
         self.lock = self._lock()
         self.port = free_port()
         self.env = home.environment(self.port)
         self.stopping = False
+        self.password_holds = True
         python = sys.executable
         serve = [python, "-m", "gunicorn", "-c", "python:dashboard.gunicorn", "dashboard.asgi:application"]
         web = [*serve, "--bind", f"{HOST}:{self.port}", "--workers", "1"]
         self.broker = self._part("redis", broker.command(home.broker, home.broker / "redis.sock"), 0.5)
         self.web = self._part("web", web, 1.0)
         self.controller = self._part("controller", [python, "manage.py", "controller"], 1.0)
-        self.worker = self._part("worker", [python, "-m", "workers"], 3.5)
+        self.worker = self._part("worker", [python, "-m", "workers"], EXIT_S + Settings.from_env(self.env).leave_s)
         self.analyst = self._part("analyst", [python, "manage.py", "analyst"], 1.0)
         self.parts = [self.broker, self.web, self.controller, self.analyst, self.worker]
 
@@ -124,23 +128,23 @@ class Yard:
 
     def _start(self) -> None:
         self.broker.start(self.env, ROOT)
-        password = self.home.admin_password()
-        prepared = subprocess.run(
-            [sys.executable, "-m", "dashboard.yard.prepare"],
-            input=password.encode(),
-            env=self.env,
-            cwd=ROOT,
-            check=False,
-        )
-        if prepared.returncode:
+        status, self.password_holds = sign_in.prepare(self.home, self.env)
+        if status:
             raise SystemExit("The database could not be prepared; the reason stands above.")
-        broker.wait_ready(self.env["REDIS_URL"])
+        self._wait_for_broker()
         for part in self.parts[1:]:
             part.start(self.env, ROOT)
         self._wait_for_web()
         self.lock.truncate(0)
         self.lock.write(self.url + "\n")
         self.lock.flush()
+
+    def _wait_for_broker(self) -> None:
+        try:
+            broker.wait_ready(self.env["REDIS_URL"])
+        except TimeoutError as error:
+            said = last_line(self.broker.log) or "nothing"
+            raise SystemExit(f"{error} It said last: {said}\nIts log: {self.broker.log}") from None
 
     def _wait_for_web(self) -> None:
         deadline = time.monotonic() + WEB_LIMIT_S
@@ -155,7 +159,7 @@ class Yard:
 
     def _greet(self, seconds: float) -> None:
         say(f"\nTrainyard is up in {seconds:.1f} s:  {self.url}")
-        say(f"Sign in as {ADMIN} with {self.home.admin_password()}   (again: ./run password)")
+        say(sign_in.words(self.home, self.password_holds))
         say(f"Data: {self.home.path}   Stop: Ctrl-C\n")
 
     def _finish(self) -> None:

@@ -10,7 +10,7 @@ from django.core.management import call_command
 from django.test import Client
 
 from dashboard.api.models import ApiToken, Scope
-from dashboard.yard.prepare import WORKER_USER, keep_worker_token, make_admin
+from dashboard.yard.prepare import WORKER_USER, is_the_admins, keep_worker_token, make_admin
 
 SECRET = "a-long-random-worker-secret"
 BLOB = f"/api/v1/blobs/{'0' * 64}"
@@ -61,7 +61,8 @@ def test_a_short_secret_is_refused() -> None:
 def test_the_admin_is_made_once_and_keeps_its_password() -> None:
     with pytest.raises(SystemExit, match="ADMIN_PASSWORD"):
         make_admin("")
-    make_admin("first-secret")
-    make_admin("second-secret")
+    assert make_admin("first-secret")
+    assert not make_admin("second-secret"), "what ./run would print"
+    assert is_the_admins("first-secret") and not is_the_admins("second-secret")
     assert authenticate(username="admin", password="first-secret") is not None
     assert get_user_model().objects.count() == 1

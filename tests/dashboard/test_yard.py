@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import errno
+import io
 import os
+import re
 import socket
+import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -11,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from dashboard.yard import sign_in
 from dashboard.yard.__main__ import main
 from dashboard.yard.home import Home
 from dashboard.yard.processes import Part, last_line, stop_in_order
@@ -85,6 +90,86 @@ def test_a_secret_that_another_process_made_meanwhile_is_kept(tmp_path: Path, mo
     assert [path.name for path in tmp_path.iterdir()] == [home.password_file.name]
 
 
+def test_only_the_owner_reads_a_folder_that_was_there_before(tmp_path: Path) -> None:
+    home = Home(tmp_path / "yard")
+    home.path.mkdir(mode=0o755)
+    home.prepare()
+    assert home.path.stat().st_mode & 0o777 == 0o700
+    home.path.chmod(0o1777)  # such as /tmp
+    home.prepare()
+    assert home.path.stat().st_mode & 0o7777 == 0o1777
+
+
+def test_a_setting_that_cannot_be_used_is_named_without_a_stack_trace(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    deep = tmp_path / ("é" * 50) / ("d" * 40)
+    for name, value, said in (
+        ("TRAINYARD_SAVE_S", "long", "TRAINYARD_SAVE_S='long' is not a number."),
+        ("TRAINYARD_HOME", str(deep), "set TRAINYARD_HOME to a shorter one."),
+    ):
+        with monkeypatch.context() as patch:
+            patch.setenv("TRAINYARD_HOME", str(tmp_path))
+            patch.setenv(name, value)
+            with pytest.raises(SystemExit, match=re.escape(said)):
+                main(["up"])
+
+
+def test_a_broker_that_does_not_come_up_is_told_with_its_last_words(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from dashboard.yard import up
+
+    def silent(url: str) -> None:
+        raise TimeoutError(f"The broker at {url} did not answer within 10 s.")
+
+    monkeypatch.setattr(up.broker, "wait_ready", silent)
+    yard = up.Yard(Home(tmp_path))
+    yard.broker.log.write_text("Can't open the append-only file: Permission denied\n")
+    with pytest.raises(SystemExit, match=r"did not answer within 10 s\. It said last: Can't open the append-only file"):
+        yard._wait_for_broker()
+    yard.lock.close()
+
+
+def test_a_worker_gets_the_time_that_its_ranks_may_take_to_save(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from dashboard.yard.up import Yard
+
+    monkeypatch.setenv("TRAINYARD_SAVE_S", "30")
+    yard = Yard(Home(tmp_path))
+    yard.lock.close()
+    assert yard.worker.stop_after > 31
+
+
+def test_a_terminal_that_is_gone_ends_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    from dashboard.yard.up import say
+
+    class Gone(io.StringIO):
+        def flush(self) -> None:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(sys, "stdout", Gone())
+    say("worker ended (1); starting it again.")
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_a_password_that_no_longer_signs_in_is_not_shown(
+    known: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    home, said = Home(tmp_path), "" if known else f"{sign_in.CHOSEN}\n"
+    secret = home.admin_password()
+    done = subprocess.CompletedProcess[str]([], 0, f"Applied one migration.\n{said}")
+    monkeypatch.setattr(sign_in, "_run", lambda *_, **__: done)
+    monkeypatch.setenv("TRAINYARD_HOME", str(tmp_path))
+    assert sign_in.prepare(home, {}) == (0, known)
+    assert capsys.readouterr().out == "Applied one migration.\n"
+    main(["password"])
+    shown = capsys.readouterr().out
+    assert (secret in shown, "./run changepassword admin" in shown) == (known, not known)
+    assert (secret in sign_in.words(home, known)) == known
+
+
 def test_two_homes_have_different_secrets(tmp_path: Path) -> None:
     homes = [Home(tmp_path / name) for name in "ab"]
     for home in homes:
@@ -135,6 +220,13 @@ def test_the_last_line_of_a_log_is_the_last_that_says_anything(tmp_path: Path) -
     assert last_line(log) == "ended: no such device"
     log.write_text("")
     assert last_line(log) == ""
+    assert last_line(tmp_path / "gone.log") == ""
+
+
+def test_a_part_starts_although_the_folder_of_its_log_is_gone(tmp_path: Path) -> None:
+    subject = part(tmp_path / "logs", "pass")
+    subject.start(dict(os.environ), tmp_path)
+    assert subject.process is not None and subject.process.wait(DEADLINE_S) == 0
 
 
 def test_a_dead_part_is_started_again(tmp_path: Path) -> None:
