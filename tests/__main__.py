@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -17,6 +18,7 @@ import time
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
+from typing import IO
 
 from tests import chromium
 
@@ -38,14 +40,35 @@ AT_A_TIME = 3
 LOOK_S = 0.2
 LAST_LINES = 15
 
+running: set[subprocess.Popen[bytes]] = set()
+"""Steps that are under way."""
 Step = tuple[str, Sequence[str]]
 """Title and command line."""
+
+
+def run(command: Sequence[str], out: IO[bytes] | None = None) -> int:
+    """Runs the command in the repository root; its output goes to `out`. Returns its exit status."""
+    process = subprocess.Popen(command, cwd=ROOT, stdout=out, stderr=out and subprocess.STDOUT)
+    running.add(process)
+    try:
+        return process.wait()
+    except BaseException:  # Ctrl-C or SIGTERM
+        process.terminate()
+        process.wait()
+        raise
+    finally:
+        running.discard(process)
+
+
+def terminated(*_: object) -> None:
+    """On SIGTERM, ends this process as Ctrl-C would."""
+    sys.exit(128 + signal.SIGTERM)
 
 
 def step(title: str, command: Sequence[str]) -> int:
     """Runs the command in the repository root, with its output below the title."""
     print(f"== {title}", flush=True)
-    return subprocess.run(command, cwd=ROOT, check=False).returncode
+    return run(command)
 
 
 def pytest_of(marks: str, *arguments: str) -> Sequence[str]:
@@ -101,7 +124,13 @@ def together(steps: Sequence[Step]) -> int:
         for number, (title, command) in enumerate(steps):
             words = Path(folder, str(number))
             under_way.append((title, words, pool.submit(quietly, command, words)))
-        failed = [(title, words) for title, words, status in under_way if show(title, words, status) != 0]
+        try:
+            failed = [(title, words) for title, words, status in under_way if show(title, words, status) != 0]
+        except BaseException:  # Ctrl-C or SIGTERM: no other step begins, and those that run close what they started
+            pool.shutdown(wait=False, cancel_futures=True)
+            for process in tuple(running):
+                process.terminate()
+            raise
         for title, words in failed:  # repeated at the end, because thousands of lines were printed since
             print(f"== failed: {title}", *complaints(words), sep="\n", flush=True)
     return len(failed)
@@ -115,7 +144,7 @@ def complaints(words: Path) -> list[str]:
 
 def quietly(command: Sequence[str], words: Path) -> int:
     with words.open("wb") as out:
-        return subprocess.run(command, cwd=ROOT, check=False, stdout=out, stderr=subprocess.STDOUT).returncode
+        return run(command, out)
 
 
 def show(title: str, words: Path, status: Future[int]) -> int:
@@ -133,6 +162,7 @@ def show(title: str, words: Path, status: Future[int]) -> int:
 
 
 def main() -> int:
+    signal.signal(signal.SIGTERM, terminated)
     arguments = sys.argv[1:]
     full = "--full" in arguments
     chosen = [a for a in arguments if a != "--full"]

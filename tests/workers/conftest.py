@@ -6,23 +6,24 @@ from __future__ import annotations
 
 import json
 import shutil
-import tempfile
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
+from tests.scratch import fresh_folder
 from tests.workers.harness import Bench
 
 
 @pytest.fixture(scope="module")
 def bench(request: pytest.FixtureRequest) -> Iterator[Bench]:
-    home = Path(tempfile.mkdtemp(prefix="ty-worker-"))  # short: a unix socket's path is limited
+    home = fresh_folder("worker")  # short: a unix socket's path is limited
     bench = Bench(home)
     bench.folder.mkdir(parents=True)
     # Calibrated in advance; the measurement has a test of its own.
     (bench.folder / "calibration.json").write_text(json.dumps({"device": "cpu", "step_time": 0.1}))
     bench.start_worker(**getattr(request.module, "WORKER", {}))
-    yield bench
-    bench.close()
-    shutil.rmtree(home, ignore_errors=True)
+    try:
+        yield bench
+    finally:
+        bench.close()
+        shutil.rmtree(home, ignore_errors=True)

@@ -1,0 +1,62 @@
+"""The suite itself: it leaves no folder and no process behind, and no test may be left out unnoticed."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+from parallel_core import processes
+from tests import scratch
+from tests.yard_process import ROOT, wait_for
+
+KILLED = """
+import os
+from tests import scratch
+print(scratch.fresh_folder("killed"), flush=True)
+os._exit(1)
+"""
+STEPS = """
+import signal, sys
+from tests import __main__ as suite
+signal.signal(signal.SIGTERM, suite.terminated)
+note = "import os, sys, time; open(sys.argv[1], 'w').write(str(os.getpid())); time.sleep(600)"
+suite.together([(str(i), [sys.executable, "-c", note, f"{sys.argv[1]}/{i}"]) for i in range(suite.AT_A_TIME + 1)])
+"""
+LEFT_OUT = """
+import pytest
+pytest.importorskip("no_such_module_at_all", reason="missing: it")
+"""
+
+
+def test_the_folder_of_a_killed_process_is_removed_by_the_next() -> None:
+    done = subprocess.run([sys.executable, "-c", KILLED], cwd=ROOT, capture_output=True, text=True, check=False)
+    left, own = Path(done.stdout.strip()), scratch.fresh_folder("own")
+    assert left.is_dir()
+    scratch.remove_left()
+    assert not left.exists() and own.is_dir()
+
+
+def test_sigterm_ends_the_steps_that_run_and_begins_no_other(tmp_path: Path) -> None:
+    suite = subprocess.Popen([sys.executable, "-c", STEPS, str(tmp_path)], cwd=ROOT, stdout=subprocess.DEVNULL)
+    try:
+        noted = [tmp_path / str(i) for i in range(3)]
+        wait_for("the first steps", lambda: all(note.exists() and note.read_text() for note in noted))
+        suite.send_signal(signal.SIGTERM)
+        assert suite.wait(60) == 128 + signal.SIGTERM
+    finally:
+        suite.kill()
+    assert not any(processes.alive(int(note.read_text())) for note in noted)
+    assert not (tmp_path / "3").exists()
+
+
+def test_a_module_that_is_skipped_for_want_of_something_fails_where_nothing_may_be_missing(tmp_path: Path) -> None:
+    (tmp_path / "test_left_out.py").write_text(LEFT_OUT)
+    (tmp_path / "test_other.py").write_text("def test_other(): pass\n")
+    command = [sys.executable, "-m", "pytest", "-p", "tests.conftest", "-c", os.devnull, "--rootdir", str(tmp_path)]
+    env = {**os.environ, "TRAINYARD_NO_MISSING": "1", "PYTHONPATH": str(ROOT)}
+    done = subprocess.run([*command, str(tmp_path)], env=env, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert "skipped for want of something" in done.stdout
