@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import ast
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -81,7 +82,16 @@ TORCH_FREE = (
     "workers.contract",
     "workers.supervisor",
     "workers.relay",
+    "workers.__main__",
+    "workers.celery",
 )
+WITH_DJANGO = (
+    "dashboard.asgi",
+    "dashboard.urls",
+    "dashboard.control.management.commands.controller",
+    "dashboard.analyst.management.commands.analyst",
+)
+"""What the web and the other processes of the dashboard load at their start, and every page."""
 
 
 def imported(path: Path) -> Iterator[str]:
@@ -103,6 +113,7 @@ def test_imports_follow_the_arrows(package: str) -> None:
     assert not wrong
 
 
+SET_UP = "import django; django.setup()\n"
 EACH_ALONE = """
 import importlib, json, os, sys
 import numpy, scipy.optimize, parallel_core.spec  # most of them import these; of torch all would be found guilty
@@ -117,11 +128,16 @@ for module in sys.argv[1:]:
 @pytest.fixture(scope="module")
 def loaded() -> dict[str, int]:
     """For each module, the exit status of a child process that imported only that module: 0 if torch was not loaded."""
-    told = subprocess.run([sys.executable, "-c", EACH_ALONE, *TORCH_FREE], cwd=ROOT, check=True, capture_output=True)
-    return dict(json.loads(line) for line in told.stdout.splitlines())
+    out = {}
+    env = {**os.environ, "DJANGO_SETTINGS_MODULE": "tests.settings"}
+    for code, modules in ((EACH_ALONE, TORCH_FREE), (SET_UP + EACH_ALONE, WITH_DJANGO)):
+        command = [sys.executable, "-c", code, *modules]
+        told = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, env=env)
+        out |= dict(json.loads(line) for line in told.stdout.splitlines())
+    return out
 
 
-@pytest.mark.parametrize("module", TORCH_FREE)
+@pytest.mark.parametrize("module", (*TORCH_FREE, *WITH_DJANGO))
 def test_module_does_not_load_torch(module: str, loaded: dict[str, int]) -> None:
     assert loaded[module] == 0
 

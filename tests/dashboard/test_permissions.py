@@ -1,0 +1,111 @@
+"""Who may change something, tried at every address of the site and with every operation of the API."""
+
+from __future__ import annotations
+
+import json
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from django.apps import apps
+from django.core import serializers
+from django.core.files.uploadedfile import SimpleUploadedFile
+from django.test import Client
+from django.utils import timezone
+
+from dashboard.analyst.models import Search
+from dashboard.api.models import ApiToken, Scope
+from dashboard.api.v1 import api
+from dashboard.fleet.models import Worker
+from dashboard.runs.models import Run
+from dashboard.studies.models import Study
+from dashboard.traces.models import Trace
+from parallel_core.spec import RunSpec
+from tests.dashboard.test_accounts import OPEN, addresses
+
+pytestmark = pytest.mark.django_db
+OWN = (*OPEN, "/accounts/logout/", "/accounts/password/", "/accounts/tokens/")
+"""Where a viewer changes what is only his own."""
+ASKING = {"/": 302, "/partition/graph/": 422}
+"""Where a POST leads on, or asks a question that everybody may ask."""
+BODIES: dict[str, dict[str, Any]] = {
+    "/api/v1/runs": {"spec": {}},
+    "/api/v1/runs/{run_id}/generate": {"prompt": "a"},
+    "/api/v1/links": {"first": "yard-a", "second": "yard-b"},
+}
+"""Valid bodies, since an invalid one may be refused for that alone."""
+METHODS = ("get", "post", "put", "patch", "delete")
+OPERATIONS = [
+    (method, path) for path, item in api.get_openapi_schema()["paths"].items() for method in METHODS if method in item
+]
+
+
+@pytest.fixture
+def things(alice: Any) -> None:
+    """One of everything that belongs to alice, under the number 1 that the addresses have."""
+    Worker.objects.create(pk=1, name="yard-a", host="localhost", boot="b1", heartbeat_at=timezone.now())
+    study = Study.objects.create(pk=1, owner=alice, name="hers")
+    spec = RunSpec().model_dump(mode="json")
+    Run.objects.create(pk=1, owner=alice, study=study, name="hers", spec=spec, queued_at=timezone.now())
+    Trace.objects.create(pk=1, owner=alice, name="hers")
+    Search.objects.create(pk=1, kind="splits", key="k", question={})
+    ApiToken.objects.filter(pk=token(alice, Scope.SUBMIT)[0].pk).update(name="hers")
+
+
+def token(user: Any, scope: Scope) -> tuple[ApiToken, str]:
+    return ApiToken.make(user=user, name="t", scope=scope, expires_at=timezone.now() + timedelta(days=1))
+
+
+def rows() -> dict[str, str]:
+    """All rows of the dashboard's own tables."""
+    ours = [model for model in apps.get_models() if model.__module__.startswith("dashboard.")]
+    return {model.__name__: serializers.serialize("json", model._default_manager.order_by("pk")) for model in ours}
+
+
+@pytest.mark.usefixtures("things")
+def test_a_viewer_changes_nothing_at_any_address(client: Client, bob: Any, redis_url: str) -> None:
+    client.force_login(bob)
+    before = rows()
+    tried = [address for address in addresses() if address not in OWN]
+    assert len(tried) > 60
+    answers = {address: client.post(address).status_code for address in tried}
+    assert {address: status for address, status in answers.items() if status not in {403, 404, 405}} == ASKING
+    assert rows() == before
+
+
+def ask(client: Client, method: str, path: str, secret: str = "") -> Any:
+    headers = {"Authorization": f"Bearer {secret}"} if secret else {}
+    address = path.replace("{sha256}", "0" * 64)
+    for name in ("run_id", "trace_id", "study_id"):
+        address = address.replace(f"{{{name}}}", "1")
+    if path in ("/api/v1/corpora", "/api/v1/traces") and method == "post":
+        file = SimpleUploadedFile("a.txt", b"some text")
+        return client.post(address, {"upload": file, "files": file, "name": "x"}, headers=headers)
+    body = BODIES.get(path) if method == "post" else None
+    text = json.dumps(body) if body else ""
+    return client.generic(method.upper(), address, text, "application/json", headers=headers)
+
+
+@pytest.mark.usefixtures("things")
+@pytest.mark.parametrize(("method", "path"), OPERATIONS)
+def test_no_operation_answers_without_a_token(client: Client, method: str, path: str) -> None:
+    before = rows()
+    assert ask(client, method, path).status_code == 401
+    assert ask(client, method, path, "ty_unknown").status_code == 401
+    assert rows() == before
+
+
+CHANGING = [(method, path) for method, path in OPERATIONS if method != "get"]
+
+
+@pytest.mark.usefixtures("things")
+@pytest.mark.parametrize(("method", "path"), CHANGING)
+def test_neither_a_token_to_read_nor_a_viewers_changes_anything(
+    client: Client, alice: Any, bob: Any, method: str, path: str
+) -> None:
+    secrets = [token(alice, Scope.READ)[1], token(bob, Scope.SUBMIT)[1]]
+    before = rows()
+    assert [ask(client, method, path, secret).status_code for secret in secrets] == [403, 403]
+    after = rows()
+    assert {name for name in before if before[name] != after[name]} <= {"ApiToken"}, "it may note when it was used"
+    assert Run.objects.get().state == "queued"
