@@ -79,11 +79,15 @@ def test_members_may_not_touch_the_runs_of_others(client: Client, run: Run, djan
     client.force_login(make_member(django_user_model.objects.create_user("carol")))
     assert client.post(f"/runs/{run.pk}/cancel").status_code == 403
     assert client.get(f"/runs/{run.pk}/clone").status_code == 200
+    run.refresh_from_db()
+    assert run.state == "queued"
 
 
 def test_admins_may(client: Client, run: Run, admin: Any) -> None:
     client.force_login(admin)
     assert client.post(f"/runs/{run.pk}/cancel").status_code == 302
+    run.refresh_from_db()
+    assert run.state == "cancelled"
 
 
 def test_signing_in_leads_to_where_one_wanted_to_be(client: Client, alice: Any) -> None:

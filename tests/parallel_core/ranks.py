@@ -8,6 +8,7 @@ import gc
 import json
 import os
 import pickle
+import signal
 import socket
 import tempfile
 import traceback
@@ -18,10 +19,12 @@ from typing import Any
 
 import torch
 
+from parallel_core import processes
 from parallel_core.data import corpus
 from parallel_core.engine.device import open_device
 from parallel_core.engine.distributed import Rendezvous, connect, disconnect
 from parallel_core.engine.trainer import Trainer
+from parallel_core.launch import describe_exit
 from parallel_core.launch_server import imports_compiler, prewarm, prewarm_compiler
 from parallel_core.layout import Layout
 from parallel_core.observe.progress import Progress
@@ -55,16 +58,30 @@ def run_many(specs: Sequence[RunSpec], work: Work, folder: Path) -> list[list[An
                 Rendezvous("127.0.0.1", at.getsockname()[1], world, rank == 0, None if rank else at.fileno())
                 for at in listeners
             ]
-            pid = os.fork()
+            parent, pid = os.getpid(), os.fork()
             if pid == 0:
+                processes.die_with(parent)
                 _be(list(zip(specs, meetings, strict=True)), rank, work, folder)
             pids[rank] = pid
-    for pid in pids.values():
-        os.waitpid(pid, 0)
+    _wait(pids)
     results = [pickle.loads((folder / f"result-{rank}").read_bytes()) for rank in pids]
     errors = [text for ok, text in results if not ok]
     assert not errors, errors[0]
     return [list(of_ranks) for of_ranks in zip(*(values for _, values in results), strict=True)]
+
+
+def _wait(pids: dict[int, int]) -> None:
+    """Waits for every rank to end; none goes on if this is interrupted. AssertionError for one that left no result."""
+    ends: dict[int, int] = {}
+    try:
+        for rank, pid in pids.items():
+            ends[rank] = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    finally:
+        for rank in pids.keys() - ends.keys():
+            os.kill(pids[rank], signal.SIGKILL)
+            os.waitpid(pids[rank], 0)
+    died = [f"rank {rank}: {describe_exit(end)}" for rank, end in ends.items() if end]
+    assert not died, f"ended without a result: {', '.join(died)}"
 
 
 def _be(turns: list[tuple[RunSpec, Rendezvous]], rank: int, work: Work, folder: Path) -> None:

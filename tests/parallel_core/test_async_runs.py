@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,7 +16,6 @@ from parallel_core.checkpoint.config import CheckpointConfig
 from parallel_core.engine import checkpoint
 from parallel_core.engine.distributed import Rendezvous
 from parallel_core.engine.run import run_rank
-from parallel_core.engine.stop import Stopped
 from parallel_core.engine.trainer import Trainer
 from parallel_core.observe.progress import Progress
 from parallel_core.observe.records import POINT, SPAN, FileSink, Frame, events_path, read_file
@@ -26,6 +23,7 @@ from parallel_core.plan.memory import predict
 from parallel_core.schedule.ir import Kind
 from parallel_core.spec import RunSpec
 from tests.parallel_core import parity, ranks
+from tests.parallel_core.test_checkpoint import run_until_stopped
 
 MODEL = {"layers": 2, "hidden": 32, "heads": 4, "seq": 16, "vocab": 64}
 M = 4
@@ -113,28 +111,9 @@ def test_stages_that_update_at_their_own_pace_resume_with_the_same_bits(tmp_path
         manifests.require_match(want, spec_of("1f1b", {"steps": 9}, pp=1))
 
 
-class _TermAt(FileSink):
-    """A sink that sends SIGTERM to its own process once rank 1 has written the points of some step."""
-
-    def emit(self, kind: str, blob: bytes = b"", **header: Any) -> None:
-        super().emit(kind, blob, **header)
-        if kind == "points" and self.rank == 1:
-            os.kill(os.getpid(), signal.SIGTERM)
-
-
-def _until_stopped(spec: RunSpec, rank: int, meeting: Rendezvous, folder: Path) -> int:
-    try:
-        run_rank(
-            spec, rank, _TermAt(folder, rank), meeting, Progress(folder, rank), saves=CheckpointConfig(folder / "run")
-        )
-    except Stopped as stopped:
-        return stopped.step
-    return -1
-
-
 def test_sigterm_drains_and_saves_behind_the_same_step(tmp_path: Path) -> None:
     spec = spec_of("1f1b-vertical", {"steps": 100_000})
-    steps = ranks.run(spec, _until_stopped, tmp_path)
+    steps = ranks.run(spec, run_until_stopped, tmp_path)
     assert steps[0] == steps[1] > 0
     assert folders.steps(tmp_path / "run") == [steps[0]]
     assert manifests.read(folders.path_of(tmp_path / "run", steps[0])).scalars["steps"] == steps[0] * M

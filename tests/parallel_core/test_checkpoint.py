@@ -34,6 +34,7 @@ from parallel_core.observe.progress import Progress
 from parallel_core.observe.records import FileSink, events_path, read_file
 from parallel_core.spec import RunSpec
 from tests.parallel_core import ranks
+from tests.parallel_core.spoilt import change_byte
 
 MODEL = {"layers": 2, "hidden": 32, "heads": 4, "seq": 16, "vocab": 64}
 TRAIN = {"steps": 9, "global_batch": 8, "lr": 1e-2, "clip_norm": 0.5}
@@ -201,19 +202,13 @@ def test_the_newest_whole_one_is_found(tmp_path: Path) -> None:
 
 def test_a_changed_byte_is_passed_over_on_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     save(alone(), tmp_path / "run", 3, 4)
-    _change_a_byte(folders.path_of(tmp_path / "run", 4))
+    change_byte(folders.path_of(tmp_path / "run", 4) / "rank-0.bin", 100)
     found, manifest = checkpoint_of(tmp_path / "run")
     assert (found, manifest.step) == (folders.path_of(tmp_path / "run", 3), 3)
     assert "passed over: The checkpoint" in capsys.readouterr().out
-    _change_a_byte(found)
+    change_byte(found / "rank-0.bin", 100)
     with pytest.raises(Wrong, match=r"holds no whole checkpoint\. .*step-00000004.*step-00000003"):
         checkpoint_of(tmp_path / "run")
-
-
-def _change_a_byte(checkpoint_folder: Path) -> None:
-    data = bytearray((checkpoint_folder / "rank-0.bin").read_bytes())
-    data[100] ^= 1
-    (checkpoint_folder / "rank-0.bin").write_bytes(data)
 
 
 def test_a_save_that_fails_says_why(tmp_path: Path) -> None:
@@ -245,10 +240,12 @@ def test_kill_9_during_a_save_leaves_whole_checkpoints_alone(tmp_path: Path, del
     folder = tmp_path / "run"
     pid = os.fork()
     if pid == 0:
-        trainer = alone()
-        saver = checkpoint.Saver(trainer, CheckpointConfig(folder), FileSink(tmp_path, 0))
-        for step in range(1, 100_000):
-            saver.save(step)
+        try:
+            saver = checkpoint.Saver(alone(), CheckpointConfig(folder), FileSink(tmp_path, 0))
+            for step in range(1, 100_000):
+                saver.save(step)
+        finally:  # a child that went on would be a second pytest
+            os._exit(1)
     deadline = time.monotonic() + 60
     while len(folders.steps(folder)) < 2 and time.monotonic() < deadline:
         time.sleep(0.002)
@@ -277,7 +274,7 @@ class _TermAt(FileSink):
             os.kill(os.getpid(), signal.SIGTERM)
 
 
-def _run_until_stopped(spec: RunSpec, rank: int, meeting: Rendezvous, folder: Path) -> int:
+def run_until_stopped(spec: RunSpec, rank: int, meeting: Rendezvous, folder: Path) -> int:
     try:
         run_rank(
             spec, rank, _TermAt(folder, rank), meeting, Progress(folder, rank), saves=CheckpointConfig(folder / "run")
@@ -289,7 +286,7 @@ def _run_until_stopped(spec: RunSpec, rank: int, meeting: Rendezvous, folder: Pa
 
 def test_sigterm_of_one_rank_saves_behind_the_same_step_everywhere(tmp_path: Path) -> None:
     spec = spec_of({}, {"steps": 100_000}, dp=2)
-    steps = ranks.run(spec, _run_until_stopped, tmp_path)
+    steps = ranks.run(spec, run_until_stopped, tmp_path)
     assert steps[0] == steps[1] > 0
     assert folders.steps(tmp_path / "run") == [steps[0]]
     assert manifests.read(folders.path_of(tmp_path / "run", steps[0])).scalars["steps"] == steps[0]
@@ -301,7 +298,7 @@ def _run_unpublished(spec: RunSpec, rank: int, meeting: Rendezvous, folder: Path
         if rank == 0:
             patch.setattr(folders, "publish", _no_space)
         try:
-            _run_until_stopped(spec, rank, meeting, folder)
+            run_until_stopped(spec, rank, meeting, folder)
         except CheckpointError as error:
             return str(error)
         except Exception as error:

@@ -78,10 +78,12 @@ def test_kill_9_while_one_is_replaced_leaves_the_old_or_the_new(renames: int, tm
                 os.kill(os.getpid(), signal.SIGKILL)
             return rename(self, target)
 
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(Path, "rename", killed)
-            save(alone(), folder, 5, 6, attempt=2)
-        os._exit(1)
+        try:
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(Path, "rename", killed)
+                save(alone(), folder, 5, 6, attempt=2)
+        finally:  # a child that went on would be a second pytest
+            os._exit(1)
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == -signal.SIGKILL
     folders.tidy(folder, 3)
     assert [path.name for path in folder.iterdir()] == ["step-00000005"]

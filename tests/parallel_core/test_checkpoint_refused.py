@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+import math
+import pickle
 import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from parallel_core.checkpoint import folder as folders
 from parallel_core.checkpoint import manifest as manifests
@@ -126,7 +130,47 @@ def test_a_checkpoint_behind_the_last_step_is_refused(whole: Path) -> None:
     assert "4 steps done; steps=4 leaves none" in error.fields["train.steps"]
 
 
-def test_nothing_is_unpickled(whole: Path) -> None:
+def test_nothing_is_unpickled(whole: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def unpickled(*_: object, **__: object) -> None:
+        raise AssertionError("something was unpickled")
+
     names = sorted(file.name for file in folders.path_of(whole, SAVED).iterdir())
     assert names == ["manifest.json", "rank-0.bin"]
-    json.loads((folders.path_of(whole, SAVED) / "manifest.json").read_text())
+    trainer = alone()
+    for where, name in ((pickle, "loads"), (pickle, "load"), (pickle, "Unpickler"), (torch, "load")):
+        monkeypatch.setattr(where, name, unpickled)
+    assert checkpoint.load(trainer, folders.path_of(whole, SAVED)) == SAVED
+
+
+class _Touches:
+    """An object whose pickle creates a file where it is loaded."""
+
+    def __init__(self, file: Path) -> None:
+        self.file = file
+
+    def __reduce__(self) -> tuple[Callable[..., None], tuple[Path]]:
+        return Path.touch, (self.file,)
+
+
+def test_a_pickle_in_place_of_numbers_is_never_run(spoilt: Path, tmp_path: Path) -> None:
+    """Whoever can write a checkpoint can make its size and digests right."""
+    data, touched = (spoilt / "rank-0.bin").read_bytes(), tmp_path / "touched"
+    trap = pickle.dumps(_Touches(touched))
+    trap += data[len(trap) :]
+    (spoilt / "rank-0.bin").write_bytes(trap)
+    read = manifests.read(spoilt)
+
+    def right(raw: dict[str, Any]) -> dict[str, Any]:
+        for name, tensor in raw["tensors"].items():
+            for piece in tensor["pieces"]:
+                length = read.tensors[name].item * math.prod(piece["sizes"])
+                part = trap[piece["start"] : piece["start"] + length]
+                piece["sha256"] = hashlib.sha256(part).hexdigest()
+        return raw
+
+    _sealed(spoilt, right)
+    verified(spoilt)
+    assert checkpoint.load(alone(), spoilt) == SAVED
+    assert not touched.exists()
+    pickle.loads(trap)
+    assert touched.exists()

@@ -144,12 +144,14 @@ def endless(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[su
     more = getattr(request, "param", ())
     running = command("train", str(path), "--out", str(out), *more, start_new_session=True)
     deadline = time.monotonic() + LIMIT_S
-    while not all((where := progress.read(out, rank)) and where.step > 2 for rank in (0, 1)):
-        assert running.poll() is None and time.monotonic() < deadline
-        time.sleep(0.05)
-    yield running, {rank: where.pid for rank in (0, 1) if (where := progress.read(out, rank))}
-    running.kill()
-    running.wait()
+    try:
+        while not all((where := progress.read(out, rank)) and where.step > 2 for rank in (0, 1)):
+            assert running.poll() is None and time.monotonic() < deadline
+            time.sleep(0.05)
+        yield running, {rank: where.pid for rank in (0, 1) if (where := progress.read(out, rank))}
+    finally:
+        running.kill()
+        running.wait()
 
 
 @pytest.mark.skipif(not processes.LINUX, reason="reads /proc")

@@ -22,7 +22,7 @@ from parallel_core.observe.records import last_of
 from parallel_core.spec import RunSpec
 
 pytestmark = pytest.mark.skipif(not processes.LINUX, reason="reads /proc")
-LIMIT_S, SOON_S, MOMENTS = 60.0, 5.0, 10
+LIMIT_S, MOMENTS = 60.0, 10
 MODEL = {"layers": 4, "hidden": 32, "heads": 2, "seq": 16, "vocab": 64}
 KINDS: dict[str, dict[str, Any]] = {
     "data": {"dp": 2},
@@ -129,9 +129,7 @@ def test_a_rank_killed_at_any_moment_ends_all(bench: Bench, kind: str) -> None:
         time.sleep(chance.random() / 5)
         victim = chance.randrange(world)
         os.kill(pids[victim], signal.SIGKILL)
-        began = time.monotonic()
         assert bench.end()[0] == (victim, -signal.SIGKILL)
-        assert time.monotonic() - began < SOON_S
         assert not any(Path(f"/proc/{pid}").exists() for pid in pids.values()), "not even a zombie is left"
     assert bench.open_files() == files
     bench.start(whole)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import queue
 import socket
 import threading
@@ -29,6 +30,7 @@ from parallel_core.schedule.ir import Kind
 from parallel_core.spec import ModelSpec, RunSpec
 
 LIMIT_S = 120.0
+ATTEMPTS = itertools.count(1)
 SECOND = 1_000_000_000
 IPV6 = any(one.address == "::1" for found in psutil.net_if_addrs().values() for one in found)
 
@@ -40,12 +42,21 @@ class Host:
         self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
         self.server = ForkServer(self._events.put)
         self.exits: dict[int, int] = {}
+        self._attempt = 0
+
+    def start(self, order: StartOrder) -> None:
+        self._attempt = order["attempt"]
+        self.exits.clear()
+        self.server.start(order)
 
     def until(self, event: str) -> Event:
+        """Waits for an event of the attempt that was started last."""
         deadline = time.monotonic() + LIMIT_S
         while True:
             got = self._events.get(timeout=max(0.01, deadline - time.monotonic()))
             assert got["event"] not in ("lost", "refused"), got
+            if got.get("attempt") != self._attempt:
+                continue  # the end of an attempt whose test failed
             if got["event"] == "exit":
                 self.exits[got["rank"]] = got["code"]
             if got["event"] == event:
@@ -77,10 +88,10 @@ def spec_of(**parallel: Any) -> RunSpec:
 
 
 def over_two(
-    hosts: tuple[Host, Host], spec: RunSpec, folder: Path, attempt: int, address: str = "127.0.0.1"
+    hosts: tuple[Host, Host], spec: RunSpec, folder: Path, address: str = "127.0.0.1"
 ) -> dict[int, list[Frame]]:
     """Trains half of the ranks on each host; returns the records of every rank."""
-    here = spec.parallel.world // 2
+    here, attempt = spec.parallel.world // 2, next(ATTEMPTS)
     orders = []
     for node in (0, 1):
         (folder / str(node)).mkdir(parents=True)
@@ -95,11 +106,10 @@ def over_two(
             "address": address,
         }
         orders.append(order)
-    hosts[0].server.start(orders[0])
+    hosts[0].start(orders[0])
     told = hosts[0].until("store")
-    hosts[1].server.start({**orders[1], "store": {"host": told["host"], "port": told["port"]}})
+    hosts[1].start({**orders[1], "store": {"host": told["host"], "port": told["port"]}})
     for host in hosts:
-        host.exits.clear()
         host.until("gone")
         assert set(host.exits.values()) == {0}, (folder / "0" / "log-0.txt").read_text()
     return {rank: read_file(events_path(folder / str(rank // here), rank)) for rank in range(spec.parallel.world)}
@@ -111,7 +121,7 @@ def test_the_numbers_are_those_of_one_host(
     split: dict[str, int], hosts: tuple[Host, Host], one_host: LocalYard, tmp_path: Path
 ) -> None:
     spec = spec_of(**split)
-    apart = over_two(hosts, spec, tmp_path / "apart", attempt=10 + len(str(split)))
+    apart = over_two(hosts, spec, tmp_path / "apart")
     together = one_host.run(spec, tmp_path / "together")
     assert together.ok, together.failure()
     losses = points(apart[0], "loss")["value"]
@@ -138,7 +148,7 @@ def test_sums_between_hosts_begin_while_backward_runs(
     """
     model = {"layers": 2, "hidden": 192, "heads": 2, "seq": 16}
     spec = spec_of(dp=2).model_copy(update={"model": ModelSpec.model_validate(model)})
-    apart = over_two(hosts, spec, tmp_path / "apart", attempt=30)
+    apart = over_two(hosts, spec, tmp_path / "apart")
     together = one_host.run(spec, tmp_path / "together")
     assert together.ok, together.failure()
     np.testing.assert_allclose(points(apart[0], "loss")["value"], together.series("loss")["value"], rtol=1e-6)
@@ -153,7 +163,7 @@ def test_sums_between_hosts_begin_while_backward_runs(
 @pytest.mark.skipif(not processes.LINUX or not IPV6, reason="reads /proc; a host without IPv6")
 def test_hosts_that_know_each_other_by_ipv6_train(hosts: tuple[Host, Host], tmp_path: Path) -> None:
     spec = spec_of(dp=2)
-    assert len(points(over_two(hosts, spec, tmp_path, attempt=30, address="::1")[0], "loss")) == spec.train.steps
+    assert len(points(over_two(hosts, spec, tmp_path, address="::1")[0], "loss")) == spec.train.steps
 
 
 @pytest.mark.parametrize("address", ["", "127.0.0.1", "localhost", *(["::1"] if IPV6 else [])])
@@ -227,7 +237,7 @@ def test_an_answer_that_came_too_late_is_not_taken_for_another(monkeypatch: pyte
         rows = np.zeros(1, SPAN)
         rows["start"] = now = time.monotonic_ns()
         assert clock.within is not None
-        assert abs(int(clock.moved(rows, "start")["start"][0]) - now) < 0.1 * SECOND
+        assert abs(int(clock.moved(rows, "start")["start"][0]) - now) <= clock.within
         clock._keeper.close()
         keeper.join(10)
 

@@ -77,6 +77,7 @@ def test_the_bytes_of_every_group_are_those_of_the_spans(
         spec = RunSpec.model_validate({"model": MODEL, "parallel": parallel, "train": train})
         outcome = yard.run(spec, tmp_path / str(i))
         assert outcome.ok, outcome.failure()
+        assert set(outcome.traced()) == set(range(spec.parallel.world))
         for rank, rows in outcome.traced().items():
             assert _measured(spec, rows) == _predicted(spec, rank), (split, rank)
 

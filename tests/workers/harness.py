@@ -38,6 +38,11 @@ def tiny(steps: int = 6, **parallel: Any) -> dict[str, Any]:
     }
 
 
+def paced(steps: int, **parallel: Any) -> dict[str, Any]:
+    """`tiny` with a wait of 20 ms for data in each step: on a fast machine, too, it still runs when a test looks."""
+    return {**tiny(steps, **parallel), "inject": [{"kind": "slow_data", "ms": 20}]}
+
+
 ENDLESS = tiny(steps=1_000_000)
 
 

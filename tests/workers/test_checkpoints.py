@@ -7,10 +7,12 @@ import signal
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from parallel_core.checkpoint import folder as folders
 from parallel_core.observe import records
 from tests.parallel_core.spoilt import change_byte
-from tests.workers.harness import Bench, tiny
+from tests.workers.harness import Bench, paced, tiny
 
 
 def saving(steps: int, every: int = 0, **parallel: Any) -> dict[str, Any]:
@@ -40,19 +42,20 @@ def begins(bench: Bench, attempt: int) -> dict[str, Any]:
 
 
 def test_a_retry_goes_on_with_the_bits_of_an_uninterrupted_run(bench: Bench) -> None:
-    whole = bench.send(saving(400, every=20), run=901)
+    spec = saving(100, every=20) | {"inject": paced(100)["inject"]}
+    whole = bench.send(spec, run=901)
     assert bench.wait_end(whole)["outcome"] == "succeeded"
-    first = bench.send(saving(400, every=20), run=900)
+    first = bench.send(spec, run=900)
     recorded = bench.wait_running(first, step=30)
     os.kill(recorded[1][0], signal.SIGKILL)
     assert bench.wait_end(first)["cause"] == "killed_by_signal"
-    second = bench.send(saving(400, every=20), run=900, number=2)
+    second = bench.send(spec, run=900, number=2)
     assert bench.wait_end(second)["outcome"] == "succeeded"
     where = begins(bench, second)
     assert where["step"] >= 20 and where["step"] % 20 == 0
     assert (where["run"], where["attempt"], where["why"]) == (900, first, "")
     uninterrupted, resumed = losses(bench, whole), losses(bench, second)
-    assert sorted(resumed) == list(range(where["step"], 400))
+    assert sorted(resumed) == list(range(where["step"], 100))
     assert all(resumed[step] == uninterrupted[step] for step in resumed)
 
 
@@ -134,9 +137,15 @@ def test_a_start_message_that_outlived_its_attempt_deletes_no_checkpoint_of_the_
     assert saved and folders.steps(run_folder(bench, 940)) == saved
 
 
-def test_another_layout_goes_on_from_a_named_checkpoint(bench: Bench) -> None:
-    first = bench.send(saving(12, every=6), run=905)
-    bench.wait_end(first)
+@pytest.fixture(scope="module")
+def first(bench: Bench) -> int:
+    """The attempt of run 905, which has left checkpoints of steps 6 and 12."""
+    attempt = bench.send(saving(12, every=6), run=905)
+    assert bench.wait_end(attempt)["outcome"] == "succeeded"
+    return attempt
+
+
+def test_another_layout_goes_on_from_a_named_checkpoint(bench: Bench, first: int) -> None:
     named = {"run": 905, "step": 6}
     second = bench.send(saving(12, dp=1, pp=2, micro_batches=2), run=906, resume=named)
     assert bench.wait_end(second)["outcome"] == "succeeded"
@@ -146,6 +155,7 @@ def test_another_layout_goes_on_from_a_named_checkpoint(bench: Bench) -> None:
     assert all(abs(after[step] - before[step]) < 1e-6 * before[step] for step in after)
 
 
+@pytest.mark.usefixtures("first")
 def test_a_checkpoint_that_is_not_here_or_does_not_fit_is_refused(bench: Bench) -> None:
     end = bench.wait_end(bench.send(saving(12), run=907, resume={"run": 905, "step": 7}))
     assert (end["outcome"], end["cause"]) == ("failed", "refused")
@@ -158,19 +168,19 @@ def test_a_checkpoint_that_is_not_here_or_does_not_fit_is_refused(bench: Bench) 
 
 
 def test_the_checkpoints_of_a_deleted_run_go_once_no_rank_uses_them(bench: Bench) -> None:
-    saved = bench.send(saving(20, every=10), run=905)
+    saved = bench.send(saving(20, every=10), run=913)
     assert bench.wait_end(saved)["outcome"] == "succeeded"
-    reader = bench.send(saving(1_000_000), run=906, resume={"run": 905, "step": 20})
+    reader = bench.send(saving(1_000_000), run=914, resume={"run": 913, "step": 20})
     bench.wait_running(reader)
-    bench.control("drop", 905)
-    bench.control("drop", 907)  # this host has no checkpoint of that run
+    bench.control("drop", 913)
+    bench.control("drop", 915)  # this host has no checkpoint of that run
     bench.wait("answer", lambda: dropped(bench))
-    assert dropped(bench) == [907] and folders.steps(run_folder(bench, 905)) == [10, 20]
+    assert dropped(bench) == [915] and folders.steps(run_folder(bench, 913)) == [10, 20]
     bench.control("cancel", reader)
     bench.wait_end(reader)
-    bench.control("drop", 905)
-    bench.wait("answer", lambda: 905 in dropped(bench))
-    assert not run_folder(bench, 905).exists() and run_folder(bench, 906).exists()
+    bench.control("drop", 913)
+    bench.wait("answer", lambda: 913 in dropped(bench))
+    assert not run_folder(bench, 913).exists() and run_folder(bench, 914).exists()
     bench.wait("free disk", lambda: not list(bench.folder.glob("checkpoints/.dropped-*")))
 
 

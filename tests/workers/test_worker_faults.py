@@ -8,7 +8,7 @@ import signal
 import pytest
 
 from parallel_core.observe import records
-from tests.workers.harness import ENDLESS, Bench, none_alive, tiny
+from tests.workers.harness import ENDLESS, Bench, none_alive, paced, tiny
 from workers.folder import Folder
 
 pytestmark = pytest.mark.faults
@@ -43,7 +43,7 @@ def test_a_killed_worker_tells_the_rest_when_it_is_back(bench: Bench) -> None:
 
 
 def test_what_ended_while_nobody_looked_is_told_as_it_was(bench: Bench) -> None:
-    attempt = bench.send(tiny(steps=1000))
+    attempt = bench.send(paced(100))
     recorded = bench.wait_running(attempt)
     assert bench.worker
     bench.worker.send_signal(signal.SIGSTOP)
