@@ -56,8 +56,12 @@ class Subscription:
         self.closed = True
         self._wake.set()
 
+    def wake(self) -> None:
+        """Makes `take` return, with or without news."""
+        self._wake.set()
+
     async def take(self, limit: float) -> dict[str, set[str]]:
-        """Waits up to `limit` seconds for news, topic -> changes; {} if there are none or the hub was closed."""
+        """Waits up to `limit` seconds for news, topic -> changes; {} if there are none, or after `wake` or `close`."""
         try:
             async with asyncio.timeout(limit):
                 await self._wake.wait()
@@ -73,6 +77,8 @@ class Hub:
 
     def __init__(self, url: str) -> None:
         self._redis = redis.Redis.from_url(url, socket_timeout=ANSWER_LIMIT_S, socket_connect_timeout=ANSWER_LIMIT_S)
+        self.readable = False
+        """Whether news arrive: False from a failed read until the broker answers again."""
         self._by_topic: dict[str, set[Subscription]] = defaultdict(set)
         self._position = ""
         self._ready = asyncio.Event()
@@ -115,9 +121,12 @@ class Hub:
     def close(self) -> None:
         """Ends the reader and every stream of this hub."""
         self._closed = True
-        for subscription in {item for group in self._by_topic.values() for item in group}:
+        for subscription in self._subscriptions():
             subscription.close()
         self._task.cancel()
+
+    def _subscriptions(self) -> set[Subscription]:
+        return {item for group in self._by_topic.values() for item in group}
 
     async def _replay(self, subscription: Subscription, last_id: str) -> None:
         everything: dict[str, set[str]] = {topic: {EVERYTHING} for topic in subscription.topics}
@@ -137,18 +146,17 @@ class Hub:
         interrupted = False
         while not self._closed:
             try:
-                if not self._position:
-                    newest: Any = await self._redis.xrevrange(LIVE, count=1)
-                    self._position = newest[0][0].decode() if newest else "0-0"
-                if interrupted:
-                    log.warning("the live stream is readable again")
-                    self._tell_everything()
+                if not self.readable:
+                    await self._begin()
+                    if interrupted:
+                        log.warning("the live stream is readable again")
+                        self._tell_everything()
                     interrupted = False
-                self._ready.set()
                 rows = _rows(await self._redis.xread({LIVE: self._position}, count=READ_COUNT, block=BLOCK_MS))
             except (RedisError, OSError) as error:
                 if not interrupted:  # logged once for each outage, not for each attempt
                     log.warning("the live stream is not readable: %s", error)
+                    self._interrupt()
                 interrupted = True
                 await asyncio.sleep(RETRY_S)
                 continue
@@ -156,6 +164,20 @@ class Hub:
                 self._position = rows[-1][0].decode()
                 self._deliver(_merge(topics_of(fields) for _, fields in rows))
                 await asyncio.sleep(COALESCE_S)
+
+    async def _begin(self) -> None:
+        """Asks the broker for the newest entry, from which the first read goes on. Raises if it does not answer."""
+        newest: Any = await self._redis.xrevrange(LIVE, count=1)
+        if not self._position:
+            self._position = newest[0][0].decode() if newest else "0-0"
+        self.readable = True
+        self._ready.set()
+
+    def _interrupt(self) -> None:
+        """Wakes all clients, which must not take what they show for current."""
+        self.readable = False
+        for subscription in self._subscriptions():
+            subscription.wake()
 
     def _deliver(self, news: dict[str, set[str]]) -> None:
         for subscription in {item for topic in news for item in self._by_topic.get(topic, ())}:

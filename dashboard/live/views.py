@@ -1,7 +1,9 @@
 """GET /live/stream?topics=run:12,study:3,fleet,runs: server-sent events, one stream for each browser tab.
 
-Messages: `hello` (an id to resume from), unnamed ones {"topic": ..., "what": [...]}, and `bye` {"why": ...} before the
-server ends the stream. Resuming: the Last-Event-ID header, or `last` in the query.
+Messages: `hello` {"live": ...} (with an id to resume from), unnamed ones {"topic": ..., "what": [...]}, `beat`
+{"live": ...}, and `bye` {"why": ...} before the server ends the stream. `live` is false while the server itself gets no
+news. A `beat` is sent when this changes, and after KEEP_ALIVE_S without another message, so a browser that gets nothing
+for longer knows that its connection is gone. Resuming: the Last-Event-ID header, or `last` in the query.
 """
 
 from __future__ import annotations
@@ -22,6 +24,7 @@ from dashboard.live.hub import Hub, hub
 from dashboard.live.topics import parse_topics
 
 KEEP_ALIVE_S = 15.0
+"""stream_source.js waits twice as long before it reconnects."""
 AUTHORISE_S = 30.0
 
 
@@ -69,7 +72,8 @@ async def _events(shared: Hub, topics: frozenset[str], last_id: str, key: str) -
     # Not in the view: if the client disconnects before this generator starts, its `finally` would never run.
     subscription = await shared.subscribe(topics, last_id)
     try:
-        yield f"retry: 2000\nevent: hello\nid: {subscription.position}\ndata: {{}}\n\n"
+        told = shared.readable
+        yield f"retry: 2000\nid: {subscription.position}\n{_liveness('hello', told)}"
         checked = time.monotonic()
         while True:
             due = checked + AUTHORISE_S - time.monotonic()
@@ -83,7 +87,11 @@ async def _events(shared: Hub, topics: frozenset[str], last_id: str, key: str) -
                     yield _bye("signed-out")
                     return
                 checked = time.monotonic()
-            yield messages(news, subscription.position) if news else ": alive\n\n"
+            if not news or told is not shared.readable:
+                told = shared.readable
+                yield _liveness("beat", told)
+            if news:
+                yield messages(news, subscription.position)
     finally:
         shared.unsubscribe(subscription)
 
@@ -93,6 +101,10 @@ def messages(news: dict[str, set[str]], position: str) -> str:
     bodies = [json.dumps({"topic": topic, "what": sorted(what)}) for topic, what in sorted(news.items())]
     heads = ["data: " + body for body in bodies[:-1]] + [f"id: {position}\ndata: {bodies[-1]}"]
     return "".join(head + "\n\n" for head in heads)
+
+
+def _liveness(event: str, live: bool) -> str:
+    return f"event: {event}\ndata: {json.dumps({'live': live})}\n\n"
 
 
 def _bye(why: str) -> str:

@@ -160,6 +160,45 @@ def test_a_broker_that_is_away_is_told_once(caplog: pytest.LogCaptureFixture, mo
     assert sum("is not readable" in text for text in caplog.messages) == 1
 
 
+def test_a_stream_says_whether_the_server_gets_news(
+    redis_url: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At its start, at each change, and whenever nothing else was sent for a time."""
+    away = False
+
+    async def body(hub: Hub) -> None:
+        nonlocal away
+        for name in ("xrevrange", "xread"):
+            monkeypatch.setattr(hub._redis, name, failing(getattr(hub._redis, name)))
+        stream = views._events(hub, frozenset({"fleet"}), "", "key")
+        assert (await anext(stream)).endswith('event: hello\ndata: {"live": true}\n\n')
+        away = True
+        while "false" not in (told := await anext(stream)):
+            assert told == 'event: beat\ndata: {"live": true}\n\n'
+        assert told == await anext(stream) == 'event: beat\ndata: {"live": false}\n\n'
+        assert not any("again" in text for text in caplog.messages), "it was tried again several times"
+        begun_meanwhile = views._events(hub, frozenset({"fleet"}), "", "key")
+        assert '"live": false' in await anext(begun_meanwhile)
+        away = False
+        while "false" in (told := await anext(stream)):
+            pass
+        assert told == 'event: beat\ndata: {"live": true}\n\n'
+        assert '"what": ["*"]' in await anext(stream)
+
+    def failing(asked: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
+        async def ask(*args: Any, **kwargs: Any) -> Any:
+            if away:
+                raise redis.ConnectionError("away")
+            return await asked(*args, **kwargs)
+
+        return ask
+
+    monkeypatch.setattr("dashboard.live.hub.RETRY_S", 0.02)
+    monkeypatch.setattr("dashboard.live.hub.BLOCK_MS", 20)
+    monkeypatch.setattr(views, "KEEP_ALIVE_S", 0.2)
+    with_hub(redis_url, body)
+
+
 def test_closing_ends_every_stream(redis_url: str) -> None:
     async def body(hub: Hub) -> None:
         stream = views._events(hub, frozenset({"fleet"}), "", "key")

@@ -1,11 +1,16 @@
 /* The event stream: reopens after a loss or a change of topics, and resumes after the last message.
  *
+ * A connection that is cut without notice reports no error. The server sends something at least every KEEP_ALIVE_S
+ * (dashboard/live/views.py), so a stream that is silent for longer is taken for lost. An open stream is no use either
+ * while the server itself gets no news, which its messages `hello` and `beat` tell.
+ *
  *   const source = new Source({ opened, news, lost, signedOut });
  *   source.follow(["runs", "run:12"]);   // none: the stream is closed
  */
 
 const FIRST_DELAY_MS = 500;
 const LONGEST_DELAY_MS = 15000;
+const SILENT_MS = 30000; // twice the server's KEEP_ALIVE_S
 const SETTLE_MS = 20; // waits this long, as tabs and parts of a page add their topics one after another
 
 export class Source {
@@ -13,9 +18,11 @@ export class Source {
     this.on = on;
     this.topics = [];
     this.open = null; // the topics of the stream after its hello
+    this.live = null; // whether the server gets news; null before the hello
     this.lastId = "";
     this.delay = FIRST_DELAY_MS;
     this.timer = null;
+    this.watchdog = null;
     this.events = null;
   }
 
@@ -29,7 +36,7 @@ export class Source {
       this.topics = wanted;
       this.schedule(SETTLE_MS);
     } else if (this.open) {
-      this.on.opened(this.open); // these topics are streamed already
+      this.tell(); // these topics are streamed already
     }
   }
 
@@ -39,8 +46,26 @@ export class Source {
   }
 
   close() {
+    clearTimeout(this.watchdog);
     this.events?.close();
-    this.events = this.open = null;
+    this.events = this.open = this.live = null;
+  }
+
+  /* Called at every sign of life of the stream. */
+  watch() {
+    clearTimeout(this.watchdog);
+    this.watchdog = setTimeout(() => this.lose(), SILENT_MS);
+  }
+
+  heard({ live }) {
+    if (live === this.live) return;
+    this.live = live;
+    this.tell();
+  }
+
+  tell() {
+    if (this.live) this.on.opened(this.open);
+    else this.on.lost();
   }
 
   connect() {
@@ -50,13 +75,20 @@ export class Source {
     if (this.lastId) query.set("last", this.lastId);
     const mine = new EventSource(`/live/stream?${query}`);
     this.events = mine;
-    const hear = (name, then) => mine.addEventListener(name, (event) => mine === this.events && then(event));
-    hear("hello", ({ lastEventId }) => {
+    this.watch();
+    const hear = (name, then) =>
+      mine.addEventListener(name, (event) => {
+        if (mine !== this.events) return;
+        this.watch();
+        then(event);
+      });
+    hear("hello", ({ lastEventId, data }) => {
       this.lastId = lastEventId;
       this.delay = FIRST_DELAY_MS;
       this.open = topics;
-      this.on.opened(topics);
+      this.heard(JSON.parse(data));
     });
+    hear("beat", ({ data }) => this.heard(JSON.parse(data)));
     hear("message", ({ lastEventId, data }) => {
       if (lastEventId) this.lastId = lastEventId;
       this.on.news(JSON.parse(data));

@@ -1,0 +1,81 @@
+"""Nothing old is shown as live: a page says so when its stream is silent, or the server itself gets no news."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from playwright.sync_api import Page, expect
+
+from tests.browser.watched import mark, same_page, until
+from tests.yard_process import YardProcess
+
+pytestmark = [pytest.mark.browser, pytest.mark.timeout(300)]
+INTERRUPTED = "Live updates are interrupted"
+SILENT_STREAMS = """
+window.streams = [];
+window.EventSource = class extends EventTarget {
+  constructor() {
+    super();
+    this.readyState = 1;
+    window.streams.push(this);
+  }
+  close() {}
+  send(name, data) {
+    this.dispatchEvent(new MessageEvent(name, { data: JSON.stringify(data), lastEventId: "1-0" }));
+  }
+};"""
+"""In place of the browser's own event streams: these receive only what a test sends."""
+
+
+def send(page: Page, name: str, live: bool = True) -> None:
+    page.evaluate("([name, live]) => window.streams.at(-1).send(name, { live })", [name, live])
+
+
+def test_a_connection_that_is_gone_without_notice_is_said_and_replaced(page: Page) -> None:
+    page.add_init_script(SILENT_STREAMS)
+    page.clock.install()
+    page.goto("/runs/")
+    until(page, "() => window.streams.length === 1")
+    said = page.get_by_text(INTERRUPTED)
+    send(page, "hello")
+    for _ in range(3):
+        page.clock.fast_forward(20_000)
+        send(page, "beat")
+    page.clock.run_for(2_000)
+    expect(said).to_be_hidden()
+    page.clock.fast_forward(31_000)
+    page.clock.run_for(2_000)
+    expect(said).to_be_visible()
+    until(page, "() => window.streams.length === 2")
+    send(page, "hello")
+    expect(said).to_be_hidden()
+
+
+def test_a_server_without_news_is_said(page: Page) -> None:
+    page.add_init_script(SILENT_STREAMS)
+    page.goto("/runs/")
+    until(page, "() => window.streams.length === 1")
+    said = page.get_by_text(INTERRUPTED)
+    send(page, "hello", live=False)
+    expect(said).to_be_visible()
+    send(page, "beat")
+    expect(said).to_be_hidden()
+    send(page, "beat", live=False)
+    expect(said).to_be_visible()
+
+
+def test_a_broker_that_stands_still_is_said_until_it_goes_on(
+    page: Page, yard: YardProcess, stocked: dict[str, Any]
+) -> None:
+    page.goto(f"/runs/{stocked['single']}/")
+    mark(page)
+    said, broker = page.get_by_text(INTERRUPTED), yard.part("valkey")
+    page.wait_for_timeout(1_000)  # the stream opens
+    broker.suspend()
+    try:
+        expect(said).to_be_visible()
+    finally:
+        broker.resume()
+    expect(said).to_be_hidden()
+    assert same_page(page)
