@@ -20,14 +20,24 @@ const lifted = (trace) => trace.type === "bar" && trace.orientation === "h" && A
 export function lift(box, { data, layout }) {
   const layer = layers.get(box);
   if (!layout.meta?.canvas) {
-    layer?.canvas.remove();
-    layer?.tip.remove();
-    layers.delete(box);
+    drop(box);
     return data;
   }
   if (layer) layer.data = data;
   else layers.set(box, begun(box, data));
   return data.map((trace) => (lifted(trace) ? { type: "scatter", mode: "none", name: trace.name, x: [null], y: [null], hoverinfo: "skip" } : trace));
+}
+
+function drop(box) {
+  layers.get(box)?.canvas.remove();
+  layers.get(box)?.tip.remove();
+  layers.delete(box);
+}
+
+/* For a box that the library lets go of, and with it of the listeners of `follow`. */
+export function forget(box) {
+  drop(box);
+  delete box.dataset.bars;
 }
 
 /* Everything that is drawn in a box, including bars. */
@@ -171,8 +181,9 @@ function follow(layer) {
     const across = change["xaxis.range"] ?? [change["xaxis.range[0]"], change["xaxis.range[1]"]];
     if (across.every(Number.isFinite)) paint(box, { across });
   });
-  box.addEventListener("pointermove", (event) => point(layers.get(box), event));
-  box.addEventListener("pointerleave", () => (layers.get(box) ?? { tip }).tip.hidden = true);
+  // Properties, as the box keeps them when the library has let go of it.
+  box.onpointermove = (event) => point(layers.get(box), event);
+  box.onpointerleave = () => (layers.get(box) ?? { tip }).tip.hidden = true;
 }
 
 /* The text at the pointer: of overlapping bars, that of the top one. */

@@ -1,15 +1,25 @@
 /* The text in place of a chart that has nothing to draw, or could not be drawn. */
 
-export function emptyNote(text) {
+import { forget } from "./chart_bars.js";
+import { unfollow } from "./chart_zoom.js";
+
+/* Puts the text in place of the drawing. The library must let go of the box: it would draw later numbers into the
+ * elements that are replaced here, unseen. */
+function replaceDrawing(box, text, ...classes) {
   const note = document.createElement("p");
-  note.className = "empty small";
-  note.textContent = text ?? "Nothing to draw: there are no numbers so far.";
-  return note;
+  note.classList.add("empty", "small", ...classes);
+  note.textContent = text;
+  forget(box);
+  unfollow(box);
+  window.Plotly?.purge(box);
+  box.replaceChildren(note);
+}
+
+export function empty(box, text) {
+  replaceDrawing(box, text ?? "Nothing to draw: there are no numbers so far.");
 }
 
 export function failed(element, error) {
-  const note = document.createElement("p");
-  note.className = "empty small failed";
-  note.textContent = `This chart could not be shown: ${error.message} Reload the page to try again.`;
-  element.querySelector(".chart-box").replaceChildren(note);
+  const text = `This chart could not be shown: ${error.message} Reload the page to try again.`;
+  replaceDrawing(element.querySelector(".chart-box"), text, "failed");
 }

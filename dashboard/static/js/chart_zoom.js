@@ -1,9 +1,20 @@
 /* Zoom of a long timeline: fetches the part that is shown, and keeps it in the page's address. */
 
+const following = new WeakSet(); // boxes with a listener of `followZoom`
+const addressed = new WeakSet(); // the same of `followAddress`
+
+export const followed = (box) => following.has(box);
+
+/* The listeners of a box go when the library lets go of it. */
+export function unfollow(box) {
+  following.delete(box);
+  addressed.delete(box);
+}
+
 /* A figure with meta.window shows a part of the bars: after a zoom its part is fetched; the newest request wins. */
 export function followZoom(entry, update) {
-  if (!entry.figure.layout.meta?.window || entry.follows) return;
-  entry.follows = true;
+  if (!entry.figure.layout.meta?.window || following.has(entry.box)) return;
+  following.add(entry.box);
   let asked = 0;
   entry.box.on("plotly_relayout", async (change) => {
     const src = entry.figure.layout.meta?.window;
@@ -36,8 +47,8 @@ function note(entry, words) {
 
 /* Zooms a figure with meta.addressed to ?from= and ?to= of the page's address, and writes later zooms there. */
 export function followAddress(entry) {
-  if (!entry.figure.layout.meta?.addressed || entry.addressed) return;
-  entry.addressed = true;
+  if (!entry.figure.layout.meta?.addressed || addressed.has(entry.box)) return;
+  addressed.add(entry.box);
   const asked = new URLSearchParams(location.search);
   const [low, high] = ["from", "to"].map((name) => Number.parseFloat(asked.get(name)));
   entry.box.on("plotly_relayout", (change) => {

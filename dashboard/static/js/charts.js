@@ -14,9 +14,9 @@
 
 import { lift, paint } from "./chart_bars.js";
 import { painted } from "./chart_colours.js";
-import { emptyNote, failed } from "./chart_notes.js";
+import { empty, failed } from "./chart_notes.js";
 import { picture } from "./chart_picture.js";
-import { followAddress, followZoom, part, stay } from "./chart_zoom.js";
+import { followAddress, followed, followZoom, part, stay } from "./chart_zoom.js";
 
 const CONFIG = { displayModeBar: false, responsive: true, displaylogo: false, doubleClick: "reset", doubleClickDelay: 500 };
 const mounted = new Map(); // key -> {element, box, figure}
@@ -91,7 +91,7 @@ async function draw(entry) {
   const { data, layout } = figure;
   entry.box.style.setProperty("--chart-height", `${layout.height}px`);
   if (!data.length) {
-    entry.box.replaceChildren(emptyNote(layout.meta?.empty));
+    empty(entry.box, layout.meta?.empty);
     return;
   }
   entry.box.querySelectorAll(".skeleton, .empty, .picture").forEach((node) => node.remove());
@@ -106,7 +106,7 @@ async function draw(entry) {
 /* The zoom of a chart of the page as parameters for an address, or "". */
 export function view(key) {
   const entry = mounted.get(key);
-  return entry?.follows && entry.box.layout?.xaxis ? part(entry) : "";
+  return entry && followed(entry.box) && entry.box.layout?.xaxis ? part(entry) : "";
 }
 
 async function fetched(element) {
