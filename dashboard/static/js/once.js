@@ -8,7 +8,8 @@ const sent = new Map(); // form -> [button, when]
 
 document.addEventListener("submit", (event) => {
   const { target: form, submitter, defaultPrevented } = event;
-  if (defaultPrevented || form.method !== "post") return;
+  const method = submitter?.formMethod || form.method; // a dialog's "Keep it" sends nothing
+  if (defaultPrevented || method !== "post") return;
   const [button, when] = sent.get(form) ?? [];
   if (when && button === submitter && performance.now() - when < AGAIN_MS) event.preventDefault();
   else sent.set(form, [submitter, performance.now()]);
