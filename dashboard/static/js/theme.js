@@ -17,6 +17,10 @@
     if (theme in NAMES && theme) root.dataset.theme = theme;
     else delete root.dataset.theme;
     for (const name of document.querySelectorAll("[data-theme-name]")) name.textContent = NAMES[theme] ?? NAMES[""];
+  }
+
+  function change(theme) {
+    apply(theme);
     document.dispatchEvent(new CustomEvent("themechange"));
   }
 
@@ -26,8 +30,8 @@
   }
 
   apply(stored());
-  document.addEventListener("DOMContentLoaded", () => apply(stored()));
-  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => apply(stored()));
+  document.addEventListener("DOMContentLoaded", () => apply(stored())); // the theme's names are on the page now
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => change(stored()));
   document.addEventListener("click", (event) => {
     if (!event.target.closest("[data-theme-toggle]")) return;
     const theme = next(stored());
@@ -36,7 +40,7 @@
     } catch {
       // then it applies to this page only
     }
-    apply(theme);
+    change(theme);
   });
   // Menus close on Escape and on a click elsewhere.
   document.addEventListener("click", (event) => {
