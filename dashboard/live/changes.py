@@ -6,7 +6,7 @@ order, and the texts of those pieces whose digests the browser did not send. The
 sends no digests gets all texts.
 
 An answer also states its cost in CPU time. On a laptop the same processor makes the answers and executes the runs, so
-the more an answer costs, the less often a page asks (live.js).
+the more an answer costs, the less often a page asks (pace.js).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from collections.abc import Callable, Collection, Mapping
 from functools import wraps
 from typing import Any
 
-from django.http import HttpRequest, JsonResponse
+from django.http import HttpRequest, HttpResponseBase, JsonResponse
 from django.template.loader import render_to_string
 
 HEADER = "X-Have"
@@ -90,11 +90,11 @@ def answer(
     return JsonResponse(changed(made, {key: chart.as_dict() for key, chart in charts.items()}, asked(request)))
 
 
-def priced(view: Callable[..., JsonResponse]) -> Callable[..., JsonResponse]:
+def priced(view: Callable[..., HttpResponseBase]) -> Callable[..., HttpResponseBase]:
     """Wraps a view so that its answer has the COST header."""
 
     @wraps(view)
-    def say(*args: Any, **kwargs: Any) -> JsonResponse:
+    def say(*args: Any, **kwargs: Any) -> HttpResponseBase:
         began = time.thread_time()
         answered = view(*args, **kwargs)
         answered.headers[COST] = f"{1e3 * (time.thread_time() - began):.0f}"

@@ -14,6 +14,7 @@ from django.views.decorators.http import require_safe
 from dashboard.accounts.roles import may_submit
 from dashboard.csv_cells import no_formula
 from dashboard.json_values import finite
+from dashboard.live.changes import priced
 from dashboard.numbers import numbers
 from dashboard.runs.listing import Listing, options
 from dashboard.runs.models import Run, State
@@ -49,6 +50,7 @@ FIELDS = (
 
 
 @require_safe
+@priced
 def runs(request: HttpRequest) -> HttpResponse:
     """The whole page, or for HTMX only the results. The state of the list is the query string."""
     listing = Listing.parse(request.GET)

@@ -7,7 +7,7 @@ from functools import reduce
 from typing import Any
 
 import numpy as np
-from django.db.models import Case, F, QuerySet, When
+from django.db.models import Case, F, Min, QuerySet, When
 
 from dashboard.runs.models import Run, SeriesChunk
 from parallel_core.analysis.stats import Stats, summarise
@@ -26,18 +26,41 @@ class Series:
     shown: int
     total: int
 
+    def thinned(self, buckets: int) -> Series:
+        """The least, greatest and last point of each of so many parts (and NaNs): at most about three a bucket."""
+        if self.shown <= 3 * buckets:
+            return self
+        kept = thin(self.value, buckets)
+        return Series(self.step[kept], self.time[kept], self.value[kept], len(kept), self.total)
+
 
 def series(run: Run, name: str, rank: int = 0, buckets: int = 0, since_step: int = -1) -> Series:
     """Points with step > `since_step`. From its first step on, a later attempt's points replace the earlier ones.
 
-    `buckets` > 0 divides the points into that many parts and keeps the least, greatest and last of each (and NaNs), so
-    at most about three points a bucket; 0 keeps all.
+    `buckets` > 0 thins them; 0 keeps all.
     """
     chunks = SeriesChunk.objects.filter(attempt__run=run, name=name, rank=rank)
     points = _merged(chunks, since_step)
     points = points[points["step"] > since_step]
-    kept = points[thin(points["value"], buckets)] if 0 < buckets * 3 < len(points) else points
-    return Series(kept["step"], kept["time"], kept["value"], len(kept), len(points))
+    every = Series(points["step"], points["time"], points["value"], len(points), len(points))
+    return every.thinned(buckets) if buckets > 0 else every
+
+
+def newest(run: Run, name: str) -> float | None:
+    """The value of the last point of rank 0's series, without reading the points before it; None if it has none."""
+    chunks = SeriesChunk.objects.filter(attempt__run=run, name=name, rank=0)
+    data = chunks.order_by("-attempt__number", "-id").values_list("data", flat=True).first()
+    return float(np.frombuffer(bytes(data), POINT)["value"][-1]) if data else None
+
+
+def beginnings(run: Run) -> dict[str, str]:
+    """For each series of rank 0: the newest attempt that has points of it, and the first step of these, as `2:20`.
+
+    While this stays the same, points are only added; when it changes, later points have replaced earlier ones.
+    """
+    found = SeriesChunk.objects.filter(attempt__run=run, rank=0).order_by("attempt__number")
+    rows = found.values_list("name", "attempt__number").annotate(first=Min("first_step"))
+    return {name: f"{number}:{first}" for name, number, first in rows}
 
 
 def by_rank(run: Run, name: str, ranks: int) -> list[list[float]]:
@@ -66,11 +89,11 @@ def _merged(chunks: QuerySet[SeriesChunk], since_step: int) -> np.ndarray:
     return np.concatenate(parts) if parts else np.empty(0, POINT)
 
 
-def timed_values(run: Run, name: str = "step_time") -> np.ndarray:
+def timed_values(run: Run, name: str = "step_time", points: Series | None = None) -> np.ndarray:
     """A series of rank 0 in the timed steps: without warm-up, also after a resume, and without the metered extra step
-    after the last."""
+    after the last. `points` = all of that series, if it has been read."""
     spec = RunSpec.stored(run.spec)
-    points = series(run, name)
+    points = points or series(run, name)
     timed = (points.step >= spec.train.warmup_steps) & (points.step < spec.train.steps)
     for begins in run.attempts.values_list("begins", flat=True):
         first = begins.get("step") or 0
@@ -79,7 +102,7 @@ def timed_values(run: Run, name: str = "step_time") -> np.ndarray:
     return points.value[timed]
 
 
-def timed(run: Run) -> Stats | None:
-    """Statistics of the timed steps' seconds so far; None before the first."""
-    values = timed_values(run)
+def timed(run: Run, points: Series | None = None) -> Stats | None:
+    """Statistics of the timed steps' seconds so far; None before the first. `points` as for `timed_values`."""
+    values = timed_values(run, points=points)
     return summarise(values) if len(values) else None

@@ -5,8 +5,11 @@ State changes go only through `dashboard.runs.states`.
 
 from __future__ import annotations
 
+from datetime import timedelta
+
 from django.conf import settings
 from django.db import models
+from django.utils import timezone
 
 from dashboard.runs.measured import Cursor, LogChunk, MemoryRecord, ProfilePart, RankInfo, SeriesChunk, SpanChunk
 from parallel_core.observe.trace_request import HOWS
@@ -43,6 +46,8 @@ class State(models.TextChoices):
 
 ACTIVE = (State.STARTING, State.RUNNING, State.CANCELLING)
 ENDED = (State.SUCCEEDED, State.FAILED, State.CANCELLED, State.LOST)
+ARRIVES_WITHIN = timedelta(minutes=1)
+"""Time after the end of a run by which all its data has arrived."""
 
 
 class Run(models.Model):
@@ -121,6 +126,11 @@ class Run(models.Model):
     def answered(self) -> bool:
         """Whether it is a run of a fit study that ran out of memory: that is its answer, so many layers do not fit."""
         return self.cause == "out_of_memory" and self.study is not None and self.study.kind == "fit"
+
+    @property
+    def at_rest(self) -> bool:
+        """Whether it ended so long ago that all its data has arrived."""
+        return self.state in ENDED and self.ended_at is not None and timezone.now() - self.ended_at > ARRIVES_WITHIN
 
     @property
     def diverged(self) -> bool:

@@ -155,7 +155,14 @@ def points_since(run: Run, step: int) -> dict[str, Any]:
 
 def metrics(run: Run) -> list[Chart]:
     """One chart for each series of the run, thinned to a chart's width."""
-    return [_metric(run, metric) for metric in metrics_of(run)]
+    begun = beginnings(run)  # before the points: if these are of a newer attempt, a page fetches them once more
+    return [_metric(run, metric, begun[metric.name]) for metric in metrics_of(run)]
+
+
+def beginnings(run: Run) -> dict[str, str]:
+    """`selectors.beginnings` of each chart of `metrics`, '' without points."""
+    found = selectors.beginnings(run)
+    return {metric.name: found.get(metric.name, "") for metric in metrics_of(run)}
 
 
 def _series(run: Run, metric: Metric, since: int = -1) -> selectors.Series:
@@ -164,7 +171,7 @@ def _series(run: Run, metric: Metric, since: int = -1) -> selectors.Series:
     return replace(found, value=found.value * metric.scale)
 
 
-def _metric(run: Run, metric: Metric) -> Chart:
+def _metric(run: Run, metric: Metric, begins: str) -> Chart:
     spec, found = RunSpec.stored(run.spec), _series(run, metric)
     curve = loss.Curve(
         label=run.label or run.name,
@@ -183,7 +190,7 @@ def _metric(run: Run, metric: Metric) -> Chart:
     made.figure["layout"]["height"] = 240
     if metric.is_share:
         made.figure["layout"]["yaxis"]["rangemode"] = "tozero"
-    made.figure["layout"]["meta"]["t0"] = float(found.time[0]) if len(found.time) else None
+    made.figure["layout"]["meta"] |= {"t0": float(found.time[0]) if len(found.time) else None, "begins": begins}
     return replace(made, subtitle="")
 
 

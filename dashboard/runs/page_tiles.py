@@ -38,11 +38,11 @@ class Tile:
 
 def tiles(run: Run) -> list[Tile]:
     """Loss, step time, tokens a second, and memory of the worst rank against its limit."""
-    loss, seconds = selectors.series(run, "loss", buckets=BUCKETS), selectors.series(run, "step_time", buckets=BUCKETS)
-    rate = selectors.series(run, "tokens_per_s", buckets=BUCKETS)
+    loss, rate = (selectors.series(run, name, buckets=BUCKETS) for name in ("loss", "tokens_per_s"))
+    seconds = selectors.series(run, "step_time")
     return [
         Tile("loss", "Loss", _last(loss, lambda v: significant(v, 4)), _fall(loss), line(loss.value)),
-        Tile("step_time", "Step time", *_step_time(run, seconds), line(seconds.value)),
+        Tile("step_time", "Step time", *_step_time(run, seconds), line(seconds.thinned(BUCKETS).value)),
         Tile("tokens_per_s", "Throughput", *_throughput(run, rate), line(rate.value)),
         _memory(run),
     ]
@@ -70,7 +70,7 @@ def _fall(series: selectors.Series) -> str:
 
 def _step_time(run: Run, seconds: selectors.Series) -> tuple[str, str]:
     """The newest step and the median of the timed steps; once the run has ended, the median first, as elsewhere."""
-    timed, newest = selectors.timed(run), _last(seconds, seconds_text)
+    timed, newest = selectors.timed(run, seconds), _last(seconds, seconds_text)
     if timed is None:
         return newest, ""
     median = seconds_text(timed.median)
@@ -86,8 +86,7 @@ def _throughput(run: Run, rate: selectors.Series) -> tuple[str, str]:
         shares = {name: meters.get(name) for name in METERS}
         value = rate_text(meters["tokens_per_s"], target_of(run))
     else:
-        found = {name: selectors.series(run, name, buckets=1) for name in METERS}
-        shares = {name: float(one.value[-1]) for name, one in found.items() if one.shown}
+        shares = {name: selectors.newest(run, name) for name in METERS}
         value = _last(rate, lambda v: rate_text(v, target_of(run)))
     return value, ", ".join(f"{name.upper()} {percent_text(share)}" for name, share in shares.items() if share)
 

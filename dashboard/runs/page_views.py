@@ -4,17 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import asdict
-from datetime import timedelta
 from typing import Any
 
 from django.http import Http404, HttpRequest, HttpResponse, HttpResponseBase, JsonResponse
 from django.shortcuts import get_object_or_404, render
-from django.utils import timezone
 from django.views.decorators.http import require_safe
 
 from dashboard.accounts.roles import may_change, may_submit
 from dashboard.charts.theme import LEGEND
 from dashboard.charts.timeline import Lit, lit_of, window_of
+from dashboard.live.changes import priced
 from dashboard.runs import generating, linking, next_trace, page_charts, resuming, selectors, series_files
 from dashboard.runs.damaged import damaged
 from dashboard.runs.findings import findings
@@ -28,9 +27,6 @@ from dashboard.schedules.glossary import words_of
 from parallel_core.observe.records import RANK_SERIES, RUN_SERIES, TRACED_SERIES
 from parallel_core.outline import outline_of
 from parallel_core.spec import RunSpec
-
-SETTLED = timedelta(minutes=1)
-"""Time after the end of a run by which all its data has arrived."""
 
 
 @require_safe
@@ -46,6 +42,7 @@ def page(request: HttpRequest, pk: int) -> HttpResponse:
 
 
 @require_safe
+@priced
 def fragment(request: HttpRequest, pk: int, name: str) -> HttpResponseBase:
     """One part of the page, for live updates: `head`, `tiles`, `findings`, `tab`, or `text` of a run that does not
     train. `series-csv` is a download. 404 for any other name.
@@ -68,6 +65,7 @@ def fragment(request: HttpRequest, pk: int, name: str) -> HttpResponseBase:
 
 
 @require_safe
+@priced
 def data(request: HttpRequest, pk: int, name: str) -> HttpResponseBase:
     """JSON of `series` (all series, all points) or of one of DATA; 404 for any other name."""
     if name == "series":
@@ -114,7 +112,7 @@ def _head(request: HttpRequest, run: Run) -> dict[str, Any]:
         "may_generate": may_submit(request.user) and generating.able(run),
         "age": age_text(run),
         "ended": run.state in ENDED,
-        "settled": run.state in ENDED and run.ended_at is not None and timezone.now() - run.ended_at > SETTLED,
+        "settled": run.at_rest,
         "may_cancel": run.state not in ENDED and run.cancel_requested_at is None and mine,
         "may_change": mine,
         "next_trace": next_trace.status(run),
@@ -156,14 +154,19 @@ def _metrics(request: HttpRequest, run: Run) -> dict[str, Any]:
 
 
 def _points(request: HttpRequest, run: Run) -> dict[str, Any]:
-    """The points after step `since` (-1 or absent: all), each series thinned to a chart's width."""
+    """The points after step `since` (-1 or absent: all), each series thinned to a chart's width. When `begins` of a
+    series has changed, earlier points were replaced, too."""
     since = _number(request, "since", least=-1)
-    return {"series": page_charts.points_since(run, -1 if since is None else since)}
+    begins = page_charts.beginnings(run)  # before the points, as in `page_charts.metrics`
+    return {"begins": begins, "series": page_charts.points_since(run, -1 if since is None else since)}
 
 
 def _log(request: HttpRequest, run: Run) -> dict[str, Any]:
-    """The log of `rank` from byte `start` on, at most 64 KiB; `total` = its bytes, `attempt` = whose log it is."""
-    return asdict(selectors.log(run, _number(request, "rank") or 0, start=_number(request, "start") or 0))
+    """The log of `rank` from byte `start` on, at most `limit` bytes or 64 KiB; `total` = its bytes, `attempt` = whose
+    log it is."""
+    rank, start = (_number(request, name) or 0 for name in ("rank", "start"))
+    most = selectors.LOG_PART_BYTES
+    return asdict(selectors.log(run, rank, start, min(most, _number(request, "limit", least=1) or most)))
 
 
 DATA: dict[str, Callable[[HttpRequest, Run], dict[str, Any]]] = {

@@ -16,7 +16,7 @@ from django.db.models import F, Max, Q, QuerySet, Subquery, TextField
 from django.db.models.functions import Cast
 
 from dashboard.numbers import number
-from dashboard.runs.metrics import Series, series, timed, timed_values
+from dashboard.runs.metrics import Series, beginnings, newest, series, timed, timed_values
 from dashboard.runs.models import ENDED, Attempt, LogChunk, MemoryRecord, RankInfo, Run, SpanChunk
 from dashboard.runs.queue import Waiting, waiting
 from parallel_core.analysis.breakdown import Breakdown
@@ -31,10 +31,12 @@ __all__ = [
     "Series",
     "Waiting",
     "attempt_of",
+    "beginnings",
     "breakdown",
     "list_runs",
     "log",
     "memory",
+    "newest",
     "newest_traced_step",
     "ranks",
     "series",
@@ -236,7 +238,8 @@ def breakdown(run: Run, step: int | None = None) -> dict[int, Breakdown]:
 
 @dataclass(frozen=True)
 class LogPart:
-    """Bytes [start, end) of a log of `total` bytes, decoded; ends inside a character only where the log itself does."""
+    """Bytes [start, end) of a log of `total` bytes, decoded; begins and ends between characters, except where the log
+    itself ends inside one."""
 
     text: str = ""
     start: int = 0
@@ -253,6 +256,7 @@ def log(run: Run, rank: int, start: int = 0, limit: int = LOG_PART_BYTES) -> Log
 
     A reader that continues at `end` always gets on: a part has room for one character, and the last one of an attempt
     that is over is not held back until it is complete.
+    It begins up to three bytes earlier if `start` is inside a character.
     """
     newest = LogChunk.objects.filter(attempt__run=run).order_by("-attempt__number")
     of_newest = newest.values_list("attempt_id", "attempt__number", "attempt__over")
@@ -263,11 +267,14 @@ def log(run: Run, rank: int, start: int = 0, limit: int = LOG_PART_BYTES) -> Log
     total = chunks.order_by("-end").values_list("end", flat=True).first() or 0
     start = max(0, total + start) if start < 0 else min(start, total)
     end = min(total, start + max(limit, LONGEST_CHARACTER))
+    first = max(0, start - LONGEST_CHARACTER + 1) if start < end else start
     parts = [
-        bytes(chunk.data)[max(0, start - chunk.start) : end - chunk.start]
-        for chunk in chunks.filter(end__gt=start, start__lt=end)
+        bytes(chunk.data)[max(0, first - chunk.start) : end - chunk.start]
+        for chunk in chunks.filter(end__gt=first, start__lt=end)
     ]
     data = b"".join(parts)
+    skipped = len(_whole_characters(data[: start - first]))
+    data, start = data[skipped:], first + skipped
     if end < total or not over:
         data = _whole_characters(data)
     return LogPart(data.decode(errors="replace"), start, start + len(data), total, having, ordinal)

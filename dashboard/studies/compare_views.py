@@ -8,6 +8,7 @@ from urllib.parse import urlencode
 
 from django.http import Http404, HttpRequest, HttpResponse, JsonResponse
 from django.shortcuts import render
+from django.urls import reverse
 from django.views.decorators.http import require_GET
 
 from dashboard.charts.chart import Chart
@@ -19,7 +20,6 @@ from dashboard.runs.models import Run
 from dashboard.schedules.glossary import words_of
 from dashboard.studies import compare, figures
 from dashboard.studies.selectors import Overview, Row, overview
-from dashboard.studies.views import gantt_src
 from parallel_core.analysis.diagnosis import scaling
 from parallel_core.analysis.diagnosis.case import Finding
 from parallel_core.analysis.quantities import listed_text
@@ -48,7 +48,7 @@ def compare_page(request: HttpRequest) -> HttpResponse:
         "same": same,
         "unlike": " ".join(filter(None, (compare.unlike(specs), compare.begun(rows)))),
         "under_way": bool(view.open),
-        "gantt_src": gantt_src("studies:compare_gantt", [run.pk for run in runs[:MAX_DRAWN]]),
+        "gantt_src": _gantt_src(runs[:MAX_DRAWN]),
         "gantt_height": 56 * sum(run.devices for run in runs[:MAX_DRAWN]) + 80,
         "legend": LEGEND,
         "words": words_of(row.spec for row in rows),
@@ -150,6 +150,10 @@ def _address(runs: list[Run]) -> str:
     """The query of the comparison of `runs`, the first as the baseline."""
     ids = [str(run.pk) for run in runs]
     return f"?{urlencode({'runs': ','.join(ids), 'baseline': ids[0]}, safe=',')}"
+
+
+def _gantt_src(runs: list[Run]) -> str:
+    return f"{reverse('studies:compare_gantt')}?{urlencode({'show': ','.join(str(run.pk) for run in runs)})}"
 
 
 @require_GET

@@ -31,6 +31,11 @@ class Study(models.Model):
         """Number of cores that all devices of the fleet shared when it was created; 0 if each had its own."""
         return int(self.settings.get("cores", 0))
 
+    @property
+    def at_rest(self) -> bool:
+        """Whether nothing of it changes any more, unless somebody adds or repeats a run."""
+        return all(run.at_rest for run in self.runs.all())
+
 
 class Once(models.Model):
     """Something that happened in this yard and must not happen again, whatever has been deleted since; one row for each

@@ -116,7 +116,7 @@ def page(request: HttpRequest, pk: int) -> HttpResponse:
     gantt_rows = figures.default_gantts(view, numbers(request.GET.get("show", "")))
     context = {
         "equal": held_equal(specs, max((row.run.devices for row in view.rows), default=0)),
-        "gantt_src": gantt_src("studies:gantt", [row.run.pk for row in gantt_rows], pk=pk),
+        "gantt_src": _gantt_src(request, study),
         "gantt_shown": [row.run.pk for row in gantt_rows],
         "gantt_height": 56 * sum(row.run.devices for row in gantt_rows) + 80,
         "legend": LEGEND,
@@ -171,16 +171,17 @@ def changes(request: HttpRequest, pk: int) -> JsonResponse:
 
 
 @require_GET
+@priced
 def of_rules(request: HttpRequest, pk: int) -> HttpResponse:
     """The part of the page with findings; loaded after the page, because judging takes time."""
     study = get_object_or_404(Study.objects.select_related("baseline"), pk=pk)
     view = view_of(request, study)
     context = {"study": study, "judgement": findings.of_overview(view), "postmortem": postmortem.of_study(study, view)}
-    context["open"] = bool(view.open)
     return render(request, "studies/parts/findings.html", context)
 
 
 @require_GET
+@priced
 def questions(request: HttpRequest, pk: int) -> HttpResponse:
     """The part of the page with the study's answers; loaded after the page, because steps are replayed for it."""
     study = get_object_or_404(Study.objects.select_related("baseline"), pk=pk)
@@ -188,14 +189,17 @@ def questions(request: HttpRequest, pk: int) -> HttpResponse:
     def answered() -> dict[str, Any]:
         view = view_of(request, study)
         alike = scaling.like_for_like(study.kind, view)
-        return {"asked": report_answers.of_overview(alike, report_answers.steps_of(alike)), "open": bool(view.open)}
+        return {"asked": report_answers.of_overview(alike, report_answers.steps_of(alike))}
 
     content = answer_cache.of_ended(study, ["questions", request.GET.get("baseline", "")], answered)
     return render(request, "studies/parts/questions.html", {"study": study, **content})
 
 
-def gantt_src(name: str, runs: list[int], **kwargs: Any) -> str:
-    return f"{reverse(name, kwargs=kwargs)}?{urlencode({'show': ','.join(map(str, runs))})}"
+def _gantt_src(request: HttpRequest, study: Study) -> str:
+    """The address of the Gantt charts. Without a choice in the page's own address it names no runs: which ones are
+    drawn changes while runs go on."""
+    asked = {name: value for name in ("show", "baseline") if (value := request.GET.get(name))}
+    return reverse("studies:gantt", args=(study.pk,)) + (f"?{urlencode(asked)}" if asked else "")
 
 
 @require_GET

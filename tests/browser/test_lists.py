@@ -10,7 +10,7 @@ import httpx
 import pytest
 from playwright.sync_api import Page, Request, Response, Route, expect
 
-from tests.browser.watched import PHONE, RUN_MS, TELL, endless, mark, overflow, same_page, settle
+from tests.browser.watched import PHONE, RUN_MS, TELL, Troubles, endless, mark, overflow, same_page, settle
 from tests.yard_process import YardProcess, tiny, wait_for
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(300)]
@@ -189,6 +189,17 @@ def test_the_list_follows_a_run_in_place(
     client.post(f"/api/v1/runs/{in_front}/cancel")
     expect(page.locator(f"#run-{run}")).to_contain_text("Succeeded", timeout=RUN_MS)
     assert same_page(page)
+
+
+def test_a_failed_answer_is_asked_for_again(
+    page: Page, yard: YardProcess, stocked: dict[str, Any], troubles: Troubles
+) -> None:
+    troubles.expected += ["503"]
+    with page.expect_response(lambda answer: by_news(answer.request)):
+        page.goto("/runs/?q=small")
+    page.route("**/runs/**", lambda route: route.fulfill(status=503), times=1)
+    with page.expect_response(lambda answer: by_news(answer.request) and answer.ok):
+        yard.query(TELL.format(run=stocked["single"], study=None, what="state"))
 
 
 @pytest.fixture

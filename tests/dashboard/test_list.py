@@ -10,6 +10,7 @@ import pytest
 from django.test import Client
 from django.utils import timezone
 
+from dashboard.live.changes import COST
 from dashboard.runs import list_views
 from dashboard.runs.models import Run, State
 from tests.dashboard.received import received
@@ -43,6 +44,10 @@ def test_only_who_may_submit_is_led_to_the_form_from_an_empty_list(client: Clien
     for user, led in ((alice, True), (bob, False)):
         client.force_login(user)
         assert (b'href="/runs/new/"' in client.get("/runs/").content) is led
+
+
+def test_the_part_for_an_open_page_says_what_it_cost(reader: Client) -> None:
+    assert float(reader.get("/runs/", headers={"HX-Request": "true"}).headers[COST]) >= 0
 
 
 @pytest.mark.parametrize("column", ["loss", "step_time", "memory", "name", "owner", "created", "tokens_per_s", "model"])

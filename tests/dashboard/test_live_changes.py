@@ -181,3 +181,16 @@ def test_an_answer_says_what_it_cost(reader: Client, study: Study) -> None:
     compared = f"/compare/changes.json?runs={study.runs.first().pk}"  # type: ignore[union-attr]
     for address in (f"/studies/{study.pk}/changes.json", "/studies/changes.json", compared):
         assert float(reader.get(address).headers["X-Cost-Ms"]) > 0, address
+
+
+def test_a_page_of_runs_that_ended_some_time_ago_is_settled(reader: Client, alice: Any) -> None:
+    study = factory.study(alice, splits=({}, {"dp": 2}), recompute=False)
+
+    def settled() -> bool:
+        return "data-settled" in reader.get(f"/studies/{study.pk}/").content.decode()
+
+    assert not settled()
+    study.runs.update(ended_at=timezone.now() - timedelta(minutes=2))
+    assert settled()
+    study.runs.filter(pk=study.baseline.pk).update(state=State.QUEUED)
+    assert not settled()

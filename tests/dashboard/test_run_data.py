@@ -7,12 +7,15 @@ import io
 import json
 from typing import Any
 
+import numpy as np
 import pytest
 from django.test import Client
 from django.urls import reverse
 
+from dashboard.live.changes import COST
 from dashboard.runs import selectors
-from dashboard.runs.models import Attempt, LogChunk, Run, State
+from dashboard.runs.models import Attempt, LogChunk, Run, SeriesChunk, State
+from parallel_core.observe.records import POINT
 from tests.dashboard import factory
 from tests.dashboard.received import received
 
@@ -35,6 +38,53 @@ def test_points_since_a_step_leave_no_gap(reader: Client, alice: Any) -> None:
     assert len(first["value"]) == len(first["time"]) == 7
     assert reader.get(url, {"since": 11}).json()["series"] == {}
     assert reader.get(url, {"since": "x"}).json()["series"]["loss"]["step"][0] == 0
+
+
+def test_points_say_when_a_later_attempt_has_replaced_earlier_ones(reader: Client, alice: Any) -> None:
+    run = factory.queued(alice)
+    factory.feed_steps(factory.start(run), 12)
+    url = reverse("runs:data", args=[run.pk, "points"])
+    begins = reader.get(url, {"since": 11}).json()["begins"]
+    drawn = reader.get(reverse("runs:data", args=[run.pk, "metrics"])).json()["charts"]
+    assert begins["loss"] == "1:0" and begins["bubble_share"] == "1:10"
+    assert begins == {key: chart["figure"]["layout"]["meta"]["begins"] for key, chart in drawn.items()}
+    points = np.zeros(3, POINT)
+    points["step"] = [5, 6, 7]
+    place = {"rank": 0, "name": "loss", "first_step": 5, "last_step": 7, "count": 3}
+    SeriesChunk.objects.create(attempt=Attempt.objects.create(run=run, number=2), data=points.tobytes(), **place)
+    later = reader.get(url, {"since": 11}).json()
+    assert later["begins"]["loss"] == "2:5" and later["begins"]["step_time"] == "1:0"
+    assert "loss" not in later["series"]
+    assert selectors.newest(run, "loss") == 0.0 and selectors.newest(run, "nothing") is None
+
+
+@pytest.mark.parametrize(
+    "address", ["part/head", "part/tiles", "part/tab?tab=logs", "data/points.json", "data/log.json", "data/gantt.json"]
+)
+def test_an_answer_for_an_open_page_says_what_it_cost(reader: Client, alice: Any, address: str) -> None:
+    run = factory.finished(alice)
+    assert float(reader.get(f"/runs/{run.pk}/{address}").headers[COST]) >= 0
+
+
+def test_a_part_of_a_log_ends_where_it_is_asked_to_and_cuts_no_character(reader: Client, alice: Any) -> None:
+    run = factory.queued(alice)
+    text = b"\x80\x80" + "€😀".encode() + b"z"
+    attempt = Attempt.objects.create(run=run, number=1)
+    for at in (0, 4):  # a chunk may end inside a character
+        data = text[at : at + 4] if at == 0 else text[at:]
+        LogChunk.objects.create(attempt=attempt, rank=0, start=at, end=at + len(data), data=data)
+    url = reverse("runs:data", args=[run.pk, "log"])
+    for start, limit, part in (
+        (0, 2, "\ufffd\ufffd"),
+        (0, 4, "\ufffd\ufffd"),
+        (3, 2, "€"),
+        (2, 6, "€"),
+        (7, 9, "😀z"),
+        (9, 9, "z"),
+    ):
+        found = reader.get(url, {"start": start, "limit": limit}).json()
+        assert found["text"] == part, (start, limit)
+        assert text[found["start"] : found["end"]].decode(errors="replace") == part
 
 
 def test_a_log_says_which_attempt_wrote_it(reader: Client, alice: Any) -> None:

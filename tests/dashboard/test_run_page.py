@@ -295,6 +295,14 @@ def test_ranks_of_a_finished_run_have_no_empty_columns_and_name_their_device(rea
     assert ", device 0" in shown and ", device 1" in shown
 
 
+def test_the_verdict_is_read_out_when_the_state_changes_and_not_with_each_step(reader: Client, alice: Any) -> None:
+    run = factory.queued(alice)
+    assert 'aria-live="polite" aria-atomic="true"' in html(reader, run)
+    factory.feed_steps(factory.start(run), 2)
+    Run.objects.filter(pk=run.pk).update(state=State.RUNNING)
+    assert 'aria-live="off" aria-atomic="true"' in html(reader, run)
+
+
 def test_an_age_goes_on_counting_on_an_open_page(reader: Client, alice: Any) -> None:
     run = factory.finished(alice)
     page = html(reader, run)

@@ -21,11 +21,11 @@ def test_the_page_asks_for_the_findings_and_they_lead_to_their_place(client: Cli
     study = factory.study(alice, splits=({}, {"dp": 2}, NAIVE), recompute=False)
     client.force_login(alice)
     page = client.get(f"/studies/{study.pk}/").content.decode()
-    assert f'hx-get="/studies/{study.pk}/findings/"' in page and "Judging the runs" in page
+    assert f'data-live-src="/studies/{study.pk}/findings/"' in page and "Judging the runs" in page
     part = client.get(f"/studies/{study.pk}/findings/").content.decode()
     naive = study.runs.get(position=2)
     assert 'data-rule="few_micro_batches"' in part
-    assert f'href="/runs/{naive.pk}/?tab=' in part and "hx-get" not in part
+    assert f'href="/runs/{naive.pk}/?tab=' in part and f'data-live-src="/studies/{study.pk}/findings/"' in part
     report = client.get(f"/studies/{study.pk}/report/").content.decode()
     assert "<h2>Findings</h2>" in report and f"{naive.name}: " in report
 

@@ -106,6 +106,14 @@ def test_unfinished_runs_say_what_they_do(reader: Client, alice: Any) -> None:
     assert running_bar["marker"]["color"][1] == "rgba(0,0,0,0)"  # outlined
 
 
+def test_a_page_without_a_choice_names_no_runs_to_draw(reader: Client, study: Study) -> None:
+    """So that its timelines are of the runs that are done when they are fetched, not when the page was made."""
+    single = study.baseline.pk
+    for asked, fetched in (("", ""), (f"?show={single}", f"?show={single}"), (f"?baseline={single}",) * 2):
+        page = reader.get(f"/studies/{study.pk}/{asked}").content.decode()
+        assert f'data-src="/studies/{study.pk}/gantt.json{fetched}"' in page
+
+
 def test_gantt_is_fetched_apart_and_draws_the_chosen_runs(reader: Client, study: Study) -> None:
     chosen = study.runs.get(label="DP")
     answer = reader.get(f"/studies/{study.pk}/gantt.json?show={chosen.pk}").json()

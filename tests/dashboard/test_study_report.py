@@ -58,7 +58,7 @@ def test_method_comes_first_and_the_answers_follow_the_table(reader: Client, stu
 
 def test_the_page_answers_the_same_questions_and_each_leads_to_its_place(reader: Client, study: Study) -> None:
     page = reader.get(f"/studies/{study.pk}/").content.decode()
-    assert f'hx-get="/studies/{study.pk}/questions/"' in page and "Answering the questions" in page
+    assert f'data-live-src="/studies/{study.pk}/questions/"' in page and "Answering the questions" in page
     part = reader.get(f"/studies/{study.pk}/questions/").content.decode()
     view = overview(study.runs.all(), study.baseline)
     asked = report_answers.of_overview(view, report_answers.steps_of(view))

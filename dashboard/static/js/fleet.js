@@ -1,6 +1,6 @@
 /* Live fleet page: fetches its part again on news of the stream; heartbeat dots age in between. */
 
-import { morph } from "./morph.js";
+import { elementOf, morph } from "./morph.js";
 import { subscribe } from "./stream.js";
 
 const LATE_S = 4;
@@ -23,7 +23,7 @@ async function refresh() {
   const old = document.getElementById("fleet");
   const answer = await fetch(old.dataset.url);
   if (!answer.ok) return;
-  const fresh = new DOMParser().parseFromString(await answer.text(), "text/html").getElementById("fleet");
+  const fresh = await elementOf(answer, "fleet");
   if (!fresh) return;
   morph(old, fresh);
   fetchedAt = performance.now();

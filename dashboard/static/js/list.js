@@ -1,19 +1,23 @@
 // The runs list: updates rows live, in place. Rows never move by themselves: if rows would be added, removed or
 // reordered, a line above the table offers the new list.
 import { morph } from "./morph.js";
+import { isUrgent, Paced } from "./pace.js";
 import { subscribe } from "./stream.js";
 
 const results = document.querySelector("#results");
 const changed = document.querySelector("#list-changed");
-let busy = false;
-let pending = null; // function for the next answer, set while another request is in progress
+const GAP_MS = 250; // least interval between fetches
+const list = new Paced();
+let replacing = false; // whether the next answer becomes the list as a whole, as the user asked
 
 const rowsOf = (root) => [...root.querySelectorAll("tr[data-run]")];
 const orderOf = (root) => rowsOf(root).map((row) => row.dataset.run).join(",");
 
 async function fetchPart(address) {
   const answer = await fetch(address, { headers: { "HX-Request": "true" }, credentials: "same-origin" });
-  if (!answer.ok || answer.redirected) return null;
+  if (!answer.ok) throw new Error(`${answer.url}: ${answer.status}`);
+  list.paid(answer);
+  if (answer.redirected) return null;
   return new DOMParser().parseFromString(await answer.text(), "text/html");
 }
 
@@ -52,27 +56,17 @@ function replace(part) {
   changed.hidden = true;
 }
 
-async function refresh(use = apply) {
-  if (busy) {
-    if (pending !== replace) pending = use; // a request for the new list is not overridden by later ones
+async function refresh() {
+  const asked = location.href;
+  const use = replacing ? replace : apply;
+  const part = await fetchPart(asked);
+  // Filtered or sorted in the meantime: the answer is for another list, so the request is repeated.
+  if (location.href !== asked) {
+    list.soon(refresh, GAP_MS, true);
     return;
   }
-  busy = true;
-  try {
-    const asked = location.href;
-    const part = await fetchPart(asked);
-    // Filtered or sorted in the meantime: the answer is for another list, so the request is repeated.
-    if (location.href !== asked) pending ??= apply;
-    else if (part) use(part);
-  } catch {
-    // The stream reports when the server is back; the next message repeats the request.
-  } finally {
-    busy = false;
-    if (pending) {
-      setTimeout(refresh, 250, pending);
-      pending = null;
-    }
-  }
+  if (use === replace) replacing = false;
+  if (part) use(part);
 }
 
 function count() {
@@ -103,10 +97,14 @@ results.addEventListener("change", (event) => {
   }
   count();
 });
-changed.querySelector("button").addEventListener("click", () => refresh(replace));
+changed.querySelector("button").addEventListener("click", () => {
+  replacing = true;
+  list.soon(refresh, 0, true);
+});
 results.addEventListener("htmx:afterSwap", () => {
+  replacing = false;
   changed.hidden = true;
 });
 document.body.addEventListener("htmx:afterSettle", count);
 count();
-subscribe("runs", () => refresh());
+subscribe("runs", (what) => list.soon(refresh, GAP_MS, isUrgent(what)));

@@ -3,24 +3,24 @@
  * [data-live-topic="study:3"] on a page subscribes it. On news it fetches data-live-changes = URL, which answers with
  * parts and charts as lists of digests, and the texts that this page does not have yet. Every element [data-live] with
  * the id of a part takes its new content, and pulses once if it changed. data-live-reload = keys of data-src charts to
- * fetch again when a run has begun or ended; with data-live-spans also when a running one was traced.
+ * fetch again when a run has begun or ended; with data-live-spans also when a running one was traced. Parts that take
+ * long to make have addresses of their own, [data-live-src], from which they are fetched at first, too. With data-settled,
+ * nothing has changed since the page was made.
  */
 
 import "./copy_address.js";
-import { morph } from "./morph.js";
+import { fromCache } from "./from_cache.js";
+import { elementOf, morph } from "./morph.js";
+import { isUrgent, Paced } from "./pace.js";
 import { subscribe } from "./stream.js";
 
 const WAIT_MS = 1000; // least interval between fetches
-const PRICE = 40; // while runs only progress, fetches are so rare that their answers take at most 1/40 of a core
-const LONGEST_MS = 15000;
-const URGENT = ["*", "state", "summary"]; // news after which the shown step of a run may also be another one
+const PART_MS = 10000; // the same of a part with its own address, while runs only progress
 const page = document.querySelector("[data-live-topic]");
 const MOST_NAMED = 600; // how many digests fit into a request's header
-let timer = null;
-let due = 0; // when the timer ends
-let pace = WAIT_MS;
-let running = false;
-let again = false;
+const changes = new Paced();
+const parts = new Map(); // id of a part with its own address -> Paced
+let settled = page !== null && "settled" in page.dataset && !fromCache;
 let news = new Set();
 let held = new Map(); // digest -> text, of the last answer
 let shown = {}; // id of a part or key of a chart -> its digests
@@ -34,12 +34,27 @@ function put(element, fresh) {
   element.classList.add("pulse");
 }
 
+/* Whether an answer can be shown: not if it is the sign-in. Throws if there should be another one. */
+function fit(answer) {
+  if (!answer.ok) throw new Error(`${answer.url}: ${answer.status}`);
+  return !answer.redirected;
+}
+
+async function refreshPart(id) {
+  const old = document.getElementById(id);
+  const answer = await fetch(old.dataset.liveSrc);
+  if (!fit(answer)) return;
+  parts.get(id).paid(answer);
+  const fresh = await elementOf(answer, id);
+  if (fresh) morph(old, fresh);
+}
+
 async function refreshChanged() {
   const named = held.size <= MOST_NAMED ? [...held.keys()].join(",") : "";
   const answer = await fetch(page.dataset.liveChanges + location.search, { headers: { "X-Have": named } });
   if (answer.status === 404) location.reload(); // deleted: the page says so
-  if (!answer.ok || answer.redirected) return;
-  pace = Math.min(LONGEST_MS, Math.max(WAIT_MS, PRICE * Number(answer.headers.get("X-Cost-Ms"))));
+  if (!fit(answer)) return;
+  changes.paid(answer);
   const { parts, charts, texts } = await answer.json();
   const text = (digest) => texts[digest] ?? held.get(digest);
   const next = new Map();
@@ -65,51 +80,41 @@ async function refreshChanged() {
 
 async function reloadDrawn(what) {
   const keys = (page.dataset.liveReload || "").split(",").filter(Boolean);
-  const news = "liveSpans" in page.dataset ? [...URGENT, "spans"] : URGENT;
-  if (!keys.length || !news.some((one) => what.has(one))) return;
+  // After urgent news, the shown step of a run may be another one.
+  if (!isUrgent(what) && !("liveSpans" in page.dataset && what.has("spans"))) return;
+  if (!keys.length) return;
   const { reload } = await import("./charts.js");
   for (const key of keys) await reload(key);
 }
 
 async function refresh() {
-  if (running) {
-    again = true;
-    return;
-  }
-  running = true;
   const what = news;
   news = new Set();
   try {
     await refreshChanged();
     await reloadDrawn(what);
-  } catch {
-    // The stream calls again on the next news or connection.
-  } finally {
-    running = false;
-    if (again) {
-      again = false;
-      schedule();
-    }
+  } catch (error) {
+    what.forEach((one) => news.add(one)); // for the next attempt
+    throw error;
   }
 }
 
-function schedule() {
-  const wait = URGENT.some((one) => news.has(one)) ? WAIT_MS : pace;
-  if (timer !== null && due <= performance.now() + wait) return;
-  clearTimeout(timer);
-  due = performance.now() + wait;
-  timer = setTimeout(() => {
-    timer = null;
-    refresh();
-  }, wait);
+function follow(what) {
+  if (settled && what.includes("*")) {
+    settled = false;
+    return;
+  }
+  what.forEach((one) => news.add(one));
+  changes.soon(refresh, WAIT_MS, isUrgent(news));
+  const gap = what.includes("*") ? 0 : isUrgent(what) ? WAIT_MS : PART_MS;
+  for (const [id, part] of parts) part.soon(() => refreshPart(id), gap, isUrgent(what));
 }
 
-if (page) {
-  subscribe(page.dataset.liveTopic, (what) => {
-    what.forEach((one) => news.add(one));
-    schedule();
-  });
+for (const { id } of document.querySelectorAll("[data-live-src]")) {
+  parts.set(id, new Paced());
+  parts.get(id).soon(() => refreshPart(id), settled ? 0 : WAIT_MS, true); // at once when the stream opens
 }
+if (page) subscribe(page.dataset.liveTopic, follow);
 
 /* Forms that are sent when a control changes; their button is for browsers without this file. */
 for (const form of document.querySelectorAll("form[data-auto-submit]")) {
@@ -125,7 +130,7 @@ for (const form of document.querySelectorAll("form[data-numbers]")) {
     const ticked = [...form.querySelectorAll("input[type=checkbox]:checked")].map((box) => box.value);
     url.searchParams.set(form.dataset.numbers, ticked.join(","));
     url.hash = new URL(form.action).hash;
-    location.assign(url);
-    if (url.hash === location.hash) location.reload();
+    if (url.href === location.href) location.reload();
+    else location.assign(url);
   });
 }

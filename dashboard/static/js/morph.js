@@ -23,6 +23,11 @@ function attribute(name, element) {
   return !(name === "open" && element.matches("details, dialog"));
 }
 
+/* The element with this id of a page or part that a fetch was answered with, or null. */
+export async function elementOf(answer, id) {
+  return new DOMParser().parseFromString(await answer.text(), "text/html").getElementById(id);
+}
+
 /* style: "outerHTML" or "innerHTML" */
 export function morph(old, fresh, style = "outerHTML") {
   Idiomorph.morph(old, style === "innerHTML" ? [...fresh.childNodes] : fresh, {

@@ -8,7 +8,9 @@
  */
 
 import { update, view, watch } from "./charts.js";
-import { morph } from "./morph.js";
+import { elementOf, morph } from "./morph.js";
+import { isUrgent, Paced } from "./pace.js";
+import { Log } from "./run_log.js";
 import { subscribe } from "./stream.js";
 
 const root = document.getElementById("run");
@@ -20,50 +22,34 @@ const TAB_TOPICS = {
   ranks: ["progress", "info", "state"],
   events: ["events", "state"],
 };
-const SLOWEST_MS = 1000; // least interval between fetches of a part that the server renders
-const RETRY_MS = 3000;
-const waiting = new Map(); // name -> timer
-const busy = new Set();
+const FILLED_ONCE = { accounts: ["spans", "state"], operators: ["spans", "state"] }; // fetched as long as they are empty
+const SLOWEST_MS = 1000; // least interval between fetches of a part that takes the server or the browser long
+const QUICKEST_MS = 250; // and of the others
+const MOST_ADDED = 4000; // points added to a curve before it is fetched again, thinned to the width of a chart
+const parts = new Map(); // name -> Paced
 
-/* Runs one fetch of a kind at a time; news during a fetch causes one more. */
-function soon(name, work, gap = 0) {
-  if (waiting.has(name)) return;
-  waiting.set(
-    name,
-    setTimeout(async () => {
-      if (busy.has(name)) {
-        waiting.delete(name);
-        soon(name, work, Math.max(gap, 100));
-        return;
-      }
-      waiting.delete(name);
-      busy.add(name);
-      let retry = false;
-      try {
-        await work();
-      } catch (error) {
-        console.warn(name, error);
-        retry = true; // the stream may still be open although a fetch failed, so no news may follow
-      } finally {
-        busy.delete(name);
-      }
-      if (retry) soon(name, work, RETRY_MS);
-    }, gap),
-  );
+function part(name) {
+  if (!parts.has(name)) parts.set(name, new Paced());
+  return parts.get(name);
 }
 
-async function get(path, type) {
+const soon = (name, work, gap, urgent) => part(name).soon(work, gap, urgent);
+
+/* Fetches an address of the run for a part, whose next fetches depend on what this one costs. */
+async function get(name, path, type) {
   const answer = await fetch(url + path, { headers: { Accept: type } });
   if (answer.status === 404 && path === "part/head") location.reload(); // deleted: the page says so
   if (!answer.ok) throw new Error(`${path}: ${answer.status}`);
+  part(name).paid(answer);
   return answer;
 }
+
+const getJson = async (name, path) => (await get(name, path, "application/json")).json();
 
 /* Updates an element from its newly rendered HTML. */
 async function swap(id, path) {
   const old = document.getElementById(id);
-  const text = await (await get(path, "text/html")).text();
-  const fresh = new DOMParser().parseFromString(text, "text/html").getElementById(id);
+  const fresh = await elementOf(await get(id, path, "text/html"), id);
   if (!old || !fresh) return;
   const stateChanged = id === "head" && old.dataset.state !== fresh.dataset.state;
   morph(old, fresh);
@@ -87,7 +73,7 @@ function readCharts() {
 }
 
 async function fetchAll() {
-  const { charts: fresh } = await (await get("data/metrics.json", "application/json")).json();
+  const { charts: fresh } = await getJson("points", "data/metrics.json");
   for (const [key, chart] of Object.entries(fresh)) charts.set(key, chart);
   await update(fresh);
 }
@@ -96,8 +82,10 @@ async function fetchPoints() {
   // The server reads one series after another while points arrive, so their ends may differ: requests all points after
   // the end of the shortest line, and each line takes those that it does not have.
   const ends = [...charts.values()].map(lastStep).filter((step) => step >= 0);
-  if (!ends.length) return fetchAll();
-  const { series } = await (await get(`data/points.json?since=${Math.min(...ends)}`, "application/json")).json();
+  if (!ends.length || [...charts.values()].some(({ added }) => added > MOST_ADDED)) return fetchAll();
+  const { series, begins } = await getJson("points", `data/points.json?since=${Math.min(...ends)}`);
+  // From its first step on, a later attempt's points take the place of those that are drawn.
+  if ([...charts].some(([key, { figure }]) => figure.layout.meta.begins !== begins[key])) return fetchAll();
   const changed = {};
   for (const [key, points] of Object.entries(series)) {
     const chart = charts.get(key);
@@ -115,6 +103,7 @@ function append(chart, { title, step: steps, time, value }) {
   chart.title = title;
   if (from < 0) return;
   const fresh = steps.slice(from);
+  chart.added = (chart.added ?? 0) + fresh.length;
   const perStep = axes.step[0].length && axes.step[0].at(-1) ? axes.samples[0].at(-1) / axes.step[0].at(-1) : 1;
   chart.figure.data[0].y.push(...value.slice(from));
   axes.step[0].push(...fresh);
@@ -125,63 +114,10 @@ function append(chart, { title, step: steps, time, value }) {
 
 /* Log ----------------------------------------------------------------------------------------------------------- */
 
-const log = document.getElementById("log");
-
-async function fetchLog() {
-  for (;;) {
-    const query = `rank=${log.dataset.rank}&start=${log.dataset.end}`;
-    const part = await (await get(`data/log.json?${query}`, "application/json")).json();
-    // A later attempt has its own log, of any length: the text that is shown belongs to the previous attempt.
-    if (part.attempt !== Number(log.dataset.attempt)) {
-      log.textContent = "";
-      document.getElementById("log-earlier")?.remove();
-      log.dataset.attempt = part.attempt;
-      log.dataset.start = log.dataset.end = log.dataset.total = "0";
-      continue;
-    }
-    const atEnd = log.scrollHeight - log.scrollTop - log.clientHeight < 32;
-    if (part.text) log.append(part.text);
-    log.dataset.end = part.end;
-    log.dataset.total = part.total;
-    showLog();
-    if (atEnd) log.scrollTop = log.scrollHeight;
-    if (part.end >= part.total || !part.text) return;
-  }
-}
-
-async function fetchEarlier(button) {
-  const from = Math.max(0, Number(log.dataset.start) - 64 * 1024);
-  const query = `rank=${log.dataset.rank}&start=${from}`;
-  const part = await (await get(`data/log.json?${query}`, "application/json")).json();
-  if (part.attempt !== Number(log.dataset.attempt)) return soon("log", fetchLog);
-  const bytes = new TextEncoder().encode(part.text).slice(0, Number(log.dataset.start) - from);
-  const height = log.scrollHeight;
-  log.prepend(new TextDecoder().decode(bytes));
-  log.scrollTop += log.scrollHeight - height;
-  log.dataset.start = from;
-  if (!from) button.remove();
-  showLog();
-}
-
-function showLog() {
-  const { start, end, total } = log.dataset;
-  log.hidden = total === "0";
-  document.getElementById("log-empty").hidden = total !== "0";
-  const tail = start === "0" ? "" : `, from byte ${start} on`;
-  document.getElementById("log-size").textContent = `${end - start} of ${total} bytes${tail}`;
-}
+const logElement = document.getElementById("log");
+const log = logElement && new Log(logElement, (query) => getJson("log", `data/log.json?${query}`));
 
 /* Life ---------------------------------------------------------------------------------------------------------- */
-
-let attempt = document.getElementById("head").dataset.attempt;
-
-async function head() {
-  await swap("head", "part/head");
-  const now = document.getElementById("head").dataset.attempt;
-  if (now === attempt) return;
-  attempt = now;
-  if (tab === "metrics") await fetchAll();
-}
 
 function news(what) {
   if (settled && what.includes("*")) {
@@ -189,32 +125,35 @@ function news(what) {
     what = ["state"]; // for a retry, and for findings that were not ready
   }
   const any = (...topics) => what.includes("*") || topics.some((topic) => what.includes(topic));
-  const query = new URLSearchParams(location.search);
-  if (any("state", "summary")) soon("head", head);
-  if (any("points", "series", "progress", "text")) soon("head", head, SLOWEST_MS);
+  const urgent = isUrgent(what);
+  const fetchPart = (name, gap) => soon(name, () => swap(name, `part/${name}`), gap, urgent);
+  if (urgent) fetchPart("head", 0);
+  else if (any("points", "series", "progress", "text")) fetchPart("head", SLOWEST_MS);
+  showTab(any, urgent);
   if (generates) {
-    if (any("text", "summary", "state")) soon("text", () => swap("text", "part/text"), 250);
-    showTab(any, query);
+    if (any("text", "summary", "state")) fetchPart("text", QUICKEST_MS);
     return;
   }
-  if (any("points", "series", "memory", "summary")) soon("tiles", () => swap("tiles", "part/tiles"), 250);
-  if (any("spans", "memory", "summary", "state")) soon("findings", () => swap("findings", "part/findings"), SLOWEST_MS);
+  if (any("points", "series", "memory", "summary")) fetchPart("tiles", QUICKEST_MS);
+  if (any("spans", "memory", "summary", "state")) fetchPart("findings", SLOWEST_MS);
   const drawn = document.querySelector("[data-chart='gantt'] .chart-box .empty") === null;
-  if ((any("spans", "memory") || (!drawn && any("state", "points"))) && step === undefined) soon("gantt", () => reloadGantt(), drawn ? 250 : SLOWEST_MS);
-  if (tab === "metrics" && any("points", "series")) soon("points", fetchPoints);
-  showTab(any, query);
+  if (step === undefined && (any("spans", "memory") || (!drawn && any("state", "points")))) {
+    soon("gantt", reloadGantt, drawn ? QUICKEST_MS : SLOWEST_MS, urgent);
+  }
 }
 
-function showTab(any, query) {
-  if (tab === "logs" && any("log", "state")) soon("log", fetchLog);
-  // Tabs without topics (metrics, logs) are never replaced: their charts and text grow in place.
-  if (tab in TAB_TOPICS && any(...TAB_TOPICS[tab])) soon("tab", () => swap("tab", `part/tab?${query}`), SLOWEST_MS);
+function showTab(any, urgent) {
+  if (log && any("log", "state")) soon("log", () => log.fetchNew(), QUICKEST_MS, urgent);
+  if (tab === "metrics" && any("points", "series")) soon("points", fetchPoints, SLOWEST_MS, urgent);
+  // The other tabs (metrics, logs) are never replaced: their charts and text grow in place.
+  const topics = TAB_TOPICS[tab] ?? (document.querySelector("#tab > .empty") ? FILLED_ONCE[tab] : undefined);
+  if (topics && any(...topics)) soon("tab", () => swap("tab", `part/tab${location.search}`), SLOWEST_MS, urgent);
 }
 
 /* Fetches the shown part of the timeline again; if the zoom changes meanwhile, the part that is then shown. */
 async function reloadGantt() {
   const shown = view("gantt");
-  const chart = await (await get(`data/gantt.json?${shown}`, "application/json")).json();
+  const chart = await getJson("gantt", `data/gantt.json?${shown}`);
   if (shown !== view("gantt")) return reloadGantt();
   await update({ gantt: chart });
 }
@@ -226,12 +165,7 @@ document.addEventListener("click", (event) => {
     event.preventDefault();
     dialog.showModal();
   }
-  if (event.target.id === "log-earlier") fetchEarlier(event.target);
 });
 
 if (tab === "metrics") readCharts();
-if (log) {
-  showLog();
-  log.scrollTop = log.scrollHeight;
-}
 subscribe(`run:${run}`, news);

@@ -8,7 +8,7 @@
  */
 
 import { watch } from "./charts.js";
-import { morph } from "./morph.js";
+import { elementOf, morph } from "./morph.js";
 
 const WAIT_MS = 150;
 const STEPS = 4; // steps of a factor's slider from a number to its double
@@ -66,7 +66,7 @@ async function answer(form) {
   try {
     const got = await fetch(`${form.dataset.whatif}?${all}`, { headers: { Accept: "text/html" }, signal: asked.signal });
     if (got.status === 404) return location.reload(); // deleted: the page says so
-    const fresh = new DOMParser().parseFromString(await got.text(), "text/html").getElementById("whatif-result");
+    const fresh = await elementOf(got, "whatif-result");
     if (!fresh) throw new Error(`what if: ${got.status}`);
     morph(old, fresh);
     watch(old);

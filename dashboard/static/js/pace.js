@@ -1,0 +1,56 @@
+/* When a part of a page is fetched again: one fetch at a time; news during a fetch cause one more. While runs only
+ * progress, fetches are so rare that their answers take at most 1/40 of a core: on a laptop the same processor executes
+ * the runs. A failed fetch is repeated, as the stream may still be open, so that no news may follow.
+ *
+ *   const part = new Paced();
+ *   part.soon(fetchIt, 250, isUrgent(what));   // in 250 ms; later after an answer that cost much, unless it is urgent
+ *   part.paid(answer);                         // called with each answer
+ */
+
+const PRICE = 40;
+const LONGEST_MS = 15000;
+const RETRY_MS = 3000;
+const BUSY_MS = 100;
+const URGENT = ["*", "state", "summary"]; // more has changed than the progress of a run
+
+export const isUrgent = (what) => [...what].some((one) => URGENT.includes(one));
+
+export class Paced {
+  constructor() {
+    this.timer = null;
+    this.due = 0; // when the timer ends
+    this.free = 0; // when the cost of the last answer is spread over enough time
+    this.busy = false;
+  }
+
+  soon(work, gap, urgent = false) {
+    const now = performance.now();
+    const due = urgent ? now + gap : Math.max(now + gap, this.free);
+    if (this.timer !== null && this.due <= due) return;
+    clearTimeout(this.timer);
+    this.due = due;
+    this.timer = setTimeout(() => this.run(work, gap, urgent), due - now);
+  }
+
+  paid(answer) {
+    this.free = performance.now() + Math.min(LONGEST_MS, PRICE * Number(answer.headers.get("X-Cost-Ms")));
+  }
+
+  async run(work, gap, urgent) {
+    this.timer = null;
+    if (this.busy) {
+      this.soon(work, Math.max(gap, BUSY_MS), urgent);
+      return;
+    }
+    this.busy = true;
+    let failed = false;
+    try {
+      await work();
+    } catch (error) {
+      console.warn(error);
+      failed = true;
+    }
+    this.busy = false;
+    if (failed) this.soon(work, RETRY_MS, true);
+  }
+}

@@ -1,0 +1,109 @@
+"""The Metrics tab, and tabs that fill, of a running run: charts grow in place, and never show what is no longer so."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import httpx
+import pytest
+from playwright.sync_api import Page, Route, expect
+
+from tests.browser.watched import chart_points, drawn, endless, until
+from tests.yard_process import YardProcess
+
+pytestmark = [pytest.mark.browser, pytest.mark.timeout(300)]
+POINTS, METRICS = "**/data/points.json*", "**/data/metrics.json*"
+
+
+@pytest.fixture(scope="module")
+def under_way(yard: YardProcess, client: httpx.Client) -> Iterator[int]:
+    run = yard.submit(client, endless(), name="Measured")
+    yard.wait_state(client, run, "running")
+    yield run
+    client.post(f"/api/v1/runs/{run}/cancel")
+    yard.wait_state(client, run, "succeeded", "cancelled")
+
+
+def change(page: Page, address: str, how: Callable[[Any], None]) -> None:
+    """Answers a request for JSON as the server does, but changed."""
+
+    def one(route: Route) -> None:
+        answer = route.fetch()
+        found = answer.json()
+        how(found)
+        route.fulfill(response=answer, json=found)
+
+    page.route(address, one)
+
+
+def test_a_later_attempt_takes_the_place_of_the_points_before_it(page: Page, under_way: int) -> None:
+    page.goto(f"/runs/{under_way}/?tab=metrics")
+    drawn(page, ["loss"])
+    until(page, "() => document.querySelector('.chart[data-chart=loss] .chart-box').data[0].x.length > 6")
+
+    def only_three(found: Any) -> None:
+        figure = found["charts"]["loss"]["figure"]
+        figure["layout"]["meta"]["begins"] = "2:0"
+        figure["data"][0]["x"] = figure["data"][0]["x"][:3]
+        figure["data"][0]["y"] = figure["data"][0]["y"][:3]
+        for axis in figure["layout"]["meta"]["axes"].values():
+            axis[0] = axis[0][:3]
+
+    def later(found: Any) -> None:
+        found["begins"]["loss"] = "2:0"
+        found["series"].pop("loss", None)
+
+    change(page, METRICS, only_three)
+    change(page, POINTS, later)
+    until(page, "() => document.querySelector('.chart[data-chart=loss] .chart-box').data[0].x.length === 3")
+    assert chart_points(page, "loss") == [0, 1, 2]
+    page.unroute_all(behavior="wait")
+
+
+def test_a_curve_that_has_grown_long_is_fetched_again_thinned(page: Page, under_way: int) -> None:
+    def many(found: Any) -> None:
+        for points in found["series"].values():
+            last = points["step"][-1]
+            for name in ("time", "value"):
+                points[name] = [points[name][-1]] * 5_000
+            points["step"] = [last + i for i in range(5_000)]
+
+    page.goto(f"/runs/{under_way}/?tab=metrics")
+    drawn(page, ["loss"])
+    change(page, POINTS, many)
+    long = "document.querySelector('.chart[data-chart=loss] .chart-box').data[0].x.length"
+    until(page, f"() => {long} > 4000")
+    page.unroute_all(behavior="wait")
+    until(page, f"() => {long} < 4000")
+
+
+def test_a_chart_without_numbers_for_a_time_is_drawn_again(page: Page, under_way: int) -> None:
+    page.goto(f"/runs/{under_way}/?tab=metrics")
+    drawn(page, ["loss"])
+    key = "document.querySelector('.chart[data-chart=\"loss\"] .chart-box')"
+    page.evaluate(
+        """async () => {
+          const { update } = await import(document.querySelector("script[src*='js/charts.js']").src);
+          const script = document.querySelector(".chart[data-chart=loss] script");
+          const figure = JSON.parse(script.textContent);
+          window.full = { figure };
+          window.put = (chart) => update({ loss: chart });
+          await window.put({ figure: { ...figure, data: [] } });
+        }"""
+    )
+    box = page.locator(".chart[data-chart=loss] .chart-box")
+    expect(box).to_contain_text("there are no numbers so far")
+    page.evaluate("() => window.put(window.full)")
+    expect(box.locator("svg.main-svg").first).to_be_visible()
+    assert page.evaluate(f"() => {key}._fullLayout._paperdiv.node().isConnected")
+
+
+@pytest.mark.parametrize(("tab", "filled"), [("accounts", "rank by rank"), ("operators", "Rank")])
+def test_a_tab_that_waits_for_a_traced_step_fills_by_itself(page: Page, under_way: int, tab: str, filled: str) -> None:
+    page.goto(f"/runs/{under_way}/?tab={tab}")
+    empty = '<div class="empty small"><h2>No traced step yet</h2></div>'
+    page.locator("#tab").evaluate("(tab, html) => { tab.innerHTML = html; }", empty)
+    expect(page.locator("#tab")).to_contain_text(re.compile(filled))
+    expect(page.locator("#tab > .empty")).to_have_count(0)
