@@ -17,6 +17,7 @@ from tests.__main__ import ROOT, unneeded
 
 HERE = Path(__file__).resolve().parent
 SUITES = ("test_control*.py", "test_states*.py", "test_ingest*.py", "test_services*.py", "test_multi_host*.py")
+SUITES += ("test_list.py", "test_api.py")
 OF_ITS_OWN = "test_controller_process.py"
 """Its controllers are separate processes that share a SQLite file; running it here would only repeat it on SQLite."""
 MORE = ("test_placement*.py", "test_api*.py", "test_list*.py", "test_study*.py", "test_live*.py", "test_fleet*.py")

@@ -7,22 +7,35 @@ from typing import Any
 import httpx
 
 from parallel_core import processes
-from tests.yard_process import YardProcess, wait_for
+from tests.yard_process import YardProcess, paced, wait_for
 
 STARTED_S = 90.0
+SAVED = 10
 
 
-def started(yard: YardProcess, client: httpx.Client, spec: dict[str, Any], **fields: Any) -> tuple[int, list[int]]:
-    """Submits a run, waits until it has done a few steps, and returns it with the pids of all its ranks."""
+def stepping(yard: YardProcess, client: httpx.Client, spec: dict[str, Any], **fields: Any) -> int:
+    """Submits a run and waits until it has done a few steps."""
     run = yard.submit(client, spec, **fields)
 
-    def stepping() -> bool:
+    def under_way() -> bool:
         found = yard.run_of(client, run)
         assert found["state"] not in {"failed", "lost", "cancelled"}, found
         return (found["step"] or 0) >= 3
 
-    wait_for("some steps", stepping, STARTED_S)
+    wait_for("some steps", under_way, STARTED_S)
+    return run
+
+
+def started(yard: YardProcess, client: httpx.Client, spec: dict[str, Any], **fields: Any) -> tuple[int, list[int]]:
+    """`stepping`, and the pids of all ranks. To ask for them takes seconds, so the run has to last."""
+    run = stepping(yard, client, spec, **fields)
     return run, wait_for("hello of every rank", lambda: all_pids_of(yard, run))
+
+
+def saving(steps: int, **parallel: Any) -> dict[str, Any]:
+    """`paced`, with a checkpoint every SAVED steps."""
+    spec = paced(steps, **parallel)
+    return {**spec, "train": {**spec["train"], "checkpoint_every": SAVED}}
 
 
 def all_pids_of(yard: YardProcess, run: int) -> list[int]:

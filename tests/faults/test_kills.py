@@ -13,7 +13,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.faults.ranks import gone, pids_of, series, started
+from tests.faults.ranks import SAVED, gone, pids_of, saving, series, started, stepping
 from tests.yard_process import YardProcess, paced, tiny, wait_for
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(300)]
@@ -51,22 +51,20 @@ def test_a_killed_worker_is_told_as_lost_and_comes_back(yard: YardProcess, clien
 
 
 def test_a_killed_worker_with_a_retry_left_goes_on_from_the_checkpoint(yard: YardProcess, client: httpx.Client) -> None:
-    spec = paced(120, dp=2)
-    spec = {**spec, "train": {**spec["train"], "checkpoint_every": 10}}
-    run, pids = started(yard, client, spec, retries=1)
+    run, pids = started(yard, client, saving(120, dp=2), retries=1)
     wait_for("a checkpoint", lambda: client.get(f"/api/v1/runs/{run}").json()["data"]["checkpoints"])
     yard.part("-m workers").kill()
     wait_for("all ranks gone", lambda: gone(pids))
     found = yard.wait_state(client, run, "succeeded", "failed", "lost", limit=150)
     assert found["state"] == "succeeded", found
     begins = yard.query(f"Attempt.objects.filter(run={run}).last().begins")
-    assert begins["step"] >= 10 and begins["step"] % 10 == 0
+    assert begins["step"] >= SAVED and begins["step"] % SAVED == 0
     assert series(client, run) == list(range(120))
 
 
 @pytest.mark.parametrize("part", ["manage.py controller", "unixsocket"], ids=["controller", "broker"])
 def test_a_killed_part_loses_and_doubles_nothing(yard: YardProcess, client: httpx.Client, part: str) -> None:
-    run, _ = started(yard, client, paced(120, dp=2))
+    run = stepping(yard, client, paced(120, dp=2))
     yard.part(part).kill()
     found = yard.wait_state(client, run, "succeeded", "failed", "lost", limit=150)
     assert found["state"] == "succeeded", found
@@ -74,13 +72,32 @@ def test_a_killed_part_loses_and_doubles_nothing(yard: YardProcess, client: http
 
 
 def test_a_killed_web_process_takes_its_own_with_it_and_comes_back(yard: YardProcess, client: httpx.Client) -> None:
-    run, _ = started(yard, client, paced(60, dp=2))
+    run = stepping(yard, client, paced(60, dp=2))
     arbiter = yard.part("gunicorn")
     serving = [process.pid for process in arbiter.children()]
     arbiter.kill()
     wait_for("its worker processes gone", lambda: serving and gone(serving))
     yard.wait_state(client, run, "succeeded")
     assert series(client, run) == list(range(60))
+
+
+def test_a_killed_analyst_takes_its_search_with_it_and_the_next_one_answers(
+    yard: YardProcess, client: httpx.Client
+) -> None:
+    def page() -> str:
+        return client.get("/planner/accuracy/bubbles/28.3B", headers={"HX-Request": "true"}).text
+
+    searches = '__import__("dashboard.analyst.models", fromlist=["x"]).Search.objects.filter(kind="bubbles")'
+    assert "data-search=" in page()
+    wait_for("a search under way", lambda: yard.query(f"{searches}.filter(state='running').exists()"))
+    analyst = yard.part("manage.py", "analyst")
+    searching = wait_for("its process", lambda: [process.pid for process in analyst.children()])
+    # the second try gets a question that takes a second; the first already has its own
+    yard.query(f'{searches}.update(question={{"model": "1.5B"}})')
+    analyst.kill()
+    wait_for("its process gone", lambda: gone(searching))
+    wait_for("an answer", lambda: "data-search=" not in page())
+    assert yard.query(f"list({searches}.values_list('state', 'tries'))") == [["succeeded", 2]]
 
 
 def test_cancel_ends_every_process_and_says_so(yard: YardProcess, client: httpx.Client) -> None:

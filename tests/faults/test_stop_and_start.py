@@ -1,4 +1,4 @@
-"""Ctrl-C stops everything and leaves no process; the next start continues the runs that were under way, and says so."""
+"""Ctrl-C or SIGKILL of a yard leaves no process; the next start continues the runs under way, and says so."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import psutil
 import pytest
 
 from parallel_core import processes
-from tests.faults.ranks import started
-from tests.yard_process import YardProcess, paced
+from tests.faults.ranks import SAVED, saving, series, stepping
+from tests.yard_process import YardProcess, paced, wait_for
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(300)]
 
@@ -25,7 +25,7 @@ def yard() -> Iterator[YardProcess]:
 
 def test_runs_under_way_are_queued_again(yard: YardProcess) -> None:
     with yard.client() as client:
-        run, _ = started(yard, client, paced(60, dp=2))
+        run = stepping(yard, client, paced(60, dp=2))
     assert yard.stop(signal.SIGINT) == []
     yard.up()
     with yard.client() as client:
@@ -36,9 +36,10 @@ def test_runs_under_way_are_queued_again(yard: YardProcess) -> None:
     assert any("resumed from step" in text and "of attempt 1" in text for text in texts), texts
 
 
-def test_kill_of_the_yard_leaves_no_process(yard: YardProcess) -> None:
+def test_kill_of_the_yard_leaves_no_process_and_loses_nothing(yard: YardProcess) -> None:
     with yard.client() as client:
-        started(yard, client, paced(100_000, dp=2))
+        run = stepping(yard, client, saving(60, dp=2), retries=1)
+        wait_for("a checkpoint", lambda: yard.run_of(client, run)["checkpoints"])
     family = yard.family()
     assert len(family) >= 6
     assert yard.process is not None
@@ -46,3 +47,10 @@ def test_kill_of_the_yard_leaves_no_process(yard: YardProcess) -> None:
     yard.process.wait()
     psutil.wait_procs(family, timeout=30)
     assert [p for p in family if processes.alive(p.pid)] == []
+    yard.up()
+    with yard.client() as client:
+        found = yard.wait_state(client, run, "succeeded", "failed", "lost", limit=150)
+        assert found["state"] == "succeeded", found
+        assert series(client, run) == list(range(60))
+    begins = yard.query(f"Attempt.objects.filter(run={run}).last().begins")
+    assert begins["step"] >= SAVED, begins
