@@ -7,9 +7,12 @@ from typing import Any
 
 import pytest
 
+from parallel_core import schedule
+from parallel_core.plan import strategy
 from parallel_core.plan.strategy import family, ideal_speedup, label, model_flops, recompute_share
 from parallel_core.plan.units import parameter_count
-from parallel_core.spec import ModelSpec, RunSpec
+from parallel_core.schedule.traits import TRAITS, flushes
+from parallel_core.spec import ModelSpec, ParallelSpec, RunSpec
 from tests.parallel_core.test_plan import spec
 
 
@@ -50,6 +53,23 @@ def test_names_and_families(split: dict[str, Any], name: str, kind: str) -> None
 )
 def test_ideal_speedups(split: dict[str, Any], ideal: float) -> None:
     assert math.isclose(ideal_speedup(spec(**split)), ideal)
+
+
+@pytest.mark.parametrize("pp", [2, 4])
+@pytest.mark.parametrize("rounds", [1, 2, 3])
+@pytest.mark.parametrize("name", [name for name in schedule.names() if flushes(name)])
+def test_idle_times_in_closed_form_are_those_of_the_simulated_schedule(name: str, rounds: int, pp: int) -> None:
+    rounds += TRAITS[name].pairs  # these need two micro-batches a stage
+    split = ParallelSpec.model_validate({"pp": pp, "micro_batches": rounds * pp, "schedule": name})
+    assert math.isclose(strategy.idle_share(split), strategy._simulated(strategy._alike(split)))
+
+
+def test_the_idle_time_of_an_unknown_order_is_simulated(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A new schedule has no closed form, though its backward is one operation: here the naive one under a new name."""
+    monkeypatch.setitem(TRAITS, "new", TRAITS["1f1b"])
+    monkeypatch.setitem(schedule._MAKERS, "new", schedule._MAKERS["naive"])
+    split = ParallelSpec(pp=2, micro_batches=4).model_copy(update={"schedule": "new"})
+    assert strategy.idle_share(split) == 1.0
 
 
 def test_recomputation_costs_up_to_a_third_more() -> None:
