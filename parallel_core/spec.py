@@ -1,10 +1,11 @@
-"""RunSpec: everything that defines a training run, and every rule about valid combinations.
+"""RunSpec: everything that defines a training run.
 
 The spec is plain data (pydantic, frozen, unknown keys refused). It contains no path, module, command, host or
 environment variable: a worker validates it again and can only train with it.
 
-Errors name the fields, the rule, and the nearest valid values; `field_errors` turns a pydantic error into `{dotted
-field: message}` for forms and for the API (both are in `rules`).
+Rules between fields are in the modules `*_rules`, in `outline` and in `faults`; `all_rules` lists them. Errors name the
+fields, the rule, and the nearest valid values; `field_errors` turns a pydantic error into `{dotted field: message}` for
+forms and for the API (both are in `rules`).
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from parallel_core import limits
 from parallel_core.all_rules import check_all
 from parallel_core.faults import AnyFault
 from parallel_core.model_spec import ModelSpec
-from parallel_core.outline import KINDS, outline_of
+from parallel_core.outline import BUILT_IN_CORPORA, KINDS, outline_of
 from parallel_core.outline.recompute import Recompute
 from parallel_core.outline.splits import Cut, TensorSplit
 from parallel_core.rules import describe as describe
@@ -36,7 +37,9 @@ BYTES_PER_ELEMENT: dict[str, int] = {"fp32": 4, "fp64": 8, "bf16": 2, "fp16": 2}
 """Bytes of an element of parameters and activations."""
 MAIN_BYTES: dict[str, int] = {"fp32": 4, "fp64": 8, "bf16": 4, "fp16": 4}
 """Bytes of an element of gradients, optimizer moments and master weights (which only exist in 16-bit runs)."""
-CORPUS_PATTERN = re.compile(r"(stdlib|digits|django|blob:[0-9a-f]{64}|tokens:[A-Za-z0-9][A-Za-z0-9._-]{0,63})")
+CORPUS_PATTERN = re.compile(
+    rf"({'|'.join(BUILT_IN_CORPORA)}|blob:[0-9a-f]{{64}}|tokens:[A-Za-z0-9][A-Za-z0-9._-]{{0,63}})"
+)
 
 Positive = Annotated[int, Field(ge=1)]
 NotNegative = Annotated[int, Field(ge=0)]
@@ -181,8 +184,8 @@ class TrainSpec(_Spec):
         if not CORPUS_PATTERN.fullmatch(self.corpus):
             raise rule_error(
                 ("train.corpus",),
-                "corpus must be 'stdlib', 'digits', 'django', 'blob:' and the sha256 of an uploaded text, or 'tokens:' "
-                "and the name of a token file on the worker (letters, digits, '.', '_', '-').",
+                f"corpus must be {', '.join(map(repr, BUILT_IN_CORPORA))}, 'blob:' and the sha256 of an uploaded text, "
+                "or 'tokens:' and the name of a token file on the worker (letters, digits, '.', '_', '-').",
             )
         return self
 

@@ -4,6 +4,13 @@ from __future__ import annotations
 
 from parallel_core.schedule.traits import TRAITS
 
+CORPUS_LABELS = {
+    "stdlib": "Python standard library (built in)",
+    "digits": "Handwritten digits (built in)",
+    "django": "Sentences of Django's catalogues (built in)",
+}
+"""Labels of the corpora that are part of an installation."""
+
 CHOICE_LABELS = {
     **{name: traits.label.removeprefix("PP-") for name, traits in TRAITS.items()},
     "0": "0: every replica holds all",

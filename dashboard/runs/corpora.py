@@ -16,9 +16,12 @@ from django.core.files.uploadedfile import UploadedFile
 
 from dashboard.file_names import shown_name
 from dashboard.fleet.selectors import FleetSnapshot
+from dashboard.runs import relevance
+from dashboard.runs.choice_labels import CORPUS_LABELS
 from dashboard.runs.models import Corpus
 from dashboard.runs.services import Invalid
 from parallel_core import limits
+from parallel_core.outline import BUILT_IN_CORPORA, KINDS
 
 MAX_MIB = limits.MAX_CORPUS_BYTES // 2**20
 CHUNK = 1 << 20
@@ -95,13 +98,16 @@ def _decode(decoder: codecs.IncrementalDecoder, chunk: bytes, at: int, final: bo
 
 
 def choices(fleet: FleetSnapshot | None = None) -> list[tuple[str, str]]:
-    """Corpora as (value, label): the built-in one, then uploads by name, then token files of workers that report.
+    """Corpora as (value, label): those built in, then uploads by name, then token files of workers that report.
 
-    `fleet`: a recent snapshot if the caller has one.
+    Built-in corpora of kinds of models that train on nothing else are not offered. `fleet`: a recent snapshot if the
+    caller has one.
     """
+    able = {name for kind in relevance.kinds_of("train.corpus") for name in KINDS[kind].corpora}
+    built_in = [(name, CORPUS_LABELS.get(name, name)) for name in BUILT_IN_CORPORA if name in able]
     rows = Corpus.objects.order_by("name", "id").values_list("sha256", "name", "size")
     uploads = [(f"blob:{sha256}", f"{name} ({_size(size)})") for sha256, name, size in rows]
-    return [("stdlib", "Python standard library (built in)"), *uploads, *_token_files(fleet or FleetSnapshot.now())]
+    return [*built_in, *uploads, *_token_files(fleet or FleetSnapshot.now())]
 
 
 def _token_files(fleet: FleetSnapshot) -> list[tuple[str, str]]:

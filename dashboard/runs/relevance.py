@@ -42,7 +42,7 @@ def kinds_of(path: str) -> list[str]:
     """Kinds of models to which the leaf applies: those with such a field of `model`, or with a choice of corpus."""
     section, leaf = path.split(".", 1)
     if path == "train.corpus":
-        return [kind for kind, outline in KINDS.items() if "blob" in outline.corpora]
+        return [kind for kind, outline in KINDS.items() if len(outline.corpora) > 1]
     return [kind for kind, outline in KINDS.items() if section != "model" or leaf in ("kind", *outline.fields)]
 
 

@@ -1,9 +1,10 @@
-"""The datasets that samples are drawn from: one for each kind of model."""
+"""The datasets that samples are drawn from: `train.corpus` names one, of those its model's kind takes."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, cast
 
 import numpy as np
 
@@ -13,7 +14,6 @@ from parallel_core.data.pairs import Pairs
 from parallel_core.data.token_file import FileTokens
 from parallel_core.data.tokens import Tokens
 from parallel_core.outline import outline_of
-from parallel_core.outline.gnmt import GnmtOutline
 from parallel_core.outline.images import ImageOutline
 from parallel_core.spec import RunSpec
 
@@ -33,11 +33,33 @@ class Dataset(Protocol):
 
 def open_dataset(spec: RunSpec, cache: Path | None = None) -> Dataset:
     """Returns the dataset of a run; `cache` is the worker's folder of corpora. Raises CorpusError."""
-    outline = outline_of(spec.model)
-    if isinstance(outline, ImageOutline):
-        return Images(outline.side)
-    if isinstance(outline, GnmtOutline):
-        return Pairs(spec.model.seq, spec.model.vocab)
-    if spec.train.corpus.startswith("tokens:"):
-        return FileTokens(spec.model.seq, spec.model.vocab, spec.train.corpus, cache)
+    name = spec.train.corpus.partition(":")[0]
+    if name not in OPENERS:
+        raise corpus.CorpusError(f"corpus {name} is not known here; train.corpus is one of {', '.join(OPENERS)}.")
+    return OPENERS[name](spec, cache)
+
+
+def _text(spec: RunSpec, cache: Path | None) -> Dataset:
     return Tokens(spec.model.seq, spec.model.vocab, corpus.open(spec.train.corpus, cache))
+
+
+def _tokens(spec: RunSpec, cache: Path | None) -> Dataset:
+    return FileTokens(spec.model.seq, spec.model.vocab, spec.train.corpus, cache)
+
+
+def _digits(spec: RunSpec, cache: Path | None) -> Dataset:
+    return Images(cast(ImageOutline, outline_of(spec.model)).side)  # `check_corpus` lets no other kind take them
+
+
+def _django(spec: RunSpec, cache: Path | None) -> Dataset:
+    return Pairs(spec.model.seq, spec.model.vocab)
+
+
+OPENERS: dict[str, Callable[[RunSpec, Path | None], Dataset]] = {
+    "stdlib": _text,
+    "blob": _text,
+    "tokens": _tokens,
+    "digits": _digits,
+    "django": _django,
+}
+"""Opens the dataset of a corpus, by the word of `Outline.corpora` that stands for it."""

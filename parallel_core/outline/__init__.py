@@ -15,7 +15,7 @@ from parallel_core.outline.vgg16 import Vgg16Outline
 if TYPE_CHECKING:
     from parallel_core.model_spec import ModelSpec
 
-__all__ = ["KINDS", "Outline", "UnitCost", "aligned", "block_of", "outline_of"]
+__all__ = ["BUILT_IN_CORPORA", "KINDS", "Outline", "UnitCost", "aligned", "block_of", "outline_of"]
 
 KINDS: dict[str, type[Outline]] = {
     "gpt": GptOutline,
@@ -24,6 +24,10 @@ KINDS: dict[str, type[Outline]] = {
     "resnet50": ResNet50Outline,
     "gnmt": GnmtOutline,
 }
+BUILT_IN_CORPORA = tuple(
+    dict.fromkeys(name for kind in KINDS.values() for name in kind.corpora if name not in ("blob", "tokens"))
+)
+"""Names of the corpora that are part of an installation."""
 
 
 @lru_cache(maxsize=1024)

@@ -13,7 +13,9 @@ from typing import Any
 import pytest
 from django.core.files.uploadedfile import SimpleUploadedFile, TemporaryUploadedFile
 
-from dashboard.runs import corpora
+from dashboard.runs import corpora, relevance
+from dashboard.runs.choice_labels import CORPUS_LABELS
+from parallel_core.outline import BUILT_IN_CORPORA, KINDS
 
 pytestmark = pytest.mark.django_db
 MIB = 1 << 20
@@ -75,3 +77,15 @@ def test_what_a_killed_process_left_goes_in_time(folder: Path, alice: Any) -> No
     os.utime(old, (time.time() - corpora.LEFT_S - 60,) * 2)
     corpora.store(owner=alice, upload=SimpleUploadedFile("tale.txt", TEXT))
     assert not old.exists() and new.exists()
+
+
+def test_every_built_in_corpus_has_a_label() -> None:
+    assert set(BUILT_IN_CORPORA) <= set(CORPUS_LABELS), "give it a label in dashboard/runs/choice_labels.py"
+
+
+def test_a_second_data_set_of_a_kind_is_a_choice(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert relevance.kinds_of("train.corpus") == ["gpt"]
+    assert [value for value, _ in corpora.choices()] == ["stdlib"]
+    monkeypatch.setattr(KINDS["mlp"], "corpora", ("digits", "django"))
+    assert relevance.kinds_of("train.corpus") == ["gpt", "mlp"]
+    assert [value for value, _ in corpora.choices()] == ["stdlib", "digits", "django"]

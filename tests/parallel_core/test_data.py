@@ -7,13 +7,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from parallel_core.data import corpus
+from parallel_core.data import corpus, dataset
 from parallel_core.data.corpus import CorpusError
 from parallel_core.data.sampler import Sampler
 from parallel_core.data.tokens import Tokens
 from parallel_core.layout import Layout
+from parallel_core.outline import BUILT_IN_CORPORA, KINDS
 from parallel_core.spec import RunSpec
 
+CORPORA = sorted({(kind, name) for kind, outline in KINDS.items() for name in outline.corpora})
 TEXT = np.frombuffer(bytes(range(256)) * 20, dtype=np.uint8)
 
 
@@ -90,3 +92,27 @@ def test_missing_and_empty_blobs_are_refused(tmp_path: Path) -> None:
         corpus.open(f"blob:{'b' * 64}", tmp_path)
     with pytest.raises(CorpusError, match="not in this worker's cache"):
         corpus.open(f"blob:{'c' * 64}", tmp_path)
+
+
+def test_every_corpus_of_a_kind_of_model_has_an_opener() -> None:
+    assert {name for _, name in CORPORA} == set(dataset.OPENERS), "give it an opener in parallel_core/data/dataset.py"
+    assert set(BUILT_IN_CORPORA) == set(dataset.OPENERS) - {"blob", "tokens"}
+
+
+@pytest.mark.parametrize(("kind", "name"), [(kind, name) for kind, name in CORPORA if name in BUILT_IN_CORPORA])
+def test_a_built_in_corpus_gives_samples_of_its_kind(kind: str, name: str, tmp_path: Path) -> None:
+    spec = RunSpec.model_validate({"model": {"kind": kind}, "train": {"corpus": name}})
+    inputs, targets = dataset.open_dataset(spec, tmp_path).take(np.arange(2))
+    assert len(inputs) == len(targets) == 2
+
+
+def test_the_corpus_and_not_the_kind_of_model_says_which_dataset_is_opened(monkeypatch: pytest.MonkeyPatch) -> None:
+    second = Tokens(16, 256, TEXT)
+    monkeypatch.setitem(dataset.OPENERS, "second", lambda spec, cache: second)
+    image = RunSpec.model_validate({"model": {"kind": "mlp"}})
+    named, wrong = (
+        image.model_copy(update={"train": image.train.model_copy(update={"corpus": name})}) for name in ("second", "x")
+    )
+    assert dataset.open_dataset(named) is second
+    with pytest.raises(CorpusError, match=r"corpus x is not known here; train\.corpus is one of stdlib, "):
+        dataset.open_dataset(wrong)
