@@ -14,7 +14,8 @@ from typing import Any
 class Card:
     """A strategy. `split` = its ParallelSpec on four devices, {} = one device, None = nothing that one run could show.
 
-    `seen` = beginnings of the labels of runs that used it; `preset` = the preset that opens New run with it.
+    `seen` = beginnings of the labels of runs that used it (whole labels of schedules); `preset` = the preset that opens
+    New run with it.
     """
 
     key: str
@@ -194,7 +195,7 @@ CARDS: tuple[Card, ...] = (
         "Gradients are of older weights: p − i − 1 updates old on stage i; the loss may need more samples.",
         {"pp": 4, "schedule": "1f1b-stash", "micro_batches": 8},
         train={"clip": "stage"},
-        seen=("PP-1F1B async", "PP-2BW"),
+        seen=("PP-1F1B async, stashed", "PP-1F1B async, no stash", "PP-1F1B async, vertical sync", "PP-2BW"),
         preset="pp2-stash",
     ),
     Card(
@@ -210,7 +211,7 @@ CARDS: tuple[Card, ...] = (
         "Fast links between stages and few micro-batches.",
         "Slow links: the bubble shrinks, the messages grow.",
         {"pp": 4, "schedule": "interleaved", "micro_batches": 8},
-        seen=("PP-Interleaved", "PP-Looped"),
+        seen=("PP-Interleaved", "PP-Looped BFS"),
         preset="pp2-interleaved",
     ),
     Card(
@@ -226,7 +227,7 @@ CARDS: tuple[Card, ...] = (
         "Pipelines whose drain is long.",
         "Where B and W are not alike, or one fused backward is faster than two halves.",
         {"pp": 4, "schedule": "zb-v", "micro_batches": 8},
-        seen=("PP-ZB", "PP-V", "PP-DualPipe"),
+        seen=("PP-ZB-H1", "PP-ZB-H2", "PP-ZB-V", "PP-V-Half", "PP-V-Min", "PP-DualPipe-V"),
         preset="pp2-zb-v",
     ),
     Card(

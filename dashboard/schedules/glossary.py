@@ -31,12 +31,18 @@ EARLY = Word(
 )
 
 
-STREAMED = {
+MEANINGS = {
+    "looped-bfs": "GPipe over the v smaller stages of each device: all micro-batches pass one of them, then the next.",
+    "zb-h2": "Zero bubble with more forwards ahead: the fill is not idle, but 2 p − 1 micro-batches are kept.",
+    "zb-v": "Zero bubble over two stages a device, laid out as a V: least idle time, and the memory of 1F1B.",
+    "v-half": "Zero bubble over a V of stages, in an order that keeps about half of the activations of 1F1B.",
+    "v-min": "Zero bubble over a V of stages, in an order that keeps about a third of the activations of 1F1B.",
+    "dualpipe-v": "Zero bubble over a V of stages; forward of one micro-batch and backward of another go as a pair.",
     "1f1b-naive": "1F1B without a flush that keeps no older weights: forward and backward of a micro-batch see others.",
     "1f1b-vertical": "PipeDream with one version for each micro-batch: the newest that all stages have.",
     "1f1b-2bw": "PipeDream-2BW: each stage updates once for all micro-batches of a step, so that two versions do.",
 }
-"""Meanings of schedules that share PipeDream's card, which describes the one with stashed weights."""
+"""Meanings of schedules whose card describes another one: interleaved 1F1B, ZB-H1, or PipeDream with stashes."""
 
 
 def words_of(specs: Iterable[RunSpec]) -> list[Word]:
@@ -59,7 +65,7 @@ def _words(spec: RunSpec) -> Iterator[Word]:
     if split.pp > 1:
         label = TRAITS[split.schedule].label
         if card := _pipeline(label):
-            yield Word(label, card.title, STREAMED.get(split.schedule, card.idea), card.key)
+            yield Word(label, card.title, MEANINGS.get(split.schedule, card.idea), card.key)
     if split.early_gradients:
         yield EARLY
     if split.recompute != "none":
@@ -76,6 +82,5 @@ def _from(key: str, name: str) -> Word:
 
 
 def _pipeline(label: str) -> Card | None:
-    """The card whose `seen` matches the label longest; None for a user's own schedule."""
-    fitting = [(len(start), card) for card in CARDS for start in card.seen if label.startswith(start)]
-    return max(fitting, key=lambda found: found[0])[1] if fitting else None
+    """The card whose `seen` has the label of a schedule; None for a user's own schedule."""
+    return next((card for card in CARDS if label in card.seen), None)

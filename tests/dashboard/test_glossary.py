@@ -10,6 +10,7 @@ from django.test import Client
 from dashboard.schedules.cards import CARDS
 from dashboard.schedules.glossary import _pipeline as card_of
 from dashboard.schedules.glossary import words_of
+from parallel_core import schedule
 from parallel_core.plan.strategy import label
 from parallel_core.schedule.traits import TRAITS, ScheduleName
 from parallel_core.spec import RunSpec
@@ -42,7 +43,11 @@ def test_each_name_of_a_label_is_said_once(given: RunSpec, names: list[str]) -> 
 
 def test_every_schedule_has_a_card() -> None:
     without = [name for name in get_args(ScheduleName) if card_of(TRAITS[name].label) is None]
-    assert without == ["custom"]
+    assert without == ["custom"], "a card in dashboard/schedules/cards.py says what it is: its label is in `seen`"
+
+
+def test_a_card_of_another_schedule_is_not_that_of_one_whose_label_begins_alike() -> None:
+    assert card_of("PP-1F1B twice") is card_of("PP-ZB") is None
 
 
 @pytest.mark.django_db
@@ -55,8 +60,8 @@ def test_a_study_and_a_comparison_say_them(admin_client: Client, alice: Any) -> 
 
 
 def test_schedules_that_share_a_card_are_not_given_each_others_idea() -> None:
-    kinds = ("1f1b-naive", "1f1b-stash", "1f1b-vertical", "1f1b-2bw")
+    kinds = schedule.names()
     meanings = {kind: words_of([spec(4, pp=2, schedule=kind)])[0].meaning for kind in kinds}
-    assert len(set(meanings.values())) == len(kinds)
+    assert len(set(meanings.values())) == len(kinds), "say it in MEANINGS of dashboard/schedules/glossary.py"
     assert "keeps the weights" in meanings["1f1b-stash"] and "keeps no older weights" in meanings["1f1b-naive"]
     assert "two versions" in meanings["1f1b-2bw"] and "after every backward" not in meanings["1f1b-2bw"]
