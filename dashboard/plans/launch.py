@@ -15,7 +15,7 @@ from parallel_core.plan.cluster.job import Job
 from parallel_core.plan.cluster.model import Transformer
 from parallel_core.plan.cluster.plans import Plan
 from parallel_core.rules import field_errors
-from parallel_core.schedule.traits import flushes
+from parallel_core.schedule.traits import TRAITS, flushes
 from parallel_core.spec import RunSpec
 
 
@@ -51,7 +51,7 @@ def run_of(job: Job, plan: Plan, device: str) -> RunSpec:
         "recompute": plan.recompute,
         "zero": plan.zero if plan.dp > 1 else 0,
     }
-    if plan.schedule == "interleaved":
+    if TRAITS[plan.schedule].most is None:
         parallel["chunks"] = plan.chunks
     precision = "fp32" if plan.precision == "fp32" else "bf16"
     train = {"global_batch": job.batch, "precision": precision, "device": device}

@@ -7,7 +7,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from parallel_core.plan.cluster import mend, search
+from parallel_core.plan.cluster.job import Job
+from parallel_core.plan.cluster.model import presets
 from parallel_core.plan.cluster.plans import RECOMPUTE, SCHEDULES, Plan, Plans
+from parallel_core.plan.cluster.search import Space
+from parallel_core.plan.cluster.words import read
+from parallel_core.schedule.traits import TRAITS
 
 
 def test_of_each_plan_its_own_words_value_is_chosen() -> None:
@@ -29,3 +35,20 @@ def test_plans_of_each_recomputation_are_told_apart() -> None:
     plans = Plans.of([Plan(recompute=name) for name in RECOMPUTE])
     values = {name: np.full(3, float(len(name))) for name in RECOMPUTE}
     assert plans.chosen("recompute", values).tolist() == [len(name) for name in RECOMPUTE]
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_every_schedule_is_read_as_it_is_written(name: str) -> None:
+    for chunks in {TRAITS[name].chunks, TRAITS[name].most or 3}:
+        plan = Plan(pp=4, schedule=name, chunks=chunks)
+        assert read(plan.label()) == plan
+    assert read(f"PP 4, {name}") == Plan(pp=4, schedule=name, chunks=TRAITS[name].chunks)
+
+
+def test_a_search_and_a_change_give_each_schedule_chunks_that_it_can_have() -> None:
+    space = Space(schedules=SCHEDULES, most_chunks=3)
+    made = search._schedules(Job(presets()["gpt-200b"], 1024), space, 2)
+    assert {name for name, _ in made} == set(SCHEDULES)
+    assert {name for name, _ in mend._SCHEDULES} == set(Space().schedules)
+    for name, chunks in (*made, *mend._SCHEDULES):
+        assert TRAITS[name].least <= chunks <= (TRAITS[name].most or 4)

@@ -10,8 +10,9 @@ from typing import Any
 from parallel_core.plan.cluster import search
 from parallel_core.plan.cluster.hardware import Cluster
 from parallel_core.plan.cluster.job import Job
-from parallel_core.plan.cluster.plans import RECOMPUTE, STATES, Plan, Plans
+from parallel_core.plan.cluster.plans import RECOMPUTE, STATES, Plan, Plans, scheduled
 from parallel_core.rules import divisors
+from parallel_core.schedule.traits import TRAITS
 
 Step = tuple[str, dict[str, Any]]
 """A change in words, and the fields of Plan that it sets."""
@@ -75,7 +76,7 @@ def _steps(job: Job, cluster: Cluster, plan: Plan) -> Iterator[Step]:
     yield from ((f"micro-batch {b}", {"micro_batch": b}) for b in (1, 2, 4, 8, 16) if b != plan.micro_batch)
     for name, v in _SCHEDULES if plan.pp > 1 else ():
         if (name, v) != (plan.schedule, plan.chunks):
-            yield f"{name}{f' {v}' if name == 'interleaved' else ''}", {"schedule": name, "chunks": v}
+            yield scheduled(name, v), {"schedule": name, "chunks": v}
     for axis, mine in (("TP", plan.tp), ("PP", plan.pp)):
         yield from _splits(job, cluster, plan, axis, mine)
     if not plan.offload:
@@ -85,7 +86,12 @@ def _steps(job: Job, cluster: Cluster, plan: Plan) -> Iterator[Step]:
         yield f"{below} bytes a parameter", {"state": below}
 
 
-_SCHEDULES = (("1f1b", 1), ("zb-h1", 1), ("zb-h2", 1), ("zb-v", 2), ("interleaved", 2), ("interleaved", 4))
+_SCHEDULES = tuple(
+    (name, chunks)
+    for name in search.Space().schedules
+    for chunks in ((2, 4) if TRAITS[name].most is None else (TRAITS[name].chunks,))
+)
+"""Schedules that a search combines by default, with some of the numbers of chunks that each can have."""
 
 
 def _splits(job: Job, cluster: Cluster, plan: Plan, axis: str, mine: int) -> Iterator[Step]:

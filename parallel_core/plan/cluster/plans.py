@@ -9,16 +9,16 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from parallel_core.schedule.traits import TRAITS
+
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
 
 SCHEDULES = ("gpipe", "1f1b", "interleaved", "zb-h1", "zb-h2", "zb-v", "1f1b-stash", "1f1b-2bw")
 """Codes of schedules: their place in this tuple. The last two are asynchronous: no flush, but stale weights."""
-INTERLEAVED, ZB_H1, ZB_H2, ZB_V, STASH, TWO_BW = map(
-    SCHEDULES.index, ("interleaved", "zb-h1", "zb-h2", "zb-v", "1f1b-stash", "1f1b-2bw")
-)
-SPLIT_BACKWARD = (ZB_H1, ZB_H2, ZB_V)
+INTERLEAVED, ZB_V, STASH, TWO_BW = map(SCHEDULES.index, ("interleaved", "zb-v", "1f1b-stash", "1f1b-2bw"))
+SPLIT_BACKWARD = tuple(code for code, name in enumerate(SCHEDULES) if TRAITS[name].split)
 RECOMPUTE = ("none", "selective", "full")
 FULL = RECOMPUTE.index("full")
 PRECISIONS = ("16-bit", "fp32")
@@ -80,7 +80,7 @@ class Plan:
         axes = [f"{name} {n}" for name, n in (("TP", self.tp), ("PP", self.pp), ("DP", self.dp)) if n > 1]
         parts = [" x ".join(axes) or "one device"]
         if self.pp > 1:
-            parts.append(self.schedule + (f" {self.chunks}" if self.chunks > 1 and self.schedule != "zb-v" else ""))
+            parts.append(scheduled(self.schedule, self.chunks))
         parts += [f"micro-batch {self.micro_batch}"]
         if self.zero:
             parts.append(f"ZeRO-{self.zero}")
@@ -91,6 +91,11 @@ class Plan:
         parts += [PRECISIONS[1]] * (self.precision == PRECISIONS[1])
         parts += [f"{self.state} bytes"] * (self.state != 18)
         return ", ".join(parts)
+
+
+def scheduled(name: str, chunks: int) -> str:
+    """A schedule with its chunks a rank: `interleaved 4`; without them where it has no other number of them."""
+    return f"{name} {chunks}" if chunks > 1 and chunks != TRAITS[name].most else name
 
 
 _FLAGS = ("sequence_parallel", "offload", "by_columns")

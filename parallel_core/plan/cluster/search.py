@@ -15,6 +15,7 @@ from parallel_core.plan.cluster.job import Job
 from parallel_core.plan.cluster.plans import PRECISIONS, RECOMPUTE, SCHEDULES, Floats, Ints, Plans
 from parallel_core.plan.cluster.problems import require
 from parallel_core.rules import divisors
+from parallel_core.schedule.traits import TRAITS
 
 MOST_PLANS = 1_000_000
 """Most plans of a search; of a larger space the layouts with the widest tensor groups are left out."""
@@ -164,9 +165,8 @@ def _schedules(job: Job, space: Space, pp: int) -> list[tuple[str, int]]:
         return [("1f1b", 1)]
     made: list[tuple[str, int]] = []
     for name in space.schedules:
-        counts: Sequence[int] = range(2, space.most_chunks + 1) if name == "interleaved" else (1,)
-        if name == "zb-v":
-            counts = (2,)
+        traits = TRAITS[name]
+        counts = range(traits.least, (traits.most or space.most_chunks) + 1)
         made += [(name, v) for v in counts if v == 1 or memory.even(job.model.layers, pp * v)]
     return made
 

@@ -9,14 +9,19 @@ import re
 from typing import Any
 
 from parallel_core.plan.cluster.plans import RECOMPUTE, SCHEDULES, STATES, Plan
+from parallel_core.schedule.traits import TRAITS
 
 MOST_CHARACTERS = 200
 MOST_WAYS = 100_000
 _NUMBERS = {"tp": "tp", "pp": "pp", "dp": "dp", "micro-batch": "micro_batch", "mb": "micro_batch", "chunks": "chunks"}
+_SCHEDULE = "|".join(  # those first that begin like a shorter one; chunks may follow where their number is free
+    re.escape(name) + (r"(?:\s+\d+)?" if TRAITS[name].most is None else "")
+    for name in sorted(SCHEDULES, key=len, reverse=True)
+)
 _PATTERN = re.compile(
     r"(?P<number>\b(?:tp|pp|dp|micro-batch|mb|chunks)\s*=?\s*\d+)"
     r"|(?P<zero>\bzero\s*[-= ]?\s*[0-3])"
-    r"|(?P<schedule>\b(?:gpipe|1f1b-stash|1f1b-2bw|1f1b|interleaved(?:\s+\d+)?|zb-h1|zb-h2|zb-v)\b)"
+    rf"|(?P<schedule>\b(?:{_SCHEDULE})\b)"
     r"|(?P<recompute>\b(?:no|none|selective|full)\s+recomput(?:e|ation))"
     r"|(?P<bytes>\b\d+\s+bytes)"
     r"|(?P<flag>\b(?:sp|sequence parallel|by columns|offload|fp32|16-bit|one device)\b)"
@@ -40,8 +45,9 @@ def read(text: str) -> Plan:
         if kind != "between":
             fields.update(_field(kind, match.group()))
         at = match.end()
-    if fields.get("schedule") in ("interleaved", "zb-v"):
-        fields.setdefault("chunks", 2)
+    traits = TRAITS[fields.get("schedule", "1f1b")]
+    if traits.least > 1:
+        fields.setdefault("chunks", traits.chunks)
     elif fields.get("chunks", 1) > 1:
         fields["schedule"] = "interleaved"
     return Plan(**fields)
