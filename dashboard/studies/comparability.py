@@ -6,18 +6,28 @@ from collections.abc import Sequence
 
 from dashboard.runs.spec_fields import ENTRIES
 from parallel_core.analysis.quantities import listed_text
-from parallel_core.spec import RunSpec
+from parallel_core.spec import RunSpec, TrainSpec
 
-SAME_TRAINING = (
-    "train.corpus",
-    "train.seed",
-    "train.lr",
-    "train.weight_decay",
-    "train.beta1",
-    "train.beta2",
-    "train.eps",
+FREE = frozenset(
+    {
+        "steps",
+        "warmup_steps",
+        "precision",
+        "loss_scale",
+        "loss_scale_window",
+        "loss_scale_growth",
+        "loss_scale_backoff",
+        "device",
+        "deterministic",
+        "checkpoint_every",
+        "keep",
+    }
 )
-"""Training fields that have to be equal: the data, the start, and how far each update moves the weights."""
+"""Training fields that may differ: how long, where and how exactly the same updates are computed."""
+APART = frozenset({"global_batch", "clip", "clip_norm"})
+"""Training fields that `same_updates` compares by rules of their own."""
+SAME_TRAINING = tuple(name for name in TrainSpec.model_fields if name not in FREE | APART)
+"""Training fields that have to be equal, any new one included: the data, the start, and how far each update goes."""
 
 
 def same_updates(a: RunSpec, b: RunSpec) -> bool:
@@ -41,14 +51,10 @@ def why_not(base: RunSpec, others: Sequence[RunSpec]) -> str:
     fields = list(dict.fromkeys(field for other in others for field in _differing(base, other)))
     if not fields:
         return "they update by other rules"
-    named = [ENTRIES[field].label for field in fields]
+    named = [ENTRIES[f"train.{field}"].label for field in fields]
     return f"they differ in {listed_text([label[:1].lower() + label[1:] for label in named])}"
 
 
 def _differing(a: RunSpec, b: RunSpec) -> list[str]:
     """The fields of SAME_TRAINING that differ."""
-    return [field for field in SAME_TRAINING if getattr(a.train, _leaf(field)) != getattr(b.train, _leaf(field))]
-
-
-def _leaf(field: str) -> str:
-    return field.partition(".")[2]
+    return [field for field in SAME_TRAINING if getattr(a.train, field) != getattr(b.train, field)]

@@ -8,15 +8,36 @@ import pytest
 from django.test import Client
 
 from dashboard.runs.models import Run
-from dashboard.studies import report_answers
+from dashboard.studies import comparability, report_answers
 from dashboard.studies.models import Study
 from dashboard.studies.selectors import overview
 from parallel_core.analysis.sentences import Result, fastest
 from parallel_core.analysis.stats import Stats
+from parallel_core.spec import RunSpec, TrainSpec
 from tests.dashboard import factory
 from tests.dashboard.plain import plain
 
 NAN = float("nan")
+
+
+OTHER: dict[str, Any] = {"corpus": "blob:" + "0" * 64, "device": "cuda", "precision": "bf16", "clip": "stage"}
+"""Other values of training fields that are not numbers."""
+
+
+@pytest.mark.parametrize("field", TrainSpec.model_fields)
+def test_runs_that_differ_in_a_training_field_compute_other_updates_unless_it_is_free(field: str) -> None:
+    """So a field that is new is not ignored: who adds one says in `FREE` if it does not matter."""
+    spec = RunSpec.model_validate({"parallel": {"pp": 2, "micro_batches": 2}})
+    old = getattr(spec.train, field)
+    new = OTHER[field] if isinstance(old, str) else not old if isinstance(old, bool) else old + 1
+    other = spec.model_copy(update={"train": spec.train.model_copy(update={field: new})})
+    assert comparability.same_updates(spec, other) == (field in comparability.FREE)
+    assert comparability.same_updates(other, spec) == (field in comparability.FREE)
+
+
+def test_every_training_field_is_of_one_kind() -> None:
+    of = (comparability.SAME_TRAINING, comparability.FREE, comparability.APART)
+    assert sorted(name for fields in of for name in fields) == sorted(TrainSpec.model_fields)
 
 
 @pytest.fixture
