@@ -241,13 +241,13 @@ def to_spec(values: Mapping[str, Any], paths: Collection[str] | None = None) -> 
     """The nested dict for RunSpec, from flat form values (text, or bool for switches).
 
     Leaves that do not apply, given the others, are left out, whatever their fields contain. `paths` = the leaves that
-    the form has; others are left out. None: every leaf.
+    the form has; others are left out. None: every leaf that has a field.
     """
     spec: dict[str, Any] = {}
     if paths is None and (faults := break_it.to_inject(values)):
         spec[break_it.SECTION] = faults
     for path, info in leaves().items():
-        if break_it.is_part(path):
+        if break_it.is_part(path) or path not in ENTRIES:
             continue
         read = relevance.is_read(path, lambda leaf: values.get(html_name(leaf), _default(leaf)))
         if not read or (paths is not None and path not in paths):

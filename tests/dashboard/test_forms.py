@@ -37,7 +37,15 @@ def two_cpus(db: None) -> None:
 
 
 def test_every_leaf_of_the_spec_is_asked_for() -> None:
-    assert set(spec_fields.leaves()) == set(spec_fields.ENTRIES)
+    without = sorted(set(spec_fields.leaves()) ^ set(spec_fields.ENTRIES))
+    assert not without, f"give {', '.join(without)} an Entry in dashboard/runs/spec_fields.py: GROUPS"
+
+
+def test_a_leaf_without_a_field_keeps_its_default_and_blocks_no_submission(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(spec_fields.ENTRIES, "train.seed")
+    made = spec_fields.to_spec(spec_fields.from_spec({}))
+    assert "seed" not in made["train"]
+    assert RunSpec.model_validate(made) == RunSpec()
 
 
 def test_will_it_run_counts_what_a_fault_holds(member: Client, two_cpus: None) -> None:
@@ -64,7 +72,8 @@ def test_a_kind_of_model_is_asked_for_its_own_fields_alone(kind: str) -> None:
 
 
 def test_every_kind_of_model_has_words_in_the_form() -> None:
-    assert set(KINDS) <= set(CHOICE_LABELS)
+    without = sorted(set(KINDS) - set(CHOICE_LABELS))
+    assert not without, f"give {', '.join(without)} a label in dashboard/runs/choice_labels.py: CHOICE_LABELS"
 
 
 @pytest.mark.parametrize("preset", PRESETS, ids=lambda preset: preset.key)
