@@ -1,8 +1,8 @@
 """Draws a figure as SVG, without scripts: for reports.
 
 The figures of this package use a small part of Plotly's language: horizontal bars, lines, areas, markers and text on
-linear axes. That part is drawn here, in the colours of the light theme, for paper. A figure with anything else raises
-nothing: `drawn` returns '' and the report shows only the numbers.
+linear axes of numbers. That part is drawn here, in the colours of the light theme, for paper. Of a figure with anything
+else (see `_can_draw`) `drawn` returns '', and the report shows only the numbers.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import re
 from functools import cache
+from numbers import Real
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,6 +23,8 @@ from dashboard.charts.theme import Figure
 WIDTH, HALF = 800, 400
 """Pixels: width of a picture as wide as the page, and of one of two next to each other."""
 LEGEND_ROW = 20
+YS = ("y", "y2")
+"""Vertical axes that a figure may have."""
 STYLESHEET = Path(__file__).resolve().parent.parent / "static" / "css" / "trainyard.css"
 _COLOUR = re.compile(r"--([\w-]+):\s*light-dark\((#[0-9a-f]{6}),")
 _VAR = re.compile(r"var\(--([\w-]+)\)")
@@ -35,10 +38,10 @@ def light() -> dict[str, str]:
 
 
 def drawn(figure: Figure, width: int = WIDTH) -> SafeString:
-    """Returns an `svg` of `width` pixels that scales with the page; '' if the figure is empty or has a trace of another
+    """Returns an `svg` of `width` pixels that scales with the page; '' if the figure is empty or has a part of another
     kind."""
     data = [trace for trace in figure["data"] if trace.get("x") is not None]
-    if not data or any(trace["type"] not in svg_traces.DRAW for trace in figure["data"]):
+    if not data or not _can_draw(figure):
         return mark_safe("")
     plot = _plot(figure["layout"], data, width)
     names = _legend(data)
@@ -51,6 +54,22 @@ def drawn(figure: Figure, width: int = WIDTH) -> SafeString:
     body = f'{head.body}<g transform="translate(0 {head.height})">{"".join(parts)}</g>'
     made = f'<svg viewBox="0 0 {width} {height}" class="figure" aria-hidden="true">{body}</svg>'
     return mark_safe(_painted(made))
+
+
+def _can_draw(figure: Figure) -> bool:
+    """Whether all traces are bars, horizontal ones, or lines, areas, markers and text, and all axes linear ones of
+    numbers. An axis whose numbers are rows names them by `ticktext`."""
+    axes = (axis for name, axis in figure["layout"].items() if name.startswith(("xaxis", "yaxis")))
+    return all(map(_is_known, figure["data"])) and all(axis.get("type", "linear") == "linear" for axis in axes)
+
+
+def _is_known(trace: dict[str, Any]) -> bool:
+    if trace["type"] not in svg_traces.DRAW or trace.get("yaxis", "y") not in YS:
+        return False
+    if trace["type"] == "bar" and trace.get("orientation") != "h":
+        return False
+    values = (value for name in ("x", "y") for value in trace.get(name) or ())
+    return all(value is None or isinstance(value, Real) for value in values)
 
 
 def hatches() -> SafeString:
@@ -74,7 +93,7 @@ def _plot(layout: dict[str, Any], data: list[dict[str, Any]], width: int) -> Plo
     stacked = layout.get("barmode") == "stack"
     x = _axis(layout.get("xaxis", {}), _reach(data, "x", stacked), left, width - 24)
     ys = {}
-    for name in ("y", "y2"):
+    for name in YS:
         own = [trace for trace in data if trace.get("yaxis", "y") == name]
         if own:
             given = layout.get("yaxis" if name == "y" else "yaxis2", {})

@@ -12,59 +12,26 @@ import numpy as np
 import pytest
 from plotly.graph_objects import Figure
 
-from dashboard.charts import breakdown, gantt, heatmap, loss, losses, memory, speedup, theme, tradeoff, waterfall
+from dashboard.charts import breakdown, gantt, heatmap, loss, losses, memory, speedup, svg, theme, tradeoff, waterfall
 from dashboard.charts import plans as plan_charts
 from dashboard.charts.chart import Chart, Entry
 from dashboard.charts.loss import Curve
-from parallel_core.analysis.breakdown import COMPONENTS, Breakdown
+from parallel_core.analysis.breakdown import COMPONENTS
 from parallel_core.analysis.losses import Losses
-from parallel_core.analysis.sentences import Result
-from parallel_core.analysis.stats import Speedup, Stats
 from parallel_core.observe.records import SPAN
 from parallel_core.schedule.ir import Kind
 from parallel_core.spec import RunSpec
 from tests.dashboard import factory
+from tests.dashboard.every_chart import ENTRIES, MEMORY, charts, entry
+from tests.dashboard.test_svg import tree
 
 CSS = (Path(__file__).parents[2] / "dashboard/static/css/trainyard.css").read_text()
 OF_THE_BUNDLE = {"bar", "scatter", "heatmap"}
 """Trace types that charts may use; the Plotly bundle that pages load contains few others."""
-MEMORY = {"params": 1 << 20, "grads": 1 << 20, "optimizer": 2 << 20, "activations": 4 << 20, "buffers": 0}
+CHARTS = [chart for made in charts().values() for chart in made]
 
 
-def entry(label: str, ms: float, ratio: float, **more: Any) -> Entry:
-    step = Stats(ms / 1e3, ms / 1e3, ms / 1e3, ms / 1e3, 40)
-    parts = Breakdown(compute=int(ms * 6e5), bubble=int(ms * 3e5), exposed_p2p=int(ms * 1e5))
-    memory_of = more.pop("memory", MEMORY)
-    speed = Speedup(ratio, ratio * 0.98, ratio * 1.03, False)
-    return Entry(label, result=Result(label, step, 1.0, memory_of, parts), speed=speed, ideal=2.0, **more)
-
-
-ENTRIES = [
-    entry("DP", 60, 1.6),
-    entry("Single", 96, 1.0, baseline=True),
-    entry("Single + AR", 120, 0.8, recompute=True),
-]
-
-
-def charts() -> list[Chart]:
-    curve = Curve("DP", np.arange(3, dtype=np.int32), np.arange(3.0), np.array([3.0, 2.0, np.nan]), 3, 16, "dp")
-    spans = factory.simulate(RunSpec.model_validate(factory.spec_of({"pp": 2, "micro_batches": 4})))
-    a, b = (e.result.breakdown for e in ENTRIES[:2] if e.result)
-    assert a and b
-    return [
-        speedup.chart(ENTRIES, "t", "s"),
-        breakdown.chart(ENTRIES, "t", "s"),
-        memory.chart(ENTRIES, "t", "s", limit=10 << 20),
-        tradeoff.chart(ENTRIES, "s"),
-        loss.chart([curve], "t", "s"),
-        gantt.chart([("PP-1F1B", spans)], "t", "s"),
-        waterfall.chart(a, b, ("A", "B"), "s"),
-        losses.chart(Losses(devices=2, single=100, bubble=30), "s"),
-        plan_charts.step({"compute": 0.05, "bubble": 0.01}, "t"),
-    ]
-
-
-@pytest.mark.parametrize("chart", charts(), ids=lambda chart: chart.key)
+@pytest.mark.parametrize("chart", CHARTS, ids=lambda chart: chart.key)
 def test_figures_are_valid_json_with_few_traces_and_known_colours(chart: Chart) -> None:
     text = json.dumps(chart.figure, allow_nan=False)
     assert 0 < len(chart.figure["data"]) <= 10
@@ -73,11 +40,24 @@ def test_figures_are_valid_json_with_few_traces_and_known_colours(chart: Chart) 
     assert all(len(row) == len(chart.columns) for row in chart.rows)
 
 
-@pytest.mark.parametrize("chart", charts(), ids=lambda chart: chart.key)
+@pytest.mark.parametrize("chart", CHARTS, ids=lambda chart: chart.key)
 def test_figures_speak_the_language_of_the_library(chart: Chart) -> None:
     coloured = re.sub(r"var\(--[\w-]+\)", "#000", json.dumps(chart.figure))
     figure = Figure(**{key: value for key, value in json.loads(coloured).items() if key in {"data", "layout"}})
     assert {trace.type for trace in figure.data} <= OF_THE_BUNDLE
+
+
+@pytest.mark.parametrize("chart", CHARTS, ids=lambda chart: chart.key)
+def test_figures_are_drawn_for_reports_or_left_out_whole(chart: Chart) -> None:
+    if made := svg.drawn(chart.figure):
+        assert len(tree(made)) > 0
+
+
+def test_a_chart_of_every_module_is_checked() -> None:
+    folder = Path(svg.__file__).parent
+    making = {path.stem for path in folder.glob("*.py") if re.search(r"\bChart\(", path.read_text())}
+    without = sorted(making - set(charts()))
+    assert not without, f"add {', '.join(without)} to charts() in tests/dashboard/every_chart.py"
 
 
 def test_breakdown_parts_cover_every_component_once() -> None:
@@ -92,7 +72,8 @@ def test_stacked_parts_add_up_to_the_step() -> None:
 
 
 def test_charts_share_their_rows() -> None:
-    ticks = [c.figure["layout"]["yaxis"]["ticktext"] for c in charts()[:3]]
+    made = charts()
+    ticks = [made[name][0].figure["layout"]["yaxis"]["ticktext"] for name in ("speedup", "breakdown", "memory")]
     assert ticks[0] == ticks[1] == ticks[2] == ["DP", "<b>Single</b>", "Single + AR"]
 
 

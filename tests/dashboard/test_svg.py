@@ -85,6 +85,24 @@ def test_what_cannot_be_drawn_is_left_out_whole() -> None:
     assert svg.drawn(figure()) == ""
 
 
+UPRIGHT = {"type": "bar", "x": ["DP", "TP"], "y": [1.0, 2.0]}
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        figure(UPRIGHT),
+        figure({**UPRIGHT, "x": [1, 2]}),
+        figure({"type": "scatter", "x": ["DP", "TP"], "y": [1.0, 2.0]}),
+        figure(bars([1.0]), bars([2.0], orientation="v")),
+        figure(bars([1.0, 2.0]), xaxis=theme.log_axis("ms", 1.0, 2.0)),
+    ],
+)
+def test_what_would_be_drawn_wrongly_is_left_out(made: dict[str, Any]) -> None:
+    """Upright bars, words in place of numbers, and logarithmic axes."""
+    assert svg.drawn(made) == ""
+
+
 def test_round_values_stand_at_an_axis() -> None:
     assert svg.nice(0, 1) == pytest.approx([0, 0.2, 0.4, 0.6, 0.8, 1.0])
     assert svg.nice(97, 1230) == [200, 400, 600, 800, 1000, 1200]
