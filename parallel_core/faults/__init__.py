@@ -2,7 +2,7 @@
 
     python -m parallel_core train spec.json --inject straggler:rank=1,factor=2
 
-Each fault is a small module here, listed in `AnyFault`. None is on by default, and a run with faults is marked
+Each fault is a small module here, listed in `_Any`. None is on by default, and a run with faults is marked
 wherever it is shown. The engine applies them in `engine.injected`.
 """
 

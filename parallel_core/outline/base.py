@@ -142,7 +142,7 @@ class Outline(ABC):
     batch_norm: ClassVar[bool] = False
     """Whether its layers normalise over the samples of a batch."""
     whole: ClassVar[str] = ""
-    """Why its tensors cannot be split; '' where they can."""
+    """Why its tensors cannot be split; '' only where `check_tensor` is overridden."""
 
     def __init__(self, model: ModelSpec) -> None:
         self.model = model

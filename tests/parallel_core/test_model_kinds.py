@@ -12,13 +12,14 @@ from pydantic import ValidationError
 from torch import nn
 
 from parallel_core import combinations
+from parallel_core.bench import drawn
 from parallel_core.data.images import Images, digits, enlarging
 from parallel_core.model_spec import ModelKind
 from parallel_core.models import registry
 from parallel_core.models.batchnorm import BatchNorm
 from parallel_core.models.microbatch_context import MicroBatchContext
 from parallel_core.models.registry import build_unit, parameter_shapes
-from parallel_core.outline import KINDS, outline_of
+from parallel_core.outline import KINDS, Outline, outline_of
 from parallel_core.plan.units import parameter_count, unit_costs
 from parallel_core.spec import ModelSpec, RunSpec, field_errors
 from tests.parallel_core.test_model_parity import MODELS
@@ -38,10 +39,19 @@ def test_every_kind_is_known_wherever_kinds_are() -> None:
         "models/registry.py": set(registry.KINDS),
         "combinations.py": set(combinations.KINDS),
         "SMALL of this file": {"gpt", *(model.kind for model in SMALL)},
+        "_KINDS of bench/drawn.py": set(drawn._KINDS),
         "MODELS of test_model_parity.py": {model.get("kind", "gpt") for model in MODELS.values()},
     }
     without = {place: set(get_args(ModelKind)) ^ kinds for place, kinds in known.items()}
-    assert not any(without.values()), without
+    lacking = "; ".join(f"{place}: {', '.join(sorted(kinds))}" for place, kinds in without.items() if kinds)
+    assert not lacking, f"add (or drop) these kinds of models, see docs/extend.md: {lacking}"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_kind_says_why_its_tensors_stay_whole_or_which_widths_they_can_have(kind: str) -> None:
+    """The message of a refusal is made of it."""
+    outline = KINDS[kind]
+    assert outline.whole or outline.check_tensor is not Outline.check_tensor, "set `whole`, or write check_tensor"
 
 
 def test_parameters_of_the_published_models() -> None:

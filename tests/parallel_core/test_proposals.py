@@ -12,7 +12,7 @@ import pytest
 from pydantic import ValidationError
 
 from parallel_core.all_rules import broken
-from parallel_core.outline import KINDS
+from parallel_core.outline import BUILT_IN_CORPORA, KINDS
 from parallel_core.schedule.traits import CUSTOM, TRAITS
 from parallel_core.spec import RunSpec
 from tests.parallel_core.proposals import Raw, proposals, taken
@@ -56,7 +56,7 @@ TRAIN: dict[str, list[Any]] = {
     "global_batch": [1, 2, 4, 5, 6, 12],
     "clip": ["stage"],
     "clip_norm": [None],
-    "corpus": ["stdlib", "digits", "django"],
+    "corpus": [*BUILT_IN_CORPORA],
 }
 TRACE: dict[str, list[Any]] = {"profile_steps": [(2,), (3, 9)], "profile_ranks": [(0,), (1, 7)]}
 TOGETHER = 0.25

@@ -42,7 +42,8 @@ class _Rule(NamedTuple):
     replays: bool = False
     """It cannot judge steps that are too long to replay."""
     steps: int = 0
-    """Traced steps that it needs besides the spec; 0 if it judges something else."""
+    """Traced steps that it needs besides the spec; 0 if it judges something else. With 0 a rule that reads steps counts
+    as one that judged although no step was traced."""
 
 
 RULES: dict[str, _Rule] = {
