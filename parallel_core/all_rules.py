@@ -12,7 +12,7 @@ from pydantic_core import PydanticCustomError
 from parallel_core.faults import check_faults
 from parallel_core.outline import Outline, outline_of
 from parallel_core.outline.recompute import RECOMPUTE_CHECKS
-from parallel_core.pipeline_rules import SPLIT_CHECKS, check_runs, check_stages
+from parallel_core.pipeline_rules import SPLIT_CHECKS, check_stages
 from parallel_core.replica_rules import check_batch, check_replicas
 from parallel_core.rules import Refusal
 from parallel_core.stream_rules import check_stream
@@ -54,13 +54,8 @@ CHECKS: tuple[Callable[[RunSpec], None], ...] = (
 """The checks; each raises the error of the first of its rules that is broken."""
 
 
-def check_all(spec: RunSpec, drawn: bool) -> None:
-    """Raises the error of the first rule that `spec` breaks, with the suggested changes that break no further rule.
-
-    `drawn`: the spec is only simulated and displayed, so its schedule need not be able to run.
-    """
-    if not drawn:
-        check_runs(spec.parallel)
+def check_all(spec: RunSpec) -> None:
+    """Raises the error of the first rule that `spec` breaks, with the suggested changes that break no further rule."""
     try:
         for check in CHECKS:
             check(spec)

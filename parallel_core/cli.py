@@ -29,7 +29,7 @@ from parallel_core.local import Interrupted, LocalYard, Outcome, points
 from parallel_core.observe.cores import cores
 from parallel_core.observe.records import Frame
 from parallel_core.outline import outline_of
-from parallel_core.spec import DRAWN, RunSpec, field_errors
+from parallel_core.spec import RunSpec, field_errors
 from parallel_core.standstill import NO_PROGRESS_S
 
 RANKS_A_CORE = 32
@@ -105,17 +105,17 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def read_spec(path: Path, drawn: bool = False, inject: Sequence[str] = ()) -> RunSpec:
+def read_spec(path: Path, inject: Sequence[str] = ()) -> RunSpec:
     """Returns the RunSpec in a JSON file, with additional faults in the syntax of the command line.
 
-    `drawn`: its schedule need not be able to run. Raises Wrong with one line per invalid field.
+    Raises Wrong with one line per invalid field.
     """
     given = _json(path)
     faults = [_fault(text) for text in inject]
     if faults and isinstance(given, dict) and isinstance(own := given.get("inject", []), list):  # else it is invalid
         given["inject"] = own + faults
     try:
-        return RunSpec.model_validate(given, context={DRAWN: drawn})
+        return RunSpec.model_validate(given)
     except ValidationError as error:
         lines = [f"{path} cannot be trained:", *(f"  {name}: {why}" for name, why in field_errors(error).items())]
         raise Wrong("\n".join(lines)) from error
@@ -251,7 +251,7 @@ def _schedule(options: argparse.Namespace) -> int:
     from parallel_core.schedule.check import check
     from parallel_core.simulate.picture import caption, picture
 
-    spec = read_spec(options.spec, drawn=True)
+    spec = read_spec(options.spec)
     require_few(spec, MOST_PRINTED, "print")
     made = schedule.build(spec, 1 if spec.parallel.flushes else STREAMED)
     check(made)

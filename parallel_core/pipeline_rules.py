@@ -11,7 +11,7 @@ from parallel_core.schedule.check import ScheduleError
 from parallel_core.schedule.custom import read
 from parallel_core.schedule.round_robin import least_micro_batches
 from parallel_core.schedule.table import TableError
-from parallel_core.schedule.traits import CUSTOM, TRAITS, allowed_chunks, runnable, takes_early_gradients
+from parallel_core.schedule.traits import CUSTOM, TRAITS, allowed_chunks, takes_early_gradients
 
 if TYPE_CHECKING:
     from parallel_core.spec import ParallelSpec
@@ -19,23 +19,11 @@ if TYPE_CHECKING:
 MORE_STAGES = Way("pipeline={} or more", "parallel.pp", range(2, 17))
 
 
-def check_pipeline(split: ParallelSpec, units: int, drawn: bool) -> None:
-    """Raises the error of the first rule that `split` breaks for a model of `units` layers.
-
-    `drawn`: the spec is only simulated and displayed, so its schedule need not be able to run.
-    """
-    if not drawn:
-        check_runs(split)
+def check_pipeline(split: ParallelSpec, units: int) -> None:
+    """Raises the error of the first rule that `split` breaks for a model of `units` layers."""
     for check in SPLIT_CHECKS:
         check(split)
     check_stages(split, units)
-
-
-def check_runs(split: ParallelSpec) -> None:
-    """Raises the error of a rule where a run cannot use the schedule."""
-    if reason := TRAITS[split.schedule].refused:
-        others = ", ".join(runnable())
-        raise rule_error(("parallel.schedule",), f"schedule={split.schedule} cannot run: {reason}; try {others}.")
 
 
 def _check_program(split: ParallelSpec) -> None:

@@ -50,8 +50,6 @@ ByStage = Annotated[
 ]
 STORED = "stored"
 """Context key of `RunSpec.model_validate`: see `RunSpec.stored`."""
-DRAWN = "drawn"
-"""Context key of `RunSpec.model_validate`: the spec is only simulated and displayed; its schedule need not run."""
 
 
 class _Spec(BaseModel):
@@ -246,7 +244,7 @@ class RunSpec(_Spec):
     def _combinations(self, info: ValidationInfo) -> Self:
         if (info.context or {}).get(STORED):
             return self
-        check_all(self, drawn=bool((info.context or {}).get(DRAWN)))
+        check_all(self)
         return self
 
     @property

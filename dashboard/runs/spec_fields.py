@@ -20,7 +20,7 @@ from dashboard.runs import break_it, relevance
 from dashboard.runs.choice_labels import CHOICE_LABELS
 from dashboard.runs.entry import Entry, Group, html_name
 from parallel_core import limits
-from parallel_core.schedule.traits import runnable
+from parallel_core.schedule.traits import TRAITS
 from parallel_core.spec import RunSpec
 
 MIB = 1024 * 1024
@@ -193,7 +193,7 @@ def _plain_field(entry: Entry) -> forms.Field:
         widget = forms.Textarea(attrs={"rows": 4, "spellcheck": "false", "autocomplete": "off"})
     words = [word for word in typing.get_args(info.annotation) if isinstance(word, str)]
     if entry.path == "parallel.schedule":
-        words = runnable()
+        words = list(TRAITS)
     if entry.path == "parallel.zero":
         words, hint = ["0", "1", "2", "3"], ""
     if words or entry.path == "train.corpus":

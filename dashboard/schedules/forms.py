@@ -134,7 +134,7 @@ class ScheduleForm(Form):
         chunks = asked["v"] if p > 1 and traits.most != 1 else None
         try:
             split = ParallelSpec(schedule=plain, pp=p, micro_batches=m, chunks=chunks, early_gradients=early)  # type: ignore[arg-type]
-            check_pipeline(split, split.stages, drawn=True)
+            check_pipeline(split, split.stages)
         except PydanticCustomError as error:
             field = next((FIELD_OF[f] for f in (error.context or {}).get("fields", ()) if f in FIELD_OF), "a")
             self.add_error(field, in_form_words(error.message(), OWN_WORDS))

@@ -17,7 +17,7 @@ from dashboard.runs.form_words import short_label
 from dashboard.studies.sweepable import parse
 from parallel_core.outline.recompute import RECOMPUTE_LABELS
 from parallel_core.plan import strategy as naming
-from parallel_core.schedule.traits import CUSTOM, TRAITS, flushes, runnable
+from parallel_core.schedule.traits import CUSTOM, TRAITS, flushes
 from parallel_core.spec import RunSpec, TrainSpec, field_errors
 from parallel_core.stage_rules import name as name_of
 
@@ -116,7 +116,7 @@ STRATEGIES: tuple[Strategy, ...] = (
     ),
     *(
         Strategy(name, TRAITS[name].label, _from(2, 1, lambda n: {"pp": n}), "at least 2 devices", True, name)
-        for name in runnable()
+        for name in TRAITS
         if name not in ("naive", "gpipe", "1f1b", CUSTOM)  # listed above, or not made by name
     ),
     Strategy("dp-tp", "DP x TP", _from(4, 2, lambda n: {"dp": n // 2, "tp": 2}), "4 devices, or a larger even number"),
@@ -172,7 +172,7 @@ def matrix(
     return found.plan(cut=next(cells, None) is not None)
 
 
-STREAMED = ("1f1b", *(name for name in runnable() if not flushes(name)))
+STREAMED = ("1f1b", *(name for name in TRAITS if not flushes(name)))
 
 
 def stashing(base: Spec, *, devices: int = 2, micro_batches: int = 4, timed_steps: int = 100) -> Plan:

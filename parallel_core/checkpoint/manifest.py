@@ -15,7 +15,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from parallel_core.layout import Layout
-from parallel_core.spec import DRAWN, RunSpec
+from parallel_core.spec import RunSpec
 from parallel_core.untrusted import PARSE_ERRORS
 
 FORMAT = "trainyard-checkpoint-1"
@@ -157,7 +157,7 @@ def mismatches(
 def _own_stages(saved: Mapping[str, Any], scalars: Mapping[str, float]) -> Layout | None:
     """The layout of the spec `saved` if its stages have made different numbers of updates, else None."""
     try:
-        spec = RunSpec.model_validate(saved, context={DRAWN: True})
+        spec = RunSpec.model_validate(saved)
     except ValidationError:
         return None
     uneven = len({spec.parallel.updates(place) for place in range(spec.parallel.pp)}) > 1

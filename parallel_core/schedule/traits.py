@@ -51,8 +51,6 @@ class Traits(NamedTuple):
     """A micro-batch uses the same weight version on all stages."""
     round_robin: bool = False
     """Stages may have different numbers of replicas (`schedule.round_robin`)."""
-    refused: str = ""
-    """Why a run cannot use it; '' where it can."""
 
 
 CUSTOM: ScheduleName = "custom"
@@ -77,11 +75,6 @@ TRAITS: dict[str, Traits] = {
     CUSTOM: Traits("PP-Custom", most=None),
 }
 """Traits of every schedule by name, simplest first."""
-
-
-def runnable() -> list[str]:
-    """Schedules that a run may use, simplest first."""
-    return [name for name, traits in TRAITS.items() if not traits.refused]
 
 
 def round_robins() -> list[str]:

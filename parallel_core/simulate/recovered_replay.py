@@ -31,7 +31,7 @@ from parallel_core.schedule.traits import CUSTOM, TRAITS
 from parallel_core.simulate.measured import Measured, measure
 from parallel_core.simulate.recovered import Done, NotRecovered, Pipeline, Spans, is_pipeline, recover
 from parallel_core.simulate.replay import Change, Replay, replay_as
-from parallel_core.spec import DRAWN, DeviceKind, RunSpec
+from parallel_core.spec import DeviceKind, RunSpec
 
 MOST_OFF = 0.03
 """Largest relative error of an unchanged replay at which its changes are still trusted."""
@@ -260,4 +260,4 @@ def _spec(split: Mapping[str, Any], device: DeviceKind, stages: int, units: int 
         "parallel": {**split, "cuts": cuts},
         "train": {"global_batch": split["dp"] * split["micro_batches"], "device": device},
     }
-    return RunSpec.model_validate(given, context={DRAWN: True})
+    return RunSpec.model_validate(given)

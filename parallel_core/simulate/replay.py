@@ -25,7 +25,7 @@ from parallel_core.schedule.ir import P2P, REPLICA_COLLECTIVES, Kind, Op
 from parallel_core.schedule.traits import takes_early_gradients
 from parallel_core.simulate import simulate
 from parallel_core.simulate.measured import Cost, Measured, key
-from parallel_core.spec import DRAWN, DeviceKind, RunSpec
+from parallel_core.spec import DeviceKind, RunSpec
 
 FREE = math.inf
 """Factor on links: communication takes no time."""
@@ -78,8 +78,7 @@ class Replay:
 
 
 def changed(spec: RunSpec, change: Change) -> RunSpec:
-    """The spec with the program of `change`. Raises pydantic's ValidationError for incompatible values; the schedule
-    need not be one that a run can use."""
+    """The spec with the program of `change`. Raises pydantic's ValidationError for incompatible values."""
     split: dict[str, Any] = spec.parallel.model_dump()
     if change.schedule and change.schedule != spec.parallel.schedule:
         split |= {"schedule": change.schedule, "chunks": None, "cuts": None, "program": None}
@@ -87,7 +86,7 @@ def changed(spec: RunSpec, change: Change) -> RunSpec:
     if change.micro_batches:
         split["micro_batches"] = change.micro_batches
     split["early_gradients"] |= change.early_gradients
-    return RunSpec.model_validate(spec.model_dump() | {"parallel": split}, context={DRAWN: True})
+    return RunSpec.model_validate(spec.model_dump() | {"parallel": split})
 
 
 def replay(spec: RunSpec, measured: Measured, change: Change) -> Replay:

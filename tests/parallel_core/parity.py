@@ -18,7 +18,7 @@ from parallel_core.engine.distributed import Rendezvous
 from parallel_core.engine.trainer import Trainer
 from parallel_core.models.numerics import wide
 from parallel_core.outline.splits import TensorSplit, split_dim
-from parallel_core.spec import DRAWN, RunSpec
+from parallel_core.spec import RunSpec
 from tests.parallel_core import ranks
 
 STEPS = 3
@@ -44,7 +44,7 @@ def spec_of(model: dict[str, Any] | None = None, train: dict[str, Any] | None = 
     too.
     """
     rooms = {"model": MODEL | (model or {}), "train": TRAIN | (train or {}), "parallel": parallel}
-    return RunSpec.model_validate(rooms, context={DRAWN: True})
+    return RunSpec.model_validate(rooms)
 
 
 def _copy(named: dict[str, torch.Tensor]) -> Tensors:

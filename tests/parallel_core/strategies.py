@@ -8,20 +8,17 @@ from hypothesis import strategies as st
 
 from parallel_core.schedule.round_robin import least_micro_batches
 from parallel_core.schedule.traits import CUSTOM, TRAITS, flushes
-from parallel_core.spec import DRAWN, RunSpec
+from parallel_core.spec import RunSpec
 
 
 @st.composite
-def run_specs(
-    draw: st.DrawFn, max_degree: int = 4, max_micro_batches: int = 6, drawn: bool = False, in_turn: bool = False
-) -> RunSpec:
+def run_specs(draw: st.DrawFn, max_degree: int = 4, max_micro_batches: int = 6, in_turn: bool = False) -> RunSpec:
     """Any combination of degrees, schedule, chunks, micro-batches, recomputation, precision and cuts that the rules
-    allow. `drawn` adds schedules that can only be drawn, not run; `in_turn` adds stages with different numbers of
-    replicas and of tensor ranks.
+    allow. `in_turn` adds stages with different numbers of replicas and of tensor ranks.
     """
     layers = draw(st.integers(1, 5))
     units = 2 * layers + 2
-    pp, schedule, chunks = draw(_pipelines(min(max_degree, units), units, drawn))
+    pp, schedule, chunks = draw(_pipelines(min(max_degree, units), units))
     shares = draw(_shares(schedule, pp, max_degree, max_micro_batches, in_turn))
     dp, tp = shares["dp"], shares["tp"]
     asynchronous = not flushes(schedule)
@@ -42,7 +39,7 @@ def run_specs(
         "clip": "stage" if asynchronous else "global",
     }
     model = {"layers": layers, "hidden": 32, "heads": 4, "seq": 16, "vocab": 64, "tied": tied}
-    return RunSpec.model_validate({"model": model, "parallel": parallel, "train": train}, context={DRAWN: drawn})
+    return RunSpec.model_validate({"model": model, "parallel": parallel, "train": train})
 
 
 @st.composite
@@ -93,12 +90,12 @@ def _widths(pp: int) -> st.SearchStrategy[tuple[int, ...] | None]:
 
 
 @st.composite
-def _pipelines(draw: st.DrawFn, most_places: int, units: int, drawn: bool) -> tuple[int, str, int | None]:
+def _pipelines(draw: st.DrawFn, most_places: int, units: int) -> tuple[int, str, int | None]:
     """Pipeline ranks, schedule (custom ones are tested separately) and chunks (None without a pipeline) such that no
     stage is empty.
     """
     pp = draw(st.integers(1, most_places))
-    known = {name: traits for name, traits in TRAITS.items() if name != CUSTOM and (drawn or not traits.refused)}
+    known = {name: traits for name, traits in TRAITS.items() if name != CUSTOM}
     if pp == 1:
         return pp, draw(st.sampled_from([name for name in known if flushes(name)])), None
     name = draw(st.sampled_from([name for name, traits in known.items() if pp * traits.least <= units]))

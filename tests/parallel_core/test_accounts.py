@@ -30,9 +30,7 @@ def steps(draw: st.DrawFn) -> tuple[Layout, Spans, Spans]:
     """(layout, spans by global rank, planned spans by pipeline rank) of a random schedule with random costs."""
     pp, dp, chosen = draw(st.integers(1, 4)), draw(st.integers(1, 2)), draw(st.sampled_from(NAMES_DRAWN))
     split = {"pp": pp, "dp": dp, "schedule": chosen, "micro_batches": 2 * pp * draw(st.integers(1, 2))}
-    spec = RunSpec.model_validate(
-        {"model": {"layers": 8}, "parallel": split, "train": {"global_batch": 64 * 3 * 5}}, context={"drawn": True}
-    )
+    spec = RunSpec.model_validate({"model": {"layers": 8}, "parallel": split, "train": {"global_batch": 64 * 3 * 5}})
     cost = st.integers(0, 40)
     kinds = (Kind.F, Kind.B, Kind.W, Kind.ALLREDUCE, Kind.OPT_STEP)
     compute = {(s, kind): draw(cost) for s in range(spec.parallel.stages) for kind in kinds}

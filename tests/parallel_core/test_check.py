@@ -15,15 +15,13 @@ from parallel_core.schedule.ir import AHEAD, P2P, SENDS, Kind, Op, Program, Sche
 from parallel_core.schedule.passes.communicate import communicate
 from parallel_core.schedule.passes.reduce import reduce_and_step
 from parallel_core.schedule.table import from_csv
-from parallel_core.spec import DRAWN, RunSpec
+from parallel_core.spec import RunSpec
 from tests.parallel_core.strategies import run_specs
 
 
 def made(**split: object) -> Schedule:
     parallel = {"pp": 2, "micro_batches": 3, "schedule": "1f1b", **split}
-    return schedule.build(
-        RunSpec.model_validate({"parallel": parallel, "train": {"global_batch": 24}}, context={DRAWN: True})
-    )
+    return schedule.build(RunSpec.model_validate({"parallel": parallel, "train": {"global_batch": 24}}))
 
 
 class Blocking(Walk):
@@ -101,7 +99,7 @@ def alter(name: str, **fields: int) -> Callable[[list[Op]], None]:
     return change
 
 
-@given(run_specs(drawn=True))
+@given(run_specs())
 def test_everything_built_is_right(spec: RunSpec) -> None:
     check(schedule.build(spec))
 
@@ -182,7 +180,7 @@ def test_sends_that_block_need_receives_posted_ahead() -> None:
         ends_though_sends_block(mixed, 1)
 
 
-@given(run_specs(drawn=True))
+@given(run_specs())
 def test_every_schedule_ends_even_if_sends_block(spec: RunSpec) -> None:
     """With the number of receives that the engine posts ahead; breadth-first alone may need one for each
     micro-batch.
@@ -236,7 +234,7 @@ def test_a_missing_operation_is_marked_behind_the_program() -> None:
         check(damaged(made(), 1, drop("1BW2")))
 
 
-@given(run_specs(drawn=True).filter(lambda spec: spec.parallel.pp > 1), st.data())
+@given(run_specs().filter(lambda spec: spec.parallel.pp > 1), st.data())
 def test_no_single_lost_message_goes_unseen(spec: RunSpec, data: st.DataObject) -> None:
     good = schedule.build(spec)
     rank = data.draw(st.integers(0, good.pipeline_ranks - 1))

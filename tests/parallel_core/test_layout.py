@@ -10,12 +10,12 @@ from hypothesis import given
 from parallel_core import schedule
 from parallel_core.layout import Coords, Layout
 from parallel_core.schedule.ir import P2P
-from parallel_core.spec import DRAWN, RunSpec
+from parallel_core.spec import RunSpec
 from tests.parallel_core.strategies import run_specs
 
 
 def layout(**split: object) -> Layout:
-    return Layout.of(RunSpec.model_validate({"parallel": split}, context={DRAWN: True}))
+    return Layout.of(RunSpec.model_validate({"parallel": split}))
 
 
 def test_tensor_ranks_are_neighbours_then_replicas_then_stages() -> None:
@@ -42,13 +42,13 @@ def test_cuts_are_followed() -> None:
     assert layout(pp=3, cuts=[2, 9]).stage_units == ((0, 1), (2, 3, 4, 5, 6, 7, 8), (9,))
 
 
-@given(run_specs(drawn=True, in_turn=True))
+@given(run_specs(in_turn=True))
 def test_coordinates_and_ranks_are_inverse(spec: RunSpec) -> None:
     box = Layout.of(spec)
     assert [box.rank(*box.coords(rank)) for rank in range(box.world)] == list(range(box.world))
 
 
-@given(run_specs(drawn=True, in_turn=True))
+@given(run_specs(in_turn=True))
 def test_groups_cover_every_rank_once(spec: RunSpec) -> None:
     box = Layout.of(spec)
     for groups in (box.tensor_groups(), box.data_groups()):
@@ -62,7 +62,7 @@ def test_groups_cover_every_rank_once(spec: RunSpec) -> None:
     )
 
 
-@given(run_specs(drawn=True, in_turn=True))
+@given(run_specs(in_turn=True))
 def test_every_layer_and_every_micro_batch_has_one_home(spec: RunSpec) -> None:
     box = Layout.of(spec)
     assert list(chain(*box.stage_units)) == list(range(len(spec.model.units())))
@@ -72,7 +72,7 @@ def test_every_layer_and_every_micro_batch_has_one_home(spec: RunSpec) -> None:
         assert ids == list(range(spec.parallel.per_step))
 
 
-@given(run_specs(drawn=True, in_turn=True))
+@given(run_specs(in_turn=True))
 def test_stages_and_places_are_inverse(spec: RunSpec) -> None:
     box = Layout.of(spec)
     assert box.stages == spec.parallel.stages
@@ -100,7 +100,7 @@ def test_a_v_turns_at_the_last_place() -> None:
     assert box.stages_of(0) == (0, 5)
 
 
-@given(run_specs(drawn=True, in_turn=True))
+@given(run_specs(in_turn=True))
 def test_layout_and_schedule_agree(spec: RunSpec) -> None:
     box, made = Layout.of(spec), schedule.build(spec)
     for rank in range(box.world):
@@ -129,7 +129,7 @@ def test_places_with_different_numbers_of_tensor_ranks() -> None:
     assert len(set(box.unit_widths())) == 3
 
 
-@given(run_specs(drawn=True, in_turn=True))
+@given(run_specs(in_turn=True))
 def test_who_takes_has_one_giver(spec: RunSpec) -> None:
     box = Layout.of(spec)
     for rank in range(box.world):

@@ -14,7 +14,7 @@ from parallel_core.plan.memory import by_stage, needed, predict, verdict, worst_
 from parallel_core.plan.peak import flat_bytes
 from parallel_core.plan.strategy import label, recompute_share
 from parallel_core.plan.units import boundary_elements, parameter_count, unit_costs
-from parallel_core.spec import BYTES_PER_ELEMENT, DRAWN, MAIN_BYTES, ModelSpec, RunSpec
+from parallel_core.spec import BYTES_PER_ELEMENT, MAIN_BYTES, ModelSpec, RunSpec
 from tests.parallel_core.strategies import run_specs
 
 GIB = 1024**3
@@ -140,7 +140,7 @@ def test_gpipe_keeps_every_micro_batch() -> None:
 
 def drawn(**split: Any) -> RunSpec:
     deep = {"model": {"layers": 15, "vocab": 64}, "train": {"global_batch": 32}}
-    return RunSpec.model_validate({**deep, "parallel": {"pp": 4, "micro_batches": 16, **split}}, context={DRAWN: True})
+    return RunSpec.model_validate({**deep, "parallel": {"pp": 4, "micro_batches": 16, **split}})
 
 
 def kept(**split: Any) -> int:

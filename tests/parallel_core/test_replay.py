@@ -33,7 +33,7 @@ MODEL = {"layers": 8, "hidden": 32, "heads": 4, "seq": 32, "vocab": 64}
 
 def spec(device: str = "cuda", clip: str = "global", **split: Any) -> RunSpec:
     train = {"global_batch": 48, "device": device, "clip": clip}
-    return RunSpec.model_validate({"model": MODEL, "parallel": split, "train": train}, context={"drawn": True})
+    return RunSpec.model_validate({"model": MODEL, "parallel": split, "train": train})
 
 
 def step(made: RunSpec, costs: Costs, zero: int = 0) -> dict[int, np.ndarray]:

@@ -14,7 +14,7 @@ from parallel_core import schedule
 from parallel_core.schedule import peaks, table, text
 from parallel_core.schedule.ir import COMPUTE, P2P, Kind, Op, Schedule
 from parallel_core.schedule.traits import CUSTOM, TRAITS, ScheduleName
-from parallel_core.spec import DRAWN, RunSpec
+from parallel_core.spec import RunSpec
 from tests.parallel_core.strategies import run_specs
 
 LINES = st.sampled_from([n for n, maker in schedule._MAKERS.items() if maker.in_flight and TRAITS[n].sync == "flush"])
@@ -75,7 +75,7 @@ def test_interleaved_order() -> None:
 
 def test_a_rank_sums_all_its_stages_before_it_steps_any() -> None:
     spec = RunSpec.model_validate(
-        {"parallel": {"dp": 2, "pp": 2, "schedule": "interleaved"}, "train": {"global_batch": 8}}, context={DRAWN: True}
+        {"parallel": {"dp": 2, "pp": 2, "schedule": "interleaved"}, "train": {"global_batch": 8}}
     )
     ends = [" ".join(map(str, program[-4:])) for program in schedule.build(spec).programs]
     assert ends[0] == ends[2] == "0ALLREDUCE 2ALLREDUCE 0OPT_STEP 2OPT_STEP"
@@ -105,7 +105,7 @@ def test_replicas_reduce_before_the_optimizer() -> None:
     assert orders(schedule.build(spec)) == ["F0 BW0 ALLREDUCE-1 OPT_STEP-1", "F1 BW1 ALLREDUCE-1 OPT_STEP-1"]
 
 
-@given(run_specs(drawn=True))
+@given(run_specs())
 def test_passes_keep_the_order_of_compute(spec: RunSpec) -> None:
     split = spec.parallel
     plain = schedule.compute_only(split.schedule, split.pp, split.micro_batches, split.dp, split.chunks_per_rank)
@@ -113,7 +113,7 @@ def test_passes_keep_the_order_of_compute(spec: RunSpec) -> None:
     assert [tuple(op for op in program if op.kind in COMPUTE) for program in lowered.programs] == list(plain.programs)
 
 
-@given(run_specs(drawn=True))
+@given(run_specs())
 def test_peers_are_neighbouring_stages_of_the_same_replica(spec: RunSpec) -> None:
     for rank, program in enumerate(schedule.build(spec).programs):
         for op in program:

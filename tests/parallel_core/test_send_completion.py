@@ -11,7 +11,7 @@ from parallel_core.spec import RunSpec
 from tests.parallel_core.strategies import run_specs
 
 
-@given(run_specs(drawn=True))
+@given(run_specs())
 def test_what_proves_a_send_was_sent_after_it_was_taken(spec: RunSpec) -> None:
     schedule = build(spec)
     at = [{key(op): i for i, op in enumerate(program)} for program in schedule.programs]

@@ -104,9 +104,7 @@ def test_v_blocks_idle_does_not_grow_with_m_at_equal_times(name: str, p: int) ->
 
 def test_a_barrier_before_the_optimizer_shows_what_zb_h2_hides() -> None:
     """Every rank works without a pause; then all but the last one wait for it in NORM."""
-    spec = RunSpec.model_validate(
-        {"parallel": {"pp": 3, "schedule": "zb-h2", "micro_batches": 8}}, context={"drawn": True}
-    )
+    spec = RunSpec.model_validate({"parallel": {"pp": 3, "schedule": "zb-h2", "micro_batches": 8}})
     spans = simulate(schedule.build(spec), Costs.uniform(3, 1, 1, 1, norm=True))
     waits = [rows[rows["kind"] == Kind.NORM][0] for rows in spans.values()]
     assert [int(wait["end"] - wait["start"]) for wait in waits] == [2, 1, 0]

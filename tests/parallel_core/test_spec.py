@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from parallel_core.rules import divisors
-from parallel_core.schedule.traits import TRAITS, ScheduleName
-from parallel_core.spec import DRAWN, ModelSpec, RunSpec, field_errors
+from parallel_core.schedule.traits import ScheduleName
+from parallel_core.spec import ModelSpec, RunSpec, field_errors
 from tests.parallel_core.strategies import run_specs
 
 
@@ -189,25 +189,16 @@ def test_rules_name_the_field_and_what_would_be_right(rooms: dict[str, Any], fie
 )
 def test_rules_of_several_stages_a_rank(split: dict[str, Any], field: str, message: str) -> None:
     with pytest.raises(ValidationError) as caught:
-        RunSpec.model_validate({"parallel": {"pp": 2, "schedule": "interleaved", **split}}, context={DRAWN: True})
+        RunSpec.model_validate({"parallel": {"pp": 2, "schedule": "interleaved", **split}})
     assert field_errors(caught.value) == {field: message}
 
 
 def test_chunks_are_those_of_the_schedule_unless_given() -> None:
     def stages(**split: Any) -> int:
-        return RunSpec.model_validate({"parallel": split}, context={DRAWN: True}).parallel.stages
+        return RunSpec.model_validate({"parallel": split}).parallel.stages
 
     assert (stages(), stages(schedule="interleaved"), stages(pp=3)) == (1, 1, 3)
     assert (stages(pp=2, schedule="interleaved"), stages(pp=2, schedule="interleaved", chunks=4)) == (4, 8)
-
-
-def test_a_schedule_may_be_drawn_but_not_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(TRAITS, "v-min", TRAITS["v-min"]._replace(refused="it is a drawing"))
-    split = {"pp": 2, "schedule": "v-min"}
-    text = errors(parallel=split)["parallel.schedule"]
-    others = ", ".join(name for name in TRAITS if name != "v-min")
-    assert text == f"schedule=v-min cannot run: it is a drawing; try {others}."
-    RunSpec.model_validate({"parallel": split}, context={DRAWN: True})
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from parallel_core import schedule
 from parallel_core.layout import Layout
 from parallel_core.schedule.ir import COMPUTE, Kind, Schedule
 from parallel_core.schedule.table import TableError, from_csv, to_csv, to_json
-from parallel_core.spec import DRAWN, RunSpec, field_errors
+from parallel_core.spec import RunSpec, field_errors
 from tests.parallel_core.strategies import run_specs
 from tests.parallel_core.test_schedule import pipelines
 from tests.parallel_core.written import from_json
@@ -37,7 +37,7 @@ def test_csv_goes_through_pytorchs_own_parser_and_back(made: Schedule) -> None:
     assert (back.programs, back.placement, back.micro_batches) == (flat, made.placement, made.micro_batches)
 
 
-@given(run_specs(drawn=True).filter(lambda spec: spec.parallel.flushes))
+@given(run_specs().filter(lambda spec: spec.parallel.flushes))
 def test_csv_of_a_run_is_the_compute_of_one_replica(spec: RunSpec) -> None:
     split = spec.parallel
     plain = schedule.compute_only(split.schedule, split.pp, split.micro_batches, chunks=split.chunks_per_rank)
@@ -50,7 +50,7 @@ def test_stages_with_their_own_replicas_have_no_csv() -> None:
         to_csv(schedule.build(RunSpec.model_validate({"parallel": split})))
 
 
-@given(run_specs(drawn=True))
+@given(run_specs())
 def test_json_keeps_everything(spec: RunSpec) -> None:
     made = schedule.build(spec)
     assert from_json(to_json(made)) == made
@@ -95,7 +95,7 @@ def test_wrong_csv_is_named(text: str, message: str) -> None:
 
 def custom(program: str | None = GPIPE, **split: Any) -> RunSpec:
     parallel = {"pp": 2, "micro_batches": 2, "schedule": "custom", "program": program, **split}
-    return RunSpec.model_validate({"parallel": parallel}, context={DRAWN: True})
+    return RunSpec.model_validate({"parallel": parallel})
 
 
 def test_a_program_of_ones_own_is_what_is_built() -> None:
