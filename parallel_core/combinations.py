@@ -15,6 +15,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from parallel_core.rules import field_errors
+from parallel_core.schedule.custom import EXAMPLE
 from parallel_core.schedule.traits import CUSTOM, ScheduleName, flushes
 from parallel_core.spec import RunSpec
 
@@ -45,9 +46,6 @@ def _schedule(name: ScheduleName) -> Leaves:
     return leaves if flushes(name) else {**leaves, "train.clip": "stage"}
 
 
-OWN = "0F0,0F1,0F2,0B0,0F3,0B1,0B2,0B3\n,1F0,1B0,1F1,1B1,1F2,1B2,1F3,1B3"
-"""1F1B over two stages and four micro-batches, with one warm-up forward more."""
-
 FEATURES: dict[str, Leaves] = {
     "data parallel": {"parallel.dp": 2},
     "ZeRO-1": {"parallel.dp": 2, "parallel.zero": 1},
@@ -58,7 +56,7 @@ FEATURES: dict[str, Leaves] = {
     "tensor split by columns": {"parallel.tp": 2, "parallel.tensor_split": "columns"},
     "sequence parallel": {"parallel.tp": 2, "parallel.sequence": True},
     **{f"pipeline {name}": _schedule(name) for name in typing.get_args(ScheduleName) if name != CUSTOM},
-    "own schedule": {**_schedule(CUSTOM), "parallel.program": OWN},
+    "own schedule": {**_schedule(CUSTOM), "parallel.program": EXAMPLE},
     "early gradients": {**_schedule("1f1b"), "parallel.early_gradients": True},
     "replicas 2-1": {"parallel.pp": 2, "parallel.replicas": [2, 1], "parallel.micro_batches": 4},
     "tensor ranks 1-2": {"parallel.pp": 2, "parallel.widths": [1, 2], "parallel.micro_batches": 4},

@@ -14,10 +14,10 @@ from dashboard.plans.setups import Setup, searched
 from parallel_core.analysis.quantities import (
     bytes_text,
     count_text,
+    figure_text,
     listed_text,
     percent_text,
     seconds_text,
-    significant,
     slower_text,
 )
 from parallel_core.plan.cluster import search
@@ -131,17 +131,17 @@ def tiles(made: View) -> list[tuple[str, str, str]]:
         ),
         ("Of the peak (MFU)", percent_text(share), _in_use(judged.plan.devices)),
         ("Memory", judged.room, f"fullest is the {'first' if judged.first_rank else 'last'} rank"),
-        (f"Days{only}", _few(days), f"for {_few(values['tokens'])} billion tokens"),
-        (f"Price{only}", _few(hours * values["price"]), f"{_few(hours)} device-hours at {_few(values['price'])} each"),
+        (f"Days{only}", figure_text(days), f"for {figure_text(values['tokens'])} billion tokens"),
+        (
+            f"Price{only}",
+            figure_text(hours * values["price"]),
+            f"{figure_text(hours)} device-hours at {figure_text(values['price'])} each",
+        ),
     ]
 
 
 def _in_use(devices: int) -> str:
     return f"{count_text(devices)} device{'' if devices == 1 else 's'} in use"
-
-
-def _few(value: float) -> str:
-    return count_text(round(value)) if value >= 1000 else significant(value)
 
 
 @dataclass(frozen=True)

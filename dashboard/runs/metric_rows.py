@@ -10,7 +10,7 @@ from functools import partial
 from dashboard.runs.models import Run
 from dashboard.runs.page_verdict import target_of
 from parallel_core.analysis.diagnosis.divergence import what_is_skipped
-from parallel_core.analysis.quantities import count_text, rate_text, seconds_text, significant
+from parallel_core.analysis.quantities import figure_text, rate_text, seconds_text, significant
 from parallel_core.spec import RunSpec
 
 
@@ -20,10 +20,6 @@ def _four_digits(value: float) -> str:
 
 def _percent(value: float) -> str:
     return f"{significant(value)} %"
-
-
-def _whole(value: float) -> str:
-    return count_text(round(value)) if value >= 1000 else significant(value)
 
 
 def _milliseconds(value: float) -> str:
@@ -120,7 +116,7 @@ METRICS = (
         scale=100,
         text=_percent,
     ),
-    Metric("loss_scale", "Loss scale", "loss scale", only="fp16", text=_whole),
+    Metric("loss_scale", "Loss scale", "loss scale", only="fp16", text=figure_text),
     Metric("skipped_steps", "Steps skipped so far", "steps", only="fp16"),
 )
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from parallel_core.schedule.custom import EXAMPLE
+
 TINY = {"layers": 4, "hidden": 128, "heads": 4, "seq": 128, "vocab": 256}
 GPT2_SMALL = {"layers": 12, "hidden": 768, "heads": 12, "seq": 1024, "vocab": 50304, "tied": True}
 GPT2_MEDIUM = {"layers": 24, "hidden": 1024, "heads": 16, "seq": 1024, "vocab": 50304, "tied": True}
@@ -76,9 +78,6 @@ GNMT = {
     "parallel": {"pp": 2, "micro_batches": 4},
     "train": {"global_batch": 32, "lr": 1e-3},
 }
-
-OWN = "0F0,0F1,0F2,0B0,0F3,0B1,0B2,0B3\n,1F0,1B0,1F1,1B1,1F2,1B2,1F3,1B3"
-"""In the format of torch.distributed.pipelining: one warm-up forward more than 1F1B."""
 
 PRESETS = (
     Preset("tiny", ONE, "Tiny GPT, 1 device", "0.8 M parameters; a step in well under a second", _tiny()),
@@ -212,7 +211,7 @@ PRESETS = (
         PIPELINE,
         "Tiny GPT, own schedule",
         "a CSV in PyTorch's spelling, to change",
-        _tiny(pp=2, schedule="custom", micro_batches=4, program=OWN),
+        _tiny(pp=2, schedule="custom", micro_batches=4, program=EXAMPLE),
     ),
     Preset(
         "pp2-no-stash",

@@ -27,6 +27,7 @@ from workers.contract import ResumeFrom
 MAX_TAGS = 20
 MAX_TAG = 40
 MAX_RETRIES = 10
+NO_SUCH_CORPUS = "This yard has no such corpus; upload it first or use 'stdlib'."
 
 
 class Invalid(Exception):
@@ -193,11 +194,14 @@ def _parse(spec: dict[str, Any]) -> tuple[RunSpec | None, dict[str, str]]:
     return parsed, _check_corpus(parsed.train.corpus)
 
 
+def uploaded_size(sha256: str) -> int | None:
+    """Bytes of an uploaded corpus; None if this yard does not have it."""
+    return Corpus.objects.filter(sha256=sha256).values_list("size", flat=True).first()
+
+
 def _check_corpus(corpus: str) -> dict[str, str]:
     kind, _, sha256 = corpus.partition(":")
-    if kind == "blob" and not Corpus.objects.filter(sha256=sha256).exists():
-        return {"train.corpus": "This yard has no such corpus; upload it first or use 'stdlib'."}
-    return {}
+    return {"train.corpus": NO_SUCH_CORPUS} if kind == "blob" and uploaded_size(sha256) is None else {}
 
 
 def _check_retries(retries: int) -> dict[str, str]:

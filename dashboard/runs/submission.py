@@ -17,7 +17,7 @@ from dashboard.ledger import selectors as ledger
 from dashboard.ledger.selectors import Predicted
 from dashboard.runs import resuming, services
 from dashboard.runs.disk import short_of
-from dashboard.runs.models import Corpus, Run
+from dashboard.runs.models import Run
 from dashboard.runs.spreading import Files, asked, expected, hosts_error, waits_for
 from parallel_core.analysis.quantities import plural_text
 from parallel_core.outline import outline_of
@@ -229,9 +229,9 @@ def corpus_errors(spec: RunSpec) -> dict[str, str]:
         return _token_file_errors(spec, sha256)
     if kind != "blob":
         return {}
-    size = Corpus.objects.filter(sha256=sha256).values_list("size", flat=True).first()
+    size = services.uploaded_size(sha256)
     if size is None:
-        return {"train.corpus": "This yard has no such corpus; upload it first or use 'stdlib'."}
+        return {"train.corpus": services.NO_SUCH_CORPUS}
     if size <= spec.model.seq:
         return {
             "train.corpus": f"The corpus has {size} bytes: too short for one sample of {spec.model.seq} + 1 tokens."

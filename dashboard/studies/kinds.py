@@ -39,20 +39,20 @@ def register(kind: StudyKind) -> StudyKind:
 
 
 MATRIX = register(StudyKind("Strategies x recomputation x precision x micro-batches, all else equal.", MatrixForm))
-SWEEP = register(StudyKind("One field of the run over several values, all else equal.", SweepForm))
-STASHING = register(
+register(StudyKind("One field of the run over several values, all else equal.", SweepForm))
+register(
     StudyKind(
         "1F1B with its flush against pipelines that stay full on older weights, and DP: time to a loss, and memory.",
         StashingForm,
     )
 )
-SCALING = register(
+register(
     StudyKind(
         "Speed against devices, strong and weak, and the share of a step that communication stalls.",
         ScalingForm,
     )
 )
-FIT = register(
+register(
     StudyKind(
         "The most layers that each strategy can hold, found by real runs, next to what the memory model says.",
         FitForm,

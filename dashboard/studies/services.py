@@ -25,7 +25,6 @@ __all__ = [
     "create",
     "create_matrix",
     "create_starter",
-    "create_stashing",
     "create_sweep",
     "estimate",
 ]
@@ -79,22 +78,6 @@ def create_sweep(
     asked: dict[str, Any] = {"field": field, "values": list(values), "timed_steps": timed_steps}
     plan = variants.sweep(base, **asked)
     return create(owner=owner, name=name, kind="sweep", base=base, plan=plan, asked=asked, repeats=repeats)
-
-
-def create_stashing(
-    *,
-    owner: Any,
-    name: str,
-    base: Spec,
-    devices: int = 2,
-    micro_batches: int = STARTER_MICRO_BATCHES,
-    repeats: int = 1,
-    timed_steps: int = 100,
-) -> Study:
-    """A study of 1F1B with and without a flush over `devices` devices, and DP. Raises as `create`."""
-    asked = {"devices": devices, "micro_batches": micro_batches, "timed_steps": timed_steps}
-    plan = variants.stashing(base, **asked)
-    return create(owner=owner, name=name, kind="stashing", base=base, plan=plan, asked=asked, repeats=repeats)
 
 
 def create_starter(*, owner: Any, worker: Worker) -> Study:

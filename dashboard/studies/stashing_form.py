@@ -58,4 +58,6 @@ class StashingForm(StudyForm):
         return feasible(variants.stashing(self.base(), **self._asked()), self.fleet)
 
     def create(self, owner: Any) -> Study:
-        return services.create_stashing(**self.common(owner), **self._asked())
+        asked = self._asked()
+        plan = variants.stashing(self.base(), **asked)
+        return services.create(**self.common(owner), kind=self.kind, plan=plan, asked=asked)

@@ -64,6 +64,11 @@ def count_text(count: int) -> str:
     return f"{count:,}".replace(",", "\N{NO-BREAK SPACE}")
 
 
+def figure_text(value: float) -> str:
+    """A number without a unit: three digits, from a thousand on whole with its thousands separated: `4.5`, `2 222`."""
+    return count_text(round(value)) if value >= 1000 else significant(value)
+
+
 def percent_text(share: float) -> str:
     """A share 0 .. 1 as whole percent; `under 1 %` where rounding would hide it."""
     return "under 1 %" if 0 < share < 0.005 else f"{share * 100:.0f} %"

@@ -29,6 +29,7 @@ from parallel_core.observe.progress import Progress
 from parallel_core.observe.records import Sink
 from parallel_core.observe.trace_request import TraceRequests
 from parallel_core.observe.when import first_timed, followed_steps, is_traced, metered_step
+from parallel_core.outline import outline_of
 from parallel_core.schedule.traits import TRAITS
 from parallel_core.spec import RunSpec
 
@@ -74,7 +75,8 @@ def run_rank(
 def lets_go_of_weights(spec: RunSpec) -> bool:
     """Whether the backward of LSTMs must use the weights at that time, not the copy that their forward kept: ZeRO-3
     gathers them again, and without a flush they may be updated in between."""
-    return spec.model.kind == "gnmt" and (spec.parallel.zero == 3 or TRAITS[spec.parallel.schedule].sync == "none")
+    changed = spec.parallel.zero == 3 or TRAITS[spec.parallel.schedule].sync == "none"
+    return changed and outline_of(spec.model).recurrent
 
 
 def _prepare(trainer: Trainer, first: int, saves: bool, store: dist.Store | None) -> None:

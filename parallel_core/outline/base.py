@@ -141,6 +141,8 @@ class Outline(ABC):
     """Corpora it can be trained on, the default first; 'blob' stands for uploaded text, 'tokens' for token files."""
     batch_norm: ClassVar[bool] = False
     """Whether its layers normalise over the samples of a batch."""
+    recurrent: ClassVar[bool] = False
+    """Whether its layers are recurrent: their forward keeps a copy of the weights for the backward."""
     whole: ClassVar[str] = ""
     """Why its tensors cannot be split; '' only where `check_tensor` is overridden."""
 

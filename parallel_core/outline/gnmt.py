@@ -31,6 +31,7 @@ class GnmtOutline(Outline):
     fields = ("layers", "hidden", "seq", "vocab", "dropout")
     target = "positions"
     corpora = ("django",)
+    recurrent = True
     whole = "LSTM layers are not split over tensors: each position needs the one before"
 
     @property

@@ -10,6 +10,10 @@ from parallel_core.schedule.passes.communicate import communicate
 from parallel_core.schedule.passes.reduce import reduce_and_step
 from parallel_core.schedule.table import TableError, from_csv
 
+EXAMPLE = "0F0,0F1,0F2,0B0,0F3,0B1,0B2,0B3\n,1F0,1B0,1F1,1B1,1F2,1B2,1F3,1B3"
+"""1F1B over two stages and four micro-batches, with one warm-up forward more; in the format of
+torch.distributed.pipelining."""
+
 
 @lru_cache(maxsize=64)
 def read(program: str) -> Schedule:
