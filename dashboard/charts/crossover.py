@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from math import ceil
 from typing import Any, NamedTuple
 
@@ -45,30 +45,29 @@ def chart(case: Case, along: Along, dots: Sequence[Dot]) -> Chart:
         family: [getattr(case.at(along, float(x)), name)() for x in values]
         for family, name in zip(FAMILIES, ("tensor", "pipeline"), strict=True)
     }
-    turn = flip(case, along)
     highest = 1.1 * max([*lines["tp"], *lines["pp"], *(dot.speedup for dot in dots)])
-    ends = {family: speedups[-1] for family, speedups in lines.items()}
-    close = abs(ends["tp"] - ends["pp"]) < CLOSE * highest
-    data = [
-        _line(family, values / unit, speedups, _side(ends[family], min(ends.values()), close))
-        for family, speedups in lines.items()
-    ]
+    data = [*_lines(values / unit, lines, highest)]
     data += [_dots(family, [dot for dot in dots if dot.family == family]) for family in FAMILIES]
+    turn = flip(case, along)
     if turn is not None and values[0] <= turn <= values[-1]:
         data.append(_mark(turn / unit, highest))
+    rows = [
+        [significant(values[i] / unit), *(significant(lines[f][i]) for f in FAMILIES)] for i in range(0, POINTS, 10)
+    ]
+    subtitle = f"Speedup against {axis}; lines predicted; measured: circles TP, diamonds PP; dashed: the flip"
+    source = f"closed form, {case.devices} devices; {len(dots)} runs of this yard"
+    figure = {"data": [one for one in data if one["x"]], "layout": _layout(axis, values / unit, highest)}
+    return Chart(f"along-{along}", title(case, along), subtitle, source, figure, (axis, "TP", "PP"), rows)
+
+
+def _layout(axis: str, x: np.ndarray, highest: float) -> dict[str, Any]:
     layout = theme.layout(
         320,
-        xaxis=theme.log_axis(axis, values[0] / unit, values[-1] / unit),
+        xaxis=theme.log_axis(axis, x[0], x[-1]),
         yaxis=theme.axis("times as fast as one device", range=[0, highest]),
         hovermode="closest",
     )
-    layout["meta"] = {"narrow": {"xaxis": theme.narrow_log_axis(layout["xaxis"])}}
-    picked = range(0, POINTS, 10)
-    rows = [[significant(values[i] / unit), *(significant(lines[f][i]) for f in FAMILIES)] for i in picked]
-    subtitle = f"Speedup against {axis}; lines predicted; measured: circles TP, diamonds PP; dashed: the flip"
-    source = f"closed form, {case.devices} devices; {len(dots)} runs of this yard"
-    figure = {"data": [one for one in data if one["x"]], "layout": layout}
-    return Chart(f"along-{along}", title(case, along), subtitle, source, figure, (axis, "TP", "PP"), rows)
+    return layout | {"meta": {"narrow": {"xaxis": theme.narrow_log_axis(layout["xaxis"])}}}
 
 
 def title(case: Case, along: Along) -> str:
@@ -93,6 +92,14 @@ def _value(along: Along, turn: float) -> str:
 def _side(end: float, lower: float, close: bool) -> str:
     """Plotly's text position for a line's name: after its end, and away from the other name if the ends are close."""
     return "middle right" if not close else "bottom right" if end == lower else "top right"
+
+
+def _lines(x: np.ndarray, lines: Mapping[str, Sequence[float]], highest: float) -> Iterator[dict[str, Any]]:
+    """The line of each family, with its name at its end; the chart is `highest` high."""
+    ends = {family: speedups[-1] for family, speedups in lines.items()}
+    close = abs(ends["tp"] - ends["pp"]) < CLOSE * highest
+    for family, speedups in lines.items():
+        yield _line(family, x, speedups, _side(ends[family], min(ends.values()), close))
 
 
 def _line(family: str, x: Any, y: Sequence[float], side: str) -> dict[str, Any]:

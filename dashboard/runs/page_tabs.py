@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
 
 from pydantic import ValidationError
 
@@ -48,41 +48,66 @@ OF_TEXT = {key: TABS[key] for key in ("ranks", "logs", "spec", "events")}
 LOG_TAIL = 64 * 1024
 
 
-def tab_context(tab: str, run: Run, rank: int, step: int | None, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the context of the template of `tab`.
+class _Asked(NamedTuple):
+    """What a tab is shown for. `rank` is used by logs, `step` by tabs that show one traced step, `given` (the query) by
+    tabs with parameters of their own."""
 
-    `rank` is used by logs, `step` by tabs that show one traced step, `given` (the query) by tabs with parameters of
-    their own.
-    """
-    if tab == "timeline":
-        return page_timeline.context(run, step)
-    if tab == "accounts":
-        return page_accounts.context(run, step)
-    if tab == "whatif":
-        return page_whatif.context(run, step, given)
-    if tab == "operators":
-        return page_operators.context(run, step, given)
-    if tab == "memory":
-        limit = memory_limit(run, selectors.attempt_of(run))
-        return {"memory": page_charts.memory_rows(run, limit), "limit": bytes_text(limit) if limit else ""} | {
-            "over_time": page_memory.over_time(run),
-            **page_snapshot.context(run, given),
-        }
-    if tab == "metrics":
-        return {"charts": page_charts.metrics(run)}
-    if tab == "ranks":
-        sentences = {"equal": equal_sentence(run), "pace": pace_sentence(run), "paces": run.summary.get("references")}
-        rows = rank_rows(run)
-        seen_in = run.ended_at is None or any(row["progress"].get("op") for row in rows)
-        return {"profiles": profiles.listed(run), "ranks": rows, "seen_in": seen_in, **sentences}
-    if tab == "layout":
-        return _layout(run, layout_picture.asked_rank(given.get("rank")), given.get("split", ""))
-    if tab == "logs":
-        return _logs(run, rank)
-    if tab == "spec":
-        return {"spec_groups": spec_table.groups(run.spec), "spec_text": json.dumps(run.spec, indent=2)}
-    events = run.events.select_related("actor", "attempt")
-    return {"events": events, "attempts": run.attempts.order_by("number")}
+    run: Run
+    rank: int
+    step: int | None
+    given: Mapping[str, Any]
+
+
+def tab_context(tab: str, run: Run, rank: int, step: int | None, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the context of the template of `tab`, a key of TABS; the other arguments are those of `_Asked`."""
+    return _CONTEXTS[tab](_Asked(run, rank, step, given))
+
+
+def _memory(asked: _Asked) -> dict[str, Any]:
+    run = asked.run
+    limit = memory_limit(run, selectors.attempt_of(run))
+    return {"memory": page_charts.memory_rows(run, limit), "limit": bytes_text(limit) if limit else ""} | {
+        "over_time": page_memory.over_time(run),
+        **page_snapshot.context(run, asked.given),
+    }
+
+
+def _ranks(asked: _Asked) -> dict[str, Any]:
+    run = asked.run
+    sentences = {"equal": equal_sentence(run), "pace": pace_sentence(run), "paces": run.summary.get("references")}
+    rows = rank_rows(run)
+    seen_in = run.ended_at is None or any(row["progress"].get("op") for row in rows)
+    return {"profiles": profiles.listed(run), "ranks": rows, "seen_in": seen_in, **sentences}
+
+
+def _spec(asked: _Asked) -> dict[str, Any]:
+    spec = asked.run.spec
+    return {"spec_groups": spec_table.groups(spec), "spec_text": json.dumps(spec, indent=2)}
+
+
+def _events(asked: _Asked) -> dict[str, Any]:
+    events = asked.run.events.select_related("actor", "attempt")
+    return {"events": events, "attempts": asked.run.attempts.order_by("number")}
+
+
+def _layout_of_rank(asked: _Asked) -> dict[str, Any]:
+    return _layout(asked.run, layout_picture.asked_rank(asked.given.get("rank")), asked.given.get("split", ""))
+
+
+_CONTEXTS: dict[str, Callable[[_Asked], dict[str, Any]]] = {
+    "timeline": lambda asked: page_timeline.context(asked.run, asked.step),
+    "accounts": lambda asked: page_accounts.context(asked.run, asked.step),
+    "whatif": lambda asked: page_whatif.context(asked.run, asked.step, asked.given),
+    "operators": lambda asked: page_operators.context(asked.run, asked.step, asked.given),
+    "memory": _memory,
+    "metrics": lambda asked: {"charts": page_charts.metrics(asked.run)},
+    "ranks": _ranks,
+    "layout": _layout_of_rank,
+    "logs": lambda asked: _logs(asked.run, asked.rank),
+    "spec": _spec,
+    "events": _events,
+}
+"""Tab -> the function that makes the context of its template."""
 
 
 def _layout(run: Run, rank: int, how: str) -> dict[str, Any]:

@@ -80,6 +80,47 @@ class _Part:
         self.keeps = sum(segment.kept for segment in segments) + ending
 
 
+class _Account:
+    """What a rank holds while its program runs: what all its stages keep, at most one of them in its backward, and the
+    messages held. Between backwards whole buckets are in flight."""
+
+    def __init__(self, parts: Mapping[int, _Part], edges: Mapping[int, int], full: int, rested: int) -> None:
+        """`full`: elements of the whole buckets between backwards, `rested`: those after the first one of a step."""
+        self._parts, self._full, self._rested = parts, full, rested
+        self._both = {n: edges[n + 1] for n, part in parts.items() if n + 1 in parts and not part.again}
+        """The output of one stage and the input of the next one of the same rank are one tensor."""
+        self._forward, self._weights = Counter[int](), Counter[int]()
+        """Micro-batches of each stage between F and B, and between B and W."""
+        self._resting, self._once = 0, set[int]()
+
+    def run(self, op: Op, in_hand: int) -> Live:
+        """Runs `op`, with `in_hand` elements of messages held; returns what is live meanwhile."""
+        n = op.stage
+        self._forward[n] += (op.kind is Kind.F) - (op.kind in (Kind.B, Kind.BW))
+        live = self._live(op, in_hand)
+        self._weights[n] += (op.kind is Kind.B) - (op.kind is Kind.W)
+        if op.kind in (Kind.W, Kind.BW):
+            self._resting = self._full if n in self._once else self._rested
+            self._once.add(n)
+        return live
+
+    def _live(self, op: Op, in_hand: int) -> Live:
+        held, part = self._held(), self._parts[op.stage]
+        if op.kind is Kind.W:
+            return Live(held, in_hand + part.product, part.grads)
+        if op.kind in (Kind.B, Kind.BW):
+            worst = part.in_b if op.kind is Kind.B else part.worst
+            kept = held + worst.kept - self._both.get(op.stage - 1, 0)
+            return Live(kept, in_hand + worst.passing, max(worst.grads, self._resting), worst.params)
+        return Live(held + part.inside * (op.kind is Kind.F), in_hand, self._resting)
+
+    def _held(self) -> int:
+        """Elements that wait for a backward or for W."""
+        forward, weights = self._forward, self._weights
+        held = sum(part.keeps * forward[n] + weights[n] * part.weights for n, part in self._parts.items())
+        return held - sum(size * forward[n + 1] for n, size in self._both.items())
+
+
 def _walked(
     spec: RunSpec,
     stages: Mapping[int, Sequence[int]],
@@ -88,33 +129,14 @@ def _walked(
     whole: Whole,
     seat: Seat,
 ) -> Live:
-    """The peak of a rank's program: what all its stages keep, at most one of them in its backward, and the messages
-    held. Between backwards whole buckets are in flight."""
-    forward, weights = Counter[int](), Counter[int]()
+    """The peak of a rank's program."""
     edges = {n: layers.edges[units[0]] for n, units in stages.items()}
     edges |= {n + 1: layers.edges[units[-1] + 1] for n, units in stages.items()}
-    both = {n: edges[n + 1] for n, part in parts.items() if n + 1 in parts and not part.again}
-    resting, worst, once = 0, Live(0, 0), set[int]()
-    full, rested = (size * spec.fp32_elements for size in (whole.resting, whole.rested))
+    account = _Account(parts, edges, whole.resting * spec.fp32_elements, whole.rested * spec.fp32_elements)
     again = frozenset(n for n, part in parts.items() if part.again)
+    worst = Live(0, 0)
     for op, in_hand in _walk(spec.parallel, next(iter(parts)), edges, again, seat):
-        n = op.stage
-        forward[n] += (op.kind is Kind.F) - (op.kind in (Kind.B, Kind.BW))
-        held = sum(part.keeps * forward[i] + weights[i] * part.weights for i, part in parts.items())
-        # The output of one stage and the input of the next one of the same rank are one tensor.
-        held -= sum(size * forward[i + 1] for i, size in both.items())
-        live = Live(held + parts[n].inside * (op.kind is Kind.F), in_hand, resting)
-        if op.kind is Kind.W:
-            live = Live(held, in_hand + parts[n].product, parts[n].grads)
-        if op.kind in (Kind.B, Kind.BW):
-            worst_of = parts[n].in_b if op.kind is Kind.B else parts[n].worst
-            kept = held + worst_of.kept - both.get(n - 1, 0)
-            live = Live(kept, in_hand + worst_of.passing, max(worst_of.grads, resting), worst_of.params)
-        weights[n] += (op.kind is Kind.B) - (op.kind is Kind.W)
-        if op.kind in (Kind.W, Kind.BW):
-            resting = full if n in once else rested
-            once.add(n)
-        worst = max(worst, live, key=sum)
+        worst = max(worst, account.run(op, in_hand), key=sum)
     return worst
 
 

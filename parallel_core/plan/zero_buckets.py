@@ -80,18 +80,45 @@ def whole_buckets(
     at: dict[int, int] = {}
     before: dict[int, int] = {}
     for units, row in zip(stages.values(), rows, strict=True):
-        last = next(iter(units))
+        stage, last = _Stage(row, part, open_too), next(iter(units))
         for unit, names in units.items():
-            own = set(names if unit == last else names[-1:])
-            # The tied bucket fills first, in the head, when no other one is being reduced yet.
-            filled = [i for i, b in enumerate(row) if own & {*b.names} and (unit == last or b is not open_too)]
-            filling = max((_live(row, i, part, open_too) for i in filled), default=_size(open_too))
-            at[unit] = max([filling, *(_sent(b, part, open_too) for b in row if b.names[-1] in names)])
-            opened = sum(_size(row[i]) for i in filled if row[i].names[0] in names and row[i] is not open_too)
-            before[unit] = filling - (opened if len(filled) == 1 else 0)
+            at[unit], before[unit] = stage.layer(names, ends=unit == last)
     always = _size(open_too) if len(rows) > 1 else 0
     most = round(resting * (1 + part * (times > 2))) + always
     return Whole(at, most, before=before, rested=resting + always)
+
+
+class _Stage:
+    """The gradient buckets of one stage in the order in which they fill. `part`: share of a bucket that the result of
+    its reduction takes; `open_too`: the bucket of a tied matrix, which stays open."""
+
+    def __init__(self, row: list[Bucket], part: float, open_too: Bucket | None) -> None:
+        self._row, self._part, self._open_too = row, part, open_too
+
+    def layer(self, names: list[str], ends: bool) -> tuple[int, int]:
+        """Elements while the gradients of the layer with parameters `names` come in, and before the first of them does;
+        `ends`: its backward is the stage's last."""
+        own = set(names if ends else names[-1:])
+        # The tied bucket fills first, in the head, when no other one is being reduced yet.
+        filled = [i for i, b in enumerate(self._row) if own & {*b.names} and (ends or b is not self._open_too)]
+        filling = max(map(self._live, filled), default=_size(self._open_too))
+        most = max([filling, *(self._sent(b) for b in self._row if b.names[-1] in names)])
+        opened = [b for b in (self._row[i] for i in filled) if b.names[0] in names and b is not self._open_too]
+        return most, filling - (sum(map(_size, opened)) if len(filled) == 1 else 0)
+
+    def _live(self, i: int) -> int:
+        """Elements while bucket `i` fills: itself, the previous one being reduced, and the open tied bucket."""
+        under_way = _size(self._row[i - 1]) if i else 0
+        return round(_size(self._row[i]) + under_way * (1 + self._part)) + self._beside(self._row[i])
+
+    def _sent(self, bucket: Bucket) -> int:
+        """Elements when a bucket's last gradient has come: the previous bucket is reduced, the own result's buffer
+        exists."""
+        return round(_size(bucket) * (1 + self._part)) + self._beside(bucket)
+
+    def _beside(self, bucket: Bucket) -> int:
+        """Elements of the open tied bucket, unless it is `bucket`."""
+        return _size(self._open_too) if self._open_too is not bucket else 0
 
 
 def with_layers(found: Whole, places: Places, units: Mapping[int, list[str]], ahead: bool = False) -> Whole:
@@ -118,18 +145,6 @@ def _in_stage(places: Places, stage: int) -> list[Bucket]:
 def _tied(places: Places, names: list[str]) -> Bucket | None:
     """The bucket of a matrix that two layers of the rank share; None if there is none."""
     return next((b for b in places.buckets if TIED in b.names), None) if names.count(TIED) > 1 else None
-
-
-def _live(row: list[Bucket], i: int, part: float, open_too: Bucket | None) -> int:
-    """Elements while bucket `i` of a stage fills: itself, the previous one being reduced, and the open tied bucket."""
-    under_way = _size(row[i - 1]) if i else 0
-    return round(_size(row[i]) + under_way * (1 + part)) + (_size(open_too) if open_too is not row[i] else 0)
-
-
-def _sent(bucket: Bucket, part: float, open_too: Bucket | None) -> int:
-    """Elements when a bucket's last gradient has come: the previous bucket is reduced, the own result's buffer
-    exists."""
-    return round(_size(bucket) * (1 + part)) + (_size(open_too) if open_too is not bucket else 0)
 
 
 def _size(bucket: Bucket | None) -> int:

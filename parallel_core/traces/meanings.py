@@ -120,20 +120,8 @@ def around(
     and micro-batch are those of the annotation around the moment on any thread, since a backward runs on its own
     thread while the caller waits. Names in `beside` (by index) are ignored as markers.
     """
-    known = [_around(name) for name in trace.names]
-    if beside is not None:
-        known = [None if beside[i] else meaning for i, meaning in enumerate(known)]
-    again = _again(trace, trace.host)
-    marks = np.array([meaning is not None for meaning in known], np.bool_)[trace.host["name"]] | again
-    host, said = trace.host[marks], _meanings(known)[trace.host["name"][marks]]
-    said[again[marks]] = np.array(tuple(_AGAIN), MEANING)
-    out = np.full(len(moments), np.array(tuple(_FORWARD), MEANING))
-    for thread in np.unique(threads[threads != NONE]):
-        mine, here = np.flatnonzero(host["thread"] == thread), np.flatnonzero(threads == thread)
-        starts, ends = host["start"][mine], host["end"][mine]
-        found = innermost(starts, ends, parents(starts, ends), moments[here])
-        inside = found != NONE
-        out[here[inside]] = said[mine[found[inside]]]
+    host, said = _markers(trace, beside)
+    out = _on_own_thread(host, said, threads, moments)
     out["kind"][out["kind"] == Kind.PAIR] = Kind.F  # the backward half runs on another thread: see `_annotate`
     annotations = said["micro_batch"] >= 0
     named = host[annotations]
@@ -141,6 +129,33 @@ def around(
     elsewhere = (found != NONE) & (threads != NONE)
     elsewhere[elsewhere] = named["thread"][found[elsewhere]] != threads[elsewhere]
     return out, _annotate(out, found, said[annotations], elsewhere)
+
+
+def _markers(trace: Collected, beside: NDArray[np.bool_] | None) -> tuple[NDArray[np.void], NDArray[np.void]]:
+    """Returns the markers among the host's operations, without names in `beside`, and their meanings."""
+    known = [_around(name) for name in trace.names]
+    if beside is not None:
+        known = [None if beside[i] else meaning for i, meaning in enumerate(known)]
+    again = _again(trace, trace.host)
+    marks = np.array([meaning is not None for meaning in known], np.bool_)[trace.host["name"]] | again
+    host, said = trace.host[marks], _meanings(known)[trace.host["name"][marks]]
+    said[again[marks]] = np.array(tuple(_AGAIN), MEANING)
+    return host, said
+
+
+def _on_own_thread(
+    host: NDArray[np.void], said: NDArray[np.void], threads: NDArray[np.int64], moments: NDArray[np.int64]
+) -> NDArray[np.void]:
+    """Returns the meaning `said` of the innermost of the markers `host` around each moment on its thread; that of a
+    forward where there is none."""
+    out = np.full(len(moments), np.array(tuple(_FORWARD), MEANING))
+    for thread in np.unique(threads[threads != NONE]):
+        mine, here = np.flatnonzero(host["thread"] == thread), np.flatnonzero(threads == thread)
+        starts, ends = host["start"][mine], host["end"][mine]
+        found = innermost(starts, ends, parents(starts, ends), moments[here])
+        inside = found != NONE
+        out[here[inside]] = said[mine[found[inside]]]
+    return out
 
 
 def _around(name: str) -> names.Meaning | None:

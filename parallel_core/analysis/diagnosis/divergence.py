@@ -9,6 +9,8 @@ et al. 2018, section 3.2).
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 
 from parallel_core.analysis.diagnosis.case import Case, Finding
@@ -103,43 +105,59 @@ def _before(case: Case, at: int) -> str:
     return f"It had come down to {significant(float(earlier[best]))} at step {case.loss_steps[best]}. "
 
 
-def _jump(case: Case, at: int) -> tuple[int, float] | None:
-    """(index of the step, factor) of the largest rise of the learning rate up to `at`, if it is a jump."""
+def _cause(case: Case, at: int) -> tuple[str, str]:
+    """(evidence, change) for the most likely cause: the first that is found."""
+    return next(found for cause in _CAUSES if (found := cause(case, at)) is not None)
+
+
+def _fp16_overflow(case: Case, at: int) -> tuple[str, str] | None:
+    skipped = float(case.skipped[min(at, len(case.skipped) - 1)]) if len(case.skipped) else 0.0
+    if case.spec.train.precision != "fp16" or skipped <= SKIPPED:
+        return None
+    return (
+        f"{skipped:.0f} {what_is_skipped(case.spec)[0]} had overflowed in fp16 before it.",
+        "Begin with a lower train.loss_scale, or train in bf16.",
+    )
+
+
+def _older_weights(case: Case, at: int) -> tuple[str, str] | None:
+    if TRAITS[case.spec.parallel.schedule].sync == "flush":
+        return None
+    return (
+        "Its schedule applies gradients of older weights.",
+        "Lower train.lr, or use a schedule that flushes, such as 1f1b.",
+    )
+
+
+def _rate_jump(case: Case, at: int) -> tuple[str, str] | None:
+    """The learning rate rose at once by JUMP or more."""
     rates = case.lr[: at + 1]
     if len(rates) < 2 or not (rates > 0).all():
         return None
     rises = rates[1:] / rates[:-1]
-    most = int(rises.argmax())
-    return (most + 1, float(rises[most])) if rises[most] >= JUMP else None
+    step = int(rises.argmax()) + 1
+    factor = float(rises[step - 1])
+    if factor < JUMP:
+        return None
+    return (
+        f"The learning rate jumped from {rates[step - 1]:.3g} to {rates[step]:.3g} at step {case.loss_steps[step]}.",
+        f"Undo that jump of {factor:.3g} times, or warm the rate up over hundreds of steps.",
+    )
 
 
-def _cause(case: Case, at: int) -> tuple[str, str]:
-    """(evidence, change) for the most likely cause."""
-    skipped = float(case.skipped[min(at, len(case.skipped) - 1)]) if len(case.skipped) else 0.0
-    if case.spec.train.precision == "fp16" and skipped > SKIPPED:
-        return (
-            f"{skipped:.0f} {what_is_skipped(case.spec)[0]} had overflowed in fp16 before it.",
-            "Begin with a lower train.loss_scale, or train in bf16.",
-        )
-    if TRAITS[case.spec.parallel.schedule].sync != "flush":
-        return (
-            "Its schedule applies gradients of older weights.",
-            "Lower train.lr, or use a schedule that flushes, such as 1f1b.",
-        )
-    if (jump := _jump(case, at)) is not None:
-        step, factor = jump
-        rates = f"from {case.lr[step - 1]:.3g} to {case.lr[step]:.3g}"
-        return (
-            f"The learning rate jumped {rates} at step {case.loss_steps[step]}.",
-            f"Undo that jump of {factor:.3g} times, or warm the rate up over hundreds of steps.",
-        )
+def _rate_above_asked(case: Case, at: int) -> tuple[str, str] | None:
     rate, asked = float(case.lr[: at + 1].max(initial=0.0)), case.spec.train.lr
-    if rate >= JUMP * asked:
-        return (
-            f"The learning rate was {rate:g}, {significant(rate / asked)} times train.lr, at a batch of "
-            f"{case.spec.train.global_batch}.",
-            f"Train at train.lr, {asked:g}.",
-        )
+    if rate < JUMP * asked:
+        return None
+    return (
+        f"The learning rate was {rate:g}, {significant(rate / asked)} times train.lr, at a batch of "
+        f"{case.spec.train.global_batch}.",
+        f"Train at train.lr, {asked:g}.",
+    )
+
+
+def _rate_too_high(case: Case, at: int) -> tuple[str, str]:
+    """What is left: train.lr itself, with the growth of the gradient norm if there was any."""
     batch = f"train.lr is {case.spec.train.lr:g} at a batch of {case.spec.train.global_batch}"
     before = case.grad_norm[: at + 1][np.isfinite(case.grad_norm[: at + 1])]
     grew = float(before.max() / np.median(before)) if len(before) and np.median(before) > 0 else 1.0
@@ -147,3 +165,13 @@ def _cause(case: Case, at: int) -> tuple[str, str]:
     lower = f"Lower train.lr, to {case.spec.train.lr / 10:g} say, or warm it up"
     clip = "" if case.spec.train.clip_norm else "; clip the gradient norm"
     return f"{batch}{more}.", f"{lower}{clip}."
+
+
+_CAUSES: tuple[Callable[[Case, int], tuple[str, str] | None], ...] = (
+    _fp16_overflow,
+    _older_weights,
+    _rate_jump,
+    _rate_above_asked,
+    _rate_too_high,
+)
+"""Each returns (evidence, change) if the run shows it up to the point `at`; the last one always does."""
