@@ -16,7 +16,7 @@ from dashboard.api.auth import READ, SUBMIT, require_member
 from dashboard.api.paging import LISTS, PageNumber, page_of
 from dashboard.control.dispatch import resume_from
 from dashboard.json_values import clean, finite_list
-from dashboard.runs import generating, page_whatif, removal, resuming, selectors, services, submission, traces
+from dashboard.runs import generating, removal, resuming, selectors, services, submission, traces, whatif_replay
 from dashboard.runs.list_views import as_row
 from dashboard.runs.models import Run
 from dashboard.runs.trace_views import as_file
@@ -167,11 +167,12 @@ def whatif(request: HttpRequest, run_id: RunId, change: w.Change) -> Any:
     """A traced step (the newest by default) replayed with a change, and the gain of each single change. 422 with a
     message by field if the step cannot be changed in this way."""
     asked = change.asked()
-    found = page_whatif.context(_run(run_id), change.step, asked)
-    if why_not := found.get("why_not"):
-        return {"data": w.nothing(change.step, why_not)}
-    made = (found[name] for name in ("form", "times", "sentence", "ideas"))
-    return {"data": w.answer(found["whatif_step"], asked, *made)}
+    try:
+        trace = whatif_replay.replayable(_run(run_id), change.step)
+    except whatif_replay.CannotReplay as why:
+        return {"data": w.nothing(change.step, str(why))}
+    found, ideas = whatif_replay.answer(trace, asked), whatif_replay.ideas(trace)
+    return {"data": w.answer(trace.step, asked, found.form, found.times, found.sentence, ideas)}
 
 
 @router.get("/{run_id}/log", auth=READ, response={200: s.Envelope[s.LogOut], **s.refusals(*s.SEES)})

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from parallel_core.analysis.quantities import ns_text, percent_text, ratio_text
+from dashboard.runs.choice_labels import CHOICE_LABELS
+from parallel_core.analysis.quantities import ns_text, percent_text, ratio_text, significant
+from parallel_core.simulate.replay import FREE, Change, Replay
 
 LEAST_GAIN = 0.005
 """As a part of the step: a smaller effect is called no change."""
@@ -38,3 +40,22 @@ def check(again: float, measured: float) -> str:
         return ""
     off = percent_text(abs(again / measured - 1))
     return f"Replayed unchanged: {ns_text(again)}, measured {ns_text(measured)} ({off} off)."
+
+
+def sentence(change: Change, made: Replay, measured: float) -> str:
+    """What the change does to a step of `measured` ns."""
+    return effect(_words(change), measured, made.step)
+
+
+def _words(change: Change) -> list[str]:
+    plain = Change()
+    parts = [
+        (change.links != 1, "free communication" if change.links == FREE else f"links {change.links:g} times as fast"),
+        (change.device != 1, f"a device {significant(change.device)} times as fast"),
+        (change.no_recompute, "no recomputation"),
+        (change.balanced, "balanced stages"),
+        (bool(change.schedule), f"schedule {CHOICE_LABELS.get(change.schedule, change.schedule)}"),
+        (bool(change.micro_batches), f"{change.micro_batches} micro-batches"),
+        (change.early_gradients, "early gradients"),
+    ]
+    return [] if change == plain else [words for here, words in parts if here]

@@ -14,7 +14,8 @@ from dashboard.charts.chart import Chart
 from dashboard.charts.gantt_bars import length
 from dashboard.charts.gantt_words import REPLAYED
 from dashboard.charts.timeline import Step
-from dashboard.runs.page_whatif import ChangeForm, Times
+from dashboard.runs.whatif_form import ChangeForm
+from dashboard.runs.whatif_replay import Times
 from dashboard.runs.whatif_words import check, effect, gain_text, speedup
 from parallel_core.analysis.quantities import ns_text, significant
 from parallel_core.simulate.imported import replayed

@@ -11,8 +11,9 @@ from typing import Any
 
 from dashboard.charts.chart import Chart
 from dashboard.charts.timeline import Step
-from dashboard.runs.page_whatif import Times, WhatIfForm, both_steps, replayed, sentence, single_changes
-from dashboard.runs.whatif_words import check
+from dashboard.runs.whatif_form import WhatIfForm, replayed
+from dashboard.runs.whatif_replay import Times, both_steps, single_changes
+from dashboard.runs.whatif_words import check, sentence
 from dashboard.traces import whatif as plain
 from dashboard.traces import whatif_recorded as recorded
 from dashboard.traces.models import Trace

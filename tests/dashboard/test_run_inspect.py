@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from django.test import Client
 
-from dashboard.runs import page_timeline, page_whatif, traces
+from dashboard.runs import page_timeline, traces, whatif_replay, whatif_words
 from dashboard.runs.models import MemoryRecord, Run, SpanChunk
 from dashboard.runs.page_operators import folded
 from dashboard.runs.traces import Trace
@@ -108,7 +108,7 @@ def test_title_and_list_of_late_operations_are_of_what_is_outlined(alice: Any, m
 
 def test_what_if_without_a_change_says_what_was_measured_not_what_was_replayed(alice: Any) -> None:
     made = Replay(RunSpec.model_validate(factory.spec_of(PIPELINE)), {}, 395e6)
-    assert page_whatif.sentence(Change(), made, 398e6).startswith("398 ms is the step as it was measured.")
+    assert whatif_words.sentence(Change(), made, 398e6).startswith("398 ms is the step as it was measured.")
 
 
 def test_what_if_answers_and_says_how_sure_it_is(client: Client, alice: Any) -> None:
@@ -133,7 +133,7 @@ def test_what_if_answers_and_says_how_sure_it_is(client: Client, alice: Any) -> 
 
 def test_ideas_are_sorted_and_lead_to_themselves(client: Client, alice: Any) -> None:
     run = factory.finished(alice, {**PIPELINE, "recompute": "full"})
-    found = page_whatif.ideas(traced(run))
+    found = whatif_replay.ideas(traced(run))
     assert found[0]["words"] == "A device twice as fast"
     assert any(idea["words"] == "No recomputation" and idea["gain"] > "1.1" for idea in found)
     client.force_login(alice)
