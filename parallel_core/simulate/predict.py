@@ -6,30 +6,26 @@ their size; zeroing, data, gradient norm and optimizer by theirs. Nothing is fit
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import partial
 
 from parallel_core.analysis.rows import last_end
 from parallel_core.layout import Layout
-from parallel_core.outline import block_of
-from parallel_core.outline.recompute import recomputed
-from parallel_core.plan.units import boundary_elements
-from parallel_core.profile.curves import Curve, Link
-from parallel_core.profile.table import CostTable, Layers, Part
+from parallel_core.profile.table import CostTable
 from parallel_core.schedule import build
 from parallel_core.schedule.ir import Kind, Op, Schedule
 from parallel_core.simulate import Costs, Spans, host_traffic, noise, steady
 from parallel_core.simulate.device_drift import Spell, drift, spells_of
+from parallel_core.simulate.layer_times import PARTS, LayerTimes
+from parallel_core.simulate.message_times import MessageTimes
 from parallel_core.simulate.needs import CannotPredict as CannotPredict
 from parallel_core.simulate.needs import require
-from parallel_core.simulate.network import ALONE, Exchange, Network, Pattern, Where
+from parallel_core.simulate.network import ALONE, Exchange, Network, Where
 from parallel_core.simulate.shared import HostCosts, Sharing, simulate_shared
 from parallel_core.simulate.step_overheads import Ends, Seconds
 from parallel_core.spec import RunSpec
 
-_PART: dict[Kind, Part] = {Kind.F: "forward", Kind.BW: "backward", Kind.B: "input", Kind.W: "weights"}
-Share = Callable[[Exchange], float]
 _MOST_SLOWDOWN = 8.0  # of a layer by other busy devices; more is noise of a layer that takes next to nothing
 
 
@@ -92,10 +88,6 @@ def _at_pace(
     return Prediction(seconds + table.overhead("report"), spans)
 
 
-def _curve(rows: Sequence[Layers], seconds: Sequence[float]) -> Curve:
-    return Curve(sizes=tuple(float(row.samples) for row in rows), seconds=tuple(seconds))
-
-
 class Maker:
     """Costs of the operations of one run."""
 
@@ -103,10 +95,10 @@ class Maker:
         self._spec, self._table, self._layout = spec, table, Layout.of(spec)
         self.network = Network(self._layout, table, *where)
         require(spec, table, self.network.busy)
-        self._busy = min(self.network.busy, table.busy)
-        self._widths = self._layout.unit_widths()
-        self._ends = Ends(spec, table, self._layout, self._busy, self.network, self._of_layer)
-        self._known: dict[tuple[int, str, int, bool], list[Layers]] = {}
+        busy = min(self.network.busy, table.busy)
+        self.layers = LayerTimes(spec, table, self._layout, self.network, busy)
+        self._messages = MessageTimes(spec, table, self._layout, self.network)
+        self._ends = Ends(spec, table, self._layout, busy, self.network, self.layers.of_layer)
 
     def schedule(self, steps: int = 1) -> Schedule:
         """The run's programs, each with DATA and SETUP in front; in a stream each step's part has DATA in front."""
@@ -125,8 +117,8 @@ class Maker:
         """`devices[rank]` and `slower[rank]` for each global rank; a tensor group is as slow as its slowest rank."""
         slowdown = {}
         for stage in range(self._layout.stages):
-            for kind in _PART:
-                alone, busy = self._stage(stage, kind, 1), self._stage(stage, kind, self._table.busy)
+            for kind in PARTS:
+                alone, busy = self.layers.stage(stage, kind, 1), self.layers.stage(stage, kind, self._table.busy)
                 slowdown[stage, kind] = min(max(busy / alone, 1 / _MOST_SLOWDOWN), _MOST_SLOWDOWN) if alone else 1.0
         bound, widths = self._bound(devices), self._layout.widths
         crowding = tuple(self._table.crowding(widths[self._layout.seat(q)[0]]) for q in range(len(bound)))
@@ -144,7 +136,7 @@ class Maker:
     @property
     def meeting(self) -> tuple[Kind, ...]:
         """Kinds of operations inside which replicas wait for each other."""
-        return tuple(kind for kind in _PART if self._ends.meetings(0, kind))
+        return tuple(kind for kind in PARTS if self._ends.meetings(0, kind))
 
     def costs(self, schedule: Schedule) -> HostCosts:
         """Costs of every (stage, kind) of `schedule`, in ns."""
@@ -152,150 +144,24 @@ class Maker:
         compute = known.compute
         operation = self._table.overhead("operation")
         for stage in range(self._layout.stages):
-            for kind in _PART:
-                compute[stage, kind] = self._stage(stage, kind, 1) + operation
-                known.waits[stage, kind] = self._inside(stage, kind, Exchange.waiting)
-                known.moving[stage, kind, "tensor"] = self._inside(stage, kind, Exchange.on_a_line)
+            for kind in PARTS:
+                compute[stage, kind] = self.layers.stage(stage, kind, 1) + operation
+                known.waits[stage, kind] = self.layers.inside(stage, kind, Exchange.waiting)
+                known.moving[stage, kind, "tensor"] = self.layers.inside(stage, kind, Exchange.on_a_line)
                 self._ends.add_inside(stage, kind, known)
         for q, program in enumerate(schedule.programs):
             if self._layout.seat(q)[1] == 0:  # other replicas of a place cost the same
                 self._ends.add(program, known)
-        messages = self._messages()
+        messages = self._messages.all()
         for (stage, kind), (_, size) in messages.items():
             taken = stage + 1 if kind is Kind.SEND_ACT else stage - 1
-            times = self._takers(stage, taken)
-            compute[taken, Kind(kind + 1)] = work = self._send_work(stage, taken, size // times)
+            times = self._messages.takers(stage, taken)
+            compute[taken, Kind(kind + 1)] = work = self._messages.send_work(stage, taken, size // times)
             compute[stage, kind] = times * work
         ns = {key: round(seconds * 1e9) for key, seconds in compute.items()}
         held = {key: round(seconds * 1e9) for key, seconds in known.waits.items()}
         prices = Costs(ns, norm=schedule.sync == "flush", norm_ns=round(self._ends.norm() * 1e9))
-        passages = host_traffic.messages(self.network, schedule, partial(self._bytes_to_each, messages))
+        passages = host_traffic.messages(self.network, schedule, partial(self._messages.bytes_to_each, messages))
         return HostCosts(
             prices, held, messages, passages, host_traffic.collectives(self.network, schedule, known.moving)
         )
-
-    # Layers
-
-    def _stage(self, stage: int, kind: Kind, busy: int) -> float:
-        """Seconds of work of one operation on a micro-batch, with tensor collectives as far as they are work."""
-        return sum(self.unit(unit, kind, busy).at(self._spec.micro_batch_size) for unit in self._units(stage))
-
-    def _inside(self, stage: int, kind: Kind, part: Share) -> float:
-        """Seconds of one part of an operation's tensor-parallel collectives."""
-        return sum(self._inside_unit(unit, kind, part) for unit in self._units(stage))
-
-    def unit_wait(self, unit: int, kind: Kind) -> float:
-        """Seconds without work in a layer's tensor-parallel collectives, for a micro-batch: those between hosts, and
-        those among more ranks than devices, whose timings include taking turns."""
-        return self._inside_unit(unit, kind, Exchange.waiting)
-
-    def _inside_unit(self, unit: int, kind: Kind, part: Share) -> float:
-        found = self._rows(unit, 1)
-        curve = _curve(found, [self._collective(row, unit, kind, part) for row in found])
-        return curve.at(self._spec.micro_batch_size)
-
-    def _of_layer(self, unit: int, kind: Kind) -> float:
-        """Seconds of one layer for a micro-batch, with all devices busy."""
-        return self.unit(unit, kind, self._busy).at(self._spec.micro_batch_size) + self.unit_wait(unit, kind)
-
-    def _units(self, stage: int) -> tuple[int, ...]:
-        return self._layout.stage_units[stage]
-
-    def unit(self, unit: int, kind: Kind, busy: int) -> Curve:
-        """Seconds of one layer as a function of the samples of a micro-batch."""
-        rows = self._rows(unit, busy) or self._rows(unit, 1)
-        return _curve(
-            rows, [self._of_row(row, unit, kind) + self._collective(row, unit, kind, Exchange.work) for row in rows]
-        )
-
-    @cached_property
-    def _modes(self) -> tuple[str, ...]:
-        """Recomputation of each layer."""
-        split, units = self._spec.parallel, self._spec.model.units()
-        again = recomputed(split, units)
-        return tuple(split.recompute if block_of(unit) in again else "none" for unit in units)
-
-    def _rows(self, unit: int, busy: int) -> list[Layers]:
-        """The measured rows for this layer. Cached: a model has many layers but few kinds of them."""
-        key = self._widths[unit], self._modes[unit], busy, any(len(one) > 1 for one in self._placed[unit])
-        if key not in self._known:
-            self._known[key] = self._measured(*key)
-        return self._known[key]
-
-    def _measured(self, tp: int, how: str, busy: int, leaves: bool) -> list[Layers]:
-        """The measured rows for these conditions. A tensor group that spans hosts communicates differently from one
-        measured on one host. At least as many devices are busy as a group has: fewer were never measured."""
-        least = min(tp, self._table.devices)
-        for known in (how, "none" if how == "full" else how):
-            of = partial(self._table.of, tp, known, split=self._spec.parallel.cut)
-            joined = [] if leaves else of(tp, joined=True)
-            if rows := joined or of(busy) or of(least):
-                return rows
-        return []
-
-    @cached_property
-    def _placed(self) -> tuple[frozenset[Pattern], ...]:
-        """Placements of each layer's tensor groups on hosts."""
-        places = [self.network.tensor(place) for place in range(self._layout.pp)]
-        return tuple(
-            places[self._layout.place(stage)] for stage, units in enumerate(self._layout.stage_units) for _ in units
-        )
-
-    def _of_row(self, row: Layers, unit: int, kind: Kind) -> float:
-        """Seconds of the layer, scaled so that all layers add up to the time measured without stops between them."""
-        part = _PART[kind]
-        found = row.seconds[part][unit] * row.whole[part] / max(sum(row.seconds[part]), 1e-12)
-        return found + (row.seconds["forward"][unit] if self._adds_forward(row, unit, kind) else 0.0)
-
-    def _adds_forward(self, row: Layers, unit: int, kind: Kind) -> bool:
-        """Whether the operation includes the layer's recomputation, but the measurement did not."""
-        return self._modes[unit] == "full" and row.recompute == "none" and kind in (Kind.BW, Kind.B)
-
-    def _collective(self, row: Layers, unit: int, kind: Kind, part: Share) -> float:
-        """Seconds of one part of a layer's tensor-parallel collectives."""
-        tp = self._widths[unit]
-        if tp == 1 or kind is Kind.W:
-            return 0.0
-        said = row.collectives("forward" if kind is Kind.F else "backward", unit)
-        if self._adds_forward(row, unit, kind):
-            said += row.collectives("forward", unit)
-        return sum(part(self.network.exchange(what, self._placed[unit], size)) for what, size in said)
-
-    # Messages
-
-    def _messages(self) -> dict[tuple[int, Kind], tuple[int, int]]:
-        """(ns, bytes) of each SEND between stages on different ranks."""
-        out, spec, layout = {}, self._spec, self._layout
-        edges = boundary_elements(spec)
-        for stage in range(1, layout.stages):
-            if layout.place(stage) == layout.place(stage - 1):
-                continue
-            size = edges[self._units(stage)[0]] * spec.element_bytes
-            for sender, kind, taker in ((stage - 1, Kind.SEND_ACT, stage), (stage, Kind.SEND_GRAD, stage - 1)):
-                if (link := self._route(sender, taker, size)) is not None:
-                    times, each = self._takers(sender, taker), self._send_work(sender, taker, size)
-                    way = link.arrival(size, each if self._table.device == "cpu" else 0.0)
-                    out[sender, kind] = round(times * way * 1e9), times * size
-        return out
-
-    def _bytes_to_each(self, messages: Mapping[tuple[int, Kind], tuple[int, int]], stage: int, kind: Kind) -> int:
-        """Bytes of a SEND to each receiving rank."""
-        size = messages.get((stage, kind), (0, 0))[1]
-        return size // self._takers(stage, stage + 1 if kind is Kind.SEND_ACT else stage - 1) if size else 0
-
-    def _route(self, sender: int, taker: int, size: float) -> Link | None:
-        return self.network.route(self._layout.place(sender), self._layout.place(taker), size)
-
-    def _takers(self, stage: int, taker: int) -> int:
-        """Most ranks of stage `taker` to which one rank of `stage` sends each tensor: widths may differ."""
-        width, other = (self._layout.widths[self._layout.place(s)] for s in (stage, taker))
-        return -(-other // width)
-
-    def _send_work(self, sender: int, taker: int, size: int) -> float:
-        """Seconds of work of a message on its sender, or on its receiver. After a layer the code for it is cold, which
-        the table's `message` measures."""
-        link = self._route(sender, taker, size)
-        if link is None or link.work is None:
-            return 0.0
-        cold = max(0.0, self._table.overhead("message") - link.work.seconds[0])
-        return link.work.at(size) + cold + self._table.overhead("operation")

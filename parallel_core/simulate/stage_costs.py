@@ -30,9 +30,11 @@ def stage_times(spec: RunSpec, table: CostTable, kind: Kind, where: Where = ALON
 def unit_times(spec: RunSpec, table: CostTable) -> list[float]:
     """Seconds of each layer for a micro-batch, forward and backward with tensor-parallel collectives, on a busy host.
     Raises CannotPredict."""
-    made, samples = Maker(spec, table), spec.micro_batch_size
+    layers, samples = Maker(spec, table).layers, spec.micro_batch_size
     return [
-        sum(made.unit(unit, kind, table.busy).at(samples) + made.unit_wait(unit, kind) for kind in (Kind.F, Kind.BW))
+        sum(
+            layers.unit(unit, kind, table.busy).at(samples) + layers.unit_wait(unit, kind) for kind in (Kind.F, Kind.BW)
+        )
         for unit in range(len(spec.model.units()))
     ]
 
