@@ -18,6 +18,7 @@ from parallel_core.analysis.parity import parity
 from parallel_core.analysis.quantities import (
     bytes_text,
     difference_text,
+    figure_text,
     listed_text,
     percent_text,
     seconds_text,
@@ -227,6 +228,8 @@ def test_every_sentence_changes_with_its_numbers(sentence: Callable[[Result, Res
         (significant(0.01234), "0.0123"),
         (significant(9.996), "10"),
         (significant(math.nan), "not finite"),
+        (figure_text(4.512), "4.51"),
+        (figure_text(1234.6), "1\N{NO-BREAK SPACE}235"),
         (bytes_text(0), "0 B"),
         (bytes_text(1023), "1023 B"),
         (bytes_text(9.2 * 1024**3), "9.2 GiB"),
