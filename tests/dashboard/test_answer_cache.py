@@ -158,4 +158,4 @@ def test_answers_are_kept_too_and_follow_their_baseline(client: Client, alice: A
     other = study.runs.get(label="DP")
     assert client.get(address, {"baseline": other.pk}).content != first
     changed(other, state=State.RUNNING)
-    assert b"delay:10s" in client.get(address).content
+    assert f'data-live-src="{address}"'.encode() in client.get(address).content

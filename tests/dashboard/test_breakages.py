@@ -48,8 +48,9 @@ def test_a_card_queues_its_study(client: Client, alice: Any, bob: Any) -> None:
     study = Study.objects.get()
     assert answer.url == f"/studies/{study.pk}/" and study.kind == "postmortem"
     assert [bool(run.broken) for run in study.runs.order_by("position")] == [False, True, False]
-    waits = client.get(f"/studies/{study.pk}/findings/").content.decode()
-    assert "Postmortem" in waits and "has not ended yet" in waits and "delay:10s" in waits
+    address = f"/studies/{study.pk}/findings/"
+    waits = client.get(address).content.decode()
+    assert "Postmortem" in waits and "has not ended yet" in waits and f'data-live-src="{address}"' in waits
     assert client.post("/studies/break/warp").status_code == 404
     client.force_login(bob)
     assert client.post("/studies/break/naive").status_code == 403

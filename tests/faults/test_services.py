@@ -73,8 +73,9 @@ def standing_still(process: psutil.Process) -> Iterator[None]:
 
 
 def news(lines: Iterator[str]) -> dict[str, Any]:
-    """The next message of a stream."""
-    return next(dict(json.loads(line[6:])) for line in lines if line.startswith("data: {") and line != "data: {}")
+    """The next message of a stream about a topic, not about the stream itself."""
+    messages = (dict(json.loads(line[6:])) for line in lines if line.startswith("data: {"))
+    return next(message for message in messages if "topic" in message)
 
 
 def form(**changes: str) -> dict[str, str]:
