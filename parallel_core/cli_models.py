@@ -104,7 +104,7 @@ def checkpoint_of(path: Path) -> tuple[Path, manifests.Manifest]:
         found, manifest, passed = folders.resolve(path, verified)
     except CheckpointError as error:
         raise Wrong(f"{path} cannot be used: {error}") from error
-    print("".join(f"passed over: {why}\n" for why in passed.values()), end="")
+    print("".join(f"passed over: {why}\n" for why in passed.values()), end="", file=sys.stderr)
     return found, manifest
 
 

@@ -105,6 +105,15 @@ def write(prepared: Prepared) -> list[Run]:
     return runs
 
 
+def refusal(owner: Any, order: Order) -> dict[str, str]:
+    """Why the order is refused, message by field; {} if it is not."""
+    try:
+        _checked(owner, order)
+    except Invalid as error:
+        return error.field_errors
+    return {}
+
+
 def _checked(owner: Any, order: Order) -> Run:
     """The row to write. Raises Invalid."""
     resume_from, wish, retries = order.get("resume_from"), order.get("wish"), order.get("retries", 0)

@@ -98,26 +98,53 @@ def repeatable(every: Iterable[Run]) -> list[Run]:
     return [run for run in _waiting(every) if _is_disturbed(run) or _was_cut_off(run)]
 
 
-def run_again(*, study: Study, user: Any, which: Callable[[list[Run]], list[Run]] = repeatable) -> list[Run]:
+def run_again(
+    *,
+    study: Study,
+    user: Any,
+    which: Callable[[list[Run]], list[Run]] = repeatable,
+    refused: dict[str, str] | None = None,
+) -> list[Run]:
     """Queues each run in `which` once more, at its position in the study.
 
-    Raises PermissionDenied, or services.Invalid if one is refused today, such as for a checkpoint that is gone.
+    Leaves out those that are refused today, such as for a checkpoint that is gone; `refused` gets why, by label. Raises
+    PermissionDenied.
     """
     if not may_change(user, study):
         raise PermissionDenied("Only the study's owner and admins may run it again.")
     if study.kind == fit.KIND:
         return []  # nothing is timed
+    why = {} if refused is None else refused
     while wanted := which(_listed(study)):
-        prepared = runs.prepare(owner=user, orders=[_again(run, study) for run in wanted])
+        orders = [_again(run, study) for run in wanted if not _is_refused(run, study, user, why)]
+        prepared = runs.prepare(owner=user, orders=orders)
         with transaction.atomic():
-            Study.objects.select_for_update().get(pk=study.pk)  # of two requests at once, only one queues the runs
-            if which(_listed(study)) == wanted:
+            # Of two requests at once only one queues the runs; and what orders refer to may have been deleted.
+            if not Study.objects.select_for_update().filter(pk=study.pk).exists():
+                return []
+            if _references(which(_listed(study))) == _references(wanted):
                 return runs.write(prepared)
+        why.clear()
     return []
 
 
 def _listed(study: Study) -> list[Run]:
     return list(study.runs.order_by("position", "pk"))
+
+
+def _references(listed: Iterable[Run]) -> list[tuple[int | None, ...]]:
+    """The runs and the rows that their orders refer to."""
+    return [(run.pk, run.repeats_id, run.resume_run_id, run.resume_step) for run in listed]
+
+
+def _is_refused(run: Run, study: Study, user: Any, why: dict[str, str]) -> bool:
+    """Whether the run cannot be queued again today; `why` gets the reason."""
+    first = run.attempts.order_by("number").values_list("begins", flat=True).first() or {}
+    if run.resume_run_id is None and first.get("step") and first.get("run") != run.pk:
+        why[run.label] = "the run from whose checkpoint it began was deleted."
+    elif errors := runs.refusal(user, _again(run, study)):
+        why[run.label] = " ".join(errors.values())
+    return run.label in why
 
 
 def _again(run: Run, study: Study) -> runs.Order:

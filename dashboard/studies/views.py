@@ -21,7 +21,6 @@ from dashboard.charts.theme import LEGEND
 from dashboard.live.changes import answer, priced
 from dashboard.numbers import number, numbers
 from dashboard.runs.models import ACTIVE, ENDED, State
-from dashboard.runs.services import Invalid
 from dashboard.schedules.glossary import words_of
 from dashboard.studies import (
     answer_cache,
@@ -230,12 +229,13 @@ def run_again(request: HttpRequest, pk: int) -> HttpResponse:
     """Queues the runs that were disturbed or cut off once more, or (`which=cancelled`) those that were cancelled."""
     stopped = request.POST.get("which") == "cancelled"
     which = reruns.cancelled if stopped else reruns.repeatable
-    try:
-        queued = reruns.run_again(study=get_object_or_404(Study, pk=pk), user=request.user, which=which)
-    except Invalid as error:
-        messages.error(request, f"Nothing was queued: {' '.join(error.field_errors.values())}")
-        return redirect("studies:page", pk=pk)
-    if not queued:
+    refused: dict[str, str] = {}
+    study = get_object_or_404(Study, pk=pk)
+    queued = reruns.run_again(study=study, user=request.user, which=which, refused=refused)
+    if refused:
+        left_out = " ".join(f"“{label}”: {why}" for label, why in refused.items())
+        messages.error(request, f"{'Left out' if queued else 'Nothing was queued'}. {left_out}")
+    elif not queued:
         what = "cancelled" if stopped else "disturbed or cut off"
         messages.info(request, f"Nothing was queued: no run was {what}, or all are under way again.")
     return redirect("studies:page", pk=pk)

@@ -180,7 +180,7 @@ class Saver:
                 raise self._error
             moved, self._moved = self._moved, False
             saving, moved = self._on_any_rank(self._thread is not None, moved)
-            if moved:
+            if saving and moved:
                 self._trainer.progress.at(self._last, "saving")
 
     def _on_any_rank(self, saving: bool, moved: bool) -> tuple[bool, bool]:

@@ -77,7 +77,9 @@ class Fingerprints:
 
     def check(self, step: int) -> Print:
         """Returns the fingerprints after `step`. Raises ReplicasDiffer, on every rank, where any differ."""
-        self._trainer.device.synchronise()  # what the step has yet to compute is no cost of the check
+        # What this rank or another has yet to do of the step is no cost of the check.
+        self._trainer.device.synchronise()
+        self._exchange([0] * self._width)
         began = time.perf_counter()
         table = self._exchange(self._own_numbers(step))
         whole = self._compare_tensors(table, step)

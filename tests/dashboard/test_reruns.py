@@ -8,7 +8,7 @@ import pytest
 from django.core.exceptions import PermissionDenied
 from django.test import Client
 
-from dashboard.runs import services, states
+from dashboard.runs import removal, services, states
 from dashboard.runs.models import Checkpoint, Run, State
 from dashboard.studies import answer_cache, reruns
 from dashboard.studies.models import Study
@@ -170,13 +170,46 @@ def test_what_is_run_again_begins_from_the_same_checkpoint_with_as_many_retries(
     assert (queued.resume_run_id, queued.resume_step, queued.retries_left) == (run.resume_run_id, 20, 1)
 
 
-def test_what_is_refused_today_is_said_and_nothing_is_queued(study: Study, alice: Any, client: Client) -> None:
-    _, kept = _from_a_checkpoint(study, alice)
+def test_what_is_refused_today_is_said_and_left_out(study: Study, alice: Any, client: Client) -> None:
+    run, kept = _from_a_checkpoint(study, alice)
+    others = {own.pk for own in reruns.repeatable(study.runs.all())} - {run.pk}
     kept.delete()
     client.force_login(alice)
     said = client.post(f"/studies/{study.pk}/again/", follow=True).content.decode()
-    assert "Nothing was queued: Run" in said and "has no checkpoint at step 20; it has none." in said
-    assert not study.runs.filter(state=State.QUEUED).exists()
+    assert f"Left out. “{run.label}”: Run" in said and "has no checkpoint at step 20; it has none." in said
+    assert {own.repeats_id for own in study.runs.filter(state=State.QUEUED)} == others
+    study.runs.filter(state=State.QUEUED).update(state=State.CANCELLED)
+    study.runs.filter(pk__in=others).delete()
+    assert "Nothing was queued. “" in client.post(f"/studies/{study.pk}/again/", follow=True).content.decode()
+
+
+def test_a_run_whose_beginning_was_deleted_does_not_begin_at_step_0(study: Study, alice: Any) -> None:
+    run, _ = _from_a_checkpoint(study, alice)
+    run.attempts.update(begins={"step": 20, "run": run.resume_run_id, "attempt": 1})
+    removal.delete(runs=[run.resume_run_id or 0], user=alice)
+    refused: dict[str, str] = {}
+    queued = reruns.run_again(study=study, user=alice, refused=refused)
+    assert refused == {run.label: "the run from whose checkpoint it began was deleted."}
+    assert queued and run.pk not in {own.repeats_id for own in queued}
+
+
+def test_a_first_run_that_is_deleted_meanwhile_is_not_referred_to(
+    study: Study, alice: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = reruns.repeatable(study.runs.all())[0]
+    for queued in reruns.run_again(study=study, user=alice):
+        ran(queued, 0.3)
+    prepare = services.prepare
+
+    def slow(**orders: Any) -> Any:
+        made = prepare(**orders)
+        if Run.objects.filter(pk=first.pk).exists():
+            removal.delete(runs=[first.pk], user=alice)
+        return made
+
+    monkeypatch.setattr(services, "prepare", slow)
+    again = reruns.run_again(study=study, user=alice)
+    assert again and all(Run.objects.filter(pk=run.repeats_id).exists() for run in again)
 
 
 def labels_of_ended_well(study: Study) -> list[str]:

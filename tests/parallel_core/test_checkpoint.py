@@ -205,7 +205,7 @@ def test_a_changed_byte_is_passed_over_on_the_command_line(tmp_path: Path, capsy
     change_byte(folders.path_of(tmp_path / "run", 4) / "rank-0.bin", 100)
     found, manifest = checkpoint_of(tmp_path / "run")
     assert (found, manifest.step) == (folders.path_of(tmp_path / "run", 3), 3)
-    assert "passed over: The checkpoint" in capsys.readouterr().out
+    assert "passed over: The checkpoint" in capsys.readouterr().err
     change_byte(found / "rank-0.bin", 100)
     with pytest.raises(Wrong, match=r"holds no whole checkpoint\. .*step-00000004.*step-00000003"):
         checkpoint_of(tmp_path / "run")
