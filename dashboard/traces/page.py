@@ -24,10 +24,9 @@ from parallel_core.analysis.diagnosis.case import Finding
 from parallel_core.analysis.diagnosis.imported import RULES, diagnose
 from parallel_core.analysis.diagnosis.place import place
 from parallel_core.analysis.gaps import gaps
-from parallel_core.analysis.quantities import count_text, ns_text, percent_text, plural_text, seconds_text
+from parallel_core.analysis.quantities import count_text, few_text, ns_text, percent_text, plural_text, seconds_text
 from parallel_core.analysis.sentences import Result
 from parallel_core.analysis.stats import Stats
-from parallel_core.traces.job_trace import few_text
 from parallel_core.traces.own import NO_SPEC
 
 DRAWN_RANKS = 32

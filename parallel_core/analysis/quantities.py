@@ -129,3 +129,9 @@ _WORD = re.compile(r"[a-z](?:[a-z'’]*[a-z])?[,;.]?(?:\s|$)")
 def sentence_text(text: str) -> str:
     """A message as a sentence of its own: its first word capitalised unless it is a literal."""
     return f"{text[0].upper()}{text[1:]}" if _WORD.match(text) else text
+
+
+def few_text(numbers: Sequence[int]) -> str:
+    """Joins up to eight of the numbers as text."""
+    shown = ", ".join(map(str, numbers[:8]))
+    return shown if len(numbers) <= 8 else f"{shown} and {len(numbers) - 8} more"

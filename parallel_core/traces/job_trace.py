@@ -4,27 +4,25 @@ possible."""
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Hashable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from parallel_core.analysis.quantities import plural_text
+from parallel_core.analysis.quantities import few_text
 from parallel_core.analysis.waits import among
-from parallel_core.observe.records import SPAN
 from parallel_core.schedule.ir import P2P, Kind
 from parallel_core.simulate.imported import MOST_SPANS
 from parallel_core.simulate.recovered import NotRecovered, recover, staged
 from parallel_core.traces import messages
+from parallel_core.traces.clocks import aligned
 from parallel_core.traces.kineto import RankTrace, joined
 from parallel_core.traces.known_orders import ordered
 from parallel_core.traces.known_programs import label
 from parallel_core.traces.unnamed import NotCounted, Spans, counted, whole
 
-SKEW_NS = 500_000
-"""Clock differences up to this many ns are not corrected."""
 _CALLED = re.compile(r"(?:rank[-_]?|worker)(\d+)", re.I)
 _NUMBERED = re.compile(r"[-_](\d+)(?=\.)")
 _BY_HANDLER = re.compile(r"\.\d{6,}\.pt\.trace\b")
@@ -70,7 +68,7 @@ def join(parts: Sequence[tuple[str, int | None, RankTrace]]) -> JobTrace:
         out.ranks[rank], out.files[rank] = trace, name
     out.notes += _of_files(parts)
     _missing(out)
-    _one_clock(out)
+    out.notes += aligned(out.ranks)
     _pipeline(out)
     return out
 
@@ -92,93 +90,6 @@ def _missing(out: JobTrace) -> None:
     short = [rank for rank, own in steps.items() if own != every]
     if short and every:
         out.notes.append(f"Not every step is in the traces of {few_text(short)}.")
-
-
-def _one_clock(out: JobTrace) -> None:
-    """Shifts the spans of ranks on other (or unknown) hosts so that their collectives end when those of ranks that take
-    part in them do. Ranks of one host share a clock."""
-    ends = {rank: _collective_ends(trace) for rank, trace in out.ranks.items()}
-    first = min((rank for rank, own in ends.items() if len(own)), default=min(ends, default=0))
-    clocks: dict[int, str | int] = {rank: trace.host or rank for rank, trace in sorted(out.ranks.items())}
-    compared, groups = {clocks.get(first)}, _groups(out)
-    while pair := _comparable(ends, clocks, groups, compared):
-        here = [rank for rank in clocks if clocks[rank] == clocks[pair[0]]]
-        _move(out, ends, here, *pair)
-        compared.add(clocks[here[0]])
-    for rank in (rank for rank in clocks if len(ends[rank]) and clocks[rank] not in compared):
-        out.notes.append(f"Rank {rank} has other collectives than rank {first}: their clocks were not compared.")
-    _note_unaligned(out, ends, first)
-    _note_disjoint(out, first)
-
-
-def _groups(out: JobTrace) -> dict[int, Hashable]:
-    """Rank -> a value that is equal for ranks with the same collectives. In a pipeline these are the ranks of the same
-    stages: each stage reduces its gradients when its own backwards are done."""
-    rows = {rank: np.concatenate([np.empty(0, SPAN), *trace.steps.values()]) for rank, trace in out.ranks.items()}
-    if not any(among(own, P2P).any() for own in rows.values()):
-        return dict.fromkeys(rows, 0)
-    named = {rank: own["stage"][(own["stage"] >= 0) & (own["micro_batch"] >= 0)] for rank, own in rows.items()}
-    return {rank: frozenset(stages.tolist()) or f"rank {rank}" for rank, stages in named.items()}
-
-
-def _comparable(
-    ends: Mapping[int, NDArray[np.int64]],
-    clocks: Mapping[int, str | int],
-    groups: Mapping[int, Hashable],
-    compared: Collection[str | int | None],
-) -> tuple[int, int] | None:
-    """A rank whose clock is not yet compared, and one with the same collectives whose clock is; None without any."""
-    new, known = ([rank for rank in clocks if (clocks[rank] in compared) == done] for done in (False, True))
-    pairs = ((rank, peer) for rank in new for peer in known if groups[rank] == groups[peer])
-    return next(((rank, peer) for rank, peer in pairs if len(ends[rank]) == len(ends[peer]) > 0), None)
-
-
-def _move(out: JobTrace, ends: Mapping[int, NDArray[np.int64]], here: Sequence[int], rank: int, peer: int) -> None:
-    """Moves the ranks `here`, whose clock `rank` has, to the clock of `peer`."""
-    skew = int(np.median(ends[rank] - ends[peer]))
-    if abs(skew) <= SKEW_NS:
-        return
-    for moved in here:
-        out.ranks[moved].move(-skew)
-        ends[moved][:] -= skew
-    way = "ahead" if skew > 0 else "behind"
-    whose = f"rank{'s' * (len(here) > 1)} {few_text(here)}"
-    text = f"The clock of {whose} is {abs(skew) / 1e6:.3g} ms {way} of that of rank {peer}"
-    out.notes.append(f"{text}; it was moved by the ends of {plural_text(len(ends[rank]), 'collective')}.")
-
-
-def _note_unaligned(out: JobTrace, ends: Mapping[int, NDArray[np.int64]], first: int) -> None:
-    """Notes which ranks, on other hosts than the first one, have no collective to align the clock by."""
-    hosts = {rank: trace.host for rank, trace in out.ranks.items() if trace.host}
-    silent = [rank for rank in hosts if first in hosts and hosts[rank] != hosts[first] and not len(ends[rank])]
-    if silent:
-        where = f"On another host than rank {first}, and without a collective to tell by: {few_text(silent)}."
-        out.notes.append(f"{where} Their clocks were not compared.")
-
-
-def _note_disjoint(out: JobTrace, first: int) -> None:
-    """Notes which ranks are never in a step at the same time as the first rank: gaps in the timeline are then not
-    waiting."""
-    base = out.ranks.get(first, RankTrace()).steps
-    far = [rank for rank, trace in out.ranks.items() if not _meets(trace.steps, base)]
-    if far:
-        out.notes.append(
-            f"At no time in the same step as rank {first}: {few_text(far)}. Their clocks differ, or they were recorded "
-            "one after another; the time between them is no waiting."
-        )
-
-
-def _meets(steps: Mapping[int, NDArray[np.void]], others: Mapping[int, NDArray[np.void]]) -> bool:
-    """Whether any step that both have overlaps in time; True where they have no step in common."""
-    common = [(steps[step], others[step]) for step in steps.keys() & others.keys()]
-    return not common or any(
-        own["start"].min() < other["end"].max() and other["start"].min() < own["end"].max() for own, other in common
-    )
-
-
-def _collective_ends(trace: RankTrace) -> np.ndarray:
-    rows = [rows["end"][rows["kind"] == Kind.BUCKET] for _, rows in sorted(trace.steps.items())]
-    return np.sort(np.concatenate(rows)) if rows else np.empty(0, np.int64)
 
 
 def _pipeline(out: JobTrace) -> None:
@@ -287,9 +198,3 @@ def _inferred(spans: Spans) -> tuple[str, dict[int, NDArray[np.void]]]:
         return ordered(spans)
     except NotCounted as error:
         raise NotCounted(f"{why}; {error}") from error
-
-
-def few_text(numbers: Sequence[int]) -> str:
-    """Joins up to eight of the numbers as text."""
-    shown = ", ".join(map(str, numbers[:8]))
-    return shown if len(numbers) <= 8 else f"{shown} and {len(numbers) - 8} more"

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from parallel_core.analysis.quantities import plural_text
+from parallel_core.analysis.quantities import few_text, plural_text
 from parallel_core.faults import sentences
 from parallel_core.layout import Layout
-from parallel_core.traces.job_trace import JobTrace, few_text
+from parallel_core.traces.job_trace import JobTrace
 from parallel_core.traces.kineto import RankTrace
 from parallel_core.traces.own import OwnStep, lacking, largest
 

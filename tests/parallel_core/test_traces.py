@@ -363,3 +363,53 @@ def test_a_host_is_moved_as_a_whole_by_the_stage_that_it_shares() -> None:
     assert [note for note in found.notes if "clock" in note] == [
         "The clock of ranks 2, 3 is 30 ms ahead of that of rank 1; it was moved by the ends of 1 collective."
     ]
+
+
+def unnamed(trace: kineto.RankTrace) -> kineto.RankTrace:
+    """The trace without its annotations."""
+    for rows in trace.steps.values():
+        rows["stage"] = rows["micro_batch"] = -1
+    trace.stages = trace.micro_batches = 0
+    return trace
+
+
+def last_ms(found: JobTrace) -> list[float]:
+    return [float(trace.steps[0]["end"].max()) / 1e6 for trace in found.ranks.values()]
+
+
+@pytest.mark.parametrize("named", [True, False])
+def test_a_clock_that_is_far_off_is_moved_roughly_where_no_stage_is_shared(named: bool) -> None:
+    traces = stage_of(0, "a"), stage_of(1, "b", 300)
+    found = joined_stages(*traces if named else map(unnamed, traces))
+    assert last_ms(found) == [70, 70]
+    assert [note for note in found.notes if "clock" in note.lower()] == [
+        "The clock of rank 1 is roughly 280 ms ahead of that of rank 0; it was moved by the ends of 1 collective, "
+        "which may be those of other stages."
+    ]
+
+
+def test_replicas_that_nothing_names_are_moved_where_they_are_far_off_alone() -> None:
+    far = joined_stages(unnamed(stage_of(0, "a")), unnamed(stage_of(0, "b", 300)))
+    assert last_ms(far) == [70, 70]
+    near = joined_stages(unnamed(stage_of(0, "a")), unnamed(stage_of(0, "b", 30)))
+    assert last_ms(near) == [70, 100]
+    assert [note for note in near.notes if "clock" in note] == [
+        "Nothing names the stages of ranks 0, 1, which would say whose collectives are the same: on rank 1, the clock "
+        "was not compared with that of rank 0."
+    ]
+
+
+def test_a_stage_shared_with_a_host_that_was_moved_roughly_counts_for_more() -> None:
+    found = joined_stages(stage_of(0, "a"), stage_of(1, "b", 300), stage_of(1, "c", 900))
+    assert last_ms(found) == [70, 70, 70]
+    assert any("rank 2 is 880 ms ahead of that of rank 1;" in note for note in found.notes)
+
+
+def test_a_rank_without_collectives_is_moved_with_its_host() -> None:
+    silent = stage_of(0, "b", 300)
+    silent.steps[0] = silent.steps[0][silent.steps[0]["kind"] != Kind.BUCKET]
+    found = joined_stages(stage_of(0, "a"), stage_of(0, "b", 300), silent)
+    assert last_ms(found) == [70, 70, 60]
+    assert [note for note in found.notes if "clock" in note.lower()] == [
+        "The clock of ranks 1, 2 is 300 ms ahead of that of rank 0; it was moved by the ends of 1 collective."
+    ]
