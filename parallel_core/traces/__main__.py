@@ -21,7 +21,7 @@ import numpy as np
 from parallel_core.analysis.quantities import plural_text
 from parallel_core.traces import EXIT_MEMORY, kineto, own
 from parallel_core.traces.collect import Collected
-from parallel_core.traces.job_trace import JobTrace, join, rank_of
+from parallel_core.traces.job_trace import JobTrace, join, ranks_of
 from parallel_core.traces.own_job import join_own
 from parallel_core.traces.stream import EventStream, Limits
 
@@ -50,7 +50,7 @@ class Progress:
 def read_all(files: list[tuple[str, Path]], limits: Limits = USUAL) -> JobTrace:
     """Reads the traces in `files`, (display name, path) pairs, as one job."""
     progress = Progress(sum(path.stat().st_size for _, path in files))
-    theirs: list[tuple[str, int | None, kineto.RankTrace]] = []
+    theirs: list[tuple[str, dict[str, Any], kineto.RankTrace]] = []
     ours: list[tuple[str, own.OwnStep]] = []
     for name, path in files:
         found, header = _one(path, limits, progress)
@@ -58,10 +58,11 @@ def read_all(files: list[tuple[str, Path]], limits: Limits = USUAL) -> JobTrace:
         if isinstance(found, own.OwnStep):
             ours.append((name, found))
         else:
-            theirs.append((name, rank_of(header, name, len(files) == 1), found))
+            theirs.append((name, header, found))
     if any(step.spans for _, step in ours):
         return join_own(ours, [name for name, _, _ in theirs])
-    out = join(theirs)
+    ranks = ranks_of([(name, header) for name, header, _ in theirs])
+    out = join([(name, rank, trace) for (name, _, trace), rank in zip(theirs, ranks, strict=True)])
     out.notes += [f"{name}: {note}" for name, step in ours for note in step.notes or ["There are no spans in it."]]
     return out
 

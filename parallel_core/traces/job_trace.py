@@ -25,9 +25,9 @@ from parallel_core.traces.unnamed import NotCounted, Spans, counted, whole
 
 _CALLED = re.compile(r"(?:rank[-_]?|worker)(\d+)", re.I)
 _NUMBERED = re.compile(r"[-_](\d+)(?=\.)")
-_BY_HANDLER = re.compile(r"\.\d{6,}\.pt\.trace\b")
-"""A name given by torch.profiler.tensorboard_trace_handler, by default `<host>_<process id>.<ns>.pt.trace.json`: its
-numbers are no ranks."""
+_BY_HANDLER = re.compile(r"(\d*)\.\d{6,}\.pt\.trace\b")
+"""A name given by torch.profiler.tensorboard_trace_handler, `<worker name>.<ns>.pt.trace.json`. By default the worker
+name is `<host>_<process id>`, whose numbers are no ranks."""
 
 
 @dataclass
@@ -41,14 +41,27 @@ class JobTrace:
     recorded: dict[str, Any] = field(default_factory=dict)
 
 
-def rank_of(header: Mapping[str, Any], name: str, alone: bool = False) -> int | None:
+def ranks_of(files: Sequence[tuple[str, Mapping[str, Any]]]) -> list[int | None]:
+    """The rank of each (file name, header) of a job; None where neither says it.
+
+    Worker names that end with 0 to n - 1 number the n ranks: process ids practically never do.
+    """
+    workers = [found[1] for found in (_BY_HANDLER.search(name) for name, _ in files) if found]
+    numbered = bool(workers) and sorted(workers) == sorted(map(str, range(len(workers))))
+    return [rank_of(header, name, len(files) == 1, numbered) for name, header in files]
+
+
+def rank_of(header: Mapping[str, Any], name: str, alone: bool = False, numbered: bool = False) -> int | None:
     """The rank that the profiler wrote into the file, otherwise the one in its name; None where neither has one.
-    `alone`: the job's only file, which a number in its name does not tell from others unless it is called a rank."""
+    `alone`: the job's only file, which a number in its name does not tell from others unless it is called a rank.
+    `numbered`: worker names of the profiler's handler end with ranks."""
     info = header.get("distributedInfo")
     told = info.get("rank") if isinstance(info, dict) else None
     if isinstance(told, int) and 0 <= told < 1 << 20:
         return told
-    found = _CALLED.search(name) or (None if alone or _BY_HANDLER.search(name) else _NUMBERED.search(name))
+    by_handler = _BY_HANDLER.search(name)
+    last = (by_handler if numbered else None) if by_handler else (None if alone else _NUMBERED.search(name))
+    found = _CALLED.search(name) or last
     return int(found[1]) if found and int(found[1]) < 1 << 20 else None
 
 

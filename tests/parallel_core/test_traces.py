@@ -18,7 +18,7 @@ from parallel_core.schedule.ir import Kind
 from parallel_core.traces import kineto
 from parallel_core.traces.__main__ import main, read_all
 from parallel_core.traces.collect import Collected
-from parallel_core.traces.job_trace import JobTrace, join, rank_of
+from parallel_core.traces.job_trace import JobTrace, join, rank_of, ranks_of
 from parallel_core.traces.stream import EventStream, Limits
 from tests.parallel_core import profiled
 
@@ -297,6 +297,23 @@ def test_what_is_to_be_said_of_every_file_is_said_once() -> None:
 )
 def test_the_rank_is_read_off_the_file_or_its_name(header: dict[str, Any], name: str, rank: int | None) -> None:
     assert rank_of(header, name) == rank
+
+
+@pytest.mark.parametrize(
+    ("workers", "ranks"),
+    [
+        (["gpu_1", "gpu_0", "gpu_10", *(f"gpu_{rank}" for rank in range(2, 10))], [1, 0, 10, *range(2, 10)]),
+        (["rank1_node_0", "rank0_node_1"], [1, 0]),
+        (["0"], [0]),
+        (["gpu_1", "gpu_2"], [None, None]),
+        (["vm_0", "vm_0"], [None, None]),
+        (["vm_30130", "vm_30131"], [None, None]),
+        (["vm_1"], [None]),
+        (["rank0-a", "rank1-b"], [0, 1]),
+    ],
+)
+def test_worker_names_that_number_all_files_are_ranks(workers: list[str], ranks: list[int | None]) -> None:
+    assert ranks_of([(f"{worker}.1712345678901234567.pt.trace.json", {}) for worker in workers]) == ranks
 
 
 @pytest.mark.parametrize("name", ["vm_30130.1712345678901234567.pt.trace.json", "profile_2024.json"])
