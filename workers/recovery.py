@@ -31,6 +31,7 @@ def recover(folders: Iterable[Folder], relay: Relay, roll: LiveAttempts) -> None
             _recover(folder, relay, roll)
         except Exception:
             log.exception("attempt %d of an earlier life of this worker could not be ended", folder.attempt)
+            roll.remove(folder.attempt)  # heartbeats that list it would keep its run going for ever
 
 
 def _recover(folder: Folder, relay: Relay, roll: LiveAttempts) -> None:

@@ -106,6 +106,15 @@ def test_a_restart_ends_the_other_attempts_if_one_cannot_be(
     assert [(end["attempt"], end["cause"]) for end in relay.ends] == [(6, "worker_lost")]
 
 
+def test_an_attempt_that_a_restart_cannot_end_is_not_listed_as_alive(settings: Settings, relay: Listed) -> None:
+    """As with the record of another version of the worker."""
+    claimed, roll = Folder.claim(settings.attempts, 5), LiveAttempts()
+    assert claimed
+    claimed.save(Meta(message=None, stop="cancel", stopped_as={"outcome": "cancelled", "unknown": 1}))
+    recovery.recover([claimed], relay, roll)
+    assert not relay.ends and not roll.progress()
+
+
 def test_a_settled_folder_is_emptied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The mark that everything has arrived finds room only once the files are gone."""
     claimed, touch = Folder.claim(tmp_path, 4), Path.touch
