@@ -68,6 +68,8 @@ class Controller:
         self._last: dict[str, float] = {}
         self._asked: dict[tuple[object, ...], float] = {}
         self._away = ""
+        self._unsynced = False
+        self._settled: dict[tuple[str, int], Order] = {}  # held back until their commits are on the disk
 
     def stop(self) -> None:
         self._stopping.set()
@@ -98,8 +100,10 @@ class Controller:
         for ingest in done:
             self._note_ended(ingest.ended)
         self._reader.acknowledge(read.ids)
-        self._every("sync", SYNC_EVERY_S, sync_commits)
+        self._hear(done)
         self._tell(done)
+        self._every("sync", SYNC_EVERY_S, self._sync)
+        self._send_settled()
         if read.caught_up:
             self._look_after()
         else:
@@ -115,6 +119,7 @@ class Controller:
         self._listened_at = None
         self._changes.forget()
         self._reader.start_over()
+        self._every("sync", SYNC_EVERY_S, self._sync)  # turns that fail do not get that far
         if not isinstance(error, redis.RedisError | BrokerError):
             connection.close()
         self._stopping.wait(RETRY_S)
@@ -140,17 +145,42 @@ class Controller:
                 log.exception("dropped entry %r of %s: %s %s", entry.id, entry.worker, entry.kind, entry.body)
         return done
 
-    def _tell(self, done: list[Ingest]) -> None:
-        """Does what has to happen after the commit. If a crash prevents it, the answer to the next heartbeat makes up
-        for it. A worker deletes what is settled, so that must be on the disk first."""
-        if any(entry["kind"] == "settled" for ingest in done for _, entry in ingest.orders):
-            sync_commits()
+    def _hear(self, done: list[Ingest]) -> None:
+        """Notes the heartbeats. They are acknowledged and not read again, so nothing that may fail comes before."""
         for ingest in done:
             for beat in ingest.heard:
                 self._clocks.heard(beat.worker, beat.attempts)
+
+    def _tell(self, done: list[Ingest]) -> None:
+        """Does what has to happen after the commit. If a crash prevents it, the answer to the next heartbeat makes up
+        for it. Orders of the kind `settled` wait in `_settled` for the sync."""
+        orders = [order for ingest in done for order in ingest.orders]
+        if settled := [(worker, entry) for worker, entry in orders if entry["kind"] == "settled"]:
+            self._settled |= {(worker, entry["attempt"]): (worker, entry) for worker, entry in settled}
+            self._sync()
+        for ingest in done:
             for (run, study), what in ingest.topics.items():
                 publish(run, study, what)
-            send_orders(self._redis, self._not_just_asked(ingest.orders))
+        send_orders(self._redis, self._not_just_asked([one for one in orders if one[1]["kind"] != "settled"]))
+
+    def _sync(self) -> None:
+        """Syncs the commits. A disk that fails to may still take writes, so that costs no turn."""
+        try:
+            sync_commits()
+        except OSError as error:
+            if not self._unsynced:  # retried all the time: logged once
+                log.warning("commits cannot be synced to the disk: %s", error)
+            self._unsynced = True
+            return
+        if self._unsynced:
+            log.warning("commits are synced to the disk again")
+        self._unsynced = False
+
+    def _send_settled(self) -> None:
+        """A worker deletes what is settled, so that must be on the disk first."""
+        if self._settled and not self._unsynced:
+            send_orders(self._redis, self._settled.values())
+            self._settled.clear()
 
     def _look_after(self) -> None:
         """Lets the clocks advance, then sweeps and does the periodic work that is due."""
@@ -182,10 +212,10 @@ class Controller:
         self._last["clocks"] = time.monotonic()
         send_orders(self._redis, sweeps.sweep_traces())
         again, ended, orders = sweeps.sweep_leases(self._clocks, self._lease, self._resends)
-        send_orders(self._redis, orders)
         self._unsent |= {attempt.pk: attempt for attempt in again}
         self._news |= bool(ended)
         self._note_ended(ended)
+        send_orders(self._redis, orders)  # last, as it may fail and the sweep finds these attempts only once
 
     def _send_unsent(self) -> None:
         for pk, attempt in list(self._unsent.items()):

@@ -5,7 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import redis
 
+from dashboard.control import controller as loop
 from dashboard.control.clocks import MOST_COUNTED_S, Clocks
 from dashboard.control.controller import Controller
 from dashboard.control.lock import FileLock
@@ -64,6 +66,23 @@ def test_a_second_controller_waits_for_the_lock(tmp_path: Any) -> None:
     assert not second.hold()
     first.release()
     assert second.hold()
+
+
+def test_what_a_sweep_of_leases_found_outlasts_a_broker_that_takes_no_order(
+    controller: Controller, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    again, order = Attempt(pk=5), ("a", {"kind": "fence", "attempt": 6})
+
+    def away(_client: Any, orders: list[Any]) -> None:
+        if orders:
+            raise redis.ConnectionError("gone")
+
+    monkeypatch.setattr(loop.sweeps, "sweep_leases", lambda *_: ([again], {6}, [order]))
+    monkeypatch.setattr(loop, "send_orders", away)
+    controller._news, controller._to_summarise = False, set()
+    with pytest.raises(redis.ConnectionError):
+        controller._look_at_clocks()
+    assert (controller._unsent, controller._news, controller._to_summarise) == ({5: again}, True, {6})
 
 
 CALIBRATION = {

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import errno
+import logging
 import os
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
+import redis
 from django.db import connection
 
 from dashboard.control import controller as loop
@@ -53,4 +56,46 @@ def test_commits_are_synced_although_a_backlog_is_read(
     peer.beat()
     peer.beat()
     controller.turn()
+    assert synced
+
+
+def broken_disk() -> NoReturn:
+    raise OSError(errno.EIO, "Input/output error")
+
+
+def test_a_disk_that_fails_to_sync_costs_no_heartbeat_and_holds_back_what_is_settled(
+    peer: Peer,
+    controller: Controller,
+    alice: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    attempt = started(peer, controller, submit(alice))
+    peer.orders()
+    settled = {"kind": "settled", "attempt": attempt.pk}
+    monkeypatch.setattr(loop, "SYNC_EVERY_S", 0.0)
+    with monkeypatch.context() as failing, caplog.at_level(logging.WARNING, loop.__name__):
+        failing.setattr(loop, "sync_commits", broken_disk)
+        heard: list[str] = []
+        failing.setattr(controller._clocks, "heard", lambda worker, attempts: heard.append(worker))
+        peer.beat(attempt.pk)
+        controller.turn()
+        peer.ended(attempt.pk)
+        controller.turn()
+        assert heard == [peer.name]
+        assert settled not in peer.orders()
+    assert [line.message for line in caplog.records if "cannot be synced" in line.message] == [
+        "commits cannot be synced to the disk: [Errno 5] Input/output error"
+    ]
+    controller.turn()
+    assert settled in peer.orders()
+    controller.turn()
+    assert settled not in peer.orders()
+
+
+def test_commits_are_synced_while_the_broker_is_away(controller: Controller, monkeypatch: pytest.MonkeyPatch) -> None:
+    synced: list[int] = []
+    monkeypatch.setattr(loop, "sync_commits", lambda: synced.append(1))
+    monkeypatch.setattr(loop, "RETRY_S", 0.0)
+    controller._recover(redis.ConnectionError("gone"))
     assert synced
