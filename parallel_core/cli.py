@@ -25,12 +25,12 @@ from parallel_core.found import case_of
 from parallel_core.found import sentences as findings
 from parallel_core.launch import ServerLost
 from parallel_core.layout import Layout
+from parallel_core.limits import NO_PROGRESS_S
 from parallel_core.local import Interrupted, LocalYard, Outcome, points
 from parallel_core.observe.cores import cores
 from parallel_core.observe.records import Frame
 from parallel_core.outline import outline_of
 from parallel_core.spec import RunSpec, field_errors
-from parallel_core.standstill import NO_PROGRESS_S
 
 RANKS_A_CORE = 32
 """Most ranks that may share a core of this host: each is a process, whose share of the core falls with their number."""

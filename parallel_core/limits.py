@@ -18,6 +18,8 @@ MAX_LOSS_SCALE = 2.0**100
 """Largest initial loss scale; fp32, in which the loss is scaled, holds numbers up to 2.0**128."""
 MAX_STAGES = MAX_LAYERS + 2
 """Most entries of a list by stage or by layer: embedding and head count as layers."""
+NO_PROGRESS_S = 60.0
+"""Default number of seconds without progress of any rank after which a run is considered stuck."""
 MAX_BYTES = 1 << 60
 """Upper bound of any number of bytes."""
 MAX_CORPUS_BYTES = 200 * 1024 * 1024

@@ -14,9 +14,6 @@ from parallel_core.schedule import build
 from parallel_core.schedule.text import grid, spoken
 from parallel_core.spec import RunSpec
 
-NO_PROGRESS_S = 60.0
-"""Default number of seconds without progress of any rank after which a run is considered stuck."""
-
 
 class Watch:
     """Detects a run without progress; `due` must be called regularly. Time counts from the first call at which a rank

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TypeVar
 from urllib.parse import urlsplit
 
-from parallel_core.standstill import NO_PROGRESS_S
+from parallel_core.limits import NO_PROGRESS_S
 
 ROOT = Path(__file__).resolve().parent.parent
 NAME_PATTERN = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._-]{0,119}$")

@@ -8,7 +8,7 @@ from datetime import timedelta
 
 import django
 
-from dashboard.yard.sign_in import CHOSEN
+from dashboard.yard.sign_in import CHECK, CHOSEN, PREPARE_AND_CHECK, PREPARED
 
 WORKER_USER = "worker-service"
 """Owner of the token that a deployment's workers share. It has no password, so nobody can sign in with it."""
@@ -20,20 +20,17 @@ TOKEN_LIFE = timedelta(days=3650)
 """The deployment decides when to change the secret: a new WORKER_TOKEN revokes the old one at the next start."""
 
 
-def prepare(password: str, worker_token: str = "") -> bool:
+def prepare(password: str, worker_token: str = "") -> None:
     """Migrates, collects static files, makes the admin account (its password is set only then), and the token of
     workers on other hosts if there is one. Can be repeated. Raises SystemExit with what to change.
-
-    Returns whether `password` is the admin's.
     """
     from django.core.management import call_command
 
     call_command("migrate", verbosity=0, interactive=False)
     collect_static()
-    holds = make_admin(password)
+    make_admin(password)
     if worker_token:
         keep_worker_token(worker_token)
-    return holds
 
 
 def collect_static() -> None:
@@ -53,20 +50,18 @@ def collect_static() -> None:
     stamp.write_text(settings.STATIC_URL)
 
 
-def make_admin(password: str) -> bool:
-    """Makes the admin account, unless there is one; returns whether `password` is its own. Raises SystemExit without a
-    password."""
+def make_admin(password: str) -> None:
+    """Makes the admin account, unless there is one. Raises SystemExit without a password."""
     from django.contrib.auth import get_user_model
 
     from dashboard.yard.home import ADMIN
 
     users = get_user_model().objects
-    if admin := users.filter(username=ADMIN).first():
-        return admin.check_password(password)
+    if users.filter(username=ADMIN).exists():
+        return
     if not password:
         raise SystemExit("There is no admin account yet and no password for it: set ADMIN_PASSWORD.")
     users.create_superuser(ADMIN, password=password)
-    return True
 
 
 def is_the_admins(password: str) -> bool:
@@ -106,6 +101,10 @@ if __name__ == "__main__":
     os.environ.setdefault("DJANGO_SETTINGS_MODULE", "dashboard.settings")
     django.setup()
     given = sys.stdin.read().strip()
-    checks = sys.argv[1:] == ["--check"]  # only whether the password is the admin's
-    if not (is_the_admins(given) if checks else prepare(given, os.environ.get("WORKER_TOKEN", "").strip())):
+    asked = sys.argv[1:]
+    if asked != [CHECK]:
+        prepare(given, os.environ.get("WORKER_TOKEN", "").strip())
+    if asked == [PREPARE_AND_CHECK]:
+        print(PREPARED, flush=True)  # whoever started this goes on meanwhile
+    if asked and not is_the_admins(given):
         print(CHOSEN, flush=True)

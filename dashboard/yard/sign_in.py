@@ -2,37 +2,71 @@
 
 from __future__ import annotations
 
+import contextlib
 import subprocess
 import sys
 
 from dashboard.yard.home import ADMIN, ROOT, Home
 
+CHECK = "--check"
+PREPARE_AND_CHECK = "--and-check"
+"""Options of `prepare`: to verify the password alone, or after the rest."""
+PREPARED = "prepared"
+"""What `prepare` prints with `--and-check` once the other processes may start."""
 CHOSEN = "The admin signs in with a password that was chosen later."
-"""What `prepare` prints if the password that it was given is no longer the admin's."""
+"""What `prepare` prints if the password that it was asked to verify is no longer the admin's."""
 
 
-def prepare(home: Home, env: dict[str, str]) -> tuple[int, bool]:
-    """Runs `dashboard.yard.prepare`; returns its exit status, and whether the password of the data folder holds."""
-    done = _run(home, env)
-    said = done.stdout.splitlines()
-    if others := [line for line in said if line != CHOSEN]:
-        print("\n".join(others), flush=True)
-    return done.returncode, CHOSEN not in said
+def prepare(home: Home, env: dict[str, str]) -> subprocess.Popen[str] | None:
+    """Runs `dashboard.yard.prepare` until the other processes may start; None if it failed. The process that is
+    returned verifies the password meanwhile, which takes a while: see `verified`."""
+    command = _command(PREPARE_AND_CHECK)
+    process = subprocess.Popen(command, env=env, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert process.stdin is not None and process.stdout is not None
+    try:
+        with contextlib.suppress(BrokenPipeError), process.stdin:
+            process.stdin.write(home.admin_password())
+        for line in process.stdout:
+            if line.rstrip("\n") == PREPARED:
+                return process
+            print(line, end="", flush=True)
+    except BaseException:
+        stop(process)
+        raise
+    stop(process)
+    return None
+
+
+def verified(process: subprocess.Popen[str]) -> bool:
+    """Whether the password of the data folder is still the admin's, once the process has found out."""
+    assert process.stdout is not None
+    with process:
+        return CHOSEN not in process.stdout.read().splitlines()
+
+
+def stop(process: subprocess.Popen[str]) -> None:
+    process.kill()
+    with process:
+        pass  # waits, and closes the pipes
 
 
 def holds(home: Home) -> bool:
     """Whether the password of the data folder is still the admin's; True if that cannot be found out."""
-    return CHOSEN not in _run(home, home.environment(port=0), "--check", stderr=subprocess.DEVNULL).stdout.splitlines()
-
-
-def _run(
-    home: Home, env: dict[str, str], *arguments: str, stderr: int | None = None
-) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "dashboard.yard.prepare", *arguments]
-    given = home.admin_password()
-    return subprocess.run(
-        command, input=given, env=env, cwd=ROOT, stdout=subprocess.PIPE, stderr=stderr, text=True, check=False
+    done = subprocess.run(
+        _command(CHECK),
+        input=home.admin_password(),
+        env=home.environment(port=0),
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        check=False,
     )
+    return CHOSEN not in done.stdout.splitlines()
+
+
+def _command(option: str) -> list[str]:
+    return [sys.executable, "-m", "dashboard.yard.prepare", option]
 
 
 def words(home: Home, known: bool) -> str:

@@ -7,6 +7,7 @@ import fcntl
 import os
 import signal
 import socket
+import subprocess
 import sys
 import time
 import urllib.error
@@ -70,6 +71,7 @@ class Yard:
         self.port = free_port()
         self.env = home.environment(self.port)
         self.stopping = False
+        self.preparation: subprocess.Popen[str] | None = None
         self.password_holds = True
         python = sys.executable
         serve = [python, "-m", "gunicorn", "-c", "python:dashboard.gunicorn", "dashboard.asgi:application"]
@@ -128,13 +130,14 @@ class Yard:
 
     def _start(self) -> None:
         self.broker.start(self.env, ROOT)
-        status, self.password_holds = sign_in.prepare(self.home, self.env)
-        if status:
+        self.preparation = sign_in.prepare(self.home, self.env)
+        if self.preparation is None:
             raise SystemExit("The database could not be prepared; the reason stands above.")
         self._wait_for_broker()
         for part in self.parts[1:]:
             part.start(self.env, ROOT)
         self._wait_for_web()
+        self.password_holds = sign_in.verified(self.preparation)
         self.lock.truncate(0)
         self.lock.write(self.url + "\n")
         self.lock.flush()
@@ -165,6 +168,8 @@ class Yard:
     def _finish(self) -> None:
         """Stops the worker first: it reports its runs as interrupted, and the controller queues them again."""
         self.stopping = True
+        if self.preparation is not None:
+            sign_in.stop(self.preparation)
         running = any(part.process is not None for part in self.parts)
         stop_in_order([[self.worker], [self.web, self.controller, self.analyst], [self.broker]])
         if running:

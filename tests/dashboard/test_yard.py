@@ -157,17 +157,28 @@ def test_a_terminal_that_is_gone_ends_nothing(monkeypatch: pytest.MonkeyPatch) -
 def test_a_password_that_no_longer_signs_in_is_not_shown(
     known: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    home, said = Home(tmp_path), "" if known else f"{sign_in.CHOSEN}\n"
+    home, said = Home(tmp_path), "" if known else sign_in.CHOSEN
     secret = home.admin_password()
-    done = subprocess.CompletedProcess[str]([], 0, f"Applied one migration.\n{said}")
-    monkeypatch.setattr(sign_in, "_run", lambda *_, **__: done)
+    code = f"import sys; assert sys.stdin.read() == {secret!r}; print('Applied one migration.\\nprepared\\n{said}')"
+    monkeypatch.setattr(sign_in, "_command", lambda option: [sys.executable, "-c", code])
     monkeypatch.setenv("TRAINYARD_HOME", str(tmp_path))
-    assert sign_in.prepare(home, {}) == (0, known)
+    process = sign_in.prepare(home, dict(os.environ))
+    assert process is not None and sign_in.verified(process) == known
     assert capsys.readouterr().out == "Applied one migration.\n"
     main(["password"])
     shown = capsys.readouterr().out
     assert (secret in shown, "./run changepassword admin" in shown) == (known, not known)
     assert (secret in sign_in.words(home, known)) == known
+
+
+def test_a_preparation_that_fails_is_told_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sign_in, "_command", lambda option: [sys.executable, "-c", "raise SystemExit(1)"])
+    assert sign_in.prepare(Home(tmp_path), dict(os.environ)) is None
+
+
+def test_the_yards_own_process_loads_nothing_that_only_its_parts_need() -> None:
+    code = "import sys, dashboard.yard.up; print(sorted({'numpy', 'pydantic', 'django', 'torch'} & set(sys.modules)))"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
 
 
 def test_two_homes_have_different_secrets(tmp_path: Path) -> None:
