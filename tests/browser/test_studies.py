@@ -181,6 +181,29 @@ def test_a_dear_page_asks_seldom_while_runs_go_on_and_soon_when_one_has_ended(
     assert len(asked) == 2
 
 
+def test_findings_and_questions_are_not_fetched_for_each_run_of_a_busy_study(
+    page: Page, yard: YardProcess, stocked: dict[str, Any]
+) -> None:
+    asked: list[str] = []
+
+    def dear(route: Route) -> None:
+        answer = route.fetch()
+        asked.append(route.request.url)
+        route.fulfill(response=answer, headers={**answer.headers, "x-cost-ms": "60000"})
+
+    for part in ("findings", "questions"):
+        page.route(f"**/{part}/*", dear)
+    page.goto(f"/studies/{stocked['study']}/")
+    page.wait_for_timeout(4_000)  # for the fetches that the opened stream causes
+    before = len(asked)
+    assert before >= 2
+    for what in ("state", "summary"):
+        with page.expect_response("**/changes.json*"):
+            yard.query(TELL.format(run=stocked["runs"][0], study=stocked["study"], what=what))
+    page.wait_for_timeout(2_000)
+    assert len(asked) == before
+
+
 def test_a_failed_answer_is_asked_for_again(
     page: Page, yard: YardProcess, stocked: dict[str, Any], troubles: Troubles
 ) -> None:

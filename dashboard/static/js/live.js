@@ -15,7 +15,7 @@ import { isUrgent, Paced } from "./pace.js";
 import { subscribe } from "./stream.js";
 
 const WAIT_MS = 1000; // least interval between fetches
-const PART_MS = 10000; // the same of a part with its own address, while runs only progress
+const PART_MS = 10000; // the same of a part with its own address, which takes the server long to make
 const page = document.querySelector("[data-live-topic]");
 const MOST_NAMED = 600; // how many digests fit into a request's header
 const changes = new Paced();
@@ -106,8 +106,9 @@ function follow(what) {
   }
   what.forEach((one) => news.add(one));
   changes.soon(refresh, WAIT_MS, isUrgent(news));
-  const gap = what.includes("*") ? 0 : isUrgent(what) ? WAIT_MS : PART_MS;
-  for (const [id, part] of parts) part.soon(() => refreshPart(id), gap, isUrgent(what));
+  // In a busy study some run begins or ends every moment, so for these parts only a new stream is urgent.
+  const opened = what.includes("*");
+  for (const [id, part] of parts) part.soon(() => refreshPart(id), opened ? 0 : PART_MS, opened);
 }
 
 for (const { id } of document.querySelectorAll("[data-live-src]")) {
