@@ -65,3 +65,77 @@ def test_a_long_log_keeps_its_end_and_loads_what_was_before_once(
     expect(log).to_have_attribute("data-start", str(len(text) - len(shown) - 65536))
     page.wait_for_timeout(500)
     assert log.text_content() == text[-len(shown) - 65536 :]
+
+
+class GrowingLog:
+    """Answers for the log of attempt 2 (as if there were one) in parts of at most 64 KiB; `total` bytes exist."""
+
+    def __init__(self, page: Page, yard: YardProcess, run: int) -> None:
+        self.page, self.yard, self.run, self.attempt = page, yard, run, 2
+        self.text, self.total = "".join(f"line {i} of very many\n" for i in range(60_000)), 900_000
+        self.begins_again = False
+        page.goto(f"/runs/{run}/?tab=logs")
+        self.log = page.get_by_role("log", name="Log of rank 0")
+        self.earlier = page.get_by_role("button", name="Load earlier lines")
+        page.route("**/data/log.json*", self._part)
+        self.grow(0)
+
+    def grow(self, by: int) -> None:
+        self.total += by
+        self.yard.query(TELL.format(run=self.run, study=None, what="log"))
+        expect(self.log).to_have_attribute("data-end", str(self.total))
+
+    def _part(self, route: Route) -> None:
+        asked = parse_qs(urlparse(route.request.url).query)
+        if self.begins_again and "limit" in asked:
+            self.attempt, self.text, self.total = 3, self.text[::-1], 200_000
+            self.yard.query(TELL.format(run=self.run, study=None, what="state"))
+        start = min(self.total, int(asked["start"][0]))
+        end = min(self.total, start + int(asked.get("limit", ["65536"])[0]))
+        part = {"text": self.text[start:end], "start": start, "end": end, "total": self.total}
+        route.fulfill(json={**part, "attempt": self.attempt})
+
+
+def test_earlier_lines_stay_while_a_long_log_grows(page: Page, yard: YardProcess, stocked: dict[str, Any]) -> None:
+    grown = GrowingLog(page, yard, stocked["single"])
+    start = int(grown.log.get_attribute("data-start") or 0)
+    grown.earlier.click()
+    expect(grown.log).to_have_attribute("data-start", str(start - 65536))
+    grown.log.evaluate("log => { log.scrollTop = log.scrollHeight; }")
+    grown.grow(65536)
+    expect(grown.log).to_have_attribute("data-start", str(start - 65536))
+    assert grown.log.text_content() == grown.text[start - 65536 : grown.total]
+
+
+def test_earlier_lines_asked_for_as_a_new_attempt_begins_show_its_log_once(
+    page: Page, yard: YardProcess, stocked: dict[str, Any]
+) -> None:
+    grown = GrowingLog(page, yard, stocked["single"])
+    grown.begins_again = True
+    grown.earlier.click()
+    expect(grown.log).to_have_attribute("data-attempt", "3")
+    expect(grown.log).to_have_attribute("data-end", "200000")
+    page.wait_for_timeout(1_000)
+    assert grown.log.text_content() == grown.text[:200_000]
+
+
+def test_an_answer_with_earlier_lines_that_no_longer_adjoin_is_left_out(page: Page, stocked: dict[str, Any]) -> None:
+    page.goto(f"/runs/{stocked['single']}/?tab=logs")
+    kept = page.evaluate(RACE)
+    assert kept == {"text": "b" * 10, "start": 600_010}
+
+
+RACE = """async () => {
+  const { Log } = await import(new URL("run_log.js", document.querySelector("script[src*='js/run.js']").src).href);
+  const element = document.getElementById("log").cloneNode(false);
+  element.textContent = "b".repeat(10);
+  Object.assign(element.dataset, { rank: 0, start: 600000, end: 600010, total: 600010, attempt: 2 });
+  document.getElementById("log").replaceWith(element);
+  let answer;
+  const log = new Log(element, () => new Promise((resolve) => { answer = resolve; }), () => {});
+  const asked = log.fetchEarlier();
+  log.start = 600010; // as if its first piece had been dropped
+  answer({ text: "a", start: 534464, end: 600000, total: 600010, attempt: 2 });
+  await asked;
+  return { text: element.textContent, start: log.start };
+}"""

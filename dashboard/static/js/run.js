@@ -115,7 +115,12 @@ function append(chart, { title, step: steps, time, value }) {
 /* Log ----------------------------------------------------------------------------------------------------------- */
 
 const logElement = document.getElementById("log");
-const log = logElement && new Log(logElement, (query) => getJson("log", `data/log.json?${query}`));
+const getLog = (query) => getJson("log", `data/log.json?${query}`);
+const log = logElement && new Log(logElement, getLog, () => readLog(true));
+
+function readLog(urgent) {
+  soon("log", () => log.fetchNew(), QUICKEST_MS, urgent);
+}
 
 /* Life ---------------------------------------------------------------------------------------------------------- */
 
@@ -143,7 +148,7 @@ function news(what) {
 }
 
 function showTab(any, urgent) {
-  if (log && any("log", "state")) soon("log", () => log.fetchNew(), QUICKEST_MS, urgent);
+  if (log && any("log", "state")) readLog(urgent);
   if (tab === "metrics" && any("points", "series")) soon("points", fetchPoints, SLOWEST_MS, urgent);
   // The other tabs (metrics, logs) are never replaced: their charts and text grow in place.
   const topics = TAB_TOPICS[tab] ?? (document.querySelector("#tab > .empty") ? FILLED_ONCE[tab] : undefined);

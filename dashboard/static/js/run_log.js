@@ -1,19 +1,21 @@
 /* The log of a rank on a run's page. It grows at its end, and on request at its beginning. All of its text is laid out
- * again for each new line, so only about the last KEPT_BYTES stay on the page; what was dropped can be loaded again.
+ * again for each new line, so only about the last KEPT_BYTES stay on the page; what was dropped can be loaded again, and
+ * then up to READ_BYTES stay.
  *
- *   const log = new Log(element, getJson);   // getJson(query): the server's answer, { text, start, end, total, attempt }
- *   await log.fetchNew();
+ *   const log = new Log(element, getJson, soon);
+ *   await log.fetchNew();   // only one at a time
+ *
+ * getJson(query): the server's answer, { text, start, end, total, attempt }; soon(): causes a call of fetchNew.
  */
 
 const KEPT_BYTES = 512 * 1024;
-const READ_BYTES = 8 * KEPT_BYTES; // while the reader is not at the end
+const READ_BYTES = 8 * KEPT_BYTES; // for a reader who is not at the end or has asked for earlier lines
 const EARLIER_BYTES = 64 * 1024;
 const AT_END_PX = 32;
 
 export class Log {
-  constructor(element, getJson) {
-    this.element = element;
-    this.getJson = getJson;
+  constructor(element, getJson, soon) {
+    Object.assign(this, { element, getJson, soon, most: KEPT_BYTES });
     this.earlier = document.getElementById("log-earlier");
     this.earlier.addEventListener("click", () => this.fetchEarlier());
     const { rank, start, end, total, attempt } = element.dataset;
@@ -36,7 +38,7 @@ export class Log {
       if (part.text) this.element.append(this.piece(part, "push"));
       this.end = part.end;
       this.total = part.total;
-      this.drop(atEnd ? KEPT_BYTES : READ_BYTES);
+      this.drop(atEnd ? this.most : READ_BYTES);
       this.show();
       if (atEnd) this.element.scrollTop = this.element.scrollHeight;
       if (part.end >= part.total || !part.text) return;
@@ -45,10 +47,13 @@ export class Log {
 
   async fetchEarlier() {
     this.earlier.disabled = true;
+    this.most = READ_BYTES;
     try {
-      const from = Math.max(0, this.start - EARLIER_BYTES);
-      const part = await this.fetch(`start=${from}&limit=${this.start - from}`);
-      if (this.begunAgain(part)) return await this.fetchNew();
+      const { start } = this;
+      const from = Math.max(0, start - EARLIER_BYTES);
+      const part = await this.fetch(`start=${from}&limit=${start - from}`);
+      if (part.attempt !== this.attempt) return this.soon();
+      if (this.start !== start) return; // fetchNew has dropped text meanwhile, which this answer does not reach
       this.keepPlace(() => this.element.prepend(this.piece(part, "unshift")));
       this.start = part.start;
       this.show();
@@ -63,7 +68,7 @@ export class Log {
   begunAgain({ attempt }) {
     if (attempt === this.attempt) return false;
     this.element.textContent = "";
-    Object.assign(this, { attempt, pieces: [], start: 0, end: 0, total: 0 });
+    Object.assign(this, { attempt, pieces: [], start: 0, end: 0, total: 0, most: KEPT_BYTES });
     return true;
   }
 
