@@ -183,8 +183,9 @@ def log(
     start: Annotated[int, Query(ge=-(2**40), le=2**40, description="byte; below 0 from the end")] = 0,
     limit: Annotated[int, Query(ge=1, le=MAX_LOG_BYTES)] = 64 * 1024,
 ) -> Any:
-    """Bytes [start, end) of a rank's stdout and stderr, of whole characters: a `limit` below 4 counts as 4. Continue at
-    `end` until it equals `total`; begin again at 0 when `attempt` has changed."""
+    """Bytes [start, end) of a rank's stdout and stderr, of whole characters: at least one, also where a `limit`
+    below 4 has no room for it. Continue at `end` until it equals `total`; begin again at 0 when `attempt` has
+    changed."""
     part = selectors.log(_run(run_id), rank, start, limit)
     data = {name: getattr(part, name) for name in ("attempt", "text", "start", "end", "total")} | {"rank": rank}
     return {"data": data, "meta": {"ranks": part.ranks}}

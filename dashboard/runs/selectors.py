@@ -254,8 +254,8 @@ class LogPart:
 def log(run: Run, rank: int, start: int = 0, limit: int = LOG_PART_BYTES) -> LogPart:
     """A part of a rank's stdout and stderr, of the newest attempt that wrote any. `start` < 0 counts from the end.
 
-    A reader that continues at `end` always gets on: a part has room for one character, and the last one of an attempt
-    that is over is not held back until it is complete.
+    A reader that continues at `end` always gets on: a part has room for one character, whatever the limit, and the last
+    one of an attempt that is over is not held back until it is complete.
     It begins up to three bytes earlier if `start` is inside a character.
     """
     newest = LogChunk.objects.filter(attempt__run=run).order_by("-attempt__number")
@@ -266,7 +266,7 @@ def log(run: Run, rank: int, start: int = 0, limit: int = LOG_PART_BYTES) -> Log
     chunks = every.filter(rank=rank).order_by("start")
     total = chunks.order_by("-end").values_list("end", flat=True).first() or 0
     start = max(0, total + start) if start < 0 else min(start, total)
-    end = min(total, start + max(limit, LONGEST_CHARACTER))
+    asked, end = start + limit, min(total, start + max(limit, LONGEST_CHARACTER))
     first = max(0, start - LONGEST_CHARACTER + 1) if start < end else start
     parts = [
         bytes(chunk.data)[max(0, first - chunk.start) : end - chunk.start]
@@ -277,6 +277,7 @@ def log(run: Run, rank: int, start: int = 0, limit: int = LOG_PART_BYTES) -> Log
     data, start = data[skipped:], first + skipped
     if end < total or not over:
         data = _whole_characters(data)
+    data = (_whole_characters(data[: asked - start]) if asked < end else b"") or data
     return LogPart(data.decode(errors="replace"), start, start + len(data), total, having, ordinal)
 
 

@@ -112,6 +112,14 @@ def test_who_reads_a_log_in_parts_comes_to_its_end(alice: Any) -> None:
         assert _read(run, limit) == (f"{text}\N{REPLACEMENT CHARACTER}", len(data))
 
 
+def test_a_small_limit_of_whole_characters_is_kept(alice: Any) -> None:
+    run, data = factory.queued(alice), "aé✓b".encode()
+    attempt = Attempt.objects.create(run=run, number=1)
+    LogChunk.objects.create(attempt=attempt, rank=0, start=0, end=len(data), data=data)
+    parts = [selectors.log(run, 0, 0, limit) for limit in (1, 2, 3, 6)]
+    assert [(part.text, part.end) for part in parts] == [("a", 1), ("a", 1), ("aé", 3), ("aé✓", 6)]
+
+
 def _read(run: Run, limit: int) -> tuple[str, int]:
     """The text and the end that a reader gets who continues at the end of each part until nothing is added."""
     text, part = "", selectors.log(run, 0, 0, limit)
