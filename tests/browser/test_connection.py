@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from playwright.sync_api import Page, expect
 
-from tests.browser.watched import mark, same_page, until
+from tests.browser.watched import Troubles, mark, same_page, until
 from tests.yard_process import YardProcess
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(300)]
@@ -79,3 +79,24 @@ def test_a_broker_that_stands_still_is_said_until_it_goes_on(
         broker.resume()
     expect(said).to_be_hidden()
     assert same_page(page)
+
+
+WAITS = """async (status) => {
+  const base = document.querySelector("script[src*='js/list.js']").src;
+  const { check, Paced } = await import(new URL("pace.js", base).href);
+  const [part, waits] = [new Paced(), []];
+  part.soon = (work, wait) => waits.push(wait / 1000);
+  for (const ok of [false, false, false, false, true, false]) {
+    await part.run(async () => check({ ok, status, url: "" }), 0, false);
+  }
+  return waits;
+}"""
+
+
+@pytest.mark.parametrize(("status", "waits"), [(500, [3, 6, 12, 15, 3]), (401, []), (404, [])])
+def test_a_failed_fetch_is_repeated_ever_more_seldom_and_a_refused_one_not(
+    page: Page, troubles: Troubles, status: int, waits: list[int]
+) -> None:
+    troubles.expected.append(f": {status}")
+    page.goto("/runs/")
+    assert page.evaluate(WAITS, status) == waits

@@ -1,7 +1,7 @@
 // The runs list: updates rows live, in place. Rows never move by themselves: if rows would be added, removed or
 // reordered, a line above the table offers the new list.
 import { morph } from "./morph.js";
-import { isUrgent, Paced } from "./pace.js";
+import { check, isUrgent, Paced } from "./pace.js";
 import { subscribe } from "./stream.js";
 
 const results = document.querySelector("#results");
@@ -15,7 +15,7 @@ const orderOf = (root) => rowsOf(root).map((row) => row.dataset.run).join(",");
 
 async function fetchPart(address) {
   const answer = await fetch(address, { headers: { "HX-Request": "true" }, credentials: "same-origin" });
-  if (!answer.ok) throw new Error(`${answer.url}: ${answer.status}`);
+  check(answer);
   list.paid(answer);
   if (answer.redirected) return null;
   return new DOMParser().parseFromString(await answer.text(), "text/html");

@@ -11,7 +11,7 @@
 import "./copy_address.js";
 import { fromCache } from "./from_cache.js";
 import { elementOf, morph } from "./morph.js";
-import { isUrgent, Paced } from "./pace.js";
+import { check, isUrgent, Paced } from "./pace.js";
 import { subscribe } from "./stream.js";
 
 const WAIT_MS = 1000; // least interval between fetches
@@ -34,9 +34,9 @@ function put(element, fresh) {
   element.classList.add("pulse");
 }
 
-/* Whether an answer can be shown: not if it is the sign-in. Throws if there should be another one. */
+/* Whether an answer can be shown: not if it is the sign-in. Throws if it is no success. */
 function fit(answer) {
-  if (!answer.ok) throw new Error(`${answer.url}: ${answer.status}`);
+  check(answer);
   return !answer.redirected;
 }
 

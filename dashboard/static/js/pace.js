@@ -1,10 +1,12 @@
 /* When a part of a page is fetched again: one fetch at a time; news during a fetch cause one more. While runs only
  * progress, fetches are so rare that their answers take at most 1/40 of a core: on a laptop the same processor executes
- * the runs. A failed fetch is repeated, as the stream may still be open, so that no news may follow.
+ * the runs. A failed fetch is repeated, ever more seldom, as the stream may still be open, so that no news may follow; but
+ * not a refused one (400 to 499), which would be refused again.
  *
  *   const part = new Paced();
  *   part.soon(fetchIt, 250, isUrgent(what));   // in 250 ms; later after an answer that cost much, unless it is urgent
- *   part.paid(answer);                         // called with each answer
+ *   check(answer);                             // throws unless it is a success
+ *   part.paid(answer);                         // called with each success
  */
 
 const PRICE = 40;
@@ -15,12 +17,21 @@ const URGENT = ["*", "state", "summary"]; // more has changed than the progress 
 
 export const isUrgent = (what) => [...what].some((one) => URGENT.includes(one));
 
+class Refused extends Error {}
+
+export function check(answer) {
+  if (answer.ok) return;
+  const said = `${answer.url}: ${answer.status}`;
+  throw answer.status >= 400 && answer.status < 500 ? new Refused(said) : new Error(said);
+}
+
 export class Paced {
   constructor() {
     this.timer = null;
     this.due = 0; // when the timer ends
     this.free = 0; // when the cost of the last answer is spread over enough time
     this.busy = false;
+    this.retry = RETRY_MS; // the wait after the next failure
   }
 
   soon(work, gap, urgent = false) {
@@ -46,11 +57,14 @@ export class Paced {
     let failed = false;
     try {
       await work();
+      this.retry = RETRY_MS;
     } catch (error) {
       console.warn(error);
-      failed = true;
+      failed = !(error instanceof Refused);
     }
     this.busy = false;
-    if (failed) this.soon(work, RETRY_MS, true);
+    if (!failed) return;
+    this.soon(work, this.retry, true);
+    this.retry = Math.min(LONGEST_MS, 2 * this.retry);
   }
 }

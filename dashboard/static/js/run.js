@@ -9,7 +9,7 @@
 
 import { update, view, watch } from "./charts.js";
 import { elementOf, morph } from "./morph.js";
-import { isUrgent, Paced } from "./pace.js";
+import { check, isUrgent, Paced } from "./pace.js";
 import { Log } from "./run_log.js";
 import { subscribe } from "./stream.js";
 
@@ -39,7 +39,7 @@ const soon = (name, work, gap, urgent) => part(name).soon(work, gap, urgent);
 async function get(name, path, type) {
   const answer = await fetch(url + path, { headers: { Accept: type } });
   if (answer.status === 404 && path === "part/head") location.reload(); // deleted: the page says so
-  if (!answer.ok) throw new Error(`${path}: ${answer.status}`);
+  check(answer);
   part(name).paid(answer);
   return answer;
 }
