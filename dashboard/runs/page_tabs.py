@@ -27,6 +27,7 @@ from dashboard.runs.page_tiles import memory_limit
 from dashboard.runs.spreading import devices_of, hosts_of
 from parallel_core.analysis.host_drift import contention_text
 from parallel_core.analysis.quantities import bytes_text, percent_text, ratio_text, seconds_text
+from parallel_core.faults import trained
 from parallel_core.schedule.text import spoken
 from parallel_core.spec import RunSpec, TraceSpec
 
@@ -111,12 +112,13 @@ _CONTEXTS: dict[str, Callable[[_Asked], dict[str, Any]]] = {
 
 
 def _layout(run: Run, rank: int, how: str) -> dict[str, Any]:
-    """The picture, and the parts of the query before and after a rank, or a split, that choose another one.
+    """The picture of what is trained, and the parts of the query before and after a rank, or a split, that choose
+    another one.
 
     `layout` is None if the spec was stored by another version.
     """
     try:
-        spec = RunSpec.stored(run.spec)
+        spec = trained(RunSpec.stored(run.spec))
     except ValidationError:
         return {"layout": None}
     found = layout_picture.picture(spec, rank, how, Hosts(hosts_of(selectors.attempt_of(run))))

@@ -149,6 +149,8 @@ def test_tabs_use_the_cut_that_was_trained(client: Client, alice: Any) -> None:
     client.force_login(alice)
     sentences = [client.get(f"/runs/{one.pk}/?tab=operators").context["operators_sentence"] for one in (run, same)]
     assert sentences[0] == sentences[1] and "embed to block.2.mlp" in sentences[0]
+    pictures = [client.get(f"/runs/{one.pk}/?tab=layout").context["layout"] for one in (run, same)]
+    assert pictures[0].sentence == pictures[1].sentence
     found = client.get(f"/runs/{run.pk}/?tab=whatif&micro_batches=8").context
     assert found["sentence"] and not found["run_address"], "a run without the fault would not settle the prediction"
 
