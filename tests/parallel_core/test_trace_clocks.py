@@ -1,0 +1,102 @@
+"""Clocks of the hosts of a job: which are compared, which are moved, and what is said of the others."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from parallel_core.observe.records import SPAN
+from parallel_core.schedule.ir import Kind
+from parallel_core.traces import kineto
+from parallel_core.traces.job_trace import JobTrace, join
+
+
+@pytest.mark.parametrize(("hosts", "said"), [(("a", "b"), True), (("a", "a"), False), (("", ""), False)])
+def test_clocks_that_nothing_compares_are_said(hosts: tuple[str, str], said: bool) -> None:
+    traces = [(f"rank{rank}.json", rank, kineto.RankTrace(host=host)) for rank, host in enumerate(hosts)]
+    assert any("without a collective to tell by: 1" in note for note in join(traces).notes) == said
+
+
+def stage_of(stage: int, host: str, late_ms: int = 0) -> kineto.RankTrace:
+    """Two stages forward and back in 60 ms: stage 1 reduces its gradients at 50 ms, stage 0 at 70 ms."""
+    named = {
+        0: [(Kind.F, 0, 10), (Kind.SEND_ACT, 10, 12), (Kind.RECV_GRAD, 40, 42), (Kind.BW, 42, 60)],
+        1: [(Kind.RECV_ACT, 0, 12), (Kind.F, 12, 22), (Kind.BW, 22, 40), (Kind.SEND_GRAD, 40, 42)],
+    }[stage]
+    rows = np.zeros(len(named) + 1, SPAN)
+    for row, (kind, start, end) in zip(rows, [*named, (Kind.BUCKET, 0, 70 - 20 * stage)], strict=True):
+        row["kind"], row["stage"], row["micro_batch"] = kind, stage, 0
+        row["start"], row["end"] = start * 10**6, end * 10**6
+    rows["stage"][-1] = rows["micro_batch"][-1] = -1
+    trace = kineto.RankTrace(steps={0: rows}, host=host, stages=1, micro_batches=1)
+    trace.move(late_ms * 10**6)
+    return trace
+
+
+def joined_stages(*traces: kineto.RankTrace) -> JobTrace:
+    return join([(f"rank{rank}.json", rank, trace) for rank, trace in enumerate(traces)])
+
+
+def test_stages_on_two_hosts_reduce_at_times_of_their_own() -> None:
+    found = joined_stages(stage_of(0, "a"), stage_of(0, "a"), stage_of(1, "b"), stage_of(1, "b"))
+    assert [trace.steps[0]["end"].max() for trace in found.ranks.values()] == [70e6, 70e6, 50e6, 50e6]
+    assert not any("was moved" in note for note in found.notes)
+    assert "Rank 2 has other collectives than rank 0: their clocks were not compared." in found.notes
+
+
+def test_a_host_is_moved_as_a_whole_by_the_stage_that_it_shares() -> None:
+    found = joined_stages(stage_of(0, "a"), stage_of(1, "a"), stage_of(1, "b", 30), stage_of(0, "b", 30))
+    assert [trace.steps[0]["end"].max() for trace in found.ranks.values()] == [70e6, 50e6, 50e6, 70e6]
+    assert [note for note in found.notes if "clock" in note] == [
+        "The clock of ranks 2, 3 is 30 ms ahead of that of rank 1; it was moved by the ends of 1 collective."
+    ]
+
+
+def unnamed(trace: kineto.RankTrace) -> kineto.RankTrace:
+    """The trace without its annotations."""
+    for rows in trace.steps.values():
+        rows["stage"] = rows["micro_batch"] = -1
+    trace.stages = trace.micro_batches = 0
+    return trace
+
+
+def last_ms(found: JobTrace) -> list[float]:
+    return [float(trace.steps[0]["end"].max()) / 1e6 for trace in found.ranks.values()]
+
+
+@pytest.mark.parametrize("named", [True, False])
+def test_a_clock_that_is_far_off_is_moved_roughly_where_no_stage_is_shared(named: bool) -> None:
+    traces = stage_of(0, "a"), stage_of(1, "b", 300)
+    found = joined_stages(*traces if named else map(unnamed, traces))
+    assert last_ms(found) == [70, 70]
+    assert [note for note in found.notes if "clock" in note.lower()] == [
+        "The clock of rank 1 is roughly 280 ms ahead of that of rank 0; it was moved by the ends of 1 collective, "
+        "which may be those of other stages."
+    ]
+
+
+def test_replicas_that_nothing_names_are_moved_where_they_are_far_off_alone() -> None:
+    far = joined_stages(unnamed(stage_of(0, "a")), unnamed(stage_of(0, "b", 300)))
+    assert last_ms(far) == [70, 70]
+    near = joined_stages(unnamed(stage_of(0, "a")), unnamed(stage_of(0, "b", 30)))
+    assert last_ms(near) == [70, 100]
+    assert [note for note in near.notes if "clock" in note] == [
+        "Nothing names the stages of ranks 0, 1, which would say whose collectives are the same: on rank 1, the clock "
+        "was not compared with that of rank 0."
+    ]
+
+
+def test_a_stage_shared_with_a_host_that_was_moved_roughly_counts_for_more() -> None:
+    found = joined_stages(stage_of(0, "a"), stage_of(1, "b", 300), stage_of(1, "c", 900))
+    assert last_ms(found) == [70, 70, 70]
+    assert any("rank 2 is 880 ms ahead of that of rank 1;" in note for note in found.notes)
+
+
+def test_a_rank_without_collectives_is_moved_with_its_host() -> None:
+    silent = stage_of(0, "b", 300)
+    silent.steps[0] = silent.steps[0][silent.steps[0]["kind"] != Kind.BUCKET]
+    found = joined_stages(stage_of(0, "a"), stage_of(0, "b", 300), silent)
+    assert last_ms(found) == [70, 70, 60]
+    assert [note for note in found.notes if "clock" in note.lower()] == [
+        "The clock of ranks 1, 2 is 300 ms ahead of that of rank 0; it was moved by the ends of 1 collective."
+    ]
