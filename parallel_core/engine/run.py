@@ -80,13 +80,17 @@ def lets_go_of_weights(spec: RunSpec) -> bool:
 
 
 def _prepare(trainer: Trainer, first: int, saves: bool, store: dist.Store | None) -> None:
-    """Prepares the step `first`: hosts agree on it through `store` (None: there is one host), devices rehearse."""
+    """Prepares the step `first`: hosts agree on it through `store` (None: there is one host), devices rehearse.
+
+    What the set-up took for a moment (first messages of every size, a rehearsal) is no part of the run's peak.
+    """
     if store is not None:
         _agree(store, trainer.rank, first if saves else None)
     if is_due(trainer):
         trainer.progress.at(-1, "rehearsing")
         rehearse(trainer, first)
         of_gpu(trainer.device, trainer.spec.train.precision)  # now, as a pipeline without flushes is never idle later
+    trainer.device.forget_memory_peak()
 
 
 def _take_up(

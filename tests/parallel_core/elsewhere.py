@@ -1,24 +1,27 @@
 """A second device without hardware: CPU tensors that claim to be on another device and reject what CUDA would reject.
 
 An operation that mixes a tensor there with one in host memory raises, as with CUDA. Permitted crossings (copies,
-zero-dimensional tensors, indices) are counted. The values are computed on the CPU. Streams, NCCL and timing are not
-modelled. Use it in a forked rank only: PyTorch cannot unregister the device's name.
+zero-dimensional tensors, indices) are counted, and so is the memory of its tensors. The values are computed on the CPU.
+Streams and timing are not modelled, and of NCCL only that it takes no tensors in host memory. Use it in a forked rank
+only: PyTorch cannot unregister the device's name.
 """
 
 from __future__ import annotations
 
+import weakref
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode, return_and_correct_aliasing
 from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
 
-from parallel_core.engine import generate, peak, run
+from parallel_core.engine import distributed, generate, peak, run
 from parallel_core.engine.device import CpuDevice, Device
 from parallel_core.profile import ranks
 
@@ -28,6 +31,25 @@ WAITS: Counter[str] = Counter()
 """How often something made the host wait for the device since the counter was cleared: a "number" or a "copy" read
 back, or a copy "in" without non_blocking.
 """
+
+
+class Memory:
+    """The bytes of all tensors on the second device: now, and the most since the peak was forgotten."""
+
+    used = peak = 0
+    _known: weakref.WeakSet[torch.UntypedStorage] = weakref.WeakSet()
+
+    @classmethod
+    def count(cls, storage: torch.UntypedStorage) -> None:
+        if storage not in cls._known:
+            cls._known.add(storage)
+            cls._add(storage.nbytes())
+            weakref.finalize(storage, cls._add, -storage.nbytes()).atexit = False
+
+    @classmethod
+    def _add(cls, size: int) -> None:
+        cls.used += size
+        cls.peak = max(cls.peak, cls.used)
 
 
 class Elsewhere(Tensor):
@@ -41,6 +63,7 @@ class Elsewhere(Tensor):
         place = torch.device(NAME, 0)
         made: Elsewhere = Tensor._make_wrapper_subclass(cls, inner.size(), dtype=inner.dtype, device=place, **about)
         made.inner = inner
+        Memory.count(inner.untyped_storage())
         return made
 
     def untyped_storage(self) -> Any:
@@ -89,6 +112,8 @@ def dispatch(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         kwargs = {**kwargs, "device": torch.device("cpu") if goes else asked}
     _count(name, there, goes, args, kwargs)
     out = func(*tree_map(_inner, args), **tree_map(_inner, kwargs))
+    if name.startswith("c10d::"):
+        return tree_map(_outer, out) if goes else out
     if not goes or name == "aten::_local_scalar_dense":
         return out
     return return_and_correct_aliasing(func, args, kwargs, tree_map(_outer, out))
@@ -130,10 +155,23 @@ class OtherDevice(CpuDevice):
     def core(self) -> int | None:
         return None
 
+    def memory_used(self) -> int:
+        return Memory.used
+
+    def memory_peak(self) -> int:
+        return Memory.peak
+
+    def forget_memory_peak(self) -> None:
+        Memory.peak = Memory.used
+
 
 @contextmanager
-def moved() -> Iterator[None]:
-    """Makes the engine in this process compute on the second device."""
+def moved(*, nccl: bool = False) -> Iterator[None]:
+    """Makes the engine in this process compute on the second device; with `nccl`, its ranks communicate as ranks with a
+    GPU each do.
+    """
+    if nccl:
+        _take_for_nccl()
     _setup_privateuseone_for_python_backend(NAME)
     torch.tensor = _placed(torch.tensor)  # torch.tensor and torch.as_tensor bypass the dispatcher
     torch.as_tensor = _placed(torch.as_tensor)
@@ -146,6 +184,17 @@ def moved() -> Iterator[None]:
 
 def _open(kind: str, sharing: int = 1) -> Device:
     return OtherDevice(sharing)
+
+
+def _take_for_nccl() -> None:
+    """Gloo's groups call themselves NCCL's, and `meet` finds the second device."""
+    OtherDevice.backend = "nccl"
+    init = dist.init_process_group
+    dist.init_process_group = lambda _, **more: init("gloo", **more)
+    dist.get_backend = lambda group=None: "nccl"
+    torch.cuda.current_device = lambda: 0
+    meet = distributed.meet
+    distributed.meet = lambda groups, rank, layout, _: meet(groups, rank, layout, torch.device(NAME, 0))
 
 
 def _placed(make: Any) -> Any:

@@ -139,6 +139,29 @@ def test_it_trains_there_what_it_trains_here(name: str, run_there: Ran, tmp_path
         assert other == pytest.approx(one, rel=TOLERANCE[precision])
 
 
+def _run_with_nccl(spec: RunSpec, rank: int, meeting: Rendezvous, folder: Path) -> tuple[list[float], dict[str, Any]]:
+    with elsewhere.moved(nccl=True):
+        told = _run(spec, rank, meeting, folder)
+    (memory,) = (f.header for f in read_file(events_path(folder, rank)) if f.header["kind"] == "memory")
+    return told, memory
+
+
+@pytest.mark.parametrize(
+    "name", ["ZeRO-2", *(pytest.param(n, marks=pytest.mark.full) for n in ("1F1B, tied, fp16", "ZB-V", "2BW"))]
+)
+def test_with_a_gpu_a_rank_the_memory_of_the_set_up_is_no_part_of_the_peak(
+    name: str, run_there: Ran, tmp_path: Path
+) -> None:
+    """Its first messages are of up to 64 MiB. Fingerprints, which the meter does not see, take less than one here."""
+    (here := tmp_path / "here").mkdir()
+    (there := tmp_path / "there").mkdir()
+    on_host = run(spec_of(name, "cpu"), _run, here)
+    tolerance = TOLERANCE[CASES[name].get("train", {}).get("precision", "fp32")]
+    for one, (other, memory) in zip(on_host, run_there(spec_of(name, "cuda"), _run_with_nccl, there), strict=True):
+        assert other == pytest.approx(one, rel=tolerance)
+        assert memory["peak_total"] <= memory["rss_delta"] <= memory["peak_total"] + 2**20
+
+
 @pytest.mark.parametrize("name", ["recomputed", "bf16, dropout"])
 def test_the_host_waits_for_the_device_once_a_step(name: str, run_there: Ran, tmp_path: Path) -> None:
     ((_, waits),) = run_there(spec_of(name, "cuda"), _run_elsewhere, tmp_path)
