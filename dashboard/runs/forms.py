@@ -16,7 +16,7 @@ from dashboard.runs import corpora, resuming, spec_fields
 from dashboard.runs.form_words import in_form_words
 from dashboard.runs.services import MAX_RETRIES, MAX_TAG, MAX_TAGS, Invalid
 from dashboard.runs.spreading import MOST_HOSTS
-from dashboard.runs.submission import Assessment, assess
+from dashboard.runs.submission import Assessment, Submission, assess
 from parallel_core import limits
 from workers.contract import ResumeFrom
 
@@ -183,11 +183,18 @@ class RunForm(Form):
         form.show(errors)
         return form
 
-    def wish(self) -> dict[str, Any]:
-        """The keyword arguments of `submission.submit` without `owner`. Needs a valid form."""
-        asked = {name: self.cleaned_data[name] for name in ("name", "retries", "anyway", "resume_from")}
-        tags, over_hosts = split_tags(self.cleaned_data["tags"]), int(self.cleaned_data["hosts"] or 0)
-        return {**asked, "spec": spec_fields.to_spec(self.cleaned_data), "tags": tags, "over_hosts": over_hosts}
+    def submission(self) -> Submission:
+        """What the user asks for. Needs a valid form."""
+        clean = self.cleaned_data
+        return {
+            "spec": spec_fields.to_spec(clean),
+            "name": clean["name"],
+            "tags": split_tags(clean["tags"]),
+            "retries": clean["retries"],
+            "anyway": clean["anyway"],
+            "resume_from": clean["resume_from"],
+            "over_hosts": int(clean["hosts"] or 0),
+        }
 
     def sections(self) -> Iterator[Section]:
         for group in spec_fields.GROUPS:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Required, TypedDict, Unpack
 
 from pydantic import ValidationError
 
@@ -130,36 +130,35 @@ def assess(spec: dict[str, Any], resume_from: ResumeFrom | None = None, over_hos
     )
 
 
-def submit(
-    *,
-    owner: Any,
-    spec: dict[str, Any],
-    name: str = "",
-    tags: Sequence[str] = (),
-    retries: int = 0,
-    anyway: bool = False,
-    resume_from: ResumeFrom | None = None,
-    over_hosts: int = 0,
-    **place: Any,
-) -> Run:
-    """Queues the run if there is no objection; `anyway` overrules only the predicted memory.
+class Submission(TypedDict, total=False):
+    """What a user asks for; only `spec` is required. `anyway` overrules only the predicted memory."""
 
-    `place` = study, position and exclusive of `services.submit`, for runs that join a study.
+    spec: Required[dict[str, Any]]
+    name: str
+    tags: Sequence[str]
+    retries: int
+    anyway: bool
+    resume_from: ResumeFrom | None
+    over_hosts: int
+
+
+def submit(*, owner: Any, **request: Unpack[Submission]) -> Run:
+    """Queues the run if there is no objection.
 
     Raises services.Invalid with every wrong field, PermissionDenied for viewers.
     """
-    if errors := _against(assess(spec, resume_from, over_hosts), anyway):
+    return services.write(prepare(owner, request))[0]
+
+
+def prepare(owner: Any, request: Submission, study: Any = None) -> services.Prepared:
+    """The part of `submit` that reads, checks and simulates. `study`: the one that the run joins, at position 0, to be
+    run with nothing beside it."""
+    order = {key: value for key, value in request.items() if key != "anyway"}
+    found = assess(request["spec"], request.get("resume_from"), request.get("over_hosts", 0))
+    if errors := _against(found, request.get("anyway", False)):
         raise services.Invalid(errors)
-    return services.submit(
-        owner=owner,
-        spec=spec,
-        name=name,
-        tags=tags,
-        retries=retries,
-        resume_from=resume_from,
-        over_hosts=over_hosts,
-        **place,
-    )
+    joins: services.Order = {"study": study, "exclusive": study is not None, **order}  # type: ignore[typeddict-item]
+    return services.prepare(owner=owner, orders=[joins])
 
 
 def _against(found: Assessment, anyway: bool) -> dict[str, str]:

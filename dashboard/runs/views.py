@@ -69,7 +69,7 @@ def _create(request: HttpRequest) -> HttpResponse:
     form = RunForm.sent(request)
     if form.is_valid():
         try:
-            run = submission.submit(owner=request.user, **form.wish())
+            run = submission.submit(owner=request.user, **form.submission())
         except services.Invalid as error:
             form.show(error.field_errors)
         else:

@@ -36,7 +36,7 @@ def add_run(request: HttpRequest, pk: int) -> HttpResponse:
     form = RunForm.sent(request)
     if form.is_valid():
         try:
-            run = _submit(request.user, study, form.wish())
+            run = _submit(request.user, study, form.submission())
         except services.Invalid as error:
             form.show(error.field_errors)
         else:
@@ -50,8 +50,10 @@ def _page(request: HttpRequest, study: Study, form: RunForm, status: int = 200) 
     return render(request, "runs/form.html", context, status=status)
 
 
-@transaction.atomic
-def _submit(user: Any, study: Study, wish: dict[str, Any]) -> Run:
-    Study.objects.select_for_update().get(pk=study.pk)  # two requests at once get two positions
-    last = study.runs.aggregate(last=Max("position"))["last"]
-    return submission.submit(owner=user, **wish, study=study, position=0 if last is None else last + 1, exclusive=True)
+def _submit(user: Any, study: Study, request: submission.Submission) -> Run:
+    prepared = submission.prepare(user, request, study)
+    with transaction.atomic():
+        get_object_or_404(Study.objects.select_for_update(), pk=study.pk)  # two requests at once get two positions
+        last = study.runs.aggregate(last=Max("position"))["last"]
+        prepared.runs[0].position = 0 if last is None else last + 1
+        return services.write(prepared)[0]

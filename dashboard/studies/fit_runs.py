@@ -6,6 +6,7 @@ Only the controller calls this. What it decides depends only on rows, so repeati
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 
 from django.core.exceptions import PermissionDenied
 from django.db import transaction
@@ -28,15 +29,29 @@ def advance() -> None:
             _end(study, f"The searches ended early: {error}")
 
 
-@transaction.atomic
 def _advance(study: Study) -> None:
     found, count = hunts(study.runs.all()), study.runs.count()
-    wanted = [(hunt, layers) for hunt in found if (layers := hunt.following) is not None]
+    wanted = _wanted(found)
     orders = [_order(study, hunt, layers, count + i) for i, (hunt, layers) in enumerate(wanted)]
-    if orders:
-        runs.submit_all(owner=study.owner, orders=orders)
-    if all(hunt.over for hunt in found):
-        _end(study)
+    prepared = runs.prepare(owner=study.owner, orders=orders) if orders else None
+    with transaction.atomic():
+        if not Study.objects.select_for_update().filter(pk=study.pk).exists():
+            return  # removed while its runs were predicted
+        if _named(_wanted(hunts(study.runs.all()))) != _named(wanted):
+            return  # changed meanwhile: the next call decides anew
+        if prepared is not None:
+            runs.write(prepared)
+        if all(hunt.over for hunt in found):
+            _end(study)
+
+
+def _wanted(found: Sequence[Hunt]) -> list[tuple[Hunt, int]]:
+    """The searches that need a run now, each with its number of layers."""
+    return [(hunt, layers) for hunt in found if (layers := hunt.following) is not None]
+
+
+def _named(wanted: Sequence[tuple[Hunt, int]]) -> list[str]:
+    return [run_name(hunt.label, layers) for hunt, layers in wanted]
 
 
 def _order(study: Study, hunt: Hunt, layers: int, position: int) -> runs.Order:

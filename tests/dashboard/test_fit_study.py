@@ -8,6 +8,7 @@ import csv
 from typing import Any
 
 import pytest
+from django.db import connection
 from django.test import Client
 
 from dashboard.runs import services
@@ -223,3 +224,40 @@ def test_an_mlp_is_sought_as_a_gpt_is(client: Client, alice: Any) -> None:
     specs = [RunSpec.model_validate(run.spec) for run in Study.objects.latest("pk").runs.all()]
     assert [spec.model.kind for spec in specs] == ["mlp", "mlp"]
     assert all(spec.model.layers == search_for(spec, 2 * MIB).guess > 1 for spec in specs)
+
+
+def test_a_study_that_is_removed_while_a_trial_is_predicted_ends_quietly(
+    study: Study, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The prediction holds no transaction open: SQLite has one writer at a time."""
+    ends = dict.fromkeys(predictions(study), 1)
+    for run in study.runs.all():
+        end(run, ends)
+    depth, prepare = len(connection.savepoint_ids), services.prepare
+
+    def slow(**orders: Any) -> Any:
+        assert len(connection.savepoint_ids) == depth
+        made = prepare(**orders)
+        Run.objects.filter(study=study.pk).delete()
+        Study.objects.filter(pk=study.pk).delete()
+        return made
+
+    monkeypatch.setattr(services, "prepare", slow)
+    fit_runs.advance()
+    assert not Run.objects.exists()
+
+
+def test_a_trial_that_was_queued_meanwhile_is_not_queued_again(study: Study, monkeypatch: pytest.MonkeyPatch) -> None:
+    ends = dict.fromkeys(predictions(study), 1)
+    for run in study.runs.all():
+        end(run, ends)
+    prepare, count = services.prepare, study.runs.count()
+
+    def beside_another(**orders: Any) -> Any:
+        monkeypatch.undo()
+        fit_runs.advance()
+        return prepare(**orders)
+
+    monkeypatch.setattr(services, "prepare", beside_another)
+    fit_runs.advance()
+    assert study.runs.count() == count + 2
