@@ -209,23 +209,39 @@ def test_a_set_up_that_was_interrupted_is_made_whole(tmp_path: Path, monkeypatch
     monkeypatch.setenv("TRAINYARD_VENV", str(tmp_path))
     run = runpy.run_path(str(ROOT / "run"))
     made: list[str] = []
-    packages = tmp_path / "lib" / "python3.11" / "site-packages"
-    record = packages / "pip-24.0.dist-info" / "RECORD"
+    version = f"python{sys.version_info[0]}.{sys.version_info[1]}"
+    record = tmp_path / "lib" / version / "site-packages" / "pip-24.0.dist-info" / "RECORD"
     run["set_up"].__globals__.update(
         install=lambda requirements: made.append(requirements), make_venv=lambda: made.append("venv"), say=str
     )
     run["PYTHON"].parent.mkdir()
-    run["PYTHON"].touch()
+    run["PYTHON"].symlink_to(sys.executable)
     record.parent.mkdir(parents=True)
     run["set_up"]()
     assert made == ["venv", "requirements.txt"]
     record.touch()
     run["set_up"]("requirements-test.txt")
     assert made[2:] == ["requirements-test.txt"]
-    record.unlink()
-    monkeypatch.setattr(subprocess, "run", lambda *_, **__: subprocess.CompletedProcess([], 0))
-    runpy.run_path(str(ROOT / "run"))["make_venv"]()
-    assert not list(packages.iterdir())
+
+
+def test_an_environment_of_a_python_that_was_upgraded_is_made_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its bin/python is the new Python by now, and what it had installed is of the old one."""
+    monkeypatch.setenv("TRAINYARD_VENV", str(tmp_path))
+    run = runpy.run_path(str(ROOT / "run"))
+    record = tmp_path / "lib" / "python3.10" / "site-packages" / "pip-24.0.dist-info" / "RECORD"
+    record.parent.mkdir(parents=True)
+    record.touch()
+    run["PYTHON"].parent.mkdir()
+    run["PYTHON"].symlink_to(tmp_path / "gone")
+    assert not run["has_pip"]()
+    run["PYTHON"].unlink()
+    run["PYTHON"].symlink_to(sys.executable)
+    assert not run["has_pip"]()
+    (tmp_path / "pyvenv.cfg").touch()
+    run["make_venv"]()
+    assert run["has_pip"]() and not record.exists()
 
 
 def test_ctrl_c_during_the_set_up_shows_no_stack_trace(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,7 +23,7 @@ def main() -> int:
         return 2
     except KeyboardInterrupt:
         return 130
-    level = os.environ.get("LOG_LEVEL", "INFO")
+    level = (os.environ.get("LOG_LEVEL") or "INFO").upper()
     quiet = ["--without-gossip", "--without-mingle", "--without-heartbeat", "--disable-prefetch"]
     app.worker_main(["--quiet", "worker", "-P", "threads", "-c", "2", "-l", level, "-n", f"{settings.name}@%h", *quiet])
     return 0

@@ -41,7 +41,10 @@ class Refusal:
             return (
                 f"It may not reach {self.key}: TRAINYARD_WORKER_NAME there must be the name in its line of users.conf."
             )
-        return "The user or the password in REDIS_URL there is wrong, or users.conf has no line for it."
+        return (
+            "The user or the password in REDIS_URL there is wrong, or users.conf has no line for it (Redis reads "
+            "that file when it starts)."
+        )
 
 
 def lately() -> list[Refusal]:
