@@ -2,13 +2,15 @@
 
 An operation costs the time from when it waits for nothing any more until the next operation of its rank starts, so host
 time between the two is included. Of that, `moved` is communication (messages, collectives inside and after it), `again`
-recomputation, `work` the rest. Simulating the same schedule at these costs gives the measured step. For a
-tensor-parallel group, which walks one program together, costs are the mean.
+recomputation, `work` the rest. A collective inside an operation moves data only once its last rank has arrived: waiting
+for that rank is `work`, since faster links would not shorten it. Simulating the same schedule at these costs gives the
+measured step. For a tensor-parallel group, which walks one program together, costs are the mean; with the waits, its
+ranks work equally long.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -147,7 +149,8 @@ class _Reader:
         took = 0
         if len(norm) and (rank, Kind.NORM) in self._arrivals:
             took = self._cut_at_norm(own, chosen, ready, follows, norm, int(self._arrivals[rank, Kind.NORM].at[0]))
-        moved, again = self._inside(own, *INSIDE), self._inside(own, Kind.R)
+        moved = self._inside(own, ends(own) - ready, INSIDE)
+        again = self._inside(own, durations(own), (Kind.R,))
         costs, found = {}, {}
         for place, i in enumerate(chosen.tolist()):
             op, busy = ops[names[i]], max(0, int(follows[place] - ready[i]))
@@ -182,7 +185,7 @@ class _Reader:
         """For each row the time from which it waits for nothing any more; for each RECV the latency of its message."""
         begun, over = starts(own), ends(own)
         ready, latency = begun.copy(), np.zeros(len(own))
-        for kind in REPLICA_COLLECTIVES:
+        for kind in REPLICA_COLLECTIVES | INSIDE:
             if (rank, kind) in self._arrivals:
                 here = own["kind"] == kind
                 ready[here] = np.clip(self._arrivals[rank, kind].at, begun[here], over[here])
@@ -192,15 +195,16 @@ class _Reader:
         ready[here] = np.maximum(begun[here], (sent + latency[here]).astype(np.int64))
         return ready, latency
 
-    def _inside(self, own: NDArray[np.void], *kinds: Kind) -> dict[int, int]:
-        """Nanoseconds of child spans, by the row of the compute span that contains them."""
+    def _inside(self, own: NDArray[np.void], took: NDArray[np.int64], kinds: Collection[Kind]) -> dict[int, int]:
+        """Sum of `took`, which has a value for each row, over the child spans of these kinds, by the row of the compute
+        span that contains them."""
         holders = np.flatnonzero(np.isin(own["kind"], [int(k) for k in COMPUTE - {Kind.R}]))
-        children = waits.of_kinds(own, *kinds)
+        chosen = waits.among(own, kinds)
         out: dict[int, int] = {}
-        if len(holders) and len(children):
-            at = holders[np.maximum(np.searchsorted(starts(own)[holders], starts(children), side="right") - 1, 0)]
-            for i, took in zip(at.tolist(), durations(children).tolist(), strict=True):
-                out[i] = out.get(i, 0) + took
+        if len(holders) and chosen.any():
+            at = holders[np.maximum(np.searchsorted(starts(own)[holders], starts(own)[chosen], side="right") - 1, 0)]
+            for i, ns in zip(at.tolist(), took[chosen].tolist(), strict=True):
+                out[i] = out.get(i, 0) + ns
         return out
 
 
