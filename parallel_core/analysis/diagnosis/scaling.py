@@ -1,7 +1,9 @@
 """Compared with an earlier run of the same model, more devices gained less than they should have.
 
 Threshold: less than 70 % of the earlier run's samples per second and device, on more devices. Weak scaling of a healthy
-run keeps 80 to 95 % of it (Narayanan et al. 2021, table 1); the loss is attributed to the account that grew most.
+run keeps 80 to 95 % of it (Narayanan et al. 2021, table 1). The loss is attributed to the account that grew most for the
+same samples a device: the earlier accounts are scaled to the samples that a device has now, so that compute that merely
+follows the batch has not grown.
 """
 
 from __future__ import annotations
@@ -23,15 +25,16 @@ def check(case: Case) -> Finding | None:
     kept = _rate(case) / _rate(before)
     if kept >= LEAST:
         return None
-    grown = {name: case.share(name) * case.step_ns - before.share(name) * before.step_ns for name in COMPONENTS}
+    should = kept * case.step_ns
+    grown = {name: case.share(name) * case.step_ns - before.share(name) * should for name in COMPONENTS}
     worst = max(grown, key=grown.__getitem__)
-    lost = round((1 - kept) * case.step_ns)
+    lost = round(case.step_ns - should)
     return Finding(
         "scaling",
         f"{percent_text(kept)} of the earlier speed is left to each of {plural_text(case.layout.world, 'device')}.",
         f"{plural_text(before.layout.world, 'device')} took {ns_text(before.step_ns)} a traced step, "
         f"{case.layout.world} take {ns_text(case.step_ns)}; "
-        f"{COMPONENT_NAMES[worst]} grew most, by {ns_text(max(grown[worst], 0))}.",
+        f"for the same samples a device, {COMPONENT_NAMES[worst]} grew most, by {ns_text(max(grown[worst], 0))}.",
         "Give each device more work (a larger batch), or split along the axis whose account did not grow.",
         effect_ns=lost,
         tab="accounts",

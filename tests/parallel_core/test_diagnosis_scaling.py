@@ -1,0 +1,39 @@
+"""Why more devices gained less than they should have: the account that grew for the same samples a device."""
+
+from __future__ import annotations
+
+import pytest
+
+from parallel_core.analysis.diagnosis import diagnose
+from parallel_core.analysis.diagnosis.case import Case
+from parallel_core.schedule.ir import Kind
+from parallel_core.simulate import Costs
+from parallel_core.spec import RunSpec
+from tests.parallel_core.test_diagnosis import MODEL
+from tests.parallel_core.test_replay import step
+
+MS = 1_000_000
+
+
+def case(dp: int, batch: int, compute: int, reduction: int, earlier: Case | None = None) -> Case:
+    """One traced step: `compute` ms, `reduction` ms of ALLREDUCE, 4 ms of optimizer."""
+    made = RunSpec.model_validate({"model": MODEL, "parallel": {"dp": dp}, "train": {"global_batch": batch}})
+    forward = compute * MS // 4
+    ns = {Kind.F: forward, Kind.BW: 3 * forward, Kind.ALLREDUCE: reduction * MS, Kind.OPT_STEP: 4 * MS}
+    return Case(made, [step(made, Costs({(0, kind): own for kind, own in ns.items()}))], earlier=earlier)
+
+
+@pytest.mark.parametrize(
+    ("batch", "compute", "reduction", "words", "lost"),
+    [
+        (16, 80, 8, "compute grew most, by 32 ms", 92 - 50),  # each has half the samples: 48 ms were to be expected
+        (64, 192, 90, "collectives not hidden grew most, by 90 ms", 286 - 200),  # and here twice as many: 192 ms
+    ],
+)
+def test_compute_that_follows_the_batch_has_not_grown(
+    batch: int, compute: int, reduction: int, words: str, lost: int
+) -> None:
+    later = case(2, batch, compute, reduction, earlier=case(1, 16, 96, 0))
+    (finding,) = [one for one in diagnose(later) if one.rule == "scaling"]
+    assert finding.evidence.endswith(f"; for the same samples a device, {words}.")
+    assert finding.effect_ns == lost * MS
