@@ -55,11 +55,12 @@ def run_address(change: Change, made: Replay) -> str:
 
 
 def _limit(trace: Trace) -> str:
-    """The ideal speedup over one device with free communication, and the bound for any number of devices."""
+    """The ideal speedup over one device with free communication, and, if there is one, the bound for any number of
+    devices."""
     if trace.spec.parallel.world == 1:
         return ""
-    most = ideal_limit(trace.spec)
-    bound = f"with {most} micro-batches no number of devices could pass {most}x." if trace.spec.parallel.pp > 1 else ""
+    most = ideal_limit(trace.spec) if trace.spec.parallel.pp > 1 else None
+    bound = f"with {most} micro-batches no number of devices could pass {most}x." if most else ""
     base = traces.baseline(trace.run)
     if base is None:
         return sentence_text(bound)

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from parallel_core.analysis.rows import last_end
 from parallel_core.layout import Layout
 from parallel_core.plan.partition import flop_weights
-from parallel_core.schedule import build
+from parallel_core.schedule import build, plain
 from parallel_core.schedule.ir import P2P, REPLICA_COLLECTIVES, Kind, Op
 from parallel_core.schedule.traits import takes_early_gradients
 from parallel_core.simulate import simulate
@@ -115,14 +115,20 @@ def plan(spec: RunSpec, measured: Measured) -> dict[int, NDArray[np.void]]:
     return simulate(build(spec), _Typical(spec, spec, measured, Change(), flop_weights(spec.model)))
 
 
-def ideal_limit(spec: RunSpec) -> int:
-    """Largest speedup over one device with any number of devices and free communication: a micro-batch, at least one
-    sample, is the smallest piece of work, and with more stages a pipeline's step tends to one micro-batch's time.
+def ideal_limit(spec: RunSpec) -> int | None:
+    """Largest speedup over one device with any number of devices and free communication, where each micro-batch is
+    worked on by one device at a time: no step is then shorter than one micro-batch takes.
 
     GPipe and 1F1B with p stages take (m + p - 1) / p times a micro-batch (Huang et al. 2019), which tends to one for
-    large p, so m micro-batches are at most m times as fast.
+    large p, so m micro-batches are at most m times as fast. None where there is no such limit: tensor ranks share a
+    micro-batch, weight gradients are computed while other stages go on with the input gradient, or the pipeline never
+    flushes.
     """
-    return spec.parallel.per_step
+    split = spec.parallel
+    if max(split.tensor_ranks) > 1 or not split.flushes:
+        return None
+    parted = any(op.kind is Kind.B for program in plain(split).programs for op in program)
+    return None if parted else split.per_step
 
 
 def _taken(kind: Kind, cost: Cost, change: Change) -> int:
