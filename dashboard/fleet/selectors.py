@@ -112,6 +112,12 @@ class FleetSnapshot:
         return out
 
 
+def all_cores(fleet: FleetSnapshot) -> int:
+    """Number of cores of all CPU devices that report, if some of them share one; 0 if each has its own."""
+    found = [(one.name, device["name"]) for one in fleet.reporting for device in one.devices if device["kind"] == "cpu"]
+    return len(set(found)) if len(set(found)) < len(found) else 0
+
+
 def devices_of(worker: Worker) -> dict[str, tuple[int, ...]]:
     """Indices of its devices by kind."""
     found: dict[str, tuple[int, ...]] = {}

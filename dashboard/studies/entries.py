@@ -17,7 +17,7 @@ from parallel_core.analysis.sentences import Result
 from parallel_core.analysis.stats import Stats, speedup
 from parallel_core.plan.capacity import fixed_depth, largest_layers
 from parallel_core.plan.memory import worst_stage
-from parallel_core.plan.strategy import family, ideal_speedup
+from parallel_core.plan.strategy import family, ideal_speedup, recompute_share
 from parallel_core.spec import RunSpec
 
 
@@ -39,9 +39,12 @@ class Setting:
     """By run: see `Entry.drift`."""
 
     def ideal(self, spec: RunSpec) -> float:
-        """The speedup over one device if only the sharing of cores and the strategy itself limit it."""
-        world = spec.parallel.world
-        return ideal_speedup(spec) * min(1.0, (self.cores or world) / world)
+        """An upper bound of the speedup over one device: what the strategy allows, or the cores if they allow less.
+
+        The two are not multiplied: a rank that idles in the bubble leaves its core to the others.
+        """
+        own = ideal_speedup(spec)
+        return min(own, self.cores / (1 + recompute_share(spec))) if self.cores else own
 
 
 def entry_of(run: Run, spec: RunSpec, label: str, setting: Setting) -> Entry:

@@ -78,7 +78,7 @@ class ScalingForm(StudyForm):
             **self.common(owner),
             kind=self.kind,
             plan=scaling.plan(self.base(), **self._asked()),
-            asked=self._asked() | {"cores": shared(self.fleet)[1]},
+            asked=self._asked(),
             note=shared_cores(self.fleet).removeprefix("; "),
         )
 

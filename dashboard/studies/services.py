@@ -10,6 +10,7 @@ from django.db import transaction
 
 from dashboard.accounts.roles import may_submit
 from dashboard.fleet.models import Worker
+from dashboard.fleet.selectors import FleetSnapshot, all_cores
 from dashboard.runs import services as runs
 from dashboard.runs.services import Invalid
 from dashboard.studies import sweepable, variants
@@ -146,7 +147,8 @@ def create(
         raise PermissionDenied("Your account may look at studies but not create them.")
     plan = feasible(plan)
     _check(name, plan, repeats)
-    kept = {**asked, "repeats": repeats, "note": note, "skipped": [[s.name, s.reason] for s in plan.skipped]}
+    skipped = [[s.name, s.reason] for s in plan.skipped]
+    kept = {**asked, "cores": _cores(plan), "repeats": repeats, "note": note, "skipped": skipped}
     study = Study(name=name.strip(), owner=owner, kind=kind, base=base, settings=kept)
     prepared = runs.prepare(owner=owner, orders=_orders(study, plan, repeats, retries))
     with transaction.atomic():
@@ -154,6 +156,12 @@ def create(
         study.baseline = runs.write(prepared)[0]
         study.save(update_fields=("baseline",))
     return study
+
+
+def _cores(plan: Plan) -> int:
+    """Number of cores that the devices of these runs share; 0 if each has its own."""
+    on_cpu = all(variant.spec.train.device == "cpu" for variant in plan.variants)
+    return all_cores(FleetSnapshot.now()) if on_cpu else 0
 
 
 def _orders(study: Study, plan: Plan, repeats: int, retries: int) -> list[runs.Order]:

@@ -14,10 +14,13 @@ from django.test import Client
 from dashboard.charts import scaling as charts
 from dashboard.charts.scaling import Point
 from dashboard.fleet.selectors import FleetSnapshot
-from dashboard.studies import scaling
+from dashboard.studies import scaling, services
+from dashboard.studies.entries import Setting
 from dashboard.studies.models import Study
 from dashboard.studies.scaling_form import shared_cores
 from dashboard.studies.selectors import overview
+from parallel_core.plan.strategy import recompute_share
+from parallel_core.spec import RunSpec
 from tests.dashboard import factory
 from tests.dashboard.study_charts import charts_of
 from tests.dashboard.test_study_form import MATRIX, NEW
@@ -87,6 +90,28 @@ def test_more_cpu_devices_than_cores_are_said_to_share_them() -> None:
     host.devices = [{**host.devices[0], "name": "a CPU, core 0"} for _ in range(2)]
     host.save()
     assert "2 CPU devices share 1 core on" in shared_cores(FleetSnapshot.now())
+
+
+def test_every_kind_of_study_knows_how_many_cores_its_devices_share(alice: Any) -> None:
+    host = factory.worker(devices=4)
+    asked: dict[str, Any] = {"owner": alice, "name": "n", "base": factory.BASE, "strategies": ["single", "dp"]}
+    assert services.create_matrix(**asked).shared_cores == 0
+    host.devices = [{**one, "name": f"a CPU, core {one['index'] % 2}"} for one in host.devices]
+    host.save()
+    assert services.create_matrix(**asked).shared_cores == 2
+
+
+@pytest.mark.parametrize(("schedule", "ideal"), [("naive", 1), ("1f1b", 2), ("gpipe", 2), ("zb-h1", 2)])
+def test_a_rank_in_the_bubble_leaves_its_core_to_the_others(alice: Any, schedule: str, ideal: float) -> None:
+    """Four stages on two cores: what the cores allow, not the strategy's own ideal times their share."""
+    split = {"pp": 4, "schedule": schedule, "micro_batches": 4}
+    run = factory.queued(alice, split)
+    base = factory.queued(alice)
+    single, spec = (RunSpec.stored(one.spec) for one in (base, run))
+    setting = Setting(base, single, None, {}, cores=2)
+    assert setting.ideal(spec) == ideal and setting.ideal(single) == 1
+    again = spec.model_copy(update={"parallel": spec.parallel.model_copy(update={"recompute": "full"})})
+    assert setting.ideal(again) <= 2 / (1 + recompute_share(again))
 
 
 def finished(owner: Any, **asked: Any) -> Study:
