@@ -15,6 +15,7 @@ from dashboard.studies.entries import taken_of
 from dashboard.studies.selectors import Overview, Row
 from parallel_core.analysis import sentences
 from parallel_core.analysis.align import Side, align_sides, sentence
+from parallel_core.analysis.diagnosis.case import REPLAYED
 from parallel_core.analysis.disturbance import DISTURBED_ABOVE
 from parallel_core.analysis.names import COMPONENT_NAMES
 from parallel_core.analysis.quantities import (
@@ -23,6 +24,7 @@ from parallel_core.analysis.quantities import (
     count_text,
     listed_text,
     percent_text,
+    plural_text,
     ratio_text,
     seconds_text,
     significant,
@@ -36,6 +38,8 @@ FIRST = 5
 """Lines of an answer that are shown before it is unfolded."""
 MOST_NAMED = 4
 """The most strategies whose largest model is named."""
+MOST_LEFT = 8
+"""The most runs that are named as not replayed for one reason."""
 LOWER = 0.01
 """Relative difference from which a lower loss is mentioned: precisions differ by less."""
 LOSSES = tuple(name for name in COMPONENT_NAMES if name != "compute")
@@ -177,25 +181,51 @@ def _wire(row: Row) -> int:
 
 
 def _free(done: Sequence[Row], steps: Mapping[int, Trace]) -> tuple[list[str], list[tuple[str, str]]]:
-    """Each traced step replayed with messages and collectives that take no time; and links to explore the first of
-    them."""
+    """Each traced step replayed with messages and collectives that take no time, and which runs were not replayed; and
+    links to explore the first of them."""
     said: list[tuple[float, str, Row]] = []
-    for row in done:
-        trace = steps.get(row.run.pk)
-        if trace is None or row.spec.parallel.world == 1 or row.entry.speed is None:
+    left: dict[str, list[str]] = {}
+    for place, row in enumerate(done):
+        if row.spec.parallel.world == 1 or row.entry.speed is None:
             continue
-        try:
-            measured = trace.measured
-        except ValueError:
-            continue  # a stream without a flush, or too long: it cannot be replayed
-        gain = measured.step / replay(trace.trained, measured, Change(links=FREE)).step
+        found = _replayable(row, steps.get(row.run.pk), place)
+        if isinstance(found, str):
+            left.setdefault(found, []).append(row.entry.label)
+            continue
+        gain = found.measured.step / replay(found.trained, found.measured, Change(links=FREE)).step
         now = row.entry.speed.ratio
         said.append((now * gain, freed(row.entry.label, now, gain, row.run.devices), row))
     said.sort(key=lambda one: one[0], reverse=True)
     if not said:
-        return ["No traced step of several devices can be replayed."], []
+        return ["No traced step of several devices can be replayed.", *_left_out(0, left)], []
     noisy = [sentences.disturbed([taken_of(row.run) for _, _, row in said], DISTURBED_ABOVE)]
-    return [text for _, text, _ in said] + list(filter(None, noisy)), _to(said[0][2], tab="whatif")
+    lines = [text for _, text, _ in said] + list(filter(None, noisy))
+    shown = min(len(lines), FIRST - 1)  # the first line is not the best of all where runs are left out
+    return [*lines[:shown], *_left_out(len(said), left), *lines[shown:]], _to(said[0][2], tab="whatif")
+
+
+def _replayable(row: Row, trace: Trace | None, place: int) -> Trace | str:
+    """The trace if its step can be replayed, else why not. `place`: how many runs are faster."""
+    if not row.spec.parallel.flushes:
+        return "their pipelines never flush"
+    if trace is None:
+        return "no step was traced by all ranks" if place < READ else f"only the {READ} fastest runs are read"
+    try:
+        trace.measured  # noqa: B018 - costs are measured, and kept, here
+    except ValueError:
+        return "their steps have too many spans" if trace.kept > REPLAYED else "spans of their steps are missing"
+    return trace
+
+
+def _left_out(replayed: int, left: Mapping[str, Sequence[str]]) -> list[str]:
+    """A line on the runs that were not replayed, `left` by the reason; [] if there are none."""
+    if not left:
+        return []
+    parts = [f"{replayed} of {plural_text(replayed + sum(map(len, left.values())), 'run')} replayed."]
+    for why, labels in left.items():
+        more = [f"{len(labels) - MOST_LEFT} more"] if len(labels) > MOST_LEFT else []
+        parts.append(f"Not replayed, since {why}: {apart_text([*labels[:MOST_LEFT], *more])}.")
+    return [" ".join(parts)]
 
 
 def freed(label: str, now: float, gain: float, devices: int) -> str:

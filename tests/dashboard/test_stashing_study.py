@@ -254,3 +254,14 @@ def test_an_earlier_loss_speaks_for_the_slowest(alice: Any, shift: float, speaks
     said = report_answers.of_overview(view, {})[1]
     assert said.question == "Is there a reason to use the slowest?"
     assert (re.search(r"reaches loss [\d.]+ in .* s instead of ", said.lines[0]) is not None) is speaks, said.lines
+
+
+def test_free_communication_names_the_pipelines_that_cannot_be_replayed(study: Study) -> None:
+    view = overview(study.runs.all(), study.baseline)
+    asked = report_answers.of_overview(view, report_answers.steps_of(view))
+    (free,) = [one for one in asked if one.question == "What would the speedup be with free communication?"]
+    left = [row.entry.label for row in view.rows if not row.spec.parallel.flushes]
+    assert len(left) == 4 and free.lines[2].startswith(
+        "2 of 6 runs replayed. Not replayed, since their pipelines never"
+    )
+    assert all(label in free.lines[2] for label in left) and free.lines[2] in free.first

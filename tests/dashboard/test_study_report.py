@@ -165,6 +165,27 @@ def test_communication_that_costs_nothing_gains_nothing() -> None:
     assert report_answers.freed("DP", 1.5, 1.001, 2).startswith("DP would stay at 1.50x: next to nothing")
 
 
+def test_free_communication_says_which_runs_were_not_replayed(study: Study, monkeypatch: pytest.MonkeyPatch) -> None:
+    question = "What would the speedup be with free communication?"
+    assert "replayed" not in _answers(study)[question]
+    view = overview(study.runs.all(), study.baseline)
+    labels = [row.entry.label for row in view.rows if row.run.devices > 1]
+    steps = report_answers.steps_of(view)
+    first = next(row.run.pk for row in view.rows if row.run.devices > 1)
+    steps[first] = replace(steps[first], spans={**steps[first].spans, 0: steps[first].spans[0][:3]})
+    said = {one.question: one.lines for one in report_answers.of_overview(view, steps)}[question]
+    missing = (
+        f"{len(labels) - 1} of {len(labels)} runs replayed. Not replayed, since spans of their steps are missing: "
+    )
+    assert f"{missing}{labels[0]}." in said
+    monkeypatch.setattr(report_answers, "MOST_LEFT", 2)
+    none, left = {one.question: one.lines for one in report_answers.of_overview(view, {})}[question]
+    assert none.startswith("No traced step") and left.startswith(f"0 of {len(labels)} runs replayed.")
+    assert left.endswith(f"since no step was traced by all ranks: {', '.join(labels[:2])}, {len(labels) - 2} more.")
+    monkeypatch.setattr(report_answers, "READ", 0)
+    assert "only the 0 fastest runs are read" in _answers(study)[question]
+
+
 def test_every_answer_is_of_the_numbers(study: Study) -> None:
     said = _answers(study)
     assert "the largest loss is bubble" in said["Which is fastest, which slowest, and why?"]
