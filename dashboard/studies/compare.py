@@ -133,7 +133,8 @@ def verdict(view: Overview, others: Sequence[Row]) -> list[str]:
         how = (
             f"differ by at most {difference_text(parity.largest)}" if parity.largest else "are the same to the last bit"
         )
-        said.append(f"Losses {how} over {parity.steps} steps.")
+        part = f"; {view.losses.part}" if view.losses.part else ""
+        said.append(f"Losses {how} over {parity.steps} steps{part}.")
     return view.cautioned(said)
 
 
@@ -170,8 +171,8 @@ class Reached:
 
 def time_to_loss(view: Overview) -> tuple[str, list[Reached]]:
     """Returns the lowest loss that every run reaches, as text, and when each did; ('', []) if there is none."""
-    rows = [row for row in view.rows if not row.entry.ended and len(view.losses.get(row.run.pk, ()))]
-    curves = {row.run.pk: view.losses[row.run.pk] for row in rows}
+    rows = [row for row in view.rows if not row.entry.ended and len(view.losses.of(row.run))]
+    curves = {row.run.pk: view.losses.of(row.run) for row in rows}
     lows = [np.nanmin(points["value"]) for points in curves.values() if np.isfinite(points["value"]).any()]
     if len(lows) < 2 or len(lows) < len(curves):
         return "", []

@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
-from numpy.typing import NDArray
 
 from dashboard.charts import breakdown, capacity, gantt, loss, memory, speedup, tradeoff, waterfall
 from dashboard.charts.chart import Chart, Entry
 from dashboard.charts.loss import Curve
 from dashboard.runs.selectors import series, spans
 from dashboard.studies.breakages import role_of
+from dashboard.studies.losses import Losses, Points
 from dashboard.studies.selectors import Overview, Row
 from parallel_core.analysis import sentences
 from parallel_core.analysis.quantities import percent_text
@@ -78,22 +78,26 @@ def memories(view: Overview) -> Chart:
 
 def losses(view: Overview) -> Chart:
     """The loss of every run; parity is told in a sentence because curves would not show it."""
-    points = view.losses
-    curves = [_curve(row, points[row.run.pk]) for row in view.rows if row.run.pk in points]
-    longest = max(curves, key=lambda curve: len(curve.value), default=None)
+    read = view.losses
+    curves = [_loss_curve(row, read, read.of(row.run)) for row in view.rows if row.run.pk in read.held]
+    longest = max(curves, key=lambda curve: curve.total, default=None)
     title = "0 losses have arrived so far."
     if longest is not None and len(longest.value):
         ends = float(longest.value[0]), float(longest.value[-1])
         title = sentences.loss_title(*ends, int(longest.step[-1]) + 1, longest.label)
     older = [
-        _curve(row, view.replaced[row.run.pk], float(points[row.run.pk]["time"].min()))
+        _loss_curve(row, read, read.replaced[row.run.pk], float(read.of(row.run)["time"].min()))
         for row in view.rows
-        if row.run.pk in view.replaced
+        if row.run.pk in read.replaced
     ]
-    return loss.chart(curves, title, "measured", replaced=older)
+    return loss.chart(curves, title, ", ".join(filter(None, ("measured", read.part))), replaced=older)
 
 
-def _curve(row: Row, points: NDArray[np.void], origin: float | None = None) -> Curve:
+def _loss_curve(row: Row, read: Losses, points: Points, origin: float | None = None) -> Curve:
+    return replace(_curve(row, points, origin), total=read.total(points))
+
+
+def _curve(row: Row, points: Points, origin: float | None = None) -> Curve:
     """The run's curve; seconds count from `origin` (unix seconds), else from the first point."""
     start = origin if origin is not None else float(points["time"][0]) if len(points) else 0.0
     kept = points[thin(points["value"], LOSS_BUCKETS)] if len(points) > 3 * LOSS_BUCKETS else points

@@ -16,7 +16,7 @@ from dashboard.studies import excluded, peaks
 from dashboard.studies.comparability import same_updates, why_not
 from dashboard.studies.entries import Setting, drift_of, entry_of, limit_of, step_of, waits_of
 from dashboard.studies.labels import labels_of
-from dashboard.studies.losses import Points, losses_of
+from dashboard.studies.losses import Losses, losses_of
 from parallel_core.analysis import host_drift, sentences
 from parallel_core.analysis.disturbance import DISTURBED_ABOVE
 from parallel_core.analysis.parity import Parity, parity
@@ -63,10 +63,7 @@ class Overview:
     baseline: Row | None
     limit: int | None
     """Bytes of memory of a device of these runs."""
-    losses: Mapping[int, Points] = field(default_factory=dict)
-    """run id -> its loss points (see `losses_of`)."""
-    replaced: Mapping[int, Points] = field(default_factory=dict)
-    """run id -> loss points of earlier attempts that a later one trained again."""
+    losses: Losses = field(default_factory=Losses)
 
     @property
     def entries(self) -> list[Entry]:
@@ -209,14 +206,15 @@ class Overview:
     def parity_sentence(self) -> str:
         if self.baseline is None or not self._compared:
             return ""
-        others = [row for row in self._compared if row is not self.baseline and row.run.pk in self.losses]
-        if not self.parities and others and self.baseline.run.pk in self.losses:
+        others = [row for row in self._compared if row is not self.baseline and row.run.pk in self.losses.held]
+        if not self.parities and others and self.baseline.run.pk in self.losses.held:
             why = why_not(self.baseline.spec, [row.spec for row in others])
             return f"No other run is meant to compute what {self.baseline.entry.label} does: {why}."
         spec, label = self.baseline.spec, self.baseline.entry.label
         normed = outline_of(spec.model).batch_norm
         unlike = sum(row.parity is None for row in others)
-        return sentences.parity_sentence(self.parities, label, TOLERANCES[spec.train.precision], normed, unlike)
+        tolerance, every = TOLERANCES[spec.train.precision], self.losses.every
+        return sentences.parity_sentence(self.parities, label, tolerance, normed, unlike, every)
 
 
 def overview(runs: Iterable[Run], baseline: Run | None = None, *, details: bool = True) -> Overview:
@@ -230,19 +228,19 @@ def overview(runs: Iterable[Run], baseline: Run | None = None, *, details: bool 
         return Overview([], None, None)
     base = next((run for run in every if baseline and run.pk == baseline.pk), None) or _default_baseline(every)
     specs = {run.pk: RunSpec.stored(run.spec) for run in every}
-    held, replaced = losses_of(every) if details else ({}, {})
+    losses = losses_of(every) if details else Losses()
     labels = labels_of(every, specs)
     setting = _setting(base, every, specs, details)
     meters = peaks.over_one_peak(every) if details else {}
     rows = []
     for run in every:
         entry = entry_of(run, specs[run.pk], labels[run.pk], setting)
-        equal = _parity(held, base, run) if same_updates(specs[base.pk], specs[run.pk]) else None
+        equal = _parity(losses, base, run) if same_updates(specs[base.pk], specs[run.pk]) else None
         why = setting.waits.get(run.pk) or run.detail
         alike = specs[run.pk].model.kind == specs[base.pk].model.kind
         rows.append(Row(run, specs[run.pk], entry, equal, why, meters.get(run.pk, {}), alike))
     rows.sort(key=_order)
-    return Overview(rows, next(row for row in rows if row.run.pk == base.pk), setting.limit, held, replaced)
+    return Overview(rows, next(row for row in rows if row.run.pk == base.pk), setting.limit, losses)
 
 
 def _setting(base: Run, runs: Sequence[Run], specs: Mapping[int, RunSpec], details: bool) -> Setting:
@@ -270,10 +268,10 @@ def _order(row: Row) -> tuple[int, float, int]:
     return (rank.get(State(row.run.state), 3), speed, row.run.position)
 
 
-def _parity(losses: Mapping[int, Points], base: Run, run: Run) -> Parity | None:
-    if base.pk not in losses or run.pk not in losses or run.pk == base.pk:
+def _parity(losses: Losses, base: Run, run: Run) -> Parity | None:
+    if base.pk not in losses.held or run.pk not in losses.held or run.pk == base.pk:
         return None
-    a, b = losses[base.pk], losses[run.pk]
+    a, b = losses.held[base.pk], losses.held[run.pk]
     return parity(a["step"], a["value"], b["step"], b["value"])
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -66,13 +67,14 @@ class Race(NamedTuple):
 
 def _target(view: Overview, target: float | None) -> Chart:
     found = race(view, target)
-    return target_chart.chart(list(found.reaches.values()), found.goal, found.over)
+    chart = target_chart.chart(list(found.reaches.values()), found.goal, found.over * view.losses.every)
+    return replace(chart, source=", ".join(filter(None, (chart.source, view.losses.part))))
 
 
 def race(view: Overview, target: float | None = None) -> Race:
     """The race to the loss `target`; None: the lowest one that every run reaches."""
-    rows = [row for row in view.rows if not row.entry.ended and len(view.losses.get(row.run.pk, ()))]
-    points = {row.run.pk: view.losses[row.run.pk] for row in rows}
+    rows = [row for row in view.rows if not row.entry.ended and len(view.losses.of(row.run))]
+    points = {row.run.pk: view.losses.of(row.run) for row in rows}
     over = window(len(own) for own in points.values())
     lows = {pk: least(own["value"], over) for pk, own in points.items()}
     finite = [low for low in lows.values() if np.isfinite(low)]

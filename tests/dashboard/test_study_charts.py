@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+import pytest
+
 from dashboard.charts import capacity
 from dashboard.charts.chart import Entry
-from dashboard.runs.models import Run, State
-from dashboard.studies import figures
+from dashboard.runs.models import Run, SeriesChunk, State
+from dashboard.studies import figures, losses
 from dashboard.studies.models import Study
 from dashboard.studies.selectors import overview
+from parallel_core.observe.records import POINT
 from parallel_core.plan.capacity import largest_layers
 from tests.dashboard import factory
 
@@ -52,6 +56,55 @@ def test_points_of_an_earlier_attempt_are_drawn_faint_and_not_compared(alice: An
     assert len(line["x"]) == 43
     assert all(len(axis) == 2 for axis in chart.figure["layout"]["meta"]["axes"].values())
     assert "20 points of earlier attempts" in chart.source
+
+
+def test_losses_of_long_runs_are_compared_to_their_end(alice: Any) -> None:
+    runs = [factory.finished(alice, split, train={"steps": 5_200}, loss_shift=1.0) for split in ({}, {"dp": 2})]
+    view = overview(runs)
+    assert [row.parity.steps for row in view.rows if row.parity] == [5_200]
+    chart = figures.losses(view)
+    assert " after 5200 steps: " in chart.title and chart.source.endswith(" of 10400 points")
+    assert view.parity_sentence.endswith(" in every loss.")
+
+
+def test_losses_of_runs_that_went_on_from_a_late_checkpoint_are_drawn(alice: Any) -> None:
+    run = factory.finished(alice)
+    for chunk in SeriesChunk.objects.filter(attempt__run=run, name="loss"):
+        points = np.frombuffer(bytes(chunk.data), POINT).copy()
+        points["step"] += 6_000
+        chunk.data, chunk.first_step, chunk.last_step = points.tobytes(), 6_000, 6_042
+        chunk.save()
+    assert " after 6043 steps: " in figures.losses(overview([run])).title
+
+
+@pytest.mark.parametrize(
+    ("most", "every", "steps"),
+    ((1_000, 4, [*range(0, 1_600, 4), 1_599]), (3, 2_048, [0, 1_599]), (4, 1_024, [0, 1_024, 1_599])),
+)
+def test_of_very_long_runs_the_same_steps_are_read_and_that_is_said(
+    alice: Any, monkeypatch: pytest.MonkeyPatch, most: int, every: int, steps: list[int]
+) -> None:
+    runs = [factory.finished(alice, split, train={"steps": 1_600}, loss_shift=1.0) for split in ({}, {"dp": 2})]
+    monkeypatch.setattr(losses, "MOST_POINTS", most)
+    view = overview(runs)
+    assert [view.losses.of(run)["step"].tolist() for run in runs] == [steps, steps]
+    chart, part = figures.losses(view), f"one of every {every} losses"
+    assert f"measured, {part} is read; " in chart.source and chart.source.endswith(" of 3200 points")
+    assert " after 1600 steps: " in chart.title and view.parity_sentence.endswith(f" in {part}.")
+
+
+def test_where_few_losses_are_read_a_later_attempt_still_replaces_earlier_ones(
+    alice: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = factory.queued(alice)
+    factory.feed_steps(factory.start(run), 20, loss_shift=1.0)
+    factory.end(run, State.QUEUED)
+    factory.feed_steps(factory.start(run), 43)
+    factory.end(run, State.SUCCEEDED)
+    monkeypatch.setattr(losses, "MOST_POINTS", 10)
+    read = overview([run]).losses
+    assert read.of(run)["step"].tolist() == [0, 8, 16, 24, 32, 40, 42]
+    assert read.replaced[run.pk]["step"].tolist() == [0, 8, 16]
 
 
 def test_the_dotted_line_ends_at_the_last_measured_row(alice: Any) -> None:
