@@ -18,7 +18,7 @@ from dashboard.studies.entries import taken_of
 from dashboard.studies.selectors import Overview, Row
 from parallel_core.analysis.quantities import bytes_text, percent_text
 from parallel_core.analysis.target import least, reached, window
-from parallel_core.analysis.versions import uses
+from parallel_core.analysis.versions import Use, uses
 from parallel_core.schedule import build
 
 MOST_COLUMNS = 16
@@ -38,16 +38,15 @@ def of_overview(view: Overview, target: float | None) -> tuple[dict[str, Chart],
 
 
 def _versions(rows: Sequence[Row]) -> Chart:
-    """One grid for each schedule and numbers of replicas, because runs that differ otherwise use the same versions."""
-    grids = {_walked(row): _grid(row) for row in reversed(rows)}
-    labels = {schedule: grids[schedule] for schedule in sorted(grids)}
+    """One grid for all runs of a schedule whose micro-batches use the same versions."""
+    grids: dict[tuple[str, tuple[Use, ...]], Grid] = {}
+    for row in rows:
+        grid = _grid(row)
+        grids.setdefault((row.spec.parallel.schedule, tuple(grid.uses)), grid)
     return versions.chart(
-        list(labels.values()), f"the schedules that the ranks walk, first {MOST_COLUMNS} micro-batches at most"
+        [grids[key] for key in sorted(grids)],
+        f"the schedules that the ranks walk, first {MOST_COLUMNS} micro-batches at most",
     )
-
-
-def _walked(row: Row) -> tuple[str, tuple[int, ...]]:
-    return row.spec.parallel.schedule, row.spec.parallel.replicas or ()
 
 
 def _grid(row: Row) -> Grid:

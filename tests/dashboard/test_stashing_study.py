@@ -180,6 +180,16 @@ def test_versions_are_those_of_the_schedule() -> None:
     assert both.title.startswith("Naive and Another go backward through")
 
 
+def test_runs_of_one_schedule_share_a_grid_only_if_they_use_the_same_versions(alice: Any) -> None:
+    study = Study.objects.create(name="Stashing", owner=alice, kind="stashing", base=factory.BASE)
+    for pp, micro_batches in ((2, 4), (4, 4), (2, 8)):
+        split = {"pp": pp, "micro_batches": micro_batches, "schedule": "1f1b-stash"}
+        factory.queued(alice, split, train={"clip": "stage"}, study=study)
+    charts, _ = streams.of_overview(overview(study.runs.all()), None)
+    first = {row[2][:11] for row in charts["versions"].rows if row[1] == "0"}
+    assert first == {"0 0 1 2 3 4", "0 0 0 0 1 2"} and len(charts["versions"].rows) == 6
+
+
 def test_a_phone_shows_as_many_micro_batches_as_can_be_read(study: Study) -> None:
     charts, _ = streams.of_overview(overview(study.runs.all(), study.baseline), None)
     axis = charts["versions"].figure["layout"]["meta"]["narrow"]["xaxis"]
