@@ -16,6 +16,7 @@ from dashboard.charts.theme import LEGEND
 from dashboard.live.changes import answer, priced
 from dashboard.numbers import number, numbers
 from dashboard.runs.findings import case_of
+from dashboard.runs.list_views import MAX_TICKED
 from dashboard.runs.models import Run
 from dashboard.schedules.glossary import words_of
 from dashboard.studies import compare, figures
@@ -30,12 +31,12 @@ MAX_DRAWN = 12
 
 @require_GET
 def compare_page(request: HttpRequest) -> HttpResponse:
-    """?runs=1,2,3&baseline=1: at most MAX_COMPARED runs in the table.
+    """?runs=1,2,3&baseline=1: at most MAX_COMPARED runs in the table; the page says how many are left out.
 
     For more than MAX_DRAWN runs there are no lines, and timelines only of the first MAX_DRAWN in the query.
     """
-    runs, untrained, missing = _asked(request)
-    absent = {"missing": missing, "untrained": listed_text([run.name for run in untrained]) if untrained else ""}
+    runs, chosen, untrained, missing = _asked(request)
+    absent = {"missing": missing, "untrained": listed_text(untrained) if untrained else ""}
     if not runs:
         return render(request, "studies/compare.html", {"view": None, **absent})
     live = live_context(runs)
@@ -44,6 +45,7 @@ def compare_page(request: HttpRequest) -> HttpResponse:
     differing, same = compare.differences(specs)
     context = {
         **absent,
+        "chosen": chosen,
         "differing": differing,
         "same": same,
         "unlike": " ".join(filter(None, (compare.unlike(specs), compare.begun(rows)))),
@@ -91,21 +93,29 @@ def compare_changes(request: HttpRequest) -> JsonResponse:
 
 
 class Asked(NamedTuple):
-    """The runs in the query, the baseline first; runs that do not train (they generate text, or time links), which
-    cannot be compared; and ids of runs that do not exist."""
+    """The first MAX_COMPARED training runs in the query, the baseline before them, of so many `chosen`; names of runs
+    that do not train (they generate text, or time links), which cannot be compared; and ids of runs that do not
+    exist."""
 
     runs: list[Run]
-    untrained: list[Run]
+    chosen: int
+    untrained: list[str]
     missing: list[int]
 
 
 def _asked(request: HttpRequest) -> Asked:
-    asked = numbers(request.GET.get("runs", "") or ",".join(request.GET.getlist("run")))[:MAX_COMPARED]
-    found = {run.pk: run for run in Run.objects.filter(pk__in=asked).select_related("study")}
     base = number(request.GET.get("baseline"))
-    runs = sorted((found[pk] for pk in asked if pk in found), key=lambda run: run.pk != base)
-    trained, untrained = ([run for run in runs if bool(run.wish) is wish] for wish in (False, True))
-    return Asked(trained, untrained, [pk for pk in asked if pk not in found])
+    asked = numbers(request.GET.get("runs", "") or ",".join(request.GET.getlist("run")))[:MAX_TICKED]
+    asked.sort(key=lambda pk: pk != base)
+    named = {pk: (name, wish) for pk, name, wish in Run.objects.filter(pk__in=asked).values_list("pk", "name", "wish")}
+    trained = [pk for pk in asked if pk in named and not named[pk][1]]
+    found = Run.objects.select_related("study").in_bulk(trained[:MAX_COMPARED])
+    return Asked(
+        [found[pk] for pk in trained[:MAX_COMPARED] if pk in found],
+        len(trained),
+        [named[pk][0] for pk in asked if pk in named and pk not in trained],
+        [pk for pk in asked if pk not in named],
+    )
 
 
 def _in_order(view: Overview, runs: list[Run]) -> list[Row]:
@@ -158,10 +168,11 @@ def _gantt_src(runs: list[Run]) -> str:
 
 @require_GET
 def compare_gantt(request: HttpRequest) -> JsonResponse:
-    """The timelines of the runs in `?show=` on one axis, as JSON."""
+    """The timelines of the runs in `?show=` on one axis, as JSON: two in their order in the query, more in the order of
+    the page's other charts."""
     wanted = numbers(request.GET.get("show", ""))[:MAX_DRAWN]
     found = {run.pk: run for run in Run.objects.filter(pk__in=wanted)}
     runs = [found[pk] for pk in wanted if pk in found]
     view = overview(runs, runs[0] if runs else None)
-    by_run = {row.run.pk: row for row in view.rows}
-    return JsonResponse(figures.gantts([by_run[run.pk] for run in runs]).as_dict())
+    rows = view.rows if len(runs) > 2 else _in_order(view, runs)
+    return JsonResponse(figures.gantts(rows).as_dict())

@@ -12,7 +12,7 @@ import pytest
 from django.test import Client
 
 from dashboard.runs.models import Run, SeriesChunk, State
-from dashboard.studies import compare, selectors
+from dashboard.studies import compare, compare_views, selectors
 from parallel_core.observe.records import POINT
 from parallel_core.spec import RunSpec
 from tests.dashboard import factory
@@ -102,6 +102,14 @@ def test_gantts_of_compared_runs_keep_the_order_of_the_address(reader: Client, a
     assert [row[0] for row in rows] == ["Single", "DP", "DP"]
 
 
+def test_gantts_of_more_runs_have_the_order_of_the_other_charts(reader: Client, alice: Any) -> None:
+    splits: tuple[dict[str, Any], ...] = ({}, {"dp": 2}, {"tp": 2})
+    listed = ",".join(str(factory.finished(alice, split).pk) for split in splits)
+    rows = reader.get(f"/compare/gantt.json?show={listed}").json()["rows"]
+    bars = reader.get(f"/compare/?runs={listed}").context["charts"]["speedup"].rows
+    assert list(dict.fromkeys(row[0] for row in rows)) == [row[0] for row in bars] != ["Single", "DP", "TP"]
+
+
 def test_time_to_loss_takes_the_lowest_loss_that_all_reach(reader: Client, alice: Any) -> None:
     a, b = factory.finished(alice, {}), factory.finished(alice, {"dp": 2}, loss_shift=0.5)
     page = reader.get(f"/compare/?runs={a.pk},{b.pk}")
@@ -123,6 +131,20 @@ def test_missing_runs_are_named(reader: Client, alice: Any) -> None:
     assert "Run 999999 in the address does not exist, so there is nothing to compare with" in text
     assert "all specs are equal" not in text and "equal fields hidden" not in text
     assert "1 run alone" in reader.get(f"/compare/?runs={run.pk}").content.decode()
+
+
+def test_runs_beyond_the_most_are_counted_and_the_baseline_is_never_left_out(
+    reader: Client, alice: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(compare_views, "MAX_COMPARED", 2)
+    runs = [factory.queued(alice) for _ in range(4)]
+    listed = ",".join(str(run.pk) for run in runs)
+    page = reader.get(f"/compare/?runs={listed},999999&baseline={runs[3].pk}")
+    assert [row.run.pk for row in page.context["rows"]] == [runs[3].pk, runs[0].pk]
+    assert page.context["view"].baseline.run == runs[3]
+    text = page.content.decode()
+    assert "2 of 4 chosen runs are compared; the others are left out." in text and "Run 999999 in the" in text
+    assert "are left out" not in reader.get(f"/compare/?runs={runs[0].pk},{runs[1].pk}").content.decode()
 
 
 def test_a_run_that_went_on_from_a_checkpoint_shares_no_step_with_another(reader: Client, alice: Any) -> None:
