@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 from urllib.parse import urlencode
 
+from django.db.models import Case, QuerySet, When
 from django.http import Http404, HttpRequest, HttpResponse, JsonResponse
 from django.shortcuts import render
 from django.urls import reverse
@@ -27,6 +28,8 @@ from parallel_core.analysis.quantities import listed_text
 
 MAX_COMPARED = 40
 MAX_DRAWN = 12
+MAX_OFFERED = 30
+"""The most runs among which to choose one to compare a single run with."""
 
 
 @require_GET
@@ -57,6 +60,7 @@ def compare_page(request: HttpRequest) -> HttpResponse:
         "swap": _swapped(runs),
         "fewer": _address(runs[:MAX_DRAWN]) if len(runs) > MAX_DRAWN else "",
         "scaling": _scaling(rows),
+        "others": _others(runs[0]) if len(runs) == 1 else (),
     }
     return render(request, "studies/compare.html", live | context)
 
@@ -116,6 +120,12 @@ def _asked(request: HttpRequest) -> Asked:
         [named[pk][0] for pk in asked if pk in named and pk not in trained],
         [pk for pk in asked if pk not in named],
     )
+
+
+def _others(run: Run) -> QuerySet[Run]:
+    """The newest runs that `run` can be compared with, those of its study first."""
+    nearest = Case(When(study=run.study_id or 0, then=0), default=1)
+    return Run.objects.filter(wish={}).exclude(pk=run.pk).order_by(nearest, "-pk").only("name", "state")[:MAX_OFFERED]
 
 
 def _in_order(view: Overview, runs: list[Run]) -> list[Row]:

@@ -13,6 +13,7 @@ from django.test import Client
 
 from dashboard.runs.models import Run, SeriesChunk, State
 from dashboard.studies import compare, compare_views, selectors
+from dashboard.studies.models import Study
 from parallel_core.observe.records import POINT
 from parallel_core.spec import RunSpec
 from tests.dashboard import factory
@@ -131,6 +132,19 @@ def test_missing_runs_are_named(reader: Client, alice: Any) -> None:
     assert "Run 999999 in the address does not exist, so there is nothing to compare with" in text
     assert "all specs are equal" not in text and "equal fields hidden" not in text
     assert "1 run alone" in reader.get(f"/compare/?runs={run.pk}").content.decode()
+
+
+def test_one_run_is_offered_others_to_compare_it_with(reader: Client, alice: Any) -> None:
+    study = Study.objects.create(name="Split", owner=alice)
+    alone = factory.queued(alice, study=study)
+    assert "has none yet" in reader.get(f"/compare/?runs={alone.pk}").content.decode()
+    near, text, far = factory.queued(alice, study=study), factory.queued(alice), factory.queued(alice)
+    Run.objects.filter(pk=text.pk).update(wish={"prompt": "def "})
+    page = reader.get(f"/compare/?runs={alone.pk}")
+    assert list(page.context["others"]) == [near, far]
+    assert f'<option value="{near.pk}">{near.name}, run {near.pk}: queued</option>' in page.content.decode()
+    both = reader.get(f"/compare/?run={alone.pk}&run={near.pk}")
+    assert [row.run for row in both.context["rows"]] == [alone, near] and 'id="other-run"' not in both.content.decode()
 
 
 def test_runs_beyond_the_most_are_counted_and_the_baseline_is_never_left_out(
