@@ -30,6 +30,8 @@ MAX_COMPARED = 40
 MAX_DRAWN = 12
 MAX_OFFERED = 30
 """The most runs among which to choose one to compare a single run with."""
+MAX_LINKED = 16
+"""The most ranks whose operations are linked; the tab has a choice of all."""
 
 
 @require_GET
@@ -60,6 +62,7 @@ def compare_page(request: HttpRequest) -> HttpResponse:
         "swap": _swapped(runs),
         "fewer": _address(runs[:MAX_DRAWN]) if len(runs) > MAX_DRAWN else "",
         "scaling": _scaling(rows),
+        "ranks": range(min(MAX_LINKED, *(run.devices for run in runs))),
         "others": _others(runs[0]) if len(runs) == 1 else (),
     }
     return render(request, "studies/compare.html", live | context)
@@ -185,4 +188,4 @@ def compare_gantt(request: HttpRequest) -> JsonResponse:
     runs = [found[pk] for pk in wanted if pk in found]
     view = overview(runs, runs[0] if runs else None)
     rows = view.rows if len(runs) > 2 else _in_order(view, runs)
-    return JsonResponse(figures.gantts(rows).as_dict())
+    return JsonResponse(figures.gantts(rows, lane=True).as_dict())

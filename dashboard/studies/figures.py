@@ -7,17 +7,21 @@ from dataclasses import replace
 
 import numpy as np
 
-from dashboard.charts import breakdown, capacity, gantt, loss, memory, speedup, tradeoff, waterfall
+from dashboard.charts import breakdown, capacity, gantt, gantt_differences, loss, memory, speedup, tradeoff, waterfall
 from dashboard.charts.chart import Chart, Entry
+from dashboard.charts.gantt_bars import Spans
+from dashboard.charts.gantt_differences import Lane
 from dashboard.charts.loss import Curve
 from dashboard.runs.selectors import series, spans
 from dashboard.studies.breakages import role_of
 from dashboard.studies.losses import Losses, Points
 from dashboard.studies.selectors import Overview, Row
 from parallel_core.analysis import sentences
+from parallel_core.analysis.align import Side, align_sides
 from parallel_core.analysis.quantities import percent_text
 from parallel_core.analysis.thin import thin
-from parallel_core.analysis.waits import waited_if_whole
+from parallel_core.analysis.waits import step_start, waited_if_whole
+from parallel_core.faults import trained
 from parallel_core.layout import Layout
 from parallel_core.observe.records import POINT
 
@@ -130,8 +134,9 @@ def steps(view: Overview) -> Chart:
     return loss.chart(curves, title, "measured", key="steps", unit="ms a step", top=max(tops, default=None))
 
 
-def gantts(rows: Sequence[Row]) -> Chart:
-    """Traced steps of the given rows on one axis; reads their spans."""
+def gantts(rows: Sequence[Row], *, lane: bool = False) -> Chart:
+    """Traced steps of the given rows on one axis; reads their spans. With `lane`, two of them have a lane between them
+    of the operations in which they differ."""
     traced = [(row, spans(row.run, row.run.summary.get("breakdown_step"))) for row in rows]
     drawn = [(row, found) for row, found in traced if found]
     title = "0 of these runs have been traced so far."
@@ -144,7 +149,21 @@ def gantts(rows: Sequence[Row]) -> Chart:
     which = f"the traced step nearest each median{near}, step {steps}" if steps else "the newest traced step"
     source = f"measured, {which}, {len(drawn)} of {len(rows)} runs"
     waits = [waited_if_whole(found, Layout.of(row.spec)) for row, found in drawn]
-    return gantt.chart([(row.entry.marked, found) for row, found in drawn], title, source, waited=waits)
+    chart = gantt.chart([(row.entry.marked, found) for row, found in drawn], title, source, waited=waits)
+    return _with_lane(chart, drawn) if lane and len(drawn) == 2 else chart
+
+
+def _with_lane(chart: Chart, drawn: Sequence[tuple[Row, Spans]]) -> Chart:
+    """The chart of two runs with a lane of the operations of rank 0 in which they differ."""
+    if not all(0 in found for _, found in drawn):
+        return chart
+    a, b = (Side(trained(row.spec), 0, found[0]) for row, found in drawn)
+    zeros = [step_start(found) for _, found in drawn]
+    of = zip((a, b), align_sides(a, b).statuses, zeros, strict=True)
+    first, second = (Lane(0, side.ordered, statuses, zero) for side, statuses, zero in of)
+    said = gantt_differences.add(chart.figure, (first, second), len(drawn[0][1]))
+    subtitle = f"{chart.subtitle}; {gantt_differences.IN_WORDS}"
+    return replace(chart, subtitle=subtitle, source=f"{chart.source}; {said}")
 
 
 def _typical(row: Row) -> bool:

@@ -45,13 +45,18 @@ class Side:
         stages = layout.stages_of(layout.coords(self.rank).place)
         return tuple(names[unit] for stage in stages for unit in layout.stage_units[stage])
 
+    @property
+    def ordered(self) -> NDArray[np.void]:
+        """Its rows in order of their start, without the STEP."""
+        rows = self.rows[self.rows["kind"] != Kind.STEP]
+        return rows[np.argsort(rows["start"], kind="stable")]
+
     def operations(self) -> list[Name]:
-        """Its operations in order of their start, without the STEP."""
+        """The names of its `ordered` rows."""
         layout = Layout.of(self.spec)
         home = layout.coords(self.rank).place
         place = {s: i for i, s in enumerate(layout.stages_of(home))}
-        rows = self.rows[self.rows["kind"] != Kind.STEP]
-        rows = rows[np.argsort(rows["start"], kind="stable")]
+        rows = self.ordered
         columns = (rows[name].tolist() for name in ("kind", "stage", "micro_batch"))
         return [
             (kind, place.get(stage, 0), mb if mb < 0 else mb // layout.replicas[home])
@@ -82,6 +87,12 @@ class Alignment:
     @property
     def equal(self) -> bool:
         return not (self.only_a or self.only_b or self.moved)
+
+    @property
+    def statuses(self) -> tuple[list[Status], list[Status]]:
+        """The status of each operation of a, and of each of b, in the order of its side."""
+        a, b = ([row.status for row in self.rows if getattr(row, side) is not None] for side in ("a", "b"))
+        return a, b
 
 
 def align_sides(a: Side, b: Side) -> Alignment:
