@@ -10,6 +10,7 @@ import pytest
 from django.test import Client
 
 from dashboard.runs import report_views, selectors
+from dashboard.runs.models import Attempt, LogChunk, MemoryRecord, State
 from tests.dashboard import factory
 
 pytestmark = pytest.mark.django_db
@@ -58,3 +59,27 @@ def test_a_run_without_measurements_has_a_report_too(reader: Client, alice: Any)
     assert "<b>Waiting" not in text
     assert "has not ended yet" in text
     assert "every batch comes 5 ms late" in text
+
+
+def test_a_failed_run_is_reported_with_its_fix_its_log_and_its_traceback(reader: Client, alice: Any) -> None:
+    run = factory.queued(alice, {"dp": 2})
+    attempt = factory.start(run)
+    factory.feed_steps(attempt, 12)
+    MemoryRecord.objects.update(peak_total=8 << 20)  # this model needs less than the factory's memory records say
+    LogChunk.objects.create(attempt=attempt, rank=0, start=0, end=14, data=b"<the last line>"[:14])
+    Attempt.objects.filter(pk=attempt.pk).update(report={"rank": 0, "traceback": "Boom <b>"})
+    factory.end(run, State.FAILED, detail="rank 0 raised Boom", cause="user_code")
+    text = reader.get(f"/runs/{run.pk}/report/").content.decode()
+    assert "What would fix it:" in text and "change what the traceback names" in text
+    assert "<pre>&lt;the last line</pre>" in text
+    assert "<pre>Boom &lt;b&gt;</pre>" in text
+    assert "Nothing wrong found" not in text
+    assert "The rules find nothing wrong with the steps before it ended" in text
+
+
+def test_where_not_all_rules_were_applied_the_report_says_how_many(reader: Client, alice: Any) -> None:
+    run = factory.finished(alice, {"dp": 2})
+    MemoryRecord.objects.update(peak_total=8 << 20)
+    page, report = (reader.get(f"/runs/{run.pk}/{part}").content.decode() for part in ("", "report/"))
+    said = re.search(r"Nothing wrong found; checked \d+ of \d+ rules: [^<]+", page)
+    assert said and said[0].strip() in report
