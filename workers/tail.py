@@ -1,7 +1,8 @@
 """Reads the files of a rank piece by piece, as the relay publishes them, cut where the contract requires it.
 
 Offsets are positions in the *published* stream of a file. For events they are positions in the file itself. A log
-longer than MAX_LOG_BYTES is published as head, one line that says so, and tail: its stream is shorter than its file.
+longer than half of MAX_LOG_BYTES is published as head, a line that says so, and tail; of one longer than MAX_LOG_BYTES
+a second line says how much is left out between them.
 """
 
 from __future__ import annotations
@@ -79,9 +80,11 @@ class EventTail:
 
 
 class LogTail:
-    """While the rank lives, the first half of the limit is published; the rest once the size of the file is final.
+    """While the rank lives, the first half of the limit is published, then a line that says so; the rest once the size
+    of the file is final.
 
-    A log that does not exist yet is empty.
+    That line stays, so that what follows it has the same offsets whenever it is read. A log that does not exist yet is
+    empty.
     """
 
     def __init__(self, path: Path, limit: int = MAX_BATCH_BYTES, most: int = MAX_LOG_BYTES) -> None:
@@ -92,19 +95,20 @@ class LogTail:
 
     def read(self, start: int, final: bool) -> bytes:
         size = size_of(self.path)
-        if not final or size <= self.most:
-            until = min(size, self.head) if not final else size
-            return read_range(self.path, start, min(until, start + self.limit)) if start < until else b""
-        return self._read_capped(start, size)
-
-    def _read_capped(self, start: int, size: int) -> bytes:
-        """The stream of a log over the limit: head, marker line, tail."""
-        if start < self.head:
-            return read_range(self.path, start, min(self.head, start + self.limit))
-        tail = self.most - self.head
-        marker = f"\n[... {self.most} of {size} bytes are kept; here {size - self.most} are left out ...]\n".encode()
-        at = start - self.head
+        if start < self.head or size <= self.head:
+            return self._read(start, min(size, self.head))
+        at, marker = start - self.head, self._marker(size, final)
         if at < len(marker):
             return marker[at:]
-        begin = size - tail + at - len(marker)
-        return read_range(self.path, begin, min(size, begin + self.limit)) if begin < size else b""
+        tail = self.most - self.head
+        return self._read(max(self.head, size - tail) + at - len(marker), size) if final else b""
+
+    def _read(self, start: int, until: int) -> bytes:
+        return read_range(self.path, start, min(until, start + self.limit)) if start < until else b""
+
+    def _marker(self, size: int, final: bool) -> bytes:
+        """What stands between head and tail. As long as the size may grow, only the beginning of it is known."""
+        text = f"\n[... the first {self.head} bytes end here; the end follows once the attempt has ended ...]\n"
+        if final and size > self.most:
+            text += f"[... {self.most} of {size} bytes are kept; here {size - self.most} are left out ...]\n"
+        return text.encode()

@@ -55,22 +55,44 @@ def test_what_is_no_frame_ends_the_stream(tmp_path: Path) -> None:
     assert b"".join(read_all(tail)) == data
 
 
-def test_a_log_is_streamed_up_to_half_its_limit_while_it_grows(tmp_path: Path) -> None:
+FIRST_HALF = b"\n[... the first 500 bytes end here; the end follows once the attempt has ended ...]\n"
+
+
+def test_a_log_is_streamed_up_to_half_its_limit_while_it_grows_and_says_that_more_follows(tmp_path: Path) -> None:
     path = tmp_path / "log-0.txt"
-    path.write_bytes(b"x" * 900)
-    assert len(b"".join(read_all(LogTail(path, limit=100, most=1000), final=False))) == 500
+    path.write_bytes(b"x" * 500)
+    assert b"".join(read_all(LogTail(path, limit=100, most=1000), final=False)) == b"x" * 500
+    path.write_bytes(b"x" * 501)
+    assert b"".join(read_all(LogTail(path, limit=100, most=1000), final=False)) == b"x" * 500 + FIRST_HALF
 
 
 def test_a_log_within_its_limit_arrives_whole(tmp_path: Path) -> None:
     path = tmp_path / "log-0.txt"
-    path.write_bytes(bytes(range(250)) * 4)
-    assert b"".join(read_all(LogTail(path, limit=100, most=1000))) == path.read_bytes()
+    for size in (250, 500, 750, 1000):
+        path.write_bytes((bytes(range(250)) * 4)[:size])
+        got = b"".join(read_all(LogTail(path, limit=100, most=1000)))
+        assert got.replace(FIRST_HALF, b"") == path.read_bytes()
+        assert got.count(FIRST_HALF) == (size > 500)
+
+
+def test_what_was_published_while_a_log_grew_is_the_beginning_of_all_of_it(tmp_path: Path) -> None:
+    path = tmp_path / "log-0.txt"
+    for last in (550, 999, 1000, 1001, 5000):
+        path.write_bytes(bytes(range(200, 250)) * 11)
+        begun = b"".join(read_all(LogTail(path, limit=70, most=1000), final=False))
+        path.write_bytes((bytes(range(200, 250)) * 100)[:last])
+        tail = LogTail(path, limit=70, most=1000)
+        whole = b"".join(read_all(tail))
+        assert whole.startswith(begun)
+        assert tail.read(len(begun), final=False) == b""
+        assert whole.endswith(path.read_bytes()[-50:])
 
 
 def test_a_longer_log_is_head_word_and_tail(tmp_path: Path) -> None:
     path = tmp_path / "log-0.txt"
     path.write_bytes(b"h" * 2000 + b"t" * 3000)
     got = b"".join(read_all(LogTail(path, limit=70, most=1000)))
-    assert got.startswith(b"h" * 500 + b"\n[... 1000 of 5000 bytes are kept; here 4000 are left out ...]\n")
+    left_out = b"[... 1000 of 5000 bytes are kept; here 4000 are left out ...]\n"
+    assert got.startswith(b"h" * 500 + FIRST_HALF + left_out)
     assert got.endswith(b"\n" + b"t" * 500)
     assert got.count(b"t" * 500) == 1
