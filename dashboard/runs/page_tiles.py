@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from dashboard.fleet.models import Worker
+from dashboard.ledger.models import Prediction
 from dashboard.runs import selectors
 from dashboard.runs.models import ENDED, Attempt, Run
 from dashboard.runs.page_verdict import target_of
@@ -34,30 +35,36 @@ class Tile:
     outline: float | None = None
     solid: float | None = None
     """The same for the filled bar of the measurement."""
+    level: float | None = None
+    """Height of the prediction in the box of `points`, which are then drawn on a scale that contains it."""
 
 
 def tiles(run: Run) -> list[Tile]:
     """Loss, step time, tokens a second, and memory of the worst rank against its limit."""
     loss, rate = (selectors.series(run, name, buckets=BUCKETS) for name in ("loss", "tokens_per_s"))
-    seconds = selectors.series(run, "step_time")
     return [
         Tile("loss", "Loss", _last(loss, lambda v: significant(v, 4)), _fall(loss), line(loss.value)),
-        Tile("step_time", "Step time", *_step_time(run, seconds), line(seconds.thinned(BUCKETS).value)),
+        _step_time(run),
         Tile("tokens_per_s", "Throughput", *_throughput(run, rate), line(rate.value)),
         _memory(run),
     ]
 
 
-def line(values: np.ndarray) -> str:
+def line(values: np.ndarray, predicted: float | None = None) -> str:
     """`x,y x,y ...` of the finite values, the least at the bottom; a constant is a line in the middle."""
     finite = values[np.isfinite(values)]
     if len(finite) < 2:
         return ""
-    low, high = float(finite.min()), float(finite.max())
-    x = np.linspace(1, WIDTH - 1, len(finite))
-    part = (finite - low) / (high - low) if high > low else np.full(len(finite), 0.5)
-    y = HEIGHT - 2 - part * (HEIGHT - 4)
+    x, y = np.linspace(1, WIDTH - 1, len(finite)), _heights(finite, finite, predicted)
     return " ".join(f"{a:.1f},{b:.1f}" for a, b in zip(x, y, strict=True))
+
+
+def _heights(of: np.ndarray, values: np.ndarray, predicted: float | None) -> np.ndarray:
+    """The y of each of `of`, on a scale from the least to the greatest of `values` and the prediction."""
+    scale = values if predicted is None else np.append(values, predicted)
+    low, high = float(scale.min()), float(scale.max())
+    part = (of - low) / (high - low) if high > low else np.full(len(of), 0.5)
+    return HEIGHT - 2 - part * (HEIGHT - 4)
 
 
 def _last(series: selectors.Series, text: object) -> str:
@@ -68,15 +75,54 @@ def _fall(series: selectors.Series) -> str:
     return f"from {significant(float(series.value[0]), 4)} at step {series.step[0]}" if len(series.value) > 1 else ""
 
 
-def _step_time(run: Run, seconds: selectors.Series) -> tuple[str, str]:
-    """The newest step and the median of the timed steps; once the run has ended, the median first, as elsewhere."""
+def _step_time(run: Run) -> Tile:
+    """The steps as a line and the prediction as a dashed one; until there is a line, the prediction as an outline."""
+    seconds, said = selectors.series(run, "step_time"), Prediction.objects.filter(run=run).first()
+    predicted = said.seconds if said else None
+    shown = seconds.thinned(BUCKETS).value
+    points = line(shown, predicted)
+    value, note = _step_times(run, seconds, said)
+    outline = level = None
+    if predicted is not None:
+        outline = None if points else float(WIDTH)
+        finite = shown[np.isfinite(shown)]
+        level = float(_heights(np.array([predicted]), finite, predicted)[0]) if points else None
+    return Tile("step_time", "Step time", value, note, points, outline=outline, level=level)
+
+
+def _step_times(run: Run, seconds: selectors.Series, said: Prediction | None) -> tuple[str, str]:
+    """The newest step and the median of the timed steps; once the run has ended, the median first, as elsewhere. The
+    prediction stands beside them."""
     timed, newest = selectors.timed(run, seconds), _last(seconds, seconds_text)
+    predicted = _predicted(run, said, timed.median if timed else None)
     if timed is None:
-        return newest, ""
+        return newest, predicted
     median = seconds_text(timed.median)
     if run.state in ENDED:
-        return median, f"median (n = {timed.n}), the last {newest}"
-    return newest, f"median {median} (n = {timed.n})"
+        value, note = median, f"median (n = {timed.n}), the last {newest}"
+    else:
+        value, note = newest, f"median {median} (n = {timed.n})"
+    return value, ", ".join(filter(None, (note, predicted)))
+
+
+def _predicted(run: Run, said: Prediction | None, median: float | None) -> str:
+    """`predicted 83 ms` with its likely range, or once steps are timed, with how far off it was; '' without one.
+
+    The difference is no error of the prediction where the run was broken on purpose, disturbed, or on other hosts.
+    """
+    if said is None or not said.seconds:
+        return ""
+    text = f"predicted {seconds_text(said.seconds)}"
+    if median is None:
+        return f"{text} ({said.likely} as its devices drift)" if said.likely else text
+    if not median or run.broken or said.disturbed:
+        return text
+    return f"{text}, {off_text(said.seconds / median - 1)}"
+
+
+def off_text(error: float) -> str:
+    """A relative error in words: `4 % too high`."""
+    return f"{percent_text(abs(error))} too {'high' if error > 0 else 'low'}"
 
 
 def _throughput(run: Run, rate: selectors.Series) -> tuple[str, str]:

@@ -11,6 +11,7 @@ import pytest
 from django.test import Client
 from django.urls import reverse
 
+from dashboard.ledger.models import Prediction
 from dashboard.runs import page_charts, page_tiles, selectors
 from dashboard.runs.models import Attempt, Run
 from dashboard.runs.page_verdict import verdict
@@ -64,13 +65,45 @@ def test_tile_study_table_and_csv(alice: Any, client: Client) -> None:
     assert run.tokens_per_s * run.step_time == pytest.approx(RunSpec.model_validate(run.spec).tokens_per_step)
     listed = client.get(reverse("runs:list")).content.decode()
     assert throughput.value == rate_text(run.tokens_per_s) and listed.count(throughput.value) >= 1
-    median = next(tile for tile in page_tiles.tiles(run) if tile.key == "step_time")
+    median = step_tile(run)
     assert median.value == seconds_text(run.step_time) and f"{median.value} a step" in verdict(run).sentence
     page = client.get(reverse("studies:page", args=[study.pk])).content.decode()
     assert ">MFU</th>" in page
     text = client.get(reverse("studies:csv", args=[study.pk])).content.decode()
     rows = list(csv.DictReader(io.StringIO(text)))
     assert all(float(row[name]) > 0 for row in rows for name in METERS)
+
+
+def step_tile(run: Run) -> page_tiles.Tile:
+    return next(tile for tile in page_tiles.tiles(run) if tile.key == "step_time")
+
+
+def test_the_step_time_stands_beside_its_prediction(alice: Any, client: Client) -> None:
+    run = factory.queued(alice)
+    assert step_tile(run).note == "" and step_tile(run).outline is None, "no profile, so no prediction"
+    Prediction.objects.filter(run=run).update(seconds=0.083, low_seconds=0.08, high_seconds=0.09)
+    waiting = step_tile(run)
+    assert waiting.note == "predicted 83 ms (80 ms to 90 ms as its devices drift)"
+    assert waiting.value == "–" and waiting.outline == page_tiles.WIDTH and waiting.level is None
+    factory.feed_steps(factory.start(run), 20)
+    measured = selectors.timed(run)
+    assert measured is not None
+    Prediction.objects.filter(run=run).update(seconds=1.04 * measured.median)
+    running = step_tile(run)
+    assert running.note.endswith(f", predicted {seconds_text(1.04 * measured.median)}, 4 % too high")
+    assert running.points and running.outline is None and running.level is not None
+    assert 0 <= running.level < min(float(pair.split(",")[1]) for pair in running.points.split()[-5:])
+    client.force_login(alice)
+    page = client.get(reverse("runs:page", args=[run.pk])).content.decode()
+    assert f'd="M0 {running.level:.1f}H120"' in page
+
+
+def test_where_others_used_its_devices_no_prediction_is_called_wrong(alice: Any) -> None:
+    run = factory.finished(alice)
+    Prediction.objects.filter(run=run).update(seconds=0.01)
+    assert step_tile(run).note.endswith("% too low")
+    Prediction.objects.filter(run=run).update(disturbed=True)
+    assert step_tile(run).note.endswith("predicted 10 ms")
 
 
 def with_peak(run: Run, flops_per_s: float) -> Run:
