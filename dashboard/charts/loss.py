@@ -63,13 +63,14 @@ def chart(
     """Draws the first MAX_LINES curves that have points. `layout.meta.axes` = axis -> the x values of every trace; the
     figure starts with steps.
 
-    `replaced` are points of earlier attempts that a later attempt trained again: drawn faint, all in one trace. Where a
-    value is more than twice `top`, the figure starts with the range from 0 to `top` and says how many values lie above.
+    `replaced` are points of earlier attempts that a later attempt trained again: drawn faint, all in one trace, the
+    last. Where a value is more than twice `top`, the figure starts with the range from 0 to `top` and says how many
+    values lie above.
     """
     drawn = [curve for curve in curves if len(curve.value)][:MAX_LINES]
     older = [curve for curve in replaced if len(curve.value)]
-    axes = {axis: [*_faint_x(older, axis), *(_x(curve, axis) for curve in drawn)] for axis in AXES}
-    traces = [*([_faint(older)] if older else []), *_told_apart(list(map(_trace, drawn)))]
+    axes = {axis: [*(_x(curve, axis) for curve in drawn), *_faint_x(older, axis)] for axis in AXES}
+    traces = [*_told_apart(list(map(_trace, drawn))), *([_faint(older)] if older else [])]
     above = sum(int((curve.value > top).sum()) for curve in drawn) if top and _far(drawn, top) else 0
     figure: dict[str, Any] = {"data": traces, "layout": _layout(len(drawn), unit, {"axes": axes})}
     if above:

@@ -39,9 +39,21 @@ def series(run: Run, name: str, rank: int = 0, buckets: int = 0, since_step: int
 
     `buckets` > 0 thins them; 0 keeps all.
     """
-    chunks = SeriesChunk.objects.filter(attempt__run=run, name=name, rank=rank)
-    points = _merged(chunks, since_step)
-    points = points[points["step"] > since_step]
+    points, _ = _merged(_chunks(run, name, rank), since_step)
+    return _series(points[points["step"] > since_step], buckets)
+
+
+def series_and_replaced(run: Run, name: str, buckets: int = 0) -> tuple[Series, list[Series]]:
+    """The series of rank 0, and of each earlier attempt the points that a later one replaced, if there are any."""
+    points, replaced = _merged(_chunks(run, name, rank=0))
+    return _series(points, buckets), [_series(one, buckets) for one in replaced]
+
+
+def _chunks(run: Run, name: str, rank: int) -> QuerySet[SeriesChunk]:
+    return SeriesChunk.objects.filter(attempt__run=run, name=name, rank=rank)
+
+
+def _series(points: np.ndarray, buckets: int) -> Series:
     every = Series(points["step"], points["time"], points["value"], len(points), len(points))
     return every.thinned(buckets) if buckets > 0 else every
 
@@ -70,8 +82,9 @@ def by_rank(run: Run, name: str, ranks: int) -> list[list[float]]:
     return [one.value[np.isin(one.step, common)].tolist() for one in each]
 
 
-def _merged(chunks: QuerySet[SeriesChunk], since_step: int) -> np.ndarray:
-    """The points of all attempts; each later attempt replaces the earlier ones from its first step on."""
+def _merged(chunks: QuerySet[SeriesChunk], since_step: int = -1) -> tuple[np.ndarray, list[np.ndarray]]:
+    """The points of all attempts; each later attempt replaces the earlier ones from its first step on. And of each
+    attempt those that were replaced, if there are any."""
     # The first step of a later attempt is needed even if its early chunks are not.
     firsts: dict[int, int] = {}
     rows: list[tuple[int, Any]] = []
@@ -81,12 +94,17 @@ def _merged(chunks: QuerySet[SeriesChunk], since_step: int) -> np.ndarray:
         firsts[number] = min(first, firsts.get(number, first))
         if data is not None:
             rows.append((number, data))
-    parts = []
+    parts: list[np.ndarray] = []
+    replaced: dict[int, list[np.ndarray]] = {}
     for number, data in rows:
         points = np.frombuffer(bytes(data), POINT)
         later = [first for other, first in firsts.items() if other > number]
-        parts.append(points[points["step"] < min(later)] if later else points)
-    return np.concatenate(parts) if parts else np.empty(0, POINT)
+        valid = points["step"] < min(later, default=np.inf)
+        parts.append(points[valid])
+        if not valid.all():
+            replaced.setdefault(number, []).append(points[~valid])
+    merged = np.concatenate(parts) if parts else np.empty(0, POINT)
+    return merged, [np.concatenate(own) for own in replaced.values()]
 
 
 def timed_values(run: Run, name: str = "step_time", points: Series | None = None) -> np.ndarray:

@@ -171,27 +171,40 @@ def _series(run: Run, metric: Metric, since: int = -1) -> selectors.Series:
     return replace(found, value=found.value * metric.scale)
 
 
+def _with_replaced(run: Run, metric: Metric) -> list[selectors.Series]:
+    """The points in the unit of the chart; behind them, those of each earlier attempt that were trained again."""
+    found, replaced = selectors.series_and_replaced(run, metric.name, buckets=BUCKETS)
+    return [replace(part, value=part.value * metric.scale) for part in (found, *replaced)]
+
+
 def _metric(run: Run, metric: Metric, begins: str) -> Chart:
-    spec, found = RunSpec.stored(run.spec), _series(run, metric)
-    curve = loss.Curve(
-        label=run.label or run.name,
-        step=found.step,
-        seconds=found.time - found.time[0] if len(found.time) else found.time,
-        value=found.value,
-        total=found.total,
-        samples_per_step=spec.train.global_batch,
-        family=family(spec),
-    )
+    found, *replaced = _with_replaced(run, metric)
+    begun = float(found.time[0]) if len(found.time) else 0.0
+    curve, *older = (_curve(run, part, begun) for part in (found, *replaced))
     title = f"{metric.title}: {_range(metric, found)}"
-    made = loss.chart([curve], title, metric.measured, key=metric.name, unit=metric.unit)
+    made = loss.chart([curve], title, metric.measured, key=metric.name, unit=metric.unit, replaced=older)
     # A single line needs no hue of its own: it has the accent colour.
-    for trace in made.figure["data"]:
+    for trace in made.figure["data"][:1]:
         trace["line"] = {"color": theme.var("accent"), "width": 1.75}
     made.figure["layout"]["height"] = 240
     if metric.is_share:
         made.figure["layout"]["yaxis"]["rangemode"] = "tozero"
-    made.figure["layout"]["meta"] |= {"t0": float(found.time[0]) if len(found.time) else None, "begins": begins}
+    made.figure["layout"]["meta"] |= {"t0": begun if len(found.time) else None, "begins": begins}
     return replace(made, subtitle="")
+
+
+def _curve(run: Run, points: selectors.Series, begun: float) -> loss.Curve:
+    """The line of the points; seconds count from `begun`."""
+    spec = RunSpec.stored(run.spec)
+    return loss.Curve(
+        label=run.label or run.name,
+        step=points.step,
+        seconds=points.time - begun,
+        value=points.value,
+        total=points.total,
+        samples_per_step=spec.train.global_batch,
+        family=family(spec),
+    )
 
 
 def _range(metric: Metric, found: selectors.Series) -> str:

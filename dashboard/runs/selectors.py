@@ -16,7 +16,7 @@ from django.db.models import F, Max, Q, QuerySet, Subquery, TextField
 from django.db.models.functions import Cast
 
 from dashboard.numbers import number
-from dashboard.runs.metrics import Series, beginnings, newest, series, timed, timed_values
+from dashboard.runs.metrics import Series, beginnings, newest, series, series_and_replaced, timed, timed_values
 from dashboard.runs.models import ENDED, Attempt, LogChunk, MemoryRecord, RankInfo, Run, SpanChunk
 from dashboard.runs.queue import Waiting, waiting
 from parallel_core.analysis.breakdown import Breakdown
@@ -40,6 +40,7 @@ __all__ = [
     "newest_traced_step",
     "ranks",
     "series",
+    "series_and_replaced",
     "span_counts",
     "spans",
     "timed",

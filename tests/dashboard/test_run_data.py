@@ -55,6 +55,13 @@ def test_points_say_when_a_later_attempt_has_replaced_earlier_ones(reader: Clien
     later = reader.get(url, {"since": 11}).json()
     assert later["begins"]["loss"] == "2:5" and later["begins"]["step_time"] == "1:0"
     assert "loss" not in later["series"]
+    redrawn = reader.get(reverse("runs:data", args=[run.pk, "metrics"])).json()["charts"]
+    line, faint = redrawn["loss"]["figure"]["data"]
+    axes = redrawn["loss"]["figure"]["layout"]["meta"]["axes"]
+    assert line["x"] == axes["step"][0] == list(range(8)), "the page adds new points to the first line"
+    assert faint["x"] == axes["step"][1] == [*range(5, 12), None] and faint["opacity"] < 1
+    assert "7 points of earlier attempts" in redrawn["loss"]["source"]
+    assert len(redrawn["step_time"]["figure"]["data"]) == 1
     assert selectors.newest(run, "loss") == 0.0 and selectors.newest(run, "nothing") is None
 
 

@@ -97,6 +97,19 @@ def test_a_later_attempt_holds_from_its_first_step_on(alice: Any) -> None:
     assert selectors.series(run, "loss", since_step=305).step.tolist() == [306, 307, 308, 309]
 
 
+def test_what_later_attempts_replaced_is_kept_apart_for_each_attempt(alice: Any) -> None:
+    run, here = submit(alice), worker()
+    for begin, count, value in ((0, 30, 1.0), (20, 8, 2.0), (25, 10, 3.0)):
+        attempt = place(run, here, [0])
+        add_points(attempt, begin, count, value)
+        states.finish(attempt, "interrupted")
+        run.refresh_from_db()
+    found, replaced = selectors.series_and_replaced(run, "loss")
+    assert found.value.tolist() == selectors.series(run, "loss").value.tolist() == [1.0] * 20 + [2.0] * 5 + [3.0] * 10
+    assert [one.step.tolist() for one in replaced] == [list(range(20, 30)), [25, 26, 27]]
+    assert [set(one.value.tolist()) for one in replaced] == [{1.0}, {2.0}]
+
+
 def test_buckets_say_how_many_of_how_many(alice: Any) -> None:
     run = submit(alice)
     attempt = place(run, worker(), [0])

@@ -51,7 +51,7 @@ def test_points_of_an_earlier_attempt_are_drawn_faint_and_not_compared(alice: An
     factory.feed_steps(factory.start(run), 43)
     factory.end(run, State.SUCCEEDED)
     chart = figures.losses(overview([run]))
-    faint, line = chart.figure["data"]
+    line, faint = chart.figure["data"]
     assert faint["opacity"] < 1 and len(faint["x"]) == 21 and faint["x"][-1] is None
     assert len(line["x"]) == 43
     assert all(len(axis) == 2 for axis in chart.figure["layout"]["meta"]["axes"].values())
