@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from dashboard.runs import generating, linking, resuming, selectors
+from dashboard.runs.expected_start import expected_start, seconds_left
 from dashboard.runs.models import Attempt, Run, State
 from dashboard.runs.page_starting import placed, starting
 from dashboard.runs.queue import queue_order, queued_runs
@@ -90,16 +91,18 @@ def verdict(run: Run) -> Verdict:
 def _queued(run: Run) -> Verdict:
     waiting = selectors.waiting(run)
     first = run.detail or waiting.sentence
-    ahead = queued_runs(queue_order()[max(0, waiting.ahead - AHEAD_SHOWN) : waiting.ahead]) if waiting.ahead else []
-    more = waiting.sentence if run.detail else ""
-    holding = [(other, left_text(other)) for other in selectors.on_hosts(waiting.hosts)[:AHEAD_SHOWN]]
-    return Verdict(first, more=more, ahead=ahead, further=waiting.ahead - len(ahead), holding=holding)
+    order = queue_order()[: waiting.ahead] if waiting.ahead else []
+    ahead = queued_runs(order[-AHEAD_SHOWN:]) if order else []
+    holding = selectors.on_hosts(waiting.hosts)
+    more = " ".join(filter(None, (waiting.sentence if run.detail else "", expected_start(holding, order))))
+    there = [(other, left_text(other)) for other in holding[:AHEAD_SHOWN]]
+    return Verdict(first, more=more, ahead=ahead, further=waiting.ahead - len(ahead), holding=there)
 
 
 def left_text(run: Run) -> str:
     """How long a running run will still take, `3 min left`; '' if no step has been timed, or none is left."""
-    left = run.spec["train"]["steps"] - (run.step or 0) - 1
-    return f"{seconds_text(left * run.step_time)} left" if run.step_time and left > 0 and not run.wish else ""
+    left = seconds_left(run)
+    return f"{seconds_text(left)} left" if left else ""
 
 
 def _running(run: Run) -> Verdict:

@@ -1,0 +1,56 @@
+"""How long a run will still take, and when a queued run is expected to start."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from datetime import datetime
+
+from django.utils import timezone
+from django.utils.dateformat import format as date_text
+
+from dashboard.ledger.models import Prediction
+from dashboard.runs.models import Run
+
+MINUTE_S = 60
+LONGEST_S = 30 * 24 * 3600
+"""Nothing is said of what lies further ahead: predictions of so many steps are not that good."""
+
+
+def seconds_left(run: Run) -> float | None:
+    """How long a running run will still take, at the median of its steps so far; None if no step has been timed, or it
+    does not train."""
+    left = run.spec["train"]["steps"] - (run.step or 0) - 1
+    return max(0, left) * run.step_time if run.step_time and not run.wish else None
+
+
+def expected_start(holding: Sequence[Run], ahead: Sequence[int]) -> str:
+    """`Expected to start between 14:20 and 14:35 UTC.`; '' if it is not known of each run how long it will take.
+
+    At the soonest when the first of the runs that hold its hosts has ended; at the latest when all have, and those
+    `ahead` (ids of queued runs) were run one after another.
+    """
+    left = [seconds for run in holding if (seconds := seconds_left(run)) is not None]
+    if not left or len(left) < len(holding) or min(left) > LONGEST_S:
+        return ""
+    now, before = timezone.now(), _predicted(ahead)
+    soonest = _clock(now, math.floor((now.timestamp() + min(left)) / MINUTE_S))
+    if before is None or max(left) + before > LONGEST_S:
+        return f"It cannot be expected to start before {soonest} UTC."
+    latest = _clock(now, math.ceil((now.timestamp() + max(left) + before) / MINUTE_S))
+    return f"Expected to start between {soonest} and {latest} UTC."
+
+
+def _predicted(runs: Sequence[int]) -> float | None:
+    """Seconds that the runs are predicted to take one after another; None if one of them has no prediction."""
+    said = Prediction.objects.filter(run__in=runs, seconds__isnull=False) if runs else Prediction.objects.none()
+    rows = list(said.values_list("seconds", "run__spec__train__steps", "run__resume_step"))
+    if len(rows) < len(runs):
+        return None
+    return math.fsum(seconds * max(0, steps - (begins or 0)) for seconds, steps, begins in rows)
+
+
+def _clock(now: datetime, minutes: int) -> str:
+    """A time in whole minutes since 1970, in UTC: `14:20`, with the day unless that is today."""
+    at = datetime.fromtimestamp(minutes * MINUTE_S, tz=now.tzinfo)
+    return date_text(at, "H:i" if at.date() == now.date() else "j M H:i")

@@ -1,0 +1,79 @@
+"""A queued run says when it is expected to start, as far as that is known."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from dashboard.ledger.models import Prediction
+from dashboard.runs import expected_start
+from dashboard.runs.models import Run
+from dashboard.runs.page_verdict import verdict
+from tests.dashboard import factory
+
+pytestmark = pytest.mark.django_db
+STEPS = 101
+
+
+@pytest.fixture(autouse=True)
+def clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = datetime(2026, 3, 1, 14, 0, 10, tzinfo=UTC)
+    monkeypatch.setattr(expected_start, "timezone", SimpleNamespace(now=lambda: now))
+
+
+def holder(owner: Any, left_s: float | None) -> Run:
+    """A run on one of the two devices of the only worker, which has `left_s` seconds left."""
+    run = factory.queued(owner, train={"steps": STEPS})
+    factory.start(run)
+    Run.objects.filter(pk=run.pk).update(step=50, step_time=left_s / 50 if left_s else None)
+    return run
+
+
+def queued(owner: Any, seconds: float | None) -> Run:
+    """A queued run on both devices, predicted to take `seconds`."""
+    run = factory.queued(owner, {"dp": 2}, train={"steps": STEPS})
+    Prediction.objects.filter(run=run).update(seconds=seconds / STEPS if seconds else None)
+    return run
+
+
+def test_it_starts_at_the_soonest_when_one_ends_and_at_the_latest_after_all(
+    alice: Any, django_assert_max_num_queries: Any
+) -> None:
+    holder(alice, left_s=120)
+    first = queued(alice, seconds=600)
+    assert verdict(first).more == "Expected to start between 14:02 and 14:03 UTC."
+    second = queued(alice, seconds=None)
+    assert verdict(second).more == "Expected to start between 14:02 and 14:13 UTC."
+    with django_assert_max_num_queries(1):
+        assert expected_start.expected_start([], [first.pk, second.pk]) == ""
+        assert expected_start.expected_start([first], [second.pk]) == ""
+
+
+def test_it_names_the_day_unless_that_is_today(alice: Any) -> None:
+    holder(alice, left_s=600)
+    queued(alice, seconds=24 * 3600)
+    assert verdict(queued(alice, None)).more == "Expected to start between 14:10 and 2 Mar 14:11 UTC."
+
+
+def test_with_a_run_ahead_of_unknown_length_only_the_soonest_is_said(alice: Any) -> None:
+    holder(alice, left_s=120)
+    queued(alice, seconds=None)
+    assert verdict(queued(alice, 60)).more == "It cannot be expected to start before 14:02 UTC."
+
+
+@pytest.mark.parametrize("left_s", [None, 1e9])
+def test_nothing_is_said_of_what_is_not_known_or_far_away(alice: Any, left_s: float | None) -> None:
+    holder(alice, left_s)
+    assert verdict(queued(alice, 60)).more == ""
+
+
+def test_a_run_ahead_that_resumes_takes_only_the_steps_that_are_left(alice: Any) -> None:
+    holder(alice, left_s=120)
+    first = queued(alice, seconds=1010)
+    Run.objects.filter(pk=first.pk).update(resume_step=95)
+    assert verdict(queued(alice, None)).more == "Expected to start between 14:02 and 14:04 UTC."
+    Prediction.objects.filter(run=first).update(seconds=1e300)
+    assert verdict(queued(alice, None)).more == "It cannot be expected to start before 14:02 UTC."
