@@ -127,13 +127,11 @@ def _preferences(runs: list[Run]) -> list[str]:
     return [where.get(_series_of(run) or 0) or "" for run in runs]
 
 
-def studies_active() -> set[int]:
-    """Ids of the studies with an exclusive run that is not over."""
-    return set(
-        Attempt.objects.filter(over=False, run__exclusive=True, run__study__isnull=False).values_list(
-            "run__study", flat=True
-        )
-    )
+def studies_active() -> dict[int, tuple[str, ...]]:
+    """The studies with an exclusive run that is not over: id -> the hosts of that run."""
+    active = Attempt.objects.filter(over=False, run__exclusive=True, run__study__isnull=False)
+    rows = active.values_list("run__study", "devices")
+    return {study: tuple(node["worker"] for node in nodes) for study, nodes in rows}
 
 
 def waiting(run: Run) -> Waiting:
@@ -156,8 +154,8 @@ def everyone_waiting(up_to: int | None = None) -> dict[int, Waiting]:
 
 
 def _planned(runs: list[Run]) -> dict[int, Waiting]:
-    fleet = hosts()
-    outcome = plan(requests(runs), fleet, studies_active())
+    fleet, active = hosts(), studies_active()
+    outcome = plan(requests(runs), fleet, active)
     by_name = {host.name: host for host in fleet}
     out = {}
     for ahead, run in enumerate(runs):
@@ -165,6 +163,8 @@ def _planned(runs: list[Run]) -> dict[int, Waiting]:
         more = f" {ahead} {'run' if ahead == 1 else 'runs'} ahead." if ahead else ""
         awaited = [by_name[name] for name in names if name in by_name]
         full = tuple(host.name for host in awaited) if why in FULL else ()
+        if why is Wait.SIBLING:
+            full = active.get(run.study_id or 0, ())
         if why in (Wait.CHECKPOINT, Wait.AWAY):
             sentence = _for_absent(run, why, names, removed=len(awaited) < len(names))
         else:

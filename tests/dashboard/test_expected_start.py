@@ -12,6 +12,7 @@ from dashboard.ledger.models import Prediction
 from dashboard.runs import expected_start
 from dashboard.runs.models import Run
 from dashboard.runs.page_verdict import verdict
+from dashboard.studies.models import Study
 from tests.dashboard import factory
 
 pytestmark = pytest.mark.django_db
@@ -50,6 +51,18 @@ def test_it_starts_at_the_soonest_when_one_ends_and_at_the_latest_after_all(
     with django_assert_max_num_queries(1):
         assert expected_start.expected_start([], [first.pk, second.pk]) == ""
         assert expected_start.expected_start([first], [second.pk]) == ""
+
+
+def test_a_run_of_a_timed_study_starts_after_the_runs_before_it(alice: Any) -> None:
+    study = Study.objects.create(name="Timed", owner=alice)
+    first, second, third = (factory.queued(alice, study=study, position=i, exclusive=True) for i in range(3))
+    assert verdict(second).more == "" == verdict(third).more, "before the first runs, nothing is known"
+    factory.start(first)
+    Run.objects.filter(pk=first.pk).update(step=32, step_time=12.0)
+    Prediction.objects.filter(run=second).update(seconds=60 / 43)
+    assert verdict(second).more == "Expected to start between 14:02 and 14:03 UTC."
+    assert verdict(third).more == "Expected to start between 14:02 and 14:04 UTC."
+    assert verdict(third).holding == [(first, "2 min 0 s left")]
 
 
 def test_it_names_the_day_unless_that_is_today(alice: Any) -> None:
