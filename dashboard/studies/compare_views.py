@@ -59,8 +59,8 @@ def compare_page(request: HttpRequest) -> HttpResponse:
         "gantt_height": 56 * sum(run.devices for run in runs[:MAX_DRAWN]) + 80,
         "legend": LEGEND,
         "words": words_of(row.spec for row in rows),
-        "swap": _swapped(runs),
-        "fewer": _address(runs[:MAX_DRAWN]) if len(runs) > MAX_DRAWN else "",
+        "swap": _swapped(request, runs),
+        "fewer": _address(request, runs[:MAX_DRAWN]) if len(runs) > MAX_DRAWN else "",
         "scaling": _scaling(rows),
         "ranks": range(min(MAX_LINKED, *(run.devices for run in runs))),
         "others": _others(runs[0]) if len(runs) == 1 else (),
@@ -164,15 +164,18 @@ def _losses(view: Overview, rows: list[Row]) -> Chart:
     return replace(chart, subtitle=f"{chart.subtitle}; of other models or data, a lower loss is not a better one")
 
 
-def _swapped(runs: list[Run]) -> str:
+def _swapped(request: HttpRequest, runs: list[Run]) -> str:
     """The address of the same comparison with the second run as its baseline."""
-    return _address([runs[1], runs[0], *runs[2:]]) if len(runs) > 1 else ""
+    return _address(request, [runs[1], runs[0], *runs[2:]]) if len(runs) > 1 else ""
 
 
-def _address(runs: list[Run]) -> str:
-    """The query of the comparison of `runs`, the first as the baseline."""
+def _address(request: HttpRequest, runs: list[Run]) -> str:
+    """The query of the comparison of `runs`, the first as the baseline, with the page's other parameters."""
     ids = [str(run.pk) for run in runs]
-    return f"?{urlencode({'runs': ','.join(ids), 'baseline': ids[0]}, safe=',')}"
+    query = request.GET.copy()
+    query.pop("run", None)  # another form of `runs`
+    query["runs"], query["baseline"] = ",".join(ids), ids[0]
+    return f"?{query.urlencode(safe=',')}"
 
 
 def _gantt_src(runs: list[Run]) -> str:

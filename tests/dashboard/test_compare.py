@@ -97,6 +97,12 @@ def test_three_runs_get_bars_with_the_chosen_baseline(reader: Client, alice: Any
     assert f"baseline={runs[0].pk}" in page.context["swap"]
 
 
+def test_swapping_the_baseline_keeps_the_other_parameters(reader: Client, alice: Any) -> None:
+    a, b = factory.finished(alice, {}), factory.finished(alice, {"dp": 2})
+    page = reader.get(f"/compare/?run={a.pk}&run={b.pk}&axis=seconds")
+    assert page.context["swap"] == f"?axis=seconds&runs={b.pk},{a.pk}&baseline={b.pk}"
+
+
 def test_time_to_loss_takes_the_lowest_loss_that_all_reach(reader: Client, alice: Any) -> None:
     a, b = factory.finished(alice, {}), factory.finished(alice, {"dp": 2}, loss_shift=0.5)
     page = reader.get(f"/compare/?runs={a.pk},{b.pk}")

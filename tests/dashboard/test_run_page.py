@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import re
 from datetime import timedelta
+from html import unescape
 from typing import Any
+from urllib.parse import parse_qs
 
 import pytest
 from django.test import Client
@@ -54,6 +56,14 @@ def test_every_tab_of_a_finished_run(reader: Client, alice: Any, tab: str) -> No
     page = html(reader, factory.finished(alice, PIPELINE), f"?tab={tab}")
     assert f'id="tab" data-tab="{tab}"' in page
     assert page.count('aria-current="page"') >= 1
+
+
+def test_the_tabs_keep_the_step_its_window_and_what_is_outlined(reader: Client, alice: Any) -> None:
+    page = html(reader, factory.finished(alice, PIPELINE), "?step=10&from=1.5&to=3&lit=1:2:2.5&tab=ranks")
+    links = re.findall(r'<a href="([^"#]+)#details"[^>]*data-keeps', page)
+    assert [parse_qs(unescape(link).removeprefix("?")) for link in links] == [
+        {"step": ["10"], "from": ["1.5"], "to": ["3"], "lit": ["1:2:2.5"], "tab": [tab]} for tab in TABS
+    ]
 
 
 @pytest.mark.parametrize("tab", TABS)

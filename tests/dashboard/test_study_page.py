@@ -25,6 +25,7 @@ from tests.dashboard.plain import plain
 from tests.dashboard.study_charts import charts_of
 
 SPLITS = factory.SPLITS[:4]
+HIDDEN = r'<input type="hidden" name="(\w+)"[^>]*>'
 
 
 @pytest.fixture
@@ -104,6 +105,22 @@ def test_unfinished_runs_say_what_they_do(reader: Client, alice: Any) -> None:
     assert "2 of 4 runs done" in text and "align-content: start" in text
     running_bar = charts_of(reader, made)["speedup"]["figure"]["data"][0]
     assert running_bar["marker"]["color"][1] == "rgba(0,0,0,0)"  # outlined
+
+
+def test_controls_of_the_page_keep_its_other_parameters(reader: Client, study: Study) -> None:
+    single = study.baseline.pk
+    query = f"?baseline={single}&show={single}&target=2.5&axis=seconds"
+    page = reader.get(f"/studies/{study.pk}/{query}").content.decode()
+    forms = {
+        re.search(r'name="(baseline|target)"|data-numbers="(show)"', re.sub(HIDDEN, "", form)): form
+        for form in re.findall(r'<form [^>]*method="get".*?</form>', page, re.S)
+    }
+    kept = {found[1] or found[2]: set(re.findall(HIDDEN, form)) for found, form in forms.items() if found}
+    every = {"baseline", "show", "target", "axis"}
+    assert kept == {changed: every - {changed} for changed in kept}
+    assert {"baseline", "show"} <= set(kept)
+    report = f"/studies/{study.pk}/report/?baseline={single}&show={single}&target=2.5"
+    assert f'href="{report}"' in html.unescape(page)
 
 
 def test_a_page_without_a_choice_names_no_runs_to_draw(reader: Client, study: Study) -> None:
