@@ -23,13 +23,15 @@ LEAST = 0.3
 
 @dataclass(frozen=True)
 class Bar:
-    """`left` and `width` in percent of the window; `idle` = percent of the bar before the attempt's processes had
-    started.
+    """`look` and `state` = the look and text of the attempt's badge; `left` and `width` in percent of the window;
+    `idle` = percent of the bar before the attempt's processes had started.
 
     `end` is None while the run holds the device.
     """
 
     run: Run
+    look: str
+    state: str
     left: float
     width: float
     idle: float
@@ -108,9 +110,11 @@ def _bar(attempt: Attempt, since: datetime, now: datetime) -> Bar | None:
     width = max(LEAST, (end - since).total_seconds() / window * 100 - left)
     started = attempt.started_at or end
     held = max(0.0, (started - max(begin, since)).total_seconds()) / window * 100
-    words = f"{attempt.run.name}, attempt {attempt.number}: {begin:%H:%M:%S} to {attempt.ended_at or now:%H:%M:%S}"
+    until = f"{begin:%H:%M:%S} to {attempt.ended_at or now:%H:%M:%S}"
+    look, state = attempt.look, attempt.state_text
+    words = f"{attempt.run.name}, attempt {attempt.number}: {until}, {state.lower()}"
     left = min(left, 100 - LEAST)  # even a bar at the right edge lies inside the window
     width = min(width, 100 - left)
     idle = min(100.0, held / width * 100)
     href = reverse("runs:page", args=[attempt.run_id])
-    return Bar(attempt.run, left, width, idle, words, attempt.number, begin, attempt.ended_at, href)
+    return Bar(attempt.run, look, state, left, width, idle, words, attempt.number, begin, attempt.ended_at, href)

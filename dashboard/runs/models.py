@@ -179,6 +179,19 @@ class Attempt(models.Model):
         ordering = ("number",)
         constraints = [models.UniqueConstraint(fields=("run", "number"), name="one_attempt_a_number")]
 
+    @property
+    def look(self) -> str:
+        """The look of its badge: how it ended (of a run that was retried, each attempt in its own way), or the state of
+        its run until then."""
+        if not self.over or (self.run.answered and self.cause == self.run.cause):
+            return self.run.look
+        return State.LOST if self.cause == "worker_lost" else self.outcome or self.run.look
+
+    @property
+    def state_text(self) -> str:
+        """The text of its badge."""
+        return self.run.state_text if self.look == self.run.look else self.look.capitalize()
+
 
 class Checkpoint(models.Model):
     """A complete checkpoint on a worker's disk, after `step` steps. The row is deleted when the worker deletes the

@@ -11,7 +11,9 @@ from django.utils import timezone
 
 from dashboard.fleet import selectors
 from dashboard.fleet.timeline import timeline
+from dashboard.runs import states
 from dashboard.runs.models import Attempt
+from dashboard.studies.models import Study
 from tests.dashboard import factory
 from tests.dashboard.test_fleet_page import page
 
@@ -44,6 +46,31 @@ def test_the_table_under_the_timeline_lists_the_newest_attempts(
     ]
     client.force_login(alice)
     assert "Numbers: the newest 2 of 3" in page(client)
+
+
+def test_each_attempt_says_in_words_how_it_ended_itself(client: Client, alice: Any) -> None:
+    run = factory.queued(alice, retries_left=1, name="retried")
+    states.lose(factory.start(run), "Its worker was lost.")
+    states.finish(factory.start(run), "interrupted")
+    factory.start(run)
+    found = timeline(selectors.workers(), 1)
+    assert [(held.bar.look, held.bar.state) for held in found.table] == [
+        ("running", "Running"),
+        ("interrupted", "Interrupted"),
+        ("lost", "Lost"),
+    ]
+    bars = [bar for row in found.rows for bar in row.bars]
+    assert [bar.look for bar in bars] == ["lost", "interrupted", "running"]
+    assert [bar.words.rpartition(", ")[2] for bar in bars] == ["lost", "interrupted", "running"]
+    client.force_login(alice)
+    assert '<span class="badge" data-state="lost">Lost</span>' in page(client).partition('id="held-numbers"')[2]
+
+
+def test_a_trial_that_ran_out_of_memory_did_not_fit(alice: Any) -> None:
+    run = factory.queued(alice, study=Study.objects.create(name="fit", owner=alice, kind="fit", base={}))
+    states.finish(factory.start(run), "failed", "out_of_memory")
+    (held,) = timeline(selectors.workers(), 1).table
+    assert (held.bar.look, held.bar.state) == ("answered", "Did not fit")
 
 
 def test_old_and_clipped_attempts(alice: Any) -> None:
