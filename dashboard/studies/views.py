@@ -46,6 +46,8 @@ _MEANT = Q(kind=fit.KIND, runs__cause=fit.OUT_OF_MEMORY)
 """A fit study's run that reached its limit, as intended."""
 _LAST = Q(runs__repeated_as=None)
 """A run that was not run again later."""
+QUEUED_SHOWN = 3
+"""A queued run is shown in the progress card if it is among so many first unfinished ones; running ones always are."""
 _OPEN = Q(runs__state__in=(State.QUEUED, *ACTIVE))
 
 
@@ -140,9 +142,12 @@ def live_context(request: HttpRequest, study: Study) -> dict[str, Any]:
     view = view_of(request, study)
     stream_charts, stream_answers = streams.of_overview(view, target(request))
     alike = scaling.like_for_like(study.kind, view)
+    shown = [row for i, row in enumerate(view.open) if row.run.state != State.QUEUED or i < QUEUED_SHOWN]
     return {
         "study": study,
         "view": view,
+        "open_shown": shown,
+        "open_hidden": len(view.open) - len(shown),
         "answers": [*answers.of_overview(alike), *stream_answers],
         "charts": {**figures.of_overview(alike), "loss": figures.losses(view), **stream_charts}
         | scaling.of_overview(study, view),

@@ -123,6 +123,25 @@ def test_controls_of_the_page_keep_its_other_parameters(reader: Client, study: S
     assert f'href="{report}"' in html.unescape(page)
 
 
+@pytest.mark.parametrize(
+    ("queued", "running", "note"),
+    ((3, 0, None), (4, 0, "and 1 more,"), (2, 1, None), (0, 5, None), (4, 2, "and 3 more,")),
+)
+def test_the_progress_card_counts_the_runs_it_hides(
+    reader: Client, alice: Any, queued: int, running: int, note: str | None
+) -> None:
+    made = Study.objects.create(name="Under way", owner=alice, kind="starter", base={})
+    runs = [factory.queued(alice, {}, study=made, position=i) for i in range(running + queued)]
+    for run in runs[:running]:
+        factory.start(run)
+    page = reader.get(f"/studies/{made.pk}/").content.decode()
+    card = page.partition('<div id="progress"')[2].partition("</ul>")[0]
+    hidden = int(note.split()[1]) if note else 0
+    assert card.count('class="badge"') == len(runs) - hidden
+    assert (" more, in the order of the table below" in card) == bool(note)
+    assert (note or "") in card
+
+
 def test_a_page_without_a_choice_names_no_runs_to_draw(reader: Client, study: Study) -> None:
     """So that its timelines are of the runs that are done when they are fetched, not when the page was made."""
     single = study.baseline.pk
