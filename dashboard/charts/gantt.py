@@ -5,11 +5,13 @@ Blocking work fills the row. Two thin lanes hold what is not work while it waits
 collectives in flight (the norm, gradient buckets) at its head. Where it is known which rank waited for which, a
 collective begins when its last rank arrived and a receive when its send began; before that the row is idle, as in the
 accounts of `analysis.breakdown`.
+
+What was measured is filled; what is predicted is outlined in the colour of its phase.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -59,15 +61,18 @@ def figure_of(
     window: tuple[float, float] | None = None,
     waited: Sequence[Mapping[int, Waited]] = (),
     places: Mapping[int, str] | None = None,
+    predicted: Collection[int] = (),
 ) -> Figure:
     """The figure of several runs, each aligned at the start of its step (the earliest instant of any of its ranks).
 
     `window` = (from, to) in ms: bars outside it are left out, but the axis is always that of the whole step. `waited` =
     for each run, who waited for whom in its rows; {} (or none) where that is not known. `places` = a few words on where
-    each rank of the only run is placed.
+    each rank of the only run is placed. `predicted` = the positions of the runs that were not measured.
     """
     rows, ticks, height = _rows(runs, words.row, places or {})
     found = [bars(spans, rows[i], waits, window) for i, (_, spans, waits) in enumerate(_with_waits(runs, waited))]
+    for i in predicted:
+        found[i]["predicted"] = True
     table = np.concatenate(found) if found else np.empty(0, BAR)
     kept = longest(table, max_bars)
     span_ms = max((length(spans) / 1e6 for _, spans in runs), default=0) or 1.0
@@ -100,14 +105,16 @@ def _layout(title: str, span_ms: float, ticks: Sequence[tuple[float, str]], heig
 def _data(
     kept: NDArray[np.void], span_ms: float, window: tuple[float, float] | None, words: Words
 ) -> list[dict[str, Any]]:
-    """One Plotly trace for each phase, and one for waits drawn over them."""
+    """One Plotly trace for each phase, another where it is predicted, and one for waits drawn over them."""
     shown_ms = window[1] - window[0] if window else span_ms
     least = LEAST_DIGIT * shown_ms if window else 0.0
     waits = cut(kept, LEAST_WAIT * shown_ms)
     for over in (kept[kept["kind"] == Kind.R], waits[among(waits, INSIDE)]):
         kept["covered"] |= covered(kept, over, LEAST_DIGIT * span_ms)
     phases = np.array(["idle" if row["idle"] else theme.phase_of(int(row["kind"])) for row in kept])
-    groups = [(phase, kept[phases == phase]) for phase in ("idle", *_PHASES)] + [(WAITING, waits)]
+    done = [(phase, predicted) for phase in _PHASES for predicted in (False, True)]
+    groups = [(phase, kept[(phases == phase) & (kept["predicted"] == predicted)]) for phase, predicted in done]
+    groups = [("idle", kept[phases == "idle"]), *groups, (WAITING, waits)]
     return [_trace(phase, own, words, least) for phase, own in groups if len(own)]
 
 
@@ -126,18 +133,19 @@ def chart(
     waited: Sequence[Mapping[int, Waited]] = (),
     places: Mapping[int, str] | None = None,
     what: str = TRACED,
+    predicted: Collection[int] = (),
 ) -> Chart:
     """The figure with its words and a table of busy ms by phase and rank; only of `window` (ms) where that is given.
 
-    `what` says in the subtitle what is drawn, e.g. a step that was not traced.
+    `what` says in the subtitle what is drawn, e.g. a step that was not traced; `predicted` as in `figure_of`.
     """
-    made = figure_of(runs, window=window, waited=waited, places=places)
+    made = figure_of(runs, window=window, waited=waited, places=places, predicted=predicted)
     made["layout"]["meta"]["canvas"] = window is not None or made["layout"]["meta"]["shown"] >= MANY
     part = f"; {_counted(made['layout']['meta'])}"
     subtitle = (
         f"{what}, ms from its start; a row a rank: above it collectives in flight, below it messages; "
         f"numbers are micro-batches, hatched is idle"
-        f"{' or waits for another rank' if any(waited) else ''}"
+        f"{' or waits for another rank' if any(waited) else ''}{', outlined = predicted' if predicted else ''}"
     )
     ending = f", ms{' in view' if window else ''}"
     columns = ("run", "rank", *(f"{phase}{ending}" for phase in _PHASES))
@@ -205,17 +213,14 @@ def _trace(phase: str, rows: NDArray[np.void], words: Words, least: float) -> di
     """The Plotly trace of one phase, or of WAITING; `least` = width of a digit on the axis, in ms."""
     kinds = [Kind(int(kind)) for kind in rows["kind"]]
     waits, lanes = phase == WAITING, _lanes(phase, rows)
-    fill = theme.phase_fill("idle" if waits else phase)
-    marker: dict[str, Any] = {"color": fill, "line": {"width": 0.5, "color": var("surface")}}
-    if phase in ("idle", WAITING):
-        marker["pattern"] = theme.hatch("/", "phase-idle-line", 6)
+    outlined = bool(rows["predicted"][0]) and phase not in ("idle", WAITING)
     texts = ["" if waits else number(kind, row, least) for kind, row in zip(kinds, rows, strict=True)]
     numbers: dict[str, Any] = {
         "text": texts,
         "textposition": "inside",
         "insidetextanchor": "middle",
         "textangle": 0,
-        "insidetextfont": {"color": var(_ON.get(phase, "ink")), "size": 11},
+        "insidetextfont": {"color": var("ink" if outlined else _ON.get(phase, "ink")), "size": 11},
     }
     begun: NDArray[np.float64] = rows["start"]
     over: NDArray[np.float64] = rows["end"]
@@ -228,10 +233,20 @@ def _trace(phase: str, rows: NDArray[np.void], words: Words, least: float) -> di
         "y": (rows["y"] + lanes * (FULL + STRIP) / 2).tolist(),
         "width": np.where(lanes != 0, STRIP, FULL).tolist(),
         **(numbers if any(texts) else {"textposition": "none"}),
-        "marker": marker,
+        "marker": _marker(phase, outlined),
         "customdata": [(waits_in if waits else hover)(*of, words) for of in zip(kinds, rows, strict=True)],
         "hovertemplate": "%{customdata}<extra></extra>",
     }
+
+
+def _marker(phase: str, outlined: bool) -> dict[str, Any]:
+    """Fill and outline of a phase, or of WAITING."""
+    idle = phase in ("idle", WAITING)
+    fill = theme.phase_fill("idle" if idle else phase)
+    if outlined:
+        return theme.outlined(fill)
+    hatch = {"pattern": theme.hatch("/", "phase-idle-line", 6)} if idle else {}
+    return {"color": fill, "line": {"width": 0.5, "color": var("surface")}, **hatch}
 
 
 def _table(

@@ -31,6 +31,7 @@ BAR = np.dtype(
         ("for", "i4"),  # the rank it waited for
         ("idle", "?"),
         ("covered", "?"),  # no room for its number
+        ("predicted", "?"),
     ]
 )
 

@@ -26,6 +26,7 @@ _PHASES = {
     "optimizer": "optimizer",
     "offload": "optimizer",
 }
+_IDLE = {"color": theme.phase_fill("idle"), "line": {"color": var("phase-idle-line")}}
 _INSTANT_PARTS = ("params", "grads", "optimizer", "activations", "buffers")
 
 
@@ -112,7 +113,7 @@ def step(parts: Mapping[str, float], title: str) -> Chart:
         bargap=0.3,
     )
     rows = [[word, significant(ms), f"{100 * ms / whole:.1f} %"] for word, ms in zip(words, values, strict=True)]
-    subtitle = "What one step is made of on the rank that ends last, ms"
+    subtitle = "What one step is made of on the rank that ends last, ms; outlined = predicted"
     if parts.get("bubble"):
         subtitle += "; bubble = what its schedule alone makes it wait for other stages, by formula"
     figure = {"data": [_falls(values, [phase for _, _, phase in named])], "layout": layout}
@@ -122,7 +123,9 @@ def step(parts: Mapping[str, float], title: str) -> Chart:
 def _falls(values: Sequence[float], phases: Sequence[str]) -> dict[str, Any]:
     """Each bar begins where the one above it ends; the last one, the whole step, begins at zero."""
     starts = [sum(values[:i]) for i in range(len(phases))]
-    fills = [*map(theme.phase_fill, phases), "rgba(0,0,0,0)"]
+    looks = [_IDLE if phase == "idle" else theme.outlined(theme.phase_fill(phase)) for phase in phases]
+    fills = [*(look["color"] for look in looks), "rgba(0,0,0,0)"]
+    edges = [*(look["line"]["color"] for look in looks), var("bar")]
     shapes = ["/" if phase == "idle" else "" for phase in phases]
     return {
         "type": "bar",
@@ -132,7 +135,7 @@ def _falls(values: Sequence[float], phases: Sequence[str]) -> dict[str, Any]:
         "base": [*starts, 0],
         "marker": {
             "color": fills,
-            "line": {"color": var("bar"), "width": 1.25},
+            "line": {"color": edges, "width": theme.PREDICTED_LINE},
             "pattern": theme.hatches([*shapes, ""], fills, "phase-idle-line"),
         },
         "text": [seconds_text(ms / 1e3) for ms in values],
@@ -166,7 +169,7 @@ def memory(
     table = [[label, *(bytes_text(parts.get(part, 0)) for part in _INSTANT_PARTS)] for label, parts in rows]
     table = [[*cells, bytes_text(total)] for cells, total in zip(table, totals, strict=True)]
     room = " or ".join(dict.fromkeys(map(bytes_text, limits)))
-    subtitle = f"Memory of the fullest rank, GiB; red line = the {room} a plan may fill"
+    subtitle = f"Memory of the fullest rank, GiB; outlined = predicted; red line = the {room} a plan may fill"
     subtitle += "; longer bars are cut" if cut else ""
     return Chart(key, title, subtitle, SOURCE, {"data": data, "layout": layout}, columns, table)
 
@@ -178,7 +181,7 @@ def _category(part: str, rows: Sequence[tuple[str, Mapping[str, float]]]) -> dic
         "name": CATEGORY_NAMES[part],
         "y": list(range(len(rows))),
         "x": [parts.get(part, 0) / GIB for _, parts in rows],
-        "marker": {"color": var(f"memory-{part}"), "line": {"width": 0.5, "color": var("surface")}},
+        "marker": theme.outlined(var(f"memory-{part}")),
         "hovertemplate": f"{CATEGORY_NAMES[part]}: %{{x:.3g}} GiB<extra></extra>",
     }
 
@@ -201,7 +204,7 @@ def _totals(totals: Sequence[float], limits: Sequence[float], reach: float) -> d
             f"<b>{bytes_text(t)} →</b> " if far else f" {bytes_text(t)}" for t, far in zip(totals, beyond, strict=True)
         ],
         "textposition": ["middle left" if far else "middle right" for far in beyond],
-        "textfont": {"size": 12, "color": [var("on-bar") if far else var("ink-2") for far in beyond]},
+        "textfont": {"size": 12, "color": [var("ink") if far else var("ink-2") for far in beyond]},
         "meta": {"narrow": {"x": places(NARROW_WORD)}},
         "cliponaxis": False,
         "hoverinfo": "skip",

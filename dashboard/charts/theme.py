@@ -53,6 +53,20 @@ def phase_fill(phase: str) -> str:
     return var("line-strong") if phase == "other" else var(f"phase-{phase}")
 
 
+PREDICTED_LINE = 1.5
+"""Width of the outline of what is predicted, in px."""
+
+
+def soft(fill: str) -> str:
+    """The light shade of a fill, inside the outline of what is predicted."""
+    return fill.replace(")", "-soft)")
+
+
+def outlined(fill: str) -> dict[str, Any]:
+    """The marker of predicted bars: an outline in the colour of `fill` over a light shade of it."""
+    return {"color": soft(fill), "line": {"width": PREDICTED_LINE, "color": fill}}
+
+
 def line_of(family: str) -> str:
     """Colour of a strategy family in line charts and scatters."""
     return var(f"line-{family}")

@@ -89,7 +89,7 @@ def timeline(setup: Setup, plan: Plan) -> Chart:
     part = f"{made.micro_batches} of {made.of} micro-batches"
     title = f"{ns_text(made.idle)} idle on the busiest stage, from the first operation of any stage to the last."
     source = f"simulated, {len(made.spans)} of {made.ranks} stages, {part}; collectives are inside the operations"
-    return gantt.chart([("", made.spans)], title, f"{source}{_by_formula(setup, plan)}", what=PREDICTED)
+    return gantt.chart([("", made.spans)], title, f"{source}{_by_formula(setup, plan)}", what=PREDICTED, predicted=(0,))
 
 
 def _by_formula(setup: Setup, plan: Plan) -> str:

@@ -154,7 +154,8 @@ def both_steps(
     waits = [waited_if_whole(own, layout) for (_, own), layout in zip(runs, layouts, strict=False)]
     waits = waits if all(waits) else []
     title = f"{ns_text(took)} measured, {ns_text(takes)} predicted"
-    chart = gantt.chart(runs, title, f"{source}, measured and replayed", key="whatif", waited=waits, what=REPLAYED)
+    source += ", measured and replayed"
+    chart = gantt.chart(runs, title, source, key="whatif", waited=waits, what=REPLAYED, predicted=(1,))
     return replace(chart, subtitle=f"{chart.subtitle}; one row a pipeline rank")
 
 

@@ -105,4 +105,5 @@ def _chart(found: Step, made: Mapping[int, Any], step: int) -> Chart | None:
     runs = [(name, {rank: spans[rank] for rank in first}) for name, spans in both]
     title = f"{ns_text(length(found.spans))} measured, {ns_text(length(made))} predicted"
     part = f", {len(first)} of {len(found.spans)} ranks" if len(found.spans) > len(first) else ""
-    return gantt.chart(runs, title, f"step {step}, measured and replayed{part}", key="whatif", what=REPLAYED)
+    source = f"step {step}, measured and replayed{part}"
+    return gantt.chart(runs, title, source, key="whatif", what=REPLAYED, predicted=(1,))

@@ -112,7 +112,10 @@ def _of_steps() -> dict[str, list[Chart]]:
     metered = memory_over_time.Metered(0, curve, MEMORY, 1 << 23, spans[0])
     found = Allocations(np.arange(3), np.array([8, 24, 8]), 8, 24, 1, (), 0, 0)
     return {
-        "gantt": [gantt.chart([("PP-1F1B", spans)], "t", "s")],
+        "gantt": [
+            gantt.chart([("PP-1F1B", spans)], "t", "s"),
+            gantt.chart([("measured", spans), ("predicted", spans)], "t", "s", predicted=(1,)),
+        ],
         "heatmap": [heatmap.chart(spans, "t", "s")],
         "overlay": [overlay.chart(spans, joined, path, "t", "s")],
         "schedule": schedule.charts([lesson("1f1b", 2, 4)], ["a"]),
@@ -129,7 +132,10 @@ def _of_plans() -> dict[str, list[Chart]]:
     graph = [GraphLayer(name, 0.1, 0.2, 1e6, 1e6) for name in ("embed", "head")]
     held = [LayerBytes(unit=name, parameters=1 << 20, saved=1 << 20, boundary=1 << 10) for name in ("embed", "head")]
     return {
-        "plans": [plans.step({"compute": 0.05, "bubble": 0.01}, "t")],
+        "plans": [
+            plans.step({"compute": 0.05, "bubble": 0.01}, "t"),
+            plans.memory([("peak", {"params": 1e9, "activations": 2e9})], [4e9], "t"),
+        ],
         "crossover": [crossover.chart(case, "hidden", [])],
         "errors": [errors.chart("times", "t", accuracy.step_times(), 0.08)],
         "serving": [serving.chart(served)],

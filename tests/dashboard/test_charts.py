@@ -172,6 +172,29 @@ def test_several_runs_share_one_axis() -> None:
     assert len(figure["layout"]["yaxis"]["tickvals"]) == 3
 
 
+def test_a_predicted_step_is_outlined_and_a_measured_one_filled() -> None:
+    spans = factory.simulate(RunSpec.model_validate(factory.spec_of({"pp": 2, "micro_batches": 4})))
+    made = gantt.chart([("measured", spans), ("predicted", spans)], "t", "s", predicted=(1,))
+    rows = len(spans)
+    for phase in ("forward", "backward", "communication"):
+        filled, outlined = (trace for trace in made.figure["data"] if trace["name"] == phase)
+        assert max(filled["y"]) < rows - 0.5 < min(outlined["y"]) and len(filled["x"]) == len(outlined["x"])
+        fill = theme.phase_fill(phase)
+        assert (filled["marker"]["color"], outlined["marker"]["line"]["color"]) == (fill, fill)
+        assert outlined["marker"]["color"] == theme.soft(fill)
+    assert made.subtitle.endswith("outlined = predicted")
+    assert "predicted" not in gantt.chart([("measured", spans)], "t", "s").subtitle
+
+
+def test_memory_of_a_plan_is_outlined() -> None:
+    made = plan_charts.memory([("peak", {"params": 1e9, "activations": 2e9})], [4e9], "t")
+    stack = [trace for trace in made.figure["data"] if trace["type"] == "bar"]
+    assert [trace["marker"] for trace in stack[:2]] == [
+        {"color": f"var(--memory-{part}-soft)", "line": {"width": 1.5, "color": f"var(--memory-{part})"}}
+        for part in ("params", "grads")
+    ]
+
+
 def test_loss_has_every_axis_for_every_line() -> None:
     curve = Curve("DP", np.arange(3, dtype=np.int32), np.arange(3.0) / 2, np.array([3.0, 2.0, 1.0]), 30, 16)
     made = loss.chart([curve], "t", "measured")

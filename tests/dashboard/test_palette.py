@@ -16,6 +16,8 @@ CSS = (Path(__file__).parents[2] / "dashboard/static/css/trainyard.css").read_te
 PAIR = re.compile(r"--([\w-]+): light-dark\((#[0-9a-f]{6}), (#[0-9a-f]{6})\)")
 COLOURS = {name: {"light": light, "dark": dark} for name, light, dark in PAIR.findall(CSS)}
 THEMES = ("light", "dark")
+NOTICES = ("accent", "warn", "bad")
+"""Their soft shades are grounds of notices."""
 PHASES = [phase for phase, _ in LEGEND if phase != "other"]
 
 # Matrices of Machado, Oliveira and Fernandes (2009), severity 1.0, on linear RGB.
@@ -84,6 +86,20 @@ def test_text_can_be_read(theme: str, ground: str, text: str) -> None:
 )
 def test_text_on_colour_can_be_read(theme: str, text: str, ground: str) -> None:
     assert contrast(COLOURS[text][theme], COLOURS[ground][theme]) >= 4.5
+
+
+@pytest.mark.parametrize("theme", THEMES)
+@pytest.mark.parametrize("name", [name for name in COLOURS if f"{name}-soft" in COLOURS and name not in NOTICES])
+def test_what_is_predicted_is_told_from_what_was_measured(theme: str, name: str) -> None:
+    """Its fill lets its number be read and is far from the full colour, which is its outline."""
+    shade, full = COLOURS[f"{name}-soft"][theme], COLOURS[name][theme]
+    assert contrast(COLOURS["ink"][theme], shade) >= 4.5
+    assert np.linalg.norm(lab(linear(shade)) - lab(linear(full))) >= JUST_CLEAR
+
+
+def test_every_fill_of_a_bar_has_a_shade_for_predictions() -> None:
+    fills = [name for name in COLOURS if re.fullmatch(r"(phase|memory)-\w+", name) and name != "phase-idle"]
+    assert {name for name in [*fills, "line-strong"] if f"{name}-soft" not in COLOURS} == set()
 
 
 @pytest.mark.parametrize("theme", THEMES)

@@ -117,6 +117,7 @@ def test_what_if_answers_and_says_how_sure_it_is(client: Client, alice: Any) -> 
     said = tab(client, run, "tab=whatif")
     assert "is the step as it was measured" in said
     assert "(0 % off)" in said
+    assert "outlined = predicted; one row a pipeline rank" in said
     assert "with 4 micro-batches no number of devices could pass 4x" in said.lower()
     faster = tab(client, run, "tab=whatif&device=2&links=free")
     assert "faster: free communication, a device 2 times as fast." in faster
