@@ -12,19 +12,26 @@ from parallel_core.analysis import breakdown
 from parallel_core.analysis.breakdown import Breakdown
 from parallel_core.analysis.quantities import significant
 
-_PHASES = ("backward", "recompute", "communication", "optimizer", "idle", "other")
-PARTS = tuple((word, fields, phase) for (word, fields), phase in zip(breakdown.PARTS, _PHASES, strict=True))
-"""(word, fields of Breakdown, phase) in stacking order; every field is in exactly one part."""
-
-COLUMNS = ("run", *(f"{word}, ms" for word, _, _ in PARTS), "traced step, ms", "median step, ms")
+Part = tuple[str, tuple[str, ...], str]
+"""(word, fields of Breakdown, phase); fields that are None are left out."""
+_COMPUTE: tuple[Part, ...] = (("forward", ("forward",), "forward"), ("backward", ("backward",), "backward"))
+_UNDIVIDED: Part = ("forward and backward", ("undivided",), "backward")
+_PHASES = ("recompute", "communication", "optimizer", "idle", "other")
+PARTS: tuple[Part, ...] = (
+    *_COMPUTE,
+    _UNDIVIDED,
+    *((*part, phase) for part, phase in zip(breakdown.PARTS[1:], _PHASES, strict=True)),
+)
+"""All parts in stacking order; together they are the step."""
 
 
 def chart(entries: Sequence[Entry], title: str, source: str) -> Chart:
     """Stacked bars of `entries`, in the same order as in the speedup chart next to it."""
     drawn = standing(entries)
     rows = [(y, e.result.breakdown) for y, e in enumerate(drawn) if e.result and e.result.breakdown]
+    parts = _parts([breakdown for _, breakdown in rows])
     figure = {
-        "data": [*(_trace(part, rows) for part in PARTS), _medians(drawn)] if rows else [],
+        "data": [*(_trace(part, rows) for part in parts), _medians(drawn)] if rows else [],
         "layout": theme.layout(
             row_height(len(drawn)),
             barmode="stack",
@@ -35,14 +42,20 @@ def chart(entries: Sequence[Entry], title: str, source: str) -> Chart:
         ),
     }
     subtitle = "Where one traced step goes, in ms: parts add up to it; tick = the run's median step"
-    return Chart("breakdown", title, subtitle, source, figure, COLUMNS, [_row(entry) for entry in entries])
+    columns = ("run", *(f"{word}, ms" for word, _, _ in parts), "traced step, ms", "median step, ms")
+    return Chart("breakdown", title, subtitle, source, figure, columns, [_row(entry, parts) for entry in entries])
+
+
+def _parts(breakdowns: Sequence[Breakdown]) -> Sequence[Part]:
+    """The parts that these need: most have none that is undivided."""
+    return PARTS if any(one.undivided is not None for one in breakdowns) else [p for p in PARTS if p is not _UNDIVIDED]
 
 
 def milliseconds(breakdown: Breakdown, fields: tuple[str, ...]) -> float:
-    return sum(getattr(breakdown, field) for field in fields) / 1e6
+    return sum(getattr(breakdown, field) or 0 for field in fields) / 1e6
 
 
-def _trace(part: tuple[str, tuple[str, ...], str], rows: list[tuple[int, Breakdown]]) -> dict[str, Any]:
+def _trace(part: Part, rows: list[tuple[int, Breakdown]]) -> dict[str, Any]:
     word, fields, phase = part
     marker: dict[str, Any] = {"color": theme.phase_fill(phase), "line": {"width": 0}}
     if phase == "idle":
@@ -73,10 +86,10 @@ def _medians(entries: Sequence[Entry]) -> dict[str, Any]:
     }
 
 
-def _row(entry: Entry) -> list[str]:
+def _row(entry: Entry, parts: Sequence[Part]) -> list[str]:
     breakdown = entry.compared.breakdown if entry.compared else None
     median = significant(entry.traced_median * 1e3) if entry.traced_median else ""
     if breakdown is None:
-        return [entry.label, *("" for _ in PARTS), entry.state or "not traced", median]
-    parts = [significant(milliseconds(breakdown, fields)) for _, fields, _ in PARTS]
-    return [entry.label, *parts, significant(breakdown.total / 1e6), median]
+        return [entry.label, *("" for _ in parts), entry.state or "not traced", median]
+    cells = [significant(milliseconds(breakdown, fields)) for _, fields, _ in parts]
+    return [entry.label, *cells, significant(breakdown.total / 1e6), median]

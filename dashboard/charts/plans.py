@@ -20,13 +20,14 @@ WORD, NARROW_WORD = 0.13, 0.32
 """Room for a total in words as a part of the axis, and the same on a phone."""
 SOURCE = "predicted; constants fitted on four published A100 runs, none of them this one"
 _PHASES = {
-    "compute": "backward",
+    "forward": "forward",
+    "backward": "backward",
     "recompute": "recompute",
     "bubble": "idle",
     "optimizer": "optimizer",
     "offload": "optimizer",
 }
-_IDLE = {"color": theme.phase_fill("idle"), "line": {"color": var("phase-idle-line")}}
+_IDLE: dict[str, Any] = {"color": theme.phase_fill("idle"), "line": {"color": var("phase-idle-line")}}
 _INSTANT_PARTS = ("params", "grads", "optimizer", "activations", "buffers")
 
 
@@ -98,10 +99,14 @@ def _line(x: Sequence[float], y: Sequence[float], colour: str, dash: str) -> dic
     return {"type": "scatter", "mode": "lines", "x": list(x), "y": list(y), "line": line, "hoverinfo": "skip"}
 
 
-def step(parts: Mapping[str, float], title: str) -> Chart:
-    """A waterfall from zero to the whole step; `parts` = seconds by key of `step.WORDS`."""
+def step(parts: Mapping[str, float], forward: float, title: str) -> Chart:
+    """A waterfall from zero to the whole step; `parts` = seconds by key of `step.WORDS`, `forward` = that part of its
+    compute."""
+    divided = {"forward": forward, "backward": parts["compute"] - forward, **parts, "compute": 0.0}
     named = [
-        (WORDS[key], 1e3 * seconds, _PHASES.get(key, "communication")) for key, seconds in parts.items() if seconds
+        (WORDS.get(key, key), 1e3 * seconds, _PHASES.get(key, "communication"))
+        for key, seconds in divided.items()
+        if seconds
     ]
     words = [word for word, _, _ in named] + ["step"]
     whole = sum(ms for _, ms, _ in named)

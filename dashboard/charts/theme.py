@@ -18,7 +18,7 @@ Figure = dict[str, Any]
 
 LEGEND = (
     ("forward", "forward"),
-    ("backward", "backward; compute as a whole"),
+    ("backward", "backward"),
     ("weight", "weight gradient on its own"),
     ("recompute", "recomputation"),
     ("communication", "communication"),

@@ -7,10 +7,10 @@ from itertools import accumulate
 from typing import Any
 
 from dashboard.charts import theme
-from dashboard.charts.breakdown import PARTS, milliseconds
+from dashboard.charts.breakdown import milliseconds
 from dashboard.charts.chart import Chart
 from dashboard.charts.theme import var
-from parallel_core.analysis.breakdown import Breakdown
+from parallel_core.analysis.breakdown import PARTS, Breakdown
 from parallel_core.analysis.quantities import minus_text, significant
 from parallel_core.analysis.sentences import difference_sentence
 
@@ -82,7 +82,7 @@ def _farthest(values: Sequence[float]) -> float:
 
 def chart(a: Breakdown, b: Breakdown, names: tuple[str, str], source: str) -> Chart:
     """`a` and `b` are means over the ranks of one traced step; `names` of A and B are not escaped."""
-    changes = [(word, milliseconds(b, fields) - milliseconds(a, fields)) for word, fields, _ in PARTS]
+    changes = [(word, milliseconds(b, fields) - milliseconds(a, fields)) for word, fields in PARTS]
     values = [a.total / 1e6, *(change for _, change in changes), b.total / 1e6]
     words = [f"A: {theme.escape_label(names[0])}", *(word for word, _ in changes), f"B: {theme.escape_label(names[1])}"]
     texts = [
@@ -98,7 +98,7 @@ def chart(a: Breakdown, b: Breakdown, names: tuple[str, str], source: str) -> Ch
         bargap=GAP,
         meta=narrow(values),
     )
-    rows = [[word, significant(milliseconds(a, f)), significant(milliseconds(b, f))] for word, f, _ in PARTS]
+    rows = [[word, significant(milliseconds(a, f)), significant(milliseconds(b, f))] for word, f in PARTS]
     rows.append(["step", significant(a.total / 1e6), significant(b.total / 1e6)])
     subtitle = "Change of each part of the traced step from A to B, ms"
     figure = {"data": traces, "layout": layout}

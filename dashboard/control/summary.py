@@ -49,7 +49,8 @@ def summarise(run: Run) -> dict[str, Any]:
     - timed: Stats of the timed steps, seconds.
     - cpu_others: share of its device that others used in the timed steps, on the worst rank.
     - memory: of the rank with the highest peak, bytes.
-    - breakdown: mean over the ranks of the traced step nearest the median, ns; breakdown_step: that step.
+    - breakdown: mean over the ranks of the traced step nearest the median, ns, with the forward part of
+      its compute; breakdown_step: that step.
     - meters: tokens_per_s, tflops (a device), mfu and hfu at the median step, peak_flops_per_s of all devices, and
       peak_source.
     - fingerprint: see observe.records.
@@ -132,4 +133,4 @@ def _breakdown(run: Run, step: int | None) -> dict[str, Any] | None:
         # Spans of a run that died in the middle of a step may be inconsistent; its other numbers still hold.
         log.warning("no breakdown of run %s: %r", run.pk, error)
         return None
-    return {key: int(value) for key, value in mean(parts.values()).as_dict().items()} if parts else None
+    return mean(parts.values()).stored() if parts else None

@@ -29,7 +29,7 @@ def all_charts(made: View) -> dict[str, Chart]:
     if judged and judged.seconds:
         compute = judged.times["compute"] / judged.seconds
         title = f"{percent_text(compute)} of the step is forward and backward: {seconds_text(judged.times['compute'])}."
-        out["step"] = charts.step(judged.times, title)
+        out["step"] = charts.step(judged.times, judged.forward, title)
     if judged:
         state = "fits" if judged.fits or judged.peak <= judged.capacity else "does not fit"
         title = f"{judged.room} at the peak: the plan {state}."

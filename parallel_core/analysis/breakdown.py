@@ -6,7 +6,8 @@ exactly one component, the first of this list that covers it:
 1. `bubble`: inside a blocking collective (TP_COLLECTIVE, ALLREDUCE, NORM, ...), before its last participant arrived;
 2. `exposed_collective`: the rest of that collective;
 3. `recompute`: spans R, which lie inside those of BW;
-4. `compute`: F, B, W, BW, without the collectives and recomputation inside them;
+4. `compute`: F, B, W, BW, PAIR, without the collectives and recomputation inside them; `forward` is its part in F, also
+   in the F of a PAIR, all else is `backward`;
 5. `optimizer`, 6. `data`: OPT_STEP; DATA;
 7. `bubble`: waiting inside a RECV, before the SEND of its peer began;
 8. `exposed_p2p`: the rest of that RECV, and waiting inside SENDs (also for a late receiver);
@@ -27,7 +28,7 @@ An `Account` adds what is not part of the sum: when the bubble occurred, and the
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 
 import numpy as np
 from numpy.typing import NDArray
@@ -40,7 +41,11 @@ from parallel_core.schedule.ir import COMPUTE, RECVS, SENDS, Kind
 
 @dataclass(frozen=True, slots=True)
 class Breakdown:
-    """Nanoseconds of one rank's step (or a mean) by component."""
+    """Nanoseconds of one rank's step (or a mean) by component.
+
+    `forward` is the part of `compute` in forwards, which is no component of its own; None where it is not known, as in
+    what was stored without it.
+    """
 
     compute: int = 0
     recompute: int = 0
@@ -50,6 +55,17 @@ class Breakdown:
     optimizer: int = 0
     data: int = 0
     other: int = 0
+    forward: int | None = field(default=None, kw_only=True)
+
+    @property
+    def backward(self) -> int | None:
+        """The rest of `compute`; None where `forward` is."""
+        return None if self.forward is None else self.compute - self.forward
+
+    @property
+    def undivided(self) -> int | None:
+        """`compute` where it is not known how much of it is forward, else None."""
+        return self.compute if self.forward is None else None
 
     @property
     def total(self) -> int:
@@ -68,8 +84,13 @@ class Breakdown:
     def as_dict(self) -> dict[str, int]:
         return {name: getattr(self, name) for name in COMPONENTS}  # asdict would copy each number deeply
 
+    def stored(self) -> dict[str, int]:
+        """All that is known, as JSON: Breakdown(**stored) is the same again."""
+        known = {} if self.forward is None else {"forward": self.forward}
+        return {name: int(ns) for name, ns in (self.as_dict() | known).items()}
 
-COMPONENTS = tuple(field.name for field in fields(Breakdown))
+
+COMPONENTS = tuple(field.name for field in fields(Breakdown) if field.name != "forward")
 """Names of the components, in the order charts stack them."""
 PARTS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("compute", ("compute",)),
@@ -116,10 +137,13 @@ def breakdown(spans: Mapping[int, NDArray[np.void]], layout: Layout) -> dict[int
 
 def mean(breakdowns: Iterable[Breakdown]) -> Breakdown:
     """Mean of each component, rounded down to whole nanoseconds; raises ValueError for no breakdown at all."""
-    table = [list(b.as_dict().values()) for b in breakdowns]
-    if not table:
+    each = list(breakdowns)
+    if not each:
         raise ValueError("the mean of no breakdown is not defined.")
-    return Breakdown(*(sum(column) // len(table) for column in zip(*table, strict=True)))
+    columns = zip(*(b.as_dict().values() for b in each), strict=True)
+    forwards = [b.forward for b in each if b.forward is not None]
+    forward = sum(forwards) // len(each) if len(forwards) == len(each) else None
+    return Breakdown(*(sum(column) // len(each) for column in columns), forward=forward)
 
 
 def _of_rank(rows: NDArray[np.void], arrivals: Mapping[Kind, Times], sent: Times) -> Account:
@@ -129,9 +153,10 @@ def _of_rank(rows: NDArray[np.void], arrivals: Mapping[Kind, Times], sent: Times
     window = _window(rows)
     first_backward, last_forward = _turns(rows, window)
     found = sweep(pieces, window, (first_backward, last_forward))
-    parts = dict.fromkeys(COMPONENTS, 0)
+    parts = dict.fromkeys((*COMPONENTS, "forward"), 0)
     for name, ns in zip((*names, "other"), found.owned(), strict=True):
-        parts["other" if name == _MOVING else name] += ns
+        parts[_COMPONENT_OF.get(name, name)] += ns
+    parts["compute"] += parts["forward"]
     idle = found.owned_by(i for i, name in enumerate(names) if name == "bubble")
     early, late = found.starts < first_backward, found.starts >= last_forward
     moving = found.active[[i for i, name in enumerate(names) if name.startswith("exposed") or name == _MOVING]].any(0)
@@ -145,9 +170,11 @@ def _of_rank(rows: NDArray[np.void], arrivals: Mapping[Kind, Times], sent: Times
     )
 
 
-_HIDING = ("compute", "recompute", "optimizer", "data")
+_HIDING = ("forward", "backward", "recompute", "optimizer", "data")
 _MOVING = "moving"
 """The layer of messages in flight that the rank did not wait for."""
+_COMPONENT_OF = {"backward": "compute", _MOVING: "other"}
+"""Layer -> its component, where the names differ."""
 
 
 def _turns(rows: NDArray[np.void], window: tuple[int, int]) -> tuple[int, int]:
@@ -167,7 +194,8 @@ def _layers(rows: NDArray[np.void], arrivals: Mapping[Kind, Times], sent: Times)
         ("bubble", _join(*(wait for wait, _ in collective))),
         ("exposed_collective", _join(*(rest for _, rest in collective))),
         ("recompute", waits.pieces(rows, Kind.R)),
-        ("compute", waits.pieces(rows, *COMPUTE)),
+        ("forward", waits.pieces(rows, Kind.F)),
+        ("backward", waits.pieces(rows, *COMPUTE)),  # a PAIR holds the span of its forward, which comes first
         ("optimizer", waits.pieces(rows, Kind.OPT_STEP)),
         ("data", waits.pieces(rows, Kind.DATA)),
         ("bubble", waiting),

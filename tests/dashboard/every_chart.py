@@ -61,7 +61,7 @@ MEMORY = {"params": 1 << 20, "grads": 1 << 20, "optimizer": 2 << 20, "activation
 
 def entry(label: str, ms: float, ratio: float, **more: Any) -> Entry:
     step = Stats(ms / 1e3, ms / 1e3, ms / 1e3, ms / 1e3, 40)
-    parts = Breakdown(compute=int(ms * 6e5), bubble=int(ms * 3e5), exposed_p2p=int(ms * 1e5))
+    parts = Breakdown(compute=int(ms * 6e5), bubble=int(ms * 3e5), exposed_p2p=int(ms * 1e5), forward=int(ms * 2e5))
     memory_of = more.pop("memory", MEMORY)
     speed = Speedup(ratio, ratio * 0.98, ratio * 1.03, False)
     return Entry(label, result=Result(label, step, 1.0, memory_of, parts), speed=speed, ideal=2.0, **more)
@@ -133,7 +133,7 @@ def _of_plans() -> dict[str, list[Chart]]:
     held = [LayerBytes(unit=name, parameters=1 << 20, saved=1 << 20, boundary=1 << 10) for name in ("embed", "head")]
     return {
         "plans": [
-            plans.step({"compute": 0.05, "bubble": 0.01}, "t"),
+            plans.step({"compute": 0.05, "bubble": 0.01}, 0.02, "t"),
             plans.memory([("peak", {"params": 1e9, "activations": 2e9})], [4e9], "t"),
         ],
         "crossover": [crossover.chart(case, "hidden", [])],

@@ -62,7 +62,34 @@ def test_a_chart_of_every_module_is_checked() -> None:
 
 def test_breakdown_parts_cover_every_component_once() -> None:
     named = [field for _, fields, _ in breakdown.PARTS for field in fields]
-    assert sorted(named) == sorted(COMPONENTS)
+    divided = {"forward", "backward", "undivided"}
+    assert sorted(named) == sorted([*divided, *set(COMPONENTS) - {"compute"}])
+
+
+def test_forward_and_backward_have_their_own_colours_where_they_are_known() -> None:
+    known = entry("DP", 60, 1.6)
+    assert known.result and known.result.breakdown
+    before = replace(known.result, breakdown=replace(known.result.breakdown, forward=None))
+    for results, names in (
+        ([known.result], ["forward", "backward", "recomputation"]),
+        ([known.result, before], ["forward", "backward", "forward and backward"]),
+    ):
+        made = breakdown.chart([replace(known, result=result) for result in results], "t", "s")
+        bars = [trace for trace in made.figure["data"] if trace["type"] == "bar"]
+        assert [trace["name"] for trace in bars[:3]] == names
+        assert [trace["marker"]["color"] for trace in bars[:2]] == ["var(--phase-forward)", "var(--phase-backward)"]
+        assert [trace["x"][0] for trace in bars[:2]] == pytest.approx([12, 24])
+        assert [sum(trace["x"][i] for trace in bars) for i in range(len(results))] == pytest.approx([60] * len(results))
+
+
+def test_the_steps_of_a_plan_divide_forward_and_backward() -> None:
+    made = plan_charts.step({"compute": 0.06, "bubble": 0.01}, 0.02, "t")
+    assert [row[:2] for row in made.rows] == [
+        ["forward", "20"],
+        ["backward", "40"],
+        ["pipeline bubble", "10"],
+        ["step", "70"],
+    ]
 
 
 def test_stacked_parts_add_up_to_the_step() -> None:

@@ -127,3 +127,11 @@ def test_of_equals_one_is_named_and_the_others_are_said() -> None:
     assert title(alone, equal, ("DP", 40)).endswith("predicted, as many as with PP-1F1B async, no stash.")
     assert title(alone, equal, equal).endswith("predicted, as many as with 2 others.")
     assert title(("DP", 40), alone, equal) == "90 layers would fit with PP-1F1B, predicted: 2.25x the 40 of DP."
+
+
+def test_a_runs_summary_says_how_much_of_its_compute_is_forward(alice: Any) -> None:
+    run = factory.finished(alice, {"dp": 2})
+    stored = run.summary["breakdown"]
+    assert 0 < stored["forward"] < stored["compute"]
+    names = [trace["name"] for trace in figures.breakdowns(overview([run])).figure["data"]]
+    assert names[:3] == ["forward", "backward", "recomputation"]

@@ -130,13 +130,13 @@ def test_a_wait_before_the_first_backward_is_warm_up_and_one_behind_the_last_for
     sends = ((Kind.SEND_GRAD, 29, 30, 1, 0), (Kind.SEND_ACT, 44, 45, -1, 1), (Kind.SEND_GRAD, 79, 80, 1, 1))
     found = accounts({0: spans, 1: rows((Kind.STEP, 0, 100), *sends)}, layout(pp=2))[0]
     assert (found.warmup, found.steady, found.drain) == (19, 4, 29)
-    assert found.parts == Breakdown(compute=45, bubble=52, exposed_p2p=3)
+    assert found.parts == Breakdown(compute=45, bubble=52, exposed_p2p=3, forward=15)
 
 
 def test_a_bucket_behind_the_backward_is_overlapped() -> None:
     spans = rows((Kind.STEP, 0, 60), (Kind.BW, 0, 40), (Kind.BUCKET, 20, 50))
     assert accounts({0: spans}, layout())[0] == Account(
-        Breakdown(compute=40, exposed_collective=10, other=10), overlapped=20
+        Breakdown(compute=40, exposed_collective=10, other=10, forward=0), overlapped=20
     )
 
 

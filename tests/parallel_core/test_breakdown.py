@@ -45,6 +45,31 @@ def test_compute_optimizer_data_and_the_rest() -> None:
     assert parts(breakdown({0: spans}, layout())[0]) == {"compute": 79, "optimizer": 9, "data": 5, "other": 7}
 
 
+def test_compute_is_divided_into_forward_and_backward() -> None:
+    """A PAIR holds the spans of its forward and its backward."""
+    spans = rows(
+        (Kind.STEP, 0, 100),
+        (Kind.F, 0, 20),
+        (Kind.PAIR, 20, 60),
+        (Kind.F, 20, 35),
+        (Kind.BW, 37, 60),
+        (Kind.B, 60, 70),
+        (Kind.R, 60, 64),
+        (Kind.W, 70, 75),
+    )
+    found = breakdown({0: spans}, layout())[0]
+    assert (found.compute, found.forward, found.backward, found.undivided) == (71, 35, 36, None)
+    assert parts(found) == {"compute": 71, "recompute": 4, "other": 25}
+
+
+def test_what_was_stored_before_compute_was_divided_stays_whole() -> None:
+    old, new = Breakdown(compute=10, bubble=3), Breakdown(compute=20, forward=7)
+    assert (old.forward, old.backward, old.undivided) == (None, None, 10)
+    assert mean([old, new]).forward is None and mean([new, Breakdown(compute=3, forward=1)]).forward == 4
+    for one in (old, new):
+        assert Breakdown(**one.stored()) == one
+
+
 def test_recomputation_is_taken_out_of_the_backward_that_holds_it() -> None:
     spans = rows((Kind.STEP, 0, 50), (Kind.BW, 0, 50), (Kind.R, 0, 10), (Kind.R, 20, 30))
     assert parts(breakdown({0: spans}, layout())[0]) == {"compute": 30, "recompute": 20}

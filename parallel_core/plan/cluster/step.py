@@ -7,7 +7,7 @@ tensor group stays in one host where it can.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -31,7 +31,8 @@ WORDS = {
 
 @dataclass(frozen=True)
 class Step:
-    """Seconds of a step by part, on the rank that finishes last."""
+    """Seconds of a step by part (the keys of WORDS), on the rank that finishes last; `forward` is that part of
+    `compute`."""
 
     compute: Floats
     recompute: Floats
@@ -41,15 +42,16 @@ class Step:
     gradients: Floats
     optimizer: Floats
     offload: Floats
+    forward: Floats
 
     @property
     def total(self) -> Floats:
-        parts = [getattr(self, f.name) for f in fields(self)]
+        parts = [getattr(self, name) for name in WORDS]
         return sum(parts[1:], parts[0])
 
     def parts(self, i: int) -> dict[str, float]:
         """Seconds of plan `i` by part."""
-        return {f.name: float(getattr(self, f.name)[i]) for f in fields(self)}
+        return {name: float(getattr(self, name)[i]) for name in WORDS}
 
 
 def of(job: Job, cluster: Cluster, plans: Plans, efficiency: Efficiency | None = None) -> Step:
@@ -75,6 +77,7 @@ def of(job: Job, cluster: Cluster, plans: Plans, efficiency: Efficiency | None =
         gradients,
         optimizer,
         offload,
+        m * (layers * layer.forward + last * head.forward),
     )
 
 

@@ -22,7 +22,8 @@ _ENDLESS = 1e12
 @dataclass(frozen=True)
 class Judged:
     """All about one plan. `peak`, `parts` and `instants`: bytes of the fullest rank. `seconds` of a step are given even
-    if the plan does not fit, None if it cannot be built. `hopeless`: no number of replicas makes it fit."""
+    if the plan does not fit, None if it cannot be built; `forward` is that part of the compute in `times`. `hopeless`:
+    no number of replicas makes it fit."""
 
     plan: Plan
     reasons: Reason
@@ -33,6 +34,7 @@ class Judged:
     first_rank: bool
     seconds: float | None
     times: dict[str, float]
+    forward: float
     hopeless: bool
     sentences: tuple[str, ...]
     fix: Change | None
@@ -70,6 +72,7 @@ def judge(job: Job, cluster: Cluster, plan: Plan, mend: bool = True) -> Judged:
         bool(found.first[0]),
         float(timed.total[0]) if buildable else None,
         timed.parts(0) if buildable else {},
+        float(timed.forward[0]) if buildable else 0.0,
         bool(reasons & Reason.MEMORY) and float(left.peak[0]) > cluster.capacity,
         tuple(_sentences(job, cluster, plan, reasons, found)),
         fix,
