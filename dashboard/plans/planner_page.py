@@ -25,7 +25,7 @@ from parallel_core.plan.cluster.advice import Advice, advise
 from parallel_core.plan.cluster.alone import pure
 from parallel_core.plan.cluster.rules import Reason
 from parallel_core.plan.cluster.search import Found
-from parallel_core.plan.cluster.why import Judged, judge, utilisation
+from parallel_core.plan.cluster.why import Judged, judge, none_fits, utilisation
 
 RANKED = 12
 DAY = 86_400
@@ -78,9 +78,8 @@ def verdict(made: View) -> list[str]:
 
 
 def _nothing(made: View) -> list[str]:
-    least, capacity = bytes_text(float(np.nanmin(made.found.peak))), bytes_text(made.setup.cluster.capacity)
-    tried = f"0 of {count_text(made.found.too_large)} plans fit into {capacity} a device."
-    return [f"{tried} The smallest plan needs {least}.", "Use more devices or allow offload."]
+    offload = "" if any(made.found.space.offload) else " or allow offload"
+    return [none_fits(*made.setup, made.found), f"Use more devices{offload}."]
 
 
 def _no_layout(made: View) -> list[str]:

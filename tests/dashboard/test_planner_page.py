@@ -67,7 +67,11 @@ def test_nothing_fits_is_a_designed_state(reader: Client) -> None:
     page = reader.get(PAGE, {"model": "gpt-1t", "cluster": "l4", "devices": "8", "batch": "8"})
     assert page.status_code == 200
     assert page.context["verdict"][0].startswith("0 of ")
-    assert "The smallest plan needs" in page.context["verdict"][0]
+    assert "the smallest plan needs" in page.context["verdict"][0]
+    assert page.context["verdict"][1] == "Use more devices or allow offload."
+    allowed = {"model": "gpt-175b", "cluster": "b200", "devices": "8", "batch": "64", "offload": "yes"}
+    why, advice = reader.get(PAGE, allowed).context["verdict"]
+    assert "but the host needs" in why and advice == "Use more devices."
 
 
 @pytest.mark.parametrize(
@@ -188,7 +192,7 @@ def test_what_cannot_be_cut_is_not_said_to_be_too_large(reader: Client) -> None:
     verdict = " ".join(reader.get(PAGE, {"model": "gpt-13b", "batch": "1"}).context["verdict"])
     assert "No plan cuts" in verdict and "GiB" not in verdict
     small = " ".join(reader.get(PAGE, {"model": "gpt-200b", "devices": "8"}).context["verdict"])
-    assert "The smallest plan needs" in small
+    assert "the smallest plan needs" in small
 
 
 @pytest.mark.parametrize("asked", [{"devices": "7", "model": "gpt-13b", "batch": "7"}, {"plan": "TP 8 x PP 4"}])

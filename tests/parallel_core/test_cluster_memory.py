@@ -6,11 +6,12 @@ from dataclasses import replace
 
 import pytest
 
-from parallel_core.plan.cluster import accuracy, memory, why
+from parallel_core.plan.cluster import accuracy, memory, search, why
 from parallel_core.plan.cluster.hardware import GIB, clusters
 from parallel_core.plan.cluster.job import Job, Software
 from parallel_core.plan.cluster.model import Transformer, presets
 from parallel_core.plan.cluster.plans import STATES, Plan, Plans, changed
+from parallel_core.plan.cluster.questions import what_fits
 
 GPT3 = Job(presets()["gpt-175b"], 1024)
 ALONE = Plan(tp=8, pp=8, dp=16)
@@ -157,3 +158,12 @@ def test_parts_add_up_to_the_peak_in_whole_bytes() -> None:
     found = memory.of(GPT3, Plans.of([ALONE]))
     assert sum(found.parts(0).values()) == pytest.approx(found.peak[0], abs=5)
     assert 10 * GIB < found.peak[0] < 120 * GIB
+
+
+def test_what_the_host_alone_refuses_is_not_said_to_exceed_the_device() -> None:
+    job, host = Job(presets()["gpt-175b"], 64), replace(clusters()["b200"], devices=8)
+    both = what_fits(job, host, search.search(job, host)).sentence
+    assert " fit into 178 GiB a device, but the host needs 1.9 TiB for the optimizer of 8 ranks; it has 1 TiB." in both
+    assert "smallest" not in both
+    kept = what_fits(job, host, search.search(job, host, search.Space(offload=(False,)))).sentence
+    assert kept.endswith(" plans fit into 178 GiB a device; the smallest plan needs 371 GiB.")

@@ -14,6 +14,7 @@ from parallel_core.plan.cluster.efficiency import Efficiency, fitted
 from parallel_core.plan.cluster.hardware import Cluster, devices
 from parallel_core.plan.cluster.job import Job
 from parallel_core.plan.cluster.search import Found, Space, grid, search
+from parallel_core.plan.cluster.why import none_fits
 from parallel_core.rules import divisors
 
 
@@ -43,9 +44,7 @@ def what_fits(job: Job, cluster: Cluster, found: Found) -> Answer:
     """How many of the plans fit, and the one with least memory."""
     question = "What fits?"
     if not found.timed:
-        least = np.nanmin(found.peak) if found.too_large else np.nan
-        needs = f"; the smallest plan needs {bytes_text(least)} a device" if np.isfinite(least) else ""
-        return Answer(question, f"0 of {count_text(found.too_large)} plans fit {bytes_text(cluster.capacity)}{needs}.")
+        return Answer(question, none_fits(job, cluster, found))
     least = int(found.order[np.argmin(found.peak[found.order])])
     text = f"{count_text(found.timed)} of {count_text(found.timed + found.too_large)} plans fit; least memory: "
     text += f"{found.plans.row(least).label()}, {bytes_text(found.peak[least])} a device."

@@ -10,7 +10,7 @@ from parallel_core.plan.cluster import memory
 from parallel_core.plan.cluster.hardware import Cluster
 from parallel_core.plan.cluster.job import Job
 from parallel_core.plan.cluster.memory import Memory
-from parallel_core.plan.cluster.plans import INTERLEAVED, Ints, Plans
+from parallel_core.plan.cluster.plans import INTERLEAVED, Floats, Ints, Plans
 
 
 class Reason(IntFlag):
@@ -46,12 +46,16 @@ def structure(job: Job, cluster: Cluster, plans: Plans) -> Ints:
 
 def bytes_of(cluster: Cluster, plans: Plans, found: Memory) -> Ints:
     """Reasons of memory: on the device, and on the host if the optimizer is there."""
-    beside = np.minimum(plans.devices, cluster.per_host)
     wrong = {
         Reason.MEMORY: found.peak > cluster.capacity,
-        Reason.HOST: found.host * beside > cluster.host_memory,
+        Reason.HOST: found.host * beside(cluster, plans.devices) > cluster.host_memory,
     }
     return _packed(wrong, len(plans))
+
+
+def beside(cluster: Cluster, devices: Floats | int) -> Floats:
+    """Ranks on one host, of plans with so many devices."""
+    return np.minimum(devices, cluster.per_host)
 
 
 def _packed(wrong: dict[Reason, np.ndarray], count: int) -> Ints:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
+
 from parallel_core.analysis.names import CATEGORY_NAMES
-from parallel_core.analysis.quantities import bytes_text, count_text, percent_text, seconds_text
+from parallel_core.analysis.quantities import bytes_text, count_text, percent_text, plural_text, seconds_text
 from parallel_core.plan.cluster import memory, rules, step
 from parallel_core.plan.cluster.hardware import Cluster
 from parallel_core.plan.cluster.job import Job
@@ -13,6 +15,7 @@ from parallel_core.plan.cluster.memory import Memory
 from parallel_core.plan.cluster.mend import Change, cheapest
 from parallel_core.plan.cluster.plans import Plan, Plans, changed
 from parallel_core.plan.cluster.rules import Reason
+from parallel_core.plan.cluster.search import Found
 from parallel_core.rules import divisors, few
 
 _ENDLESS = 1e12
@@ -84,10 +87,31 @@ def _sentences(job: Job, cluster: Cluster, plan: Plan, reasons: Reason, found: M
     out = [_too_large(job, cluster, plan, found)] if reasons & Reason.MEMORY else []
     out += [text for reason, text in _structure(job, cluster, plan).items() if reason & reasons]
     if reasons & Reason.HOST:
-        beside = min(plan.devices, cluster.per_host)
-        needs, has = bytes_text(float(found.host[0]) * beside), bytes_text(cluster.host_memory)
-        out.append(f"The host needs {needs} for the optimizer of {beside} ranks; it has {has}.")
+        beside = rules.beside(cluster, plan.devices)
+        out.append(f"The host needs {_host_text(cluster, float(found.host[0]), int(beside))}.")
     return out
+
+
+def _host_text(cluster: Cluster, host: float, beside: int) -> str:
+    """What a host needs for the optimizers of `beside` ranks with `host` bytes each, and what it has."""
+    has = bytes_text(cluster.host_memory)
+    return f"{bytes_text(host * beside)} for the optimizer of {plural_text(beside, 'rank')}; it has {has}"
+
+
+def none_fits(job: Job, cluster: Cluster, found: Found) -> str:
+    """Where no plan of a search fits: by how much the smallest exceeds the device, or, of plans that fit the device,
+    what their optimizer needs on the host."""
+    tried, capacity = f"0 of {count_text(found.too_large)} plans fit", bytes_text(cluster.capacity)
+    offloaded = np.flatnonzero(found.codes == Reason.HOST)
+    if len(offloaded):
+        plans = found.plans.take(offloaded)
+        host, beside = memory.of(job, plans).host, rules.beside(cluster, plans.devices)
+        least = int(np.argmin(host * beside))
+        few = f"{count_text(len(offloaded))} fit{'s' * (len(offloaded) == 1)} into {capacity} a device"
+        return f"{tried}: {few}, but the host needs {_host_text(cluster, float(host[least]), int(beside[least]))}."
+    large = found.peak[(found.codes & Reason.MEMORY) != 0]
+    needs = f"; the smallest plan needs {bytes_text(float(large.min()))}" if len(large) else ""
+    return f"{tried} into {capacity} a device{needs}."
 
 
 def _structure(job: Job, cluster: Cluster, plan: Plan) -> dict[Reason, str]:
