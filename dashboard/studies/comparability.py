@@ -1,4 +1,4 @@
-"""Which runs are to compute the same, so that a difference between their losses means something."""
+"""Which runs are to compute the same, so that a difference between their losses, or their steps, means something."""
 
 from __future__ import annotations
 
@@ -44,6 +44,11 @@ def same_updates(a: RunSpec, b: RunSpec) -> bool:
         return a.parallel.schedule == b.parallel.schedule
     pipelines = max(a.parallel.pp, b.parallel.pp) > 1
     return not pipelines or a.train.clip_norm is None or a.train.clip == b.train.clip == "global"
+
+
+def same_work(a: RunSpec, b: RunSpec) -> bool:
+    """Whether a step of either trains as many samples, so that the parts of one can be subtracted from the other's."""
+    return a.train.global_batch == b.train.global_batch
 
 
 def why_not(base: RunSpec, others: Sequence[RunSpec]) -> str:

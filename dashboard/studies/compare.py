@@ -11,6 +11,7 @@ import numpy as np
 
 from dashboard.runs.form_words import value_words
 from dashboard.runs.spec_fields import ENTRIES
+from dashboard.studies.comparability import same_work
 from dashboard.studies.entries import taken_of
 from dashboard.studies.selectors import NO_SPEEDUP, Overview, Row
 from parallel_core.analysis import sentences
@@ -24,6 +25,7 @@ UNLIKE = (
     ("train.corpus", "data"),
     ("train.precision", "precision"),
 )
+UNEQUAL_STEPS = "Their traced steps train different numbers of samples, so none of their parts are compared."
 BELOW = "already below it where it began"
 """For a run resumed from a checkpoint whose loss was below the target already: the time is not its own."""
 SHOWN = 4
@@ -124,7 +126,8 @@ def verdict(view: Overview, others: Sequence[Row]) -> list[str]:
         return view.verdict
     said = [sentences.pair_sentence(a, b)]
     if a.breakdown and b.breakdown:
-        said.append(sentences.difference_sentence(a.breakdown, b.breakdown))
+        alike = same_work(base.spec, others[0].spec)
+        said.append(sentences.difference_sentence(a.breakdown, b.breakdown) if alike else UNEQUAL_STEPS)
     if a.memory_total and b.memory_total:
         change = b.memory_total - a.memory_total
         said.append(f"Memory {'+' if change >= 0 else '−'}{bytes_text(abs(change))} on the worst rank.")

@@ -14,6 +14,7 @@ from dashboard.charts.gantt_differences import Lane
 from dashboard.charts.loss import Curve
 from dashboard.runs.selectors import series, spans
 from dashboard.studies.breakages import role_of
+from dashboard.studies.comparability import same_work
 from dashboard.studies.losses import Losses, Points
 from dashboard.studies.selectors import Overview, Row
 from parallel_core.analysis import sentences
@@ -187,10 +188,10 @@ def default_gantts(view: Overview, chosen: Sequence[int] = ()) -> list[Row]:
 
 
 def difference(a: Row, b: Row) -> Chart | None:
-    """The waterfall from a to b; None unless both were traced."""
+    """The waterfall from a to b; None unless both were traced and their steps train as many samples."""
     first = a.entry.compared.breakdown if a.entry.compared else None
     second = b.entry.compared.breakdown if b.entry.compared else None
-    if first is None or second is None:
+    if first is None or second is None or not same_work(a.spec, b.spec):
         return None
     return waterfall.chart(
         first, second, (a.entry.label, b.entry.label), "measured, of both runs the traced step nearest the median"

@@ -11,6 +11,7 @@ from dashboard.charts import capacity
 from dashboard.runs import traces
 from dashboard.runs.traces import Trace
 from dashboard.studies import answers, streams
+from dashboard.studies.comparability import same_work
 from dashboard.studies.entries import taken_of
 from dashboard.studies.selectors import Overview, Row
 from parallel_core.analysis import sentences
@@ -99,8 +100,8 @@ def _extremes(view: Overview, done: Sequence[Row]) -> list[str]:
     said = [sentences.fastest(view.results, view.base), *_goes(done[0])]
     said += [sentences.slowest(view.results, view.base), *_goes(done[-1])]
     first, last = (row.entry.result.breakdown if row.entry.result else None for row in (done[0], done[-1]))
-    if done[0].spec.train.global_batch != done[-1].spec.train.global_batch:
-        return said  # their steps do not do the same work
+    if not same_work(done[0].spec, done[-1].spec):
+        return said
     return [*said, sentences.difference_sentence(last, first)] if first and last else said
 
 

@@ -75,6 +75,14 @@ def test_two_runs_get_a_waterfall_that_adds_up(reader: Client, alice: Any) -> No
     assert "Losses differ by at most" in text
 
 
+def test_parts_of_steps_with_different_batches_are_not_subtracted(reader: Client, alice: Any) -> None:
+    a, b = factory.finished(alice, {}), factory.finished(alice, {"dp": 2}, train={"global_batch": 64})
+    page = reader.get(f"/compare/?runs={a.pk},{b.pk}&baseline={a.pk}")
+    assert not page.context["charts"].get("waterfall") and "speedup" in page.context["charts"]
+    assert compare.UNEQUAL_STEPS in page.context["verdict"]
+    assert not any("between their traced steps" in said for said in page.context["verdict"])
+
+
 @pytest.mark.parametrize(("others", "place"), [((0.0, 0.0), None), ((0.0, 0.4), -1), ((0.5, 0.4), 0)])
 def test_two_runs_say_that_they_were_disturbed(
     reader: Client, alice: Any, others: tuple[float, float], place: int | None
