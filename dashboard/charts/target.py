@@ -29,7 +29,8 @@ class Reach(NamedTuple):
     others: float = 0.0
 
 
-def chart(runs: Sequence[Reach], target: float | None, smoothed_over: int) -> Chart:
+def chart(runs: Sequence[Reach], target: float | None, smoothed_over: int, pauses: str = "") -> Chart:
+    """`pauses` says in the source line what the seconds leave out."""
     base = next((run.seconds for run in runs if run.baseline), None)
     there = [run for run in runs if run.seconds is not None]
     longest = max((run.seconds or 0.0 for run in there), default=0.0)
@@ -47,7 +48,7 @@ def chart(runs: Sequence[Reach], target: float | None, smoothed_over: int) -> Ch
     subtitle = f"Seconds from the end of the first step to {goal}, losses averaged over {smoothed_over} steps"
     if noisy is not None:
         subtitle += f"; cross-hatched = disturbed, +{percent_text(noisy.others)} = of one device used by others"
-    source = f"measured, {len(there)} of {len(runs)} runs reach it"
+    source = f"measured, {len(there)} of {len(runs)} runs reach it{pauses}"
     return Chart("target", _title(runs, target), subtitle, source, figure, COLUMNS, [_row(run, base) for run in runs])
 
 

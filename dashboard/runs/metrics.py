@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import reduce
+from itertools import groupby
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
 from django.db.models import Case, F, Min, QuerySet, When
 
-from dashboard.runs.models import Run, SeriesChunk
+from dashboard.runs.models import Attempt, Run, SeriesChunk
 from parallel_core.analysis.stats import Stats, summarise
 from parallel_core.analysis.thin import thin
 from parallel_core.observe.records import POINT
@@ -34,19 +37,23 @@ class Series:
         return Series(self.step[kept], self.time[kept], self.value[kept], len(kept), self.total)
 
 
-def series(run: Run, name: str, rank: int = 0, buckets: int = 0, since_step: int = -1) -> Series:
+def series(
+    run: Run, name: str, rank: int = 0, buckets: int = 0, since_step: int = -1, *, pauses: bool = True
+) -> Series:
     """Points with step > `since_step`. From its first step on, a later attempt's points replace the earlier ones.
 
-    `buckets` > 0 thins them; 0 keeps all.
+    `buckets` > 0 thins them; 0 keeps all. Without `pauses`, times go on as if no time had passed between attempts (see
+    `pause`).
     """
-    points, _ = _merged(_chunks(run, name, rank), since_step)
+    parts, _ = _merged(_chunks(run, name, rank), since_step)
+    points = _joined(parts) if pauses else _end_to_end(parts)
     return _series(points[points["step"] > since_step], buckets)
 
 
 def series_and_replaced(run: Run, name: str, buckets: int = 0) -> tuple[Series, list[Series]]:
     """The series of rank 0, and of each earlier attempt the points that a later one replaced, if there are any."""
-    points, replaced = _merged(_chunks(run, name, rank=0))
-    return _series(points, buckets), [_series(one, buckets) for one in replaced]
+    parts, replaced = _merged(_chunks(run, name, rank=0))
+    return _series(_joined(parts), buckets), [_series(one, buckets) for one in replaced]
 
 
 def _chunks(run: Run, name: str, rank: int) -> QuerySet[SeriesChunk]:
@@ -82,7 +89,45 @@ def by_rank(run: Run, name: str, ranks: int) -> list[list[float]]:
     return [one.value[np.isin(one.step, common)].tolist() for one in each]
 
 
-def _merged(chunks: QuerySet[SeriesChunk], since_step: int = -1) -> tuple[np.ndarray, list[np.ndarray]]:
+def pause(before: np.ndarray, later: np.ndarray) -> float:
+    """Seconds to subtract from the times of a later attempt's points, so that its first point comes a usual step after
+    the last point `before` it that is still valid, or where there is none, when the points before it began."""
+    if not len(before) or not len(later):
+        return 0.0
+    kept = before[before["step"] < later["step"][0]]
+    if not len(kept):
+        return float(later["time"][0] - before["time"][0])
+    usual = kept if len(kept) > 1 else later
+    seconds = np.diff(usual["time"]) / np.diff(usual["step"])
+    missed = int(later["step"][0]) - int(kept["step"][-1])
+    return float(later["time"][0] - kept["time"][-1] - missed * (np.median(seconds) if len(seconds) else 0.0))
+
+
+def left_out(runs: Iterable[Run]) -> str:
+    """For the source of a chart of seconds: says that pauses are not counted, if any of the runs had one; else ''."""
+    retried = Attempt.objects.filter(run__in=[run.pk for run in runs], number__gt=1).exists()
+    return "; the time between attempts is left out" if retried else ""
+
+
+Part = tuple[int, np.ndarray]
+"""(number of the attempt, points)."""
+
+
+def _joined(parts: Sequence[Part]) -> np.ndarray:
+    return np.concatenate([np.empty(0, POINT), *(points for _, points in parts)])
+
+
+def _end_to_end(parts: Sequence[Part]) -> np.ndarray:
+    """The parts of `_merged`, those of each later attempt moved to follow the ones before."""
+    held = np.empty(0, POINT)
+    for _, own in groupby(parts, key=itemgetter(0)):
+        points = np.concatenate([part for _, part in own])
+        points["time"] -= pause(held, points)
+        held = np.concatenate([held, points])
+    return held
+
+
+def _merged(chunks: QuerySet[SeriesChunk], since_step: int = -1) -> tuple[list[Part], list[np.ndarray]]:
     """The points of all attempts; each later attempt replaces the earlier ones from its first step on. And of each
     attempt those that were replaced, if there are any."""
     # The first step of a later attempt is needed even if its early chunks are not.
@@ -100,11 +145,10 @@ def _merged(chunks: QuerySet[SeriesChunk], since_step: int = -1) -> tuple[np.nda
         points = np.frombuffer(bytes(data), POINT)
         later = [first for other, first in firsts.items() if other > number]
         valid = points["step"] < min(later, default=np.inf)
-        parts.append(points[valid])
+        parts.append((number, points[valid]))
         if not valid.all():
             replaced.setdefault(number, []).append(points[~valid])
-    merged = np.concatenate(parts) if parts else np.empty(0, POINT)
-    return merged, [np.concatenate(own) for own in replaced.values()]
+    return parts, [np.concatenate(own) for own in replaced.values()]
 
 
 def timed_values(run: Run, name: str = "step_time", points: Series | None = None) -> np.ndarray:

@@ -5,17 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from operator import itemgetter
-from typing import Any
-
-import numpy as np
+from typing import Any, NamedTuple
 
 from dashboard.runs.form_words import value_words
+from dashboard.runs.metrics import left_out
 from dashboard.runs.spec_fields import ENTRIES
+from dashboard.studies import streams
 from dashboard.studies.comparability import same_work
-from dashboard.studies.entries import taken_of
 from dashboard.studies.selectors import NO_SPEEDUP, Overview, Row
 from parallel_core.analysis import sentences
-from parallel_core.analysis.quantities import bytes_text, difference_text, seconds_text, significant
+from parallel_core.analysis.quantities import bytes_text, count_text, difference_text, seconds_text, significant
 from parallel_core.outline import outline_of
 from parallel_core.spec import RunSpec
 
@@ -160,7 +159,7 @@ def _of_other_models(view: Overview) -> list[str]:
 
 @dataclass(frozen=True)
 class Reached:
-    """When a run first reached the loss that all runs reach; times count from its first point.
+    """When a run first reached the loss that all runs reach; times count from its first point, without pauses.
 
     `others` as in `entries.taken_of`.
     """
@@ -172,20 +171,29 @@ class Reached:
     others: float = 0.0
 
 
-def time_to_loss(view: Overview) -> tuple[str, list[Reached]]:
-    """Returns the lowest loss that every run reaches, as text, and when each did; ('', []) if there is none."""
-    rows = [row for row in view.rows if not row.entry.ended and len(view.losses.of(row.run))]
-    curves = {row.run.pk: view.losses.of(row.run) for row in rows}
-    lows = [np.nanmin(points["value"]) for points in curves.values() if np.isfinite(points["value"]).any()]
-    if len(lows) < 2 or len(lows) < len(curves):
-        return "", []
-    target = max(lows)
-    out = []
-    for row in rows:
-        points = curves[row.run.pk]
-        at = int(np.argmax(points["value"] <= target))
-        step = int(points["step"][at])
-        took = seconds_text(float(points["time"][at] - points["time"][0])) if at or not step else BELOW
-        samples = f"{(step + 1) * row.spec.train.global_batch:,}".replace(",", " ")
-        out.append(Reached(row.entry.label, str(step), samples, took, taken_of(row.run)))
-    return significant(float(target), 5), out
+class Reaches(NamedTuple):
+    """The lowest loss that every run reaches, as text, when each did, and how it is measured; '' and [] if there is
+    none."""
+
+    target: str = ""
+    lines: Sequence[Reached] = ()
+    how: str = ""
+
+
+def time_to_loss(view: Overview) -> Reaches:
+    """As on a study's page, losses are averaged over some steps: a single batch may be low by chance."""
+    race = streams.race(view)
+    found = [(row, reach) for row in view.rows if (reach := race.reaches.get(row.run.pk))]
+    if race.goal is None or len(found) < 2:
+        return Reaches()
+    lines = []
+    for row, reach in found:
+        if reach.step is None or reach.seconds is None:
+            return Reaches()
+        steps = view.losses.of(row.run)["step"]
+        at_once = int(steps[0]) > 0 and reach.step == int(steps[race.over - 1])
+        took = BELOW if at_once else seconds_text(reach.seconds)
+        samples = count_text((reach.step + 1) * row.spec.train.global_batch)
+        lines.append(Reached(row.entry.label, str(reach.step), samples, took, reach.others))
+    how = f"Losses are averaged over {race.over * view.losses.every} steps{left_out(row.run for row in view.rows)}."
+    return Reaches(significant(race.goal, 5), lines, how)

@@ -76,15 +76,14 @@ def live_context(runs: list[Run]) -> dict[str, Any]:
     """The context of LIVE_PARTS, and the charts; `runs` must not be empty."""
     view = overview(runs, runs[0])
     rows = _in_order(view, runs)
-    target, reached = compare.time_to_loss(view) if compare.same_task([row.spec for row in rows]) else ("", [])
+    same = compare.same_task([row.spec for row in rows])
     return {
         "view": view,
         "rows": rows,
         "drawn": min(len(rows), MAX_DRAWN),
         "verdict": compare.verdict(view, rows[1:]),
         "charts": _compare_charts(view, rows),
-        "target": target,
-        "reached": reached,
+        "reached": compare.time_to_loss(view) if same else compare.Reaches(),
     }
 
 

@@ -12,6 +12,7 @@ from dashboard.charts.chart import Chart, Entry
 from dashboard.charts.gantt_bars import Spans
 from dashboard.charts.gantt_differences import Lane
 from dashboard.charts.loss import Curve
+from dashboard.runs.metrics import left_out
 from dashboard.runs.selectors import series, spans
 from dashboard.studies.breakages import role_of
 from dashboard.studies.comparability import same_work
@@ -95,7 +96,8 @@ def losses(view: Overview) -> Chart:
         for row in view.rows
         if row.run.pk in read.replaced
     ]
-    return loss.chart(curves, title, ", ".join(filter(None, ("measured", read.part))), replaced=older)
+    source = ", ".join(filter(None, ("measured", read.part))) + left_out(row.run for row in view.rows)
+    return loss.chart(curves, title, source, replaced=older)
 
 
 def _loss_curve(row: Row, read: Losses, points: Points, origin: float | None = None) -> Curve:
@@ -103,7 +105,7 @@ def _loss_curve(row: Row, read: Losses, points: Points, origin: float | None = N
 
 
 def _curve(row: Row, points: Points, origin: float | None = None) -> Curve:
-    """The run's curve; seconds count from `origin` (unix seconds), else from the first point."""
+    """The run's curve; seconds count from `origin` (on the clock of the points), else from the first point."""
     start = origin if origin is not None else float(points["time"][0]) if len(points) else 0.0
     kept = points[thin(points["value"], LOSS_BUCKETS)] if len(points) > 3 * LOSS_BUCKETS else points
     return Curve(
@@ -125,14 +127,15 @@ def steps(view: Overview) -> Chart:
     steps of a run are slow."""
     curves, tops = [], []
     for row in view.rows:
-        points = series(row.run, "step_time", buckets=LOSS_BUCKETS)
+        points = series(row.run, "step_time", buckets=LOSS_BUCKETS, pauses=False)
         curve = _curve(row, np.empty(0, POINT))
         seconds = points.time - (points.time[0] if points.shown else 0.0)
         curves.append(replace(curve, step=points.step, seconds=seconds, value=points.value * 1e3, total=points.total))
         timed = curves[-1].value[points.step >= row.spec.train.warmup_steps]
         tops += [ROOM * float(np.percentile(timed, USUAL))] if len(timed) else []
     title = view.on_times if view.results else "0 steps have been timed so far."
-    return loss.chart(curves, title, "measured", key="steps", unit="ms a step", top=max(tops, default=None))
+    source, top = f"measured{left_out(row.run for row in view.rows)}", max(tops, default=None)
+    return loss.chart(curves, title, source, key="steps", unit="ms a step", top=top)
 
 
 def gantts(rows: Sequence[Row], *, lane: bool = False) -> Chart:

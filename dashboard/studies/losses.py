@@ -9,6 +9,7 @@ import numpy as np
 from django.db.models import F, Max, Q, QuerySet
 from numpy.typing import NDArray
 
+from dashboard.runs.metrics import pause
 from dashboard.runs.models import Run, SeriesChunk
 from parallel_core.observe.records import POINT
 
@@ -23,8 +24,8 @@ Points = NDArray[np.void]
 class Losses:
     """Two tables by run id: the loss points that are valid, and those that a later attempt replaced.
 
-    From its first step on, a later attempt's points replace the earlier ones. Runs without replaced points are not in
-    the second table.
+    From its first step on, a later attempt's points replace the earlier ones; its times go on from theirs, as if no
+    time had passed between attempts. Runs without replaced points are not in the second table.
     """
 
     held: Mapping[int, Points] = field(default_factory=dict)
@@ -54,11 +55,12 @@ def losses_of(runs: Sequence[Run]) -> Losses:
     held: dict[int, Points] = {}
     replaced: dict[int, Points] = {}
     for (run, _), (first, parts) in read.items():
-        before = held.get(run, np.empty(0, POINT))
+        before, points = held.get(run, np.empty(0, POINT)), np.concatenate(parts)
+        points["time"] -= pause(before, points)
         kept = before["step"] < first
         if not kept.all():
             replaced[run] = np.concatenate([replaced.get(run, np.empty(0, POINT)), before[~kept]])
-        held[run] = np.concatenate([before[kept], *parts])
+        held[run] = np.concatenate([before[kept], points])
     return Losses(held, replaced, every)
 
 

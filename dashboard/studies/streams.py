@@ -13,6 +13,7 @@ from dashboard.charts import versions
 from dashboard.charts.chart import Chart
 from dashboard.charts.target import Reach
 from dashboard.charts.versions import Grid
+from dashboard.runs.metrics import left_out
 from dashboard.studies.answers import Answer
 from dashboard.studies.entries import taken_of
 from dashboard.studies.selectors import Overview, Row
@@ -66,7 +67,8 @@ class Race(NamedTuple):
 
 def _target(view: Overview, target: float | None) -> Chart:
     found = race(view, target)
-    chart = target_chart.chart(list(found.reaches.values()), found.goal, found.over * view.losses.every)
+    pauses = left_out(row.run for row in view.rows)
+    chart = target_chart.chart(list(found.reaches.values()), found.goal, found.over * view.losses.every, pauses)
     return replace(chart, source=", ".join(filter(None, (chart.source, view.losses.part))))
 
 
