@@ -8,8 +8,9 @@ from typing import Any
 from dashboard.charts import theme
 from dashboard.charts.chart import Chart, Entry, row_height
 from dashboard.charts.theme import Figure, var
-from parallel_core.analysis.quantities import bytes_text, count_text, ratio_text
+from parallel_core.analysis.quantities import count_text, ratio_text
 from parallel_core.limits import MAX_LAYERS
+from parallel_core.plan.room import Room
 
 _OUTSIDE = {"textposition": "outside", "textfont": {"size": 12, "color": var("ink-2")}, "cliponaxis": False}
 _WIDE, _NARROW = 0.75, 0.45
@@ -18,17 +19,16 @@ visible."""
 COLUMNS = ("run", "layers run", "largest predicted", "times the baseline")
 
 
-def chart(entries: Sequence[Entry], limit: int | None) -> Chart:
-    """Predicted layers against layers run. `limit` = bytes of a device; only the number of layers differs from each
-    run."""
-    within = f" within {bytes_text(limit)} a device" if limit else ""
+def chart(entries: Sequence[Entry], room: Room | None) -> Chart:
+    """Predicted layers against layers run. `room` on a device; only the number of layers differs from each run."""
+    within = f" within {room.each}" if room else ""
     subtitle = f"Most layers that the worst rank holds{within}; outline = predicted, solid = run"
     source = "predicted from parameters, gradients, optimizer state and activations; no model of that size was run"
     if any(e.largest is not None and e.largest > MAX_LAYERS for e in entries):
         source += f"; a spec may have at most {count_text(MAX_LAYERS)} layers"
     base = next((e.largest for e in entries if e.baseline), None)
     table = [_row(entry, base) for entry in entries]
-    return Chart("capacity", title(entries, limit), subtitle, source, figure(entries), COLUMNS, table)
+    return Chart("capacity", title(entries, room), subtitle, source, figure(entries), COLUMNS, table)
 
 
 def figure(entries: Sequence[Entry], found: bool = False) -> Figure:
@@ -50,9 +50,9 @@ def figure(entries: Sequence[Entry], found: bool = False) -> Figure:
     }
 
 
-def title(entries: Sequence[Entry], limit: int | None) -> str:
+def title(entries: Sequence[Entry], room: Room | None) -> str:
     known = [(e.largest, e) for e in entries if e.largest is not None]
-    if not known or not limit:
+    if not known or not room:
         return "0 devices have reported their memory so far, so no largest model can be predicted."
     most, best = max(known, key=lambda pair: pair[0])
     base = next((e for e in entries if e.baseline and e.largest is not None), None)

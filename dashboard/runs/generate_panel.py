@@ -11,6 +11,7 @@ from dashboard.runs.panel import SHOWN_STAGES, Panel, row_of
 from parallel_core.analysis.quantities import bytes_text, percent_text, signed_percent_text
 from parallel_core.plan.generation import by_place
 from parallel_core.plan.peak import RankMemory
+from parallel_core.plan.room import Room
 from parallel_core.spec import RunSpec
 
 NAMES = {"params": "weights", "activations": "keys and values", "buffers": "layer at work"}
@@ -18,11 +19,11 @@ NAMES = {"params": "weights", "activations": "keys and values", "buffers": "laye
 
 def panel(spec: RunSpec, wish: Mapping[str, Any]) -> Panel:
     """The prediction compared with the memory of a device of the fleet."""
-    stages, limit = by_place(spec, wish), submission.capacity(spec.train.device).memory or 0
-    worst = max(stages, key=lambda stage: stage.total)
+    stages, room = by_place(spec, wish), submission.capacity(spec.train.device).room
+    worst, limit = max(stages, key=lambda stage: stage.total), room.usable if room else 0
     full = max(limit, worst.total)
     return Panel(
-        memory=_sentence(worst, limit),
+        memory=_sentence(worst, room),
         fits=worst.total <= limit if limit else None,
         rows=[row_of(spec, stage, full, limit, NAMES) for stage in stages[:SHOWN_STAGES]],
         hidden=max(0, len(stages) - SHOWN_STAGES),
@@ -30,14 +31,14 @@ def panel(spec: RunSpec, wish: Mapping[str, Any]) -> Panel:
     )
 
 
-def _sentence(worst: RankMemory, limit: int) -> str:
+def _sentence(worst: RankMemory, room: Room | None) -> str:
     category, share = worst.largest()
     most = f"Needs {bytes_text(worst.total)} on rank {worst.rank}; {NAMES[category]} are {percent_text(share)}"
-    if not limit:
+    if room is None:
         return f"{most}. The device's memory is not known."
-    if worst.total <= limit:
-        return f"{most}. A device has {bytes_text(limit)}."
-    return f"{most}. A device has {bytes_text(limit)}: use more tensor ranks or stages, or fewer texts."
+    if worst.total <= room.usable:
+        return f"{most}. A device has {room.text}."
+    return f"{most}. A device has {room.text}: use more tensor ranks or stages, or fewer texts."
 
 
 def figure(run: Run) -> tuple[str, str, str]:

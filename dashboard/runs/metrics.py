@@ -139,7 +139,7 @@ def _merged(chunks: QuerySet[SeriesChunk], since_step: int = -1) -> tuple[list[P
         firsts[number] = min(first, firsts.get(number, first))
         if data is not None:
             rows.append((number, data))
-    parts: list[np.ndarray] = []
+    parts: list[Part] = []
     replaced: dict[int, list[np.ndarray]] = {}
     for number, data in rows:
         points = np.frombuffer(bytes(data), POINT)

@@ -22,6 +22,7 @@ from dashboard.runs.spreading import Files, asked, expected, hosts_error, waits_
 from parallel_core.analysis.quantities import plural_text
 from parallel_core.outline import outline_of
 from parallel_core.plan.memory import Feasibility, RankMemory, needed, verdict
+from parallel_core.plan.room import Room, room_of
 from parallel_core.plan.strategy import label
 from parallel_core.spec import ParallelSpec, RunSpec, field_errors
 from workers.contract import ResumeFrom
@@ -45,6 +46,11 @@ class Capacity:
     others: int = 0
     """Number of devices of other kinds."""
 
+    @property
+    def room(self) -> Room | None:
+        """What the largest device has for tensors; None if its memory is not known."""
+        return Room.on(self.memory, self.kind)
+
     def most(self, alone: str = "") -> int:
         """The number of devices that one run can have; `alone` says why its ranks must be on one host, if they must."""
         return self.largest if alone else self.total
@@ -61,7 +67,7 @@ class Assessment:
     """Predicted memory of each stage's ranks (the same for all ranks of a stage)."""
     feasibility: Feasibility | None = None
     limit: int = 0
-    """Bytes a rank may use; 0 = unknown."""
+    """Bytes that a rank's tensors may use; 0 = unknown."""
     memory_error: str = ""
     predicted: Predicted = field(default_factory=Predicted)
     record: str = ""
@@ -118,8 +124,9 @@ def assess(spec: dict[str, Any], resume_from: ResumeFrom | None = None, over_hos
         errors |= resuming.check(parsed, resume_from)
     if parsed.parallel.world > MAX_PREDICTED_RANKS:
         return Assessment(parsed, errors, offered)
-    found = verdict(parsed, offered.memory or None, offered.most(alone) or None)
-    limit = min((b for b in (offered.memory, parsed.trace.memory_cap) if b), default=0)
+    found = verdict(parsed, offered.room, offered.most(alone) or None)
+    room = room_of(offered.room, parsed.trace.memory_cap)
+    limit = room.usable if room else 0
     wrong = found.sentence if found.fits is False else ""
     where, waits = expected(asks, fleet), "" if errors else waits_for(asks, fleet)
     said, record = ledger.predicted(parsed, where), ledger.time_record().sentence()

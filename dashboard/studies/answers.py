@@ -53,14 +53,14 @@ def _memory(view: Overview) -> Answer | None:
 def _largest(view: Overview) -> Answer | None:
     """Predicted, so that it is there before anything has run."""
     known = [(e.largest, e.label) for e in view.entries if e.largest is not None]
-    if not known or not view.limit:
+    if not known or not view.room:
         return None
     most, label = max(known, key=lambda one: one[0])  # the first of equal ones, as in the chart's title
     base = view.baseline.entry if view.baseline else None
     against = ""
     if base and base.largest and base.label != label:
         against = f"; {base.label} {'as many' if base.largest == most else count_text(base.largest)}"
-    detail = f"predicted, {label}{against}; on {bytes_text(view.limit)} a device, all else equal."
+    detail = f"predicted, {label}{against}; on {view.room.each}, all else equal."
     return Answer("Largest model", f"{count_text(most)} layer{'' if most == 1 else 's'}", detail, "capacity")
 
 

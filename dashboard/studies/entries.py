@@ -17,6 +17,7 @@ from parallel_core.analysis.sentences import Result
 from parallel_core.analysis.stats import Stats, speedup
 from parallel_core.plan.capacity import fixed_depth, largest_layers
 from parallel_core.plan.memory import worst_stage
+from parallel_core.plan.room import Room
 from parallel_core.plan.strategy import family, ideal_speedup, recompute_share
 from parallel_core.spec import RunSpec
 
@@ -29,8 +30,8 @@ class Setting:
     base_spec: RunSpec
     base_step: Stats | None
     waits: Mapping[int, str]
-    limit: int | None = None
-    """Bytes of memory of a device of these runs, or the cap of their specs."""
+    room: Room | None = None
+    """Memory of a device of these runs, or the cap of their specs."""
     details: bool = True
     """If False, only the run's row is read, and nothing is predicted."""
     cores: int = 0
@@ -104,9 +105,9 @@ def drift_of(runs: Sequence[Run], base: Run) -> dict[int, float | None]:
 
 def _largest(spec: RunSpec, setting: Setting) -> int | None:
     """The most layers that would fit; None if that is not needed, or the model's depth is fixed."""
-    if not setting.details or not setting.limit or fixed_depth(spec.model):
+    if not setting.details or not setting.room or fixed_depth(spec.model):
         return None
-    return largest_layers(spec, setting.limit)
+    return largest_layers(spec, setting.room.usable)
 
 
 def twin_of(spec: RunSpec) -> str:
@@ -143,8 +144,8 @@ def waits_of(runs: Sequence[Run]) -> dict[int, str]:
     return {run.pk: waits[run.pk].sentence for run in runs if run.pk in waits}
 
 
-def limit_of(runs: Sequence[Run], specs: Mapping[int, RunSpec]) -> int | None:
-    """The memory that a rank of these runs may use, in bytes.
+def shared_room(runs: Sequence[Run], specs: Mapping[int, RunSpec]) -> Room | None:
+    """The memory that a rank of these runs may use.
 
     It is the cap of their specs if all compared runs have the same one, because the cap of one run is no limit for
     another; else the memory of the smallest device of the newest attempt's worker.
@@ -152,10 +153,12 @@ def limit_of(runs: Sequence[Run], specs: Mapping[int, RunSpec]) -> int | None:
     compared = [run for run in runs if not ended_of(run)] or runs
     caps = {specs[run.pk].trace.memory_cap for run in compared}
     if len(caps) == 1 and (cap := caps.pop()):
-        return cap
+        return Room(cap)
     attempt = Attempt.objects.filter(run__in=[run.pk for run in runs], worker__isnull=False).select_related("worker")
     newest = attempt.order_by("-pk").first()
-    return newest.worker.device_memory if newest and newest.worker else None
+    if newest is None or newest.worker is None:
+        return None
+    return Room.on(newest.worker.device_memory, specs[newest.run_id].train.device)
 
 
 def _status(run: Run, spec: RunSpec, wait: str) -> str:

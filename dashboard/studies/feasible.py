@@ -8,6 +8,7 @@ from dashboard.runs.submission import capacity, fleet_errors
 from dashboard.studies.variants import Plan, Skipped, Variant
 from parallel_core.analysis.quantities import bytes_text
 from parallel_core.plan.memory import worst_stage
+from parallel_core.plan.room import room_of
 from parallel_core.spec import RunSpec
 
 
@@ -35,8 +36,8 @@ def _obstacle(spec: RunSpec, fleet: FleetSnapshot, files: Files) -> str:
     offered = capacity(asks.kind, asks.needs, asks.over, fleet)
     if wrong := fleet_errors(spec, offered, alone):
         return next(iter(wrong.values()))
-    limit = min((size for size in (offered.memory, spec.trace.memory_cap) if size), default=0)
-    worst = worst_stage(spec) if limit else None
-    if worst is None or worst.total <= limit:
+    room = room_of(offered.room, spec.trace.memory_cap)
+    worst = worst_stage(spec) if room else None
+    if room is None or worst is None or worst.total <= room.usable:
         return ""
-    return f"needs {bytes_text(worst.total)} on rank {worst.rank}; there is room for {bytes_text(limit)}."
+    return f"needs {bytes_text(worst.total)} on rank {worst.rank}; there is room for {bytes_text(room.usable)}."

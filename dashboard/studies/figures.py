@@ -42,7 +42,7 @@ def of_overview(view: Overview) -> dict[str, Chart]:
         speedups(view),
         breakdowns(view),
         memories(view),
-        capacity.chart(view.entries, view.limit),
+        capacity.chart(view.entries, view.room),
         tradeoff.chart(view.entries, view.source),
     )
     return {chart.key: chart for chart in made}

@@ -80,7 +80,8 @@ class FitForm(MatrixForm):
         if cleaned.get("cap"):
             return int(cleaned["cap"]) * MIB
         device = cleaned.get("train__device", "cpu")
-        return capacity(device, fleet=self.fleet).memory if device == "cuda" else 0
+        room = capacity(device, fleet=self.fleet).room if device == "cuda" else None
+        return room.usable if room else 0
 
     def _asked(self) -> dict[str, Any]:
         names = ("strategies", "recompute", "precisions", "micro_batches", "devices")

@@ -14,7 +14,7 @@ from dashboard.charts import fit as fit_chart
 from dashboard.charts.chart import Chart, Entry
 from dashboard.csv_cells import no_formula
 from dashboard.runs.models import ENDED, Run, State
-from dashboard.studies.entries import limit_of
+from dashboard.studies.entries import shared_room
 from dashboard.studies.fit import Hunt, hunts, sentences, single_of
 from dashboard.studies.models import Study
 from dashboard.studies.selectors import held_equal
@@ -114,7 +114,8 @@ def _line(found: Sequence[Hunt], hunt: Hunt) -> Line:
 
 
 def _limit(runs: Sequence[Run]) -> int | None:
-    return limit_of(runs, {run.pk: RunSpec.stored(run.spec) for run in runs})
+    room = shared_room(runs, {run.pk: RunSpec.stored(run.spec) for run in runs})
+    return room.whole if room else None
 
 
 def _cap(runs: Sequence[Run]) -> int | None:

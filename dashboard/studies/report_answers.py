@@ -268,8 +268,8 @@ def _memory(view: Overview) -> list[str]:
 def _layers(view: Overview) -> list[str]:
     found = ((e.largest, e.label) for e in view.entries if e.largest is not None)
     known = sorted(found, key=lambda one: -one[0])  # the first of equal ones, as in the title
-    said = [capacity.title(view.entries, view.limit)]
-    if view.limit and len(known) > 1:
+    said = [capacity.title(view.entries, view.room)]
+    if view.room and len(known) > 1:
         named = apart_text([f"{label}: {count_text(most)}" for most, label in known[1:MOST_NAMED]])
         least, label = known[-1]
         said += [f"Next are {named}."] if len(known) > MOST_NAMED and least < known[0][0] else []

@@ -14,7 +14,7 @@ from dashboard.charts.chart import Entry
 from dashboard.runs.models import ENDED, Run, State
 from dashboard.studies import excluded, peaks
 from dashboard.studies.comparability import same_updates, why_not
-from dashboard.studies.entries import Setting, drift_of, entry_of, limit_of, step_of, waits_of
+from dashboard.studies.entries import Setting, drift_of, entry_of, shared_room, step_of, waits_of
 from dashboard.studies.labels import labels_of
 from dashboard.studies.losses import Losses, losses_of
 from parallel_core.analysis import host_drift, sentences
@@ -22,6 +22,7 @@ from parallel_core.analysis.disturbance import DISTURBED_ABOVE
 from parallel_core.analysis.parity import Parity, parity
 from parallel_core.analysis.sentences import Result
 from parallel_core.outline import outline_of
+from parallel_core.plan.room import Room
 from parallel_core.spec import RunSpec
 
 TOLERANCES = {"fp32": 1e-5, "fp64": 1e-12, "bf16": 1e-2, "fp16": 2e-3}
@@ -61,9 +62,13 @@ class Overview:
 
     rows: Sequence[Row]
     baseline: Row | None
-    limit: int | None
-    """Bytes of memory of a device of these runs."""
+    room: Room | None
+    """Memory of a device of these runs."""
     losses: Losses = field(default_factory=Losses)
+
+    @property
+    def limit(self) -> int | None:
+        return self.room.whole if self.room else None
 
     @property
     def entries(self) -> list[Entry]:
@@ -240,7 +245,7 @@ def overview(runs: Iterable[Run], baseline: Run | None = None, *, details: bool 
         alike = specs[run.pk].model.kind == specs[base.pk].model.kind
         rows.append(Row(run, specs[run.pk], entry, equal, why, meters.get(run.pk, {}), alike))
     rows.sort(key=_order)
-    return Overview(rows, next(row for row in rows if row.run.pk == base.pk), setting.limit, losses)
+    return Overview(rows, next(row for row in rows if row.run.pk == base.pk), setting.room, losses)
 
 
 def _setting(base: Run, runs: Sequence[Run], specs: Mapping[int, RunSpec], details: bool) -> Setting:
@@ -250,7 +255,7 @@ def _setting(base: Run, runs: Sequence[Run], specs: Mapping[int, RunSpec], detai
         base_spec=spec,
         base_step=None if excluded.ended_of(base) else step_of(base, spec, spec, details),
         waits=waits_of(runs) if details else {},
-        limit=limit_of(runs, specs) if details else None,
+        room=shared_room(runs, specs) if details else None,
         details=details,
         cores=base.study.shared_cores if base.study else 0,
         drift=drift_of(runs, base),

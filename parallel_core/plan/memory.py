@@ -18,6 +18,7 @@ from parallel_core.analysis.quantities import bytes_text, percent_text
 from parallel_core.layout import Layout
 from parallel_core.outline import outline_of
 from parallel_core.plan.peak import RankMemory, by_stage, predict
+from parallel_core.plan.room import Room, room_of
 from parallel_core.rules import divisors
 from parallel_core.spec import RunSpec
 
@@ -46,25 +47,26 @@ class Feasibility:
     fixes: tuple[Fix, ...] = ()
 
 
-def verdict(spec: RunSpec, device_bytes: int | None, devices: int | None = None) -> Feasibility:
-    """Compares the predicted peak of the worst rank with a device's memory, or with the run's own cap if that is less.
+def verdict(spec: RunSpec, device: Room | None, devices: int | None = None) -> Feasibility:
+    """Compares the predicted peak of the worst rank with the room on a device, or with the run's own cap if that is
+    less.
 
     `devices`: most devices that a proposed change may use (None: any number).
     """
-    limits = [limit for limit in (device_bytes, spec.trace.memory_cap) if limit is not None]
+    room = room_of(device, spec.trace.memory_cap)
     worst = max(needed(spec), key=_total)
     needs = f"Needs {bytes_text(worst.total)} on rank {worst.rank}"
     category, share = worst.largest()
     most = f"{CATEGORY_NAMES[category]} {'is' if category == 'optimizer' else 'are'} {percent_text(share)}"
-    if not limits:
+    if room is None:
         return Feasibility(None, worst.rank, worst.total, f"{needs}; {most}. The device's memory is not known.")
-    limit = min(limits)
-    what = "device" if limit == device_bytes else "memory cap"
+    limit, what = room.usable, "device" if room == device else "memory cap"
     if worst.total <= limit:
-        text = f"{needs}, {percent_text(worst.total / limit)} of the {what}'s {bytes_text(limit)}; {most}."
+        text = f"{needs}, {percent_text(worst.total / limit)} of the {what}'s {room.text}; {most}."
         return Feasibility(True, worst.rank, worst.total, text)
     fixes = find_fixes(spec, limit, devices)
-    text = f"{needs}, {bytes_text(worst.total - limit)} more than the {what} has; {most}. {_advice(fixes)}"
+    has = f" beside {bytes_text(room.reserved)} for the framework" if room.reserved else ""
+    text = f"{needs}, {bytes_text(worst.total - limit)} more than the {what} has{has}; {most}. {_advice(fixes)}"
     return Feasibility(False, worst.rank, worst.total, text, fixes)
 
 

@@ -49,6 +49,7 @@ from parallel_core.plan.cluster.inference import Ask, serve
 from parallel_core.plan.cluster.model import presets
 from parallel_core.plan.crossover import Case
 from parallel_core.plan.layer_graph import GraphLayer
+from parallel_core.plan.room import Room
 from parallel_core.profile.table import LayerBytes
 from parallel_core.schedule import build
 from parallel_core.searches.splits import Way
@@ -94,7 +95,7 @@ def _of_runs() -> dict[str, list[Chart]]:
         "loss": [loss.chart([curve], "t", "s")],
         "waterfall": [waterfall.chart(a, b, ("A", "B"), "s")],
         "losses": [losses.chart(Losses(devices=2, single=100, bubble=30), "s")],
-        "capacity": [capacity.chart(sized, 1 << 30)],
+        "capacity": [capacity.chart(sized, Room(1 << 30))],
         "fit": [fit.chart(sized, "t", 3, 1 << 30)],
         "scaling": [scaling.speedup(points, "s"), scaling.stalls(points, "s")],
         "target": [target.chart(reaches, 1.25, 5)],

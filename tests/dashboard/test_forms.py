@@ -18,6 +18,8 @@ from dashboard.runs.forms import RunForm
 from dashboard.runs.models import Run
 from dashboard.runs.presets import PRESETS, Preset
 from parallel_core.outline import KINDS
+from parallel_core.plan.memory import worst_stage
+from parallel_core.plan.room import FRAMEWORK
 from parallel_core.spec import RunSpec
 from tests.dashboard import factory
 
@@ -255,3 +257,15 @@ def test_a_preset_that_cannot_run_here_is_marked_before_anything_is_typed(member
         assert re.search(rf'id="error-{name}">{re.escape(html.escape(said))}<', answer.content.decode())
     assert "Not queued." not in answer.content.decode(), "nothing has been submitted yet"
     assert not member.get("/runs/new/?preset=dp2").context["form"].errors
+
+
+def test_a_device_that_tensors_alone_would_fill_is_refused() -> None:
+    need = worst_stage(RunSpec()).total
+    host = factory.worker()
+    for short, said in ((0, "the device's "), (1, "more than the device has beside 300 MiB for the framework")):
+        size = need + FRAMEWORK["cpu"] - short
+        host.devices = [{**device, "memory_total": size} for device in host.devices]
+        host.save()
+        found = submission.assess(RunSpec().model_dump(mode="json"))
+        assert found.limit == need - short and bool(found.memory_error) == bool(short)
+        assert found.feasibility and said in found.feasibility.sentence

@@ -15,17 +15,19 @@ from dashboard.studies.models import Study
 from dashboard.studies.selectors import overview
 from parallel_core.observe.records import POINT
 from parallel_core.plan.capacity import largest_layers
+from parallel_core.plan.room import FRAMEWORK, Room
 from tests.dashboard import factory
 
 
 def test_largest_model_is_what_the_plan_predicts_for_the_device(alice: Any) -> None:
     made = factory.study(alice, "Starter", factory.SPLITS[:4], recompute=False)
     view = overview(made.runs.all(), made.baseline)
-    assert view.limit == 4 << 30  # memory of the workers' devices
+    assert view.room == Room(4 << 30, FRAMEWORK["cpu"]) and view.limit == 4 << 30  # memory of the workers' devices
     for row in view.rows:
-        assert row.entry.largest == largest_layers(row.spec, 4 << 30)
+        assert row.entry.largest == largest_layers(row.spec, (4 << 30) - FRAMEWORK["cpu"])
     chart = figures.of_overview(view)["capacity"]
     predicted, ran = chart.figure["data"]
+    assert "within 4 GiB a device less 300 MiB for the framework" in chart.subtitle
     assert predicted["marker"]["color"] == "rgba(0,0,0,0)"  # an outline
     assert predicted["x"] == [row.entry.largest for row in view.rows]
     assert set(ran["x"]) == {4}
@@ -120,7 +122,7 @@ def test_the_dotted_line_ends_at_the_last_measured_row(alice: Any) -> None:
 def test_of_equals_one_is_named_and_the_others_are_said() -> None:
     def title(*found: tuple[str, int]) -> str:
         entries = [Entry(label, largest=most, baseline=not i) for i, (label, most) in enumerate(found)]
-        return capacity.title(entries, 1 << 30)
+        return capacity.title(entries, Room(1 << 30))
 
     alone, equal = ("PP-1F1B", 90), ("PP-1F1B async, no stash", 90)
     assert title(alone, ("DP", 40)) == "90 layers would fit with PP-1F1B, predicted, more than with any other run here."

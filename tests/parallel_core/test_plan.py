@@ -12,6 +12,7 @@ from parallel_core.layout import Layout
 from parallel_core.plan.grad_buckets import ALIGN
 from parallel_core.plan.memory import by_stage, needed, predict, verdict, worst_stage
 from parallel_core.plan.peak import flat_bytes
+from parallel_core.plan.room import FRAMEWORK, Room
 from parallel_core.plan.strategy import label, recompute_share
 from parallel_core.plan.units import boundary_elements, parameter_count, unit_costs
 from parallel_core.spec import BYTES_PER_ELEMENT, MAIN_BYTES, ModelSpec, RunSpec
@@ -184,14 +185,28 @@ def test_attention_matrix_only_without_a_fused_kernel() -> None:
 
 
 def test_verdict_of_a_run_that_fits() -> None:
-    found = verdict(RunSpec.model_validate(BIG), 80 * GIB)
+    found = verdict(RunSpec.model_validate(BIG), Room(80 * GIB))
     assert (found.fits, found.worst_rank, found.fixes) == (True, 0, ())
     assert found.sentence.startswith("Needs ")
     assert "of the device's 80 GiB; activations are" in found.sentence
 
 
+def test_a_device_is_not_filled_with_tensors_alone() -> None:
+    """A cap counts tensors alone, so nothing of it is reserved."""
+    base = RunSpec.model_validate(BIG)
+    need = worst_stage(base).total
+    for kind, beside in (("cpu", "300 MiB"), ("cuda", "2 GiB")):
+        held, full = (Room.on(need + FRAMEWORK[kind] - short, kind) for short in (0, 1))
+        assert verdict(base, held).fits and not verdict(base, full).fits
+        assert f" less {beside} for the framework; activations are" in verdict(base, held).sentence
+        assert f" more than the device has beside {beside} for the framework; " in verdict(base, full).sentence
+    capped = RunSpec.model_validate({**BIG, "trace": {"memory_cap": need}})
+    assert verdict(capped, None).fits and "framework" not in verdict(capped, Room.on(80 * GIB, "cuda")).sentence
+    assert Room.on(0, "cpu") is Room.on(None, "cuda") is None and Room.on(1, "cpu") == Room(1, FRAMEWORK["cpu"])
+
+
 def test_verdict_of_a_run_that_does_not_fit_offers_what_would() -> None:
-    found = verdict(RunSpec.model_validate(BIG), 24 * GIB)
+    found = verdict(RunSpec.model_validate(BIG), Room(24 * GIB))
     assert found.fits is False
     assert "more than the device has; activations are" in found.sentence
     assert "recompute whole blocks (needs" in found.sentence
@@ -200,7 +215,7 @@ def test_verdict_of_a_run_that_does_not_fit_offers_what_would() -> None:
 @pytest.mark.parametrize("limit", [24, 16, 8, 4, 2])
 def test_every_fix_really_fits(limit: int) -> None:
     base = RunSpec.model_validate(BIG)
-    fixes = verdict(base, limit * GIB).fixes
+    fixes = verdict(base, Room(limit * GIB)).fixes
     assert fixes
     for fix in fixes:
         assert worst_stage(changed(base, fix.changes)).total == fix.total <= limit * GIB
@@ -208,20 +223,20 @@ def test_every_fix_really_fits(limit: int) -> None:
 
 def test_fixes_stay_within_the_devices_there_are() -> None:
     base = RunSpec.model_validate(BIG)
-    for fix in verdict(base, 16 * GIB, devices=2).fixes:
+    for fix in verdict(base, Room(16 * GIB), devices=2).fixes:
         assert changed(base, fix.changes).parallel.world <= 2
 
 
 def test_a_hopeless_run_says_so() -> None:
-    found = verdict(RunSpec(), 1000)
+    found = verdict(RunSpec(), Room(1000))
     assert found.fixes == ()
     assert found.sentence.endswith("use a smaller model or batch.")
 
 
 def test_the_runs_own_cap_counts_where_it_is_less() -> None:
     capped = RunSpec.model_validate({"trace": {"memory_cap": 1000}})
-    assert "more than the memory cap has" in verdict(capped, 80 * GIB).sentence
-    assert verdict(capped, 10).sentence.count("the device has") == 1
+    assert "more than the memory cap has" in verdict(capped, Room(80 * GIB)).sentence
+    assert verdict(capped, Room(10)).sentence.count("the device has") == 1
 
 
 def test_memory_that_a_fault_holds_is_needed() -> None:
@@ -231,10 +246,10 @@ def test_memory_that_a_fault_holds_is_needed() -> None:
     own = worst_stage(plain).total
     (most,) = needed(held)
     assert (most.rank, most.total) == (1, own + (500 << 20)) and needed(plain) == by_stage(plain) == by_stage(held)
-    found = verdict(held, 400 << 20)
+    found = verdict(held, Room(400 << 20))
     assert (found.fits, found.worst_rank, found.total) == (False, 1, most.total)
     assert found.fixes == (), "no change makes the fault hold less"
-    assert verdict(plain, 400 << 20).fits and verdict(held, most.total).fits
+    assert verdict(plain, Room(400 << 20)).fits and verdict(held, Room(most.total)).fits
     piped = needed(RunSpec.model_validate({"parallel": {"pp": 2, "micro_batches": 4}, "inject": [hog]}))
     assert [memory.rank for memory in piped] == [0, 1] and piped[1].total > 500 << 20 > piped[0].total
 
@@ -247,7 +262,7 @@ def test_unknown_device_memory() -> None:
 
 @given(run_specs(), st.integers(10**5, 10**8))
 def test_verdict_agrees_with_the_prediction(run: RunSpec, limit: int) -> None:
-    found = verdict(run, limit)
+    found = verdict(run, Room(limit))
     assert found.total == max(memory.total for memory in predict(run))
     assert found.fits == (found.total <= limit)
 
@@ -258,4 +273,4 @@ def test_the_widest_run_is_judged_at_once() -> None:
         "parallel": {"pp": 1000, "dp": 1024, "tp": 16},
         "train": {"global_batch": 1048576},
     }
-    assert verdict(RunSpec.model_validate(wide), GIB).fits is False
+    assert verdict(RunSpec.model_validate(wide), Room(GIB)).fits is False

@@ -20,6 +20,7 @@ from parallel_core.layout import Layout
 from parallel_core.plan import grad_buckets
 from parallel_core.plan.grad_buckets import ALIGN, place
 from parallel_core.plan.memory import by_stage, verdict
+from parallel_core.plan.room import Room
 from parallel_core.plan.strategy import label
 from parallel_core.schedule import build
 from parallel_core.schedule.check import ScheduleError, check
@@ -182,10 +183,10 @@ def test_it_has_a_name_and_is_proposed_where_memory_lacks() -> None:
     assert label(specs([{"tp": 2, "recompute": "full"}])[0]) == "DP 2 x TP 2 + ZeRO-1 + AR"
     wide = {"hidden": 1024, "heads": 16, "layers": 12, "seq": 32}
     spec = RunSpec.model_validate({"model": wide, "parallel": {"dp": 8}, "train": {"global_batch": 8}})
-    fixes = verdict(spec, by_stage(spec)[0].total * 2 // 3).fixes
+    fixes = verdict(spec, Room(by_stage(spec)[0].total * 2 // 3)).fixes
     assert fixes[0].text == "shard the optimizer state (ZeRO-1)"
     sharded = RunSpec.model_validate({"model": wide, "parallel": {"dp": 8, "zero": 1}, "train": {"global_batch": 8}})
-    (first, *_) = verdict(sharded, by_stage(sharded)[0].total * 3 // 4).fixes
+    (first, *_) = verdict(sharded, Room(by_stage(sharded)[0].total * 3 // 4)).fixes
     assert first.text == "shard gradients and optimizer state (ZeRO-2)"
     assert label(specs([{}], zero=2)[0]) == "DP + ZeRO-2"
 

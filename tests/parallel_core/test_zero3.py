@@ -18,6 +18,7 @@ from parallel_core.engine.trainer import Trainer
 from parallel_core.outline.splits import TensorSplit, split_dim
 from parallel_core.plan import grad_buckets
 from parallel_core.plan.memory import by_stage, verdict
+from parallel_core.plan.room import Room
 from parallel_core.plan.strategy import label
 from parallel_core.schedule import build
 from parallel_core.schedule.check import check
@@ -213,6 +214,6 @@ def test_a_pipeline_is_refused_with_what_would_do() -> None:
 def test_it_is_proposed_where_gradients_and_state_do_not_suffice() -> None:
     wide = {"hidden": 1024, "heads": 16, "layers": 12, "seq": 32}
     spec = RunSpec.model_validate({"model": wide, "parallel": {"dp": 8, "zero": 2}, "train": {"global_batch": 8}})
-    (first, *_) = verdict(spec, by_stage(spec)[0].total * 3 // 4).fixes
+    (first, *_) = verdict(spec, Room(by_stage(spec)[0].total * 3 // 4)).fixes
     assert first.text == "shard parameters, gradients and optimizer state (ZeRO-3)"
     assert label(sharded(MODEL, {})) == "DP + ZeRO-3"

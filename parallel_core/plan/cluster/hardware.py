@@ -7,6 +7,7 @@ from functools import lru_cache
 
 from parallel_core.plan.cluster.problems import Problems
 from parallel_core.plan.cluster.store import rows, table
+from parallel_core.plan.room import FRAMEWORK
 
 GIB = 1 << 30
 MOST_DEVICES = 100_000
@@ -41,7 +42,7 @@ class Cluster:
     per_host: int
     link: float
     network: float
-    reserved: float = 2.0 * GIB
+    reserved: float = float(FRAMEWORK["cuda"])
     host_memory: float = 1024.0 * GIB
     host_bandwidth: float = 200e9
     source: str = ""
