@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from pydantic import BaseModel, ValidationError
 from pydantic_core import PydanticCustomError
@@ -14,7 +14,7 @@ from parallel_core.outline import Outline, outline_of
 from parallel_core.outline.recompute import RECOMPUTE_CHECKS
 from parallel_core.pipeline_rules import SPLIT_CHECKS, check_stages
 from parallel_core.replica_rules import check_batch, check_replicas
-from parallel_core.rules import Refusal
+from parallel_core.rules import Change, Refusal
 from parallel_core.stream_rules import check_stream
 from parallel_core.tensor_rules import check_sequence, check_split, check_tensor
 from parallel_core.trace_rules import check_profile
@@ -55,13 +55,17 @@ CHECKS: tuple[Callable[[RunSpec], None], ...] = (
 
 
 def check_all(spec: RunSpec) -> None:
-    """Raises the error of the first rule that `spec` breaks, with the suggested changes that break no further rule."""
+    """Raises the error of the first rule that `spec` breaks, with the suggested changes that break no further rule.
+
+    A changed field that is still part of another broken rule would be refused again, so such a change is suggested only
+    where every other one has that defect, too.
+    """
     try:
         for check in CHECKS:
             check(spec)
     except Refusal as found:
         left = broken(spec) - {found.fields}
-        raise found.among(lambda field, value: _fits(spec, field, value, left)) from None
+        raise found.among(partial(_ends, spec, left), partial(_fits, spec, left)) from None
 
 
 def broken(spec: RunSpec) -> set[tuple[str, ...]]:
@@ -77,12 +81,26 @@ def broken(spec: RunSpec) -> set[tuple[str, ...]]:
     return found
 
 
-def _fits(spec: RunSpec, field: str, value: Any, left: set[tuple[str, ...]]) -> bool:
-    """Whether the spec with `value` for `field` breaks no rule other than those in `left`."""
-    room, leaf = field.split(".")
-    old: BaseModel = getattr(spec, room)
+def _after(spec: RunSpec, change: Change) -> set[tuple[str, ...]] | None:
+    """Returns the fields of the rules that `spec` breaks after `change`; None where a value is wrong by itself."""
+    rooms: dict[str, BaseModel] = {}
     try:
-        new = type(old).model_validate({**dict(old), leaf: value})
+        for field, value in change.items():
+            room, leaf = field.split(".")
+            old: BaseModel = rooms.get(room, getattr(spec, room))
+            rooms[room] = type(old).model_validate({**dict(old), leaf: value})
     except ValidationError:
-        return False
-    return broken(spec.model_copy(update={room: new})) <= left
+        return None
+    return broken(spec.model_copy(update=rooms))
+
+
+def _fits(spec: RunSpec, left: set[tuple[str, ...]], change: Change) -> bool:
+    """Whether the spec after `change` breaks no rule other than those in `left`."""
+    after = _after(spec, change)
+    return after is not None and after <= left
+
+
+def _ends(spec: RunSpec, left: set[tuple[str, ...]], change: Change) -> bool:
+    """Whether `change` fits, and no rule that is still broken is about a field that it sets."""
+    after = _after(spec, change)
+    return after is not None and after <= left and not any(field in rule for rule in after for field in change)

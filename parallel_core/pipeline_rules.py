@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from parallel_core.analysis.quantities import plural_text
-from parallel_core.rules import Way, refusal, rule_error
+from parallel_core.rules import MAX_VALUES_NAMED, Way, refusal, rule_error
 from parallel_core.schedule.check import ScheduleError
 from parallel_core.schedule.custom import read
 from parallel_core.schedule.round_robin import least_micro_batches
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from parallel_core.spec import ParallelSpec
 
 MORE_STAGES = Way("pipeline={} or more", "parallel.pp", range(2, 17))
+NOT_EARLY = Way("early_gradients=false", "parallel.early_gradients", [False])
 
 
 def check_pipeline(split: ParallelSpec, units: int) -> None:
@@ -27,15 +28,26 @@ def check_pipeline(split: ParallelSpec, units: int) -> None:
 
 
 def _check_program(split: ParallelSpec) -> None:
-    if (split.schedule == CUSTOM) != (split.program is not None):
-        has = "has no program; give one" if split.program is None else "takes no program; leave it empty"
-        raise rule_error(
-            ("parallel.program", "parallel.schedule"), f"schedule={split.schedule} {has}, or choose another."
-        )
+    fields = ("parallel.program", "parallel.schedule")
     if split.program is None:
+        if split.schedule == CUSTOM:
+            other = Way("schedule={}", "parallel.schedule", ["1f1b"])
+            raise refusal(fields, f"schedule={CUSTOM} has no program; give one, or use", other)
         return
+    if split.schedule != CUSTOM:
+        raise refusal(
+            fields,
+            f"schedule={split.schedule} takes no program; use",
+            Way("leave program empty", "parallel.program", [None]),
+            Way("schedule={}", "parallel.schedule", [CUSTOM]),
+        )
+    _check_read(split, split.program)
+
+
+def _check_read(split: ParallelSpec, program: str) -> None:
+    """Checks that the program can be read, and that the other fields fit it."""
     try:
-        made = read(split.program)
+        made = read(program)
     except (TableError, ScheduleError) as error:
         raise rule_error(("parallel.program",), str(error)) from error
     chunks = made.stages // made.pipeline_ranks
@@ -61,14 +73,15 @@ def _check_early(split: ParallelSpec) -> None:
             ("parallel.early_gradients", "parallel.pp"),
             "early_gradients=true sends gradients to the stage before, and pipeline=1 has none; use",
             MORE_STAGES,
-            Way("early_gradients=false", "parallel.early_gradients", [False]),
+            NOT_EARLY,
         )
     fitting = takes_early_gradients()
     if split.schedule not in fitting:
-        raise rule_error(
+        raise refusal(
             ("parallel.early_gradients", "parallel.schedule"),
-            f"early_gradients=true parts a backward, and schedule={split.schedule} {_whole(split.schedule)}; use "
-            f"{', '.join(fitting)}, or early_gradients=false.",
+            f"early_gradients=true parts a backward, and schedule={split.schedule} {_whole(split.schedule)}; use",
+            Way("schedule={}", "parallel.schedule", fitting, MAX_VALUES_NAMED),
+            NOT_EARLY,
         )
 
 
@@ -157,7 +170,10 @@ def check_stages(split: ParallelSpec, units: int) -> None:
         message = f"{shape} needs {needs}, got {len(cuts)}; leave cuts empty, and they are balanced."
         raise rule_error(("parallel.cuts", "parallel.pp"), message)
     if list(cuts) != (near := _nearest_cuts(cuts, units)):
-        message = f"cuts must rise strictly within 1 .. {units - 1}; got {list(cuts)}; try {near}."
+        message = (
+            f"cuts must rise strictly within 1 .. {units - 1}, as the model has {units} cuttable layers; got "
+            f"{list(cuts)}; try {near}."
+        )
         raise rule_error(("parallel.cuts", "model.layers"), message)
 
 

@@ -10,7 +10,7 @@ from parallel_core.pipeline_rules import fewest_micro_batches
 from parallel_core.rules import MAX_VALUES_NAMED, Way, divisors, few, nearest, refusal, rule_error
 from parallel_core.schedule.round_robin import least_micro_batches
 from parallel_core.schedule.traits import TRAITS, round_robins
-from parallel_core.stage_rules import REPLICAS, check_each_stage, name
+from parallel_core.stage_rules import REPLICAS, check_each_stage, in_place_of, name
 
 if TYPE_CHECKING:
     from parallel_core.spec import ParallelSpec, RunSpec
@@ -32,15 +32,15 @@ def check_batch(spec: RunSpec) -> None:
     if batch % dp:
         raise refusal(
             ("parallel.dp", "train.global_batch"),
-            f"data={dp} does not divide the global batch {batch}; try",
+            f"data={dp} does not divide global_batch={batch}; try",
             Way("{}", "parallel.dp", nearest(divisors(batch), dp), MAX_VALUES_NAMED),
             Way("global_batch={}", "train.global_batch", [spec.parallel.per_step], spare=True),
         )
     if (batch // dp) % m:
         raise refusal(
             ("parallel.micro_batches", "train.global_batch"),
-            f"{m} micro-batches do not divide the {batch // dp} samples of a "
-            f"{'replica' if spec.parallel.replicas is None else 'step'}; try",
+            f"{m} micro-batches do not divide the {batch // dp} samples that a "
+            f"{'replica' if spec.parallel.replicas is None else 'step'} has of global_batch={batch}; try",
             _other_numbers(spec),
             Way("global_batch={}", "train.global_batch", [spec.parallel.per_step], spare=True),
         )
@@ -86,10 +86,11 @@ def advice(replicas: tuple[int, ...], micro_batches: int) -> str:
 
 def _check_schedule(split: ParallelSpec, text: str) -> None:
     if not TRAITS[split.schedule].round_robin:
-        raise rule_error(
+        raise refusal(
             ("parallel.replicas", "parallel.schedule"),
-            f"replicas={text} gives micro-batches to replicas in turn, which schedule={split.schedule} does not; use "
-            f"{', '.join(round_robins())}, or leave replicas empty.",
+            f"replicas={text} gives micro-batches to replicas in turn, which schedule={split.schedule} does not; use",
+            Way("schedule={}", "parallel.schedule", round_robins(), MAX_VALUES_NAMED),
+            Way("leave replicas empty", "parallel.replicas", [None]),
         )
 
 
@@ -105,21 +106,26 @@ def _check_micro_batches(split: ParallelSpec, text: str) -> None:
 
 def _check_beside(spec: RunSpec, text: str) -> None:
     split = spec.parallel
+    alike = in_place_of(REPLICAS, [degree for degree in divisors(spec.train.global_batch) if degree > 1])
     if split.zero:
-        raise rule_error(
+        raise refusal(
             ("parallel.zero", "parallel.replicas"),
             f"zero={split.zero} cuts a state into equal parts over data-parallel replicas, and replicas={text} gives "
-            "each stage its own number; use zero=0, or data in place of replicas.",
+            "each stage its own number; use",
+            Way("zero={}", "parallel.zero", [0]),
+            alike,
         )
     if spec.model.tied:
-        raise rule_error(
+        raise refusal(
             ("model.tied", "parallel.replicas"),
-            f"tied=true pairs each first stage with a last one, and replicas={text} pairs none; use tied=false, or "
-            "data in place of replicas.",
+            f"tied=true pairs each first stage with a last one, and replicas={text} pairs none; use",
+            Way("tied=false", "model.tied", [False]),
+            alike,
         )
     if outline_of(spec.model).batch_norm:
-        raise rule_error(
+        raise refusal(
             ("model.kind", "parallel.replicas"),
             f"kind={spec.model.kind} normalises over the samples of all replicas, and with replicas={text} stages "
-            "would do so over different ones; use another model, or data in place of replicas.",
+            "would do so over different ones; use another model, or",
+            alike,
         )

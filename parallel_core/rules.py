@@ -37,6 +37,10 @@ _VERBS = ("leave", "turn")
 """Verbs at the beginning of a way, which then needs no `use` before it."""
 
 
+Change = Mapping[str, Any]
+"""Dotted fields of a spec -> their new values."""
+
+
 class Way(NamedTuple):
     """A way to fix an error: setting `field` to one of `values` (nearest first); `words` = its text, with the values at
     `{}`."""
@@ -48,20 +52,24 @@ class Way(NamedTuple):
     """The most values that are shown."""
     spare: bool = False
     """Whether it is shown only if there is no other way."""
+    also: Sequence[tuple[str, Any]] = ()
+    """Other fields, and what each is set to together with `field`; `words` name them."""
 
-    def among(self, fits: Callable[[str, Any], bool]) -> Way:
+    def among(self, fits: Callable[[Change], bool]) -> Way:
         """The way with only the first `shown` values that fit."""
         fitting: list[Any] = []
         for value in self.values:
             if len(fitting) == self.shown:
                 break
-            if fits(self.field, value):
+            if fits({self.field: value, **dict(self.also)}):
                 fitting.append(value)
         return self._replace(values=fitting)
 
     @property
     def text(self) -> str:
-        return self.words.format(", ".join(map(str, sorted(self.values[: self.shown]))))
+        shown = self.values[: self.shown]
+        ordered = shown if any(isinstance(value, str) for value in shown) else sorted(shown)
+        return self.words.format(", ".join(map(str, ordered)))
 
 
 class Refusal(PydanticCustomError):
@@ -71,11 +79,14 @@ class Refusal(PydanticCustomError):
     ways: tuple[Way, ...]
     fields: tuple[str, ...]
 
-    def among(self, fits: Callable[[str, Any], bool]) -> Refusal:
-        """The error with only the ways that fit; unchanged if none does."""
-        fitting = [way for way in (way.among(fits) for way in self.ways) if way.values]
-        shown = [way for way in fitting if not way.spare] or [way._replace(spare=False) for way in fitting]
-        return refusal(self.fields, self.problem, *shown) if shown else self
+    def among(self, *tests: Callable[[Change], bool]) -> Refusal:
+        """The error with only the ways that fit by the first of `tests` that any way passes; unchanged if none does."""
+        for fits in tests:
+            fitting = [way for way in (way.among(fits) for way in self.ways) if way.values]
+            shown = [way for way in fitting if not way.spare] or [way._replace(spare=False) for way in fitting]
+            if shown:
+                return refusal(self.fields, self.problem, *shown)
+        return self
 
 
 def refusal(fields: tuple[str, ...], problem: str, *ways: Way) -> Refusal:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from parallel_core.rules import Way, refusal
@@ -29,6 +30,27 @@ def name(values: tuple[int, ...]) -> str:
     return "-".join(map(str, values))
 
 
+def ranks_text(split: ParallelSpec) -> str:
+    """What the number of ranks follows from: `data=2 x tensor=1 x pipeline=2`."""
+
+    def axis(what: EachStage) -> str:
+        values = getattr(split, what.leaf)
+        return f"{what.axis}={getattr(split, what.whole)}" if values is None else f"{what.leaf}={name(values)}"
+
+    return f"{axis(REPLICAS)} x {axis(WIDTHS)} x pipeline={split.pp}"
+
+
+def each(what: EachStage, values: tuple[int, ...]) -> Way:
+    """The way to other numbers, spelt as forms and the command line read them: `widths=1,2`."""
+    return Way(f"{what.leaf}={','.join(map(str, values))}", f"parallel.{what.leaf}", [values])
+
+
+def in_place_of(what: EachStage, values: Sequence[int]) -> Way:
+    """The way to one number for all stages, which is one of `values` (nearest first)."""
+    field, empty = f"parallel.{what.whole}", (f"parallel.{what.leaf}", None)
+    return Way(f"{what.axis}={{}} in place of {what.leaf}", field, values, also=[empty])
+
+
 def check_each_stage(split: ParallelSpec, what: EachStage) -> None:
     """Checks that there is a number for each place of a pipeline, and that the other field is not set."""
     values: tuple[int, ...] = getattr(split, what.leaf)
@@ -46,11 +68,11 @@ def check_each_stage(split: ParallelSpec, what: EachStage) -> None:
         fields, problem = (f"parallel.{what.leaf}", "parallel.pp"), f"{text} needs a pipeline, and pipeline=1 is none"
         raise refusal(fields, f"{problem}; use", as_many, empty)
     if count != split.pp:
-        example = (values + (1,) * split.pp)[: split.pp]
+        example: tuple[int, ...] = (values + (1,) * split.pp)[: split.pp]
         raise refusal(
             (f"parallel.{what.leaf}", "parallel.pp"),
             f"{text} names {count} stages, and pipeline={split.pp} has {split.pp}; use",
-            Way(", ".join(map(str, example)), f"parallel.{what.leaf}", [example]),
+            each(what, example),
             as_many,
             empty._replace(spare=True),
         )

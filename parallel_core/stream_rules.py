@@ -7,12 +7,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from parallel_core.rules import rule_error
+from parallel_core.rules import Way, refusal
 from parallel_core.schedule import places
-from parallel_core.schedule.traits import flushes
+from parallel_core.schedule.traits import TRAITS, flushes
 
 if TYPE_CHECKING:
     from parallel_core.spec import RunSpec
+
+FLUSHING = Way("schedule={}", "parallel.schedule", ["1f1b"])
+UNTIED = Way("tied=false", "model.tied", [False])
+UNSHARDED = Way("zero={}", "parallel.zero", [0])
+GLOBAL_CLIP = Way("clip={}", "train.clip", ["global"])
 
 
 def check_stream(spec: RunSpec) -> None:
@@ -28,41 +33,57 @@ def _check_stage_clip(spec: RunSpec) -> None:
     if spec.train.clip != "stage" or spec.train.clip_norm is None:
         return
     if spec.parallel.zero:
-        raise rule_error(
+        raise refusal(
             ("train.clip", "parallel.zero"),
             f"clip=stage needs a stage's whole gradients on each replica, and zero={spec.parallel.zero} shards them; "
-            "use clip=global or zero=0.",
+            "use",
+            GLOBAL_CLIP,
+            UNSHARDED,
         )
     ends = places(spec.parallel)
     if spec.model.tied and ends[0] != ends[-1]:
-        raise rule_error(
+        raise refusal(
             ("train.clip", "model.tied", "parallel.pp"),
             f"clip=stage multiplies each stage's gradients by a factor of its own, and tied=true has one matrix on the "
-            f"first and the last of pipeline={spec.parallel.pp}, which would drift apart; use clip=global, tied=false, "
-            "or a schedule that puts both on one rank (zb-v).",
+            f"first and the last of pipeline={spec.parallel.pp}, which would drift apart; use",
+            GLOBAL_CLIP,
+            UNTIED,
+            Way("schedule={}, which has both on one rank", "parallel.schedule", _turning()),
         )
+
+
+def _turning() -> list[str]:
+    """Schedules that place the first and the last stage on one rank."""
+    return [name for name, traits in TRAITS.items() if traits.shape == "v"]
 
 
 def _check_clip(spec: RunSpec) -> None:
     if spec.train.clip_norm is not None and spec.train.clip == "global":
-        raise rule_error(
+        raise refusal(
             ("train.clip", "train.clip_norm", "parallel.schedule"),
-            f"schedule={spec.parallel.schedule} updates each stage on its own, so there is no moment at which a global "
-            "gradient norm exists; use clip=stage, or leave clip_norm empty.",
+            f"schedule={spec.parallel.schedule} updates each stage on its own, so there is no moment at which the norm "
+            "of clip=global exists; use",
+            Way("clip={}", "train.clip", ["stage"]),
+            FLUSHING,
+            Way("leave clip_norm empty", "train.clip_norm", [None]),
         )
 
 
 def _check_shared(spec: RunSpec) -> None:
     name = spec.parallel.schedule
     if spec.model.tied:
-        raise rule_error(
+        raise refusal(
             ("model.tied", "parallel.schedule"),
             f"tied=true shares one matrix between the first and the last stage, which schedule={name} updates at "
-            "different times; use tied=false, or schedule=1f1b.",
+            "different times; use",
+            UNTIED,
+            FLUSHING,
         )
     if spec.parallel.zero:
-        raise rule_error(
+        raise refusal(
             ("parallel.zero", "parallel.schedule"),
             f"zero={spec.parallel.zero} gathers parameters after each update while schedule={name} still uses older "
-            "versions; use zero=0, or schedule=1f1b.",
+            "versions; use",
+            UNSHARDED,
+            FLUSHING,
         )

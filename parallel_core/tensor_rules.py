@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from parallel_core.outline import outline_of
-from parallel_core.rules import MAX_VALUES_NAMED, Way, nearest, refusal, rule_error
+from parallel_core.rules import MAX_VALUES_NAMED, Way, nearest, refusal
 
 if TYPE_CHECKING:
     from parallel_core.spec import RunSpec
@@ -17,9 +17,9 @@ def check_tensor(spec: RunSpec) -> None:
     """Checks that the model can be split to every tensor-parallel width of the run."""
     outline = outline_of(spec.model)
     if spec.parallel.tp > 1:
-        outline.check_tensor(spec.parallel.tp, "parallel.tp")
+        outline.check_tensor(spec.parallel.tp)
     for width in sorted({*(spec.parallel.widths or ())} - {1}):
-        outline.check_tensor(width, "parallel.widths")
+        outline.check_tensor(width, spec.parallel.widths)
 
 
 def check_split(spec: RunSpec) -> None:
@@ -35,10 +35,11 @@ def check_split(spec: RunSpec) -> None:
             Way("tensor_split={}", "parallel.tensor_split", ["pairs"]),
         )
     if split.sequence:
-        raise rule_error(
+        raise refusal(
             ("parallel.tensor_split", "parallel.sequence"),
-            "tensor_split=columns gathers every output whole, and sequence=true keeps a rank's rows of it alone; use "
-            "tensor_split=pairs, or sequence=false.",
+            "tensor_split=columns gathers every output whole, and sequence=true keeps a rank's rows of it alone; use",
+            Way("tensor_split={}", "parallel.tensor_split", ["pairs"]),
+            Way("sequence=false", "parallel.sequence", [False]),
         )
 
 
@@ -50,9 +51,9 @@ def check_sequence(spec: RunSpec) -> None:
     if tp == 1:
         raise refusal(
             ("parallel.sequence", "parallel.tp"),
-            "sequence parallelism splits what a tensor group leaves whole, and tensor=1 has no group; use",
+            "sequence=true splits what a tensor group leaves whole, and tensor=1 has no group; use",
             MORE_RANKS,
-            Way("turn it off", "parallel.sequence", [False]),
+            Way("sequence=false", "parallel.sequence", [False]),
         )
     if samples * seq % tp:
         raise refusal(

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from parallel_core.rules import Way, few, refusal, rule_error
+from parallel_core.rules import Way, few, refusal
+from parallel_core.stage_rules import ranks_text
 
 if TYPE_CHECKING:
     from parallel_core.spec import RunSpec
@@ -15,13 +16,24 @@ def check_profile(spec: RunSpec) -> None:
     steps, world = spec.train.steps, spec.parallel.world
     late = next((step for step in spec.trace.profile_steps if step >= steps), None)
     if late is not None:
+        earlier = _at_most(spec.trace.profile_steps, steps)
         raise refusal(
             ("trace.profile_steps", "train.steps"),
-            f"there is no step {late}: the last is {steps - 1}; use an earlier one, or",
-            Way("steps={} or more", "train.steps", [late + 1]),
+            f"profile_steps={late} comes after the last of steps={steps}, which is {steps - 1}; use",
+            Way(f"profile_steps={steps - 1} or less", "trace.profile_steps", [earlier]),
+            Way("steps={} or more", "train.steps", [max(spec.trace.profile_steps) + 1]),
         )
     beyond = next((rank for rank in spec.trace.profile_ranks or () if rank >= world), None)
     if beyond is not None:
-        raise rule_error(
-            ("trace.profile_ranks",), f"there is no rank {beyond} among {world}; try {few(range(world), beyond)}."
+        near = few(range(world), beyond)
+        raise refusal(
+            ("trace.profile_ranks", "parallel.dp", "parallel.tp", "parallel.pp"),
+            f"profile_ranks={beyond} is no rank: {ranks_text(spec.parallel)} has {world}; use",
+            Way(f"profile_ranks={near}", "trace.profile_ranks", [_at_most(spec.trace.profile_ranks or (), world)]),
+            Way("leave profile_ranks empty", "trace.profile_ranks", [None]),
         )
+
+
+def _at_most(chosen: tuple[int, ...], count: int) -> tuple[int, ...]:
+    """Returns `chosen` with the last of `count` for each that is beyond it."""
+    return tuple(sorted({min(one, count - 1) for one in chosen}))

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from parallel_core.rules import rule_error
+from parallel_core.rules import Way, nearest, refusal
 from parallel_core.schedule import places
-from parallel_core.stage_rules import WIDTHS, check_each_stage, name
+from parallel_core.stage_rules import WIDTHS, check_each_stage, each, in_place_of, name
 
 if TYPE_CHECKING:
     from parallel_core.spec import RunSpec
@@ -20,15 +20,19 @@ def check_widths(spec: RunSpec) -> None:
     check_each_stage(split, WIDTHS)
     text = name(split.widths)
     if split.sequence:
-        raise rule_error(
+        raise refusal(
             ("parallel.sequence", "parallel.widths"),
             f"sequence=true splits what stages hand on over tensor ranks, and widths={text} gives each stage its own "
-            "number; use sequence=false, or tensor in place of widths.",
+            "number; use",
+            Way("sequence=false", "parallel.sequence", [False]),
+            in_place_of(WIDTHS, nearest(range(2, max(2, *split.widths) + 1), max(split.widths))),
         )
     ends = sorted({(home := places(split))[0], home[-1]})
     if spec.model.tied and len({split.widths[end] for end in ends}) > 1:
-        raise rule_error(
+        alike = tuple(split.widths[ends[0]] if at in ends else width for at, width in enumerate(split.widths))
+        raise refusal(
             ("model.tied", "parallel.widths"),
-            f"tied=true cuts the matrix of first and last stage alike, and widths={text} does not; use tied=false, or "
-            "give both as many tensor ranks.",
+            f"tied=true cuts the matrix of first and last stage alike, and widths={text} does not; use",
+            Way("tied=false", "model.tied", [False]),
+            each(WIDTHS, alike),
         )

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from parallel_core.rules import Way, divisors, refusal, rule_error
+from parallel_core.rules import Way, divisors, refusal
 
 if TYPE_CHECKING:
     from parallel_core.spec import RunSpec
+
+
+OWN = ("parallel.zero_backend", "own")
 
 
 def check_zero(spec: RunSpec) -> None:
@@ -27,8 +30,9 @@ def check_zero(spec: RunSpec) -> None:
             ("parallel.zero", "parallel.pp"),
             "zero=3 gathers each layer's parameters for every forward and backward of a micro-batch, and a pipeline "
             f"needs many of those, as pipeline={spec.parallel.pp} does; use",
-            Way("zero={} or less", "parallel.zero", [2, 1, 0]),
+            Way("zero={}", "parallel.zero", [2, 1, 0], 3),
             Way("pipeline={}", "parallel.pp", [1]),
+            Way("zero={} with zero_backend=own", "parallel.zero", [2, 1, 0], spare=True, also=[OWN]),
         )
 
 
@@ -38,14 +42,15 @@ def _check_backend(spec: RunSpec) -> None:
     if spec.parallel.zero < 3:
         raise refusal(
             ("parallel.zero_backend", "parallel.zero"),
-            f"fully_shard shards parameters, gradients and optimizer state, which is zero=3; got zero="
+            "zero_backend=fully_shard shards parameters, gradients and optimizer state, which is zero=3; got zero="
             f"{spec.parallel.zero}: use",
             Way("zero={}", "parallel.zero", [3]),
-            Way("zero_backend='own'", "parallel.zero_backend", ["own"]),
+            Way("zero_backend={}", "parallel.zero_backend", ["own"]),
         )
     if spec.model.tied:
-        raise rule_error(
+        raise refusal(
             ("parallel.zero_backend", "model.tied"),
-            "fully_shard keeps a matrix in one layer's group, and tied embeddings are in two; use zero_backend='own', "
-            "or untie them.",
+            "zero_backend=fully_shard keeps a matrix in one layer's group, and with tied=true it is in two; use",
+            Way("zero_backend={}", "parallel.zero_backend", ["own"]),
+            Way("tied=false", "model.tied", [False]),
         )

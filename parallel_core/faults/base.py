@@ -94,6 +94,20 @@ class Fault(BaseModel):
         if rank >= world:
             raise self.wrong(name, f"there is no rank {rank} among {world}; try {few(range(world), rank)}.")
 
+    def need_step(self, spec: RunSpec, step: int) -> None:
+        """Raises the error of a rule where the run has no such step."""
+        steps = spec.train.steps
+        if step >= steps:
+            message = f"the last step is {steps - 1}; use step={steps - 1} or less, or steps={step + 1} or more."
+            raise self.wrong("step", message, "train.steps")
+
+    def need_cpu(self, spec: RunSpec, what: str) -> None:
+        """Raises the error of a rule where the run is not on CPU devices, on which alone `what` are made late."""
+        device = spec.train.device
+        if device != "cpu":
+            message = f"{what} are made late on CPU devices alone; set train.device to cpu (it is {device})."
+            raise self.wrong("", message, "train.device")
+
     def wrong(self, name: str, message: str, *others: str) -> Any:
         """Returns the error of a rule, shown at this fault's field `name` ('' = at the fault); `others`: further dotted
         fields."""

@@ -9,6 +9,7 @@ from pydantic import Field
 from parallel_core import limits
 from parallel_core.faults.base import Fault, Rank
 from parallel_core.rules import few
+from parallel_core.stage_rules import name
 
 if TYPE_CHECKING:
     from parallel_core.spec import RunSpec
@@ -33,12 +34,13 @@ class FlippedBit(Fault):
                 "", "data=1 has no replica that a flipped bit would differ from; use data=2.", "parallel.dp"
             )
         if self.rank not in (able := self._with_replica(spec)):
-            message = f"rank {self.rank} has no replica that it would differ from; try {few(able, self.rank)}."
-            raise self.wrong("rank", message, "parallel.replicas")
+            lone = (
+                f"with replicas={name(spec.parallel.copies)}, rank {self.rank} has no replica that it would differ from"
+            )
+            raise self.wrong("rank", f"{lone}; try {few(able, self.rank)}.", "parallel.replicas")
         if spec.parallel.zero > 2:
             raise self.wrong("", "zero=3 leaves no second copy to differ from; use zero=2 or less.", "parallel.zero")
-        if self.step >= spec.train.steps:
-            raise self.wrong("step", f"the run's last step is {spec.train.steps - 1}; got {self.step}.", "train.steps")
+        self.need_step(spec, self.step)
 
     @staticmethod
     def _with_replica(spec: RunSpec) -> list[int]:

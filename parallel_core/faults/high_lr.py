@@ -26,8 +26,7 @@ class HighLr(Fault):
         return f"the learning rate is {self.factor:g} times as high from step {self.step} on"
 
     def check(self, spec: RunSpec) -> None:
-        if self.step >= spec.train.steps:
-            raise self.wrong("step", f"the last step is {spec.train.steps - 1}; got {self.step}.", "train.steps")
+        self.need_step(spec, self.step)
 
     def lr_factor(self, step: int) -> float:
         return self.factor if step >= self.step else 1.0

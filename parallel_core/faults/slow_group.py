@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from parallel_core.faults.base import Fault, Milliseconds
+from parallel_core.outline import outline_of
+from parallel_core.rules import divisors
 
 if TYPE_CHECKING:
     from parallel_core.spec import RunSpec
@@ -23,14 +25,15 @@ class SlowGroup(Fault):
         return f"each collective of the {self.axis}-parallel groups takes {self.ms:g} ms longer"
 
     def check(self, spec: RunSpec) -> None:
-        leaf = {"data": "dp", "tensor": "tp"}[self.axis]
-        if spec.train.device != "cpu":
-            raise self.wrong("", "collectives are made late on CPU devices alone; set train.device to cpu.")
+        self.need_cpu(spec, "collectives")
         sizes = {"data": max(spec.parallel.copies), "tensor": max(spec.parallel.tensor_ranks)}
         if sizes[self.axis] == 1:
-            able = [axis for axis, size in sizes.items() if size > 1]
-            more = f"; this run has {able[0]}-parallel ones" if able else ""
-            raise self.wrong("axis", f"{leaf}=1 leaves no {self.axis}-parallel group{more}.", f"parallel.{leaf}")
+            degrees = {"data": divisors(spec.train.global_batch), "tensor": outline_of(spec.model).tensor_widths()}
+            ways = [f"axis={axis}" for axis, size in sizes.items() if size > 1]
+            ways += [f"{self.axis}={degree}" for degree in degrees[self.axis][1:2]]
+            right = f"use {', or '.join(ways)}" if ways else "leave this fault out"
+            message = f"axis={self.axis} slows {self.axis}-parallel groups, and {self.axis}=1 leaves none; {right}."
+            raise self.wrong("axis", message, {"data": "parallel.dp", "tensor": "parallel.tp"}[self.axis])
 
     def collective_delay(self, axis: str) -> float:
         return self.ms / 1e3 if axis == self.axis else 0.0

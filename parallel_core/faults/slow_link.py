@@ -30,12 +30,14 @@ class SlowLink(Fault):
     def check(self, spec: RunSpec) -> None:
         self.need_rank(spec, self.rank)
         self.need_rank(spec, self.peer, "peer")
-        if spec.train.device != "cpu":
-            raise self.wrong("", "messages are made late on CPU devices alone; set train.device to cpu.")
+        self.need_cpu(spec, "messages")
         near = neighbours(spec, self.rank)
+        if not near:
+            message = f"with pipeline=1, rank {self.rank} has no neighbour in a pipeline; use pipeline=2 or more."
+            raise self.wrong("peer", message, "parallel.pp")
         if self.peer not in near:
-            able = f"its neighbours are {', '.join(map(str, near))}" if near else "it has no neighbour in a pipeline"
-            raise self.wrong("peer", f"rank {self.rank} sends nothing to rank {self.peer}; {able}.")
+            able = f"its neighbours are {', '.join(map(str, near))}"
+            raise self.wrong("peer", f"rank {self.rank} sends nothing to peer={self.peer}; {able}.")
 
     def link_delay(self, rank: int, peer: int) -> float:
         return self.ms / 1e3 if {rank, peer} == {self.rank, self.peer} else 0.0

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 from pydantic import Field
 
 from parallel_core.faults.base import Fault
+from parallel_core.rules import few
 
 if TYPE_CHECKING:
     from parallel_core.spec import RunSpec
@@ -31,10 +32,15 @@ class UnbalancedCut(Fault):
             raise self.wrong("", "one stage has no cut to move; use parallel.pp of 2 or more.", "parallel.pp")
         if self.stage >= stages:
             raise self.wrong("stage", f"there is no stage {self.stage}; the stages are 0 to {stages - 1}.")
-        giver, most = self._giver(spec)
-        if self.units > most:
-            most_text = f"at most {most}" if most else "none: choose another stage"
-            raise self.wrong("units", f"stage {giver} can give {most_text}, for it keeps one; got {self.units}.")
+        giver, most = self._giver(spec, self.stage)
+        if most and self.units > most:
+            message = f"stage {giver} can give at most {most}, for it keeps one; use units={most} or less."
+            raise self.wrong("units", message)
+        if not most:
+            able = [stage for stage in range(stages) if self._giver(spec, stage)[1]]
+            right = f"use stage={few(able, self.stage)}" if able else "leave this fault out"
+            message = f"with stage={self.stage}, stage {giver} is to give units={self.units}, and it has one; {right}."
+            raise self.wrong("stage", message)
 
     def breaks(self, spec: RunSpec) -> RunSpec:
         edges = self._edges(spec)
@@ -45,9 +51,9 @@ class UnbalancedCut(Fault):
         split = spec.parallel.model_copy(update={"cuts": tuple(edges[1:-1])})
         return spec.model_copy(update={"parallel": split})
 
-    def _giver(self, spec: RunSpec) -> tuple[int, int]:
-        """Returns (the stage that loses layers, the most it can lose)."""
-        giver = self.stage + 1 if self.stage < spec.parallel.stages - 1 else self.stage - 1
+    def _giver(self, spec: RunSpec, stage: int) -> tuple[int, int]:
+        """Returns (the stage that loses layers to `stage`, the most it can lose)."""
+        giver = stage + 1 if stage < spec.parallel.stages - 1 else stage - 1
         edges = self._edges(spec)
         return giver, edges[giver + 1] - edges[giver] - 1
 

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, ClassVar, Literal
 
-from parallel_core.rules import rule_error
+from parallel_core.rules import Way, refusal
+from parallel_core.stage_rules import name
 
 if TYPE_CHECKING:
     from parallel_core.model_spec import ModelSpec
@@ -84,6 +85,14 @@ class UnitCost:
     def flat(self) -> int:
         """Elements that its parameters occupy in a flat buffer."""
         return sum(aligned(size) for size in self.parameters)
+
+
+NO_WIDTHS = Way("leave widths empty", "parallel.widths", [None])
+WITHOUT_GROUP = (
+    Way("tensor={} with tensor_split=pairs", "parallel.tp", [1], spare=True, also=[("parallel.tensor_split", "pairs")]),
+    Way("tensor={} with sequence=false", "parallel.tp", [1], spare=True, also=[("parallel.sequence", False)]),
+)
+"""Ways to one tensor rank of a run with a feature that needs several."""
 
 
 def apart(spec: RunSpec, elements: int) -> int:
@@ -166,10 +175,20 @@ class Outline(ABC):
     def check(self) -> None:  # noqa: B027 - most kinds have no rule of their own
         """Raises the error of a rule where fields of the model do not fit together."""
 
-    def check_tensor(self, tp: int, field: str) -> None:
-        """Raises the error of a rule where the model cannot be split over `tp` tensor ranks: by default always."""
-        right = "use tensor=1" if field == "parallel.tp" else "leave widths empty"
-        raise rule_error((field, "model.kind"), f"tensor={tp} is not possible: {self.whole}; {right}.")
+    def check_tensor(self, tp: int, widths: tuple[int, ...] | None = None) -> None:
+        """Raises the error of a rule where the model cannot be split over `tp` tensor ranks: by default always.
+
+        `widths` = those of all stages, if `tp` is of one stage.
+        """
+        why = f"is not possible with kind={self.model.kind}: {self.whole}"
+        if widths:
+            raise refusal(("parallel.widths", "model.kind"), f"widths={name(widths)} {why}; use", NO_WIDTHS)
+        raise refusal(
+            ("parallel.tp", "model.kind"),
+            f"tensor={tp} {why}; use",
+            Way("tensor={}", "parallel.tp", [1]),
+            *WITHOUT_GROUP,
+        )
 
     def tensor_widths(self) -> list[int]:
         """Numbers of ranks that its tensors can be split over, ascending; only 1 of a kind whose tensors stay whole."""

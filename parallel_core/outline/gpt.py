@@ -6,9 +6,10 @@ from collections.abc import Collection
 from math import gcd
 from typing import TYPE_CHECKING
 
-from parallel_core.outline.base import Outline, UnitCost
+from parallel_core.outline.base import NO_WIDTHS, WITHOUT_GROUP, Outline, UnitCost
 from parallel_core.outline.gpt_costs import GptCosts
 from parallel_core.rules import MAX_VALUES_NAMED, Way, divisors, few, nearest, refusal, rule_error
+from parallel_core.stage_rules import WIDTHS, each, name
 
 if TYPE_CHECKING:
     from parallel_core.spec import RunSpec
@@ -57,10 +58,9 @@ class GptOutline(Outline):
     def check(self) -> None:
         model = self.model
         if model.hidden % model.heads:
-            near = [d for d in divisors(model.hidden) if d <= 256]
             raise rule_error(
                 ("model.heads", "model.hidden"),
-                f"heads={model.heads} does not divide hidden={model.hidden}; try one of {few(near, model.heads)}.",
+                f"heads={model.heads} does not divide hidden={model.hidden}; try {self._fitting_heads()}.",
             )
         if model.heads % self.kv_heads:
             raise rule_error(
@@ -74,23 +74,39 @@ class GptOutline(Outline):
                 f"positions={model.positions} has no rope_base; use positions=rope, or leave rope_base at 10000.",
             )
         if model.positions == "rope" and self.head_dim % 2:
-            even = [d for d in divisors(model.hidden) if model.hidden // d % 2 == 0]
-            advice = f"try heads of {few(even, model.heads)}" if even else f"try hidden={model.hidden + 1}"
             raise rule_error(
                 ("model.heads", "model.positions"),
-                f"RoPE turns pairs, but a head has {self.head_dim} dimensions; {advice}.",
+                f"positions=rope turns pairs, and with heads={model.heads} a head has {self.head_dim} dimensions; try "
+                f"{self._fitting_heads()}, or positions=learned.",
             )
 
-    def check_tensor(self, tp: int, field: str) -> None:
+    def _fitting_heads(self) -> str:
+        """Returns the nearest numbers of heads that fit the other fields; where none does, the next larger `hidden`."""
+        model, even = self.model, 2 if self.model.positions == "rope" else 1
+        able = [d for d in divisors(model.hidden // even) if d <= 256 and d % (model.kv_heads or 1) == 0]
+        if able and model.hidden % even == 0:
+            return f"heads={few(able, model.heads)}"
+        step = even * model.heads
+        return f"hidden={-(-model.hidden // step) * step}"
+
+    def check_tensor(self, tp: int, widths: tuple[int, ...] | None = None) -> None:
         model = self.model
         shared = {"heads": model.heads, "kv_heads": self.kv_heads, "vocab": model.vocab, "ffn": self.ffn}
-        for leaf, value in shared.items():
-            if value % tp:
-                problem = f"tensor={tp} does not divide {leaf}={value}; try"
-                if field == "parallel.tp":
-                    ways = Way("{}", field, nearest(divisors(value), tp), MAX_VALUES_NAMED)
-                    raise refusal((field, f"model.{leaf}"), problem, ways)
-                raise rule_error((field, f"model.{leaf}"), f"{problem} {few(self.tensor_widths(), tp)}.")
+        leaf = next((leaf for leaf, value in shared.items() if value % tp), None)
+        if leaf is None:
+            return
+        other, why = f"model.{leaf}", f"does not divide {leaf}={shared[leaf]}"
+        if widths:
+            near = self._nearest_widths(widths)
+            problem = f"widths={name(widths)} has {tp} tensor ranks in a stage, which {why}; use"
+            ways = (each(WIDTHS, near), NO_WIDTHS)
+            raise refusal(("parallel.widths", other), problem, *ways)
+        fewer = Way("{}", "parallel.tp", nearest(divisors(shared[leaf]), tp), MAX_VALUES_NAMED)
+        raise refusal(("parallel.tp", other), f"tensor={tp} {why}; try", fewer, *WITHOUT_GROUP)
+
+    def _nearest_widths(self, widths: tuple[int, ...]) -> tuple[int, ...]:
+        able = self.tensor_widths()
+        return tuple(nearest(able, width)[0] for width in widths)
 
     def tensor_widths(self) -> list[int]:
         """Tensor-parallel sizes that the model can be split over: they divide all that is shared out."""

@@ -59,7 +59,7 @@ def _check_core(spec: RunSpec, outline: Outline) -> None:
     if spec.parallel.recompute == "selective" and not outline.core_flops():
         raise rule_error(
             ("parallel.recompute", "model.kind"),
-            f"recompute=selective recomputes the core of attention, and a {spec.model.kind} model has none; "
+            f"recompute=selective recomputes the core of attention, and kind={spec.model.kind} has none; "
             f"use {'full or none' if spec.parallel.recompute_layers is None else 'full'}.",
         )
 

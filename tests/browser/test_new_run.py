@@ -20,7 +20,7 @@ pytestmark = [pytest.mark.browser, pytest.mark.timeout(300)]
 WRONG = [
     ("parallel__tp", "3", "Tensor parallel = 3 does not divide Attention heads = 4; try 1, 2, 4."),
     ("parallel__pp", "11", "Pipeline stages = 11 is more than the model's 10 cuttable layers; use at most 10."),
-    ("parallel__micro_batches", "3", "3 micro-batches do not divide the 16 samples of a replica; try"),
+    ("parallel__micro_batches", "3", "3 micro-batches do not divide the 16 samples that a replica has of"),
     ("parallel__micro_batches", "4097", "Must be at most 4096; got 4097."),
     ("parallel__dp", "4", "4 replicas need 4 CPU devices; the fleet has 2."),
     ("model__layers", "-1", "Must be at least 1; got -1."),

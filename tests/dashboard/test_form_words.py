@@ -31,7 +31,10 @@ ROOT = Path(__file__).parents[2]
         ("Set parallel.schedule to 1f1b.", "Set “Pipeline schedule” to 1F1B."),
         ("Leave parallel.cuts empty: it is evener.", "Leave “Stage cuts” empty: it is evener."),
         ("train.lr is 1 at a batch of 8.", "“Learning rate” is 1 at a batch of 8."),
-        ("use zero_backend='own', or untie them.", "use Parameters are sharded by = Trainyard, or untie them."),
+        (
+            "use zero_backend='own', or tied=false.",
+            "use Parameters are sharded by = Trainyard, or Tie embedding and head = off.",
+        ),
         ("use clip=stage, or leave clip_norm empty.", "or leave “Clip gradient norm” empty."),
         ("data in place of replicas.", "“Data parallel” in place of “Replicas of each stage”."),
         ("Cell 2.\ndp=1 schedule=1f1b", "Cell 2.\ndp=1 schedule=1f1b"),

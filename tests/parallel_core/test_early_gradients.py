@@ -65,8 +65,14 @@ def test_of_the_bubble_a_third_is_gone(name: str, pp: int, micro_batches: int) -
     ("split", "said"),
     [
         ({}, "use pipeline=2 or more"),
-        ({"pp": 2, "schedule": "zb-h1"}, f"has parted it already; use {', '.join(takes_early_gradients())}, or"),
-        ({"pp": 2, "schedule": "1f1b-stash", "micro_batches": 4}, "needs the whole of it for an update; use naive"),
+        (
+            {"pp": 2, "schedule": "zb-h1"},
+            f"has parted it already; use schedule={', '.join(takes_early_gradients())}, or",
+        ),
+        (
+            {"pp": 2, "schedule": "1f1b-stash", "micro_batches": 4},
+            "needs the whole of it for an update; use schedule=naive",
+        ),
     ],
 )
 def test_where_nothing_can_leave_early_it_is_refused(split: dict[str, Any], said: str) -> None:

@@ -97,14 +97,21 @@ def test_what_is_not_spelt_right_is_told_what_would_be(text: str, words: str) ->
         (["straggler:rank=5"], {"pp": 2}, "inject.straggler.rank", "try 0, 1"),
         (["straggler", "straggler"], {}, "inject.straggler", "once"),
         (["slow_link:rank=0,peer=3"], {"dp": 2, "pp": 2}, "inject.slow_link.peer", "its neighbours are 2"),
-        (["slow_link"], {"dp": 2}, "inject.slow_link.peer", "no neighbour"),
-        (["slow_group"], {"tp": 2}, "inject.slow_group.axis", "tensor-parallel"),
-        (["slow_group"], {"train": {"device": "cuda"}, "dp": 2}, "inject.slow_group", "CPU"),
+        (["slow_link"], {"dp": 2}, "inject.slow_link.peer", "no neighbour in a pipeline; use pipeline=2 or more"),
+        (["slow_group"], {"tp": 2}, "inject.slow_group.axis", "data=1 leaves none; use axis=tensor, or data=2"),
+        (["slow_group"], {"train": {"global_batch": 1}}, "inject.slow_group.axis", "leave this fault out"),
+        (
+            ["slow_group"],
+            {"train": {"device": "cuda"}, "dp": 2},
+            "inject.slow_group",
+            "set train.device to cpu (it is cuda)",
+        ),
+        (["slow_link"], {"train": {"device": "cuda"}, "pp": 2}, "inject.slow_link", "set train.device to cpu"),
         (["unbalanced_cut"], {"dp": 2}, "inject.unbalanced_cut", "parallel.pp"),
         (["unbalanced_cut:stage=2"], {"pp": 2}, "inject.unbalanced_cut.stage", "0 to 1"),
-        (["unbalanced_cut:units=5"], {"pp": 2}, "inject.unbalanced_cut.units", "at most"),
+        (["unbalanced_cut:units=5"], {"pp": 2}, "inject.unbalanced_cut.units", "at most 2"),
         (["high_scale"], {}, "inject.high_scale", "train.precision"),
-        (["high_lr:step=99"], {}, "inject.high_lr.step", "last step is 5"),
+        (["high_lr:step=99"], {}, "inject.high_lr.step", "last step is 5; use step=5 or less, or steps=100"),
         (["memory_hog:rank=1"], {}, "inject.memory_hog.rank", "try 0"),
         (["straggler:factor=1"], {}, "inject.0.straggler.factor", "more than 1"),
     ],
@@ -234,5 +241,7 @@ def test_a_flipped_bit_is_found_by_every_rank(tmp_path: Path) -> None:
 def test_a_flipped_bit_needs_a_replica_and_a_step() -> None:
     assert "use data=2" in errors("flipped_bit:rank=1,step=3", pp=2)["inject.flipped_bit"]
     alone = errors("flipped_bit:rank=2,step=3", pp=2, replicas=(2, 1), micro_batches=2)
-    assert alone["inject.flipped_bit.rank"] == "Rank 2 has no replica that it would differ from; try 0, 1."
+    assert alone["inject.flipped_bit.rank"] == (
+        "With replicas=2-1, rank 2 has no replica that it would differ from; try 0, 1."
+    )
     assert "last step is 5" in errors("flipped_bit:rank=1,step=6", dp=2)["inject.flipped_bit.step"]

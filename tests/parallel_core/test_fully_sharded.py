@@ -221,8 +221,8 @@ def _load(at: Path, saved: Sequence[RunSpec]) -> ranks.Work:
 @pytest.mark.parametrize(
     ("model", "split", "said"),
     [
-        (MODEL, {"zero": 2}, "which is zero=3; got zero=2: use zero=3, or zero_backend='own'"),
-        (MODEL | {"tied": True}, {}, "tied embeddings are in two; use zero_backend='own', or untie them"),
+        (MODEL, {"zero": 2}, "which is zero=3; got zero=2: use zero=3, or zero_backend=own"),
+        (MODEL | {"tied": True}, {}, "with tied=true it is in two; use zero_backend=own, or tied=false"),
     ],
 )
 def test_what_it_cannot_do_is_refused(model: dict[str, Any], split: dict[str, Any], said: str) -> None:

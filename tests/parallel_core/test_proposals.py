@@ -4,6 +4,7 @@ enough, breaks no other rule. No run is started.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from random import Random
 from typing import Any
@@ -11,11 +12,12 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
+from parallel_core import combinations
 from parallel_core.all_rules import broken
 from parallel_core.outline import BUILT_IN_CORPORA, KINDS
 from parallel_core.schedule.traits import CUSTOM, TRAITS
 from parallel_core.spec import RunSpec
-from tests.parallel_core.proposals import Raw, proposals, taken
+from tests.parallel_core.proposals import SAID, Raw, proposals, taken
 
 DRAWS = 4000
 MODEL: dict[str, list[Any]] = {
@@ -103,6 +105,9 @@ def test_each_names_its_fields_and_a_proposal(refused: list[tuple[Raw, tuple[str
     assert len(refused) > DRAWS / 3
     for raw, fields, message in refused:
         assert fields and list(proposals(raw, fields[0], message)), message
+        for field in fields:
+            names = [name for name, path in SAID.items() if path == field] + [field.split(".")[1].replace("_", "-")]
+            assert any(name in message for name in names), f"{field} in {message}"
 
 
 def test_a_proposal_that_is_taken_removes_it_and_makes_none(refused: list[tuple[Raw, tuple[str, ...], str]]) -> None:
@@ -126,7 +131,7 @@ def test_what_one_field_spoilt_is_mended_by_what_is_proposed() -> None:
             continue
         room, of = random.choice([("parallel", PARALLEL), ("train", TRAIN), ("trace", TRACE)])
         leaf = random.choice(list(of))
-        spoilt = taken(raw, (f"{room}.{leaf}", random.choice(of[leaf])))
+        spoilt = taken(raw, {f"{room}.{leaf}": random.choice(of[leaf])})
         try:
             RunSpec.model_validate(spoilt)
         except ValidationError as error:
@@ -137,3 +142,65 @@ def test_what_one_field_spoilt_is_mended_by_what_is_proposed() -> None:
             stuck += not any(found is not None and found < before for found in after)
     assert asked > 50
     assert stuck <= TOGETHER / 4 * asked
+
+
+def _refused_pairs() -> Iterator[tuple[str, Raw, tuple[str, ...], str]]:
+    for pair in itertools.combinations(combinations.FEATURES, 2):
+        if leaves := combinations.together(*pair):
+            raw = combinations.spec_of(leaves)
+            try:
+                RunSpec.model_validate(raw)
+            except ValidationError as error:
+                (told,) = error.errors()
+                yield " + ".join(pair), raw, tuple(told["ctx"]["fields"]), told["msg"]
+
+
+def test_what_the_refusal_of_a_pair_proposes_is_not_refused_again() -> None:
+    for pair, raw, fields, message in _refused_pairs():
+        before, ways = _broken(raw) or set(), list(proposals(raw, fields[0], message))
+        assert ways, f"{pair}: {message}"
+        for way in ways:
+            after = _broken(taken(raw, way))
+            assert after is not None and fields not in after and after <= before, f"{pair}: {message} {way}"
+            assert not any(field in rule for rule in after for field in way), f"{pair}: {message} {way} leaves {after}"
+
+
+@pytest.mark.parametrize(
+    ("raw", "said"),
+    [
+        (
+            {"parallel": {"pp": 2, "dp": 2, "zero": 1, "schedule": "1f1b-stash"}, "train": {"clip": "stage"}},
+            "use zero=0.",
+        ),
+        (
+            {"model": {"tied": True}, "parallel": {"pp": 2, "schedule": "1f1b-stash"}, "train": {"clip": "stage"}},
+            "use tied=false.",
+        ),
+        (
+            {"parallel": {"dp": 2, "pp": 2, "zero": 3, "zero_backend": "fully_shard", "early_gradients": True}},
+            "use zero=2 with zero_backend=own.",
+        ),
+        (
+            {"parallel": {"dp": 2, "pp": 2, "zero": 3, "schedule": "1f1b-stash"}, "train": {"clip_norm": None}},
+            "use zero=0.",
+        ),
+        (
+            {"model": {"kind": "mlp"}, "parallel": {"tp": 2, "tensor_split": "columns"}},
+            "use tensor=1 with tensor_split=pairs.",
+        ),
+        ({"model": {"heads": 3, "hidden": 33, "positions": "rope"}}, "try hidden=36, or positions=learned."),
+        ({"model": {"heads": 3, "kv_heads": 2, "hidden": 64}}, "try heads=2, 4, 8, 16, 32, 64."),
+        (
+            {"train": {"steps": 4}, "trace": {"profile_steps": [1, 99]}},
+            "use profile_steps=3 or less, or steps=100 or more.",
+        ),
+        (
+            {"parallel": {"dp": 2}, "trace": {"profile_ranks": [5]}},
+            "data=2 x tensor=1 x pipeline=1 has 2; use profile_ranks=0, 1,",
+        ),
+    ],
+)
+def test_a_proposal_is_one_that_does(raw: Raw, said: str) -> None:
+    with pytest.raises(ValidationError) as caught:
+        RunSpec.model_validate(raw)
+    assert said in caught.value.errors()[0]["msg"]

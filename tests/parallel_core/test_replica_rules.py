@@ -37,7 +37,7 @@ def spec_of(replicas: tuple[int, ...] = (2, 1), train: dict[str, Any] | None = N
             "pp",
             3,
             "parallel.replicas",
-            "replicas=2-1 names 2 stages, and pipeline=3 has 3; use 2, 1, 1, or pipeline=2.",
+            "replicas=2-1 names 2 stages, and pipeline=3 has 3; use replicas=2,1,1, or pipeline=2.",
         ),
         (
             "parallel",
@@ -51,8 +51,8 @@ def spec_of(replicas: tuple[int, ...] = (2, 1), train: dict[str, Any] | None = N
             "schedule",
             "gpipe",
             "parallel.replicas",
-            "replicas=2-1 gives micro-batches to replicas in turn, which schedule=gpipe does not; use 1f1b, "
-            "1f1b-naive, 1f1b-stash, 1f1b-vertical, 1f1b-2bw, or leave replicas empty.",
+            "replicas=2-1 gives micro-batches to replicas in turn, which schedule=gpipe does not; use "
+            "schedule=1f1b, or leave replicas empty.",
         ),
         (
             "parallel",
@@ -67,7 +67,7 @@ def spec_of(replicas: tuple[int, ...] = (2, 1), train: dict[str, Any] | None = N
             "global_batch",
             6,
             "parallel.micro_batches",
-            "4 micro-batches do not divide the 6 samples of a step; try 2, 3, 6.",
+            "4 micro-batches do not divide the 6 samples that a step has of global_batch=6; try 2, 3, 6.",
         ),
         (
             "parallel",
@@ -75,15 +75,15 @@ def spec_of(replicas: tuple[int, ...] = (2, 1), train: dict[str, Any] | None = N
             1,
             "parallel.zero",
             "zero=1 cuts a state into equal parts over data-parallel replicas, and replicas=2-1 gives each stage its "
-            "own number; use zero=0, or data in place of replicas.",
+            "own number; use zero=0, or data=2 in place of replicas.",
         ),
         (
             "model",
             "tied",
             True,
             "model.tied",
-            "tied=true pairs each first stage with a last one, and replicas=2-1 pairs none; use tied=false, or data in "
-            "place of replicas.",
+            "tied=true pairs each first stage with a last one, and replicas=2-1 pairs none; use tied=false, or data=2 "
+            "in place of replicas.",
         ),
         (
             "model",
@@ -91,7 +91,7 @@ def spec_of(replicas: tuple[int, ...] = (2, 1), train: dict[str, Any] | None = N
             "resnet50",
             "model.kind",
             "kind=resnet50 normalises over the samples of all replicas, and with replicas=2-1 stages would do so "
-            "over different ones; use another model, or data in place of replicas.",
+            "over different ones; use another model, or data=2 in place of replicas.",
         ),
     ],
 )
@@ -108,7 +108,7 @@ def test_refused(room: str, leaf: str, value: Any, field: str, message: str) -> 
 
 
 def test_numbers_of_micro_batches_that_are_offered_do() -> None:
-    with pytest.raises(ValidationError, match=r"samples of a step; try global_batch=4\."):
+    with pytest.raises(ValidationError, match=r"samples that a step has of global_batch=3; try global_batch=4\."):
         spec_of((4, 1), {"global_batch": 3})
 
 

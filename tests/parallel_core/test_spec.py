@@ -54,7 +54,7 @@ def test_units_of_a_model() -> None:
         (
             {"model": {"hidden": 100, "heads": 3}},
             "model.heads",
-            "heads=3 does not divide hidden=100; try one of 1, 2, 4, 5, 10, 20.",
+            "heads=3 does not divide hidden=100; try heads=1, 2, 4, 5, 10, 20.",
         ),
         (
             {"model": {"layers": 1}, "parallel": {"pp": 5}},
@@ -84,7 +84,7 @@ def test_units_of_a_model() -> None:
         (
             {"model": {"kind": "mlp"}, "parallel": {"recompute": "selective"}},
             "parallel.recompute",
-            "recompute=selective recomputes the core of attention, and a mlp model has none; use full or none.",
+            "recompute=selective recomputes the core of attention, and kind=mlp has none; use full or none.",
         ),
         (
             {"parallel": {"recompute_layers": [0]}},
@@ -104,8 +104,8 @@ def test_units_of_a_model() -> None:
         (
             {"parallel": {"sequence": True}},
             "parallel.sequence",
-            "Sequence parallelism splits what a tensor group leaves whole, and tensor=1 has no group; "
-            "use tensor=2 or more, or turn it off.",
+            "sequence=true splits what a tensor group leaves whole, and tensor=1 has no group; "
+            "use tensor=2 or more, or sequence=false.",
         ),
         (
             {"parallel": {"tensor_split": "columns"}},
@@ -127,22 +127,22 @@ def test_units_of_a_model() -> None:
         (
             {"parallel": {"pp": 3, "cuts": [4, 4]}},
             "parallel.cuts",
-            "Cuts must rise strictly within 1 .. 9; got [4, 4]; try [4, 5].",
+            "Cuts must rise strictly within 1 .. 9, as the model has 10 cuttable layers; got [4, 4]; try [4, 5].",
         ),
         (
             {"parallel": {"pp": 2, "cuts": [10]}},
             "parallel.cuts",
-            "Cuts must rise strictly within 1 .. 9; got [10]; try [9].",
+            "Cuts must rise strictly within 1 .. 9, as the model has 10 cuttable layers; got [10]; try [9].",
         ),
         (
             {"parallel": {"dp": 3}},
             "parallel.dp",
-            "data=3 does not divide the global batch 16; try 1, 2, 4, 8, 16.",
+            "data=3 does not divide global_batch=16; try 1, 2, 4, 8, 16.",
         ),
         (
             {"parallel": {"dp": 2, "micro_batches": 3}},
             "parallel.micro_batches",
-            "3 micro-batches do not divide the 8 samples of a replica; try 1, 2, 4, 8.",
+            "3 micro-batches do not divide the 8 samples that a replica has of global_batch=16; try 1, 2, 4, 8.",
         ),
         (
             {"train": {"steps": 3, "warmup_steps": 3}},

@@ -183,20 +183,20 @@ def test_compute_alone_is_that_of_1f1b() -> None:
         (
             {"train": {"clip": "global"}},
             "train.clip",
-            "schedule=1f1b-stash updates each stage on its own, so there is no moment at which a global gradient norm "
-            "exists; use clip=stage, or leave clip_norm empty.",
+            "schedule=1f1b-stash updates each stage on its own, so there is no moment at which the norm of clip=global "
+            "exists; use clip=stage, or schedule=1f1b, or leave clip_norm empty.",
         ),
         (
             {"model": {"tied": True}},
             "model.tied",
             "tied=true shares one matrix between the first and the last stage, which schedule=1f1b-stash updates at "
-            "different times; use tied=false, or schedule=1f1b.",
+            "different times; use tied=false.",
         ),
         (
             {"parallel": {"zero": 1, "dp": 2}},
             "parallel.zero",
             "zero=1 gathers parameters after each update while schedule=1f1b-stash still uses older versions; use "
-            "zero=0, or schedule=1f1b.",
+            "zero=0.",
         ),
         (
             {"parallel": {"schedule": "1f1b-2bw", "pp": 4, "micro_batches": 2}},
@@ -207,15 +207,15 @@ def test_compute_alone_is_that_of_1f1b() -> None:
         (
             {"parallel": {"schedule": "1f1b", "zero": 1, "dp": 2}},
             "train.clip",
-            "clip=stage needs a stage's whole gradients on each replica, and zero=1 shards them; use clip=global or "
+            "clip=stage needs a stage's whole gradients on each replica, and zero=1 shards them; use clip=global, or "
             "zero=0.",
         ),
         (
             {"model": {"tied": True}, "parallel": {"schedule": "1f1b", "micro_batches": 4}},
             "train.clip",
             "clip=stage multiplies each stage's gradients by a factor of its own, and tied=true has one matrix on the "
-            "first and the last of pipeline=2, which would drift apart; use clip=global, tied=false, or a schedule "
-            "that puts both on one rank (zb-v).",
+            "first and the last of pipeline=2, which would drift apart; use clip=global, or tied=false, or "
+            "schedule=zb-v, which has both on one rank.",
         ),
     ],
 )

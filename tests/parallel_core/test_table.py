@@ -113,8 +113,13 @@ def test_places_are_those_of_the_program() -> None:
 @pytest.mark.parametrize(
     ("program", "split", "field", "message"),
     [
-        (None, {}, "parallel.program", "schedule=custom has no program; give one, or choose another."),
-        (GPIPE, {"schedule": "1f1b"}, "parallel.program", "schedule=1f1b takes no program; leave it empty"),
+        (None, {}, "parallel.program", "schedule=custom has no program; give one, or use schedule=1f1b."),
+        (
+            GPIPE,
+            {"schedule": "1f1b"},
+            "parallel.program",
+            "schedule=1f1b takes no program; leave program empty, or use schedule=custom",
+        ),
         (GPIPE, {"pp": 3}, "parallel.pp", "pipeline=3 does not fit the program; use 2."),
         (GPIPE, {"micro_batches": 4}, "parallel.micro_batches", "micro-batches=4 does not fit the program; use 2."),
         (GPIPE, {"chunks": 2}, "parallel.chunks", "chunks=2 does not fit the program; use 1."),

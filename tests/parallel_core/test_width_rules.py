@@ -36,7 +36,7 @@ def spec_of(model: dict[str, Any] | None = None, **split: Any) -> RunSpec:
             {},
             {"pp": 3},
             "parallel.widths",
-            "widths=1-2 names 2 stages, and pipeline=3 has 3; use 1, 2, 1, or pipeline=2.",
+            "widths=1-2 names 2 stages, and pipeline=3 has 3; use widths=1,2,1, or pipeline=2.",
         ),
         (
             {},
@@ -49,21 +49,28 @@ def spec_of(model: dict[str, Any] | None = None, **split: Any) -> RunSpec:
             {"sequence": True},
             "parallel.sequence",
             "sequence=true splits what stages hand on over tensor ranks, and widths=1-2 gives each stage its own "
-            "number; use sequence=false, or tensor in place of widths.",
+            "number; use sequence=false, or tensor=2 in place of widths.",
         ),
         (
             {"tied": True},
             {},
             "model.tied",
-            "tied=true cuts the matrix of first and last stage alike, and widths=1-2 does not; use tied=false, or give "
-            "both as many tensor ranks.",
+            "tied=true cuts the matrix of first and last stage alike, and widths=1-2 does not; use tied=false, or "
+            "widths=1,1.",
         ),
-        ({}, {"widths": (1, 3)}, "parallel.widths", "tensor=3 does not divide heads=4; try 1, 2, 4."),
+        (
+            {},
+            {"widths": (1, 3)},
+            "parallel.widths",
+            "widths=1-3 has 3 tensor ranks in a stage, which does not divide heads=4; use widths=1,2, or leave widths "
+            "empty.",
+        ),
         (
             {"kind": "mlp"},
             {},
             "parallel.widths",
-            "tensor=2 is not possible: the MLP's layers are not split over tensors; leave widths empty.",
+            "widths=1-2 is not possible with kind=mlp: the MLP's layers are not split over tensors; leave widths "
+            "empty.",
         ),
         ({}, {"widths": (0, 2)}, "parallel.widths.0", "Must be at least 1; got 0."),
     ],
