@@ -1,8 +1,11 @@
-"""Reference for pipelines that never flush: the same delayed updates, applied by one process.
+"""Reference for pipelines that never flush, and for clipping by stage: the same updates, applied by one process.
 
 The replay walks the micro-batches in order on one rank that holds all layers. For each micro-batch it sets every
 stage's weights to the version that the schedule's rule requires, computes the gradient, and lets each stage's own AdamW
 (in NumPy) apply it to the newest weights. It uses no program, operation or rank of the engine under test.
+
+A stage here is all that one place of the pipeline holds: under a schedule that flushes that may be several stages,
+which are clipped by one factor and updated once a step.
 """
 
 from __future__ import annotations
@@ -65,10 +68,10 @@ class _Stage:
 
 def round_ends(spec: RunSpec, stage: int) -> list[int]:
     """The versions that a stage creates, starting with 0: one update per round of its replicas, and one at the end of
-    each step.
+    each step. Under 2BW and schedules that flush there are only the latter.
     """
     split, replicas = spec.parallel, spec.parallel.copies[stage]
-    size = split.per_step if split.schedule == "1f1b-2bw" else replicas
+    size = split.per_step if split.flushes or split.schedule == "1f1b-2bw" else replicas
     total = split.per_step * parity.STEPS
     return [0, *(i for i in range(1, total + 1) if not i % split.per_step or not i % split.per_step % size)]
 
@@ -76,6 +79,8 @@ def round_ends(spec: RunSpec, stage: int) -> list[int]:
 def version_of(spec: RunSpec, stage: int, micro_batch: int) -> int:
     """The version that a stage uses for the forward of a micro-batch, by the rules in the papers."""
     split = spec.parallel
+    if split.flushes:
+        return micro_batch // split.per_step * split.per_step
     if split.schedule == "1f1b-2bw":
         return max(0, micro_batch // split.per_step - 1) * split.per_step
     if split.schedule != "1f1b-vertical":
@@ -105,7 +110,7 @@ def replay(spec: RunSpec) -> Trained:
                 # without a stash, activations are recomputed from other weights than those of the forward
                 **(_recomputed(spec) if spec.parallel.schedule == "1f1b-naive" else {}),
             },
-            "train": spec.train.model_dump() | {"clip": "global"},
+            "train": spec.train.model_dump() | {"clip": "global", "deterministic": False},
         }
     )
     return ranks.run(alone, _replayer(spec), ranks.scratch())[0]
@@ -124,11 +129,8 @@ def _replayer(spec: RunSpec) -> ranks.Work:
 
 def _replayed(spec: RunSpec, trainer: Trainer) -> Trained:
     layout, per_step = Layout.of(spec), spec.parallel.per_step
-    units, before = spec.model.units(), parity._copy(trainer.flat.named())
-    stages = [
-        _Stage(spec, {n: v for n, v in before.items() if any(n.startswith(f"{units[i]}.") for i in held)})
-        for held in layout.stage_units
-    ]
+    before = parity._copy(trainer.flat.named())
+    stages = [_Stage(spec, _held(spec, layout, place, before)) for place in range(layout.pp)]
     ends = [round_ends(spec, s) for s in range(len(stages))]
     losses, norms = [], []
     model = trainer.chunks.stages[0]
@@ -152,6 +154,13 @@ def _replayed(spec: RunSpec, trainer: Trainer) -> Trained:
         norms.append(float(np.sqrt(sum(map(np.mean, squares)))))
     after = {name: value for stage in stages for name, value in stage.versions[stage.newest].items()}
     return Trained([], before, after, losses, norms)
+
+
+def _held(spec: RunSpec, layout: Layout, place: int, tensors: Tensors) -> Tensors:
+    """Those of `tensors` that are parameters of the layers of a place."""
+    units = spec.model.units()
+    here = tuple(f"{units[i]}." for stage in layout.stages_of(place) for i in layout.stage_units[stage])
+    return {name: value for name, value in tensors.items() if name.startswith(here)}
 
 
 def _cut(segments: Sequence[Segment], lengths: Sequence[int]) -> tuple[Segment, ...]:

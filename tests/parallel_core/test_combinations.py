@@ -1,5 +1,5 @@
 """The page docs/combinations.md is up to date, and every pair of features it declares as running trains like one
-device.
+device, or like a replay of its updates (`combinations.proof`).
 
 All requested pairs with the same number of ranks train in one launch. A part of them always runs, the rest with
 `--full`.
@@ -21,6 +21,7 @@ from parallel_core.engine.distributed import Rendezvous
 from parallel_core.engine.trainer import Trainer
 from parallel_core.spec import RunSpec
 from tests.parallel_core import ranks
+from tests.parallel_core.delayed import replay
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "combinations.md"
 STEPS = 2
@@ -28,10 +29,16 @@ BOUNDS = {"fp64": 1e-9, "fp32": 1e-5, "bf16": 2e-2, "fp16": 5e-3}
 RUNNING = combinations.running()
 ALWAYS = 40
 """One in this many pairs always runs."""
+ALWAYS_TOO = (
+    "pipeline 1f1b-naive + selective recomputation",
+    "pipeline 1f1b-2bw + model gnmt",
+    "pipeline zb-v + clipping by stage",
+)
+"""Pairs that are held against a replay, and always run, too."""
 
 
 def _always(name: str) -> bool:
-    return int(hashlib.sha256(name.encode()).hexdigest(), 16) % ALWAYS == 0
+    return name in ALWAYS_TOO or int(hashlib.sha256(name.encode()).hexdigest(), 16) % ALWAYS == 0
 
 
 def _work(spec: RunSpec, rank: int, meeting: Rendezvous, folder: Path) -> list[float]:
@@ -81,12 +88,13 @@ def test_runs(name: str, asked: frozenset[str]) -> None:
     of_ranks = _losses(spec.parallel.world, asked)[name]
     assert all(losses == of_ranks[0] for losses in of_ranks)
     assert all(map(math.isfinite, of_ranks[0]))
-    if not spec.parallel.flushes:
-        return  # delayed updates are compared with a replay, in test_parity_async
+    proof = combinations.proof(spec)
+    if proof == "only run":
+        return
     # If each stage is clipped by its own norm, parameters after the first update differ from those of one device.
-    comparable = 1 if spec.train.clip == "stage" else STEPS
-    want = _alone(_single(spec))[:comparable]
-    assert of_ranks[0][:comparable] == pytest.approx(want, rel=BOUNDS[spec.train.precision])
+    comparable = 1 if spec.train.clip == "stage" and proof == "one device" else STEPS
+    want = replay(spec).losses if proof == "replay" else _alone(_single(spec))
+    assert of_ranks[0][:comparable] == pytest.approx(want[:comparable], rel=BOUNDS[spec.train.precision])
 
 
 def test_the_page_is_up_to_date() -> None:
@@ -100,3 +108,20 @@ def test_a_refusal_names_what_would_do() -> None:
     assert isinstance(said, str)
     assert "use zero=0" in said
     assert combinations.verdict("bf16", "fp16") is None
+
+
+@pytest.mark.parametrize(
+    ("schedule", "runs"),
+    [("naive", True), ("interleaved", True), ("zb-h1", False), ("1f1b-stash", False)],
+)
+def test_early_gradients_are_tried_with_every_schedule(schedule: str, runs: bool) -> None:
+    found = combinations.verdict(f"pipeline {schedule}", "early gradients")
+    assert isinstance(found, RunSpec) if runs else "early_gradients=true parts a backward" in str(found)
+
+
+def test_what_a_pair_is_held_against() -> None:
+    assert set(ALWAYS_TOO) <= set(RUNNING) and all(combinations.proof(RUNNING[name]) == "replay" for name in ALWAYS_TOO)
+    assert combinations.proof(RUNNING["pipeline 1f1b-stash + fp32"]) == "only run"
+    assert combinations.proof(RUNNING["fp32 + clipping by stage"]) == "one device"
+    only_run = [name for name, spec in RUNNING.items() if combinations.proof(spec) == "only run"]
+    assert all(name in PAGE.read_text(encoding="utf-8") for name in only_run)

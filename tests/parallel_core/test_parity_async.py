@@ -1,4 +1,6 @@
-"""Pipelines that never flush compute what one process computes with the same delayed updates (see `delayed`)."""
+"""Pipelines that never flush compute what one process computes with the same delayed updates (see `delayed`), and
+those that flush, clipped by stage, what it computes with a clip factor for each place.
+"""
 
 from __future__ import annotations
 
@@ -65,8 +67,20 @@ def _more(name: str) -> dict[str, Case]:
     }
 
 
-CASES = {key: case for name in NAMES for key, case in (_cases(name) | _round_robin(name)).items()}
-MORE = {key: case for name in NAMES for key, case in _more(name).items()}
+_FOUR = {"pp": 2, "micro_batches": 4}
+FLUSHED = {
+    "1f1b": {"schedule": "1f1b", **_FOUR},
+    "zb-v": {"schedule": "zb-v", **_FOUR},
+}
+MORE_FLUSHED = {
+    "interleaved": {"schedule": "interleaved", **_FOUR},
+    "1f1b-dp-tp": {"schedule": "1f1b", "dp": 2, "tp": 2, "pp": 2, "micro_batches": 2},
+    "zb-v-dp-tp": {"schedule": "zb-v", "dp": 2, "tp": 2, "pp": 2, "micro_batches": 4},
+    "1f1b-2-1-tp": {"schedule": "1f1b", "replicas": (2, 1), "tp": 2, "global_batch": 12, **_FOUR},
+}
+"""Clipped by stage under a flush: one factor for each place of the pipeline."""
+CASES = {key: case for name in NAMES for key, case in (_cases(name) | _round_robin(name)).items()} | FLUSHED
+MORE = {key: case for name in NAMES for key, case in _more(name).items()} | MORE_FLUSHED
 
 
 def _spec(case: Case) -> RunSpec:
@@ -137,3 +151,12 @@ def test_it_is_known_of_which_layers_autograd_saves_views_of_weights(kind: str, 
 def test_equals_a_replay(key: str) -> None:
     spec = _spec((CASES | MORE)[key])
     _assert_replayed(_trained(spec.parallel.world, key in MORE)[key], spec)
+
+
+@pytest.mark.parametrize("key", FLUSHED)
+def test_each_place_is_clipped_by_a_factor_of_its_own(key: str) -> None:
+    """The norms of both places are over the limit, and differ: one factor for all would give other parameters."""
+    spec = _spec(FLUSHED[key])
+    alike = replay(spec.model_copy(update={"parallel": spec.parallel.model_copy(update={"pp": 1, "chunks": None})}))
+    with pytest.raises(AssertionError, match="change of parameter"):
+        assert_moved_alike(_trained(spec.parallel.world, False)[key], alike)
