@@ -106,7 +106,7 @@ def _check_micro_batches(split: ParallelSpec, text: str) -> None:
 
 def _check_beside(spec: RunSpec, text: str) -> None:
     split = spec.parallel
-    alike = in_place_of(REPLICAS, [degree for degree in divisors(spec.train.global_batch) if degree > 1])
+    alike = in_place_of(REPLICAS, [degree for degree in divisors(spec.train.global_batch) if degree > 1] or [2])
     if split.zero:
         raise refusal(
             ("parallel.zero", "parallel.replicas"),

@@ -110,6 +110,8 @@ def test_what_is_not_spelt_right_is_told_what_would_be(text: str, words: str) ->
         (["unbalanced_cut"], {"dp": 2}, "inject.unbalanced_cut", "parallel.pp"),
         (["unbalanced_cut:stage=2"], {"pp": 2}, "inject.unbalanced_cut.stage", "0 to 1"),
         (["unbalanced_cut:units=5"], {"pp": 2}, "inject.unbalanced_cut.units", "at most 2"),
+        (["unbalanced_cut"], {"pp": 2, "cuts": (5,)}, "inject.unbalanced_cut.stage", "it has one; use stage=1."),
+        (["unbalanced_cut"], {"pp": 6, "micro_batches": 2}, "inject.unbalanced_cut.stage", "leave this fault out"),
         (["high_scale"], {}, "inject.high_scale", "train.precision"),
         (["high_lr:step=99"], {}, "inject.high_lr.step", "last step is 5; use step=5 or less, or steps=100"),
         (["memory_hog:rank=1"], {}, "inject.memory_hog.rank", "try 0"),
@@ -122,6 +124,26 @@ def test_a_fault_that_does_not_fit_the_run_names_its_field(
     found = errors(*inject, **more)
     assert list(found) == [field]
     assert words in found[field]
+
+
+@pytest.mark.parametrize(
+    ("inject", "more", "second", "name"),
+    [
+        ("slow_link", {"dp": 2}, "parallel.pp", "pipeline=1"),
+        ("slow_link", {"pp": 2, "train": {"device": "cuda"}}, "train.device", "train.device"),
+        ("slow_group", {"dp": 2, "train": {"device": "cuda"}}, "train.device", "train.device"),
+        ("slow_group:axis=tensor", {"dp": 2}, "parallel.tp", "tensor=1"),
+        ("flipped_bit:rank=2", {"pp": 2, "replicas": (2, 1), "micro_batches": 2}, "parallel.replicas", "replicas=2-1"),
+        ("flipped_bit:step=6", {"dp": 2}, "train.steps", "steps=7"),
+    ],
+)
+def test_a_fault_that_does_not_fit_names_the_field_it_does_not_fit(
+    inject: str, more: dict[str, Any], second: str, name: str
+) -> None:
+    with pytest.raises(ValidationError) as caught:
+        spec_of(inject, **more)
+    (told,) = caught.value.errors()
+    assert told["ctx"]["fields"][1:] == [second] and name in told["msg"]
 
 
 def test_an_unknown_kind_names_the_known_ones() -> None:
