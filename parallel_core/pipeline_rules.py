@@ -38,8 +38,8 @@ def _check_program(split: ParallelSpec) -> None:
         raise refusal(
             fields,
             f"schedule={split.schedule} takes no program; use",
-            Way("leave program empty", "parallel.program", [None]),
             Way("schedule={}", "parallel.schedule", [CUSTOM]),
+            Way("leave program empty", "parallel.program", [None]),
         )
     _check_read(split, split.program)
 

@@ -118,7 +118,7 @@ def test_places_are_those_of_the_program() -> None:
             GPIPE,
             {"schedule": "1f1b"},
             "parallel.program",
-            "schedule=1f1b takes no program; leave program empty, or use schedule=custom",
+            "schedule=1f1b takes no program; use schedule=custom, or leave program empty",
         ),
         (GPIPE, {"pp": 3}, "parallel.pp", "pipeline=3 does not fit the program; use 2."),
         (GPIPE, {"micro_batches": 4}, "parallel.micro_batches", "micro-batches=4 does not fit the program; use 2."),
