@@ -110,8 +110,8 @@ def _whole(how: TensorSplit, places: dict[Any, int], shares: list[Tensors]) -> T
 
 
 @cache
-def reference(tied: bool = False, clip: float | None = 0.5) -> Trained:
-    return train(spec_of({"tied": tied}, {"clip_norm": clip}))
+def reference(tied: bool = False, clip: float | None = 0.5, layers: int = 2) -> Trained:
+    return train(spec_of({"tied": tied, "layers": layers}, {"clip_norm": clip}))
 
 
 def assert_equal(got: Trained, want: Trained) -> None:

@@ -96,13 +96,26 @@ def test_it_is_named() -> None:
         {"pp": 2, "schedule": "gpipe", "recompute": "full"},
         {"pp": 2, "schedule": "interleaved", "tp": 2},
         {"pp": 2, "schedule": "1f1b", "dp": 2, "zero": 2},
+        {"pp": 3, "schedule": "interleaved", "micro_batches": 8},
+        pytest.param({"pp": 4, "schedule": "interleaved", "micro_batches": 8}, marks=pytest.mark.full),
+        pytest.param({"pp": 3, "schedule": "looped-bfs", "micro_batches": 8}, marks=pytest.mark.full),
+        pytest.param({"pp": 4, "schedule": "1f1b", "micro_batches": 8}, marks=pytest.mark.full),
     ],
-    ids=["1f1b", "gpipe, recomputed", "interleaved x TP", "1f1b x ZeRO-2"],
+    ids=[
+        "1f1b",
+        "gpipe, recomputed",
+        "interleaved x TP",
+        "1f1b x ZeRO-2",
+        "interleaved, 3 ranks",
+        "interleaved, 4 ranks",
+        "looped-bfs, 3 ranks",
+        "1f1b, 4 ranks",
+    ],
 )
 def test_losses_and_parameters_keep_their_bits(yard: LocalYard, tmp_path: Path, split: dict[str, Any]) -> None:
     runs = []
     for early in (False, True):
-        outcome = yard.run(spec(micro_batches=4, early_gradients=early, **split), tmp_path / str(early))
+        outcome = yard.run(spec(early_gradients=early, **{"micro_batches": 4, **split}), tmp_path / str(early))
         assert outcome.ok, outcome.failure()
         runs.append(outcome)
     plain, parted = runs

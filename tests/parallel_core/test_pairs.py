@@ -6,6 +6,8 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from parallel_core.engine.distributed import Rendezvous
 from parallel_core.engine.trainer import Trainer
 from parallel_core.schedule import build
@@ -13,7 +15,7 @@ from parallel_core.schedule.ir import Kind
 from parallel_core.spec import RunSpec
 from tests.parallel_core import parity, ranks
 
-SPLIT = {"pp": 2, "micro_batches": 8, "schedule": "dualpipe-v"}
+SPLIT = {"micro_batches": 8, "schedule": "dualpipe-v"}
 
 
 def _spans(spec: RunSpec, rank: int, meeting: Rendezvous, folder: Path) -> Any:
@@ -28,8 +30,10 @@ def _spans(spec: RunSpec, rank: int, meeting: Rendezvous, folder: Path) -> Any:
     return ranks.with_trainer(spec, rank, meeting, folder, use)
 
 
-def test_what_its_forward_makes_is_sent_before_its_backward(tmp_path: Path) -> None:
-    spec = parity.spec_of({}, {}, **SPLIT)
+@pytest.mark.parametrize("pp", [2, 3, pytest.param(4, marks=pytest.mark.full)])
+def test_what_its_forward_makes_is_sent_before_its_backward(pp: int, tmp_path: Path) -> None:
+    """A rank in the middle of the V sends to both of its neighbours."""
+    spec = parity.spec_of({"layers": 4}, {}, pp=pp, **SPLIT)
     made, sent_inside = build(spec), 0
     for place, spans in ranks.run(spec, _spans, tmp_path):
         at = {(Kind(kind), stage, micro): (start, end) for kind, stage, micro, start, end in spans}

@@ -11,51 +11,85 @@ import pytest
 
 from parallel_core.engine.distributed import Rendezvous
 from parallel_core.engine.trainer import Trainer
-from parallel_core.schedule.traits import TRAITS
+from parallel_core.schedule.table import to_csv
+from parallel_core.schedule.traits import CUSTOM, TRAITS
 from parallel_core.spec import RunSpec
+from parallel_core.traces.known_programs import torch_zero_bubble
 from tests.parallel_core import ranks
 from tests.parallel_core.parity import TRAIN, Trained, assert_equal, reference, spec_of, train_many
 
-NAMES = [name for name, its in TRAITS.items() if its.sync == "flush" and (its.split or its.chunks > 1)]
+NAMES = [name for name, its in TRAITS.items() if its.sync == "flush" and (its.split or its.chunks > 1)] + [CUSTOM]
 """All flushing schedules that `test_parity` does not cover."""
+DEPTHS = (3, 4)
+"""Pipelines with a rank in the middle: it has two peers, and in a loop or V messages both ways with each of them."""
+LAYERS = 4
+"""Of the model in these pipelines: enough for two stages a rank, with several layers on one of them."""
+QUICK = ("interleaved-3", "zb-v-3")
+"""The cases with a middle rank that always run."""
 UNEVEN = {2: (5,), 4: (1, 2, 5)}
 """Cuts for a number of stages: one stage has a single layer, another three or more."""
 STEPS = 10
-Case = tuple[bool, dict[str, Any]]
-"""Whether embedding and head share their weight; fields of ParallelSpec."""
+Case = tuple[dict[str, Any], dict[str, Any]]
+"""Arguments of `reference`, which are fields of ModelSpec, too; fields of ParallelSpec."""
+
+
+def _split(name: str, pp: int, micro_batches: int) -> dict[str, Any]:
+    """Fields of a pipeline. The own schedule is PyTorch's interleaved zero bubble: it is none of ours."""
+    split = {"schedule": name, "pp": pp, "micro_batches": micro_batches}
+    return split | ({"program": to_csv(torch_zero_bubble(pp, 2, micro_batches))} if name == CUSTOM else {})
 
 
 def _cases(name: str) -> dict[str, Case]:
-    two = {"schedule": name, "pp": 2, "micro_batches": 4}
+    two = _split(name, 2, 4)
     stages = spec_of(**two).parallel.stages
     cases: dict[str, Case] = {
-        f"{name}": (False, two),
-        f"{name}-recompute": (False, two | {"recompute": "full"}),
-        f"{name}-uneven-tied": (True, two | {"cuts": UNEVEN[stages]}),
-        f"{name}-dp": (False, two | {"dp": 2}),
-        f"{name}-tp-recompute-tied": (True, two | {"tp": 2, "recompute": "full"}),
+        f"{name}": ({}, two),
+        f"{name}-recompute": ({}, two | {"recompute": "full"}),
+        f"{name}-uneven-tied": ({"tied": True}, two | {"cuts": UNEVEN[stages]}),
+        f"{name}-dp": ({}, two | {"dp": 2}),
+        f"{name}-tp-recompute-tied": ({"tied": True}, two | {"tp": 2, "recompute": "full"}),
     }
-    if TRAITS[name].most is None:
-        cases[f"{name}-3-chunks"] = (False, two | {"chunks": 3})
+    if TRAITS[name].most is None and name != CUSTOM:
+        cases[f"{name}-3-chunks"] = ({}, two | {"chunks": 3})
     return cases
 
 
-CASES = {key: case for name in NAMES for key, case in _cases(name).items()}
+def _deep_cases(name: str, pp: int) -> dict[str, Case]:
+    deep, split = {"layers": LAYERS}, _split(name, pp, 8)
+    cases: dict[str, Case] = {
+        f"{name}-{pp}": (deep, split),
+        f"{name}-{pp}-recompute-tied": (deep | {"tied": True}, split | {"recompute": "full"}),
+    }
+    if not TRAITS[name].pairs:  # they need more micro-batches than this global batch has for two replicas
+        cases[f"{name}-{pp}-dp"] = (deep, _split(name, pp, 4) | {"dp": 2})
+    if TRAITS[name].most is None and name != CUSTOM and pp == 3:
+        cases[f"{name}-{pp}-3-chunks"] = (deep, split | {"chunks": 3})
+    return cases
+
+
+DEEP = {key: case for name in NAMES for pp in DEPTHS for key, case in _deep_cases(name, pp).items()}
+CASES = {key: case for name in NAMES for key, case in _cases(name).items()} | DEEP
+
+
+def _always(key: str) -> bool:
+    return key in QUICK or key not in DEEP
 
 
 def _spec(case: Case) -> RunSpec:
-    return spec_of({"tied": case[0]}, **case[1])
+    return spec_of(case[0], **case[1])
 
 
 @cache
-def _trained(world: int) -> dict[str, Trained]:
-    keys = [key for key, case in CASES.items() if _spec(case).parallel.world == world]
+def _trained(world: int, always: bool) -> dict[str, Trained]:
+    """All cases with this number of ranks that always run, or all others: one launch for all of them."""
+    keys = [key for key, case in CASES.items() if _spec(case).parallel.world == world and _always(key) == always]
     return dict(zip(keys, train_many([_spec(CASES[key]) for key in keys]), strict=True))
 
 
-@pytest.mark.parametrize("key", CASES)
+@pytest.mark.parametrize("key", [pytest.param(key, marks=() if _always(key) else pytest.mark.full) for key in CASES])
 def test_equals_one_process(key: str) -> None:
-    assert_equal(_trained(_spec(CASES[key]).parallel.world)[key], reference(tied=CASES[key][0]))
+    got = _trained(_spec(CASES[key]).parallel.world, _always(key))[key]
+    assert_equal(got, reference(**CASES[key][0]))
 
 
 def _ten_steps(trainer: Trainer) -> Any:
@@ -67,30 +101,34 @@ def _work(spec: RunSpec, rank: int, meeting: Rendezvous, folder: Path) -> Any:
     return ranks.with_trainer(spec, rank, meeting, folder, _ten_steps)
 
 
-def _exact(**parallel: Any) -> RunSpec:
-    return spec_of({}, {"precision": "fp32", "steps": STEPS}, micro_batches=4, **parallel)
+def _exact(layers: int, micro_batches: int, **parallel: Any) -> RunSpec:
+    train = {"precision": "fp32", "steps": STEPS}
+    return spec_of({"layers": layers}, train, **{"micro_batches": micro_batches, **parallel})
 
 
 @cache
-def _of_one_process() -> Any:
-    return ranks.run(_exact(), _work, ranks.scratch())[0]
+def _of_one_process(layers: int, micro_batches: int) -> Any:
+    return ranks.run(_exact(layers, micro_batches), _work, ranks.scratch())[0]
 
 
 @cache
-def _runs() -> dict[str, Any]:
-    keys = {"1f1b": _exact(pp=2)} | {name: _exact(pp=2, schedule=name) for name in NAMES}
-    return dict(zip(keys, ranks.run_many(list(keys.values()), _work, ranks.scratch()), strict=True))
+def _runs(pp: int, layers: int, micro_batches: int) -> dict[str, Any]:
+    specs = {name: _exact(layers, **_split(name, pp, micro_batches)) for name in ["1f1b", *NAMES]}
+    return dict(zip(specs, ranks.run_many(list(specs.values()), _work, ranks.scratch()), strict=True))
 
 
+@pytest.mark.parametrize(
+    ("pp", "layers", "micro_batches"), [(2, 2, 4), pytest.param(4, LAYERS, 8, marks=pytest.mark.full)]
+)
 @pytest.mark.parametrize("name", ["1f1b", *NAMES])
-def test_ten_steps_have_the_bits_of_one_process(name: str) -> None:
+def test_ten_steps_have_the_bits_of_one_process(name: str, pp: int, layers: int, micro_batches: int) -> None:
     """In fp32 with clipping: the bits of losses, norms and parameters do not depend on the order of operations or the
     placement of stages.
     """
-    totals, want = _of_one_process()
+    totals, want = _of_one_process(layers, micro_batches)
     assert min(norm for _, norm in totals) > TRAIN["clip_norm"], "clipping must be active"
     got: dict[str, np.ndarray] = {}
-    for seen, parameters in _runs()[name]:
+    for seen, parameters in _runs(pp, layers, micro_batches)[name]:
         assert seen == totals
         got |= parameters
     assert got.keys() == want.keys()
