@@ -32,16 +32,22 @@ def finish(seat: RankArgs, sink: FileSink, page: Progress) -> None:
 
 def raise_error(seat: RankArgs, sink: FileSink, page: Progress) -> None:
     """Raises once all other ranks are under way."""
-    others = [rank for rank in range(seat.spec.parallel.world) if rank != seat.rank]
-    while any((where := read(seat.folder, rank)) is None or where.step < 1 for rank in others):
-        time.sleep(0.01)
+    _await_others(seat)
     page.at(4, "1F3")
     raise ValueError("a fault of the rank's own code")
 
 
+def _await_others(seat: RankArgs) -> None:
+    others = [rank for rank in range(seat.spec.parallel.world) if rank != seat.rank]
+    while any((where := read(seat.folder, rank)) is None or where.step < 1 for rank in others):
+        time.sleep(0.01)
+
+
 def run_out(seat: RankArgs, sink: FileSink, page: Progress) -> None:
+    """Allocates more than its cap once all other ranks are under way."""
     import torch
 
+    _await_others(seat)
     meter = MemoryMeter(cap=1000)
     with meter.measure():
         torch.zeros(4096)

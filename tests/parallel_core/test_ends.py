@@ -23,6 +23,8 @@ from parallel_core.spec import RunSpec
 
 pytestmark = pytest.mark.skipif(not processes.LINUX, reason="reads /proc")
 LIMIT_S, MOMENTS = 60.0, 10
+GONE_S = 15.0
+"""The longest wait from the failure of one rank to the end of all: three times what the product promises."""
 MODEL = {"layers": 4, "hidden": 32, "heads": 2, "seq": 16, "vocab": 64}
 KINDS: dict[str, dict[str, Any]] = {
     "data": {"dp": 2},
@@ -64,20 +66,29 @@ class Bench:
 
     def end(self) -> list[tuple[int, int]]:
         """(rank, exit code) in the order in which ranks ended, once nothing of the run is left."""
-        return [(e["rank"], e["code"]) for e in self._until("gone", 1) if e["event"] == "exit"]
+        return _exits(self._until("gone", 1))
+
+    def end_of_one(self, within: float = LIMIT_S) -> list[tuple[int, int]]:
+        """The same, once one rank has ended within this time and, GONE_S later at most, nothing of the run is left."""
+        return _exits([*self._until("exit", 1, within), *self._until("gone", 1, GONE_S)])
 
     def open_files(self) -> int:
         return len(list(Path(f"/proc/{self.server.pid}/fd").iterdir()))
 
-    def _until(self, kind: str, count: int) -> list[Event]:
-        """All events of this run until `count` of the given kind have arrived."""
+    def _until(self, kind: str, count: int, within: float = LIMIT_S) -> list[Event]:
+        """All events of this run until `count` of the given kind have arrived, all of them within this time."""
         seen: list[Event] = []
+        deadline = time.monotonic() + within
         while sum(e["event"] == kind for e in seen) < count:
-            event = self._events.get(timeout=LIMIT_S)
+            event = self._events.get(timeout=max(0.01, deadline - time.monotonic()))
             assert event["event"] not in ("lost", "refused"), event
             if event.get("attempt") == self._attempt and event["event"] != "store":
                 seen.append(event)
         return seen
+
+
+def _exits(events: list[Event]) -> list[tuple[int, int]]:
+    return [(e["rank"], e["code"]) for e in events if e["event"] == "exit"]
 
 
 @pytest.fixture(scope="module")
@@ -103,7 +114,7 @@ def stepping(folder: Path, ranks: int, step: int) -> None:
 def test_memory_that_runs_out_on_one_rank_ends_the_other_where_it_waits(bench: Bench) -> None:
     hog = {"kind": "memory_hog", "rank": 1, "mib": 64}
     folder, pids = bench.start(spec_of(KINDS["pipeline"], inject=[hog], trace={"memory_cap": 32 << 20}))
-    assert bench.end()[0] == (1, EXIT_MEMORY)
+    assert bench.end_of_one()[0] == (1, EXIT_MEMORY)
     fault = last_of(folder, 1, "fault")
     assert (
         fault and fault["cause"] == "out_of_memory" and "cap" in fault["message"] and "Traceback" in fault["traceback"]
@@ -131,7 +142,7 @@ def test_a_rank_killed_at_any_moment_ends_all(bench: Bench, kind: str, moments: 
         time.sleep(chance.random() / 5)
         victim = chance.randrange(world)
         os.kill(pids[victim], signal.SIGKILL)
-        assert bench.end()[0] == (victim, -signal.SIGKILL)
+        assert bench.end_of_one(GONE_S)[0] == (victim, -signal.SIGKILL)
         assert not any(Path(f"/proc/{pid}").exists() for pid in pids.values()), "not even a zombie is left"
     assert bench.open_files() == files
     bench.start(whole)

@@ -33,6 +33,8 @@ from parallel_core.spec import RunSpec
 from tests.parallel_core.launch_ranks import FORK_ONCE
 
 LIMIT_S = 60.0
+GONE_S = 15.0
+"""The longest wait from the failure of one rank to the end of all: three times what the product promises."""
 COMMAND = [sys.executable, "-m", "tests.parallel_core.launch_ranks"]
 pytestmark = pytest.mark.skipif(not processes.LINUX, reason="reads /proc")
 
@@ -46,9 +48,9 @@ class Yard:
         self._queue: queue.SimpleQueue[Event] = queue.SimpleQueue()
         self.server = ForkServer(self._queue.put, [*COMMAND, *options])
 
-    def until(self, event: str, **match: Any) -> Event:
+    def until(self, event: str, within: float = LIMIT_S, **match: Any) -> Event:
         """The next event of that kind that matches; all events before it are kept in `events`, too."""
-        deadline = time.monotonic() + LIMIT_S
+        deadline = time.monotonic() + within
         while True:
             got = self._queue.get(timeout=max(0.01, deadline - time.monotonic()))
             self.events.append(got)
@@ -162,7 +164,8 @@ def test_two_attempts_run_at_once(shared: Yard) -> None:
 
 def test_the_first_failing_rank_ends_the_others_and_comes_first(shared: Yard) -> None:
     folder = shared.start(6, "wait", "raise_error", "ignore_term")
-    shared.until("gone", attempt=6)
+    shared.until("exit", attempt=6)
+    shared.until("gone", GONE_S, attempt=6)
     assert shared.exits(6)[0] == (1, EXIT_FAULT)
     assert dict(shared.exits(6))[2] == -signal.SIGKILL
     fault = told(folder, 1, "fault")
@@ -173,9 +176,10 @@ def test_the_first_failing_rank_ends_the_others_and_comes_first(shared: Yard) ->
 
 
 def test_out_of_memory_is_told_from_other_faults(shared: Yard) -> None:
-    folder = shared.start(7, "run_out")
-    shared.until("gone", attempt=7)
-    assert shared.exits(7) == [(0, EXIT_MEMORY)]
+    folder = shared.start(7, "run_out", "ignore_term")
+    shared.until("exit", attempt=7)
+    shared.until("gone", GONE_S, attempt=7)
+    assert shared.exits(7) == [(0, EXIT_MEMORY), (1, -signal.SIGKILL)]
     assert told(folder, 0, "fault")["cause"] == "out_of_memory"
 
 
@@ -247,12 +251,12 @@ def test_a_signal_is_told_with_what_it_means() -> None:
 
 
 def test_a_rank_killed_from_outside_ends_its_group(yard: Yard) -> None:
-    folder = yard.start(1, "wait", "wait")
-    eventually(lambda: where_waiting(folder, 2))
-    yard.until("started", rank=1)
+    folder = yard.start(1, "wait", "wait", "ignore_term")
+    eventually(lambda: where_waiting(folder, 3))
+    yard.until("started", rank=2)
     os.kill(yard.ranks(1)[1][0], signal.SIGKILL)
-    yard.until("gone", attempt=1)
-    assert yard.exits(1) == [(1, -signal.SIGKILL), (0, -signal.SIGTERM)]
+    yard.until("gone", GONE_S, attempt=1)
+    assert yard.exits(1) == [(1, -signal.SIGKILL), (0, -signal.SIGTERM), (2, -signal.SIGKILL)]
 
 
 def test_ranks_die_with_the_fork_server(yard: Yard) -> None:
