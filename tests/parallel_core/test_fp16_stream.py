@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from parallel_core.checkpoint import folder as folders
 from parallel_core.checkpoint import manifest as manifests
 from parallel_core.engine.distributed import Rendezvous
+from parallel_core.engine.norm import Totals
 from parallel_core.engine.scaled import marked, rescaled
 from parallel_core.engine.trainer import Trainer
 from parallel_core.layout import Layout
@@ -151,7 +152,7 @@ def test_equals_a_replay_with_a_scale_a_stage() -> None:
         )
 
 
-def _saved(trainer: Trainer, folder: Path) -> list[float]:
+def _saved(trainer: Trainer, folder: Path) -> list[Totals]:
     begin(trainer)
     return test_checkpoint.saved_in_passing(trainer, folder)
 
