@@ -42,8 +42,8 @@ _Part = tuple[Tensor, int, int]
 
 
 class ReplicasDiffer(Exception):
-    """Ranks that should hold the same bits do not; the message names the step, the first differing tensor, and the
-    ranks."""
+    """Ranks that should hold the same bits do not; the message names the steps in which it can have begun, the
+    first differing tensor, and the ranks."""
 
 
 class Print(NamedTuple):
@@ -57,9 +57,12 @@ class Print(NamedTuple):
 
 
 class Fingerprints:
-    """Compares fingerprints over all ranks. `check` is a collective: every rank calls it after the same steps."""
+    """Compares fingerprints over all ranks. `check` is a collective: every rank calls it after the same steps.
 
-    def __init__(self, trainer: Trainer, group: Group) -> None:
+    `first` = first step of the attempt.
+    """
+
+    def __init__(self, trainer: Trainer, group: Group, first: int) -> None:
         self._trainer, self._group = trainer, group
         model, layout = trainer.spec.model, trainer.layout
         self._every = trainer.spec.trace.fingerprint_every
@@ -69,7 +72,8 @@ class Fingerprints:
         self._shapes = {**parameter_shapes(model), **buffer_shapes(model)}
         self._reads = [bool(outline_of(model).readers & set(names)) for names in units]
         self._width = max(map(len, self._names)) + 2
-        self._equal_at: int | None = None
+        self._unseen = first
+        """The first step that is not compared yet."""
 
     def due(self, step: int) -> bool:
         """Whether `step` is to be checked: every k-th step and the last one; never where k is 0."""
@@ -84,7 +88,7 @@ class Fingerprints:
         table = self._exchange(self._own_numbers(step))
         whole = self._compare_tensors(table, step)
         samples = self._compare_samples(table, step)
-        self._equal_at = step
+        self._unseen = step + 1
         return Print(step, whole, samples, time.perf_counter() - began)
 
     def _own_numbers(self, step: int) -> list[int]:
@@ -145,8 +149,9 @@ class Fingerprints:
         return drawn[None][1]
 
     def _differ(self, what: str, step: int) -> ReplicasDiffer:
-        before = "" if self._equal_at is None else f"; all were equal after step {self._equal_at}"
-        return ReplicasDiffer(f"Replicas differ after step {step}: {what}{before}.")
+        """Returns the error, with the steps since the last comparison: it can have happened in any of them."""
+        when = f"in step {step}" if self._unseen == step else f"between steps {self._unseen} and {step}"
+        return ReplicasDiffer(f"Replicas began to differ {when}: {what}.")
 
 
 def _units(trainer: Trainer, stage: int) -> list[str]:

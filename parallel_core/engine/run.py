@@ -69,7 +69,7 @@ def run_rank(
             _end(trainer, report, saver)
             return
         interference = Interference(device, groups.world, trainer.layout.world, rendezvous.node or 0)
-        _train(trainer, report, interference, first, saver, Fingerprints(trainer, groups.world))
+        _train(trainer, report, interference, first, saver, Fingerprints(trainer, groups.world, first))
 
 
 def lets_go_of_weights(spec: RunSpec) -> bool:

@@ -31,7 +31,8 @@ def test_queued_run_says_who_holds_its_devices_and_how_long(reader: Client, alic
 def test_replicas_that_differ_are_no_error_in_the_code(reader: Client, alice: Any) -> None:
     run = factory.queued(alice)
     factory.start(run)
-    detail = "Rank 0 failed at step 19: ReplicasDiffer: Replicas differ after step 19: head.weight of rank 1."
+    what = "Replicas began to differ between steps 0 and 19: head.weight of rank 1."
+    detail = f"Rank 0 failed at step 19: ReplicasDiffer: {what}"
     factory.end(run, State.FAILED, detail, "user_code")
     said = html(reader, run)
     assert "Failed: replicas differ" in said and "an error in the training code" not in said

@@ -256,7 +256,7 @@ def test_a_flipped_bit_is_found_by_every_rank(tmp_path: Path) -> None:
     spec = spec_of("flipped_bit:rank=1,step=3", dp=2)
     first, second = ranks.run(spec, _end, tmp_path)
     assert first == second
-    assert first.startswith("Replicas differ after step 5: ")
+    assert first.startswith("Replicas began to differ between steps 0 and 5: ")
     assert ".weight of rank 1 is not that of rank 0" in first or ".bias of rank 1 is not that of rank 0" in first
 
 

@@ -71,15 +71,19 @@ def ends(spec: RunSpec, spoil: Callable[..., None]) -> list[str]:
 def test_one_flipped_bit_on_one_replica_ends_the_run_on_every_rank() -> None:
     name = "block.1.mlp.fc1.weight"
     said = ends(spec_of(dp=2), partial(flip, at=3, on=1, name=name))
-    assert (
-        said
-        == [f"Replicas differ after step 5: {name} of rank 1 is not that of rank 0; all were equal after step 2."] * 2
-    )
+    assert said == [f"Replicas began to differ between steps 3 and 5: {name} of rank 1 is not that of rank 0."] * 2
+
+
+def test_the_step_is_said_where_the_one_before_it_was_compared_too() -> None:
+    said = ends(spec_of(every=1, dp=2), partial(flip, at=3, on=1, name="head.norm.weight"))
+    assert said[0].startswith("Replicas began to differ in step 3: head.norm.weight")
 
 
 def test_what_tensor_ranks_hold_whole_is_compared_too() -> None:
     said = ends(spec_of(tp=2), partial(flip, at=2, on=1, name="head.norm.weight"))
-    assert said[0].startswith("Replicas differ after step 2: head.norm.weight of rank 1 is not that of rank 0")
+    assert said[0].startswith(
+        "Replicas began to differ between steps 0 and 2: head.norm.weight of rank 1 is not that of rank 0"
+    )
 
 
 def test_tied_stages_are_compared_too() -> None:
@@ -114,7 +118,7 @@ def test_a_run_says_what_was_equal(tmp_path: Path) -> None:
 def prints(spec: RunSpec, rank: int, meeting: Rendezvous, folder: Path) -> Any:
     def use(trainer: Trainer) -> Any:
         group = torch.distributed.group.WORLD if trainer.layout.world > 1 else None
-        return Fingerprints(trainer, group).check(0)[:3]
+        return Fingerprints(trainer, group, first=0).check(0)[:3]
 
     return ranks.with_trainer(spec, rank, meeting, folder, use)
 
