@@ -65,14 +65,26 @@ def test_every_step_reports_its_loss_and_how_stale_it_was(name: str, late: list[
         assert series(frames)["staleness"][-1] == (8, most)
 
 
-@pytest.mark.parametrize("name", ["1f1b-stash", "1f1b-2bw"])
+Versions = dict[tuple[int, Kind], int]
+AGES: dict[str, Versions] = {
+    "1f1b-naive": {(0, Kind.F): 1, (0, Kind.BW): 0, (1, Kind.F): 0, (1, Kind.BW): 0},
+    "1f1b-stash": {(0, Kind.F): 1, (0, Kind.BW): 1, (1, Kind.F): 0, (1, Kind.BW): 0},
+    "1f1b-vertical": {(0, Kind.F): 1, (0, Kind.BW): 1, (1, Kind.F): 1, (1, Kind.BW): 1},
+}
+"""By (stage, kind): how many updates the weights lack that all micro-batches before this one would have made."""
+
+
+@pytest.mark.parametrize("name", ["1f1b-naive", "1f1b-stash", "1f1b-vertical", "1f1b-2bw"])
 def test_spans_say_which_version_was_used(name: str, tmp_path: Path) -> None:
-    seen = ranks.run(spec_of(name), _whole, tmp_path)
-    frame = next(frame for frame in seen[0] if frame.kind == "spans")
-    rows, first = np.frombuffer(frame.blob, SPAN), frame.header["step"] * M
-    used = {int(row["micro_batch"]): int(row["version"]) for row in rows if row["kind"] == Kind.BW}
-    late = {i: first + i - 1 for i in range(M)} if name == "1f1b-stash" else dict.fromkeys(range(M), first - M)
-    assert used == late
+    for stage, frames in enumerate(ranks.run(spec_of(name), _whole, tmp_path)):
+        frame = next(frame for frame in frames if frame.kind == "spans")
+        rows, first = np.frombuffer(frame.blob, SPAN), frame.header["step"] * M
+        for kind in (Kind.F, Kind.BW):
+            used = {int(row["micro_batch"]): int(row["version"]) for row in rows if row["kind"] == kind}
+            ahead = int((stage, kind) == (0, Kind.F))  # the first stage is one forward ahead
+            assert list(used) == list(range(ahead, M + ahead))
+            late = {i: i // M * M - M if name == "1f1b-2bw" else i - AGES[name][stage, kind] for i in used}
+            assert used == {i: first + version for i, version in late.items()}, (stage, kind)
 
 
 def test_a_checkpoint_drains_and_a_resumed_run_has_the_same_bits(tmp_path: Path) -> None:
