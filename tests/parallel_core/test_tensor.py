@@ -17,9 +17,11 @@ from parallel_core.observe.recorder import SpanRecorder
 from parallel_core.observe.scope import Scope
 from parallel_core.schedule.ir import Kind
 from parallel_core.spec import RunSpec
-from parallel_core.tensor.group import TensorGroup
+from parallel_core.tensor.columns import GatheredLinear
+from parallel_core.tensor.group import Begun, TensorGroup
 from parallel_core.tensor.linear import ColumnLinear, RowLinear
 from parallel_core.tensor.parallelise import shard
+from parallel_core.tensor.sequence import GatheringColumn, Rows
 from parallel_core.tensor.vocab import VocabCrossEntropy, VocabEmbedding
 from parallel_core.tensor.weights import WeightGradients
 from tests.parallel_core import ranks
@@ -77,6 +79,63 @@ def test_column_then_row_equals_two_linears(tmp_path: Path) -> None:
         parameters = (up.weight.grad[rows], up.bias.grad[rows], down.weight.grad[columns], down.bias.grad)
         expected = [want.detach(), whole.grad, *parameters]
         torch.testing.assert_close(got, expected, rtol=1e-12, atol=1e-12)
+
+
+class _Noted(TensorGroup):
+    """A group of two of which this is the only process: it notes its collectives in `notes` and moves nothing."""
+
+    def __init__(self) -> None:
+        super().__init__(0, 2, None, Scope(SpanRecorder()))
+        self.notes: list[str] = []
+
+    def begin_all_reduce(self, tensor: Tensor) -> Begun:
+        self.notes.append("begin all_reduce")
+        return Begun(tensor, None, 0)
+
+    def begin_gather(self, mine: Tensor) -> Begun:
+        self.notes.append("begin gather")
+        return Begun(torch.cat([mine, mine], 1), None, 0)
+
+    def begin_scatter(self, tensor: Tensor) -> Begun:
+        self.notes.append("begin scatter")
+        return Begun(tensor.flatten(0, -2).chunk(2)[0][None].contiguous(), None, 0)
+
+    def end(self, begun: Begun) -> Tensor:
+        self.notes.append("end")
+        return begun.tensor
+
+
+def _column(group: TensorGroup, weights: WeightGradients) -> tuple[nn.Module, Tensor]:
+    return ColumnLinear(_linear("fc1", 6, 8), group, weights), _random(2, 4, 6)
+
+
+def _gathering_column(group: TensorGroup, weights: WeightGradients) -> tuple[nn.Module, Tensor]:
+    return GatheringColumn(_linear("fc1", 6, 8), Rows(group, 4), weights), _random(1, 4, 6)
+
+
+def _gathered(group: TensorGroup, weights: WeightGradients) -> tuple[nn.Module, Tensor]:
+    return GatheredLinear(_linear("fc2", 6, 8), group, weights), _random(2, 4, 3)
+
+
+@pytest.mark.parametrize(
+    ("make", "noted"),
+    [
+        (_column, ["begin all_reduce", "weight", "end"]),
+        (_gathering_column, ["begin gather", "end", "begin scatter", "weight", "end"]),
+        (_gathered, ["begin scatter", "weight", "end"]),
+    ],
+    ids=["column", "sequence", "columns"],
+)
+def test_the_input_gradient_is_reduced_while_the_weight_gradient_is_computed(
+    make: Callable[..., tuple[nn.Module, Tensor]], noted: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    group, weights = _Noted(), WeightGradients(Scope(SpanRecorder()))
+    monkeypatch.setattr(weights, "hand_in", lambda _: group.notes.append("weight"))
+    layer, x = make(group, weights)
+    out = layer(x.requires_grad_())
+    group.notes.clear()
+    out.sum().backward()
+    assert group.notes == noted
 
 
 def test_vocabulary_embedding_equals_the_whole_one(tmp_path: Path) -> None:
