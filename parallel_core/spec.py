@@ -61,9 +61,9 @@ class ParallelSpec(_Spec):
     the number of replicas of each, and of tensor ranks of each replica.
 
     `micro_batches` counts per data-parallel replica. `chunks` is the number of stages ("model chunks", "virtual
-    stages") on each pipeline rank; None = the schedule's default. `program` is the CSV of schedule "custom"
-    (`schedule.table`), for one replica. `cuts` are the unit indices (of `ModelSpec.units`) at which the stages 1, 2,
-    .. begin; None lets the engine balance the devices by FLOPs.
+    stages") on each pipeline rank; None = the schedule's default. `program` is the CSV or JSON of schedule
+    "custom" (`schedule.table`), for one replica. `cuts` are the unit indices (of `ModelSpec.units`) at which the
+    stages 1, 2, .. begin; None lets the engine balance the devices by FLOPs.
     """
 
     dp: Degree = 1

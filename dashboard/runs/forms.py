@@ -48,7 +48,7 @@ def _program(upload: UploadedFile) -> str:
     try:
         return upload.read().decode()
     except UnicodeDecodeError as error:
-        raise Invalid({"program_file": f"This is no CSV: byte {error.start} is not UTF-8 text."}) from error
+        raise Invalid({"program_file": f"This is no schedule: byte {error.start} is not UTF-8 text."}) from error
 
 
 @dataclass(frozen=True)
@@ -103,10 +103,10 @@ class RunForm(Form):
         required=False,
         allow_empty_file=True,
         label="or read it from a file",
-        help_text=f"CSV, at most {limits.MAX_PROGRAM // 1024} KiB",
+        help_text=f"CSV or JSON, at most {limits.MAX_PROGRAM // 1024} KiB",
         widget=forms.FileInput(
             attrs={
-                "accept": "text/csv,.csv",
+                "accept": "text/csv,.csv,application/json,.json",
                 "data-max": limits.MAX_PROGRAM,
                 **spec_fields.shown_for("parallel.program"),
             }

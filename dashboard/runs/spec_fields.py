@@ -73,7 +73,11 @@ GROUPS = (
             Entry("parallel.widths", "Tensor ranks of each stage", "where they differ, e.g. 1, 2"),
             Entry("parallel.micro_batches", "Micro-batches", "for each replica"),
             Entry("parallel.chunks", "Model chunks", "stages on each rank; empty: the schedule's own"),
-            Entry("parallel.program", "Own schedule", "CSV as PyTorch spells it: a row a rank"),
+            Entry(
+                "parallel.program",
+                "Own schedule",
+                "CSV as PyTorch spells it: a row a rank; or JSON of the Schedules page",
+            ),
             Entry("parallel.recompute", "Activation recomputation"),
             Entry("parallel.recompute_layers", "Layers that recompute", "e.g. 0, 1; empty: all"),
             Entry("parallel.zero", "ZeRO stage"),

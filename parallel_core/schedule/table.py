@@ -11,11 +11,12 @@ import csv
 import io
 import json
 import re
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import Any, get_args
 
 from parallel_core.limits import MAX_MICRO_BATCHES, MAX_STAGES
-from parallel_core.schedule.ir import COMPUTE, Kind, Op, Schedule
+from parallel_core.schedule.ir import COMPUTE, Kind, Op, Program, Schedule
+from parallel_core.schedule.traits import Sync
 
 _THEIRS = {Kind.F: "F", Kind.BW: "B", Kind.B: "I", Kind.W: "W"}
 _OURS = {text: kind for kind, text in _THEIRS.items()}
@@ -51,18 +52,36 @@ def from_csv(text: str, name: str = "custom") -> Schedule:
     programs = tuple(
         tuple(_parse(cell.strip(), q, i) for i, cell in enumerate(row) if cell.strip()) for q, row in enumerate(rows)
     )
-    homes: dict[int, int] = {}
+    return _schedule(name, programs)
+
+
+def _schedule(name: str, programs: tuple[Program, ...], sync: Sync = "flush", **fields: Any) -> Schedule:
+    """The schedule of these programs: its stages, placement and micro-batches are those of their compute operations."""
+    homes: dict[int, dict[int, int]] = {}
     micro_batches = 0
     for q, op in _parts(programs):
+        if op.kind not in COMPUTE:
+            continue
         _bounded(op, q)
-        if homes.setdefault(op.stage, q) != q:
-            raise TableError(f"stage {op.stage} is given to ranks {homes[op.stage]} and {q}; leave it in one row.")
+        home = homes.setdefault(op.stage, {}).setdefault(op.replica, q)
+        if home != q:
+            raise TableError(f"stage {op.stage} is given to ranks {home} and {q}; leave it in one row.")
         micro_batches = max(micro_batches, op.micro_batch + 1)
+    if not homes:
+        raise TableError("the program computes nothing; write a forward and a backward of each micro-batch.")
     missing = next((stage for stage in range(len(homes)) if stage not in homes), None)
     if missing is not None:
         raise TableError(f"stage {missing} is missing; stages are numbered 0 to {len(homes) - 1} without a gap.")
-    placement = tuple((homes[stage],) for stage in range(len(homes)))
-    return Schedule(name, len(homes), micro_batches, placement, programs)
+    placement = tuple(_replicas(stage, homes[stage]) for stage in range(len(homes)))
+    return Schedule(name, len(homes), micro_batches, placement, programs, sync, **fields)
+
+
+def _replicas(stage: int, ranks: dict[int, int]) -> tuple[int, ...]:
+    """The ranks of a stage's replicas, in replica order."""
+    missing = next((replica for replica in range(len(ranks)) if replica not in ranks), None)
+    if missing is not None:
+        raise TableError(f"stage {stage} has no replica {missing}; its replicas are numbered from 0 without a gap.")
+    return tuple(ranks[replica] for replica in range(len(ranks)))
 
 
 def _bounded(op: Op, rank: int) -> None:
@@ -91,7 +110,81 @@ def to_json(schedule: Schedule) -> str:
     )
 
 
-def _parts(programs: tuple[tuple[Op, ...], ...]) -> Iterator[tuple[int, Op]]:
+def is_json(text: str) -> bool:
+    """Whether a program is JSON: no CSV begins so."""
+    return text.lstrip()[:1] in ("{", "[")
+
+
+def from_json(text: str) -> Schedule:
+    """The inverse of `to_json`; a list stands for the programs alone. Raises TableError.
+
+    `stages`, `micro_batches` and `placement` follow from the operations and are not read.
+    """
+    try:
+        data = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise TableError(f"the program is no JSON: {error}.") from error
+    data = {"programs": data} if isinstance(data, list) else data
+    rows = data.get("programs") if isinstance(data, dict) else None
+    if not isinstance(rows, list) or not all(isinstance(row, list) for row in rows) or not any(rows):
+        raise TableError('"programs" holds no operations; write a list for each pipeline rank, such as [["F", 0, 0]].')
+    programs = tuple(tuple(_op(cell, q, i) for i, cell in enumerate(row)) for q, row in enumerate(rows))
+    return _schedule(programs=programs, **_header(data))
+
+
+_FORMS: dict[str, tuple[Any, Callable[[Any], bool], str]] = {
+    "name": ("custom", lambda value: isinstance(value, str), "a text"),
+    "sync": ("flush", lambda value: value in get_args(Sync), f"one of {', '.join(get_args(Sync))}"),
+    "vertical": (False, lambda value: isinstance(value, bool), "true or false"),
+    "per_step": (0, lambda value: _whole(value) and value >= 0, "a whole number from 0"),
+}
+"""Field of the JSON beside the operations -> its default, whether a value is valid, and in words which are."""
+
+
+def _header(data: dict[str, Any]) -> dict[str, Any]:
+    found = {}
+    for name, (default, valid, form) in _FORMS.items():
+        found[name] = data.get(name, default)
+        if not valid(found[name]):
+            raise TableError(f'"{name}" is {_shown(found[name])}; write {form}.')
+    return found
+
+
+def _op(cell: Any, rank: int, column: int) -> Op:
+    """The inverse of `_cells`; what follows the micro-batch may be left out."""
+    if isinstance(cell, list) and 3 <= len(cell) <= len(_FIELDS) + 1 and cell[0] in list(Kind.__members__):
+        numbers, partner = cell[1 : len(_FIELDS)], cell[len(_FIELDS)] if len(cell) > len(_FIELDS) else None
+        if all(map(_whole, numbers)) and _fits(Kind[cell[0]], numbers, partner):
+            given: dict[str, Any] = dict(zip(_FIELDS[1:], numbers, strict=False))
+            return Op(Kind[cell[0]], **given, partner=None if partner is None else (partner[0], partner[1]))
+    raise TableError(
+        f"cell {column + 1} of rank {rank}'s row: {_shown(cell)} is no operation; write kind (F, BW, B or W), "
+        'stage and micro-batch, such as ["F", 2, 0].'
+    )
+
+
+def _fits(kind: Kind, numbers: list[int], partner: Any) -> bool:
+    """Whether these can be the numbers and the partner of an operation of this kind."""
+    least = 0 if kind in COMPUTE else -1
+    if numbers[0] < 0 or numbers[1] < least or any(number < 0 for number in numbers[2:4]):
+        return False
+    if kind is not Kind.PAIR:
+        return partner is None
+    return isinstance(partner, list) and len(partner) == 2 and all(_whole(n) and n >= 0 for n in partner)
+
+
+def _shown(value: Any) -> str:
+    try:
+        return json.dumps(value)[:40]
+    except RecursionError:  # nests almost as deep as can be read
+        return "what nests too deep"
+
+
+def _whole(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _parts(programs: tuple[Program, ...]) -> Iterator[tuple[int, Op]]:
     return ((q, part) for q, program in enumerate(programs) for op in program for part in op.parts())
 
 

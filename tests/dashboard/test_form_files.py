@@ -13,6 +13,8 @@ from django.utils import timezone
 from dashboard.fleet.models import Worker
 from dashboard.runs import queue
 from dashboard.runs.models import Corpus, Run
+from parallel_core.schedule import compute_only, plain
+from parallel_core.spec import RunSpec
 from tests.dashboard.test_forms import filled
 
 pytestmark = pytest.mark.django_db
@@ -52,13 +54,21 @@ PROGRAM = "0F0,0F1,0B0,0B1\n,1F0,1B0,1F1,1B1\n"
 OWN = {"parallel__schedule": "custom", "parallel__pp": "2", "parallel__micro_batches": "2"}
 
 
-def program(member: Client, data: bytes) -> Any:
-    return member.post("/runs/new/", filled(**OWN) | {"program_file": SimpleUploadedFile("own.csv", data)})
+def program(member: Client, data: bytes, name: str = "own.csv") -> Any:
+    return member.post("/runs/new/", filled(**OWN) | {"program_file": SimpleUploadedFile(name, data)})
 
 
 def test_a_schedule_may_come_as_a_file(member: Client) -> None:
     assert program(member, PROGRAM.encode()).status_code == 302
     assert Run.objects.get().spec["parallel"]["program"] == PROGRAM.strip()
+
+
+@pytest.mark.parametrize("kind", ["csv", "json"])
+def test_a_schedule_that_the_schedules_page_exports_may_come_back(member: Client, kind: str) -> None:
+    order = member.get(f"/schedules/order-a.{kind}?a=1f1b&p=2&m=2").content
+    assert program(member, order, f"order.{kind}").status_code == 302
+    parallel = RunSpec.model_validate(Run.objects.get().spec).parallel
+    assert plain(parallel).programs == compute_only("1f1b", 2, 2).programs
 
 
 @pytest.mark.parametrize(
@@ -68,6 +78,7 @@ def test_a_schedule_may_come_as_a_file(member: Client) -> None:
         (b"0F0,\xff", "program_file", "byte 4 is not UTF-8"),
         (b"a" * (2**19 + 1), "program_file", "this file has 524289 bytes"),
         (b"0F0,nonsense", "parallel__program", "nonsense"),
+        (b'[[["F", 0, 0], "nonsense"]]', "parallel__program", "Cell 2 of rank 0's row"),
     ],
 )
 def test_a_file_that_is_no_schedule(member: Client, data: bytes, field: str, told: str) -> None:

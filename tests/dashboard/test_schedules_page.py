@@ -20,11 +20,10 @@ from parallel_core.schedule.check import check
 from parallel_core.schedule.passes.communicate import communicate
 from parallel_core.schedule.passes.reduce import reduce_and_step
 from parallel_core.schedule.peaks import peak_in_flight
-from parallel_core.schedule.table import from_csv
+from parallel_core.schedule.table import from_csv, from_json
 from parallel_core.simulate.lesson import UNIT, lesson
 from parallel_core.spec import RunSpec
 from tests.dashboard.plain import plain
-from tests.parallel_core.written import from_json
 
 
 def form(**given: Any) -> ScheduleForm:

@@ -28,7 +28,7 @@ from parallel_core.schedule.check import check
 from parallel_core.schedule.ir import Kind
 from parallel_core.schedule.passes.communicate import communicate
 from parallel_core.schedule.passes.reduce import reduce_and_step
-from parallel_core.schedule.table import from_csv, to_csv, to_json
+from parallel_core.schedule.table import from_csv, from_json, to_csv, to_json
 from parallel_core.schedule.traits import place
 from parallel_core.simulate import Costs, simulate
 from parallel_core.simulate.idle import bubble
@@ -36,7 +36,6 @@ from parallel_core.spec import ModelSpec, RunSpec
 from tests.parallel_core import ranks
 from tests.parallel_core.parity import spec_of
 from tests.parallel_core.tables import table
-from tests.parallel_core.written import from_json
 
 ALIKE = (1000, 1000, 1000)
 EFFORT = 20_000

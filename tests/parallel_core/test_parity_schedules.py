@@ -11,7 +11,7 @@ import pytest
 
 from parallel_core.engine.distributed import Rendezvous
 from parallel_core.engine.trainer import Trainer
-from parallel_core.schedule.table import to_csv
+from parallel_core.schedule.table import from_csv, to_csv, to_json
 from parallel_core.schedule.traits import CUSTOM, TRAITS
 from parallel_core.spec import RunSpec
 from parallel_core.traces.known_programs import torch_zero_bubble
@@ -51,6 +51,8 @@ def _cases(name: str) -> dict[str, Case]:
     }
     if TRAITS[name].most is None and name != CUSTOM:
         cases[f"{name}-3-chunks"] = ({}, two | {"chunks": 3})
+    if name == CUSTOM:
+        cases[f"{name}-json"] = ({}, two | {"program": to_json(from_csv(two["program"]))})
     return cases
 
 

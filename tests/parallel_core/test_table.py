@@ -15,11 +15,10 @@ from torch.distributed.pipelining.schedules import _Action
 from parallel_core import schedule
 from parallel_core.layout import Layout
 from parallel_core.schedule.ir import COMPUTE, Kind, Schedule
-from parallel_core.schedule.table import TableError, from_csv, to_csv, to_json
+from parallel_core.schedule.table import TableError, from_csv, from_json, to_csv, to_json
 from parallel_core.spec import RunSpec, field_errors
 from tests.parallel_core.strategies import run_specs
 from tests.parallel_core.test_schedule import pipelines
-from tests.parallel_core.written import from_json
 
 GPIPE = "0F0,0F1,0B0,0B1\n1F0,1F1,1B0,1B1\n"
 
@@ -54,6 +53,36 @@ def test_stages_with_their_own_replicas_have_no_csv() -> None:
 def test_json_keeps_everything(spec: RunSpec) -> None:
     made = schedule.build(spec)
     assert from_json(to_json(made)) == made
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[", "the program is no JSON: Expecting value"),
+        ("[" * 100_000, "the program is no JSON"),
+        *(("[[" + "[" * deep + "]" * deep + "]]", "is no operation|is no JSON") for deep in range(700, 1000, 20)),
+        ("[]", '"programs" holds no operations; write a list for each pipeline rank'),
+        ('{"programs": 3}', '"programs" holds no operations'),
+        ('[["0F0"]]', 'cell 1 of rank 0\'s row: "0F0" is no operation; write kind .F, BW, B or W., stage'),
+        ('[["F", 0, 0], [["F", 1, 0]]]', 'cell 1 of rank 0\'s row: "F" is no operation'),
+        ('[[["F", 0, 0]], [["F", 1, 0], ["X", 1, 0]]]', r"cell 2 of rank 1's row: \[\"X\", 1, 0\] is no operation"),
+        ('[[["F", 0, true]]]', "cell 1 of rank 0's row"),
+        ('[[["F", -1, 0]]]', "cell 1 of rank 0's row"),
+        ('[[["F", 0, -1]]]', "cell 1 of rank 0's row"),
+        ('[[[["F"], 0, 0]]]', "cell 1 of rank 0's row"),
+        ('[[["F", 0, 0, 0, 0, -1, [1, 0]]]]', "cell 1 of rank 0's row"),
+        ('[[["PAIR", 0, 0, 0, 0, -1, [1]]]]', "cell 1 of rank 0's row"),
+        ('[[["F", 0, 999999]]]', "0F999999 in rank 0's row is numbered too high"),
+        ('[[["SEND_ACT", 0, 0]]]', "the program computes nothing; write a forward and a backward of each micro-batch"),
+        ('[[["F", 0, 0]], [["F", 0, 1]]]', "stage 0 is given to ranks 0 and 1; leave it in one row"),
+        ('[[["F", 0, 0, 2]]]', "stage 0 has no replica 0; its replicas are numbered from 0 without a gap"),
+        ('{"programs": [[["F", 0, 0]]], "sync": "often"}', '"sync" is "often"; write one of flush, none, stash, 2bw'),
+        ('{"programs": [[["F", 0, 0]]], "per_step": 1.5}', '"per_step" is 1.5; write a whole number from 0'),
+    ],
+)
+def test_wrong_json_is_named(text: str, message: str) -> None:
+    with pytest.raises(TableError, match=message):
+        from_json(text)
 
 
 def test_spelling() -> None:
@@ -102,6 +131,26 @@ def test_a_program_of_ones_own_is_what_is_built() -> None:
     made = schedule.build(custom(dp=2))
     compute = [" ".join(str(op) for op in program if op.kind in COMPUTE) for program in made.programs]
     assert compute == ["0F0 0F2 0BW0 0BW2", "1F0 1F2 1BW0 1BW2", "0F1 0F3 0BW1 0BW3", "1F1 1F3 1BW1 1BW3"]
+
+
+@pytest.mark.parametrize("text", [to_json(from_csv(GPIPE)), " " + to_json(schedule.build(custom()))])
+def test_a_program_may_be_json(text: str) -> None:
+    """What is added to a program automatically may be in it: communication, reductions, updates."""
+    assert schedule.build(custom(text)) == schedule.build(custom(GPIPE))
+
+
+@pytest.mark.parametrize(
+    ("split", "message"),
+    [
+        ({"schedule": "1f1b-stash"}, '"sync" is stash, and a schedule of your own ends every step with a flush'),
+        ({"dp": 2}, "Stage 0 has 2 replicas; write the programs of one, and set data."),
+    ],
+)
+def test_json_of_another_kind_of_schedule_is_refused(split: dict[str, Any], message: str) -> None:
+    run = {"parallel": {"pp": 2, "micro_batches": 2} | split, "train": {"clip": "stage"} if "schedule" in split else {}}
+    with pytest.raises(ValidationError) as caught:
+        custom(to_json(schedule.build(RunSpec.model_validate(run))))
+    assert message in field_errors(caught.value)["parallel.program"]
 
 
 def test_places_are_those_of_the_program() -> None:
