@@ -103,6 +103,14 @@ if DATABASES["default"]["ENGINE"].endswith("sqlite3"):
     # Measured: WAL with IMMEDIATE transactions does 1 826 commits/s and never answers "database is locked".
     DATABASES["default"]["OPTIONS"] = {"transaction_mode": "IMMEDIATE", "init_command": SQLITE_INIT, "timeout": 20}
 
+CACHES = {
+    "default": {
+        "BACKEND": "django.core.cache.backends.locmem.LocMemCache",
+        "OPTIONS": {"MAX_ENTRIES": 5000},
+    }
+}
+"""Answers of pages that took long to make. Django's own 300 entries are fewer than some hundred runs need."""
+
 AUTH_PASSWORD_VALIDATORS = [
     {"NAME": f"django.contrib.auth.password_validation.{name}"}
     for name in ("UserAttributeSimilarityValidator", "MinimumLengthValidator", "CommonPasswordValidator")

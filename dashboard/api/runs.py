@@ -145,11 +145,15 @@ def series(
 
 @router.get("/{run_id}/spans", auth=READ, response={200: s.Envelope[s.SpansOut], **s.refusals(*s.SEES)})
 def spans(request: HttpRequest, run_id: RunId, step: s.Step | None = None) -> Any:
-    """The spans of one traced step, the newest complete one by default; at most 20 000 spans in all."""
+    """The spans of one traced step, the newest complete one by default; at most 20 000 spans in all. `traced_steps`:
+    the newest traced steps and those beside `step`, of `meta.traced` in all."""
     run = _run(run_id)
-    steps = selectors.traced_steps(run)
-    found = selectors.spans(run, step) if steps else {}
-    return {"data": {"step": step, "traced_steps": steps, **limited(found)}}
+    choice = selectors.step_choice(run, step)
+    found = selectors.spans(run, step) if choice.total else {}
+    return {
+        "data": {"step": step, "traced_steps": choice.steps, **limited(found)},
+        "meta": {"traced": choice.total},
+    }
 
 
 @router.get("/{run_id}/chrome", auth=READ, response={200: None, **s.refusals(*s.SEES)})
@@ -186,9 +190,10 @@ def log(
     """Bytes [start, end) of a rank's stdout and stderr, of whole characters: at least one, also where a `limit`
     below 4 has no room for it. Continue at `end` until it equals `total`; begin again at 0 when `attempt` has
     changed."""
-    part = selectors.log(_run(run_id), rank, start, limit)
+    run = _run(run_id)
+    part = selectors.log(run, rank, start, limit)
     data = {name: getattr(part, name) for name in ("attempt", "text", "start", "end", "total")} | {"rank": rank}
-    return {"data": data, "meta": {"ranks": part.ranks}}
+    return {"data": data, "meta": {"ranks": selectors.log_ranks(run)}}
 
 
 def _run(pk: int) -> Run:

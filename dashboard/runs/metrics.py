@@ -18,6 +18,11 @@ from parallel_core.analysis.thin import thin
 from parallel_core.observe.records import POINT
 from parallel_core.spec import RunSpec
 
+_IN_ORDER = ("attempt__number", "first_step", "id")
+"""The order of the chunks of a series. It is that of the index (attempt, name, rank, first_step): ordered by id alone,
+SQLite reads the chunks of all series and ranks instead."""
+_NEWEST_FIRST = tuple(f"-{field}" for field in _IN_ORDER)
+
 
 @dataclass(frozen=True)
 class Series:
@@ -68,7 +73,7 @@ def _series(points: np.ndarray, buckets: int) -> Series:
 def newest(run: Run, name: str) -> float | None:
     """The value of the last point of rank 0's series, without reading the points before it; None if it has none."""
     chunks = SeriesChunk.objects.filter(attempt__run=run, name=name, rank=0)
-    data = chunks.order_by("-attempt__number", "-id").values_list("data", flat=True).first()
+    data = chunks.order_by(*_NEWEST_FIRST).values_list("data", flat=True).first()
     return float(np.frombuffer(bytes(data), POINT)["value"][-1]) if data else None
 
 
@@ -135,7 +140,7 @@ def _merged(chunks: QuerySet[SeriesChunk], since_step: int = -1) -> tuple[list[P
     rows: list[tuple[int, Any]] = []
     wanted = Case(When(last_step__gt=since_step, then=F("data")), default=None)
     fields = ("attempt__number", "first_step", "wanted")
-    for number, first, data in chunks.order_by("attempt__number", "id").annotate(wanted=wanted).values_list(*fields):
+    for number, first, data in chunks.order_by(*_IN_ORDER).annotate(wanted=wanted).values_list(*fields):
         firsts[number] = min(first, firsts.get(number, first))
         if data is not None:
             rows.append((number, data))

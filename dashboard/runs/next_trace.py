@@ -95,7 +95,7 @@ def status(run: Run) -> Status:
 def _arrived(run: Run, step: int) -> Status | None:
     """Where to see the requested trace; None while it has not arrived."""
     if run.trace_how == "spans":
-        there = step in selectors.traced_steps(run)
+        there = selectors.was_traced(run, step)
         return Status(f"Step {step} was traced.", address=f"?step={step}") if there else None
     memory = run.trace_how == "memory"
     kind = profiles.Kind.SNAPSHOT if memory else profiles.Kind.PROFILE

@@ -21,7 +21,7 @@ MOST_SPANS = 20_000
 
 def over_time(run: Run) -> Chart | None:
     """The chart; None if no step was metered, or none has a curve."""
-    records = {rank: record for rank, record in selectors.memory(run).items() if len(record.curve)}
+    records = {rank: record for rank, record in selectors.memory(run, curves=True).items() if len(record.curve)}
     if not records:
         return None
     predicted = _predicted(run)

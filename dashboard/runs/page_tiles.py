@@ -164,9 +164,12 @@ def memory_limit(run: Run, attempt: Attempt | None) -> int | None:
     cap = run.spec.get("trace", {}).get("memory_cap")
     if cap:
         return int(cap)
-    sizes = []
-    for node in attempt.devices if attempt else []:
-        worker = Worker.objects.filter(name=node["worker"]).first()
-        listed = worker.devices if worker else []
-        sizes += [d["memory_total"] for d in listed if d["index"] in node["devices"] and d.get("memory_total")]
+    nodes = attempt.devices if attempt else []
+    listed = dict(Worker.objects.filter(name__in=[node["worker"] for node in nodes]).values_list("name", "devices"))
+    sizes = [
+        device["memory_total"]
+        for node in nodes
+        for device in listed.get(node["worker"], ())
+        if device["index"] in node["devices"] and device.get("memory_total")
+    ]
     return min(sizes, default=None)

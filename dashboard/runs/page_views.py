@@ -123,12 +123,13 @@ def _head(request: HttpRequest, run: Run) -> dict[str, Any]:
 
 
 def _first_screen(run: Run, step: int | None, lit: Lit | None) -> dict[str, Any]:
-    steps = selectors.traced_steps(run)
+    choice = selectors.step_choice(run, step)
+    shown = None if step is None else choice.shown
     return {
         "tiles": tiles(run),
-        "gantt": page_charts.timeline(run, step if step in steps else None, lit=lit) or page_charts.no_timeline(run),
-        "steps": steps,
-        "step": step if step in steps else None,
+        "gantt": page_charts.timeline(run, shown, lit=lit) or page_charts.no_timeline(run),
+        "choice": choice,
+        "step": shown,
         "findings": findings(run, wait=False),
         "legend": LEGEND,
         "words": words_of([RunSpec.stored(run.spec)]),

@@ -1,14 +1,14 @@
 """What pages and the API read about a run: lists, traces, memory, logs, and breakdowns computed by parallel_core.
 
-Metric series are read by `dashboard.runs.metrics`, what a queued run waits for by `dashboard.runs.queue`; some of their
-names are exported here as well.
+Metric series are read by `dashboard.runs.metrics`, traced steps listed by `dashboard.runs.traced`; what a queued run
+waits for is in `dashboard.runs.queue`. Some of their names are exported here as well.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -17,8 +17,9 @@ from django.db.models.functions import Cast
 
 from dashboard.numbers import number
 from dashboard.runs.metrics import Series, beginnings, newest, series, series_and_replaced, timed, timed_values
-from dashboard.runs.models import ENDED, Attempt, LogChunk, MemoryRecord, RankInfo, Run, SpanChunk
+from dashboard.runs.models import ENDED, Attempt, Cursor, LogChunk, MemoryRecord, RankInfo, Run
 from dashboard.runs.queue import Waiting, waiting
+from dashboard.runs.traced import spans_of_newest, step_choice, traced_from, traced_steps, was_traced
 from parallel_core.analysis.breakdown import Breakdown
 from parallel_core.analysis.breakdown import breakdown as analyse
 from parallel_core.layout import Layout
@@ -35,6 +36,7 @@ __all__ = [
     "breakdown",
     "list_runs",
     "log",
+    "log_ranks",
     "memory",
     "newest",
     "newest_traced_step",
@@ -43,12 +45,14 @@ __all__ = [
     "series_and_replaced",
     "span_counts",
     "spans",
+    "step_choice",
     "timed",
     "timed_values",
     "traced_from",
     "traced_steps",
     "typical_step",
     "waiting",
+    "was_traced",
 ]
 
 LOG_PART_BYTES = 64 * 1024
@@ -143,24 +147,6 @@ def ranks(run: Run) -> dict[int, RankInfo]:
     return {info.rank: info for info in RankInfo.objects.filter(attempt=attempt)} if attempt else {}
 
 
-def traced_steps(run: Run) -> list[int]:
-    """Steps with spans, ascending, of the newest attempt that traced any."""
-    return list(_traced(run).order_by("step").values_list("step", flat=True).distinct())
-
-
-def _traced(run: Run) -> QuerySet[SpanChunk]:
-    """Spans of the newest attempt that traced any step."""
-    every = SpanChunk.objects.filter(attempt__run=run).order_by("-attempt__number")
-    return SpanChunk.objects.filter(attempt_id=Subquery(every.values("attempt_id")[:1]))
-
-
-def traced_from(run: Run) -> int:
-    """The step that the attempt of `traced_steps` began with: more than 0 of one that went on from a checkpoint."""
-    newest = SpanChunk.objects.filter(attempt__run=run).order_by("-attempt__number")
-    begins: dict[str, Any] = newest.values_list("attempt__begins", flat=True).first() or {}
-    return int(begins.get("step") or 0)
-
-
 def typical_step(run: Run) -> int | None:
     """The timed step, traced by every rank, whose time is nearest the run's median; None if there is none.
 
@@ -175,7 +161,7 @@ def typical_step(run: Run) -> int | None:
 
 def find_typical_step(run: Run) -> int | None:
     """Computes `typical_step` from the measurements."""
-    steps = list(_traced(run).order_by().values_list("step", flat=True))
+    steps = list(spans_of_newest(run).order_by().values_list("step", flat=True))
     if not steps:
         return None
     times = series(run, "step_time")
@@ -197,7 +183,7 @@ def spans(run: Run, step: int | None = None) -> dict[int, np.ndarray]:
 
 def spans_and_total(run: Run, step: int) -> tuple[dict[int, np.ndarray], int]:
     """Returns rank -> SPAN rows of a traced step, and the number recorded, which is at least the number kept."""
-    chunks = list(_traced(run).filter(step=step).order_by("rank"))
+    chunks = list(spans_of_newest(run).filter(step=step).order_by("rank"))
     found = {chunk.rank: np.frombuffer(bytes(chunk.data), SPAN) for chunk in chunks}
     return found, sum(chunk.total for chunk in chunks)
 
@@ -205,7 +191,7 @@ def spans_and_total(run: Run, step: int) -> tuple[dict[int, np.ndarray], int]:
 def newest_traced_step(run: Run) -> int | None:
     """The newest step whose spans have arrived from every rank; if there is none yet, the newest of all."""
     seen: dict[int, int] = {}
-    for step in _traced(run).order_by("-step").values_list("step", flat=True).iterator():
+    for step in spans_of_newest(run).order_by("-step").values_list("step", flat=True).iterator():
         seen[step] = seen.get(step, 0) + 1
         if seen[step] == run.devices:
             return step
@@ -214,21 +200,25 @@ def newest_traced_step(run: Run) -> int | None:
 
 def span_counts(run: Run, step: int) -> tuple[int, int]:
     """(kept, recorded) numbers of spans of a step over all ranks: charts that show a part say "N of M"."""
-    counts = _traced(run).filter(step=step).values_list("count", "total")
+    counts = spans_of_newest(run).filter(step=step).values_list("count", "total")
     return sum(count for count, _ in counts), sum(total for _, total in counts)
 
 
 def clock_within(run: Run, step: int) -> int | None:
     """The largest error bound (ns) of clocks on other hosts against rank 0's; None on one host."""
-    found: int | None = _traced(run).filter(step=step).aggregate(most=Max("clock_within"))["most"]
+    found: int | None = spans_of_newest(run).filter(step=step).aggregate(most=Max("clock_within"))["most"]
     return found
 
 
-def memory(run: Run) -> dict[int, MemoryRecord]:
-    """rank -> its newest metered step, of the newest attempt that metered any."""
+def memory(run: Run, curves: bool = False) -> dict[int, MemoryRecord]:
+    """rank -> its newest metered step, of the newest attempt that metered any. Without `curves`, those are read one by
+    one when they are used: each takes some hundred kilobytes."""
     rows = MemoryRecord.objects.filter(attempt__run=run).order_by("-attempt__number", "step")
     newest = rows.values_list("attempt_id", flat=True).first()
-    return {row.rank: row for row in rows.filter(attempt=newest).order_by("step")} if newest else {}
+    if newest is None:
+        return {}
+    found = rows.filter(attempt=newest).order_by("step")
+    return {row.rank: row for row in (found if curves else found.defer("curve"))}
 
 
 def breakdown(run: Run, step: int | None = None) -> dict[int, Breakdown]:
@@ -246,8 +236,6 @@ class LogPart:
     start: int = 0
     end: int = 0
     total: int = 0
-    ranks: list[int] = field(default_factory=list)
-    """Ranks that have a log."""
     attempt: int = 0
     """The number of the attempt that wrote it; 0 where none wrote any."""
 
@@ -263,7 +251,6 @@ def log(run: Run, rank: int, start: int = 0, limit: int = LOG_PART_BYTES) -> Log
     of_newest = newest.values_list("attempt_id", "attempt__number", "attempt__over")
     attempt, ordinal, over = of_newest.first() or (None, 0, False)
     every = LogChunk.objects.filter(attempt=attempt)
-    having = sorted(set(every.order_by().values_list("rank", flat=True)))
     chunks = every.filter(rank=rank).order_by("start")
     total = chunks.order_by("-end").values_list("end", flat=True).first() or 0
     start = max(0, total + start) if start < 0 else min(start, total)
@@ -279,7 +266,15 @@ def log(run: Run, rank: int, start: int = 0, limit: int = LOG_PART_BYTES) -> Log
     if end < total or not over:
         data = _whole_characters(data)
     data = (_whole_characters(data[: asked - start]) if asked < end else b"") or data
-    return LogPart(data.decode(errors="replace"), start, start + len(data), total, having, ordinal)
+    return LogPart(data.decode(errors="replace"), start, start + len(data), total, ordinal)
+
+
+def log_ranks(run: Run) -> list[int]:
+    """The ranks that have a log, of the newest attempt that wrote any. The cursors say so: one row a rank instead of
+    every chunk."""
+    newest = LogChunk.objects.filter(attempt__run=run).order_by("-attempt__number")
+    having = Cursor.objects.filter(attempt=Subquery(newest.values("attempt_id")[:1]), channel="log", offset__gt=0)
+    return list(having.order_by("rank").values_list("rank", flat=True))
 
 
 def _whole_characters(data: bytes) -> bytes:

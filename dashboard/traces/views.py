@@ -21,6 +21,7 @@ from dashboard.numbers import number
 from dashboard.runs import page_accounts
 from dashboard.runs.services import Invalid
 from dashboard.runs.trace_views import FORMS, as_file
+from dashboard.runs.traced import StepChoice
 from dashboard.traces import page, services
 from dashboard.traces.models import Trace, TraceState
 from dashboard.traces.operators import side_by_side
@@ -124,6 +125,7 @@ def _found(request: HttpRequest, trace: Trace) -> dict[str, Any]:
     found = step_of(trace, step)
     return page_accounts.table(found.accounts) | {
         "steps": trace.steps,
+        "choice": StepChoice.among(trace.steps, step),
         "step": step,
         "verdict": page.sentence(trace, step, found),
         "gantt": page.timeline(trace, step, lit=lit_of(request.GET)),

@@ -6,12 +6,15 @@ from typing import Any
 
 import numpy as np
 import pytest
+from django.db import connection
+from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
 from dashboard.fleet import selectors as fleet
 from dashboard.fleet.models import Worker
 from dashboard.runs import queue, selectors, services, states
-from dashboard.runs.models import Attempt, Run, SeriesChunk, SpanChunk
+from dashboard.runs.models import Attempt, Cursor, LogChunk, MemoryRecord, Run, SeriesChunk, SpanChunk
+from dashboard.runs.page_tiles import memory_limit
 from dashboard.runs.selectors import Filters
 from parallel_core.analysis.thin import thin
 from parallel_core.observe.records import POINT
@@ -110,6 +113,20 @@ def test_what_later_attempts_replaced_is_kept_apart_for_each_attempt(alice: Any)
     assert [set(one.value.tolist()) for one in replaced] == [{1.0}, {2.0}]
 
 
+def test_a_series_is_read_by_its_own_index(alice: Any) -> None:
+    run = submit(alice)
+    with CaptureQueriesContext(connection) as asked:
+        selectors.series(run, "loss")
+        selectors.newest(run, "loss")
+    plans = []
+    for query in asked:
+        with connection.cursor() as cursor:
+            cursor.execute(f"EXPLAIN QUERY PLAN {query['sql']}")
+            plans.append(" ".join(row[-1] for row in cursor.fetchall()))
+    assert len(plans) == 2
+    assert all("(attempt_id=? AND name=? AND rank=?)" in plan for plan in plans), plans
+
+
 def test_buckets_say_how_many_of_how_many(alice: Any) -> None:
     run = submit(alice)
     attempt = place(run, worker(), [0])
@@ -138,6 +155,45 @@ def test_a_curve_that_grows_keeps_the_points_it_had() -> None:
     assert before[:-4].tolist() == after[: len(before) - 4].tolist()
     for n in range(1, 700, 7):
         assert {0 <= at < n for at in thin(values[:n], 100).tolist()} == {True}
+
+
+# Memory and logs
+
+
+def test_peaks_of_memory_are_read_without_the_curves(alice: Any) -> None:
+    run = submit(alice)
+    attempt = place(run, worker(), [0])
+    MemoryRecord.objects.create(attempt=attempt, rank=0, step=3, peak_total=7, curve=b"curve")
+    with CaptureQueriesContext(connection) as asked:
+        peaks = [record.peak_total for record in selectors.memory(run).values()]
+    assert peaks == [7] and not any('"curve"' in query["sql"] for query in asked)
+    assert bytes(selectors.memory(run)[0].curve) == b"curve"
+    assert bytes(selectors.memory(run, curves=True)[0].curve) == b"curve"
+
+
+def test_the_memory_limit_of_many_hosts_is_one_query(alice: Any, django_assert_num_queries: Any) -> None:
+    run = submit(alice)
+    nodes = []
+    for i in range(5):
+        cores = [{"index": at, "memory_total": 100 * (5 - i) + at} for at in range(2)]
+        Worker.objects.create(name=f"yard-{i}", devices=cores, heartbeat_at=timezone.now())
+        nodes.append({"worker": f"yard-{i}", "devices": [1], "first_rank": i, "address": ""})
+    attempt = Attempt.objects.create(run=run, number=1, devices=[*nodes, {"worker": "gone", "devices": [0]}])
+    with django_assert_num_queries(1):
+        assert memory_limit(run, attempt) == 101
+
+
+def test_ranks_with_a_log_are_those_of_the_newest_attempt_that_wrote_one(alice: Any) -> None:
+    run = submit(alice)
+    assert selectors.log_ranks(run) == []
+    for number, ranks in ((1, (0, 1, 2)), (2, (3, 1))):
+        attempt = Attempt.objects.create(run=run, number=number)
+        for rank in ranks:
+            LogChunk.objects.create(attempt=attempt, rank=rank, start=0, end=1, data=b"x")
+            Cursor.objects.create(attempt=attempt, rank=rank, channel="log", offset=1)
+        Cursor.objects.create(attempt=attempt, rank=5, channel="events", offset=1)
+        Cursor.objects.create(attempt=attempt, rank=6, channel="log", offset=0)
+    assert selectors.log_ranks(run) == [1, 3]
 
 
 # Spans

@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 import re
+from typing import Any
 
 import pytest
 from django.template import Context, Template
 
+from dashboard.runs.models import Run, SpanChunk
+from dashboard.runs.traced import StepChoice, step_choice
+from tests.dashboard import factory
+
+
+def page(choice: StepChoice, step: int | None, more: str = "") -> str:
+    text = Template("{% load step_choice %}{% step_choice choice step " + more + " %}")
+    return text.render(Context({"choice": choice, "step": step}))
+
 
 def links(steps: list[int], step: int | None, more: str = "") -> dict[str, str]:
     """rel -> address of each link, with its ampersands unescaped."""
-    text = Template("{% load step_choice %}{% step_choice steps step " + more + " %}").render(
-        Context({"steps": steps, "step": step})
-    )
+    text = page(StepChoice.among(steps, step), step, more)
     return {rel: address.replace("&amp;", "&") for rel, address in re.findall(r'rel="(\w+)" href="([^"]+)"', text)}
 
 
@@ -35,3 +43,41 @@ def test_the_open_tab_stays_open() -> None:
 
 def test_one_step_is_no_choice() -> None:
     assert links([7], None, "newest=True") == {} == links([], None)
+
+
+@pytest.fixture
+def long_run(alice: Any) -> Run:
+    """A run with 1 000 traced steps: 0, 10, ... 9 990."""
+    run = factory.queued(alice)
+    attempt = factory.start(run)
+    rows = [SpanChunk(attempt=attempt, rank=0, step=10 * i, count=0, total=0, data=b"") for i in range(1000)]
+    SpanChunk.objects.bulk_create(rows)
+    return run
+
+
+@pytest.mark.django_db
+@pytest.mark.parametrize("asked", [None, 0, 3000, 9_900, 9_990, 3005])
+def test_a_run_offers_what_its_whole_list_would(long_run: Run, asked: int | None) -> None:
+    assert step_choice(long_run, asked) == StepChoice.among(range(0, 10_000, 10), asked)
+
+
+@pytest.mark.django_db
+def test_a_long_run_offers_the_newest_steps_and_those_beside_the_shown_one(long_run: Run) -> None:
+    choice = step_choice(long_run, 3000)
+    assert (choice.before, choice.shown, choice.behind, choice.total) == (2990, 3000, 3010, 1000)
+    assert choice.steps == [*range(2500, 3510, 10), *range(9000, 10_000, 10)]
+    text = page(choice, 3000)
+    assert 'type="number" id="step" name="step"' in text and "201 of 1000 listed" in text
+    assert text.count("<option") == 201 and "<select" not in text
+
+
+@pytest.mark.django_db
+def test_a_step_that_was_not_traced_is_named_with_its_neighbours(long_run: Run) -> None:
+    choice = step_choice(long_run, 3005)
+    assert choice.shown is None and "Step 3005 was not traced." in page(choice, None)
+    assert (choice.before, choice.behind) == (3000, 3010)
+
+
+@pytest.mark.django_db
+def test_a_run_without_traced_steps_offers_none(alice: Any) -> None:
+    assert step_choice(factory.queued(alice), None) == StepChoice([], 0)
