@@ -15,6 +15,7 @@ from django.views.decorators.http import require_http_methods, require_POST, req
 from dashboard.fleet import refusals, selectors, services
 from dashboard.fleet.models import Worker
 from dashboard.fleet.timeline import HOURS, timeline
+from dashboard.live.changes import priced
 from dashboard.runs import link_views
 from dashboard.runs.models import Run
 from dashboard.runs.queue import PLANNED, Waiting, everyone_waiting, queue_order, queued_runs
@@ -30,6 +31,7 @@ def fleet(request: HttpRequest) -> HttpResponse:
 
 
 @require_safe
+@priced
 def part(request: HttpRequest) -> HttpResponse:
     """Only the live part of the page."""
     return render(request, "fleet/part.html", _context(request))

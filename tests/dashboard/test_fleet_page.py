@@ -13,6 +13,7 @@ from django.utils import timezone
 
 from dashboard.fleet.models import Worker
 from dashboard.ledger import services as ledger
+from dashboard.live.changes import COST
 from dashboard.runs.models import Attempt, Run, State
 from parallel_core.spec import RunSpec
 from parallel_core.version import version
@@ -47,7 +48,9 @@ def test_devices_show_their_run_and_the_queue_its_reason(client: Client, alice: 
     assert "waiting run" in said
     assert "Waits for" in said
     assert "in service" in said
-    assert 'id="fleet"' in client.get(reverse("fleet:part")).content.decode()
+    part = client.get(reverse("fleet:part"))
+    assert 'id="fleet"' in part.content.decode()
+    assert float(part.headers[COST]) >= 0, "an open page asks the less often, the more an answer costs"
 
 
 def test_runs_that_were_broken_on_purpose_wear_their_badge(client: Client, alice: Any) -> None:

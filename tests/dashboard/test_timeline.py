@@ -46,6 +46,12 @@ def test_a_wide_window_shows_the_same_from_kept_bins_as_from_its_spans() -> None
         )
 
 
+def test_bins_are_numbers_with_one_list_of_names() -> None:
+    trace = heatmap.chart(made(LAYOUT, 24_000), "t", "s").figure["data"][0]
+    assert "customdata" not in trace and trace["meta"]["names"] == heatmap.PHASES
+    assert {type(value) for row in trace["z"] for value in row} == {int}
+
+
 def test_a_short_step_is_shown_whole_and_a_long_one_as_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     short, long = Step(made(LAYOUT, 800), LAYOUT), Step(made(LAYOUT, 24_000), LAYOUT)
     assert not short.long and {t["type"] for t in short.chart("t", "s", (0.0, 0.0001)).figure["data"]} == {"bar"}

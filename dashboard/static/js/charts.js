@@ -13,6 +13,7 @@
  */
 
 import { lift, paint } from "./chart_bars.js";
+import { nameCells } from "./chart_cells.js";
 import { painted } from "./chart_colours.js";
 import { empty, failed } from "./chart_notes.js";
 import { picture } from "./chart_picture.js";
@@ -51,6 +52,7 @@ function fitted(figure, box) {
     if (layout.yaxis?.ticktext) roomy(layout);
   }
   applyAxis(copy);
+  nameCells(copy.data);
   return copy;
 }
 

@@ -1,16 +1,21 @@
 /* Live fleet page: fetches its part again on news of the stream; heartbeat dots age in between. */
 
 import { elementOf, morph } from "./morph.js";
+import { check, isUrgent, Paced } from "./pace.js";
 import { subscribe } from "./stream.js";
 
 const LATE_S = 4;
 const SILENT_S = 6; // the lease: three missed heartbeats
-const GAP_MS = 1000;
+const HELD_S = 20; // longer than a fetch of news is ever put off
+const GAP_MS = 1000; // least interval between fetches
 let fetchedAt = performance.now();
-let timer = null;
+let behind = false; // whether there was news since the last fetch began
+const part = new Paced();
 
 function age() {
   const since = (performance.now() - fetchedAt) / 1000;
+  // News that waits to be fetched may be that a host has spoken.
+  if (behind && since < HELD_S) return;
   for (const dot of document.querySelectorAll(".beat[data-age]")) {
     if (dot.dataset.age === "") continue;
     const seconds = Number(dot.dataset.age) + since;
@@ -19,10 +24,12 @@ function age() {
 }
 
 async function refresh() {
-  timer = null;
   const old = document.getElementById("fleet");
+  behind = false;
   const answer = await fetch(old.dataset.url);
-  if (!answer.ok) return;
+  check(answer);
+  part.paid(answer);
+  if (answer.redirected) return; // the sign-in
   const fresh = await elementOf(answer, "fleet");
   if (!fresh) return;
   morph(old, fresh);
@@ -30,11 +37,12 @@ async function refresh() {
   age();
 }
 
-function soon() {
-  timer ??= setTimeout(() => refresh().catch((error) => console.warn(error)), GAP_MS);
+function follow(what) {
+  behind = true;
+  part.soon(refresh, GAP_MS, isUrgent(what));
 }
 
 age();
 setInterval(age, 1000);
-subscribe("fleet", soon);
-subscribe("runs", soon);
+subscribe("fleet", follow);
+subscribe("runs", follow);
