@@ -1,4 +1,7 @@
-"""What the rules of `parallel_core.analysis.diagnosis` find in a run, cached until more of the run has arrived."""
+"""What the rules of `parallel_core.analysis.diagnosis` find in a run.
+
+They are cached: of a run that has ended until more of it arrives, of one that goes on for some seconds.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +11,9 @@ from urllib.parse import urlencode
 import numpy as np
 from django.core.cache import cache
 
+from dashboard.once import once
 from dashboard.runs import selectors
-from dashboard.runs.models import Run
+from dashboard.runs.models import ENDED, Run
 from dashboard.runs.page_tiles import memory_limit
 from dashboard.runs.spreading import hosts_of
 from parallel_core.analysis.diagnosis import RULES, Case, Finding, checked, diagnose, unjudged
@@ -28,6 +32,11 @@ QUICK_SPANS = 20_000
 """With no more spans in a step, judging takes less than about a tenth of a second."""
 SHOWN = 3
 KEPT_S = 3600
+FRESH_S = 20
+"""How long findings of a run that goes on are shown; with hundreds of ranks, judging it takes seconds."""
+
+_Kept = tuple[list[Finding], tuple[int, str], list[Place | None]]
+"""The findings, (number of rules applied, why not all were), and the place of each finding."""
 
 
 @dataclass(frozen=True)
@@ -63,19 +72,26 @@ def findings(run: Run, wait: bool = True) -> Findings:
     newest = selectors.newest_traced_step(run)
     if newest is None and run.loss is None:
         return Findings([], 0, 0)
-    key = f"findings-why:{run.pk}:{run.queued_at.timestamp()}:{run.state}:{newest}:{run.step}:{bool(run.summary)}"
-    kept: tuple[list[Finding], tuple[int, str], list[Place | None]] | None = cache.get(key)
-    if kept is None and not wait and newest is not None and selectors.span_counts(run, newest)[0] > QUICK_SPANS:
+    key = _key(run, newest)
+    if not wait and newest is not None and key not in cache and selectors.span_counts(run, newest)[0] > QUICK_SPANS:
         return Findings([], 0, 0, later=True)
-    if kept is None:
-        case = case_of(run)
-        found = diagnose(case)
-        spans = selectors.spans(run, newest) if found and newest is not None else {}
-        kept = found, (checked(case), unjudged(case)), [place(one.rule, one.rank, spans) for one in found]
-        cache.set(key, kept, KEPT_S)
+    kept = once(key, lambda: _judged(run, newest), KEPT_S if run.state in ENDED else FRESH_S)
     found, (count, why), places = kept
     cards = [_card(newest, one, seen) for one, seen in zip(found[:SHOWN], places, strict=False)]
     return Findings(cards, max(0, len(found) - SHOWN), count, why)
+
+
+def _key(run: Run, newest: int | None) -> str:
+    """Of a run that goes on, without its step: it is judged anew only after FRESH_S, and all browsers share that."""
+    step = run.step if run.state in ENDED else run.loss is None
+    return f"findings-why:{run.pk}:{run.queued_at.timestamp()}:{run.state}:{newest}:{step}:{bool(run.summary)}"
+
+
+def _judged(run: Run, newest: int | None) -> _Kept:
+    case = case_of(run)
+    found = diagnose(case)
+    spans = selectors.spans(run, newest) if found and newest is not None else {}
+    return found, (checked(case), unjudged(case)), [place(one.rule, one.rank, spans) for one in found]
 
 
 def _card(newest: int | None, finding: Finding, seen: Place | None) -> Card:

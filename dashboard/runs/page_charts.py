@@ -6,7 +6,6 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-from django.core.cache import cache
 from django.urls import reverse
 
 from dashboard.charts import gantt, loss, theme
@@ -14,6 +13,7 @@ from dashboard.charts.chart import Chart
 from dashboard.charts.heatmap import Window
 from dashboard.charts.timeline import Lit, Step, kept
 from dashboard.json_values import finite_list
+from dashboard.once import once
 from dashboard.runs import selectors
 from dashboard.runs.metric_rows import Metric, metrics_of
 from dashboard.runs.models import ENDED, MemoryRecord, Run
@@ -82,9 +82,7 @@ def _tied(run: Run, step: int) -> str:
 
 def _finding(run: Run, step: int, found: Step) -> str:
     """What the step consists of, in a sentence; cached for longer than the step itself."""
-    counts = selectors.span_counts(run, step)
-    key = f"finding-of-step:{run.pk}:{run.queued_at.timestamp()}:{step}:{counts}".replace(" ", "")
-    return str(cache.get_or_set(key, lambda: _found(found, step), KEPT_S))
+    return once(f"finding-of-step:{selectors.arrived(run, step)}", lambda: _found(found, step), KEPT_S)
 
 
 def _found(found: Step, number: int) -> str:

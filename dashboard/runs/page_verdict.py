@@ -11,10 +11,10 @@ import numpy as np
 from dashboard.runs import generating, linking, resuming, selectors
 from dashboard.runs.expected_start import expected_start, seconds_left
 from dashboard.runs.models import Attempt, Run, State
+from dashboard.runs.page_shares import shares
 from dashboard.runs.page_starting import placed, starting
 from dashboard.runs.queue import queue_order, queued_runs
 from dashboard.runs.submission import capacity
-from parallel_core.analysis.breakdown import mean
 from parallel_core.analysis.diagnosis.divergence import what_is_skipped
 from parallel_core.analysis.disturbance import DISTURBED_ABOVE
 from parallel_core.analysis.meters import Work
@@ -121,19 +121,14 @@ def _running(run: Run) -> Verdict:
 def _bubble(run: Run, spec: RunSpec) -> str:
     """For a pipeline, the bubble's share of the newest traced step next to the planned one; else another share of that
     step."""
-    try:
-        parts = selectors.breakdown(run)
-    except (ValueError, KeyError, IndexError):
-        return ""  # a step whose spans are still arriving
-    if not parts:
+    if not (parts := shares(run)):
         return ""
-    found = mean(parts.values())
     if spec.parallel.world == 1:
-        return f"; {percent_text(found.share('compute'))} of the step is compute"
+        return f"; {percent_text(parts['compute'])} of the step is compute"
     if spec.parallel.pp == 1:
-        return f"; {percent_text(found.share('communication'))} of the step is communication not hidden"
+        return f"; {percent_text(parts['communication'])} of the step is communication not hidden"
     return (
-        f"; {percent_text(found.share('bubble'))} of the step is pipeline bubble"
+        f"; {percent_text(parts['bubble'])} of the step is pipeline bubble"
         f" (planned {percent_text(planned_bubble(spec))})"
     )
 

@@ -31,6 +31,7 @@ __all__ = [
     "LogPart",
     "Series",
     "Waiting",
+    "arrived",
     "attempt_of",
     "beginnings",
     "breakdown",
@@ -202,6 +203,12 @@ def span_counts(run: Run, step: int) -> tuple[int, int]:
     """(kept, recorded) numbers of spans of a step over all ranks: charts that show a part say "N of M"."""
     counts = spans_of_newest(run).filter(step=step).values_list("count", "total")
     return sum(count for count, _ in counts), sum(total for _, total in counts)
+
+
+def arrived(run: Run, step: int) -> str:
+    """Part of a cache key: another one as soon as more of a traced step has arrived, or the run was queued again."""
+    kept, recorded = span_counts(run, step)
+    return f"{run.pk}:{run.queued_at.timestamp()}:{step}:{kept}:{recorded}"
 
 
 def clock_within(run: Run, step: int) -> int | None:

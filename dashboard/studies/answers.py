@@ -21,6 +21,7 @@ from parallel_core.analysis.quantities import (
 from parallel_core.analysis.sentences import Result
 from parallel_core.analysis.stats import speedup
 from parallel_core.outline.recompute import Recompute
+from parallel_core.spec import RunSpec
 
 
 @dataclass(frozen=True)
@@ -80,7 +81,11 @@ def _pipelines(view: Overview) -> Answer | None:
     """
     done = [row for row in view.rows if row.entry.done and row.entry.result]
     split = [row for row in done if row.spec.parallel.pp > 1 and row.spec.parallel.micro_batches > 1]
-    found = next(((row, like) for row in split if (like := _unsplit(row, done))), None)  # fastest first
+    alone: dict[RunSpec, Row] = {}
+    for row in done:
+        if row.spec.parallel.world == 1:
+            alone.setdefault(_unsplit(row.spec), row)
+    found = next(((row, like) for row in split if (like := alone.get(_unsplit(row.spec)))), None)  # fastest first
     if found is None:
         return None
     row, like = found
@@ -93,23 +98,17 @@ def _pipelines(view: Overview) -> Answer | None:
     return Answer("Pipelining alone", ratio_text(gain.ratio), detail, "numbers")
 
 
-def _unsplit(row: Row, done: Sequence[Row]) -> Row | None:
-    """The run on one device that differs from `row` only in its stages."""
-
-    def rest(other: Row) -> object:
-        split = other.spec.parallel.model_copy(
-            update={
-                "pp": 1,
-                "schedule": "1f1b",
-                "chunks": None,
-                "program": None,
-                "cuts": None,
-                "early_gradients": False,
-            }
-        )
-        return other.spec.model_copy(update={"parallel": split})
-
-    return next((o for o in done if o.spec.parallel.world == 1 and rest(o) == rest(row)), None)
+def _unsplit(spec: RunSpec) -> RunSpec:
+    """The spec without its stages: equal for a pipeline and a run on one device that differ in nothing else."""
+    split = {
+        "pp": 1,
+        "schedule": "1f1b",
+        "chunks": None,
+        "program": None,
+        "cuts": None,
+        "early_gradients": False,
+    }
+    return spec.model_copy(update={"parallel": spec.parallel.model_copy(update=split)})
 
 
 def recomputation(view: Overview) -> list[Answer]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import lru_cache
 
 from parallel_core.outline import outline_of
-from parallel_core.plan.memory import worst_stage
+from parallel_core.plan.memory import of_memory, worst_stage
 from parallel_core.spec import ModelSpec, RunSpec
 
 EXACT_UP_TO = 64
@@ -20,7 +20,7 @@ def largest_layers(spec: RunSpec, limit: int) -> int:
     the line through two larger counts: parameters, gradients, optimizer state and activations all grow by the same
     amount a layer, and where the cuts fall changes the count by a layer or two only.
     """
-    return _largest(spec.model_copy(update={"trace": RunSpec().trace}), limit)
+    return _largest(of_memory(spec), limit)
 
 
 @lru_cache(maxsize=512)

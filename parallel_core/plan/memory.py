@@ -25,6 +25,26 @@ from parallel_core.spec import RunSpec
 __all__ = ["Feasibility", "Fix", "RankMemory", "by_stage", "find_fixes", "needed", "predict", "verdict", "worst_stage"]
 
 _MOST_FIXES = 3
+_DEFAULT = RunSpec()
+_WITHOUT_MEMORY = (
+    "warmup_steps",
+    "lr",
+    "weight_decay",
+    "beta1",
+    "beta2",
+    "eps",
+    "clip_norm",
+    "clip",
+    "seed",
+    "loss_scale",
+    "loss_scale_window",
+    "loss_scale_growth",
+    "loss_scale_backoff",
+    "corpus",
+    "checkpoint_every",
+    "keep",
+)
+"""Fields of `train` that change no prediction of memory."""
 
 
 @dataclass(frozen=True)
@@ -70,10 +90,25 @@ def verdict(spec: RunSpec, device: Room | None, devices: int | None = None) -> F
     return Feasibility(False, worst.rank, worst.total, text, fixes)
 
 
-@lru_cache(maxsize=1024)
 def worst_stage(spec: RunSpec) -> RankMemory:
-    """Prediction for the stage that needs most. Cached: a page of runs asks for the same specs repeatedly."""
+    """Prediction for the stage that needs most. Cached: a page of runs asks for the same specs repeatedly, and for ones
+    that differ in nothing that memory depends on."""
+    return _worst_stage(of_memory(spec))
+
+
+@lru_cache(maxsize=1024)
+def _worst_stage(spec: RunSpec) -> RankMemory:
     return max(by_stage(spec), key=_total)
+
+
+def of_memory(spec: RunSpec) -> RunSpec:
+    """The spec with the default of every field that `by_stage` does not depend on: equal for runs that differ only in
+    learning rate or seed."""
+    same = {name: getattr(_DEFAULT.train, name) for name in _WITHOUT_MEMORY}
+    if spec.parallel.flushes:  # else the number of steps bounds how many micro-batches are under way
+        same["steps"] = _DEFAULT.train.steps
+    train = spec.train.model_copy(update=same)
+    return spec.model_copy(update={"train": train, "trace": _DEFAULT.trace, "inject": ()})
 
 
 def needed(spec: RunSpec) -> list[RankMemory]:

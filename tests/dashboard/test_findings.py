@@ -7,8 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from dashboard.runs import findings, selectors
 from dashboard.runs.findings import case_of
-from dashboard.runs.models import Attempt
+from dashboard.runs.models import Attempt, Run, State
+from dashboard.runs.page_verdict import verdict
 from parallel_core.observe.records import SPAN, encode
 from tests.dashboard import factory
 
@@ -43,3 +45,32 @@ def test_the_first_steps_behind_a_checkpoint_are_not_judged(
     Attempt.objects.filter(pk=attempt.pk).update(begins=begins)
     traced(attempt, 2, 10, 20, 22, 30)
     assert [int(step[0]["end"][0]) for step in case_of(run).traced] == judged
+
+
+def test_a_run_that_goes_on_is_not_judged_anew_at_every_step(alice: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    run, judged = factory.queued(alice), []
+    attempt = factory.start(run)
+    factory.feed_steps(attempt, 20)
+    monkeypatch.setattr(findings, "case_of", lambda run: judged.append(run.step) or case_of(run))
+    for step in (20, 21):
+        Run.objects.filter(pk=run.pk).update(step=step)
+        run.refresh_from_db()
+        findings.findings(run)
+    assert judged == [20]
+    traced(attempt, 30)
+    findings.findings(run)
+    assert judged == [20, 21], "another step was traced"
+    factory.end(run, State.SUCCEEDED)
+    run.refresh_from_db()
+    findings.findings(run)
+    assert len(judged) == 3, "its end is judged, too"
+
+
+def test_a_traced_step_is_analysed_once_for_the_sentence_on_top(alice: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    run, analysed = factory.queued(alice, {"pp": 2, "micro_batches": 4}), []
+    factory.feed_steps(factory.start(run), 20)
+    run.refresh_from_db()
+    breakdown = selectors.breakdown
+    monkeypatch.setattr(selectors, "breakdown", lambda run, step: analysed.append(step) or breakdown(run, step))
+    said = {verdict(run).sentence for _ in range(3)}
+    assert analysed == [10] and "of the step is pipeline bubble" in said.pop() and not said

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from parallel_core.plan.capacity import EXACT_UP_TO, fixed_depth, largest_layers, least_layers
-from parallel_core.plan.memory import worst_stage
+from parallel_core.plan.memory import by_stage, of_memory, worst_stage
 from parallel_core.spec import RunSpec
 
 MODEL = {"layers": 4, "hidden": 64, "heads": 4, "seq": 64, "vocab": 256}
@@ -90,3 +90,49 @@ def test_every_kind_with_a_layer_count_has_a_largest_one(model: dict[str, Any], 
 def test_a_kind_of_fixed_depth_says_what_can_be_varied(kind: str) -> None:
     said = fixed_depth(RunSpec.model_validate({"model": {"kind": kind}}).model)
     assert said.startswith(f"a {kind} model has no layer count, its depth is fixed; vary width, image")
+
+
+OTHER: dict[str, Any] = {
+    "warmup_steps": 1,
+    "lr": 1e-2,
+    "weight_decay": 0.5,
+    "beta1": 0.5,
+    "beta2": 0.5,
+    "eps": 1e-3,
+    "clip_norm": None,
+    "clip": "stage",
+    "seed": 8,
+    "loss_scale": 2.0,
+    "loss_scale_window": 3,
+    "loss_scale_growth": 3.0,
+    "loss_scale_backoff": 0.25,
+    "corpus": "pattern",
+    "checkpoint_every": 5,
+    "keep": 3,
+}
+"""Another value of each field of `train` that no prediction of memory depends on."""
+
+
+@pytest.mark.parametrize(
+    ("split", "schedule"),
+    [*((split, None) for split in SPLITS), ({"dp": 2, "zero": 3}, None), (SPLITS[4], "1f1b-stash")],
+)
+@pytest.mark.parametrize("precision", ["fp32", "fp16"])
+def test_specs_that_need_the_same_memory_are_predicted_as_one(
+    split: dict[str, Any], schedule: str | None, precision: str
+) -> None:
+    first = spec(split)
+    own = first.train.model_copy(update={"precision": precision, "steps": 3})
+    scheduled = first.parallel.model_copy(update={"schedule": schedule or first.parallel.schedule})
+    first = first.model_copy(update={"train": own, "parallel": scheduled})
+    more = OTHER | ({"steps": 300} if first.parallel.flushes else {})
+    other = first.model_copy(update={"train": first.train.model_copy(update=more)})
+    assert set(type(first.train).model_fields) - set(OTHER) == {
+        "steps",
+        "global_batch",
+        "precision",
+        "device",
+        "deterministic",
+    }
+    assert by_stage(first) == by_stage(other)
+    assert of_memory(first) == of_memory(other) != of_memory(spec({"pp": 4, "micro_batches": 2}))

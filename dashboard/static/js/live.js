@@ -49,8 +49,15 @@ async function refreshPart(id) {
   if (fresh) morph(old, fresh);
 }
 
+/* The digests of the longest texts held: those that are most worth not being sent again. */
+function longest(most) {
+  if (held.size <= most) return [...held.keys()];
+  const sorted = [...held].sort(([, one], [, other]) => other.length - one.length);
+  return sorted.slice(0, most).map(([key]) => key);
+}
+
 async function refreshChanged() {
-  const named = held.size <= MOST_NAMED ? [...held.keys()].join(",") : "";
+  const named = longest(MOST_NAMED).join(",");
   const answer = await fetch(page.dataset.liveChanges + location.search, { headers: { "X-Have": named } });
   if (answer.status === 404) location.reload(); // deleted: the page says so
   if (!fit(answer)) return;
