@@ -8,18 +8,21 @@ from typing import Any
 from urllib.parse import parse_qsl, urlencode
 
 from django.core.paginator import Page, Paginator
-from django.db.models import F, FloatField
+from django.db.models import F, FloatField, Max
 from django.db.models.fields.json import KT
 from django.db.models.functions import Cast
 from django.http import QueryDict
 
 from dashboard.numbers import number
+from dashboard.once import once
 from dashboard.runs.models import Run, State
 from dashboard.runs.selectors import SORTS, Filters, list_runs
 from parallel_core.analysis.quantities import listed_text
 
 PER_PAGE = 50
 MAX_TEXT = 200
+OPTIONS_S = 30
+"""How long a new tag of an old run may be missing among the filters."""
 
 
 @dataclass(frozen=True)
@@ -118,14 +121,19 @@ class Listing:
         return bool(f.q or f.states or f.owner or f.strategy or f.tag or f.study)
 
     def read(self) -> Page[Run]:
-        """The page of runs (two queries); the last page if there are fewer."""
+        """The page of runs; the last page if there are fewer. The ids are sorted first, as whole rows would make the
+        sort slow."""
         extra = {
             "model": F("spec__model"),
             "precision": KT("spec__train__precision"),
             "others": Cast(KT("summary__cpu_others"), FloatField()),
         }
-        rows: Any = list_runs(self.filters).annotate(**extra).defer("spec", "summary")
-        return Paginator(rows, PER_PAGE).get_page(self.page)
+        page: Page[Any] = Paginator(list_runs(self.filters).values_list("pk", flat=True), PER_PAGE).get_page(self.page)
+        listed = list(page.object_list)
+        rows = Run.objects.select_related("owner", "study").annotate(**extra).defer("spec", "summary")
+        found = rows.in_bulk(listed)
+        page.object_list = [found[pk] for pk in listed if pk in found]
+        return page
 
 
 def _left_out(asked: str, kind: str, known: Sequence[str]) -> str:
@@ -138,7 +146,13 @@ def _clean(text: str) -> str:
 
 
 def options() -> dict[str, list[str]]:
-    """The values to filter by: owners, strategies, tags."""
+    """The values to filter by: owners, strategies, tags. All rows are read for them, so they are kept for OPTIONS_S,
+    or until there is a new run."""
+    newest = Run.objects.aggregate(newest=Max("pk"))["newest"]
+    return once(f"runs-list-options:{newest}", _options, OPTIONS_S)
+
+
+def _options() -> dict[str, list[str]]:
     owners = Run.objects.order_by().values_list("owner__username", flat=True).distinct()
     labels = Run.objects.order_by().values_list("label", flat=True).distinct()
     tags = Run.objects.order_by().exclude(tags=[]).values_list("tags", flat=True).distinct()

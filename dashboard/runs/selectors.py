@@ -95,6 +95,9 @@ SORTS = {
     "memory": "memory_peak",
 }
 
+_ALWAYS = ("id", "name", "state", "owner", "strategy", "devices", "created")
+"""Sorts by columns that every row has: without a place for rows that lack one, an index can give the order."""
+
 
 def list_runs(filters: Filters = Filters()) -> QuerySet[Run]:
     """Runs that match, in the order of `filters.sort`; rows without a value come last."""
@@ -126,8 +129,9 @@ def _tagged_like(text: str) -> Q:
 
 
 def _order(sort: str) -> tuple[Any, ...]:
-    column = F(SORTS.get(sort.lstrip("-"), "pk"))
-    first = column.desc(nulls_last=True) if sort.startswith("-") else column.asc(nulls_last=True)
+    name = sort.lstrip("-") if sort.lstrip("-") in SORTS else "id"
+    column, last = F(SORTS[name]), None if name in _ALWAYS else True
+    first = column.desc(nulls_last=last) if sort.startswith("-") else column.asc(nulls_last=last)
     return (first, "-pk")
 
 

@@ -8,6 +8,7 @@ import re
 from typing import Any
 
 import pytest
+from django.core.cache import cache
 from django.test import Client
 
 from dashboard.charts import timeline
@@ -19,11 +20,12 @@ from tests.dashboard.peer import Peer
 
 
 @pytest.fixture(autouse=True)
-def _no_step_is_remembered() -> None:
-    """Clears the in-memory cache of long steps. It is keyed by run number, which a yard never reuses, but the test
-    database does.
+def _nothing_is_remembered() -> None:
+    """Clears the in-memory caches of long steps and of answers. They are keyed by run number, which a yard never
+    reuses, but the test database does.
     """
     timeline.forget()
+    cache.clear()
 
 
 _ESCAPED_TWICE = re.compile(r"&amp;(?:#x27|#39|amp|lt|gt|quot);")

@@ -7,11 +7,14 @@ import io
 from typing import Any
 
 import pytest
+from django.db import connection
 from django.test import Client
+from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
 from dashboard.live.changes import COST
 from dashboard.runs import list_views
+from dashboard.runs.listing import options
 from dashboard.runs.models import Run, State
 from tests.dashboard.received import received
 
@@ -167,3 +170,25 @@ def test_queries_do_not_grow_with_the_runs(reader: Client, alice: Any, django_as
     Run.objects.bulk_create(rows)
     with django_assert_max_num_queries(10):
         assert len(reader.get("/runs/?sort=-loss&tag=a").context["page"]) == 50
+
+
+def test_only_ids_are_sorted(reader: Client, alice: Any) -> None:
+    make(alice, "one", loss=1.0)
+    with CaptureQueriesContext(connection) as asked:
+        assert names(reader, "?sort=-loss") == ["one"]
+        assert names(reader, "?sort=-created") == ["one"]
+    ids = 'SELECT "runs_run"."id" AS "pk" FROM'
+    by_loss, by_age = (query["sql"] for query in asked if query["sql"].startswith(ids))
+    assert 'ORDER BY "runs_run"."loss" DESC NULLS LAST' in by_loss
+    assert 'ORDER BY "runs_run"."created_at" DESC, ' in by_age
+
+
+def test_values_to_filter_by_are_read_again_when_there_is_a_new_run(
+    reader: Client, alice: Any, django_assert_num_queries: Any
+) -> None:
+    make(alice, "one", tags=["x"])
+    assert options() == {"owners": ["alice"], "strategies": ["Single"], "tags": ["x"]}
+    with django_assert_num_queries(1):
+        options()
+    make(alice, "two", tags=["y"], label="DP")
+    assert options() == {"owners": ["alice"], "strategies": ["DP", "Single"], "tags": ["x", "y"]}
