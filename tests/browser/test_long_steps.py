@@ -4,11 +4,13 @@ saved.
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
 from playwright.sync_api import Locator, Page, Route, expect
 
+from dashboard.charts.heatmap import PHASES
 from parallel_core.analysis.quantities import count_text
 from tests.bench.timeline import seeded
 from tests.browser.watched import LIVE_MS, PHONE, RUN_MS, Troubles, until
@@ -128,6 +130,8 @@ def test_a_dragged_part_is_asked_for_and_a_double_click_shows_the_whole_again(
     at = plot.bounding_box()
     assert at is not None
     middle = at["y"] + at["height"] / 2
+    page.mouse.move(at["x"] + 100, middle)
+    expect(page.locator(f"{BOX} .hoverlayer")).to_contain_text(re.compile(f"mostly ({'|'.join(PHASES)}) at"))
     drag(page, at["x"] + 200, at["x"] + 220, middle)
     expect(canvas(page)).to_be_visible(timeout=RUN_MS)
     low, high = page.evaluate(RANGE)
