@@ -21,8 +21,6 @@ from parallel_core.checkpoint import manifest as manifests
 from parallel_core.cli_models import Wrong, checkpoint_of, require_few
 from parallel_core.cli_numbers import above, places, target, whole
 from parallel_core.faults import parse, sentences
-from parallel_core.found import case_of
-from parallel_core.found import sentences as findings
 from parallel_core.launch import ServerLost
 from parallel_core.layout import Layout
 from parallel_core.limits import NO_PROGRESS_S
@@ -30,6 +28,8 @@ from parallel_core.local import Interrupted, LocalYard, Outcome, points
 from parallel_core.observe.cores import cores
 from parallel_core.observe.records import Frame
 from parallel_core.outline import outline_of
+from parallel_core.run_findings import case_of
+from parallel_core.run_findings import sentences as findings
 from parallel_core.spec import RunSpec, field_errors
 
 RANKS_A_CORE = 32

@@ -22,7 +22,7 @@ from parallel_core.cli_numbers import whole
 from parallel_core.data import token_file
 from parallel_core.data.corpus import CorpusError
 from parallel_core.generation_request import inference, read_request
-from parallel_core.launch import Wish
+from parallel_core.launch import GenerationRequest
 from parallel_core.layout import Layout
 from parallel_core.local import LocalYard
 from parallel_core.observe.gpus import gpus, open_nvml
@@ -201,7 +201,7 @@ def _numbers(ids: str) -> list[int]:
         raise Wrong(f"--ids are numbers with commas between; got {ids!r}") from error
 
 
-def _wish(options: argparse.Namespace, spec: RunSpec) -> Wish:
+def _wish(options: argparse.Namespace, spec: RunSpec) -> GenerationRequest:
     prompt = _numbers(options.ids) if options.prompt is None else [*options.prompt.encode(errors="surrogateescape")]
     names = ("new", "samples", "temperature", "top_k", "seed")
     asked = {"prompt": prompt, "cached": not options.no_cache, **{name: getattr(options, name) for name in names}}

@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from parallel_core import limits
 from parallel_core.analysis.quantities import plural_text
-from parallel_core.launch import Wish
+from parallel_core.launch import GenerationRequest
 from parallel_core.rules import field_errors
 from parallel_core.spec import DeviceKind, RunSpec
 
@@ -36,7 +36,7 @@ class TextRequest(BaseModel):
     seed: Annotated[int, Field(ge=0, le=2**31 - 1)] = 7
     cached: bool = True
 
-    def wish(self) -> Wish:
+    def wish(self) -> GenerationRequest:
         """Returns the request as the fork server takes it."""
         return {
             "prompt": list(self.prompt),
@@ -52,7 +52,7 @@ class TextRequest(BaseModel):
 class Read(NamedTuple):
     """A valid request, or error messages by field."""
 
-    wish: Wish | None
+    wish: GenerationRequest | None
     errors: dict[str, str]
 
 

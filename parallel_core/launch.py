@@ -66,7 +66,7 @@ class Store(TypedDict):
     port: int
 
 
-class Saves(TypedDict):
+class CheckpointOptions(TypedDict):
     """The checkpoints of an attempt: the fields of checkpoint.config.CheckpointConfig, `resume` '' for none."""
 
     folder: str
@@ -75,7 +75,7 @@ class Saves(TypedDict):
     attempt: int
 
 
-class Wish(TypedDict):
+class GenerationRequest(TypedDict):
     """A request for text: `new` tokens after `prompt`, `samples` times. `temperature` 0 takes the most likely token.
 
     Validated by `parallel_core.generation_request.TextRequest`.
@@ -106,8 +106,8 @@ class StartOrder(TypedDict):
     corpus_cache: str
     store: NotRequired[Store | None]
     address: NotRequired[str]
-    saves: NotRequired[Saves | None]
-    wish: NotRequired[Wish | None]
+    saves: NotRequired[CheckpointOptions | None]
+    wish: NotRequired[GenerationRequest | None]
     """If given, generate this text from the checkpoint that `saves` resumes from, in place of training."""
     links: NotRequired[bool]
     """Measure messages in place of training: between two hosts (profile.host_link_bench), or for a profile."""

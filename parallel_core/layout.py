@@ -3,7 +3,8 @@
 A run of dp x tp x pp fills a box of ranks. Tensor ranks are adjacent (they communicate most), then replicas, then the
 *places* of the pipeline: `rank = (place * dp + replica) * tp + tensor`. A place has one stage or, with model chunks,
 several (as the schedule determines). Schedules only know *pipeline ranks*, `replica * pp + place`; all ranks of a
-tensor-parallel group execute the program of one pipeline rank.
+tensor-parallel group execute the program of one pipeline rank. (A place is what Megatron-LM calls a pipeline rank; here
+pipeline ranks count over replicas, too.)
 
 Where places have different numbers of replicas, ranks are in the same order; pipeline ranks are then numbered place
 by place, and every pipeline rank may communicate with all replicas of the neighbouring places. Where places have
@@ -168,7 +169,7 @@ class Layout:
         place, _, tensor = self.coords(rank)
         return self.walkers(pipeline_rank)[tensor :: self.widths[place]]
 
-    def deaf(self, rank: int) -> frozenset[int]:
+    def unfed_stages(self, rank: int) -> frozenset[int]:
         """Returns the stages that receive nothing from global rank `rank`: those with fewer tensor ranks, which receive
         from others."""
         tensor = self.coords(rank).tensor

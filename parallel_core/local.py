@@ -23,7 +23,7 @@ import numpy as np
 
 from parallel_core import launch
 from parallel_core.checkpoint.folder import CHECKPOINTS
-from parallel_core.launch import Event, ForkServer, Saves, StartOrder, Wish
+from parallel_core.launch import CheckpointOptions, Event, ForkServer, GenerationRequest, StartOrder
 from parallel_core.observe.records import POINT, SPAN, Frame, decode, events_path, read_file
 from parallel_core.spec import RunSpec
 from parallel_core.standstill import Watch, marked, place, sentence
@@ -131,7 +131,7 @@ class LocalYard:
         corpora: Path | None = None,
         resume: Path | None = None,
         on_frame: Callable[[Frame], None] | None = None,
-        wish: Wish | None = None,
+        wish: GenerationRequest | None = None,
         no_progress_s: float = math.inf,
         links: bool = False,
     ) -> Outcome:
@@ -187,7 +187,7 @@ class LocalYard:
     def _order(
         self, spec: RunSpec, folder: Path, devices: Sequence[int] | None, corpora: Path | None, resume: Path | None
     ) -> StartOrder:
-        saves: Saves = {
+        saves: CheckpointOptions = {
             "folder": str((folder / CHECKPOINTS).resolve()),
             "resume": str(resume.resolve()) if resume else "",
             "run": 0,

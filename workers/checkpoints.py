@@ -16,7 +16,7 @@ from parallel_core.checkpoint import folder as folders
 from parallel_core.checkpoint import manifest as manifests
 from parallel_core.checkpoint.manifest import CheckpointError, Manifest
 from parallel_core.generation_request import inference
-from parallel_core.launch import Saves
+from parallel_core.launch import CheckpointOptions
 from parallel_core.spec import RunSpec
 from workers.contract import Begins, StartMessage
 from workers.settings import Settings
@@ -40,8 +40,8 @@ class Beginning:
         """Whether it resumes from a checkpoint of the run itself."""
         return self.resume is not None and self.resume.parent == self.folder
 
-    def saves(self, message: StartMessage) -> Saves:
-        return Saves(
+    def saves(self, message: StartMessage) -> CheckpointOptions:
+        return CheckpointOptions(
             folder=str(self.folder),
             resume=str(self.resume or ""),
             run=message["run"],

@@ -11,7 +11,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from parallel_core.checkpoint.manifest import CheckpointError, Manifest, read
 from parallel_core.generation_request import read_request
-from parallel_core.launch import Wish
+from parallel_core.launch import GenerationRequest
 from parallel_core.spec import RunSpec, field_errors
 from workers.checkpoints import Beginning, begin
 from workers.contract import Device, Node, StartMessage
@@ -34,7 +34,7 @@ class RunOrder:
     beginning: Beginning | None = None
     """Where it begins; None before `with_beginning`, and if its ranks are on several hosts that share no folder: then
     nothing is saved."""
-    wish: Wish | None = None
+    wish: GenerationRequest | None = None
     """Request for text to generate from that checkpoint; None if the run trains or times links."""
     links: bool = False
     """Whether the run times messages between its two hosts instead of training."""
@@ -119,7 +119,7 @@ def with_beginning(order: RunOrder, settings: Settings, look: Callable[[Path], M
         raise Refused(str(error)) from error
 
 
-def _wish(message: StartMessage, spec: RunSpec) -> Wish | None:
+def _wish(message: StartMessage, spec: RunSpec) -> GenerationRequest | None:
     asked = message.get("wish")
     if not asked:
         return None

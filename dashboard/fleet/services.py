@@ -29,17 +29,17 @@ def enable(*, worker: Worker, user: Any) -> Worker:
 def remove(*, worker: Worker, user: Any) -> None:
     """Deletes a worker that is gone, with the profiles measured on it; its runs stay and keep its name.
 
-    Raises PermissionDenied unless staff, Stays if it cannot be removed now.
+    Raises PermissionDenied unless staff, CannotRemoveWorker if it cannot be removed now.
     """
     _require_staff(user)
     with transaction.atomic():
         if why := selectors.stays(worker):
-            raise Stays(why)
+            raise CannotRemoveWorker(why)
         worker.delete()
     announce(None, None, "fleet")
 
 
-class Stays(ValueError):
+class CannotRemoveWorker(ValueError):
     """A worker cannot be removed now; the message says why, and when it can be."""
 
 

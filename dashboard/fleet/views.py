@@ -57,7 +57,7 @@ def remove(request: HttpRequest, pk: int) -> HttpResponse:
     if request.method == "POST" and not why:
         try:
             services.remove(worker=worker, user=request.user)
-        except services.Stays as error:  # it has just come back, or was given a run
+        except services.CannotRemoveWorker as error:  # it has just come back, or was given a run
             why = str(error)
         else:
             messages.success(request, f"{worker.name} is off the fleet. Its runs are kept, and keep its name.")

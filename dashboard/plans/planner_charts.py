@@ -14,7 +14,7 @@ from dashboard.plans.planner_page import View
 from dashboard.plans.setups import Setup
 from parallel_core.analysis.quantities import count_text, ns_text, percent_text, seconds_text
 from parallel_core.plan.cluster import memory, search, step
-from parallel_core.plan.cluster.drawn import drawn
+from parallel_core.plan.cluster.plan_timeline import drawn
 from parallel_core.plan.cluster.plans import Plan, Plans
 from parallel_core.plan.cluster.why import Judged
 from parallel_core.schedule.traits import flushes

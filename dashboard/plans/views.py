@@ -21,8 +21,8 @@ from dashboard.plans.setups import searched
 from dashboard.plans.tabs import TABS
 from parallel_core.analysis.quantities import sentence_text
 from parallel_core.plan.cluster import accuracy, arguments, exported
-from parallel_core.plan.cluster.drawn import MOST_ROWS
 from parallel_core.plan.cluster.hardware import GIB
+from parallel_core.plan.cluster.plan_timeline import MOST_ROWS
 from parallel_core.plan.cluster.questions import QUESTIONS, ask
 
 EXPORTED = 200

@@ -19,19 +19,19 @@ from parallel_core.analysis.quantities import bytes_text, listed_text, plural_te
 
 
 @dataclass(frozen=True)
-class Going:
+class DeletionPlan:
     """Runs that somebody wants to delete: those that can be deleted, and the others with the reason why not."""
 
     runs: list[Run]
     staying: list[tuple[Run, str]]
 
 
-def look(runs: QuerySet[Run], user: Any) -> Going:
+def look(runs: QuerySet[Run], user: Any) -> DeletionPlan:
     """Which of these runs `user` may delete now."""
     found = list(runs.select_related("owner", "study").order_by("pk"))
     busy = in_use(found)
     whys = [(run, _why_not(run, user) or busy.get(run.pk, "")) for run in found]
-    return Going([run for run, why in whys if not why], [(run, why) for run, why in whys if why])
+    return DeletionPlan([run for run, why in whys if not why], [(run, why) for run, why in whys if why])
 
 
 def _why_not(run: Run, user: Any) -> str:

@@ -80,7 +80,7 @@ def run_name(label: str, layers: int) -> str:
 
 
 @dataclass(frozen=True)
-class Hunt:
+class LayerSearch:
     """One strategy's search: its runs in the order in which they were queued, and their results."""
 
     label: str
@@ -150,7 +150,7 @@ class Hunt:
         return next((run for run in self.runs if layers is not None and _layers(run) == layers), None)
 
 
-def hunts(runs: Iterable[Run]) -> list[Hunt]:
+def hunts(runs: Iterable[Run]) -> list[LayerSearch]:
     """The searches of a fit study, in the order in which they were queued."""
     groups: dict[str, list[Run]] = {}
     for run in sorted(runs, key=lambda run: (run.position, run.pk)):
@@ -170,16 +170,16 @@ def _detail(spec: RunSpec) -> str:
     return f"m = {spec.parallel.micro_batches}, {spec.train.precision}"
 
 
-def single_of(found: Sequence[Hunt], hunt: Hunt) -> Hunt | None:
+def single_of(found: Sequence[LayerSearch], hunt: LayerSearch) -> LayerSearch | None:
     """The plain search on one device in the same precision."""
     alike = (other for other in found if other.spec.train.precision == hunt.spec.train.precision)
     return next((other for other in alike if other.is_single), None)
 
 
-def _hunt(runs: Sequence[Run], spec: RunSpec, label: str) -> Hunt:
+def _hunt(runs: Sequence[Run], spec: RunSpec, label: str) -> LayerSearch:
     tried = {_layers(run): run.state == State.SUCCEEDED for run in runs if _answers(run)}
     search = Search(spec.model.layers, tried, least=least_layers(spec))
-    return Hunt(label, spec, runs, search)
+    return LayerSearch(label, spec, runs, search)
 
 
 def _layers(run: Run) -> int:
@@ -190,7 +190,7 @@ def _answers(run: Run) -> bool:
     return run.state == State.SUCCEEDED or (run.state == State.FAILED and run.cause == OUT_OF_MEMORY)
 
 
-def sentences(found: Sequence[Hunt], limit: int | None) -> list[str]:
+def sentences(found: Sequence[LayerSearch], limit: int | None) -> list[str]:
     """The first sentences of the page: the largest of all, how accurate predictions were, and what is still open."""
     done = [hunt for hunt in found if hunt.largest is not None]
     said = [_largest(done, limit), *_truth(done)] if done else []
@@ -203,7 +203,7 @@ def sentences(found: Sequence[Hunt], limit: int | None) -> list[str]:
     return said or ["0 searches have runs."]
 
 
-def _largest(done: Sequence[Hunt], limit: int | None) -> str:
+def _largest(done: Sequence[LayerSearch], limit: int | None) -> str:
     best = max(done, key=lambda hunt: hunt.largest or 0)
     room = f"in {bytes_text(limit)}" if limit else "on its device"
     text = f"{best.label} fits {layers_text(best.largest or 0)} {room}"
@@ -213,7 +213,7 @@ def _largest(done: Sequence[Hunt], limit: int | None) -> str:
     return f"{text}: {ratio_text((best.largest or 0) / single.largest)} the single device."
 
 
-def _truth(done: Sequence[Hunt]) -> Iterator[str]:
+def _truth(done: Sequence[LayerSearch]) -> Iterator[str]:
     off = [hunt.off for hunt in done if hunt.off is not None]
     counts = {
         "equal": off.count(0),

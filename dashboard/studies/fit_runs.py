@@ -12,7 +12,7 @@ from django.core.exceptions import PermissionDenied
 from django.db import transaction
 
 from dashboard.runs import services as runs
-from dashboard.studies.fit import KIND, RETRIES, Hunt, hunts, run_name
+from dashboard.studies.fit import KIND, RETRIES, LayerSearch, hunts, run_name
 from dashboard.studies.models import Study
 from parallel_core.plan.largest import trial
 
@@ -45,16 +45,16 @@ def _advance(study: Study) -> None:
             _end(study)
 
 
-def _wanted(found: Sequence[Hunt]) -> list[tuple[Hunt, int]]:
+def _wanted(found: Sequence[LayerSearch]) -> list[tuple[LayerSearch, int]]:
     """The searches that need a run now, each with its number of layers."""
     return [(hunt, layers) for hunt in found if (layers := hunt.following) is not None]
 
 
-def _named(wanted: Sequence[tuple[Hunt, int]]) -> list[str]:
+def _named(wanted: Sequence[tuple[LayerSearch, int]]) -> list[str]:
     return [run_name(hunt.label, layers) for hunt, layers in wanted]
 
 
-def _order(study: Study, hunt: Hunt, layers: int, position: int) -> runs.Order:
+def _order(study: Study, hunt: LayerSearch, layers: int, position: int) -> runs.Order:
     return {
         "spec": trial(hunt.spec, layers, hunt.spec.trace.memory_cap).model_dump(mode="json"),
         "name": run_name(hunt.label, layers),

@@ -15,7 +15,7 @@ from dashboard.charts.chart import Chart, Entry
 from dashboard.csv_cells import no_formula
 from dashboard.runs.models import ENDED, Run, State
 from dashboard.studies.entries import shared_room
-from dashboard.studies.fit import Hunt, hunts, sentences, single_of
+from dashboard.studies.fit import LayerSearch, hunts, sentences, single_of
 from dashboard.studies.models import Study
 from dashboard.studies.selectors import held_equal
 from parallel_core.plan.memory import worst_stage
@@ -31,7 +31,7 @@ COLUMNS = (
 class Line:
     """A search as a row of the page. `times` = its layers over those of the single device."""
 
-    hunt: Hunt
+    hunt: LayerSearch
     times: float | None
     predicted_peak: int | None
     """Predicted bytes for the run on which `hunt.peak` was measured."""
@@ -65,7 +65,7 @@ def live_context(request: HttpRequest, study: Study, runs: Sequence[Run]) -> dic
     }
 
 
-def _equal(found: Sequence[Hunt], devices: int) -> str:
+def _equal(found: Sequence[LayerSearch], devices: int) -> str:
     """What all searches have in common; the number of layers, which they search for, is N."""
     alike = [hunt.spec.model_copy(update={"model": hunt.spec.model.model_copy(update={"layers": 1})}) for hunt in found]
     return held_equal(alike, devices).replace(" 1 x ", " N x ", 1)
@@ -93,20 +93,20 @@ def _blank(values: Iterable[Any]) -> Iterator[Any]:
     return ("" if value is None else value for value in values)
 
 
-def _chart(found: Sequence[Hunt], limit: int | None) -> Chart:
+def _chart(found: Sequence[LayerSearch], limit: int | None) -> Chart:
     runs = sum(len(hunt.search.tried) for hunt in found)
     said = sentences(found, limit)
     title = said[1 if any(hunt.largest is not None for hunt in found) else 0]  # the page has the first sentence on top
     return fit_chart.chart([_entry(hunt) for hunt in found], title, runs, limit)
 
 
-def _entry(hunt: Hunt) -> Entry:
+def _entry(hunt: LayerSearch) -> Entry:
     known = hunt.search.largest
     status = "not found" if hunt.stopped else "" if hunt.over else "still searching"
     return Entry(hunt.label, largest=hunt.predicted, layers=known or 0, done=known is not None, status=status)
 
 
-def _line(found: Sequence[Hunt], hunt: Hunt) -> Line:
+def _line(found: Sequence[LayerSearch], hunt: LayerSearch) -> Line:
     single = single_of(found, hunt)
     times = hunt.largest / single.largest if single and hunt.largest and single.largest else None
     said = worst_stage(RunSpec.stored(hunt.best.spec)).total if hunt.best else None

@@ -27,7 +27,7 @@ from parallel_core.analysis.gaps import gaps
 from parallel_core.analysis.quantities import count_text, few_text, ns_text, percent_text, plural_text, seconds_text
 from parallel_core.analysis.sentences import Result
 from parallel_core.analysis.stats import Stats
-from parallel_core.traces.own import NO_SPEC
+from parallel_core.traces.trainyard_export import NO_SPEC
 
 DRAWN_RANKS = 32
 JUDGED = 5

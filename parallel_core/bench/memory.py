@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from parallel_core.analysis.quantities import bytes_text
-from parallel_core.bench.drawn import draw
+from parallel_core.bench.random_specs import draw
 from parallel_core.local import LocalYard
 from parallel_core.plan.memory import predict
 from parallel_core.plan.strategy import label

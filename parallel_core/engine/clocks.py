@@ -1,8 +1,9 @@
 """Puts the spans of several hosts on one clock: that of rank 0, against which every rank on another host measures its
 own.
 
-A measurement (`Tie`) asks rank 0 for its time eight times and keeps the answer with the shortest round trip (Cristian,
-Probabilistic clock synchronization, Distributed Computing 3, 1989): its error is at most half of that round trip.
+A measurement (`ClockOffset`) asks rank 0 for its time eight times and keeps the answer with the shortest round trip
+(Cristian, Probabilistic clock synchronization, Distributed Computing 3, 1989): its error is at most half of that round
+trip.
 Between two measurements the clocks are assumed to drift linearly, so the offset of a time between them is interpolated.
 """
 
@@ -32,7 +33,7 @@ _PATIENCE_S = 30.0
 """Timeout in seconds of the connection to rank 0, and of each answer."""
 
 
-class Tie(NamedTuple):
+class ClockOffset(NamedTuple):
     """One measurement: at `at` (ns, own clock) the clock of rank 0 was `ahead` ns ahead, with an error of at most
     `within` ns."""
 
@@ -55,7 +56,7 @@ class Clock:
         return rows
 
 
-class Keeper(Clock):
+class ReferenceClock(Clock):
     """The clock of rank 0, which also answers the other hosts' requests for its time."""
 
     def __init__(self, host: str, store: dist.Store) -> None:
@@ -77,7 +78,7 @@ def _answer(asker: socket.socket) -> None:
             asker.sendall(_TIME.pack(time.monotonic_ns()))
 
 
-class Tied(Clock):
+class RemoteClock(Clock):
     """The clock of a rank on another host than rank 0."""
 
     def __init__(self, store: dist.Store) -> None:
@@ -102,10 +103,10 @@ class Tied(Clock):
             moved[field] += ahead(rows[field], self._before, self._last)
         return moved
 
-    def _ask(self) -> Tie:
+    def _ask(self) -> ClockOffset:
         return min((self._round() for _ in range(ROUNDS)), key=lambda tie: tie.within)
 
-    def _round(self) -> Tie:
+    def _round(self) -> ClockOffset:
         sent = time.monotonic_ns()
         self._keeper.sendall(_ASK)
         told = b""
@@ -118,14 +119,14 @@ class Tied(Clock):
         return tie_of(sent, _TIME.unpack(told)[0], came)
 
 
-def tie_of(sent: int, told: int, came: int) -> Tie:
+def tie_of(sent: int, told: int, came: int) -> ClockOffset:
     """Returns the measurement from one request: `sent` and `came` are the own clock's times of request and answer,
     `told` is the answer (all in ns)."""
     middle = (sent + came) // 2
-    return Tie(middle, told - middle, -(-(came - sent) // 2))
+    return ClockOffset(middle, told - middle, -(-(came - sent) // 2))
 
 
-def ahead(at: np.ndarray, before: Tie, last: Tie) -> np.ndarray:
+def ahead(at: np.ndarray, before: ClockOffset, last: ClockOffset) -> np.ndarray:
     """Returns by how many ns rank 0's clock is ahead at the times `at` of the own clock: linear through two
     measurements, int64."""
     passed = last.at - before.at
@@ -141,5 +142,5 @@ def open_clock(rendezvous: Rendezvous, rank: int, store: dist.Store | None) -> C
     if rendezvous.node is None or store is None:
         return Clock()
     if rank == 0:
-        return Keeper(rendezvous.host, store)
-    return Clock() if rendezvous.node == 0 else Tied(store)
+        return ReferenceClock(rendezvous.host, store)
+    return Clock() if rendezvous.node == 0 else RemoteClock(store)

@@ -31,7 +31,7 @@ from parallel_core.engine.relay import Relay
 from parallel_core.engine.reporter import Reporter
 from parallel_core.engine.stage import Stage
 from parallel_core.generation_request import texts_of
-from parallel_core.launch import Wish
+from parallel_core.launch import GenerationRequest
 from parallel_core.layout import Coords, Layout
 from parallel_core.models.attention import Core
 from parallel_core.models.cache import KvCache
@@ -111,7 +111,7 @@ class Generator:
         storage.load(shares, path, manifests.read(path), tell)
 
     @torch.no_grad()
-    def generate(self, wish: Wish, told: Callable[[Generated], None] = lambda so_far: None) -> Generated:
+    def generate(self, wish: GenerationRequest, told: Callable[[Generated], None] = lambda so_far: None) -> Generated:
         """Returns the generated tokens with their times. Prompt and new tokens together must not exceed the model's
         sequence.
 
@@ -132,7 +132,7 @@ class Generator:
         return out
 
     @torch.no_grad()
-    def metered(self, wish: Wish) -> MemoryMeter:
+    def metered(self, wish: GenerationRequest) -> MemoryMeter:
         """Repeats the prefill and the next token under a memory meter: weights count as "params", keys and values as
         "activations"."""
         for core in self._cores:
@@ -147,14 +147,14 @@ class Generator:
                 pass
         return meter
 
-    def _mine(self, wish: Wish) -> range:
+    def _mine(self, wish: GenerationRequest) -> range:
         """Returns the numbers of the samples that this replica generates."""
         return texts_of(wish["samples"], self.spec.parallel.dp, self._replica)
 
-    def _prompts(self, wish: Wish) -> Tensor:
+    def _prompts(self, wish: GenerationRequest) -> Tensor:
         return torch.tensor([wish["prompt"]] * len(self._mine(wish)), device=self._device.torch)
 
-    def _begin(self, wish: Wish, capacity: int) -> None:
+    def _begin(self, wish: GenerationRequest, capacity: int) -> None:
         """Creates empty caches with room for `capacity` tokens; none where the request wants every token computed from
         the whole text."""
         outline = GptOutline(self.spec.model)
@@ -165,7 +165,7 @@ class Generator:
             if wish["cached"]:
                 core.cache = KvCache(len(self._mine(wish)), heads, capacity, outline.head_dim, **like)
 
-    def _token_steps(self, text: Tensor, wish: Wish) -> Iterator[tuple[list[int], float]]:
+    def _token_steps(self, text: Tensor, wish: GenerationRequest) -> Iterator[tuple[list[int], float]]:
         """Yields (one token for each sample, seconds that it took), token by token."""
         fresh = text
         for number in range(wish["new"]):
@@ -205,7 +205,7 @@ class Generator:
         out: Tensor = head.get_submodule("output")(head.get_submodule("norm")(x))
         return out
 
-    def _draw(self, logits: Tensor, number: int, wish: Wish) -> list[int]:
+    def _draw(self, logits: Tensor, number: int, wish: GenerationRequest) -> list[int]:
         """Returns one token per sample: a function of the logits and of (seed, number of the token, sample)."""
         if wish["temperature"] == 0:
             likeliest: list[int] = logits.argmax(-1).tolist()
@@ -252,7 +252,13 @@ class _RecordEmitter:
 
 
 def run_rank(
-    spec: RunSpec, rank: int, sink: Sink, rendezvous: Rendezvous, progress: Progress, path: Path, wish: Wish
+    spec: RunSpec,
+    rank: int,
+    sink: Sink,
+    rendezvous: Rendezvous,
+    progress: Progress,
+    path: Path,
+    wish: GenerationRequest,
 ) -> None:
     """Generates on one rank and emits the results; failures are reported by the caller."""
     be_ready_for_any_length()

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 
-class Spot(NamedTuple):
+class BufferView(NamedTuple):
     """The position of a tensor in a buffer, in elements from the beginning of its storage."""
 
     size: torch.Size

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from parallel_core.engine.flat import FlatParameters
-from parallel_core.engine.spot import Spot
+from parallel_core.engine.spot import BufferView
 from parallel_core.observe.scope import Scope
 
 
@@ -87,11 +87,11 @@ class WeightVersions:
         keeping the memory of those in use now."""
         return torch.autograd.graph.saved_tensors_hooks(self._pack, self._unpack)
 
-    def _pack(self, saved: Tensor) -> Tensor | Spot:
-        return Spot.of(saved, self._seen.values) or saved
+    def _pack(self, saved: Tensor) -> Tensor | BufferView:
+        return BufferView.of(saved, self._seen.values) or saved
 
-    def _unpack(self, kept: Tensor | Spot) -> Tensor:
-        return kept.within(self._seen.values) if isinstance(kept, Spot) else kept
+    def _unpack(self, kept: Tensor | BufferView) -> Tensor:
+        return kept.within(self._seen.values) if isinstance(kept, BufferView) else kept
 
     def _show(self, copy: _Copy) -> None:
         if copy.values is not self._seen.values:

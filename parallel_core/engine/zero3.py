@@ -27,7 +27,7 @@ from torch import Tensor, nn
 from parallel_core.engine.collectives import Group, all_gather
 from parallel_core.engine.flat import FlatParameters, hollow
 from parallel_core.engine.injected import late
-from parallel_core.engine.spot import Spot
+from parallel_core.engine.spot import BufferView
 from parallel_core.observe.recorder import LANE_COLLECTIVE
 from parallel_core.observe.scope import Scope
 from parallel_core.plan.grad_buckets import Bucket
@@ -57,7 +57,7 @@ class _View(NamedTuple):
     """A saved tensor, as a position in the memory of a bucket."""
 
     bucket: _ParameterBucket
-    spot: Spot
+    spot: BufferView
 
     def tensor(self) -> Tensor:
         assert self.bucket.whole is not None
@@ -174,7 +174,7 @@ class Unsharder:
 def _pack(held: Sequence[_ParameterBucket], saved: Tensor) -> Tensor | _View:
     """Returns what is saved of a tensor for the backward: a position, where it lies in one of the buckets."""
     for bucket in held:
-        if bucket.whole is not None and (spot := Spot.of(saved, bucket.whole)) is not None:
+        if bucket.whole is not None and (spot := BufferView.of(saved, bucket.whole)) is not None:
             return _View(bucket, spot)
     return saved
 

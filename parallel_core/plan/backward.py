@@ -24,10 +24,11 @@ from parallel_core.spec import ParallelSpec, RunSpec
 
 
 class Seat(NamedTuple):
-    """How ranks of one place differ: their replica, and the stages that receive nothing from them (`Layout.deaf`)."""
+    """How ranks of one place differ: their replica, and the stages that receive nothing from them
+    (`Layout.unfed_stages`)."""
 
     replica: int
-    deaf: frozenset[int]
+    unfed_stages: frozenset[int]
 
 
 def at_peak(spec: RunSpec, layers: Layers, stages: Mapping[int, Sequence[int]], whole: Whole, seat: Seat) -> Live:
@@ -37,10 +38,10 @@ def at_peak(spec: RunSpec, layers: Layers, stages: Mapping[int, Sequence[int]], 
     if _in_closed_form(spec.parallel, stages):
         ((stage, units),) = stages.items()
         segments, count = parts[stage][0], in_flight(spec, stage, seat.replica)
-        sent = 0 if stage + 1 in seat.deaf else unproven(spec, stage)
+        sent = 0 if stage + 1 in seat.unfed_stages else unproven(spec, stage)
         outputs = sent if segments[-1].recomputed else count - 1  # not recomputed: each ends a graph that is kept
         live = in_backward(*parts[stage], count, outputs)
-        return _and_messages(live, messages(spec, stage, edges[units[0]], edges[units[-1] + 1], seat.deaf))
+        return _and_messages(live, messages(spec, stage, edges[units[0]], edges[units[-1] + 1], seat.unfed_stages))
     return _walked(spec, stages, layers, {n: _Part(*part) for n, part in parts.items()}, whole, seat)
 
 
@@ -147,7 +148,7 @@ def _walk(
     turns all replicas are alike, so the first one stands for them."""
     made = _messaged(split)
     here = made.placement[stage][seat.replica if split.replicas is not None else 0]
-    return Hands(made, here, edges, again, seat.deaf).walk()
+    return Hands(made, here, edges, again, seat.unfed_stages).walk()
 
 
 @lru_cache(maxsize=64)
@@ -162,7 +163,7 @@ def unproven(spec: RunSpec, stage: int) -> int:
     return max(0, in_flight(spec, stage) - there) if there else 0
 
 
-def messages(spec: RunSpec, stage: int, entering: int, leaving: int, deaf: frozenset[int]) -> int:
+def messages(spec: RunSpec, stage: int, entering: int, leaving: int, unfed_stages: frozenset[int]) -> int:
     """Most elements held for messages while all micro-batches are in flight.
 
     In the backward of micro-batch k these are the buffers of receives posted ahead (activations unless this is the
@@ -172,7 +173,7 @@ def messages(spec: RunSpec, stage: int, entering: int, leaving: int, deaf: froze
     split = spec.parallel
     in_all = micro_batches(spec, stage)
     # A previous stage with one micro-batch in flight: each activation acknowledges the last gradient.
-    answered = stage and stage - 1 not in deaf and in_flight(spec, stage - 1) > 1
+    answered = stage and stage - 1 not in unfed_stages and in_flight(spec, stage - 1) > 1
     window = unproven_gradients(split, stage) if answered else 0
     to_come = in_all - in_flight(spec, stage)
 

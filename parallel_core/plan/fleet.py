@@ -20,7 +20,7 @@ from parallel_core.plan.orders.problem import OrderError
 from parallel_core.plan.strategy import label
 from parallel_core.profile.table import CostTable
 from parallel_core.rules import divisors
-from parallel_core.searches import Told, silent
+from parallel_core.searches import ProgressCallback, silent
 from parallel_core.simulate.network import ALONE, Where
 from parallel_core.simulate.predict import CannotPredict, predict_step
 from parallel_core.spec import RunSpec
@@ -82,7 +82,7 @@ def splits(
     table: CostTable,
     devices: int,
     memory: float | None = None,
-    told: Told = silent,
+    told: ProgressCallback = silent,
     placed: Callable[[RunSpec], Where] = on_one_host,
 ) -> Splits:
     """All ways to train the model of `spec` with its batch on at most `devices` devices.

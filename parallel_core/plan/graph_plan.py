@@ -22,7 +22,7 @@ from parallel_core.plan.pipedream import (
     check,
     partition,
 )
-from parallel_core.searches import Told, silent
+from parallel_core.searches import ProgressCallback, silent
 
 AT_ONCE = 2e7
 """Most candidates that a page computes while it loads: 0.1 s to 0.2 s."""
@@ -115,7 +115,7 @@ def takes_long(graph: LayerGraph, levels: Sequence[Level]) -> bool:
 
 
 def plan_graph(
-    graph: LayerGraph, levels: Sequence[Level], form: Form, memory: float | None = None, told: Told = silent
+    graph: LayerGraph, levels: Sequence[Level], form: Form, memory: float | None = None, told: ProgressCallback = silent
 ) -> GraphPlan:
     """PipeDream's partition of the graph, and data parallelism. Arguments and errors as `pipedream.partition`."""
     found = partition(graph, levels, form, memory, told)

@@ -21,7 +21,7 @@ class Hands:
     """Messages held by rank `here` of a schedule that includes its messages. `edges[s]`: elements that enter stage s.
 
     A sent output counts only if its stage is in `again`, i.e. recomputes it; otherwise it ends a graph that its stage
-    keeps anyway. Stages in `deaf` receive nothing from this rank (`Layout.deaf`).
+    keeps anyway. Stages in `unfed_stages` receive nothing from this rank (`Layout.unfed_stages`).
     """
 
     def __init__(
@@ -30,9 +30,9 @@ class Hands:
         here: int,
         edges: Mapping[int, int],
         again: frozenset[int],
-        deaf: frozenset[int] = frozenset(),
+        unfed_stages: frozenset[int] = frozenset(),
     ) -> None:
-        self._program, self._edges, self._again, self._deaf = made.programs[here], edges, again, deaf
+        self._program, self._edges, self._again, self._deaf = made.programs[here], edges, again, unfed_stages
         self._stages = {op.stage for op in self._program if op.kind not in RECVS | SENDS}
         self._proves = receipts(made, here)
         self._left: dict[Link, deque[int]] = {}

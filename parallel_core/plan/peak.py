@@ -125,7 +125,7 @@ def _seat(spec: RunSpec, layout: Layout, rank: int) -> Seat:
     """Replicas differ only where they take turns or where torch shards parameters by rows; otherwise the first one
     stands for all."""
     differ = layout.in_turn or fully_sharded.by_torch(spec)
-    return Seat(layout.coords(rank).replica if differ else 0, layout.deaf(rank))
+    return Seat(layout.coords(rank).replica if differ else 0, layout.unfed_stages(rank))
 
 
 def _shards(spec: RunSpec, stage: int) -> int:

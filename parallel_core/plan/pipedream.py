@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from parallel_core.plan.layer_graph import GraphError, LayerGraph
-from parallel_core.searches import Told, silent
+from parallel_core.searches import ProgressCallback, silent
 
 Form = Literal["paper", "released"]
 Floats = NDArray[np.float64]
@@ -90,7 +90,7 @@ def partition(
     levels: Sequence[Level],
     form: Form = "released",
     memory: float | None = None,
-    told: Told = silent,
+    told: ProgressCallback = silent,
 ) -> Partition:
     """The fastest partition over all workers of the network. `memory`: bytes of a worker for weights and activations.
 
@@ -127,7 +127,7 @@ class _Solver:
     """State 0 is the empty set; stage (i, j) holds the layers of state j that are not in state i."""
 
     def __init__(
-        self, graph: LayerGraph, levels: Sequence[Level], form: Form, memory: float | None, told: Told
+        self, graph: LayerGraph, levels: Sequence[Level], form: Form, memory: float | None, told: ProgressCallback
     ) -> None:
         self._graph, self._levels, self._form, self._memory, self._told = graph, levels, form, memory, told
         self._states = [0, *graph.states()]

@@ -30,7 +30,7 @@ _Times = tuple[float, float]
 other."""
 
 
-class Mirrored(HostGroup):
+class LoopbackGroup(HostGroup):
     """A group of `size` replicas that are all this rank; `seconds` is the processor time of its messages so far."""
 
     def __init__(self, size: int) -> None:
@@ -65,7 +65,7 @@ class Added(NamedTuple):
 
 def measure(plain: RunSpec, device: Device, pacer: PaceProbe, level: Level, seconds: float) -> Added:
     """Measures what ZeRO `level` adds to one forward and backward of `plain`, a run on one device."""
-    group, units = Mirrored(_REPLICAS), [plain.model.units()]
+    group, units = LoopbackGroup(_REPLICAS), [plain.model.units()]
     benches = LayerBench(plain, units, device), LayerBench(sharded(plain, level), units, device, replicas=group)
     batch, until = draw(plain, device), time.monotonic() + seconds
     took: tuple[list[_Times], ...] = [], []
@@ -98,7 +98,7 @@ def sharded(plain: RunSpec, level: int) -> RunSpec:
     return RunSpec.model_validate(told)
 
 
-def _pass(bench: LayerBench, group: Mirrored) -> _Times:
+def _pass(bench: LayerBench, group: LoopbackGroup) -> _Times:
     """Runs a pass and returns its times without those of messages."""
     (stage,), marks = bench.stages, []
     bench.recorder.begin_step(0)

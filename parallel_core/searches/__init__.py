@@ -14,7 +14,7 @@ KINDS = ("alpa", "bubbles", "partition", "splits")
 EXIT_MEMORY = 3
 """Exit code of a process that ran out of memory."""
 
-Told = Callable[[int, int], None]
+ProgressCallback = Callable[[int, int], None]
 """Progress callback: called with (parts done, parts in all) during a search."""
 
 

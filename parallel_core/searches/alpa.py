@@ -9,7 +9,7 @@ from parallel_core.plan.alpa.inter import Mesh, Search
 from parallel_core.plan.alpa.plans import Named, summary, with_alternatives
 from parallel_core.plan.pipedream import Form
 from parallel_core.profile.table import CostTable
-from parallel_core.searches import Told, Value, silent
+from parallel_core.searches import ProgressCallback, Value, silent
 from parallel_core.simulate.predict import predict_step
 from parallel_core.spec import RunSpec
 
@@ -65,7 +65,7 @@ class Answer(Value):
     runnable: float | None
 
 
-def answer(question: Question, told: Told = silent) -> Answer:
+def answer(question: Question, told: ProgressCallback = silent) -> Answer:
     """Searches both levels. Raises ValueError where the micro-batches cannot be distributed over the devices."""
     costs = question.costs()
     found = with_alternatives(Search(costs, Mesh(1, question.devices), question.micro_batches), question.form)

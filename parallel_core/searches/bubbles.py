@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from parallel_core.plan.cluster.published_orders import Searched, searched
 from parallel_core.plan.cluster.zero_bubble import BubbleRow, bubble_rows, models
-from parallel_core.searches import Told, Value, silent
+from parallel_core.searches import ProgressCallback, Value, silent
 
 
 class Question(Value):
@@ -20,7 +20,7 @@ class Answer(Value):
     orders: tuple[Searched, ...]
 
 
-def answer(question: Question, told: Told = silent) -> Answer:
+def answer(question: Question, told: ProgressCallback = silent) -> Answer:
     """Simulates and searches all rows. Raises ValueError for a model that is not in the tables."""
     if question.model not in models():
         raise ValueError(f"The tables have no model {question.model}; they have {', '.join(models())}.")

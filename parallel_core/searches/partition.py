@@ -5,7 +5,7 @@ from __future__ import annotations
 from parallel_core.plan.graph_plan import plan_graph
 from parallel_core.plan.layer_graph import read_graph
 from parallel_core.plan.pipedream import Form, Level, Partition
-from parallel_core.searches import Told, Value, silent
+from parallel_core.searches import ProgressCallback, Value, silent
 
 
 class Question(Value):
@@ -25,7 +25,7 @@ class Answer(Value):
     together: Partition | None
 
 
-def answer(question: Question, told: Told = silent) -> Answer:
+def answer(question: Question, told: ProgressCallback = silent) -> Answer:
     """Partitions the graph. Raises GraphError where nothing fits or the graph is too large."""
     plan = plan_graph(read_graph(question.text), question.levels, question.form, question.memory, told)
     return Answer(found=plan.found, together=plan.together)

@@ -8,7 +8,7 @@ from typing import Any
 from parallel_core.plan.fleet import splits
 from parallel_core.profile.curves import HostName, LinksBetween
 from parallel_core.profile.table import CostTable
-from parallel_core.searches import Told, Value, silent
+from parallel_core.searches import ProgressCallback, Value, silent
 from parallel_core.simulate.network import ALONE, Where
 from parallel_core.spec import RunSpec
 
@@ -66,7 +66,7 @@ class Answer(Value):
         return sum(not way.found for way in self.able) + sum(count for count, _ in self.refused)
 
 
-def answer(question: Question, told: Told = silent) -> Answer:
+def answer(question: Question, told: ProgressCallback = silent) -> Answer:
     """Predicts all splits from the table."""
     placements = {(each.world, each.tp): each.hosts for each in question.placements}
 

@@ -8,7 +8,7 @@ from types import MappingProxyType
 
 from parallel_core.schedule.ir import Kind, Op
 from parallel_core.simulate.costs import Costs
-from parallel_core.simulate.link_contention import Passage
+from parallel_core.simulate.link_contention import Flow
 
 Sent = tuple[int, int, Kind, int]
 """(pipeline rank, stage, kind, receiving pipeline rank) of a SEND."""
@@ -31,10 +31,10 @@ class HostCosts:
     compute: Costs
     waits: Mapping[tuple[int, Kind], int] = field(default_factory=lambda: MappingProxyType({}))
     messages: Mapping[tuple[int, Kind], tuple[int, int]] = field(default_factory=lambda: MappingProxyType({}))
-    passages: Mapping[Sent, Passage] = field(default_factory=lambda: MappingProxyType({}))
-    collectives: Mapping[Joined, tuple[Passage, ...]] = field(default_factory=lambda: MappingProxyType({}))
+    passages: Mapping[Sent, Flow] = field(default_factory=lambda: MappingProxyType({}))
+    collectives: Mapping[Joined, tuple[Flow, ...]] = field(default_factory=lambda: MappingProxyType({}))
 
-    def without_work(self, op: Op, rank: int) -> tuple[float, tuple[Passage, ...]]:
+    def without_work(self, op: Op, rank: int) -> tuple[float, tuple[Flow, ...]]:
         """(ns that pass in any case, passages to complete first) after the work of an operation."""
         if op.partner is None and not self.collectives:
             return self.waits.get((op.stage, op.kind), 0), ()

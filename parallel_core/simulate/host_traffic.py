@@ -7,15 +7,15 @@ from collections.abc import Callable, Mapping
 
 from parallel_core.schedule.ir import SENDS, Kind, Schedule
 from parallel_core.simulate.host_costs import Joined, Sent
-from parallel_core.simulate.link_contention import Passage
+from parallel_core.simulate.link_contention import Flow
 from parallel_core.simulate.network import Among, Network
 
 
-def messages(network: Network, schedule: Schedule, bytes_of: Callable[[int, Kind], float]) -> dict[Sent, Passage]:
-    """Passage of each SEND between two hosts. `bytes_of(stage, kind)`: bytes to each receiving rank, 0: no message."""
+def messages(network: Network, schedule: Schedule, bytes_of: Callable[[int, Kind], float]) -> dict[Sent, Flow]:
+    """Flow of each SEND between two hosts. `bytes_of(stage, kind)`: bytes to each receiving rank, 0: no message."""
     if not network.homes:
         return {}
-    out: dict[Sent, Passage] = {}
+    out: dict[Sent, Flow] = {}
     for q, program in enumerate(schedule.programs):
         for stage, kind, peer in {(op.stage, op.kind, op.peer) for op in program if op.kind in SENDS}:
             size = bytes_of(stage, kind)
@@ -26,9 +26,9 @@ def messages(network: Network, schedule: Schedule, bytes_of: Callable[[int, Kind
 
 def collectives(
     network: Network, schedule: Schedule, moving: Mapping[tuple[int, Kind, Among], float]
-) -> dict[Joined, tuple[Passage, ...]]:
+) -> dict[Joined, tuple[Flow, ...]]:
     """Passages of inter-host collectives in each operation of each rank; `moving`: seconds with bytes on a link."""
-    out: dict[Joined, tuple[Passage, ...]] = defaultdict(tuple)
+    out: dict[Joined, tuple[Flow, ...]] = defaultdict(tuple)
     for (stage, kind, among), seconds in moving.items():
         for q in schedule.placement[stage] if seconds else ():
             if (passage := network.crossing(among, q, seconds)) is not None:

@@ -14,7 +14,7 @@ Line = tuple[str, str]
 _DONE_NS = 1e-3
 
 
-class Passage(NamedTuple):
+class Flow(NamedTuple):
     """A message or a collective on the network.
 
     - `lines`: its number of streams on each link
@@ -38,16 +38,16 @@ class Passage(NamedTuple):
         return float(np.interp(streams, counts, factors))
 
 
-class Wires:
+class ActiveFlows:
     """Passages in progress, with the ns that each would still take alone."""
 
     def __init__(self) -> None:
-        self._left: dict[object, tuple[Passage, float]] = {}
+        self._left: dict[object, tuple[Flow, float]] = {}
 
     def __bool__(self) -> bool:
         return bool(self._left)
 
-    def put(self, what: object, passage: Passage) -> None:
+    def put(self, what: object, passage: Flow) -> None:
         """Starts a passage under the key `what`."""
         self._left[what] = passage, passage.transfer
 

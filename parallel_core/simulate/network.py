@@ -17,7 +17,7 @@ from typing import Literal, NamedTuple
 from parallel_core.layout import Layout
 from parallel_core.profile.curves import Link, LinksBetween, What
 from parallel_core.profile.table import CostTable
-from parallel_core.simulate.link_contention import Line, Passage
+from parallel_core.simulate.link_contention import Flow, Line
 from parallel_core.simulate.needs import NeverTimed
 
 Pattern = tuple[tuple[str, int], ...]
@@ -148,7 +148,7 @@ class Network:
     def _pairs(self, pattern: Pattern) -> list[LinksBetween]:
         return [self._between[frozenset(pair)] for pair in combinations((host for host, _ in pattern), 2)]
 
-    def crossing(self, among: Among, pipeline_rank: int, seconds: float) -> Passage | None:
+    def crossing(self, among: Among, pipeline_rank: int, seconds: float) -> Flow | None:
         """The inter-host passage of collectives whose bytes are on a link for `seconds` alone, for all groups of this
         kind that the pipeline rank takes part in at once; None if none of them spans hosts."""
         place, replica = self._layout.seat(pipeline_rank)
@@ -162,7 +162,7 @@ class Network:
             return None
         link = self._between[frozenset(lines.most_common(1)[0][0])]
         sizes = [one.time.sizes[-1] for one in link.links if _is_send(one)]
-        return Passage(lines, 1e9 * seconds, 0.0, _slower(link, max(sizes, default=0.0)), (among, name))
+        return Flow(lines, 1e9 * seconds, 0.0, _slower(link, max(sizes, default=0.0)), (among, name))
 
     def _groups(self, among: Among, place: int, replica: int) -> tuple[Sequence[Sequence[int]], object]:
         """Groups of one place whose ranks communicate at the same time, and a key common to them."""
@@ -185,8 +185,8 @@ class Network:
         links = [link for way in found if (link := self._link(*way)) is not None]
         return max(links, key=lambda link: link.time.at(size), default=None)
 
-    def passage(self, sender: int, taker: int, size: float) -> Passage | None:
-        """Passage of a message between two pipeline ranks, a tensor of `size` bytes to each receiving rank; None if
+    def passage(self, sender: int, taker: int, size: float) -> Flow | None:
+        """Flow of a message between two pipeline ranks, a tensor of `size` bytes to each receiving rank; None if
         both are on one host. If tensor groups span hosts, the fullest link stands for all."""
         lines: Counter[Line] = Counter()
         for rank in self._layout.walkers(sender):
@@ -198,7 +198,7 @@ class Network:
         times = max(len(self._layout.takers(rank, taker)) for rank in self._layout.walkers(sender))
         return self._on(line, streams, times, size)
 
-    def _on(self, line: Line, streams: int, times: int, size: float) -> Passage | None:
+    def _on(self, line: Line, streams: int, times: int, size: float) -> Flow | None:
         """`streams` at once on a link, each of `times` tensors one after the other."""
         between = self._between[frozenset(line)]
         link = between.link("send", 2)
@@ -206,7 +206,7 @@ class Network:
             return None
         latency = min(link.time.seconds[0], link.time.at(size))
         alone = link.time.at(size) - latency
-        return Passage({line: streams}, 1e9 * times * alone, 1e9 * times * latency, _slower(between, size))
+        return Flow({line: streams}, 1e9 * times * alone, 1e9 * times * latency, _slower(between, size))
 
     def _ranks(self, place: int) -> range:
         return range(self._layout.rank(place), self._layout.rank(place, self._layout.replicas[place]))

@@ -20,7 +20,7 @@ from parallel_core.schedule.ir import Kind, Op, Schedule
 from parallel_core.simulate import ROLE, ROLES, Spans, norm_row, span_rows
 from parallel_core.simulate.costs import Costs
 from parallel_core.simulate.host_costs import HostCosts as HostCosts
-from parallel_core.simulate.link_contention import Passage, Wires
+from parallel_core.simulate.link_contention import ActiveFlows, Flow
 
 _COMPUTE, _SEND, _RECV, _REDUCE, _STEP = ROLES
 _NORM = (Kind.NORM, -1, 0)
@@ -85,7 +85,7 @@ class _Cost(NamedTuple):
 
     work: float
     wait: float = 0.0
-    passages: tuple[Passage, ...] = ()
+    passages: tuple[Flow, ...] = ()
 
 
 Stir = Callable[[int, Op, float], float]
@@ -113,13 +113,13 @@ class _Fluid:
         self._work: dict[int, float] = {}
         self._until: dict[int, float] = {}
         self._after: dict[int, float] = {}
-        self._talks: dict[int, list[Passage]] = {}
+        self._talks: dict[int, list[Flow]] = {}
         self._arrived: dict[object, float] = {}
         self._waiting: dict[object, list[int]] = defaultdict(list)
         self._came: dict[object, dict[int, float]] = defaultdict(dict)
         self._met: dict[tuple[object, int], _Cost] = {}
         self._normed = 0.0
-        self._wires = Wires()
+        self._wires = ActiveFlows()
 
     def spans(self, rank: int) -> Spans:
         starts, ends = (np.rint(times).astype(int).tolist() for times in (self._starts[rank], self._ends[rank]))

@@ -2,7 +2,7 @@
 exported by another Trainyard, all ranks in one file.
 
     stream -> collect -> kineto -> clocks -> job_trace
-           -> own -> own_job
+           -> trainyard_export -> exported_job
 
 Files are read as streams, in bounded memory. What is broken or missing is reported; the rest is shown.
 """

@@ -19,10 +19,10 @@ from typing import Any
 import numpy as np
 
 from parallel_core.analysis.quantities import plural_text
-from parallel_core.traces import EXIT_MEMORY, kineto, own
+from parallel_core.traces import EXIT_MEMORY, kineto, trainyard_export
 from parallel_core.traces.collect import Collected
+from parallel_core.traces.exported_job import join_own
 from parallel_core.traces.job_trace import JobTrace, join, ranks_of
-from parallel_core.traces.own_job import join_own
 from parallel_core.traces.stream import EventStream, Limits
 
 EVERY_S = 0.5
@@ -51,11 +51,11 @@ def read_all(files: list[tuple[str, Path]], limits: Limits = USUAL) -> JobTrace:
     """Reads the traces in `files`, (display name, path) pairs, as one job."""
     progress = Progress(sum(path.stat().st_size for _, path in files))
     theirs: list[tuple[str, dict[str, Any], kineto.RankTrace]] = []
-    ours: list[tuple[str, own.OwnStep]] = []
+    ours: list[tuple[str, trainyard_export.OwnStep]] = []
     for name, path in files:
         found, header = _one(path, limits, progress)
         progress.past(path.stat().st_size)
-        if isinstance(found, own.OwnStep):
+        if isinstance(found, trainyard_export.OwnStep):
             ours.append((name, found))
         else:
             theirs.append((name, header, found))
@@ -67,7 +67,9 @@ def read_all(files: list[tuple[str, Path]], limits: Limits = USUAL) -> JobTrace:
     return out
 
 
-def _one(path: Path, limits: Limits, progress: Progress) -> tuple[kineto.RankTrace | own.OwnStep, dict[str, Any]]:
+def _one(
+    path: Path, limits: Limits, progress: Progress
+) -> tuple[kineto.RankTrace | trainyard_export.OwnStep, dict[str, Any]]:
     """Returns the contents of a file, and the header values outside of its event list.
 
     The values before the events tell whether Trainyard exported the file. Where they come after the events instead,
@@ -79,12 +81,12 @@ def _one(path: Path, limits: Limits, progress: Progress) -> tuple[kineto.RankTra
             stream = EventStream(file, limits, progress.at, header)
             events = iter(stream)
             first = list(islice(events, 1))
-            if own.is_own(header):
-                step = own.read(chain(first, events), header)
+            if trainyard_export.is_own(header):
+                step = trainyard_export.read(chain(first, events), header)
                 step.notes = stream.notes + step.notes
                 return step, header
             trace = _read_kineto(stream, chain(first, events))
-            if not own.is_own(header):
+            if not trainyard_export.is_own(header):
                 break
     return trace, header
 

@@ -33,7 +33,7 @@ name is `<host>_<process id>`, whose numbers are no ranks."""
 @dataclass
 class JobTrace:
     """The traces of a job. `ranks[r]`: trace of rank r; `notes`: findings and problems, as text for the user.
-    `recorded`: facts about the run that the files state (`own_job`); {} for traces of torch.profiler."""
+    `recorded`: facts about the run that the files state (`exported_job`); {} for traces of torch.profiler."""
 
     ranks: dict[int, RankTrace] = field(default_factory=dict)
     files: dict[int, str] = field(default_factory=dict)

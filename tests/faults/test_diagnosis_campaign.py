@@ -21,8 +21,8 @@ import pytest
 
 from parallel_core import faults
 from parallel_core.analysis.diagnosis import Case, diagnose
-from parallel_core.found import case_of
 from parallel_core.local import LocalYard
+from parallel_core.run_findings import case_of
 from parallel_core.spec import RunSpec
 
 pytestmark = [pytest.mark.faults, pytest.mark.full, pytest.mark.alone, pytest.mark.timeout(7200)]

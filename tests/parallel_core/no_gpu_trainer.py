@@ -17,7 +17,7 @@ from parallel_core.engine import staged
 from parallel_core.engine.device import CpuDevice
 from parallel_core.engine.distributed import Groups, groups_of
 from parallel_core.engine.norm import StageNorm, StepTotals, Totals
-from parallel_core.engine.spot import Spot
+from parallel_core.engine.spot import BufferView
 from parallel_core.engine.trainer import Trainer
 from parallel_core.layout import Layout
 from parallel_core.models import attention
@@ -55,11 +55,11 @@ def stand_ins() -> None:
     StepTotals.result = lambda self, begun: Totals(1.0, 2.0)  # type: ignore[method-assign]
     StageNorm.of = lambda self, squares: float((squares * self._counted).dim())  # type: ignore[method-assign]
 
-    def of(tensor: Tensor, memory: Tensor) -> Spot | None:
+    def of(tensor: Tensor, memory: Tensor) -> BufferView | None:
         same = tensor.untyped_storage()._cdata == memory.untyped_storage()._cdata
-        return Spot(tensor.shape, tensor.stride(), int(tensor.storage_offset())) if same else None
+        return BufferView(tensor.shape, tensor.stride(), int(tensor.storage_offset())) if same else None
 
-    Spot.of = staticmethod(of)  # type: ignore[method-assign, assignment]
+    BufferView.of = staticmethod(of)  # type: ignore[method-assign, assignment]
 
 
 def _accepted(plain: Callable[..., Tensor]) -> Callable[..., Tensor]:

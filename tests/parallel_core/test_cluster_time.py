@@ -9,12 +9,12 @@ import pytest
 
 from parallel_core.analysis.quantities import percent_text
 from parallel_core.plan.cluster import accuracy, search, step
-from parallel_core.plan.cluster.drawn import drawn
 from parallel_core.plan.cluster.efficiency import fitted
 from parallel_core.plan.cluster.fit import FREE, fit
 from parallel_core.plan.cluster.hardware import clusters
 from parallel_core.plan.cluster.job import Job
 from parallel_core.plan.cluster.model import presets
+from parallel_core.plan.cluster.plan_timeline import drawn
 from parallel_core.plan.cluster.plans import Plan, Plans, changed
 from parallel_core.plan.cluster.questions import ask
 from parallel_core.plan.cluster.zero_bubble import PREDICTED, bubble_rows, models

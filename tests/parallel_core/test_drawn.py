@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from parallel_core.bench.drawn import draw
+from parallel_core.bench.random_specs import draw
 from parallel_core.local import LocalYard, Outcome
 from parallel_core.outline import outline_of
 from parallel_core.plan.memory import predict

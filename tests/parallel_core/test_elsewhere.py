@@ -21,7 +21,7 @@ from parallel_core.engine.distributed import Rendezvous, connect, disconnect
 from parallel_core.engine.generate import Generator
 from parallel_core.engine.run import run_rank
 from parallel_core.engine.trainer import Trainer
-from parallel_core.launch import StartOrder, Wish
+from parallel_core.launch import GenerationRequest, StartOrder
 from parallel_core.launch_rank import RankArgs
 from parallel_core.layout import Layout
 from parallel_core.observe.progress import Progress
@@ -193,7 +193,14 @@ def test_a_checkpoint_from_there_goes_on_here_and_there(run_there: Ran, tmp_path
 
 
 def _generated(spec: RunSpec, rank: int, meeting: Rendezvous, folder: Path) -> list[list[int]]:
-    wish: Wish = {"prompt": [1, 2, 3], "new": 6, "samples": 1, "temperature": 0.0, "seed": 7, "cached": True}
+    wish: GenerationRequest = {
+        "prompt": [1, 2, 3],
+        "new": 6,
+        "samples": 1,
+        "temperature": 0.0,
+        "seed": 7,
+        "cached": True,
+    }
     path = folders.path_of(folder / "kept", 2)
     device = generate.open_device(spec.train.device, meeting.sharing)
     groups = connect(meeting, rank, Layout.of(spec), device.backend)

@@ -25,7 +25,7 @@ from parallel_core.engine.distributed import Rendezvous, connect, disconnect
 from parallel_core.engine.generate import Generated, Generator, run_rank
 from parallel_core.engine.trainer import Trainer
 from parallel_core.generation_request import inference
-from parallel_core.launch import Wish
+from parallel_core.launch import GenerationRequest
 from parallel_core.layout import Layout
 from parallel_core.observe.memory import MemoryMeter
 from parallel_core.observe.progress import Progress
@@ -41,7 +41,7 @@ MODELS: dict[str, dict[str, Any]] = {
     "plain": SIZE | {"attention": "plain", "positions": "rope", "tied": True},
 }
 PROMPT, NEW = list(b"def sum("), 24
-WISH: Wish = {"prompt": PROMPT, "new": NEW, "samples": 1, "temperature": 0.0, "seed": 7, "cached": True}
+WISH: GenerationRequest = {"prompt": PROMPT, "new": NEW, "samples": 1, "temperature": 0.0, "seed": 7, "cached": True}
 
 
 def spec_of(model: str, precision: str = "fp64", **parallel: Any) -> RunSpec:
@@ -70,7 +70,7 @@ def _train(spec: RunSpec, folder: Path) -> Path:
     return folders.path_of(folder, 20)
 
 
-def generated(spec: RunSpec, path: Path, *wishes: Wish) -> list[list[Generated]]:
+def generated(spec: RunSpec, path: Path, *wishes: GenerationRequest) -> list[list[Generated]]:
     """The results of each wish, by rank."""
 
     def work(spec: RunSpec, rank: int, meeting: Rendezvous, folder: Path) -> list[Generated]:
@@ -88,7 +88,7 @@ def generated(spec: RunSpec, path: Path, *wishes: Wish) -> list[list[Generated]]
 @pytest.mark.parametrize("model", MODELS)
 @pytest.mark.parametrize("tp", [1, 2])
 def test_cached_text_is_that_of_the_whole_sequence(model: str, tp: int, trained: dict[str, Path]) -> None:
-    drawn: Wish = {**WISH, "temperature": 1.0}
+    drawn: GenerationRequest = {**WISH, "temperature": 1.0}
     wishes = [WISH, {**WISH, "cached": False}, drawn, {**drawn, "cached": False}]
     every = generated(spec_of(model, tp=tp), trained[model], *wishes)
     for rank in every:
@@ -132,7 +132,7 @@ def test_spans_of_collectives_do_not_pile_up_token_by_token(trained: dict[str, P
 @pytest.mark.parametrize("split", [{"tp": 2}, {"pp": 2}, {"dp": 2}], ids=str)
 def test_memory_is_what_is_predicted(split: dict[str, Any], trained: dict[str, Path]) -> None:
     """Weights and caches to the byte; the temporary memory of a layer, and so the total, within 2 %."""
-    wish: Wish = {**WISH, "samples": 6}
+    wish: GenerationRequest = {**WISH, "samples": 6}
     for model in MODELS:
         spec = spec_of(model, **split)
         stages = by_place(spec, wish)
@@ -142,7 +142,7 @@ def test_memory_is_what_is_predicted(split: dict[str, Any], trained: dict[str, P
             assert sum(peak.values()) == pytest.approx(predicted.total, rel=0.02), model
 
 
-def _metered(spec: RunSpec, path: Path, wish: Wish) -> list[dict[str, int]]:
+def _metered(spec: RunSpec, path: Path, wish: GenerationRequest) -> list[dict[str, int]]:
     def work(spec: RunSpec, rank: int, meeting: Rendezvous, folder: Path) -> dict[str, int]:
         device = open_device("cpu")
         try:
@@ -158,7 +158,7 @@ def _metered(spec: RunSpec, path: Path, wish: Wish) -> list[dict[str, int]]:
 
 
 def test_a_temperature_draws_the_same_under_any_layout(trained: dict[str, Path]) -> None:
-    wish: Wish = {**WISH, "samples": 4, "temperature": 1.5}
+    wish: GenerationRequest = {**WISH, "samples": 4, "temperature": 1.5}
     (alone,) = generated(spec_of("llama"), trained["llama"], wish)[0]
     (shared,) = generated(spec_of("llama", tp=2), trained["llama"], wish)[0]
     assert alone.tokens == shared.tokens
@@ -185,7 +185,7 @@ def test_stages_give_the_text_of_one_device(
     """
     monkeypatch.setenv(host_memory.SWITCH, switch)
     monkeypatch.setattr(relay, "PIECE", 1000)
-    drawn: Wish = {**WISH, "samples": 3, "temperature": 1.0}
+    drawn: GenerationRequest = {**WISH, "samples": 3, "temperature": 1.0}
     wishes = [WISH, drawn, {**drawn, "cached": False}]
     alone, every = (
         generated(spec_of(model), trained[model], *wishes)[0],
@@ -205,7 +205,7 @@ def test_replicas_share_out_the_texts_of_one_device(
 ) -> None:
     """In order, their texts are those of one device, sampled or greedy; no replica holds a cache for another's text."""
     monkeypatch.setenv(host_memory.SWITCH, switch)
-    wishes: list[Wish] = [{**WISH, "samples": samples, "temperature": heat} for heat in (0.0, 1.5)]
+    wishes: list[GenerationRequest] = [{**WISH, "samples": samples, "temperature": heat} for heat in (0.0, 1.5)]
     alone = generated(spec_of("llama"), trained["llama"], *wishes)[0]
     spec = inference(spec_of("llama").model_dump(mode="json"), **{"tp": 1, **split})
     ranks_told = generated(spec, trained["llama"], *wishes)
@@ -228,7 +228,7 @@ def _second_replica_is_late(spec: RunSpec, rank: int, meeting: Rendezvous, folde
         time.sleep(0 if first else 1)  # rank 0 would have left by now
         return generate(self, *given)
 
-    def noted(self: Generator, wish: Wish) -> MemoryMeter:
+    def noted(self: Generator, wish: GenerationRequest) -> MemoryMeter:
         made = metered(self, wish)
         if rank == 0:
             done.touch()

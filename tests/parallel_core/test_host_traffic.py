@@ -9,7 +9,7 @@ import pytest
 from parallel_core.outline import outline_of
 from parallel_core.profile.curves import LinksBetween
 from parallel_core.schedule.ir import Kind
-from parallel_core.simulate.link_contention import Passage, Wires
+from parallel_core.simulate.link_contention import ActiveFlows, Flow
 from parallel_core.simulate.network import Where
 from parallel_core.simulate.predict import predict_step
 from parallel_core.spec import ModelSpec, RunSpec
@@ -43,19 +43,19 @@ def reductions(known: LinksBetween) -> list[tuple[float, float]]:
 
 
 def test_ranks_of_one_collective_are_on_the_line_once() -> None:
-    wires = Wires()
+    wires = ActiveFlows()
     for rank in range(3):
-        wires.put(rank, Passage(BOTH_WAYS, 100.0, 0.0, (), ("data", 0)))
+        wires.put(rank, Flow(BOTH_WAYS, 100.0, 0.0, (), ("data", 0)))
     assert [at for _, at in through(wires)] == [100.0] * 3
     for stage in range(2):
         for rank in range(3):
-            wires.put((stage, rank), Passage(BOTH_WAYS, 100.0, 0.0, (), ("data", stage)))
+            wires.put((stage, rank), Flow(BOTH_WAYS, 100.0, 0.0, (), ("data", stage)))
     assert [at for _, at in through(wires)] == [200.0] * 6
 
 
 def test_a_message_and_a_collective_share_the_line_that_both_go_over() -> None:
-    wires = Wires()
-    wires.put("sum", Passage(BOTH_WAYS, 100.0, 0.0))
+    wires = ActiveFlows()
+    wires.put("sum", Flow(BOTH_WAYS, 100.0, 0.0))
     wires.put("back", passage(30.0, line=("b", "a")))
     assert through(wires) == [("back", 60.0), ("sum", 130.0)]
 

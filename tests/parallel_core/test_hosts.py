@@ -19,7 +19,17 @@ import torch.distributed as dist
 
 from parallel_core import processes
 from parallel_core.engine import clocks
-from parallel_core.engine.clocks import _TIME, KEY, Clock, Keeper, Tie, Tied, ahead, open_clock, tie_of
+from parallel_core.engine.clocks import (
+    _TIME,
+    KEY,
+    Clock,
+    ClockOffset,
+    ReferenceClock,
+    RemoteClock,
+    ahead,
+    open_clock,
+    tie_of,
+)
 from parallel_core.engine.distributed import Rendezvous
 from parallel_core.launch import Event, ForkServer, StartOrder
 from parallel_core.local import LocalYard, points
@@ -175,12 +185,12 @@ def test_what_listens_at_an_address_is_found_there(address: str) -> None:
 
 
 def test_a_tie_is_off_by_at_most_half_of_its_round_trip() -> None:
-    assert tie_of(1_000, 50_600, 1_201) == Tie(1_100, 49_500, 101)
+    assert tie_of(1_000, 50_600, 1_201) == ClockOffset(1_100, 49_500, 101)
 
 
 def test_between_two_ties_a_clock_runs_evenly() -> None:
     boot = 40 * 24 * 3600 * SECOND  # so far from 0 that a float64 would round
-    before, last = Tie(boot, 7 * SECOND, 50), Tie(boot + 10 * SECOND, 7 * SECOND + 1_000, 50)
+    before, last = ClockOffset(boot, 7 * SECOND, 50), ClockOffset(boot + 10 * SECOND, 7 * SECOND + 1_000, 50)
     at = np.array([boot, boot + 5 * SECOND, boot + 10 * SECOND], np.int64)
     assert ahead(at, before, last).tolist() == [7 * SECOND, 7 * SECOND + 500, 7 * SECOND + 1_000]
     assert ahead(at, last, last).tolist() == [7 * SECOND + 1_000] * 3
@@ -188,8 +198,8 @@ def test_between_two_ties_a_clock_runs_evenly() -> None:
 
 def test_a_rank_of_another_host_asks_rank_0_for_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
     store = dist.HashStore()
-    Keeper("127.0.0.1", store)
-    clock = Tied(store)
+    ReferenceClock("127.0.0.1", store)
+    clock = RemoteClock(store)
     assert clock.within is not None
     now = time.monotonic_ns()
     rows = np.zeros(2, SPAN)
@@ -202,8 +212,8 @@ def test_a_rank_of_another_host_asks_rank_0_for_the_time(monkeypatch: pytest.Mon
 
 def test_a_clock_whose_keeper_has_gone_keeps_what_it_knows() -> None:
     store = dist.HashStore()
-    Keeper("127.0.0.1", store)
-    clock = Tied(store)
+    ReferenceClock("127.0.0.1", store)
+    clock = RemoteClock(store)
     before = clock.within
     clock._keeper.close()
     clock.tie()
@@ -228,7 +238,7 @@ def test_an_answer_that_came_too_late_is_not_taken_for_another(monkeypatch: pyte
 
         keeper = threading.Thread(target=keep, daemon=True)
         keeper.start()
-        clock = Tied(store)
+        clock = RemoteClock(store)
         answers.clear()
         clock._keeper.settimeout(0.3)
         clock.tie()

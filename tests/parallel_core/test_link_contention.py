@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import pytest
 
 from parallel_core.profile.curves import Link, LinksBetween
-from parallel_core.simulate.link_contention import Line, Passage, Wires
+from parallel_core.simulate.link_contention import ActiveFlows, Flow, Line
 from parallel_core.simulate.network import Where
 from parallel_core.simulate.predict import predict_step
 from tests.parallel_core.tables import curve, table
@@ -19,11 +19,11 @@ LINE: Line = ("a", "b")
 HOSTS = ["a", "a", "b", "b"]
 
 
-def passage(transfer: float, streams: int = 1, line: Line = LINE, known: Sequence[tuple[int, float]] = ()) -> Passage:
-    return Passage({line: streams}, transfer, 7.0, tuple(known))
+def passage(transfer: float, streams: int = 1, line: Line = LINE, known: Sequence[tuple[int, float]] = ()) -> Flow:
+    return Flow({line: streams}, transfer, 7.0, tuple(known))
 
 
-def through(wires: Wires) -> list[tuple[object, float]]:
+def through(wires: ActiveFlows) -> list[tuple[object, float]]:
     """(name, ns from now) of each transfer in progress, in order of completion."""
     clock, found = 0.0, []
     while wires:
@@ -34,7 +34,7 @@ def through(wires: Wires) -> list[tuple[object, float]]:
 
 
 def test_what_is_alone_takes_its_time() -> None:
-    wires = Wires()
+    wires = ActiveFlows()
     wires.put("one", passage(100.0))
     assert wires.soonest() == 100.0 and wires.flow(40.0) == []
     assert wires.soonest() == 60.0 and wires.flow(60.0) == [("one", 7.0)] and not wires
@@ -44,7 +44,7 @@ def test_two_on_one_line_share_it_while_both_are_there() -> None:
     """One of 100 ns, and at 50 another of 100 ns: both at half speed until 150, when the first is done; then 50 ns are
     left.
     """
-    wires = Wires()
+    wires = ActiveFlows()
     wires.put("one", passage(100.0))
     wires.flow(50.0)
     wires.put("two", passage(100.0))
@@ -52,7 +52,7 @@ def test_two_on_one_line_share_it_while_both_are_there() -> None:
 
 
 def test_the_way_back_and_other_hosts_are_lines_of_their_own() -> None:
-    wires = Wires()
+    wires = ActiveFlows()
     for line in (LINE, ("b", "a"), ("a", "c")):
         wires.put(line, passage(100.0, line=line))
     assert [at for _, at in through(wires)] == [100.0] * 3
@@ -60,7 +60,7 @@ def test_the_way_back_and_other_hosts_are_lines_of_their_own() -> None:
 
 def test_a_tensor_group_sends_as_many_as_it_has_ranks() -> None:
     """Three streams in all: the two of the group and the one of the single rank each get a third of the bandwidth."""
-    wires = Wires()
+    wires = ActiveFlows()
     wires.put("group", passage(100.0, streams=2))
     wires.put("rank", passage(40.0))
     assert through(wires) == [("rank", 120.0), ("group", 240.0)]  # 60 left for each of two streams: 120 more

@@ -11,7 +11,7 @@ from parallel_core.engine.collectives import all_gather, reduce_scatter
 from parallel_core.engine.device import open_device
 from parallel_core.profile import normalize, own_shards
 from parallel_core.profile.layers import LayerBench, draw, spec_of
-from parallel_core.profile.own_shards import Mirrored
+from parallel_core.profile.own_shards import LoopbackGroup
 from parallel_core.profile.pace_probe import PaceProbe
 from parallel_core.profile.table import OwnShards
 from parallel_core.simulate.predict import predict_step
@@ -50,7 +50,7 @@ def test_each_micro_batch_pays_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_what_the_others_would_send_is_its_own_and_counts_apart(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = iter((10.0, 13.0, 20.0, 21.0))
     monkeypatch.setattr(own_shards, "time", SimpleNamespace(thread_time=lambda: next(clock)))
-    group, mine, whole = Mirrored(2), torch.arange(3.0), torch.zeros(6)
+    group, mine, whole = LoopbackGroup(2), torch.arange(3.0), torch.zeros(6)
     all_gather(whole, mine, group).wait()
     assert whole.tolist() == [0, 1, 2, 0, 1, 2] and group.seconds == 2 * 3.0
     part = torch.zeros(3)
@@ -75,7 +75,7 @@ def test_a_replica_beside_itself_trains(recompute: Recompute, tied: bool) -> Non
 
 def owned(plain: RunSpec, level: int) -> dict[str, torch.Tensor]:
     """Gradients of one forward and backward, restricted to the replica's own part."""
-    spec, replicas = (own_shards.sharded(plain, level), Mirrored(2)) if level else (plain, None)
+    spec, replicas = (own_shards.sharded(plain, level), LoopbackGroup(2)) if level else (plain, None)
     device = open_device("cpu")
     bench = LayerBench(spec, [plain.model.units()], device, replicas=replicas)
     bench.read(draw(plain, device))

@@ -21,7 +21,7 @@ from parallel_core.layout import Layout
 from parallel_core.observe.records import LANES, SPAN
 from parallel_core.schedule.ir import Kind
 from parallel_core.spec import RunSpec
-from parallel_core.traces import own
+from parallel_core.traces import trainyard_export
 from parallel_core.traces.__main__ import read_all
 from parallel_core.traces.job_trace import JobTrace
 from tests.dashboard.factory import simulate
@@ -88,8 +88,8 @@ ROW = st.tuples(
     st.integers(-1, 2**31 - 1),
     st.integers(0, 2**15 - 1),
     st.integers(0, 2**31 - 1),
-    st.integers(BEGIN, BEGIN + own.LATEST_NS // 2),
-    st.integers(0, own.LATEST_NS // 2),
+    st.integers(BEGIN, BEGIN + trainyard_export.LATEST_NS // 2),
+    st.integers(0, trainyard_export.LATEST_NS // 2),
     st.integers(0, 2**60),
 )
 
@@ -101,8 +101,8 @@ def test_any_spans_come_back_as_they_were(tables: list[list[tuple[int, ...]]]) -
     spans = {rank: np.array(table, SPAN) for rank, table in enumerate(rows)}
     made, layout = spec(), Layout.of(spec())
     text = json.loads("".join(chrome_trace(spans, layout, About(3, made.model_dump(mode="json")))))
-    found = own.read(text["traceEvents"], text)
-    assert not found.notes and not own.lacking(found)
+    found = trainyard_export.read(text["traceEvents"], text)
+    assert not found.notes and not trainyard_export.lacking(found)
     before = waits.ordered(spans)
     assert {rank: table.tolist() for rank, table in found.spans.items()} == {
         rank: table.tolist() for rank, table in before.items()

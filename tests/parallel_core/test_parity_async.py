@@ -14,7 +14,7 @@ import torch
 
 from parallel_core.engine.device import open_device
 from parallel_core.engine.distributed import Groups, Rendezvous
-from parallel_core.engine.spot import Spot
+from parallel_core.engine.spot import BufferView
 from parallel_core.engine.trainer import Trainer
 from parallel_core.engine.versions import views_of_weights
 from parallel_core.observe.progress import Progress
@@ -133,11 +133,11 @@ def test_it_is_known_of_which_layers_autograd_saves_views_of_weights(kind: str, 
     model = parity.MODEL if kind == "gpt" else {"kind": kind, **sizes[kind]}
     spec = RunSpec.model_validate({"model": model, "train": {"global_batch": 2, "precision": "fp64"}})
     trainer = Trainer(spec, 0, Groups(), open_device("cpu"), Progress(tmp_path, 0))
-    whole = {Spot.of(slot.parameter, trainer.flat.values) for slot in trainer.flat}
-    saved: set[Spot | None] = set()
+    whole = {BufferView.of(slot.parameter, trainer.flat.values) for slot in trainer.flat}
+    saved: set[BufferView | None] = set()
 
     def look(tensor: torch.Tensor) -> torch.Tensor:
-        saved.add(Spot.of(tensor, trainer.flat.values))
+        saved.add(BufferView.of(tensor, trainer.flat.values))
         return tensor
 
     (stage,) = trainer.chunks.stages.values()

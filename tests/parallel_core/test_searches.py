@@ -19,7 +19,7 @@ from parallel_core.plan.fleet import splits
 from parallel_core.plan.graph_plan import plan_graph
 from parallel_core.plan.layer_graph import read_graph
 from parallel_core.plan.pipedream import Level
-from parallel_core.searches import EXIT_MEMORY, KINDS, Told, alpa
+from parallel_core.searches import EXIT_MEMORY, KINDS, ProgressCallback, alpa
 from parallel_core.searches import bubbles as bubbles_kind
 from parallel_core.searches import partition as partition_kind
 from parallel_core.searches import splits as splits_kind
@@ -107,7 +107,7 @@ def test_what_has_no_answer_says_why_and_what_is_no_question_breaks() -> None:
 
 @pytest.mark.parametrize("wrong", [MemoryError, ValidationError])
 def test_a_mistake_of_ours_is_no_refusal(monkeypatch: pytest.MonkeyPatch, wrong: type[Exception]) -> None:
-    def answer(question: bubbles_kind.Question, told: Told) -> bubbles_kind.Answer:
+    def answer(question: bubbles_kind.Question, told: ProgressCallback) -> bubbles_kind.Answer:
         if wrong is MemoryError:
             raise MemoryError
         return bubbles_kind.Answer.model_validate({"predicted": 3})

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from parallel_core.found import case_of
 from parallel_core.local import Outcome
 from parallel_core.observe.records import SPAN, Frame
+from parallel_core.run_findings import case_of
 from parallel_core.spec import RunSpec
 
 

@@ -9,7 +9,7 @@ from parallel_core.faults import sentences
 from parallel_core.layout import Layout
 from parallel_core.traces.job_trace import JobTrace
 from parallel_core.traces.kineto import RankTrace
-from parallel_core.traces.own import OwnStep, lacking, largest
+from parallel_core.traces.trainyard_export import OwnStep, lacking, largest
 
 
 def join_own(parts: Sequence[tuple[str, OwnStep]], others: Sequence[str]) -> JobTrace:
