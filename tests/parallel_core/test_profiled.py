@@ -84,8 +84,8 @@ def test_a_trace_goes_in_pieces_and_one_that_is_too_large_as_its_size(monkeypatc
 @pytest.mark.parametrize(
     ("trace", "field", "words"),
     [
-        ({"profile_steps": [99]}, "trace.profile_steps", "the last is 11"),
-        ({"profile_steps": [1], "profile_ranks": [3]}, "trace.profile_ranks", "try 0"),
+        ({"profile_steps": [99]}, "trace.profile_steps", "which is 11; use profile_steps=11 or less"),
+        ({"profile_steps": [1], "profile_ranks": [3]}, "trace.profile_ranks", "use profile_ranks=0"),
         ({"profile_steps": [-1]}, "trace.profile_steps.0", "at least 0"),
     ],
 )
