@@ -107,9 +107,15 @@ CACHES = {
     "default": {
         "BACKEND": "django.core.cache.backends.locmem.LocMemCache",
         "OPTIONS": {"MAX_ENTRIES": 5000},
-    }
+    },
+    "large": {
+        "BACKEND": "django.core.cache.backends.locmem.LocMemCache",
+        "LOCATION": "large",
+        "OPTIONS": {"MAX_ENTRIES": 100},
+    },
 }
-"""Answers of pages that took long to make. Django's own 300 entries are fewer than some hundred runs need."""
+"""Answers of pages that took long to make, of each process. Some hundred runs need more than Django's own 300 entries;
+`large` holds those that may take a megabyte each."""
 
 AUTH_PASSWORD_VALIDATORS = [
     {"NAME": f"django.contrib.auth.password_validation.{name}"}

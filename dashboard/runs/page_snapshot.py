@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from django.core.cache import cache
+from django.core.cache import caches
 
 from dashboard.charts import allocations as picture
 from dashboard.runs import profiles
@@ -27,12 +27,12 @@ def context(run: Run, given: Mapping[str, Any]) -> dict[str, Any]:
         return {"snapshots": steps}
     chosen = whole.get(given.get("snapshot", "")) or next(iter(whole.values()))
     key = f"allocations:{run.pk}:{run.queued_at.timestamp()}:{run.attempts.count()}:{chosen}".replace(" ", "")
-    found: Allocations | None = cache.get(key)
+    found: Allocations | None = caches["large"].get(key)
     try:
         found = found or _read(run, chosen)
     except ValueError as error:
         return {"snapshots": steps, "shot": chosen, "unreadable": sentence_text(str(error))}
-    cache.set(key, found, KEPT_S)
+    caches["large"].set(key, found, KEPT_S)
     alive = [_row(one, found.peak) for one in found.alive]
     drawn = picture.chart(found, chosen.step, chosen.rank)
     return {"snapshots": steps, "shot": chosen, "allocations": found, "alive": alive, "allocated": drawn}

@@ -10,7 +10,7 @@ import hashlib
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from django.core.cache import cache
+from django.core.cache import cache, caches
 from django.db.models import Count, Max, Q, Sum, TextField
 from django.db.models.functions import Cast
 
@@ -79,10 +79,10 @@ def of_ended(study: Study, what: Sequence[object], make: Callable[[], dict[str, 
     if any(row[2] not in ENDED for row in rows):
         return make()
     key = _key(*what, study.pk, study.name, study.kind, study.baseline_id, study.settings, *rows, *_arrived(study))
-    found: dict[str, Any] | None = cache.get(key)
+    found: dict[str, Any] | None = caches["large"].get(key)
     if found is None:
         found = make()
-        cache.set(key, found, KEPT_S)
+        caches["large"].set(key, found, KEPT_S)
     return found
 
 

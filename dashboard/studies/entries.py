@@ -45,7 +45,8 @@ class Setting:
         The two are not multiplied: a rank that idles in the bubble leaves its core to the others.
         """
         own = ideal_speedup(spec)
-        return min(own, self.cores / (1 + recompute_share(spec))) if self.cores else own
+        shared = self.cores and spec.train.device == "cpu"
+        return min(own, self.cores / (1 + recompute_share(spec))) if shared else own
 
 
 def entry_of(run: Run, spec: RunSpec, label: str, setting: Setting) -> Entry:

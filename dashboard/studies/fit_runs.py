@@ -37,7 +37,8 @@ def _advance(study: Study) -> None:
     with transaction.atomic():
         if not Study.objects.select_for_update().filter(pk=study.pk).exists():
             return  # removed while its runs were predicted
-        if _named(_wanted(hunts(study.runs.all()))) != _named(wanted):
+        found = hunts(study.runs.all())
+        if _named(_wanted(found)) != _named(wanted):
             return  # changed meanwhile: the next call decides anew
         if prepared is not None:
             runs.write(prepared)

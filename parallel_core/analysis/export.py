@@ -5,7 +5,7 @@ for each lane, flow events "s" and "f" from each SEND to its RECV. Times are who
 exact.
 
 Data without a field in the format is in `otherData`, under MARK: `About`, and what the file should contain.
-`traces.own` uses it to read the same spans back.
+`traces.trainyard_export` uses it to read the same spans back.
 """
 
 from __future__ import annotations

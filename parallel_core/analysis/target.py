@@ -9,12 +9,13 @@ from numpy.typing import ArrayLike, NDArray
 
 WINDOW = 0.05
 """Losses are averaged over this share of the shortest run, at least LEAST steps: a batch's loss is noisy."""
-LEAST = 5
+LEAST, MOST = 5, 1000
+"""Steps of a window; MOST bounds the time that a very long run takes, which is the product of both."""
 
 
 def window(lengths: Iterable[int]) -> int:
     """Steps over which the losses of runs of these lengths are averaged; the same for all of them."""
-    return max(LEAST, round(WINDOW * min(lengths, default=0)))
+    return min(MOST, max(LEAST, round(WINDOW * min(lengths, default=0))))
 
 
 def smoothed(loss: ArrayLike, steps: int) -> NDArray[np.float64]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import lru_cache
 
-from parallel_core.schedule.check import check
+from parallel_core.schedule.check import ScheduleError, check
 from parallel_core.schedule.ir import Kind, Schedule
 from parallel_core.schedule.passes.communicate import communicate
 from parallel_core.schedule.passes.reduce import reduce_and_step
@@ -17,13 +17,27 @@ EXAMPLE = "0F0,0F1,0F2,0B0,0F3,0B1,0B2,0B3\n,1F0,1B0,1F1,1B1,1F2,1B2,1F3,1B3"
 torch.distributed.pipelining."""
 
 
-@lru_cache(maxsize=64)
 def read(program: str) -> Schedule:
     """The compute-only schedule of one replica in `program` (`table.from_csv`, `table.from_json`), validated.
 
     Raises TableError if it cannot be parsed or its ranks hold unequal numbers of stages, ScheduleError if it is invalid
-    or deadlocks. Cached, since a spec is validated in many places.
+    or deadlocks. Cached, errors too, since a spec is validated in many places and its refusal tries several changes.
     """
+    found = _read(program)
+    if isinstance(found, Exception):
+        raise found.with_traceback(None)  # or it would keep the frames of everyone who has read it
+    return found
+
+
+@lru_cache(maxsize=64)
+def _read(program: str) -> Schedule | TableError | ScheduleError:
+    try:
+        return _checked(program)
+    except (TableError, ScheduleError) as error:
+        return error
+
+
+def _checked(program: str) -> Schedule:
     made = _compute_of(from_json(program)) if is_json(program) else from_csv(program)
     held = [len({part.stage for op in program for part in op.parts()}) for program in made.programs]
     odd = next((q for q, count in enumerate(held) if count != held[0]), None)

@@ -110,9 +110,13 @@ def to_json(schedule: Schedule) -> str:
     )
 
 
+_BLANKS = "\ufeff \t\r\n"
+"""What may precede JSON; some editors begin a file with a byte order mark."""
+
+
 def is_json(text: str) -> bool:
     """Whether a program is JSON: no CSV begins so."""
-    return text.lstrip()[:1] in ("{", "[")
+    return text.lstrip(_BLANKS)[:1] in ("{", "[")
 
 
 def from_json(text: str) -> Schedule:
@@ -121,7 +125,7 @@ def from_json(text: str) -> Schedule:
     `stages`, `micro_batches` and `placement` follow from the operations and are not read.
     """
     try:
-        data = json.loads(text)
+        data = json.loads(text.lstrip(_BLANKS))
     except (ValueError, RecursionError) as error:
         raise TableError(f"the program is no JSON: {error}.") from error
     data = {"programs": data} if isinstance(data, list) else data

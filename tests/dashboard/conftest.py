@@ -8,7 +8,7 @@ import re
 from typing import Any
 
 import pytest
-from django.core.cache import cache
+from django.core.cache import caches
 from django.test import Client
 
 from dashboard.charts import timeline
@@ -25,7 +25,8 @@ def _nothing_is_remembered() -> None:
     reuses, but the test database does.
     """
     timeline.forget()
-    cache.clear()
+    for cache in caches.all():
+        cache.clear()
 
 
 _ESCAPED_TWICE = re.compile(r"&amp;(?:#x27|#39|amp|lt|gt|quot);")

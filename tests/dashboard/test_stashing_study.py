@@ -17,7 +17,7 @@ from dashboard.runs.models import Run
 from dashboard.studies import report_answers, streams, variants
 from dashboard.studies.models import Study
 from dashboard.studies.selectors import overview
-from parallel_core.analysis.target import least, reached, smoothed, window
+from parallel_core.analysis.target import MOST, least, reached, smoothed, window
 from parallel_core.analysis.versions import Use, uses
 from parallel_core.schedule import build
 from parallel_core.spec import RunSpec
@@ -198,7 +198,7 @@ def test_a_phone_shows_as_many_micro_batches_as_can_be_read(study: Study) -> Non
 
 def test_a_loss_counts_as_reached_when_its_mean_does() -> None:
     loss = np.array([9.0, 8, 1, 8, 8, 2, 2, 2, 2, 2])
-    assert window([10, 300]) == 5
+    assert window([10, 300]) == 5 and window([10**6]) == MOST
     assert smoothed(loss, 3)[0] == 6
     assert reached(loss, 2.0, 3) == 7
     assert least(loss, 3) == 2

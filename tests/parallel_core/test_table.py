@@ -14,6 +14,7 @@ from torch.distributed.pipelining.schedules import _Action
 
 from parallel_core import schedule
 from parallel_core.layout import Layout
+from parallel_core.schedule import custom as own
 from parallel_core.schedule.ir import COMPUTE, Kind, Schedule
 from parallel_core.schedule.table import TableError, from_csv, from_json, to_csv, to_json
 from parallel_core.spec import RunSpec, field_errors
@@ -133,7 +134,7 @@ def test_a_program_of_ones_own_is_what_is_built() -> None:
     assert compute == ["0F0 0F2 0BW0 0BW2", "1F0 1F2 1BW0 1BW2", "0F1 0F3 0BW1 0BW3", "1F1 1F3 1BW1 1BW3"]
 
 
-@pytest.mark.parametrize("text", [to_json(from_csv(GPIPE)), " " + to_json(schedule.build(custom()))])
+@pytest.mark.parametrize("text", [to_json(from_csv(GPIPE)), "\ufeff " + to_json(schedule.build(custom()))])
 def test_a_program_may_be_json(text: str) -> None:
     """What is added to a program automatically may be in it: communication, reductions, updates."""
     assert schedule.build(custom(text)) == schedule.build(custom(GPIPE))
@@ -202,3 +203,13 @@ def test_a_program_has_a_limit() -> None:
     with pytest.raises(ValidationError) as caught:
         custom("0F0," * 200_000)
     assert list(field_errors(caught.value)) == ["parallel.program"]
+
+
+def test_a_program_that_is_refused_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A spec that holds it is validated in many places."""
+    reads: list[str] = []
+    monkeypatch.setattr(own, "_checked", lambda program: reads.append(program) or from_csv("?"))
+    for _ in range(3):
+        with pytest.raises(TableError, match="is no operation"):
+            own.read("refused, and read once")
+    assert len(reads) == 1

@@ -12,10 +12,10 @@ let fetchedAt = performance.now();
 let behind = false; // whether there was news since the last fetch began
 const part = new Paced();
 
+const sinceFetch = () => (performance.now() - fetchedAt) / 1000;
+
 function age() {
-  const since = (performance.now() - fetchedAt) / 1000;
-  // News that waits to be fetched may be that a host has spoken.
-  if (behind && since < HELD_S) return;
+  const since = sinceFetch();
   for (const dot of document.querySelectorAll(".beat[data-age]")) {
     if (dot.dataset.age === "") continue;
     const seconds = Number(dot.dataset.age) + since;
@@ -43,6 +43,9 @@ function follow(what) {
 }
 
 age();
-setInterval(age, 1000);
+setInterval(() => {
+  // News that waits to be fetched may be that a host has spoken.
+  if (!behind || sinceFetch() >= HELD_S) age();
+}, 1000);
 subscribe("fleet", follow);
 subscribe("runs", follow);
