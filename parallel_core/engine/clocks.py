@@ -84,8 +84,8 @@ class RemoteClock(Clock):
     def __init__(self, store: dist.Store) -> None:
         """Connects to rank 0 and measures the offset. Raises OSError where rank 0 cannot be reached."""
         host, _, port = store.get(KEY).decode().rpartition(" ")
-        self._keeper = socket.create_connection((host, int(port)), timeout=_PATIENCE_S)
-        self._keeper.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._reference = socket.create_connection((host, int(port)), timeout=_PATIENCE_S)
+        self._reference.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._before = self._last = self._ask()
         self.within = self._last.within
 
@@ -93,7 +93,7 @@ class RemoteClock(Clock):
         try:
             self._before, self._last = self._last, self._ask()
         except OSError:  # rank 0 is gone, and so is the run; the trace is converted with the last known offset
-            self._keeper.close()  # a late answer would be taken for the answer to the next request
+            self._reference.close()  # a late answer would be taken for the answer to the next request
             log.warning("the clock of rank 0 cannot be asked any more")
         self.within = max(self._before.within, self._last.within)
 
@@ -108,10 +108,10 @@ class RemoteClock(Clock):
 
     def _round(self) -> ClockOffset:
         sent = time.monotonic_ns()
-        self._keeper.sendall(_ASK)
+        self._reference.sendall(_ASK)
         told = b""
         while len(told) < _TIME.size:
-            part = self._keeper.recv(_TIME.size - len(told))
+            part = self._reference.recv(_TIME.size - len(told))
             if not part:
                 raise ConnectionResetError("connection closed by peer: rank 0 keeps the clock no more")
             told += part

@@ -32,7 +32,7 @@ class Hands:
         again: frozenset[int],
         unfed_stages: frozenset[int] = frozenset(),
     ) -> None:
-        self._program, self._edges, self._again, self._deaf = made.programs[here], edges, again, unfed_stages
+        self._program, self._edges, self._again, self._unfed = made.programs[here], edges, again, unfed_stages
         self._stages = {op.stage for op in self._program if op.kind not in RECVS | SENDS}
         self._proves = receipts(made, here)
         self._left: dict[Link, deque[int]] = {}
@@ -86,7 +86,7 @@ class Hands:
 
     def _send(self, op: Op) -> None:
         back = op.kind is Kind.SEND_GRAD
-        if op.stage + (-1 if back else 1) not in self._deaf and (back or op.stage in self._again):
+        if op.stage + (-1 if back else 1) not in self._unfed and (back or op.stage in self._again):
             self._sent[key(op)] = self._size(op)
 
     def _post(self, link: Link) -> None:

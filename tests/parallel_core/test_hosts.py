@@ -215,7 +215,7 @@ def test_a_clock_whose_keeper_has_gone_keeps_what_it_knows() -> None:
     ReferenceClock("127.0.0.1", store)
     clock = RemoteClock(store)
     before = clock.within
-    clock._keeper.close()
+    clock._reference.close()
     clock.tie()
     assert clock.within == before
 
@@ -240,7 +240,7 @@ def test_an_answer_that_came_too_late_is_not_taken_for_another(monkeypatch: pyte
         keeper.start()
         clock = RemoteClock(store)
         answers.clear()
-        clock._keeper.settimeout(0.3)
+        clock._reference.settimeout(0.3)
         clock.tie()
         answers.set()
         clock.tie()
@@ -248,7 +248,7 @@ def test_an_answer_that_came_too_late_is_not_taken_for_another(monkeypatch: pyte
         rows["start"] = now = time.monotonic_ns()
         assert clock.within is not None
         assert abs(int(clock.moved(rows, "start")["start"][0]) - now) <= clock.within
-        clock._keeper.close()
+        clock._reference.close()
         keeper.join(10)
 
 
