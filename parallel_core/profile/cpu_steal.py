@@ -26,7 +26,8 @@ def undisturbed(act: Callable[[], Found], group: Group, device: Device) -> tuple
     """
     began, before, own = time.perf_counter(), host.waited(), _beside()
     found = act()
-    waited, lasted = host.waited() - before - (_beside() - own), time.perf_counter() - began
+    beside = max(0.0, _beside() - own)  # two clocks, read one after the other: may be below 0
+    waited, lasted = host.waited() - before - beside, time.perf_counter() - began
     share = max(_LEAST_SHARE, 1.0 - max(0.0, waited) / lasted)
     return found, share if group is None else _share_of_group(share, group, device)
 
