@@ -6,6 +6,7 @@ from queries, keys and values (Korthikanti et al. 2022, section 5). Either may b
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 from parallel_core.outline.base import Outline, block_of
@@ -18,6 +19,8 @@ Recompute = Literal["none", "selective", "full"]
 
 RECOMPUTE_LABELS: dict[str, str] = {"none": "", "selective": "selective AR", "full": "AR"}
 """The part of a strategy's name for each setting."""
+MOST_LISTED = 4
+"""The most layers that a strategy's name lists."""
 
 
 def blocks(units: list[str]) -> list[str]:
@@ -47,12 +50,24 @@ def recompute_fields(split: ParallelSpec) -> dict[str, Any]:
 
 
 def recompute_label(split: ParallelSpec) -> str:
-    """Returns `AR`, `selective AR`, `AR of 2 layers`, or '' without recomputation."""
-    label = RECOMPUTE_LABELS[split.recompute]
-    if not label or split.recompute_layers is None:
-        return label
-    n = len(split.recompute_layers)
-    return f"{label} of {n} layer{'s' if n > 1 else ''}"
+    """Returns `label_of` the recomputation of `split`."""
+    return label_of(split.recompute, split.recompute_layers)
+
+
+def label_of(how: str, layers: Sequence[int] | None) -> str:
+    """Returns `AR`, `selective AR`, `AR of layers 0, 2`, or '' without recomputation; `layers` rise, None = all."""
+    label = RECOMPUTE_LABELS[how]
+    return f"{label} of {_layers_text(layers)}" if label and layers else label
+
+
+def _layers_text(layers: Sequence[int]) -> str:
+    """Returns `layer 0`, `layers 0, 2`, `layers 0 to 11`, or `12 layers` where more than MOST_LISTED are apart."""
+    first, last, count = layers[0], layers[-1], len(layers)
+    if count == 1:
+        return f"layer {first}"
+    if count > 2 and last - first == count - 1:
+        return f"layers {first} to {last}"
+    return f"layers {', '.join(map(str, layers))}" if count <= MOST_LISTED else f"{count} layers"
 
 
 def _check_core(spec: RunSpec, outline: Outline) -> None:

@@ -45,7 +45,7 @@ def test_recomputing_less_costs_less() -> None:
     ]
     assert shares == sorted(set(shares)) and shares[0] == 0
     assert label(spec(recompute="selective")) == "Single + selective AR"
-    assert label(spec(recompute="full", recompute_layers=(0,))) == "Single + AR of 1 layer"
+    assert label(spec(recompute="full", recompute_layers=(0,))) == "Single + AR of layer 0"
 
 
 def test_parameters_of_gpt_2() -> None:
