@@ -18,9 +18,11 @@ from dashboard.runs.forms import RunForm
 from dashboard.runs.models import Run
 from dashboard.runs.presets import PRESETS, Preset
 from parallel_core.outline import KINDS
+from parallel_core.outline.recompute import RECOMPUTE_LABELS
 from parallel_core.plan.memory import worst_stage
 from parallel_core.plan.room import FRAMEWORK
-from parallel_core.spec import RunSpec
+from parallel_core.schedule.traits import TRAITS
+from parallel_core.spec import BYTES_PER_ELEMENT, RunSpec
 from tests.dashboard import factory
 
 pytestmark = pytest.mark.django_db
@@ -139,6 +141,19 @@ def test_a_bad_field_is_said_at_the_field_and_everything_kept(
     kept = {"name": "keep me", "model__layers": "7"} | {field: value}
     assert {name: form[name].value() for name in kept} == kept
     assert not Run.objects.exists()
+
+
+def test_every_choice_of_a_split_has_a_preset() -> None:
+    """So that a person can begin with any of them: New run shows no other list of what there is."""
+    specs = [RunSpec.model_validate(preset.spec) for preset in PRESETS]
+    splits = [spec.parallel for spec in specs]
+    assert {split.schedule for split in splits} == set(TRAITS)
+    assert {split.zero for split in splits} == {0, 1, 2, 3}
+    assert {split.recompute for split in splits} == set(RECOMPUTE_LABELS)
+    assert {spec.train.precision for spec in specs} == set(BYTES_PER_ELEMENT)
+    assert {spec.model.kind for spec in specs} == set(KINDS)
+    for leaf in ("replicas", "widths", "program", "recompute_layers", "sequence", "early_gradients"):
+        assert any(getattr(split, leaf) for split in splits), leaf
 
 
 def test_what_a_preset_is_stands_by_itself() -> None:
