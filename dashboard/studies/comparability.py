@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from dashboard.runs.spec_fields import ENTRIES
 from parallel_core.analysis.quantities import listed_text
-from parallel_core.spec import RunSpec, TrainSpec
+from parallel_core.spec import ParallelSpec, RunSpec, TrainSpec
 
 FREE = frozenset(
     {
@@ -33,17 +34,22 @@ SAME_TRAINING = tuple(name for name in TrainSpec.model_fields if name not in FRE
 def same_updates(a: RunSpec, b: RunSpec) -> bool:
     """Whether both runs are to compute the same updates.
 
-    Each schedule without a flush has update rules of its own, and clipping gradients by stage gives other updates than
-    clipping them all.
+    Each schedule without a flush has update rules of its own, by which an update depends on the stages and their
+    replicas, too; and clipping gradients by stage gives other updates than clipping them all.
     """
     if (a.model, a.train.global_batch) != (b.model, b.train.global_batch) or a.parallel.flushes != b.parallel.flushes:
         return False
     if a.train.clip_norm != b.train.clip_norm or _differing(a, b):
         return False
     if not a.parallel.flushes:
-        return a.parallel.schedule == b.parallel.schedule
+        return _delays(a.parallel) == _delays(b.parallel)
     pipelines = max(a.parallel.pp, b.parallel.pp) > 1
     return not pipelines or a.train.clip_norm is None or a.train.clip == b.train.clip == "global"
+
+
+def _delays(split: ParallelSpec) -> tuple[Any, ...]:
+    """What decides which weights a micro-batch meets without a flush, and what is clipped together."""
+    return split.schedule, split.copies, split.per_step, split.widths, split.cuts
 
 
 def same_work(a: RunSpec, b: RunSpec) -> bool:
