@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import median
 
@@ -20,8 +20,9 @@ from parallel_core.analysis.quantities import (
 )
 from parallel_core.analysis.sentences import Result
 from parallel_core.analysis.stats import speedup
-from parallel_core.outline.recompute import Recompute
-from parallel_core.spec import RunSpec
+from parallel_core.spec import ParallelSpec, RunSpec
+
+SELECTIVE = "Selective recomputation"
 
 
 @dataclass(frozen=True)
@@ -113,13 +114,18 @@ def _unsplit(spec: RunSpec) -> RunSpec:
 
 def recomputation(view: Overview) -> list[Answer]:
     """What each kind of recomputation saved; [] if no two runs differ only in it."""
-    made = (_bought(view, "full", "Recomputation"), _bought(view, "selective", "Selective recomputation"))
+    made = (
+        _bought(view, lambda split: split.recompute == "full" and not split.recompute_layers, "Recomputation"),
+        _bought(view, lambda split: split.recompute == "selective" and not split.recompute_layers, SELECTIVE),
+        _bought(view, lambda split: bool(split.recompute_layers), "Recomputation of some layers"),
+    )
     return [answer for answer in made if answer]
 
 
-def _bought(view: Overview, how: Recompute, question: str) -> Answer | None:
-    """Medians of what this recomputation saves and costs, over the pairs of runs that differ in nothing else."""
-    entries = [row.entry for row in view.rows if row.entry.done and row.spec.parallel.recompute in ("none", how)]
+def _bought(view: Overview, chosen: Callable[[ParallelSpec], bool], question: str) -> Answer | None:
+    """Medians of what the chosen recomputation saves and costs, over the pairs of runs that differ in nothing else."""
+    rows = [row for row in view.rows if row.spec.parallel.recompute == "none" or chosen(row.spec.parallel)]
+    entries = [row.entry for row in rows if row.entry.done]
     both = [(a.result, b.result) for a, b in pairs(entries) if a.result and b.result]
     saved = [
         1 - b.memory["activations"] / a.memory["activations"]
