@@ -6,8 +6,10 @@ from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from dashboard.schedules.cards import CARDS, Card
-from parallel_core.schedule.traits import TRAITS
+from parallel_core.outline.recompute import recompute_label
+from parallel_core.schedule.traits import CUSTOM, TRAITS
 from parallel_core.spec import RunSpec
+from parallel_core.stage_rules import name
 
 
 class Word(NamedTuple):
@@ -31,6 +33,22 @@ EARLY = Word(
 )
 
 
+OWN = Word(
+    TRAITS[CUSTOM].label,
+    "Own schedule",
+    "A person wrote, as CSV or JSON, which operations each rank does, and in which order.",
+)
+REPLICAS = "Replicas of each stage"
+WIDTHS = "Tensor ranks of each stage"
+SOME = "Some layers alone"
+BY_STAGE = {
+    REPLICAS: "The first stage is there as often as the first number says; micro-batches go to its replicas in turn.",
+    WIDTHS: "Each matrix of the first stage is cut for as many ranks as the first number says, and so on.",
+    SOME: "Of the blocks, counted from 0, only these recompute; the others keep their activations.",
+}
+"""Meanings of what a label has numbers for; they are said once, however many such labels there are."""
+
+
 MEANINGS = {
     "looped-bfs": "GPipe over the v smaller stages of each device: all micro-batches pass one of them, then the next.",
     "zb-h2": "Zero bubble with more forwards ahead: the fill is not idle, but 2 p − 1 micro-batches are kept.",
@@ -47,7 +65,10 @@ MEANINGS = {
 
 def words_of(specs: Iterable[RunSpec]) -> list[Word]:
     """Each name that the labels and charts of these runs use, once, in order of first use."""
-    return list(dict.fromkeys(word for spec in specs for word in _words(spec)))
+    found: dict[str | Word, Word] = {}
+    for word in (word for spec in specs for word in _words(spec)):
+        found.setdefault(word.title if word.title in BY_STAGE else word, word)
+    return list(found.values())
 
 
 def _words(spec: RunSpec) -> Iterator[Word]:
@@ -64,12 +85,18 @@ def _words(spec: RunSpec) -> Iterator[Word]:
         yield _from("sp", "SP")
     if split.pp > 1:
         label = TRAITS[split.schedule].label
-        if card := _pipeline(label):
-            yield Word(label, card.title, MEANINGS.get(split.schedule, card.idea), card.key)
+        card = _pipeline(label)
+        yield Word(label, card.title, MEANINGS.get(split.schedule, card.idea), card.key) if card else OWN
+    if split.replicas is not None:
+        yield Word(name(split.replicas), REPLICAS, BY_STAGE[REPLICAS])
+    if split.widths is not None:
+        yield Word(f"TP {name(split.widths)}", WIDTHS, BY_STAGE[WIDTHS])
     if split.early_gradients:
         yield EARLY
     if split.recompute != "none":
         yield _from("ar", "AR")
+        if split.recompute_layers is not None:
+            yield Word(recompute_label(split), SOME, BY_STAGE[SOME])
     if split.micro_batches > 1:
         yield PARTS
     if split.pp > 1:
