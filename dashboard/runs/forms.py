@@ -40,15 +40,28 @@ NAME_TOO_LONG = "A name has at most %(limit_value)d characters; this one has %(s
 ACCEPT = "text/*,.txt,.md,.py,.csv,.json,.jsonl"
 
 
-def _program(upload: UploadedFile) -> str:
-    """The text of an uploaded schedule. Raises Invalid if it is too large, empty or not UTF-8."""
+def program_field(label: str, into: str, **attrs: str) -> forms.FileField:
+    """A field for the file of a schedule; the browser reads it into the field `into` (static/js/schedule_file.js)."""
+    accept = "text/csv,.csv,application/json,.json"
+    given = {"accept": accept, "data-max": limits.MAX_PROGRAM, "data-into": into, **attrs}
+    return forms.FileField(
+        required=False,
+        allow_empty_file=True,
+        label=label,
+        help_text=f"CSV or JSON, at most {limits.MAX_PROGRAM // 1024} KiB",
+        widget=forms.FileInput(attrs=given),
+    )
+
+
+def program_text(upload: UploadedFile, field: str) -> str:
+    """The text of an uploaded schedule. Raises Invalid at `field` if it is too large, empty or not UTF-8."""
     if not upload.size or upload.size > limits.MAX_PROGRAM:
         most = limits.MAX_PROGRAM // 1024
-        raise Invalid({"program_file": f"A schedule has 1 byte to {most} KiB; this file has {upload.size or 0} bytes."})
+        raise Invalid({field: f"A schedule has 1 byte to {most} KiB; this file has {upload.size or 0} bytes."})
     try:
         return upload.read().decode()
     except UnicodeDecodeError as error:
-        raise Invalid({"program_file": f"This is no schedule: byte {error.start} is not UTF-8 text."}) from error
+        raise Invalid({field: f"This is no schedule: byte {error.start} is not UTF-8 text."}) from error
 
 
 @dataclass(frozen=True)
@@ -99,18 +112,8 @@ class RunForm(Form):
         help_text=f"UTF-8, at most {corpora.MAX_MIB} MiB",
         widget=forms.FileInput(attrs={"accept": ACCEPT, **spec_fields.shown_for("train.corpus")}),
     )
-    program_file = forms.FileField(
-        required=False,
-        allow_empty_file=True,
-        label="or read it from a file",
-        help_text=f"CSV or JSON, at most {limits.MAX_PROGRAM // 1024} KiB",
-        widget=forms.FileInput(
-            attrs={
-                "accept": "text/csv,.csv,application/json,.json",
-                "data-max": limits.MAX_PROGRAM,
-                **spec_fields.shown_for("parallel.program"),
-            }
-        ),
+    program_file = program_field(
+        "or read it from a file", "parallel__program", **spec_fields.shown_for("parallel.program")
     )
     anyway = forms.BooleanField(required=False, label="Queue it although it is predicted not to fit")
 
@@ -173,7 +176,7 @@ class RunForm(Form):
         upload, program = request.FILES.get("upload"), request.FILES.get("program_file")
         try:
             if program is not None:
-                changes["parallel__program"] = _program(program)
+                changes["parallel__program"] = program_text(program, "program_file")
             if upload is not None:
                 changes["train__corpus"] = f"blob:{corpora.store(owner=request.user, upload=upload).sha256}"
         except Invalid as error:

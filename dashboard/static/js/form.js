@@ -1,5 +1,5 @@
-// The New run form: refuses an invalid upload before it is sent, and reads a schedule from its file.
-// Without this file the form still works: the server makes the same checks.
+// The New run form: refuses an invalid upload before it is sent.
+// Without this file the form still works: the server makes the same check.
 
 import { mark } from "./wrong_fields.js";
 
@@ -14,34 +14,12 @@ function uploadProblem(file) {
 }
 
 const upload = form.querySelector('input[name="upload"]');
-const program = form.querySelector('input[name="program_file"]');
 
 function checkUpload() {
   form.querySelector("#error-upload").textContent = uploadProblem(upload.files[0]);
   mark();
 }
 
-/* Reads a schedule file into its field, where it can be edited and is checked as if typed. */
-async function readProgram() {
-  const [file] = program.files;
-  if (!file) return;
-  const area = form.querySelector('[name="parallel__program"]');
-  const told = form.querySelector("#error-program_file");
-  const most = Number(program.dataset.max);
-  if (!file.size || file.size > most) {
-    told.textContent = !file.size ? `${file.name} is empty.` : `A schedule has at most ${Math.round(most / 1024)} KiB; this file has ${Math.round(file.size / 1024)} KiB.`;
-    mark();
-    return;
-  }
-  area.value = await file.text();
-  told.textContent = "";
-  form.querySelector("#help-program_file").textContent = `${file.name} was read into the field.`;
-  program.value = ""; // otherwise the file would replace edits of the field
-  mark();
-  area.dispatchEvent(new Event("input", { bubbles: true }));
-}
-
-program.addEventListener("change", readProgram);
 upload.addEventListener("change", checkUpload);
 form.addEventListener("submit", (event) => {
   if (!uploadProblem(upload.files[0])) return;
