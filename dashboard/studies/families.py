@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 from dashboard.runs.presets import DATA, ONE, PIPELINE, PRODUCT, STREAM, TENSOR
-from dashboard.studies.variants import STRATEGIES, Strategy
+from dashboard.studies.strategies import STRATEGIES, Strategy
 from parallel_core.schedule.traits import flushes
-
-ENOUGH = 8
-"""A number of devices that every strategy can use."""
 
 
 def family_of(strategy: Strategy) -> str:
-    degrees = strategy.split(ENOUGH) or {}
-    axes = [axis for axis in ("dp", "tp", "pp") if degrees.get(axis, 1) > 1]
+    axes = strategy.axes
     if axes == ["pp"]:
         return PIPELINE if flushes(strategy.schedule) else STREAM
     if len(axes) > 1:

@@ -31,6 +31,7 @@ def plan(
     base: Spec,
     *,
     strategies: Iterable[str],
+    splits: Iterable[str] = (),
     recompute: Sequence[str],
     precisions: Sequence[str],
     micro_batches: Sequence[int],
@@ -46,6 +47,7 @@ def plan(
     every = variants.matrix(
         {**base, "model": {**base.get("model", {}), "layers": 4 * devices}},  # enough for any of the pipelines
         strategies=strategies,
+        splits=splits,
         recompute=recompute,
         precisions=precisions,
         micro_batches=micro_batches,

@@ -14,7 +14,8 @@ from dashboard.runs.submission import capacity
 from dashboard.studies import fit, services
 from dashboard.studies.estimate import Estimate, estimate
 from dashboard.studies.feasible import feasible
-from dashboard.studies.forms import DETAIL, MODEL, TRAIN, MatrixForm
+from dashboard.studies.forms import DETAIL, MODEL, TRAIN
+from dashboard.studies.matrix_form import MatrixForm
 from dashboard.studies.models import Study
 from dashboard.studies.variants import Plan
 from parallel_core.plan.capacity import fixed_depth
@@ -46,9 +47,13 @@ class FitForm(MatrixForm):
         help_text="a run that holds more ends out of memory; on GPUs it may be empty: the device's own",
     )
 
+    axes = ("strategies", "splits", "recompute", "precisions", "micro_batches", "devices")
+
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         del self.fields["timed_steps"], self.fields["repeats"]  # nothing is timed, and bytes are the same every time
+        del self.fields["schedules"], self.fields["schedule_file"]  # searches are told apart by their label
+        del self.fields["layers"]  # their number is what is sought
 
     def model_group(self) -> Iterator[forms.BoundField]:
         return self.group(MODEL_WITHOUT_DEPTH)
@@ -57,7 +62,8 @@ class FitForm(MatrixForm):
         return self.group((*TRAIN_OF_ONE[:-1], "train.corpus", TRAIN_OF_ONE[-1]))
 
     def own_group(self) -> Iterator[forms.BoundField]:
-        return self.group(("cap", "strategies", "recompute", "precisions", "micro_batches", "devices"))
+        yield self["cap"]
+        yield from super().own_group()
 
     def measure_group(self) -> Iterator[forms.BoundField]:
         return iter(())
@@ -84,8 +90,7 @@ class FitForm(MatrixForm):
         return room.usable if room else 0
 
     def _asked(self) -> dict[str, Any]:
-        names = ("strategies", "recompute", "precisions", "micro_batches", "devices")
-        return {name: self.cleaned_data[name] for name in names}
+        return {name: self.cleaned_data[name] for name in self.axes}
 
     def _plan(self) -> Plan:
         cap, limit = self.cleaned_data["cap"], self._limit(self.cleaned_data)

@@ -48,7 +48,7 @@ def new(request: HttpRequest) -> HttpResponse:
         fleet = FleetSnapshot.now()
         form = kind.form(initial=_initial(request, source, fleet), fleet=fleet)
         return render(request, "studies/new.html", _context(kind, form, _preview(_bound(form)), source))
-    form = kind.form(request.POST)
+    form = kind.form.sent(request)
     if "preview" in request.POST:
         template = "studies/new_preview.html" if request.headers.get("HX-Request") else "studies/new.html"
         return render(request, template, _context(kind, form, _preview(form), source, live=True))

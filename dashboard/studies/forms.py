@@ -7,12 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import cached_property
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 from django import forms
+from django.http import HttpRequest
 from pydantic import ValidationError
 
-from dashboard.fields import Choice, Form, NumberList, WholeNumber
+from dashboard.fields import Choice, Form, WholeNumber
 from dashboard.fleet.selectors import FleetSnapshot
 from dashboard.fleet.words import WORDS
 from dashboard.runs import corpora, spec_fields
@@ -20,20 +21,21 @@ from dashboard.runs.form_words import in_form_words, short_label
 from dashboard.runs.forms import NAME_TOO_LONG
 from dashboard.runs.spec_fields import html_name
 from dashboard.runs.submission import capacity
-from dashboard.studies import families, services, sweepable, variants
+from dashboard.studies import services, sweepable, variants
 from dashboard.studies.estimate import Estimate, calibration, estimate
 from dashboard.studies.feasible import feasible
 from dashboard.studies.models import Study
 from dashboard.studies.variants import Plan
 from parallel_core import limits
 from parallel_core.outline import outline_of
-from parallel_core.spec import BYTES_PER_ELEMENT, RunSpec, field_errors
+from parallel_core.spec import RunSpec, field_errors
 
 MODEL, DETAIL = (spec_fields.paths_of(group) for group in ("model", "architecture"))
 TRAIN = ("train.global_batch", "train.lr", "train.seed", "train.warmup_steps", "train.device")
 SPLIT = ("parallel.dp", "parallel.tp", "parallel.pp", "parallel.schedule", "parallel.micro_batches")
 NO_VALUE = "Write at least one value, such as 1, 2, 4."
-SWEEP_SPLIT = (*SPLIT, "parallel.recompute", "train.precision")
+BY_STAGE = ("parallel.program", "parallel.replicas", "parallel.widths")
+SWEEP_SPLIT = (*SPLIT, *BY_STAGE, "parallel.recompute", "parallel.recompute_layers", "train.precision")
 
 
 class StudyForm(Form):
@@ -80,6 +82,11 @@ class StudyForm(Form):
         for name, made in self.fields.items():
             describe = f"help-{name} error-{name}" if made.help_text else f"error-{name}"
             made.widget.attrs["aria-describedby"] = describe
+
+    @classmethod
+    def sent(cls, request: HttpRequest) -> Self:
+        """The form as it was posted."""
+        return cls(request.POST)
 
     def group(self, names: tuple[str, ...]) -> Iterator[forms.BoundField]:
         return (self[html_name(name)] for name in names)
@@ -175,58 +182,6 @@ class StudyForm(Form):
             self.add_error(name if name in self.fields else None, in_form_words(message))
 
 
-class MatrixForm(StudyForm):
-    """Form of a matrix study: strategies x recomputation x precision x micro-batches."""
-
-    kind = "matrix"
-    title = "Matrix"
-    template_name_own = "studies/new_matrix.html"
-
-    strategies = forms.MultipleChoiceField(
-        choices=families.choices(),
-        initial=list(variants.STARTER),
-        widget=forms.CheckboxSelectMultiple,
-        error_messages={"required": "Choose at least one strategy."},
-    )
-    recompute = forms.MultipleChoiceField(
-        label="Activation recomputation (AR)",
-        choices=[("none", "without"), ("selective", "selective"), ("full", "full")],
-        initial=list(variants.RECOMPUTE),
-        widget=forms.CheckboxSelectMultiple,
-        error_messages={"required": "Choose at least one of without, selective and full."},
-    )
-    precisions = forms.MultipleChoiceField(
-        label="Precision",
-        choices=[(name, name) for name in BYTES_PER_ELEMENT],
-        initial=["fp32"],
-        widget=forms.CheckboxSelectMultiple,
-        error_messages={"required": "Choose at least one precision."},
-    )
-    micro_batches = NumberList(label="Micro-batches", initial=[4], help_text="of pipelines; several: 2, 4, 8")
-    devices = WholeNumber(label="Devices", min_value=1, max_value=limits.MAX_DEGREE, initial=2)
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self.fields["devices"].help_text = fleet_sentence(self.fleet)
-        self.fields["devices"].widget.attrs["aria-describedby"] = "help-devices error-devices"
-
-    def own_group(self) -> Iterator[forms.BoundField]:
-        return self.group(("strategies", "recompute", "precisions", "micro_batches", "devices"))
-
-    def _asked(self) -> dict[str, Any]:
-        names = ("strategies", "recompute", "precisions", "micro_batches", "devices", "timed_steps")
-        return {name: self.cleaned_data[name] for name in names}
-
-    def plan(self) -> Plan:
-        return feasible(variants.matrix(self.base(), **self._asked()), self.fleet)
-
-    def create(self, owner: Any) -> Study:
-        return services.create_matrix(**self.common(owner), **self._asked())
-
-    def clean(self) -> dict[str, Any]:
-        return self.within_fleet(super().clean())
-
-
 class SweepForm(StudyForm):
     """Form of a sweep: one field of the spec over several values."""
 
@@ -239,7 +194,7 @@ class SweepForm(StudyForm):
     values = forms.CharField(
         max_length=2000,
         initial="1, 2, 4, 8",
-        help_text="with commas between them; 'none' where a field may be empty",
+        help_text="with commas between them, of each stage as 2-1, of layers as 0 2; 'none' where a field may be empty",
         error_messages={"required": NO_VALUE},
     )
 

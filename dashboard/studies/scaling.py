@@ -16,6 +16,7 @@ from dashboard.runs.presets import BY_KEY as PRESETS
 from dashboard.studies import variants
 from dashboard.studies.models import Study
 from dashboard.studies.selectors import Overview, Row
+from dashboard.studies.strategies import BY_KEY
 from dashboard.studies.variants import Plan, Skipped, Spec, Variant
 from parallel_core.outline import KINDS
 from parallel_core.plan.strategy import family
@@ -46,7 +47,7 @@ def plan(
     baseline."""
     kept: list[Variant] = []
     skipped: list[Skipped] = []
-    cells = [(variants.BY_KEY[key], n) for key in strategies for n in sorted(set(counts)) if n > 1]
+    cells = [(BY_KEY[key], n) for key in strategies for n in sorted(set(counts)) if n > 1]
     for model in (_own(base), *(_preset(base, key) for key in models)):
         head = f"{KINDS[model['model'].get('kind', 'gpt')].name}, " if models else ""
         _add(variants.with_steps(model, timed_steps), head, "", kept, skipped, "Single")

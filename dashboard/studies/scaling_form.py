@@ -11,10 +11,11 @@ from dashboard.fields import NumberList, WholeNumber
 from dashboard.fleet.selectors import FleetSnapshot
 from dashboard.fleet.words import WORDS
 from dashboard.runs.submission import capacity
-from dashboard.studies import scaling, services, variants
+from dashboard.studies import scaling, services
 from dashboard.studies.feasible import feasible
 from dashboard.studies.forms import StudyForm, fleet_sentence
 from dashboard.studies.models import Study
+from dashboard.studies.strategies import BY_KEY
 from dashboard.studies.variants import Plan
 from parallel_core import limits
 
@@ -27,7 +28,7 @@ class ScalingForm(StudyForm):
     template_name_own = "studies/new_matrix.html"
 
     strategies = forms.MultipleChoiceField(
-        choices=[(key, variants.BY_KEY[key].title) for key in scaling.STRATEGIES],
+        choices=[(key, BY_KEY[key].title) for key in scaling.STRATEGIES],
         initial=["dp"],
         widget=forms.CheckboxSelectMultiple,
         error_messages={"required": "Choose at least one strategy."},

@@ -17,6 +17,7 @@ from dashboard.studies import sweepable, variants
 from dashboard.studies.estimate import START_S, Estimate, estimate, step_seconds
 from dashboard.studies.feasible import feasible
 from dashboard.studies.models import Study
+from dashboard.studies.strategies import STARTER
 from dashboard.studies.variants import Plan, Spec
 from parallel_core import limits
 
@@ -43,17 +44,24 @@ def create_matrix(
     name: str,
     base: Spec,
     strategies: Iterable[str],
+    splits: Sequence[str] = (),
+    schedules: Sequence[Sequence[str]] = (),
     recompute: Sequence[str] = variants.RECOMPUTE,
+    layers: Sequence[str] = (),
     precisions: Sequence[str] = ("fp32",),
     micro_batches: Sequence[int] = (STARTER_MICRO_BATCHES,),
     devices: int = 2,
     repeats: int = 1,
     timed_steps: int = STARTER_TIMED_STEPS,
 ) -> Study:
-    """A study of strategies x AR x precision x micro-batches over `devices` devices. Raises as `create`."""
+    """A study of strategies x AR x precision x micro-batches over `devices` devices; arguments and errors are those of
+    `variants.matrix` and of `create`."""
     asked: dict[str, Any] = {
         "strategies": list(strategies),
+        "splits": list(splits),
+        "schedules": [list(each) for each in schedules],
         "recompute": list(recompute),
+        "layers": list(layers),
         "precisions": list(precisions),
         "micro_batches": list(micro_batches),
         "devices": devices,
@@ -92,7 +100,7 @@ def create_starter(*, owner: Any, worker: Worker) -> Study:
     devices = min(2, max(1, len(worker.devices)))
     base = starter_base(worker.calibration)
     asked: dict[str, Any] = {
-        "strategies": list(variants.STARTER if devices > 1 else ("single", "single-m")),
+        "strategies": list(STARTER if devices > 1 else ("single", "single-m")),
         "recompute": list(variants.RECOMPUTE),
         "precisions": ["fp32"],
         "micro_batches": [_dividing(STARTER_MICRO_BATCHES, base["train"]["global_batch"])],

@@ -17,13 +17,17 @@ _SECTIONS: dict[str, type[BaseModel]] = {
     "train": TrainSpec,
     "trace": TraceSpec,
 }
-_NOT_ONE_VALUE = {"kind", "cuts", "replicas", "widths", "recompute_layers", "profile_steps", "profile_ranks"}
+_NOT_ONE_VALUE = {"kind", "program", "profile_steps", "profile_ranks"}
+_BY_STAGE = {"parallel.cuts", "parallel.replicas", "parallel.widths"}
+"""Lists that are written as `2-1` or `2 1`; other lists only with spaces, as `0-2` could be a range."""
+_LISTS = _BY_STAGE | {"parallel.recompute_layers"}
 _HELD_EQUAL = {"corpus", "steps"}
 """Equal in the whole study."""
 
 
 def fields() -> dict[str, str]:
-    """`{dotted field: label in the New run form}` of every field of a RunSpec with a single number or choice."""
+    """`{dotted field: label in the New run form}` of every field of a RunSpec whose value can be written between two
+    commas."""
     return {
         f"{section}.{leaf}": short_label(f"{section}.{leaf}")
         for section, model in _SECTIONS.items()
@@ -33,11 +37,14 @@ def fields() -> dict[str, str]:
 
 
 def parse(field: str, text: str) -> Any:
-    """A value as typed in a form, for pydantic: 'none' becomes None if the field may be None."""
+    """A value as typed in a form, for pydantic: 'none' becomes None if the field may be None, `2-1` a list if the field
+    has one."""
     text = text.strip()
     annotation = _annotation(field)
     nullable = isinstance(annotation, types.UnionType) or typing.get_origin(annotation) is typing.Union
-    return None if text.lower() == "none" and nullable else text
+    if text.lower() == "none" and nullable:
+        return None
+    return (text.replace("-", " ") if field in _BY_STAGE else text).split() if field in _LISTS else text
 
 
 def _annotation(field: str) -> Any:

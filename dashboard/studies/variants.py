@@ -6,7 +6,8 @@ Nothing here uses the database, so the form can show the plan (and what it skips
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Sequence
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any
@@ -14,10 +15,11 @@ from typing import Any
 from pydantic import ValidationError
 
 from dashboard.runs.form_words import short_label
+from dashboard.studies.strategies import Strategy, chosen
 from dashboard.studies.sweepable import parse
-from parallel_core.outline.recompute import RECOMPUTE_LABELS
+from dashboard.studies.written import Again, OwnSchedule, StageSplit
 from parallel_core.plan import strategy as naming
-from parallel_core.schedule.traits import CUSTOM, TRAITS, flushes
+from parallel_core.schedule.traits import TRAITS, flushes
 from parallel_core.spec import RunSpec, TrainSpec, field_errors
 from parallel_core.stage_rules import name as name_of
 
@@ -30,22 +32,6 @@ WARMUP_STEPS = 3
 RECOMPUTE = ("none", "full")
 
 Spec = dict[str, Any]
-Split = Callable[[int], dict[str, Any] | None]
-
-
-@dataclass(frozen=True)
-class Strategy:
-    """A way to split a model over n devices. `split(n)` returns the degrees, or None if n does not allow it.
-
-    `micro` = the strategy has a number of micro-batches to choose; others take the whole batch of a replica at once.
-    """
-
-    key: str
-    title: str
-    split: Split
-    needs: str
-    micro: bool = False
-    schedule: str = "1f1b"
 
 
 @dataclass(frozen=True)
@@ -79,95 +65,35 @@ class Plan:
         return max((v.spec.parallel.world for v in self.variants), default=0)
 
 
-def _from(least: int, multiple: int, degrees: Callable[[int], dict[str, Any]]) -> Split:
-    return lambda n: degrees(n) if n >= least and n % multiple == 0 else None
-
-
-STRATEGIES: tuple[Strategy, ...] = (
-    Strategy("single", "Single", lambda n: {}, "1 device"),
-    Strategy("single-m", "Single x micro-batches", lambda n: {}, "1 device", micro=True),
-    Strategy("naive", "Naive layer-wise", _from(2, 1, lambda n: {"pp": n}), "at least 2 devices", schedule="naive"),
-    Strategy("dp", "DP", _from(2, 1, lambda n: {"dp": n}), "at least 2 devices"),
-    Strategy("zero1", "DP + ZeRO-1", _from(2, 1, lambda n: {"dp": n, "zero": 1}), "at least 2 devices"),
-    Strategy("zero2", "DP + ZeRO-2", _from(2, 1, lambda n: {"dp": n, "zero": 2}), "at least 2 devices"),
-    Strategy("zero3", "DP + ZeRO-3", _from(2, 1, lambda n: {"dp": n, "zero": 3}), "at least 2 devices"),
-    Strategy(
-        "fully-shard",
-        "DP + ZeRO-3 (fully_shard)",
-        _from(2, 1, lambda n: {"dp": n, "zero": 3, "zero_backend": "fully_shard"}),
-        "at least 2 devices",
-    ),
-    Strategy("tp", "TP", _from(2, 1, lambda n: {"tp": n}), "at least 2 devices"),
-    Strategy(
-        "tp-columns",
-        "TP by columns",
-        _from(2, 1, lambda n: {"tp": n, "tensor_split": "columns"}),
-        "at least 2 devices",
-    ),
-    Strategy("tp-sp", "TP + SP", _from(2, 1, lambda n: {"tp": n, "sequence": True}), "at least 2 devices"),
-    Strategy("gpipe", "PP-GPipe", _from(2, 1, lambda n: {"pp": n}), "at least 2 devices", True, "gpipe"),
-    Strategy("1f1b", "PP-1F1B", _from(2, 1, lambda n: {"pp": n}), "at least 2 devices", True),
-    Strategy(
-        "1f1b-early",
-        "PP-1F1B + early gradients",
-        _from(2, 1, lambda n: {"pp": n, "early_gradients": True}),
-        "at least 2 devices",
-        True,
-    ),
-    *(
-        Strategy(name, TRAITS[name].label, _from(2, 1, lambda n: {"pp": n}), "at least 2 devices", True, name)
-        for name in TRAITS
-        if name not in ("naive", "gpipe", "1f1b", CUSTOM)  # listed above, or not made by name
-    ),
-    Strategy("dp-tp", "DP x TP", _from(4, 2, lambda n: {"dp": n // 2, "tp": 2}), "4 devices, or a larger even number"),
-    Strategy(
-        "dp-pp",
-        "DP x PP-1F1B",
-        _from(4, 2, lambda n: {"dp": n // 2, "pp": 2}),
-        "4 devices, or a larger even number",
-        True,
-    ),
-    Strategy(
-        "tp-pp",
-        "TP x PP-1F1B",
-        _from(4, 2, lambda n: {"tp": 2, "pp": n // 2}),
-        "4 devices, or a larger even number",
-        True,
-    ),
-    Strategy(
-        "dp-tp-pp",
-        "DP x TP x PP-1F1B",
-        _from(8, 4, lambda n: {"dp": n // 4, "tp": 2, "pp": 2}),
-        "8 devices, or a larger multiple of 4",
-        True,
-    ),
-)
-BY_KEY = {s.key: s for s in STRATEGIES}
-STARTER = ("single", "single-m", "naive", "dp", "tp", "gpipe", "1f1b")
-
-
 def matrix(
     base: Spec,
     *,
     strategies: Iterable[str],
+    splits: Iterable[str] = (),
+    schedules: Iterable[Sequence[str]] = (),
     recompute: Sequence[str] = RECOMPUTE,
+    layers: Sequence[str] = (),
     precisions: Sequence[str] = ("fp32",),
     micro_batches: Sequence[int] = (4,),
     devices: int = 2,
     timed_steps: int = 40,
 ) -> Plan:
-    """Strategies x AR x precision x micro-batches over `devices` devices, all with the base's model, batch and seed."""
-    chosen, found = set(strategies), _Found()
+    """Strategies x AR x precision x micro-batches over `devices` devices, all with the base's model, batch and seed.
+
+    `splits` are stages of the pipelines among the strategies, `layers` more kinds of AR, and `schedules` are (name,
+    program), as `written` has them. Raises ValueError if one of them cannot be read.
+    """
+    rows = chosen(strategies, map(StageSplit.read, splits), (OwnSchedule(*each) for each in schedules))
+    kinds, found = (*map(Again, recompute), *map(Again.read, layers)), _Found()
     cells = (
-        (precision, ar, strategy, m)
+        (precision, again, strategy, m)
         for precision in precisions
-        for ar in recompute
-        for strategy in STRATEGIES
-        if strategy.key in chosen
-        for m in (micro_batches if strategy.micro else (1,))
+        for again in kinds
+        for strategy in rows
+        for m in (micro_batches if strategy.micro else (strategy.parts,))
     )
-    for precision, ar, strategy, m in islice(cells, MOST_TRIED):
-        made = _cell(base, strategy, ar, precision, m, devices, timed_steps)
+    for precision, again, strategy, m in islice(cells, MOST_TRIED):
+        made = _cell(base, strategy, again, precision, m, devices, timed_steps)
         found.add(made, _suffix(strategy, precision, precisions, m, micro_batches))
     return found.plan(cut=next(cells, None) is not None)
 
@@ -233,17 +159,16 @@ def _int(value: Any, otherwise: int) -> int:
 
 
 def _cell(
-    base: Spec, strategy: Strategy, ar: str, precision: str, m: int, devices: int, timed_steps: int
+    base: Spec, strategy: Strategy, again: Again, precision: str, m: int, devices: int, timed_steps: int
 ) -> Variant | Skipped:
-    again = RECOMPUTE_LABELS.get(ar, "")
-    title = f"{strategy.title} + {again}" if again else strategy.title
+    title = f"{strategy.title} + {again.label}" if again.label else strategy.title
     degrees = strategy.split(devices)
     if degrees is None:
         return Skipped(title, f"needs {strategy.needs}; this study has {devices}.")
     if strategy.key == "single-m" and m == 1:
         return Skipped(title, "with one micro-batch it is the same as Single.")
     spec = with_steps(base, timed_steps)
-    spec["parallel"] = {**degrees, "schedule": strategy.schedule, "micro_batches": m, "recompute": ar}
+    spec["parallel"] = {**degrees, "schedule": strategy.schedule, "micro_batches": m, **again.fields}
     spec["train"]["precision"] = precision
     if not flushes(strategy.schedule):
         spec["train"]["clip"] = "stage"  # without a flush there is no other clipping
@@ -265,17 +190,21 @@ class _Found:
     def __init__(self) -> None:
         self._variants: dict[str, Variant] = {}
         self._skipped: dict[Skipped, None] = {}
+        self._names: Counter[str] = Counter()
 
     def add(self, made: Variant | Skipped, suffix: str = "", name: str = "") -> None:
-        """Adds one, called `name` if it can run; a second one of the same spec is left out."""
+        """Adds one, called `name` if it can run; a second one of the same spec is left out, and one of another spec
+        with the same name is numbered."""
         if isinstance(made, Skipped):
             self._skipped[Skipped(made.name + suffix, made.reason)] = None
             return
         key, called = made.spec.model_dump_json(), (name or made.name) + suffix
         if key in self._variants:
             self._skipped[Skipped(called, "is already in the study.")] = None
-        else:
-            self._variants[key] = Variant(called, made.spec)
+            return
+        self._names[called] += 1
+        same = self._names[called]
+        self._variants[key] = Variant(f"{called} ({same})" if same > 1 else called, made.spec)
 
     def plan(self, cut: bool = False) -> Plan:
         more = (Skipped("All further combinations", f"were not looked at: {too_many_text()}"),) if cut else ()
@@ -289,7 +218,7 @@ def too_many_text() -> str:
 
 def _suffix(strategy: Strategy, precision: str, precisions: Sequence[str], m: int, micro_batches: Sequence[int]) -> str:
     """What must be added to the strategy's label so that names differ within the study."""
-    parts = []
+    parts = [strategy.note] if strategy.note else []
     if strategy.micro and strategy.key != "single-m" and len(micro_batches) > 1:
         parts.append(f"m = {m}")
     if len(precisions) > 1:

@@ -8,6 +8,7 @@ import csv
 import io
 import re
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -87,6 +88,25 @@ def test_what_is_wrong_is_said_at_its_field(page: Page, name: str, value: str, m
     expect(page.locator(f"#error-{name}")).to_contain_text(message)
     expect(page.locator(f"#f-{name}")).to_have_attribute("aria-invalid", "true")
     expect(plan(page)).to_contain_text("Correct the marked fields")
+
+
+def test_own_schedules_are_read_into_their_field_one_behind_the_other(page: Page, tmp_path: Path) -> None:
+    program = "0F0,0F1,0B0,0B1\n,1F0,1B0,1F1,1B1"
+    page.goto("/studies/new/")
+    file = page.get_by_label("or add one from a file")
+    for name in ("early", "late"):
+        (tmp_path / f"{name}.csv").write_text(f"{program}\n")
+        file.set_input_files(tmp_path / f"{name}.csv")
+        expect(page.locator("#help-schedule_file")).to_have_text(f"{name}.csv was read into the field.")
+    both = f"# early\n{program}\n# late\n{program}\n"
+    expect(page.get_by_label("Own schedules")).to_have_value(both)
+    expect(plan(page)).to_contain_text("PP-Custom, early")
+    expect(plan(page)).to_contain_text("PP-Custom, late is already in the study.")
+    (tmp_path / "none.csv").touch()
+    with page.expect_response("**/studies/new/"):
+        file.set_input_files(tmp_path / "none.csv")
+    expect(page.locator("#error-schedule_file")).to_have_text("none.csv is empty.")
+    expect(page.get_by_label("Own schedules")).to_have_value(both)
 
 
 def test_a_refused_study_begins_at_what_is_wrong(page: Page, troubles: Troubles) -> None:

@@ -1,0 +1,341 @@
+"""A matrix compares splits that a person writes: stages of different sizes, own schedules, layers that recompute."""
+
+from __future__ import annotations
+
+import html
+import json
+from typing import Any
+
+import pytest
+from django.core.files.uploadedfile import SimpleUploadedFile
+from django.test import Client
+
+from dashboard.runs.models import Run
+from dashboard.schedules.glossary import words_of
+from dashboard.studies import answers, services, variants
+from dashboard.studies.comparability import same_updates
+from dashboard.studies.matrix_form import MatrixForm
+from dashboard.studies.models import Study
+from dashboard.studies.selectors import overview
+from dashboard.studies.written import Again, OwnSchedule, StageSplit, read_schedules, schedules_text
+from parallel_core.schedule import compute_only
+from parallel_core.schedule.custom import EXAMPLE
+from parallel_core.schedule.table import to_csv, to_json
+from parallel_core.spec import RunSpec
+from tests.dashboard import factory
+from tests.dashboard.test_study_form import MATRIX, NEW, SWEEP, preview
+
+BASE = {"model": {"layers": 4, "hidden": 32, "heads": 4, "seq": 32}, "train": {"global_batch": 16}}
+ASKED: dict[str, Any] = {
+    **MATRIX,
+    "model__layers": "4",
+    "strategies": ["1f1b"],
+    "recompute": ["none"],
+    "micro_batches": "4",
+    "devices": "4",
+}
+WIDE = to_csv(compute_only("gpipe", 4, 2))
+"""A schedule over four ranks."""
+
+
+@pytest.fixture
+def yard(member: Client, redis_url: str) -> Client:
+    """A member's client, and a fleet of four devices."""
+    factory.worker(devices=4)
+    return member
+
+
+def error_at(page: str, field: str) -> str:
+    return html.unescape(page.split(f'id="error-{field}"')[1].split(">", 1)[1].split("</p>")[0])
+
+
+@pytest.mark.parametrize(
+    ("text", "fields", "world", "shown"),
+    [
+        ("2-1", {"pp": 2, "replicas": (2, 1), "tp": 1}, 3, "2-1"),
+        (" 15 - 1 ", {"pp": 2, "replicas": (15, 1), "tp": 1}, 16, "15-1"),
+        ("2x1-1x2", {"pp": 2, "replicas": (2, 1), "widths": (1, 2)}, 4, "2x1-1x2"),
+        ("1×2-1", {"pp": 2, "dp": 1, "widths": (2, 1)}, 3, "1x2-1x1"),
+        ("2-2-2", {"pp": 3, "dp": 2, "tp": 1}, 6, "2-2-2"),
+        ("2x2-1x2", {"pp": 2, "replicas": (2, 1), "tp": 2}, 6, "2x2-1x2"),
+    ],
+)
+def test_a_split_is_written_stage_by_stage(text: str, fields: dict[str, Any], world: int, shown: str) -> None:
+    split = StageSplit.read(text)
+    assert (split.fields, split.world, str(split)) == (fields, world, shown)
+    assert StageSplit.read(str(split)) == split
+
+
+@pytest.mark.parametrize(
+    ("text", "layers", "label", "shown"),
+    [
+        ("0, 2", (0, 2), "AR of layers 0, 2", "0, 2"),
+        ("layers 2 0 2", (0, 2), "AR of layers 0, 2", "0, 2"),
+        ("full 3", (3,), "AR of layer 3", "3"),
+        ("Selective layers 0,1,2", (0, 1, 2), "selective AR of layers 0 to 2", "selective 0, 1, 2"),
+        ("0 2 4 6 8", (0, 2, 4, 6, 8), "AR of 5 layers", "0, 2, 4, 6, 8"),
+    ],
+)
+def test_layers_that_recompute_are_a_list(text: str, layers: tuple[int, ...], label: str, shown: str) -> None:
+    again = Again.read(text)
+    assert (again.layers, again.label, str(again)) == (layers, label, shown)
+    assert Again.read(str(again)) == again
+
+
+def test_several_schedules_begin_with_their_names_and_one_needs_none() -> None:
+    as_json = to_json(compute_only("gpipe", 2, 2))
+    assert read_schedules(f"\r\n{EXAMPLE}\r\n".replace("\n", "\r\n")) == [OwnSchedule("", EXAMPLE)]
+    found = read_schedules(f"# mine\n{EXAMPLE}\n\n#other one \n{json.dumps(json.loads(as_json), indent=1)}\n")
+    assert [(own.name, own.world, own.schedule.micro_batches) for own in found] == [("mine", 2, 4), ("other one", 2, 2)]
+    assert read_schedules(schedules_text(found)) == found
+    assert read_schedules(" \n") == []
+
+
+def test_each_pipeline_is_followed_by_its_splits_and_own_schedules_end_the_list() -> None:
+    plan = variants.matrix(
+        BASE,
+        strategies=["dp", "gpipe", "1f1b", "1f1b-stash", "tp"],
+        splits=["2-1", "2x1-1x2"],
+        schedules=[["mine", EXAMPLE], ["wide", WIDE]],
+        recompute=["none"],
+        layers=["0, 2"],
+        devices=4,
+    )
+    plain = [
+        "DP 4",
+        "TP 4",
+        "PP-GPipe 4",
+        "PP-1F1B 4",
+        "PP-1F1B 2-1",
+        "PP-1F1B 2-1 x TP 1-2",
+        "PP-1F1B async, stashed 4",
+        "PP-1F1B async, stashed 2-1",
+        "PP-1F1B async, stashed 2-1 x TP 1-2",
+    ]
+    own = ["mine", "wide"]
+    assert [variant.name for variant in plan.variants] == [
+        *plain,
+        *(f"PP-Custom{' 4' if name == 'wide' else ''}, {name}" for name in own),
+        *(f"{name} + AR of layers 0, 2" for name in plain),
+        *(f"PP-Custom{' 4' if name == 'wide' else ''} + AR of layers 0, 2, {name}" for name in own),
+    ]
+    splits = {variant.name: variant.spec.parallel for variant in plan.variants}
+    streamed = splits["PP-1F1B async, stashed 2-1 x TP 1-2"]
+    assert (streamed.replicas, streamed.widths, streamed.micro_batches) == ((2, 1), (1, 2), 4)
+    assert (splits["PP-Custom 4, wide"].program, splits["PP-Custom 4, wide"].micro_batches) == (WIDE, 2)
+    assert splits["DP 4 + AR of layers 0, 2"].recompute_layers == (0, 2)
+    reasons = {gone.name: gone.reason for gone in plan.skipped}
+    assert "schedule=gpipe does not; use" in reasons["PP-GPipe 2-1"]
+    assert set(reasons) == {
+        f"PP-GPipe {split}{again}" for split in ("2-1", "2x1-1x2") for again in ("", " + AR of layers 0, 2")
+    }
+
+
+def test_what_needs_more_devices_than_the_study_has_is_left_out() -> None:
+    plan = variants.matrix(
+        BASE, strategies=["1f1b"], splits=["2-1"], schedules=[["wide", WIDE]], recompute=["none"], devices=2
+    )
+    assert [(gone.name, gone.reason) for gone in plan.skipped] == [
+        ("PP-1F1B 2-1", "needs 3 devices; this study has 2."),
+        ("PP-Custom, wide", "needs 4 devices; this study has 2."),
+    ]
+
+
+def test_no_two_runs_of_a_study_have_one_name() -> None:
+    deep = {**BASE, "model": {**BASE["model"], "layers": 8}}
+    lists = ["0, 1, 2, 4, 5", "0, 1, 2, 4, 6"]
+    plan = variants.matrix(deep, strategies=["single"], recompute=[], layers=lists)
+    assert [variant.name for variant in plan.variants] == ["Single + AR of 5 layers", "Single + AR of 5 layers (2)"]
+
+
+def test_the_form_queues_what_is_written_and_its_clone_says_it_again(yard: Client) -> None:
+    written = {"splits": "2-1, 2x1-1x2", "schedules": f"# mine\n{EXAMPLE}", "layers": "0,2; selective 1"}
+    said = preview(yard, {**ASKED, **written})
+    assert "<strong>12 runs</strong> on up to <strong>4 devices</strong>" in said
+    assert "<li>PP-1F1B 2-1 x TP 1-2 <span" in said and "<li>PP-Custom + selective AR of layer 1, mine <span" in said
+    assert yard.post(NEW, {**ASKED, **written}).status_code == 302
+    study = Study.objects.get()
+    runs = {run.name: RunSpec.model_validate(run.spec).parallel for run in study.runs.all()}
+    assert len(runs) == 12
+    assert runs["PP-1F1B 2-1 + AR of layers 0, 2"].replicas == (2, 1)
+    assert runs["PP-Custom, mine"].program == EXAMPLE
+    assert runs["PP-1F1B 4 + selective AR of layer 1"].recompute == "selective"
+    form = yard.get(NEW, {"clone": study.pk}).context["form"]
+    assert form["splits"].value() == "2-1, 2x1-1x2"
+    assert form["layers"].value() == "0, 2; selective 1"
+    assert form["schedules"].value() == f"# mine\n{EXAMPLE}"
+    page = yard.get(f"/studies/{study.pk}/").content.decode()
+    assert "PP-1F1B 2-1 x TP 1-2" in page and "PP-Custom + AR of layers 0, 2, mine" in page
+    assert "Replicas of each stage. The first stage is there as often as the first number says" in page
+
+
+def test_own_schedules_or_some_layers_alone_make_a_study(yard: Client) -> None:
+    alone = {**ASKED, "strategies": [], "recompute": [], "schedules": EXAMPLE, "layers": "1"}
+    assert "<li>PP-Custom + AR of layer 1 <span" in preview(yard, alone)
+    assert yard.post(NEW, alone).status_code == 302
+    assert Run.objects.get().spec["parallel"]["recompute_layers"] == [1]
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "message"),
+    [
+        ("splits", "2-x", "“2-x” is no split by stage; write the replicas of each stage, such as 2-1, or its"),
+        ("splits", "2-1, 3", "“3” has 1 stage; write 2 to 1026 of them, such as 2-1."),
+        ("splits", "2-0", "Each number of “2-0” must be from 1 to 16384."),
+        ("splits", "2-1, 4-1", "“4-1” needs 5 devices, and Devices is 4; set it to 5, or write a smaller one."),
+        ("layers", "0-2", "“0-2” names no layers; write their numbers from 0 on, such as 0, 2"),
+        ("layers", "some 2", "“some 2” names no layers"),
+        ("layers", "0; 2, 4", "There is no layer 4: this model's count from 0 to 3."),
+        ("schedules", "0F0,nonsense", "Cell 2 of rank 0's row"),
+        ("schedules", f"# a\n{EXAMPLE}\n# b\n0F0", "In “b”, "),
+        (
+            "schedules",
+            f"{EXAMPLE}\n# b\n{EXAMPLE}",
+            "Schedule 1 of 2 has no name; begin each with a line “# its name”.",
+        ),
+        ("schedules", f"# a\n{EXAMPLE}\n# a\n{EXAMPLE}", "Two schedules are called “a”; give each its own name."),
+        ("schedules", f"# a\x00b\n{EXAMPLE}", "has characters that cannot be printed; write another name."),
+        ("schedules", f"# {'n' * 41}\n{EXAMPLE}", "has 41 characters; a name has at most 40."),
+        ("schedules", "\n".join(f"# {i}\n{EXAMPLE}" for i in range(17)), "Write at most 16 schedules; these are 17."),
+        (
+            "schedules",
+            f"# deep\n{to_csv(compute_only('gpipe', 5, 2))}",
+            "“deep” needs 5 devices, and Devices is 4; set it to 5, or write a smaller one.",
+        ),
+        ("recompute", [], "Choose at least one of without, selective and full."),
+        ("strategies", [], "Choose at least one strategy."),
+    ],
+)
+def test_what_is_wrong_is_said_at_its_field(yard: Client, field: str, value: Any, message: str) -> None:
+    answer = yard.post(NEW, {**ASKED, field: value})
+    assert answer.status_code == 422 and not Study.objects.exists()
+    assert message in error_at(answer.content.decode(), field)
+
+
+def test_stages_need_a_pipeline_among_the_strategies(yard: Client) -> None:
+    page = yard.post(NEW, {**ASKED, "strategies": ["dp", "dp-pp"], "splits": "2-1"}).content.decode()
+    assert error_at(page, "splits") == ("Only pipelines have stages; choose one among the strategies, such as PP-1F1B.")
+
+
+def test_a_rule_that_leaves_a_split_out_is_said_in_the_words_of_the_form(yard: Client) -> None:
+    said = preview(yard, {**ASKED, "strategies": ["gpipe"], "splits": "2-1"})
+    assert "<strong>PP-GPipe 2-1</strong> Replicas of each stage = 2-1 gives micro-batches to replicas in turn" in said
+
+
+def test_a_schedule_may_come_as_a_file_and_goes_behind_the_others(yard: Client) -> None:
+    file = SimpleUploadedFile("wide one.csv", WIDE.encode())
+    answer = yard.post(NEW, {**ASKED, "schedules": f"# mine\n{EXAMPLE}", "schedule_file": file})
+    assert answer.status_code == 302
+    assert [name for name, _ in Study.objects.get().settings["schedules"]] == ["mine", "wide one"]
+    names = set(Run.objects.values_list("name", flat=True))
+    assert names == {"PP-1F1B 4", "PP-Custom, mine", "PP-Custom 4, wide one"}
+
+
+@pytest.mark.parametrize(
+    ("data", "field", "told"),
+    [
+        (b"", "schedule_file", "A schedule has 1 byte to 512 KiB; this file has 0 bytes."),
+        (b"0F0,\xff", "schedule_file", "byte 4 is not UTF-8"),
+        (b"0F0,nonsense", "schedules", "In “own”, cell 2 of rank 0's row"),
+    ],
+)
+def test_a_file_that_is_no_schedule(yard: Client, data: bytes, field: str, told: str) -> None:
+    answer = yard.post(NEW, {**ASKED, "schedule_file": SimpleUploadedFile("own.csv", data)})
+    assert answer.status_code == 422 and not Study.objects.exists()
+    assert told.lower() in error_at(answer.content.decode(), field).lower()
+
+
+def test_a_search_for_the_most_layers_takes_splits(yard: Client) -> None:
+    asked = {**ASKED, "kind": "fit", "cap": "8", "splits": "2-1", "schedules": "0F0,nonsense", "layers": "x"}
+    assert "<li>PP-1F1B 2-1, " in preview(yard, asked), "own schedules and some layers are no part of that form"
+    assert "Choose at least one strategy." in yard.post(NEW, {**asked, "strategies": []}).content.decode()
+    file = {"schedule_file": SimpleUploadedFile("own.csv", b"\xff")}
+    assert yard.post(NEW, {**asked, **file}).status_code == 302
+    assert Run.objects.get(label="PP-1F1B 2-1").spec["parallel"]["replicas"] == [2, 1]
+
+
+@pytest.mark.parametrize(
+    ("field", "values", "stored"),
+    [
+        ("parallel.replicas", "2-1, 1 3, none", [[2, 1], [1, 3], None]),
+        ("parallel.widths", "1-2, 2-1", [[1, 2], [2, 1]]),
+        ("parallel.cuts", "3, 4", [[3], [4]]),
+        ("parallel.recompute_layers", "0, 0 2", [[0], [0, 2]]),
+    ],
+)
+def test_lists_are_swept_too(yard: Client, field: str, values: str, stored: list[Any]) -> None:
+    pipeline = {"parallel__dp": "1", "parallel__pp": "2", "parallel__micro_batches": "4", "model__layers": "4"}
+    asked = {**SWEEP, **pipeline, "parallel__recompute": "full", "field": field, "values": values}
+    assert yard.post(NEW, asked).status_code == 302
+    leaf = field.split(".")[1]
+    assert [run.spec["parallel"][leaf] for run in Run.objects.order_by("position")] == stored
+
+
+def test_a_sweep_may_stand_on_replicas_of_each_stage_and_on_an_own_schedule(yard: Client) -> None:
+    asked = {**SWEEP, "parallel__dp": "1", "parallel__pp": "2", "field": "train.lr", "values": "0.1, 0.2"}
+    own = {"parallel__schedule": "custom", "parallel__program": EXAMPLE, "parallel__micro_batches": "4"}
+    assert yard.post(NEW, {**asked, **own}).status_code == 302
+    assert {run.spec["parallel"]["program"] for run in Run.objects.all()} == {EXAMPLE}
+    study = Study.objects.get()
+    assert yard.get(NEW, {"clone": study.pk}).context["form"]["parallel__program"].value() == EXAMPLE
+    split = {"parallel__replicas": "2, 1", "parallel__micro_batches": "2", "parallel__widths": "1, 2"}
+    assert yard.post(NEW, {**asked, **split}).status_code == 302
+    made = Study.objects.exclude(pk=study.pk).get()
+    assert {tuple(run.spec["parallel"]["replicas"]) for run in made.runs.all()} == {(2, 1)}
+
+
+def test_a_page_of_such_runs_says_what_their_names_mean() -> None:
+    plan = variants.matrix(
+        BASE,
+        strategies=["1f1b"],
+        splits=["2-1", "3-1", "1x2-1x1"],
+        schedules=[["", EXAMPLE]],
+        recompute=["none"],
+        layers=["0", "1"],
+        devices=4,
+    )
+    words = words_of(variant.spec for variant in plan.variants)
+    assert [word.name for word in words] == [
+        "PP-1F1B",
+        "Micro-batches",
+        "Bubble",
+        "DP",
+        "2-1",
+        "TP",
+        "TP 2-1",
+        "PP-Custom",
+        "AR",
+        "AR of layer 0",
+    ]
+
+
+def test_what_some_layers_save_is_not_what_all_save(alice: Any, redis_url: str) -> None:
+    study = Study.objects.create(name="AR", owner=alice)
+    for split in ({}, {"recompute": "full"}, {"recompute": "full", "recompute_layers": [0]}):
+        factory.finished(alice, split, study=study)
+    found = answers.recomputation(overview(study.runs.all()))
+    assert [answer.question for answer in found] == ["Recomputation", "Recomputation of some layers"]
+    assert all("medians of 1 pair" in answer.detail for answer in found)
+
+
+def test_streams_of_other_stages_update_otherwise() -> None:
+    plan = variants.matrix(
+        BASE, strategies=["1f1b", "1f1b-stash"], splits=["2-1"], recompute=["none", "full"], devices=3
+    )
+    found = {variant.name: variant.spec for variant in plan.variants}
+    stash, flush = "PP-1F1B async, stashed", "PP-1F1B"
+    assert same_updates(found[f"{flush} 3"], found[f"{flush} 2-1"])
+    assert same_updates(found[f"{stash} 2-1"], found[f"{stash} 2-1 + AR"])
+    assert not same_updates(found[f"{stash} 3"], found[f"{stash} 2-1"])
+
+
+def test_every_field_of_the_form_is_on_its_page(yard: Client) -> None:
+    page = yard.get(NEW).content.decode()
+    assert [page.count(f'id="field-{name}"') for name in (*MatrixForm.axes, "schedule_file")] == [1] * 9
+    assert 'enctype="multipart/form-data"' in page
+
+
+def test_a_study_by_name_of_what_cannot_be_read_is_refused(alice: Any) -> None:
+    with pytest.raises(ValueError, match="no split by stage"):
+        services.create_matrix(owner=alice, name="s", base=BASE, strategies=["1f1b"], splits=["two"])
+    assert not Study.objects.exists()
