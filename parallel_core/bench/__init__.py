@@ -1,6 +1,6 @@
 """Benchmarks of the engine: `python -m parallel_core bench [name ...]`.
 
-    spans    cost of recording a span, and its share of a step
+    spans    what always-on recording adds to a step, and the cost of a span
     start    time from submitting a run to the start of its step 1 on two warm ranks
     predict  step times of runs of every strategy, predicted from a profile of this host, against measured ones
     memory   peak memory of runs of every strategy, predicted, against the meter's, rank by rank
@@ -18,18 +18,20 @@
              early gradients
     activations  bytes that 1F1B keeps live, in this engine and in PyTorch's
     recompute  torch.utils.checkpoint on one device, at two depths: remaining activations, and their price in time
-    limits   the engine's share of the most that two processes of this machine can do
 
 From `single` on all are duels: the same model, batch, initial weights and fused AdamW, with both contestants in the
-*same* processes taking turns, so that disturbances by other processes affect both. Above 1 this engine is the faster
-one.
+*same* processes taking turns step by step, in an order that changes every round, so that disturbances by other
+processes affect both. Above 1 this engine is the faster one. The machine's limits take part in the same turns (see
+`limits`), and what each contestant reaches of them is printed.
+
+A result that has a goal is followed by a line with the goal and "met" or "missed"; in the JSON file it is in `goals`.
 """
 
 from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +39,7 @@ from parallel_core.bench import (
     alpa,
     analysis,
     duel,
-    limits,
+    goals,
     memory,
     mfu,
     predict,
@@ -49,7 +51,10 @@ from parallel_core.bench import (
 )
 
 Bench = Callable[[int], dict[str, Any]]
-"""Number of rounds -> results, which can be written as JSON; `text` is what is printed."""
+"""Number of rounds -> results, which can be written as JSON; `text` is what is printed, and `goals` (goals.Judged; none
+for some) below it."""
+ROUNDS = 20
+"""Rounds unless others are asked for: the fewest over which a median is called a result."""
 
 BENCHES: dict[str, Bench] = {
     "spans": spans.run,
@@ -63,14 +68,14 @@ BENCHES: dict[str, Bench] = {
     "mfu": mfu.run,
     **duel.benches(),
     "recompute": recompute.run,
-    "limits": limits.run,
 }
 
 
 def run(names: Sequence[str], rounds: int, out: Path | None = None) -> int:
     """Runs the named benchmarks (default: all) and prints their results; "list" only prints their names.
 
-    Returns the exit code: 2 for unknown names. `out`: a file to which the results are written as JSON.
+    Returns the exit code: 2 for unknown names, 0 whether goals are met or not. `out`: a file to which the results are
+    written as JSON.
     """
     if list(names) == ["list"]:
         print("\n".join(BENCHES))
@@ -79,12 +84,23 @@ def run(names: Sequence[str], rounds: int, out: Path | None = None) -> int:
     if unknown:
         print(f"benchmarks are {', '.join(BENCHES)}; there is no {', '.join(unknown)}", file=sys.stderr)
         return 2
-    results = {}
+    results: dict[str, dict[str, Any]] = {}
     for name in names or BENCHES:
         results[name] = BENCHES[name](rounds)
-        print(f"{name:<11} {results[name]['text']}", flush=True)
-    if (summary := duel.best(results)) is not None:
-        print(f"{'best':<11} {summary}")
+        _say(name, results[name])
+    if (best := duel.best(results)) is not None:
+        results["best"] = best
+        _say("best", best)
+    if (summary := goals.summary(results)) is not None:
+        few = f"; a result needs {ROUNDS} rounds, and these are {rounds}" if rounds < ROUNDS else ""
+        print(f"{'goals':<11} {summary}{few}")
     if out is not None:
         out.write_text(json.dumps(results, indent=1) + "\n")
     return 0
+
+
+def _say(name: str, found: Mapping[str, Any]) -> None:
+    print(f"{name:<11} {found['text']}")
+    for judged in found.get("goals", ()):
+        print(goals.line(judged))
+    sys.stdout.flush()

@@ -11,12 +11,15 @@ import numpy as np
 from parallel_core.analysis.breakdown import accounts
 from parallel_core.analysis.critical import critical_path
 from parallel_core.analysis.lateness import lateness
+from parallel_core.bench import goals
 from parallel_core.layout import Layout
 from parallel_core.observe.records import SPAN
 from parallel_core.schedule.ir import Kind
 from parallel_core.spec import RunSpec
 
 SPANS = 1_000_000
+MOST_S = 2.0
+"""Goal for the accounts of so many spans."""
 KINDS = (Kind.RECV_ACT, Kind.F, Kind.SEND_ACT, Kind.RECV_GRAD, Kind.BW, Kind.SEND_GRAD, Kind.TP_COLLECTIVE, Kind.BUCKET)
 
 
@@ -31,7 +34,8 @@ def run(rounds: int, count: int = SPANS) -> dict[str, Any]:
     }
     found = {name: float(np.median([_seconds(do) for _ in range(max(1, rounds))])) for name, do in work.items()}
     said = ", ".join(f"{name.replace('_', ' ')} {seconds:.2f} s" for name, seconds in found.items())
-    return {**found, "spans": count, "text": f"{count:,} spans on {layout.world} ranks: {said}"}
+    judged = [goals.at_most("seconds for the accounts", found["accounts"], MOST_S)] if count == SPANS else []
+    return {**found, "spans": count, "goals": judged, "text": f"{count:,} spans on {layout.world} ranks: {said}"}
 
 
 def made(layout: Layout, count: int) -> dict[int, np.ndarray]:

@@ -1,7 +1,8 @@
 """Duels: this engine against one of PyTorch's own ways to train, in the same ranks, taking turns step by step.
 
 A pipeline is cut by a profile of the same model taken just before, within blocks where that is better. PyTorch's
-pipeline takes part twice: with the same cuts, which compares the schedules, and cut between whole blocks.
+pipeline takes part twice: with the same cuts, which compares the schedules, and cut between whole blocks. The limits of
+the machine (`limits`) take their turns, too.
 """
 
 from __future__ import annotations
@@ -12,7 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from parallel_core.bench import turns
+from parallel_core.bench import goals, limits, turns
+from parallel_core.bench.goals import Judged
 from parallel_core.bench.turns import Contestant
 from parallel_core.engine.distributed import Groups
 from parallel_core.launch_rank import RankArgs
@@ -46,6 +48,12 @@ SPLITS: dict[str, dict[str, Any]] = {
 }
 PIPELINES = tuple(name for name, split in SPLITS.items() if "pp" in split)
 
+FASTER: dict[str, float] = {"ddp": 1.0, "tensor": 1.4, "tensor-wide": 1.2, **dict.fromkeys(PIPELINES, 1.05)}
+"""Goals: least speed relative to PyTorch's own."""
+BEST, SHARE, WORK, LOSS = 1.05, 0.95, 1.4, 1e-6
+"""Goals: least speed of our best pipeline relative to their best; least share of two processes alone on half batches;
+most processor time of tensor ranks relative to one device's; largest relative difference of the losses."""
+
 
 def spec_of(name: str) -> RunSpec:
     """Returns the run that both contestants train: without clipping, which PyTorch leaves to the user."""
@@ -59,18 +67,24 @@ def benches() -> dict[str, Callable[[int], dict[str, Any]]]:
     return {**{name: partial(run, name) for name in SPLITS}, "activations": activations}
 
 
-def contestants(name: str, seat: RankArgs, groups: Groups, page: Progress) -> Mapping[str, Contestant]:
-    """Returns the contestants `ours` and `theirs`; for a pipeline also `blocks`: theirs cut between whole blocks."""
+def pair(name: str, seat: RankArgs, groups: Groups, page: Progress) -> dict[str, Contestant]:
+    """Returns the contestants `ours` and `theirs`."""
     from parallel_core.bench import ours, peers
-    from parallel_core.bench.peers import pipeline
 
-    made = {
+    return {
         "ours": ours.build(seat.spec, seat.rank, groups, page, seat.folder),
         "theirs": peers.build(name, seat.spec, seat.rank, seat.folder),
     }
+
+
+def contestants(name: str, seat: RankArgs, groups: Groups, page: Progress) -> Mapping[str, Contestant]:
+    """Returns `pair`, for a pipeline also `blocks`: theirs cut between whole blocks, and those of `limits`."""
+    from parallel_core.bench.peers import pipeline
+
+    made = pair(name, seat, groups, page)
     if name in PIPELINES:
         made["blocks"] = pipeline.build(pipeline.in_whole_blocks(seat.spec), seat.rank, seat.folder)
-    return made
+    return made | limits.contestants(seat.spec, page, seat.folder)
 
 
 @lru_cache
@@ -80,40 +94,73 @@ def _table() -> CostTable:
 
 
 def run(name: str, rounds: int) -> dict[str, Any]:
-    """Returns ours (median seconds per step) and `_against`'s results for theirs; of a pipeline also in `blocks`."""
+    """Returns the results of `held` for a duel of so many rounds; of a pipeline also its `cuts`."""
     if name not in PIPELINES:
-        return _held(name, spec_of(name), rounds)
+        spec = spec_of(name)
+        return held(name, spec, turns.hold("duel", name, spec, rounds))
     cut = best_cuts(spec_of(name), _table()).spec
-    found = _held(name, cut, rounds)
-    blocks = found["blocks"]
+    found = held(name, cut, turns.hold("duel", name, cut, rounds))
     cuts = ", ".join(map(str, cut.parallel.cuts or ()))
-    text = f"{found['text']}; {_times(blocks)} in whole blocks ({blocks['theirs'] * 1e3:.1f} ms); cuts at {cuts}"
-    return {**found, "cuts": cut.parallel.cuts, "text": text}
+    return {**found, "cuts": cut.parallel.cuts, "text": f"{found['text']}; cuts at {cuts}"}
 
 
-def _held(name: str, spec: RunSpec, rounds: int) -> dict[str, Any]:
-    ranks = turns.hold("duel", name, spec, rounds)
-    ours, found = turns.slowest(ranks, "ours"), _against(ranks, "theirs")
-    text = (
-        f"{_times(found)} PyTorch's own: {np.median(ours) * 1e3:.1f} ms against {found['theirs'] * 1e3:.1f} ms a step; "
-        f"losses differ by {found['loss_difference']:.0e}"
-    )
-    others = {side: _against(ranks, side) for side in ranks[0]["seconds"] if side not in ("ours", "theirs")}
-    return {"ours": float(np.median(ours)), **found, **others, "text": text}
+def held(name: str, spec: RunSpec, ranks: list[dict[str, Any]]) -> dict[str, Any]:
+    """Returns the results of a duel; `ranks`: those of `turns.take_turns` on each rank.
+
+    ours: median seconds per step; turns: their number; `_against`'s results for theirs, of a pipeline also in `blocks`;
+    the results of `limits.held`; goals.
+    """
+    others = [side for side in ranks[0]["seconds"] if side not in (*limits.SIDES, "ours")]
+    ours, rest = turns.slowest(ranks, "ours"), {side: _against(ranks, side) for side in others}
+    against = rest.pop("theirs")
+    found = {"turns": len(ours), "ours": float(np.median(ours)), **against, **rest}
+    found |= limits.held(ranks, spec, ["ours", *others])
+    return {**found, "goals": _goals(name, spec, found), "text": _text(name, found)}
 
 
 def _against(ranks: list[dict[str, Any]], side: str) -> dict[str, Any]:
     """Returns the results against contestant `side`: theirs (its median seconds per step), ratio theirs/ours with its
-    range over rounds, cpu (theirs/ours in processor seconds), loss_difference (relative)."""
+    range over turns, cpu (theirs/ours in processor seconds), loss_difference (relative, after turns.WARMUP updates)."""
     low, ratio, high = turns.quotient(turns.slowest(ranks, side), turns.slowest(ranks, "ours"))
-    losses = next(rank["losses"] for rank in ranks if None not in rank["losses"].values())
+    theirs = turns.loss(ranks, side)
     return {
         "theirs": float(np.median(turns.slowest(ranks, side))),
         "ratio": ratio,
         "range": [low, high],
         "cpu": turns.worked(ranks, side) / turns.worked(ranks, "ours"),
-        "loss_difference": abs(losses["ours"] - losses[side]) / abs(losses[side]),
+        "loss_difference": abs(turns.loss(ranks, "ours") - theirs) / abs(theirs),
     }
+
+
+def _goals(name: str, spec: RunSpec, found: Mapping[str, Any]) -> list[Judged]:
+    judged = []
+    if name in FASTER:
+        judged.append(goals.at_least("speed over PyTorch's own", found["ratio"], FASTER[name]))
+    if name == "ddp":
+        judged.append(goals.at_least("share of two processes alone on half batches", found["shares"]["ours"], SHARE))
+    if spec.parallel.tp > 1:
+        judged.append(goals.at_most("processor time over ranks, of one device's", found["work"]["ours"], WORK))
+    what = f"relative difference of the losses after {turns.WARMUP} steps"
+    return [*judged, goals.at_most(what, found["loss_difference"], LOSS)]
+
+
+def _text(name: str, found: Mapping[str, Any]) -> str:
+    parts = [
+        f"{_times(found)} PyTorch's own in {found['turns']} turns: {found['ours'] * 1e3:.1f} ms against "
+        f"{found['theirs'] * 1e3:.1f} ms a step; losses differ by {found['loss_difference']:.0e}"
+    ]
+    if "blocks" in found:
+        parts.append(f"{_times(found['blocks'])} theirs in whole blocks ({found['blocks']['theirs'] * 1e3:.1f} ms)")
+    if "shares" in found:
+        most = "the ceiling of 1F1B" if name in PIPELINES else "two processes alone on half batches"
+        parts.append(f"of {most} ({found['limits']['ceiling'] * 1e3:.1f} ms) {_sides(found['shares'])}")
+    if "work" in found:
+        parts.append(f"processor time over ranks, of one device's, {_sides(found['work'])}")
+    return "; ".join(parts)
+
+
+def _sides(values: Mapping[str, float]) -> str:
+    return ", ".join(f"{side} {value:.2f}" for side, value in values.items())
 
 
 def _times(found: Mapping[str, Any]) -> str:
@@ -127,17 +174,33 @@ def activations(rounds: int) -> dict[str, Any]:
     ranks = turns.hold("activations", "1f1b", spec_of("1f1b"), 1)
     live = [rank["live"] for rank in ranks]
     parts = [f"rank {i} {of['ours'] / 2**20:.1f} against {of['theirs'] / 2**20:.1f} MiB" for i, of in enumerate(live)]
-    return {"live": live, "text": f"1F1B keeps {', '.join(parts)} of PyTorch's own live at the peak"}
+    judged = [
+        goals.at_most(f"live bytes of rank {i}, of theirs", of["ours"] / of["theirs"], 1) for i, of in enumerate(live)
+    ]
+    text = f"1F1B keeps {', '.join(parts)} of PyTorch's own live at the peak"
+    return {"live": live, "goals": judged, "text": text}
 
 
-def best(results: Mapping[str, Mapping[str, Any]]) -> str | None:
-    """Compares our fastest pipeline with theirs over the duels in `results`; None with fewer than two pipelines."""
-    found = [name for name in PIPELINES if name in results]
-    if len(found) < 2:
+def best(results: Mapping[str, Mapping[str, Any]]) -> dict[str, Any] | None:
+    """Compares our fastest pipeline with theirs over the duels in `results`; None with fewer than two pipelines.
+
+    Duels follow one another, so that the pace of the host differs; each contestant is therefore taken by its share of
+    two processes alone (`of_alone`) in its own turns. `theirs` and `blocks`: the fastest with the same cuts and in
+    whole blocks, each with `ratio`, our speed relative to it; the goal is for the lesser ratio.
+    """
+    shares = {name: results[name]["of_alone"] for name in PIPELINES if name in results}
+    if len(shares) < 2:
         return None
-    ours = min(found, key=lambda name: results[name]["ours"])
-    parts = []
-    for how, at in (("our cuts", lambda row: row), ("whole blocks", lambda row: row.get("blocks", row))):
-        theirs = min(found, key=lambda name: at(results[name])["theirs"])
-        parts.append(f"{at(results[theirs])['theirs'] / results[ours]['ours']:.2f}x theirs ({theirs}) with {how}")
-    return f"our best pipeline ({ours}) is {' and '.join(parts)}, of duels one after the other"
+
+    def fastest(side: str) -> str:
+        return max(shares, key=lambda name: shares[name][side])
+
+    ours, found, parts = fastest("ours"), {}, []
+    for side, how in (("theirs", "our cuts"), ("blocks", "whole blocks")):
+        theirs = fastest(side)
+        found[side] = {"name": theirs, "ratio": shares[ours]["ours"] / shares[theirs][side]}
+        parts.append(f"{found[side]['ratio']:.2f}x theirs ({theirs}) with {how}")
+    least = min(row["ratio"] for row in found.values())
+    text = f"our best pipeline ({ours}) is {' and '.join(parts)}, each by its share of two processes alone"
+    judged = [goals.at_least("speed of our best pipeline over their best", least, BEST)]
+    return {"ours": ours, **found, "goals": judged, "text": text}

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from parallel_core.analysis.quantities import bytes_text
+from parallel_core.bench import goals
 from parallel_core.bench.random_specs import draw
 from parallel_core.local import LocalYard
 from parallel_core.plan.memory import predict
@@ -29,6 +30,9 @@ STAGED = {"clip": "stage"}
 
 _SEED, _DRAWN, _WORST = 2, 60, 10
 """Of the random runs: seed, number of runs, and number of ranks listed."""
+
+MEAN, WORST = 0.01, 0.03
+"""Goals for the mean and the largest error of the chosen runs."""
 
 Case = tuple[dict[str, Any], dict[str, Any], dict[str, Any]]
 
@@ -149,7 +153,11 @@ def run(rounds: int) -> dict[str, Any]:
         f"of {_DRAWN} splits drawn at random off by {_text(by_chance)}",
         *map(_line, sorted(drawn, key=_size)[:_WORST]),
     ]
-    return {"rows": rows, **chosen, "drawn": {"rows": drawn, **by_chance}, "text": "\n".join(lines)}
+    judged = [
+        goals.at_most("mean error of the predicted peaks", chosen["mean_error"], MEAN),
+        goals.at_most("largest error of a rank's peak", chosen["worst"], WORST),
+    ]
+    return {"rows": rows, **chosen, "goals": judged, "drawn": {"rows": drawn, **by_chance}, "text": "\n".join(lines)}
 
 
 def _summary(rows: list[dict[str, Any]]) -> dict[str, Any]:

@@ -10,12 +10,24 @@ from parallel_core.engine.distributed import Groups
 from parallel_core.engine.trainer import Trainer
 from parallel_core.observe.memory import MemoryMeter
 from parallel_core.observe.progress import Progress
+from parallel_core.observe.scope import Scope
 from parallel_core.spec import RunSpec
 
 
-def build(spec: RunSpec, rank: int, groups: Groups, page: Progress, cache: Path, *, traced: bool = False) -> Contestant:
-    """Returns the contestant on one rank; `traced`: its spans are read after each step."""
+def build(
+    spec: RunSpec,
+    rank: int,
+    groups: Groups,
+    page: Progress,
+    cache: Path,
+    *,
+    traced: bool = False,
+    recorded: bool = True,
+) -> Contestant:
+    """Returns the contestant on one rank; `traced`: its spans are read after each step; `recorded`: it has spans."""
     trainer = Trainer(spec, rank, groups, CpuDevice(), page, cache)
+    if not recorded:
+        _unrecord(trainer.scope)
 
     def step(number: int) -> float:
         return float(trainer.step(number).loss)
@@ -24,3 +36,12 @@ def build(spec: RunSpec, rank: int, groups: Groups, page: Progress, cache: Path,
         return trainer.metered_step(number)[1]
 
     return Contestant(step, metered, trainer.recorder.end_step if traced else None)
+
+
+def _unrecord(scope: Scope) -> None:
+    """Turns marks and spans of `scope` into calls that do nothing. The engine has no such switch: it always records."""
+    vars(scope).update(mark=int, span=_nothing)
+
+
+def _nothing(kind: int, lane: int, start: int, bytes: int = 0) -> None:
+    pass

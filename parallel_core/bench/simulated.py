@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from parallel_core.analysis.rows import last_end
+from parallel_core.bench import goals
 from parallel_core.schedule import plain
 from parallel_core.schedule.ir import Kind
 from parallel_core.simulate import Costs, simulate
@@ -18,6 +19,9 @@ from parallel_core.spec import ParallelSpec
 
 SPLIT = {"dp": 6, "tp": 8, "pp": 64, "micro_batches": 512, "schedule": "1f1b"}
 NS = {Kind.F: 1_000, Kind.BW: 2_000, Kind.ALLREDUCE: 500, Kind.OPT_STEP: 500}
+
+MOST_S = 2.0
+"""Goal for building and simulating the schedule."""
 
 
 def run(rounds: int) -> dict[str, Any]:
@@ -36,5 +40,6 @@ def run(rounds: int) -> dict[str, Any]:
         "seconds": seconds,
         "operations": operations,
         "step": last_end(spans),
+        "goals": [goals.below("seconds to build and simulate the schedule", seconds, MOST_S)],
         "text": f"{operations:,} operations of {world:,} ranks, symmetric ones folded: {seconds:.2f} s",
     }

@@ -1,4 +1,5 @@
-"""Runs contestants in the same ranks, taking turns, so that disturbances by other processes affect all of them."""
+"""Runs contestants in the same ranks, taking turns step by step, so that disturbances by other processes affect all of
+them. The order changes every round, so that none always trains after the same other one, in the caches it leaves."""
 
 from __future__ import annotations
 
@@ -6,7 +7,7 @@ import json
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -24,8 +25,8 @@ if TYPE_CHECKING:
 Step = Callable[[int], float | None]
 """Trains the step of that number; returns the loss on ranks that know it."""
 
-TURN = 4
-"""Consecutive steps of a contestant before it is the next one's turn."""
+WARMUP = 6
+"""Rounds before the timed ones. The loss of the first timed step is thus that of the weights after six updates."""
 
 
 class Contestant(NamedTuple):
@@ -53,49 +54,64 @@ def metered(step: Step, model: nn.Module) -> Callable[[int], MemoryMeter]:
 
 
 def take_turns(
-    contestants: Mapping[str, Contestant], rounds: int, sink: Sink, meter: Collection[str] = (), steps: int = TURN
+    contestants: Mapping[str, Contestant],
+    rounds: int,
+    sink: Sink,
+    meter: Collection[str] = (),
+    together: Callable[[], object] = lambda: None,
 ) -> dict[str, Any]:
-    """Returns for each contestant `seconds` and `cpu` seconds per step, one median per turn, and its last `losses`.
+    """Returns for each contestant `seconds` and `cpu` seconds of each of `rounds` steps, and `losses` of all its steps,
+    those of the WARMUP rounds before included.
 
-    For those in `meter` also `live`: bytes of activations and buffers at the peak of one more step. A turn has
-    `steps` steps. Spans are emitted to `sink`.
+    A round is one step of every contestant, in one of the orders of `balanced`. `together` is called before each step
+    and returns on all ranks at once. For those in `meter` also `live`: bytes of activations and buffers at the peak of
+    one more step. Spans are emitted to `sink`.
     """
     seconds: dict[str, list[float]] = {name: [] for name in contestants}
     cpu: dict[str, list[float]] = {name: [] for name in contestants}
-    losses: dict[str, float | None] = {}
-    for turn in range(rounds + 1):  # the first turn warms up
-        for name, contestant in contestants.items():
-            took, worked = [], []
-            for n in range(turn * steps, (turn + 1) * steps):
-                start, work = time.perf_counter(), time.process_time()
-                losses[name] = contestant.step(n)
-                took.append(time.perf_counter() - start)
-                worked.append(time.process_time() - work)
-                if turn and contestant.spans is not None:
-                    sink.emit("spans", contestant.spans().tobytes(), step=n, contestant=name)
-            if turn:
-                seconds[name].append(float(np.median(took)))
-                cpu[name].append(float(np.median(worked)))
-    live = {}
-    for name in meter:
-        peak = contestants[name].metered((rounds + 1) * steps).peak
-        live[name] = peak["activations"] + peak["buffers"]
+    losses: dict[str, list[float | None]] = {name: [] for name in contestants}
+    orders = balanced(tuple(contestants))
+    for n in range(WARMUP + rounds):
+        for name in orders[n % len(orders)]:
+            contestant = contestants[name]
+            together()
+            start, work = time.perf_counter(), time.process_time()
+            losses[name].append(contestant.step(n))
+            took, worked = time.perf_counter() - start, time.process_time() - work
+            if n < WARMUP:
+                continue
+            seconds[name].append(took)
+            cpu[name].append(worked)
+            if contestant.spans is not None:
+                sink.emit("spans", contestant.spans().tobytes(), step=n, contestant=name)
+    live = {name: _live(contestants[name], WARMUP + rounds) for name in meter}
     return {"seconds": seconds, "cpu": cpu, "losses": losses, "live": live}
+
+
+def _live(contestant: Contestant, step: int) -> int:
+    peak = contestant.metered(step).peak
+    return peak["activations"] + peak["buffers"]
+
+
+def balanced(names: Sequence[str]) -> list[tuple[str, ...]]:
+    """Returns orders of `names` in which each of them takes every position, and directly follows every other one,
+    equally often (Williams 1949, Australian Journal of Scientific Research A 2, 149-168)."""
+    count = len(names)
+    zigzag = [(i + 1) // 2 if i % 2 else -(i // 2) for i in range(count)]
+    orders = [tuple(names[(i + shift) % count] for i in zigzag) for shift in range(count)]
+    return orders + [order[::-1] for order in orders] if count % 2 else orders
 
 
 def hold(kind: str, name: str, spec: RunSpec, rounds: int) -> list[dict[str, Any]]:
     """Returns the results of `take_turns` on each rank of `spec`'s world; `kind` selects the contestants (see
     `turns_server`)."""
-    outcome = held(kind, name, spec, rounds)
-    done = [outcome.last(rank, "turns") for rank in range(spec.parallel.world)]
-    return [found for found in done if found is not None]
+    return results(held(kind, name, spec, rounds))
 
 
-def held(kind: str, name: str, spec: RunSpec, rounds: int, steps: int = TURN) -> Outcome:
-    """Returns the outcome of the run that takes turns, including spans; a turn has `steps` steps. Raises RuntimeError
-    where it fails."""
+def held(kind: str, name: str, spec: RunSpec, rounds: int) -> Outcome:
+    """Returns the outcome of the run that takes turns, including spans. Raises RuntimeError where it fails."""
     with tempfile.TemporaryDirectory(prefix="trainyard-bench-") as folder:
-        asked = {"kind": kind, "name": name, "rounds": rounds, "steps": steps}
+        asked = {"kind": kind, "name": name, "rounds": rounds}
         (Path(folder) / "field.json").write_text(json.dumps(asked))
         with LocalYard([sys.executable, "-m", "parallel_core.bench.turns_server"]) as yard:
             outcome = yard.run(spec, Path(folder))
@@ -104,15 +120,26 @@ def held(kind: str, name: str, spec: RunSpec, rounds: int, steps: int = TURN) ->
     return outcome
 
 
+def results(outcome: Outcome) -> list[dict[str, Any]]:
+    """Returns the results of `take_turns` on each rank of a run of `held`."""
+    done = [outcome.last(rank, "turns") for rank in sorted(outcome.frames)]
+    return [found for found in done if found is not None]
+
+
 def slowest(ranks: list[dict[str, Any]], name: str) -> np.ndarray:
-    """Returns the seconds per step of one contestant in each turn, on the slowest rank."""
+    """Returns the seconds of one contestant's step in each turn, on the slowest rank."""
     out: np.ndarray = np.max([rank["seconds"][name] for rank in ranks], axis=0)
     return out
 
 
 def worked(ranks: list[dict[str, Any]], name: str) -> float:
-    """Returns the processor seconds per step of one contestant, summed over ranks."""
+    """Returns the processor seconds per step of one contestant, medians summed over ranks."""
     return float(sum(np.median(rank["cpu"][name]) for rank in ranks))
+
+
+def loss(ranks: list[dict[str, Any]], name: str) -> float:
+    """Returns the loss of one contestant after WARMUP updates, from the first rank that knows it."""
+    return next(float(own) for rank in ranks if (own := rank["losses"][name][WARMUP]) is not None)
 
 
 def quotient(above: np.ndarray, below: np.ndarray) -> tuple[float, float, float]:

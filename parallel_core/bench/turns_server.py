@@ -7,7 +7,9 @@ import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from parallel_core.bench import duel, limits, recompute, whatif
+import torch.distributed as dist
+
+from parallel_core.bench import duel, recompute, spans, whatif
 from parallel_core.bench.turns import Contestant, take_turns
 from parallel_core.engine.distributed import Groups, connect, disconnect
 from parallel_core.launch_rank import RankArgs
@@ -19,8 +21,8 @@ from parallel_core.observe.records import FileSink
 Field = Callable[[str, RankArgs, Groups, Progress], Mapping[str, Contestant]]
 FIELDS: dict[str, tuple[Field, frozenset[str]]] = {
     "duel": (duel.contestants, frozenset()),
-    "activations": (duel.contestants, frozenset({"ours", "theirs"})),
-    "limits": (limits.contestants, frozenset()),
+    "activations": (duel.pair, frozenset({"ours", "theirs"})),
+    "spans": (spans.contestants, frozenset()),
     "whatif": (whatif.contestants, frozenset()),
     "recompute": (recompute.contestants, frozenset({"kept", "ours", "theirs"})),
 }
@@ -32,10 +34,10 @@ def be_rank(seat: RankArgs, sink: FileSink, page: Progress) -> None:
     asked = json.loads((Path(seat.folder) / "field.json").read_text())
     made, meter = FIELDS[asked["kind"]]
     groups = connect(seat.rendezvous(), seat.rank, Layout.of(seat.spec), "gloo")
+    together = dist.barrier if dist.is_initialized() else lambda: None
     try:
-        sink.emit(
-            "turns", **take_turns(made(asked["name"], seat, groups, page), asked["rounds"], sink, meter, asked["steps"])
-        )
+        contestants = made(asked["name"], seat, groups, page)
+        sink.emit("turns", **take_turns(contestants, asked["rounds"], sink, meter, together))
     finally:
         disconnect()
 

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from parallel_core.bench import turns
+from parallel_core.bench import goals, turns
 from parallel_core.bench.turns import Contestant
 from parallel_core.engine.distributed import Groups, groups_of
 from parallel_core.launch_rank import RankArgs
@@ -31,6 +31,8 @@ SCHEDULES = ("gpipe", "1f1b", "interleaved", "zb-h1", f"1f1b{EARLY}")
 MODEL = {"layers": 4, "hidden": 128, "heads": 4, "seq": 128}
 STEPS = 4
 """Steps of every schedule per round."""
+SAME, OTHER = 0.03, 0.08
+"""Goals for the error of an unchanged replay, and of another schedule."""
 Steps = Mapping[str, list[Measured]]
 """Schedule -> measured costs of each of its traced steps, in order."""
 
@@ -38,7 +40,7 @@ Steps = Mapping[str, list[Measured]]
 def run(rounds: int) -> dict[str, Any]:
     """Returns errors {"from -> to": relative error, median of all steps}, their worst and median; rounds {"from -> to":
     median of each round}; steps {schedule: seconds of each}; replay: the worst error of an unchanged replay."""
-    return against(_steps(turns.held("whatif", "", spec_of(SCHEDULES[0]), max(1, rounds) * STEPS, 1)))
+    return against(_steps(turns.held("whatif", "", spec_of(SCHEDULES[0]), max(1, rounds) * STEPS)))
 
 
 def against(steps: Steps) -> dict[str, Any]:
@@ -67,6 +69,10 @@ def against(steps: Steps) -> dict[str, Any]:
         "rounds": {pair: own.tolist() for pair, own in by_round.items()},
         "steps": {name: (own / 1e9).tolist() for name, own in took.items()},
         "replay": same,
+        "goals": [
+            goals.at_most("largest error of an unchanged replay", same, SAME),
+            goals.at_most("largest error of another schedule", worst, OTHER),
+        ],
         "text": text,
     }
 

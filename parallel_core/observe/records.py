@@ -34,8 +34,9 @@ Every header has `kind`, `rank` and `t` (unix seconds, float). Kinds and their o
              link: row (profile.curves.Link); fully_sharded: row
     snapshot  step, part, of, size as for profile; blob = piece of the CUDA allocator's history over that step
              (observe.snapshot)
-    turns    seconds, cpu: {contestant: [seconds per step, one median per turn]}, losses: {contestant: the last one},
-             live: {contestant: bytes}; from the ranks of a benchmark with turns (bench.turns)
+    turns    seconds, cpu: {contestant: [seconds of each timed step]}, losses: {contestant: [that of each step, null
+             where this rank does not know it]}, live: {contestant: bytes}; from the ranks of a benchmark with turns
+             (bench.turns)
     summary  steps, timed: {median, p10, p90, mean, n} (seconds a step, this rank), cpu_others (share 0..1 of the
              device time of the timed steps that processes other than the ranks of this run used), params_total,
              fingerprint: {step, checks, seconds (median of a check), parameters, samples} (see engine.fingerprint; the

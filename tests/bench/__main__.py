@@ -50,11 +50,10 @@ def _yard(rounds: int) -> dict[str, Any]:
 
 
 def _recording(rounds: int) -> dict[str, Any]:
-    from parallel_core.bench import spans
+    from parallel_core.bench import goals, spans
 
     found = spans.run(rounds)
-    met = "met" if found["share"] < 0.01 else "MISSED"
-    print(f"{'recording of spans, share of a step':<54} goal    1 %  {met:<6} {found['text']}", flush=True)
+    print("\n".join([found["text"], *map(goals.line, found["goals"])]), flush=True)
     return {"recording": found}
 
 
