@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import shutil
 import signal
@@ -38,6 +39,19 @@ MISSING = "missing:"
 fails the session.
 """
 _missing: list[str] = []
+
+
+COLLECT_AFTER = 200_000
+"""New objects before Python looks for unused cycles among them (its default is 700). Building thousands of pages and
+specs otherwise spends an eighth of the processor time on looking.
+"""
+
+
+def pytest_collection_finish() -> None:
+    """Takes what the imports made out of every later search for unused cycles."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(COLLECT_AFTER)
 
 
 def pytest_configure(config: pytest.Config) -> None:
