@@ -111,6 +111,8 @@ class StartOrder(TypedDict):
     """If given, generate this text from the checkpoint that `saves` resumes from, in place of training."""
     links: NotRequired[bool]
     """Measure messages in place of training: between two hosts (profile.host_link_bench), or for a profile."""
+    segment: NotRequired[int]
+    """Bytes after which the records of a rank go on in a new file (observe.records); without it they are in one."""
 
 
 class Event(TypedDict):

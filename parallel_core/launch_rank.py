@@ -111,7 +111,8 @@ def be_rank(seat: RankArgs, run_rank: RunRank) -> NoReturn:
     server."""
     os.setsid()
     _log_to(log_path(seat.folder, seat.rank), keep=seat.listen_fd)
-    sink, page = FileSink(seat.folder, seat.rank), progress.Progress(seat.folder, seat.rank)
+    sink = FileSink(seat.folder, seat.rank, seat.order.get("segment"))
+    page = progress.Progress(seat.folder, seat.rank)
     code = 0
     try:
         run_rank(_take_place(seat), sink, page)

@@ -5,6 +5,11 @@ which records are passed on: it survives the death of every process, the worker'
 (which is also the cursor stored in the database), and `python -m parallel_core train` writes the same file without a
 dashboard.
 
+On a worker the stream of records goes on in a new file (*segment*) now and then: `events-<rank>.<base>.bin` begins with
+byte `base` of the stream. Segments that are full are never written again by the rank, so that the worker can replace
+one by a shorter one (workers.spool) when its disk has no room for all spans. Offsets in the stream stay as they were:
+an `omitted` record takes the place of the frames that are gone, and says at which offset the next frame begins.
+
 A frame = magic `TY` (2 bytes), header length (u4 LE), blob length (u4 LE), header (JSON, UTF-8), blob (raw bytes).
 Every header has `kind`, `rank` and `t` (unix seconds, float). Kinds and their other keys:
 
@@ -15,6 +20,8 @@ Every header has `kind`, `rank` and `t` (unix seconds, float). Kinds and their o
     spans    step, count, total (a rank may keep only `count` of `total` spans); blob = `count` SPAN rows;
              clock_within: ns by which its times may differ from those of rank 0 (only on other hosts than rank 0's).
              In a benchmark with turns: step, contestant (its name), without count and total
+    omitted  end (offset in the stream at which the next frame begins); blob = OMITTED rows: the steps whose spans the
+             worker has dropped
     memory   step, peak: {category: bytes at the instant of the peak}, peak_total, rss_delta, final: {category: bytes};
              blob = MEMORY rows (the curve), may be empty
     fault    type, message, traceback, step, op, cause: user_code | out_of_memory
@@ -79,6 +86,9 @@ SPAN = np.dtype(
         ("bytes", "<i8"),
     ]
 )
+OMITTED = np.dtype([("step", "<i4"), ("total", "<i4")])
+"""A traced step of a rank without its spans: how many the rank had recorded."""
+
 LANES = ("compute", "p2p", "collective", "host")
 
 CATEGORIES = ("params", "grads", "optimizer", "activations", "buffers")
@@ -109,11 +119,12 @@ REFERENCE_UNCOUNTED = 2
 
 @dataclass(frozen=True)
 class Frame:
-    """A decoded frame; `end` is the byte offset of its end in the stream that it was read from."""
+    """A decoded frame; `end` is the byte offset of its end in the stream that it was read from, `size` its bytes."""
 
     header: dict[str, Any]
     blob: bytes
     end: int
+    size: int = 0
 
     @property
     def kind(self) -> str:
@@ -127,14 +138,16 @@ class Sink(Protocol):
 
 
 class FileSink:
-    """Appends frames to `events-<rank>.bin`. An `emit` is usually one write(), so a kill leaves at most one torn frame.
+    """Appends frames to a rank's events. An `emit` is usually one write(), so a kill leaves at most one torn frame.
 
     If a write is short, as on a full disk, the rest is written next; if that fails, the file is truncated to before the
     frame, as readers stop at a torn frame and would miss everything appended after it.
     """
 
-    def __init__(self, folder: Path, rank: int) -> None:
+    def __init__(self, folder: Path, rank: int, segment: int | None = None) -> None:
+        """`segment`: bytes after which the stream goes on in a new file; None = all of it in one."""
         self.rank = rank
+        self._folder, self._segment, self._base = folder, segment, 0
         self._file: IO[bytes] = events_path(folder, rank).open("ab", buffering=0)
         self._alone = threading.Lock()  # checkpoint records are emitted by another thread
 
@@ -142,6 +155,9 @@ class FileSink:
         rest = memoryview(encode({"kind": kind, "rank": self.rank, "t": time.time(), **header}, blob))
         with self._alone:
             begin = self._file.seek(0, os.SEEK_END)
+            if self._segment is not None and begin >= self._segment:
+                self._go_on_at(self._base + begin)
+                begin = 0
             try:
                 while rest:
                     rest = rest[self._file.write(rest) :]
@@ -149,12 +165,24 @@ class FileSink:
                 self._file.truncate(begin)
                 raise
 
+    def _go_on_at(self, base: int) -> None:
+        following = events_path(self._folder, self.rank, base).open("ab", buffering=0)
+        self._file.close()
+        self._file, self._base = following, base
+
     def close(self) -> None:
         self._file.close()
 
 
-def events_path(folder: Path, rank: int) -> Path:
-    return folder / f"events-{rank}.bin"
+def events_path(folder: Path, rank: int, base: int = 0) -> Path:
+    """The file of a rank's events that begins with byte `base` of their stream."""
+    return folder / (f"events-{rank}.{base}.bin" if base else f"events-{rank}.bin")
+
+
+def segments(folder: Path, rank: int) -> list[tuple[int, Path]]:
+    """(offset of its first byte in the stream, file) of each file of a rank's events, in order."""
+    found = ((path.name.split(".")[1], path) for path in folder.glob(f"events-{rank}.*bin"))
+    return sorted((int(base) if base.isdecimal() else 0, path) for base, path in found)
 
 
 def log_path(folder: Path, rank: int) -> Path:
@@ -170,6 +198,8 @@ def encode(header: dict[str, Any], blob: bytes = b"") -> bytes:
 def decode(data: bytes | memoryview, base: int = 0) -> Iterator[Frame]:
     """Yields the whole frames in `data`, which starts at byte `base` of its stream; stops at a torn frame at the end.
 
+    If `base` is inside what an `omitted` record stands for, `data` may start with that record.
+
     Raises ValueError if the bytes at a frame boundary are not a frame.
     """
     at, view = 0, memoryview(data)
@@ -181,7 +211,12 @@ def decode(data: bytes | memoryview, base: int = 0) -> Iterator[Frame]:
         if end > len(view):
             return
         start = at + _HEAD.size
-        yield Frame(json.loads(bytes(view[start : start + head])), bytes(view[start + head : end]), base + end)
+        header = json.loads(bytes(view[start : start + head]))
+        if not isinstance(header, dict):
+            raise ValueError(f"the frame at byte {base + at} has no header")
+        if header.get("kind") == "omitted":
+            base = int(header.get("end", base + end)) - end
+        yield Frame(header, bytes(view[start + head : end]), base + end, end - at)
         at = end
 
 
@@ -191,12 +226,22 @@ def read_file(path: Path) -> list[Frame]:
 
 
 def last_of(folder: Path, rank: int, kind: str) -> dict[str, Any] | None:
-    """The header of the last frame of `kind` within LAST_WINDOW of the end of a rank's file; None if there is none."""
-    with contextlib.suppress(OSError, ValueError), events_path(folder, rank).open("rb") as file:
-        file.seek(max(0, os.fstat(file.fileno()).st_size - LAST_WINDOW))
-        data = file.read()
-        at = data.rfind(b'{"kind":"%s"' % kind.encode())
-        begin = data.rfind(MAGIC, 0, at) if at > 0 else -1
-        if begin >= 0:
-            return next((frame.header for frame in decode(data[begin:])), None)
+    """The header of the last frame of `kind` within LAST_WINDOW of the end of a rank's events; None without one."""
+    window = LAST_WINDOW
+    for _, path in reversed(segments(folder, rank)):
+        with contextlib.suppress(OSError, ValueError), path.open("rb") as file:
+            file.seek(max(0, os.fstat(file.fileno()).st_size - window))
+            data = file.read()
+            window -= len(data)
+            if (found := _last_in(data, kind)) is not None:
+                return found
+        if window <= 0:
+            break
     return None
+
+
+def _last_in(data: bytes, kind: str) -> dict[str, Any] | None:
+    """Raises ValueError if what precedes the word is no frame."""
+    at = data.rfind(b'{"kind":"%s"' % kind.encode())
+    begin = data.rfind(MAGIC, 0, at) if at > 0 else -1
+    return next((frame.header for frame in decode(data[begin:])), None) if begin >= 0 else None

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from parallel_core.observe.records import FileSink, events_path, read_file
+from parallel_core.observe.records import FileSink, decode, encode, events_path, last_of, read_file, segments
 
 
 @contextmanager
@@ -55,3 +55,35 @@ def test_the_rest_of_a_short_write_follows(tmp_path: Path, monkeypatch: pytest.M
     first, second = read_file(path)
     assert (first.kind, first.blob) == ("spans", b"x" * 100)
     assert (second.kind, second.header["step"]) == ("phase", 2)
+
+
+def test_a_stream_goes_on_in_new_files_and_its_last_records_are_found(tmp_path: Path) -> None:
+    sink = FileSink(tmp_path, 1, segment=200)
+    sink.emit("phase", b"x" * 300, phase="timed", step=0)
+    sink.emit("fault", message="why")
+    sink.emit("phase", b"x" * 300, phase="done", step=1)
+    sink.emit("exit", code=3)
+    FileSink(tmp_path, 10).emit("exit", code=4)
+    found = segments(tmp_path, 1)
+    assert len(found) == 3 and found[0] == (0, events_path(tmp_path, 1))
+    ends = [frame.end for base, path in found for frame in decode(path.read_bytes(), base)]
+    assert len(ends) == 4 and [base for base, _ in found[1:]] == [ends[0], ends[2]]
+    for kind, key, value in (("exit", "code", 3), ("fault", "message", "why")):
+        header = last_of(tmp_path, 1, kind)
+        assert header is not None and header[key] == value
+    assert last_of(tmp_path, 1, "summary") is None
+
+
+def test_an_omitted_record_stands_for_more_bytes_than_its_own() -> None:
+    gone = encode({"kind": "omitted", "rank": 0, "t": 0.0, "end": 5000})
+    after = encode({"kind": "phase", "rank": 0, "t": 0.0})
+    for base in (1000, 4990):  # 4990: from inside what it stands for
+        assert [(frame.kind, frame.end) for frame in decode(gone + after, base)] == [
+            ("omitted", 5000),
+            ("phase", 5000 + len(after)),
+        ]
+
+
+def test_a_frame_without_a_header_is_none() -> None:
+    with pytest.raises(ValueError, match="the frame at byte 7 has no header"):
+        list(decode(encode([]), 7))  # type: ignore[arg-type]
