@@ -145,13 +145,14 @@ def series(
 
 @router.get("/{run_id}/spans", auth=READ, response={200: s.Envelope[s.SpansOut], **s.refusals(*s.SEES)})
 def spans(request: HttpRequest, run_id: RunId, step: s.Step | None = None) -> Any:
-    """The spans of one traced step, the newest complete one by default; at most 20 000 spans in all. `traced_steps`:
-    the newest traced steps and those beside `step`, of `meta.traced` in all."""
+    """The spans of one traced step, the newest complete one by default; at most 20 000 spans in all, of `total` that
+    its ranks recorded. `traced_steps`: the newest traced steps and those beside `step`, of `meta.traced` in all."""
     run = _run(run_id)
     choice = selectors.step_choice(run, step)
-    found = selectors.spans(run, step) if choice.total else {}
+    shown = selectors.newest_traced_step(run) if step is None else step
+    found, recorded = ({}, 0) if shown is None else selectors.spans_and_total(run, shown)
     return {
-        "data": {"step": step, "traced_steps": choice.steps, **limited(found)},
+        "data": {"step": step, "traced_steps": choice.steps, **limited(found, recorded)},
         "meta": {"traced": choice.total},
     }
 
@@ -221,13 +222,14 @@ def detail(run: Run) -> dict[str, Any]:
     }
 
 
-def limited(found: Mapping[int, np.ndarray]) -> dict[str, Any]:
-    """The first MAX_SPANS spans, rank by rank, with their number and the number of all spans."""
+def limited(found: Mapping[int, np.ndarray], recorded: int = 0) -> dict[str, Any]:
+    """The first MAX_SPANS spans, rank by rank, with their number and the number of all spans, also of those `recorded`
+    that are not among the found."""
     left, ranks = MAX_SPANS, []
     for rank, rows in sorted(found.items()):
         ranks.append(_columns(rank, rows[:left]))
         left -= min(left, len(rows))
-    return {"ranks": ranks, "shown": MAX_SPANS - left, "total": sum(map(len, found.values()))}
+    return {"ranks": ranks, "shown": MAX_SPANS - left, "total": max(recorded, sum(map(len, found.values())))}
 
 
 def _columns(rank: int, rows: np.ndarray) -> dict[str, Any]:

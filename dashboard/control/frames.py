@@ -10,7 +10,7 @@ import numpy as np
 
 from dashboard.json_values import clean
 from parallel_core.analysis.generated import joined
-from parallel_core.observe.records import MEMORY, POINT, SPAN, Frame, decode
+from parallel_core.observe.records import MEMORY, OMITTED, POINT, SPAN, Frame, decode
 
 MAX_SERIES_NAME = 60
 Header = dict[str, Any]
@@ -23,6 +23,8 @@ class Decoded:
     end: int
     points: dict[str, list[np.ndarray]] = field(default_factory=dict)
     spans: list[tuple[dict[str, Any], bytes]] = field(default_factory=list)
+    omitted: list[tuple[int, int]] = field(default_factory=list)
+    """(step, spans recorded) of traced steps whose spans the worker has dropped."""
     memory: list[tuple[dict[str, Any], bytes]] = field(default_factory=list)
     info: dict[str, Any] = field(default_factory=dict)
     """hello, summary, phase: the newest of each."""
@@ -33,10 +35,13 @@ class Decoded:
     links: list[dict[str, Any]] = field(default_factory=list)
 
 
-def decode_batch(data: bytes, start: int) -> Decoded:
-    """Decodes bytes [start, start + len(data)) of a file. Raises ValueError if they are not records."""
-    out = Decoded(end=start)
+def decode_batch(data: bytes, start: int, stored: int = 0) -> Decoded:
+    """Decodes a file's bytes from `start` on; leaves out records that end at or below `stored`. Raises ValueError if
+    they are not records."""
+    out = Decoded(end=max(start, stored))
     for frame in decode(data, start):
+        if frame.end <= stored:
+            continue
         try:
             _add(out, frame)
         except (KeyError, TypeError) as error:
@@ -62,6 +67,11 @@ def _spans(out: Decoded, frame: Frame, header: Header) -> None:
     if header.get("clock_within") is not None:
         numbers["clock_within"] = int(header["clock_within"])
     out.spans.append(({**numbers, "t": float(header["t"])}, frame.blob))
+
+
+def _omitted(out: Decoded, frame: Frame, header: Header) -> None:
+    _require_rows(frame.blob, OMITTED, len(frame.blob) // OMITTED.itemsize)
+    out.omitted += np.frombuffer(frame.blob, OMITTED).tolist()
 
 
 def _memory(out: Decoded, frame: Frame, header: Header) -> None:
@@ -102,6 +112,7 @@ def _fault(out: Decoded, frame: Frame, header: Header) -> None:
 _ADDERS: dict[str, Callable[[Decoded, Frame, Header], None]] = {
     "points": _points,
     "spans": _spans,
+    "omitted": _omitted,
     "memory": _memory,
     "hello": _keep_newest,
     "summary": _keep_newest,

@@ -25,7 +25,7 @@ from dashboard.json_values import clean
 from dashboard.ledger import selectors as ledger_selectors
 from dashboard.ledger import services as ledger
 from dashboard.runs import states
-from dashboard.runs.models import Attempt, Cursor, State
+from dashboard.runs.models import Attempt, Cursor, Event, State
 from workers.contract import LEASE_S, Channel, ControlEntry
 
 log = logging.getLogger(__name__)
@@ -216,7 +216,8 @@ class Ingest:
         attempt = self._placed(entry, rank)
         if attempt is None:
             return
-        if channel not in ("events", "log") or end - start != len(entry.data) or start < 0:
+        size = len(entry.data) + int(body.get("omitted", 0))
+        if channel not in ("events", "log") or end - start != size or start < 0:
             raise ValueError(f"batch of {len(entry.data)} bytes says {channel} {start} .. {end}")
         key = (attempt.pk, rank, channel)
         offset = self.store.offset(key)
@@ -224,17 +225,18 @@ class Ingest:
         if start > offset:
             self.orders.append((entry.worker, rewind(key, offset)))
         elif end > offset:
-            self._take(attempt, key, offset, entry.data[offset - start :])
+            self._take(attempt, key, entry, offset)
 
-    def _take(self, attempt: Attempt, key: FileKey, start: int, data: bytes) -> None:
+    def _take(self, attempt: Attempt, key: FileKey, entry: Entry, offset: int) -> None:
+        """Stores what the entry has from `offset` on."""
         _, rank, channel = key
-        end = start + len(data)
+        start, end = int(entry.body["start"]), int(entry.body["end"])
         if channel == "log":
-            self.store.add_log(attempt.pk, rank, start, data)
+            self.store.add_log(attempt.pk, rank, offset, entry.data[offset - start :])
             topics = {"log"}
         else:
             try:
-                records = decode_batch(data, start)
+                records = decode_batch(entry.data, start, offset)
             except ValueError as error:
                 # Asking again would bring the same bytes: continue after them, and record what is missing.
                 log.error("attempt %s rank %s: bytes %s to %s are unreadable: %s", attempt.pk, rank, start, end, error)
@@ -243,6 +245,8 @@ class Ingest:
                 self.store.advance(key, end)
                 return
             topics = self.store.add_records(attempt, rank, records)
+            if records.omitted:
+                record_omitted(attempt, entry.worker)
             # A killed rank leaves an incomplete frame at the very end of its file: nothing will complete it.
             end = end if end == sizes_of(attempt).get(f"events:{rank}") else records.end
         self.store.advance(key, end)
@@ -260,6 +264,13 @@ class Ingest:
         attempt.report = {**attempt.report, "store": address}
         attempt.save(update_fields=("report",))
         self.orders += [(node["worker"], store_at(attempt)) for node in attempt.devices[1:]]
+
+
+def record_omitted(attempt: Attempt, worker: str) -> None:
+    """Says among the attempt's events, once for each worker, that it has dropped spans."""
+    text = f"Worker {worker} dropped its oldest spans before they could be sent: TRAINYARD_SPOOL_BYTES was reached."
+    if not Event.objects.filter(attempt=attempt, kind="omitted", text=text).exists():
+        states.record(attempt.run, "omitted", text, attempt)
 
 
 def unsaid(attempt: Attempt, worker: str) -> bool:

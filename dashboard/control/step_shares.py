@@ -38,7 +38,7 @@ def share_points(attempt: Attempt, steps: Mapping[int, float]) -> dict[tuple[int
 
 def _shares(attempt: Attempt, step: int, layout: Layout) -> dict[str, float]:
     """Shares of one step by series; {} if spans are missing, too many or inconsistent."""
-    chunks = SpanChunk.objects.filter(attempt=attempt, step=step)
+    chunks = SpanChunk.objects.filter(attempt=attempt, step=step, count__gt=0)
     counts = list(chunks.values_list("count", flat=True))
     if len(counts) < layout.world or sum(counts) > MOST_SPANS:
         return {}

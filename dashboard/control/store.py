@@ -39,6 +39,7 @@ LATEST = {"loss": "loss", "tokens_per_s": "tokens_per_s"}
 TOPICS = {
     "points": "points",
     "spans": "spans",
+    "omitted": "spans",
     "memory": "memory",
     "profiles": "info",
     "info": "info",
@@ -86,6 +87,10 @@ class Store:
         for header, blob in records.spans:
             self._traced[attempt.pk][header["step"]] = header.pop("t")
             self._rows.append(SpanChunk(attempt=attempt, rank=rank, data=blob, **header))
+        self._rows += [
+            SpanChunk(attempt=attempt, rank=rank, step=step, count=0, total=total, data=b"")
+            for step, total in records.omitted
+        ]
         for header, blob in records.memory:
             self._rows.append(_memory_row(attempt, rank, header, blob))
         for header, blob in records.profiles:

@@ -49,7 +49,8 @@ class LogChunk(models.Model):
 
 
 class SpanChunk(models.Model):
-    """The spans of one rank in one traced step (dtype records.SPAN): `count` of the `total` rows that it recorded."""
+    """The spans of one rank in one traced step (dtype records.SPAN): `count` of the `total` rows that it recorded; 0 of
+    them if its worker dropped them before they could be sent (workers.spool)."""
 
     attempt = models.ForeignKey("runs.Attempt", on_delete=models.CASCADE, related_name="spans")
     rank = models.IntegerField()
@@ -64,6 +65,8 @@ class SpanChunk(models.Model):
     class Meta:
         ordering = ("attempt", "step", "rank")
         constraints = [models.UniqueConstraint(fields=("attempt", "step", "rank"), name="one_chunk_a_traced_step")]
+        # Found without a look at the rows of all steps, which are large.
+        indexes = [models.Index(fields=("attempt", "step"), name="dropped_spans", condition=models.Q(count=0))]
 
 
 class MemoryRecord(models.Model):

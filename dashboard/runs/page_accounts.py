@@ -9,7 +9,7 @@ import numpy as np
 
 from dashboard.charts import losses as losses_chart
 from dashboard.charts.chart import Chart
-from dashboard.runs import traces
+from dashboard.runs import selectors, traces
 from dashboard.runs.models import Run
 from dashboard.runs.traces import Trace
 from parallel_core.analysis.breakdown import COMPONENTS, Account
@@ -30,7 +30,7 @@ def context(run: Run, step: int | None) -> dict[str, Any]:
     """The tab's context; without accounts if no traced step has arrived."""
     trace = traces.trace(run, step)
     if trace is None:
-        return {"accounts": []}
+        return {"accounts": [], "dropped": selectors.dropped_text(run, step)}
     path = critical_path(trace.spans, trace.layout)
     return table(trace.accounts) | {
         "account_step": trace.step,

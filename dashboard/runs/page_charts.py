@@ -40,7 +40,8 @@ def timeline(run: Run, step: int | None = None, window: Window | None = None, li
     shown = selectors.newest_traced_step(run) if step is None else step
     if shown is None or not (found := _step(run, shown)).total:
         return None
-    made = found.chart(_finding(run, shown, found), f"measured{_which(step)}{_tied(run, shown)}", window, lit)
+    source = f"measured{_which(step)}{_part(run, shown)}{_tied(run, shown)}"
+    made = found.chart(_finding(run, shown, found), source, window, lit)
     if not found.long:
         return _with_memory(run, made)
     query = (f"?step={step}" if step is not None else "?") + (f"&lit={lit.query}" if lit else "")
@@ -72,6 +73,11 @@ def _with_memory(run: Run, made: Chart) -> Chart:
 
 def _which(step: int | None) -> str:
     return ", the newest traced step" if step is None else f", step {step}"
+
+
+def _part(run: Run, step: int) -> str:
+    """How many of its spans are drawn, if not all were kept."""
+    return f", {said}" if (said := selectors.kept_text(run, step)) else ""
 
 
 def _tied(run: Run, step: int) -> str:
@@ -116,11 +122,14 @@ def _add_memory(figure: dict[str, Any], record: MemoryRecord) -> None:
         )
 
 
-def no_timeline(run: Run) -> Chart:
-    """The empty chart until the first traced step has arrived; says what it will show and when."""
-    made = gantt.figure({}) | {"data": []}
-    made["layout"]["meta"] = {**made["layout"]["meta"], "empty": _expected(run)}
+def no_timeline(run: Run, step: int | None = None) -> Chart:
+    """The empty chart until the first traced step has arrived, which says what it will show and when; and the one of a
+    step of which no span was kept."""
+    made, dropped = gantt.figure({}) | {"data": []}, selectors.dropped_text(run, step)
+    made["layout"]["meta"] = {**made["layout"]["meta"], "empty": dropped or _expected(run)}
     title = "No step was traced" if run.state in ENDED else "No step has been traced yet"
+    if dropped:
+        title = "The spans of this step were not kept"
     return Chart("gantt", title, "One traced step, a row a rank", "", made)
 
 

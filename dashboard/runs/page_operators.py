@@ -7,7 +7,7 @@ from itertools import groupby
 from typing import Any
 
 from dashboard.numbers import number
-from dashboard.runs import traces
+from dashboard.runs import selectors, traces
 from dashboard.runs.models import Run
 from dashboard.runs.traces import Trace
 from parallel_core.analysis.align import Alignment, Name, Row, Side, align_sides, sentence
@@ -30,7 +30,7 @@ def context(run: Run, step: int | None, given: Mapping[str, Any]) -> dict[str, A
     other_run = _other(given.get("other"))
     other = mine if other_run is None else traces.typical(other_run) or traces.trace(other_run, None)
     if mine is None or other is None:
-        return {"operators": None}
+        return {"operators": None, "dropped": selectors.dropped_text(run, step) if mine is None else ""}
     a, b = _rank(given.get("a"), mine, 0), _rank(given.get("b"), other, 0 if other_run else min(1, max(other.spans)))
     names = (f"rank {a}", f"rank {b}" if other_run is None else f"rank {b} of run {other_run.pk}")
     found, said, rows = compared(_side(mine, a), _side(other, b), names)

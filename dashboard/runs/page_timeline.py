@@ -8,7 +8,7 @@ import numpy as np
 
 from dashboard.charts import overlay
 from dashboard.charts.chart import Chart
-from dashboard.runs import traces
+from dashboard.runs import selectors, traces
 from dashboard.runs.models import Run
 from dashboard.runs.traces import Trace
 from parallel_core.analysis.critical import critical_path
@@ -28,7 +28,7 @@ def context(run: Run, step: int | None) -> dict[str, Any]:
     """The tab's context; without a trace if no traced step has arrived."""
     trace = traces.trace(run, step)
     if trace is None:
-        return {"trace": None}
+        return {"trace": None, "dropped": selectors.dropped_text(run, step)}
     found: dict[str, Any] = {"trace": trace, "kept": trace.kept, "total": trace.total}
     try:
         planned = plan(trace.trained, trace.measured)

@@ -127,7 +127,7 @@ def _first_screen(run: Run, step: int | None, lit: Lit | None) -> dict[str, Any]
     shown = None if step is None else choice.shown
     return {
         "tiles": tiles(run),
-        "gantt": page_charts.timeline(run, shown, lit=lit) or page_charts.no_timeline(run),
+        "gantt": page_charts.timeline(run, shown, lit=lit) or page_charts.no_timeline(run, shown),
         "choice": choice,
         "step": shown,
         "findings": findings(run, wait=False),
@@ -146,8 +146,8 @@ def _tab(request: HttpRequest, run: Run, step: int | None) -> dict[str, Any]:
 
 def _gantt(request: HttpRequest, run: Run) -> dict[str, Any]:
     """The timeline of `step`; with `from` and `to` (ms from its start), only of that window."""
-    asked = window_of(request.GET), lit_of(request.GET)
-    return (page_charts.timeline(run, _number(request, "step"), *asked) or page_charts.no_timeline(run)).as_dict()
+    step, asked = _number(request, "step"), (window_of(request.GET), lit_of(request.GET))
+    return (page_charts.timeline(run, step, *asked) or page_charts.no_timeline(run, step)).as_dict()
 
 
 def _metrics(request: HttpRequest, run: Run) -> dict[str, Any]:

@@ -19,9 +19,10 @@ from dashboard.numbers import number
 from dashboard.runs.metrics import Series, beginnings, newest, series, series_and_replaced, timed, timed_values
 from dashboard.runs.models import ENDED, Attempt, Cursor, LogChunk, MemoryRecord, RankInfo, Run
 from dashboard.runs.queue import Waiting, waiting
-from dashboard.runs.traced import spans_of_newest, step_choice, traced_from, traced_steps, was_traced
+from dashboard.runs.traced import dropped_steps, spans_of_newest, step_choice, traced_from, traced_steps, was_traced
 from parallel_core.analysis.breakdown import Breakdown
 from parallel_core.analysis.breakdown import breakdown as analyse
+from parallel_core.analysis.quantities import count_text
 from parallel_core.layout import Layout
 from parallel_core.observe.records import SPAN
 from parallel_core.spec import RunSpec
@@ -171,7 +172,7 @@ def find_typical_step(run: Run) -> int | None:
         return None
     times = series(run, "step_time")
     found, counts = np.unique(np.array(steps, np.int64), return_counts=True)
-    whole = found[counts == run.devices]
+    whole = np.setdiff1d(found[counts == run.devices], np.array(dropped_steps(run), np.int64))
     stats, known = timed(run), np.isin(times.step, whole)
     if stats is None or not known.any():
         return None
@@ -187,26 +188,42 @@ def spans(run: Run, step: int | None = None) -> dict[int, np.ndarray]:
 
 
 def spans_and_total(run: Run, step: int) -> tuple[dict[int, np.ndarray], int]:
-    """Returns rank -> SPAN rows of a traced step, and the number recorded, which is at least the number kept."""
+    """Returns rank -> SPAN rows of a traced step, and the number recorded, which is at least the number kept. A rank
+    whose spans were dropped is not among the ranks, as if they had not arrived yet."""
     chunks = list(spans_of_newest(run).filter(step=step).order_by("rank"))
-    found = {chunk.rank: np.frombuffer(bytes(chunk.data), SPAN) for chunk in chunks}
+    found = {chunk.rank: np.frombuffer(bytes(chunk.data), SPAN) for chunk in chunks if chunk.count}
     return found, sum(chunk.total for chunk in chunks)
 
 
 def newest_traced_step(run: Run) -> int | None:
-    """The newest step whose spans have arrived from every rank; if there is none yet, the newest of all."""
+    """The newest step whose spans have arrived from every rank; if there is none yet, the newest of those that have
+    any, else of all."""
     seen: dict[int, int] = {}
-    for step in spans_of_newest(run).order_by("-step").values_list("step", flat=True).iterator():
-        seen[step] = seen.get(step, 0) + 1
+    for step, count in spans_of_newest(run).order_by("-step").values_list("step", "count").iterator():
+        seen[step] = seen.get(step, 0) + (count > 0)
         if seen[step] == run.devices:
             return step
-    return max(seen, default=None)
+    return max((step for step, ranks in seen.items() if ranks), default=max(seen, default=None))
 
 
 def span_counts(run: Run, step: int) -> tuple[int, int]:
     """(kept, recorded) numbers of spans of a step over all ranks: charts that show a part say "N of M"."""
     counts = spans_of_newest(run).filter(step=step).values_list("count", "total")
     return sum(count for count, _ in counts), sum(total for _, total in counts)
+
+
+def kept_text(run: Run, step: int) -> str:
+    """ "12 of 40 spans" of a traced step of which not all were kept; '' of any other."""
+    kept, recorded = span_counts(run, step)
+    return f"{count_text(kept)} of {count_text(recorded)} spans" if kept < recorded else ""
+
+
+def dropped_text(run: Run, step: int | None) -> str:
+    """Why there is nothing to see of a traced step (None = the newest) of which no span was kept; '' of any other."""
+    shown = newest_traced_step(run) if step is None else step
+    if shown is None or span_counts(run, shown)[0] or not (said := kept_text(run, shown)):
+        return ""
+    return f"{said} of step {shown} were kept: its worker's disk limit was reached before they could be sent."
 
 
 def arrived(run: Run, step: int) -> str:

@@ -85,12 +85,19 @@ def _offered(
 
 
 def traced_steps(run: Run) -> list[int]:
-    """Steps with spans, ascending, of the newest attempt that traced any."""
-    return list(spans_of_newest(run).order_by("step").values_list("step", flat=True).distinct())
+    """Steps with spans, ascending, of the newest attempt that traced any; not those in `dropped_steps`."""
+    steps = spans_of_newest(run).order_by("step").values_list("step", flat=True).distinct()
+    dropped = set(dropped_steps(run))
+    return [step for step in steps if step not in dropped]
+
+
+def dropped_steps(run: Run) -> list[int]:
+    """Steps of that attempt of which the spans of some rank were dropped, each as often as it has such ranks."""
+    return list(spans_of_newest(run).filter(count=0).order_by().values_list("step", flat=True))
 
 
 def was_traced(run: Run, step: int) -> bool:
-    """Whether the step is one of `traced_steps`."""
+    """Whether the step was traced, also if its spans were dropped."""
     return spans_of_newest(run).filter(step=step).exists()
 
 

@@ -13,7 +13,7 @@ from pydantic import ValidationError
 from dashboard.charts import gantt
 from dashboard.charts.chart import Chart
 from dashboard.charts.gantt_words import REPLAYED
-from dashboard.runs import traces
+from dashboard.runs import selectors, traces
 from dashboard.runs.choice_labels import CHOICE_LABELS
 from dashboard.runs.models import Run
 from dashboard.runs.traces import Trace
@@ -62,7 +62,7 @@ def replayable(run: Run, step: int | None) -> Trace:
     """The traced step `step` of the run (None: the one that the page shows). Raises CannotReplay unless it is whole."""
     trace = traces.trace(run, step)
     if trace is None:
-        raise CannotReplay("No traced step has arrived yet.")
+        raise CannotReplay(selectors.dropped_text(run, step) or "No traced step has arrived yet.")
     try:
         trace.measured  # noqa: B018 - costs are measured, and kept, here
     except ValueError as error:

@@ -17,7 +17,7 @@ from dashboard.runs.models import Attempt, Cursor, LogChunk, MemoryRecord, Run, 
 from dashboard.runs.page_tiles import memory_limit
 from dashboard.runs.selectors import Filters
 from parallel_core.analysis.thin import thin
-from parallel_core.observe.records import POINT
+from parallel_core.observe.records import POINT, SPAN
 from tests.dashboard.peer import spec
 
 pytestmark = pytest.mark.django_db
@@ -203,7 +203,8 @@ def test_the_newest_step_that_all_ranks_delivered(alice: Any) -> None:
     run = submit(alice, dp=2)
     attempt = place(run, worker(), [0, 1])
     for step, rank in ((10, 0), (10, 1), (20, 0)):
-        SpanChunk.objects.create(attempt=attempt, rank=rank, step=step, count=0, total=0, data=b"")
+        rows = np.zeros(1, SPAN).tobytes()
+        SpanChunk.objects.create(attempt=attempt, rank=rank, step=step, count=1, total=1, data=rows)
     assert set(selectors.spans(run)) == {0, 1}
     assert set(selectors.spans(run, 20)) == {0}
     assert selectors.spans(submit(alice)) == {}

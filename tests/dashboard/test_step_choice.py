@@ -50,7 +50,7 @@ def long_run(alice: Any) -> Run:
     """A run with 1 000 traced steps: 0, 10, ... 9 990."""
     run = factory.queued(alice)
     attempt = factory.start(run)
-    rows = [SpanChunk(attempt=attempt, rank=0, step=10 * i, count=0, total=0, data=b"") for i in range(1000)]
+    rows = [SpanChunk(attempt=attempt, rank=0, step=10 * i, count=1, total=1, data=b"") for i in range(1000)]
     SpanChunk.objects.bulk_create(rows)
     return run
 
