@@ -12,6 +12,7 @@ from workers.ending import Ending, Exit
 from workers.folder import Folder, Meta, Stop
 from workers.run_orders import RunOrder
 from workers.settings import Settings
+from workers.spool import segment_bytes
 
 NOTHING_SAVED = "its hosts share no folder of checkpoints"
 GONE_LIMIT_S = 3.0
@@ -68,6 +69,7 @@ class Attempt:
             saves=self.order.beginning.saves(self.order.message) if self.order.beginning else None,
             wish=self.order.wish,
             links=self.order.links,
+            segment=segment_bytes(settings.spool_bytes, len(self.order.ranks)),
         )
 
     def running(self) -> AttemptBody:

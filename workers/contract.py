@@ -13,7 +13,8 @@ heartbeat   every HEARTBEAT_S. body = HeartbeatBody.
 attempt     body = AttemptBody: the state of an attempt, and how it ended.
 batch       body = BatchBody; data = bytes [start, end) of one file of the attempt, cut at frame (events) or any (log)
             boundaries. The end of what was stored of (attempt, rank, channel) is the cursor: a batch that ends at or
-            below it is skipped; one that starts above it is a gap and is answered by a `rewind` control entry.
+            below it is skipped; one that starts above it is a gap and is answered by a `rewind` control entry. Where
+            the worker has dropped spans, `omitted` records (parallel_core.observe.records) stand for their bytes.
 store       body = {attempt, host, port}: where the first node's rendezvous store listens.
 profile     body = ProfileBody: the requested cost table of a model, or why there is none.
 dropped     body = {run}: this worker has no checkpoint of that run, which was deleted, any more.
@@ -189,6 +190,8 @@ class BatchBody(TypedDict):
     channel: Channel
     start: int
     end: int
+    omitted: NotRequired[int]
+    """end - start - len(data), where that is not 0: below 0 if the record of what was dropped is the longer one."""
 
 
 class ControlEntry(TypedDict):

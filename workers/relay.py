@@ -1,8 +1,8 @@
 """Publishes the files of the ranks to the EVENTS stream. The files are the spool: nothing is held in memory.
 
-The relay follows `events-<rank>.bin` and `log-<rank>.txt` of each attempt by byte offset. While the broker is
-unreachable, or the controller is behind by MAX_BACKLOG entries, the offsets stay and the files grow; nothing is
-dropped. What it publishes twice (after a restart, or a lost answer) is skipped by the controller's cursor.
+The relay follows the events and `log-<rank>.txt` of each attempt by byte offset. While the broker is unreachable, or
+the controller is behind by MAX_BACKLOG entries, the offsets stay and the files grow, up to a limit (see `spool`). What
+it publishes twice (after a restart, or a lost answer) is skipped by the controller's cursor.
 
 Order: events (`tell`) are published in the order of their calls; the end of an attempt after the last byte of all its
 files, with their sizes, and again from time to time until the controller says that everything has arrived.
@@ -25,6 +25,7 @@ import redis
 from workers.contract import AttemptBody, BatchBody, Channel
 from workers.folder import Folder
 from workers.outage import AWAY
+from workers.spool import Spool
 from workers.tail import Tail, open_tail
 from workers.wire import MAX_BACKLOG, Backoff, Publisher
 
@@ -87,9 +88,13 @@ class Followed:
 class Relay(threading.Thread):
     """The only thread that publishes batches and attempt events. Its public methods may be called from any thread."""
 
-    def __init__(self, publisher: Publisher, on_ended: Callable[[int], None] = lambda _: None) -> None:
-        """`on_ended(attempt)` is called (in the relay's thread) after the end of an attempt was published."""
+    def __init__(
+        self, publisher: Publisher, on_ended: Callable[[int], None] = lambda _: None, spool: Spool | None = None
+    ) -> None:
+        """`on_ended(attempt)` is called (in the relay's thread) after the end of an attempt was published. `spool`
+        bounds what the followed files take on disk; None: nothing does."""
         super().__init__(name="relay", daemon=True)
+        self._spool, self._unbounded = spool, False
         self._publisher = publisher
         self._on_ended = on_ended
         self._orders: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
@@ -131,6 +136,7 @@ class Relay(threading.Thread):
         backoff, wait = Backoff(), 0.0
         while not (self._leaving and self._done()):
             self._obey(wait)
+            self._bound()
             try:
                 self._publish()
                 backoff.reset()
@@ -145,6 +151,20 @@ class Relay(threading.Thread):
                 log.exception("the relay goes on after a fault of its own")
         for followed in self._followed.values():
             followed.save(force=True)
+
+    def _bound(self) -> None:
+        """Lets the spool drop spans where that is due, published or not. In this thread: no other reads the files."""
+        if self._spool is None:
+            return
+        followed = [(one.folder.path, *key) for one in self._followed.values() for key in one.tails]
+        try:
+            self._spool.bound((folder, rank) for folder, channel, rank in followed if channel == "events")
+        except Exception:
+            if not self._unbounded:
+                log.exception("spans on disk cannot be dropped; the relay goes on")
+            self._unbounded = True
+        else:
+            self._unbounded = False
 
     def _obey(self, wait: float) -> None:
         """Carries out all waiting orders, after waiting up to `wait` seconds for a first one."""
@@ -237,8 +257,13 @@ class Relay(threading.Thread):
         attempt = followed.folder.attempt
         for (channel, rank), tail in followed.tails.items():
             start = followed.offsets[channel, rank]
-            if data := tail.read(start, followed.end is not None):
-                yield BatchBody(attempt=attempt, rank=rank, channel=channel, start=start, end=start + len(data)), data
+            data, end = tail.read(start, followed.end is not None)
+            if not data:
+                continue
+            body = BatchBody(attempt=attempt, rank=rank, channel=channel, start=start, end=end)
+            if omitted := end - start - len(data):
+                body["omitted"] = omitted
+            yield body, data
 
     def _publish_end(self, followed: Followed, end: AttemptBody) -> None:
         sizes = {f"{channel}:{rank}": at for (channel, rank), at in followed.offsets.items()}

@@ -19,6 +19,7 @@ NAME_PATTERN = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._-]{0,119}$")
 SAVE_S = 2.0
 SEND_S = 1.0
 """Seconds for attempts that have saved and ended to send their last data; the rest is published at the next start."""
+SPOOL_BYTES = 2 << 30
 TELL_S = 0.5
 """Seconds to report that this worker leaves, before any of its attempts ends: else they would be placed here again."""
 Number = TypeVar("Number", int, float)
@@ -40,6 +41,8 @@ class Settings:
     no_progress_s: float = NO_PROGRESS_S
     save_s: float = SAVE_S
     """Seconds in which ranks may end their step and save it when the worker is asked to leave; then they are killed."""
+    spool_bytes: int = SPOOL_BYTES
+    """Bytes that the records of all attempts may take on this host's disk; above them the oldest spans are dropped."""
     url: str = ""
     token: str = ""
     address: str = ""
@@ -68,6 +71,7 @@ class Settings:
                 "TRAINYARD_NO_PROGRESS_S", env.get("TRAINYARD_NO_PROGRESS_S", str(NO_PROGRESS_S)), float
             ),
             save_s=_number("TRAINYARD_SAVE_S", env.get("TRAINYARD_SAVE_S", str(SAVE_S)), float),
+            spool_bytes=_number("TRAINYARD_SPOOL_BYTES", env.get("TRAINYARD_SPOOL_BYTES", str(SPOOL_BYTES)), int),
             url=_web(env.get("TRAINYARD_URL", "")),
             token=env.get("TRAINYARD_TOKEN", ""),
             address=env.get("TRAINYARD_ADDRESS", ""),

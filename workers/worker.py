@@ -20,6 +20,7 @@ from workers.heartbeat import Heartbeat
 from workers.outage import Outage
 from workers.relay import Relay
 from workers.settings import TELL_S, Settings
+from workers.spool import Spool
 from workers.supervisor import Supervisor
 from workers.wire import ControlReader, Publisher
 
@@ -44,7 +45,7 @@ class Worker:
         self._lock = _lock(settings)
         devices = Devices(settings.cpu_devices, settings.gpu_shares)
         outage = Outage()
-        self.relay = Relay(Publisher(settings, outage), self._ended_published)
+        self.relay = Relay(Publisher(settings, outage), self._ended_published, Spool(settings.spool_bytes))
         calibration = Calibration(settings.home, devices.kind)
         self.supervisor = Supervisor(settings, self.relay, devices.read, calibration)
         self.disk = Disk(settings.checkpoints)

@@ -42,7 +42,12 @@ def message(**changes: Any) -> dict[str, Any]:
 
 @pytest.mark.parametrize(
     "env",
-    [{"TRAINYARD_WORKER_NAME": "../up"}, {"TRAINYARD_CPU_DEVICES": "two"}, {"TRAINYARD_NO_PROGRESS_S": "-1"}],
+    [
+        {"TRAINYARD_WORKER_NAME": "../up"},
+        {"TRAINYARD_CPU_DEVICES": "two"},
+        {"TRAINYARD_NO_PROGRESS_S": "-1"},
+        {"TRAINYARD_SPOOL_BYTES": "2 GiB"},
+    ],
 )
 def test_a_setting_that_cannot_be_used_is_named(env: dict[str, str]) -> None:
     with pytest.raises(ValueError, match=next(iter(env.values()))):

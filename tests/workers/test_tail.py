@@ -6,28 +6,31 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from parallel_core.observe import records
+from workers import tail as tail_module
+from workers.spool import drop_spans
 from workers.tail import EventTail, LogTail, Tail
 
 
 def read_all(tail: Tail, final: bool = True) -> list[bytes]:
     pieces, at = [], 0
-    while piece := tail.read(at, final):
-        pieces.append(piece)
-        at += len(piece)
+    while (piece := tail.read(at, final)).data:
+        pieces.append(piece.data)
+        at = piece.end
     return pieces
 
 
 def events(tmp_path: Path, sizes: list[int], torn: bytes = b"") -> tuple[EventTail, bytes]:
     data = b"".join(records.encode({"kind": "phase", "rank": 0, "t": 0.0}, bytes(size)) for size in sizes)
-    path = tmp_path / "events-0.bin"
-    path.write_bytes(data + torn)
-    return EventTail(path, limit=1000), data
+    records.events_path(tmp_path, 0).write_bytes(data + torn)
+    return EventTail(tmp_path, 0, limit=1000), data
 
 
 def test_a_missing_file_is_empty(tmp_path: Path) -> None:
-    assert not EventTail(tmp_path / "none").read(0, final=True)
-    assert not LogTail(tmp_path / "none").read(0, final=True)
+    assert not EventTail(tmp_path / "none", 0).read(0, final=True).data
+    assert not LogTail(tmp_path / "none").read(0, final=True).data
 
 
 def test_batches_are_whole_frames_within_the_limit(tmp_path: Path) -> None:
@@ -53,6 +56,82 @@ def test_a_torn_frame_is_never_read(tmp_path: Path) -> None:
 def test_what_is_no_frame_ends_the_stream(tmp_path: Path) -> None:
     tail, data = events(tmp_path, [10], torn=b"no frame at all" * 10)
     assert b"".join(read_all(tail)) == data
+
+
+def traced(folder: Path, steps: int, segment: int = 1000) -> int:
+    """Writes a frame of spans for each step, and one of another kind for three, in segments; returns the length of the
+    stream."""
+    sink = records.FileSink(folder, 0, segment)
+    for step in range(steps):
+        sink.emit("spans", bytes(300), step=step, count=5, total=7)
+        if step % 3 == 2:
+            sink.emit("phase", phase="timed", step=step)
+    sink.close()
+    base, last = records.segments(folder, 0)[-1]
+    return base + last.stat().st_size
+
+
+def test_the_segments_of_a_rank_are_one_stream(tmp_path: Path) -> None:
+    length = traced(tmp_path, 20)
+    found = records.segments(tmp_path, 0)
+    assert len(found) > 2
+    tail = EventTail(tmp_path, 0, limit=500)
+    whole = b"".join(path.read_bytes() for _, path in found)
+    assert b"".join(read_all(tail)) == whole and len(whole) == length
+    middle = found[1][0]
+    assert tail.read(middle, final=True).data == whole[middle : tail.read(middle, final=True).end], "again, from before"
+
+
+def test_a_segment_without_its_spans_is_read_at_the_same_offsets(tmp_path: Path) -> None:
+    length, tail = traced(tmp_path, 20, segment=2000), EventTail(tmp_path, 0, limit=400)
+    boundaries = [0]
+    while (piece := tail.read(boundaries[-1], final=True)).data:
+        boundaries.append(piece.end)
+    (_, first), (base, second), *_ = records.segments(tmp_path, 0)
+    begun = tail.read(base, final=True)
+    assert drop_spans(first, 0) > 0 and drop_spans(second, base) > 0
+    after = tail.read(begun.end, final=True)
+    assert after.data and begun.end < after.end, "goes on in the file that took the place of the one it read"
+    for start in boundaries:
+        at, kinds = start, []
+        while (piece := tail.read(at, final=True)).data:
+            frames = list(records.decode(piece.data, at))
+            assert frames[-1].end == piece.end
+            kinds += [frame.kind for frame in frames]
+            at = piece.end
+        assert at == length
+        assert kinds.count("phase") == sum(1 for at in phases(tmp_path) if at > start)
+
+
+def test_what_waits_is_read_again_without_a_search(tmp_path: Path) -> None:
+    """While the broker is away the relay reads the same bytes again and again: what is before them must not be read,
+    which would take a rank's time.
+    """
+    traced(tmp_path, 30, segment=8000)
+    path, tail = records.events_path(tmp_path, 0), EventTail(tmp_path, 0, limit=200)
+    assert drop_spans(path, 0) > 0
+    first = tail.read(0, final=True)
+    waits = tail.read(first.end, final=True)
+    with path.open("r+b") as file:  # what is before is not even records any more
+        file.write(bytes(len(first.data)))
+    assert waits.data and tail.read(first.end, final=True) == waits
+    assert tail.read(waits.end, final=True).data
+    assert EventTail(tmp_path, 0, limit=200).read(first.end, final=True) != waits, "a search would have failed"
+
+
+def phases(folder: Path) -> list[int]:
+    """Where the frames that are no spans end."""
+    data = [(base, path.read_bytes()) for base, path in records.segments(folder, 0)]
+    return [frame.end for base, some in data for frame in records.decode(some, base) if frame.kind == "phase"]
+
+
+def test_a_batch_has_few_steps_without_spans(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tail_module, "MOST_OMITTED", 6 * records.OMITTED.itemsize)
+    traced(tmp_path, 30, segment=8000)
+    drop_spans(records.events_path(tmp_path, 0), 0)
+    batches = [list(records.decode(piece)) for piece in read_all(EventTail(tmp_path, 0))]
+    rows = [sum(len(frame.blob) for frame in batch if frame.kind == "omitted") for batch in batches]
+    assert max(rows) == tail_module.MOST_OMITTED and sum(rows) > 2 * max(rows)
 
 
 FIRST_HALF = b"\n[... the first 500 bytes end here; the end follows once the attempt has ended ...]\n"
@@ -84,7 +163,7 @@ def test_what_was_published_while_a_log_grew_is_the_beginning_of_all_of_it(tmp_p
         tail = LogTail(path, limit=70, most=1000)
         whole = b"".join(read_all(tail))
         assert whole.startswith(begun)
-        assert tail.read(len(begun), final=False) == b""
+        assert tail.read(len(begun), final=False) == (b"", len(begun))
         assert whole.endswith(path.read_bytes()[-50:])
 
 
