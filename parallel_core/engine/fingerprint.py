@@ -63,7 +63,7 @@ class Fingerprints:
     """
 
     def __init__(self, trainer: Trainer, group: Group, first: int) -> None:
-        self._trainer, self._group = trainer, group
+        self._trainer, self._group, self._device = trainer, group, trainer.device.torch
         model, layout = trainer.spec.model, trainer.layout
         self._every = trainer.spec.trace.fingerprint_every
         self._split = trainer.spec.parallel.tensor_split
@@ -97,10 +97,12 @@ class Fingerprints:
         place, layout = trainer.place, trainer.layout
         tensors: dict[str, list[_Part]] = {name: [(tensor, 0, 0)] for name, tensor in trainer.chunks.buffers().items()}
         tensors |= _parts(trainer.flat)
-        values, width = [], layout.widths[place.place]
+        found, width = [], layout.widths[place.place]
         for name in self._names[place.place]:
             row, column = _origin(name, self._shapes[name], place.tensor, width, self._split)
-            values.append(sum(fingerprint(part, row + r, column + c) for part, r, c in tensors[name]) & _MASK)
+            sums = [weighted_sum(part, row + r, column + c) for part, r, c in tensors[name]]
+            found.append(torch.stack(sums).sum() if sums else torch.zeros((), dtype=torch.int64, device=self._device))
+        values = [value & _MASK for value in torch.stack(found).tolist()]  # the host waits once, not for each tensor
         values += [0] * (self._width - 2 - len(values))
         return values + (list(trainer.reader.prints(step)) if self._reads[place.place] else [0, 0])
 
@@ -108,8 +110,7 @@ class Fingerprints:
         """Returns every rank's numbers, in rank order."""
         if self._group is None:
             return [mine]
-        device = self._trainer.device.torch
-        given = torch.tensor([_signed(value) for value in mine], device=device)
+        given = torch.tensor([_signed(value) for value in mine], device=self._device)
         out = given.new_empty(self._trainer.layout.world * self._width)
         all_gather(out, given, self._group).wait()
         return [[value & _MASK for value in row] for row in out.view(-1, self._width).tolist()]
@@ -183,10 +184,15 @@ def _origin(name: str, full: tuple[int, ...], rank: int, size: int, how: TensorS
     return (begin, 0) if dim == 0 and len(full) > 1 else (0, begin)
 
 
-@torch.no_grad()
 def fingerprint(tensor: Tensor, row: int = 0, column: int = 0) -> int:
     """Returns the fingerprint of a tensor that begins at (row, column) of a full one; all dimensions but the first
     count as columns."""
+    return int(weighted_sum(tensor, row, column)) & _MASK
+
+
+@torch.no_grad()
+def weighted_sum(tensor: Tensor, row: int = 0, column: int = 0) -> Tensor:
+    """Returns the same as a signed 64-bit number on the tensor's device, for which the host does not wait."""
     bits = tensor.detach().contiguous().view(_WORDS[tensor.element_size()])
     matrix = bits.view(1, -1) if bits.dim() < 2 else bits.flatten(1)
     rows, columns = matrix.shape
@@ -196,7 +202,7 @@ def fingerprint(tensor: Tensor, row: int = 0, column: int = 0) -> int:
     for first in range(0, rows, at_once):
         block = matrix[first : first + at_once] * b  # widens to 64 bits in the product, without a second copy
         total += (block.sum(1) * a[first : first + at_once]).sum()
-    return int(total) & _MASK
+    return total
 
 
 @lru_cache(maxsize=256)
