@@ -25,7 +25,7 @@ The wider the layers, the smaller the share of element-wise operations in a step
 SIZES = ((4, 12), (4, 8), (4, 4), (2, 8), (2, 4), (1, 4), (1, 1))
 """(layers, samples of a micro-batch), the largest first, which needs 65 GB in all."""
 MICRO_BATCHES = 8
-"""Per step. Norm, clipping and update move 50 bytes per parameter regardless of the batch, on an H100 about 33 ms by
+"""Per step. Norm, clipping and update move 46 bytes per parameter regardless of the batch, on an H100 about 30 ms by
 count: a sixteenth of a step of 12 samples, less than a hundredth of one of 96, still a small batch for such a model."""
 FILLED = 0.85
 """Share of a GPU's memory that the predicted model may take; libraries and the allocator need the rest."""

@@ -7,7 +7,16 @@ import platform
 from typing import Protocol
 
 import torch
+from torch import Tensor
 
+from parallel_core.engine.host_copies import (
+    Downloads,
+    PinnedDownloads,
+    PinnedUploads,
+    PlainDownloads,
+    PlainUploads,
+    Uploads,
+)
 from parallel_core.observe import host
 from parallel_core.observe.recorder import SpanRecorder, recorder_for
 from parallel_core.spec import DeviceKind
@@ -41,6 +50,12 @@ class Device(Protocol):
 
     def forget_memory_peak(self) -> None:
         """Resets `memory_peak`. No effect on a CPU, whose peak is kept by the kernel."""
+
+    def uploads(self) -> Uploads:
+        """Returns what copies tensors from the host to the device, for which the host does not wait."""
+
+    def downloads(self, like: Tensor) -> Downloads:
+        """Returns what copies tensors of the shape and dtype of `like` to the host."""
 
     def core(self) -> int | None:
         """Returns the CPU core that the process is bound to; None on a GPU, or if it is not bound to a single core."""
@@ -79,6 +94,12 @@ class CpuDevice:
     def forget_memory_peak(self) -> None:
         pass
 
+    def uploads(self) -> Uploads:
+        return PlainUploads(self.torch)
+
+    def downloads(self, like: Tensor) -> Downloads:
+        return PlainDownloads()
+
     def core(self) -> int | None:
         bound = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set()
         return next(iter(bound)) if len(bound) == 1 else None
@@ -113,6 +134,12 @@ class CudaDevice:
 
     def forget_memory_peak(self) -> None:
         torch.cuda.reset_peak_memory_stats(self.torch)
+
+    def uploads(self) -> Uploads:
+        return PinnedUploads(self.torch)
+
+    def downloads(self, like: Tensor) -> Downloads:
+        return PinnedDownloads(like) if self.backend == "nccl" else PlainDownloads()
 
     def core(self) -> int | None:
         return None

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from parallel_core.engine.chunks import Chunks
 from parallel_core.engine.injected import Injected
-from parallel_core.engine.norm import StageNorm, StepTotals, Totals, clip_factor
+from parallel_core.engine.norm import Gathering, StageNorm, StepTotals, Totals, clip_factor
 from parallel_core.engine.optimizer import FlatAdamW
 from parallel_core.engine.p2p import Links, Traffic
 from parallel_core.engine.precision import LossScale
@@ -186,7 +186,8 @@ class Executor(Walker):
         self._program, self._traffic = self._prepare(program), traffic
         self._last = {op.kind: op for op in program}
         self._step = -1
-        self._result = Totals(0.0, 0.0)
+        self._begun: Gathering | None = None
+        """The totals of the step, from its last OPT_STEP on."""
 
     def run(self, batch: Batch) -> Totals:
         """Runs one training step on this rank's micro-batches; the totals are the same on every rank."""
@@ -203,7 +204,15 @@ class Executor(Walker):
         self._scope.span(Kind.SETUP, LANE_HOST, start)
         self._walk(batch.step, self._program)
         self._parts.links.end_step()
-        return self._result
+        return self._totals()
+
+    def _totals(self) -> Totals:
+        """Returns the totals of the step, for which the host waits, and adapts the loss scale to them."""
+        assert self._begun is not None
+        scale, total = self._parts.loss_scale, self._parts.totals.result(self._begun)
+        self._begun, norm, value = None, total.grad_norm / scale.value, scale.value
+        scale.judge(total.grad_norm)
+        return total._replace(grad_norm=norm, loss_scale=value, skipped=scale.skipped)
 
     def _gather(self, op: Op) -> int:
         """Gathers the parameters updated by other replicas: those of all stages, at the last such operation of the
@@ -211,10 +220,10 @@ class Executor(Walker):
         return self._parts.reducer.gather() if op is self._last[op.kind] else 0
 
     def _optimise(self, op: Op) -> int:
-        """Computes the step's totals (a collective, so with its own span), clips, and updates: all stages at the last
+        """Computes the step's norm (a collective, so with its own span), clips, and updates: all stages at the last
         operation.
 
-        Skips the update where fp16 gradients overflowed on any rank.
+        Skips the update where fp16 gradients overflowed on any rank. On a GPU the host waits for none of this.
         """
         if op is not self._last[op.kind]:
             return 0
@@ -222,13 +231,12 @@ class Executor(Walker):
         with self._scope.named(Kind.NORM.name):
             parts.shared.sum()
             squares, scale = parts.totals.squares(), parts.loss_scale.value
-            totals = parts.totals.result(parts.totals.begin(self._step, total_loss(self._losses), squares))
-            bounded = totals.grad_norm if self._train.clip == "global" else parts.stage_norm.of(squares)
+            self._begun = parts.totals.begin(self._step, total_loss(self._losses), squares)
+            norm = parts.totals.norm(self._begun)
+            bounded = norm if self._train.clip == "global" else parts.stage_norm.of(squares)
         self._scope.span(Kind.NORM, LANE_COLLECTIVE, start)
-        norm, taken = totals.grad_norm / scale, parts.loss_scale.judge(totals.grad_norm)
-        self._result = totals._replace(grad_norm=norm, loss_scale=scale, skipped=parts.loss_scale.skipped)
-        if taken:
-            parts.optimizer.step(clip_factor(bounded / scale, self._train.clip_norm) / scale)
+        factor = clip_factor(bounded / scale, self._train.clip_norm) / scale
+        parts.optimizer.step(factor, parts.loss_scale.overflowed(norm))
         return 0
 
 

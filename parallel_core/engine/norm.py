@@ -4,10 +4,14 @@ Each rank contributes the squared norm of every parameter share it holds (under 
 All ranks add them in the same order, by parameter name, tensor rank and replica, so the result has the same bits under
 every pipeline placement. A parameter that several tensor ranks hold whole, or a tied one on two stages, is counted
 once.
+
+On a GPU, whether and how much an update is clipped or skipped is decided there, so that the host can queue the update
+without waiting: norms are then numbers on the device (`Number`). The host reads the totals after it.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from itertools import product
 from typing import Any, NamedTuple
 
@@ -17,12 +21,16 @@ import torch
 from parallel_core.engine.collectives import Group, TableGroup, all_gather, all_reduce
 from parallel_core.engine.device import Device
 from parallel_core.engine.flat import FlatParameters
+from parallel_core.engine.host_copies import Download
 from parallel_core.engine.stop import StopRequest
 from parallel_core.layout import Layout
 from parallel_core.models.registry import parameter_shapes
 from parallel_core.outline.splits import TensorSplit, split_dim
 from parallel_core.plan.grad_buckets import shards_of
 from parallel_core.spec import ModelSpec, RunSpec
+
+Number = float | torch.Tensor
+"""A number on the host, or a tensor without dimensions on the device."""
 
 
 class Totals(NamedTuple):
@@ -42,16 +50,20 @@ class Totals(NamedTuple):
     step: int = -1
 
 
-class Gathering(NamedTuple):
+@dataclass
+class Gathering:
     """The totals of a step while they are being gathered."""
 
     step: int
     mine: torch.Tensor
     table: torch.Tensor
     work: Any
+    download: Download
     loss_scale: float = 1.0
     skipped: int = 0
     """Like `loss_scale` that of the own stage, where each stage has its own."""
+    totals: Totals | None = None
+    """The result, once it is known to the host."""
 
 
 class StepTotals:
@@ -85,6 +97,9 @@ class StepTotals:
                 places.setdefault(name, [(layout.rank(place, replica, t), column) for t, replica in holders])
         order = np.array([place for name in sorted(places) for place in places[name]])
         self._rows, self._columns = order[:, 0], order[:, 1]
+        self._places = _on_device(self._rows * self._width + self._columns, device.torch)
+        table = torch.empty(self._world * self._width, dtype=torch.float64, device=device.torch)
+        self._downloads = device.downloads(table)
         last = layout.place(layout.stages - 1)
         self._losses = [layout.rank(last, replica) for replica in range(layout.replicas[last])]
 
@@ -104,21 +119,27 @@ class StepTotals:
         if loss is not None:
             mine[-1] = loss
         if self._group is None:
-            return Gathering(step, mine, mine, None)
+            return Gathering(step, mine, mine, None, self._downloads.begin(mine, None))
         out = torch.empty(self._world * self._width, dtype=mine.dtype, device=mine.device)
         work = all_gather(out, mine, self._group)
-        return Gathering(step, mine, out, work)
+        return Gathering(step, mine, out, work, self._downloads.begin(out, work))
+
+    def norm(self, begun: Gathering) -> Number:
+        """Returns the gradient norm over all ranks. On a CPU it waits for their parts; on a GPU the device does."""
+        if self._places is None:
+            return self.result(begun).grad_norm
+        if begun.work is not None:
+            begun.work.wait()
+        return begun.table.index_select(0, self._places).sum().sqrt()
 
     def result(self, begun: Gathering) -> Totals:
         """Waits for the parts of all ranks and returns the totals."""
-        if begun.work is not None:
-            begun.work.wait()
-        table = begun.table.cpu().numpy().reshape(self._world, self._width)
-        squares = table[self._rows, self._columns]
-        loss_sum, stop = table[self._losses, -1].sum(), table[:, -2].any()
-        return Totals(
-            float(loss_sum), float(np.sqrt(squares.sum())), begun.loss_scale, begun.skipped, bool(stop), begun.step
-        )
+        if begun.totals is None:
+            table = begun.download.wait().numpy().reshape(self._world, self._width)
+            norm = float(np.sqrt(table[self._rows, self._columns].sum()))
+            loss, stop = float(table[self._losses, -1].sum()), bool(table[:, -2].any())
+            begun.totals = Totals(loss, norm, begun.loss_scale, begun.skipped, stop, begun.step)
+        return begun.totals
 
 
 class StageNorm:
@@ -134,19 +155,35 @@ class StageNorm:
         self._counted = torch.tensor(counted, dtype=torch.float64, device=flat.grads.device)
         self._group = group
 
-    def of(self, squares: torch.Tensor) -> float:
-        """Returns the norm; `squares` is from `StepTotals.squares`. A collective of the tensor-parallel group."""
+    def of(self, squares: torch.Tensor) -> Number:
+        """Returns the norm; `squares` is from `StepTotals.squares`. A collective of the tensor-parallel group, for
+        which the host does not wait on a GPU."""
         counted = squares * self._counted
-        if self._group is None:  # the same order of addition as in `StepTotals.result`: same bits with a single stage
-            return float(np.sqrt(counted.cpu().numpy().sum()))
+        if self._group is None and counted.is_cpu:
+            # the same order of addition as in `StepTotals.result`: same bits with a single stage
+            return float(np.sqrt(counted.numpy().sum()))
         total = counted.sum()
-        all_reduce(total, self._group).wait()
-        return float(total.sqrt())
+        if self._group is not None:
+            all_reduce(total, self._group).wait()
+        return float(total.sqrt()) if total.is_cpu else total.sqrt()
+
+    def read(self, squares: torch.Tensor) -> float:
+        """Returns the norm as `of` does; the host waits for it."""
+        return float(self.of(squares))
 
 
-def clip_factor(norm: float, limit: float | None) -> float:
+def clip_factor(norm: Number, limit: float | None) -> Number:
     """Returns the factor that reduces gradients of norm `norm` to at most `limit` (None: no clipping)."""
-    return 1.0 if limit is None or not norm > limit else limit / (norm + 1e-6)
+    if limit is None:
+        return 1.0
+    if isinstance(norm, torch.Tensor):
+        return torch.where(norm > limit, limit / (norm + 1e-6), 1.0)
+    return limit / (norm + 1e-6) if norm > limit else 1.0
+
+
+def _on_device(places: np.ndarray, device: torch.device) -> torch.Tensor | None:
+    """Returns the numbers of elements as a tensor on the device; None on a CPU, where NumPy uses them."""
+    return None if device.type == "cpu" else torch.from_numpy(places).to(device)
 
 
 def held(model: ModelSpec, layout: Layout, place: int) -> list[str]:

@@ -52,6 +52,13 @@ class LossScale:
         """The gradient at `loss` that backward starts from; None stands for 1."""
         return None if self.value == 1.0 else torch.full_like(loss, self.value)
 
+    def overflowed(self, norm: float | Tensor) -> bool | Tensor:
+        """Whether a step with this scaled gradient norm must be skipped: decided where the norm is, on the host or the
+        device."""
+        if not self.dynamic:
+            return False
+        return torch.isfinite(norm).logical_not() if isinstance(norm, Tensor) else not math.isfinite(norm)
+
     def judge(self, norm: float) -> bool:
         """Whether a step with this scaled gradient norm is taken; adapts the scale.
 

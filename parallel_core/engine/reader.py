@@ -34,7 +34,8 @@ class Reader:
         scope: Scope,
         faults: Injected,
     ) -> None:
-        self.sampler, self._ids, self._device, self._scope, self._faults = sampler, ids, device, scope, faults
+        self.sampler, self._ids, self._scope, self._faults = sampler, ids, scope, faults
+        self._upload = device.uploads()
         self._reads = bool(outline_of(spec.model).readers & set(units))
         self._dtype = DTYPES[spec.train.precision]
 
@@ -61,6 +62,5 @@ class Reader:
 
     def _to_device(self, array: np.ndarray) -> torch.Tensor:
         """Copies integers as they are, floating-point values in the run's precision."""
-        tensor = torch.from_numpy(array)
-        dtype = self._dtype if tensor.is_floating_point() else tensor.dtype
-        return tensor.to(self._device.torch, dtype, non_blocking=True)  # pageable memory: it may be freed at once
+        tensor = self._upload(torch.from_numpy(array))
+        return tensor.to(self._dtype) if tensor.is_floating_point() else tensor

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from parallel_core.engine.executor import Parts, Prepared, Walker, total_loss
-from parallel_core.engine.norm import Gathering, clip_factor
+from parallel_core.engine.norm import Gathering, Number, clip_factor
 from parallel_core.engine.p2p import Traffic
 from parallel_core.engine.scaled import marked, rescaled
 from parallel_core.engine.stage import Batch
@@ -104,7 +104,7 @@ class StreamExecutor(Walker):
         size = self._windows.per_step
         done = {i: loss for i, loss in self._losses.items() if i < size}
         begun = self._parts.totals.begin(step, total_loss(done), self._squares / max(self._updates, 1))
-        begun = begun._replace(loss_scale=self._scale.value, skipped=self._scale.skipped)
+        begun.loss_scale, begun.skipped = self._scale.value, self._scale.skipped
         self.versions.use_newest()
         for part in (self.versions, self._parts.chunks, self._parts.links):
             part.renumber(size)
@@ -161,7 +161,8 @@ class StreamExecutor(Walker):
     def _optimise(self, op: Op) -> int:
         """Updates by the mean over the micro-batches since the last update, whose losses are parts of a step's loss.
 
-        Skips the update where fp16 gradients overflowed on this stage, whose loss scale then falls.
+        Skips the update where fp16 gradients overflowed on this stage, whose loss scale then falls. In fp16 the host
+        waits for the norm, as the scale of the next backward depends on it.
         """
         parts, start = self._parts, self._scope.mark()
         parts.shared.sum()
@@ -169,10 +170,12 @@ class StreamExecutor(Walker):
         squares = parts.totals.squares() * weight**2
         self._squares = squares if not self._updates else self._squares + squares
         self._updates += 1
-        clip, taken = 1.0, True
+        clip: Number = 1.0
+        taken = True
         if self._train.clip_norm is not None or self._scale.dynamic:
-            norm = parts.stage_norm.of(squares)
-            clip, taken = clip_factor(norm, self._train.clip_norm), self._scale.judge(norm)
+            norm = parts.stage_norm.read(squares) if self._scale.dynamic else parts.stage_norm.of(squares)
+            clip = clip_factor(norm, self._train.clip_norm)
+            taken = not self._scale.dynamic or self._scale.judge(float(norm))
             self._scope.span(Kind.NORM, LANE_COLLECTIVE, start)
         if taken:
             # Autograd would reject weights that change between forward and backward: `versions` keeps the right ones.

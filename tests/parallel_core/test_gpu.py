@@ -7,6 +7,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -28,6 +29,7 @@ from parallel_core.profile.request import ProfileRequest
 from parallel_core.spec import ModelSpec, RunSpec
 from parallel_core.tensor.weights import WeightGradient, WeightGradients
 from tests.parallel_core.failing_ranks import failed
+from tests.parallel_core.test_deterministic import KINDS
 
 pytestmark = [
     pytest.mark.gpu,
@@ -86,6 +88,27 @@ def test_a_straggler_that_looks_at_the_clock_of_its_gpu_closes_no_circle(name: s
     """
     done = trained(tmp_path / "run", SPLITS[name], inject=(STRAGGLER,), steps=6)
     assert len(done.series("loss")) == 6 and set(done.traced()) == {0, 1}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_two_deterministic_runs_end_with_the_same_bits(kind: str, tmp_path: Path) -> None:
+    """An operation of which CUDA has no deterministic version would raise."""
+    train = {"steps": 4, "warmup_steps": 1, "global_batch": 8, "deterministic": True, "device": "cuda"}
+    spec, found = RunSpec.model_validate({"model": KINDS[kind], "train": {**train, "precision": "bf16"}}), []
+    for name in ("first", "second"):
+        with LocalYard() as yard:
+            outcome = yard.run(spec, tmp_path / name)
+        assert outcome.ok, outcome.failure()
+        found.append(((outcome.last(0, "summary") or {})["fingerprint"], outcome.series("loss")["value"].tobytes()))
+    assert found[0][0]["parameters"] == found[1][0]["parameters"] and found[0][1] == found[1][1]
+
+
+def test_in_fp16_an_overflow_skips_an_update_on_the_gpu(tmp_path: Path) -> None:
+    """The first loss scales are too high, so the GPU skips updates; parameters stay finite, and training goes on."""
+    done = trained(tmp_path / "run", {}, precision="fp16", loss_scale=2.0**20, steps=12)
+    skipped, losses = done.series("skipped_steps")["value"], done.series("loss")["value"]
+    assert 0 < skipped[-1] < len(skipped)
+    assert np.isfinite(losses).all() and losses[-1] < losses[0]
 
 
 def test_the_meter_finds_what_the_allocator_does(tmp_path: Path) -> None:

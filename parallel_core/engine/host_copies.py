@@ -1,0 +1,133 @@
+"""Copies between the host and a GPU for which the host does not wait: through page-locked ("pinned") memory.
+
+A copy from or to other (pageable) memory may make the host wait for all work queued on the stream (docs.nvidia.com,
+CUDA Runtime API, "API synchronization behavior"); then the GPU idles until the host has queued more. The pinned memory
+is allocated once, as its allocation may wait for a receive that was posted ahead (see `rehearsal`).
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from parallel_core.engine.staged import Work
+
+UPLOADS = 8
+"""Pinned buffers of one `PinnedUploads`: the inputs and targets of four steps."""
+DOWNLOADS = 4
+"""Pinned buffers that a `PinnedDownloads` starts with; a pipeline that does not flush may need more."""
+_ALIGNED = 512
+"""Bytes to whose multiple a buffer is rounded up, so that each may be viewed as any dtype."""
+
+
+class Uploads(Protocol):
+    """Copies host tensors to a device. The host tensor may be changed or freed at once."""
+
+    def __call__(self, tensor: Tensor) -> Tensor: ...
+
+
+class Download(Protocol):
+    """A copy of a tensor to the host that is under way."""
+
+    def wait(self) -> Tensor:
+        """Waits until the copy is complete and returns it, a tensor in host memory."""
+
+
+class Downloads(Protocol):
+    """Copies tensors of one shape and dtype to the host."""
+
+    def begin(self, tensor: Tensor, work: Work | None) -> Download:
+        """Starts copying `tensor`, which `work` completes (None: operations that are queued). Keeps it alive until
+        then."""
+
+
+class PlainUploads:
+    """Uploads to `device` from pageable memory; on a CPU, no copies at all."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+
+    def __call__(self, tensor: Tensor) -> Tensor:
+        return tensor.to(self._device, non_blocking=True)
+
+
+class _PlainDownload:
+    def __init__(self, tensor: Tensor, work: Work | None) -> None:
+        self._tensor, self._work = tensor, work
+
+    def wait(self) -> Tensor:
+        if self._work is not None:
+            self._work.wait()
+        return self._tensor.cpu()
+
+
+class PlainDownloads:
+    """Downloads that are only made when they are waited for: those of a CPU, and of GPU tensors that are exchanged
+    through the host."""
+
+    def begin(self, tensor: Tensor, work: Work | None) -> Download:
+        return _PlainDownload(tensor, work)
+
+
+class PinnedUploads:
+    """Uploads to the GPU `device` through a ring of pinned buffers, in the order of the current stream."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device, self._next = device, 0
+        self._ring = torch.empty(UPLOADS, 0, dtype=torch.uint8)
+        self._copied = [torch.cuda.Event() for _ in range(UPLOADS)]
+
+    def __call__(self, tensor: Tensor) -> Tensor:
+        if self._ring.shape[1] < tensor.nbytes:
+            size = -(-tensor.nbytes // _ALIGNED) * _ALIGNED
+            self._ring = torch.empty(UPLOADS, size, dtype=torch.uint8, pin_memory=True)
+        slot, self._next = self._next, (self._next + 1) % UPLOADS
+        self._copied[slot].synchronize()  # returns at once where the slot's last copy is done, or there was none
+        host = self._ring[slot, : tensor.nbytes].view(tensor.dtype).view(tensor.shape)
+        out = host.copy_(tensor).to(self._device, non_blocking=True)
+        self._copied[slot].record()
+        return out
+
+
+class _PinnedDownload:
+    def __init__(self, source: Tensor, host: Tensor, done: torch.cuda.Event, free: list[Tensor]) -> None:
+        self._source: Tensor | None = source
+        self._host, self._done, self._free = host, done, free
+
+    def wait(self) -> Tensor:
+        self._done.synchronize()
+        self._source = None
+        copy = self._host.clone()
+        self._free.append(self._host)
+        return copy
+
+
+class PinnedDownloads:
+    """Downloads from a GPU on a stream of their own: they wait for the tensor alone, not for what is queued after it.
+
+    The stream has high priority: of PyTorch's pool of streams, those of normal priority are also given to NCCL, and
+    one that a posted receive occupies would never get to the copy.
+    """
+
+    def __init__(self, like: Tensor) -> None:
+        """`like`: a tensor of the shape and dtype of those to be copied."""
+        self._stream = torch.cuda.Stream(like.device, priority=-1)
+        self._shape, self._dtype = like.shape, like.dtype
+        self._free = [self._buffer() for _ in range(DOWNLOADS)]
+
+    def _buffer(self) -> Tensor:
+        return torch.empty(self._shape, dtype=self._dtype, pin_memory=True)
+
+    def begin(self, tensor: Tensor, work: Work | None) -> Download:
+        computing = torch.cuda.current_stream(tensor.device)
+        host, done = self._free.pop() if self._free else self._buffer(), torch.cuda.Event()
+        with torch.cuda.stream(self._stream):
+            if work is None:
+                self._stream.wait_stream(computing)
+            else:
+                work.wait()  # makes this stream wait, not the host
+            host.copy_(tensor, non_blocking=True)
+            done.record()
+        return _PinnedDownload(tensor, host, done, self._free)
