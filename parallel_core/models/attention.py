@@ -21,6 +21,9 @@ from parallel_core.models.cache import KvCache
 from parallel_core.outline.gpt import GptOutline
 from parallel_core.spec import ModelSpec
 
+Tables = Callable[..., tuple[Tensor, Tensor]]
+"""Computes cosines and sines of RoPE angles: `rotary`, `rotary_whole`."""
+
 
 class Core(nn.Module):
     """Queries, keys and values [batch, seq, rows of `qkv`] -> attention output [batch, seq, heads x dim]."""
@@ -48,8 +51,9 @@ class Core(nn.Module):
         batch, seq, _ = qkv.shape
         q, k, v = self._heads(qkv)
         if self.rope:  # before the transpose: a fused kernel's output has the memory layout of its queries
-            cos, sin = (turn[:, None] for turn in self._rope_tables(seq, qkv))
-            q, k = rotate(q, cos, sin), rotate(k, cos, sin)
+            turn, tables = (rotate_whole, rotary_whole) if qkv.is_cuda else (rotate, rotary)
+            cos, sin = (table[:, None] for table in self._rope_tables(tables, seq, qkv))
+            q, k = turn(q, cos, sin), turn(k, cos, sin)
         q, k, v = (each.transpose(1, 2) for each in (q, k, v))
         if self.cache is not None:
             k, v = self.cache.extend(k, v)
@@ -62,10 +66,10 @@ class Core(nn.Module):
             mixed = F.scaled_dot_product_attention(q, k, v, is_causal=first, enable_gqa=shared)
         return mixed.transpose(1, 2).reshape(batch, seq, -1)
 
-    def _rope_tables(self, seq: int, qkv: Tensor) -> tuple[Tensor, Tensor]:
-        """Returns cosines and sines for the next `seq` positions."""
+    def _rope_tables(self, tables: Tables, seq: int, qkv: Tensor) -> tuple[Tensor, Tensor]:
+        """Returns the next `seq` rows of the cosines and sines that `tables` computes."""
         first, places = (0, seq) if self.cache is None else (self.cache.length, self.cache.capacity)
-        cos, sin = rotary(places, self.head_dim, self.rope_base, qkv.dtype, qkv.device)
+        cos, sin = tables(places, self.head_dim, self.rope_base, qkv.dtype, qkv.device)
         return cos[first : first + seq], sin[first : first + seq]
 
     def _heads(self, qkv: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -144,3 +148,37 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Rotates the pairs (i, i + dim / 2) of the last dimension: Llama's order of dimensions."""
     a, b = x.chunk(2, -1)
     return torch.cat([a * cos - b * sin, b * cos + a * sin], -1)
+
+
+@lru_cache(maxsize=16)
+def rotary_whole(seq: int, dim: int, base: float, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Returns `rotary` for `rotate_whole`: (cos, cos) and (-sin, sin), [seq, dim] each."""
+    cos, sin = rotary(seq, dim, base, dtype, device)
+    return torch.cat([cos, cos], -1), torch.cat([-sin, sin], -1)
+
+
+class _Rotation(torch.autograd.Function):
+    """Rotates by three kernels in each direction. Of single operations (`rotate`) the forward needs seven, and the
+    backward more: on CUDA each is a launch, and a pass over half of the queries or keys."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        ctx.save_for_backward(cos, sin)
+        return _rotation(x, cos, sin, 1)
+
+    @staticmethod
+    @once_differentiable  # type: ignore[untyped-decorator]
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+        cos, sin = ctx.saved_tensors
+        return _rotation(grad, cos, sin, -1), None, None
+
+
+def _rotation(x: Tensor, cos: Tensor, sin: Tensor, sign: int) -> Tensor:
+    swapped = torch.cat(x.chunk(2, -1)[::-1], -1)
+    return (x * cos).addcmul_(swapped, sin, value=sign)
+
+
+def rotate_whole(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Returns what `rotate` does, from the tables of `rotary_whole`; in 16 bits it rounds less often."""
+    out: Tensor = _Rotation.apply(x, cos, sin)
+    return out

@@ -1,4 +1,4 @@
-"""The models' own loss and norm, compared with torch's."""
+"""The models' own loss and norm, compared with torch's, and kernels for GPUs with those for CPUs."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from parallel_core.models import attention
 from parallel_core.models.layers import RmsNorm, _RmsNorm
 from parallel_core.models.loss import CrossEntropySum
 from parallel_core.observe import host
@@ -65,3 +66,20 @@ def test_the_norm_of_one_kernel_is_ours(device: str, dtype: torch.dtype, close: 
         torch.testing.assert_close(one, other, rtol=close, atol=close)
     if device == "cuda":
         assert torch.equal(norm(x), found[0][0])
+
+
+@pytest.mark.parametrize(("dtype", "close"), [(torch.float64, 1e-14), (torch.float32, 1e-6), (torch.bfloat16, 3e-2)])
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=GPU)])
+def test_queries_are_rotated_alike_by_few_kernels(device: str, dtype: torch.dtype, close: float) -> None:
+    """In both directions, of a strided view as that of the queries in `qkv`; the result is contiguous."""
+    torch.manual_seed(6)
+    drawn, weight, found = torch.randn(2, 8, 3, 3, 16), torch.randn(2, 8, 3, 16), []
+    for turn, tables in ((attention.rotate, attention.rotary), (attention.rotate_whole, attention.rotary_whole)):
+        given = drawn.to(device, dtype, copy=True).requires_grad_()
+        cos, sin = (table[:, None] for table in tables(8, 16, 1e4, dtype, given.device))
+        out = turn(given.unbind(3)[1], cos, sin)
+        (out * weight.to(device, dtype)).sum().backward()
+        assert out.is_contiguous() and given.grad is not None
+        found.append((out.detach(), given.grad))
+    for one, other in zip(*found, strict=True):
+        torch.testing.assert_close(one, other, rtol=close, atol=close)
