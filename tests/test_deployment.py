@@ -18,6 +18,7 @@ import pytest
 import yaml
 
 from tests.compose_process import DOCKERFILE, VARIABLE, interpolate
+from workers.settings import Settings
 
 ROOT = Path(__file__).resolve().parent.parent
 COMPOSE = (ROOT / "docker-compose.yml").read_text()
@@ -69,6 +70,12 @@ def test_workers_hold_neither_database_nor_signing_key(services: dict[str, Any])
     for name in ("worker", "worker-gpu"):
         assert not {"DATABASE_URL", "SECRET_KEY", "ADMIN_PASSWORD"} & set(services[name]["environment"])
     assert services["worker-gpu"]["profiles"] == ["gpu"]
+
+
+def test_runs_over_several_hosts_have_no_part_on_a_network_that_ends_at_its_host(services: dict[str, Any]) -> None:
+    for name in ("worker", "worker-gpu"):
+        env = {key: "" if value is None else str(value) for key, value in services[name]["environment"].items()}
+        assert not Settings.from_env(env).across_hosts
 
 
 def test_settings_refuse_a_default_secret_without_debug() -> None:

@@ -115,6 +115,8 @@ class HeartbeatBody(TypedDict):
     shared_checkpoints: NotRequired[bool]
     """Whether its checkpoints are in a folder that other hosts also have, so that runs over several hosts can save
     there."""
+    across_hosts: NotRequired[bool]
+    """Whether it can have a part of a run over several hosts; True where absent."""
     leaving: NotRequired[bool]
     """It shuts down in an orderly way and takes no more runs. Sent before its attempts end, so that none is placed here
     again."""

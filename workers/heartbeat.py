@@ -97,6 +97,7 @@ class Heartbeat(threading.Thread):
             memory_available=available,
             attempts=self._supervisor.roll.progress(),
             shared_checkpoints=self._settings.shared_checkpoints is not None,
+            across_hosts=self._settings.across_hosts,
             leaving=self._going.is_set(),
             token_files=token_file.listing(self._settings.corpora),
             refused=self.refused,

@@ -47,6 +47,8 @@ class Settings:
     token: str = ""
     address: str = ""
     """Name or address at which the other hosts of a run reach this one; empty: what `address.own_address` finds."""
+    across_hosts: bool = True
+    """Whether other hosts reach this one, so that it can have a part of a run over several hosts."""
     shared_checkpoints: Path | None = None
     """A folder that is the same on every host that names it, so that runs over several hosts can save there."""
     boot: str = field(default_factory=lambda: uuid.uuid4().hex)
@@ -75,6 +77,7 @@ class Settings:
             url=_web(env.get("TRAINYARD_URL", "")),
             token=env.get("TRAINYARD_TOKEN", ""),
             address=env.get("TRAINYARD_ADDRESS", ""),
+            across_hosts=_switch("TRAINYARD_ACROSS_HOSTS", env.get("TRAINYARD_ACROSS_HOSTS", "1")),
             shared_checkpoints=_folder(env, "TRAINYARD_CHECKPOINTS"),
         )
 
@@ -134,6 +137,12 @@ def _folder(env: Mapping[str, str], name: str) -> Path | None:
     except OSError as error:
         raise ValueError(f"{name}={env[name]!r} is no folder: {error.strerror}.") from None
     return path
+
+
+def _switch(name: str, text: str) -> bool:
+    if text.strip() not in {"0", "1"}:
+        raise ValueError(f"{name}={text!r} must be 0 (no) or 1 (yes).")
+    return text.strip() == "1"
 
 
 def _number(name: str, text: str, kind: type[Number]) -> Number:

@@ -232,6 +232,7 @@ class WorkerOut(Schema):
     memory_total: int
     memory_available: int
     disk_free: int | None = Field(description="bytes left where its checkpoints go")
+    across_hosts: bool = Field(description="whether it takes part in runs over several hosts")
     devices: list[DeviceOut]
     runs: list[int]
 

@@ -106,7 +106,8 @@ def workers(request: HttpRequest) -> Any:
 
 def _worker(view: fleet.WorkerView) -> dict[str, Any]:
     worker = view.worker
-    names = ("name", "host", "version", "draining", "leaving", "load", "memory_total", "memory_available", "disk_free")
+    about = ("name", "host", "version", "draining", "leaving", "across_hosts")
+    names = (*about, "load", "memory_total", "memory_available", "disk_free")
     fields = ("index", "kind", "name", "memory_total", "memory_used", "load")
     devices = [
         {**{f: getattr(device, f) for f in fields}, "run": device.run.pk if device.run else None}

@@ -30,6 +30,7 @@ def keep_beat(entry: Entry, body: Mapping[str, Any]) -> tuple[Worker, bool]:
         "memory_available": body["memory_available"],
         "disk_free": body.get("disk_free"),
         "shared_checkpoints": bool(body.get("shared_checkpoints")),
+        "across_hosts": bool(body.get("across_hosts", True)),
         "leaving": bool(body.get("leaving")),
         "token_files": body.get("token_files") or [],
         "refused": str(body.get("refused") or "")[:MAX_CHARACTERS],
@@ -62,4 +63,4 @@ def _clash(worker: Worker, entry: Entry) -> dict[str, Any]:
 def _placement_facts(worker: Worker) -> tuple[object, ...]:
     """What about a worker decides which runs can be placed there."""
     where = (worker.host, worker.boot, worker.leaving, worker.clashes)
-    return (*where, devices_of(worker), worker.shared_checkpoints, worker.token_files)
+    return (*where, devices_of(worker), worker.shared_checkpoints, worker.across_hosts, worker.token_files)

@@ -1,10 +1,10 @@
 """Which queued runs get which devices: a pure function from the queue and the hosts to assignments.
 
-Rules: oldest first; all devices of a run at once or none; on one host where any has enough, else on as few as it takes;
-never on a host that drains, leaves or is silent, and on one with a requested profile only where no other is free. An
-`exclusive` run needs idle hosts as a whole and blocks them. A run that has to wait reserves the hosts it waits for, so
-that later, smaller runs cannot starve it. Exclusive runs of one study go one after another, on the same host while that
-is connected, because they are meant to be compared.
+Rules: oldest first; all devices of a run at once or none; on one host where any has enough, else on as few as it takes
+of those that other hosts reach; never on a host that drains, leaves or is silent, and on one with a requested profile
+only where no other is free. An `exclusive` run needs idle hosts as a whole and blocks them. A run that has to wait
+reserves the hosts it waits for, so that later, smaller runs cannot starve it. Exclusive runs of one study go one after
+another, on the same host while that is connected, because they are meant to be compared.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Wait(Enum):
     WHOLE_HOST = "whole host"  # it is exclusive and something runs there, or something exclusive runs there
     RESERVED = "reserved"  # an older run waits for the host
     CHECKPOINT = "checkpoint"  # the host that has the checkpoint it begins from, or its token file, is away or draining
-    AWAY = "away"  # one of the hosts that the run measures is away or draining
+    AWAY = "away"  # one of the hosts that the run measures is away, draining or not for runs over several hosts
     SIBLING = "sibling"  # a run of the same study is active or ahead
 
 
@@ -60,7 +60,8 @@ class Request:
 @dataclass(frozen=True)
 class Host:
     """A worker: its device indices by kind, all and free. `open`: neither draining, leaving nor silent. `profiles`: a
-    profile was requested there, for whose end a run sent later waits."""
+    profile was requested there, for whose end a run sent later waits. `across`: it may have a part of a run over
+    several hosts."""
 
     name: str
     devices: dict[str, tuple[int, ...]]
@@ -68,6 +69,7 @@ class Host:
     exclusive: bool = False
     open: bool = True
     profiles: bool = False
+    across: bool = True
 
     def count(self, kind: str) -> int:
         return len(self.devices.get(kind, ()))
@@ -140,7 +142,7 @@ def _find(request: Request, hosts: dict[str, Host], reserved: set[str]) -> tuple
         if not usable:
             return Wait.CHECKPOINT, dict.fromkeys(request.needs, request.devices)
     if request.among:
-        usable = [host for host in usable if host.name in request.among]
+        usable = [host for host in usable if host.name in request.among and host.across]
         if away := set(request.among) - {host.name for host in usable}:
             return Wait.AWAY, dict.fromkeys(sorted(away), 1)
     if request.hosts < 2:
@@ -149,8 +151,7 @@ def _find(request: Request, hosts: dict[str, Host], reserved: set[str]) -> tuple
             return _find_one(request, capable, reserved)
     if request.alone:
         return Wait.TOO_LARGE, {}
-    if request.over:
-        usable = [host for host in usable if host.name in request.over]
+    usable = [host for host in usable if host.across and (not request.over or host.name in request.over)]
     return _find_several(request, usable, reserved)
 
 

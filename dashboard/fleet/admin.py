@@ -26,8 +26,8 @@ class WorkerAdmin(ReadOnlyAdmin):
 
     list_display = ("name", "state", "gpus", "cpus", "memory", "busy", "version", "heartbeat_at")
     fields = readonly_fields = (
-        *("name", "host", "state", "each", "memory", "disk", "checkpoints", "files", "busy", "version", "refused"),
-        *("heartbeat_at", "created_at"),
+        *("name", "host", "state", "each", "memory", "disk", "checkpoints", "across", "files", "busy", "version"),
+        *("refused", "heartbeat_at", "created_at"),
     )
     list_filter = ("draining",)
     search_fields = ("name", "host")
@@ -75,6 +75,10 @@ class WorkerAdmin(ReadOnlyAdmin):
     @admin.display(description="checkpoints")
     def checkpoints(self, worker: Worker) -> str:
         return "in a folder that other hosts have, too" if worker.shared_checkpoints else "on this host alone"
+
+    @admin.display(description="runs over several hosts")
+    def across(self, worker: Worker) -> str:
+        return "takes part" if worker.across_hosts else "takes no part (TRAINYARD_ACROSS_HOSTS=0)"
 
     @admin.display(description="token files")
     def files(self, worker: Worker) -> str:

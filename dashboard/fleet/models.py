@@ -28,6 +28,8 @@ class Worker(models.Model):
     """{name, tokens, vocab} of each token file in its data folder."""
     shared_checkpoints = models.BooleanField(default=False)
     """Whether its checkpoints are in a folder that other hosts also have."""
+    across_hosts = models.BooleanField(default=True)
+    """Whether other hosts reach it, so that it can have a part of a run over several hosts."""
     calibration = models.JSONField(default=dict, blank=True)
     draining = models.BooleanField(default=False)
     leaving = models.BooleanField(default=False)

@@ -108,7 +108,8 @@ class FleetSnapshot:
         out = []
         for worker in self.every:
             have = devices_of(worker)
-            out.append(Host(worker.name, have, have, open=worker in self.reporting and worker.in_service))
+            is_open = worker in self.reporting and worker.in_service
+            out.append(Host(worker.name, have, have, open=is_open, across=worker.across_hosts))
         return out
 
 
@@ -160,7 +161,8 @@ def hosts(heard: Collection[str] | None = None) -> list[Host]:
         every = devices_of(worker)
         free = {kind: tuple(i for i in ids if (worker.name, kind, i) not in held) for kind, ids in every.items()}
         is_open = alive and worker.in_service
-        out.append(Host(worker.name, every, free, worker.name in exclusive, is_open, worker.pk in profile))
+        profiles, across = worker.pk in profile, worker.across_hosts
+        out.append(Host(worker.name, every, free, worker.name in exclusive, is_open, profiles, across))
     return out
 
 

@@ -24,8 +24,10 @@ class FleetHosts:
 
     @classmethod
     def most(cls, kind: str, fleet: FleetSnapshot) -> int:
-        """The number of devices of that kind on all hosts that take runs."""
-        return sum(host.count(kind) for host in fleet.idle() if host.open)
+        """The most devices of that kind that one run can have, of the hosts that take runs."""
+        hosts = [host for host in fleet.idle() if host.open]
+        across = sum(host.count(kind) for host in hosts if host.across)
+        return max([across, *(host.count(kind) for host in hosts)])
 
     @cached_property
     def placements(self) -> list[Placement]:

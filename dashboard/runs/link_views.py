@@ -39,7 +39,7 @@ def address(first: str = "", second: str = "") -> str:
 
 def context(request: HttpRequest) -> dict[str, Any]:
     """The template context: what is known of the fleet's links, and the values of the form."""
-    names = list(reporting().order_by("name").values_list("name", flat=True))
+    names = list(reporting().filter(across_hosts=True).order_by("name").values_list("name", flat=True))
     found = [linking.Known.of(row) for row in host_links.newest()]
     asked = [request.GET.get(key, "") for key in ("first", "second")]
     chosen = asked if set(asked) <= set(names) else linking.next_pair(names, found)

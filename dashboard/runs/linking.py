@@ -49,6 +49,11 @@ def submit(*, owner: Any, first: str, second: str) -> Run:
         for name, given in (("first", first), ("second", second))
         if given not in workers
     }
+    errors |= {
+        name: f"{given} takes no part in runs over several hosts (TRAINYARD_ACROSS_HOSTS=0 there); choose another."
+        for name, given in (("first", first), ("second", second))
+        if given in workers and not workers[given].across_hosts
+    }
     if not errors and first == second:
         errors["second"] = f"Links are timed between two hosts; {first} was chosen twice."
     if errors:

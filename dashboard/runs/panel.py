@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from dashboard.fleet.words import WORDS
+from dashboard.fleet.words import WORDS, apart_text
 from dashboard.runs.form_words import in_form_words, short_label
 from dashboard.runs.layout_hosts import Hosts
 from dashboard.runs.layout_picture import Picture, picture
@@ -114,9 +114,10 @@ def _devices(found: Assessment) -> str:
         asked = f"{asked}, {shape_of(found.spec.parallel)[1]} by stage (replicas × tensor ranks)"
     if not found.capacity.total:
         return f"{asked}; no worker reports any now."
-    largest = found.capacity.largest
+    largest, apart = found.capacity.largest, found.capacity.apart
     spread = f"; its ranks would be on {listed_text(list(dict.fromkeys(found.hosts)))}" if found.hosts else ""
-    return f"{asked}; the fleet has {found.capacity.total}, at most {largest} on one host{spread}."
+    total = f"{found.capacity.total} for one run" if apart else str(found.capacity.total)
+    return f"{asked}; the fleet has {total}, at most {largest} on one host{spread}.{apart_text(apart)}"
 
 
 def _batch(spec: RunSpec) -> str:

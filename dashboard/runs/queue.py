@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from dashboard.control.placement import Host, Request, Wait, plan
 from dashboard.fleet.selectors import hosts, kind_of
-from dashboard.fleet.words import WORDS
+from dashboard.fleet.words import WORDS, apart_text
 from dashboard.runs.models import Attempt, Checkpoint, Run, State
 from dashboard.runs.spreading import Files, why_alone
 from parallel_core.analysis.quantities import listed_text
@@ -166,18 +166,20 @@ def _planned(runs: list[Run]) -> dict[int, Waiting]:
         if why is Wait.SIBLING:
             full = active.get(run.study_id or 0, ())
         if why in (Wait.CHECKPOINT, Wait.AWAY):
-            sentence = _for_absent(run, why, names, removed=len(awaited) < len(names))
+            sentence = _for_absent(run, why, names, awaited)
         else:
             sentence = _sentence(run, why, awaited, fleet)
         out[run.pk] = Waiting(sentence + more, ahead, full)
     return out
 
 
-def _for_absent(run: Run, why: Wait, names: Sequence[str], removed: bool) -> str:
-    """The sentence for a run that needs certain workers; `removed` = one of them is no longer in the fleet."""
-    listed = listed_text(names)
+def _for_absent(run: Run, why: Wait, names: Sequence[str], awaited: Sequence[Host]) -> str:
+    """The sentence for a run that needs the workers `names`, of which `awaited` are still in the fleet."""
+    listed, removed = listed_text(names), len(awaited) < len(names)
     if why is Wait.AWAY:
         state = "removed, silent or draining" if removed else "silent or draining"
+        if any(not host.across for host in awaited):
+            state = f"{state}, or set to take no part in runs over several hosts"
         return f"Waits for {listed}, {state}: it times messages between {listed_text(run.between)}."
     what = "the checkpoint it begins from" if run.resume_run_id else "its token file"
     if len(names) > 1:
@@ -192,8 +194,8 @@ def _sentence(run: Run, why: Wait | None, awaited: list[Host], fleet: list[Host]
         held = "every worker is draining, leaving or silent" if fleet else "none is connected"
         return f"Waits for a worker: {held}."
     if why is Wait.TOO_LARGE:
-        counts = [host.count(kind) for host in fleet if host.open]
-        return f"Needs {run.devices} {word}{_too_large(run, counts)}{_away(kind, fleet)}"
+        have = [host for host in fleet if host.open and host.count(kind)]
+        return f"Needs {run.devices} {word}{_too_large(run, kind, have)}{_away(kind, fleet)}"
     if why is Wait.SIBLING:
         return "Waits for other runs of its study: they go one after another."
     if not awaited:
@@ -215,10 +217,16 @@ def _away(kind: str, fleet: list[Host]) -> str:
     return f" {listed_text(names)} {'is' if len(names) == 1 else 'are'} draining, leaving or silent." if names else ""
 
 
-def _too_large(run: Run, counts: list[int]) -> str:
-    largest, total = max(counts, default=0), sum(counts)
-    if run.over_hosts > 1:
-        return f" spread evenly over {run.over_hosts} hosts; the workers have {', '.join(map(str, counts))}."
-    if why := why_alone(run):
+def _too_large(run: Run, kind: str, have: list[Host]) -> str:
+    """The end of the sentence for a run that needs more devices than the open hosts `have` for one run."""
+    if run.over_hosts < 2 and (why := why_alone(run)):
+        largest = max((host.count(kind) for host in have), default=0)
         return f" on one host, because {why}; the largest worker has {largest}."
-    return f"; all workers together have {total}."
+    counts = [host.count(kind) for host in have if host.across]
+    apart = apart_text([host.name for host in have if not host.across])
+    if run.over_hosts > 1:
+        each = ", ".join(map(str, counts)) or "none"
+        return f" spread evenly over {run.over_hosts} hosts; the workers have {each}.{apart}"
+    if apart and len(have) > 1:
+        return f"; a run over several hosts can have {sum(counts)}.{apart}"
+    return f"; all workers together have {sum(host.count(kind) for host in have)}."

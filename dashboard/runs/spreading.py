@@ -10,6 +10,7 @@ from typing import Any
 from dashboard.control.placement import Request, plan
 from dashboard.fleet.models import Worker
 from dashboard.fleet.selectors import FleetSnapshot
+from dashboard.fleet.words import apart_text
 from dashboard.runs.models import Attempt, Run
 from parallel_core.analysis.quantities import listed_text, plural_text
 from parallel_core.spec import RunSpec
@@ -87,12 +88,14 @@ def hosts_error(over: int, devices: int, kind: str, word: str, alone: str, among
         fitting = [str(n) for n in range(2, min(devices, MOST_HOSTS) + 1) if devices % n == 0]
         choose = f"choose {' or '.join(fitting)}, or as few as it takes" if fitting else "choose as few as it takes"
         return f"{devices} {word}s cannot be spread evenly over {over} hosts; {choose}."
-    counts = [_count(worker.devices, kind) for worker in FleetSnapshot.now().among(among)]
-    enough = sum(count >= devices // over for count in counts)
-    if counts and enough < over:
+    reporting = FleetSnapshot.now().among(among)
+    have = [worker for worker in reporting if _count(worker.devices, kind) >= devices // over]
+    apart = [worker.name for worker in have if not worker.across_hosts]
+    enough = len(have) - len(apart)
+    if reporting and enough < over:
         each = plural_text(devices // over, word)
         those = f"those that share its files ({listed_text(among)}) have" if among else "the fleet has"
-        return f"{over} hosts with {each} each are needed; {those} {enough}."
+        return f"{over} hosts with {each} each are needed; {those} {enough}.{apart_text(apart)}"
     return ""
 
 
@@ -121,10 +124,16 @@ def waits_for(request: Request, fleet: FleetSnapshot) -> str:
         return ""
     if not fleet.every:
         return "No worker has reported yet."
-    have = [worker for worker in fleet.every if _count(worker.devices, request.kind)]
-    could = [worker for worker in have if not request.needs or worker.name in request.needs]
+    could = [worker for worker in fleet.every if _could(worker, request)]
     said = listed_text([f"{worker.name} is {state}" for worker in could if (state := _state(worker, fleet))])
     return f"Too few such devices take runs now: {said}." if said else ""
+
+
+def _could(worker: Worker, request: Request) -> bool:
+    """Whether the worker could have all or some ranks of a run if it took runs now."""
+    have = _count(worker.devices, request.kind)
+    whole = request.hosts < 2 and have >= request.devices
+    return have > 0 and (whole or worker.across_hosts) and (not request.needs or worker.name in request.needs)
 
 
 def _state(worker: Worker, fleet: FleetSnapshot) -> str:

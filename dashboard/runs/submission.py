@@ -11,8 +11,8 @@ from typing import Any, Required, TypedDict, Unpack
 
 from pydantic import ValidationError
 
-from dashboard.fleet.selectors import FleetSnapshot
-from dashboard.fleet.words import WORDS
+from dashboard.fleet.selectors import FleetSnapshot, devices_of
+from dashboard.fleet.words import WORDS, apart_text
 from dashboard.ledger import selectors as ledger
 from dashboard.ledger.selectors import Predicted
 from dashboard.runs import resuming, services
@@ -37,7 +37,8 @@ MOST_SHARING = 32
 
 @dataclass(frozen=True)
 class Capacity:
-    """What reporting workers have of one kind of device: most on one host, on all, and bytes of the largest device."""
+    """What reporting workers have of one kind of device: most on one host, most for one run, and bytes of the largest
+    device."""
 
     kind: str
     largest: int = 0
@@ -45,6 +46,15 @@ class Capacity:
     memory: int = 0
     others: int = 0
     """Number of devices of other kinds."""
+    across: int = 0
+    """Number of devices for a run over several hosts."""
+    apart: tuple[str, ...] = ()
+    """Of several workers with such devices, those that take no part in runs over several hosts."""
+
+    @property
+    def text(self) -> str:
+        """What one run can have: `4 CPU devices`."""
+        return plural_text(self.total, WORDS[self.kind]) + (" for one run" if self.apart else "")
 
     @property
     def room(self) -> Room | None:
@@ -94,15 +104,15 @@ def capacity(
     `readers`: the only workers that will do; `reach`: those over which the run may be spread (both () = all). `fleet`:
     a snapshot to use instead of a new one.
     """
-    counts, memory, others, together = [], 0, 0, 0
-    for worker in (fleet or FleetSnapshot.now()).among(readers):
-        mine = [device for device in worker.devices if device["kind"] == kind]
-        others += len(worker.devices) - len(mine)
-        counts.append(len(mine))
-        together += len(mine) if not reach or worker.name in reach else 0
-        memory = max([memory, *(device.get("memory_total", 0) for device in mine)])
-    largest = max(counts, default=0)
-    return Capacity(kind, largest, max(largest, together), memory, others)
+    workers = (fleet or FleetSnapshot.now()).among(readers)
+    devices = [device for worker in workers for device in worker.devices]
+    mine = [device for device in devices if device["kind"] == kind]
+    counts = {worker: len(devices_of(worker).get(kind, ())) for worker in workers}
+    within = {worker: count for worker, count in counts.items() if count and (not reach or worker.name in reach)}
+    across = sum(count for worker, count in within.items() if worker.across_hosts)
+    apart = tuple(worker.name for worker in within if not worker.across_hosts and len(within) > 1)
+    memory, largest = max((one.get("memory_total", 0) for one in mine), default=0), max(counts.values(), default=0)
+    return Capacity(kind, largest, max(largest, across), memory, len(devices) - len(mine), across, apart)
 
 
 def assess(spec: dict[str, Any], resume_from: ResumeFrom | None = None, over_hosts: int = 0) -> Assessment:
@@ -201,6 +211,9 @@ def fleet_errors(spec: RunSpec, offered: Capacity, alone: str = "") -> dict[str,
     if not alone:
         share = f" A worker started with TRAINYARD_CPU_DEVICES={world} lets ranks share its cores."
         hint = share if offered.kind == "cpu" and world <= MOST_SHARING else ""
+        if offered.apart:
+            apart = f"a run over several hosts can have {offered.across}.{apart_text(offered.apart)}"
+            return {f"parallel.{axis}": f"{needs}; {apart}{hint}"}
         return {f"parallel.{axis}": f"{needs}; the fleet has {offered.total}.{hint}"}
     return {f"parallel.{axis}": f"{needs} on one host, because {alone}; the largest worker has {offered.largest}."}
 

@@ -171,8 +171,7 @@ class StudyForm(Form):
         offered = capacity(cleaned.get("train__device", "cpu"), fleet=self.fleet)
         wanted = cleaned.get("devices")
         if wanted and 0 < offered.total < wanted:
-            word = WORDS[offered.kind] + "s" * (offered.total > 1)
-            self.add_error("devices", f"The fleet has {offered.total} {word}; choose at most that many.")
+            self.add_error("devices", f"The fleet has {offered.text}; choose at most that many.")
         return cleaned
 
     def show(self, errors: dict[str, str]) -> None:
@@ -243,7 +242,7 @@ def initial_of(study: Study) -> dict[str, Any]:
 def fleet_sentence(fleet: FleetSnapshot) -> str:
     """Says how many devices of each kind the fleet has."""
     offers = [offered for kind in WORDS if (offered := capacity(kind, fleet=fleet)).total]
-    found = " or ".join(f"{o.total} {WORDS[o.kind]}{'s' * (o.total > 1)}" for o in offers)
+    found = " or ".join(offered.text for offered in offers)
     return f"the fleet has {found}" if found else "no worker reports now"
 
 

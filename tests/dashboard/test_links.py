@@ -72,6 +72,22 @@ def test_hosts_without_a_device_in_common_are_refused(two_hosts: None, alice: An
         linking.submit(owner=alice, first="yard-a", second="yard-b")
 
 
+def test_links_of_a_host_that_others_cannot_reach_are_not_timed(member: Client, two_hosts: None, alice: Any) -> None:
+    run = linking.submit(owner=alice, first="yard-a", second="yard-b")
+    Worker.objects.filter(name="yard-b").update(across_hosts=False)
+    waits = "Waits for yard-b, silent or draining, or set to take no part in runs over several hosts: it times messages"
+    assert queue.waiting(run).sentence.startswith(waits)
+    fleet = member.get("/fleet/")
+    assert fleet.context["link_hosts"] == ["yard-a"]
+    assert fleet.content.decode().count("Takes no part in runs over several hosts (TRAINYARD_ACROSS_HOSTS=0).") == 1
+    told = {row["name"]: row["across_hosts"] for row in member.get("/api/v1/workers").json()["data"]}
+    assert told == {"yard-a": True, "yard-b": False}
+    with pytest.raises(services.Invalid) as refused:
+        linking.submit(owner=alice, first="yard-a", second="yard-b")
+    said = "yard-b takes no part in runs over several hosts (TRAINYARD_ACROSS_HOSTS=0 there); choose another."
+    assert refused.value.field_errors == {"second": said}
+
+
 def test_a_viewer_may_look_but_not_ask(reader: Client, two_hosts: None, bob: Any) -> None:
     assert 'id="time-links"' not in reader.get("/fleet/").content.decode()
     assert reader.post("/runs/links", {"first": "yard-a", "second": "yard-b"}).status_code == 403

@@ -9,6 +9,7 @@ import pytest
 from dashboard.control import multi_host, sweeps
 from dashboard.control.clocks import MOST_COUNTED_S
 from dashboard.control.controller import Controller
+from dashboard.fleet.models import Worker
 from dashboard.runs import selectors, services
 from dashboard.runs.models import Attempt, Run, SpanChunk, State
 from tests.dashboard.peer import Peer, points_frame, spans_frame, spec
@@ -124,6 +125,17 @@ def test_it_is_placed_on_both_and_told_where_the_store_is(
     controller.turn()
     (order,) = [order for order in peers[1].orders() if order["kind"] == "store"]
     assert (order["host"], order["port"]) == ("host-a", 4711)
+
+
+def test_a_worker_that_says_so_gets_no_part_of_it(peers: tuple[Peer, Peer], controller: Controller, alice: Any) -> None:
+    run = services.submit(owner=alice, spec=spec(dp=2))
+    peers[0].beat()
+    peers[1].beat(across_hosts=False)
+    controller.turn()
+    controller.turn()
+    assert state_of(run) == State.QUEUED and [worker.across_hosts for worker in Worker.objects.all()] == [True, False]
+    peers[1].beat()
+    until(controller, lambda: all(peer.tasks() for peer in peers))
 
 
 def test_every_host_is_told_which_of_them_share_a_folder_of_checkpoints(

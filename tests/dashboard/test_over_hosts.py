@@ -124,6 +124,8 @@ def test_the_planner_takes_all_devices_of_the_fleet_up_to_what_can_be_searched(p
     """
     given = {"profile": profile, "devices": None, "memory": None}
     assert FleetPage(given, profile.asked_by).devices == 5
+    Worker.objects.filter(name="yard-b").update(across_hosts=False)
+    assert FleetPage(given, profile.asked_by).devices == 3, "no run has devices of both"
     Worker.objects.filter(name="yard-b").update(draining=True)
     assert FleetPage(given, profile.asked_by).devices == 2
     Worker.objects.update(draining=True)

@@ -182,6 +182,14 @@ def test_a_run_is_spread_over_hosts_that_share_what_it_writes_and_on_one_any_wil
     assert [share.host for share in placed(plan([shares], [host("a", 4), host("b"), host("c")]))[1]] == ["a"]
 
 
+def test_a_host_that_others_cannot_reach_has_no_part_of_a_run_over_several() -> None:
+    hosts = [host("a", 3, across=False), host("b"), host("c")]
+    assert [share.host for share in placed(plan([ask(1, 4)], hosts))[1]] == ["b", "c"]
+    assert [share.host for share in placed(plan([ask(1, 3)], hosts))[1]] == ["a"]
+    assert plan([ask(1, 5)], hosts).waits == plan([ask(1, 3, hosts=3)], hosts).waits == {1: (Wait.TOO_LARGE, ())}
+    assert plan([ask(1, 2, among=("a", "b"), hosts=2)], hosts).waits == {1: (Wait.AWAY, ("a",))}
+
+
 def test_kinds_of_devices_are_apart() -> None:
     both = Host("a", {"cpu": (0, 1), "cuda": (0,)}, {"cpu": (), "cuda": (0,)})
     assert plan([Request(1, 1, "cuda")], [both]).placed == [(Request(1, 1, "cuda"), [Share("a", (0,), 0)])]

@@ -143,6 +143,42 @@ def test_the_queue_says_which_host_is_missing(two_hosts: None, alice: Any) -> No
     )
 
 
+@pytest.fixture
+def apart(two_hosts: None) -> None:
+    """Three hosts of two devices, of which one, cpu, takes no part in runs over several hosts."""
+    factory.worker("cpu", devices=2)
+    Worker.objects.filter(name="cpu").update(across_hosts=False)
+
+
+APART = "cpu takes no part in runs over several hosts."
+
+
+def test_a_worker_that_others_cannot_reach_is_left_out_with_the_reason(apart: None, alice: Any) -> None:
+    assert set(submission.assess(spec(4)).hosts) == {"yard-a", "yard-b"}
+    said = submission.assess(spec(6, global_batch=12)).errors["parallel.dp"]
+    assert f"need 6 CPU devices; a run over several hosts can have 4. {APART}" in said
+    assert submission.assess(spec(3, global_batch=12), over_hosts=3).errors == {
+        "hosts": f"3 hosts with 1 CPU device each are needed; the fleet has 2. {APART}"
+    }
+    run = services.submit(owner=alice, spec=spec(6, global_batch=12))
+    assert selectors.waiting(run).sentence == f"Needs 6 CPU devices; a run over several hosts can have 4. {APART}"
+    spread = services.submit(owner=alice, spec=spec(3, global_batch=12), over_hosts=3)
+    said = selectors.waiting(spread).sentence
+    assert said.startswith(f"Needs 3 CPU devices spread evenly over 3 hosts; the workers have 2, 2. {APART}")
+
+
+def test_the_form_says_which_worker_is_for_runs_on_one_host(member: Client, apart: None) -> None:
+    said = member.post("/runs/new/check", filled(parallel__dp="4")).context["panel"].devices
+    assert said.startswith("4 CPU devices asked for; the fleet has 4 for one run, at most 2 on one host;")
+    assert said.endswith(f". {APART}")
+    Worker.objects.filter(name="cpu").update(draining=True)
+    Worker.objects.filter(name="yard-a").update(draining=True)
+    assert will_it_run(member, parallel__dp="4") == "Too few such devices take runs now: yard-a is draining."
+    Worker.objects.exclude(name="cpu").delete()
+    alone = member.post("/runs/new/check", filled(parallel__dp="2")).context["panel"].devices
+    assert alone == "2 CPU devices asked for; the fleet has 2, at most 2 on one host."
+
+
 def test_the_api_takes_how_many_hosts_and_says_which(member: Client, two_hosts: None) -> None:
     asked = {"spec": spec(4), "hosts": 2}
     made = member.post("/api/v1/runs", asked, content_type="application/json")

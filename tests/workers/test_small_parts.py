@@ -28,6 +28,7 @@ from workers.run_orders import Refused, attempt_number, read_order, with_beginni
 from workers.settings import Settings
 from workers.supervisor import Supervisor
 from workers.wire import Publisher
+from workers.worker import Worker
 
 DEVICES = Devices(cpu_devices=3).read()
 
@@ -265,6 +266,15 @@ def test_a_folder_of_checkpoints_that_cannot_be_had_is_named(tmp_path: Path) -> 
         Settings.from_env({"TRAINYARD_CHECKPOINTS": str(tmp_path / "file" / "below")})
     kept = Settings.from_env({"TRAINYARD_CHECKPOINTS": str(tmp_path / "shared")})
     assert kept.checkpoints == tmp_path / "shared" and kept.checkpoints.is_dir()
+
+
+def test_a_host_that_others_cannot_reach_says_so_in_its_heartbeat(tmp_path: Path) -> None:
+    env = {"TRAINYARD_HOME": str(tmp_path)}
+    for name, text, across in (("a", "0", False), ("b", "1", True), ("c", "", True)):
+        settings = Settings.from_env(env | {"TRAINYARD_WORKER_NAME": name, "TRAINYARD_ACROSS_HOSTS": text})
+        assert Worker(settings).heartbeat.body()["across_hosts"] is across
+    with pytest.raises(ValueError, match="TRAINYARD_ACROSS_HOSTS='no' must be 0"):
+        Settings.from_env(env | {"TRAINYARD_ACROSS_HOSTS": "no"})
 
 
 def over_two(**changes: Any) -> dict[str, Any]:
