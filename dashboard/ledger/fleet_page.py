@@ -25,6 +25,7 @@ from dashboard.ledger.forms import NO_PROFILE
 from dashboard.ledger.models import Profile, ProfileState
 from parallel_core.analysis.quantities import bytes_text, listed_text, plural_text, seconds_text, slower_text
 from parallel_core.plan.fleet import MOST_DEVICES
+from parallel_core.plan.room import Room
 from parallel_core.searches.splits import Answer, Way
 from parallel_core.spec import RunSpec
 
@@ -70,7 +71,8 @@ class Row:
 
 class FleetPage:
     """The contents of the page for the values of a valid form, asked by `asker`. `found` and all that uses it (the
-    sentences, rows and chart) need an answered `search`."""
+    sentences, rows and chart) need an answered `search`. `memory`: bytes of a device for tensors (None: unlimited), as
+    in the check of a new run."""
 
     def __init__(self, values: dict[str, Any], asker: Any) -> None:
         self._asker = asker
@@ -80,7 +82,9 @@ class FleetPage:
         self.devices = min(values["devices"] or own, MOST_DEVICES)
         self._hosts = FleetHosts(spec, self.devices, fleet)
         self._asked: float | None = values["memory"]
-        self.memory: float | None = self._asked * MIB if self._asked else self.profile.worker.device_memory
+        device = int(self._asked * MIB) if self._asked else self.profile.worker.device_memory
+        self._room = Room.on(device, spec.train.device)
+        self.memory = self._room.usable if self._room else None
 
     @cached_property
     def search(self) -> Search:
@@ -120,7 +124,7 @@ class FleetPage:
     @property
     def each(self) -> str:
         """The memory of a device as text, from the form or the profile's worker; '' if unknown."""
-        return f" of {bytes_text(self.memory)}" if self.memory else ""
+        return f" of {self._room.text}" if self._room else ""
 
     @property
     def untimed(self) -> host_links.Pair | None:

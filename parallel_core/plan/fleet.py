@@ -87,8 +87,9 @@ def splits(
 ) -> Splits:
     """All ways to train the model of `spec` with its batch on at most `devices` devices.
 
-    The fastest pipeline is also tried with an order searched for it. `memory`: bytes a device (None: unlimited);
-    `placed`: hosts of a run's ranks; `told`: progress callback (ways judged, ways in all).
+    The fastest pipeline is also tried with an order searched for it. `memory`: bytes of a device for tensors
+    (None: unlimited; see `plan.room`); `placed`: hosts of a run's ranks; `told`: progress callback (ways judged, ways
+    in all).
     """
     tried = list(_candidates(spec, min(devices, MOST_DEVICES)))
     found = []

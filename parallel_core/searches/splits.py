@@ -22,7 +22,7 @@ class Placement(Value):
 
 
 class Question(Value):
-    """Splits over at most `devices` devices with `memory` bytes each (None: unlimited).
+    """Splits over at most `devices` devices with `memory` bytes for tensors each (None: unlimited).
 
     `placements`: of runs over several hosts; runs without one are on a single host. `between`: measured links
     between hosts.

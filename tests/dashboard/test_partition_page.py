@@ -11,7 +11,6 @@ from django.urls import reverse
 from dashboard.analyst.models import Search
 from dashboard.ledger.models import Prediction, Profile
 from dashboard.runs import services
-from parallel_core.analysis.quantities import bytes_text
 from parallel_core.spec import RunSpec
 from tests.dashboard import factory
 from tests.dashboard.analysed import answered
@@ -81,7 +80,7 @@ def test_plans_for_this_fleet_can_be_launched(member: Client, profile: Profile) 
     run = services.submit(owner=profile.asked_by, spec=spec.model_dump(mode="json"))
     settled = Prediction.objects.get(run=run)
     assert settled.seconds == pytest.approx(answer.context["page"].found.able[0].seconds)
-    little = answered(member, "/partition/fleet/?memory=1")
+    little = answered(member, "/partition/fleet/?memory=301")  # of which 300 MiB are not for tensors
     able, refused = little.context["page"].found.able, little.context["page"].refused()
     assert refused[-1][1] == "too large" or refused[0][1] == "too large"
     assert all(way.memory <= 1 << 20 for way in able)
@@ -90,9 +89,10 @@ def test_plans_for_this_fleet_can_be_launched(member: Client, profile: Profile) 
 
 def test_what_the_devices_have_is_the_limit_where_none_is_asked_for(member: Client, profile: Profile) -> None:
     found = answered(member, "/partition/fleet/")
-    assert f" devices of {bytes_text(4 << 30)} at most" in found.content.decode() and found.context["page"].found.able
+    assert " devices of 4 GiB less 300 MiB for the framework at most" in plain(found.content.decode())
+    assert found.context["page"].found.able
     worker = profile.worker
-    worker.devices = [one | {"memory_total": (4 << 30, 1 << 20)[one["index"] == 1]} for one in worker.devices]
+    worker.devices = [one | {"memory_total": (4 << 30, 301 << 20)[one["index"] == 1]} for one in worker.devices]
     worker.save()
     little = answered(member, "/partition/fleet/").context["page"]
     assert little.memory == 1 << 20 and all(way.memory <= 1 << 20 for way in little.found.able)
