@@ -14,7 +14,14 @@ from dashboard.studies import streams
 from dashboard.studies.comparability import same_work
 from dashboard.studies.selectors import NO_SPEEDUP, Overview, Row
 from parallel_core.analysis import sentences
-from parallel_core.analysis.quantities import bytes_text, count_text, difference_text, seconds_text, significant
+from parallel_core.analysis.quantities import (
+    bytes_text,
+    count_text,
+    difference_text,
+    listed_text,
+    seconds_text,
+    significant,
+)
 from parallel_core.outline import outline_of
 from parallel_core.spec import RunSpec
 
@@ -173,17 +180,22 @@ class Reached:
 
 class Reaches(NamedTuple):
     """The lowest loss that every run reaches, as text, when each did, and how it is measured; '' and [] if there is
-    none."""
+    none, and `why_not` if that is because a run is short."""
 
     target: str = ""
     lines: Sequence[Reached] = ()
     how: str = ""
+    why_not: str = ""
 
 
 def time_to_loss(view: Overview) -> Reaches:
     """As on a study's page, losses are averaged over some steps: a single batch may be low by chance."""
     race = streams.race(view)
     found = [(row, reach) for row in view.rows if (reach := race.reaches.get(row.run.pk))]
+    over = race.over * view.losses.every
+    short = [row.entry.label for row, _ in found if len(view.losses.of(row.run)) < race.over]
+    if len(found) > 1 and short:
+        return Reaches(why_not=_too_short(short, over))
     if race.goal is None or len(found) < 2:
         return Reaches()
     lines = []
@@ -195,5 +207,13 @@ def time_to_loss(view: Overview) -> Reaches:
         took = BELOW if at_once else seconds_text(reach.seconds)
         samples = count_text((reach.step + 1) * row.spec.train.global_batch)
         lines.append(Reached(row.entry.label, str(reach.step), samples, took, reach.others))
-    how = f"Losses are averaged over {race.over * view.losses.every} steps{left_out(row.run for row in view.rows)}."
+    how = f"Losses are averaged over {over} steps{left_out(row.run for row in view.rows)}."
     return Reaches(significant(race.goal, 5), lines, how)
+
+
+def _too_short(labels: Sequence[str], over: int) -> str:
+    """Why there is no time to a loss while these runs have fewer losses than are averaged: over fewer, chance
+    decides."""
+    rest = f" ({SHOWN} of {len(labels)})" if len(labels) > SHOWN else ""
+    have = f"{listed_text(labels[:SHOWN])}{rest} {'has' if len(labels) == 1 else 'have'} fewer"
+    return f"There is none: losses are averaged over {over} steps, as one batch may be low by chance, and {have}."

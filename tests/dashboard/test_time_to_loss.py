@@ -12,6 +12,7 @@ from django.test import Client
 from dashboard.runs.metrics import pause
 from dashboard.runs.models import SeriesChunk, State
 from dashboard.studies import compare, selectors
+from parallel_core.analysis.target import LEAST
 from parallel_core.observe.records import POINT
 from tests.dashboard import factory
 
@@ -52,6 +53,20 @@ def test_the_luckiest_batch_is_not_the_loss_that_a_run_reaches(reader: Client, a
         chunk.save()
     found = compare.time_to_loss(selectors.overview([a, b]))
     assert found.target == expected and all(int(line.step) == 42 for line in found.lines)
+
+
+def test_why_a_run_of_few_losses_has_no_time_to_one(reader: Client, alice: Any) -> None:
+    """A mean over fewer losses than those of longer runs would be the luckiest batch; it is said, not left away."""
+    short = {"train": {"steps": LEAST - 1, "warmup_steps": 1}}
+    a, b, c = factory.finished(alice, {}), factory.finished(alice, {"dp": 2}, **short), factory.finished(alice, {})
+    page = reader.get(f"/compare/?runs={a.pk},{b.pk}")
+    said = "There is none: losses are averaged over 5 steps, as one batch may be low by chance, and DP has fewer."
+    assert page.context["reached"] == compare.Reaches(why_not=said)
+    assert f'<h3>Time to a loss</h3><p class="sub small">{said}</p>' in page.content.decode()
+    whole = compare.time_to_loss(selectors.overview([a, c]))
+    assert whole.lines and not whole.why_not
+    enough = factory.finished(alice, {"dp": 2}, train={"steps": LEAST, "warmup_steps": 1})
+    assert len(compare.time_to_loss(selectors.overview([a, enough])).lines) == 2
 
 
 def test_the_night_between_two_attempts_is_no_time_to_a_loss(reader: Client, alice: Any) -> None:
