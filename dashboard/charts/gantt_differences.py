@@ -1,13 +1,14 @@
 """A thin lane between the Gantt charts of two runs: the operations of one rank in which they differ.
 
 Its upper half has those of the first run, at their times, its lower half those of the second. An operation that the
-other run does not have is filled; one that stands elsewhere in the other's order is hatched.
+other run does not have is filled; one that stands elsewhere in the other's order is hatched. Where spans of a run were
+dropped, nothing is said of what only the other one has: it may have been among them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,24 +30,27 @@ IN_WORDS = "between the runs, operations that only one of them has (filled) or t
 
 
 class Lane(NamedTuple):
-    """The operations of rank `rank` of one run in order of their start, what the alignment says of each, and the first
-    instant of the run's step. There may be fewer `statuses` than `rows` (see `align.MOST`)."""
+    """The operations of rank `rank` of one run in order of their start, what the alignment says of each, the first
+    instant of the run's step, and how many of the rank's recorded spans of that step were kept. There may be fewer
+    `statuses` than `rows` (see `align.MOST`)."""
 
     rank: int
     rows: NDArray[np.void]
     statuses: Sequence[Status]
     zero: int
+    kept: int
+    recorded: int
 
-    @property
-    def differing(self) -> NDArray[np.intp]:
-        """Indices of the operations that differ."""
-        return np.flatnonzero(np.array(self.statuses) != "same")
+    def differing(self, other: Lane) -> list[int]:
+        """Indices of the operations that differ from those of `other`."""
+        unlike = {"moved_a", "moved_b"} if other.kept < other.recorded else {*get_args(Status)} - {"same"}
+        return [i for i, status in enumerate(self.statuses) if status in unlike]
 
 
 def add(figure: Figure, lanes: tuple[Lane, Lane], ranks: int) -> str:
     """Draws the lane below the `ranks` rows of the first run; returns words on how many operations differ."""
     middle = ranks - 1 + (1 + GAP) / 2
-    found = [(side, i) for side, lane in enumerate(lanes) for i in lane.differing.tolist()]
+    found = [(side, i) for side, lane in enumerate(lanes) for i in lane.differing(lanes[1 - side])]
     found.sort(key=lambda one: -_length(lanes[one[0]], one[1]))
     for moved in (False, True):
         drawn = [(side, i) for side, i in found[:MOST] if lanes[side].statuses[i].startswith("moved") is moved]
@@ -58,7 +62,18 @@ def add(figure: Figure, lanes: tuple[Lane, Lane], ranks: int) -> str:
     meta["canvas"] = meta["canvas"] or meta["shown"] + len(found[:MOST]) >= MANY
     total = sum(len(lane.statuses) for lane in lanes)
     longest = f", the {count_text(MOST)} longest drawn" if len(found) > MOST else ""
-    return f"{count_text(len(found))} of {count_text(total)} operations of rank {rank} of both differ{longest}"
+    differ = f"{count_text(len(found))} of {count_text(total)} operations of rank {rank} of both differ{longest}"
+    return "; ".join([differ, *_dropped(lanes)])
+
+
+def _dropped(lanes: tuple[Lane, Lane]) -> list[str]:
+    """For each run of which spans were dropped: how many are left, and what is therefore not counted."""
+    return [
+        f"{count_text(lane.kept)} of {count_text(lane.recorded)} of its spans were kept of the {own} run, "
+        f"so what only the {other} has is not counted"
+        for lane, own, other in zip(lanes, RUNS, RUNS[::-1], strict=True)
+        if lane.kept < lane.recorded
+    ]
 
 
 def _length(lane: Lane, i: int) -> int:

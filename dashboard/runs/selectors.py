@@ -206,9 +206,10 @@ def newest_traced_step(run: Run) -> int | None:
     return max((step for step, ranks in seen.items() if ranks), default=max(seen, default=None))
 
 
-def span_counts(run: Run, step: int) -> tuple[int, int]:
-    """(kept, recorded) numbers of spans of a step over all ranks: charts that show a part say "N of M"."""
-    counts = spans_of_newest(run).filter(step=step).values_list("count", "total")
+def span_counts(run: Run, step: int, rank: int | None = None) -> tuple[int, int]:
+    """(kept, recorded) numbers of spans of a step over all ranks, or of one: charts that show a part say "N of M"."""
+    chunks = spans_of_newest(run).filter(step=step, **({} if rank is None else {"rank": rank}))
+    counts = list(chunks.values_list("count", "total"))
     return sum(count for count, _ in counts), sum(total for _, total in counts)
 
 

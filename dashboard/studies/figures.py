@@ -13,7 +13,7 @@ from dashboard.charts.gantt_bars import Spans
 from dashboard.charts.gantt_differences import Lane
 from dashboard.charts.loss import Curve
 from dashboard.runs.metrics import left_out
-from dashboard.runs.selectors import series, spans
+from dashboard.runs.selectors import newest_traced_step, series, span_counts, spans
 from dashboard.studies.breakages import role_of
 from dashboard.studies.comparability import same_work
 from dashboard.studies.losses import Losses, Points
@@ -141,7 +141,7 @@ def steps(view: Overview) -> Chart:
 def gantts(rows: Sequence[Row], *, lane: bool = False) -> Chart:
     """Traced steps of the given rows on one axis; reads their spans. With `lane`, two of them have a lane between them
     of the operations in which they differ."""
-    traced = [(row, spans(row.run, row.run.summary.get("breakdown_step"))) for row in rows]
+    traced = [(row, spans(row.run, step)) for row in rows if (step := _shown_step(row)) is not None]
     drawn = [(row, found) for row, found in traced if found]
     title = "0 of these runs have been traced so far."
     if drawn:
@@ -163,8 +163,9 @@ def _with_lane(chart: Chart, drawn: Sequence[tuple[Row, Spans]]) -> Chart:
         return chart
     a, b = (Side(trained(row.spec), 0, found[0]) for row, found in drawn)
     zeros = [step_start(found) for _, found in drawn]
-    of = zip((a, b), align_sides(a, b).statuses, zeros, strict=True)
-    first, second = (Lane(0, side.ordered, statuses, zero) for side, statuses, zero in of)
+    counts = [span_counts(row.run, step, 0) for row, _ in drawn if (step := _shown_step(row)) is not None]
+    of = zip((a, b), align_sides(a, b).statuses, zeros, counts, strict=True)
+    first, second = (Lane(0, side.ordered, statuses, zero, *kept) for side, statuses, zero, kept in of)
     said = gantt_differences.add(chart.figure, (first, second), len(drawn[0][1]))
     subtitle = f"{chart.subtitle}; {gantt_differences.IN_WORDS}"
     return replace(chart, subtitle=subtitle, source=f"{chart.source}; {said}")
@@ -172,6 +173,12 @@ def _with_lane(chart: Chart, drawn: Sequence[tuple[Row, Spans]]) -> Chart:
 
 def _typical(row: Row) -> bool:
     return row.run.summary.get("breakdown_step") is not None
+
+
+def _shown_step(row: Row) -> int | None:
+    """The traced step that stands for the run, else the newest; None if it has none."""
+    typical: int | None = row.run.summary.get("breakdown_step")
+    return newest_traced_step(row.run) if typical is None else typical
 
 
 def _bubble(row: Row) -> float:

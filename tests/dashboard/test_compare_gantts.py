@@ -6,6 +6,7 @@ from typing import Any
 
 from django.test import Client
 
+from dashboard.runs.models import SpanChunk
 from tests.dashboard import factory
 
 
@@ -31,6 +32,23 @@ def test_two_runs_have_a_lane_of_the_operations_in_which_they_differ(reader: Cli
     assert not {"alone", "moved"} & {trace["name"] for trace in same["figure"]["data"]}
     three = reader.get(f"/compare/gantt.json?show={a.pk},{b.pk},{c.pk}").json()
     assert "differ" not in three["source"]
+
+
+def test_a_span_that_was_dropped_is_no_difference(reader: Client, alice: Any) -> None:
+    """The reduction that only the second run has may have been among the dropped spans of the first; not the other way
+    round."""
+    a, b = factory.finished(alice, {"micro_batches": 2}), factory.finished(alice, {"dp": 2, "micro_batches": 2})
+    address = f"/compare/gantt.json?show={a.pk},{b.pk}"
+    SpanChunk.objects.filter(attempt__run=b, rank=1).update(total=20)
+    assert "kept" not in reader.get(address).json()["source"], "that is another rank"
+    SpanChunk.objects.filter(attempt__run=b, rank=0).update(total=20)
+    second = reader.get(address).json()
+    assert "; 1 of 13 operations" in second["source"], "the first run kept all, and has none"
+    assert "; 8 of 20 of its spans were kept of the second run, so what only the first has is not" in second["source"]
+    SpanChunk.objects.filter(attempt__run=a).update(total=12)
+    first = reader.get(address).json()
+    assert "; 0 of 13 operations of rank 0 of both differ; 7 of 12 of its spans were kept of the" in first["source"]
+    assert "alone" not in {trace["name"] for trace in first["figure"]["data"]}
 
 
 def test_operations_of_another_order_are_in_the_lane(reader: Client, alice: Any) -> None:
