@@ -21,7 +21,10 @@ class TraceOut(Schema):
     read: int
     created_at: datetime
     ranks: int
-    steps: list[int]
+    steps: list[int] = Field(
+        description="of `step_count`, the newest 100 and 50 on each side of the middle one; `/steps` has all"
+    )
+    step_count: int
 
 
 class TraceRank(Schema):
@@ -29,7 +32,7 @@ class TraceRank(Schema):
     file: str
     device: str
     operations: int
-    spans: dict[int, int] = Field(description="spans of each step")
+    spans: dict[int, int] = Field(description="spans of each of `steps`")
 
 
 class TraceDetail(TraceOut):
@@ -38,6 +41,11 @@ class TraceDetail(TraceOut):
     notes: list[str]
     files: list[TraceRank]
     spec: dict[str, Any] | None = Field(description="of the run, where a yard exported its step; null of other traces")
+
+
+class TraceStep(Schema):
+    step: int
+    spans: dict[int, int] = Field(description="spans of each rank")
 
 
 class TraceAccount(Schema):

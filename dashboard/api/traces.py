@@ -13,9 +13,10 @@ from dashboard.api import schemas as s
 from dashboard.api import trace_schemas as t
 from dashboard.api import whatif as w
 from dashboard.api.auth import READ, SUBMIT, require_member
-from dashboard.api.paging import LISTS, PageNumber, PerPage, page_of
+from dashboard.api.paging import LISTS, PageNumber, PerPage, page_of, part_of
 from dashboard.api.runs import limited
 from dashboard.runs.trace_views import as_file
+from dashboard.runs.traced import StepChoice
 from dashboard.traces import page, services
 from dashboard.traces.models import Trace, TraceState
 from dashboard.traces.spans import about, step_of
@@ -62,14 +63,27 @@ def upload_trace(
 
 @router.get("/{trace_id}", auth=READ, response={200: s.Envelope[t.TraceDetail], **s.refusals(*s.SEES)})
 def get_trace(request: HttpRequest, trace_id: TraceId) -> Any:
-    """One trace with its files, ranks, steps and notes."""
+    """One trace with its files, ranks, steps and notes; of many steps, those that its page offers."""
     return {"data": _detail(_trace(trace_id))}
+
+
+@router.get(
+    "/{trace_id}/steps", auth=READ, response={200: s.Envelope[list[t.TraceStep]], **s.refusals(*LISTS, *s.SEES)}
+)
+def list_steps(request: HttpRequest, trace_id: TraceId, page: PageNumber = 1, per_page: PerPage = 50) -> Any:
+    """The steps of a trace, ascending, with the number of their spans; none until it has been read."""
+    trace = _trace(trace_id)
+    some, meta = part_of(trace.steps, page, per_page)
+    ranks = sorted((int(rank), own["steps"]) for rank, own in trace.ranks.items())
+    data = [{"step": step, "spans": {rank: own[str(step)] for rank, own in ranks if str(step) in own}} for step in some]
+    return {"data": data, "meta": meta}
 
 
 @router.get("/{trace_id}/analysis", auth=READ, response={200: s.Envelope[t.TraceAnalysis], **s.refusals(*s.SEES)})
 def analysis(request: HttpRequest, trace_id: TraceId, step: s.Step | None = None) -> Any:
     """How a step's time is spent (the middle step by default), the findings about it, and the largest operations. 404
-    until the trace has been read, and for a step that it does not have."""
+    until the trace has been read, and for a step that it does not have. `meta.steps`: the newest steps and those
+    beside this one, of `meta.traced` in all."""
     trace, shown = _step(trace_id, step)
     found, judged = step_of(trace, shown), page.findings(trace, shown)
     data = {
@@ -88,14 +102,18 @@ def analysis(request: HttpRequest, trace_id: TraceId, step: s.Step | None = None
         "rules": judged.rules,
         "largest": page.largest(trace),
     }
-    return {"data": data, "meta": {"steps": trace.steps}}
+    choice = StepChoice.among(trace.steps, shown)
+    return {"data": data, "meta": {"steps": choice.steps, "traced": choice.total}}
 
 
 @router.get("/{trace_id}/spans", auth=READ, response={200: s.Envelope[s.SpansOut], **s.refusals(*s.SEES)})
 def spans(request: HttpRequest, trace_id: TraceId, step: s.Step | None = None) -> Any:
-    """The spans of one step, the middle one by default; at most 20 000 spans in all."""
+    """The spans of one step, the middle one by default; at most 20 000 spans in all. `traced_steps`: the newest steps
+    and those beside this one, of `meta.traced` in all."""
     trace, shown = _step(trace_id, step)
-    return {"data": {"step": shown, "traced_steps": trace.steps, **limited(spans_of(trace, shown))}}
+    choice = StepChoice.among(trace.steps, shown)
+    data = {"step": shown, "traced_steps": choice.steps, **limited(spans_of(trace, shown))}
+    return {"data": data, "meta": {"traced": choice.total}}
 
 
 @router.get("/{trace_id}/chrome", auth=READ, response={200: None, **s.refusals(*s.SEES)})
@@ -136,29 +154,35 @@ def _step(pk: int, step: int | None) -> tuple[Trace, int]:
     """The trace and the requested step, by default the middle one. Raises Http404 if the trace is not ready or lacks
     the step."""
     trace = get_object_or_404(Trace, pk=pk, state=TraceState.READY)
-    shown = trace.steps[len(trace.steps) // 2] if step is None else step
-    if shown not in trace.steps:
+    steps = trace.steps
+    shown = steps[len(steps) // 2] if step is None else step
+    if shown not in steps:
         raise Http404
     return trace, shown
 
 
 def _record(trace: Trace) -> dict[str, Any]:
-    same = ("id", "name", "state", "detail", "size", "read", "created_at", "steps")
+    same = ("id", "name", "state", "detail", "size", "read", "created_at")
+    steps = trace.steps
+    choice = StepChoice.among(steps, steps[len(steps) // 2] if steps else None)
     return {name: getattr(trace, name) for name in same} | {
         "owner": trace.owner.get_username(),
         "ranks": len(trace.ranks),
+        "steps": choice.steps,
+        "step_count": choice.total,
     }
 
 
 def _detail(trace: Trace) -> dict[str, Any]:
+    record = _record(trace)
     files = [
         {
             "rank": int(rank),
             "file": own["file"],
             "device": own["device"],
             "operations": own["raw"],
-            "spans": own["steps"],
+            "spans": {step: own["steps"][str(step)] for step in record["steps"] if str(step) in own["steps"]},
         }
         for rank, own in sorted(trace.ranks.items(), key=lambda item: int(item[0]))
     ]
-    return _record(trace) | {"notes": trace.notes, "files": files, "spec": trace.recorded.get("spec")}
+    return record | {"notes": trace.notes, "files": files, "spec": trace.recorded.get("spec")}

@@ -19,6 +19,7 @@ from dashboard.fleet.models import Worker
 from dashboard.runs import services
 from dashboard.runs.models import Corpus, Run
 from dashboard.runs.selectors import SORTS
+from dashboard.traces.models import Trace, TraceState
 from tests.dashboard.analysed import read_next
 from tests.dashboard.received import received
 
@@ -84,6 +85,25 @@ def test_a_trace_is_uploaded_read_and_analysed_with_a_token(
     assert client.post(url, {"name": "none"}, headers=headers).status_code == 422
     assert client.delete(one, headers=bearer(bob, Scope.SUBMIT)).status_code == 403
     assert client.delete(one, headers=headers).status_code == 204
+
+
+def test_of_a_trace_of_many_steps_each_answer_has_a_part_and_says_of_how_many(client: Client, alice: Any) -> None:
+    steps = {str(step): 3 for step in range(1000)}
+    ranks = {str(rank): {"file": "a", "device": "", "raw": 1, "steps": steps} for rank in (0, 10)}
+    ranks["2"] = {**ranks["0"], "steps": {"7": 1}}
+    made = Trace.objects.create(name="long", owner=alice, state=TraceState.READY, ranks=ranks)
+    headers, url = bearer(alice, Scope.READ), "/api/v1/traces"
+    near = [*range(450, 551), *range(900, 1000)]
+    (row,) = client.get(url, headers=headers).json()["data"]
+    one = client.get(f"{url}/{made.pk}", headers=headers).json()["data"]
+    assert (row["steps"], row["step_count"]) == (one["steps"], one["step_count"]) == (near, 1000)
+    assert [len(file["spans"]) for file in one["files"]] == [201, 0, 201]
+    pages = [client.get(f"{url}/{made.pk}/steps?per_page=200&page={n}", headers=headers).json() for n in range(1, 7)]
+    assert [step["step"] for page in pages for step in page["data"]] == list(range(1000))
+    assert pages[0]["data"][7]["spans"] == {"0": 3, "2": 1, "10": 3}
+    assert pages[0]["meta"] == {"count": 1000, "page": 1, "per_page": 200}
+    found = client.get(f"{url}/{made.pk}/spans?step=100", headers=headers).json()
+    assert (found["data"]["traced_steps"], found["meta"]) == ([*range(50, 151), *range(900, 1000)], {"traced": 1000})
 
 
 def test_submit_get_list_and_cancel_with_a_token(client: Client, alice: Any) -> None:
