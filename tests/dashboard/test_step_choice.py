@@ -1,4 +1,4 @@
-"""The choice among traced steps: links to the neighbours of the shown one, keeping the open tab."""
+"""The choice among traced steps: links to the neighbours of the shown one, keeping the page's other parameters."""
 
 from __future__ import annotations
 
@@ -7,20 +7,21 @@ from typing import Any
 
 import pytest
 from django.template import Context, Template
+from django.test import RequestFactory
 
 from dashboard.runs.models import Run, SpanChunk
 from dashboard.runs.traced import StepChoice, step_choice
 from tests.dashboard import factory
 
 
-def page(choice: StepChoice, step: int | None, more: str = "") -> str:
+def page(choice: StepChoice, step: int | None, more: str = "", query: str = "") -> str:
     text = Template("{% load step_choice %}{% step_choice choice step " + more + " %}")
-    return text.render(Context({"choice": choice, "step": step}))
+    return text.render(Context({"choice": choice, "step": step, "request": RequestFactory().get(f"/{query}")}))
 
 
-def links(steps: list[int], step: int | None, more: str = "") -> dict[str, str]:
+def links(steps: list[int], step: int | None, more: str = "", query: str = "") -> dict[str, str]:
     """rel -> address of each link, with its ampersands unescaped."""
-    text = page(StepChoice.among(steps, step), step, more)
+    text = page(StepChoice.among(steps, step), step, more, query)
     return {rel: address.replace("&amp;", "&") for rel, address in re.findall(r'rel="(\w+)" href="([^"]+)"', text)}
 
 
@@ -37,8 +38,13 @@ def test_neighbours_are_one_click_away(step: int | None, found: dict[str, str]) 
     assert links([10, 20, 30], step) == found
 
 
-def test_the_open_tab_stays_open() -> None:
-    assert links([0, 5], 5, 'tab="memory"') == {"prev": "?tab=memory&step=0"}
+def test_another_step_keeps_the_tab_and_the_zoom_but_no_span_of_the_old_step() -> None:
+    query = "?tab=operators&a=1&step=5&lit=0:1:2&from=1&to=2"
+    assert links([0, 5], 5, query=query) == {"prev": "?tab=operators&a=1&step=0&from=1&to=2"}
+    text = page(StepChoice.among([0, 5], 5), 5, query=query)
+    hidden = dict(re.findall(r'<input type="hidden" name="(\w+)" value="([^"]*)">', text))
+    assert hidden == {"tab": "operators", "a": "1", "from": "1", "to": "2"}
+    assert text.count('data-keeps="from to axis"') == 2, "also where a script changed them since"
 
 
 def test_one_step_is_no_choice() -> None:

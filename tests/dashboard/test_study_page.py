@@ -121,6 +121,7 @@ def test_controls_of_the_page_keep_its_other_parameters(reader: Client, study: S
     assert {"baseline", "show"} <= set(kept)
     report = f"/studies/{study.pk}/report/?baseline={single}&show={single}&target=2.5"
     assert f'href="{report}"' in html.unescape(page)
+    assert f'href="{report.replace("report/", "table.csv")}"' in html.unescape(page)
 
 
 @pytest.mark.parametrize(

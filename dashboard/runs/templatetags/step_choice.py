@@ -11,8 +11,10 @@ from dashboard.runs.traced import StepChoice
 register = template.Library()
 
 
-@register.inclusion_tag("parts/step_choice.html")
-def step_choice(choice: StepChoice, step: int | None, tab: str = "", newest: bool = False) -> dict[str, Any]:
-    """`step` is the one shown, None for the newest. `newest` offers a link to the newest one, whichever that is. The
-    links keep `tab` open."""
-    return {"choice": choice, "step": step, "tab": tab, "newest": newest}
+@register.inclusion_tag("parts/step_choice.html", takes_context=True)
+def step_choice(
+    context: template.Context, choice: StepChoice, step: int | None, newest: bool = False
+) -> dict[str, Any]:
+    """`step` is the one shown, None for the newest. `newest` offers a link to the newest one, whichever that is. Links
+    and form keep the page's other parameters."""
+    return {"choice": choice, "step": step, "newest": newest, "request": context["request"]}
