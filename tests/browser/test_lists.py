@@ -65,6 +65,17 @@ def test_filters_that_leave_no_run_are_cleared_where_it_is_said(page: Page, stoc
     expect(names(page).filter(has_text="Small DP")).to_be_visible()
 
 
+def test_a_tag_of_the_address_that_the_filter_does_not_list_stays_while_another_is_changed(page: Page) -> None:
+    """As of a run that got its tag since the filters were listed."""
+    page.goto("/runs/?tag=of-no-run-yet")
+    tag = page.get_by_label("Tag")
+    expect(tag).to_have_value("of-no-run-yet")
+    page.get_by_role("checkbox", name="Failed").check()
+    page.wait_for_url(re.compile(r"(?=.*state=failed)(?=.*tag=of-no-run-yet)"))
+    tag.select_option("")
+    page.wait_for_url(re.compile(r"state=failed$"))
+
+
 def test_every_column_sorts_and_a_filter_keeps_the_order(page: Page, stocked: dict[str, Any]) -> None:
     page.goto("/runs/?tag=alpha")
     down, up = ["Small DP", "Small single"], ["Small single", "Small DP"]
@@ -200,6 +211,22 @@ def test_a_failed_answer_is_asked_for_again(
     page.route("**/runs/**", lambda route: route.fulfill(status=503), times=1)
     with page.expect_response(lambda answer: by_news(answer.request) and answer.ok):
         yard.query(TELL.format(run=stocked["single"], study=None, what="state"))
+
+
+def test_the_dot_of_a_host_whose_heartbeat_stops_changes_by_itself(page: Page, yard: YardProcess) -> None:
+    page.clock.install()
+    page.goto("/fleet/")
+    mark(page)
+    dot, worker = page.locator(".beat"), yard.part("-m workers")
+    expect(dot).to_have_attribute("data-level", "fresh")
+    worker.suspend()
+    try:
+        page.clock.fast_forward(7_000)  # more than a lease; a heartbeat that was on its way puts it off by one
+        expect(dot).to_have_attribute("data-level", "silent")
+    finally:
+        worker.resume()
+    expect(dot).to_have_attribute("data-level", "fresh")
+    assert same_page(page)
 
 
 @pytest.fixture
