@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel, ValidationError
 from pydantic_core import PydanticCustomError
 
-from parallel_core.faults import check_faults
+from parallel_core.faults import changed, check_faults
 from parallel_core.outline import Outline, outline_of
 from parallel_core.outline.recompute import RECOMPUTE_CHECKS
 from parallel_core.pipeline_rules import SPLIT_CHECKS, check_stages
@@ -83,15 +83,19 @@ def broken(spec: RunSpec) -> set[tuple[str, ...]]:
 
 def _after(spec: RunSpec, change: Change) -> set[tuple[str, ...]] | None:
     """Returns the fields of the rules that `spec` breaks after `change`; None where a value is wrong by itself."""
-    rooms: dict[str, BaseModel] = {}
+    rooms: dict[str, Any] = {}
     try:
         for field, value in change.items():
-            room, leaf = field.split(".")
-            old: BaseModel = rooms.get(room, getattr(spec, room))
-            rooms[room] = type(old).model_validate({**dict(old), leaf: value})
+            room, leaf = field.split(".", 1)
+            old = rooms.get(room, getattr(spec, room))
+            rooms[room] = changed(old, leaf, value) if room == "inject" else _set(old, leaf, value)
     except ValidationError:
         return None
     return broken(spec.model_copy(update=rooms))
+
+
+def _set(room: BaseModel, leaf: str, value: Any) -> BaseModel:
+    return type(room).model_validate({**dict(room), leaf: value})
 
 
 def _fits(spec: RunSpec, left: set[tuple[str, ...]], change: Change) -> bool:

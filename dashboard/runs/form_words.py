@@ -11,6 +11,7 @@ from typing import Any
 from dashboard.runs import break_it
 from dashboard.runs.choice_labels import CHOICE_LABELS
 from dashboard.runs.spec_fields import ENTRIES, leaves, text_of
+from parallel_core.faults import KINDS
 from parallel_core.schedule.traits import TRAITS
 
 AXES = {
@@ -54,6 +55,11 @@ _SCHEDULE = re.compile(
 )
 
 
+_FAULTS = {kind: fault.title for kind, fault in KINDS.items() if "_" in kind}
+"""Kinds of faults that are no plain words, as in messages -> the title of their switch."""
+_FAULT = re.compile(rf"(?<![\w.=])({'|'.join(_FAULTS)})(?![\w=])")
+
+
 def in_form_words(text: str, own: Mapping[str, str] = MappingProxyType({})) -> str:
     """`heads=5 does not divide hidden=128` becomes "Attention heads = 5 does not divide Hidden size = 128".
 
@@ -65,6 +71,7 @@ def in_form_words(text: str, own: Mapping[str, str] = MappingProxyType({})) -> s
     first = _ASSIGNED.sub(lambda found: f"{called[found[1]]} = {_value(found[2])}".rstrip(" ="), first)
     first = _SET.sub(lambda found: f"“{called[found[1]]}”" + (f" to {_value(found[2])}" if found[2] else ""), first)
     first = _BARE.sub(lambda found: f"“{called[found[0]]}”", first)
+    first = _FAULT.sub(lambda found: f"“{_FAULTS[found[0]]}”", first)
     return "\n".join([_SCHEDULE.sub(lambda found: VALUES[found[0]], first), *rest])
 
 

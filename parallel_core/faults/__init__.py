@@ -9,7 +9,7 @@ wherever it is shown. The engine applies them in `engine.injected`.
 from __future__ import annotations
 
 import typing
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import Field, TypeAdapter
@@ -25,7 +25,7 @@ from parallel_core.faults.slow_link import SlowLink
 from parallel_core.faults.straggler import Straggler
 from parallel_core.faults.tiny_kernels import TinyKernels
 from parallel_core.faults.unbalanced_cut import UnbalancedCut
-from parallel_core.rules import rule_error
+from parallel_core.rules import Way, refusal
 
 if TYPE_CHECKING:
     from parallel_core.spec import RunSpec
@@ -53,7 +53,10 @@ def check_faults(spec: RunSpec) -> None:
     kinds = [fault.kind for fault in spec.inject]
     twice = next((kind for kind in kinds if kinds.count(kind) > 1), None)
     if twice:
-        raise rule_error((f"inject.{twice}",), f"a run has a fault of one kind once; {twice} stands there twice.")
+        once = Way("leave one of them out", f"inject.{twice}", [None])
+        raise refusal(
+            (f"inject.{twice}",), f"a run has a fault of one kind once, and {twice} is there twice; use", once
+        )
     for fault in spec.inject:
         fault.check(spec)
 
@@ -63,6 +66,18 @@ def broken(spec: RunSpec) -> RunSpec:
     for fault in spec.inject:
         spec = fault.breaks(spec)
     return spec
+
+
+def changed(faults: Sequence[Fault], at: str, value: Any) -> tuple[Fault, ...]:
+    """Returns the faults with `value` in the field `at` (`straggler.rank`) of the last fault of its kind, or without
+    that fault if `at` is its kind alone.
+
+    Raises pydantic's ValidationError if the value is wrong by itself.
+    """
+    kind, _, name = at.partition(".")
+    last = max(i for i, fault in enumerate(faults) if fault.kind == kind)
+    made = [type(faults[last]).model_validate({**dict(faults[last]), name: value})] if name else []
+    return (*faults[:last], *made, *faults[last + 1 :])
 
 
 def trained(spec: RunSpec) -> RunSpec:

@@ -6,11 +6,13 @@ calls during training, whose defaults have no effect. Only `engine.injected` act
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from parallel_core.rules import few, rule_error
+from parallel_core.rules import MAX_VALUES_NAMED, Refusal, Way, nearest, refusal
+from parallel_core.stage_rules import ranks_text
 
 if TYPE_CHECKING:
     from parallel_core.spec import RunSpec
@@ -92,27 +94,42 @@ class Fault(BaseModel):
         """Raises the error of a rule where the run has no such rank."""
         world = spec.parallel.world
         if rank >= world:
-            raise self.wrong(name, f"there is no rank {rank} among {world}; try {few(range(world), rank)}.")
+            problem = f"{name}={rank} is no rank: {ranks_text(spec.parallel)} has {world}; use"
+            degrees = ("parallel.dp", "parallel.tp", "parallel.pp")
+            raise self.wrong(name, problem, self.way(name, range(world), rank), others=degrees)
 
     def need_step(self, spec: RunSpec, step: int) -> None:
         """Raises the error of a rule where the run has no such step."""
         steps = spec.train.steps
         if step >= steps:
-            message = f"the last step is {steps - 1}; use step={steps - 1} or less, or steps={step + 1} or more."
-            raise self.wrong("step", message, "train.steps")
+            earlier = Way("step={} or less", self.at("step"), [steps - 1])
+            longer = Way("steps={} or more", "train.steps", [step + 1])
+            problem = f"step={step} comes after the last of steps={steps}, which is {steps - 1}; use"
+            raise self.wrong("step", problem, earlier, longer, others=("train.steps",))
 
     def need_cpu(self, spec: RunSpec, what: str) -> None:
         """Raises the error of a rule where the run is not on CPU devices, on which alone `what` are made late."""
         device = spec.train.device
         if device != "cpu":
-            message = f"{what} are made late on CPU devices alone; set train.device to cpu (it is {device})."
-            raise self.wrong("", message, "train.device")
+            problem = f"{self.kind} makes {what} late, which only CPU devices do, and device={device} is none; use"
+            raise self.wrong("", problem, Way("device={}", "train.device", ["cpu"]), others=("train.device",))
 
-    def wrong(self, name: str, message: str, *others: str) -> Any:
-        """Returns the error of a rule, shown at this fault's field `name` ('' = at the fault); `others`: further dotted
-        fields."""
-        at = f"inject.{self.kind}.{name}" if name else f"inject.{self.kind}"
-        return rule_error((at, *others), message)
+    def at(self, name: str = "") -> str:
+        """Returns the dotted name of this fault's field `name`, or of the fault."""
+        return f"inject.{self.kind}.{name}" if name else f"inject.{self.kind}"
+
+    def way(self, name: str, values: Iterable[int], around: int) -> Way:
+        """Returns the way to give this fault's field `name` one of the `values` nearest to `around`."""
+        return Way(f"{name}={{}}", self.at(name), nearest(values, around)[:MAX_VALUES_NAMED], MAX_VALUES_NAMED)
+
+    def left_out(self, spare: bool) -> Way:
+        """Returns the way to a run without this fault."""
+        return Way("leave this fault out", self.at(), [None], spare=spare)
+
+    def wrong(self, name: str, problem: str, *ways: Way, others: tuple[str, ...] = ()) -> Refusal:
+        """Returns the error of a rule (see `rules.refusal`), shown at this fault's field `name` ('' = at the fault);
+        `others`: further dotted fields."""
+        return refusal((self.at(name), *others), problem, *ways)
 
 
 class RankFault(Fault):

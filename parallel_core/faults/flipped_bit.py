@@ -8,7 +8,7 @@ from pydantic import Field
 
 from parallel_core import limits
 from parallel_core.faults.base import Fault, Rank
-from parallel_core.rules import few
+from parallel_core.rules import Way, divisors
 from parallel_core.stage_rules import name
 
 if TYPE_CHECKING:
@@ -28,18 +28,23 @@ class FlippedBit(Fault):
         return f"one bit of a parameter on rank {self.rank} flips after step {self.step}"
 
     def check(self, spec: RunSpec) -> None:
-        self.need_rank(spec, self.rank)
         if max(spec.parallel.copies) == 1:
-            raise self.wrong(
-                "", "data=1 has no replica that a flipped bit would differ from; use data=2.", "parallel.dp"
-            )
+            problem = f"data=1 has no replica from which {self.kind} would make a rank differ; use"
+            degrees = divisors(spec.train.global_batch)[1:5]
+            ways = [Way("data={}", "parallel.dp", degrees)] if degrees else []
+            raise self.wrong("", problem, *ways, self.left_out(spare=bool(ways)), others=("parallel.dp",))
+        self.need_rank(spec, self.rank)
         if self.rank not in (able := self._with_replica(spec)):
-            lone = (
-                f"with replicas={name(spec.parallel.copies)}, rank {self.rank} has no replica that it would differ from"
-            )
-            raise self.wrong("rank", f"{lone}; try {few(able, self.rank)}.", "parallel.replicas")
+            replicas = f"with replicas={name(spec.parallel.copies)}"
+            problem = f"{replicas}, rank={self.rank} has no replica that it would differ from; use"
+            raise self.wrong("rank", problem, self.way("rank", able, self.rank), others=("parallel.replicas",))
         if spec.parallel.zero > 2:
-            raise self.wrong("", "zero=3 leaves no second copy to differ from; use zero=2 or less.", "parallel.zero")
+            problem = f"zero=3 leaves no second copy from which {self.kind} would make a rank differ; use"
+            fewer = Way("zero={} or less", "parallel.zero", [2])
+            if spec.parallel.zero_backend != "own":
+                own = [("parallel.zero_backend", "own")]
+                fewer = Way("zero={} with zero_backend=own", "parallel.zero", [2], also=own)
+            raise self.wrong("", problem, fewer, others=("parallel.zero",))
         self.need_step(spec, self.step)
 
     @staticmethod

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 from parallel_core.faults.base import Fault, Milliseconds
 from parallel_core.outline import outline_of
-from parallel_core.rules import divisors
+from parallel_core.rules import Way, divisors
 
 if TYPE_CHECKING:
     from parallel_core.spec import RunSpec
@@ -29,11 +29,11 @@ class SlowGroup(Fault):
         sizes = {"data": max(spec.parallel.copies), "tensor": max(spec.parallel.tensor_ranks)}
         if sizes[self.axis] == 1:
             degrees = {"data": divisors(spec.train.global_batch), "tensor": outline_of(spec.model).tensor_widths()}
-            ways = [f"axis={axis}" for axis, size in sizes.items() if size > 1]
-            ways += [f"{self.axis}={degree}" for degree in degrees[self.axis][1:2]]
-            right = f"use {', or '.join(ways)}" if ways else "leave this fault out"
-            message = f"axis={self.axis} slows {self.axis}-parallel groups, and {self.axis}=1 leaves none; {right}."
-            raise self.wrong("axis", message, {"data": "parallel.dp", "tensor": "parallel.tp"}[self.axis])
+            field = {"data": "parallel.dp", "tensor": "parallel.tp"}[self.axis]
+            ways = [Way("axis={}", self.at("axis"), [axis]) for axis, size in sizes.items() if size > 1]
+            ways += [Way(f"{self.axis}={{}}", field, wider)] if (wider := degrees[self.axis][1:5]) else []
+            problem = f"axis={self.axis} slows {self.axis}-parallel groups, and {self.axis}=1 leaves none; use"
+            raise self.wrong("axis", problem, *ways, self.left_out(spare=bool(ways)), others=(field,))
 
     def collective_delay(self, axis: str) -> float:
         return self.ms / 1e3 if axis == self.axis else 0.0

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 from pydantic import Field
 
 from parallel_core.faults.base import Fault
-from parallel_core.rules import few
+from parallel_core.rules import Way
 
 if TYPE_CHECKING:
     from parallel_core.spec import RunSpec
@@ -29,18 +29,22 @@ class UnbalancedCut(Fault):
     def check(self, spec: RunSpec) -> None:
         stages = spec.parallel.stages
         if stages == 1:
-            raise self.wrong("", "one stage has no cut to move; use parallel.pp of 2 or more.", "parallel.pp")
+            longer = Way("pipeline={} or more", "parallel.pp", [2, 3, 4, self.stage + 1])
+            problem = f"pipeline=1 is one stage and has no cut that {self.kind} would move; use"
+            raise self.wrong("", problem, longer, others=("parallel.pp",))
         if self.stage >= stages:
-            raise self.wrong("stage", f"there is no stage {self.stage}; the stages are 0 to {stages - 1}.")
+            problem = f"stage={self.stage} is no stage: pipeline={spec.parallel.pp} has {stages}; use"
+            raise self.wrong("stage", problem, self.way("stage", range(stages), self.stage), others=("parallel.pp",))
         giver, most = self._giver(spec, self.stage)
         if most and self.units > most:
-            message = f"stage {giver} can give at most {most}, for it keeps one; use units={most} or less."
-            raise self.wrong("units", message)
+            problem = f"stage {giver} can give stage={self.stage} at most {most}, not units={self.units}; use"
+            fewer = Way("units={} or less", self.at("units"), [most])
+            raise self.wrong("units", problem, fewer, others=(self.at("stage"),))
         if not most:
             able = [stage for stage in range(stages) if self._giver(spec, stage)[1]]
-            right = f"use stage={few(able, self.stage)}" if able else "leave this fault out"
-            message = f"with stage={self.stage}, stage {giver} is to give units={self.units}, and it has one; {right}."
-            raise self.wrong("stage", message)
+            ways = [self.way("stage", able, self.stage)] if able else []
+            problem = f"with stage={self.stage}, stage {giver} is to give units={self.units}, and it has one; use"
+            raise self.wrong("stage", problem, *ways, self.left_out(spare=bool(able)), others=(self.at("units"),))
 
     def breaks(self, spec: RunSpec) -> RunSpec:
         edges = self._edges(spec)

@@ -39,6 +39,7 @@ ROOT = Path(__file__).parents[2]
         ("data in place of replicas.", "“Data parallel” in place of “Replicas of each stage”."),
         ("Cell 2.\ndp=1 schedule=1f1b", "Cell 2.\ndp=1 schedule=1f1b"),
         ("(parallel.micro_batches: Must be at least 1.)", "(“Micro-batches”: Must be at least 1.)"),
+        ("slow_link makes messages late, and device=cuda", "“Slow link” makes messages late, and Device kind = CUDA"),
         ("x=3 and train.nothing stay", "x=3 and train.nothing stay"),
         ("The rank of the model has layers and steps.", "The rank of the model has layers and steps."),
     ],

@@ -6,10 +6,12 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from parallel_core.faults import KINDS
 from parallel_core.schedule.traits import TRAITS
 from parallel_core.spec import ModelSpec, ParallelSpec, TraceSpec, TrainSpec
 
-Raw = Mapping[str, Mapping[str, Any]]
+Raw = Mapping[str, Any]
+"""A spec as a document: its sections by name, and `inject`, a list of faults."""
 Proposal = dict[str, Any]
 """Dotted field names and their new values, which are set together."""
 ROOMS = {"model": ModelSpec, "parallel": ParallelSpec, "train": TrainSpec, "trace": TraceSpec}
@@ -25,6 +27,7 @@ CHOICES = {"full": "parallel.recompute", "none": "parallel.recompute", "selectiv
 _EMPTY = re.compile(r"leave (\w+) (?:empty|out)")
 _NAMED = re.compile(r"(?:.* )?([a-z_]+)=('?[\w.:,-]+'?)")
 _INSTEAD = re.compile(r"(.+=\d+) in place of (\w+)")
+_OUT = re.compile(r"leave (?:this fault|one of them) out")
 _LEADS = re.compile(r"^(?:use|try|set|or)\b ?(?:one of |heads of |at most )?")
 
 
@@ -36,11 +39,13 @@ def proposals(raw: Raw, field: str, message: str) -> Iterator[Proposal]:
         return
     for part in re.split(r", or |, | or (?!more|less|fewer)", advice):
         plain = re.sub(r" or (more|less|fewer)$", "", _LEADS.sub("", part))
-        if left := _EMPTY.search(part):
+        if _OUT.search(part):
+            yield {".".join(field.split(".")[:2]): None}
+        elif left := _EMPTY.search(part):
             yield {field if left[1] == "it" else SAID[left[1]]: None}
         elif instead := _INSTEAD.fullmatch(plain):
-            yield {**_named(instead[1]), SAID[instead[2]]: None}
-        elif named := _named(plain):
+            yield {**_named(instead[1], field), SAID[instead[2]]: None}
+        elif named := _named(plain, field):
             field = next(iter(named))
             yield named
         elif plain in CHOICES:
@@ -49,10 +54,16 @@ def proposals(raw: Raw, field: str, message: str) -> Iterator[Proposal]:
             yield {field: _value(field, plain)}
 
 
-def _named(text: str) -> Proposal:
-    """The changes of `zero=2 with zero_backend=own`; {} where a part of it names none."""
+def _named(text: str, at: str) -> Proposal:
+    """The changes of `zero=2 with zero_backend=own`; {} where a part of it names none. `at`: see `path_of`."""
     found = [_NAMED.fullmatch(part) for part in text.split(" with ")]
-    return {(field := SAID[one[1]]): _value(field, one[2]) for one in found if one} if all(found) else {}
+    return {(field := path_of(one[1], at)): _value(field, one[2]) for one in found if one} if all(found) else {}
+
+
+def path_of(name: str, at: str) -> str:
+    """The field that a message calls `name`: one of the fault at whose field `at` it is shown, else one of the spec."""
+    room, kind, *_ = at.split(".")
+    return f"inject.{kind}.{name}" if room == "inject" and name in KINDS[kind].fields() else SAID[name]
 
 
 def _value(field: str, text: str) -> Any:
@@ -63,13 +74,18 @@ def _value(field: str, text: str) -> Any:
     return [value] if field in LISTS else value
 
 
-def taken(raw: Raw, proposal: Proposal) -> dict[str, dict[str, Any]]:
+def taken(raw: Raw, proposal: Proposal) -> dict[str, Any]:
     """The spec with the change applied; an emptied field is reset to its default."""
-    out = {name: dict(fields) for name, fields in raw.items()}
+    out: dict[str, Any] = {name: dict(fields) for name, fields in raw.items() if name != "inject"}
+    faults = [dict(fault) for fault in raw.get("inject", ())]
     for field, value in proposal.items():
         room, leaf = field.split(".", 1)
-        if value is None and ROOMS[room].model_fields[leaf].default is not None and leaf != "clip_norm":
+        if room == "inject":
+            kind, _, name = leaf.partition(".")
+            fault = next(fault for fault in faults if fault["kind"] == kind)
+            fault.update({name: value}) if name else faults.remove(fault)
+        elif value is None and ROOMS[room].model_fields[leaf].default is not None and leaf != "clip_norm":
             out[room].pop(leaf, None)
         else:
             out.setdefault(room, {})[leaf] = value
-    return out
+    return out | ({"inject": faults} if "inject" in raw else {})

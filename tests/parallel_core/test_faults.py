@@ -94,27 +94,27 @@ def test_what_is_not_spelt_right_is_told_what_would_be(text: str, words: str) ->
 @pytest.mark.parametrize(
     ("inject", "more", "field", "words"),
     [
-        (["straggler:rank=5"], {"pp": 2}, "inject.straggler.rank", "try 0, 1"),
-        (["straggler", "straggler"], {}, "inject.straggler", "once"),
-        (["slow_link:rank=0,peer=3"], {"dp": 2, "pp": 2}, "inject.slow_link.peer", "its neighbours are 2"),
-        (["slow_link"], {"dp": 2}, "inject.slow_link.peer", "no neighbour in a pipeline; use pipeline=2 or more"),
+        (["straggler:rank=5"], {"pp": 2}, "inject.straggler.rank", "pipeline=2 has 2; use rank=0, 1."),
+        (["straggler", "straggler"], {}, "inject.straggler", "straggler is there twice; leave one of them out."),
+        (["slow_link:rank=0,peer=3"], {"dp": 2, "pp": 2}, "inject.slow_link.peer", "use peer=2."),
+        (["slow_link"], {"dp": 2}, "inject.slow_link.peer", "pipeline=1 has none; use pipeline=2 or more"),
         (["slow_group"], {"tp": 2}, "inject.slow_group.axis", "data=1 leaves none; use axis=tensor, or data=2"),
         (["slow_group"], {"train": {"global_batch": 1}}, "inject.slow_group.axis", "leave this fault out"),
         (
             ["slow_group"],
             {"train": {"device": "cuda"}, "dp": 2},
             "inject.slow_group",
-            "set train.device to cpu (it is cuda)",
+            "slow_group makes collectives late, which only CPU devices do, and device=cuda is none; use device=cpu.",
         ),
-        (["slow_link"], {"train": {"device": "cuda"}, "pp": 2}, "inject.slow_link", "set train.device to cpu"),
-        (["unbalanced_cut"], {"dp": 2}, "inject.unbalanced_cut", "parallel.pp"),
-        (["unbalanced_cut:stage=2"], {"pp": 2}, "inject.unbalanced_cut.stage", "0 to 1"),
-        (["unbalanced_cut:units=5"], {"pp": 2}, "inject.unbalanced_cut.units", "at most 2"),
+        (["slow_link"], {"train": {"device": "cuda"}, "pp": 2}, "inject.slow_link", "device=cuda is none"),
+        (["unbalanced_cut"], {"dp": 2}, "inject.unbalanced_cut", "use pipeline=2 or more."),
+        (["unbalanced_cut:stage=2"], {"pp": 2}, "inject.unbalanced_cut.stage", "pipeline=2 has 2; use stage=0, 1."),
+        (["unbalanced_cut:units=5"], {"pp": 2}, "inject.unbalanced_cut.units", "at most 2, not units=5; use units=2"),
         (["unbalanced_cut"], {"pp": 2, "cuts": (5,)}, "inject.unbalanced_cut.stage", "it has one; use stage=1."),
         (["unbalanced_cut"], {"pp": 6, "micro_batches": 2}, "inject.unbalanced_cut.stage", "leave this fault out"),
-        (["high_scale"], {}, "inject.high_scale", "train.precision"),
-        (["high_lr:step=99"], {}, "inject.high_lr.step", "last step is 5; use step=5 or less, or steps=100"),
-        (["memory_hog:rank=1"], {}, "inject.memory_hog.rank", "try 0"),
+        (["high_scale"], {}, "inject.high_scale", "use precision=fp16."),
+        (["high_lr:step=99"], {}, "inject.high_lr.step", "steps=6, which is 5; use step=5 or less, or steps=100"),
+        (["memory_hog:rank=1"], {}, "inject.memory_hog.rank", "use rank=0."),
         (["straggler:factor=1"], {}, "inject.0.straggler.factor", "more than 1"),
     ],
 )
@@ -130,8 +130,8 @@ def test_a_fault_that_does_not_fit_the_run_names_its_field(
     ("inject", "more", "second", "name"),
     [
         ("slow_link", {"dp": 2}, "parallel.pp", "pipeline=1"),
-        ("slow_link", {"pp": 2, "train": {"device": "cuda"}}, "train.device", "train.device"),
-        ("slow_group", {"dp": 2, "train": {"device": "cuda"}}, "train.device", "train.device"),
+        ("slow_link", {"pp": 2, "train": {"device": "cuda"}}, "train.device", "device=cuda"),
+        ("slow_group", {"dp": 2, "train": {"device": "cuda"}}, "train.device", "device=cuda"),
         ("slow_group:axis=tensor", {"dp": 2}, "parallel.tp", "tensor=1"),
         ("flipped_bit:rank=2", {"pp": 2, "replicas": (2, 1), "micro_batches": 2}, "parallel.replicas", "replicas=2-1"),
         ("flipped_bit:step=6", {"dp": 2}, "train.steps", "steps=7"),
@@ -264,6 +264,6 @@ def test_a_flipped_bit_needs_a_replica_and_a_step() -> None:
     assert "use data=2" in errors("flipped_bit:rank=1,step=3", pp=2)["inject.flipped_bit"]
     alone = errors("flipped_bit:rank=2,step=3", pp=2, replicas=(2, 1), micro_batches=2)
     assert alone["inject.flipped_bit.rank"] == (
-        "With replicas=2-1, rank 2 has no replica that it would differ from; try 0, 1."
+        "With replicas=2-1, rank=2 has no replica that it would differ from; use rank=0, 1."
     )
-    assert "last step is 5" in errors("flipped_bit:rank=1,step=6", dp=2)["inject.flipped_bit.step"]
+    assert "use step=5 or less" in errors("flipped_bit:rank=1,step=6", dp=2)["inject.flipped_bit.step"]

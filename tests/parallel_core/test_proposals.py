@@ -61,6 +61,26 @@ TRAIN: dict[str, list[Any]] = {
     "corpus": [*BUILT_IN_CORPORA],
 }
 TRACE: dict[str, list[Any]] = {"profile_steps": [(2,), (3, 9)], "profile_ranks": [(0,), (1, 7)]}
+FAULTS: dict[str, dict[str, list[Any]]] = {
+    "straggler": {"rank": [0, 2, 7]},
+    "memory_hog": {"rank": [0, 2, 7]},
+    "slow_link": {"rank": [0, 0, 5], "peer": [1, 1, 2, 9]},
+    "slow_group": {"axis": ["data", "tensor"]},
+    "unbalanced_cut": {"stage": [0, 1, 6], "units": [1, 2]},
+    "high_lr": {"step": [0, 9, 10, 99]},
+    "high_scale": {},
+    "flipped_bit": {"rank": [0, 1, 5], "step": [0, 99]},
+}
+SPLITS: list[dict[str, Any]] = [
+    {},
+    {"dp": 2},
+    {"tp": 2},
+    {"pp": 2, "micro_batches": 2},
+    {"dp": 2, "pp": 2, "micro_batches": 2},
+    {"pp": 2, "replicas": (2, 1), "micro_batches": 2},
+    {"dp": 2, "zero": 3, "zero_backend": "fully_shard"},
+]
+"""Valid splits into which faults are drawn."""
 TOGETHER = 0.25
 """Largest permitted share of refusals without a clean fix: related mistakes that need two changes."""
 
@@ -99,6 +119,58 @@ def _refusals() -> Iterator[tuple[Raw, tuple[str, ...], str]]:
 @pytest.fixture(scope="module")
 def refused() -> list[tuple[Raw, tuple[str, ...], str]]:
     return list(_refusals())
+
+
+def _refused_faults() -> Iterator[tuple[Raw, tuple[str, ...], str]]:
+    """Refusals of a fault in runs that are valid without it."""
+    for seed in range(DRAWS // 10):
+        random = Random(seed)
+        kind = random.choice(list(FAULTS))
+        fault = {"kind": kind, **{name: random.choice(values) for name, values in FAULTS[kind].items()}}
+        train = {"steps": 10, "global_batch": 8, "device": random.choice(["cpu", "cpu", "cpu", "cuda"])}
+        raw = {"model": {"layers": 6}, "parallel": random.choice(SPLITS), "train": train, "inject": [fault]}
+        try:
+            RunSpec.model_validate(raw)
+        except ValidationError as error:
+            (told,) = error.errors()
+            yield raw, tuple(told["ctx"]["fields"]), told["msg"]
+
+
+@pytest.fixture(scope="module")
+def refused_faults() -> list[tuple[Raw, tuple[str, ...], str]]:
+    return list(_refused_faults())
+
+
+def _called(field: str, at: str) -> list[str]:
+    """Names of `field` in a message shown at the field `at`."""
+    room, leaf, *_ = field.split(".")
+    if room == "inject":
+        return [field.rsplit(".", 1)[1]]
+    return [name for name, path in SAID.items() if path == field] + [leaf.replace("_", "-")]
+
+
+def test_a_refused_fault_names_its_fields_and_a_proposal(
+    refused_faults: list[tuple[Raw, tuple[str, ...], str]],
+) -> None:
+    assert {fields[0].split(".")[1] for _, fields, _ in refused_faults} == {*FAULTS}
+    assert any(raw["train"]["device"] == "cuda" for raw, fields, _ in refused_faults if "train.device" in fields)
+    for raw, fields, message in refused_faults:
+        assert list(proposals(raw, fields[0], message)), message
+        unnamed = [field for field in fields if not any(name in message for name in _called(field, fields[0]))]
+        # the ranks of stages that differ are named by the field that says so
+        assert not unnamed or "replicas=" in message or "widths=" in message, f"{unnamed} in {message}"
+
+
+def test_what_a_refused_fault_proposes_ends_the_refusal(
+    refused_faults: list[tuple[Raw, tuple[str, ...], str]],
+) -> None:
+    stuck = 0
+    for raw, fields, message in refused_faults:
+        before, ways = _broken(raw) or set(), list(proposals(raw, fields[0], message))
+        after = [_broken(taken(raw, way)) for way in ways]
+        assert all(found is not None and fields not in found for found in after), f"{message} {ways} in {raw}: {after}"
+        stuck += not any(found is not None and found <= before for found in after)
+    assert stuck <= TOGETHER * len(refused_faults)
 
 
 def test_each_names_its_fields_and_a_proposal(refused: list[tuple[Raw, tuple[str, ...], str]]) -> None:
