@@ -22,6 +22,7 @@ from typing import Any, Self
 import numpy as np
 
 from parallel_core import launch
+from parallel_core.analysis.step_waits import StepWaits
 from parallel_core.checkpoint.folder import CHECKPOINTS
 from parallel_core.launch import CheckpointOptions, Event, ForkServer, GenerationRequest, StartOrder
 from parallel_core.observe.records import POINT, SPAN, Frame, decode, events_path, read_file
@@ -76,6 +77,10 @@ class Outcome:
     def series(self, name: str, rank: int = 0) -> np.ndarray:
         """Returns the POINT rows of a metric series of a rank, in step order."""
         return points(self.frames.get(rank, []), name)
+
+    def waits(self) -> dict[int, StepWaits]:
+        """Rank -> what its steps consisted of, of each rank that recorded any (analysis.step_waits)."""
+        return {rank: found for rank, frames in self.frames.items() if (found := waits(frames)) is not None}
 
     def traced(self) -> dict[int, np.ndarray]:
         """Rank -> SPAN rows of its newest traced step; in a successful run all ranks have traced the same steps."""
@@ -245,6 +250,12 @@ def points(frames: Sequence[Frame], name: str) -> np.ndarray:
     """Returns the POINT rows of the series `name` in these frames, in order."""
     parts = [part for frame in frames if frame.kind == "points" for part in _parts(frame, name)]
     return np.concatenate(parts) if parts else np.empty(0, POINT)
+
+
+def waits(frames: Sequence[Frame]) -> StepWaits | None:
+    """Returns the steps of all `waits` records in these frames of one rank; None where there are none."""
+    parts = [StepWaits.unpack(frame.blob, frame.header["steps"]) for frame in frames if frame.kind == "waits"]
+    return StepWaits.chain(parts) if parts else None
 
 
 def _parts(frame: Frame, name: str) -> list[np.ndarray]:

@@ -20,7 +20,7 @@ from dashboard.runs import generating, removal, resuming, selectors, services, s
 from dashboard.runs.list_views import as_row
 from dashboard.runs.models import Run
 from dashboard.runs.trace_views import as_file
-from parallel_core.observe.records import LANES, RANK_SERIES, RUN_SERIES, TRACED_SERIES
+from parallel_core.observe.records import LANES, RANK_SERIES, RUN_SERIES, SHARE_SERIES
 from parallel_core.schedule.ir import Kind
 
 router = Router(tags=["runs"])
@@ -140,7 +140,7 @@ def series(
         "shown": found.shown,
         "total": found.total,
     }
-    return {"data": data, "meta": {"names": [*RUN_SERIES, *TRACED_SERIES, *RANK_SERIES]}}
+    return {"data": data, "meta": {"names": [*RUN_SERIES, *SHARE_SERIES, *RANK_SERIES]}}
 
 
 @router.get("/{run_id}/spans", auth=READ, response={200: s.Envelope[s.SpansOut], **s.refusals(*s.SEES)})

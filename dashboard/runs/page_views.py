@@ -24,7 +24,7 @@ from dashboard.runs.page_tiles import tiles
 from dashboard.runs.page_verdict import cause_of, verdict
 from dashboard.runs.states import beginning
 from dashboard.schedules.glossary import words_of
-from parallel_core.observe.records import RANK_SERIES, RUN_SERIES, TRACED_SERIES
+from parallel_core.observe.records import RANK_SERIES, RUN_SERIES, SHARE_SERIES
 from parallel_core.outline import outline_of
 from parallel_core.spec import RunSpec
 
@@ -133,7 +133,7 @@ def _first_screen(run: Run, step: int | None, lit: Lit | None) -> dict[str, Any]
         "findings": findings(run, wait=False),
         "legend": LEGEND,
         "words": words_of([RunSpec.stored(run.spec)]),
-        "metric_names": [*RUN_SERIES, *TRACED_SERIES, *RANK_SERIES],
+        "metric_names": [*RUN_SERIES, *SHARE_SERIES, *RANK_SERIES],
     }
 
 

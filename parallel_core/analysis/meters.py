@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from parallel_core.analysis.breakdown import Breakdown, breakdown, mean
+from parallel_core.analysis.step_waits import StepWaits, shares_of
 from parallel_core.layout import Layout
 from parallel_core.plan.strategy import model_flops, recompute_share
 from parallel_core.spec import RunSpec
@@ -49,7 +50,7 @@ class Work:
 
 
 SHARES = {"bubble_share": "bubble", "exposed_share": "communication", "recompute_share": "recompute"}
-"""Series of traced steps -> the component of a `Breakdown` whose share it is."""
+"""Series of a run's steps -> the component of a `Breakdown` (or of `step_waits.Shares`) whose share it is."""
 
 
 def shares(parts: Breakdown) -> dict[str, float]:
@@ -60,3 +61,15 @@ def shares(parts: Breakdown) -> dict[str, float]:
 def step_shares(spans: Mapping[int, NDArray[np.void]], layout: Layout) -> dict[str, float]:
     """The values of SHARES for one traced step, from the mean over its ranks; `spans` as for `breakdown`."""
     return shares(mean(breakdown(spans, layout).values()))
+
+
+def every_step(
+    found: Mapping[int, StepWaits], layout: Layout
+) -> tuple[NDArray[np.int32], dict[str, NDArray[np.float64]]]:
+    """The steps that all ranks have recorded, and for each the values of SHARES that `step_shares` of its spans gives.
+
+    `found`: what each rank has recorded, its steps in ascending order, none of them twice.
+    """
+    parts = shares_of(found, layout)
+    total = np.maximum(parts.total, 1)
+    return parts.steps, {name: getattr(parts, component) / total for name, component in SHARES.items()}

@@ -80,7 +80,7 @@ def arrivals(rows: Rows, layout: Layout) -> dict[tuple[int, Kind], Causes]:
     """(rank, kind) -> the last arrival at each of the rank's collectives; groups of one have no entry."""
     out: dict[tuple[int, Kind], Causes] = {}
     for kind in BLOCKING:
-        for group in _groups(kind, layout):
+        for group in groups(kind, layout):
             if len(group) == 1:
                 continue
             starts = {rank: of_kinds(rows[rank], kind)["start"] for rank in group if rank in rows}
@@ -102,7 +102,13 @@ def _last(starts: Mapping[int, Times]) -> dict[int, Causes]:
     }
 
 
-def _groups(kind: Kind, layout: Layout) -> Sequence[Sequence[int]]:
+def blocked_in(rank: int, layout: Layout) -> tuple[Kind, ...]:
+    """The BLOCKING kinds in which the rank meets others: its groups of more than one rank."""
+    return tuple(kind for kind in BLOCKING if any(rank in group and len(group) > 1 for group in groups(kind, layout)))
+
+
+def groups(kind: Kind, layout: Layout) -> Sequence[Sequence[int]]:
+    """The groups of global ranks that take part in collectives of a BLOCKING kind."""
     if kind is Kind.TP_COLLECTIVE:
         return layout.tensor_groups()
     return [range(layout.world)] if kind is Kind.NORM else layout.data_groups()

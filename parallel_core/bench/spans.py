@@ -1,7 +1,8 @@
 """Benchmark of always-on recording: what it adds to a real step, and ns per span.
 
 The same run takes part twice, in the same ranks and turns: once with its spans recorded and, as a run does for traced
-steps only, turned into an array at the end of every step; once with marks and spans switched off.
+steps only, turned into an array at the end of every step; once with marks and spans switched off. What a run does with
+the spans of every step behind its timed part (analysis.step_waits) is timed by itself.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from parallel_core.analysis.step_waits import reduced
 from parallel_core.bench import goals, turns
 from parallel_core.bench.turns import Contestant
 from parallel_core.engine.distributed import Groups, groups_of
@@ -20,12 +22,14 @@ from parallel_core.launch_rank import RankArgs
 from parallel_core.layout import Layout
 from parallel_core.local import Outcome
 from parallel_core.observe.progress import Progress
-from parallel_core.observe.recorder import LANE_COMPUTE, SpanRecorder
+from parallel_core.observe.recorder import LANE_COMPUTE, LANE_P2P, SpanRecorder
 from parallel_core.observe.records import SPAN
 from parallel_core.schedule.ir import Kind
 from parallel_core.spec import RunSpec
 
 SPANS = 20_000
+STEPS = {16: 12, 1000: 3}
+"""Spans of a step -> how many such steps are reduced at once: those of about a quarter of a second."""
 TURNS = 10
 """Turns per round: the steps of a pair differ by some percent, and the goal is one percent of their median."""
 MOST = 0.01
@@ -64,8 +68,8 @@ def with_array(contestant: Contestant) -> Contestant:
 
 def run(rounds: int) -> dict[str, Any]:
     """Returns share (median of what recording adds to a step, turn by turn), likely (its 95 % confidence interval),
-    turns, step_s (median of a step with recording), spans_per_step of rank 0, ns_per_span and by_count (share of a step
-    by number and cost of its spans)."""
+    turns, step_s (median of a step with recording), spans_per_step of rank 0, ns_per_span, by_count (share of a step
+    by number and cost of its spans) and reduce_s (spans of a step -> seconds to keep and reduce it)."""
     outcome = turns.held("spans", "", spec_of(), rounds * TURNS)
     cost = float(np.median([_cost() for _ in range(max(3, rounds))]))
     ranks = turns.results(outcome)
@@ -73,11 +77,13 @@ def run(rounds: int) -> dict[str, Any]:
     added = on / off - 1
     share, likely, step, count = float(np.median(added)), median_interval(added), float(np.median(on)), _count(outcome)
     by_count = count * cost / step
+    reduce = {spans: float(np.median([_reducing(spans) for _ in range(max(9, rounds))])) for spans in STEPS}
     text = (
         f"recording adds {share:+.2%} to a step of {step * 1e3:.0f} ms (95 % confidence {likely[0]:+.2%} to "
         f"{likely[1]:+.2%}{_undecided(likely)}, {len(added)} turns with and without); {count} spans of "
         f"{cost * 1e9:.0f} ns by themselves are {by_count:.3%} of it"
     )
+    text += "".join(f"; a step of {spans} spans is reduced in {took * 1e6:.0f} us" for spans, took in reduce.items())
     return {
         "share": share,
         "likely": likely,
@@ -86,6 +92,7 @@ def run(rounds: int) -> dict[str, Any]:
         "spans_per_step": count,
         "ns_per_span": cost * 1e9,
         "by_count": by_count,
+        "reduce_s": reduce,
         "goals": [
             goals.at_most("recording spans, added to a step", share, MOST),
             goals.at_most("spans of a step x cost of one, of a step", by_count, MOST),
@@ -118,6 +125,24 @@ def _cost() -> float:
         recorder.add(Kind.F, LANE_COMPUTE, 0, i, mark, recorder.mark())
     recorder.end_step()
     return (time.perf_counter() - start) / SPANS
+
+
+def _reducing(spans: int) -> float:
+    """Returns seconds to keep and reduce a step of `spans` spans, of which two in three are messages."""
+    recorder, took = SpanRecorder(), 0.0
+    for step in range(STEPS[spans]):
+        recorder.begin_step(step)
+        for i in range(spans - 1):
+            kind, lane = ((Kind.RECV_ACT, LANE_P2P), (Kind.F, LANE_COMPUTE), (Kind.SEND_ACT, LANE_P2P))[i % 3]
+            recorder.add(kind, lane, 0, i // 3, recorder.mark(), recorder.mark())
+        start = time.perf_counter()
+        recorder.keep_step()
+        took += time.perf_counter() - start
+    start = time.perf_counter()
+    kept = recorder.take_kept()
+    assert kept is not None
+    reduced(kept.rows, (Kind.NORM,), kept.steps, kept.times).pack()
+    return (took + time.perf_counter() - start) / STEPS[spans]
 
 
 def _count(outcome: Outcome) -> int:

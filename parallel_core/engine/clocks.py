@@ -29,6 +29,8 @@ ROUNDS = 8
 KEY = "clock"
 _TIME = struct.Struct("<q")
 _ASK = b"?"
+OLD_NS = 5_000_000_000
+"""Age from which a measurement is repeated, as the times of every step are converted."""
 _PATIENCE_S = 30.0
 """Timeout in seconds of the connection to rank 0, and of each answer."""
 
@@ -47,6 +49,11 @@ class Clock:
 
     within: int | None = None
     """Maximum error of converted times in ns; None where times are not converted."""
+
+    @property
+    def old(self) -> bool:
+        """Whether the offset was last asked for longer than OLD_NS ago."""
+        return False
 
     def tie(self) -> None:
         """Measures the offset to the clock of rank 0. Called between steps, since it takes eight round trips."""
@@ -87,9 +94,15 @@ class RemoteClock(Clock):
         self._reference = socket.create_connection((host, int(port)), timeout=_PATIENCE_S)
         self._reference.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._before = self._last = self._ask()
+        self._asked = self._last.at
         self.within = self._last.within
 
+    @property
+    def old(self) -> bool:
+        return time.monotonic_ns() - self._asked > OLD_NS
+
     def tie(self) -> None:
+        self._asked = time.monotonic_ns()  # also where there is no answer
         try:
             self._before, self._last = self._last, self._ask()
         except OSError:  # rank 0 is gone, and so is the run; the trace is converted with the last known offset

@@ -24,6 +24,7 @@ from parallel_core.engine.norm import Totals
 from parallel_core.engine.profiled import is_profiled, profiled
 from parallel_core.engine.reference_probe import ProbeReading
 from parallel_core.engine.snapshot import snapshotted
+from parallel_core.engine.step_meter import StepMeter
 from parallel_core.engine.stream import Staleness
 from parallel_core.layout import Layout
 from parallel_core.models.registry import parameter_shapes
@@ -87,6 +88,8 @@ class Reporter:
         self._print: Print | None = None
         self.clock = Clock()
         """The clock to which times in records are converted."""
+        self.meter: StepMeter | None = None
+        """What reduces the spans of every step; None until there is a trainer."""
         self._checks: list[float] = []
         self._references: list[float] = []
         self._company: list[float] = []
@@ -108,6 +111,7 @@ class Reporter:
             torch=torch.__version__,
             params=params,
             units=list(units),
+            **self._waits(),
         )
 
     def profiled(self, step: int, scope: Scope) -> AbstractContextManager[None]:
@@ -138,6 +142,15 @@ class Reporter:
         """Sets the peak for utilisation: `own` = that of this rank's device, `total` = FLOP/s of all devices."""
         log.info("peak %.4g GFLOP/s (%s)", own.flops_per_s / 1e9, own.source)
         self._peak = Peak(total, own.source)
+
+    def ended(self) -> None:
+        """Ends the span of the step that has just been run."""
+        if self.meter is not None:
+            self.meter.ended()
+
+    def spent(self) -> float:
+        """Returns the seconds since the last call in which steps were reduced, which are no part of any step."""
+        return self.meter.spent() if self.meter is not None else 0.0
 
     def step(
         self, step: int, known: Sequence[Totals], took: float, staleness: Staleness | None, lr: float, *, last: bool
@@ -189,7 +202,12 @@ class Reporter:
             self._points.setdefault(name, []).append((step, now, value))
 
     def flush(self) -> None:
-        """Writes the points that have been added since the last time, if any."""
+        """Writes what has been added since the last time, if anything: points, and what the steps consisted of."""
+        if self.meter is not None:
+            self.meter.emit(self._sink, self.clock)
+        self._write_points()
+
+    def _write_points(self) -> None:
         if not self._points:
             return
         blob = b"".join(np.array(rows, dtype=POINT).tobytes() for rows in self._points.values())
@@ -199,11 +217,12 @@ class Reporter:
 
     @contextmanager
     def flushed(self) -> Iterator[None]:
-        """A context at whose end points are written, also after a fault."""
+        """A context at whose end points are written, also after a fault (then not the spans: their clock may be that of
+        a broken device)."""
         try:
             yield
         finally:
-            self.flush()
+            self._write_points()
 
     def fingerprint(self, found: Print) -> None:
         """Keeps a check in which all replicas were equal, for the summary; rank 0 logs the fingerprint."""
@@ -216,7 +235,8 @@ class Reporter:
         rows = recorder.end_step()
         self.clock.tie()
         moved = self.clock.moved(rows, "start", "end")
-        self._sink.emit("spans", moved.tobytes(), step=step, count=len(rows), total=recorder.total, **self._within())
+        more = {**self._within(), **self._waits()}
+        self._sink.emit("spans", moved.tobytes(), step=step, count=len(rows), total=recorder.total, **more)
 
     def memory(self, step: int, meter: MemoryMeter) -> None:
         self._sink.emit(
@@ -232,6 +252,10 @@ class Reporter:
     def _within(self) -> dict[str, int]:
         """The header's `clock_within`, if this rank's clock was compared with that of rank 0's host; else {}."""
         return {} if self.clock.within is None else {"clock_within": self.clock.within}
+
+    def _waits(self) -> dict[str, Any]:
+        """The header's `waits`, if this rank emits such records; else {}."""
+        return {} if self.meter is None else {"waits": True}
 
     def summary(self, times: StepTimes, others: float | None) -> None:
         total = sum(int(np.prod(shape)) for shape in parameter_shapes(self._spec.model).values())

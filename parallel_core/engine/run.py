@@ -21,6 +21,7 @@ from parallel_core.engine.peak import device_peak, of_gpu
 from parallel_core.engine.reference_probe import ReferenceProbe
 from parallel_core.engine.rehearsal import is_due, rehearse
 from parallel_core.engine.reporter import Reporter, StepTimes
+from parallel_core.engine.step_meter import StepMeter
 from parallel_core.engine.stop import Stopped
 from parallel_core.engine.trainer import Trainer
 from parallel_core.faults import broken
@@ -62,6 +63,7 @@ def run_rank(
         report.clock = open_clock(rendezvous, rank, groups.store)
         progress.at(-1, "building")
         trainer = Trainer(spec, rank, groups, device, progress, corpus_cache)
+        report.meter = StepMeter(trainer.recorder, rank, trainer.layout)
         report.hello(trainer.flat, trainer.units, trainer.layout)
         first, saver = _take_up(trainer, saves, sink, groups.world)
         _prepare(trainer, first, saver is not None, groups.store if rendezvous.node is not None else None)
@@ -152,6 +154,7 @@ def _train(
         with report.profiled(step, trainer.scope):
             known, meter = trainer.metered_step(step) if step in followed else (trainer.advance(step), None)
         took = times.ended()
+        report.ended()  # before anything else, as this ends the step's span
         if meter is not None and step == metered:
             report.memory(step, meter)
         stop = _tell(trainer, report, Done(step, first, known, took, meter is not None))
@@ -159,6 +162,7 @@ def _train(
         if step >= timed_from:
             _refer(probe, report, times, step, took)
         _save(saver, report, step + 1, stop, spec.train.steps)
+        times.leave_out(report.spent())
     others = interference.share()
     _finish(trainer, report, metered, saver)
     report.summary(times, others)
@@ -204,9 +208,8 @@ def _tell(trainer: Trainer, report: Reporter, done: Done) -> bool:
     """Reports spans and points of a step as they are due; returns whether a stop was requested."""
     spec, step = trainer.spec, done.step
     if is_traced(spec, step, done.first) or (not done.metered and report.wished(step)):
-        # before anything else, as the recorder ends the step's span at this call
         report.spans(step, trainer.recorder)
-    elif is_traced(spec, step + 2, done.first):
+    elif is_traced(spec, step + 2, done.first) or (report.clock.old and not is_traced(spec, step + 1, done.first)):
         report.clock.tie()  # its time falls into the next step, which is not traced, not into the traced one after it
     stop = trainer.pace.stopping
     last = stop or step + 1 == spec.train.steps

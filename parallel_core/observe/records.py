@@ -14,14 +14,17 @@ A frame = magic `TY` (2 bytes), header length (u4 LE), blob length (u4 LE), head
 Every header has `kind`, `rank` and `t` (unix seconds, float). Kinds and their other keys:
 
     hello    pid, start_ticks, device, sharing (ranks on this GPU), host, stage, replica, tensor, torch, params (number
-             of this rank's parameters), units [names]
+             of this rank's parameters), units [names], waits: true where the rank emits `waits`
     phase    phase: building | warmup | timed | done, step
     points   series: [[name, count], ...]; blob = the POINT rows of the series one after another
     spans    step, count, total (a rank may keep only `count` of `total` spans); blob = `count` SPAN rows;
              clock_within: ns by which its times may differ from those of rank 0 (only on other hosts than rank 0's).
+             waits: true where the rank emits `waits`, else no such key.
              In a benchmark with turns: step, contestant (its name), without count and total
     omitted  end (offset in the stream at which the next frame begins); blob = OMITTED rows: the steps whose spans the
              worker has dropped
+    waits    steps: number of steps; blob = as many STEP_SUM rows, then WAIT rows (analysis.step_waits); times as in
+             spans, with clock_within
     memory   step, peak: {category: bytes at the instant of the peak}, peak_total, rss_delta, final: {category: bytes};
              blob = MEMORY rows (the curve), may be empty
     fault    type, message, traceback, step, op, cause: user_code | out_of_memory
@@ -91,6 +94,21 @@ OMITTED = np.dtype([("step", "<i4"), ("total", "<i4")])
 
 LANES = ("compute", "p2p", "collective", "host")
 
+STEP_SUM = np.dtype(
+    [
+        ("step", "<i4"),
+        ("count", "<u4"),  # WAIT rows of this step
+        ("time", "<f8"),  # unix seconds at the end of the step
+        ("total", "<i8"),  # ns, as all below
+        ("waiting", "<i8"),  # in blocking collectives and RECVs: bubble or communication
+        ("exposed", "<i8"),  # other communication that nothing hides
+        ("recompute", "<i8"),
+    ]
+)
+"""What a rank knows of its step without the others, see analysis.step_waits."""
+WAIT = np.dtype([("kind", "u1"), ("stage", "<i2"), ("micro_batch", "<i4"), ("start", "<i8"), ("end", "<i8")])
+"""A span in which a rank met another: a send, a receive or a blocking collective. Fields as in SPAN."""
+
 CATEGORIES = ("params", "grads", "optimizer", "activations", "buffers")
 """Memory by category, in the order charts stack them."""
 
@@ -110,8 +128,9 @@ RUN_SERIES = (
     *("loss", "grad_norm", "step_time", "lr", "tokens_per_s", "tflops", "mfu", "hfu"),
     *("loss_scale", "skipped_steps"),
 )
-TRACED_SERIES = ("bubble_share", "exposed_share", "recompute_share")
-"""Series that no rank emits: computed from the spans of all ranks, one point for each traced step (analysis.meters)."""
+SHARE_SERIES = ("bubble_share", "exposed_share", "recompute_share")
+"""Series that no rank emits: computed from what all ranks recorded of a step (analysis.meters). One point for each step
+with `waits` records of all ranks; without such records, for each traced step."""
 RANK_SERIES = ("rank_step_time", "reference_time", "memory", "staleness", "stage_loss_scale", "stage_skipped")
 REFERENCE_UNCOUNTED = 2
 """Repeats of the reference work before the one whose time is in `reference_time` (see observe.reference)."""

@@ -24,6 +24,7 @@ from parallel_core.schedule.ir import Kind
 from parallel_core.spec import RunSpec
 from tests.parallel_core import parity, ranks
 from tests.parallel_core.test_checkpoint import run_until_stopped
+from tests.parallel_core.test_trainer import shares_agree
 
 MODEL = {"layers": 2, "hidden": 32, "heads": 4, "seq": 16, "vocab": 64}
 M = 4
@@ -76,7 +77,10 @@ AGES: dict[str, Versions] = {
 
 @pytest.mark.parametrize("name", ["1f1b-naive", "1f1b-stash", "1f1b-vertical", "1f1b-2bw"])
 def test_spans_say_which_version_was_used(name: str, tmp_path: Path) -> None:
-    for stage, frames in enumerate(ranks.run(spec_of(name), _whole, tmp_path)):
+    spec = spec_of(name)
+    seen = ranks.run(spec, _whole, tmp_path)
+    assert shares_agree(spec, seen)[0] == list(range(spec.train.steps))
+    for stage, frames in enumerate(seen):
         frame = next(frame for frame in frames if frame.kind == "spans")
         rows, first = np.frombuffer(frame.blob, SPAN), frame.header["step"] * M
         for kind in (Kind.F, Kind.BW):

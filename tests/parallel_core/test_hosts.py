@@ -18,6 +18,7 @@ import pytest
 import torch.distributed as dist
 
 from parallel_core import processes
+from parallel_core.analysis.meters import every_step, step_shares
 from parallel_core.engine import clocks
 from parallel_core.engine.clocks import (
     _TIME,
@@ -32,7 +33,8 @@ from parallel_core.engine.clocks import (
 )
 from parallel_core.engine.distributed import Rendezvous
 from parallel_core.launch import Event, ForkServer, StartOrder
-from parallel_core.local import LocalYard, points
+from parallel_core.layout import Layout
+from parallel_core.local import LocalYard, points, waits
 from parallel_core.observe.host import interface_of, listen_at
 from parallel_core.observe.records import SPAN, Frame, events_path, read_file
 from parallel_core.plan.units import unit_costs
@@ -147,6 +149,13 @@ def test_the_numbers_are_those_of_one_host(
     assert max(row["start"] for row in steps) < min(row["end"] for row in steps), (
         "both hosts trained the step at the same time"
     )
+    layout = Layout.of(spec)
+    every, values = every_step({rank: found for rank in apart if (found := waits(apart[rank])) is not None}, layout)
+    assert every.tolist() == list(range(spec.train.steps))
+    traced = spans[0][-1].header["step"]
+    for name, value in step_shares(rows, layout).items():
+        # The clocks are compared again between the two conversions.
+        assert values[name][traced] == pytest.approx(value, abs=0.01), name
 
 
 @pytest.mark.skipif(not processes.LINUX, reason="reads /proc")
@@ -218,6 +227,21 @@ def test_a_clock_whose_keeper_has_gone_keeps_what_it_knows() -> None:
     clock._reference.close()
     clock.tie()
     assert clock.within == before
+
+
+@pytest.mark.parametrize("answers", [True, False])
+def test_a_clock_is_old_until_it_is_asked_again(answers: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where rank 0 answers no more, so that it is not asked after every step."""
+    store = dist.HashStore()
+    ReferenceClock("127.0.0.1", store)
+    clock = RemoteClock(store)
+    assert not clock.old and not Clock().old
+    clock._asked -= clocks.OLD_NS
+    assert clock.old
+    if not answers:
+        clock._reference.close()
+    clock.tie()
+    assert not clock.old
 
 
 def test_an_answer_that_came_too_late_is_not_taken_for_another(monkeypatch: pytest.MonkeyPatch) -> None:

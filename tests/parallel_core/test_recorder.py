@@ -45,6 +45,71 @@ def test_beyond_capacity_spans_are_counted_not_kept() -> None:
     assert recorder.total == 11
 
 
+def run_steps(recorder: SpanRecorder, spans: int, upto: int) -> None:
+    """Runs and keeps steps with this number of spans, the STEP included."""
+    for step in range(upto):
+        recorder.begin_step(step)
+        for i in range(spans - 1):
+            recorder.add(Kind.F, LANE_COMPUTE, 0, i, recorder.mark(), recorder.mark())
+        recorder.keep_step()
+
+
+def test_kept_steps_are_read_together() -> None:
+    recorder = SpanRecorder()
+    assert recorder.take_kept() is None
+    run_steps(recorder, 3, 4)
+    kept = recorder.take_kept()
+    assert kept is not None and kept.steps == [0, 1, 2, 3] and kept.times == sorted(kept.times)
+    assert kept.rows["kind"].tolist() == [Kind.STEP, Kind.F, Kind.F] * 4
+    steps = kept.rows[kept.rows["kind"] == Kind.STEP]
+    assert (steps["end"][:-1] <= steps["start"][1:]).all()
+    assert recorder.take_kept() is None
+
+
+def test_the_kept_step_ends_once() -> None:
+    """What is done between keeping a step and reading its spans is no part of it."""
+    recorder = SpanRecorder()
+    recorder.begin_step(0)
+    recorder.keep_step()
+    after = time.monotonic_ns()
+    assert recorder.end_step()[0]["end"] <= after
+    kept = recorder.take_kept()
+    assert kept is not None and kept.rows.tolist() == recorder.end_step().tolist()
+
+
+@pytest.mark.parametrize(("spans", "every"), [(1024, 1), (1025, 2), (2048, 2), (2049, 4), (5000, 8)])
+def test_steps_with_more_spans_are_kept_less_often(spans: int, every: int) -> None:
+    """In powers of two, so that ranks with different numbers of spans have common steps."""
+    recorder = SpanRecorder()
+    run_steps(recorder, spans, 9)
+    kept = recorder.take_kept()
+    assert kept is not None and kept.steps == list(range(0, 9, every))
+
+
+def test_steps_cut_by_the_capacity_are_not_kept() -> None:
+    recorder = SpanRecorder(capacity=4)
+    run_steps(recorder, 5, 2)
+    assert recorder.take_kept() is None
+    run_steps(recorder, 4, 2)
+    assert recorder.take_kept() is not None
+
+
+@pytest.mark.gpu
+def test_cuda_events_of_kept_steps_are_not_used_again_before_they_are_read() -> None:
+    torch = pytest.importorskip("torch")
+    if not torch.cuda.is_available():
+        pytest.skip("needs a CUDA device")
+    recorder = recorder_for("cuda")
+    for _ in range(2):
+        before = time.monotonic_ns()
+        run_steps(recorder, 3, 4)
+        kept = recorder.take_kept()
+        assert kept is not None and kept.steps == [0, 1, 2, 3]
+        steps = kept.rows[kept.rows["kind"] == Kind.STEP]
+        assert (steps["end"][:-1] <= steps["start"][1:] + 1_000).all()
+        assert steps["start"][0] >= before - 50_000
+
+
 @pytest.mark.gpu
 def test_cuda_spans_lie_within_the_host_s_clock() -> None:
     torch = pytest.importorskip("torch")

@@ -10,8 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from parallel_core.analysis.meters import every_step, step_shares
 from parallel_core.engine.distributed import Rendezvous
 from parallel_core.engine.run import run_rank
+from parallel_core.layout import Layout
+from parallel_core.local import waits
 from parallel_core.observe import progress
 from parallel_core.observe.memory import MemoryCapExceeded
 from parallel_core.observe.records import MEMORY, POINT, SPAN, FileSink, Frame, events_path, read_file
@@ -123,6 +126,33 @@ def test_spans_lie_within_their_step_and_recomputation_within_backward(pipeline:
             assert backward["start"] <= row["start"] <= row["end"] <= backward["end"]
 
 
+def shares_agree(spec: RunSpec, seen: Sequence[Sequence[Frame]]) -> tuple[list[int], dict[str, np.ndarray]]:
+    """The steps with shares and these; asserts that those of traced steps are those of their spans."""
+    layout, found = Layout.of(spec), {rank: waits(frames) for rank, frames in enumerate(seen)}
+    steps, values = every_step({rank: one for rank, one in found.items() if one is not None}, layout)
+    traced = [frame.header["step"] for frame in seen[0] if frame.kind == "spans"]
+    assert traced and set(traced) <= set(steps.tolist())
+    for step in traced:
+        spans = {
+            rank: np.frombuffer(frame.blob, SPAN)
+            for rank, frames in enumerate(seen)
+            for frame in frames
+            if frame.kind == "spans" and frame.header["step"] == step
+        }
+        assert len(spans) == layout.world
+        for name, value in step_shares(spans, layout).items():
+            assert values[name][steps == step] == pytest.approx([value], abs=1e-6), (step, name)
+    return steps.tolist(), values
+
+
+def test_every_step_has_its_shares(pipeline: Any) -> None:
+    spec, seen, _ = pipeline
+    steps, values = shares_agree(spec, seen)
+    assert steps == list(range(spec.train.steps))
+    assert all((value > 0).all() and (value < 1).all() for value in values.values())
+    assert not (sum(values.values()) > 1).any()
+
+
 def test_memory_is_metered_once_and_holds_the_model(pipeline: Any) -> None:
     _, seen, _ = pipeline
     for rank in seen:
@@ -153,7 +183,9 @@ def test_progress_page_ends_at_the_last_operation(pipeline: Any) -> None:
 
 
 def test_tensor_collectives_and_buckets_are_recorded(tmp_path: Path) -> None:
-    seen = frames(spec_of(dp=2, tp=2, trace={"memory": False}), tmp_path)
+    spec = spec_of(dp=2, tp=2, trace={"memory": False})
+    seen = frames(spec, tmp_path)
+    assert shares_agree(spec, seen)[0] == list(range(spec.train.steps))
     kinds = np.frombuffer(next(frame for frame in seen[0] if frame.kind == "spans").blob, SPAN)["kind"]
     blocks = MODEL["layers"]
     # Forward: embedding, two per block, two for the loss. Backward: two per block, one for the head.

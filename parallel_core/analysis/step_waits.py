@@ -1,0 +1,193 @@
+"""The shares of every step of a run, without its spans: exact, from a few numbers of each rank.
+
+A rank reduces its spans to what it can tell alone (`reduced`): time in recomputation, in communication that nothing
+hides, and in waiting, which is either that, too, or bubble. Which of the two it is depends on when other ranks began:
+so the rank keeps when each of its sends, receives and blocking collectives began and ended (WAIT rows, several to a
+step), and all ranks' rows together divide the waiting (`shares_of`).
+
+The result is that of `breakdown`, whose components and their precedence are used: on equal clocks the nanoseconds are
+the same. Both functions take many steps at once, because a call costs as much for one short step as for ten.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from functools import reduce
+from typing import NamedTuple, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from parallel_core.analysis import waits
+from parallel_core.analysis.sweep import Pieces, Times, sweep
+from parallel_core.layout import Layout
+from parallel_core.observe.records import STEP_SUM, WAIT
+from parallel_core.schedule.ir import COMPUTE, RECVS, SENDS, Kind
+
+_LAYERS = ("waiting", "recompute", "busy", "waiting", "exposed", "busy", "exposed")
+"""What owns an instant, highest precedence first, as in `breakdown`; `busy` is everything that is no share."""
+_STRIDE = 1 << 20
+"""Distance between the micro-batch ids of two steps that are joined at once; more than a step has."""
+_TOGETHER = 1024
+"""Most steps that are joined at once: their ids fit 32 bits."""
+
+
+class StepWaits(NamedTuple):
+    """Some steps of one rank in order: `sums` (STEP_SUM rows), and the WAIT `rows` of each step after those of the one
+    before, in order of their start."""
+
+    sums: NDArray[np.void]
+    rows: NDArray[np.void]
+
+    @classmethod
+    def unpack(cls, blob: bytes, steps: int) -> Self:
+        """Reads the blob of a `waits` record. Raises ValueError where it does not hold `steps` steps."""
+        size = steps * STEP_SUM.itemsize
+        if not 0 <= size <= len(blob) or (len(blob) - size) % WAIT.itemsize:
+            raise ValueError(f"{len(blob)} bytes are not the waits of {steps} steps")
+        sums, rows = np.frombuffer(blob, STEP_SUM, steps), np.frombuffer(blob, WAIT, -1, size)
+        if int(sums["count"].sum()) != len(rows):
+            raise ValueError(f"{len(rows)} waits, but the steps have {int(sums['count'].sum())}")
+        return cls(sums, rows)
+
+    def pack(self) -> bytes:
+        """The blob of a `waits` record."""
+        return self.sums.tobytes() + self.rows.tobytes()
+
+    def among(self, chosen: NDArray[np.bool_]) -> StepWaits:
+        """The steps where `chosen`."""
+        return StepWaits(self.sums[chosen], self.rows[np.repeat(chosen, self.sums["count"])])
+
+    @classmethod
+    def chain(cls, parts: Sequence[StepWaits]) -> Self:
+        """The steps of all `parts`, at least one, in their order."""
+        return cls(np.concatenate([part.sums for part in parts]), np.concatenate([part.rows for part in parts]))
+
+
+def reduced(spans: NDArray[np.void], kinds: Iterable[Kind], steps: Sequence[int], times: Sequence[float]) -> StepWaits:
+    """Reduces the spans of some whole steps of one rank (SPAN rows, each step with its STEP row).
+
+    `kinds`: collectives in which the rank meets others (`waits.blocked_in`); `steps`, `times`: number and end (unix
+    seconds) of each step, in order.
+    """
+    rows, kinds = spans[np.argsort(spans["start"], kind="stable")], tuple(kinds)
+    begins, ends = waits.pieces(rows, Kind.STEP)
+    received, given = waits.of_kinds(rows, *RECVS), waits.of_kinds(rows, *SENDS)
+    standing = waits.stands_from(rows, received)
+    layers: list[Pieces] = [
+        waits.pieces(rows, *kinds),
+        waits.pieces(rows, Kind.R),
+        waits.pieces(rows, *COMPUTE, Kind.OPT_STEP, Kind.DATA),
+        (standing, received["end"]),
+        (waits.stands_from(rows, given), given["end"]),
+        waits.pieces(rows, Kind.SETUP),
+        waits.pieces(rows, Kind.BUCKET),
+    ]
+    sums = _sums(layers, begins, ends)
+    sums["step"], sums["time"] = steps, times
+    met = _met(rows, kinds, standing)
+    sums["count"] = np.bincount(_place(begins, met["start"]), minlength=len(begins))
+    return StepWaits(sums, met)
+
+
+def _sums(layers: Sequence[Pieces], begins: Times, ends: Times) -> NDArray[np.void]:
+    found = sweep(layers, (int(begins[0]), int(ends[-1])), (*begins.tolist(), *ends.tolist()))
+    step = _place(begins, found.starts)
+    within = found.starts < ends[step]
+    sums = np.zeros(len(begins), STEP_SUM)
+    sums["total"] = ends - begins
+    for name in ("waiting", "exposed", "recompute"):
+        mine = within & found.owned_by(i for i, layer in enumerate(_LAYERS) if layer == name)
+        sums[name] = np.bincount(step[mine], weights=found.lengths[mine], minlength=len(begins))
+    return sums
+
+
+def _met(rows: NDArray[np.void], kinds: Iterable[Kind], standing: Times) -> NDArray[np.void]:
+    """The WAIT rows; a receive starts when the rank stands in it."""
+    chosen = waits.of_kinds(rows, *kinds, *RECVS, *SENDS)
+    out = np.empty(len(chosen), WAIT)
+    for name in WAIT.names or ():
+        out[name] = chosen[name]
+    out["start"][waits.among(out, RECVS)] = standing
+    return out[np.argsort(out["start"], kind="stable")]
+
+
+def _place(begins: Times, at: Times) -> NDArray[np.intp]:
+    """The index of the step in which each instant lies."""
+    return np.maximum(np.searchsorted(begins, at, side="right") - 1, 0)
+
+
+class Shares(NamedTuple):
+    """The nanoseconds of some steps, sums over all ranks, each an array with one entry a step."""
+
+    steps: NDArray[np.int32]
+    total: Times
+    bubble: Times
+    communication: Times
+    recompute: Times
+
+
+def common(found: Mapping[int, StepWaits], layout: Layout) -> NDArray[np.int32]:
+    """The numbers of the steps that all ranks have, ascending."""
+    if any(rank not in found for rank in range(layout.world)):
+        return np.empty(0, np.int32)
+    return reduce(np.intersect1d, (one.sums["step"] for one in found.values()))
+
+
+def shares_of(found: Mapping[int, StepWaits], layout: Layout) -> Shares:
+    """Divides the steps that all ranks have. Each rank has its steps in ascending order, none of them twice."""
+    steps = common(found, layout)
+    if not len(steps):
+        return Shares(steps, *(np.empty(0, np.int64) for _ in range(4)))
+    same = {rank: one.among(np.isin(one.sums["step"], steps)) for rank, one in found.items()}
+    names = ("total", "waiting", "exposed", "recompute")
+    total, waiting, exposed, recompute = (np.sum([one.sums[name] for one in same.values()], axis=0) for name in names)
+    at = np.arange(len(steps)) // _TOGETHER
+    parts = [{rank: one.among(at == part) for rank, one in same.items()} for part in range(int(at[-1]) + 1)]
+    bubble = np.concatenate([_bubble(part, layout) for part in parts])
+    return Shares(steps, total, bubble, exposed + waiting - bubble, recompute)
+
+
+def _bubble(found: Mapping[int, StepWaits], layout: Layout) -> Times:
+    """The bubble of each step, summed over all ranks; all have the same steps."""
+    count = len(found[0].sums)
+    step = {rank: np.repeat(np.arange(count), one.sums["count"]) for rank, one in found.items()}
+    rows = {rank: one.rows.copy() for rank, one in found.items()}
+    for rank, own in rows.items():
+        own["micro_batch"] += (step[rank] * _STRIDE).astype(np.int32)
+    for rank, kept in _attended(rows, step, layout, count).items():
+        rows[rank], step[rank] = rows[rank][kept], step[rank][kept]
+    arrivals, sent = waits.arrivals(rows, layout), waits.sends(rows, layout)
+    bubble = np.zeros(count, np.int64)
+    for rank, own in rows.items():
+        until = own["start"].copy()
+        until[waits.among(own, RECVS)] = waits.received(rank, own, layout, sent).at
+        for (other, kind), causes in arrivals.items():
+            if other == rank:
+                until[own["kind"] == kind] = causes.at
+        bubble += _covered(own["start"], np.minimum(until, own["end"]), step[rank], count)
+    return bubble
+
+
+def _attended(
+    rows: Mapping[int, NDArray[np.void]], step: Mapping[int, NDArray[np.intp]], layout: Layout, count: int
+) -> dict[int, NDArray[np.bool_]]:
+    """Which rows count. Within a step, collectives that not all ranks of a group have wait for nobody: without them the
+    k-th of all steps is the k-th on every rank."""
+    kept = {rank: np.ones(len(own), np.bool_) for rank, own in rows.items()}
+    for kind in waits.BLOCKING:
+        for group in waits.groups(kind, layout):
+            mine = {rank: np.flatnonzero(rows[rank]["kind"] == kind) for rank in group}
+            tally = {rank: np.bincount(step[rank][own], minlength=count) for rank, own in mine.items()}
+            least = np.min(list(tally.values()), axis=0)
+            for rank, own in mine.items():
+                number = np.arange(len(own)) - (np.cumsum(tally[rank]) - tally[rank])[step[rank][own]]
+                kept[rank][own[number >= least[step[rank][own]]]] = False
+    return kept
+
+
+def _covered(starts: Times, ends: Times, step: NDArray[np.intp], count: int) -> Times:
+    """Nanoseconds of each step that the intervals cover; they are in order of their start."""
+    before = np.concatenate([starts[:1], np.maximum.accumulate(ends)[:-1]])
+    lengths = np.maximum(ends - np.maximum(starts, before), 0)
+    return np.bincount(step, weights=lengths, minlength=count).astype(np.int64)

@@ -1,0 +1,43 @@
+"""Emits what a rank's steps consisted of (`waits` records), from which their shares follow (analysis.step_waits)."""
+
+from __future__ import annotations
+
+import time
+
+from parallel_core.analysis.step_waits import StepWaits, reduced
+from parallel_core.analysis.waits import blocked_in
+from parallel_core.engine.clocks import Clock
+from parallel_core.layout import Layout
+from parallel_core.observe.recorder import SpanRecorder
+from parallel_core.observe.records import Sink
+
+
+class StepMeter:
+    """Meters the steps of one rank: keeps the spans of each, and reduces those of many at once, between two steps."""
+
+    def __init__(self, recorder: SpanRecorder, rank: int, layout: Layout) -> None:
+        self._recorder, self._kinds = recorder, blocked_in(rank, layout)
+        self._spent = 0.0
+
+    def ended(self) -> None:
+        """Ends the recorder's step. Called before anything else is done after it."""
+        self._recorder.keep_step()
+
+    def emit(self, sink: Sink, clock: Clock) -> None:
+        """Emits the steps since the last call, if any; on a CUDA device it waits for the work queued so far."""
+        start = time.perf_counter()
+        self._emit(sink, clock)
+        self._spent += time.perf_counter() - start
+
+    def spent(self) -> float:
+        """Returns the seconds that `emit` took since the last call."""
+        spent, self._spent = self._spent, 0.0
+        return spent
+
+    def _emit(self, sink: Sink, clock: Clock) -> None:
+        kept = self._recorder.take_kept()
+        if kept is None:
+            return
+        found = reduced(kept.rows, self._kinds, kept.steps, kept.times)
+        moved = StepWaits(found.sums, clock.moved(found.rows, "start", "end"))
+        sink.emit("waits", moved.pack(), steps=len(kept.steps))
