@@ -12,10 +12,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from pydantic import ValidationError
 
 from parallel_core import cli_fit, cli_models, cli_order, cli_partition, cli_plan, cli_profile, cli_stop
-from parallel_core.analysis.meters import Work, step_shares
+from parallel_core.analysis.meters import Work, every_step
 from parallel_core.analysis.quantities import flops_text, percent_text
 from parallel_core.checkpoint import manifest as manifests
 from parallel_core.cli_models import Wrong, checkpoint_of, require_few
@@ -230,18 +231,19 @@ def _ending(outcome: Outcome, spec: RunSpec) -> str:
 
 
 def _meters(outcome: Outcome, spec: RunSpec, summary: dict[str, Any]) -> str:
-    """Returns a line on device utilisation, and one on the shares of the newest traced step."""
+    """Returns a line on device utilisation, and one on the mean shares of the timed steps."""
     lines, peak = [], summary.get("peak")
     if peak and summary["timed"]["median"] > 0:
         speeds = Work.of(spec).speeds(summary["timed"]["median"], peak["flops_per_s"])
         used = f"MFU {percent_text(speeds['mfu'])}, HFU {percent_text(speeds['hfu'])}"
         rate, most = speeds["tflops"] * 1e12, peak["flops_per_s"] / spec.parallel.world
         lines.append(f"{used}: {flops_text(rate)} a device of {flops_text(most)} ({peak['source']})")
-    traced = outcome.traced()
-    if len(traced) == spec.parallel.world:
-        found = step_shares(traced, Layout.of(spec)).values()
-        parts = zip(map(percent_text, found), ("bubble", "communication not hidden", "recomputation"), strict=True)
-        lines.append(f"traced step: {', '.join(f'{share} {what}' for share, what in parts)}")
+    steps, shares = every_step(outcome.waits(), Layout.of(spec))
+    timed = np.isin(steps, outcome.series("step_time")["step"][-summary.get("timed", {}).get("n", 0) :])
+    if timed.any():
+        found = (percent_text(float(values[timed].mean())) for values in shares.values())
+        parts = zip(found, ("bubble", "communication not hidden", "recomputation"), strict=True)
+        lines.append(f"mean of {timed.sum()} timed steps: {', '.join(f'{share} {what}' for share, what in parts)}")
     return "".join(f"\n{line}" for line in lines)
 
 

@@ -70,6 +70,9 @@ def test_train_prints_each_step_and_leaves_the_records_of_every_rank(written: Pa
     assert done.returncode == 0, done.stderr
     steps = [int(line.split()[1]) for line in done.stdout.splitlines() if line.startswith("step")]
     assert steps == [0, 1, 2, 3]
+    assert re.search(r"mean of \d timed steps: \S+ % bubble, \S+ % communication not hidden, ", done.stdout), (
+        done.stdout
+    )
     for rank in (0, 1):
         log = log_path(out, rank).read_text()
         assert f"rank {rank}: stage {rank}, replica 0" in log and "step 0:" in log and "step 3:" in log
