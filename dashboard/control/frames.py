@@ -10,6 +10,7 @@ import numpy as np
 
 from dashboard.json_values import clean
 from parallel_core.analysis.generated import joined
+from parallel_core.analysis.step_waits import StepWaits
 from parallel_core.observe.records import MEMORY, OMITTED, POINT, SPAN, Frame, decode
 
 MAX_SERIES_NAME = 60
@@ -25,6 +26,7 @@ class Decoded:
     spans: list[tuple[dict[str, Any], bytes]] = field(default_factory=list)
     omitted: list[tuple[int, int]] = field(default_factory=list)
     """(step, spans recorded) of traced steps whose spans the worker has dropped."""
+    waits: list[StepWaits] = field(default_factory=list)
     memory: list[tuple[dict[str, Any], bytes]] = field(default_factory=list)
     info: dict[str, Any] = field(default_factory=dict)
     """hello, summary, phase: the newest of each."""
@@ -66,7 +68,11 @@ def _spans(out: Decoded, frame: Frame, header: Header) -> None:
     numbers = _numbers(header, "step", "count", "total")
     if header.get("clock_within") is not None:
         numbers["clock_within"] = int(header["clock_within"])
-    out.spans.append(({**numbers, "t": float(header["t"])}, frame.blob))
+    out.spans.append(({**numbers, "t": float(header["t"]), "waits": bool(header.get("waits"))}, frame.blob))
+
+
+def _waits(out: Decoded, frame: Frame, header: Header) -> None:
+    out.waits.append(StepWaits.unpack(frame.blob, int(header["steps"])))
 
 
 def _omitted(out: Decoded, frame: Frame, header: Header) -> None:
@@ -113,6 +119,7 @@ _ADDERS: dict[str, Callable[[Decoded, Frame, Header], None]] = {
     "points": _points,
     "spans": _spans,
     "omitted": _omitted,
+    "waits": _waits,
     "memory": _memory,
     "hello": _keep_newest,
     "summary": _keep_newest,

@@ -13,7 +13,7 @@ import numpy as np
 from django.db.models import Max, Model
 
 from dashboard.control.frames import Decoded
-from dashboard.control.step_shares import share_points
+from dashboard.control.step_shares import Found, share_points, traced_share_points
 from dashboard.json_values import finite
 from dashboard.ledger import host_links
 from dashboard.runs.models import (
@@ -40,6 +40,7 @@ TOPICS = {
     "points": "points",
     "spans": "spans",
     "omitted": "spans",
+    "waits": "points",
     "memory": "memory",
     "profiles": "info",
     "info": "info",
@@ -63,7 +64,9 @@ class Store:
         self._logs: dict[tuple[int, int], list[tuple[int, bytes]]] = defaultdict(list)
         self._rows: list[SpanChunk | MemoryRecord | ProfilePart] = []
         self._traced: dict[int, dict[int, float]] = defaultdict(dict)
-        """Attempt id -> traced step -> when it was reported, unix seconds."""
+        """Attempt id -> traced step without `waits` records -> when it was reported, unix seconds."""
+        self._waits: dict[int, Found] = defaultdict(lambda: defaultdict(list))
+        """Attempt id -> rank -> its newly arrived `waits` records."""
 
     def offset(self, key: FileKey) -> int:
         """How many bytes of the file have arrived, including those in this transaction."""
@@ -85,12 +88,16 @@ class Store:
         for name, parts in records.points.items():
             self._points[attempt.pk][rank, name] += parts
         for header, blob in records.spans:
-            self._traced[attempt.pk][header["step"]] = header.pop("t")
+            told = header.pop("t")
+            if not header.pop("waits"):
+                self._traced[attempt.pk][header["step"]] = told
             self._rows.append(SpanChunk(attempt=attempt, rank=rank, data=blob, **header))
         self._rows += [
             SpanChunk(attempt=attempt, rank=rank, step=step, count=0, total=total, data=b"")
             for step, total in records.omitted
         ]
+        if records.waits:
+            self._waits[attempt.pk][rank] += records.waits
         for header, blob in records.memory:
             self._rows.append(_memory_row(attempt, rank, header, blob))
         for header, blob in records.profiles:
@@ -108,10 +115,7 @@ class Store:
         metered = [row for row in self._rows if isinstance(row, MemoryRecord)]
         # After a worker's restart a step may arrive again at another offset: the first one stays.
         SpanChunk.objects.bulk_create(spans, ignore_conflicts=True)
-        for pk, steps in self._traced.items():
-            attempt = attempts[pk]
-            if attempt is not None:
-                _append_points(pk, share_points(attempt, steps))
+        self._store_shares(attempts)
         MemoryRecord.objects.bulk_create(metered, ignore_conflicts=True)
         profiles = [row for row in self._rows if isinstance(row, ProfilePart)]
         ProfilePart.objects.bulk_create(profiles, ignore_conflicts=True)
@@ -124,7 +128,17 @@ class Store:
         self._logs.clear()
         self._rows.clear()
         self._traced.clear()
+        self._waits.clear()
         self._moved.clear()
+
+    def _store_shares(self, attempts: dict[int, Attempt | None]) -> None:
+        """Stores the shares of the steps of which now everything is there."""
+        for pk, steps in self._traced.items():
+            if (attempt := attempts[pk]) is not None:
+                _append_points(pk, traced_share_points(attempt, steps))
+        for pk, found in self._waits.items():
+            if (attempt := attempts[pk]) is not None:
+                _append_points(pk, share_points(attempt, found))
 
 
 def _rewrite(kind: type[Model], rows: Sequence[Model], fields: Sequence[str]) -> None:

@@ -69,6 +69,19 @@ class SpanChunk(models.Model):
         indexes = [models.Index(fields=("attempt", "step"), name="dropped_spans", condition=models.Q(count=0))]
 
 
+class OpenWaits(models.Model):
+    """Steps of one rank whose `waits` records have not arrived from all ranks yet (analysis.step_waits.StepWaits)."""
+
+    attempt = models.ForeignKey("runs.Attempt", on_delete=models.CASCADE, related_name="open_waits")
+    rank = models.IntegerField()
+    steps = models.IntegerField()
+    data = models.BinaryField()
+
+    class Meta:
+        ordering = ("attempt", "rank")
+        constraints = [models.UniqueConstraint(fields=("attempt", "rank"), name="one_row_of_waits_a_rank")]
+
+
 class MemoryRecord(models.Model):
     """The metered step of one rank: the header of its `memory` frame, and the curve (dtype records.MEMORY)."""
 

@@ -7,10 +7,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 
-from dashboard.runs.models import Run
+from dashboard.runs.models import RankInfo, Run
 from dashboard.runs.page_verdict import target_of
 from parallel_core.analysis.diagnosis.divergence import what_is_skipped
 from parallel_core.analysis.quantities import figure_text, rate_text, seconds_text, significant
+from parallel_core.observe.recorder import CudaSpanRecorder, SpanRecorder
 from parallel_core.spec import RunSpec
 
 
@@ -54,7 +55,8 @@ class Metric:
         return self.unit.startswith("%")
 
 
-_SPANS = "measured in every traced step from the spans of all ranks, mean over them"
+_TRACED = "every traced step"
+_SPANS = f"measured in {_TRACED} from the spans of all ranks, mean over them"
 _PEAK, _STEP = "% of the devices' peak", "% of a step"
 METRICS = (
     Metric("loss", "Loss", "loss"),
@@ -96,7 +98,8 @@ METRICS = (
         "bubble_share",
         "Bubble",
         _STEP,
-        f"{_SPANS}: waiting before the other side had begun to send",
+        f"{_SPANS}: waiting in a receive before its send began, or in a collective before its last rank came; without "
+        "pauses between operations",
         scale=100,
         text=_percent,
     ),
@@ -104,7 +107,8 @@ METRICS = (
         "exposed_share",
         "Communication not hidden",
         _STEP,
-        f"{_SPANS}: messages under way while the rank did nothing else",
+        f"{_SPANS}: messages and collectives under way while the rank did nothing else; without those behind "
+        "computation, and without the bubble",
         scale=100,
         text=_percent,
     ),
@@ -112,7 +116,7 @@ METRICS = (
         "recompute_share",
         "Recomputation",
         _STEP,
-        f"{_SPANS}: forward run again inside a backward",
+        f"{_SPANS}: forward run again inside a backward; without the collectives in it",
         scale=100,
         text=_percent,
     ),
@@ -124,7 +128,16 @@ METRICS = (
 def metrics_of(run: Run) -> list[Metric]:
     """The metrics of `run`, in the order of the page, with titles and units that fit it."""
     precision = run.spec.get("train", {}).get("precision")
-    return [_worded(metric, run) for metric in METRICS if metric.only in ("", precision)]
+    found = [_worded(metric, run) for metric in METRICS if metric.only in ("", precision)]
+    if not RankInfo.objects.filter(attempt__run=run, rank=0, hello__waits=True).exists():
+        return found
+    every = f"every step (every 2nd, 4th, ... where it has over {_most_spans(run)} spans)"
+    return [replace(metric, measured=metric.measured.replace(_TRACED, every)) for metric in found]
+
+
+def _most_spans(run: Run) -> int:
+    on_cuda = run.spec.get("train", {}).get("device") == "cuda"
+    return (CudaSpanRecorder if on_cuda else SpanRecorder).KEPT
 
 
 def _worded(metric: Metric, run: Run) -> Metric:

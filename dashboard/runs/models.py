@@ -11,7 +11,16 @@ from django.conf import settings
 from django.db import models
 from django.utils import timezone
 
-from dashboard.runs.measured import Cursor, LogChunk, MemoryRecord, ProfilePart, RankInfo, SeriesChunk, SpanChunk
+from dashboard.runs.measured import (
+    Cursor,
+    LogChunk,
+    MemoryRecord,
+    OpenWaits,
+    ProfilePart,
+    RankInfo,
+    SeriesChunk,
+    SpanChunk,
+)
 from parallel_core.observe.trace_request import HOWS
 
 __all__ = [
@@ -24,6 +33,7 @@ __all__ = [
     "Event",
     "LogChunk",
     "MemoryRecord",
+    "OpenWaits",
     "ProfilePart",
     "RankInfo",
     "Run",

@@ -10,9 +10,9 @@ import pytest
 from dashboard.control.controller import Controller
 from dashboard.fleet.models import Worker
 from dashboard.runs import selectors, services, states
-from dashboard.runs.models import Attempt, Cursor, LogChunk, RankInfo, Run, SeriesChunk, SpanChunk, State
+from dashboard.runs.models import Attempt, Cursor, LogChunk, OpenWaits, RankInfo, Run, SeriesChunk, SpanChunk, State
 from parallel_core.observe.records import MEMORY, encode
-from tests.dashboard.peer import Peer, points_frame, spans_frame, spec
+from tests.dashboard.peer import Peer, points_frame, spans_frame, spec, waits_frame
 from workers.contract import EVENTS
 
 pytestmark = pytest.mark.django_db
@@ -278,3 +278,61 @@ def test_a_whole_traced_step_becomes_one_point_a_share(peer: Peer, controller: C
     controller.turn()
     for name in ("bubble_share", "exposed_share", "recompute_share"):
         assert steps(attempt, name) == [10, 20]
+
+
+def test_every_step_whose_records_have_come_from_all_ranks_becomes_one_point_a_share(
+    peer: Peer, controller: Controller, attempt: Attempt
+) -> None:
+    peer.send(attempt.pk, waits_frame([0, 1, 2], late=100, recompute=40) + waits_frame([3, 4], late=100))
+    controller.turn()
+    assert steps(attempt, "bubble_share") == []  # rank 1 has not delivered them
+    peer.send(attempt.pk, waits_frame([0, 1], rank=1, late=300), rank=1)
+    controller.turn()
+    assert steps(attempt, "bubble_share") == [0, 1]
+    peer.send(attempt.pk, waits_frame([1, 2, 4], rank=1, late=300), rank=1)  # step 1 is sent twice, step 3 never
+    controller.turn()
+    run = Run.objects.get(pk=attempt.run_id)
+    # Rank 0 waits from 100 to 300 ns; from then on both communicate, until 500 ns.
+    expected = {"bubble_share": [200 / 2_000] * 4, "exposed_share": [400 / 2_000] * 4}
+    for name, values in {**expected, "recompute_share": [40 / 2_000] * 3 + [0]}.items():
+        found = selectors.series(run, name)
+        assert found.step.tolist() == [0, 1, 2, 4]
+        assert found.value.tolist() == pytest.approx(values, abs=1e-12)
+        assert found.time.tolist() == [1_700_000_000 + step for step in (0, 1, 2, 4)]
+    assert not OpenWaits.objects.exists(), "step 3 of rank 0 waits for nothing any more"
+
+
+def test_traced_steps_of_a_run_that_measures_every_step_add_no_point(
+    peer: Peer, controller: Controller, attempt: Attempt
+) -> None:
+    for rank in (0, 1):
+        peer.send(attempt.pk, spans_frame(10, rank=rank, waits=True), rank=rank)
+    controller.turn()
+    assert SpanChunk.objects.count() == 2 and steps(attempt, "bubble_share") == []
+    for rank in (0, 1):
+        peer.send(attempt.pk, waits_frame(range(8, 12), rank), rank=rank)
+    controller.turn()
+    assert steps(attempt, "bubble_share") == [8, 9, 10, 11]
+
+
+def test_what_waits_for_a_silent_rank_is_bounded(
+    peer: Peer, controller: Controller, attempt: Attempt, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dashboard.control.step_shares.MOST_OPEN", 5 * (48 + 23))
+    peer.send(attempt.pk, waits_frame(range(7)))
+    controller.turn()
+    peer.send(attempt.pk, waits_frame(range(7, 9)))
+    controller.turn()
+    peer.send(attempt.pk, waits_frame(range(9), rank=1), rank=1)
+    controller.turn()
+    assert steps(attempt, "bubble_share") == [4, 5, 6, 7, 8], "the newest five"
+
+
+def test_waits_that_are_not_what_they_say_are_left_out(peer: Peer, controller: Controller, attempt: Attempt) -> None:
+    for rank in (0, 1):
+        spoilt = encode({"kind": "waits", "rank": rank, "t": 1.0, "steps": 3}, b"x" * 50)
+        peer.send(attempt.pk, spoilt, rank=rank)
+        peer.send(attempt.pk, waits_frame([5], rank), rank=rank)
+    controller.turn()
+    assert steps(attempt, "bubble_share") == [5]
+    assert "could not be read" in Run.objects.get(pk=attempt.run_id).events.filter(kind="unreadable").first().text

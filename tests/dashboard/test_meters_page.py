@@ -20,8 +20,10 @@ from dashboard.studies.selectors import overview
 from dashboard.studies.table import METERS
 from parallel_core.analysis.meters import Work
 from parallel_core.analysis.quantities import rate_text, seconds_text, significant
+from parallel_core.observe.records import encode
 from parallel_core.spec import RunSpec
 from tests.dashboard import factory
+from tests.dashboard.peer import waits_frame
 
 pytestmark = pytest.mark.django_db
 
@@ -40,6 +42,21 @@ def test_a_traced_step_has_its_shares(alice: Any) -> None:
     parts = selectors.breakdown(run, int(found.step[0]))
     assert found.value.tolist() == [pytest.approx(sum(p.share("bubble") for p in parts.values()) / 2, rel=1e-6)]
     assert found.value[0] > 0.3
+
+
+def test_share_charts_say_in_which_steps_they_are_measured(alice: Any) -> None:
+    """A run of an engine that sent the spans of traced steps only keeps its words, and its points."""
+    run, keys = factory.finished(alice, {"pp": 2}), ("bubble_share", "exposed_share", "recompute_share")
+    old = {chart.key: chart.source for chart in page_charts.metrics(run)}
+    assert all("in every traced step from" in old[key] and "1 of 1 points" in old[key] for key in keys)
+    said = {"kind": "hello", "rank": 0, "t": 1.0, "waits": True}
+    attempt = run.attempts.get()
+    factory.feed(attempt, 0, encode(said) + waits_frame(range(42)))
+    factory.feed(attempt, 1, waits_frame(range(42), rank=1, late=100))
+    new = {chart.key: chart.source for chart in page_charts.metrics(run)}
+    every = "in every step (every 2nd, 4th, ... where it has over 1024 spans) from the spans of all ranks"
+    assert all(every in new[key] for key in keys)
+    assert not any("traced" in source for source in new.values())
 
 
 def test_metrics_say_where_they_are_measured(alice: Any) -> None:
