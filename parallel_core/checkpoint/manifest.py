@@ -20,6 +20,8 @@ from parallel_core.untrusted import PARSE_ERRORS
 
 FORMAT = "trainyard-checkpoint-1"
 FILE = "manifest.json"
+NOT_OF_WEIGHTS = ("train.precision", "model.dropout", "model.attention")
+"""Fields that a run which starts from parameter values alone may set freely: no parameter depends on them."""
 _NAME = re.compile(r"^rank-\d+\.bin$")
 _BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
 
@@ -168,13 +170,15 @@ def require_match(manifest: Manifest, spec: RunSpec, run: int = 0) -> None:
     """Raises CheckpointError, with messages by field, if a run of `spec` cannot resume from this checkpoint.
 
     `run` is that run's number, 0 without a dashboard. A run can resume from its own checkpoint of the last step,
-    although nothing is left to train, to complete its end.
+    although nothing is left to train, to complete its end. Of parameter values alone, precision, dropout and attention
+    may be others.
     """
     wrong = mismatches(manifest.spec, spec, manifest.step, manifest.scalars)
     if run and manifest.run == run and manifest.step == spec.train.steps:
         wrong.pop("train.steps", None)
     if manifest.weights_only:
-        wrong.pop("train.precision", None)
+        for field in NOT_OF_WEIGHTS:
+            wrong.pop(field, None)
     if wrong:
         raise CheckpointError(" ".join(wrong.values()), wrong)
 

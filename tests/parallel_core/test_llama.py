@@ -165,6 +165,18 @@ def test_16_bit_weights_begin_an_fp32_run_and_fill_master_weights(tmp_path: Path
         assert torch.equal(values, main)
 
 
+def test_a_run_from_imported_weights_may_have_dropout_and_another_attention(tmp_path: Path) -> None:
+    made, manifest = import_weights(put(tmp_path / "in", tensors()), tmp_path / "ours", SEQ)
+
+    def match(**model: Any) -> None:
+        manifests.require_match(manifest, RunSpec.model_validate({"model": made.model.model_dump() | model}))
+
+    match(dropout=0.1, attention="plain")
+    with pytest.raises(CheckpointError) as error:
+        match(dropout=0.1, tied=True)
+    assert set(error.value.fields) == {"model.tied"}
+
+
 def test_what_a_16_bit_run_exports_says_that_it_has_16_bits(tmp_path: Path) -> None:
     """The checkpoint also holds fp32 master weights, which are not exported."""
     made, _ = import_weights(put(tmp_path / "in", tensors(torch.bfloat16)), tmp_path / "ours", SEQ)
