@@ -77,8 +77,13 @@ def round_ends(spec: RunSpec, stage: int) -> list[int]:
 
 
 def version_of(spec: RunSpec, stage: int, micro_batch: int) -> int:
-    """The version that a stage uses for the forward of a micro-batch, by the rules in the papers."""
+    """The version that a stage uses for the forward of a micro-batch, by the rules in the papers. Where a checkpoint is
+    saved after every step, each step begins with an empty pipeline and the newest weights.
+    """
     split = spec.parallel
+    if spec.train.checkpoint_every == 1 and micro_batch >= split.per_step:
+        begin = micro_batch // split.per_step * split.per_step
+        return begin + version_of(spec, stage, micro_batch - begin)
     if split.flushes:
         return micro_batch // split.per_step * split.per_step
     if split.schedule == "1f1b-2bw":
@@ -100,8 +105,10 @@ def _present(spec: RunSpec, stage: int, micro_batch: int) -> int:
     return max(end for end in round_ends(spec, stage) if end <= min([*left, micro_batch]))
 
 
-def replay(spec: RunSpec) -> Trained:
-    """Runs the same steps in one process."""
+def replay(
+    spec: RunSpec, begin: Callable[[Trainer], object] = lambda trainer: None, corpora: Path | None = None
+) -> Trained:
+    """Runs the same steps in one process. `begin` is called with the trainer before the first."""
     alone = RunSpec.model_validate(
         spec.model_dump()
         | {
@@ -113,16 +120,20 @@ def replay(spec: RunSpec) -> Trained:
             "train": spec.train.model_dump() | {"clip": "global", "deterministic": False},
         }
     )
-    return ranks.run(alone, _replayer(spec), ranks.scratch())[0]
+    return ranks.run(alone, _replayer(spec, begin, corpora), ranks.scratch())[0]
 
 
 def _recomputed(spec: RunSpec) -> dict[str, Any]:
     return {name: getattr(spec.parallel, name) for name in ("recompute", "recompute_layers")}
 
 
-def _replayer(spec: RunSpec) -> ranks.Work:
+def _replayer(spec: RunSpec, begin: Callable[[Trainer], object], corpora: Path | None) -> ranks.Work:
+    def use(trainer: Trainer) -> Trained:
+        begin(trainer)
+        return _replayed(spec, trainer)
+
     def work(alone: RunSpec, rank: int, meeting: Rendezvous, folder: Path) -> Trained:
-        return ranks.with_trainer(alone, rank, meeting, folder, lambda trainer: _replayed(spec, trainer))
+        return ranks.with_trainer(alone, rank, meeting, folder, use, corpora)
 
     return work
 

@@ -36,6 +36,7 @@ corpus.open("stdlib")  # read the corpus once, since ranks get no folder for it
 torch.set_num_threads(1)  # a thread pool in the parent would not survive the fork
 
 Work = Callable[[RunSpec, int, Rendezvous, Path], Any]
+Turn = tuple[RunSpec, Work]
 
 
 def run(spec: RunSpec, work: Work, folder: Path) -> list[Any]:
@@ -47,11 +48,31 @@ def run_many(specs: Sequence[RunSpec], work: Work, folder: Path) -> list[list[An
     """`run` for several specs with the same world size, one after the other in the same processes: results by spec,
     then rank.
     """
-    (world,) = {spec.parallel.world for spec in specs}
-    if any(map(imports_compiler, specs)):
+    results, error = _launch([(spec, work) for spec in specs], folder)
+    assert not error, error
+    return results
+
+
+def run_each(turns: Sequence[Turn]) -> list[list[Any] | str]:
+    """As `run_many`, each with its own work. For one that fails: the tracebacks of its ranks; the others run in new
+    processes.
+    """
+    out: list[list[Any] | str] = []
+    while len(out) < len(turns):
+        results, error = _launch(turns[len(out) :], scratch())
+        out += [*results, *([error] if error else [])]
+    return out
+
+
+def _launch(turns: Sequence[Turn], folder: Path) -> tuple[list[list[Any]], str]:
+    """The results of the turns that all ranks have ended, by turn, then rank; and the tracebacks of the next one, ''
+    where all have ended.
+    """
+    (world,) = {spec.parallel.world for spec, _ in turns}
+    if any(imports_compiler(spec) for spec, _ in turns):
         prewarm_compiler()
     with ExitStack() as stack:
-        listeners = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in specs]
+        listeners = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in turns]
         pids = {}
         for rank in range(world):
             meetings = [
@@ -61,13 +82,14 @@ def run_many(specs: Sequence[RunSpec], work: Work, folder: Path) -> list[list[An
             parent, pid = os.getpid(), os.fork()
             if pid == 0:
                 processes.die_with(parent)
-                _be(list(zip(specs, meetings, strict=True)), rank, work, folder)
+                _be(list(zip(turns, meetings, strict=True)), rank, folder)
             pids[rank] = pid
     _wait(pids)
-    results = [pickle.loads((folder / f"result-{rank}").read_bytes()) for rank in pids]
-    errors = [text for ok, text in results if not ok]
-    assert not errors, errors[0]
-    return [list(of_ranks) for of_ranks in zip(*(values for _, values in results), strict=True)]
+    seen = [pickle.loads((folder / f"result-{rank}").read_bytes()) for rank in pids]
+    errors = [text for _, text in seen if text]
+    ended = min(len(results) for results, _ in seen)
+    by_turn = zip(*(results[:ended] for results, _ in seen), strict=True)
+    return [list(of_ranks) for of_ranks in by_turn], "\n".join(errors)
 
 
 def _wait(pids: dict[int, int]) -> None:
@@ -84,28 +106,35 @@ def _wait(pids: dict[int, int]) -> None:
     assert not died, f"ended without a result: {', '.join(died)}"
 
 
-def _be(turns: list[tuple[RunSpec, Rendezvous]], rank: int, work: Work, folder: Path) -> None:
+def _be(turns: list[tuple[Turn, Rendezvous]], rank: int, folder: Path) -> None:
     gc.freeze()  # keeps the collector from traversing, and so copying, the parent's objects
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     tempfile.tempdir = str(folder)  # temporary files vanish with the folder, since no exit handler runs here
     results: list[Any] = []
+    error = ""
     try:
-        for spec, meeting in turns:
+        for (spec, work), meeting in turns:
             results.append(work(spec, rank, meeting, folder))
-        result: tuple[bool, Any] = (True, results)
     except BaseException:
-        spec, _ = turns[len(results)]
-        result = (False, f"rank {rank} of {json.dumps(spec.model_dump())}:\n{traceback.format_exc()}")
-    (folder / f"result-{rank}").write_bytes(pickle.dumps(result))
+        (spec, _), _ = turns[len(results)]
+        error = f"rank {rank} of {json.dumps(spec.model_dump())}:\n{traceback.format_exc()}"
+    (folder / f"result-{rank}").write_bytes(pickle.dumps((results, error)))
     os._exit(0)
 
 
-def with_trainer(spec: RunSpec, rank: int, meeting: Rendezvous, folder: Path, use: Callable[[Trainer], Any]) -> Any:
+def with_trainer(
+    spec: RunSpec,
+    rank: int,
+    meeting: Rendezvous,
+    folder: Path,
+    use: Callable[[Trainer], Any],
+    corpora: Path | None = None,
+) -> Any:
     """Calls `use(trainer)` on a rank that has joined its groups, and returns its result."""
     device = open_device(spec.train.device)
     groups = connect(meeting, rank, Layout.of(spec), device.backend, spec.model.tied)
     try:
-        return use(Trainer(spec, rank, groups, device, Progress(folder, rank)))
+        return use(Trainer(spec, rank, groups, device, Progress(folder, rank), corpora))
     finally:
         disconnect()
 

@@ -16,25 +16,23 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 from parallel_core.checkpoint import folder as folders
 from parallel_core.checkpoint import manifest as manifests
 from parallel_core.checkpoint.config import CheckpointConfig
 from parallel_core.checkpoint.manifest import CheckpointError
 from parallel_core.cli_models import Wrong, checkpoint_of
-from parallel_core.engine import checkpoint, storage
+from parallel_core.engine import checkpoint
 from parallel_core.engine.device import open_device
 from parallel_core.engine.distributed import Groups, Rendezvous
 from parallel_core.engine.norm import Totals
 from parallel_core.engine.run import run_rank
-from parallel_core.engine.shares import Box, Share
 from parallel_core.engine.stop import Stopped
 from parallel_core.engine.trainer import Trainer
 from parallel_core.observe.progress import Progress
 from parallel_core.observe.records import FileSink, events_path, read_file
 from parallel_core.spec import RunSpec
-from tests.parallel_core import ranks
+from tests.parallel_core import ranks, stored
 from tests.parallel_core.spoilt import change_byte
 
 MODEL = {"layers": 2, "hidden": 32, "heads": 4, "seq": 16, "vocab": 64}
@@ -83,21 +81,6 @@ def losses(totals: list[Totals]) -> list[float]:
     return [one.loss for one in totals]
 
 
-def tensors(folder: Path) -> dict[str, np.ndarray]:
-    """Every full tensor of a checkpoint."""
-    path = folders.path_of(folder, SAVED)
-    manifest = manifests.read(path)
-    out = {
-        name: torch.empty(stored.shape, dtype=getattr(torch, stored.dtype)) for name, stored in manifest.tensors.items()
-    }
-    shares = {}
-    for name, tensor in out.items():
-        shape = tuple(tensor.shape)
-        shares[name] = Share(shape, [(Box((0,) * len(shape), shape), tensor.view(-1))])
-    storage.load(shares, path, manifest)
-    return {name: tensor.numpy() for name, tensor in out.items()}
-
-
 def go_on(before: RunSpec, after: RunSpec, folder: Path) -> tuple[list[Totals], list[Totals]]:
     """Returns the totals of all steps of the uninterrupted run, and of those after the checkpoint of the resumed one;
     asserts that tensors are bit-equal.
@@ -105,11 +88,9 @@ def go_on(before: RunSpec, after: RunSpec, folder: Path) -> tuple[list[Totals], 
     first, second = folder / "first", folder / "second"
     want = on_ranks(before, partial(saved_in_passing, folder=first))[0]
     got = on_ranks(after, partial(resumed, folder=first, again=second))[0]
-    saved, loaded = tensors(first), tensors(second)
-    assert saved.keys() == loaded.keys()
+    saved, loaded = (stored.tensors(folders.path_of(where, SAVED)) for where in (first, second))
     assert {name.split("/")[0] for name in saved} >= {"value", "mean", "square"}
-    different = [name for name in saved if not np.array_equal(saved[name], loaded[name])]
-    assert not different
+    assert not stored.different(saved, loaded)
     return want, got
 
 
@@ -198,9 +179,10 @@ def test_running_statistics_go_on_too(after: dict[str, Any], tmp_path: Path) -> 
 
     want, got = go_on(spec({"dp": 2}), spec(after), tmp_path)
     np.testing.assert_allclose(losses(got), losses(want[SAVED:]), rtol=1e-9, atol=0)
-    kept = {name: value for name, value in tensors(tmp_path / "second").items() if name.startswith("stat/")}
+    saved = stored.tensors(folders.path_of(tmp_path / "second", SAVED))
+    kept = [value for name, value in saved.items() if name.startswith("stat/")]
     assert len(kept) == 2 * 53  # a mean and a variance for each of ResNet-50's convolutions
-    assert all(value.any() and (value != 1).any() for value in kept.values())
+    assert all(value.any() and (value != 1).any() for value in kept)
 
 
 # In one process: which checkpoints are left
