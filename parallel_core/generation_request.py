@@ -99,7 +99,7 @@ def inference(saved: Mapping[str, Any], tp: int, pp: int = 1, dp: int = 1, devic
     """
     model, train = dict(saved["model"]), saved["train"]
     if model.get("kind", "gpt") != "gpt":
-        raise ValueError(f"only a GPT generates text; this checkpoint is a {model['kind']} model")
+        raise ValueError(f"only kind=gpt generates text, and this checkpoint has kind={model['kind']}")
     kept = {"precision": train["precision"], "device": device or train["device"], "global_batch": dp}
     split = {"dp": dp, "tp": tp, "pp": pp}
     return RunSpec.model_validate({"model": {**model, "dropout": 0.0}, "parallel": split, "train": kept})

@@ -37,7 +37,7 @@ def test_every_kind_is_known_wherever_kinds_are() -> None:
     known = {
         "outline/__init__.py": set(KINDS),
         "models/registry.py": set(registry.KINDS),
-        "combinations.py": set(combinations.KINDS),
+        "combinations/features.py": set(combinations.KINDS),
         "SMALL of this file": {"gpt", *(model.kind for model in SMALL)},
         "_KINDS of bench/random_specs.py": set(random_specs._KINDS),
         "MODELS of test_model_parity.py": {model.get("kind", "gpt") for model in MODELS.values()},
