@@ -166,9 +166,9 @@ def _pack(options: argparse.Namespace) -> int:
 def _generate(options: argparse.Namespace) -> int:
     found, manifest = checkpoint_of(options.checkpoint)
     spec = _inference(manifest, options)
-    wish = _wish(options, spec)
+    request = _request(options, spec)
     with LocalYard() as yard, tempfile.TemporaryDirectory(prefix="trainyard-generate-") as folder:
-        outcome = yard.run(spec, Path(folder), resume=found, wish=wish)
+        outcome = yard.run(spec, Path(folder), resume=found, request=request)
     if not outcome.ok:
         print(outcome.failure(), file=sys.stderr)
         if spec.train.device == "cuda" and not gpus(open_nvml()):
@@ -178,9 +178,9 @@ def _generate(options: argparse.Namespace) -> int:
     ranks = {rank: told for rank in every if (told := together(outcome.headers(rank, "generated")))}
     said = replicas(ranks, Layout.of(spec))
     for tokens in merged(said)["tokens"]:
-        print(text([*wish["prompt"], *tokens], spec.model.vocab))
+        print(text([*request["prompt"], *tokens], spec.model.vocab))
     kept = bytes_text(max(told["kv_bytes"] for told in ranks.values()))
-    print(f"{timing(said, len(wish['prompt']))}; keys and values {kept} a rank", file=sys.stderr)
+    print(f"{timing(said, len(request['prompt']))}; keys and values {kept} a rank", file=sys.stderr)
     return 0
 
 
@@ -201,11 +201,11 @@ def _numbers(ids: str) -> list[int]:
         raise Wrong(f"--ids are numbers with commas between; got {ids!r}") from error
 
 
-def _wish(options: argparse.Namespace, spec: RunSpec) -> GenerationRequest:
+def _request(options: argparse.Namespace, spec: RunSpec) -> GenerationRequest:
     prompt = _numbers(options.ids) if options.prompt is None else [*options.prompt.encode(errors="surrogateescape")]
     names = ("new", "samples", "temperature", "top_k", "seed")
     asked = {"prompt": prompt, "cached": not options.no_cache, **{name: getattr(options, name) for name in names}}
-    wish, errors = read_request(asked, spec)
-    if wish is None:
+    request, errors = read_request(asked, spec)
+    if request is None:
         raise Wrong(" ".join(f"{field}: {message}" for field, message in errors.items()))
-    return wish
+    return request

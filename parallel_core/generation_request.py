@@ -36,7 +36,7 @@ class TextRequest(BaseModel):
     seed: Annotated[int, Field(ge=0, le=2**31 - 1)] = 7
     cached: bool = True
 
-    def wish(self) -> GenerationRequest:
+    def to_dict(self) -> GenerationRequest:
         """Returns the request as the fork server takes it."""
         return {
             "prompt": list(self.prompt),
@@ -52,7 +52,7 @@ class TextRequest(BaseModel):
 class Read(NamedTuple):
     """A valid request, or error messages by field."""
 
-    wish: GenerationRequest | None
+    request: GenerationRequest | None
     errors: dict[str, str]
 
 
@@ -63,7 +63,7 @@ def read_request(raw: Mapping[str, Any], spec: RunSpec) -> Read:
     except ValidationError as error:
         return Read(None, field_errors(error))
     wrong = _room(found, spec)
-    return Read(None, wrong) if wrong else Read(found.wish(), {})
+    return Read(None, wrong) if wrong else Read(found.to_dict(), {})
 
 
 def texts_of(samples: int, replicas: int, replica: int) -> range:
@@ -73,20 +73,20 @@ def texts_of(samples: int, replicas: int, replica: int) -> range:
     return range(first, first + each + (replica < more))
 
 
-def _room(wish: TextRequest, spec: RunSpec) -> dict[str, str]:
-    vocab, seq, size = spec.model.vocab, spec.model.seq, len(wish.prompt)
+def _room(request: TextRequest, spec: RunSpec) -> dict[str, str]:
+    vocab, seq, size = spec.model.vocab, spec.model.seq, len(request.prompt)
     if not size:
         return {"prompt": "the prompt is empty; give at least one token to go on from."}
-    if max(wish.prompt) >= vocab:
-        return {"prompt": f"the model knows tokens 0 to {vocab - 1}; the prompt has {max(wish.prompt)}."}
+    if max(request.prompt) >= vocab:
+        return {"prompt": f"the model knows tokens 0 to {vocab - 1}; the prompt has {max(request.prompt)}."}
     if size >= seq:
         return {"prompt": f"the model's sequence is {seq} tokens and the prompt has {size}; use at most {seq - 1}."}
-    if size + wish.new > seq:
+    if size + request.new > seq:
         room = f"the model's sequence is {seq} tokens and the prompt has {size}"
         return {"new": f"{room}; at most {seq - size} can be generated."}
-    if spec.parallel.dp > wish.samples:
-        shared = f"data={spec.parallel.dp} replicas share {plural_text(wish.samples, 'text')}"
-        return {"dp": f"{shared}, and each needs one; use data={wish.samples} or less, or more texts."}
+    if spec.parallel.dp > request.samples:
+        shared = f"data={spec.parallel.dp} replicas share {plural_text(request.samples, 'text')}"
+        return {"dp": f"{shared}, and each needs one; use data={request.samples} or less, or more texts."}
     return {}
 
 

@@ -107,7 +107,7 @@ class StartOrder(TypedDict):
     store: NotRequired[Store | None]
     address: NotRequired[str]
     saves: NotRequired[CheckpointOptions | None]
-    wish: NotRequired[GenerationRequest | None]
+    request: NotRequired[GenerationRequest | None]
     """If given, generate this text from the checkpoint that `saves` resumes from, in place of training."""
     links: NotRequired[bool]
     """Measure messages in place of training: between two hosts (profile.host_link_bench), or for a profile."""

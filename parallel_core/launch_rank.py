@@ -96,9 +96,9 @@ def engine() -> RunRank:
         if seat.order.get("links"):
             host_link_bench.run_rank(seat.spec, seat.rank, sink, connect, page)
             return
-        wish, saves = seat.order.get("wish"), seat.saves
-        if wish is not None and saves is not None and saves.resume is not None:
-            generate.run_rank(seat.spec, seat.rank, sink, connect, page, saves.resume, wish)
+        request, saves = seat.order.get("request"), seat.saves
+        if request is not None and saves is not None and saves.resume is not None:
+            generate.run_rank(seat.spec, seat.rank, sink, connect, page, saves.resume, request)
             return
         cache = Path(seat.order["corpus_cache"])
         run_rank(seat.spec, seat.rank, sink, connect, page, corpus_cache=cache, saves=seat.saves)

@@ -136,11 +136,11 @@ class LocalYard:
         corpora: Path | None = None,
         resume: Path | None = None,
         on_frame: Callable[[Frame], None] | None = None,
-        wish: GenerationRequest | None = None,
+        request: GenerationRequest | None = None,
         no_progress_s: float = math.inf,
         links: bool = False,
     ) -> Outcome:
-        """Trains in `folder` to the end, or with a `wish` generates text from `resume`, and returns the outcome.
+        """Trains in `folder` to the end, or with a `request` generates text from `resume`, and returns the outcome.
 
         `on_frame` is called with the records of rank 0 as they arrive. `corpora`: folder of uploaded texts, named by
         their sha256; `resume`: a checkpoint to start from. New checkpoints go to `folder`/checkpoints. Ctrl-C
@@ -150,7 +150,7 @@ class LocalYard:
         self._attempt += 1
         folder.mkdir(parents=True, exist_ok=True)
         outcome, tail = Outcome(folder, time.monotonic()), Tail(events_path(folder, 0))
-        self.server.start({**self._order(spec, folder, devices, corpora, resume), "wish": wish, "links": links})
+        self.server.start({**self._order(spec, folder, devices, corpora, resume), "request": request, "links": links})
         watch = Watch(folder, range(spec.parallel.world), no_progress_s)
 
         def look() -> None:

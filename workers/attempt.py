@@ -67,7 +67,7 @@ class Attempt:
             store=None if self.order.opens_store else self.store,
             address="127.0.0.1" if self.order.alone else node["address"],
             saves=self.order.beginning.saves(self.order.message) if self.order.beginning else None,
-            wish=self.order.wish,
+            request=self.order.request,
             links=self.order.links,
             segment=segment_bytes(settings.spool_bytes, len(self.order.ranks)),
         )

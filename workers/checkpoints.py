@@ -69,7 +69,7 @@ def begin(
     Raises CheckpointError for an order that is older than what is in the folder, before it changes anything there.
     """
     folder = settings.checkpoints / str(message["run"])
-    if message.get("wish") and (named := message.get("resume")):
+    if message.get("task") and (named := message.get("resume")):
         return _to_generate(folder, _named(settings, named["run"], named["step"]), spec)
     damaged = ""
     if opens:

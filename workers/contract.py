@@ -80,7 +80,7 @@ class StartMessage(TypedDict):
     nodes: list[Node]
     resume: NotRequired[ResumeFrom | None]
     """Where a first attempt begins; a later one prefers the run's own newest whole checkpoint on its host."""
-    wish: NotRequired[dict[str, Any] | None]
+    task: NotRequired[dict[str, Any] | None]
     """What to do instead of training: text to generate from that checkpoint
     (parallel_core.generation_request.TextRequest), or {"links": [two workers]} between which to time messages
     (parallel_core.profile.host_link_bench)."""

@@ -34,7 +34,7 @@ class RunOrder:
     beginning: Beginning | None = None
     """Where it begins; None before `with_beginning`, and if its ranks are on several hosts that share no folder: then
     nothing is saved."""
-    wish: GenerationRequest | None = None
+    request: GenerationRequest | None = None
     """Request for text to generate from that checkpoint; None if the run trains or times links."""
     links: bool = False
     """Whether the run times messages between its two hosts instead of training."""
@@ -85,7 +85,7 @@ def read_order(raw: Any, worker: str, devices: Sequence[Device]) -> RunOrder:
     """The order in a message. Raises Refused if it is not a StartMessage, its spec is invalid, or it does not fit this
     host."""
     try:
-        message = _MESSAGE.validate_python(raw)
+        message = _MESSAGE.validate_python(_renamed(raw))
     except ValidationError as error:
         raise Refused(f"The start message is malformed: {_first(error)}") from error
     try:
@@ -95,8 +95,8 @@ def read_order(raw: Any, worker: str, devices: Sequence[Device]) -> RunOrder:
     mine = [node for node in message["nodes"] if node["worker"] == worker]
     if len(mine) != 1:
         raise Refused(f"The attempt was not placed on worker {worker}.")
-    links = "links" in (message.get("wish") or {})
-    order = RunOrder(message, spec, mine[0], wish=None if links else _wish(message, spec), links=links)
+    links = "links" in (message.get("task") or {})
+    order = RunOrder(message, spec, mine[0], request=None if links else _request(message, spec), links=links)
     if links:
         _check_pair(message)
     _check_ranks(order)
@@ -119,16 +119,23 @@ def with_beginning(order: RunOrder, settings: Settings, look: Callable[[Path], M
         raise Refused(str(error)) from error
 
 
-def _wish(message: StartMessage, spec: RunSpec) -> GenerationRequest | None:
-    asked = message.get("wish")
+def _renamed(raw: Any) -> Any:
+    """`raw` with the key `task`; a message that an earlier version sent may have it as `wish`."""
+    if isinstance(raw, dict) and "task" not in raw and "wish" in raw:
+        return {**raw, "task": raw["wish"]}
+    return raw
+
+
+def _request(message: StartMessage, spec: RunSpec) -> GenerationRequest | None:
+    asked = message.get("task")
     if not asked:
         return None
     if not message.get("resume"):
         raise Refused("Text is generated from a checkpoint; the message names none.")
-    wish, errors = read_request(asked, spec)
-    if wish is None:
-        raise Refused(f"The wish for text breaks a rule: {' '.join(errors.values())}")
-    return wish
+    request, errors = read_request(asked, spec)
+    if request is None:
+        raise Refused(f"The request for text breaks a rule: {' '.join(errors.values())}")
+    return request
 
 
 def _check_pair(message: StartMessage) -> None:

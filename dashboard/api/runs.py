@@ -114,7 +114,7 @@ def generate(request: HttpRequest, run_id: RunId, payload: s.GenerateIn) -> Any:
     prompt = payload.ids or generating.prompt_tokens(payload.prompt, 256)
     split = generating.Split(payload.tp, payload.pp, payload.dp)
     made = generating.submit(
-        owner=request.user, run=run, step=step, wish={**asked, "prompt": prompt}, split=split, name=payload.name
+        owner=request.user, run=run, step=step, request={**asked, "prompt": prompt}, split=split, name=payload.name
     )
     return Status(201, {"data": detail(made)})
 
@@ -214,7 +214,7 @@ def detail(run: Run) -> dict[str, Any]:
         "cancel_requested_at": run.cancel_requested_at,
         "resume_from": resume_from(run),
         "checkpoints": resuming.sound(run),
-        "wish": run.wish,
+        "task": run.task,
         "generated": clean(generating.api_record(run)),
         "waits_for": selectors.waiting(run).sentence,
         "hosts": run.over_hosts,

@@ -143,7 +143,7 @@ class RunDetail(RunOut):
     placed: list[Placed] = Field(description="where its newest attempt is, or was; empty before the first")
     resume_from: ResumeFrom | None
     checkpoints: list[int] = Field(description="steps at which it can be resumed; none that a run found damaged")
-    wish: dict[str, Any] = Field(
+    task: dict[str, Any] = Field(
         description="the text to generate, or the two workers whose `links` are timed; {} of a run that trains"
     )
     generated: dict[str, Any] | None = Field(

@@ -58,7 +58,7 @@ def start_message(attempt: Attempt) -> StartMessage:
         "spec": attempt.run.spec,
         "nodes": attempt.devices,
         "resume": resume_from(attempt.run),
-        "wish": attempt.run.wish or None,
+        "task": attempt.run.task or None,
     }
 
 

@@ -31,14 +31,14 @@ def store_summary(pk: int) -> None:
     run = Run.objects.filter(pk=pk, state__in=ENDED).first()
     if run is None:
         return
-    summary = generating.summary(run) if run.wish else summarise(run)
+    summary = generating.summary(run) if run.task else summarise(run)
     changes: dict[str, Any] = {"summary": summary}
     if summary["timed"]:
         changes["step_time"] = summary["timed"]["median"]
     if rate := (summary.get("meters") or {}).get("tokens_per_s"):
         changes["tokens_per_s"] = rate  # at the median step, as the step time is
     Run.objects.filter(pk=pk).update(**changes)
-    if not run.wish:
+    if not run.task:
         ledger.settle(run, summary)
     announce(pk, run.study_id, "summary")
 

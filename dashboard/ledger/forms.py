@@ -34,7 +34,7 @@ def models() -> dict[str, RunSpec]:
     if its spec has it. Of models of one title, each but the first says in what it differs from the first.
     """
     specs = [RunSpec.model_validate(preset.spec) for preset in PRESETS]
-    for spec in Run.objects.filter(wish={}).order_by("-id").values_list("spec", flat=True)[:RECENT]:
+    for spec in Run.objects.filter(task={}).order_by("-id").values_list("spec", flat=True)[:RECENT]:
         try:
             specs.append(RunSpec.model_validate(spec))
         except ValueError:  # stored by an older version

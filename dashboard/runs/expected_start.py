@@ -21,7 +21,7 @@ def seconds_left(run: Run) -> float | None:
     """How long a running run will still take, at the median of its steps so far; None if no step has been timed, or it
     does not train."""
     left = run.spec["train"]["steps"] - (run.step or 0) - 1
-    return max(0, left) * run.step_time if run.step_time and not run.wish else None
+    return max(0, left) * run.step_time if run.step_time and not run.task else None
 
 
 def expected_start(holding: Sequence[Run], ahead: Sequence[int]) -> str:

@@ -17,9 +17,9 @@ from parallel_core.spec import RunSpec
 NAMES = {"params": "weights", "activations": "keys and values", "buffers": "layer at work"}
 
 
-def panel(spec: RunSpec, wish: Mapping[str, Any]) -> Panel:
+def panel(spec: RunSpec, request: Mapping[str, Any]) -> Panel:
     """The prediction compared with the memory of a device of the fleet."""
-    stages, room = by_place(spec, wish), submission.capacity(spec.train.device).room
+    stages, room = by_place(spec, request), submission.capacity(spec.train.device).room
     worst, limit = max(stages, key=lambda stage: stage.total), room.usable if room else 0
     full = max(limit, worst.total)
     return Panel(
@@ -43,7 +43,7 @@ def _sentence(worst: RankMemory, room: Room | None) -> str:
 
 def figure(run: Run) -> tuple[str, str, str]:
     """(title, value, note): the memory of the fullest rank, and how far off the prediction was."""
-    predicted = max(stage.total for stage in by_place(RunSpec.stored(run.spec), run.wish))
+    predicted = max(stage.total for stage in by_place(RunSpec.stored(run.spec), run.task))
     measured = max((record.peak_total for record in selectors.memory(run).values()), default=0)
     if not measured:
         return "Memory of a rank", bytes_text(predicted), "predicted"

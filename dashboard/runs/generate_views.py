@@ -89,8 +89,8 @@ class GenerateForm(Form):
         if not self.is_valid():
             return None
         try:
-            step, wish, split = self._asked()
-            return generating.submit(owner=owner, run=self.run, step=step, wish=wish, split=split)
+            step, request, split = self._asked()
+            return generating.submit(owner=owner, run=self.run, step=step, request=request, split=split)
         except services.Invalid as error:
             self._show(error.field_errors)
         except ValueError as error:
@@ -104,15 +104,15 @@ class GenerateForm(Form):
         if not self.cleaned_data["prompt"]:
             return Panel(memory="Memory depends on the length of the prompt: type one.")
         try:
-            _, wish, split = self._asked()
+            _, request, split = self._asked()
             spec = generating.spec_of(self.run, split)
         except services.Invalid as error:
             return self._refused(error.field_errors)
         except ValueError as error:
             return self._refused({"prompt": str(error)})
-        found = read_request(wish, spec)
+        found = read_request(request, spec)
         errors = {**found.errors, **generating.crowded(spec, split)}
-        return generate_panel.panel(spec, found.wish) if found.wish and not errors else self._refused(errors)
+        return generate_panel.panel(spec, found.request) if found.request and not errors else self._refused(errors)
 
     def _refused(self, errors: Mapping[str, str]) -> Panel:
         """A panel with the errors, each with the label of its field."""
@@ -122,7 +122,7 @@ class GenerateForm(Form):
         return Panel(errors=[_named(labels.get(name, ""), in_form_words(said)) for name, said in errors.items()])
 
     def _asked(self) -> tuple[int, dict[str, Any], generating.Split]:
-        """Returns (step, wish, split) of a valid form. Raises services.Invalid by field, ValueError for the prompt."""
+        """Returns (step, request, split) of a valid form. Raises services.Invalid by field, ValueError for a prompt."""
         asked = dict(self.cleaned_data)
         step, names = int(asked.pop("step")), generating.Split._fields
         degrees = generating.Split(**{name: _degree(name, asked.pop(name).strip() or "1") for name in names})
@@ -158,7 +158,7 @@ def _degree(name: str, given: str) -> int:
 @require_http_methods(["GET", "HEAD", "POST"])
 @member_required
 def generate(request: HttpRequest, pk: int) -> HttpResponse:
-    """GET: the form; `?like=` filled with the wish of another run that generated, `?step=` at a checkpoint.
+    """GET: the form; `?like=` filled with the request of another run that generated, `?step=` at a checkpoint.
 
     POST: queue it, or show what is wrong (422) with everything kept.
     """
@@ -193,9 +193,9 @@ def _initial(run: Run, given: Mapping[str, Any]) -> dict[str, Any]:
     asked = number(given.get("like"))
     like = Run.objects.filter(pk=asked, resume_run=run).first() if asked is not None else None
     step = str(given.get("step", ""))
-    if like is None or not like.wish:
+    if like is None or not like.task:
         return {"step": step} if step else {}
-    prompt = text(like.wish["prompt"], run.spec["model"]["vocab"])
+    prompt = text(like.task["prompt"], run.spec["model"]["vocab"])
     split = {name: str(like.spec["parallel"][name]) for name in generating.Split._fields}
-    numbers = {name: str(like.wish.get(name, 0)) for name in ("new", "samples", "temperature", "top_k", "seed")}
+    numbers = {name: str(like.task.get(name, 0)) for name in ("new", "samples", "temperature", "top_k", "seed")}
     return {"step": str(like.resume_step), "prompt": prompt, **split, **numbers}

@@ -32,7 +32,7 @@ class Text:
 
 def able(run: Run) -> bool:
     """Whether text can be generated from the run: it is a GPT with a checkpoint."""
-    return not run.wish and run.spec.get("model", {}).get("kind", "gpt") == "gpt" and bool(resuming.steps(run))
+    return not run.task and run.spec.get("model", {}).get("kind", "gpt") == "gpt" and bool(resuming.steps(run))
 
 
 def prompt_tokens(given: str, vocab: int) -> list[int]:
@@ -60,7 +60,7 @@ ONE = Split()
 """A single device."""
 
 
-def submit(*, owner: Any, run: Run, step: int, wish: Mapping[str, Any], split: Split = ONE, name: str = "") -> Run:
+def submit(*, owner: Any, run: Run, step: int, request: Mapping[str, Any], split: Split = ONE, name: str = "") -> Run:
     """Queues a run that generates from `run`'s checkpoint of `step`, on the host that has it or on hosts that share its
     folder.
 
@@ -72,18 +72,18 @@ def submit(*, owner: Any, run: Run, step: int, wish: Mapping[str, Any], split: S
         some = f"it has steps {', '.join(map(str, have))}" if have else "it has none"
         raise services.Invalid({"step": f"Run {run.pk} has no checkpoint at step {step}; {some}."})
     spec = spec_of(run, split)
-    found = read_request(wish, spec)
+    found = read_request(request, spec)
     errors = {**found.errors, **crowded(spec, split)}
-    if found.wish is None or errors:
+    if found.request is None or errors:
         raise services.Invalid(errors)
-    start = text(found.wish["prompt"], spec.model.vocab)
+    start = text(found.request["prompt"], spec.model.vocab)
     made = name.strip() or f"{LABEL}: {start[:_NAME]}{'…' if len(start) > _NAME else ''}".replace("\x00", "")
     return services.submit(
         owner=owner,
         spec=spec.model_dump(mode="json"),
         name=made,
         resume_from={"run": run.pk, "step": step},
-        wish=dict(found.wish),
+        task=dict(found.request),
     )
 
 
@@ -122,9 +122,9 @@ def _replicas(run: Run) -> list[Mapping[str, Any]]:
 
 def texts(run: Run) -> list[Text]:
     """One text for each sample; before the first token only the prompts."""
-    vocab, prompt = RunSpec.stored(run.spec).model.vocab, run.wish["prompt"]
+    vocab, prompt = RunSpec.stored(run.spec).model.vocab, run.task["prompt"]
     reported = _replicas(run)
-    samples = merged(reported)["tokens"] if reported else [[] for _ in range(run.wish["samples"])]
+    samples = merged(reported)["tokens"] if reported else [[] for _ in range(run.task["samples"])]
     whole = [text([*prompt, *tokens], vocab) for tokens in samples]
     start = text(prompt, vocab)
     # A prompt may end inside a letter of several bytes: then the whole does not begin with it.
@@ -139,7 +139,7 @@ def sentence(run: Run) -> str:
     reported = _replicas(run)
     if not reported:
         return "No token is there yet."
-    all_of_it, wanted, samples = merged(reported), run.wish["new"], run.wish["samples"]
+    all_of_it, wanted, samples = merged(reported), run.task["new"], run.task["samples"]
     done = min(len(tokens) for tokens in all_of_it["tokens"])
     of = "" if done == wanted else f" of {wanted}"
     several = f" in each of {samples} texts" if samples > 1 else ""
@@ -151,7 +151,7 @@ def sentence(run: Run) -> str:
 
 def figures(run: Run) -> list[tuple[str, str, str]]:
     """(title, value, note) of prefill, time of a token, speed, caches, and memory."""
-    reported, prompt = _replicas(run), len(run.wish["prompt"])
+    reported, prompt = _replicas(run), len(run.task["prompt"])
     first = merged(reported) if reported else None
     speed = rate(reported)
     caches = [rank["kv_bytes"] for rank in ranks(run).values()]
@@ -159,7 +159,7 @@ def figures(run: Run) -> list[tuple[str, str, str]]:
     return [
         ("Prefill", seconds_text(first["prefill"]) if first else "–", f"{prompt} prompt token{'s' * (prompt > 1)}"),
         ("Time a token", seconds_text(speed[0]) if speed else "–", _spread(first)),
-        ("Speed", rate_text(speed[1]) if speed else "–", f"{run.wish['samples']} at a time{over}"),
+        ("Speed", rate_text(speed[1]) if speed else "–", f"{run.task['samples']} at a time{over}"),
         (
             "Keys and values",
             bytes_text(max(caches)) if caches else "–",
@@ -186,7 +186,7 @@ def _spread(first: Mapping[str, Any] | None) -> str:
 
 def api_record(run: Run) -> dict[str, Any] | None:
     """What all replicas have generated, with the texts, for the API; None if it generates nothing, or nothing yet."""
-    if not run.wish or not (found := _replicas(run)):
+    if not run.task or not (found := _replicas(run)):
         return None
     made = [sample.prompt + sample.made for sample in texts(run)]
     return {**merged(found), "kv_bytes": [rank["kv_bytes"] for rank in ranks(run).values()], "texts": made}

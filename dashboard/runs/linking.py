@@ -63,11 +63,11 @@ def submit(*, owner: Any, first: str, second: str) -> Run:
     kind, each = _share(*(workers[name] for name in pair))
     spec = spec_between(kind, each).model_dump(mode="json")
     name = f"Links between {listed_text(pair)}"
-    return services.submit(owner=owner, spec=spec, name=name, exclusive=True, wish={"links": list(pair)}, over_hosts=2)
+    return services.submit(owner=owner, spec=spec, name=name, exclusive=True, task={"links": list(pair)}, over_hosts=2)
 
 
 def _under_way(pair: tuple[str, str]) -> Run | None:
-    open_runs = Run.objects.exclude(state__in=ENDED).exclude(wish={})
+    open_runs = Run.objects.exclude(state__in=ENDED).exclude(task={})
     return next((run for run in open_runs if run.between == list(pair)), None)
 
 

@@ -91,7 +91,7 @@ class Run(models.Model):
     resume_run = models.ForeignKey("self", null=True, blank=True, on_delete=models.SET_NULL, related_name="resumed_as")
     resume_step = models.IntegerField(null=True, blank=True)
     """The first attempt begins from `resume_run`'s checkpoint after `resume_step` steps; both or neither are set."""
-    wish = models.JSONField(default=dict, blank=True)
+    task = models.JSONField(default=dict, blank=True)
     """What to do instead of training: the text to generate from that checkpoint
     (parallel_core.generation_request.TextRequest), or {"links": [two workers]} to time messages between them; {} for a
     run that trains."""
@@ -125,12 +125,12 @@ class Run(models.Model):
     @property
     def generates(self) -> bool:
         """Whether it generates text."""
-        return "prompt" in self.wish
+        return "prompt" in self.task
 
     @property
     def between(self) -> list[str]:
         """The two workers between which it times messages; [] for any other run."""
-        return list(self.wish.get("links", ()))
+        return list(self.task.get("links", ()))
 
     @property
     def answered(self) -> bool:

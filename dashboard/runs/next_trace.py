@@ -47,7 +47,7 @@ class Refused(ValueError):
 
 def choices(run: Run) -> tuple[How, ...]:
     """How the next step can be traced now; () for a run that generates text or times links: it has no steps."""
-    if run.state != State.RUNNING or run.wish:
+    if run.state != State.RUNNING or run.task:
         return ()
     return HOWS if _on_cuda(run) else ("spans", "profiler")
 

@@ -75,7 +75,7 @@ def verdict(run: Run) -> Verdict:
         return _queued(run)
     if run.state == State.STARTING:
         return Verdict(*starting(attempt))
-    if run.wish and run.state in (State.RUNNING, State.SUCCEEDED):
+    if run.task and run.state in (State.RUNNING, State.SUCCEEDED):
         return Verdict(linking.sentence(run) if run.between else generating.sentence(run))
     if run.state == State.RUNNING:
         return _running(run)
@@ -194,7 +194,7 @@ def _cancelled(run: Run, attempt: Attempt | None) -> Verdict:
         return Verdict("Cancelled before it started; it used no device.")
     if run.generates:
         done = max((sample.done for sample in generating.texts(run)), default=0)
-        return Verdict(f"Cancelled after {done} of {run.wish['new']} tokens.")
+        return Verdict(f"Cancelled after {done} of {run.task['new']} tokens.")
     before = "" if run.between else " before its first step"
     at = f" at step {run.step + 1}" if run.step is not None else before
     gone = " No process is left." if attempt.report.get("none_left") else ""

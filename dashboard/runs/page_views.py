@@ -33,7 +33,7 @@ from parallel_core.spec import RunSpec
 def page(request: HttpRequest, pk: int) -> HttpResponse:
     """The whole page. `?tab=` selects the tab, `?step=` the traced step, `?rank=` the rank whose log is shown."""
     run = _run(pk)
-    if run.wish:
+    if run.task:
         context = {**_head(request, run), **_made(run), **_tab(request, run, None)}
         return render(request, "runs/generated.html", context)
     step = _number(request, "step")
@@ -52,7 +52,7 @@ def fragment(request: HttpRequest, pk: int, name: str) -> HttpResponseBase:
         return render(request, "runs/page_head.html", _head(request, run))
     if name == "tiles":
         return render(request, "runs/page_tiles.html", {"run": run, "tiles": tiles(run)})
-    if name == "text" and run.wish:
+    if name == "text" and run.task:
         made = _made(run)
         return render(request, made["part"], {"run": run, **made})
     if name == "findings":
@@ -84,14 +84,14 @@ def _made(run: Run) -> dict[str, Any]:
     if run.between:
         return {"part": "runs/timed_links.html", "found": linking.table_of(run), "rows": linking.listed(run)}
     texts, figures = generating.texts(run), generating.figures(run)
-    return {"part": "runs/generated_text.html", "texts": texts, "figures": figures, "wish": run.wish}
+    return {"part": "runs/generated_text.html", "texts": texts, "figures": figures, "task": run.task}
 
 
 def _trains(run: Run) -> str:
     """Model, batch and precision in a few words; only the model if the run generates text, '' if it times links."""
     spec = RunSpec.stored(run.spec)
     title = outline_of(spec.model).title
-    if run.wish:
+    if run.task:
         return title if run.generates else ""
     return f"{title}, batch {spec.train.global_batch}, {spec.train.precision}"
 
@@ -139,7 +139,7 @@ def _first_screen(run: Run, step: int | None, lit: Lit | None) -> dict[str, Any]
 
 def _tab(request: HttpRequest, run: Run, step: int | None) -> dict[str, Any]:
     asked = request.GET.get("tab", "")
-    tabs = OF_TEXT if run.wish else TABS
+    tabs = OF_TEXT if run.task else TABS
     tab = asked if asked in tabs else next(iter(tabs))
     return {"tabs": tabs, "tab": tab, **tab_context(tab, run, _number(request, "rank") or 0, step, request.GET)}
 

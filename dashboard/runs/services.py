@@ -41,7 +41,7 @@ class Invalid(Exception):
 class Order(TypedDict, total=False):
     """What a run is to be; only `spec` is required.
 
-    It may be spread over `over_hosts` hosts (0: over as few as it takes). With a `wish` it generates text from the
+    It may be spread over `over_hosts` hosts (0: over as few as it takes). With a `task` it generates text from the
     checkpoint (see `generating.submit`), or times messages (see `linking.submit`).
     """
 
@@ -53,7 +53,7 @@ class Order(TypedDict, total=False):
     exclusive: bool
     retries: int
     resume_from: ResumeFrom | None
-    wish: dict[str, Any] | None
+    task: dict[str, Any] | None
     over_hosts: int
     repeats: int | None
 
@@ -91,7 +91,7 @@ def prepare(*, owner: Any, orders: Sequence[Order]) -> Prepared:
     if not may_submit(owner):
         raise PermissionDenied("Your account may look at runs but not submit them.")
     runs = [_checked(owner, order) for order in orders]
-    predictions = ledger.predictions([run for run in runs if not run.wish])
+    predictions = ledger.predictions([run for run in runs if not run.task])
     return Prepared(owner, runs, [_origin(order) for order in orders], predictions)
 
 
@@ -116,17 +116,17 @@ def refusal(owner: Any, order: Order) -> dict[str, str]:
 
 def _checked(owner: Any, order: Order) -> Run:
     """The row to write. Raises Invalid."""
-    resume_from, wish, retries = order.get("resume_from"), order.get("wish"), order.get("retries", 0)
+    resume_from, task, retries = order.get("resume_from"), order.get("task"), order.get("retries", 0)
     clean_name, clean_tags = order.get("name", "").strip(), _clean_tags(order.get("tags", ()))
     parsed, errors = _parse(order["spec"])
     errors |= _check_retries(retries) | _check_words(clean_name, clean_tags)
-    if parsed is not None and resume_from is not None and wish is None:
+    if parsed is not None and resume_from is not None and task is None:
         errors |= resuming.check(parsed, resume_from)
     if errors or parsed is None:
         raise Invalid(errors)
     origin = {"resume_run_id": resume_from["run"], "resume_step": resume_from["step"]} if resume_from else {}
     return Run(
-        **_of_spec(parsed, wish),
+        **_of_spec(parsed, task),
         **origin,
         owner=owner,
         study=order.get("study"),
@@ -141,11 +141,11 @@ def _checked(owner: Any, order: Order) -> Run:
     )
 
 
-def _of_spec(spec: RunSpec, wish: dict[str, Any] | None) -> dict[str, Any]:
-    """The fields of the row that follow from spec and wish."""
+def _of_spec(spec: RunSpec, task: dict[str, Any] | None) -> dict[str, Any]:
+    """The fields of the row that follow from spec and task."""
     return {
-        "label": label(spec) if not wish else "Links" if "links" in wish else "Generate",
-        "wish": wish or {},
+        "label": label(spec) if not task else "Links" if "links" in task else "Generate",
+        "task": task or {},
         "spec": spec.model_dump(mode="json"),
         "devices": spec.parallel.world,
         "broken": sentences(spec.inject),
@@ -156,7 +156,7 @@ def _origin(order: Order) -> str:
     resume_from = order.get("resume_from")
     if resume_from is None:
         return ""
-    does = "generate text" if order.get("wish") else "go on"
+    does = "generate text" if order.get("task") else "go on"
     return f", to {does} from step {resume_from['step']} of run {resume_from['run']}"
 
 

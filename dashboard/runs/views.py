@@ -102,7 +102,7 @@ def check(request: HttpRequest) -> HttpResponse:
 def clone(request: HttpRequest, pk: int) -> HttpResponse:
     """The form filled with a run's spec; posting it makes a new run."""
     run = get_object_or_404(Run, pk=pk)
-    if run.wish and run.resume_run_id:
+    if run.task and run.resume_run_id:
         return redirect(f"{reverse('runs:generate', args=[run.resume_run_id])}?like={run.pk}")
     if run.between:
         return redirect(f"{reverse('fleet:list')}#links")

@@ -113,7 +113,7 @@ def _asked(request: HttpRequest) -> Asked:
     base = number(request.GET.get("baseline"))
     asked = numbers(request.GET.get("runs", "") or ",".join(request.GET.getlist("run")))[:MAX_TICKED]
     asked.sort(key=lambda pk: pk != base)
-    named = {pk: (name, wish) for pk, name, wish in Run.objects.filter(pk__in=asked).values_list("pk", "name", "wish")}
+    named = {pk: (name, task) for pk, name, task in Run.objects.filter(pk__in=asked).values_list("pk", "name", "task")}
     trained = [pk for pk in asked if pk in named and not named[pk][1]]
     found = Run.objects.select_related("study").in_bulk(trained[:MAX_COMPARED])
     return Asked(
@@ -127,7 +127,7 @@ def _asked(request: HttpRequest) -> Asked:
 def _others(run: Run) -> QuerySet[Run]:
     """The newest runs that `run` can be compared with, those of its study first."""
     nearest = Case(When(study=run.study_id or 0, then=0), default=1)
-    return Run.objects.filter(wish={}).exclude(pk=run.pk).order_by(nearest, "-pk").only("name", "state")[:MAX_OFFERED]
+    return Run.objects.filter(task={}).exclude(pk=run.pk).order_by(nearest, "-pk").only("name", "state")[:MAX_OFFERED]
 
 
 def _in_order(view: Overview, runs: list[Run]) -> list[Row]:

@@ -111,15 +111,17 @@ class Generator:
         storage.load(shares, path, manifests.read(path), tell)
 
     @torch.no_grad()
-    def generate(self, wish: GenerationRequest, told: Callable[[Generated], None] = lambda so_far: None) -> Generated:
+    def generate(
+        self, request: GenerationRequest, told: Callable[[Generated], None] = lambda so_far: None
+    ) -> Generated:
         """Returns the generated tokens with their times. Prompt and new tokens together must not exceed the model's
         sequence.
 
         `told` is called after each token with everything generated so far.
         """
-        prompt = self._prompts(wish)
-        self._begin(wish, prompt.shape[1] + wish["new"])
-        turns = self._token_steps(prompt, wish)
+        prompt = self._prompts(request)
+        self._begin(request, prompt.shape[1] + request["new"])
+        turns = self._token_steps(prompt, request)
         drawn, prefill = next(turns)
         kept = sum(core.cache.nbytes for core in self._cores if core.cache is not None)
         out = Generated([[token] for token in drawn], prefill, kv_bytes=kept)
@@ -132,29 +134,29 @@ class Generator:
         return out
 
     @torch.no_grad()
-    def metered(self, wish: GenerationRequest) -> MemoryMeter:
+    def metered(self, request: GenerationRequest) -> MemoryMeter:
         """Repeats the prefill and the next token under a memory meter: weights count as "params", keys and values as
         "activations"."""
         for core in self._cores:
             core.cache = None
-        prompt = self._prompts(wish)
+        prompt = self._prompts(request)
         meter = MemoryMeter(kind=self._device.kind)
         meter.register(self.flat.values, "params")
         with meter.measure():
             with meter.category("activations"):
-                self._begin(wish, prompt.shape[1] + wish["new"])
-            for _, _ in zip(range(2), self._token_steps(prompt, wish), strict=False):
+                self._begin(request, prompt.shape[1] + request["new"])
+            for _, _ in zip(range(2), self._token_steps(prompt, request), strict=False):
                 pass
         return meter
 
-    def _mine(self, wish: GenerationRequest) -> range:
+    def _mine(self, request: GenerationRequest) -> range:
         """Returns the numbers of the samples that this replica generates."""
-        return texts_of(wish["samples"], self.spec.parallel.dp, self._replica)
+        return texts_of(request["samples"], self.spec.parallel.dp, self._replica)
 
-    def _prompts(self, wish: GenerationRequest) -> Tensor:
-        return torch.tensor([wish["prompt"]] * len(self._mine(wish)), device=self._device.torch)
+    def _prompts(self, request: GenerationRequest) -> Tensor:
+        return torch.tensor([request["prompt"]] * len(self._mine(request)), device=self._device.torch)
 
-    def _begin(self, wish: GenerationRequest, capacity: int) -> None:
+    def _begin(self, request: GenerationRequest, capacity: int) -> None:
         """Creates empty caches with room for `capacity` tokens; none where the request wants every token computed from
         the whole text."""
         outline = GptOutline(self.spec.model)
@@ -162,20 +164,20 @@ class Generator:
         like = {"dtype": self.flat.values.dtype, "device": self._device.torch}
         for core in self._cores:
             core.cache = None
-            if wish["cached"]:
-                core.cache = KvCache(len(self._mine(wish)), heads, capacity, outline.head_dim, **like)
+            if request["cached"]:
+                core.cache = KvCache(len(self._mine(request)), heads, capacity, outline.head_dim, **like)
 
-    def _token_steps(self, text: Tensor, wish: GenerationRequest) -> Iterator[tuple[list[int], float]]:
+    def _token_steps(self, text: Tensor, request: GenerationRequest) -> Iterator[tuple[list[int], float]]:
         """Yields (one token for each sample, seconds that it took), token by token."""
         fresh = text
-        for number in range(wish["new"]):
+        for number in range(request["new"]):
             self._recorder.begin_step(number)  # spans are not used here: discards those of the last token
             began = time.perf_counter()
             logits = self.logits(fresh, text.shape[1] - fresh.shape[1])
-            drawn = self._relay.tokens(None if logits is None else self._draw(logits, number, wish), len(text))
+            drawn = self._relay.tokens(None if logits is None else self._draw(logits, number, request), len(text))
             token = torch.tensor(drawn, device=text.device)[:, None]
             text = torch.cat([text, token], 1)
-            fresh = token if wish["cached"] else text
+            fresh = token if request["cached"] else text
             yield drawn, time.perf_counter() - began
 
     @torch.no_grad()
@@ -205,16 +207,16 @@ class Generator:
         out: Tensor = head.get_submodule("output")(head.get_submodule("norm")(x))
         return out
 
-    def _draw(self, logits: Tensor, number: int, wish: GenerationRequest) -> list[int]:
+    def _draw(self, logits: Tensor, number: int, request: GenerationRequest) -> list[int]:
         """Returns one token per sample: a function of the logits and of (seed, number of the token, sample)."""
-        if wish["temperature"] == 0:
+        if request["temperature"] == 0:
             likeliest: list[int] = logits.argmax(-1).tolist()
             return likeliest
-        logits = _keep_top_k(logits, wish.get("top_k", 0))
-        key = np.array([wish["seed"], number], np.uint64)
-        every = np.random.Generator(np.random.Philox(key=key)).random(wish["samples"])
-        at = torch.from_numpy(every[self._mine(wish)])[:, None]
-        sums = torch.softmax(logits.double().cpu() / wish["temperature"], -1).cumsum(-1)
+        logits = _keep_top_k(logits, request.get("top_k", 0))
+        key = np.array([request["seed"], number], np.uint64)
+        every = np.random.Generator(np.random.Philox(key=key)).random(request["samples"])
+        at = torch.from_numpy(every[self._mine(request)])[:, None]
+        sums = torch.softmax(logits.double().cpu() / request["temperature"], -1).cumsum(-1)
         found: list[int] = torch.searchsorted(sums, at * sums[:, -1:], right=True).squeeze(1).tolist()
         return [min(token, logits.shape[1] - 1) for token in found]
 
@@ -258,7 +260,7 @@ def run_rank(
     rendezvous: Rendezvous,
     progress: Progress,
     path: Path,
-    wish: GenerationRequest,
+    request: GenerationRequest,
 ) -> None:
     """Generates on one rank and emits the results; failures are reported by the caller."""
     be_ready_for_any_length()
@@ -270,7 +272,7 @@ def run_rank(
         report = Reporter(spec, rank, sink, device)
         report.hello(generator.flat, generator.units, Layout.of(spec))
         progress.at(0, "generating")
-        found = generator.generate(wish, _RecordEmitter(sink, progress, wish["new"]))
-        report.memory(0, generator.metered(wish))
+        found = generator.generate(request, _RecordEmitter(sink, progress, request["new"]))
+        report.memory(0, generator.metered(request))
         log.info("rank %d: %d tokens, %d bytes of keys and values", rank, len(found.tokens[0]), found.kv_bytes)
         wait_for_all(groups.store, rank, spec.parallel.world)

@@ -79,7 +79,7 @@ class Reporter:
         self, spec: RunSpec, rank: int, sink: Sink, device: Device, asked: TraceRequests | None = None
     ) -> None:
         self._spec, self._rank, self._sink, self._device, self._asked = spec, rank, sink, device, asked
-        self._wish: TraceRequest | None = None
+        self._requested: TraceRequest | None = None
         self._points: dict[str, list[tuple[int, float, float]]] = {}
         self._stale: list[Staleness] = []
         self._flushed = self._logged = 0.0
@@ -117,8 +117,8 @@ class Reporter:
     def profiled(self, step: int, scope: Scope) -> AbstractContextManager[None]:
         """A context for one step, in which torch.profiler records it if the spec or a user asks for that, or the CUDA
         allocator's history is recorded if a user asks for that."""
-        self._wish = self._asked.at(step) if self._asked else None
-        how = self._wish.how if self._wish else "spans"
+        self._requested = self._asked.at(step) if self._asked else None
+        how = self._requested.how if self._requested else "spans"
         if how == "memory" and self._device.kind == "cuda":
             log.info("the allocations of step %d are recorded", step)
             return snapshotted(step, self._device, self._sink)
@@ -130,9 +130,9 @@ class Reporter:
         log.info("step %d is profiled", step)
         return profiled(step, scope, self._device, self._sink)
 
-    def wished(self, step: int) -> bool:
+    def requested(self, step: int) -> bool:
         """Whether a user asked for the spans of this step (a profiled step would end only with its export)."""
-        return self._wish is not None and self._wish.step == step and self._wish.how == "spans"
+        return self._requested is not None and self._requested.step == step and self._requested.how == "spans"
 
     def phase(self, phase: str, step: int) -> None:
         log.info("%s at step %d", phase, step)

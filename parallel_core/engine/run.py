@@ -207,7 +207,7 @@ def _finish(trainer: Trainer, report: Reporter, metered: int, saver: checkpoint.
 def _tell(trainer: Trainer, report: Reporter, done: Done) -> bool:
     """Reports spans and points of a step as they are due; returns whether a stop was requested."""
     spec, step = trainer.spec, done.step
-    if is_traced(spec, step, done.first) or (not done.metered and report.wished(step)):
+    if is_traced(spec, step, done.first) or (not done.metered and report.requested(step)):
         report.spans(step, trainer.recorder)
     elif is_traced(spec, step + 2, done.first) or (report.clock.old and not is_traced(spec, step + 1, done.first)):
         report.clock.tie()  # its time falls into the next step, which is not traced, not into the traced one after it

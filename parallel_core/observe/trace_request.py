@@ -33,10 +33,10 @@ def read_how(value: object) -> How:
     raise ValueError(f"how is {value!r}; it can be {', '.join(HOWS)}")
 
 
-def ask(folder: Path, wish: TraceRequest) -> None:
+def ask(folder: Path, request: TraceRequest) -> None:
     """Writes the request atomically; it replaces an earlier one."""
     part = folder / f"{NAME}.part"
-    part.write_text(json.dumps(wish._asdict()))
+    part.write_text(json.dumps(request._asdict()))
     part.replace(folder / NAME)
 
 
@@ -44,7 +44,7 @@ class TraceRequests:
     """Reads the requests to the ranks whose records are in `folder`."""
 
     def __init__(self, folder: Path) -> None:
-        self._path, self._seen, self._wish = folder / NAME, 0, TraceRequest()
+        self._path, self._seen, self._request = folder / NAME, 0, TraceRequest()
 
     def at(self, step: int) -> TraceRequest | None:
         """Returns the request if it is for `step`. The file is only read again after it has changed."""
@@ -53,8 +53,8 @@ class TraceRequests:
         except OSError:
             return None
         if changed != self._seen:
-            self._seen, self._wish = changed, self._read()
-        return self._wish if self._wish.step == step else None
+            self._seen, self._request = changed, self._read()
+        return self._request if self._request.step == step else None
 
     def _read(self) -> TraceRequest:
         try:

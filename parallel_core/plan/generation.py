@@ -21,10 +21,10 @@ from parallel_core.spec import MAIN_BYTES, RunSpec
 _ID_BYTES = 8
 
 
-def by_place(spec: RunSpec, wish: Mapping[str, Any]) -> list[RankMemory]:
+def by_place(spec: RunSpec, request: Mapping[str, Any]) -> list[RankMemory]:
     """Predicted peak of the first rank of each place of the pipeline, whose replica has the most texts.
 
-    `params`: weights; `activations`: KV cache; `buffers`: temporaries of a layer. `wish`: a request of
+    `params`: weights; `activations`: KV cache; `buffers`: temporaries of a layer. `request`: a request of
     `parallel_core.generation_request` for a GPT.
     """
     layout, size = Layout.of(spec), spec.element_bytes
@@ -33,28 +33,28 @@ def by_place(spec: RunSpec, wish: Mapping[str, Any]) -> list[RankMemory]:
         names = [spec.model.units()[unit] for unit in layout.stage_units[place]]
         layers = sum(name.endswith(".attn") for name in names)
         weights = flat_bytes(spec, place) // MAIN_BYTES[spec.train.precision] * size
-        kept = layers * kept_elements(spec, wish) if wish["cached"] else 0
-        at_work = size * _at_work(spec, wish, names) + 2 * _ID_BYTES * _texts(spec, wish) * len(wish["prompt"])
+        kept = layers * kept_elements(spec, request) if request["cached"] else 0
+        at_work = size * _at_work(spec, request, names) + 2 * _ID_BYTES * _texts(spec, request) * len(request["prompt"])
         found.append(RankMemory(layout.rank(place), place, weights, 0, 0, size * kept, at_work))
     return found
 
 
-def kept_elements(spec: RunSpec, wish: Mapping[str, Any]) -> int:
+def kept_elements(spec: RunSpec, request: Mapping[str, Any]) -> int:
     """Elements of the KV cache of one attention layer on a rank."""
     outline = GptOutline(spec.model)
-    places = _texts(spec, wish) * (len(wish["prompt"]) + wish["new"])
+    places = _texts(spec, request) * (len(request["prompt"]) + request["new"])
     return 2 * places * outline.kv_heads * outline.head_dim // spec.parallel.tp
 
 
-def _texts(spec: RunSpec, wish: Mapping[str, Any]) -> int:
+def _texts(spec: RunSpec, request: Mapping[str, Any]) -> int:
     """Texts of the first replica, which has the most."""
-    return len(texts_of(wish["samples"], spec.parallel.dp, 0))
+    return len(texts_of(request["samples"], spec.parallel.dp, 0))
 
 
-def _at_work(spec: RunSpec, wish: Mapping[str, Any], names: list[str]) -> int:
+def _at_work(spec: RunSpec, request: Mapping[str, Any], names: list[str]) -> int:
     """Elements besides weights and caches at the peak of a pass over the layers `names`."""
-    places = len(wish["prompt"]) + (0 if wish["cached"] else wish["new"] - 1)
-    texts = _texts(spec, wish)
+    places = len(request["prompt"]) + (0 if request["cached"] else request["new"] - 1)
+    texts = _texts(spec, request)
     rows = texts * places
     of_kind = {"attn": _attention(spec, rows, places), "mlp": _mlp(spec, rows), "embed": 2 * rows * spec.model.hidden}
     logits = 2 * texts * spec.model.vocab + rows * spec.model.hidden

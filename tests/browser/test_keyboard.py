@@ -125,8 +125,8 @@ def test_nothing_moves_for_those_who_ask_for_no_motion(
 ) -> None:
     run = cancel_after(yard.submit(client, endless(), name="Still"))
     moving = "() => document.getAnimations().filter((a) => a.playState === 'running').length"
-    for wish, still in (("reduce", True), ("no-preference", False)):
-        page = window(storage_state=session, reduced_motion=wish)
+    for motion, still in (("reduce", True), ("no-preference", False)):
+        page = window(storage_state=session, reduced_motion=motion)
         page.goto(f"/runs/{run}/")
         expect(page.locator("#head")).to_have_attribute("data-state", "running")
         assert (page.evaluate(moving) == 0) is still

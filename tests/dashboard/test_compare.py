@@ -131,7 +131,7 @@ def test_one_run_is_offered_others_to_compare_it_with(reader: Client, alice: Any
     alone = factory.queued(alice, study=study)
     assert "has none yet" in reader.get(f"/compare/?runs={alone.pk}").content.decode()
     near, text, far = factory.queued(alice, study=study), factory.queued(alice), factory.queued(alice)
-    Run.objects.filter(pk=text.pk).update(wish={"prompt": "def "})
+    Run.objects.filter(pk=text.pk).update(task={"prompt": "def "})
     page = reader.get(f"/compare/?runs={alone.pk}")
     assert list(page.context["others"]) == [near, far]
     assert f'<option value="{near.pk}">{near.name}, run {near.pk}: queued</option>' in page.content.decode()
@@ -275,7 +275,7 @@ def test_the_cap_of_one_run_is_no_limit_of_another(reader: Client, alice: Any) -
 
 def test_what_trains_nothing_is_left_out_and_said_so(reader: Client, alice: Any) -> None:
     a, b, text = factory.finished(alice), factory.finished(alice, {"dp": 2}), factory.finished(alice, name="Generate")
-    Run.objects.filter(pk=text.pk).update(wish={"prompt": "def "})
+    Run.objects.filter(pk=text.pk).update(task={"prompt": "def "})
     page = reader.get(f"/compare/?runs={text.pk},{a.pk},{b.pk}")
     assert [row.run.pk for row in page.context["rows"]] == [a.pk, b.pk]
     assert "Left out, as they train nothing: Generate." in page.content.decode()

@@ -54,12 +54,12 @@ def tell(attempt: Attempt, first: int, tokens: bytes, done: bool = False, rank: 
 def test_it_is_queued_for_the_host_that_has_the_checkpoint(client: Client, source: Run, made: Run) -> None:
     assert f"/runs/{source.pk}/generate" in client.get(f"/runs/{source.pk}/").content.decode()
     assert (made.label, made.devices, made.state, made.name) == ("Generate", 1, "queued", "Generate: def")
-    assert (made.resume_run_id, made.resume_step, made.wish["prompt"]) == (source.pk, 20, list(b"def "))
+    assert (made.resume_run_id, made.resume_step, made.task["prompt"]) == (source.pk, 20, list(b"def "))
     request = next(found for found in queue.requests(queue.queued_runs()) if found.run == made.pk)
     assert request.needs == ("yard-a",)
     attempt = states.place(made, source.attempts.get().devices, Worker.objects.get(name="yard-a"))
     message = start_message(attempt)
-    assert message["wish"] == made.wish and message["resume"] == {"run": source.pk, "step": 20}
+    assert message["task"] == made.task and message["resume"] == {"run": source.pk, "step": 20}
 
 
 def test_its_page_shows_the_text_as_it_grows(client: Client, made: Run) -> None:
@@ -95,7 +95,7 @@ def test_replicas_share_the_texts_out(client: Client, source: Run) -> None:
     answer = client.post(f"/runs/{source.pk}/generate", FORM | {"samples": "2", "dp": "2"})
     assert answer.status_code == 302, answer.content.decode()
     run = Run.objects.latest("pk")
-    assert (run.devices, run.spec["parallel"]["dp"], run.wish["samples"]) == (2, 2, 2)
+    assert (run.devices, run.spec["parallel"]["dp"], run.task["samples"]) == (2, 2, 2)
     attempt = factory.start(run)
     tell(attempt, 0, b"one", rank=1)
     assert "No token is there yet." in client.get(f"/runs/{run.pk}/").content.decode()
@@ -202,7 +202,7 @@ def test_the_api_queues_and_shows_it(client: Client, alice: Any, source: Run) ->
     answer = post({"prompt": "def ", "new": 5, "temperature": 0.8, "top_k": 5})
     assert answer.status_code == 201, answer.content
     data = answer.json()["data"]
-    assert data["wish"]["new"] == 5 and data["generated"] is None
+    assert data["task"]["new"] == 5 and data["generated"] is None
     run = Run.objects.get(pk=data["id"])
     tell(factory.start(run), 0, b"sum", done=True)
     found = client.get(f"/api/v1/runs/{run.pk}", headers=bearer(alice, Scope.READ)).json()["data"]

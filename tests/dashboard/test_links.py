@@ -40,7 +40,7 @@ def test_a_pair_is_timed_by_a_run_that_has_both_to_itself(member: Client, two_ho
     assert (run.between, run.label, run.devices) == (["yard-a", "yard-b"], "Links", 4)
     (request,) = queue.requests(queue.queued_runs())
     assert (request.among, request.hosts, request.exclusive) == (("yard-a", "yard-b"), 2, True)
-    assert start_message(started(run))["wish"] == {"links": ["yard-a", "yard-b"]}
+    assert start_message(started(run))["task"] == {"links": ["yard-a", "yard-b"]}
     assert run.spec["model"] not in [spec.model.model_dump(mode="json") for spec in models().values()], (
         "the spec's model is a placeholder"
     )
@@ -174,7 +174,7 @@ def test_a_pair_is_timed_and_read_with_a_token(client: Client, two_hosts: None, 
     made = ask(alice, Scope.SUBMIT)
     run = Run.objects.get()
     assert made.status_code == 201
-    assert (made.json()["data"]["id"], made.json()["data"]["wish"]) == (run.pk, {"links": ["yard-a", "yard-b"]})
+    assert (made.json()["data"]["id"], made.json()["data"]["task"]) == (run.pk, {"links": ["yard-a", "yard-b"]})
     assert ask(alice, Scope.SUBMIT).json()["data"]["id"] == run.pk  # the first run has not ended
     factory.feed(started(run), 0, told([line("send", 1e-3, 1e-9), line("all_reduce", 1e-3, 0.0)]))
     (known,) = client.get(url, headers=bearer(bob, Scope.READ)).json()["data"]

@@ -57,7 +57,7 @@ def test_from_the_button_to_the_orders(client: Client, alice: Any, running: Run,
     assert running.trace_step == 108
 
 
-def test_what_became_of_the_wish(client: Client, alice: Any, running: Run) -> None:
+def test_what_became_of_the_request(client: Client, alice: Any, running: Run) -> None:
     next_trace.request(run=running, user=alice)
     sweeps.sweep_traces()
     Run.objects.update(step=108 + next_trace.LATE_STEPS)

@@ -253,5 +253,5 @@ def test_a_damaged_checkpoint_leads_to_another_one(alice: Any, saved: Run, cause
     assert fix(run) == f"Resume it from another checkpoint of run {saved.pk}: step 10."
     Checkpoint.objects.filter(step=10).delete()
     assert fix(run) == f"Run {saved.pk} has no other checkpoint. Clone it with Resume from left empty."
-    run.wish = {"prompt": [1]}
+    run.task = {"prompt": [1]}
     assert fix(run) == f"Run {saved.pk} has no other checkpoint. Clone run {saved.pk}, which makes new ones."

@@ -229,7 +229,7 @@ def test_a_checkpoint_from_there_goes_on_here_and_there(run_there: Ran, tmp_path
 
 
 def _generated(spec: RunSpec, rank: int, meeting: Rendezvous, folder: Path) -> list[list[int]]:
-    wish: GenerationRequest = {
+    request: GenerationRequest = {
         "prompt": [1, 2, 3],
         "new": 6,
         "samples": 1,
@@ -241,7 +241,7 @@ def _generated(spec: RunSpec, rank: int, meeting: Rendezvous, folder: Path) -> l
     device = generate.open_device(spec.train.device, meeting.sharing)
     groups = connect(meeting, rank, Layout.of(spec), device.backend)
     try:
-        return Generator(spec, rank, groups, device, path).generate(wish).tokens
+        return Generator(spec, rank, groups, device, path).generate(request).tokens
     finally:
         disconnect()
 

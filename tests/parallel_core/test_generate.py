@@ -41,7 +41,7 @@ MODELS: dict[str, dict[str, Any]] = {
     "plain": SIZE | {"attention": "plain", "positions": "rope", "tied": True},
 }
 PROMPT, NEW = list(b"def sum("), 24
-WISH: GenerationRequest = {"prompt": PROMPT, "new": NEW, "samples": 1, "temperature": 0.0, "seed": 7, "cached": True}
+REQUEST: GenerationRequest = {"prompt": PROMPT, "new": NEW, "samples": 1, "temperature": 0.0, "seed": 7, "cached": True}
 
 
 def spec_of(model: str, precision: str = "fp64", **parallel: Any) -> RunSpec:
@@ -70,15 +70,15 @@ def _train(spec: RunSpec, folder: Path) -> Path:
     return folders.path_of(folder, 20)
 
 
-def generated(spec: RunSpec, path: Path, *wishes: GenerationRequest) -> list[list[Generated]]:
-    """The results of each wish, by rank."""
+def generated(spec: RunSpec, path: Path, *requests: GenerationRequest) -> list[list[Generated]]:
+    """The results of each request, by rank."""
 
     def work(spec: RunSpec, rank: int, meeting: Rendezvous, folder: Path) -> list[Generated]:
         device = open_device("cpu")
         groups = connect(meeting, rank, Layout.of(spec), device.backend)
         try:
             made = Generator(spec, rank, groups, device, path)
-            return [made.generate(wish) for wish in wishes]
+            return [made.generate(request) for request in requests]
         finally:
             disconnect()
 
@@ -88,9 +88,9 @@ def generated(spec: RunSpec, path: Path, *wishes: GenerationRequest) -> list[lis
 @pytest.mark.parametrize("model", MODELS)
 @pytest.mark.parametrize("tp", [1, 2])
 def test_cached_text_is_that_of_the_whole_sequence(model: str, tp: int, trained: dict[str, Path]) -> None:
-    drawn: GenerationRequest = {**WISH, "temperature": 1.0}
-    wishes = [WISH, {**WISH, "cached": False}, drawn, {**drawn, "cached": False}]
-    every = generated(spec_of(model, tp=tp), trained[model], *wishes)
+    drawn: GenerationRequest = {**REQUEST, "temperature": 1.0}
+    requests = [REQUEST, {**REQUEST, "cached": False}, drawn, {**drawn, "cached": False}]
+    every = generated(spec_of(model, tp=tp), trained[model], *requests)
     for rank in every:
         assert [found.tokens for found in rank] == [found.tokens for found in every[0]]
     likeliest, whole, mixed, whole_mixed = every[0]
@@ -105,7 +105,7 @@ def test_bytes_of_keys_and_values(tp: int, trained: dict[str, Path]) -> None:
     """2 x layers x samples x KV heads x tokens x dim x bytes, divided over the ranks (Pope et al. 2022, section
     2.1).
     """
-    for rank in generated(spec_of("llama", tp=tp), trained["llama"], {**WISH, "samples": 3}):
+    for rank in generated(spec_of("llama", tp=tp), trained["llama"], {**REQUEST, "samples": 3}):
         assert rank[0].kv_bytes == 2 * 2 * 3 * 2 * (len(PROMPT) + NEW) * 8 * 8 // tp
         assert len(rank[0].seconds) == NEW - 1
         assert rank[0].prefill > 0
@@ -119,7 +119,7 @@ def test_spans_of_collectives_do_not_pile_up_token_by_token(trained: dict[str, P
             made = Generator(spec, rank, groups, device, trained["gpt"])
             kept = []
             for new in (2, NEW):
-                made.generate({**WISH, "new": new})
+                made.generate({**REQUEST, "new": new})
                 kept.append(len(made._recorder._rows))
             return kept
         finally:
@@ -132,24 +132,24 @@ def test_spans_of_collectives_do_not_pile_up_token_by_token(trained: dict[str, P
 @pytest.mark.parametrize("split", [{"tp": 2}, {"pp": 2}, {"dp": 2}], ids=str)
 def test_memory_is_what_is_predicted(split: dict[str, Any], trained: dict[str, Path]) -> None:
     """Weights and caches to the byte; the temporary memory of a layer, and so the total, within 2 %."""
-    wish: GenerationRequest = {**WISH, "samples": 6}
+    request: GenerationRequest = {**REQUEST, "samples": 6}
     for model in MODELS:
         spec = spec_of(model, **split)
-        stages = by_place(spec, wish)
-        for rank, peak in enumerate(_metered(spec, trained[model], wish)):
+        stages = by_place(spec, request)
+        for rank, peak in enumerate(_metered(spec, trained[model], request)):
             predicted = stages[Layout.of(spec).coords(rank).place]
             assert (peak["params"], peak["activations"]) == (predicted.params, predicted.activations)
             assert sum(peak.values()) == pytest.approx(predicted.total, rel=0.02), model
 
 
-def _metered(spec: RunSpec, path: Path, wish: GenerationRequest) -> list[dict[str, int]]:
+def _metered(spec: RunSpec, path: Path, request: GenerationRequest) -> list[dict[str, int]]:
     def work(spec: RunSpec, rank: int, meeting: Rendezvous, folder: Path) -> dict[str, int]:
         device = open_device("cpu")
         try:
             made = Generator(spec, rank, connect(meeting, rank, Layout.of(spec), device.backend), device, path)
-            told = made.generate(wish).tokens
-            peak = made.metered(wish).peak
-            assert made.generate(wish).tokens == told, "metering does not disturb the generator"
+            told = made.generate(request).tokens
+            peak = made.metered(request).peak
+            assert made.generate(request).tokens == told, "metering does not disturb the generator"
             return peak
         finally:
             disconnect()
@@ -158,12 +158,12 @@ def _metered(spec: RunSpec, path: Path, wish: GenerationRequest) -> list[dict[st
 
 
 def test_a_temperature_draws_the_same_under_any_layout(trained: dict[str, Path]) -> None:
-    wish: GenerationRequest = {**WISH, "samples": 4, "temperature": 1.5}
-    (alone,) = generated(spec_of("llama"), trained["llama"], wish)[0]
-    (shared,) = generated(spec_of("llama", tp=2), trained["llama"], wish)[0]
+    request: GenerationRequest = {**REQUEST, "samples": 4, "temperature": 1.5}
+    (alone,) = generated(spec_of("llama"), trained["llama"], request)[0]
+    (shared,) = generated(spec_of("llama", tp=2), trained["llama"], request)[0]
     assert alone.tokens == shared.tokens
     assert len({tuple(tokens) for tokens in alone.tokens}) == 4
-    (other,) = generated(spec_of("llama"), trained["llama"], {**wish, "seed": 8})[0]
+    (other,) = generated(spec_of("llama"), trained["llama"], {**request, "seed": 8})[0]
     assert other.tokens != alone.tokens
 
 
@@ -185,11 +185,11 @@ def test_stages_give_the_text_of_one_device(
     """
     monkeypatch.setenv(host_memory.SWITCH, switch)
     monkeypatch.setattr(relay, "PIECE", 1000)
-    drawn: GenerationRequest = {**WISH, "samples": 3, "temperature": 1.0}
-    wishes = [WISH, drawn, {**drawn, "cached": False}]
+    drawn: GenerationRequest = {**REQUEST, "samples": 3, "temperature": 1.0}
+    requests = [REQUEST, drawn, {**drawn, "cached": False}]
     alone, every = (
-        generated(spec_of(model), trained[model], *wishes)[0],
-        generated(spec_of(model, **split), trained[model], *wishes),
+        generated(spec_of(model), trained[model], *requests)[0],
+        generated(spec_of(model, **split), trained[model], *requests),
     )
     for rank in every:
         assert [found.tokens for found in rank] == [found.tokens for found in alone]
@@ -205,10 +205,10 @@ def test_replicas_share_out_the_texts_of_one_device(
 ) -> None:
     """In order, their texts are those of one device, sampled or greedy; no replica holds a cache for another's text."""
     monkeypatch.setenv(host_memory.SWITCH, switch)
-    wishes: list[GenerationRequest] = [{**WISH, "samples": samples, "temperature": heat} for heat in (0.0, 1.5)]
-    alone = generated(spec_of("llama"), trained["llama"], *wishes)[0]
+    requests: list[GenerationRequest] = [{**REQUEST, "samples": samples, "temperature": heat} for heat in (0.0, 1.5)]
+    alone = generated(spec_of("llama"), trained["llama"], *requests)[0]
     spec = inference(spec_of("llama").model_dump(mode="json"), **{"tp": 1, **split})
-    ranks_told = generated(spec, trained["llama"], *wishes)
+    ranks_told = generated(spec, trained["llama"], *requests)
     for i, wanted in enumerate(alone):
         told = replicas({rank: vars(found[i]) for rank, found in enumerate(ranks_told)}, Layout.of(spec))
         assert merged(told)["tokens"] == wanted.tokens
@@ -228,8 +228,8 @@ def _second_replica_is_late(spec: RunSpec, rank: int, meeting: Rendezvous, folde
         time.sleep(0 if first else 1)  # rank 0 would have left by now
         return generate(self, *given)
 
-    def noted(self: Generator, wish: GenerationRequest) -> MemoryMeter:
-        made = metered(self, wish)
+    def noted(self: Generator, request: GenerationRequest) -> MemoryMeter:
+        made = metered(self, request)
         if rank == 0:
             done.touch()
         return made
@@ -238,7 +238,13 @@ def _second_replica_is_late(spec: RunSpec, rank: int, meeting: Rendezvous, folde
         patch.setattr(Generator, "generate", late)
         patch.setattr(Generator, "metered", noted)
         run_rank(
-            spec, rank, FileSink(folder, rank), meeting, Progress(folder, rank), path, {**WISH, "new": 4, "samples": 2}
+            spec,
+            rank,
+            FileSink(folder, rank),
+            meeting,
+            Progress(folder, rank),
+            path,
+            {**REQUEST, "new": 4, "samples": 2},
         )
 
 

@@ -18,7 +18,7 @@ from parallel_core.spec import RunSpec
 MODEL = {"layers": 1, "hidden": 16, "heads": 2, "seq": 16, "vocab": 256}
 
 
-def test_a_wish_is_for_one_step_and_the_newest_counts(tmp_path: Path) -> None:
+def test_a_request_is_for_one_step_and_the_newest_counts(tmp_path: Path) -> None:
     asked = TraceRequests(tmp_path)
     assert asked.at(3) is None, "nothing was requested"
     ask(tmp_path, TraceRequest(3))

@@ -14,8 +14,8 @@ from parallel_core.observe import records
 from parallel_core.spec import RunSpec
 from tests.workers.harness import Bench
 
-WISH = {"prompt": list(b"def "), "new": 6, "samples": 2, "temperature": 0.9, "top_k": 20, "seed": 3, "cached": True}
-LONG = {**WISH, "new": 500, "samples": 64, "cached": False}
+REQUEST = {"prompt": list(b"def "), "new": 6, "samples": 2, "temperature": 0.9, "top_k": 20, "seed": 3, "cached": True}
+LONG = {**REQUEST, "new": 500, "samples": 64, "cached": False}
 
 
 def trained() -> dict[str, Any]:
@@ -40,13 +40,13 @@ def test_a_run_generates_from_a_checkpoint_of_this_host(bench: Bench) -> None:
     spec = inference(RunSpec.model_validate(trained()).model_dump(mode="json"), 2).model_dump(mode="json")
     resume = {"run": 950, "step": 3}
 
-    def generate(run: int, wish: dict[str, Any], number: int = 1) -> int:
-        return bench.send(spec, run=run, number=number, resume=resume, wish=wish)
+    def generate(run: int, task: dict[str, Any], number: int = 1) -> int:
+        return bench.send(spec, run=run, number=number, resume=resume, task=task)
 
     killed = generate(951, LONG)
     os.kill(bench.wait_running(killed, step=2)[1][0], signal.SIGKILL)
     assert bench.wait_end(killed)["cause"] == "killed_by_signal"
-    again = generate(951, WISH, number=2)
+    again = generate(951, REQUEST, number=2)
     assert bench.wait_end(again)["outcome"] == "succeeded"
     one, other = told(bench, again, 0), told(bench, again, 1)
     assert one is not None and other is not None
@@ -66,9 +66,9 @@ def test_a_run_generates_from_a_checkpoint_of_this_host(bench: Bench) -> None:
 
 def test_what_cannot_be_generated_is_refused(bench: Bench) -> None:
     spec = inference(RunSpec.model_validate(trained()).model_dump(mode="json"), 2).model_dump(mode="json")
-    no_checkpoint = bench.send(spec, run=960, resume={"run": 961, "step": 3}, wish=WISH)
+    no_checkpoint = bench.send(spec, run=960, resume={"run": 961, "step": 3}, task=REQUEST)
     assert "no checkpoint of run 961" in bench.wait_end(no_checkpoint)["detail"]
-    nowhere = bench.send(spec, run=962, wish=WISH)
+    nowhere = bench.send(spec, run=962, task=REQUEST)
     assert "the message names none" in bench.wait_end(nowhere)["detail"]
-    unknown = bench.send(spec, run=963, resume={"run": 961, "step": 3}, wish={**WISH, "prompt": [999]})
+    unknown = bench.send(spec, run=963, resume={"run": 961, "step": 3}, task={**REQUEST, "prompt": [999]})
     assert "the model knows tokens 0 to 255" in bench.wait_end(unknown)["detail"]

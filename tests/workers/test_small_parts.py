@@ -284,12 +284,13 @@ def over_two(**changes: Any) -> dict[str, Any]:
     return message(nodes=nodes, **changes)
 
 
-def test_links_are_timed_between_two_hosts_with_as_many_devices() -> None:
-    wish = {"links": ["a", "b"]}
-    order = read_order(over_two(wish=wish), "b", DEVICES)
-    assert order.links and order.wish is None
+@pytest.mark.parametrize("key", ["task", "wish"])  # messages of an earlier version have it as wish
+def test_links_are_timed_between_two_hosts_with_as_many_devices(key: str) -> None:
+    task = {"links": ["a", "b"]}
+    order = read_order(over_two(**{key: task}), "b", DEVICES)
+    assert order.links and order.request is None
     with pytest.raises(Refused, match="between two hosts with as many devices each; the message gives \\[2\\]"):
-        read_order(message(wish=wish), "a", DEVICES)
+        read_order(message(**{key: task}), "a", DEVICES)
 
 
 def test_ranks_on_several_hosts_save_where_all_of_them_can(tmp_path: Path) -> None:

@@ -99,7 +99,7 @@ def test_a_step_that_is_asked_for_is_told_to_the_ranks_and_cancel_leaves_no_proc
     recorded = bench.wait_running(attempt)
     bench.control("trace", attempt, step=10**6, how="profiler")
     folder = bench.folder / "attempts" / str(attempt)
-    assert bench.wait("the wish", lambda: TraceRequests(folder).at(10**6)) == TraceRequest(10**6, "profiler")
+    assert bench.wait("the request", lambda: TraceRequests(folder).at(10**6)) == TraceRequest(10**6, "profiler")
     bench.control("cancel", attempt)
     end = bench.wait_end(attempt)
     assert (end["outcome"], end["cause"], end["none_left"]) == ("cancelled", "cancelled", True)

@@ -18,7 +18,7 @@ export class Share {
     this.me = Math.random().toString(36);
     this.topics = [];
     this.others = new Map(); // tab -> its topics, in the tab that holds the stream
-    this.wish = null; // AbortController of the request to hold the stream
+    this.lockRequest = null; // AbortController of the request to hold the stream
     this.letGo = null; // releases the stream to another tab; null if this tab does not hold it
     const all = (what) => (more) => this.toAll({ what, more });
     const told = { opened: all("opened"), news: all("news"), lost: all("lost"), signedOut: all("signedOut") };
@@ -32,15 +32,15 @@ export class Share {
     this.channel?.postMessage({ what: "wants", more: { from: this.me, topics } });
     if (!topics.length) this.leave();
     else if (this.letGo) this.follow();
-    else if (!this.wish) this.ask();
+    else if (!this.lockRequest) this.ask();
   }
 
   ask() {
-    const wish = new AbortController();
-    this.wish = wish;
+    const lockRequest = new AbortController();
+    this.lockRequest = lockRequest;
     if (!this.channel) return this.hold(() => {});
-    const held = () => new Promise((letGo) => (this.wish === wish ? this.hold(letGo) : letGo()));
-    navigator.locks.request(NAME, { signal: wish.signal }, held).catch(() => {}); // aborted before it was granted
+    const held = () => new Promise((letGo) => (this.lockRequest === lockRequest ? this.hold(letGo) : letGo()));
+    navigator.locks.request(NAME, { signal: lockRequest.signal }, held).catch(() => {}); // aborted before it was granted
   }
 
   hold(letGo) {
@@ -51,9 +51,9 @@ export class Share {
 
   leave() {
     this.source.follow([]);
-    this.wish?.abort();
+    this.lockRequest?.abort();
     this.letGo?.();
-    this.wish = this.letGo = null;
+    this.lockRequest = this.letGo = null;
     this.others.clear();
   }
 
