@@ -48,7 +48,7 @@ def submit(request: HttpRequest, payload: s.SubmitIn) -> Any:
         name=payload.name,
         tags=payload.tags,
         retries=payload.retries,
-        over_hosts=payload.hosts,
+        host_count=payload.hosts,
         anyway=payload.anyway,
         resume_from={"run": named.run, "step": named.step} if named else None,
     )
@@ -217,7 +217,7 @@ def detail(run: Run) -> dict[str, Any]:
         "task": run.task,
         "generated": clean(generating.api_record(run)),
         "waits_for": selectors.waiting(run).sentence,
-        "hosts": run.over_hosts,
+        "hosts": run.host_count,
         "placed": attempt.devices if (attempt := selectors.attempt_of(run)) else [],
     }
 

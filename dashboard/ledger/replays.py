@@ -60,7 +60,7 @@ def foreseen(spec: RunSpec, hosts: Sequence[str] = ()) -> tuple[Run, float] | No
     """
     if not conceivable(spec):
         return None
-    same = {"state": State.SUCCEEDED, "devices": spec.parallel.world, "broken": []}
+    same = {"state": State.SUCCEEDED, "devices": spec.parallel.world, "injected": []}
     done = Run.objects.filter(**same).exclude(prediction__disturbed=True)
     for run in done.order_by("-id").defer("summary")[:LOOKED_AT]:
         change = _change(run.spec, spec) if _hosts(run) == list(hosts) else None

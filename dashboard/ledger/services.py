@@ -123,7 +123,7 @@ def settle(run: Run, summary: Mapping[str, Any]) -> None:
     than predicted, or on hosts whose links nobody had measured.
     """
     said = Prediction.objects.filter(run=run).first()
-    if run.state != State.SUCCEEDED or run.broken or said is None:
+    if run.state != State.SUCCEEDED or run.injected or said is None:
         return
     timed, memory, others = summary.get("timed"), summary.get("memory"), summary.get("cpu_others")
     spec = RunSpec.stored(run.spec)

@@ -115,7 +115,7 @@ def dots(case: Case, along: Along) -> list[Dot]:
 
 
 def _runs() -> list[Run]:
-    listed = Run.objects.filter(state=State.SUCCEEDED, broken=[]).order_by("-id")[:RECENT]
+    listed = Run.objects.filter(state=State.SUCCEEDED, injected=[]).order_by("-id")[:RECENT]
     return [run for run in listed if _step(run) and run.spec.get("model", {}).get("kind", "gpt") == "gpt"]
 
 

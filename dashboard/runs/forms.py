@@ -196,7 +196,7 @@ class RunForm(Form):
             "retries": clean["retries"],
             "anyway": clean["anyway"],
             "resume_from": clean["resume_from"],
-            "over_hosts": int(clean["hosts"] or 0),
+            "host_count": int(clean["hosts"] or 0),
         }
 
     def sections(self) -> Iterator[Section]:

@@ -63,7 +63,7 @@ def submit(*, owner: Any, first: str, second: str) -> Run:
     kind, each = _share(*(workers[name] for name in pair))
     spec = spec_between(kind, each).model_dump(mode="json")
     name = f"Links between {listed_text(pair)}"
-    return services.submit(owner=owner, spec=spec, name=name, exclusive=True, task={"links": list(pair)}, over_hosts=2)
+    return services.submit(owner=owner, spec=spec, name=name, exclusive=True, task={"links": list(pair)}, host_count=2)
 
 
 def _under_way(pair: tuple[str, str]) -> Run | None:

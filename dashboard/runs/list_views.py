@@ -132,7 +132,7 @@ def as_row(run: Run) -> dict[str, Any]:
         *(run.pk, run.name, run.state, run.cause, run.detail, run.label, run.owner.get_username(), run.study_id),
         *(
             run.tags,
-            run.broken,
+            run.injected,
             run.devices,
             run.step,
             finite(run.loss),

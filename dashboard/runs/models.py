@@ -78,14 +78,14 @@ class Run(models.Model):
     exclusive = models.BooleanField(default=False)
     """Needs hosts to itself: for runs of studies, so that no other run of ours disturbs the timing."""
 
-    broken = models.JSONField(default=list, blank=True)
+    injected = models.JSONField(default=list, blank=True)
     """The faults injected on purpose, one sentence each (parallel_core.faults.sentences)."""
 
     state = models.CharField(max_length=12, choices=State.choices, default=State.QUEUED, db_index=True)
     cause = models.CharField(max_length=32, blank=True)
     detail = models.TextField(blank=True)
     """One sentence on how it ended, or why it was queued again."""
-    over_hosts = models.PositiveSmallIntegerField(default=0)
+    host_count = models.PositiveSmallIntegerField(default=0)
     """The number of hosts over which its ranks are spread evenly; 0 = as few as it takes."""
     retries_left = models.IntegerField(default=0)
     resume_run = models.ForeignKey("self", null=True, blank=True, on_delete=models.SET_NULL, related_name="resumed_as")

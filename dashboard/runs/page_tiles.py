@@ -115,7 +115,7 @@ def _predicted(run: Run, said: Prediction | None, median: float | None) -> str:
     text = f"predicted {seconds_text(said.seconds)}"
     if median is None:
         return f"{text} ({said.likely} as its devices drift)" if said.likely else text
-    if not median or run.broken or said.disturbed:
+    if not median or run.injected or said.disturbed:
         return text
     return f"{text}, {off_text(said.seconds / median - 1)}"
 

@@ -34,7 +34,7 @@ def context(run: Run, step: int | None, given: Mapping[str, Any]) -> dict[str, A
         "sentence": found.sentence,
         "limit": _limit(trace),
         "chart": chart(trace.spans, trace.layout, times.measured, made, step=trace.step) if made else None,
-        "run_address": run_address(form.change(), made) if made and not trace.run.broken else "",
+        "run_address": run_address(form.change(), made) if made and not trace.run.injected else "",
         "settles": not Prediction.objects.filter(run=run, disturbed=True).exists(),
         "ideas": ideas(trace),
         "check": check(times.unchanged, times.measured),

@@ -61,7 +61,7 @@ def requests(runs: list[Run]) -> list[Request]:
             exclusive=run.exclusive,
             study=_series_of(run),
             prefer=held[run.pk].worker if run.pk in held else prefer,
-            hosts=run.over_hosts,
+            hosts=run.host_count,
             alone=bool(why_alone(run, files)),
             over=files.reach(run.spec, resumes=run.resume_run_id is not None),
             unit=run.spec.get("parallel", {}).get("tp") or 1,
@@ -219,14 +219,14 @@ def _away(kind: str, fleet: list[Host]) -> str:
 
 def _too_large(run: Run, kind: str, have: list[Host]) -> str:
     """The end of the sentence for a run that needs more devices than the open hosts `have` for one run."""
-    if run.over_hosts < 2 and (why := why_alone(run)):
+    if run.host_count < 2 and (why := why_alone(run)):
         largest = max((host.count(kind) for host in have), default=0)
         return f" on one host, because {why}; the largest worker has {largest}."
     counts = [host.count(kind) for host in have if host.across]
     apart = apart_text([host.name for host in have if not host.across])
-    if run.over_hosts > 1:
+    if run.host_count > 1:
         each = ", ".join(map(str, counts)) or "none"
-        return f" spread evenly over {run.over_hosts} hosts; the workers have {each}.{apart}"
+        return f" spread evenly over {run.host_count} hosts; the workers have {each}.{apart}"
     if apart and len(have) > 1:
         return f"; a run over several hosts can have {sum(counts)}.{apart}"
     return f"; all workers together have {sum(host.count(kind) for host in have)}."

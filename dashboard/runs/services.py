@@ -41,7 +41,7 @@ class Invalid(Exception):
 class Order(TypedDict, total=False):
     """What a run is to be; only `spec` is required.
 
-    It may be spread over `over_hosts` hosts (0: over as few as it takes). With a `task` it generates text from the
+    It may be spread over `host_count` hosts (0: over as few as it takes). With a `task` it generates text from the
     checkpoint (see `generating.submit`), or times messages (see `linking.submit`).
     """
 
@@ -54,7 +54,7 @@ class Order(TypedDict, total=False):
     retries: int
     resume_from: ResumeFrom | None
     task: dict[str, Any] | None
-    over_hosts: int
+    host_count: int
     repeats: int | None
 
 
@@ -133,7 +133,7 @@ def _checked(owner: Any, order: Order) -> Run:
         position=order.get("position", 0),
         exclusive=order.get("exclusive", False),
         retries_left=retries,
-        over_hosts=order.get("over_hosts", 0),
+        host_count=order.get("host_count", 0),
         repeats_id=order.get("repeats"),
         name=clean_name or label(parsed)[: limits.MAX_NAME],
         tags=clean_tags,
@@ -148,7 +148,7 @@ def _of_spec(spec: RunSpec, task: dict[str, Any] | None) -> dict[str, Any]:
         "task": task or {},
         "spec": spec.model_dump(mode="json"),
         "devices": spec.parallel.world,
-        "broken": sentences(spec.inject),
+        "injected": sentences(spec.inject),
     }
 
 

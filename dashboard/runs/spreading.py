@@ -60,10 +60,10 @@ class Files:
         return tuple(name for name in self.sharing if name in read) if read else self.sharing
 
 
-def alone_because(spec: Mapping[str, Any], files: Files, *, resumes: bool = False, over_hosts: int = 0) -> str:
+def alone_because(spec: Mapping[str, Any], files: Files, *, resumes: bool = False, host_count: int = 0) -> str:
     """Why all ranks of a run must be on one host, as a clause; '' if they need not be."""
     train = spec.get("train", {})
-    if over_hosts == 1:
+    if host_count == 1:
         return "one was asked for"
     if str(train.get("corpus", "")).startswith("tokens:") and len(files.readers(spec)) < 2:
         return "its token file lies on one"
@@ -75,7 +75,7 @@ def alone_because(spec: Mapping[str, Any], files: Files, *, resumes: bool = Fals
 def why_alone(run: Run, files: Files | None = None) -> str:
     """`alone_because` for a run."""
     files, resumes = files or Files.now(), run.resume_run_id is not None
-    return alone_because(run.spec, files, resumes=resumes, over_hosts=run.over_hosts)
+    return alone_because(run.spec, files, resumes=resumes, host_count=run.host_count)
 
 
 def hosts_error(over: int, devices: int, kind: str, word: str, alone: str, among: tuple[str, ...] = ()) -> str:
@@ -99,12 +99,12 @@ def hosts_error(over: int, devices: int, kind: str, word: str, alone: str, among
     return ""
 
 
-def asked(spec: RunSpec, files: Files, *, resumes: bool = False, over_hosts: int = 0) -> tuple[str, Request]:
+def asked(spec: RunSpec, files: Files, *, resumes: bool = False, host_count: int = 0) -> tuple[str, Request]:
     """Returns (why all ranks must be on one host, '' if they need not be; the request for the placement)."""
     plain = spec.model_dump(mode="json")
-    alone = alone_because(plain, files, resumes=resumes, over_hosts=over_hosts)
+    alone = alone_because(plain, files, resumes=resumes, host_count=host_count)
     needs, over = files.readers(plain), files.reach(plain, resumes=resumes)
-    where = Request(0, spec.parallel.world, spec.train.device, needs=needs, hosts=over_hosts, over=over)
+    where = Request(0, spec.parallel.world, spec.train.device, needs=needs, hosts=host_count, over=over)
     return alone, replace(where, alone=bool(alone), unit=spec.parallel.tp)
 
 

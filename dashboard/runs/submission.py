@@ -115,19 +115,19 @@ def capacity(
     return Capacity(kind, largest, max(largest, across), memory, len(devices) - len(mine), across, apart)
 
 
-def assess(spec: dict[str, Any], resume_from: ResumeFrom | None = None, over_hosts: int = 0) -> Assessment:
+def assess(spec: dict[str, Any], resume_from: ResumeFrom | None = None, host_count: int = 0) -> Assessment:
     """Checks a nested spec: RunSpec's rules first, then checkpoint, fleet, corpus and memory.
 
-    `over_hosts` = number of hosts to spread it over; 0 = as few as it takes.
+    `host_count` = number of hosts to spread it over; 0 = as few as it takes.
     """
     try:
         parsed = RunSpec.model_validate(spec)
     except ValidationError as error:
         return Assessment(errors=field_errors(error))
     fleet = FleetSnapshot.now()
-    alone, asks = asked(parsed, Files.of(fleet), resumes=resume_from is not None, over_hosts=over_hosts)
+    alone, asks = asked(parsed, Files.of(fleet), resumes=resume_from is not None, host_count=host_count)
     offered = capacity(asks.kind, asks.needs, asks.over, fleet)
-    spread = hosts_error(over_hosts, asks.devices, asks.kind, WORDS[asks.kind], alone, asks.over)
+    spread = hosts_error(host_count, asks.devices, asks.kind, WORDS[asks.kind], alone, asks.over)
     errors = {"hosts": spread} if spread else fleet_errors(parsed, offered, alone)  # the second would repeat the first
     errors |= corpus_errors(parsed)
     if resume_from is not None:
@@ -156,7 +156,7 @@ class Submission(TypedDict, total=False):
     retries: int
     anyway: bool
     resume_from: ResumeFrom | None
-    over_hosts: int
+    host_count: int
 
 
 def submit(*, owner: Any, **request: Unpack[Submission]) -> Run:
@@ -171,7 +171,7 @@ def prepare(owner: Any, request: Submission, study: Any = None) -> services.Prep
     """The part of `submit` that reads, checks and simulates. `study`: the one that the run joins, at position 0, to be
     run with nothing beside it."""
     order = {key: value for key, value in request.items() if key != "anyway"}
-    found = assess(request["spec"], request.get("resume_from"), request.get("over_hosts", 0))
+    found = assess(request["spec"], request.get("resume_from"), request.get("host_count", 0))
     if errors := _against(found, request.get("anyway", False)):
         raise services.Invalid(errors)
     joins: services.Order = {"study": study, "exclusive": study is not None, **order}  # type: ignore[typeddict-item]

@@ -107,7 +107,7 @@ def clone(request: HttpRequest, pk: int) -> HttpResponse:
     if run.between:
         return redirect(f"{reverse('fleet:list')}#links")
     name = _name_of_next(run, "copy")
-    form = _initial(run.spec, name=name, tags=", ".join(run.tags), hosts=run.over_hosts)
+    form = _initial(run.spec, name=name, tags=", ".join(run.tags), hosts=run.host_count)
     return _form_page(request, form, source=run)
 
 
@@ -123,7 +123,7 @@ def resume(request: HttpRequest, pk: int) -> HttpResponse:
     step = asked if asked is not None and asked in steps else first
     name = _name_of_next(run, f"from step {step}")
     spec = resuming.with_steps_left(run.spec, step)
-    form = _initial(spec, {"run": pk, "step": step}, run.over_hosts, name=name, tags=", ".join(run.tags))
+    form = _initial(spec, {"run": pk, "step": step}, run.host_count, name=name, tags=", ".join(run.tags))
     return _form_page(request, form, **_resumed({"run": pk, "step": step}), longer=spec != run.spec)
 
 

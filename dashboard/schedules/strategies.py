@@ -99,4 +99,6 @@ def _runs(card: Card) -> list[Run]:
         wanted |= Q(label__startswith=start)
         for longer in (name for other in CARDS if other is not card for name in other.seen if name.startswith(start)):
             others |= Q(label__startswith=longer)
-    return list(Run.objects.filter(wanted & ~others, state=State.SUCCEEDED, broken=[]).only("pk", "name")[:RUNS_SHOWN])
+    return list(
+        Run.objects.filter(wanted & ~others, state=State.SUCCEEDED, injected=[]).only("pk", "name")[:RUNS_SHOWN]
+    )

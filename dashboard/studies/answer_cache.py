@@ -33,7 +33,7 @@ FIELDS = (
     "queued_at",
     "cause",
     "detail",
-    "broken",
+    "injected",
 )
 """Fields of a run's row that are part of a key, in addition to its summary; its spec never changes."""
 SAME_DEVICE = ("kind", "index", "name", "memory_total")

@@ -57,7 +57,7 @@ def entry_of(run: Run, spec: RunSpec, label: str, setting: Setting) -> Entry:
     shown = step is not None and setting.base_step is not None and (done or run.state not in ENDED)
     gain = speedup(setting.base_step, step) if shown and setting.base_step and step else None
     baseline = run.pk == setting.base.pk
-    label = f"{label}, broken" if run.broken and not label.startswith("Broken") else label
+    label = f"{label}, broken" if run.injected and not label.startswith("Broken") else label
     return Entry(
         label=label,
         family=family(spec),

@@ -158,7 +158,7 @@ def _again(run: Run, study: Study) -> runs.Order:
         "study": study,
         "position": run.position,
         "exclusive": True,
-        "over_hosts": run.over_hosts,
+        "host_count": run.host_count,
         "retries": _retries_at_first(run),
         "resume_from": begins,
         "repeats": root_of(run),

@@ -47,7 +47,7 @@ def test_a_card_queues_its_study(client: Client, alice: Any, bob: Any) -> None:
     answer = client.post("/studies/break/doubled")
     study = Study.objects.get()
     assert answer.url == f"/studies/{study.pk}/" and study.kind == "postmortem"
-    assert [bool(run.broken) for run in study.runs.order_by("position")] == [False, True, False]
+    assert [bool(run.injected) for run in study.runs.order_by("position")] == [False, True, False]
     address = f"/studies/{study.pk}/findings/"
     waits = client.get(address).content.decode()
     assert "Postmortem" in waits and "has not ended yet" in waits and f'data-live-src="{address}"' in waits

@@ -41,7 +41,7 @@ def test_a_run_is_broken_as_the_form_says(member: Client) -> None:
     assert member.post("/runs/new/", data).status_code == 302
     run = Run.objects.get()
     assert run.spec["inject"] == [{"kind": "straggler", "rank": 1, "factor": 3.0}]
-    assert run.broken == [SENTENCE]
+    assert run.injected == [SENTENCE]
     clone = member.get(reverse("runs:clone", args=(run.pk,))).context["form"]
     assert clone["inject__straggler"].value() is True
     assert clone["inject__straggler__factor"].value() == "3"
@@ -93,6 +93,6 @@ def test_the_spec_tab_and_a_comparison_spell_the_fault(member: Client, alice: An
 
 def test_two_faults_are_one_badge(member: Client, alice: Any) -> None:
     run = factory.finished(alice, {"pp": 2})
-    run.broken = ["one", "another"]
+    run.injected = ["one", "another"]
     run.save()
     assert member.get("/runs/").content.decode().count('data-state="broken" title="one; another"') == 1

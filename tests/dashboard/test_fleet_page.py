@@ -59,7 +59,7 @@ def test_runs_that_were_broken_on_purpose_wear_their_badge(client: Client, alice
     runs = [factory.queued(alice, {"dp": 2}, name="under way"), factory.queued(alice, name="waiting run")]
     factory.start(runs[0])
     assert 'data-state="broken"' not in page(client)
-    Run.objects.filter(pk__in=[run.pk for run in runs]).update(broken=["Straggler: rank 1 takes twice as long"])
+    Run.objects.filter(pk__in=[run.pk for run in runs]).update(injected=["Straggler: rank 1 takes twice as long"])
     assert page(client).count('data-state="broken"') == 4  # two devices, the queue, the table
 
 

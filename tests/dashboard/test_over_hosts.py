@@ -45,7 +45,7 @@ def profile(two_hosts: None, alice: Any) -> Profile:
 
 def over_both(owner: Any, dp: int = 4, hosts: int = 2) -> Run:
     spec = {"model": MODEL.model_dump(), "parallel": {"dp": dp}, "train": {"global_batch": 16}}
-    return services.submit(owner=owner, spec=spec, over_hosts=hosts)
+    return services.submit(owner=owner, spec=spec, host_count=hosts)
 
 
 def ran(run: Run, *names: str, cpu_others: float = 0.01) -> Prediction:
@@ -156,14 +156,14 @@ def test_what_settles_nothing_says_why_and_what_to_do(profile: Profile, member: 
 
 def test_the_form_offers_to_time_links_that_nobody_has(profile: Profile, member: Client, alice: Any) -> None:
     spec = {"model": MODEL.model_dump(), "parallel": {"dp": 4}, "train": {"global_batch": 16}}
-    panel = Panel.of(submission.assess(spec, over_hosts=2))
+    panel = Panel.of(submission.assess(spec, host_count=2))
     assert panel.step == ("not predicted: the links between yard-a and yard-b were never timed; time them on Fleet.")
     assert panel.untimed == ("yard-a", "yard-b")
     sent = filled(parallel__dp="4", model__hidden="32", model__heads="2", model__seq="16") | {"hosts": "2"}
     page = member.post("/runs/new/check", sent).content.decode()
     assert '<a href="/fleet/?first=yard-a&amp;second=yard-b#links">Time the links</a>' in page
     timed(alice)
-    said = Panel.of(submission.assess(spec, over_hosts=2))
+    said = Panel.of(submission.assess(spec, host_count=2))
     assert said.untimed is None
     assert said.step.endswith("the profile of yard-a and what was timed between yard-a and yard-b")
 

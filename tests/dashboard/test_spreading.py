@@ -79,13 +79,13 @@ def test_a_token_file_that_two_workers_have_is_read_on_both(two_hosts: None, ali
     ],
 )
 def test_what_cannot_be_spread_is_refused_with_what_can(two_hosts: None, hosts: int, dp: int, said: str) -> None:
-    errors = submission.assess(spec(dp), over_hosts=hosts).errors
+    errors = submission.assess(spec(dp), host_count=hosts).errors
     assert said in errors["hosts"] and list(errors) == ["hosts"]  # only once, at the field where it was requested
 
 
 def test_the_form_spreads_a_run(member: Client, two_hosts: None) -> None:
     assert member.post("/runs/new/", filled(parallel__dp="2") | {"hosts": "2"}).status_code == 302
-    assert Run.objects.get().over_hosts == 2
+    assert Run.objects.get().host_count == 2
     refused = member.post("/runs/new/", filled(parallel__dp="2") | {"hosts": "3"})
     assert "evenly over 3 hosts" in str(refused.context["form"].errors["hosts"])
     assert refused.context["form"]["hosts"].value() == "3"
@@ -94,10 +94,10 @@ def test_the_form_spreads_a_run(member: Client, two_hosts: None) -> None:
 
 
 def test_a_clone_is_spread_as_its_run_was(member: Client, two_hosts: None, alice: Any) -> None:
-    run = services.submit(owner=alice, spec=spec(4), over_hosts=2)
+    run = services.submit(owner=alice, spec=spec(4), host_count=2)
     page = member.get(f"/runs/{run.pk}/clone")
     assert page.context["form"]["hosts"].value() == "2"
-    narrow = services.submit(owner=alice, spec=spec(2), over_hosts=2)
+    narrow = services.submit(owner=alice, spec=spec(2), host_count=2)
     Worker.objects.filter(name="yard-b").delete()
     said = member.get(f"/runs/{narrow.pk}/clone").context["panel"].errors
     assert said == ["2 hosts with 1 CPU device each are needed; the fleet has 1."]  # shown as soon as the form opens
@@ -107,7 +107,7 @@ def test_a_clone_is_spread_as_its_run_was(member: Client, two_hosts: None, alice
 def test_a_clone_keeps_a_number_of_hosts_that_only_the_api_takes(
     member: Client, two_hosts: None, alice: Any, hosts: int, words: str
 ) -> None:
-    run = services.submit(owner=alice, spec=spec(4), over_hosts=hosts)
+    run = services.submit(owner=alice, spec=spec(4), host_count=hosts)
     page = member.get(f"/runs/{run.pk}/clone").content.decode()
     assert f'<option value="{hosts}" selected>{words}</option>' in page
     sent = member.post("/runs/new/", filled(parallel__dp="4") | {"hosts": str(hosts)})
@@ -116,7 +116,7 @@ def test_a_clone_keeps_a_number_of_hosts_that_only_the_api_takes(
 
 def test_a_run_is_resumed_over_as_many_hosts(member: Client, two_hosts: None, alice: Any) -> None:
     Worker.objects.update(shared_checkpoints=True)
-    run = services.submit(owner=alice, spec=spec(2, checkpoint_every=5), over_hosts=2)
+    run = services.submit(owner=alice, spec=spec(2, checkpoint_every=5), host_count=2)
     nodes = [{"worker": f"yard-{name}", "devices": [0], "first_rank": i} for i, name in enumerate("ab")]
     attempt = states.place(run, [{**node, "address": "x", "shares": True} for node in nodes], Worker.objects.all()[0])
     Checkpoint.objects.create(run=run, attempt=attempt, worker="yard-a", step=10, bytes=1, seconds=0.1)
@@ -135,7 +135,7 @@ def test_the_queue_says_which_hosts_are_waited_for(two_hosts: None, alice: Any) 
 
 
 def test_the_queue_says_which_host_is_missing(two_hosts: None, alice: Any) -> None:
-    run = services.submit(owner=alice, spec=spec(4), over_hosts=2)
+    run = services.submit(owner=alice, spec=spec(4), host_count=2)
     Worker.objects.filter(name="yard-b").update(leaving=True)
     waits = selectors.waiting(run).sentence
     assert waits == (
@@ -157,12 +157,12 @@ def test_a_worker_that_others_cannot_reach_is_left_out_with_the_reason(apart: No
     assert set(submission.assess(spec(4)).hosts) == {"yard-a", "yard-b"}
     said = submission.assess(spec(6, global_batch=12)).errors["parallel.dp"]
     assert f"need 6 CPU devices; a run over several hosts can have 4. {APART}" in said
-    assert submission.assess(spec(3, global_batch=12), over_hosts=3).errors == {
+    assert submission.assess(spec(3, global_batch=12), host_count=3).errors == {
         "hosts": f"3 hosts with 1 CPU device each are needed; the fleet has 2. {APART}"
     }
     run = services.submit(owner=alice, spec=spec(6, global_batch=12))
     assert selectors.waiting(run).sentence == f"Needs 6 CPU devices; a run over several hosts can have 4. {APART}"
-    spread = services.submit(owner=alice, spec=spec(3, global_batch=12), over_hosts=3)
+    spread = services.submit(owner=alice, spec=spec(3, global_batch=12), host_count=3)
     said = selectors.waiting(spread).sentence
     assert said.startswith(f"Needs 3 CPU devices spread evenly over 3 hosts; the workers have 2, 2. {APART}")
 
@@ -194,10 +194,10 @@ def test_the_api_takes_how_many_hosts_and_says_which(member: Client, two_hosts: 
 
 
 def test_one_host_that_was_asked_for_must_have_all_the_devices(two_hosts: None, alice: Any) -> None:
-    said = submission.assess(spec(4), over_hosts=1).errors["parallel.dp"]
+    said = submission.assess(spec(4), host_count=1).errors["parallel.dp"]
     assert said.endswith("on one host, because one was asked for; the largest worker has 2.")
-    assert not submission.assess(spec(2), over_hosts=1).errors
-    run = services.submit(owner=alice, spec=spec(4), over_hosts=1)
+    assert not submission.assess(spec(2), host_count=1).errors
+    run = services.submit(owner=alice, spec=spec(4), host_count=1)
     assert "on one host, because one was asked for" in selectors.waiting(run).sentence
 
 
