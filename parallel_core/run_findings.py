@@ -10,8 +10,8 @@ from parallel_core.analysis.diagnosis import RULES, Case, checked, diagnose
 from parallel_core.analysis.diagnosis.case import paces
 from parallel_core.faults import trained
 from parallel_core.local import Outcome, points
+from parallel_core.observe.observed_steps import first_timed
 from parallel_core.observe.records import SPAN, Frame
-from parallel_core.observe.when import first_timed
 from parallel_core.spec import RunSpec
 
 STEPS = 5

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from parallel_core.layout import Layout
 from parallel_core.observe import progress
-from parallel_core.observe.wakeful import Wakeful
+from parallel_core.observe.suspension import SuspensionDetector
 from parallel_core.schedule import build
 from parallel_core.schedule.text import grid, spoken
 from parallel_core.spec import RunSpec
@@ -21,16 +21,16 @@ class Watch:
 
     def __init__(self, folder: Path, ranks: Sequence[int], limit_s: float) -> None:
         self._folder, self._ranks, self._limit_s = folder, ranks, limit_s
-        self._wakeful: Wakeful | None = None
+        self._suspensions: SuspensionDetector | None = None
         self._launched = 0.0
 
     def due(self) -> bool:
         """Whether no rank has moved for longer than the limit."""
-        if self._wakeful is None:
+        if self._suspensions is None:
             if any(progress.path(self._folder, rank).exists() for rank in self._ranks):
-                self._wakeful, self._launched = Wakeful(), time.monotonic()
+                self._suspensions, self._launched = SuspensionDetector(), time.monotonic()
             return False
-        watched = self._wakeful.watched()
+        watched = self._suspensions.watched()
         return min(watched, still_for(self._folder, self._ranks, self._launched)) > self._limit_s
 
 

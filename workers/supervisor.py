@@ -24,8 +24,8 @@ from collections.abc import Callable
 from typing import Any
 
 from parallel_core.launch import STOP_GRACE_S, Event, Store
+from parallel_core.observe.suspension import SuspensionDetector
 from parallel_core.observe.trace_request import TraceRequest, ask, read_how
-from parallel_core.observe.wakeful import Wakeful
 from workers import checkpoints, ending, preparation, standstill
 from workers.attempt import Attempt, end_processes
 from workers.calibration import Calibration
@@ -68,7 +68,7 @@ class Supervisor(threading.Thread):
         self._live: dict[int, Attempt] = {}
         self.roll = LiveAttempts()
         self.on_running: Callable[[], None] = lambda: None
-        self._leaving, self._wakeful = False, Wakeful()
+        self._leaving, self._suspensions = False, SuspensionDetector()
         self.idle = threading.Event()
         """Set once, after `leave`, when no attempt is alive any more."""
         settings.attempts.mkdir(parents=True, exist_ok=True)
@@ -119,7 +119,7 @@ class Supervisor(threading.Thread):
 
     def _tick(self) -> None:
         """Does what is due by the clock."""
-        watched = self._wakeful.watched()
+        watched = self._suspensions.watched()
         if not self._leaving:
             self._server.keep_up()
         self._measure()

@@ -22,7 +22,7 @@ from parallel_core.analysis.quantities import (
 )
 from parallel_core.plan.cluster import search
 from parallel_core.plan.cluster.advice import Advice, advise
-from parallel_core.plan.cluster.alone import pure
+from parallel_core.plan.cluster.pure_strategies import pure_strategies
 from parallel_core.plan.cluster.rules import Reason
 from parallel_core.plan.cluster.search import Found
 from parallel_core.plan.cluster.why import Judged, judge, none_fits, utilisation
@@ -194,10 +194,10 @@ def alone(made: View) -> list[dict[str, Any]]:
     """Rows of pure strategies, and of the best combination."""
     values, best = made.form.cleaned_data, made.best
     together = float(made.found.seconds[best]) if best is not None else None
-    found = pure(*made.setup, together, values["state"], values["precision"])
+    found = pure_strategies(*made.setup, together, values["state"], values["precision"])
     rows = [_strategy(made, one.word, one.judged, one.sentence) for one in found]
     if best is not None:
-        judged = judge(*made.setup, made.found.plans.row(best), mend=False)
+        judged = judge(*made.setup, made.found.plans.row(best), suggest=False)
         rows.append(_strategy(made, "Together", judged, "The best combination."))
     return rows
 

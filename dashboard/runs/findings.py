@@ -21,7 +21,7 @@ from parallel_core.analysis.diagnosis.case import paces
 from parallel_core.analysis.diagnosis.place import Place, place
 from parallel_core.analysis.quantities import bytes_text, ns_text, significant
 from parallel_core.faults import trained
-from parallel_core.observe.when import first_timed
+from parallel_core.observe.observed_steps import first_timed
 from parallel_core.spec import RunSpec
 
 STEPS = 5

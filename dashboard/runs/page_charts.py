@@ -21,8 +21,8 @@ from dashboard.runs.spreading import hosts_of
 from parallel_core.analysis.names import CATEGORY_NAMES
 from parallel_core.analysis.quantities import bytes_text, ns_text, percent_text
 from parallel_core.layout import Layout
+from parallel_core.observe.observed_steps import first_traced
 from parallel_core.observe.records import CATEGORIES, MEMORY
-from parallel_core.observe.when import first_traced
 from parallel_core.plan.strategy import family
 from parallel_core.spec import RunSpec
 

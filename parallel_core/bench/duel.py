@@ -69,10 +69,10 @@ def benches() -> dict[str, Callable[[int], dict[str, Any]]]:
 
 def pair(name: str, seat: RankArgs, groups: Groups, page: Progress) -> dict[str, Contestant]:
     """Returns the contestants `ours` and `theirs`."""
-    from parallel_core.bench import ours, peers
+    from parallel_core.bench import own_engine, peers
 
     return {
-        "ours": ours.build(seat.spec, seat.rank, groups, page, seat.folder),
+        "ours": own_engine.build(seat.spec, seat.rank, groups, page, seat.folder),
         "theirs": peers.build(name, seat.spec, seat.rank, seat.folder),
     }
 

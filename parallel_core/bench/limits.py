@@ -46,9 +46,9 @@ def _single(spec: RunSpec, batch: int, micro_batches: int = 1) -> RunSpec:
 
 def contestants(spec: RunSpec, page: Progress, cache: Path) -> dict[str, Contestant]:
     """Returns the contestants of `specs_of` on any rank; they communicate with no other one."""
-    from parallel_core.bench import ours
+    from parallel_core.bench import own_engine
 
-    return {side: ours.build(single, 0, Groups(), page, cache) for side, single in specs_of(spec).items()}
+    return {side: own_engine.build(single, 0, Groups(), page, cache) for side, single in specs_of(spec).items()}
 
 
 def held(ranks: list[dict[str, Any]], spec: RunSpec, sides: Sequence[str]) -> dict[str, Any]:

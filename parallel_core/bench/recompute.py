@@ -32,11 +32,11 @@ def spec_of(layers: int, recompute: str) -> RunSpec:
 
 def contestants(name: str, seat: RankArgs, groups: Groups, page: Progress) -> Mapping[str, Contestant]:
     """Returns `kept` (without recomputation), `ours` and `theirs`; `name` is the number of layers."""
-    from parallel_core.bench import ours
+    from parallel_core.bench import own_engine
     from parallel_core.bench.peers import checkpointed
 
     specs = {side: spec_of(int(name), how) for side, how in (("kept", "none"), ("ours", "full"))}
-    made = {side: ours.build(spec, seat.rank, groups, page, seat.folder) for side, spec in specs.items()}
+    made = {side: own_engine.build(spec, seat.rank, groups, page, seat.folder) for side, spec in specs.items()}
     return {**made, "theirs": checkpointed.build(specs["ours"], seat.rank, seat.folder)}
 
 

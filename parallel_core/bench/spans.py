@@ -43,13 +43,13 @@ def spec_of() -> RunSpec:
 def contestants(name: str, seat: RankArgs, groups: Groups, page: Progress) -> Mapping[str, Contestant]:
     """Returns the contestants `on` and `off`."""
     del name
-    from parallel_core.bench import ours
+    from parallel_core.bench import own_engine
 
     assert groups.store is not None
     own = groups_of(seat.rank, Layout.of(seat.spec), groups.store)
     return {
-        "on": with_array(ours.build(seat.spec, seat.rank, groups, page, seat.folder, traced=True)),
-        "off": ours.build(seat.spec, seat.rank, own, page, seat.folder, recorded=False),
+        "on": with_array(own_engine.build(seat.spec, seat.rank, groups, page, seat.folder, traced=True)),
+        "off": own_engine.build(seat.spec, seat.rank, own, page, seat.folder, recorded=False),
     }
 
 

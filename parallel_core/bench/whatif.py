@@ -80,14 +80,14 @@ def against(steps: Steps) -> dict[str, Any]:
 def contestants(name: str, seat: RankArgs, groups: Groups, page: Progress) -> Mapping[str, Contestant]:
     """Returns one traced contestant per schedule."""
     del name
-    from parallel_core.bench import ours
+    from parallel_core.bench import own_engine
 
     assert groups.store is not None
     made = {}
     for schedule in SCHEDULES:
         spec = spec_of(schedule)
         own = groups_of(seat.rank, Layout.of(spec), groups.store)
-        made[schedule] = ours.build(spec, seat.rank, own, page, seat.folder, traced=True)
+        made[schedule] = own_engine.build(spec, seat.rank, own, page, seat.folder, traced=True)
     return made
 
 

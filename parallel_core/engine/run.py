@@ -26,10 +26,10 @@ from parallel_core.engine.stop import Stopped
 from parallel_core.engine.trainer import Trainer
 from parallel_core.faults import broken
 from parallel_core.layout import Layout
+from parallel_core.observe.observed_steps import first_timed, followed_steps, is_traced, metered_step
 from parallel_core.observe.progress import Progress
 from parallel_core.observe.records import Sink
 from parallel_core.observe.trace_request import TraceRequests
-from parallel_core.observe.when import first_timed, followed_steps, is_traced, metered_step
 from parallel_core.outline import outline_of
 from parallel_core.schedule.traits import TRAITS
 from parallel_core.spec import RunSpec

@@ -14,8 +14,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from parallel_core.engine.buffer_view import BufferView
 from parallel_core.engine.flat import FlatParameters
-from parallel_core.engine.spot import BufferView
 from parallel_core.observe.scope import Scope
 
 

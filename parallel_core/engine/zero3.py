@@ -11,7 +11,7 @@ Two kinds of layers are not gathered twice, since their backward follows at once
 last one. A matrix that two layers share stays whole from the backward of the last to that of the first.
 
 Autograd saves some parameters as views, which would keep a whole bucket in memory: such a view is replaced by its
-position in the bucket (`spot`).
+position in the bucket (`view`).
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor, nn
 
+from parallel_core.engine.buffer_view import BufferView
 from parallel_core.engine.collectives import Group, all_gather
 from parallel_core.engine.flat import FlatParameters, hollow
 from parallel_core.engine.injected import late
-from parallel_core.engine.spot import BufferView
 from parallel_core.observe.recorder import LANE_COLLECTIVE
 from parallel_core.observe.scope import Scope
 from parallel_core.plan.grad_buckets import Bucket
@@ -57,11 +57,11 @@ class _View(NamedTuple):
     """A saved tensor, as a position in the memory of a bucket."""
 
     bucket: _ParameterBucket
-    spot: BufferView
+    view: BufferView
 
     def tensor(self) -> Tensor:
         assert self.bucket.whole is not None
-        return self.spot.within(self.bucket.whole)
+        return self.view.within(self.bucket.whole)
 
 
 class Unsharding(Protocol):
@@ -174,8 +174,8 @@ class Unsharder:
 def _pack(held: Sequence[_ParameterBucket], saved: Tensor) -> Tensor | _View:
     """Returns what is saved of a tensor for the backward: a position, where it lies in one of the buckets."""
     for bucket in held:
-        if bucket.whole is not None and (spot := BufferView.of(saved, bucket.whole)) is not None:
-            return _View(bucket, spot)
+        if bucket.whole is not None and (view := BufferView.of(saved, bucket.whole)) is not None:
+            return _View(bucket, view)
     return saved
 
 

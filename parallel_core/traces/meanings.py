@@ -10,8 +10,8 @@ from parallel_core.observe.recorder import LANE_COLLECTIVE, LANE_COMPUTE, LANE_H
 from parallel_core.schedule.ir import P2P, Kind
 from parallel_core.traces import names
 from parallel_core.traces.collect import OPERATION, RECORDED, Collected
+from parallel_core.traces.communication import after_norms, carried, communication_names, from_their_call
 from parallel_core.traces.nesting import NONE, holding, innermost, outermost_of, parents, within
-from parallel_core.traces.talk import after_norms, carried, from_their_call, talk
 
 _FORWARD = names.Meaning(Kind.F, LANE_COMPUTE)
 _AGAIN = names.Meaning(Kind.R, LANE_COMPUTE)
@@ -53,7 +53,7 @@ def of_host(trace: Collected) -> tuple[NDArray[np.void], NDArray[np.int64], NDAr
     """Outermost operations (batch reads and updates as one each) and collectives, their starts, and their meanings."""
     host, known = after_norms(trace), [names.marker(name) for name in trace.names]
     lane_host = [i for i, meaning in enumerate(known) if meaning and meaning.lane == LANE_HOST]
-    said_by = talk(trace)
+    said_by = communication_names(trace)
     done = [names.communication(name) for name, own in zip(trace.names, said_by[0], strict=True) if own]
     for lane in (LANE_P2P, LANE_COLLECTIVE):
         if not any(meaning.lane == lane for meaning in done if meaning):
@@ -76,19 +76,19 @@ def of_host(trace: Collected) -> tuple[NDArray[np.void], NDArray[np.int64], NDAr
             said = names.communication(trace.names[i]) or meaning
             chosen = work["name"] == i
             meanings["kind"][chosen], meanings["lane"][chosen] = said.kind, said.lane  # type: ignore[union-attr]
-    talks = np.isin(work["name"], [*lane_host, *np.flatnonzero(said_by[0]).tolist()])
-    _messages(meanings, told, talks, (LANE_P2P, LANE_COLLECTIVE))
+    communicates = np.isin(work["name"], [*lane_host, *np.flatnonzero(said_by[0]).tolist()])
+    _messages(meanings, told, communicates, (LANE_P2P, LANE_COLLECTIVE))
     return work, work["start"], meanings
 
 
 def _messages(
-    meanings: NDArray[np.void], told: NDArray[np.int64], talks: NDArray[np.bool_], lanes: tuple[int, ...]
+    meanings: NDArray[np.void], told: NDArray[np.int64], communicates: NDArray[np.bool_], lanes: tuple[int, ...]
 ) -> None:
     """Gives messages the kind of the annotation around them; everything else inside a communication call is preparation
     (SETUP)."""
-    named = talks & (meanings["lane"] == LANE_P2P) & np.isin(told, [int(kind) for kind in P2P])
+    named = communicates & (meanings["lane"] == LANE_P2P) & np.isin(told, [int(kind) for kind in P2P])
     meanings["kind"][named] = told[named]
-    beside = ~talks & np.isin(meanings["lane"], lanes)
+    beside = ~communicates & np.isin(meanings["lane"], lanes)
     meanings["kind"][beside], meanings["lane"][beside] = Kind.SETUP, LANE_HOST
 
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from parallel_core import bench, cli
-from parallel_core.bench import duel, goals, limits, ours, spans, turns
+from parallel_core.bench import duel, goals, limits, own_engine, spans, turns
 from parallel_core.bench.turns import WARMUP, Contestant, balanced, take_turns
 from parallel_core.engine.distributed import Groups
 from parallel_core.observe.progress import Progress
@@ -172,8 +172,8 @@ def test_each_duel_has_the_limits_of_its_split_on_its_own_model() -> None:
 def test_without_recording_a_step_has_no_spans_and_the_same_loss(tmp_path: Path) -> None:
     spec = RunSpec.model_validate({"model": TINY, "train": {"global_batch": 4}, "parallel": {"micro_batches": 2}})
     page = Progress(tmp_path, 0)
-    on = ours.build(spec, 0, Groups(), page, tmp_path, traced=True)
-    off = ours.build(spec, 0, Groups(), page, tmp_path, traced=True, recorded=False)
+    on = own_engine.build(spec, 0, Groups(), page, tmp_path, traced=True)
+    off = own_engine.build(spec, 0, Groups(), page, tmp_path, traced=True, recorded=False)
     assert [on.step(n) for n in range(2)] == [off.step(n) for n in range(2)]
     assert on.spans is not None and off.spans is not None
     kinds = Counter(on.spans()["kind"].tolist())

@@ -14,10 +14,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from parallel_core.engine import staged
+from parallel_core.engine.buffer_view import BufferView
 from parallel_core.engine.device import CpuDevice
 from parallel_core.engine.distributed import Groups, groups_of
 from parallel_core.engine.norm import StageNorm, StepTotals, Totals
-from parallel_core.engine.spot import BufferView
 from parallel_core.engine.trainer import Trainer
 from parallel_core.layout import Layout
 from parallel_core.models import attention

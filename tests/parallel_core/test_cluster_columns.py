@@ -71,7 +71,7 @@ def test_a_search_tries_them_when_asked_and_leaves_all_others_as_they_are() -> N
     assert np.count_nonzero(kinds) == np.count_nonzero(unsplit)
     refused = np.flatnonzero(kinds & (asked.codes > 0))
     assert len(refused) and all(
-        why.judge(JOB, SMALL, asked.plans.row(int(i)), mend=False).sentences for i in refused[:5]
+        why.judge(JOB, SMALL, asked.plans.row(int(i)), suggest=False).sentences for i in refused[:5]
     )
 
 
@@ -80,7 +80,7 @@ def test_it_is_typed_judged_launched_and_no_argument_of_megatron() -> None:
     judged = why.judge(JOB, SMALL, replace(COLUMNS, sequence_parallel=True))
     assert judged.reasons & Reason.COLUMNS and any("without SP" in told for told in judged.sentences)
     assert judged.fix is not None and not (judged.fix.plan.by_columns and judged.fix.plan.sequence_parallel)
-    assert why.judge(JOB, SMALL, replace(COLUMNS, tp=1, dp=64), mend=False).reasons & Reason.COLUMNS
+    assert why.judge(JOB, SMALL, replace(COLUMNS, tp=1, dp=64), suggest=False).reasons & Reason.COLUMNS
     assert run_of(JOB, COLUMNS, "cuda").parallel.tensor_split == "columns"
     assert any("column-row pairs" in missing for missing in megatron(JOB, COLUMNS)[1])
     assert step.of(JOB, SMALL, Plans.of([COLUMNS])).tensor[0] > step.of(JOB, SMALL, Plans.of([PAIRS])).tensor[0]

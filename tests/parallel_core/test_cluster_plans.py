@@ -7,7 +7,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from parallel_core.plan.cluster import mend, search
+from parallel_core.plan.cluster import changes, search
 from parallel_core.plan.cluster.job import Job
 from parallel_core.plan.cluster.model import presets
 from parallel_core.plan.cluster.plans import RECOMPUTE, SCHEDULES, Plan, Plans
@@ -49,6 +49,6 @@ def test_a_search_and_a_change_give_each_schedule_chunks_that_it_can_have() -> N
     space = Space(schedules=SCHEDULES, most_chunks=3)
     made = search._schedules(Job(presets()["gpt-200b"], 1024), space, 2)
     assert {name for name, _ in made} == set(SCHEDULES)
-    assert {name for name, _ in mend._SCHEDULES} == set(Space().schedules)
-    for name, chunks in (*made, *mend._SCHEDULES):
+    assert {name for name, _ in changes._SCHEDULES} == set(Space().schedules)
+    for name, chunks in (*made, *changes._SCHEDULES):
         assert TRAITS[name].least <= chunks <= (TRAITS[name].most or 4)

@@ -128,14 +128,14 @@ def test_a_refused_plan_gets_the_fastest_single_change_that_mends_it() -> None:
     ],
 )  # fmt: skip
 def test_each_reason_has_its_words(change: dict[str, object], reason: Reason, words: str) -> None:
-    judged = why.judge(GPT3, SELENE, changed(Plan(16, 8, 8, zero=1), **change), mend=False)
+    judged = why.judge(GPT3, SELENE, changed(Plan(16, 8, 8, zero=1), **change), suggest=False)
     assert reason in judged.reasons
     assert any(words in sentence for sentence in judged.sentences), judged.sentences
 
 
 def test_a_host_too_small_for_the_offloaded_state_is_told() -> None:
     tiny = replace(SELENE, host_memory=64 * GIB)
-    judged = why.judge(GPT3, tiny, Plan(16, 8, 8, offload=True, sequence_parallel=True), mend=False)
+    judged = why.judge(GPT3, tiny, Plan(16, 8, 8, offload=True, sequence_parallel=True), suggest=False)
     assert Reason.HOST in judged.reasons
     assert "for the optimizer of 8 ranks; it has 64 GiB" in judged.sentences[-1]
 

@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 import torch
 
+from parallel_core.engine.buffer_view import BufferView
 from parallel_core.engine.device import open_device
 from parallel_core.engine.distributed import Groups, Rendezvous
-from parallel_core.engine.spot import BufferView
 from parallel_core.engine.trainer import Trainer
 from parallel_core.engine.versions import views_of_weights
 from parallel_core.observe.progress import Progress

@@ -17,8 +17,8 @@ from parallel_core.layout import Layout
 from parallel_core.local import waits
 from parallel_core.observe import progress
 from parallel_core.observe.memory import MemoryCapExceeded
+from parallel_core.observe.observed_steps import first_traced, is_traced, metered_step
 from parallel_core.observe.records import MEMORY, POINT, SPAN, FileSink, Frame, events_path, read_file
-from parallel_core.observe.when import first_traced, is_traced, metered_step
 from parallel_core.schedule import build
 from parallel_core.schedule.ir import Kind
 from parallel_core.spec import RunSpec

@@ -6,9 +6,9 @@ from dataclasses import dataclass, replace
 
 from parallel_core.analysis.quantities import percent_text, seconds_text
 from parallel_core.plan.cluster import step
+from parallel_core.plan.cluster.changes import Change, better
 from parallel_core.plan.cluster.hardware import Cluster
 from parallel_core.plan.cluster.job import Job
-from parallel_core.plan.cluster.mend import Change, better
 from parallel_core.plan.cluster.plans import Plan, Plans
 from parallel_core.plan.cluster.step import WORDS
 

@@ -9,10 +9,10 @@ import numpy as np
 from parallel_core.analysis.names import CATEGORY_NAMES
 from parallel_core.analysis.quantities import bytes_text, count_text, percent_text, plural_text, seconds_text
 from parallel_core.plan.cluster import memory, rules, step
+from parallel_core.plan.cluster.changes import Change, cheapest
 from parallel_core.plan.cluster.hardware import Cluster
 from parallel_core.plan.cluster.job import Job
 from parallel_core.plan.cluster.memory import Memory
-from parallel_core.plan.cluster.mend import Change, cheapest
 from parallel_core.plan.cluster.plans import Plan, Plans, changed
 from parallel_core.plan.cluster.rules import Reason
 from parallel_core.plan.cluster.search import Found
@@ -55,8 +55,8 @@ class Judged:
         return f"{mine.split(' ')[0]} of {number} {unit}" if mine.endswith(unit) else f"{mine} of {have}"
 
 
-def judge(job: Job, cluster: Cluster, plan: Plan, mend: bool = True) -> Judged:
-    """All about one plan; with `mend` also the fastest change that makes a refused plan possible."""
+def judge(job: Job, cluster: Cluster, plan: Plan, suggest: bool = True) -> Judged:
+    """All about one plan; with `suggest` also the fastest change that makes a refused plan possible."""
     one = Plans.of([plan])
     found, timed = memory.of(job, one), step.of(job, cluster, one)
     reasons = Reason(int(rules.structure(job, cluster, one)[0]))
@@ -64,7 +64,7 @@ def judge(job: Job, cluster: Cluster, plan: Plan, mend: bool = True) -> Judged:
         reasons |= Reason(int(rules.bytes_of(cluster, one, found)[0]))
     buildable = not reasons & ~(Reason.MEMORY | Reason.HOST)
     left = memory.of(job, Plans.of([changed(plan, dp=int(_ENDLESS))]))
-    fix = cheapest(job, cluster, plan) if mend and reasons else None
+    fix = cheapest(job, cluster, plan) if suggest and reasons else None
     return Judged(
         plan,
         reasons,

@@ -18,7 +18,7 @@ MICRO_BATCHES = (1, 2, 4, 8, 16)
 
 
 @dataclass(frozen=True)
-class Pure:
+class PureStrategy:
     """A pure strategy (`word`), its best or least bad plan, and how it compares with the best combination."""
 
     word: str
@@ -26,7 +26,9 @@ class Pure:
     sentence: str
 
 
-def pure(job: Job, cluster: Cluster, together: float | None, state: int, precision: str) -> list[Pure]:
+def pure_strategies(
+    job: Job, cluster: Cluster, together: float | None, state: int, precision: str
+) -> list[PureStrategy]:
     """DP, ZeRO, TP and PP alone, each with any recomputation and micro-batch size. `together`: seconds of the best
     combination, None where nothing fits."""
     n, layers = cluster.devices, job.model.layers
@@ -46,8 +48,8 @@ def pure(job: Job, cluster: Cluster, together: float | None, state: int, precisi
             _with(base, size, kind, state, precision) for base in bases for size in MICRO_BATCHES for kind in RECOMPUTE
         ]
         if plans:
-            judged = judge(job, cluster, _best(job, cluster, plans), mend=False)
-            out.append(Pure(word, judged, _sentence(judged, together, n)))
+            judged = judge(job, cluster, _best(job, cluster, plans), suggest=False)
+            out.append(PureStrategy(word, judged, _sentence(judged, together, n)))
     return out
 
 

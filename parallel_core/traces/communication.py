@@ -11,7 +11,7 @@ from parallel_core.traces.collect import Collected
 from parallel_core.traces.nesting import NONE, innermost, parents
 
 
-def talk(trace: Collected) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+def communication_names(trace: Collected) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
     """Returns, by name index, (names of collectives and messages as the library executes them, all names of
     communication).
 

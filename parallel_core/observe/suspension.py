@@ -13,7 +13,7 @@ BREAK_S = 5.0
 stopped itself."""
 
 
-class Wakeful:
+class SuspensionDetector:
     """Detects interruptions of this process; `watched` must be called regularly."""
 
     def __init__(self) -> None:
