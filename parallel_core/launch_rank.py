@@ -91,36 +91,36 @@ def engine() -> RunRank:
 
     platform.processor()  # starts a process the first time
 
-    def run(seat: RankArgs, sink: FileSink, page: progress.Progress) -> None:
-        connect = seat.rendezvous()
-        if seat.order.get("links"):
-            host_link_bench.run_rank(seat.spec, seat.rank, sink, connect, page)
+    def run(args: RankArgs, sink: FileSink, page: progress.Progress) -> None:
+        connect = args.rendezvous()
+        if args.order.get("links"):
+            host_link_bench.run_rank(args.spec, args.rank, sink, connect, page)
             return
-        request, saves = seat.order.get("request"), seat.saves
+        request, saves = args.order.get("request"), args.saves
         if request is not None and saves is not None and saves.resume is not None:
-            generate.run_rank(seat.spec, seat.rank, sink, connect, page, saves.resume, request)
+            generate.run_rank(args.spec, args.rank, sink, connect, page, saves.resume, request)
             return
-        cache = Path(seat.order["corpus_cache"])
-        run_rank(seat.spec, seat.rank, sink, connect, page, corpus_cache=cache, saves=seat.saves)
+        cache = Path(args.order["corpus_cache"])
+        run_rank(args.spec, args.rank, sink, connect, page, corpus_cache=cache, saves=args.saves)
 
     return run
 
 
-def be_rank(seat: RankArgs, run_rank: RunRank) -> NoReturn:
+def be_rank(args: RankArgs, run_rank: RunRank) -> NoReturn:
     """Runs the rank and exits with an exit code of `launch`. Never returns, and skips the clean-up handlers of the
     server."""
     os.setsid()
-    _log_to(log_path(seat.folder, seat.rank), keep=seat.listen_fd)
-    sink = FileSink(seat.folder, seat.rank, seat.order.get("segment"))
-    page = progress.Progress(seat.folder, seat.rank)
+    _log_to(log_path(args.folder, args.rank), keep=args.listen_fd)
+    sink = FileSink(args.folder, args.rank, args.order.get("segment"))
+    page = progress.Progress(args.folder, args.rank)
     code = 0
     try:
-        run_rank(_take_place(seat), sink, page)
+        run_rank(_take_place(args), sink, page)
     except Stopped as error:
         sys.stderr.write(f"{error}\n")
         code = EXIT_STOPPED
     except BaseException as error:
-        code = _report(error, seat, sink)
+        code = _report(error, args, sink)
     sink.emit("exit", code=code)
     sys.stdout.flush()
     sys.stderr.flush()
@@ -141,30 +141,30 @@ def _log_to(path: Path, keep: int | None) -> None:
     faulthandler.register(signal.SIGUSR1, all_threads=True, chain=False)
 
 
-def _take_place(seat: RankArgs) -> RankArgs:
+def _take_place(args: RankArgs) -> RankArgs:
     """Binds the rank to its device before torch is initialized. A CPU device is one core, one thread."""
-    if seat.alone and sys.platform.startswith("linux"):
+    if args.alone and sys.platform.startswith("linux"):
         os.environ["GLOO_SOCKET_IFNAME"] = "lo"
-    if not seat.alone:
-        os.environ[host_memory.NODE] = str(seat.order["first_rank"])
-        _use_interface_of(seat.order.get("address", ""))
+    if not args.alone:
+        os.environ[host_memory.NODE] = str(args.order["first_rank"])
+        _use_interface_of(args.order.get("address", ""))
     _prefer_as_victim()
-    if seat.order["device_kind"] == "cuda":
-        split = seat.spec.parallel
-        ahead = split.pp > 1 or (split.world > 1 and bool(seat.order.get("links")))
-        seat = replace(seat, sharing=take_gpu(seat.device, seat.order["devices"], ahead))
+    if args.order["device_kind"] == "cuda":
+        split = args.spec.parallel
+        ahead = split.pp > 1 or (split.world > 1 and bool(args.order.get("links")))
+        args = replace(args, sharing=take_gpu(args.device, args.order["devices"], ahead))
     elif hasattr(os, "sched_setaffinity"):
-        os.sched_setaffinity(0, {core_of(seat.device)})
+        os.sched_setaffinity(0, {core_of(args.device)})
     import torch
 
     torch.set_num_threads(1)
-    cap = seat.spec.trace.memory_cap
-    if cap is not None and seat.order["device_kind"] == "cuda":
+    cap = args.spec.trace.memory_cap
+    if cap is not None and args.order["device_kind"] == "cuda":
         from parallel_core.engine.device import first_gpu
 
         total = torch.cuda.get_device_properties(first_gpu()).total_memory
         torch.cuda.set_per_process_memory_fraction(min(1.0, cap / total))
-    return seat
+    return args
 
 
 def _use_interface_of(address: str) -> None:
@@ -187,12 +187,12 @@ def _prefer_as_victim() -> None:
         return
 
 
-def _report(error: BaseException, seat: RankArgs, sink: FileSink) -> int:
+def _report(error: BaseException, args: RankArgs, sink: FileSink) -> int:
     """Emits the fault record with the rank's own traceback (also in its log); returns the exit code for the kind of
     error."""
     text = "".join(traceback.format_exception(error))
     sys.stderr.write(text)
-    where = progress.read(seat.folder, seat.rank)
+    where = progress.read(args.folder, args.rank)
     memory = _out_of_memory(error)
     sink.emit(
         "fault",

@@ -125,15 +125,15 @@ class Server:
             return
         attempt = self.attempts[order["attempt"]] = Attempt(order)
         try:
-            seats, listener = self._seats(order)
+            ranks, listener = self._rank_args(order)
             with listener or contextlib.nullcontext():
-                for seat in seats:
-                    self._fork(attempt, seat)
+                for args in ranks:
+                    self._fork(attempt, args)
         except Exception as error:
             self.report(event="refused", attempt=attempt.number, message=f"{type(error).__name__}: {error}")
             attempt.stop(0)
 
-    def _seats(self, order: StartOrder) -> tuple[list[RankArgs], socket.socket | None]:
+    def _rank_args(self, order: StartOrder) -> tuple[list[RankArgs], socket.socket | None]:
         """Returns the arguments of each rank, and the listening socket of the store if this host opens it."""
         from parallel_core.spec import RunSpec
 
@@ -148,13 +148,13 @@ class Server:
             listener, store = _listen("127.0.0.1" if alone else order.get("address", ""))
             self.report(event="store", attempt=order["attempt"], **store)
         fd = listener.fileno() if listener else None
-        seats = [
+        ranks = [
             RankArgs(order, spec, rank, device, store, fd if rank == 0 else None, alone)
             for rank, device in enumerate(order["devices"], order["first_rank"])
         ]
-        return seats, listener
+        return ranks, listener
 
-    def _fork(self, attempt: Attempt, seat: RankArgs) -> None:
+    def _fork(self, attempt: Attempt, args: RankArgs) -> None:
         if processes.threads() != 1:
             raise RuntimeError("the fork server has threads; a fork would not be safe")
         server = os.getpid()
@@ -163,17 +163,17 @@ class Server:
         try:
             pid = os.fork()
             if pid == 0:
-                self._become(seat, server)
+                self._become(args, server)
         except OSError as error:
-            why = f"the host has no process left for rank {seat.rank} ({error.strerror}); use fewer ranks"
+            why = f"the host has no process left for rank {args.rank} ({error.strerror}); use fewer ranks"
             raise RuntimeError(why) from error
         finally:
             signal.pthread_sigmask(signal.SIG_UNBLOCK, _HANDLED)
-        attempt.pids[pid] = seat.rank
+        attempt.pids[pid] = args.rank
         ticks = processes.start_ticks(pid)
-        self.report(event="started", attempt=seat.order["attempt"], rank=seat.rank, pid=pid, start_ticks=ticks)
+        self.report(event="started", attempt=args.order["attempt"], rank=args.rank, pid=pid, start_ticks=ticks)
 
-    def _become(self, seat: RankArgs, server: int) -> NoReturn:
+    def _become(self, args: RankArgs, server: int) -> NoReturn:
         """Runs in the child: resets the server's signal handling, then runs the rank."""
         try:
             processes.die_with(server)
@@ -181,7 +181,7 @@ class Server:
             for number in _HANDLED:
                 signal.signal(number, signal.SIG_DFL)
             signal.pthread_sigmask(signal.SIG_UNBLOCK, _HANDLED)
-            be_rank(seat, self.run_rank)
+            be_rank(args, self.run_rank)
         except BaseException:
             traceback.print_exc()
         finally:

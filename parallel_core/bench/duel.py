@@ -67,24 +67,24 @@ def benches() -> dict[str, Callable[[int], dict[str, Any]]]:
     return {**{name: partial(run, name) for name in SPLITS}, "activations": activations}
 
 
-def pair(name: str, seat: RankArgs, groups: Groups, page: Progress) -> dict[str, Contestant]:
+def pair(name: str, args: RankArgs, groups: Groups, page: Progress) -> dict[str, Contestant]:
     """Returns the contestants `ours` and `theirs`."""
     from parallel_core.bench import own_engine, peers
 
     return {
-        "ours": own_engine.build(seat.spec, seat.rank, groups, page, seat.folder),
-        "theirs": peers.build(name, seat.spec, seat.rank, seat.folder),
+        "ours": own_engine.build(args.spec, args.rank, groups, page, args.folder),
+        "theirs": peers.build(name, args.spec, args.rank, args.folder),
     }
 
 
-def contestants(name: str, seat: RankArgs, groups: Groups, page: Progress) -> Mapping[str, Contestant]:
+def contestants(name: str, args: RankArgs, groups: Groups, page: Progress) -> Mapping[str, Contestant]:
     """Returns `pair`, for a pipeline also `blocks`: theirs cut between whole blocks, and those of `limits`."""
     from parallel_core.bench.peers import pipeline
 
-    made = pair(name, seat, groups, page)
+    made = pair(name, args, groups, page)
     if name in PIPELINES:
-        made["blocks"] = pipeline.build(pipeline.in_whole_blocks(seat.spec), seat.rank, seat.folder)
-    return made | limits.contestants(seat.spec, page, seat.folder)
+        made["blocks"] = pipeline.build(pipeline.in_whole_blocks(args.spec), args.rank, args.folder)
+    return made | limits.contestants(args.spec, page, args.folder)
 
 
 @lru_cache

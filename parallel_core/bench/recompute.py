@@ -30,14 +30,14 @@ def spec_of(layers: int, recompute: str) -> RunSpec:
     return RunSpec.model_validate(run)
 
 
-def contestants(name: str, seat: RankArgs, groups: Groups, page: Progress) -> Mapping[str, Contestant]:
+def contestants(name: str, args: RankArgs, groups: Groups, page: Progress) -> Mapping[str, Contestant]:
     """Returns `kept` (without recomputation), `ours` and `theirs`; `name` is the number of layers."""
     from parallel_core.bench import own_engine
     from parallel_core.bench.peers import checkpointed
 
     specs = {side: spec_of(int(name), how) for side, how in (("kept", "none"), ("ours", "full"))}
-    made = {side: own_engine.build(spec, seat.rank, groups, page, seat.folder) for side, spec in specs.items()}
-    return {**made, "theirs": checkpointed.build(specs["ours"], seat.rank, seat.folder)}
+    made = {side: own_engine.build(spec, args.rank, groups, page, args.folder) for side, spec in specs.items()}
+    return {**made, "theirs": checkpointed.build(specs["ours"], args.rank, args.folder)}
 
 
 def run(rounds: int) -> dict[str, Any]:

@@ -40,16 +40,16 @@ def spec_of() -> RunSpec:
     return RunSpec.model_validate({"parallel": {"pp": 2, "micro_batches": 8}, "train": {"steps": 100_000}})
 
 
-def contestants(name: str, seat: RankArgs, groups: Groups, page: Progress) -> Mapping[str, Contestant]:
+def contestants(name: str, args: RankArgs, groups: Groups, page: Progress) -> Mapping[str, Contestant]:
     """Returns the contestants `on` and `off`."""
     del name
     from parallel_core.bench import own_engine
 
     assert groups.store is not None
-    own = groups_of(seat.rank, Layout.of(seat.spec), groups.store)
+    own = groups_of(args.rank, Layout.of(args.spec), groups.store)
     return {
-        "on": with_array(own_engine.build(seat.spec, seat.rank, groups, page, seat.folder, traced=True)),
-        "off": own_engine.build(seat.spec, seat.rank, own, page, seat.folder, recorded=False),
+        "on": with_array(own_engine.build(args.spec, args.rank, groups, page, args.folder, traced=True)),
+        "off": own_engine.build(args.spec, args.rank, own, page, args.folder, recorded=False),
     }
 
 

@@ -29,14 +29,14 @@ FIELDS: dict[str, tuple[Field, frozenset[str]]] = {
 """Kind -> (function that builds the contestants, names of those whose memory is metered)."""
 
 
-def be_rank(seat: RankArgs, sink: FileSink, page: Progress) -> None:
+def be_rank(args: RankArgs, sink: FileSink, page: Progress) -> None:
     """Runs in a rank: builds all contestants in one process group, then takes turns."""
-    asked = json.loads((Path(seat.folder) / "field.json").read_text())
+    asked = json.loads((Path(args.folder) / "field.json").read_text())
     made, meter = FIELDS[asked["kind"]]
-    groups = connect(seat.rendezvous(), seat.rank, Layout.of(seat.spec), "gloo")
+    groups = connect(args.rendezvous(), args.rank, Layout.of(args.spec), "gloo")
     together = dist.barrier if dist.is_initialized() else lambda: None
     try:
-        contestants = made(asked["name"], seat, groups, page)
+        contestants = made(asked["name"], args, groups, page)
         sink.emit("turns", **take_turns(contestants, asked["rounds"], sink, meter, together))
     finally:
         disconnect()

@@ -77,7 +77,7 @@ def against(steps: Steps) -> dict[str, Any]:
     }
 
 
-def contestants(name: str, seat: RankArgs, groups: Groups, page: Progress) -> Mapping[str, Contestant]:
+def contestants(name: str, args: RankArgs, groups: Groups, page: Progress) -> Mapping[str, Contestant]:
     """Returns one traced contestant per schedule."""
     del name
     from parallel_core.bench import own_engine
@@ -86,8 +86,8 @@ def contestants(name: str, seat: RankArgs, groups: Groups, page: Progress) -> Ma
     made = {}
     for schedule in SCHEDULES:
         spec = spec_of(schedule)
-        own = groups_of(seat.rank, Layout.of(spec), groups.store)
-        made[schedule] = own_engine.build(spec, seat.rank, own, page, seat.folder, traced=True)
+        own = groups_of(args.rank, Layout.of(spec), groups.store)
+        made[schedule] = own_engine.build(spec, args.rank, own, page, args.folder, traced=True)
     return made
 
 

@@ -13,7 +13,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from parallel_core.plan.in_flight import in_flight, micro_batches, peers, unproven_gradients
-from parallel_core.plan.messages import Hands
+from parallel_core.plan.messages import HeldMessages
 from parallel_core.plan.segments import Layers, Live, Segment, in_backward, in_forward, segments_of
 from parallel_core.plan.zero_buckets import Whole
 from parallel_core.schedule import plain
@@ -23,7 +23,7 @@ from parallel_core.schedule.traits import TRAITS
 from parallel_core.spec import ParallelSpec, RunSpec
 
 
-class Seat(NamedTuple):
+class RankVariant(NamedTuple):
     """How ranks of one place differ: their replica, and the stages that receive nothing from them
     (`Layout.unfed_stages`)."""
 
@@ -31,18 +31,20 @@ class Seat(NamedTuple):
     unfed_stages: frozenset[int]
 
 
-def at_peak(spec: RunSpec, layers: Layers, stages: Mapping[int, Sequence[int]], whole: Whole, seat: Seat) -> Live:
+def at_peak(
+    spec: RunSpec, layers: Layers, stages: Mapping[int, Sequence[int]], whole: Whole, variant: RankVariant
+) -> Live:
     """Elements at the peak of a rank that holds `stages` (stage -> its units); messages count as passing."""
     edges = layers.edges
     parts = {n: (segments_of(spec, layers, units, whole), edges[units[-1] + 1]) for n, units in stages.items()}
     if _in_closed_form(spec.parallel, stages):
         ((stage, units),) = stages.items()
-        segments, count = parts[stage][0], in_flight(spec, stage, seat.replica)
-        sent = 0 if stage + 1 in seat.unfed_stages else unproven(spec, stage)
+        segments, count = parts[stage][0], in_flight(spec, stage, variant.replica)
+        sent = 0 if stage + 1 in variant.unfed_stages else unproven(spec, stage)
         outputs = sent if segments[-1].recomputed else count - 1  # not recomputed: each ends a graph that is kept
         live = in_backward(*parts[stage], count, outputs)
-        return _and_messages(live, messages(spec, stage, edges[units[0]], edges[units[-1] + 1], seat.unfed_stages))
-    return _walked(spec, stages, layers, {n: _Part(*part) for n, part in parts.items()}, whole, seat)
+        return _and_messages(live, messages(spec, stage, edges[units[0]], edges[units[-1] + 1], variant.unfed_stages))
+    return _walked(spec, stages, layers, {n: _Part(*part) for n, part in parts.items()}, whole, variant)
 
 
 def _in_closed_form(split: ParallelSpec, stages: Iterable[int]) -> bool:
@@ -128,7 +130,7 @@ def _walked(
     layers: Layers,
     parts: Mapping[int, _Part],
     whole: Whole,
-    seat: Seat,
+    variant: RankVariant,
 ) -> Live:
     """The peak of a rank's program."""
     edges = {n: layers.edges[units[0]] for n, units in stages.items()}
@@ -136,19 +138,19 @@ def _walked(
     account = _Account(parts, edges, whole.resting * spec.fp32_elements, whole.rested * spec.fp32_elements)
     again = frozenset(n for n, part in parts.items() if part.again)
     worst = Live(0, 0)
-    for op, in_hand in _walk(spec.parallel, next(iter(parts)), edges, again, seat):
+    for op, in_hand in _walk(spec.parallel, next(iter(parts)), edges, again, variant):
         worst = max(worst, account.run(op, in_hand), key=sum)
     return worst
 
 
 def _walk(
-    split: ParallelSpec, stage: int, edges: Mapping[int, int], again: frozenset[int], seat: Seat
+    split: ParallelSpec, stage: int, edges: Mapping[int, int], again: frozenset[int], variant: RankVariant
 ) -> Iterator[tuple[Op, int]]:
     """Each compute operation of the rank that holds `stage`, and the elements of messages held while it runs. Without
     turns all replicas are alike, so the first one stands for them."""
     made = _messaged(split)
-    here = made.placement[stage][seat.replica if split.replicas is not None else 0]
-    return Hands(made, here, edges, again, seat.unfed_stages).walk()
+    here = made.placement[stage][variant.replica if split.replicas is not None else 0]
+    return HeldMessages(made, here, edges, again, variant.unfed_stages).walk()
 
 
 @lru_cache(maxsize=64)

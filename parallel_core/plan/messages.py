@@ -17,7 +17,7 @@ Link = tuple[int, bool]
 _BACKWARDS = (Kind.B, Kind.BW)
 
 
-class Hands:
+class HeldMessages:
     """Messages held by rank `here` of a schedule that includes its messages. `edges[s]`: elements that enter stage s.
 
     A sent output counts only if its stage is in `again`, i.e. recomputes it; otherwise it ends a graph that its stage

@@ -29,7 +29,7 @@ from parallel_core.layout import Layout
 from parallel_core.observe.records import CATEGORIES
 from parallel_core.outline import UnitCost, aligned, outline_of
 from parallel_core.plan import fully_sharded
-from parallel_core.plan.backward import Seat, at_peak, in_two
+from parallel_core.plan.backward import RankVariant, at_peak, in_two
 from parallel_core.plan.grad_buckets import TIED, Home, Places, alone_of, bucket_bytes, gathers_ahead, home, shards_of
 from parallel_core.plan.grad_buckets import place as place_all
 from parallel_core.plan.in_flight import copies
@@ -75,7 +75,7 @@ def predict(spec: RunSpec) -> list[RankMemory]:
     alike: dict[Hashable, RankMemory] = {}
     out = []
     for rank in range(layout.world):
-        kind = layout.coords(rank).place, _seat(spec, layout, rank)
+        kind = layout.coords(rank).place, _variant(spec, layout, rank)
         if kind not in alike:
             alike[kind] = _of_rank(spec, layout, layers, rank)
         out.append(replace(alike[kind], rank=rank))
@@ -96,20 +96,20 @@ def _of_rank(spec: RunSpec, layout: Layout, layers: Layers, rank: int) -> RankMe
     states = _MOMENTS + (size != main and not torchs)  # with fully_shard the parameters are the master weights
     stages = {stage: layout.stage_units[stage] for stage in layout.stages_of(place)}
     held = _parameters(spec, layers.costs, list(stages.values()))
-    mine, seat = [held // _shards(spec, n) for n in (1, 2, 3)], _seat(spec, layout, rank)
+    mine, variant = [held // _shards(spec, n) for n in (1, 2, 3)], _variant(spec, layout, rank)
     if torchs:
-        mine = [fully_sharded.owned(spec, layers.costs, seat.replica)] * 2 + [fully_sharded.room(spec, layers.costs)]
-    live = at_peak(spec, layers, stages, _whole(spec, layers.costs, stages), seat)
+        mine = [fully_sharded.owned(spec, layers.costs, variant.replica)] * 2 + [fully_sharded.room(spec, layers.costs)]
+    live = at_peak(spec, layers, stages, _whole(spec, layers.costs, stages), variant)
     units = [layers.names[unit] for of in stages.values() for unit in of]
-    batch, standing = _batch_bytes(spec, place, seat.replica, units), outline_of(spec.model).standing(units, size)
+    batch, standing = _batch_bytes(spec, place, variant.replica, units), outline_of(spec.model).standing(units, size)
     still = RankMemory(
         rank=rank,
         stage=place,
-        params=(main if torchs else size) * mine[2] * (1 + copies(spec, place, seat.replica)),
+        params=(main if torchs else size) * mine[2] * (1 + copies(spec, place, variant.replica)),
         grads=main * mine[1],
         optimizer=states * main * mine[0],
         activations=0,
-        buffers=_batch_bytes(spec, place, seat.replica, units, reading=True) + standing,
+        buffers=_batch_bytes(spec, place, variant.replica, units, reading=True) + standing,
     )
     working = replace(
         still,
@@ -121,11 +121,11 @@ def _of_rank(spec: RunSpec, layout: Layout, layers: Layers, rank: int) -> RankMe
     return max(working, still, key=lambda memory: memory.total)
 
 
-def _seat(spec: RunSpec, layout: Layout, rank: int) -> Seat:
+def _variant(spec: RunSpec, layout: Layout, rank: int) -> RankVariant:
     """Replicas differ only where they take turns or where torch shards parameters by rows; otherwise the first one
     stands for all."""
     differ = layout.in_turn or fully_sharded.by_torch(spec)
-    return Seat(layout.coords(rank).replica if differ else 0, layout.unfed_stages(rank))
+    return RankVariant(layout.coords(rank).replica if differ else 0, layout.unfed_stages(rank))
 
 
 def _shards(spec: RunSpec, stage: int) -> int:

@@ -45,17 +45,17 @@ class Paced(NamedTuple):
     paces: list[float]
 
 
-def be_rank(seat: RankArgs, sink: FileSink, page: Progress) -> None:
+def be_rank(args: RankArgs, sink: FileSink, page: Progress) -> None:
     """Measures as requested by `order.json` in the folder and emits the results as records of kind 'profile'.
 
     Their `about` is device, layers, bytes, fixed, crowd, own_shards, link or fully_sharded.
     """
-    order = ProfileRequest(**json.loads((seat.folder / "order.json").read_text()))
-    at = seat.rendezvous()
-    device = open_device(seat.spec.train.device, at.sharing)
-    groups = connect(at, seat.rank, Layout.of(seat.spec), device.backend)
+    order = ProfileRequest(**json.loads((args.folder / "order.json").read_text()))
+    at = args.rendezvous()
+    device = open_device(args.spec.train.device, at.sharing)
+    groups = connect(at, args.rank, Layout.of(args.spec), device.backend)
     with joined():
-        _Rank(seat, sink, page, device, order, groups.store).measure()
+        _Rank(args, sink, page, device, order, groups.store).measure()
 
 
 class _Rank:
@@ -63,14 +63,14 @@ class _Rank:
 
     def __init__(
         self,
-        seat: RankArgs,
+        args: RankArgs,
         sink: FileSink,
         page: Progress,
         device: Device,
         order: ProfileRequest,
         store: dist.Store | None,
     ) -> None:
-        self.rank, self.world, self.spec = seat.rank, seat.spec.parallel.world, seat.spec
+        self.rank, self.world, self.spec = args.rank, args.spec.parallel.world, args.spec
         self.sink, self.page, self.device, self.order, self.store = sink, page, device, order, store
         self.reference = Reference() if device.kind == "cpu" else None
 

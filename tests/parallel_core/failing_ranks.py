@@ -18,7 +18,7 @@ STEP = 2
 MODEL = {"layers": 4, "hidden": 32, "heads": 4, "seq": 16, "vocab": 64}
 
 
-def be_rank(seat: RankArgs, sink: FileSink, page: Progress) -> None:
+def be_rank(args: RankArgs, sink: FileSink, page: Progress) -> None:
     backward = Walker._backward
 
     def fails(self: Walker, op: Op) -> int:
@@ -26,9 +26,9 @@ def be_rank(seat: RankArgs, sink: FileSink, page: Progress) -> None:
             raise ValueError("a fault of the code")
         return backward(self, op)
 
-    if seat.rank == 1:
+    if args.rank == 1:
         Walker._backward = fails  # type: ignore[method-assign]
-    engine()(seat, sink, page)
+    engine()(args, sink, page)
 
 
 def failed(folder: Path, device: str) -> Outcome:

@@ -13,10 +13,10 @@ from parallel_core.observe.records import FileSink
 train = engine()
 
 
-def run(seat: RankArgs, sink: FileSink, page: Progress) -> None:
+def run(args: RankArgs, sink: FileSink, page: Progress) -> None:
     before = set(sys.modules)
-    train(seat, sink, page)
-    (seat.folder / f"imported-{seat.rank}").write_text("\n".join(sorted(set(sys.modules) - before)))
+    train(args, sink, page)
+    (args.folder / f"imported-{args.rank}").write_text("\n".join(sorted(set(sys.modules) - before)))
 
 
 if __name__ == "__main__":

@@ -26,45 +26,45 @@ from parallel_core.observe.records import FileSink
 FORK_ONCE = "--fork-once"
 
 
-def finish(seat: RankArgs, sink: FileSink, page: Progress) -> None:
+def finish(args: RankArgs, sink: FileSink, page: Progress) -> None:
     sink.emit("phase", phase="done", step=3)
 
 
-def raise_error(seat: RankArgs, sink: FileSink, page: Progress) -> None:
+def raise_error(args: RankArgs, sink: FileSink, page: Progress) -> None:
     """Raises once all other ranks are under way."""
-    _await_others(seat)
+    _await_others(args)
     page.at(4, "1F3")
     raise ValueError("a fault of the rank's own code")
 
 
-def _await_others(seat: RankArgs) -> None:
-    others = [rank for rank in range(seat.spec.parallel.world) if rank != seat.rank]
-    while any((where := read(seat.folder, rank)) is None or where.step < 1 for rank in others):
+def _await_others(args: RankArgs) -> None:
+    others = [rank for rank in range(args.spec.parallel.world) if rank != args.rank]
+    while any((where := read(args.folder, rank)) is None or where.step < 1 for rank in others):
         time.sleep(0.01)
 
 
-def run_out(seat: RankArgs, sink: FileSink, page: Progress) -> None:
+def run_out(args: RankArgs, sink: FileSink, page: Progress) -> None:
     """Allocates more than its cap once all other ranks are under way."""
     import torch
 
-    _await_others(seat)
+    _await_others(args)
     meter = MemoryMeter(cap=1000)
     with meter.measure():
         torch.zeros(4096)
 
 
-def wait(seat: RankArgs, sink: FileSink, page: Progress) -> None:
+def wait(args: RankArgs, sink: FileSink, page: Progress) -> None:
     page.at(1, "0F0")
     while True:
         time.sleep(0.05)
 
 
-def ignore_term(seat: RankArgs, sink: FileSink, page: Progress) -> None:
+def ignore_term(args: RankArgs, sink: FileSink, page: Progress) -> None:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    wait(seat, sink, page)
+    wait(args, sink, page)
 
 
-def stop_slowly(seat: RankArgs, sink: FileSink, page: Progress) -> None:
+def stop_slowly(args: RankArgs, sink: FileSink, page: Progress) -> None:
     """Emits a record, and another one at SIGTERM; then takes longer to save than a stop allows by default."""
     stop = StopRequest()
     stop.listen()
@@ -76,29 +76,29 @@ def stop_slowly(seat: RankArgs, sink: FileSink, page: Progress) -> None:
     raise Stopped(2)
 
 
-def leave_a_child(seat: RankArgs, sink: FileSink, page: Progress) -> None:
+def leave_a_child(args: RankArgs, sink: FileSink, page: Progress) -> None:
     child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
-    (seat.folder / "child").write_text(str(child.pid))
+    (args.folder / "child").write_text(str(child.pid))
 
 
-def meet(seat: RankArgs, sink: FileSink, page: Progress) -> None:
+def meet(args: RankArgs, sink: FileSink, page: Progress) -> None:
     """Rank 0 opens the store on the socket it was given; all ranks connect to it and add up their numbers."""
     from torch.distributed import TCPStore
 
-    world = seat.spec.parallel.world
-    host, port = seat.store["host"], seat.store["port"]
-    store = TCPStore(host, port, world, seat.listen_fd is not None, master_listen_fd=seat.listen_fd)
-    store.add("sum", seat.rank + 1)
+    world = args.spec.parallel.world
+    host, port = args.store["host"], args.store["port"]
+    store = TCPStore(host, port, world, args.listen_fd is not None, master_listen_fd=args.listen_fd)
+    store.add("sum", args.rank + 1)
     store.add("met", 1)
     while store.add("met", 0) < world:
         time.sleep(0.01)
     sink.emit("phase", phase="done", step=store.add("sum", 0))
     store.add("left", 1)
-    while seat.rank == 0 and store.add("left", 0) < world:
+    while args.rank == 0 and store.add("left", 0) < world:
         time.sleep(0.01)
 
 
-def describe(seat: RankArgs, sink: FileSink, page: Progress) -> None:
+def describe(args: RankArgs, sink: FileSink, page: Progress) -> None:
     import torch
 
     print("to the log")
@@ -118,9 +118,9 @@ BEHAVIOURS = {
 }
 
 
-def run(seat: RankArgs, sink: FileSink, page: Progress) -> None:
-    named = json.loads((seat.folder / "behaviour.json").read_text())
-    BEHAVIOURS[named[str(seat.rank)]](seat, sink, page)
+def run(args: RankArgs, sink: FileSink, page: Progress) -> None:
+    named = json.loads((args.folder / "behaviour.json").read_text())
+    BEHAVIOURS[named[str(args.rank)]](args, sink, page)
 
 
 def fork_once() -> None:

@@ -268,10 +268,10 @@ def _profiled(spec: RunSpec, rank: int, meeting: Rendezvous, folder: Path) -> li
     )
     (folder / "order.json").write_text(json.dumps(asdict(order)))
     start: StartOrder = {"folder": str(folder), "devices": [0, 0], "first_rank": 0, "device_kind": "cuda"}  # type: ignore[typeddict-item]
-    seat = RankArgs(start, spec, rank, 0, {"host": meeting.host, "port": meeting.port}, meeting.listen_fd, True)
+    args = RankArgs(start, spec, rank, 0, {"host": meeting.host, "port": meeting.port}, meeting.listen_fd, True)
     by_torch.measure = lambda *_: []  # fully_shard needs streams of the device
     with elsewhere.moved():
-        ranks.be_rank(seat, FileSink(folder, rank), Progress(folder, rank))
+        ranks.be_rank(args, FileSink(folder, rank), Progress(folder, rank))
     return [
         frame.header["about"] for frame in read_file(events_path(folder, rank)) if frame.header["kind"] == "profile"
     ]

@@ -10,7 +10,7 @@ import pytest
 
 from parallel_core.plan import backward
 from parallel_core.plan.in_flight import in_flight
-from parallel_core.plan.messages import Hands
+from parallel_core.plan.messages import HeldMessages
 from parallel_core.schedule import compute_only
 from parallel_core.schedule.ir import AHEAD, Kind
 from parallel_core.schedule.passes.communicate import communicate
@@ -26,7 +26,7 @@ def in_hand(name: str, here: int, pp: int = 2, m: int = 4, again: bool = False) 
     made = communicate(compute_only(name, pp, m))
     edges = {stage: int(0 < stage < made.stages) for stage in range(made.stages + 1)}
     stages = frozenset(range(made.stages)) if again else frozenset()
-    return [(op.kind, op.stage, op.micro_batch, size) for op, size in Hands(made, here, edges, stages).walk()]
+    return [(op.kind, op.stage, op.micro_batch, size) for op, size in HeldMessages(made, here, edges, stages).walk()]
 
 
 def test_the_first_stage_of_1f1b_waits_for_gradients_alone() -> None:
@@ -57,7 +57,7 @@ def test_gradients_that_nothing_answers_are_kept_to_the_end() -> None:
 def test_what_a_narrower_stage_takes_from_another_tensor_rank_is_in_no_hand(here: int, to: int) -> None:
     """Only receives that were posted count."""
     made = communicate(compute_only("gpipe", 2, 4))
-    walked = Hands(made, here, {0: 0, 1: 1, 2: 0}, frozenset({0, 1}), frozenset({to})).walk()
+    walked = HeldMessages(made, here, {0: 0, 1: 1, 2: 0}, frozenset({0, 1}), frozenset({to})).walk()
     assert [size for op, size in walked if op.kind is Kind.BW] == ([2, 2, 1, 0] if here == 0 else [0] * 4)
 
 
@@ -65,7 +65,7 @@ def test_between_stages_of_one_rank_nothing_is_sent() -> None:
     """The fold of a V: rank 1 of two holds stages 1 and 2."""
     made = communicate(compute_only("zb-v", 2, 4))
     edges = {0: 0, 1: 0, 2: BIG, 3: 0, 4: 0}
-    walked = list(Hands(made, 1, edges, frozenset()).walk())
+    walked = list(HeldMessages(made, 1, edges, frozenset()).walk())
     assert all(size in (0, BIG) for _, size in walked), "at most a gradient that waits for its stage"
     assert any(op.kind is Kind.F for op, _ in walked)
 
@@ -79,15 +79,15 @@ def test_the_closed_form_is_what_a_walk_finds_while_all_is_in_flight(name: str, 
         made = communicate(compute_only(name, pp, m))
         for stage in range(pp):
             edges, again = {stage: int(stage > 0), stage + 1: int(stage < pp - 1)}, recompute == "full"
-            hands = Hands(made, stage, edges, frozenset({stage} if again else ()))
+            messages = HeldMessages(made, stage, edges, frozenset({stage} if again else ()))
             said = backward.messages(spec, stage, edges[stage], edges[stage + 1], frozenset())
-            assert said + again * backward.unproven(spec, stage) == _while_full(hands, in_flight(spec, stage))
+            assert said + again * backward.unproven(spec, stage) == _while_full(messages, in_flight(spec, stage))
 
 
-def _while_full(hands: Hands, most: int) -> int:
+def _while_full(messages: HeldMessages, most: int) -> int:
     """The largest amount held during a backward while `most` micro-batches are in flight."""
     held, under_way = [], 0
-    for op, size in hands.walk():
+    for op, size in messages.walk():
         under_way += op.kind is Kind.F
         held += [size] * (op.kind is Kind.BW and under_way == most)
         under_way -= op.kind is Kind.BW
