@@ -91,15 +91,15 @@ class Layout:
         return self._edges[-1]
 
     @cached_property
-    def _seats(self) -> tuple[tuple[int, int], ...]:
+    def _positions(self) -> tuple[tuple[int, int], ...]:
         """(place, replica) of every pipeline rank."""
-        seats = [(place, replica) for place, count in enumerate(self.replicas) for replica in range(count)]
-        return tuple(seats if self.in_turn else sorted(seats, key=lambda seat: seat[::-1]))
+        positions = [(place, replica) for place, count in enumerate(self.replicas) for replica in range(count)]
+        return tuple(positions if self.in_turn else sorted(positions, key=lambda position: position[::-1]))
 
     @cached_property
-    def _walks(self) -> dict[tuple[int, int], int]:
+    def _pipeline_ranks(self) -> dict[tuple[int, int], int]:
         """(place, replica) -> pipeline rank."""
-        return {seat: q for q, seat in enumerate(self._seats)}
+        return {position: q for q, position in enumerate(self._positions)}
 
     @property
     def stages(self) -> int:
@@ -142,32 +142,32 @@ class Layout:
     def pipeline_rank(self, rank: int) -> int:
         """Returns the pipeline rank whose program global rank `rank` executes."""
         place, replica, _ = self.coords(rank)
-        return self._walks[place, replica]
+        return self._pipeline_ranks[place, replica]
 
-    def seat(self, pipeline_rank: int) -> tuple[int, int]:
+    def position(self, pipeline_rank: int) -> tuple[int, int]:
         """Returns (place, replica) of a pipeline rank."""
-        return self._seats[pipeline_rank]
+        return self._positions[pipeline_rank]
 
     def linked(self, replica: int) -> tuple[int, ...]:
         """Returns the pipeline ranks of `replica` and those that they exchange messages with, ordered by place: those
         of the replica or, with round-robin micro-batches, all."""
-        seats = sorted(seat for seat in self._seats if self.in_turn or seat[1] == replica)
-        return tuple(self._walks[seat] for seat in seats)
+        positions = sorted(position for position in self._positions if self.in_turn or position[1] == replica)
+        return tuple(self._pipeline_ranks[position] for position in positions)
 
-    def walkers(self, pipeline_rank: int) -> tuple[int, ...]:
+    def tensor_group(self, pipeline_rank: int) -> tuple[int, ...]:
         """Returns the global ranks that execute `pipeline_rank`'s program: a tensor-parallel group."""
-        first = self.rank(*self._seats[pipeline_rank])
-        return tuple(range(first, first + self.widths[self._seats[pipeline_rank][0]]))
+        first = self.rank(*self._positions[pipeline_rank])
+        return tuple(range(first, first + self.widths[self._positions[pipeline_rank][0]]))
 
-    def giver(self, rank: int, pipeline_rank: int) -> int:
+    def sender(self, rank: int, pipeline_rank: int) -> int:
         """Returns the rank in the tensor-parallel group of `pipeline_rank` that sends to global rank `rank`."""
-        group = self.walkers(pipeline_rank)
+        group = self.tensor_group(pipeline_rank)
         return group[self.coords(rank).tensor % len(group)]
 
-    def takers(self, rank: int, pipeline_rank: int) -> tuple[int, ...]:
+    def receivers(self, rank: int, pipeline_rank: int) -> tuple[int, ...]:
         """The ranks in the tensor-parallel group of `pipeline_rank` that global rank `rank` sends to; possibly none."""
         place, _, tensor = self.coords(rank)
-        return self.walkers(pipeline_rank)[tensor :: self.widths[place]]
+        return self.tensor_group(pipeline_rank)[tensor :: self.widths[place]]
 
     def unfed_stages(self, rank: int) -> frozenset[int]:
         """Returns the stages that receive nothing from global rank `rank`: those with fewer tensor ranks, which receive
@@ -182,8 +182,8 @@ class Layout:
         the micro-batches that it works on."""
         own = self.coords(rank)
         copies = sorted({i % self.replicas[place] for i in self.micro_batches_of(own.place, own.replica)})
-        others = [self._walks[place, copy] for copy in copies]
-        return tuple(self.giver(rank, q) for q in others), tuple(r for q in others for r in self.takers(rank, q))
+        others = [self._pipeline_ranks[place, copy] for copy in copies]
+        return tuple(self.sender(rank, q) for q in others), tuple(r for q in others for r in self.receivers(rank, q))
 
     def pipeline_of(self, rank: int) -> tuple[int, ...]:
         """Returns the global ranks that exchange messages in `rank`'s pipeline, itself included, ordered by place; the
@@ -192,7 +192,7 @@ class Layout:
         They have the same tensor coordinate or, where widths differ, any.
         """
         _, replica, tensor = self.coords(rank)
-        groups = [self.walkers(q) for q in self.linked(replica)]
+        groups = [self.tensor_group(q) for q in self.linked(replica)]
         even = len(set(self.widths)) == 1
         return tuple(member for group in groups for member in (group[tensor : tensor + 1] if even else group))
 

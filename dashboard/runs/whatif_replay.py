@@ -132,7 +132,7 @@ def _candidates(spec: RunSpec) -> list[tuple[str, dict[str, Any], Change]]:
 
 def chart(spans: Mapping[int, np.ndarray], layout: Layout, took: float, made: Replay, step: int) -> Chart:
     """The measured step (which took `took` ns) and the predicted one, for a step with a known layout."""
-    predicted = {layout.walkers(q)[0]: rows for q, rows in made.spans.items()}
+    predicted = {layout.tensor_group(q)[0]: rows for q, rows in made.spans.items()}
     return both_steps(spans, took, predicted, made.step, f"step {step}", (layout, Layout.of(made.spec)))
 
 

@@ -90,7 +90,7 @@ def _schedule(spec: RunSpec) -> list[Rect]:
             round(WIDE * int(row["end"] - row["start"]) / end, 2),
         )
         for rank, rows in spans.items()
-        for device in layout.walkers(rank)
+        for device in layout.tensor_group(rank)
         for row in rows
         if int(row["kind"]) in _DRAWN and row["end"] > row["start"]
     ]

@@ -100,8 +100,8 @@ def _order(made: Schedule) -> str:
 
 def _chart(found: Recovered, made: Replay, step: int) -> Chart:
     """Measured over predicted, with the trace's own rank numbers."""
-    walkers = {q: found.walker(q) for q in list(made.spans)[:DRAWN_RANKS]}
-    measured = {theirs: found.rows[ours] for ours, theirs in walkers.values()}
-    predicted = {walkers[q][1]: rows for q, rows in made.spans.items() if q in walkers}
-    part = f", {len(walkers)} of {len(made.spans)} pipeline ranks" if len(made.spans) > len(walkers) else ""
+    ranks = {q: found.first_ranks(q) for q in list(made.spans)[:DRAWN_RANKS]}
+    measured = {theirs: found.rows[ours] for ours, theirs in ranks.values()}
+    predicted = {ranks[q][1]: rows for q, rows in made.spans.items() if q in ranks}
+    part = f", {len(ranks)} of {len(made.spans)} pipeline ranks" if len(made.spans) > len(ranks) else ""
     return both_steps(measured, found.step, predicted, made.step, f"step {step}{part}")

@@ -153,7 +153,7 @@ def received(rank: int, rows: NDArray[np.void], layout: Layout, every: Sends) ->
 
 
 def _givers(rank: int, receives: NDArray[np.void], layout: Layout) -> Times | int:
-    """Tensor coordinates of the ranks that sent to `rank` (`Layout.giver`)."""
+    """Tensor coordinates of the ranks that sent to `rank` (`Layout.sender`)."""
     tensor = layout.coords(rank).tensor
     if len(set(layout.widths)) == 1:
         return tensor
@@ -162,12 +162,12 @@ def _givers(rank: int, receives: NDArray[np.void], layout: Layout) -> Times | in
     return tensor % widths[np.clip(sender, 0, layout.stages - 1)]
 
 
-def _message(rows: NDArray[np.void], giver: Times | int, sending: bool) -> Times:
+def _message(rows: NDArray[np.void], sender: Times | int, sending: bool) -> Times:
     """An integer key of a message, equal at both ends: direction, sender's tensor coordinate, receiver, micro-batch."""
     kind, stage = rows["kind"].astype(np.int64), rows["stage"].astype(np.int64)
     forward = (kind == Kind.SEND_ACT) | (kind == Kind.RECV_ACT)
     target = stage + np.where(forward, 1, -1) * sending
-    return (forward.astype(np.int64) << 62) + (giver << 48) + ((target + 1) << 32) + rows["micro_batch"]
+    return (forward.astype(np.int64) << 62) + (sender << 48) + ((target + 1) << 32) + rows["micro_batch"]
 
 
 class Waited(NamedTuple):

@@ -117,8 +117,8 @@ def meet(groups: Groups, rank: int, layout: Layout, device: torch.device) -> Non
             use(group, device, MET if group in at_work else MET[:1])
     all_gather(all_of, one, groups.totals).wait()
     for kind, link in sorted(groups.links.items()):
-        for giver, taker in pairs(rank, layout, kind[0]):
-            work = isend(one, taker, link) if giver == rank else irecv(one, giver, link)
+        for sender, receiver in pairs(rank, layout, kind[0]):
+            work = isend(one, receiver, link) if sender == rank else irecv(one, sender, link)
             work.wait()
     if device.type == "cuda":
         torch.cuda.synchronize(device)
@@ -143,8 +143,8 @@ def pairs(rank: int, layout: Layout, up: bool) -> list[tuple[int, int]]:
     here, found = layout.pipeline_rank(rank), set()
     for other in layout.linked(layout.coords(rank).replica):
         if other != here:
-            sent = {(rank, taker) for taker in layout.takers(rank, other)} if (other > here) == up else set()
-            found |= sent | ({(layout.giver(rank, other), rank)} if (other < here) == up else set())
+            sent = {(rank, receiver) for receiver in layout.receivers(rank, other)} if (other > here) == up else set()
+            found |= sent | ({(layout.sender(rank, other), rank)} if (other < here) == up else set())
     return sorted(found)
 
 

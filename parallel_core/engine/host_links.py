@@ -118,13 +118,13 @@ SENT = Sent()
 class Awaited:
     """The work of a receive. The receives of a channel must be waited for in the order in which they were posted."""
 
-    def __init__(self, links: HostLinks, giver: int, tensor: Tensor) -> None:
-        self._links, self._giver, self._tensor, self._done = links, giver, tensor, False
+    def __init__(self, links: HostLinks, sender: int, tensor: Tensor) -> None:
+        self._links, self._sender, self._tensor, self._done = links, sender, tensor, False
 
     def wait(self) -> bool:
         if not self._done:  # a second wait must not consume the next message
             self._done = True
-            self._links.take(self._giver, self._tensor)
+            self._links.take(self._sender, self._tensor)
         return True
 
 
@@ -139,25 +139,25 @@ class HostLinks:
         self._incoming: dict[int, Channel] = {}
         self._files: list[int] = []
 
-    def isend(self, tensor: Tensor, taker: int) -> Sent:
-        """Sends the tensor to global rank `taker`; opens the channel at the first message."""
+    def isend(self, tensor: Tensor, receiver: int) -> Sent:
+        """Sends the tensor to global rank `receiver`; opens the channel at the first message."""
         with torch.no_grad(), torch._C._DisableTorchDispatch():  # the memory meter must not count the slots
-            channel = self._outgoing.get(taker) or self._open_to(taker)
+            channel = self._outgoing.get(receiver) or self._open_to(receiver)
             channel.put(tensor)
         return SENT
 
-    def irecv(self, tensor: Tensor, giver: int) -> Awaited:
-        """Returns a receive from global rank `giver` into the tensor, which is done when it is waited for."""
-        return Awaited(self, giver, tensor)
+    def irecv(self, tensor: Tensor, sender: int) -> Awaited:
+        """Returns a receive from global rank `sender` into the tensor, which is done when it is waited for."""
+        return Awaited(self, sender, tensor)
 
-    def take(self, giver: int, tensor: Tensor) -> None:
-        """Receives the next message from global rank `giver` into the tensor; waits for it."""
+    def take(self, sender: int, tensor: Tensor) -> None:
+        """Receives the next message from global rank `sender` into the tensor; waits for it."""
         with torch.no_grad(), torch._C._DisableTorchDispatch():
-            channel = self._incoming.get(giver) or self._open_of(giver)
+            channel = self._incoming.get(sender) or self._open_of(sender)
             channel.take(tensor)
 
-    def _open_to(self, taker: int) -> Channel:
-        """Creates the channel to `taker`. The sender keeps the file open until its process ends, since the receiver
+    def _open_to(self, receiver: int) -> Channel:
+        """Creates the channel to `receiver`. The sender keeps the file open until its process ends, since the receiver
         opens it there."""
         length = self.form.length
         file = host_memory.create(length)
@@ -166,27 +166,27 @@ class HostLinks:
         if file is None or memory is None:
             raise OSError(
                 f"{length:,} bytes of address space that ranks of this host share cannot be had for messages from rank "
-                f"{self._rank} to rank {taker}; {host_memory.SWITCH}=0 sends them through sockets"
+                f"{self._rank} to rank {receiver}; {host_memory.SWITCH}=0 sends them through sockets"
             )
         self._files.append(file)
-        self._store.set(self._key(self._rank, taker), told)
-        made = self._outgoing[taker] = Channel(memory, self.form, self._peers)
+        self._store.set(self._key(self._rank, receiver), told)
+        made = self._outgoing[receiver] = Channel(memory, self.form, self._peers)
         return made
 
-    def _open_of(self, giver: int) -> Channel:
-        key = self._key(giver, self._rank)
+    def _open_of(self, sender: int) -> Channel:
+        key = self._key(sender, self._rank)
         while not self._store.check([key]):  # a blocking `get` would also block another thread's use of the store
             self._peers.look()
             time.sleep(_SOON_S)
         told = self._store.get(key).decode()
         memory = host_memory.open_file(told, self.form.length)
         if memory is None:
-            raise OSError(f"rank {giver} has sent something through memory that this rank cannot open: {told}")
-        made = self._incoming[giver] = Channel(memory, self.form, self._peers)
+            raise OSError(f"rank {sender} has sent something through memory that this rank cannot open: {told}")
+        made = self._incoming[sender] = Channel(memory, self.form, self._peers)
         return made
 
-    def _key(self, giver: int, taker: int) -> str:
-        return f"{self._name}/{giver}-{taker}"
+    def _key(self, sender: int, receiver: int) -> str:
+        return f"{self._name}/{sender}-{receiver}"
 
 
 def open_links(

@@ -52,15 +52,16 @@ class _Posted(NamedTuple):
 class Peer(NamedTuple):
     """The global ranks of another pipeline rank: the one that sends to this rank, and those that this rank sends to."""
 
-    giver: int
-    takers: tuple[int, ...]
+    sender: int
+    receivers: tuple[int, ...]
 
 
 class Links:
     """The links of one rank to the others of its pipeline. `edges[s]` is the shape of the input of stage s.
 
-    `here` is this rank's pipeline rank; `peers` maps the other pipeline ranks to their global ranks (`Layout.giver`,
-    `takers`); `groups` are `distributed.Groups.links`; messages to the global rank r are delayed by `delay(r)` seconds.
+    `here` is this rank's pipeline rank; `peers` maps the other pipeline ranks to their global ranks (`Layout.sender`,
+    `receivers`); `groups` are `distributed.Groups.links`; messages to the global rank r are delayed by `delay(r)`
+    seconds.
     """
 
     def __init__(
@@ -88,8 +89,8 @@ class Links:
         for group in groups.values():
             if isinstance(group, HostLinks):
                 group.form = Form.of(largest * dtype.itemsize, messages)
-        takers = [rank for peer in peers.values() for rank in peer.takers]
-        self._slow = {rank: SlowLink(late) for rank in takers if (late := delay(rank))}
+        receivers = [rank for peer in peers.values() for rank in peer.receivers]
+        self._slow = {rank: SlowLink(late) for rank in receivers if (late := delay(rank))}
 
     def edge(self, stage: int) -> tuple[int, ...]:
         """Returns the shape of the input of a stage, which is also that of its gradient."""
@@ -122,8 +123,8 @@ class Links:
         ranks of the wider one have no receiver."""
         tensor = tensor.contiguous()
         group = self._groups[op.peer > self._here, op.kind is Kind.SEND_ACT]
-        takers = self._peers[op.peer].takers
-        works = [self._start(partial(isend, tensor, rank, group), rank) for rank in takers]
+        receivers = self._peers[op.peer].receivers
+        works = [self._start(partial(isend, tensor, rank, group), rank) for rank in receivers]
         if works:
             self._sent[key(op)] = (works, tensor)
         return len(works) * tensor.nbytes
@@ -154,7 +155,7 @@ class Links:
         if self._mark and not activations:
             shape = (math.prod(shape) + self._mark,)
         buffer = torch.empty(shape, dtype=self._dtype, device=self._device)
-        work = irecv(buffer, self._peers[peer].giver, self._groups[peer < self._here, activations])
+        work = irecv(buffer, self._peers[peer].sender, self._groups[peer < self._here, activations])
         self._posted[link].append(_Posted(buffer, work))
 
 

@@ -96,7 +96,7 @@ class Trainer:
         spec, layout, flat = self.spec, self.layout, self.chunks.flat
         here = layout.pipeline_rank(self.rank)
         others = [q for q in layout.linked(self.place.replica) if q != here]
-        peers = {q: Peer(layout.giver(self.rank, q), layout.takers(self.rank, q)) for q in others}
+        peers = {q: Peer(layout.sender(self.rank, q), layout.receivers(self.rank, q)) for q in others}
         shapes = boundary_shapes(spec)
         edges = [shapes[units[0]] for units in layout.stage_units]
         dtype = DTYPES[spec.train.precision]

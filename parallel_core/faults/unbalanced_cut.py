@@ -35,15 +35,15 @@ class UnbalancedCut(Fault):
         if self.stage >= stages:
             problem = f"stage={self.stage} is no stage: pipeline={spec.parallel.pp} has {stages}; use"
             raise self.wrong("stage", problem, self.way("stage", range(stages), self.stage), others=("parallel.pp",))
-        giver, most = self._giver(spec, self.stage)
+        donor, most = self._donor(spec, self.stage)
         if most and self.units > most:
-            problem = f"stage {giver} can give stage={self.stage} at most {most}, not units={self.units}; use"
+            problem = f"stage {donor} can give stage={self.stage} at most {most}, not units={self.units}; use"
             fewer = Way("units={} or less", self.at("units"), [most])
             raise self.wrong("units", problem, fewer, others=(self.at("stage"),))
         if not most:
-            able = [stage for stage in range(stages) if self._giver(spec, stage)[1]]
+            able = [stage for stage in range(stages) if self._donor(spec, stage)[1]]
             ways = [self.way("stage", able, self.stage)] if able else []
-            problem = f"with stage={self.stage}, stage {giver} is to give units={self.units}, and it has one; use"
+            problem = f"with stage={self.stage}, stage {donor} is to give units={self.units}, and it has one; use"
             raise self.wrong("stage", problem, *ways, self.left_out(spare=bool(able)), others=(self.at("units"),))
 
     def breaks(self, spec: RunSpec) -> RunSpec:
@@ -55,11 +55,11 @@ class UnbalancedCut(Fault):
         split = spec.parallel.model_copy(update={"cuts": tuple(edges[1:-1])})
         return spec.model_copy(update={"parallel": split})
 
-    def _giver(self, spec: RunSpec, stage: int) -> tuple[int, int]:
+    def _donor(self, spec: RunSpec, stage: int) -> tuple[int, int]:
         """Returns (the stage that loses layers to `stage`, the most it can lose)."""
-        giver = stage + 1 if stage < spec.parallel.stages - 1 else stage - 1
+        donor = stage + 1 if stage < spec.parallel.stages - 1 else stage - 1
         edges = self._edges(spec)
-        return giver, edges[giver + 1] - edges[giver] - 1
+        return donor, edges[donor + 1] - edges[donor] - 1
 
     @staticmethod
     def _edges(spec: RunSpec) -> list[int]:

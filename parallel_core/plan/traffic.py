@@ -63,12 +63,12 @@ def comm_volumes(spec: RunSpec, rank: int) -> list[CommVolume]:
     return found + _pipeline(spec, layout, rank)
 
 
-def _tensor(spec: RunSpec, layout: Layout, seat: tuple[int, int], ranks: tuple[int, ...]) -> list[CommVolume]:
-    """Collectives of the tensor group `ranks` at `seat`, its place and replica."""
+def _tensor(spec: RunSpec, layout: Layout, position: tuple[int, int], ranks: tuple[int, ...]) -> list[CommVolume]:
+    """Collectives of the tensor group `ranks` at `position`, its place and replica."""
     split, units = spec.parallel, spec.model.units()
     each, again = unit_volumes(spec), rebuilt(split, units)
     sums, moved = _Counted(), _Counted()
-    for i in (i for stage in layout.stages_of(seat[0]) for i in layout.stage_units[stage]):
+    for i in (i for stage in layout.stages_of(position[0]) for i in layout.stage_units[stage]):
         forwards = 2 if again[i] else 1
         for found, own in ((sums, each[i].sums), (moved, each[i].moved)):
             found.add(forwards, *own[0])
@@ -77,7 +77,7 @@ def _tensor(spec: RunSpec, layout: Layout, seat: tuple[int, int], ranks: tuple[i
         (sums, "all-reduces of activations", 2),
         (moved, "gathers and scatters of activations by " + ("rows" if split.sequence else "columns"), 1),
     )
-    m, size = len(layout.micro_batches_of(*seat)), spec.micro_batch_size * spec.model.seq * spec.element_bytes
+    m, size = len(layout.micro_batches_of(*position)), spec.micro_batch_size * spec.model.seq * spec.element_bytes
     return [
         CommVolume("tensor", ranks, what, m * found.calls, m * size * found.width, passes)
         for found, what, passes in named
@@ -173,14 +173,14 @@ def _pipeline(spec: RunSpec, layout: Layout, rank: int) -> list[CommVolume]:
         if a == b or place not in (a, b):
             continue
         other = b if place == a else a
-        givers, takers = layout.neighbours(rank, other)
-        times = len(takers) // len(givers)
+        senders, receivers = layout.neighbours(rank, other)
+        times = len(receivers) // len(senders)
         out, back = ("gradients", "activations") if place == b else ("activations", "gradients")
         kind: GroupKind = "next" if place == a else "before"
         size_of = {"activations": moved, "gradients": moved + m * mark_bytes(spec)}
         comm_volumes = [
-            CommVolume(kind, takers, f"sends {out} of stage {there}'s input", times * m, times * size_of[out]),
-            CommVolume(kind, givers, f"receives {back} of stage {there}'s input", m, size_of[back]),
+            CommVolume(kind, receivers, f"sends {out} of stage {there}'s input", times * m, times * size_of[out]),
+            CommVolume(kind, senders, f"receives {back} of stage {there}'s input", m, size_of[back]),
         ]
         found.extend(sorted((talk for talk in comm_volumes if talk.calls), key=lambda talk: talk.what.split()[1]))
     return found

@@ -23,7 +23,7 @@ class HostCosts:
     - `compute`: work, as in Costs; that of a RECV counts only if the tensor arrived before the rank reached it
     - `waits[stage, kind]`: time without work after it
     - `messages[stage, kind]`: (ns until the tensor has arrived, bytes) of a SEND
-    - `passages`: SENDs between hosts, which arrive when the passage is done
+    - `flows`: SENDs between hosts, which arrive when the flow is done
     - `collectives`: collectives between hosts, one after the other; their time when alone is part of `waits`. Without
       the gather of the norm: nothing else is on the network while all ranks wait in it.
     """
@@ -31,17 +31,17 @@ class HostCosts:
     compute: Costs
     waits: Mapping[tuple[int, Kind], int] = field(default_factory=lambda: MappingProxyType({}))
     messages: Mapping[tuple[int, Kind], tuple[int, int]] = field(default_factory=lambda: MappingProxyType({}))
-    passages: Mapping[Sent, Flow] = field(default_factory=lambda: MappingProxyType({}))
+    flows: Mapping[Sent, Flow] = field(default_factory=lambda: MappingProxyType({}))
     collectives: Mapping[Joined, tuple[Flow, ...]] = field(default_factory=lambda: MappingProxyType({}))
 
     def without_work(self, op: Op, rank: int) -> tuple[float, tuple[Flow, ...]]:
-        """(ns that pass in any case, passages to complete first) after the work of an operation."""
+        """(ns that pass in any case, flows to complete first) after the work of an operation."""
         if op.partner is None and not self.collectives:
             return self.waits.get((op.stage, op.kind), 0), ()
         parts = [(part.stage, part.kind) for part in op.parts()]
-        passages = tuple(one for part in parts for one in self.collectives.get((rank, *part), ()))
-        alone = sum(one.transfer for one in passages)
-        return max(0.0, sum(self.waits.get(part, 0) for part in parts) - alone), passages
+        flows = tuple(one for part in parts for one in self.collectives.get((rank, *part), ()))
+        alone = sum(one.transfer for one in flows)
+        return max(0.0, sum(self.waits.get(part, 0) for part in parts) - alone), flows
 
     def bytes_of(self, op: Op) -> int:
         """Bytes of a SEND or RECV."""

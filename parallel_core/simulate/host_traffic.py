@@ -19,18 +19,18 @@ def messages(network: Network, schedule: Schedule, bytes_of: Callable[[int, Kind
     for q, program in enumerate(schedule.programs):
         for stage, kind, peer in {(op.stage, op.kind, op.peer) for op in program if op.kind in SENDS}:
             size = bytes_of(stage, kind)
-            if size and (passage := network.passage(q, peer, size)) is not None:
-                out[q, stage, kind, peer] = passage
+            if size and (flow := network.flow(q, peer, size)) is not None:
+                out[q, stage, kind, peer] = flow
     return out
 
 
 def collectives(
     network: Network, schedule: Schedule, moving: Mapping[tuple[int, Kind, Among], float]
 ) -> dict[Joined, tuple[Flow, ...]]:
-    """Passages of inter-host collectives in each operation of each rank; `moving`: seconds with bytes on a link."""
+    """Flows of inter-host collectives in each operation of each rank; `moving`: seconds with bytes on a link."""
     out: dict[Joined, tuple[Flow, ...]] = defaultdict(tuple)
     for (stage, kind, among), seconds in moving.items():
         for q in schedule.placement[stage] if seconds else ():
-            if (passage := network.crossing(among, q, seconds)) is not None:
-                out[q, stage, kind] += (passage,)
+            if (flow := network.crossing(among, q, seconds)) is not None:
+                out[q, stage, kind] += (flow,)
     return dict(out)

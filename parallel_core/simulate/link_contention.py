@@ -20,7 +20,7 @@ class Flow(NamedTuple):
     - `lines`: its number of streams on each link
     - `transfer`: ns that any one of them takes alone; all has arrived `latency` ns later
     - `known`: (streams, slowdown against one alone), as measured
-    - `group`: equal for the passages of ranks in the same collective, which is on its links only once
+    - `group`: equal for the flows of ranks in the same collective, which is on its links only once
     """
 
     lines: Mapping[Line, int]
@@ -39,7 +39,7 @@ class Flow(NamedTuple):
 
 
 class ActiveFlows:
-    """Passages in progress, with the ns that each would still take alone."""
+    """Flows in progress, with the ns that each would still take alone."""
 
     def __init__(self) -> None:
         self._left: dict[object, tuple[Flow, float]] = {}
@@ -47,28 +47,28 @@ class ActiveFlows:
     def __bool__(self) -> bool:
         return bool(self._left)
 
-    def put(self, what: object, passage: Flow) -> None:
-        """Starts a passage under the key `what`."""
-        self._left[what] = passage, passage.transfer
+    def put(self, what: object, flow: Flow) -> None:
+        """Starts a flow under the key `what`."""
+        self._left[what] = flow, flow.transfer
 
     def soonest(self) -> float:
-        """Ns until the first passage is done, if none is added before."""
+        """Ns until the first flow is done, if none is added before."""
         return min((left * slower for _, left, slower in self._rows()), default=math.inf)
 
-    def flow(self, ns: float) -> list[tuple[object, float]]:
-        """Advances time by `ns`; returns (passage key, latency) of those that are done."""
+    def advance(self, ns: float) -> list[tuple[object, float]]:
+        """Advances time by `ns`; returns (flow key, latency) of those that are done."""
         through = []
         for what, left, slower in self._rows():
-            passage, rest = self._left[what][0], left - ns / slower
-            self._left[what] = passage, rest
+            flow, rest = self._left[what][0], left - ns / slower
+            self._left[what] = flow, rest
             if rest <= _DONE_NS:
-                through.append((what, passage.latency))
+                through.append((what, flow.latency))
         for what, _ in through:
             del self._left[what]
         return through
 
     def _rows(self) -> list[tuple[object, float, float]]:
-        """(key, ns left alone, current slowdown on its fullest link) of each passage."""
+        """(key, ns left alone, current slowdown on its fullest link) of each flow."""
         streams: Counter[Line] = Counter()
         for one in {what if one.group is None else one.group: one for what, (one, _) in self._left.items()}.values():
             streams.update(one.lines)

@@ -27,9 +27,9 @@ class MessageTimes:
             if layout.place(stage) == layout.place(stage - 1):
                 continue
             size = edges[layout.stage_units[stage][0]] * spec.element_bytes
-            for sender, kind, taker in ((stage - 1, Kind.SEND_ACT, stage), (stage, Kind.SEND_GRAD, stage - 1)):
-                if (link := self._route(sender, taker, size)) is not None:
-                    times, each = self.takers(sender, taker), self.send_work(sender, taker, size)
+            for sender, kind, receiver in ((stage - 1, Kind.SEND_ACT, stage), (stage, Kind.SEND_GRAD, stage - 1)):
+                if (link := self._route(sender, receiver, size)) is not None:
+                    times, each = self.receivers(sender, receiver), self.send_work(sender, receiver, size)
                     way = link.arrival(size, each if self._table.device == "cpu" else 0.0)
                     out[sender, kind] = round(times * way * 1e9), times * size
         return out
@@ -37,20 +37,20 @@ class MessageTimes:
     def bytes_to_each(self, messages: Mapping[tuple[int, Kind], tuple[int, int]], stage: int, kind: Kind) -> int:
         """Bytes of a SEND to each receiving rank."""
         size = messages.get((stage, kind), (0, 0))[1]
-        return size // self.takers(stage, stage + 1 if kind is Kind.SEND_ACT else stage - 1) if size else 0
+        return size // self.receivers(stage, stage + 1 if kind is Kind.SEND_ACT else stage - 1) if size else 0
 
-    def _route(self, sender: int, taker: int, size: float) -> Link | None:
-        return self._network.route(self._layout.place(sender), self._layout.place(taker), size)
+    def _route(self, sender: int, receiver: int, size: float) -> Link | None:
+        return self._network.route(self._layout.place(sender), self._layout.place(receiver), size)
 
-    def takers(self, stage: int, taker: int) -> int:
-        """Most ranks of stage `taker` to which one rank of `stage` sends each tensor: widths may differ."""
-        width, other = (self._layout.widths[self._layout.place(s)] for s in (stage, taker))
+    def receivers(self, stage: int, receiver: int) -> int:
+        """Most ranks of stage `receiver` to which one rank of `stage` sends each tensor: widths may differ."""
+        width, other = (self._layout.widths[self._layout.place(s)] for s in (stage, receiver))
         return -(-other // width)
 
-    def send_work(self, sender: int, taker: int, size: int) -> float:
+    def send_work(self, sender: int, receiver: int, size: int) -> float:
         """Seconds of work of a message on its sender, or on its receiver. After a layer the code for it is cold, which
         the table's `message` measures."""
-        link = self._route(sender, taker, size)
+        link = self._route(sender, receiver, size)
         if link is None or link.work is None:
             return 0.0
         cold = max(0.0, self._table.overhead("message") - link.work.seconds[0])

@@ -149,9 +149,9 @@ class Network:
         return [self._between[frozenset(pair)] for pair in combinations((host for host, _ in pattern), 2)]
 
     def crossing(self, among: Among, pipeline_rank: int, seconds: float) -> Flow | None:
-        """The inter-host passage of collectives whose bytes are on a link for `seconds` alone, for all groups of this
+        """The inter-host flow of collectives whose bytes are on a link for `seconds` alone, for all groups of this
         kind that the pipeline rank takes part in at once; None if none of them spans hosts."""
-        place, replica = self._layout.seat(pipeline_rank)
+        place, replica = self._layout.position(pipeline_rank)
         groups, name = self._groups(among, place, replica)
         lines: Counter[Line] = Counter()
         for group in groups:
@@ -178,24 +178,24 @@ class Network:
 
     # Messages
 
-    def route(self, place: int, taker: int, size: float) -> Link | None:
+    def route(self, place: int, receiver: int, size: float) -> Link | None:
         """The link for a tensor of `size` bytes from one place of the pipeline to another, on the slowest route of any
         replica; None if it was never measured."""
-        found = {self._way(rank, other) for rank in self._ranks(place) for other in self._takers(rank, taker)}
+        found = {self._way(rank, other) for rank in self._ranks(place) for other in self._receivers(rank, receiver)}
         links = [link for way in found if (link := self._link(*way)) is not None]
         return max(links, key=lambda link: link.time.at(size), default=None)
 
-    def passage(self, sender: int, taker: int, size: float) -> Flow | None:
+    def flow(self, sender: int, receiver: int, size: float) -> Flow | None:
         """Flow of a message between two pipeline ranks, a tensor of `size` bytes to each receiving rank; None if
         both are on one host. If tensor groups span hosts, the fullest link stands for all."""
         lines: Counter[Line] = Counter()
-        for rank in self._layout.walkers(sender):
-            lines.update({(self._hosts[rank], self._hosts[other]) for other in self._layout.takers(rank, taker)})
+        for rank in self._layout.tensor_group(sender):
+            lines.update({(self._hosts[rank], self._hosts[other]) for other in self._layout.receivers(rank, receiver)})
         lines = Counter({line: count for line, count in lines.items() if line[0] != line[1]})
         if not lines:
             return None
         (line, streams), *_ = lines.most_common(1)
-        times = max(len(self._layout.takers(rank, taker)) for rank in self._layout.walkers(sender))
+        times = max(len(self._layout.receivers(rank, receiver)) for rank in self._layout.tensor_group(sender))
         return self._on(line, streams, times, size)
 
     def _on(self, line: Line, streams: int, times: int, size: float) -> Flow | None:
@@ -211,7 +211,7 @@ class Network:
     def _ranks(self, place: int) -> range:
         return range(self._layout.rank(place), self._layout.rank(place, self._layout.replicas[place]))
 
-    def _takers(self, rank: int, place: int) -> Sequence[int]:
+    def _receivers(self, rank: int, place: int) -> Sequence[int]:
         return self._layout.neighbours(rank, place)[1]
 
     def _way(self, rank: int, other: int) -> tuple[str, str, bool]:

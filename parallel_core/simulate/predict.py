@@ -104,7 +104,7 @@ class Maker:
         """The run's programs, each with DATA and SETUP in front; in a stream each step's part has DATA in front."""
         made, programs = build(self._spec, steps), []
         for q, program in enumerate(made.programs):
-            place, replica = self._layout.seat(q)
+            place, replica = self._layout.position(q)
             first = self._layout.stages_of(place)[0]
             data, setup = (Op(kind, first, replica=replica) for kind in (Kind.DATA, Kind.SETUP))
             if made.sync == "flush":
@@ -121,7 +121,7 @@ class Maker:
                 alone, busy = self.layers.stage(stage, kind, 1), self.layers.stage(stage, kind, self._table.busy)
                 slowdown[stage, kind] = min(max(busy / alone, 1 / _MOST_SLOWDOWN), _MOST_SLOWDOWN) if alone else 1.0
         bound, widths = self._bound(devices), self._layout.widths
-        crowding = tuple(self._table.crowding(widths[self._layout.seat(q)[0]]) for q in range(len(bound)))
+        crowding = tuple(self._table.crowding(widths[self._layout.position(q)[0]]) for q in range(len(bound)))
         slowest = tuple(max(slower[rank] for rank in ranks) for ranks in self._walkers()) if slower else ()
         return Sharing(bound, slowdown, self._table.busy, crowding, slowest, self.network.homes)
 
@@ -131,7 +131,7 @@ class Maker:
 
     def _walkers(self) -> list[Sequence[int]]:
         """The global ranks of each pipeline rank."""
-        return [self._layout.walkers(q) for q in range(sum(self._layout.replicas))]
+        return [self._layout.tensor_group(q) for q in range(sum(self._layout.replicas))]
 
     @property
     def meeting(self) -> tuple[Kind, ...]:
@@ -150,18 +150,16 @@ class Maker:
                 known.moving[stage, kind, "tensor"] = self.layers.inside(stage, kind, Exchange.on_a_line)
                 self._ends.add_inside(stage, kind, known)
         for q, program in enumerate(schedule.programs):
-            if self._layout.seat(q)[1] == 0:  # other replicas of a place cost the same
+            if self._layout.position(q)[1] == 0:  # other replicas of a place cost the same
                 self._ends.add(program, known)
         messages = self._messages.all()
         for (stage, kind), (_, size) in messages.items():
             taken = stage + 1 if kind is Kind.SEND_ACT else stage - 1
-            times = self._messages.takers(stage, taken)
+            times = self._messages.receivers(stage, taken)
             compute[taken, Kind(kind + 1)] = work = self._messages.send_work(stage, taken, size // times)
             compute[stage, kind] = times * work
         ns = {key: round(seconds * 1e9) for key, seconds in compute.items()}
         held = {key: round(seconds * 1e9) for key, seconds in known.waits.items()}
         prices = Costs(ns, norm=schedule.sync == "flush", norm_ns=round(self._ends.norm() * 1e9))
-        passages = host_traffic.messages(self.network, schedule, partial(self._messages.bytes_to_each, messages))
-        return HostCosts(
-            prices, held, messages, passages, host_traffic.collectives(self.network, schedule, known.moving)
-        )
+        flows = host_traffic.messages(self.network, schedule, partial(self._messages.bytes_to_each, messages))
+        return HostCosts(prices, held, messages, flows, host_traffic.collectives(self.network, schedule, known.moving))

@@ -90,10 +90,10 @@ class Recovered:
         made = replay_as(after, before, self.measured, change, [1] * len(after.model.units()))
         return Replay(made.spec, made.spans, made.step + self.tail)
 
-    def walker(self, pipeline_rank: int) -> tuple[int, int]:
+    def first_ranks(self, pipeline_rank: int) -> tuple[int, int]:
         """(global rank of the layout, rank of the trace) of the first tensor rank of a pipeline rank."""
         layout, width = Layout.of(self.spec), self.pipeline.width
-        place, replica = layout.seat(pipeline_rank)
+        place, replica = layout.position(pipeline_rank)
         return layout.rank(place, replica), self.pipeline.ranks[place][replica * width]
 
     @property

@@ -74,18 +74,18 @@ class Sharing:
         return own * ranks * (self.crowding[rank] if self.crowding else 1.0)
 
 
-class _Talk(NamedTuple):
+class _CollectiveOf(NamedTuple):
     """Key of a rank's collective on the network."""
 
     rank: int
 
 
 class _Cost(NamedTuple):
-    """Ns of work, then passages one after the other, then ns of idle waiting."""
+    """Ns of work, then flows one after the other, then ns of idle waiting."""
 
     work: float
     wait: float = 0.0
-    passages: tuple[Flow, ...] = ()
+    flows: tuple[Flow, ...] = ()
 
 
 Stir = Callable[[int, Op, float], float]
@@ -113,13 +113,13 @@ class _Fluid:
         self._work: dict[int, float] = {}
         self._until: dict[int, float] = {}
         self._after: dict[int, float] = {}
-        self._talks: dict[int, list[Flow]] = {}
+        self._collectives: dict[int, list[Flow]] = {}
         self._arrived: dict[object, float] = {}
         self._waiting: dict[object, list[int]] = defaultdict(list)
         self._came: dict[object, dict[int, float]] = defaultdict(dict)
         self._met: dict[tuple[object, int], _Cost] = {}
         self._normed = 0.0
-        self._wires = ActiveFlows()
+        self._active = ActiveFlows()
 
     def spans(self, rank: int) -> Spans:
         starts, ends = (np.rint(times).astype(int).tolist() for times in (self._starts[rank], self._ends[rank]))
@@ -137,7 +137,7 @@ class _Fluid:
         while True:
             for rank in ready:
                 self._begin(rank)
-            if not self._work and not self._until and not self._wires:
+            if not self._work and not self._until and not self._active:
                 break
             ready = self._flow()
         programs = self._schedule.programs
@@ -151,19 +151,19 @@ class _Fluid:
         step = min(
             min((left / rates[rank] for rank, left in self._work.items()), default=math.inf),
             min((until - self._clock for until in self._until.values()), default=math.inf),
-            self._wires.soonest(),
+            self._active.soonest(),
         )
         self._clock += max(step, 0.0)
-        come = self._wires.flow(max(step, 0.0))
+        come = self._active.advance(max(step, 0.0))
         for what, latency in come:
-            if not isinstance(what, _Talk):
+            if not isinstance(what, _CollectiveOf):
                 self._bring(what, latency)
         for rank in self._work:
             self._work[rank] -= step * rates[rank]
         through = [rank for rank, left in self._work.items() if left <= _DONE_NS]
         for rank in through:
             del self._work[rank]
-        through += [what.rank for what, _ in come if isinstance(what, _Talk)]
+        through += [what.rank for what, _ in come if isinstance(what, _CollectiveOf)]
         through += [rank for rank, until in self._until.items() if until <= self._clock + _DONE_NS]
         for rank in through:
             self._until.pop(rank, None)
@@ -177,8 +177,8 @@ class _Fluid:
         return False
 
     def _wait(self, rank: int) -> bool:
-        if talks := self._talks.get(rank):
-            self._wires.put(_Talk(rank), talks.pop(0))
+        if collectives := self._collectives.get(rank):
+            self._active.put(_CollectiveOf(rank), collectives.pop(0))
             return True
         wait = self._after.pop(rank, 0.0)
         if wait > 0:
@@ -230,11 +230,11 @@ class _Fluid:
 
     def _normed_cost(self, op: Op, rank: int) -> _Cost:
         """Cost of an optimizer with the norm before it."""
-        wait, passages = self._costs.without_work(op, rank)
-        return _Cost(self._costs.compute.of(op), wait + self._costs.compute.norm_ns, passages)
+        wait, flows = self._costs.without_work(op, rank)
+        return _Cost(self._costs.compute.of(op), wait + self._costs.compute.norm_ns, flows)
 
     def _work_on(self, rank: int, cost: _Cost) -> bool:
-        self._after[rank], self._talks[rank] = cost.wait, [*cost.passages]
+        self._after[rank], self._collectives[rank] = cost.wait, [*cost.flows]
         if cost.work > 0:
             self._work[rank] = cost.work
             return True
@@ -251,11 +251,11 @@ class _Fluid:
         return self._work_on(rank, self._cost(op, rank))
 
     def _send(self, what: object, op: Op, rank: int) -> None:
-        passage = self._costs.passages.get((rank, op.stage, op.kind, op.peer))
-        if passage is None:
+        flow = self._costs.flows.get((rank, op.stage, op.kind, op.peer))
+        if flow is None:
             self._bring(what, self._costs.latency(op))
         else:
-            self._wires.put(what, passage)
+            self._active.put(what, flow)
 
     def _bring(self, what: object, after: float) -> None:
         """Records that a message arrives in `after` ns, and schedules the ranks that wait for it."""

@@ -42,7 +42,7 @@ def steps(draw: st.DrawFn) -> tuple[Layout, Spans, Spans]:
         table = table.copy()
         table["start"] += zero
         table["end"] += zero
-        shifted[here.walkers(q)[0]] = table
+        shifted[here.tensor_group(q)[0]] = table
     return here, shifted, made
 
 

@@ -37,17 +37,17 @@ def file() -> Iterator[int]:
 def test_messages_go_on_where_their_numbers_go_round() -> None:
     form = Form(64)
     memory = mmap.mmap(-1, form.length)
-    giver, taker = Channel(memory, form), Channel(memory, form)
-    giver._sent = giver._back = taker._taken = LAST - 5
-    for counter in (giver._posted, giver._freed):
+    sender, receiver = Channel(memory, form), Channel(memory, form)
+    sender._sent = sender._back = receiver._taken = LAST - 5
+    for counter in (sender._posted, sender._freed):
         counter.tell(LAST - 5)
     for ahead in (1, 3, SLOTS):
         for i in range(ahead):
-            giver.put(torch.tensor([i, -i]))
+            sender.put(torch.tensor([i, -i]))
         for i in range(ahead):
-            taker.take(got := torch.empty(2, dtype=torch.int64))
+            receiver.take(got := torch.empty(2, dtype=torch.int64))
             assert got.tolist() == [i, -i]
-    assert giver._sent == taker._taken < 0
+    assert sender._sent == receiver._taken < 0
 
 
 def test_collectives_go_on_where_their_turns_go_round() -> None:

@@ -14,7 +14,7 @@ from parallel_core.simulate.network import Where
 from parallel_core.simulate.predict import predict_step
 from parallel_core.spec import ModelSpec, RunSpec
 from tests.parallel_core.tables import table
-from tests.parallel_core.test_link_contention import passage, seconds, through, timed
+from tests.parallel_core.test_link_contention import flow, seconds, through, timed
 from tests.parallel_core.test_network import BATCH, FAR_BYTE_S, FAR_S, MODEL, between, spec
 
 SLOW_BYTE_S = 4e-7
@@ -43,21 +43,21 @@ def reductions(known: LinksBetween) -> list[tuple[float, float]]:
 
 
 def test_ranks_of_one_collective_are_on_the_line_once() -> None:
-    wires = ActiveFlows()
+    active = ActiveFlows()
     for rank in range(3):
-        wires.put(rank, Flow(BOTH_WAYS, 100.0, 0.0, (), ("data", 0)))
-    assert [at for _, at in through(wires)] == [100.0] * 3
+        active.put(rank, Flow(BOTH_WAYS, 100.0, 0.0, (), ("data", 0)))
+    assert [at for _, at in through(active)] == [100.0] * 3
     for stage in range(2):
         for rank in range(3):
-            wires.put((stage, rank), Flow(BOTH_WAYS, 100.0, 0.0, (), ("data", stage)))
-    assert [at for _, at in through(wires)] == [200.0] * 6
+            active.put((stage, rank), Flow(BOTH_WAYS, 100.0, 0.0, (), ("data", stage)))
+    assert [at for _, at in through(active)] == [200.0] * 6
 
 
 def test_a_message_and_a_collective_share_the_line_that_both_go_over() -> None:
-    wires = ActiveFlows()
-    wires.put("sum", Flow(BOTH_WAYS, 100.0, 0.0))
-    wires.put("back", passage(30.0, line=("b", "a")))
-    assert through(wires) == [("back", 60.0), ("sum", 130.0)]
+    active = ActiveFlows()
+    active.put("sum", Flow(BOTH_WAYS, 100.0, 0.0))
+    active.put("back", flow(30.0, line=("b", "a")))
+    assert through(active) == [("back", 60.0), ("sum", 130.0)]
 
 
 def test_stages_that_reduce_at_once_share_the_line() -> None:

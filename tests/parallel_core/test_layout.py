@@ -106,10 +106,10 @@ def test_layout_and_schedule_agree(spec: RunSpec) -> None:
     for rank in range(box.world):
         place, replica, tensor = box.coords(rank)
         q = box.pipeline_rank(rank)
-        assert q in box.linked(replica) and box.seat(q) == (place, replica)
+        assert q in box.linked(replica) and box.position(q) == (place, replica)
         assert {op.peer for op in made.programs[q] if op.kind in P2P} <= {*box.linked(replica)}
         assert [stage for stage, ranks in enumerate(made.placement) if q in ranks] == [*box.stages_of(place)]
-        assert box.walkers(q)[tensor] == rank
+        assert box.tensor_group(q)[tensor] == rank
         ids = {op.micro_batch for op in made.programs[q] if op.micro_batch >= 0}
         assert ids == set(box.micro_batches_of(place, replica))
 
@@ -135,7 +135,7 @@ def test_who_takes_has_one_giver(spec: RunSpec) -> None:
     for rank in range(box.world):
         others = [q for q in box.linked(box.coords(rank).replica) if q != box.pipeline_rank(rank)]
         for q in others:
-            assert all(box.giver(taker, box.pipeline_rank(rank)) == rank for taker in box.takers(rank, q))
-            assert rank in box.takers(box.giver(rank, q), box.pipeline_rank(rank))
-            assert {rank, box.giver(rank, q)} <= set(box.pipeline_of(rank))
-            assert box.pipeline_of(box.giver(rank, q)) == box.pipeline_of(rank)
+            assert all(box.sender(receiver, box.pipeline_rank(rank)) == rank for receiver in box.receivers(rank, q))
+            assert rank in box.receivers(box.sender(rank, q), box.pipeline_rank(rank))
+            assert {rank, box.sender(rank, q)} <= set(box.pipeline_of(rank))
+            assert box.pipeline_of(box.sender(rank, q)) == box.pipeline_of(rank)

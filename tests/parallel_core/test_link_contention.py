@@ -19,58 +19,58 @@ LINE: Line = ("a", "b")
 HOSTS = ["a", "a", "b", "b"]
 
 
-def passage(transfer: float, streams: int = 1, line: Line = LINE, known: Sequence[tuple[int, float]] = ()) -> Flow:
+def flow(transfer: float, streams: int = 1, line: Line = LINE, known: Sequence[tuple[int, float]] = ()) -> Flow:
     return Flow({line: streams}, transfer, 7.0, tuple(known))
 
 
-def through(wires: ActiveFlows) -> list[tuple[object, float]]:
+def through(active: ActiveFlows) -> list[tuple[object, float]]:
     """(name, ns from now) of each transfer in progress, in order of completion."""
     clock, found = 0.0, []
-    while wires:
-        step = wires.soonest()
+    while active:
+        step = active.soonest()
         clock += step
-        found += [(what, clock) for what, _ in wires.flow(step)]
+        found += [(what, clock) for what, _ in active.advance(step)]
     return found
 
 
 def test_what_is_alone_takes_its_time() -> None:
-    wires = ActiveFlows()
-    wires.put("one", passage(100.0))
-    assert wires.soonest() == 100.0 and wires.flow(40.0) == []
-    assert wires.soonest() == 60.0 and wires.flow(60.0) == [("one", 7.0)] and not wires
+    active = ActiveFlows()
+    active.put("one", flow(100.0))
+    assert active.soonest() == 100.0 and active.advance(40.0) == []
+    assert active.soonest() == 60.0 and active.advance(60.0) == [("one", 7.0)] and not active
 
 
 def test_two_on_one_line_share_it_while_both_are_there() -> None:
     """One of 100 ns, and at 50 another of 100 ns: both at half speed until 150, when the first is done; then 50 ns are
     left.
     """
-    wires = ActiveFlows()
-    wires.put("one", passage(100.0))
-    wires.flow(50.0)
-    wires.put("two", passage(100.0))
-    assert through(wires) == [("one", 100.0), ("two", 150.0)]
+    active = ActiveFlows()
+    active.put("one", flow(100.0))
+    active.advance(50.0)
+    active.put("two", flow(100.0))
+    assert through(active) == [("one", 100.0), ("two", 150.0)]
 
 
 def test_the_way_back_and_other_hosts_are_lines_of_their_own() -> None:
-    wires = ActiveFlows()
+    active = ActiveFlows()
     for line in (LINE, ("b", "a"), ("a", "c")):
-        wires.put(line, passage(100.0, line=line))
-    assert [at for _, at in through(wires)] == [100.0] * 3
+        active.put(line, flow(100.0, line=line))
+    assert [at for _, at in through(active)] == [100.0] * 3
 
 
 def test_a_tensor_group_sends_as_many_as_it_has_ranks() -> None:
     """Three streams in all: the two of the group and the one of the single rank each get a third of the bandwidth."""
-    wires = ActiveFlows()
-    wires.put("group", passage(100.0, streams=2))
-    wires.put("rank", passage(40.0))
-    assert through(wires) == [("rank", 120.0), ("group", 240.0)]  # 60 left for each of two streams: 120 more
+    active = ActiveFlows()
+    active.put("group", flow(100.0, streams=2))
+    active.put("rank", flow(40.0))
+    assert through(active) == [("rank", 120.0), ("group", 240.0)]  # 60 left for each of two streams: 120 more
 
 
 def test_what_was_timed_says_how_much_slower_several_are() -> None:
     known = ((2, 1.2), (4, 2.0))
-    found = [passage(1.0, known=known).slower(streams) for streams in (1, 2, 3, 4, 8)]
+    found = [flow(1.0, known=known).slower(streams) for streams in (1, 2, 3, 4, 8)]
     assert found == pytest.approx([1.0, 1.2, 1.6, 2.0, 4.0])
-    assert [passage(1.0).slower(streams) for streams in (1, 3)] == [1.0, 3.0]
+    assert [flow(1.0).slower(streams) for streams in (1, 3)] == [1.0, 3.0]
 
 
 def timed(slower: float) -> LinksBetween:
@@ -98,14 +98,14 @@ def test_replicas_that_are_on_a_host_each_share_nothing() -> None:
     """Ranks are numbered stage by stage: a and b each hold one replica of both stages, so no message leaves a host."""
     apart = ["a", "b", "a", "b"]
     assert seconds(between("a", "b"), apart, dp=2, pp=2) == seconds(timed(1.0), apart, dp=2, pp=2)
-    assert network(apart, [between("a", "b")], dp=2, pp=2).passage(0, 1, 1e6) is None
+    assert network(apart, [between("a", "b")], dp=2, pp=2).flow(0, 1, 1e6) is None
 
 
 def test_the_line_of_a_message_is_that_of_its_own_ranks() -> None:
     made = network(HOSTS, [timed(1.5)], tp=2, pp=2)
-    found = made.passage(0, 1, 1e6)
+    found = made.flow(0, 1, 1e6)
     assert found is not None and found.lines == {("a", "b"): 2}
     assert (found.transfer, found.latency) == (pytest.approx(1e15 * FAR_BYTE_S), pytest.approx(1e9 * FAR_S))
     assert found.known == ((2, pytest.approx(1.5)),)
-    back = made.passage(1, 0, 1e6)
+    back = made.flow(1, 0, 1e6)
     assert back is not None and back.lines == {("b", "a"): 2}

@@ -94,5 +94,10 @@ def test_whoever_sends_has_met_who_takes(spec: RunSpec) -> None:
     programs = build(spec).programs if spec.parallel.flushes else Windows(spec).window(0, 3).programs
     for rank in range(layout.world):
         here = layout.pipeline_rank(rank)
-        sent = {(op.peer, taker) for op in programs[here] if op.kind in SENDS for taker in layout.takers(rank, op.peer)}
-        assert all((rank, taker) in met[peer > here][rank] for peer, taker in sent)
+        sent = {
+            (op.peer, receiver)
+            for op in programs[here]
+            if op.kind in SENDS
+            for receiver in layout.receivers(rank, op.peer)
+        }
+        assert all((rank, receiver) in met[peer > here][rank] for peer, receiver in sent)

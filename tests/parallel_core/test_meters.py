@@ -157,7 +157,7 @@ def test_bubble_of_1f1b_is_the_one_of_the_formula() -> None:
     spec = spec_of(pp=2, micro_batches=4)
     spans, layout = simulate(build(spec), Costs.uniform(2, 1_000, 1_000, 1_000)), Layout.of(spec)
     last = max(int(rows["end"].max()) for rows in spans.values())
-    whole = {layout.walkers(q)[0]: np.concatenate([_barrier(rows, last), rows]) for q, rows in spans.items()}
+    whole = {layout.tensor_group(q)[0]: np.concatenate([_barrier(rows, last), rows]) for q, rows in spans.items()}
     found = step_shares(whole, layout)
     assert found["bubble_share"] == pytest.approx(1 / 5, rel=1e-12)
     assert (found["exposed_share"], found["recompute_share"]) == (0, 0)
