@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from parallel_core.analysis.quantities import plural_text
-from parallel_core.rules import MAX_VALUES_NAMED, Way, refusal, rule_error
+from parallel_core.rules import MAX_VALUES_NAMED, Proposal, refusal, rule_error
 from parallel_core.schedule.check import ScheduleError
 from parallel_core.schedule.custom import read
 from parallel_core.schedule.round_robin import least_micro_batches
@@ -16,8 +16,8 @@ from parallel_core.schedule.traits import CUSTOM, TRAITS, allowed_chunks, takes_
 if TYPE_CHECKING:
     from parallel_core.spec import ParallelSpec
 
-MORE_STAGES = Way("pipeline={} or more", "parallel.pp", range(2, 17))
-NOT_EARLY = Way("early_gradients=false", "parallel.early_gradients", [False])
+MORE_STAGES = Proposal("pipeline={} or more", "parallel.pp", range(2, 17))
+NOT_EARLY = Proposal("early_gradients=false", "parallel.early_gradients", [False])
 
 
 def check_pipeline(split: ParallelSpec, units: int) -> None:
@@ -31,15 +31,15 @@ def _check_program(split: ParallelSpec) -> None:
     fields = ("parallel.program", "parallel.schedule")
     if split.program is None:
         if split.schedule == CUSTOM:
-            other = Way("schedule={}", "parallel.schedule", ["1f1b"])
+            other = Proposal("schedule={}", "parallel.schedule", ["1f1b"])
             raise refusal(fields, f"schedule={CUSTOM} has no program; give one, or use", other)
         return
     if split.schedule != CUSTOM:
         raise refusal(
             fields,
             f"schedule={split.schedule} takes no program; use",
-            Way("schedule={}", "parallel.schedule", [CUSTOM]),
-            Way("leave program empty", "parallel.program", [None]),
+            Proposal("schedule={}", "parallel.schedule", [CUSTOM]),
+            Proposal("leave program empty", "parallel.program", [None]),
         )
     _check_read(split, split.program)
 
@@ -80,7 +80,7 @@ def _check_early(split: ParallelSpec) -> None:
         raise refusal(
             ("parallel.early_gradients", "parallel.schedule"),
             f"early_gradients=true parts a backward, and schedule={split.schedule} {_whole(split.schedule)}; use",
-            Way("schedule={}", "parallel.schedule", fitting, MAX_VALUES_NAMED),
+            Proposal("schedule={}", "parallel.schedule", fitting, MAX_VALUES_NAMED),
             NOT_EARLY,
         )
 
@@ -121,7 +121,7 @@ def _check_stream(split: ParallelSpec) -> None:
             ("parallel.schedule", "parallel.pp"),
             f"schedule={split.schedule} keeps a pipeline full, and pipeline=1 is none; use",
             MORE_STAGES,
-            Way("schedule={}", "parallel.schedule", ["1f1b"]),
+            Proposal("schedule={}", "parallel.schedule", ["1f1b"]),
         )
     least = fewest_micro_batches(split)
     if split.replicas is None and split.micro_batches < least:
@@ -140,15 +140,15 @@ def _check_chunks(split: ParallelSpec) -> None:
         raise refusal(
             ("parallel.chunks", "parallel.pp"),
             f"chunks={split.chunks} needs a pipeline;",
-            Way("leave it empty", "parallel.chunks", [None]),
+            Proposal("leave it empty", "parallel.chunks", [None]),
             MORE_STAGES._replace(words="use pipeline={} or more"),
         )
     if split.pp > 1 and not traits.least <= split.chunks <= (traits.most or split.chunks):
         raise refusal(
             ("parallel.chunks", "parallel.schedule"),
             f"chunks={split.chunks} does not fit schedule={split.schedule};",
-            Way(f"use {allowed_chunks(split.schedule)}", "parallel.chunks", [traits.least]),
-            Way("leave it empty", "parallel.chunks", [None]),
+            Proposal(f"use {allowed_chunks(split.schedule)}", "parallel.chunks", [traits.least]),
+            Proposal("leave it empty", "parallel.chunks", [None]),
         )
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from parallel_core.outline import outline_of
 from parallel_core.pipeline_rules import fewest_micro_batches
-from parallel_core.rules import MAX_VALUES_NAMED, Way, divisors, few, nearest, refusal, rule_error
+from parallel_core.rules import MAX_VALUES_NAMED, Proposal, divisors, few, nearest, refusal, rule_error
 from parallel_core.schedule.round_robin import least_micro_batches
 from parallel_core.schedule.traits import TRAITS, round_robins
 from parallel_core.stage_rules import REPLICAS, check_each_stage, in_place_of, name
@@ -33,8 +33,8 @@ def check_batch(spec: RunSpec) -> None:
         raise refusal(
             ("parallel.dp", "train.global_batch"),
             f"data={dp} does not divide global_batch={batch}; try",
-            Way("{}", "parallel.dp", nearest(divisors(batch), dp), MAX_VALUES_NAMED),
-            Way("global_batch={}", "train.global_batch", [spec.parallel.per_step], spare=True),
+            Proposal("{}", "parallel.dp", nearest(divisors(batch), dp), MAX_VALUES_NAMED),
+            Proposal("global_batch={}", "train.global_batch", [spec.parallel.per_step], spare=True),
         )
     if (batch // dp) % m:
         raise refusal(
@@ -42,18 +42,18 @@ def check_batch(spec: RunSpec) -> None:
             f"{m} micro-batches do not divide the {batch // dp} samples that a "
             f"{'replica' if spec.parallel.replicas is None else 'step'} has of global_batch={batch}; try",
             _other_numbers(spec),
-            Way("global_batch={}", "train.global_batch", [spec.parallel.per_step], spare=True),
+            Proposal("global_batch={}", "train.global_batch", [spec.parallel.per_step], spare=True),
         )
     _check_normalised(spec)
 
 
-def _other_numbers(spec: RunSpec) -> Way:
+def _other_numbers(spec: RunSpec) -> Proposal:
     """Returns the numbers of micro-batches that divide the samples of a replica and are enough for the schedule."""
     split, samples = spec.parallel, spec.train.global_batch // spec.parallel.dp
     enough = [m for m in divisors(samples) if m >= fewest_micro_batches(split)]
     if not enough:
-        return Way("global_batch={}", "train.global_batch", [split.per_step])
-    return Way("{}", "parallel.micro_batches", nearest(enough, split.micro_batches), MAX_VALUES_NAMED)
+        return Proposal("global_batch={}", "train.global_batch", [split.per_step])
+    return Proposal("{}", "parallel.micro_batches", nearest(enough, split.micro_batches), MAX_VALUES_NAMED)
 
 
 def _check_normalised(spec: RunSpec) -> None:
@@ -89,8 +89,8 @@ def _check_schedule(split: ParallelSpec, text: str) -> None:
         raise refusal(
             ("parallel.replicas", "parallel.schedule"),
             f"replicas={text} gives micro-batches to replicas in turn, which schedule={split.schedule} does not; use",
-            Way("schedule={}", "parallel.schedule", round_robins(), MAX_VALUES_NAMED),
-            Way("leave replicas empty", "parallel.replicas", [None]),
+            Proposal("schedule={}", "parallel.schedule", round_robins(), MAX_VALUES_NAMED),
+            Proposal("leave replicas empty", "parallel.replicas", [None]),
         )
 
 
@@ -112,14 +112,14 @@ def _check_beside(spec: RunSpec, text: str) -> None:
             ("parallel.zero", "parallel.replicas"),
             f"zero={split.zero} cuts a state into equal parts over data-parallel replicas, and replicas={text} gives "
             "each stage its own number; use",
-            Way("zero={}", "parallel.zero", [0]),
+            Proposal("zero={}", "parallel.zero", [0]),
             alike,
         )
     if spec.model.tied:
         raise refusal(
             ("model.tied", "parallel.replicas"),
             f"tied=true pairs each first stage with a last one, and replicas={text} pairs none; use",
-            Way("tied=false", "model.tied", [False]),
+            Proposal("tied=false", "model.tied", [False]),
             alike,
         )
     if outline_of(spec.model).batch_norm:

@@ -34,16 +34,16 @@ def few(values: Iterable[int], around: int) -> str:
 
 
 _VERBS = ("leave", "turn")
-"""Verbs at the beginning of a way, which then needs no `use` before it."""
+"""Verbs at the beginning of a proposal, which then needs no `use` before it."""
 
 
 Change = Mapping[str, Any]
 """Dotted fields of a spec -> their new values."""
 
 
-class Way(NamedTuple):
-    """A way to fix an error: setting `field` to one of `values` (nearest first); `words` = its text, with the values at
-    `{}`."""
+class Proposal(NamedTuple):
+    """One way to fix an error: setting `field` to one of `values` (nearest first); `words` = its text, with the values
+    at `{}`."""
 
     words: str
     field: str
@@ -51,12 +51,12 @@ class Way(NamedTuple):
     shown: int = 1
     """The most values that are shown."""
     spare: bool = False
-    """Whether it is shown only if there is no other way."""
+    """Whether it is shown only if there is no other proposal."""
     also: Sequence[tuple[str, Any]] = ()
     """Other fields, and what each is set to together with `field`; `words` name them."""
 
-    def among(self, fits: Callable[[Change], bool]) -> Way:
-        """The way with only the first `shown` values that fit."""
+    def among(self, fits: Callable[[Change], bool]) -> Proposal:
+        """The proposal with only the first `shown` values that fit."""
         fitting: list[Any] = []
         for value in self.values:
             if len(fitting) == self.shown:
@@ -73,30 +73,30 @@ class Way(NamedTuple):
 
 
 class Refusal(PydanticCustomError):
-    """A rule's error with the ways to fix it; `among` leaves those that break no other rule."""
+    """A rule's error with the proposals that fix it; `among` leaves those that break no other rule."""
 
     problem: str
-    ways: tuple[Way, ...]
+    proposals: tuple[Proposal, ...]
     fields: tuple[str, ...]
 
     def among(self, *tests: Callable[[Change], bool]) -> Refusal:
-        """The error with only the ways that fit by the first of `tests` that any way passes; unchanged if none does."""
+        """The error with only the proposals that fit by the first of `tests` that any passes; unchanged if none."""
         for fits in tests:
-            fitting = [way for way in (way.among(fits) for way in self.ways) if way.values]
-            shown = [way for way in fitting if not way.spare] or [way._replace(spare=False) for way in fitting]
+            fitting = [one for one in (one.among(fits) for one in self.proposals) if one.values]
+            shown = [one for one in fitting if not one.spare] or [one._replace(spare=False) for one in fitting]
             if shown:
                 return refusal(self.fields, self.problem, *shown)
         return self
 
 
-def refusal(fields: tuple[str, ...], problem: str, *ways: Way) -> Refusal:
+def refusal(fields: tuple[str, ...], problem: str, *proposals: Proposal) -> Refusal:
     """The error of a rule between fields; a form shows it at the first of them. `problem` ends with the word that leads
-    to the ways to fix it: `tensor=3 does not divide heads=8; try`."""
-    proposals = ", or ".join(way.text for way in ways if not way.spare)
-    begin = problem.removesuffix(" use") if proposals.startswith(_VERBS) else problem
-    message = f"{begin} {proposals}."
+    to the proposals: `tensor=3 does not divide heads=8; try`."""
+    proposed = ", or ".join(proposal.text for proposal in proposals if not proposal.spare)
+    begin = problem.removesuffix(" use") if proposed.startswith(_VERBS) else problem
+    message = f"{begin} {proposed}."
     made = Refusal("rule", "{message}", {"message": message, "fields": list(fields)})
-    made.problem, made.ways, made.fields = problem, ways, fields
+    made.problem, made.proposals, made.fields = problem, proposals, fields
     return made
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from parallel_core.rules import Way, refusal
+from parallel_core.rules import Proposal, refusal
 
 if TYPE_CHECKING:
     from parallel_core.spec import ParallelSpec
@@ -40,30 +40,30 @@ def ranks_text(split: ParallelSpec) -> str:
     return f"{axis(REPLICAS)} x {axis(WIDTHS)} x pipeline={split.pp}"
 
 
-def each(what: EachStage, values: tuple[int, ...]) -> Way:
-    """The way to other numbers, spelt as forms and the command line read them: `widths=1,2`."""
-    return Way(f"{what.leaf}={','.join(map(str, values))}", f"parallel.{what.leaf}", [values])
+def each(what: EachStage, values: tuple[int, ...]) -> Proposal:
+    """The proposal of other numbers, spelt as forms and the command line read them: `widths=1,2`."""
+    return Proposal(f"{what.leaf}={','.join(map(str, values))}", f"parallel.{what.leaf}", [values])
 
 
-def in_place_of(what: EachStage, values: Sequence[int]) -> Way:
-    """The way to one number for all stages, which is one of `values` (nearest first)."""
+def in_place_of(what: EachStage, values: Sequence[int]) -> Proposal:
+    """The proposal of one number for all stages, which is one of `values` (nearest first)."""
     field, empty = f"parallel.{what.whole}", (f"parallel.{what.leaf}", None)
-    return Way(f"{what.axis}={{}} in place of {what.leaf}", field, values, also=[empty])
+    return Proposal(f"{what.axis}={{}} in place of {what.leaf}", field, values, also=[empty])
 
 
 def check_each_stage(split: ParallelSpec, what: EachStage) -> None:
     """Checks that there is a number for each place of a pipeline, and that the other field is not set."""
     values: tuple[int, ...] = getattr(split, what.leaf)
     text, count, whole = f"{what.leaf}={name(values)}", len(values), getattr(split, what.whole)
-    empty = Way(f"leave {what.leaf} empty", f"parallel.{what.leaf}", [None])
+    empty = Proposal(f"leave {what.leaf} empty", f"parallel.{what.leaf}", [None])
     if whole > 1:
         raise refusal(
             (f"parallel.{what.leaf}", f"parallel.{what.whole}"),
             f"{text} {what.says}, and {what.axis}={whole} says it again; use",
-            Way(f"{what.axis}={{}}", f"parallel.{what.whole}", [1]),
+            Proposal(f"{what.axis}={{}}", f"parallel.{what.whole}", [1]),
             empty,
         )
-    as_many = Way("pipeline={}", "parallel.pp", [max(count, 2)])
+    as_many = Proposal("pipeline={}", "parallel.pp", [max(count, 2)])
     if split.pp == 1:
         fields, problem = (f"parallel.{what.leaf}", "parallel.pp"), f"{text} needs a pipeline, and pipeline=1 is none"
         raise refusal(fields, f"{problem}; use", as_many, empty)

@@ -7,17 +7,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from parallel_core.rules import Way, refusal
+from parallel_core.rules import Proposal, refusal
 from parallel_core.schedule import places
 from parallel_core.schedule.traits import TRAITS, flushes
 
 if TYPE_CHECKING:
     from parallel_core.spec import RunSpec
 
-FLUSHING = Way("schedule={}", "parallel.schedule", ["1f1b"])
-UNTIED = Way("tied=false", "model.tied", [False])
-UNSHARDED = Way("zero={}", "parallel.zero", [0])
-GLOBAL_CLIP = Way("clip={}", "train.clip", ["global"])
+FLUSHING = Proposal("schedule={}", "parallel.schedule", ["1f1b"])
+UNTIED = Proposal("tied=false", "model.tied", [False])
+UNSHARDED = Proposal("zero={}", "parallel.zero", [0])
+GLOBAL_CLIP = Proposal("clip={}", "train.clip", ["global"])
 
 
 def check_stream(spec: RunSpec) -> None:
@@ -48,7 +48,7 @@ def _check_stage_clip(spec: RunSpec) -> None:
             f"first and the last of pipeline={spec.parallel.pp}, which would drift apart; use",
             GLOBAL_CLIP,
             UNTIED,
-            Way("schedule={}, which has both on one rank", "parallel.schedule", _turning()),
+            Proposal("schedule={}, which has both on one rank", "parallel.schedule", _turning()),
         )
 
 
@@ -63,9 +63,9 @@ def _check_clip(spec: RunSpec) -> None:
             ("train.clip", "train.clip_norm", "parallel.schedule"),
             f"schedule={spec.parallel.schedule} updates each stage on its own, so there is no moment at which the norm "
             "of clip=global exists; use",
-            Way("clip={}", "train.clip", ["stage"]),
+            Proposal("clip={}", "train.clip", ["stage"]),
             FLUSHING,
-            Way("leave clip_norm empty", "train.clip_norm", [None]),
+            Proposal("leave clip_norm empty", "train.clip_norm", [None]),
         )
 
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from parallel_core.outline import outline_of
-from parallel_core.rules import MAX_VALUES_NAMED, Way, nearest, refusal
+from parallel_core.rules import MAX_VALUES_NAMED, Proposal, nearest, refusal
 
 if TYPE_CHECKING:
     from parallel_core.spec import RunSpec
 
-MORE_RANKS = Way("tensor={} or more", "parallel.tp", range(2, 9))
+MORE_RANKS = Proposal("tensor={} or more", "parallel.tp", range(2, 9))
 
 
 def check_tensor(spec: RunSpec) -> None:
@@ -32,14 +32,14 @@ def check_split(spec: RunSpec) -> None:
             ("parallel.tensor_split", "parallel.tp"),
             "tensor_split=columns gathers columns within a tensor group, and tensor=1 has no group; use",
             MORE_RANKS,
-            Way("tensor_split={}", "parallel.tensor_split", ["pairs"]),
+            Proposal("tensor_split={}", "parallel.tensor_split", ["pairs"]),
         )
     if split.sequence:
         raise refusal(
             ("parallel.tensor_split", "parallel.sequence"),
             "tensor_split=columns gathers every output whole, and sequence=true keeps a rank's rows of it alone; use",
-            Way("tensor_split={}", "parallel.tensor_split", ["pairs"]),
-            Way("sequence=false", "parallel.sequence", [False]),
+            Proposal("tensor_split={}", "parallel.tensor_split", ["pairs"]),
+            Proposal("sequence=false", "parallel.sequence", [False]),
         )
 
 
@@ -53,11 +53,11 @@ def check_sequence(spec: RunSpec) -> None:
             ("parallel.sequence", "parallel.tp"),
             "sequence=true splits what a tensor group leaves whole, and tensor=1 has no group; use",
             MORE_RANKS,
-            Way("sequence=false", "parallel.sequence", [False]),
+            Proposal("sequence=false", "parallel.sequence", [False]),
         )
     if samples * seq % tp:
         raise refusal(
             ("parallel.sequence", "parallel.tp", "model.seq"),
             f"tensor={tp} does not divide the {samples * seq} rows of a micro-batch ({samples} x seq={seq}); try",
-            Way("seq={}", "model.seq", nearest((tp * n for n in range(1, seq // tp + 2)), seq), MAX_VALUES_NAMED),
+            Proposal("seq={}", "model.seq", nearest((tp * n for n in range(1, seq // tp + 2)), seq), MAX_VALUES_NAMED),
         )

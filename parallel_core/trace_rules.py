@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from parallel_core.rules import Way, few, refusal
+from parallel_core.rules import Proposal, few, refusal
 from parallel_core.stage_rules import ranks_text
 
 if TYPE_CHECKING:
@@ -20,8 +20,8 @@ def check_profile(spec: RunSpec) -> None:
         raise refusal(
             ("trace.profile_steps", "train.steps"),
             f"profile_steps={late} comes after the last of steps={steps}, which is {steps - 1}; use",
-            Way(f"profile_steps={steps - 1} or less", "trace.profile_steps", [earlier]),
-            Way("steps={} or more", "train.steps", [max(spec.trace.profile_steps) + 1]),
+            Proposal(f"profile_steps={steps - 1} or less", "trace.profile_steps", [earlier]),
+            Proposal("steps={} or more", "train.steps", [max(spec.trace.profile_steps) + 1]),
         )
     beyond = next((rank for rank in spec.trace.profile_ranks or () if rank >= world), None)
     if beyond is not None:
@@ -29,8 +29,8 @@ def check_profile(spec: RunSpec) -> None:
         raise refusal(
             ("trace.profile_ranks", "parallel.dp", "parallel.tp", "parallel.pp"),
             f"profile_ranks={beyond} is no rank: {ranks_text(spec.parallel)} has {world}; use",
-            Way(f"profile_ranks={near}", "trace.profile_ranks", [_at_most(spec.trace.profile_ranks or (), world)]),
-            Way("leave profile_ranks empty", "trace.profile_ranks", [None]),
+            Proposal(f"profile_ranks={near}", "trace.profile_ranks", [_at_most(spec.trace.profile_ranks or (), world)]),
+            Proposal("leave profile_ranks empty", "trace.profile_ranks", [None]),
         )
 
 

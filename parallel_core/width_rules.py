@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from parallel_core.rules import Way, nearest, refusal
+from parallel_core.rules import Proposal, nearest, refusal
 from parallel_core.schedule import places
 from parallel_core.stage_rules import WIDTHS, check_each_stage, each, in_place_of, name
 
@@ -24,7 +24,7 @@ def check_widths(spec: RunSpec) -> None:
             ("parallel.sequence", "parallel.widths"),
             f"sequence=true splits what stages hand on over tensor ranks, and widths={text} gives each stage its own "
             "number; use",
-            Way("sequence=false", "parallel.sequence", [False]),
+            Proposal("sequence=false", "parallel.sequence", [False]),
             in_place_of(WIDTHS, nearest(range(2, max(2, *split.widths) + 1), max(split.widths))),
         )
     ends = sorted({(home := places(split))[0], home[-1]})
@@ -33,6 +33,6 @@ def check_widths(spec: RunSpec) -> None:
         raise refusal(
             ("model.tied", "parallel.widths"),
             f"tied=true cuts the matrix of first and last stage alike, and widths={text} does not; use",
-            Way("tied=false", "model.tied", [False]),
+            Proposal("tied=false", "model.tied", [False]),
             each(WIDTHS, alike),
         )

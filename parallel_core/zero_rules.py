@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from parallel_core.rules import Way, divisors, refusal
+from parallel_core.rules import Proposal, divisors, refusal
 
 if TYPE_CHECKING:
     from parallel_core.spec import RunSpec
@@ -22,17 +22,17 @@ def check_zero(spec: RunSpec) -> None:
             ("parallel.zero", "parallel.dp"),
             f"zero={spec.parallel.zero} shards over data-parallel replicas, and data=1 leaves nothing to shard over; "
             "use",
-            Way("zero=0", "parallel.zero", [0]),
-            *([Way("data={}", "parallel.dp", more, 3)] if more else []),
+            Proposal("zero=0", "parallel.zero", [0]),
+            *([Proposal("data={}", "parallel.dp", more, 3)] if more else []),
         )
     if spec.parallel.zero > 2 and spec.parallel.pp > 1:
         raise refusal(
             ("parallel.zero", "parallel.pp"),
             "zero=3 gathers each layer's parameters for every forward and backward of a micro-batch, and a pipeline "
             f"needs many of those, as pipeline={spec.parallel.pp} does; use",
-            Way("zero={}", "parallel.zero", [2, 1, 0], 3),
-            Way("pipeline={}", "parallel.pp", [1]),
-            Way("zero={} with zero_backend=own", "parallel.zero", [2, 1, 0], spare=True, also=[OWN]),
+            Proposal("zero={}", "parallel.zero", [2, 1, 0], 3),
+            Proposal("pipeline={}", "parallel.pp", [1]),
+            Proposal("zero={} with zero_backend=own", "parallel.zero", [2, 1, 0], spare=True, also=[OWN]),
         )
 
 
@@ -44,13 +44,13 @@ def _check_backend(spec: RunSpec) -> None:
             ("parallel.zero_backend", "parallel.zero"),
             "zero_backend=fully_shard shards parameters, gradients and optimizer state, which is zero=3; got zero="
             f"{spec.parallel.zero}: use",
-            Way("zero={}", "parallel.zero", [3]),
-            Way("zero_backend={}", "parallel.zero_backend", ["own"]),
+            Proposal("zero={}", "parallel.zero", [3]),
+            Proposal("zero_backend={}", "parallel.zero_backend", ["own"]),
         )
     if spec.model.tied:
         raise refusal(
             ("parallel.zero_backend", "model.tied"),
             "zero_backend=fully_shard keeps a matrix in one layer's group, and with tied=true it is in two; use",
-            Way("zero_backend={}", "parallel.zero_backend", ["own"]),
-            Way("tied=false", "model.tied", [False]),
+            Proposal("zero_backend={}", "parallel.zero_backend", ["own"]),
+            Proposal("tied=false", "model.tied", [False]),
         )

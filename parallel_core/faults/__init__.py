@@ -25,7 +25,7 @@ from parallel_core.faults.slow_link import SlowLink
 from parallel_core.faults.straggler import Straggler
 from parallel_core.faults.tiny_kernels import TinyKernels
 from parallel_core.faults.unbalanced_cut import UnbalancedCut
-from parallel_core.rules import Way, refusal
+from parallel_core.rules import Proposal, refusal
 
 if TYPE_CHECKING:
     from parallel_core.spec import RunSpec
@@ -53,7 +53,7 @@ def check_faults(spec: RunSpec) -> None:
     kinds = [fault.kind for fault in spec.inject]
     twice = next((kind for kind in kinds if kinds.count(kind) > 1), None)
     if twice:
-        once = Way("leave one of them out", f"inject.{twice}", [None])
+        once = Proposal("leave one of them out", f"inject.{twice}", [None])
         raise refusal(
             (f"inject.{twice}",), f"a run has a fault of one kind once, and {twice} is there twice; use", once
         )

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from parallel_core.rules import MAX_VALUES_NAMED, Refusal, Way, nearest, refusal
+from parallel_core.rules import MAX_VALUES_NAMED, Proposal, Refusal, nearest, refusal
 from parallel_core.stage_rules import ranks_text
 
 if TYPE_CHECKING:
@@ -96,14 +96,14 @@ class Fault(BaseModel):
         if rank >= world:
             problem = f"{name}={rank} is no rank: {ranks_text(spec.parallel)} has {world}; use"
             degrees = ("parallel.dp", "parallel.tp", "parallel.pp")
-            raise self.wrong(name, problem, self.way(name, range(world), rank), others=degrees)
+            raise self.wrong(name, problem, self.proposal(name, range(world), rank), others=degrees)
 
     def need_step(self, spec: RunSpec, step: int) -> None:
         """Raises the error of a rule where the run has no such step."""
         steps = spec.train.steps
         if step >= steps:
-            earlier = Way("step={} or less", self.at("step"), [steps - 1])
-            longer = Way("steps={} or more", "train.steps", [step + 1])
+            earlier = Proposal("step={} or less", self.at("step"), [steps - 1])
+            longer = Proposal("steps={} or more", "train.steps", [step + 1])
             problem = f"step={step} comes after the last of steps={steps}, which is {steps - 1}; use"
             raise self.wrong("step", problem, earlier, longer, others=("train.steps",))
 
@@ -112,24 +112,24 @@ class Fault(BaseModel):
         device = spec.train.device
         if device != "cpu":
             problem = f"{self.kind} makes {what} late, which only CPU devices do, and device={device} is none; use"
-            raise self.wrong("", problem, Way("device={}", "train.device", ["cpu"]), others=("train.device",))
+            raise self.wrong("", problem, Proposal("device={}", "train.device", ["cpu"]), others=("train.device",))
 
     def at(self, name: str = "") -> str:
         """Returns the dotted name of this fault's field `name`, or of the fault."""
         return f"inject.{self.kind}.{name}" if name else f"inject.{self.kind}"
 
-    def way(self, name: str, values: Iterable[int], around: int) -> Way:
-        """Returns the way to give this fault's field `name` one of the `values` nearest to `around`."""
-        return Way(f"{name}={{}}", self.at(name), nearest(values, around)[:MAX_VALUES_NAMED], MAX_VALUES_NAMED)
+    def proposal(self, name: str, values: Iterable[int], around: int) -> Proposal:
+        """Returns the proposal to give this fault's field `name` one of the `values` nearest to `around`."""
+        return Proposal(f"{name}={{}}", self.at(name), nearest(values, around)[:MAX_VALUES_NAMED], MAX_VALUES_NAMED)
 
-    def left_out(self, spare: bool) -> Way:
-        """Returns the way to a run without this fault."""
-        return Way("leave this fault out", self.at(), [None], spare=spare)
+    def left_out(self, spare: bool) -> Proposal:
+        """Returns the proposal of a run without this fault."""
+        return Proposal("leave this fault out", self.at(), [None], spare=spare)
 
-    def wrong(self, name: str, problem: str, *ways: Way, others: tuple[str, ...] = ()) -> Refusal:
+    def wrong(self, name: str, problem: str, *proposals: Proposal, others: tuple[str, ...] = ()) -> Refusal:
         """Returns the error of a rule (see `rules.refusal`), shown at this fault's field `name` ('' = at the fault);
         `others`: further dotted fields."""
-        return refusal((self.at(name), *others), problem, *ways)
+        return refusal((self.at(name), *others), problem, *proposals)
 
 
 class RankFault(Fault):

@@ -8,7 +8,7 @@ from pydantic import Field
 
 from parallel_core import limits
 from parallel_core.faults.base import Fault, Rank
-from parallel_core.rules import Way, divisors
+from parallel_core.rules import Proposal, divisors
 from parallel_core.stage_rules import name
 
 if TYPE_CHECKING:
@@ -31,19 +31,19 @@ class FlippedBit(Fault):
         if max(spec.parallel.copies) == 1:
             problem = f"data=1 has no replica from which {self.kind} would make a rank differ; use"
             degrees = divisors(spec.train.global_batch)[1:5]
-            ways = [Way("data={}", "parallel.dp", degrees)] if degrees else []
-            raise self.wrong("", problem, *ways, self.left_out(spare=bool(ways)), others=("parallel.dp",))
+            proposals = [Proposal("data={}", "parallel.dp", degrees)] if degrees else []
+            raise self.wrong("", problem, *proposals, self.left_out(spare=bool(proposals)), others=("parallel.dp",))
         self.need_rank(spec, self.rank)
         if self.rank not in (able := self._with_replica(spec)):
             replicas = f"with replicas={name(spec.parallel.copies)}"
             problem = f"{replicas}, rank={self.rank} has no replica that it would differ from; use"
-            raise self.wrong("rank", problem, self.way("rank", able, self.rank), others=("parallel.replicas",))
+            raise self.wrong("rank", problem, self.proposal("rank", able, self.rank), others=("parallel.replicas",))
         if spec.parallel.zero > 2:
             problem = f"zero=3 leaves no second copy from which {self.kind} would make a rank differ; use"
-            fewer = Way("zero={} or less", "parallel.zero", [2])
+            fewer = Proposal("zero={} or less", "parallel.zero", [2])
             if spec.parallel.zero_backend != "own":
                 own = [("parallel.zero_backend", "own")]
-                fewer = Way("zero={} with zero_backend=own", "parallel.zero", [2], also=own)
+                fewer = Proposal("zero={} with zero_backend=own", "parallel.zero", [2], also=own)
             raise self.wrong("", problem, fewer, others=("parallel.zero",))
         self.need_step(spec, self.step)
 

@@ -8,7 +8,7 @@ from pydantic import Field
 
 from parallel_core import limits
 from parallel_core.faults.base import Fault
-from parallel_core.rules import Way
+from parallel_core.rules import Proposal
 
 if TYPE_CHECKING:
     from parallel_core.spec import RunSpec
@@ -28,8 +28,8 @@ class HighScale(Fault):
     def check(self, spec: RunSpec) -> None:
         if spec.train.precision != "fp16":
             problem = f"precision={spec.train.precision} has no loss scale that {self.kind} would raise; use"
-            ways = Way("precision={}", "train.precision", ["fp16"])
-            raise self.wrong("", problem, ways, others=("train.precision",))
+            proposal = Proposal("precision={}", "train.precision", ["fp16"])
+            raise self.wrong("", problem, proposal, others=("train.precision",))
 
     def breaks(self, spec: RunSpec) -> RunSpec:
         return spec.model_copy(update={"train": spec.train.model_copy(update={"loss_scale": self.scale})})

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 from parallel_core.faults.base import Fault, Milliseconds
 from parallel_core.outline import outline_of
-from parallel_core.rules import Way, divisors
+from parallel_core.rules import Proposal, divisors
 
 if TYPE_CHECKING:
     from parallel_core.spec import RunSpec
@@ -30,10 +30,10 @@ class SlowGroup(Fault):
         if sizes[self.axis] == 1:
             degrees = {"data": divisors(spec.train.global_batch), "tensor": outline_of(spec.model).tensor_widths()}
             field = {"data": "parallel.dp", "tensor": "parallel.tp"}[self.axis]
-            ways = [Way("axis={}", self.at("axis"), [axis]) for axis, size in sizes.items() if size > 1]
-            ways += [Way(f"{self.axis}={{}}", field, wider)] if (wider := degrees[self.axis][1:5]) else []
+            proposals = [Proposal("axis={}", self.at("axis"), [axis]) for axis, size in sizes.items() if size > 1]
+            proposals += [Proposal(f"{self.axis}={{}}", field, wider)] if (wider := degrees[self.axis][1:5]) else []
             problem = f"axis={self.axis} slows {self.axis}-parallel groups, and {self.axis}=1 leaves none; use"
-            raise self.wrong("axis", problem, *ways, self.left_out(spare=bool(ways)), others=(field,))
+            raise self.wrong("axis", problem, *proposals, self.left_out(spare=bool(proposals)), others=(field,))
 
     def collective_delay(self, axis: str) -> float:
         return self.ms / 1e3 if axis == self.axis else 0.0

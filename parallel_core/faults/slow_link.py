@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from parallel_core.faults.base import Fault, Milliseconds, Rank
-from parallel_core.rules import Way
+from parallel_core.rules import Proposal
 
 if TYPE_CHECKING:
     from parallel_core.spec import RunSpec
@@ -31,14 +31,14 @@ class SlowLink(Fault):
     def check(self, spec: RunSpec) -> None:
         if spec.parallel.pp == 1:
             problem = f"peer={self.peer} is no neighbour of a rank in a pipeline, and pipeline=1 has none; use"
-            longer = Way("pipeline={} or more", "parallel.pp", [2, 3, 4])
+            longer = Proposal("pipeline={} or more", "parallel.pp", [2, 3, 4])
             raise self.wrong("peer", problem, longer, others=("parallel.pp",))
         self.need_rank(spec, self.rank)
         self.need_rank(spec, self.peer, "peer")
         self.need_cpu(spec, "messages")
         if self.peer not in (near := neighbours(spec, self.rank)):
             problem = f"rank={self.rank} sends nothing to peer={self.peer}, which is no neighbour of it; use"
-            raise self.wrong("peer", problem, self.way("peer", near, self.peer), others=(self.at("rank"),))
+            raise self.wrong("peer", problem, self.proposal("peer", near, self.peer), others=(self.at("rank"),))
 
     def link_delay(self, rank: int, peer: int) -> float:
         return self.ms / 1e3 if {rank, peer} == {self.rank, self.peer} else 0.0

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 from pydantic import Field
 
 from parallel_core.faults.base import Fault
-from parallel_core.rules import Way
+from parallel_core.rules import Proposal
 
 if TYPE_CHECKING:
     from parallel_core.spec import RunSpec
@@ -29,22 +29,24 @@ class UnbalancedCut(Fault):
     def check(self, spec: RunSpec) -> None:
         stages = spec.parallel.stages
         if stages == 1:
-            longer = Way("pipeline={} or more", "parallel.pp", [2, 3, 4, self.stage + 1])
+            longer = Proposal("pipeline={} or more", "parallel.pp", [2, 3, 4, self.stage + 1])
             problem = f"pipeline=1 is one stage and has no cut that {self.kind} would move; use"
             raise self.wrong("", problem, longer, others=("parallel.pp",))
         if self.stage >= stages:
             problem = f"stage={self.stage} is no stage: pipeline={spec.parallel.pp} has {stages}; use"
-            raise self.wrong("stage", problem, self.way("stage", range(stages), self.stage), others=("parallel.pp",))
+            raise self.wrong(
+                "stage", problem, self.proposal("stage", range(stages), self.stage), others=("parallel.pp",)
+            )
         donor, most = self._donor(spec, self.stage)
         if most and self.units > most:
             problem = f"stage {donor} can give stage={self.stage} at most {most}, not units={self.units}; use"
-            fewer = Way("units={} or less", self.at("units"), [most])
+            fewer = Proposal("units={} or less", self.at("units"), [most])
             raise self.wrong("units", problem, fewer, others=(self.at("stage"),))
         if not most:
             able = [stage for stage in range(stages) if self._donor(spec, stage)[1]]
-            ways = [self.way("stage", able, self.stage)] if able else []
+            proposals = [self.proposal("stage", able, self.stage)] if able else []
             problem = f"with stage={self.stage}, stage {donor} is to give units={self.units}, and it has one; use"
-            raise self.wrong("stage", problem, *ways, self.left_out(spare=bool(able)), others=(self.at("units"),))
+            raise self.wrong("stage", problem, *proposals, self.left_out(spare=bool(able)), others=(self.at("units"),))
 
     def breaks(self, spec: RunSpec) -> RunSpec:
         edges = self._edges(spec)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, ClassVar, Literal
 
-from parallel_core.rules import Way, refusal
+from parallel_core.rules import Proposal, refusal
 from parallel_core.stage_rules import name
 
 if TYPE_CHECKING:
@@ -87,10 +87,12 @@ class UnitCost:
         return sum(aligned(size) for size in self.parameters)
 
 
-NO_WIDTHS = Way("leave widths empty", "parallel.widths", [None])
+NO_WIDTHS = Proposal("leave widths empty", "parallel.widths", [None])
 WITHOUT_GROUP = (
-    Way("tensor={} with tensor_split=pairs", "parallel.tp", [1], spare=True, also=[("parallel.tensor_split", "pairs")]),
-    Way("tensor={} with sequence=false", "parallel.tp", [1], spare=True, also=[("parallel.sequence", False)]),
+    Proposal(
+        "tensor={} with tensor_split=pairs", "parallel.tp", [1], spare=True, also=[("parallel.tensor_split", "pairs")]
+    ),
+    Proposal("tensor={} with sequence=false", "parallel.tp", [1], spare=True, also=[("parallel.sequence", False)]),
 )
 """Ways to one tensor rank of a run with a feature that needs several."""
 
@@ -186,7 +188,7 @@ class Outline(ABC):
         raise refusal(
             ("parallel.tp", "model.kind"),
             f"tensor={tp} {why}; use",
-            Way("tensor={}", "parallel.tp", [1]),
+            Proposal("tensor={}", "parallel.tp", [1]),
             *WITHOUT_GROUP,
         )
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from parallel_core.outline.base import NO_WIDTHS, WITHOUT_GROUP, Outline, UnitCost
 from parallel_core.outline.gpt_costs import GptCosts
-from parallel_core.rules import MAX_VALUES_NAMED, Way, divisors, few, nearest, refusal, rule_error
+from parallel_core.rules import MAX_VALUES_NAMED, Proposal, divisors, few, nearest, refusal, rule_error
 from parallel_core.stage_rules import WIDTHS, each, name
 
 if TYPE_CHECKING:
@@ -99,9 +99,9 @@ class GptOutline(Outline):
         if widths:
             near = self._nearest_widths(widths)
             problem = f"widths={name(widths)} has {tp} tensor ranks in a stage, which {why}; use"
-            ways = (each(WIDTHS, near), NO_WIDTHS)
-            raise refusal(("parallel.widths", other), problem, *ways)
-        fewer = Way("{}", "parallel.tp", nearest(divisors(shared[leaf]), tp), MAX_VALUES_NAMED)
+            proposals = (each(WIDTHS, near), NO_WIDTHS)
+            raise refusal(("parallel.widths", other), problem, *proposals)
+        fewer = Proposal("{}", "parallel.tp", nearest(divisors(shared[leaf]), tp), MAX_VALUES_NAMED)
         raise refusal(("parallel.tp", other), f"tensor={tp} {why}; try", fewer, *WITHOUT_GROUP)
 
     def _nearest_widths(self, widths: tuple[int, ...]) -> tuple[int, ...]:
