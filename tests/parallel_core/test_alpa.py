@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from parallel_core.cli import main
 from parallel_core.outline import outline_of
 from parallel_core.outline.splits import Cut
-from parallel_core.plan.alpa.costs import Analytic, LayerCosts, Measured, Way
+from parallel_core.plan.alpa.costs import Analytic, LayerCosts, LayerSharding, Measured
 from parallel_core.plan.alpa.inter import Mesh, Plan, Search, Stage
 from parallel_core.plan.alpa.intra import Chain, fastest, memory, solve, within
 from parallel_core.plan.alpa.plans import MIXED, UNEVEN, summary, with_alternatives
@@ -32,16 +32,16 @@ NUMBER = st.integers(0, 50)
 
 @st.composite
 def chains(draw: st.DrawFn) -> Chain:
-    way = st.builds(Way, STRATEGIES, NUMBER, NUMBER, NUMBER, NUMBER)
-    ways = draw(st.lists(st.lists(way, min_size=1, max_size=3), min_size=1, max_size=4))
-    turns = draw(st.lists(NUMBER, min_size=len(ways) - 1, max_size=len(ways) - 1))
-    return Chain(ways, turns, draw(st.integers(1, 4)), (draw(NUMBER), draw(NUMBER)))
+    sharding = st.builds(LayerSharding, STRATEGIES, NUMBER, NUMBER, NUMBER, NUMBER)
+    shardings = draw(st.lists(st.lists(sharding, min_size=1, max_size=3), min_size=1, max_size=4))
+    turns = draw(st.lists(NUMBER, min_size=len(shardings) - 1, max_size=len(shardings) - 1))
+    return Chain(shardings, turns, draw(st.integers(1, 4)), (draw(NUMBER), draw(NUMBER)))
 
 
 @given(chains(), st.integers(1, 4), st.integers(20, 500))
 @settings(max_examples=60)
 def test_the_ways_of_a_stage_against_all_of_them(chain: Chain, in_flight: int, limit: int) -> None:
-    every = list(product(*chain.ways))
+    every = list(product(*chain.shardings))
     fitting = [chosen for chosen in every if memory(chosen, in_flight) <= limit]
     assert chain.seconds(fastest(chain)) == pytest.approx(min(map(chain.seconds, every)))
     found = within(chain, limit, in_flight)
@@ -154,16 +154,22 @@ def test_a_layer_takes_each_way_that_the_engine_runs() -> None:
     data can follow each other without a gather in between: both are `spread`.
     """
     costs = LayerCosts(spec_of(), Analytic(1e9, 1e9, 1e9, 2), 4)
-    ways = costs.ways(1, 2)
-    assert ways is not None
-    assert [way.strategy for way in ways[1]] == ["column-row", "columns", "sequence", "data", "replicated"]
-    pairs, columns, rows, data, _ = ways[1]
+    shardings = costs.shardings(1, 2)
+    assert shardings is not None
+    assert [sharding.strategy for sharding in shardings[1]] == [
+        "column-row",
+        "columns",
+        "sequence",
+        "data",
+        "replicated",
+    ]
+    pairs, columns, rows, data, _ = shardings[1]
     assert rows.activations < pairs.activations < columns.activations
     assert pairs.state < data.state and rows.spread and data.spread and not columns.spread
     for strategy, fields in (("columns", {"tensor_split": "columns"}), ("sequence", {"sequence": True})):
         alone = RunSpec.model_validate({"model": SMALL, "train": {"global_batch": 4}, "parallel": {"tp": 2, **fields}})
         kept = [4 * (cost.boundary + cost.inner) for cost in unit_costs(alone)]
-        assert [way.activations for row in ways for way in row if way.strategy == strategy] == kept
+        assert [sharding.activations for row in shardings for sharding in row if sharding.strategy == strategy] == kept
 
 
 @pytest.mark.parametrize("fields", [{"recompute": "full"}, {"recompute": "full", "recompute_layers": [1]}])
@@ -171,7 +177,7 @@ def test_a_recomputed_block_keeps_its_input_and_runs_forward_twice(fields: dict[
     """The four layers between embedding and head are two blocks; a stage may begin inside of one."""
     machine, plain = Analytic(1e9, 1e9, 1e9, 2), spec_of()
     spec = RunSpec.model_validate({**plain.model_dump(), "parallel": fields})
-    own, other = (LayerCosts(one, machine, 4).ways(1, 1) for one in (spec, plain))
+    own, other = (LayerCosts(one, machine, 4).shardings(1, 1) for one in (spec, plain))
     assert own is not None and other is not None
     again = [False, "recompute_layers" not in fields, "recompute_layers" not in fields, True, True, False]
     assert [a.seconds / b.seconds for (a,), (b,) in zip(own, other, strict=True)] == pytest.approx(
@@ -182,9 +188,9 @@ def test_a_recomputed_block_keeps_its_input_and_runs_forward_twice(fields: dict[
         4 * cost.boundary * (unit % 2) if again[unit] else other[unit][0].activations
         for unit, cost in enumerate(unit_costs(of_four))
     ]
-    assert [way.activations for (way,) in own] == kept
+    assert [sharding.activations for (sharding,) in own] == kept
     inside = Search(LayerCosts(spec, machine, 4), Mesh(1, 2), 4).given((4,), [(1, 1), (1, 1)])
-    assert inside is not None and inside.stages[1].ways[0].activations == own[3][0].activations
+    assert inside is not None and inside.stages[1].shardings[0].activations == own[3][0].activations
 
 
 def test_selective_recomputation_runs_the_attention_core_again() -> None:
@@ -217,7 +223,7 @@ def test_a_cut_is_offered_where_the_profile_measured_it(cut: Cut, named: str) ->
         found = with_alternatives(Search(LayerCosts(spec_of(), Measured(costs), 4), Mesh(1, 2), 4))
         assert (f"Alpa, 2 tensor ranks {named}" in {one.name for one in found}) == able
     best = found[0].plan
-    assert best is not None and {way.strategy for way in best.stages[0].ways[1:]} == {cut}
+    assert best is not None and {sharding.strategy for sharding in best.stages[0].shardings[1:]} == {cut}
     spec, plan = next((one.spec, one.plan) for one in found if one.spec is not None)
     assert plan is not None and spec.parallel.cut == cut and spec.parallel.tp == 2
     assert plan.seconds == pytest.approx(predict_step(spec, both).seconds, rel=0.15)
@@ -245,8 +251,8 @@ def test_no_run_takes_rows_where_widths_differ() -> None:
 
 
 def test_a_stage_says_its_ways() -> None:
-    ways = [Way(name, 1, 0, 0, 0) for name in ("vocab", "column-row", "column-row", "vocab")]
-    plan = Plan((Stage(0, 4, 1, 2, tuple(ways), 4, 0),), 2)
+    shardings = [LayerSharding(name, 1, 0, 0, 0) for name in ("vocab", "column-row", "column-row", "vocab")]
+    plan = Plan((Stage(0, 4, 1, 2, tuple(shardings), 4, 0),), 2)
     assert summary(plan, ["embed", "block.0.attn", "block.0.mlp", "head"]) == [
         "embed to head on 1 x 2: vocab embed; column-row block.0.attn to block.0.mlp; vocab head"
     ]

@@ -1,6 +1,6 @@
 """Cost of each layer for one micro-batch, for every way to split it over a mesh of dp x tp devices.
 
-The ways are those that the engine can run:
+The shardings are those that the engine can run:
 - `data`: the samples are divided over all devices.
 - `column-row`: the samples are divided over dp, each pair of matrices by columns and rows over tp (Shoeybi et al.
   2019); `vocab` is the same for embedding and head.
@@ -43,12 +43,12 @@ CUTS: dict[Cut, tuple[Strategy, ...]] = {
     "columns": ("columns",),
     "sequence": ("sequence",),
 }
-"""Ways that the layers of a run can have, by how the run cuts its layers over a tensor group."""
+"""Strategies that the layers of a run can have, by how the run cuts its layers over a tensor group."""
 _MOMENTS = 2
 
 
 @dataclass(frozen=True, slots=True)
-class Way:
+class LayerSharding:
     """One layer split in one way: seconds of one micro-batch (forward and backward), seconds a step to all-reduce its
     gradients (`sync`), bytes a device of parameters, gradients and optimizer state (`state`) and of one micro-batch's
     activations."""
@@ -68,8 +68,8 @@ class Way:
         """Whether its samples, or rows, are divided over all devices of the mesh."""
         return self.strategy in ("data", "sequence")
 
-    def first(self) -> Way:
-        """The same way in the first layer of a stage, which keeps its input even where it is recomputed."""
+    def first(self) -> LayerSharding:
+        """The same sharding in the first layer of a stage, which keeps its input even where it is recomputed."""
         return self if self.activations >= self.entering else replace(self, activations=self.entering)
 
 
@@ -148,9 +148,9 @@ class Analytic:
         return self.alpha + size / self.network
 
 
-def _widths(ways: tuple[list[int], list[int]], again: bool) -> list[int]:
+def _widths(sizes: tuple[list[int], list[int]], again: bool) -> list[int]:
     """Elements per position of a layer's collectives in forward and backward; `again`: its forward runs twice."""
-    forward, backward = ways
+    forward, backward = sizes
     return [*forward * (1 + again), *backward]
 
 
@@ -162,7 +162,7 @@ class LayerCosts:
         self.units = spec.model.units()
         self._size, self._main = BYTES_PER_ELEMENT[spec.train.precision], MAIN_BYTES[spec.train.precision]
         self._edges = boundary_elements(self._alone(1, 1))
-        self.ways = lru_cache(maxsize=None)(self._ways)
+        self.shardings = lru_cache(maxsize=None)(self._shardings)
 
     def _alone(self, samples: int, tp: int, cut: Cut = "pairs") -> RunSpec:
         """One mesh's share of a micro-batch as a run of its own. Raises ValidationError."""
@@ -170,12 +170,12 @@ class LayerCosts:
         parallel = {"tp": tp, **recompute_fields(self.spec.parallel), **cut_fields(cut)}
         return RunSpec.model_validate({"model": self.spec.model.model_dump(), "parallel": parallel, "train": train})
 
-    def _ways(self, dp: int, tp: int) -> list[list[Way]] | None:
+    def _shardings(self, dp: int, tp: int) -> list[list[LayerSharding]] | None:
         """Ways of each layer on a mesh of dp x tp; None if dp does not divide the samples."""
         samples, over = divmod(self.samples, dp)
         if over or not samples:
             return None
-        found: list[list[Way]] = [[] for _ in self.units]
+        found: list[list[LayerSharding]] = [[] for _ in self.units]
         if tp == 1:
             self._add(found, "data", samples, 1, dp)
             return found
@@ -188,7 +188,13 @@ class LayerCosts:
         return found
 
     def _add(
-        self, found: list[list[Way]], strategy: Strategy, samples: int, tp: int, replicas: int, cut: Cut = "pairs"
+        self,
+        found: list[list[LayerSharding]],
+        strategy: Strategy,
+        samples: int,
+        tp: int,
+        replicas: int,
+        cut: Cut = "pairs",
     ) -> None:
         spec = self._alone(samples, tp, cut)
         last = len(self.units) - 1
@@ -197,7 +203,7 @@ class LayerCosts:
             zip(self.machine.layers(spec), costs, self._kept(costs), strict=True)
         ):
             named: Strategy = "vocab" if strategy == "column-row" and unit in (0, last) else strategy
-            found[unit].append(self._way(named, seconds, cost, kept, replicas))
+            found[unit].append(self._sharding(named, seconds, cost, kept, replicas))
 
     def _kept(self, costs: Sequence[UnitCost]) -> list[int]:
         """Elements that each layer keeps of a micro-batch: of a rebuilt block only the input of its first layer."""
@@ -209,9 +215,9 @@ class LayerCosts:
             for cost, first, twice in zip(costs, firsts, again, strict=True)
         ]
 
-    def _way(self, strategy: Strategy, seconds: float, cost: UnitCost, kept: int, replicas: int) -> Way:
+    def _sharding(self, strategy: Strategy, seconds: float, cost: UnitCost, kept: int, replicas: int) -> LayerSharding:
         states = _MOMENTS + (self._size != self._main)
-        return Way(
+        return LayerSharding(
             strategy,
             seconds,
             self.machine.all_reduce(replicas, self._main * cost.flat),
@@ -236,6 +242,6 @@ class LayerCosts:
         return 2 * self.machine.send(self.boundary(unit) / shares) if unit else 0.0
 
 
-def uniform(way: Way, tp: int, cut: Cut) -> bool:
+def uniform(sharding: LayerSharding, tp: int, cut: Cut) -> bool:
     """Whether a run that cuts all its layers by `cut` splits a layer this way on a mesh of `tp` tensor ranks."""
-    return way.strategy in (CUTS[cut] if tp > 1 else ("data",))
+    return sharding.strategy in (CUTS[cut] if tp > 1 else ("data",))

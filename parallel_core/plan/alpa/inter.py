@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from parallel_core.outline.splits import Cut
-from parallel_core.plan.alpa.costs import LayerCosts, Way, uniform
+from parallel_core.plan.alpa.costs import LayerCosts, LayerSharding, uniform
 from parallel_core.plan.alpa.intra import Chain, fastest, memory, within
 
 MOST_GROUPS = 24
@@ -40,7 +40,7 @@ class Stage:
     stop: int
     dp: int
     tp: int
-    ways: tuple[Way, ...]
+    shardings: tuple[LayerSharding, ...]
     seconds: float
     memory: float
 
@@ -98,15 +98,19 @@ class Search:
         self.chain = lru_cache(maxsize=None)(self._chain)
         self.stage = lru_cache(maxsize=None)(self._stage)
 
-    def _chain(self, first: int, stop: int, dp: int, tp: int, cut: Cut | None) -> tuple[Chain, list[Way]] | None:
-        """The layers of a stage and the fastest way of each; None where samples or matrices do not divide."""
-        ways = self.costs.ways(dp, tp)
-        if ways is None:
+    def _chain(
+        self, first: int, stop: int, dp: int, tp: int, cut: Cut | None
+    ) -> tuple[Chain, list[LayerSharding]] | None:
+        """The layers of a stage and the fastest sharding of each; None where samples or matrices do not divide."""
+        shardings = self.costs.shardings(dp, tp)
+        if shardings is None:
             return None
-        able = [[way for way in row if cut is None or uniform(way, tp, cut)] for row in ways[first:stop]]
+        able = [
+            [sharding for sharding in row if cut is None or uniform(sharding, tp, cut)] for row in shardings[first:stop]
+        ]
         if not all(able):
             return None
-        able[0] = [way.first() for way in able[0]]
+        able[0] = [sharding.first() for sharding in able[0]]
         turns = [self.costs.reshard(unit, dp, tp) for unit in range(first + 1, stop)]
         entry = (self.costs.message(first, dp), self.costs.message(first, dp * tp))
         chain = Chain(able, turns, self.micro_batches, entry)

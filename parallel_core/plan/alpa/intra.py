@@ -1,8 +1,8 @@
 """Inside a stage: the way to split each layer so that the stage is fastest and fits (Zheng et al. 2022, section 4).
 
-Equation 1 for a chain of layers: each layer takes one way at its own cost, and each pair of neighbours adds the cost of
-resharding the tensor between them. Without a memory limit, dynamic programming along the chain is exact; with one it is
-the paper's integer linear programme, solved by HiGHS (Huangfu and Hall 2018).
+Equation 1 for a chain of layers: each layer takes one sharding at its own cost, and each pair of neighbours adds the
+cost of resharding the tensor between them. Without a memory limit, dynamic programming along the chain is exact; with
+one it is the paper's integer linear programme, solved by HiGHS (Huangfu and Hall 2018).
 """
 
 from __future__ import annotations
@@ -13,75 +13,80 @@ from itertools import pairwise, product
 
 import numpy as np
 
-from parallel_core.plan.alpa.costs import Way
+from parallel_core.plan.alpa.costs import LayerSharding
 
 
 @dataclass(frozen=True)
 class Chain:
-    """The layers of a stage: `ways` of each; `reshard[i]` = seconds between layers i and i + 1 if exactly one of them
-    is spread. Gradients are all-reduced once every `per_step` micro-batches."""
+    """The layers of a stage: `shardings` of each; `reshard[i]` = seconds between layers i and i + 1 if exactly one of
+    them is spread. Gradients are all-reduced once every `per_step` micro-batches."""
 
-    ways: Sequence[Sequence[Way]]
+    shardings: Sequence[Sequence[LayerSharding]]
     reshard: Sequence[float]
     per_step: int
     entry: tuple[float, float] = (0.0, 0.0)
     """Seconds until the first layer has its input: (unsharded, spread over all devices)."""
 
-    def cost(self, way: Way) -> float:
+    def cost(self, sharding: LayerSharding) -> float:
         """Seconds of one micro-batch, with its share of the gradient all-reduce."""
-        return way.seconds + way.sync / self.per_step
+        return sharding.seconds + sharding.sync / self.per_step
 
-    def before(self, way: Way) -> float:
-        """Seconds to bring in the input of the first layer if it takes this way."""
-        return self.entry[way.spread]
+    def before(self, sharding: LayerSharding) -> float:
+        """Seconds to bring in the input of the first layer if it takes this sharding."""
+        return self.entry[sharding.spread]
 
-    def between(self, i: int, a: Way, b: Way) -> float:
-        """Seconds to reshard between layers `i` and `i` + 1 with ways a and b."""
+    def between(self, i: int, a: LayerSharding, b: LayerSharding) -> float:
+        """Seconds to reshard between layers `i` and `i` + 1 with shardings a and b."""
         return self.reshard[i] if a.spread != b.spread else 0.0
 
-    def seconds(self, chosen: Sequence[Way]) -> float:
-        """Seconds of one micro-batch with these ways, one for each layer."""
+    def seconds(self, chosen: Sequence[LayerSharding]) -> float:
+        """Seconds of one micro-batch with these shardings, one for each layer."""
         turns = sum(self.between(i, a, b) for i, (a, b) in enumerate(pairwise(chosen)))
         return self.before(chosen[0]) + sum(map(self.cost, chosen)) + turns
 
 
-def memory(chosen: Sequence[Way], in_flight: int) -> float:
+def memory(chosen: Sequence[LayerSharding], in_flight: int) -> float:
     """Bytes a device with the activations of `in_flight` micro-batches (equation 5), without the temporaries of a
     backward, such as a block that it recomputes."""
-    return sum(way.state + in_flight * way.activations for way in chosen)
+    return sum(sharding.state + in_flight * sharding.activations for sharding in chosen)
 
 
-def fastest(chain: Chain) -> list[Way]:
-    """The ways with the least time, without a memory limit: dynamic programming along the chain."""
-    best: list[tuple[float, list[Way]]] = [(chain.before(way) + chain.cost(way), [way]) for way in chain.ways[0]]
-    for i, ways in enumerate(chain.ways[1:]):
+def fastest(chain: Chain) -> list[LayerSharding]:
+    """The shardings with the least time, without a memory limit: dynamic programming along the chain."""
+    best: list[tuple[float, list[LayerSharding]]] = [
+        (chain.before(sharding) + chain.cost(sharding), [sharding]) for sharding in chain.shardings[0]
+    ]
+    for i, shardings in enumerate(chain.shardings[1:]):
         best = [
             min(
-                ((t + chain.between(i, kept[-1], way) + chain.cost(way), [*kept, way]) for t, kept in best),
+                (
+                    (t + chain.between(i, kept[-1], sharding) + chain.cost(sharding), [*kept, sharding])
+                    for t, kept in best
+                ),
                 key=lambda found: found[0],
             )
-            for way in ways
+            for sharding in shardings
         ]
     return min(best, key=lambda found: found[0])[1]
 
 
-def within(chain: Chain, limit: float, in_flight: int) -> list[Way] | None:
-    """The fastest ways that need at most `limit` bytes a device; None where there are none."""
+def within(chain: Chain, limit: float, in_flight: int) -> list[LayerSharding] | None:
+    """The fastest shardings that need at most `limit` bytes a device; None where there are none."""
     chosen = fastest(chain)
     if memory(chosen, in_flight) <= limit:
         return chosen
-    least = [min(ways, key=lambda way: memory([way], in_flight)) for ways in chain.ways]
+    least = [min(shardings, key=lambda sharding: memory([sharding], in_flight)) for shardings in chain.shardings]
     return solve(chain, limit, in_flight) if memory(least, in_flight) <= limit else None
 
 
-def solve(chain: Chain, limit: float, in_flight: int) -> list[Way] | None:
+def solve(chain: Chain, limit: float, in_flight: int) -> list[LayerSharding] | None:
     """As `within`, always by the integer linear programme: a 0/1 vector for each layer and a matrix for each pair of
     neighbours, whose rows and columns sum to the vectors (equation 1, linearised as in section 4.2)."""
     from scipy.optimize import Bounds, LinearConstraint, milp  # slow to import, and only needed where memory is short
 
     programme = _Programme(chain)
     rows, low, high = programme.rows()
-    keeps = [memory([way], in_flight) for ways in chain.ways for way in ways]
+    keeps = [memory([sharding], in_flight) for shardings in chain.shardings for sharding in shardings]
     scale = max(limit, 1.0)
     rows = np.vstack([rows, [*(keep / scale for keep in keeps), *[0.0] * programme.pairs]])
     found = milp(
@@ -92,30 +97,35 @@ def solve(chain: Chain, limit: float, in_flight: int) -> list[Way] | None:
     )
     if found.x is None:
         return None
-    return [ways[int(np.argmax(found.x[a:b]))] for ways, (a, b) in zip(chain.ways, programme.spans, strict=True)]
+    return [
+        shardings[int(np.argmax(found.x[a:b]))]
+        for shardings, (a, b) in zip(chain.shardings, programme.spans, strict=True)
+    ]
 
 
 class _Programme:
-    """Variables of the integer linear programme: ways of each layer in order, then of each pair of neighbours."""
+    """Variables of the integer linear programme: shardings of each layer in order, then of each pair of neighbours."""
 
     def __init__(self, chain: Chain) -> None:
-        edges = np.cumsum([0, *map(len, chain.ways)]).tolist()
+        edges = np.cumsum([0, *map(len, chain.shardings)]).tolist()
         self._chain, self.spans = chain, list(pairwise(edges))
         self._singles = edges[-1]
-        sizes = [len(a) * len(b) for a, b in pairwise(chain.ways)]
+        sizes = [len(a) * len(b) for a, b in pairwise(chain.shardings)]
         self._firsts = np.cumsum([self._singles, *sizes]).tolist()
         self.pairs = sum(sizes)
 
     def costs(self) -> list[float]:
         chain = self._chain
-        out = [chain.cost(way) for ways in chain.ways for way in ways]
-        out[: len(chain.ways[0])] = [chain.before(way) + chain.cost(way) for way in chain.ways[0]]
-        for i, (here, there) in enumerate(pairwise(chain.ways)):
+        out = [chain.cost(sharding) for shardings in chain.shardings for sharding in shardings]
+        out[: len(chain.shardings[0])] = [
+            chain.before(sharding) + chain.cost(sharding) for sharding in chain.shardings[0]
+        ]
+        for i, (here, there) in enumerate(pairwise(chain.shardings)):
             out += [chain.between(i, a, b) for a, b in product(here, there)]
         return out
 
     def rows(self) -> tuple[np.ndarray, list[float], list[float]]:
-        """Constraints (matrix, lower and upper bounds): one way a layer; pairs agree with the ways on both sides."""
+        """Constraints (matrix, lower and upper bounds): one sharding a layer; pairs agree with both sides."""
         out, right = [], []
         for a, b in self.spans:
             out.append(self._row(dict.fromkeys(range(a, b), 1.0)))

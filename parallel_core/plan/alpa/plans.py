@@ -48,13 +48,17 @@ def with_alternatives(search: Search, form: Form = "released") -> list[Named]:
 
 
 def summary(plan: Plan, units: Sequence[str]) -> list[str]:
-    """One line a stage: its layers, its mesh, and the ways of consecutive layers."""
-    return [f"{_layers(stage, units)} on {stage.dp} x {stage.tp}: {ways(stage, units)}" for stage in plan.stages]
+    """One line a stage: its layers, its mesh, and the shardings of consecutive layers."""
+    return [
+        f"{_layers(stage, units)} on {stage.dp} x {stage.tp}: {sharding_text(stage, units)}" for stage in plan.stages
+    ]
 
 
-def ways(stage: Stage, units: Sequence[str]) -> str:
-    """The ways of a stage's layers as text: `vocab embed; column-row block.0.attn to block.3.mlp; vocab head`."""
-    named = groupby(zip(stage.ways, units[stage.first : stage.stop], strict=True), key=lambda pair: pair[0].strategy)
+def sharding_text(stage: Stage, units: Sequence[str]) -> str:
+    """The shardings of a stage's layers as text: `vocab embed; column-row block.0.attn to block.3.mlp; vocab head`."""
+    named = groupby(
+        zip(stage.shardings, units[stage.first : stage.stop], strict=True), key=lambda pair: pair[0].strategy
+    )
     return "; ".join(f"{strategy} {_span([unit for _, unit in part])}" for strategy, part in named)
 
 
@@ -90,8 +94,8 @@ def _run(search: Search, plan: Plan) -> tuple[RunSpec | None, str]:
 
 def _cut(plan: Plan) -> Cut | None:
     """The cut by which a run splits all layers as the plan does; None where there is none."""
-    every = [(way, stage.tp) for stage in plan.stages for way in stage.ways]
-    return next((cut for cut in CUTS if all(uniform(way, tp, cut) for way, tp in every)), None)
+    every = [(sharding, stage.tp) for stage in plan.stages for sharding in stage.shardings]
+    return next((cut for cut in CUTS if all(uniform(sharding, tp, cut) for sharding, tp in every)), None)
 
 
 def _split(plan: Plan, samples: int) -> dict[str, Any]:
@@ -126,10 +130,10 @@ def _others(search: Search, form: Form) -> Iterator[Named]:
 
 def _graph(costs: LayerCosts) -> list[GraphLayer]:
     """The layers on one device, as input for PipeDream's programme."""
-    ways = costs.ways(1, 1) or []
+    shardings = costs.shardings(1, 1) or []
     return [
-        GraphLayer(unit, way.seconds / 3, 2 * way.seconds / 3, costs.boundary(i + 1), way.weights)
-        for i, (unit, (way,)) in enumerate(zip(costs.units, ways, strict=True))
+        GraphLayer(unit, sharding.seconds / 3, 2 * sharding.seconds / 3, costs.boundary(i + 1), sharding.weights)
+        for i, (unit, (sharding,)) in enumerate(zip(costs.units, shardings, strict=True))
     ]
 
 
