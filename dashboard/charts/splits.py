@@ -7,16 +7,16 @@ from collections.abc import Sequence
 from dashboard.charts import front as fronts
 from dashboard.charts.chart import Chart
 from parallel_core.analysis.quantities import bytes_text, seconds_text
-from parallel_core.searches.splits import Way
+from parallel_core.searches.splits import FeasibleSplit
 
 MIB = 1 << 20
 COLUMNS = ("split", "step", "memory", "none is better in both")
 
 
-def chart(able: Sequence[Way], source: str) -> Chart:
+def chart(able: Sequence[FeasibleSplit], source: str) -> Chart:
     """`able` = the splits that fit, fastest first."""
-    points = [fronts.Point(way.name, 1e3 * way.seconds, way.memory / MIB, way.best) for way in able]
-    front = [way for way in able if way.best]
+    points = [fronts.Point(split.name, 1e3 * split.seconds, split.memory / MIB, split.best) for split in able]
+    front = [split for split in able if split.best]
     figure = fronts.figure(points, "ms a step (left is faster)", "MiB on the worst rank (down is less)", ("ms", "MiB"))
     title = f"{len(front)} of {len(able)} splits are beaten by none in both time and memory."
     subtitle = "Predicted step time against worst-rank memory; dotted line: none is better in both"

@@ -26,7 +26,7 @@ from dashboard.ledger.models import Profile, ProfileState
 from parallel_core.analysis.quantities import bytes_text, listed_text, plural_text, seconds_text, slower_text
 from parallel_core.plan.fleet import MOST_DEVICES
 from parallel_core.plan.room import Room
-from parallel_core.searches.splits import Answer, Way
+from parallel_core.searches.splits import Answer, FeasibleSplit
 from parallel_core.spec import RunSpec
 
 MIB = 1 << 20
@@ -112,12 +112,12 @@ class FleetPage:
         able = self.found.able
         if not able:
             return [f"0 of {self.found.tried} splits can run here."]
-        best, least = able[0], min(able, key=lambda way: way.memory)
-        orders = sum(way.found for way in able)
+        best, least = able[0], min(able, key=lambda split: split.memory)
+        orders = sum(split.found for split in able)
         others = f" and {plural_text(orders, 'order')} searched for" if orders else ""
         fastest = f"the fastest of {plural_text(self.found.tried, 'split')}{others}"
         first = f"{seconds_text(best.seconds)} a step: {best.name} is {fastest}."
-        alone = next((way for way in able if way.devices == 1), None)
+        alone = next((split for split in able if split.devices == 1), None)
         gain = f" It is {alone.seconds / best.seconds:.2f} times as fast as {alone.name}." if alone else ""
         return [first + gain, f"Least memory: {least.name}, {bytes_text(least.memory)}."]
 
@@ -144,18 +144,18 @@ class FleetPage:
 
     def rows(self) -> list[Row]:
         """The LISTED fastest splits, and those that no other beats in both time and memory."""
-        return [self._row(way) for i, way in enumerate(self.found.able) if i < LISTED or way.best]
+        return [self._row(split) for i, split in enumerate(self.found.able) if i < LISTED or split.best]
 
-    def _row(self, way: Way) -> Row:
-        slower = way.seconds / self.found.able[0].seconds - 1
+    def _row(self, split: FeasibleSplit) -> Row:
+        slower = split.seconds / self.found.able[0].seconds - 1
         return Row(
-            way.name,
-            seconds_text(way.seconds),
+            split.name,
+            seconds_text(split.seconds),
             slower_text(slower),
-            bytes_text(way.memory),
-            way.best,
-            run_address(way.spec),
-            listed_text(list(way.hosts)),
+            bytes_text(split.memory),
+            split.best,
+            run_address(split.spec),
+            listed_text(list(split.hosts)),
         )
 
     def chart(self) -> Chart | None:

@@ -27,7 +27,7 @@ FALLBACK_BANDWIDTH = 1e9
 
 
 @dataclass(frozen=True)
-class Way:
+class NamedCut:
     """One way to cut the layers: its name, its chain (None if impossible, then `why_not`), and the address that adopts
     it."""
 
@@ -99,34 +99,34 @@ class Page:
         return 1 / beta if beta else FALLBACK_BANDWIDTH
 
     @cached_property
-    def ways(self) -> list[Way]:
+    def named_cuts(self) -> list[NamedCut]:
         """The user's cuts first, then the other partitions over the same number of devices or stages."""
         asked, stages = self.asked, len(self.yours.stages)
         return [
-            Way("Yours", self.yours, address=asked.address()),
+            NamedCut("Yours", self.yours, address=asked.address()),
             self._optimum(),
             self._split("Exact min-max split", lambda: balanced_cut(self.layers, stages)),
             self._split("Megatron's even split", lambda: even_cut(self.units, stages)),
         ]
 
-    def _optimum(self) -> Way:
+    def _optimum(self) -> NamedCut:
         name, asked = "PipeDream's optimum", self.asked
         try:
             found = partition(LayerGraph.chain(self.layers), [Level(asked.workers, self.bandwidth)], asked.form)
         except GraphError as error:
-            return Way(name, None, sentence_text(str(error)))
+            return NamedCut(name, None, sentence_text(str(error)))
         cuts = tuple(stage.layers[0] for stage in found.stages[1:])
-        return self._way(name, cuts, tuple(stage.replicas for stage in found.stages))
+        return self._named_cut(name, cuts, tuple(stage.replicas for stage in found.stages))
 
-    def _split(self, name: str, cut: Any) -> Way:
+    def _split(self, name: str, cut: Any) -> NamedCut:
         try:
-            return self._way(name, cut(), (1,) * len(self.yours.stages))
+            return self._named_cut(name, cut(), (1,) * len(self.yours.stages))
         except ValueError as error:
-            return Way(name, None, sentence_text(str(error)))
+            return NamedCut(name, None, sentence_text(str(error)))
 
-    def _way(self, name: str, cuts: Sequence[int], replicas: Sequence[int]) -> Way:
+    def _named_cut(self, name: str, cuts: Sequence[int], replicas: Sequence[int]) -> NamedCut:
         chain = cut_chain(self.layers, cuts, replicas, self.bandwidth, self.asked.form)
-        return Way(name, chain, address=self.asked.address(cuts=cuts, replicas=replicas))
+        return NamedCut(name, chain, address=self.asked.address(cuts=cuts, replicas=replicas))
 
     @property
     def alpa(self) -> str:
@@ -145,7 +145,7 @@ class Page:
         else:
             own = seconds_text(chain.stages[slow].seconds)
             first = f"Stage {slow} sets the pace: {own} a micro-batch; balanced would be {seconds_text(busy)}."
-        optimum = self.ways[1].chain
+        optimum = self.named_cuts[1].chain
         if optimum is None:
             return [first]
         gain = chain.seconds / optimum.seconds
@@ -154,7 +154,7 @@ class Page:
         if gain < 1.005:
             return [first, "PipeDream's optimum over as many devices is less than 1 % faster."]
         count = len(optimum.stages)
-        how = f"{count} stage{'s' if count > 1 else ''}, replicas {self.ways[1].replicas}"
+        how = f"{count} stage{'s' if count > 1 else ''}, replicas {self.named_cuts[1].replicas}"
         return [first, f"PipeDream's optimum over {self.asked.workers} devices is {gain:.2f} times as fast: {how}."]
 
     def stages(self) -> list[dict[str, Any]]:

@@ -7,7 +7,7 @@ from typing import NamedTuple
 from django.urls import reverse
 
 
-class Way(NamedTuple):
+class EntryPoint(NamedTuple):
     """`view` = name of the page's view, `place` = what follows its URL."""
 
     question: str
@@ -20,35 +20,35 @@ class Way(NamedTuple):
         return reverse(self.view) + self.place
 
 
-WAYS = (
-    Way(
+ENTRY_POINTS = (
+    EntryPoint(
         "How would I split my model over a GPU cluster?",
         "The fastest of all plans that fit, what holds it back, and why any other one fails.",
         "plans:page",
     ),
-    Way(
+    EntryPoint(
         "Which plan trains 200 B parameters on 40 GB GPUs?",
         "Ready cases, each with its verdict, and why the other set-up cannot.",
         "plans:scenarios",
         "#case-200b",
     ),
-    Way(
+    EntryPoint(
         "Why did scaling get worse, or the loss diverge?",
         "Scenarios that break: one click runs before, broken and proof, and names the cause.",
         "plans:scenarios",
         "#breakages",
     ),
-    Way(
+    EntryPoint(
         "Where does a pipeline's bubble come from?",
         "Two schedules side by side, played step by step; no run needed.",
         "schedules:page",
     ),
-    Way(
+    EntryPoint(
         "What does each strategy hold, send and wait for?",
         "One card each, with its memory and traffic, and a run to try it.",
         "schedules:strategies",
     ),
-    Way(
+    EntryPoint(
         "Why is a job of mine slow that ran elsewhere?",
         "Files of torch.profiler, one a rank, become a timeline with its accounts.",
         "traces:list",

@@ -37,7 +37,7 @@ from dashboard.studies import (
     streams,
     table,
 )
-from dashboard.studies.entry_points import WAYS
+from dashboard.studies.entry_points import ENTRY_POINTS
 from dashboard.studies.models import Study
 from dashboard.studies.selectors import Overview, held_equal, overview
 
@@ -59,7 +59,7 @@ def index(request: HttpRequest) -> HttpResponse:
 @require_GET
 def list_page(request: HttpRequest) -> HttpResponse:
     """Newest first, each with its verdict; `?page=` goes back in time."""
-    return render(request, "studies/list.html", {**list_context(request), "ways": WAYS})
+    return render(request, "studies/list.html", {**list_context(request), "entry_points": ENTRY_POINTS})
 
 
 @require_GET

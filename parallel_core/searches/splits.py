@@ -36,7 +36,7 @@ class Question(Value):
     between: tuple[LinksBetween, ...] = ()
 
 
-class Way(Value):
+class FeasibleSplit(Value):
     """A split that can run. `spec`: its RunSpec; `best`: no other split is better in both time and memory; `hosts`:
     those of its ranks, where there are several."""
 
@@ -57,13 +57,13 @@ class Way(Value):
 class Answer(Value):
     """`able`: splits that can run, fastest first; `refused`: (number of splits, reason), the most frequent first."""
 
-    able: tuple[Way, ...]
+    able: tuple[FeasibleSplit, ...]
     refused: tuple[tuple[int, str], ...]
 
     @property
     def tried(self) -> int:
         """Number of splits that were evaluated, as reported to `told`."""
-        return sum(not way.found for way in self.able) + sum(count for count, _ in self.refused)
+        return sum(not split.found for split in self.able) + sum(count for count, _ in self.refused)
 
 
 def answer(question: Question, told: ProgressCallback = silent) -> Answer:
@@ -77,7 +77,7 @@ def answer(question: Question, told: ProgressCallback = silent) -> Answer:
     found = splits(question.spec, question.table, question.devices, question.memory, told, placed)
     front = found.pareto()
     able = [
-        Way(
+        FeasibleSplit(
             name=split.name,
             spec=split.spec.model_dump(mode="json", exclude_defaults=True),
             devices=split.spec.parallel.world,

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from parallel_core.schedule.ir import RECVS, SENDS, Kind, Op, Program
 from parallel_core.simulate import recovered
 from parallel_core.traces import messages
-from parallel_core.traces.known_programs import Way, candidates, label
+from parallel_core.traces.known_programs import ProgramVariant, candidates, label
 from parallel_core.traces.pieces import Piece, parted, reached, stretches, take_crumbs, usual_length
 from parallel_core.traces.unnamed import NotCounted
 
@@ -68,8 +68,8 @@ def _fitting(spans: Spans, places: Sequence[Sequence[int]]) -> list[Order]:
     """Returns all matching schedules; of those that name all operations alike, only the first."""
     out: list[Order] = []
     sent = [{(_count(spans[rank], SENDS), _count(spans[rank], RECVS)) for rank in own} for own in places]
-    for name, ways in candidates(len(places), next(iter(sent[0]))[0], sent):
-        found = next((done for way in ways if (done := _fitted(spans, places, way)) is not None), None)
+    for name, variants in candidates(len(places), next(iter(sent[0]))[0], sent):
+        found = next((done for variant in variants if (done := _fitted(spans, places, variant)) is not None), None)
         if found is not None and not any(_same(found, known.done) for known in out):
             out.append(Order(name, found))
     return out
@@ -101,13 +101,15 @@ def _same(one: Mapping[int, tuple[Done, ...]], other: Mapping[int, tuple[Done, .
     return all([done.op for done in one[rank]] == [done.op for done in other[rank]] for rank in one)
 
 
-def _fitted(spans: Spans, places: Sequence[Sequence[int]], way: Way) -> dict[int, tuple[Done, ...]] | None:
-    """Returns what each rank did if the order was `way`; None where it does not match."""
+def _fitted(
+    spans: Spans, places: Sequence[Sequence[int]], variant: ProgramVariant
+) -> dict[int, tuple[Done, ...]] | None:
+    """Returns what each rank did if the order was `variant`; None where it does not match."""
     out: dict[int, tuple[Done, ...]] = {}
-    stages = 1 + max(op.stage for program in way.programs for op in program)
+    stages = 1 + max(op.stage for program in variant.programs for op in program)
     for q, own in enumerate(places):
         for rank in own:
-            done = _of_rank(spans[rank], way.programs[q], stages, way.late)
+            done = _of_rank(spans[rank], variant.programs[q], stages, variant.late)
             if done is None:
                 return None
             out[rank] = done

@@ -19,7 +19,7 @@ TORCH_ZB = "torch-interleaved-zero-bubble"
 _LABELS = {TORCH_ZB: "PyTorch's interleaved zero bubble"}
 
 
-class Way(NamedTuple):
+class ProgramVariant(NamedTuple):
     """Compute operations of each pipeline place. What the `late` ones send goes out after the next operation."""
 
     programs: list[Program]
@@ -31,8 +31,8 @@ def label(name: str) -> str:
     return _LABELS.get(name) or TRAITS[name].label
 
 
-def candidates(pp: int, ends: int, sent: list[set[tuple[int, int]]]) -> Iterator[tuple[str, list[Way]]]:
-    """Yields (name, ways) of the schedules over `pp` places that have the same number of messages at each place.
+def candidates(pp: int, ends: int, sent: list[set[tuple[int, int]]]) -> Iterator[tuple[str, list[ProgramVariant]]]:
+    """Yields (name, variants) of the schedules over `pp` places that have the same number of messages at each place.
 
     `sent`: the (sends, receives) of the ranks of each place; `ends`: the sends of the first place.
     """
@@ -45,11 +45,11 @@ def candidates(pp: int, ends: int, sent: list[set[tuple[int, int]]]) -> Iterator
                 continue
             made = compute_only(name, pp, count, chunks=chunks)
             if _messages(made) == sent:
-                yield name, list(_ways(made, name in WHOLE_FIRST))
+                yield name, list(_variants(made, name in WHOLE_FIRST))
     for chunks in range(2, MOST_CHUNKS + 1):
         count, rest = divmod(ends, 2 * chunks - 1)
         if count and not rest and _messages(made := torch_zero_bubble(pp, chunks, count)) == sent:
-            yield TORCH_ZB, list(_ways(made, whole_first=True))
+            yield TORCH_ZB, list(_variants(made, whole_first=True))
 
 
 def like(made: Schedule) -> str:
@@ -58,7 +58,10 @@ def like(made: Schedule) -> str:
     sent = _messages(made)
     ((ends, _),) = sent[0]
     known = candidates(made.pipeline_ranks, ends, sent)
-    return next((label(name) for name, ways in known if any(way.programs == [*made.programs] for way in ways)), "")
+    return next(
+        (label(name) for name, variants in known if any(variant.programs == [*made.programs] for variant in variants)),
+        "",
+    )
 
 
 def torch_zero_bubble(pp: int, chunks: int, micro_batches: int) -> Schedule:
@@ -88,7 +91,7 @@ def _messages(made: Schedule) -> list[set[tuple[int, int]]]:
     return [{(sum(op.kind in SENDS for op in own), sum(op.kind in RECVS for op in own))} for own in programs]
 
 
-def _ways(made: Schedule, whole_first: bool) -> Iterator[Way]:
+def _variants(made: Schedule, whole_first: bool) -> Iterator[ProgramVariant]:
     """Yields the variants of a schedule's order, the first of which that matches is taken.
 
     As the first stage needs no input gradient, its backward may be whole, at the position of its W or of its B; these
@@ -98,9 +101,9 @@ def _ways(made: Schedule, whole_first: bool) -> Iterator[Way]:
     late = frozenset(op.parts()[0] for program in made.programs for op in program if op.kind is Kind.PAIR)
     whole = [_whole(programs, *kinds) for kinds in ((Kind.W, Kind.B), (Kind.B, Kind.W))]
     for own in [*whole, programs] if whole_first else [programs]:
-        yield Way(own)
+        yield ProgramVariant(own)
         if late:
-            yield Way(own, late)
+            yield ProgramVariant(own, late)
 
 
 def _whole(programs: list[Program], kept: Kind, other: Kind) -> list[Program]:

@@ -52,7 +52,7 @@ from parallel_core.plan.layer_graph import GraphLayer
 from parallel_core.plan.room import Room
 from parallel_core.profile.table import LayerBytes
 from parallel_core.schedule import build
-from parallel_core.searches.splits import Way
+from parallel_core.searches.splits import FeasibleSplit
 from parallel_core.simulate.lesson import lesson
 from parallel_core.spec import RunSpec
 from tests.dashboard import factory
@@ -129,7 +129,10 @@ def _of_steps() -> dict[str, list[Chart]]:
 def _of_plans() -> dict[str, list[Chart]]:
     case = Case(1024, 24, 1024, 32, 8, 4, 1e14, 1e11)
     served = serve(presets()["gpt-22b"], clusters()["selene"], Ask(512, 128))
-    ways = [Way(name=name, spec={}, devices=2, seconds=1.0, memory=1 << 30, best=name == "DP") for name in ("DP", "TP")]
+    able = [
+        FeasibleSplit(name=name, spec={}, devices=2, seconds=1.0, memory=1 << 30, best=name == "DP")
+        for name in ("DP", "TP")
+    ]
     graph = [GraphLayer(name, 0.1, 0.2, 1e6, 1e6) for name in ("embed", "head")]
     held = [LayerBytes(unit=name, parameters=1 << 20, saved=1 << 20, boundary=1 << 10) for name in ("embed", "head")]
     return {
@@ -140,6 +143,6 @@ def _of_plans() -> dict[str, list[Chart]]:
         "crossover": [crossover.chart(case, "hidden", [])],
         "errors": [errors.chart("times", "t", accuracy.step_times(), 0.08)],
         "serving": [serving.chart(served)],
-        "splits": [splits.chart(ways, "s")],
+        "splits": [splits.chart(able, "s")],
         "layers": [layers.times(graph, "8 samples", "s"), layers.sizes(held, "8 samples", "s")],
     }

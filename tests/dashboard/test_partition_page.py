@@ -50,7 +50,7 @@ def test_alpas_table_has_pipedreams_optimum_by_the_form_of_the_page(member: Clie
         rows = {row.name: row for row in answered(member, page.alpa, part=True).context["rows"]}
         cuts[form] = rows["PipeDream's optimum"].cuts
     paper = member.get("/partition/", {"profile": profile.pk, "workers": 2, "samples": 4}).context["page"]
-    assert paper.ways[1].chain.cuts == () and cuts == {"paper": "none", "released": "6"}
+    assert paper.named_cuts[1].chain.cuts == () and cuts == {"paper": "none", "released": "6"}
 
 
 def test_this_fleet_is_a_cluster_of_the_planner(member: Client, profile: Profile) -> None:
@@ -138,7 +138,7 @@ def test_the_page_follows_its_address(profile: Profile, member: Client) -> None:
     assert "Stage 1 sets the pace" in text and "Exact min-max split" in text and "NOAM" in text
     made = page.context["page"]
     assert made.yours.cuts == (2,)
-    optimum, exact, even = made.ways[1:]
+    optimum, exact, even = made.named_cuts[1:]
     assert optimum.chain.seconds <= exact.chain.seconds <= made.yours.seconds
     assert even.chain.cuts == (MODEL.units().index("block.2.attn"),)
     moved = member.get(page.context["stages"][1]["later"])
@@ -168,7 +168,7 @@ def test_what_is_left_empty_shows_what_stands_in_for_it(profile: Profile, member
 def test_others_are_held_against_as_many_devices_as_yours_take(profile: Profile, member: Client) -> None:
     asked = {"profile": profile.pk, "cuts": "2", "replicas": "2-1", "samples": 4}
     page = member.get("/partition/", {**asked, "workers": 2})
-    assert sum(page.context["page"].ways[1].chain.replicas) == page.context["page"].asked.workers == 3
+    assert sum(page.context["page"].named_cuts[1].chain.replicas) == page.context["page"].asked.workers == 3
     page = member.get("/partition/", {**asked, "workers": 4})
     assert "on 3 devices. NOAM = ⌈3 devices / 2" in page.content.decode()
     joined = member.get(page.context["stages"][1]["join"]).context["page"]

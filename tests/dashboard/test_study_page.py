@@ -15,7 +15,7 @@ from django.test import Client
 from dashboard.charts.chart import pairs
 from dashboard.runs.models import State
 from dashboard.studies import answers, figures
-from dashboard.studies.entry_points import WAYS
+from dashboard.studies.entry_points import ENTRY_POINTS
 from dashboard.studies.models import Study
 from dashboard.studies.selectors import held_equal, overview
 from parallel_core.plan.memory import worst_stage
@@ -186,10 +186,10 @@ def test_list_has_a_verdict_a_study_and_says_when_empty(reader: Client, alice: A
 
 def test_the_list_leads_to_the_page_that_answers_each_other_question(reader: Client) -> None:
     page = reader.get("/studies/").content.decode()
-    for way in WAYS:
-        address, _, place = way.address.partition("#")
+    for entry_point in ENTRY_POINTS:
+        address, _, place = entry_point.address.partition("#")
         answer = reader.get(address)
-        assert f'href="{way.address}"' in page and answer.status_code == 200
+        assert f'href="{entry_point.address}"' in page and answer.status_code == 200
         assert not place or f'id="{place}"' in answer.content.decode()
 
 
