@@ -56,7 +56,7 @@ TORCH_FREE = (
     "parallel_core.plan.pipedream",
     "parallel_core.profile.measure",
     "parallel_core.profile.table",
-    "parallel_core.simulate.needs",
+    "parallel_core.simulate.cost_requirements",
     "parallel_core.plan.graph_plan",
     "parallel_core.simulate.predict",
     "parallel_core.simulate.recalibrate",

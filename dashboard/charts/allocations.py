@@ -10,8 +10,8 @@ from dashboard.charts import theme
 from dashboard.charts.chart import Chart
 from dashboard.charts.theme import var
 from parallel_core.analysis.allocations import Allocations
+from parallel_core.analysis.downsample import thin
 from parallel_core.analysis.quantities import bytes_text, count_text
-from parallel_core.analysis.thin import thin
 
 MIB = 1 << 20
 MOST_POINTS = 600

@@ -19,8 +19,8 @@ from dashboard.runs import metrics
 from dashboard.runs.models import Attempt, Run
 from parallel_core.analysis.quantities import signed_percent_text
 from parallel_core.profile.table import CostTable
+from parallel_core.simulate.cost_requirements import NeverTimed
 from parallel_core.simulate.device_drift import spells_beside
-from parallel_core.simulate.needs import NeverTimed
 from parallel_core.simulate.network import ALONE, Where
 from parallel_core.simulate.predict import CannotPredict, predict_step
 from parallel_core.spec import RunSpec

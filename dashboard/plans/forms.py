@@ -13,10 +13,10 @@ from dashboard.plans.setups import RATES, SIZES, Setup, cluster_of, model_of
 from parallel_core.plan.cluster.hardware import GIB, clusters
 from parallel_core.plan.cluster.job import Job
 from parallel_core.plan.cluster.model import presets
+from parallel_core.plan.cluster.plan_parser import read
 from parallel_core.plan.cluster.plans import PRECISIONS, STATES, Plan
 from parallel_core.plan.cluster.problems import Problems
 from parallel_core.plan.cluster.search import Space
-from parallel_core.plan.cluster.words import read
 from parallel_core.plan.fleet import MOST_DEVICES
 
 SCHEDULES_OF = {

@@ -8,9 +8,9 @@ from urllib.parse import urlencode
 from django import forms
 
 from dashboard.plans.forms import SetupForm
+from parallel_core.plan.cluster.plan_parser import read
 from parallel_core.plan.cluster.plans import Plan
 from parallel_core.plan.cluster.problems import MOST_SHOWN
-from parallel_core.plan.cluster.words import read
 
 LETTERS = "abcd"
 LEAST = 2

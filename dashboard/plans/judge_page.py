@@ -13,7 +13,7 @@ from dashboard.plans.setups import Setup
 from parallel_core.analysis.quantities import bytes_text, count_text, percent_text, ratio_text, seconds_text
 from parallel_core.plan.cluster.common import Shared, shared
 from parallel_core.plan.cluster.search import Space
-from parallel_core.plan.cluster.why import Judged, judge, time_sentence
+from parallel_core.plan.cluster.verdict import Judged, judge, time_sentence
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from parallel_core.analysis.quantities import count_text, ns_text, percent_text,
 from parallel_core.plan.cluster import memory, search, step
 from parallel_core.plan.cluster.plan_timeline import drawn
 from parallel_core.plan.cluster.plans import Plan, Plans
-from parallel_core.plan.cluster.why import Judged
+from parallel_core.plan.cluster.verdict import Judged
 from parallel_core.schedule.traits import flushes
 
 DRAWN_FITTING, DRAWN_LARGE = 400, 150

@@ -25,7 +25,7 @@ from parallel_core.plan.cluster.advice import Advice, advise
 from parallel_core.plan.cluster.pure_strategies import pure_strategies
 from parallel_core.plan.cluster.rules import Reason
 from parallel_core.plan.cluster.search import Found
-from parallel_core.plan.cluster.why import Judged, judge, none_fits, utilisation
+from parallel_core.plan.cluster.verdict import Judged, judge, none_fits, utilisation
 
 RANKED = 12
 DAY = 86_400

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from dashboard.fleet.models import Worker
 from parallel_core.analysis.quantities import bytes_text, plural_text
-from parallel_core.plan.saved import checkpoint_bytes, most_checkpoints
+from parallel_core.plan.checkpoint_size import checkpoint_bytes, most_checkpoints
 from parallel_core.spec import RunSpec
 
 

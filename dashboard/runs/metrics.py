@@ -13,8 +13,8 @@ import numpy as np
 from django.db.models import Case, F, Min, QuerySet, When
 
 from dashboard.runs.models import Attempt, Run, SeriesChunk
+from parallel_core.analysis.downsample import thin
 from parallel_core.analysis.stats import Stats, summarise
-from parallel_core.analysis.thin import thin
 from parallel_core.observe.records import POINT
 from parallel_core.spec import RunSpec
 

@@ -20,8 +20,8 @@ from dashboard.studies.losses import Losses, Points
 from dashboard.studies.selectors import Overview, Row
 from parallel_core.analysis import sentences
 from parallel_core.analysis.align import Side, align_sides
+from parallel_core.analysis.downsample import thin
 from parallel_core.analysis.quantities import percent_text
-from parallel_core.analysis.thin import thin
 from parallel_core.analysis.waits import step_start, waited_if_whole
 from parallel_core.faults import trained
 from parallel_core.layout import Layout

@@ -45,7 +45,7 @@ class About:
     """Share of the devices' time that other processes took, None if not measured; rules that judge times need it."""
     device: str = "cpu"
     counted: bool = False
-    """Whether stages and micro-batches were inferred from messages and order (`traces.unnamed`)."""
+    """Whether stages and micro-batches were inferred from messages and order (`traces.inferred_pipeline`)."""
 
 
 def table(spans: Mapping[int, NDArray[np.void]], layout: Layout) -> Iterator[tuple[Any, ...]]:

@@ -20,9 +20,9 @@ from typing import Any
 
 import numpy as np
 
+from parallel_core.atomic_file import whole_file
 from parallel_core.checkpoint.manifest import CheckpointError
 from parallel_core.untrusted import PARSE_ERRORS
-from parallel_core.whole_file import whole_file
 
 ITEM = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "I16": 2, "I8": 1, "U8": 1, "BOOL": 1}
 """The format's name of an element type -> bytes of an element."""

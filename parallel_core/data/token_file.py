@@ -18,8 +18,8 @@ from typing import Any
 
 import numpy as np
 
+from parallel_core.atomic_file import whole_file
 from parallel_core.data.corpus import CorpusError
-from parallel_core.whole_file import whole_file
 
 _HEAD = struct.Struct("<8sIIQQ")
 MAGIC, VERSION, SUFFIX = b"TYTOKENS", 1, ".tokens"

@@ -10,11 +10,11 @@ from typing import Any
 import torch.distributed as dist
 from torch import Tensor
 
-from parallel_core.engine import staged
+from parallel_core.engine import host_staging
 from parallel_core.engine.host_group import HostGroup
 from parallel_core.engine.host_links import HostLinks
+from parallel_core.engine.host_staging import Work
 from parallel_core.engine.host_table import HostTable
-from parallel_core.engine.staged import Work
 
 Group = dist.ProcessGroup | HostGroup | None
 """A process group; None is a group of one rank, with nothing to communicate."""
@@ -38,42 +38,42 @@ def rank_in(group: dist.ProcessGroup | HostGroup) -> int:
 
 def all_reduce(tensor: Tensor, group: Group, op: Any = dist.ReduceOp.SUM) -> Work:
     """Starts an all-reduce of `tensor` (contiguous) over the group, in place."""
-    if not staged.is_staged(tensor, group):
+    if not host_staging.is_staged(tensor, group):
         return _all_reduce(tensor, group, op)
-    host = staged.out_of(tensor)
-    return staged.Staged(_all_reduce(host, group, op), host, tensor)
+    host = host_staging.out_of(tensor)
+    return host_staging.Staged(_all_reduce(host, group, op), host, tensor)
 
 
 def all_gather(out: Tensor, mine: Tensor, group: TableGroup) -> Work:
     """Starts an all-gather of every rank's `mine` into `out`, in rank order; both are flat."""
-    if not staged.is_staged(out, group):
+    if not host_staging.is_staged(out, group):
         return _all_gather(out, mine, group)
-    host = staged.room_for(out)
-    return staged.Staged(_all_gather(host, staged.out_of(mine), group), host, out)
+    host = host_staging.room_for(out)
+    return host_staging.Staged(_all_gather(host, host_staging.out_of(mine), group), host, out)
 
 
 def reduce_scatter(out: Tensor, tensor: Tensor, group: Group) -> Work:
     """Starts a reduce-scatter (sum) of `tensor`; `out` receives this rank's part. Both are flat."""
-    if not staged.is_staged(out, group):
+    if not host_staging.is_staged(out, group):
         return _reduce_scatter(out, tensor, group)
-    host = staged.room_for(out)
-    return staged.Staged(_reduce_scatter(host, staged.out_of(tensor), group), host, out)
+    host = host_staging.room_for(out)
+    return host_staging.Staged(_reduce_scatter(host, host_staging.out_of(tensor), group), host, out)
 
 
 def isend(tensor: Tensor, rank: int, group: LinkGroup) -> Work:
     """Starts sending `tensor` (contiguous) to the global rank `rank`."""
-    if not staged.is_staged(tensor, group):
+    if not host_staging.is_staged(tensor, group):
         return _isend(tensor, rank, group)
-    host = staged.out_of(tensor)
-    return staged.Staged(_isend(host, rank, group), host, None)
+    host = host_staging.out_of(tensor)
+    return host_staging.Staged(_isend(host, rank, group), host, None)
 
 
 def irecv(tensor: Tensor, rank: int, group: LinkGroup) -> Work:
     """Posts a receive into `tensor` from the global rank `rank`."""
-    if not staged.is_staged(tensor, group):
+    if not host_staging.is_staged(tensor, group):
         return _irecv(tensor, rank, group)
-    host = staged.room_for(tensor)
-    return staged.Staged(_irecv(host, rank, group), host, tensor)
+    host = host_staging.room_for(tensor)
+    return host_staging.Staged(_irecv(host, rank, group), host, tensor)
 
 
 def _all_reduce(tensor: Tensor, group: Group, op: Any) -> Work:

@@ -114,7 +114,7 @@ class CudaDevice:
     kind: DeviceKind = "cuda"
 
     def __init__(self, sharing: int = 1) -> None:
-        """`sharing`: ranks on this GPU; several exchange through host memory (`staged`)."""
+        """`sharing`: ranks on this GPU; several exchange through host memory (`host_staging`)."""
         self.sharing, self.backend = sharing, "gloo" if sharing > 1 else "nccl"
         self.torch = first_gpu()
         be_exact()

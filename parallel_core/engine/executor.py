@@ -17,7 +17,7 @@ from parallel_core.engine.optimizer import FlatAdamW
 from parallel_core.engine.p2p import Links, Traffic
 from parallel_core.engine.precision import LossScale
 from parallel_core.engine.reduction import Reducer
-from parallel_core.engine.shared import SharedGradients
+from parallel_core.engine.shared_gradients import SharedGradients
 from parallel_core.engine.stage import Batch
 from parallel_core.observe.progress import Progress
 from parallel_core.observe.recorder import LANE_COLLECTIVE, LANE_COMPUTE, LANE_HOST, LANE_P2P

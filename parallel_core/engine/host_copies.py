@@ -12,7 +12,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from parallel_core.engine.staged import Work
+from parallel_core.engine.host_staging import Work
 
 UPLOADS = 8
 """Pinned buffers of one `PinnedUploads`: the inputs and targets of four steps."""

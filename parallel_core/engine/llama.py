@@ -18,6 +18,7 @@ import torch
 from pydantic import ValidationError
 from torch import Tensor
 
+from parallel_core.atomic_file import whole_file
 from parallel_core.checkpoint import folder as folders
 from parallel_core.checkpoint import safetensors
 from parallel_core.checkpoint.manifest import CheckpointError, Manifest, read
@@ -27,7 +28,6 @@ from parallel_core.models.registry import parameter_shapes
 from parallel_core.outline.gpt import GptOutline
 from parallel_core.spec import ModelSpec, RunSpec, field_errors
 from parallel_core.untrusted import PARSE_ERRORS
-from parallel_core.whole_file import whole_file
 
 TYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 _NAMES = {dtype: name for name, dtype in TYPES.items()}

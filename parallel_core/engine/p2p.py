@@ -76,8 +76,8 @@ class Links:
         mark: int = 0,
         messages: int = 0,
     ) -> None:
-        """`mark`: number of elements appended to a gradient in its message (`scaled`), which is then sent flat.
-        `messages`: upper bound of the messages that a rank sends to another in a step, all of which it may send
+        """`mark`: number of elements appended to a gradient in its message (`scaled_gradients`), which is then sent
+        flat. `messages`: upper bound of the messages that a rank sends to another in a step, all of which it may send
         before any is received."""
         self._here, self._peers, self._groups, self._edges = here, peers, groups, edges
         self._dtype, self._device, self._mark = dtype, device.torch, mark

@@ -16,7 +16,7 @@ from torch import Tensor
 from parallel_core.engine.executor import Parts, Prepared, Walker, total_loss
 from parallel_core.engine.norm import Gathering, Number, clip_factor
 from parallel_core.engine.p2p import Traffic
-from parallel_core.engine.scaled import marked, rescaled
+from parallel_core.engine.scaled_gradients import marked, rescaled
 from parallel_core.engine.stage import Batch
 from parallel_core.engine.versions import WeightVersions, views_of_weights
 from parallel_core.observe.progress import Progress

@@ -21,7 +21,7 @@ from parallel_core.engine.p2p import Links, Peer, Traffic
 from parallel_core.engine.precision import DTYPES
 from parallel_core.engine.reader import Reader
 from parallel_core.engine.reducers import reducer_of
-from parallel_core.engine.shared import SharedGradients
+from parallel_core.engine.shared_gradients import SharedGradients
 from parallel_core.engine.step_runner import FlushingRunner, StepRunner, StreamingRunner
 from parallel_core.engine.stop import StopRequest
 from parallel_core.engine.stream import StreamExecutor

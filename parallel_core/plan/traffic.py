@@ -22,7 +22,7 @@ from parallel_core.plan.units import boundary_elements
 from parallel_core.spec import RunSpec
 
 MARK_BYTES = 4
-"""Bytes of the loss scale sent after a gradient between stages that each have their own scale (`engine.scaled`)."""
+"""Bytes of the loss scale sent after a gradient between stages that each have their own (`engine.scaled_gradients`)."""
 GroupKind = Literal["tensor", "data", "next", "before"]
 
 

@@ -23,7 +23,7 @@ from parallel_core.observe.records import FileSink
 from parallel_core.observe.reference import Reference
 from parallel_core.outline.splits import Cut
 from parallel_core.plan.grad_buckets import GATHERS_AHEAD
-from parallel_core.profile import by_torch, links, own_shards
+from parallel_core.profile import fully_shard, links, own_shards
 from parallel_core.profile.cpu_steal import undisturbed
 from parallel_core.profile.fixed import FixedBench
 from parallel_core.profile.layers import LayerBench, draw, layer_bytes, row, spec_of
@@ -119,7 +119,7 @@ class _Rank:
         specs = [self._spec(tp, "none", samples) for tp in self.order.tps]
         if "full" in self.order.recompute:  # recomputation is measured for the first width only
             specs.append(self._spec(self.order.tps[0], "full", samples))
-        for found in by_torch.measure(meeting, specs, self.order.devices, self.order.seconds / 2):
+        for found in fully_shard.measure(meeting, specs, self.order.devices, self.order.seconds / 2):
             self.sink.emit("profile", about="fully_sharded", row=found.model_dump(mode="json"))
 
     def _splits(self, tp: int, recompute: Recompute) -> Sequence[Cut]:

@@ -17,8 +17,8 @@ from typing import Literal, NamedTuple
 from parallel_core.layout import Layout
 from parallel_core.profile.curves import Link, LinksBetween, What
 from parallel_core.profile.table import CostTable
+from parallel_core.simulate.cost_requirements import NeverTimed
 from parallel_core.simulate.link_contention import Flow, Line
-from parallel_core.simulate.needs import NeverTimed
 
 Pattern = tuple[tuple[str, int], ...]
 """Number of a group's ranks on each of its hosts."""

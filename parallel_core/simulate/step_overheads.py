@@ -210,7 +210,7 @@ class Ends:
             known.add(stage, Kind.OPT_STEP, "ends", [took])
 
     def _summed_by_rows(self, place: int) -> int:
-        """Elements of gradients of which a tensor rank has only its rows' part (`engine.shared`)."""
+        """Elements of gradients of which a tensor rank has only its rows' part (`engine.shared_gradients`)."""
         matrices = outline_of(self._spec.model).matrices()
         held = (unit for stage in self._layout.stages_of(place) for unit in self._layout.stage_units[stage])
         return sum(prod(shape) for unit in held for name, shape in matrices[unit].items() if summed_by_rows(name))

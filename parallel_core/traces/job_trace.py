@@ -18,10 +18,10 @@ from parallel_core.simulate.imported import MOST_SPANS
 from parallel_core.simulate.recovered import NotRecovered, recover, staged
 from parallel_core.traces import messages
 from parallel_core.traces.clocks import aligned
+from parallel_core.traces.inferred_pipeline import NotCounted, Spans, counted, whole
 from parallel_core.traces.kineto import RankTrace, joined
 from parallel_core.traces.known_orders import ordered
 from parallel_core.traces.known_programs import label
-from parallel_core.traces.unnamed import NotCounted, Spans, counted, whole
 
 _CALLED = re.compile(r"(?:rank[-_]?|worker)(\d+)", re.I)
 _NUMBERED = re.compile(r"[-_](\d+)(?=\.)")

@@ -50,7 +50,7 @@ class RankTrace:
     micro_batches: int = 0
     """Like `stages` the number of different ones in annotations; 0 = none."""
     counted: list[int] = field(default_factory=list)
-    """Steps whose stages and micro-batches were inferred from messages and order (`unnamed`, `known_orders`)."""
+    """Steps with stages and micro-batches inferred from messages and order (`inferred_pipeline`, `known_orders`)."""
     windows: Windows = field(default_factory=dict)
     """Step -> its begin and end on the host; {} where steps are not recognizable."""
     host: str = ""

@@ -19,9 +19,9 @@ from numpy.typing import NDArray
 from parallel_core.schedule.ir import RECVS, SENDS, Kind, Op, Program
 from parallel_core.simulate import recovered
 from parallel_core.traces import messages
+from parallel_core.traces.inferred_pipeline import NotCounted
 from parallel_core.traces.known_programs import ProgramVariant, candidates, label
 from parallel_core.traces.pieces import Piece, parted, reached, stretches, take_crumbs, usual_length
-from parallel_core.traces.unnamed import NotCounted
 
 Spans = Mapping[int, NDArray[np.void]]
 SLACK = 0.25

@@ -16,8 +16,8 @@ from dashboard.ledger.graph_views import GraphForm
 from dashboard.ledger.models import Profile
 from dashboard.plans.forms import PlannerForm
 from dashboard.schedules.forms import ScheduleForm
+from parallel_core.plan.cluster.plan_parser import read
 from parallel_core.plan.cluster.plan_timeline import drawn
-from parallel_core.plan.cluster.words import read
 from parallel_core.spec import ModelSpec, RunSpec
 from tests.dashboard import factory
 

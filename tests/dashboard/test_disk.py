@@ -11,7 +11,7 @@ from django.test import Client
 
 from dashboard.fleet.models import Worker
 from parallel_core.analysis.quantities import bytes_text
-from parallel_core.plan.saved import checkpoint_bytes
+from parallel_core.plan.checkpoint_size import checkpoint_bytes
 from parallel_core.spec import RunSpec
 from tests.dashboard import factory
 from tests.dashboard.test_forms import filled

@@ -20,7 +20,7 @@ from dashboard.studies import compare_views
 from dashboard.studies.figures import LOSS_BUCKETS
 from dashboard.studies.models import Study
 from dashboard.studies.views import LIVE_PARTS
-from parallel_core.analysis.thin import thin
+from parallel_core.analysis.downsample import thin
 from tests.dashboard import factory
 from tests.dashboard.study_charts import charts_of
 

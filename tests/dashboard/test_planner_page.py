@@ -12,7 +12,7 @@ from django.test import Client
 
 from dashboard.plans.forms import PlannerForm
 from parallel_core.plan.cluster.hardware import GIB
-from parallel_core.plan.cluster.words import read
+from parallel_core.plan.cluster.plan_parser import read
 from tests.dashboard import factory
 from tests.dashboard.plain import plain
 

@@ -16,7 +16,7 @@ from dashboard.runs import queue, selectors, services, states
 from dashboard.runs.models import Attempt, Cursor, LogChunk, MemoryRecord, Run, SeriesChunk, SpanChunk
 from dashboard.runs.page_tiles import memory_limit
 from dashboard.runs.selectors import Filters
-from parallel_core.analysis.thin import thin
+from parallel_core.analysis.downsample import thin
 from parallel_core.observe.records import POINT, SPAN
 from tests.dashboard.peer import spec
 

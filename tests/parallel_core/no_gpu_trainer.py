@@ -13,7 +13,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from parallel_core.engine import staged
+from parallel_core.engine import host_staging
 from parallel_core.engine.buffer_view import BufferView
 from parallel_core.engine.device import CpuDevice
 from parallel_core.engine.distributed import Groups, groups_of
@@ -51,7 +51,7 @@ def stand_ins() -> None:
     """Replaces what needs values or addresses, and a kernel that builds for CPUs lack."""
     torch.addmm = _accepted(torch.addmm)
     attention.has_flash = lambda device: True  # type: ignore[assignment]
-    staged.is_staged = lambda tensor, group: False
+    host_staging.is_staged = lambda tensor, group: False
     StepTotals.result = lambda self, begun: Totals(1.0, 2.0)  # type: ignore[method-assign]
     StageNorm.of = lambda self, squares: float((squares * self._counted).dim())  # type: ignore[method-assign]
 

@@ -15,7 +15,7 @@ from parallel_core.plan.cluster.model import presets
 from parallel_core.plan.cluster.plans import Plan, Plans
 from parallel_core.plan.cluster.problems import Unphysical
 from parallel_core.plan.cluster.search import search
-from parallel_core.plan.cluster.why import judge
+from parallel_core.plan.cluster.verdict import judge
 
 LLAMA = presets()["llama-70b"]
 FULL, LOW = Job(LLAMA, 64), Job(LLAMA, 64, adapters=16)

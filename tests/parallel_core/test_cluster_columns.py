@@ -10,15 +10,15 @@ import pytest
 
 from dashboard.plans.launch import run_of
 from parallel_core.cli import main
-from parallel_core.plan.cluster import activations, search, step, why, work
+from parallel_core.plan.cluster import activations, search, step, verdict, work
 from parallel_core.plan.cluster.arguments import megatron
 from parallel_core.plan.cluster.efficiency import Machine, fitted
 from parallel_core.plan.cluster.hardware import Cluster, clusters
 from parallel_core.plan.cluster.job import Job
 from parallel_core.plan.cluster.model import presets
+from parallel_core.plan.cluster.plan_parser import read
 from parallel_core.plan.cluster.plans import Plan, Plans
 from parallel_core.plan.cluster.rules import Reason
-from parallel_core.plan.cluster.words import read
 
 SELENE = clusters()["selene"]
 JOB = Job(presets()["gpt-22b"], 64)
@@ -71,16 +71,16 @@ def test_a_search_tries_them_when_asked_and_leaves_all_others_as_they_are() -> N
     assert np.count_nonzero(kinds) == np.count_nonzero(unsplit)
     refused = np.flatnonzero(kinds & (asked.codes > 0))
     assert len(refused) and all(
-        why.judge(JOB, SMALL, asked.plans.row(int(i)), suggest=False).sentences for i in refused[:5]
+        verdict.judge(JOB, SMALL, asked.plans.row(int(i)), suggest=False).sentences for i in refused[:5]
     )
 
 
 def test_it_is_typed_judged_launched_and_no_argument_of_megatron() -> None:
     assert COLUMNS.label() == "TP 8 x DP 8, micro-batch 1, by columns" and read(COLUMNS.label()) == COLUMNS
-    judged = why.judge(JOB, SMALL, replace(COLUMNS, sequence_parallel=True))
+    judged = verdict.judge(JOB, SMALL, replace(COLUMNS, sequence_parallel=True))
     assert judged.reasons & Reason.COLUMNS and any("without SP" in told for told in judged.sentences)
     assert judged.fix is not None and not (judged.fix.plan.by_columns and judged.fix.plan.sequence_parallel)
-    assert why.judge(JOB, SMALL, replace(COLUMNS, tp=1, dp=64), suggest=False).reasons & Reason.COLUMNS
+    assert verdict.judge(JOB, SMALL, replace(COLUMNS, tp=1, dp=64), suggest=False).reasons & Reason.COLUMNS
     assert run_of(JOB, COLUMNS, "cuda").parallel.tensor_split == "columns"
     assert any("column-row pairs" in missing for missing in megatron(JOB, COLUMNS)[1])
     assert step.of(JOB, SMALL, Plans.of([COLUMNS])).tensor[0] > step.of(JOB, SMALL, Plans.of([PAIRS])).tensor[0]

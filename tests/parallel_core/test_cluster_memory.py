@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from parallel_core.plan.cluster import accuracy, memory, search, why
+from parallel_core.plan.cluster import accuracy, memory, search, verdict
 from parallel_core.plan.cluster.hardware import GIB, clusters
 from parallel_core.plan.cluster.job import Job, Software
 from parallel_core.plan.cluster.model import Transformer, presets
@@ -107,7 +107,7 @@ def test_micro_batches_in_flight_by_schedule(schedule: str, chunks: int, flight:
 def test_the_activations_of_one_micro_batch_remain_with_any_number_of_replicas(schedule: str) -> None:
     """The state fits eight stages; the layers of a stage for a micro-batch of 64 long sequences do not."""
     job = Job(replace(presets()["gpt-1.3b"], seq=8192, vocab=1024), 1024)
-    judged = why.judge(job, clusters()["selene"], Plan(pp=8, schedule=schedule, micro_batch=64), suggest=False)
+    judged = verdict.judge(job, clusters()["selene"], Plan(pp=8, schedule=schedule, micro_batch=64), suggest=False)
     assert judged.hopeless and judged.sentences[0].endswith("; more replicas do not help.")
 
 

@@ -10,9 +10,9 @@ import pytest
 from parallel_core.plan.cluster import changes, search
 from parallel_core.plan.cluster.job import Job
 from parallel_core.plan.cluster.model import presets
+from parallel_core.plan.cluster.plan_parser import read
 from parallel_core.plan.cluster.plans import RECOMPUTE, SCHEDULES, Plan, Plans
 from parallel_core.plan.cluster.search import Space
-from parallel_core.plan.cluster.words import read
 from parallel_core.schedule.traits import TRAITS
 
 

@@ -10,16 +10,16 @@ import numpy as np
 import pytest
 
 from parallel_core.cli import main
-from parallel_core.plan.cluster import memory, questions, search, why
+from parallel_core.plan.cluster import memory, questions, search, verdict
 from parallel_core.plan.cluster.advice import advise, part_text
 from parallel_core.plan.cluster.hardware import GIB, clusters, devices
 from parallel_core.plan.cluster.job import Job
 from parallel_core.plan.cluster.model import Transformer, presets
+from parallel_core.plan.cluster.plan_parser import read
 from parallel_core.plan.cluster.plans import Plan, Plans, changed
 from parallel_core.plan.cluster.problems import Unphysical
 from parallel_core.plan.cluster.questions import QUESTIONS, ask
 from parallel_core.plan.cluster.rules import Reason
-from parallel_core.plan.cluster.words import read
 
 SELENE = clusters()["selene"]
 GPT3 = Job(presets()["gpt-175b"], 1536)
@@ -48,7 +48,7 @@ def test_counts_and_order(found: search.Found) -> None:
 
 def test_a_plan_alone_is_what_it_was_among_all(found: search.Found) -> None:
     for place in (*found.best(3), int(found.order[-1])):
-        alone = why.judge(GPT3, SELENE, found.plans.row(place))
+        alone = verdict.judge(GPT3, SELENE, found.plans.row(place))
         assert alone.fits
         assert alone.seconds == pytest.approx(found.seconds[place])
         assert alone.peak == pytest.approx(found.peak[place])
@@ -98,22 +98,22 @@ def test_any_white_space_may_stand_before_the_chunks(space: str) -> None:
 
 def test_200_billion_on_40_gib_which_plan_trains_it_and_why_the_other_cannot() -> None:
     job, cluster = Job(presets()["gpt-200b"], 1024), clusters()["a100-40"]
-    alone = why.judge(job, cluster, Plan(dp=1024))
+    alone = verdict.judge(job, cluster, Plan(dp=1024))
     assert alone.hopeless
     assert alone.sentences == ("Every rank holds the whole state, 3.2 TiB; no number of GPUs helps.",)
-    both = why.judge(job, cluster, Plan(8, 8, 16, zero=1, sequence_parallel=True))
+    both = verdict.judge(job, cluster, Plan(8, 8, 16, zero=1, sequence_parallel=True))
     assert both.fits
     assert both.room == "21 of 38 GiB"
 
 
 def test_a_refused_plan_gets_the_fastest_single_change_that_mends_it() -> None:
     job, cluster = Job(presets()["gpt-200b"], 1024), clusters()["a100-40"]
-    judged = why.judge(job, cluster, Plan(8, 8, 16, zero=1))
+    judged = verdict.judge(job, cluster, Plan(8, 8, 16, zero=1))
     assert not judged.fits
     assert not judged.hopeless
     assert judged.fix is not None
     assert judged.fix.text == "sequence parallel"
-    assert why.judge(job, cluster, judged.fix.plan).fits
+    assert verdict.judge(job, cluster, judged.fix.plan).fits
 
 
 @pytest.mark.parametrize(
@@ -128,14 +128,14 @@ def test_a_refused_plan_gets_the_fastest_single_change_that_mends_it() -> None:
     ],
 )  # fmt: skip
 def test_each_reason_has_its_words(change: dict[str, object], reason: Reason, words: str) -> None:
-    judged = why.judge(GPT3, SELENE, changed(Plan(16, 8, 8, zero=1), **change), suggest=False)
+    judged = verdict.judge(GPT3, SELENE, changed(Plan(16, 8, 8, zero=1), **change), suggest=False)
     assert reason in judged.reasons
     assert any(words in sentence for sentence in judged.sentences), judged.sentences
 
 
 def test_a_host_too_small_for_the_offloaded_state_is_told() -> None:
     tiny = replace(SELENE, host_memory=64 * GIB)
-    judged = why.judge(GPT3, tiny, Plan(16, 8, 8, offload=True, sequence_parallel=True), suggest=False)
+    judged = verdict.judge(GPT3, tiny, Plan(16, 8, 8, offload=True, sequence_parallel=True), suggest=False)
     assert Reason.HOST in judged.reasons
     assert "for the optimizer of 8 ranks; it has 64 GiB" in judged.sentences[-1]
 
@@ -195,7 +195,7 @@ def test_advice_names_the_bottleneck_and_a_faster_neighbour() -> None:
     assert re.match(r"2 min \d+ s of 3 min \d+ s \(\d+ %\) are ", advice.sentence)
     assert "First try" in advice.sentence
     assert advice.change is not None
-    assert why.judge(GPT3, SELENE, advice.change.plan).fits
+    assert verdict.judge(GPT3, SELENE, advice.change.plan).fits
 
 
 @pytest.mark.parametrize(
@@ -257,7 +257,7 @@ def test_command_line(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_memory_of_a_judged_plan_adds_up() -> None:
-    judged = why.judge(GPT3, SELENE, Plan(16, 8, 8))
+    judged = verdict.judge(GPT3, SELENE, Plan(16, 8, 8))
     assert sum(judged.parts.values()) == pytest.approx(judged.peak, abs=5)
     assert sum(judged.times.values()) == pytest.approx(judged.seconds)
     assert list(judged.instants) == list(memory.INSTANTS)

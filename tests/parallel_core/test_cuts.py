@@ -12,8 +12,8 @@ import pytest
 from parallel_core import cli
 from parallel_core.layout import Layout
 from parallel_core.profile.table import CostTable
+from parallel_core.simulate.cost_requirements import CannotPredict
 from parallel_core.simulate.cuts import best_cuts
-from parallel_core.simulate.needs import CannotPredict
 from parallel_core.simulate.predict import predict_step
 from parallel_core.spec import RunSpec
 from tests.parallel_core.tables import table

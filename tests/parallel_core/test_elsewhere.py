@@ -29,7 +29,7 @@ from parallel_core.launch_rank import RankArgs
 from parallel_core.layout import Layout
 from parallel_core.observe.progress import Progress
 from parallel_core.observe.records import POINT, FileSink, events_path, read_file
-from parallel_core.profile import by_torch, ranks
+from parallel_core.profile import fully_shard, ranks
 from parallel_core.profile.request import ProfileRequest
 from parallel_core.spec import RunSpec
 from tests.parallel_core import elsewhere
@@ -269,7 +269,7 @@ def _profiled(spec: RunSpec, rank: int, meeting: Rendezvous, folder: Path) -> li
     (folder / "order.json").write_text(json.dumps(asdict(order)))
     start: StartOrder = {"folder": str(folder), "devices": [0, 0], "first_rank": 0, "device_kind": "cuda"}  # type: ignore[typeddict-item]
     args = RankArgs(start, spec, rank, 0, {"host": meeting.host, "port": meeting.port}, meeting.listen_fd, True)
-    by_torch.measure = lambda *_: []  # fully_shard needs streams of the device
+    fully_shard.measure = lambda *_: []  # fully_shard needs streams of the device
     with elsewhere.moved():
         ranks.be_rank(args, FileSink(folder, rank), Progress(folder, rank))
     return [

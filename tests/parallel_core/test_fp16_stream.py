@@ -17,7 +17,7 @@ from parallel_core.checkpoint import folder as folders
 from parallel_core.checkpoint import manifest as manifests
 from parallel_core.engine.distributed import Rendezvous
 from parallel_core.engine.norm import Totals
-from parallel_core.engine.scaled import marked, rescaled
+from parallel_core.engine.scaled_gradients import marked, rescaled
 from parallel_core.engine.trainer import Trainer
 from parallel_core.layout import Layout
 from parallel_core.spec import RunSpec

@@ -36,13 +36,13 @@ from parallel_core.simulate.recovered_replay import Recovered
 from parallel_core.simulate.replay import Change
 from parallel_core.spec import RunSpec
 from parallel_core.traces.__main__ import read_all
+from parallel_core.traces.inferred_pipeline import NotCounted, counted
 from parallel_core.traces.job_trace import JobTrace
 from parallel_core.traces.kineto import RankTrace
 from parallel_core.traces.known_orders import ordered
 from parallel_core.traces.known_programs import TORCH_ZB, label, torch_zero_bubble
-from parallel_core.traces.unnamed import NotCounted, counted
 from tests.parallel_core import ranks
-from tests.parallel_core.test_unnamed import COUNT, Spans, bare, bare_of
+from tests.parallel_core.test_inferred_pipeline import COUNT, Spans, bare, bare_of
 
 WHOLE = {Kind.B: Kind.BW, Kind.W: Kind.BW}
 

@@ -8,7 +8,7 @@ from typing import Any
 from parallel_core.plan.cluster.hardware import Cluster
 from parallel_core.plan.cluster.job import Job
 from parallel_core.plan.cluster.search import Found
-from parallel_core.plan.cluster.why import utilisation
+from parallel_core.plan.cluster.verdict import utilisation
 
 
 def rows(job: Job, cluster: Cluster, found: Found, most: int) -> list[dict[str, Any]]:

@@ -11,7 +11,7 @@ from parallel_core.plan.cluster import search
 from parallel_core.plan.cluster.hardware import Cluster
 from parallel_core.plan.cluster.job import Job
 from parallel_core.plan.cluster.plans import RECOMPUTE, Plan, Plans, changed
-from parallel_core.plan.cluster.why import Judged, judge
+from parallel_core.plan.cluster.verdict import Judged, judge
 from parallel_core.rules import divisors
 
 MICRO_BATCHES = (1, 2, 4, 8, 16)

@@ -14,7 +14,7 @@ from parallel_core.plan.cluster.efficiency import Efficiency, fitted
 from parallel_core.plan.cluster.hardware import Cluster, devices
 from parallel_core.plan.cluster.job import Job
 from parallel_core.plan.cluster.search import Found, Space, grid, search
-from parallel_core.plan.cluster.why import none_fits
+from parallel_core.plan.cluster.verdict import none_fits
 from parallel_core.rules import divisors
 
 
@@ -156,7 +156,7 @@ QUESTIONS: dict[str, Question] = {
     "batch": larger_batch,
     "next": next_device,
 }
-"""By name, for the command line and the page. `why` is not among them: it takes a plan (`why.judge`)."""
+"""By name, for the command line and the page. `verdict` is not among them: it takes a plan (`verdict.judge`)."""
 
 
 def ask(name: str, job: Job, cluster: Cluster, found: Found) -> Answer:

@@ -1,4 +1,4 @@
-"""Why a plan is not possible: one bit a rule, so each of many refusals is one number. The sentences are in `why`."""
+"""Why a plan is not possible: one bit a rule, so each of many refusals is one number. `verdict` has the sentences."""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from parallel_core.engine import collectives, staged
+from parallel_core.engine import collectives, host_staging
 from parallel_core.engine.distributed import Rendezvous
 from parallel_core.engine.trainer import Trainer
 from parallel_core.spec import RunSpec
@@ -38,21 +38,21 @@ def _train(spec: RunSpec, rank: int, meeting: Rendezvous, folder: Path) -> Any:
         return losses, [buffer.clone() for buffer in trainer.flat.stores], copies[0]
 
     copies = [0]
-    original = staged.out_of
+    original = host_staging.out_of
 
     def counted(tensor: torch.Tensor) -> torch.Tensor:
         copies[0] += 1
         return original(tensor)
 
-    staged.out_of = counted
+    host_staging.out_of = counted
     try:
         return with_trainer(spec, rank, meeting, folder, steps)
     finally:
-        staged.out_of = original
+        host_staging.out_of = original
 
 
 def _train_staged(spec: RunSpec, rank: int, meeting: Rendezvous, folder: Path) -> Any:
-    collectives.staged.is_staged = lambda tensor, group: True
+    collectives.host_staging.is_staged = lambda tensor, group: True
     return _train(spec, rank, meeting, folder)
 
 
@@ -73,7 +73,7 @@ def test_a_second_wait_keeps_what_was_done_since() -> None:
             return True
 
     target = torch.zeros(3)
-    work = staged.Staged(Over(), torch.ones(3), target)
+    work = host_staging.Staged(Over(), torch.ones(3), target)
     assert work.wait() and target.sum() == 3
     target.mul_(2)
     assert work.wait() and target.sum() == 6

@@ -25,9 +25,9 @@ from parallel_core.simulate.recovered_replay import MOST_OFF, Recovered
 from parallel_core.simulate.replay import Change
 from parallel_core.spec import RunSpec
 from parallel_core.traces.__main__ import read_all
+from parallel_core.traces.inferred_pipeline import NotCounted, counted
 from parallel_core.traces.job_trace import join
 from parallel_core.traces.kineto import RankTrace
-from parallel_core.traces.unnamed import NotCounted, counted
 from tests.parallel_core import ranks
 
 Spans = dict[int, NDArray[np.void]]

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from parallel_core.local import LocalYard
-from parallel_core.plan.saved import checkpoint_bytes, most_checkpoints
+from parallel_core.plan.checkpoint_size import checkpoint_bytes, most_checkpoints
 from parallel_core.spec import RunSpec
 
 GPT = {"layers": 2, "hidden": 32, "heads": 2, "seq": 16, "vocab": 64}
