@@ -2,7 +2,7 @@ from django.db import migrations
 
 
 class Migration(migrations.Migration):
-    dependencies = [("runs", "0015_task")]
+    dependencies = [("runs", "0016_task")]
 
     operations = [
         migrations.RenameField("run", "broken", "injected"),
