@@ -7,7 +7,10 @@ from typing import Any
 
 from dashboard.runs.spec_fields import ENTRIES
 from parallel_core.analysis.quantities import listed_text
-from parallel_core.spec import ParallelSpec, RunSpec, TrainSpec
+from parallel_core.layout import Layout
+from parallel_core.outline.recompute import recomputed
+from parallel_core.schedule.traits import TRAITS
+from parallel_core.spec import RunSpec, TrainSpec
 
 FREE = frozenset(
     {
@@ -34,22 +37,37 @@ SAME_TRAINING = tuple(name for name in TrainSpec.model_fields if name not in FRE
 def same_updates(a: RunSpec, b: RunSpec) -> bool:
     """Whether both runs are to compute the same updates.
 
-    Each schedule without a flush has update rules of its own, by which an update depends on the stages and their
-    replicas, too; and clipping gradients by stage gives other updates than clipping them all.
+    Each schedule without a flush has update rules of its own, by which an update may depend on the stages and their
+    replicas, too (`_delays`); and clipping gradients by stage gives other updates than clipping them all.
     """
     if (a.model, a.train.global_batch) != (b.model, b.train.global_batch) or a.parallel.flushes != b.parallel.flushes:
         return False
     if a.train.clip_norm != b.train.clip_norm or _differing(a, b):
         return False
     if not a.parallel.flushes:
-        return _delays(a.parallel) == _delays(b.parallel)
+        return _delays(a) == _delays(b)
     pipelines = max(a.parallel.pp, b.parallel.pp) > 1
     return not pipelines or a.train.clip_norm is None or a.train.clip == b.train.clip == "global"
 
 
-def _delays(split: ParallelSpec) -> tuple[Any, ...]:
-    """What decides which weights a micro-batch meets without a flush, and what is clipped together."""
-    return split.schedule, split.copies, split.per_step, split.widths, split.cuts
+def _delays(spec: RunSpec) -> tuple[Any, ...]:
+    """What decides which weights a micro-batch meets without a flush, and what is clipped together.
+
+    2BW makes one update a step, W(t + 1) = W(t) - lr g(W(t - 1)), however a step is split (Narayanan et al. 2021a,
+    section 3.1), so there only clipping depends on the stages. Elsewhere the stages, their replicas and the
+    micro-batches decide; without a stash also what recomputes, from weights that are newer than the forward's.
+    """
+    split, train = spec.parallel, spec.train
+    sync = TRAITS[split.schedule].sync
+    if sync == "2bw":
+        return split.schedule, None if train.clip_norm is None else _stages(spec)
+    again = sync == "none" and split.recompute == "full"  # an attention core, all that `selective` repeats, has none
+    rebuilt = recomputed(split, spec.model.units()) if again else frozenset()
+    return split.schedule, split.copies, split.per_step, _stages(spec), rebuilt
+
+
+def _stages(spec: RunSpec) -> tuple[tuple[int, ...], ...]:
+    return Layout.of(spec).stage_units
 
 
 def same_work(a: RunSpec, b: RunSpec) -> bool:

@@ -1,0 +1,73 @@
+"""Which runs of pipelines without a flush are to compute the same updates, so that their losses may be compared.
+
+`tests.parallel_core.test_parity_async` shows that the engine updates by these rules.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from dashboard.studies.comparability import same_updates
+from parallel_core.spec import RunSpec
+
+NAIVE, STASH, TWO = "1f1b-naive", "1f1b-stash", "1f1b-2bw"
+MODEL = {"layers": 4, "hidden": 32, "heads": 4, "seq": 32}
+
+
+def alike(schedule: str, one: dict[str, Any], other: dict[str, Any], clip_norm: float | None = 1.0) -> bool:
+    """Whether two splits under a schedule compute the same, either way round."""
+    train = {"global_batch": 16, "clip": "stage", "clip_norm": clip_norm}
+    a, b = (
+        RunSpec.model_validate(
+            {
+                "model": MODEL,
+                "parallel": {"pp": 2, "micro_batches": 4, "schedule": schedule, **split},
+                "train": train,
+            }
+        )
+        for split in (one, other)
+    )
+    assert same_updates(a, b) == same_updates(b, a)
+    return same_updates(a, b)
+
+
+@pytest.mark.parametrize(
+    ("again", "naive", "stash"),
+    [
+        ({"recompute": "full"}, False, True),
+        ({"recompute": "full", "recompute_layers": (3,)}, False, True),
+        ({"recompute": "selective"}, True, True),
+    ],
+)
+def test_without_a_stash_full_recomputation_is_from_newer_weights(
+    again: dict[str, Any], naive: bool, stash: bool
+) -> None:
+    assert (alike(NAIVE, {}, again), alike(STASH, {}, again)) == (naive, stash)
+    assert alike(NAIVE, again, again)
+
+
+def test_all_layers_by_number_recompute_what_all_do() -> None:
+    assert alike(NAIVE, {"recompute": "full"}, {"recompute": "full", "recompute_layers": (0, 1, 2, 3)})
+
+
+@pytest.mark.parametrize("other", [{"micro_batches": 8}, {"dp": 2}, {"dp": 2, "micro_batches": 2}, {"tp": 2}])
+def test_2bw_updates_once_a_step_however_the_step_is_divided(other: dict[str, Any]) -> None:
+    assert alike(TWO, {}, other) and alike(TWO, {}, other, clip_norm=None)
+    assert alike(STASH, {}, other) == ("tp" in other)
+
+
+@pytest.mark.parametrize("other", [{"pp": 3}, {"cuts": (2,)}, {"replicas": (2, 1)}])
+def test_2bw_depends_on_the_stages_only_where_each_is_clipped(other: dict[str, Any]) -> None:
+    assert not alike(TWO, {}, other)
+    assert alike(TWO, {}, other, clip_norm=None)
+    assert not alike(STASH, {}, other, clip_norm=None)
+
+
+def test_what_counts_is_where_stages_begin_not_who_said_so() -> None:
+    own = {"cuts": (3,), "replicas": (2, 1)}
+    assert alike(TWO, {"cuts": (3,)}, own)
+    assert alike(STASH, {"widths": (2, 1), "cuts": (3,)}, {"cuts": (3,)})
+    assert not alike(STASH, {"cuts": (3,)}, own), "two replicas update half as often"
+    assert not alike(STASH, {}, {"schedule": TWO})
