@@ -31,7 +31,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +49,7 @@ from parallel_core.bench import (
     start,
     whatif,
 )
+from parallel_core.whole_file import whole_file
 
 Bench = Callable[[int], dict[str, Any]]
 """Number of rounds -> results, which can be written as JSON; `text` is what is printed, and `goals` (goals.Judged; none
@@ -75,7 +76,8 @@ def run(names: Sequence[str], rounds: int, out: Path | None = None) -> int:
     """Runs the named benchmarks (default: all) and prints their results; "list" only prints their names.
 
     Returns the exit code: 2 for unknown names, 0 whether goals are met or not. `out`: a file to which the results are
-    written as JSON.
+    written as JSON, anew after each benchmark. One that fails, or Ctrl-C, ends all, and what was measured before it is
+    summed up.
     """
     if list(names) == ["list"]:
         print("\n".join(BENCHES))
@@ -85,21 +87,24 @@ def run(names: Sequence[str], rounds: int, out: Path | None = None) -> int:
         print(f"benchmarks are {', '.join(BENCHES)}; there is no {', '.join(unknown)}", file=sys.stderr)
         return 2
     results: dict[str, dict[str, Any]] = {}
-    for name in names or BENCHES:
-        results[name] = BENCHES[name](rounds)
-        _say(name, results[name])
-    if (best := duel.best(results)) is not None:
-        results["best"] = best
-        _say("best", best)
-    if (summary := goals.summary(results)) is not None:
-        few = f"; a result needs {ROUNDS} rounds, and these are {rounds}" if rounds < ROUNDS else ""
-        print(f"{'goals':<11} {summary}{few}")
-    if out is not None:
-        out.write_text(json.dumps(results, indent=1) + "\n")
+    try:
+        for name in names or BENCHES:
+            _add(results, name, BENCHES[name](rounds), out)
+    finally:
+        if (best := duel.best(results)) is not None:
+            _add(results, "best", best, out)
+        if (summary := goals.summary(results)) is not None:
+            few = f"; a result needs {ROUNDS} rounds, and these are {rounds}" if rounds < ROUNDS else ""
+            print(f"{'goals':<11} {summary}{few}", flush=True)
     return 0
 
 
-def _say(name: str, found: Mapping[str, Any]) -> None:
+def _add(results: dict[str, dict[str, Any]], name: str, found: dict[str, Any], out: Path | None) -> None:
+    """Adds a result, writes all so far to `out`, and prints it."""
+    results[name] = found
+    if out is not None:
+        with whole_file(out) as file:
+            file.write(f"{json.dumps(results, indent=1)}\n".encode())
     print(f"{name:<11} {found['text']}")
     for judged in found.get("goals", ()):
         print(goals.line(judged))

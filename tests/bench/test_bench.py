@@ -189,6 +189,24 @@ def test_the_names_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
     )
 
 
+@pytest.mark.parametrize("end", [RuntimeError("rank 1 ended"), KeyboardInterrupt()])
+def test_what_was_measured_before_an_end_is_written_and_summed_up(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, end: BaseException
+) -> None:
+    """The first benchmark is a real one."""
+    out = tmp_path / "results.json"
+
+    def ends(rounds: int) -> dict[str, Any]:
+        assert list(json.loads(out.read_text())) == ["simulate"], "it is there before the next one is over"
+        raise end
+
+    monkeypatch.setitem(BENCHES, "start", ends)
+    with pytest.raises(type(end)):
+        bench.run(["simulate", "start", "spans"], 1, out)
+    _printed_with_its_goal(json.loads(out.read_text())["simulate"], capsys.readouterr().out.splitlines())
+    assert [path.name for path in tmp_path.iterdir()] == ["results.json"]
+
+
 def test_a_prediction_is_held_against_the_mean_of_its_turns() -> None:
     """A host that is faster in one turn and slower in the next must not count as an error of the prediction."""
     turn = {"label": "DP", "predicted": 0.1, "others": 0.0, "paced": None, "slower": ()}
