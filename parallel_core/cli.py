@@ -100,7 +100,7 @@ def _parser() -> argparse.ArgumentParser:
     cli_profile.add(commands)
     bench = commands.add_parser("bench", help="this engine against PyTorch's own, and its own costs")
     bench.add_argument("names", nargs="*", metavar="name", help="which benchmarks (default: all; 'list' names them)")
-    bench.add_argument("--rounds", type=whole(1), default=20, help="turns each contestant gets (default: 20)")
+    bench.add_argument("--rounds", type=whole(1), default=20, help="turns each contestant gets, at least (default: 20)")
     bench.add_argument("--json", type=target, help="write the results to this file too")
     bench.set_defaults(run=_bench)
     return parser

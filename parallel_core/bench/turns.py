@@ -4,6 +4,7 @@ them. The order changes every round, so that none always trains after the same o
 from __future__ import annotations
 
 import json
+import random
 import sys
 import tempfile
 import time
@@ -27,6 +28,8 @@ Step = Callable[[int], float | None]
 
 WARMUP = 6
 """Rounds before the timed ones. The loss of the first timed step is thus that of the weights after six updates."""
+SEED = 1
+"""Of the sequence of orders."""
 
 
 class Contestant(NamedTuple):
@@ -60,19 +63,19 @@ def take_turns(
     meter: Collection[str] = (),
     together: Callable[[], object] = lambda: None,
 ) -> dict[str, Any]:
-    """Returns for each contestant `seconds` and `cpu` seconds of each of `rounds` steps, and `losses` of all its steps,
-    those of the WARMUP rounds before included.
+    """Returns for each contestant `seconds` and `cpu` seconds of each step, and `losses` of all its steps, those of the
+    WARMUP rounds before included.
 
-    A round is one step of every contestant, in one of the orders of `balanced`. `together` is called before each step
-    and returns on all ranks at once. For those in `meter` also `live`: bytes of activations and buffers at the peak of
-    one more step. Spans are emitted to `sink`.
+    A round is one step of every contestant, in the orders of `sequence`, which may be more than `rounds`. `together` is
+    called before each step and returns on all ranks at once. For those in `meter` also `live`: bytes of activations and
+    buffers at the peak of one more step. Spans are emitted to `sink`.
     """
     seconds: dict[str, list[float]] = {name: [] for name in contestants}
     cpu: dict[str, list[float]] = {name: [] for name in contestants}
     losses: dict[str, list[float | None]] = {name: [] for name in contestants}
-    orders = balanced(tuple(contestants))
-    for n in range(WARMUP + rounds):
-        for name in orders[n % len(orders)]:
+    orders = [*sequence(tuple(contestants), WARMUP)[:WARMUP], *sequence(tuple(contestants), rounds)]
+    for n, order in enumerate(orders):
+        for name in order:
             contestant = contestants[name]
             together()
             start, work = time.perf_counter(), time.process_time()
@@ -84,7 +87,7 @@ def take_turns(
             cpu[name].append(worked)
             if contestant.spans is not None:
                 sink.emit("spans", contestant.spans().tobytes(), step=n, contestant=name)
-    live = {name: _live(contestants[name], WARMUP + rounds) for name in meter}
+    live = {name: _live(contestants[name], len(orders)) for name in meter}
     return {"seconds": seconds, "cpu": cpu, "losses": losses, "live": live}
 
 
@@ -100,6 +103,19 @@ def balanced(names: Sequence[str]) -> list[tuple[str, ...]]:
     zigzag = [(i + 1) // 2 if i % 2 else -(i // 2) for i in range(count)]
     orders = [tuple(names[(i + shift) % count] for i in zigzag) for shift in range(count)]
     return orders + [order[::-1] for order in orders] if count % 2 else orders
+
+
+def sequence(names: Sequence[str], rounds: int) -> list[tuple[str, ...]]:
+    """Returns the orders of at least `rounds` rounds, all of `balanced` equally often; of fewer rounds than there are
+    orders, the first `rounds`.
+
+    Each time round they are shuffled, alike on all ranks, so that it is not always the same pair of contestants that
+    meets between two rounds.
+    """
+    orders, draw = balanced(names), random.Random(SEED)
+    times = -(-rounds // len(orders))
+    drawn = [order for _ in range(times) for order in draw.sample(orders, len(orders))]
+    return drawn if rounds >= len(orders) else drawn[:rounds]
 
 
 def hold(kind: str, name: str, spec: RunSpec, rounds: int) -> list[dict[str, Any]]:

@@ -53,10 +53,12 @@ def against(steps: Steps) -> dict[str, Any]:
         if a != b and changed(spec_of(a), _change(b)) == spec_of(b)
     }
     errors = {pair: float(np.median(own)) for pair, own in each.items()}
-    by_round = {pair: np.median(own.reshape(-1, STEPS), axis=1) for pair, own in each.items()}
+    by_round = {
+        pair: np.median(own[: len(own) // STEPS * STEPS].reshape(-1, STEPS), axis=1) for pair, own in each.items()
+    }
     sizes, single = np.abs(list(errors.values())), np.abs(list(by_round.values()))
     worst, median, same = float(sizes.max()), float(np.median(sizes)), _unchanged(steps)
-    many = single.shape[1] * STEPS
+    many = len(next(iter(took.values())))
     text = (
         f"another schedule within {worst:.1%} (median {median:.1%}), {many} steps of each in turns; "
         f"90 % of rounds of {STEPS} steps within {np.percentile(single, 90):.1%}, all within {single.max():.1%}; an "

@@ -207,6 +207,17 @@ def test_what_was_measured_before_an_end_is_written_and_summed_up(
     assert [path.name for path in tmp_path.iterdir()] == ["results.json"]
 
 
+def test_rounds_that_are_no_whole_number_of_steps_are_all_counted_but_for_rounds() -> None:
+    """Turns are rounded up to whole cycles of the orders, and those of five schedules are ten."""
+    costs = Costs.uniform(2, 5_000_000, 5_000_000, 5_000_000, message=200_000)
+    steps = {}
+    for name in ("gpipe", "1f1b"):
+        spec = whatif.spec_of(name)
+        steps[name] = [measure(build(spec), simulate(build(spec), costs), Layout.of(spec))] * (2 * whatif.STEPS + 2)
+    found = whatif.against(steps)
+    assert all(len(own) == 2 for own in found["rounds"].values()) and "10 steps of each in turns" in found["text"]
+
+
 def test_a_prediction_is_held_against_the_mean_of_its_turns() -> None:
     """A host that is faster in one turn and slower in the next must not count as an error of the prediction."""
     turn = {"label": "DP", "predicted": 0.1, "others": 0.0, "paced": None, "slower": ()}

@@ -13,7 +13,7 @@ import pytest
 
 from parallel_core import bench, cli
 from parallel_core.bench import duel, goals, limits, own_engine, spans, turns
-from parallel_core.bench.turns import WARMUP, Contestant, balanced, take_turns
+from parallel_core.bench.turns import WARMUP, Contestant, balanced, sequence, take_turns
 from parallel_core.engine.distributed import Groups
 from parallel_core.observe.progress import Progress
 from parallel_core.observe.records import FileSink, read_file
@@ -34,6 +34,25 @@ def test_every_contestant_follows_every_other_equally_often_and_takes_every_plac
     assert len(places) == count**2 and len(set(places.values())) == 1
 
 
+@pytest.mark.parametrize(("count", "asked", "rounds"), [(2, 20, 20), (3, 20, 24), (6, 20, 24), (6, 6, 6), (6, 5, 5)])
+def test_all_orders_come_equally_often(count: int, asked: int, rounds: int) -> None:
+    names = "abcdef"[:count]
+    drawn = sequence(names, asked)
+    assert len(drawn) == rounds and drawn == sequence(names, asked), "other ranks draw the same"
+    times = Counter(drawn)
+    assert len(times) == min(asked, len(balanced(names))) and len(set(times.values())) == 1
+
+
+def test_it_is_not_always_the_same_pair_that_meets_between_two_rounds() -> None:
+    def seams(drawn: list[tuple[str, ...]]) -> Counter[tuple[str, str]]:
+        return Counter((before[-1], after[0]) for before, after in pairwise(drawn))
+
+    cyclic = seams(balanced("abcdef") * 50)
+    assert len(cyclic) == 6
+    drawn = seams(sequence("abcdef", 300))
+    assert len(drawn) >= 30 and max(drawn.values()) < 2 * 300 / 30
+
+
 def contestant(name: str, calls: list[Any]) -> Contestant:
     def step(number: int) -> float | None:
         calls.append((name, number))
@@ -48,13 +67,21 @@ def test_a_turn_is_one_step_and_all_ranks_begin_it_together(tmp_path: Path) -> N
     sink = FileSink(tmp_path, 0)
     found = take_turns(field, 4, sink, together=lambda: calls.append("together"))
     steps = calls[1::2]
-    assert calls[::2] == ["together"] * len(steps) and len(steps) == 3 * (WARMUP + 4)
+    assert calls[::2] == ["together"] * len(steps) and len(steps) == 3 * (WARMUP + 4), "fewer than there are orders"
     by_round = [steps[at : at + 3] for at in range(0, len(steps), 3)]
     assert all({name for name, _ in row} == set("abc") for row in by_round)
     assert all(number == at for at, row in enumerate(by_round) for _, number in row)
     assert {tuple(name for name, _ in row) for row in by_round} == set(permutations("abc"))
     assert all(len(found[of][name]) == 4 for of in ("seconds", "cpu") for name in "abc")
     assert found["losses"] == {"a": [*range(WARMUP + 4)], "b": [*range(WARMUP + 4)], "c": [None] * (WARMUP + 4)}
+
+
+def test_a_turn_more_is_taken_where_an_order_would_come_less_often(tmp_path: Path) -> None:
+    calls: list[Any] = []
+    found = take_turns({name: contestant(name, calls) for name in "abc"}, 7, FileSink(tmp_path, 0))
+    timed = [tuple(name for name, _ in calls[at : at + 3]) for at in range(3 * WARMUP, len(calls), 3)]
+    assert Counter(timed) == dict.fromkeys(permutations("abc"), 2)
+    assert all(len(found["seconds"][name]) == 12 and len(found["losses"][name]) == WARMUP + 12 for name in "abc")
 
 
 def test_losses_are_compared_after_six_updates_on_the_rank_that_knows_them() -> None:
