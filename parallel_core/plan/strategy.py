@@ -113,8 +113,9 @@ def idle_share(split: ParallelSpec) -> float:
 
 
 def _alike(split: ParallelSpec) -> ParallelSpec:
-    """The same pipeline with one device a stage, whatever the cuts."""
-    return split.model_copy(update={"dp": 1, "tp": 1, "widths": None, "cuts": None})
+    """The same pipeline with one device a stage, whatever the cuts and the recomputation, which thus share a result."""
+    one = {"dp": 1, "tp": 1, "widths": None, "cuts": None, "recompute": "none", "recompute_layers": None}
+    return split.model_copy(update=one)
 
 
 @lru_cache(maxsize=256)

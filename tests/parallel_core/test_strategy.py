@@ -72,6 +72,14 @@ def test_the_idle_time_of_an_unknown_order_is_simulated(monkeypatch: pytest.Monk
     assert strategy.idle_share(split) == 1.0
 
 
+def test_kinds_of_recomputation_share_one_simulation() -> None:
+    split = ParallelSpec(pp=2, schedule="zb-h1", micro_batches=4)
+    strategy._simulated.cache_clear()
+    kinds = ({}, {"recompute": "full"}, {"recompute": "full", "recompute_layers": (0,)}, {"cuts": (3,)})
+    assert len({strategy.idle_share(split.model_copy(update=kind)) for kind in kinds}) == 1
+    assert strategy._simulated.cache_info().misses == 1
+
+
 def test_recomputation_costs_up_to_a_third_more() -> None:
     deep = RunSpec.model_validate({"model": {"layers": 1000, "vocab": 4}, "parallel": {"recompute": "full"}})
     assert 0.33 < recompute_share(deep) < 1 / 3
