@@ -14,6 +14,7 @@ from pydantic import ValidationError
 from dashboard.runs.models import ENDED, Run, State
 from dashboard.studies import variants
 from dashboard.studies.variants import Plan, Skipped, Spec, Variant
+from parallel_core import limits
 from parallel_core.analysis.quantities import bytes_text, plural_text, ratio_text
 from parallel_core.plan import strategy as naming
 from parallel_core.plan.capacity import least_layers
@@ -78,7 +79,8 @@ def layers_text(layers: int) -> str:
 
 
 def run_name(label: str, layers: int) -> str:
-    return f"{label}, {layers_text(layers)}"
+    tail = f", {layers_text(layers)}"
+    return variants.shortened(label, limits.MAX_NAME - len(tail)) + tail
 
 
 @dataclass(frozen=True)

@@ -51,8 +51,8 @@ def _wanted(found: Sequence[LayerSearch]) -> list[tuple[LayerSearch, int]]:
     return [(hunt, layers) for hunt in found if (layers := hunt.following) is not None]
 
 
-def _named(wanted: Sequence[tuple[LayerSearch, int]]) -> list[str]:
-    return [run_name(hunt.label, layers) for hunt, layers in wanted]
+def _named(wanted: Sequence[tuple[LayerSearch, int]]) -> list[tuple[str, int]]:
+    return [(hunt.label, layers) for hunt, layers in wanted]
 
 
 def _order(study: Study, hunt: LayerSearch, layers: int, position: int) -> runs.Order:

@@ -18,6 +18,7 @@ from dashboard.runs.form_words import short_label
 from dashboard.studies.strategies import Strategy, chosen
 from dashboard.studies.sweepable import parse
 from dashboard.studies.written import Again, OwnSchedule, StageSplit
+from parallel_core import limits
 from parallel_core.plan import strategy as naming
 from parallel_core.schedule.traits import TRAITS, flushes
 from parallel_core.spec import RunSpec, TrainSpec, field_errors
@@ -30,6 +31,9 @@ MOST_TRIED = 5 * MAX_RUNS
 MIN_TIMED_STEPS = 10
 WARMUP_STEPS = 3
 RECOMPUTE = ("none", "full")
+MOST_CALLED = limits.MAX_NAME - len(f" ({MOST_TRIED}), {limits.MAX_LAYERS} layers")
+"""The most characters of a variant's name without its number. Behind that stands the number of the repeat or, in a fit,
+that of the layers."""
 
 Spec = dict[str, Any]
 
@@ -184,27 +188,33 @@ def valid(spec: Spec, title: str) -> Variant | Skipped:
     return Variant(naming.label(valid), valid)
 
 
+def shortened(name: str, most: int) -> str:
+    """The name in at most `most` characters."""
+    return name if len(name) <= most else f"{name[: most - 1]}…"
+
+
 class _Found:
     """What the combinations came to so far, each once and in their order."""
 
     def __init__(self) -> None:
-        self._variants: dict[str, Variant] = {}
+        self._variants: dict[RunSpec, Variant] = {}
+        """By the spec itself, as its text would repeat the program of an own schedule."""
         self._skipped: dict[Skipped, None] = {}
         self._names: Counter[str] = Counter()
 
     def add(self, made: Variant | Skipped, suffix: str = "", name: str = "") -> None:
-        """Adds one, called `name` if it can run; a second one of the same spec is left out, and one of another spec
-        with the same name is numbered."""
+        """Adds one, called `name` if it can run; a second one of the same spec is left out. A name that is too long is
+        shortened before `suffix`, and one that another spec has is numbered."""
         if isinstance(made, Skipped):
             self._skipped[Skipped(made.name + suffix, made.reason)] = None
             return
-        key, called = made.spec.model_dump_json(), (name or made.name) + suffix
-        if key in self._variants:
+        called = shortened(name or made.name, MOST_CALLED - len(suffix)) + suffix
+        if made.spec in self._variants:
             self._skipped[Skipped(called, "is already in the study.")] = None
             return
         self._names[called] += 1
         same = self._names[called]
-        self._variants[key] = Variant(f"{called} ({same})" if same > 1 else called, made.spec)
+        self._variants[made.spec] = Variant(f"{called} ({same})" if same > 1 else called, made.spec)
 
     def plan(self, cut: bool = False) -> Plan:
         more = (Skipped("All further combinations", f"were not looked at: {too_many_text()}"),) if cut else ()

@@ -12,11 +12,10 @@ from django.test import Client
 
 from dashboard.runs.models import Run
 from dashboard.schedules.glossary import words_of
-from dashboard.studies import answers, services, variants
+from dashboard.studies import fit, services, variants
 from dashboard.studies.comparability import same_updates
 from dashboard.studies.matrix_form import MatrixForm
 from dashboard.studies.models import Study
-from dashboard.studies.selectors import overview
 from dashboard.studies.written import Again, OwnSchedule, StageSplit, read_schedules, schedules_text
 from parallel_core.schedule import compute_only
 from parallel_core.schedule.custom import EXAMPLE
@@ -148,6 +147,19 @@ def test_no_two_runs_of_a_study_have_one_name() -> None:
     assert [variant.name for variant in plan.variants] == ["Single + AR of 5 layers", "Single + AR of 5 layers (2)"]
 
 
+def test_a_wide_split_has_a_name_that_its_precision_and_its_layers_still_fit_behind() -> None:
+    deep = {"model": {**BASE["model"], "layers": 64}, "train": {"global_batch": 64}}
+    split = "-".join(["2", "1"] * 32)
+    asked: dict[str, Any] = {"strategies": ["1f1b"], "splits": [split], "recompute": ["none"], "devices": 96}
+    plan = variants.matrix(deep, **asked, precisions=["fp32", "bf16"], micro_batches=[32, 64])
+    wide = [variant.name for variant in plan.variants if len(variant.spec.parallel.copies) == 64]
+    assert len(wide) == 4 and all(len(name) == variants.MOST_CALLED for name in wide)
+    assert wide[-1].startswith("PP-1F1B 2-1-2-1") and wide[-1].endswith("…, m = 64, bf16")
+    name = fit.run_name(f"{wide[-1]} (1000)", 1024)
+    assert len(name) <= 120 and name.endswith("…, m = 64, bf16 (1000), 1024 layers")
+    assert len(fit.run_name("x" * 300, 7)) == 120
+
+
 def test_the_form_queues_what_is_written_and_its_clone_says_it_again(yard: Client) -> None:
     written = {"splits": "2-1, 2x1-1x2", "schedules": f"# mine\n{EXAMPLE}", "layers": "0,2; selective 1"}
     said = preview(yard, {**ASKED, **written})
@@ -254,23 +266,6 @@ def test_a_search_for_the_most_layers_takes_splits(yard: Client) -> None:
     assert Run.objects.get(label="PP-1F1B 2-1").spec["parallel"]["replicas"] == [2, 1]
 
 
-@pytest.mark.parametrize(
-    ("field", "values", "stored"),
-    [
-        ("parallel.replicas", "2-1, 1 3, none", [[2, 1], [1, 3], None]),
-        ("parallel.widths", "1-2, 2-1", [[1, 2], [2, 1]]),
-        ("parallel.cuts", "3, 4", [[3], [4]]),
-        ("parallel.recompute_layers", "0, 0 2", [[0], [0, 2]]),
-    ],
-)
-def test_lists_are_swept_too(yard: Client, field: str, values: str, stored: list[Any]) -> None:
-    pipeline = {"parallel__dp": "1", "parallel__pp": "2", "parallel__micro_batches": "4", "model__layers": "4"}
-    asked = {**SWEEP, **pipeline, "parallel__recompute": "full", "field": field, "values": values}
-    assert yard.post(NEW, asked).status_code == 302
-    leaf = field.split(".")[1]
-    assert [run.spec["parallel"][leaf] for run in Run.objects.order_by("position")] == stored
-
-
 def test_a_sweep_may_stand_on_replicas_of_each_stage_and_on_an_own_schedule(yard: Client) -> None:
     asked = {**SWEEP, "parallel__dp": "1", "parallel__pp": "2", "field": "train.lr", "values": "0.1, 0.2"}
     own = {"parallel__schedule": "custom", "parallel__program": EXAMPLE, "parallel__micro_batches": "4"}
@@ -307,15 +302,6 @@ def test_a_page_of_such_runs_says_what_their_names_mean() -> None:
         "AR",
         "AR of layer 0",
     ]
-
-
-def test_what_some_layers_save_is_not_what_all_save(alice: Any, redis_url: str) -> None:
-    study = Study.objects.create(name="AR", owner=alice)
-    for split in ({}, {"recompute": "full"}, {"recompute": "full", "recompute_layers": [0]}):
-        factory.finished(alice, split, study=study)
-    found = answers.recomputation(overview(study.runs.all()))
-    assert [answer.question for answer in found] == ["Recomputation", "Recomputation of some layers"]
-    assert all("medians of 1 pair" in answer.detail for answer in found)
 
 
 def test_streams_of_other_stages_update_otherwise() -> None:
