@@ -46,7 +46,8 @@ class MatrixForm(StudyForm):
     splits = StageSplits(
         required=False,
         label="Stages of pipelines",
-        help_text="beside the even ones: replicas of each, such as 2-1 or 15-1; replicas x tensor ranks: 2x1-1x2",
+        help_text="beside the even ones: replicas of each, such as 2-1 (3 devices); replicas x tensor ranks: 2x1-1x2 "
+        "(4 devices). Micro-batches count over all replicas: each needs one",
     )
     schedules = OwnSchedules(
         required=False,

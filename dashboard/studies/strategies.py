@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from dashboard.studies.written import OwnSchedule, StageSplit
+from dashboard.studies.written import OwnSchedule, StageSplit, shown
 from parallel_core.analysis.quantities import plural_text
 from parallel_core.schedule.traits import CUSTOM, TRAITS
 
@@ -24,7 +24,8 @@ class Strategy:
     """A way to split a model over n devices. `split(n)` returns the degrees, or None if n does not allow it.
 
     `micro` = the strategy has a number of micro-batches to choose; others have `parts` of them, 1 = the whole batch of
-    a replica at once. `note` = what its runs' names have in addition to their label.
+    a replica at once. `replicas` = those of each stage that share its micro-batches, where they are counted over all
+    replicas. `note` = what its runs' names have in addition to their label.
     """
 
     key: str
@@ -34,6 +35,7 @@ class Strategy:
     micro: bool = False
     schedule: str = "1f1b"
     parts: int = 1
+    replicas: int = 1
     note: str = ""
 
     @property
@@ -129,6 +131,10 @@ def takes_splits(strategy: Strategy) -> bool:
 
 
 def _by_stage(pipeline: Strategy, split: StageSplit) -> Strategy:
+    """The pipeline with its stages split so. Micro-batches count over all replicas, whether stages differ in them (as
+    `ParallelSpec.replicas` has it) or not; else neighbouring splits would differ in their micro-batches, too."""
+    alike = split.fields.get("dp", 1)
+
     def degrees(n: int) -> dict[str, Any] | None:
         own = pipeline.split(len(split.replicas))
         return None if own is None or split.world > n else {**own, **split.fields}
@@ -136,9 +142,11 @@ def _by_stage(pipeline: Strategy, split: StageSplit) -> Strategy:
     return replace(
         pipeline,
         key=f"{pipeline.key} {split}",
-        title=f"{pipeline.title} {split}",
+        title=pipeline.title if alike > 1 else f"{pipeline.title} {split}",
         split=degrees,
         needs=f"{split.world} devices",
+        replicas=alike if pipeline.micro else 1,
+        note=shown(str(split)) if alike > 1 else "",
     )
 
 

@@ -172,7 +172,12 @@ def _cell(
     if strategy.key == "single-m" and m == 1:
         return Skipped(title, "with one micro-batch it is the same as Single.")
     spec = with_steps(base, timed_steps)
-    spec["parallel"] = {**degrees, "schedule": strategy.schedule, "micro_batches": m, **again.fields}
+    each, left = divmod(m, strategy.replicas)
+    if left:
+        count = strategy.replicas
+        why = f"m = {m} counts over all replicas, and does not divide evenly over {count} of each stage"
+        return Skipped(title, f"{why}; choose a multiple of {count}.")
+    spec["parallel"] = {**degrees, "schedule": strategy.schedule, "micro_batches": each, **again.fields}
     spec["train"]["precision"] = precision
     if not flushes(strategy.schedule):
         spec["train"]["clip"] = "stage"  # without a flush there is no other clipping

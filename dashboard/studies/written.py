@@ -28,7 +28,8 @@ _STAGE = re.compile(r"(\d{1,9})(?:\s*[x×]\s*(\d{1,9}))?")
 _LAYERS = re.compile(r"(?:(full|selective)\b)?\s*(?:layers?\b)?\s*(\d{1,9}(?:[\s,]+\d{1,9})*)", re.IGNORECASE)
 
 
-def _shown(text: str) -> str:
+def shown(text: str) -> str:
+    """The text as messages and names repeat it."""
     return text if len(text) <= MAX_OWN_NAME else f"{text[:MAX_OWN_NAME]}…"
 
 
@@ -48,16 +49,16 @@ class StageSplit:
         found = [(int(stage[1]), int(stage[2] or 1)) for stage in stages if stage]
         if len(found) < len(stages):
             raise ValueError(
-                f"“{_shown(text)}” is no split by stage; write the replicas of each stage, such as 2-1, "
+                f"“{shown(text)}” is no split by stage; write the replicas of each stage, such as 2-1, "
                 "or its replicas x tensor ranks, such as 2x1-1x2."
             )
         if not 2 <= len(found) <= limits.MAX_STAGES:
             raise ValueError(
-                f"“{_shown(text)}” has {len(found)} stage{'s' * (len(found) > 1)}; "
+                f"“{shown(text)}” has {len(found)} stage{'s' * (len(found) > 1)}; "
                 f"write 2 to {limits.MAX_STAGES} of them, such as 2-1."
             )
         if any(not 1 <= number <= limits.MAX_DEGREE for stage in found for number in stage):
-            raise ValueError(f"Each number of “{_shown(text)}” must be from 1 to {limits.MAX_DEGREE}.")
+            raise ValueError(f"Each number of “{shown(text)}” must be from 1 to {limits.MAX_DEGREE}.")
         replicas, widths = zip(*found, strict=True)
         return cls(replicas, widths)
 
@@ -127,7 +128,7 @@ def _check_names(names: Sequence[str]) -> None:
         at = names.index("") + 1
         raise ValueError(f"Schedule {at} of {len(names)} has no name; begin each with a line “# its name”.")
     if long := next((name for name in names if len(name) > MAX_OWN_NAME), None):
-        raise ValueError(f"“{_shown(long)}” has {len(long)} characters; a name has at most {MAX_OWN_NAME}.")
+        raise ValueError(f"“{shown(long)}” has {len(long)} characters; a name has at most {MAX_OWN_NAME}.")
     if odd := next((name for name in names if not name.isprintable()), None):
         raise ValueError(f"“{ascii(odd)[1:-1]}” has characters that cannot be printed; write another name.")
     if twice := next((name for name in names if names.count(name) > 1), None):
@@ -153,7 +154,7 @@ class Again:
         found = _LAYERS.fullmatch(text.strip())
         if found is None:
             raise ValueError(
-                f"“{_shown(text)}” names no layers; write their numbers from 0 on, such as 0, 2, "
+                f"“{shown(text)}” names no layers; write their numbers from 0 on, such as 0, 2, "
                 "after the word selective if only attention cores are to recompute."
             )
         layers = sorted({int(number) for number in found[2].replace(",", " ").split()})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 import json
+import re
 from typing import Any
 
 import pytest
@@ -158,6 +159,49 @@ def test_a_wide_split_has_a_name_that_its_precision_and_its_layers_still_fit_beh
     name = fit.run_name(f"{wide[-1]} (1000)", 1024)
     assert len(name) <= 120 and name.endswith("…, m = 64, bf16 (1000), 1024 layers")
     assert len(fit.run_name("x" * 300, 7)) == 120
+
+
+def test_neighbouring_splits_have_as_many_micro_batches_over_all_replicas() -> None:
+    plan = variants.matrix(
+        {**BASE, "train": {"global_batch": 48}},
+        strategies=["1f1b", "1f1b-stash", "naive", "dp-pp"],
+        splits=["2-1", "2-2", "2x2-2x1", "1-1"],
+        recompute=["none"],
+        micro_batches=[4, 8],
+        devices=6,
+    )
+    found = {variant.name: variant.spec.parallel for variant in plan.variants}
+    for m in (4, 8):
+        of = [f"PP-1F1B 2-1, m = {m}", f"DP 2 x PP-1F1B 2, 2-2, m = {m}", f"PP-1F1B, m = {m}"]
+        assert [(found[name].per_step, found[name].dp) for name in of] == [(m, 1), (m, 2), (m, 1)]
+        assert found[f"DP 2 x TP 2-1 x PP-1F1B 2, 2x2-2x1, m = {m}"].per_step == m
+        assert found[f"DP 2 x PP-1F1B async, stashed 2, 2-2, m = {m}"].per_step == m
+    assert found["DP 2 x Naive layer-wise 2, 2-2"].micro_batches == 1, "its number is none to choose"
+    assert found["DP 3 x PP-1F1B 2, m = 4"].per_step == 12, "of a product it is that of a replica"
+
+
+def test_micro_batches_that_equal_replicas_cannot_share_are_left_out_with_the_reason() -> None:
+    plan = variants.matrix(
+        BASE, strategies=["1f1b"], splits=["2-2"], recompute=["none"], micro_batches=[1, 2], devices=4
+    )
+    assert [(gone.name, gone.reason) for gone in plan.skipped] == [
+        (
+            "PP-1F1B, 2-2, m = 1",
+            "m = 1 counts over all replicas, and does not divide evenly over 2 of each stage; choose a multiple of 2.",
+        )
+    ]
+
+
+def test_the_examples_of_the_help_run_at_the_defaults_on_the_devices_that_it_names(yard: Client) -> None:
+    form = yard.get(NEW).context["form"]
+    examples = re.findall(r"(\d[x\d]*(?:-\d[x\d]*)+) \((\d) devices\)", form["splits"].help_text)
+    assert [split for split, _ in examples] == ["2-1", "2x1-1x2"]
+    values = {name: form[name].value() for name in form.fields if form[name].value() not in (None, False)}
+    for split, devices in examples:
+        filled = MatrixForm({**values, "splits": split, "devices": devices, "strategies": ["1f1b"]})
+        assert filled.is_valid(), filled.errors
+        plan = filled.plan()
+        assert not plan.skipped and any(split.replace("x1", "")[:3] in one.name for one in plan.variants)
 
 
 def test_the_form_queues_what_is_written_and_its_clone_says_it_again(yard: Client) -> None:
