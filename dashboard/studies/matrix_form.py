@@ -18,7 +18,7 @@ from dashboard.studies.models import Study
 from dashboard.studies.services import Invalid
 from dashboard.studies.strategies import BY_KEY, STARTER, takes_splits
 from dashboard.studies.variants import Plan
-from dashboard.studies.written import MAX_OWN_NAME, Again, OwnSchedule, StageSplit
+from dashboard.studies.written import MAX_OWN_NAME, MOST_PROGRAMS, Again, OwnSchedule, StageSplit
 from dashboard.studies.written_fields import LayerLists, OwnSchedules, StageSplits
 from parallel_core import limits
 from parallel_core.outline import outline_of
@@ -52,7 +52,8 @@ class MatrixForm(StudyForm):
     schedules = OwnSchedules(
         required=False,
         label="Own schedules",
-        help_text="CSV or JSON as in New run, beside the strategies; several: begin each with a line “# its name”",
+        help_text="CSV or JSON as in New run, beside the strategies; several: begin each with a line “# its name”; at "
+        f"most {MOST_PROGRAMS // 1024} KiB together",
     )
     schedule_file = program_field("or add one from a file", "schedules", **{"data-headed": ""})
     recompute = forms.MultipleChoiceField(

@@ -24,8 +24,10 @@ MAX_OWN_NAME = 40
 """Longest name of an own schedule, in characters: it is part of the names of its runs."""
 MOST_OWN = 16
 """The most own schedules of a study."""
+MOST_PROGRAMS = limits.MAX_PROGRAM
+"""The most characters of all own schedules of a study together."""
 _STAGE = re.compile(r"(\d{1,9})(?:\s*[x×]\s*(\d{1,9}))?")
-_LAYERS = re.compile(r"(?:(full|selective)\b)?\s*(?:layers?\b)?\s*(\d{1,9}(?:[\s,]+\d{1,9})*)", re.IGNORECASE)
+_LAYERS = re.compile(r"(?:(full|selective)\b)?\s*(?:layers?\b\s*)?(\d{1,9}(?:[\s,]+\d{1,9})*)", re.IGNORECASE)
 
 
 def shown(text: str) -> str:
@@ -113,10 +115,10 @@ def read_schedules(text: str) -> list[OwnSchedule]:
             found.append(("", [line]))
     made = [OwnSchedule(name, "\n".join(lines).strip("\r\n")) for name, lines in found]
     _check_names([own.name for own in made])
+    if (size := sum(len(own.program) for own in made)) > MOST_PROGRAMS:
+        most = f"{MOST_PROGRAMS // 1024} KiB"
+        raise ValueError(f"The schedules of a study have at most {most} together; these have {size} characters.")
     for own in made:
-        if len(own.program) > limits.MAX_PROGRAM:
-            most = f"{limits.MAX_PROGRAM // 1024} KiB"
-            raise ValueError(f"“{own.name}” has {len(own.program)} characters; a schedule has at most {most}.")
         own.schedule  # noqa: B018  refuses what cannot be read
     return made
 

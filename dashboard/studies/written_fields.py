@@ -11,6 +11,9 @@ from django import forms
 from dashboard.fields import MOST_NUMBERS
 from dashboard.studies.written import Again, OwnSchedule, StageSplit, read_schedules, schedules_text
 
+MOST_WRITTEN = 16 * 1024
+"""The most characters of a field. A list of all layers of the deepest model has about 6 000."""
+
 
 class _Written(forms.CharField):
     """A list of texts, each once and in their order; what cannot be read is refused with the reason."""
@@ -25,7 +28,10 @@ class _Written(forms.CharField):
         raise NotImplementedError
 
     def to_python(self, value: Any) -> Any:
-        parts = [part.strip() for part in re.split(self.apart, super().to_python(value) or "")]
+        text = super().to_python(value) or ""
+        if len(text) > MOST_WRITTEN:  # not `max_length`, which would be that of the list
+            raise forms.ValidationError(f"Write at most {MOST_WRITTEN} characters; these are {len(text)}.")
+        parts = [part.strip() for part in re.split(self.apart, text)]
         try:
             unique = list(dict.fromkeys(str(self.read(part)) for part in parts if part))
         except ValueError as error:

@@ -204,6 +204,25 @@ def test_the_examples_of_the_help_run_at_the_defaults_on_the_devices_that_it_nam
         assert not plan.skipped and any(split.replace("x1", "")[:3] in one.name for one in plan.variants)
 
 
+def test_a_long_text_of_layers_is_read_in_one_pass_and_a_longer_one_is_refused(yard: Client) -> None:
+    """With two gaps around a word that may be absent, such a text takes minutes: pytest's limit ends the test."""
+    for text in ("full" + " " * 500_000 + "x", "layers" + " " * 500_000 + "x"):
+        with pytest.raises(ValueError, match="names no layers"):
+            Again.read(text)
+    page = yard.post(NEW, {**ASKED, "layers": "0; " * 6000}).content.decode()
+    assert error_at(page, "layers") == "Write at most 16384 characters; these are 17999."
+    page = yard.post(NEW, {**ASKED, "splits": "2-1, " * 4000}).content.decode()
+    assert error_at(page, "splits") == "Write at most 16384 characters; these are 19999."
+
+
+def test_own_schedules_have_a_size_together_and_the_field_says_so(yard: Client) -> None:
+    many = "\n".join(f"# {i}\n{'0F0,' * 20_000}" for i in range(7))
+    page = yard.post(NEW, {**ASKED, "schedules": many}).content.decode()
+    told = "The schedules of a study have at most 512 KiB together; these have 560000 characters."
+    assert error_at(page, "schedules") == told
+    assert "at most 512 KiB together" in yard.get(NEW).content.decode()
+
+
 def test_the_form_queues_what_is_written_and_its_clone_says_it_again(yard: Client) -> None:
     written = {"splits": "2-1, 2x1-1x2", "schedules": f"# mine\n{EXAMPLE}", "layers": "0,2; selective 1"}
     said = preview(yard, {**ASKED, **written})
