@@ -2,42 +2,80 @@
 
 from __future__ import annotations
 
+import math
+
 from dashboard.fleet.selectors import FleetSnapshot
 from dashboard.runs.spreading import Files, asked
 from dashboard.runs.submission import capacity, fleet_errors
 from dashboard.studies.variants import Plan, Skipped, Variant
 from parallel_core.analysis.quantities import bytes_text
 from parallel_core.plan.memory import worst_stage
-from parallel_core.plan.room import room_of
+from parallel_core.plan.room import Room, room_of
 from parallel_core.spec import RunSpec
 
+PREVIEWED_PROGRAMS = 128 * 1024
+"""Characters of own schedules, once for each variant, whose operations a preview walks through, for memory as for
+times. Memory alone takes some 4 us a character; that of a schedule by name mostly has a closed form."""
 
-def feasible(plan: Plan, fleet: FleetSnapshot | None = None) -> Plan:
+
+class Allowance:
+    """The characters of own schedules that may still be walked through."""
+
+    def __init__(self, characters: float = PREVIEWED_PROGRAMS) -> None:
+        self._left = characters
+
+    def takes(self, spec: RunSpec) -> bool:
+        """Whether the operations of `spec` may be walked through; those of a schedule by name always may. The last one
+        may go beyond what is left."""
+        size = len(spec.parallel.program or "")
+        if size and self._left <= 0:
+            return False
+        self._left -= size
+        return True
+
+
+def feasible(plan: Plan, fleet: FleetSnapshot | None = None, programs: float = math.inf) -> Plan:
     """The plan with the variants that fit on reporting workers; the others become `skipped`, with the reason.
 
-    `fleet`: a snapshot to use instead of a new one.
+    `fleet`: a snapshot to use instead of a new one. `programs`: characters of own schedules for the memory of which
+    there is time; variants beyond are kept, and counted in `unchecked`.
     """
     fleet = fleet or FleetSnapshot.now()
-    files = Files.of(fleet)
+    files, allowance, unchecked = Files.of(fleet), Allowance(programs), 0
     kept: list[Variant] = []
     skipped: list[Skipped] = []
     for variant in plan.variants:
-        why = _obstacle(variant.spec, fleet, files)
+        why, room = _place(variant.spec, fleet, files)
+        if room is not None:
+            if allowance.takes(variant.spec):
+                why = _too_large(variant.spec, room)
+            else:
+                unchecked += 1
         if why:
             skipped.append(Skipped(variant.name, why))
         else:
             kept.append(variant)
-    return Plan(tuple(kept), (*plan.skipped, *skipped), plan.cut)
+    return Plan(tuple(kept), (*plan.skipped, *skipped), plan.cut, unchecked)
 
 
-def _obstacle(spec: RunSpec, fleet: FleetSnapshot, files: Files) -> str:
-    """Too few devices where the run may be placed, or too little memory on a device; '' if neither."""
+def previewed(plan: Plan, fleet: FleetSnapshot) -> Plan:
+    """`feasible` while somebody types: own schedules take long, so only the first ones are checked for memory."""
+    return feasible(plan, fleet, PREVIEWED_PROGRAMS)
+
+
+def _place(spec: RunSpec, fleet: FleetSnapshot, files: Files) -> tuple[str, Room | None]:
+    """Why there are too few devices where the run may be placed, '' if there are enough; then also the memory that a
+    rank has there, None if it is not known."""
     alone, asks = asked(spec, files)
     offered = capacity(asks.kind, asks.needs, asks.over, fleet)
     if wrong := fleet_errors(spec, offered, alone):
-        return next(iter(wrong.values()))
-    room = room_of(offered.room, spec.trace.memory_cap)
-    worst = worst_stage(spec) if room else None
-    if room is None or worst is None or worst.total <= room.usable:
+        return next(iter(wrong.values())), None
+    return "", room_of(offered.room, spec.trace.memory_cap)
+
+
+def _too_large(spec: RunSpec, room: Room) -> str:
+    """Why the worst rank does not fit; '' if it does."""
+    worst = worst_stage(spec)
+    if worst.total <= room.usable:
         return ""
     return f"needs {bytes_text(worst.total)} on rank {worst.rank}; there is room for {bytes_text(room.usable)}."

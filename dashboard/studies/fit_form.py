@@ -13,7 +13,7 @@ from dashboard.runs.spec_fields import MIB
 from dashboard.runs.submission import capacity
 from dashboard.studies import fit, services
 from dashboard.studies.estimate import Estimate, estimate
-from dashboard.studies.feasible import feasible
+from dashboard.studies.feasible import previewed
 from dashboard.studies.forms import DETAIL, MODEL, TRAIN
 from dashboard.studies.matrix_form import MatrixForm
 from dashboard.studies.models import Study
@@ -97,7 +97,7 @@ class FitForm(MatrixForm):
         return fit.plan(self.base(), **self._asked(), limit=limit, cap=cap * MIB if cap else None)
 
     def plan(self) -> Plan:
-        return feasible(self._plan(), self.fleet)
+        return previewed(self._plan(), self.fleet)
 
     def estimate(self) -> Estimate:
         """A lower bound: a search whose prediction is wrong takes more runs."""

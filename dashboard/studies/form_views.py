@@ -20,6 +20,7 @@ from dashboard.runs.spec_fields import from_spec
 from dashboard.runs.spreading import Files, asked, expected
 from dashboard.studies import breakages
 from dashboard.studies.estimate import calibration, run_seconds
+from dashboard.studies.feasible import Allowance
 from dashboard.studies.forms import StudyForm, initial_of
 from dashboard.studies.kinds import KINDS, MATRIX, StudyKind
 from dashboard.studies.models import Study
@@ -109,6 +110,7 @@ def _preview(form: StudyForm) -> dict[str, Any] | None:
         row["seconds"] = run_seconds(row["spec"], table) if table else None
     steps = [row["step"] for row in rows if row["step"]]
     found = {"estimate": form.estimate(), "rows": rows, "total": len(plan.variants), "skipped": plan.skipped}
+    found["unchecked"] = plan.unchecked
     found["untimed"] = next((step.untimed for step in steps if step.untimed), None)
     return {**found, "record": ledger.time_record().sentence() if any(step.seconds for step in steps) else ""}
 
@@ -118,10 +120,12 @@ def _rows(plan: Plan, fleet: FleetSnapshot) -> list[dict[str, Any]]:
     step."""
     shown = plan.variants[:SHOWN_ROWS]
     files, sources = Files.of(fleet), ledger.Sources(variant.spec for variant in shown[:PREDICTED_ROWS])
+    allowance = Allowance()
     out = []
     for i, variant in enumerate(shown):
         hosts = expected(asked(variant.spec, files)[1], fleet)
-        step = sources.predicted(variant.spec, hosts) if i < PREDICTED_ROWS else None
+        quick = i < PREDICTED_ROWS and allowance.takes(variant.spec)
+        step = sources.predicted(variant.spec, hosts) if quick else None
         over = listed_text(list(dict.fromkeys(hosts)))
         out.append({"name": variant.name, "spec": variant.spec, "over": over, "step": step})
     return out

@@ -23,7 +23,7 @@ from dashboard.runs.spec_fields import html_name
 from dashboard.runs.submission import capacity
 from dashboard.studies import services, sweepable, variants
 from dashboard.studies.estimate import Estimate, calibration, estimate
-from dashboard.studies.feasible import feasible
+from dashboard.studies.feasible import previewed
 from dashboard.studies.models import Study
 from dashboard.studies.variants import Plan
 from parallel_core import limits
@@ -224,7 +224,7 @@ class SweepForm(StudyForm):
         }
 
     def plan(self) -> Plan:
-        return feasible(variants.sweep(self.base(), **self._asked()), self.fleet)
+        return previewed(variants.sweep(self.base(), **self._asked()), self.fleet)
 
     def create(self, owner: Any) -> Study:
         return services.create_sweep(**self.common(owner), **self._asked())

@@ -12,7 +12,7 @@ from django.http import HttpRequest
 from dashboard.fields import NumberList, WholeNumber
 from dashboard.runs.forms import program_field, program_text
 from dashboard.studies import families, services, variants
-from dashboard.studies.feasible import feasible
+from dashboard.studies.feasible import previewed
 from dashboard.studies.forms import StudyForm, fleet_sentence
 from dashboard.studies.models import Study
 from dashboard.studies.services import Invalid
@@ -123,7 +123,7 @@ class MatrixForm(StudyForm):
         return {name: self.cleaned_data[name] for name in (*self.axes, "timed_steps")}
 
     def plan(self) -> Plan:
-        return feasible(variants.matrix(self.base(), **self._asked()), self.fleet)
+        return previewed(variants.matrix(self.base(), **self._asked()), self.fleet)
 
     def create(self, owner: Any) -> Study:
         return services.create_matrix(**self.common(owner), **self._asked())

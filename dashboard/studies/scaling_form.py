@@ -12,7 +12,7 @@ from dashboard.fleet.selectors import FleetSnapshot
 from dashboard.fleet.words import WORDS
 from dashboard.runs.submission import capacity
 from dashboard.studies import scaling, services
-from dashboard.studies.feasible import feasible
+from dashboard.studies.feasible import previewed
 from dashboard.studies.forms import StudyForm, fleet_sentence
 from dashboard.studies.models import Study
 from dashboard.studies.strategies import BY_KEY
@@ -72,7 +72,7 @@ class ScalingForm(StudyForm):
         return counts
 
     def plan(self) -> Plan:
-        return feasible(scaling.plan(self.base(), **self._asked()), self.fleet)
+        return previewed(scaling.plan(self.base(), **self._asked()), self.fleet)
 
     def create(self, owner: Any) -> Study:
         return services.create(

@@ -9,7 +9,7 @@ from django import forms
 
 from dashboard.fields import WholeNumber
 from dashboard.studies import services, variants
-from dashboard.studies.feasible import feasible
+from dashboard.studies.feasible import previewed
 from dashboard.studies.forms import StudyForm, fleet_sentence
 from dashboard.studies.models import Study
 from dashboard.studies.variants import Plan
@@ -55,7 +55,7 @@ class StashingForm(StudyForm):
         return {name: self.cleaned_data[name] for name in ("devices", "micro_batches", "timed_steps")}
 
     def plan(self) -> Plan:
-        return feasible(variants.stashing(self.base(), **self._asked()), self.fleet)
+        return previewed(variants.stashing(self.base(), **self._asked()), self.fleet)
 
     def create(self, owner: Any) -> Study:
         asked = self._asked()

@@ -62,6 +62,8 @@ class Plan:
     skipped: tuple[Skipped, ...] = ()
     cut: bool = False
     """Whether there are more combinations than MOST_TRIED, so that the plan is not complete."""
+    unchecked: int = 0
+    """The number of variants of which a preview does not know whether they fit (`feasible.previewed`)."""
 
     @property
     def devices(self) -> int:

@@ -13,7 +13,7 @@ from django.test import Client
 
 from dashboard.runs.models import Run
 from dashboard.schedules.glossary import words_of
-from dashboard.studies import fit, services, variants
+from dashboard.studies import feasible, fit, services, variants
 from dashboard.studies.comparability import same_updates
 from dashboard.studies.matrix_form import MatrixForm
 from dashboard.studies.models import Study
@@ -221,6 +221,23 @@ def test_own_schedules_have_a_size_together_and_the_field_says_so(yard: Client) 
     told = "The schedules of a study have at most 512 KiB together; these have 560000 characters."
     assert error_at(page, "schedules") == told
     assert "at most 512 KiB together" in yard.get(NEW).content.decode()
+
+
+def test_a_preview_checks_own_schedules_for_memory_as_far_as_it_has_time(
+    yard: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All of one run that cannot fit: the preview finds the first ones, and Queue the others."""
+    monkeypatch.setattr(feasible, "PREVIEWED_PROGRAMS", 2 * len(EXAMPLE))
+    big = {"model__hidden": "8192", "model__layers": "16", "train__global_batch": "16"}
+    asked = {**ASKED, **big, "strategies": ["1f1b"], "schedules": EXAMPLE, "recompute": ["none", "full"]}
+    asked["precisions"] = ["fp32", "fp64"]
+    said = preview(yard, asked)
+    assert said.count("<strong>PP-Custom") == 2 and said.count("<strong>PP-1F1B 4") == 4
+    assert "Whether 2 of them fit is seen when they are queued" in said
+    answer = yard.post(NEW, asked)
+    assert answer.status_code == 422 and "Nothing is left to run" in answer.content.decode()
+    monkeypatch.undo()
+    assert "of them fit" not in preview(yard, asked)
 
 
 def test_the_form_queues_what_is_written_and_its_clone_says_it_again(yard: Client) -> None:
