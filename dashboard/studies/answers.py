@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
 
 from dashboard.charts.chart import pairs
 from dashboard.studies.selectors import Overview, Row
+from dashboard.studies.written import Again, shown
 from parallel_core.analysis.disturbance import DISTURBED_ABOVE
 from parallel_core.analysis.quantities import (
     bytes_text,
@@ -20,9 +22,11 @@ from parallel_core.analysis.quantities import (
 )
 from parallel_core.analysis.sentences import Result
 from parallel_core.analysis.stats import speedup
-from parallel_core.spec import ParallelSpec, RunSpec
+from parallel_core.spec import RunSpec
 
-SELECTIVE = "Selective recomputation"
+QUESTIONS = {"full": "Recomputation", "selective": "Selective recomputation"}
+"""What each kind is called where all blocks recompute."""
+NONE = Again("none")
 
 
 @dataclass(frozen=True)
@@ -113,19 +117,27 @@ def _unsplit(spec: RunSpec) -> RunSpec:
 
 
 def recomputation(view: Overview) -> list[Answer]:
-    """What each kind of recomputation saved; [] if no two runs differ only in it."""
-    made = (
-        _bought(view, lambda split: split.recompute == "full" and not split.recompute_layers, "Recomputation"),
-        _bought(view, lambda split: split.recompute == "selective" and not split.recompute_layers, SELECTIVE),
-        _bought(view, lambda split: bool(split.recompute_layers), "Recomputation of some layers"),
-    )
+    """What each kind of recomputation saved, each list of layers by itself; [] if no two runs differ only in it."""
+    splits = (row.spec.parallel for row in view.rows if row.spec.parallel.recompute != "none")
+    found = {Again(split.recompute, split.recompute_layers) for split in splits}
+    kinds = sorted(found, key=lambda again: (again.layers or (), again.how))
+    labels = Counter(again.label for again in kinds)
+    made = (_bought(view, again, _question(again, labels[again.label] > 1)) for again in kinds)
     return [answer for answer in made if answer]
 
 
-def _bought(view: Overview, chosen: Callable[[ParallelSpec], bool], question: str) -> Answer | None:
-    """Medians of what the chosen recomputation saves and costs, over the pairs of runs that differ in nothing else."""
-    rows = [row for row in view.rows if row.spec.parallel.recompute == "none" or chosen(row.spec.parallel)]
-    entries = [row.entry for row in rows if row.entry.done]
+def _question(again: Again, ambiguous: bool) -> str:
+    """The words for all blocks, or the label of some, followed by the list itself where the label is `ambiguous`."""
+    if again.layers is None:
+        return QUESTIONS[again.how]
+    return f"{again.label}: {shown(str(again))}" if ambiguous else again.label
+
+
+def _bought(view: Overview, again: Again, question: str) -> Answer | None:
+    """Medians of what a recomputation saves and costs, over the pairs of runs that differ in nothing else."""
+    chosen = (NONE, again)
+    splits = ((row, row.spec.parallel) for row in view.rows if row.entry.done)
+    entries = [row.entry for row, split in splits if Again(split.recompute, split.recompute_layers) in chosen]
     both = [(a.result, b.result) for a, b in pairs(entries) if a.result and b.result]
     saved = [
         1 - b.memory["activations"] / a.memory["activations"]

@@ -13,10 +13,11 @@ from django.test import Client
 
 from dashboard.runs.models import Run
 from dashboard.schedules.glossary import words_of
-from dashboard.studies import feasible, fit, services, variants
+from dashboard.studies import answers, feasible, fit, services, variants
 from dashboard.studies.comparability import same_updates
 from dashboard.studies.matrix_form import MatrixForm
 from dashboard.studies.models import Study
+from dashboard.studies.selectors import overview
 from dashboard.studies.written import Again, OwnSchedule, StageSplit, read_schedules, schedules_text
 from parallel_core.schedule import compute_only
 from parallel_core.schedule.custom import EXAMPLE
@@ -382,6 +383,35 @@ def test_a_page_of_such_runs_says_what_their_names_mean() -> None:
         "AR",
         "AR of layer 0",
     ]
+
+
+def test_what_some_layers_save_is_not_what_all_save(alice: Any, redis_url: str) -> None:
+    study = Study.objects.create(name="AR", owner=alice)
+    for split in ({}, {"recompute": "full"}, {"recompute": "full", "recompute_layers": [0]}):
+        factory.finished(alice, split, study=study)
+    found = answers.recomputation(overview(study.runs.all()))
+    assert [answer.question for answer in found] == ["Recomputation", "AR of layer 0"]
+    assert all("medians of 1 pair" in answer.detail for answer in found)
+
+
+def test_each_list_of_layers_has_an_answer_of_its_own(
+    alice: Any, redis_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(factory.BASE, "model", {**factory.BASE["model"], "layers": 8})
+    study = Study.objects.create(name="AR", owner=alice)
+    lists = ([0], [0, 1, 2, 4, 5], [0, 1, 2, 4, 6])
+    for split in ({}, *({"recompute": "full", "recompute_layers": own} for own in lists)):
+        factory.finished(alice, split, study=study)
+    selective = {"recompute": "selective", "recompute_layers": [0]}
+    factory.finished(alice, selective, study=study)
+    found = answers.recomputation(overview(study.runs.all()))
+    assert [answer.question for answer in found] == [
+        "AR of layer 0",
+        "selective AR of layer 0",
+        "AR of 5 layers: 0, 1, 2, 4, 5",
+        "AR of 5 layers: 0, 1, 2, 4, 6",
+    ]
+    assert all("medians of 1 pair" in answer.detail for answer in found)
 
 
 def test_streams_of_other_stages_update_otherwise() -> None:
