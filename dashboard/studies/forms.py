@@ -193,7 +193,8 @@ class SweepForm(StudyForm):
     values = forms.CharField(
         max_length=2000,
         initial="1, 2, 4, 8",
-        help_text="with commas between them, of each stage as 2-1, of layers as 0 2; 'none' where a field may be empty",
+        help_text="with commas between them; lists with semicolons: of each stage 2-1; 1-2, of layers 0; 0, 2; "
+        "'none' where a field may be empty",
         error_messages={"required": NO_VALUE},
     )
 
@@ -212,14 +213,14 @@ class SweepForm(StudyForm):
         return f"{self.title} of {short_label(self.cleaned_data['field'])}"
 
     def clean_values(self) -> str:
-        if not _split(self.cleaned_data["values"]):
+        if not sweepable.split(self.cleaned_data.get("field", ""), self.cleaned_data["values"]):
             raise forms.ValidationError(NO_VALUE)
         return self.cleaned_data["values"]
 
     def _asked(self) -> dict[str, Any]:
         return {
             "field": self.cleaned_data["field"],
-            "values": _split(self.cleaned_data["values"]),
+            "values": sweepable.split(self.cleaned_data["field"], self.cleaned_data["values"]),
             "timed_steps": self.cleaned_data["timed_steps"],
         }
 
@@ -234,7 +235,7 @@ def initial_of(study: Study) -> dict[str, Any]:
     """Form values that would create this study again."""
     asked = dict(study.settings)
     if isinstance(asked.get("values"), list):
-        asked["values"] = ", ".join(map(str, asked["values"]))
+        asked["values"] = sweepable.joined(asked["field"], asked["values"])
     name = f"{study.name} (again)"[: limits.MAX_NAME]
     return {**spec_fields.from_spec(study.base), **asked, "name": name}
 
@@ -244,7 +245,3 @@ def fleet_sentence(fleet: FleetSnapshot) -> str:
     offers = [offered for kind in WORDS if (offered := capacity(kind, fleet=fleet)).total]
     found = " or ".join(offered.text for offered in offers)
     return f"the fleet has {found}" if found else "no worker reports now"
-
-
-def _split(text: str) -> list[str]:
-    return [part.strip() for part in text.split(",") if part.strip()]

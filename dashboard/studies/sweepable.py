@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import types
 import typing
+from collections.abc import Iterable
 from typing import Any
 
 from pydantic import BaseModel
@@ -19,15 +20,15 @@ _SECTIONS: dict[str, type[BaseModel]] = {
 }
 _NOT_ONE_VALUE = {"kind", "program", "profile_steps", "profile_ranks"}
 _BY_STAGE = {"parallel.cuts", "parallel.replicas", "parallel.widths"}
-"""Lists that are written as `2-1` or `2 1`; other lists only with spaces, as `0-2` could be a range."""
+"""Lists that are written as `2-1`, `2, 1` or `2 1`; other lists without `-`, as `0-2` could be a range."""
 _LISTS = _BY_STAGE | {"parallel.recompute_layers"}
 _HELD_EQUAL = {"corpus", "steps"}
 """Equal in the whole study."""
 
 
 def fields() -> dict[str, str]:
-    """`{dotted field: label in the New run form}` of every field of a RunSpec whose value can be written between two
-    commas."""
+    """`{dotted field: label in the New run form}` of every field of a RunSpec of which several values can be written on
+    one line."""
     return {
         f"{section}.{leaf}": short_label(f"{section}.{leaf}")
         for section, model in _SECTIONS.items()
@@ -36,15 +37,33 @@ def fields() -> dict[str, str]:
     }
 
 
+def separator(field: str) -> str:
+    """What stands between two values of a field: a list has commas of its own."""
+    return ";" if field in _LISTS else ","
+
+
+def split(field: str, text: str) -> list[str]:
+    """The values in a text."""
+    return [part.strip() for part in text.split(separator(field)) if part.strip()]
+
+
+def joined(field: str, values: Iterable[Any]) -> str:
+    """The inverse of `split`."""
+    return f"{separator(field)} ".join(map(str, values))
+
+
 def parse(field: str, text: str) -> Any:
-    """A value as typed in a form, for pydantic: 'none' becomes None if the field may be None, `2-1` a list if the field
-    has one."""
+    """A value as typed in a form, for pydantic: 'none' becomes None if the field may be None, `2-1` and `2, 1` a list
+    if the field has one. Of `2-1, 1-2`, which is no list, pydantic is left to refuse the parts."""
     text = text.strip()
     annotation = _annotation(field)
     nullable = isinstance(annotation, types.UnionType) or typing.get_origin(annotation) is typing.Union
     if text.lower() == "none" and nullable:
         return None
-    return (text.replace("-", " ") if field in _BY_STAGE else text).split() if field in _LISTS else text
+    if field not in _LISTS:
+        return text
+    by_stage = field in _BY_STAGE and "-" in text
+    return [part.strip() for part in text.split("-")] if by_stage else text.replace(",", " ").split()
 
 
 def _annotation(field: str) -> Any:

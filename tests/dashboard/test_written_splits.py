@@ -13,7 +13,7 @@ from django.test import Client
 
 from dashboard.runs.models import Run
 from dashboard.schedules.glossary import words_of
-from dashboard.studies import answers, feasible, fit, services, variants
+from dashboard.studies import answers, feasible, fit, services, sweepable, variants
 from dashboard.studies.comparability import same_updates
 from dashboard.studies.matrix_form import MatrixForm
 from dashboard.studies.models import Study
@@ -147,6 +147,19 @@ def test_no_two_runs_of_a_study_have_one_name() -> None:
     lists = ["0, 1, 2, 4, 5", "0, 1, 2, 4, 6"]
     plan = variants.matrix(deep, strategies=["single"], recompute=[], layers=lists)
     assert [variant.name for variant in plan.variants] == ["Single + AR of 5 layers", "Single + AR of 5 layers (2)"]
+
+
+def test_names_that_are_too_long_are_cut_so_that_number_and_repeat_have_room(yard: Client) -> None:
+    lists = [", ".join(map(str, range(first, 60))) for first in (0, 1)]
+    values = "; ".join(lists)
+    pipeline = {"parallel__dp": "1", "model__layers": "60", "train__global_batch": "16"}
+    asked = {**SWEEP, **pipeline, "parallel__recompute": "full", "field": "parallel.recompute_layers"}
+    again = "; ".join(f"{own}, 60, 61" for own in lists[1:])
+    deep = {**asked, "model__layers": "62", "values": f"{values}; {lists[0]}, 60; {again}", "repeats": "2"}
+    assert yard.post(NEW, deep).status_code == 302
+    names = list(Run.objects.order_by("position").values_list("name", flat=True))
+    assert len(set(names)) == 8 and max(map(len, names)) <= 120
+    assert names[0].endswith("… #1") and names[2].endswith("… (2) #1") and names[6].endswith("… (2) #2")
 
 
 def test_a_wide_split_has_a_name_that_its_precision_and_its_layers_still_fit_behind() -> None:
@@ -345,6 +358,38 @@ def test_a_search_for_the_most_layers_takes_splits(yard: Client) -> None:
     file = {"schedule_file": SimpleUploadedFile("own.csv", b"\xff")}
     assert yard.post(NEW, {**asked, **file}).status_code == 302
     assert Run.objects.get(label="PP-1F1B 2-1").spec["parallel"]["replicas"] == [2, 1]
+
+
+@pytest.mark.parametrize(
+    ("field", "values", "stored"),
+    [
+        ("parallel.replicas", "2-1; 1 3; none", [[2, 1], [1, 3], None]),
+        ("parallel.widths", "1-2; 2, 1", [[1, 2], [2, 1]]),
+        ("parallel.cuts", "3; 4", [[3], [4]]),
+        ("parallel.recompute_layers", "0; 0, 2;; 1 2", [[0], [0, 2], [1, 2]]),
+    ],
+)
+def test_lists_are_swept_too(yard: Client, field: str, values: str, stored: list[Any]) -> None:
+    pipeline = {"parallel__dp": "1", "parallel__pp": "2", "parallel__micro_batches": "4", "model__layers": "4"}
+    asked = {**SWEEP, **pipeline, "parallel__recompute": "full", "field": field, "values": values}
+    assert yard.post(NEW, asked).status_code == 302
+    leaf = field.split(".")[1]
+    assert [run.spec["parallel"][leaf] for run in Run.objects.order_by("position")] == stored
+    again = yard.get(NEW, {"clone": Study.objects.get().pk}).context["form"]["values"].value()
+    assert sweepable.split(field, again) == [part.strip() for part in values.split(";") if part]
+
+
+def test_two_lists_with_a_comma_between_them_are_not_read_as_one_longer_list(yard: Client) -> None:
+    pipeline = {"parallel__dp": "1", "parallel__pp": "4", "parallel__micro_batches": "4", "model__layers": "4"}
+    asked = {**SWEEP, **pipeline, "field": "parallel.cuts"}
+    assert "<strong>1 run</strong>" in preview(yard, {**asked, "values": "2-3-4"})
+    said = preview(yard, {**asked, "values": "2-3, 4"})
+    assert "<strong>Nothing would run:</strong>" in said and "= 2-3, 4</strong>" in said
+
+
+def test_values_that_are_no_lists_keep_their_commas() -> None:
+    assert sweepable.split("train.lr", "0.1, 0.2,") == ["0.1", "0.2"]
+    assert sweepable.joined("train.lr", ["0.1", "0.2"]) == "0.1, 0.2"
 
 
 def test_a_sweep_may_stand_on_replicas_of_each_stage_and_on_an_own_schedule(yard: Client) -> None:
