@@ -115,7 +115,7 @@ class StepTotals:
         """Starts gathering this rank's part without waiting."""
         mine = torch.zeros(self._width, dtype=torch.float64, device=self._device.torch)
         mine[: len(squares)] = squares
-        mine[-2] = self._stop.asked
+        mine[-2:-1] = self._stop.asked  # a fill; to one element it would be a copy, for which the host waits on a GPU
         if loss is not None:
             mine[-1] = loss
         if self._group is None:

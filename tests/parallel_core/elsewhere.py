@@ -12,6 +12,7 @@ import weakref
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
+from numbers import Integral, Number
 from typing import Any
 
 import torch
@@ -29,7 +30,7 @@ NAME = "elsewhere"
 COPIES = ("aten::copy_", "aten::_to_copy")
 WAITS: Counter[str] = Counter()
 """How often something made the host wait for the device since the counter was cleared: a "number" or a "copy" read
-back, or a copy "in" without non_blocking.
+back, or a copy "in" without non_blocking, as that of a number into one element.
 """
 
 
@@ -74,6 +75,15 @@ class Elsewhere(Tensor):
 
     def numpy(self, *args: Any, **kwargs: Any) -> Any:
         raise TypeError(f"can't convert {NAME} tensor to numpy: Tensor.cpu() comes first")
+
+    def __setitem__(self, index: Any, value: Any) -> None:
+        """Into one element CUDA copies a number from pageable host memory; it fills any larger part, even of one
+        element (`copy_to` in ATen/TensorIndexing.h). The dispatcher sees neither: here PyTorch makes the number there.
+        """
+        places = index if isinstance(index, tuple) else (index,)
+        one = len(places) == self.dim() and all(isinstance(at, Integral) and not isinstance(at, bool) for at in places)
+        WAITS["in"] += one and isinstance(value, Number)
+        super().__setitem__(index, value)
 
     def tolist(self) -> Any:
         WAITS["number"] += 1

@@ -204,6 +204,29 @@ def test_the_host_waits_for_the_device_once_a_step(name: str, run_there: Ran, tm
     assert waits.steps == [1] * (STEPS + 1)  # including the metered step
 
 
+def _numbers_set(spec: RunSpec, rank: int, meeting: Rendezvous, folder: Path) -> list[int]:
+    """How often the host waits as a number is put into: one element of a vector or a matrix, a slice, a row."""
+    waited: list[int] = []
+    with elsewhere.moved():
+        line, table = torch.zeros(4, device=elsewhere.NAME), torch.zeros(2, 2, device=elsewhere.NAME)
+        places: list[tuple[torch.Tensor, Any]] = [
+            (line, -2),
+            (table, (0, np.int64(1))),
+            (line, slice(-2, -1)),
+            (table, 1),
+        ]
+        for tensor, index in places:
+            elsewhere.WAITS.clear()
+            tensor[index] = True
+            waited.append(elsewhere.WAITS.total())
+        assert (line.tolist(), table.tolist()) == ([0, 0, 1, 0], [[0, 1], [1, 1]])
+    return waited
+
+
+def test_the_host_waits_where_a_number_is_put_into_one_element(run_there: Ran, tmp_path: Path) -> None:
+    assert run_there(RunSpec(), _numbers_set, tmp_path) == [[1, 1, 0, 0]]
+
+
 def _saved_and_resumed(spec: RunSpec, rank: int, meeting: Rendezvous, folder: Path) -> list[float]:
     saves = CheckpointConfig(folder / "kept")
     if (folder / "resumes").exists():
