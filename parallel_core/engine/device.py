@@ -51,11 +51,12 @@ class Device(Protocol):
     def forget_memory_peak(self) -> None:
         """Resets `memory_peak`. No effect on a CPU, whose peak is kept by the kernel."""
 
-    def uploads(self) -> Uploads:
-        """Returns what copies tensors from the host to the device, for which the host does not wait."""
+    def uploads(self, count: int) -> Uploads:
+        """Returns what copies tensors of one size from the host to the device; the host does not wait for the last
+        `count` copies."""
 
-    def downloads(self, like: Tensor) -> Downloads:
-        """Returns what copies tensors of the shape and dtype of `like` to the host."""
+    def downloads(self, like: Tensor, count: int) -> Downloads:
+        """Returns what copies tensors of the shape and dtype of `like` to the host, at most `count` at once."""
 
     def core(self) -> int | None:
         """Returns the CPU core that the process is bound to; None on a GPU, or if it is not bound to a single core."""
@@ -94,10 +95,10 @@ class CpuDevice:
     def forget_memory_peak(self) -> None:
         pass
 
-    def uploads(self) -> Uploads:
+    def uploads(self, count: int) -> Uploads:
         return PlainUploads(self.torch)
 
-    def downloads(self, like: Tensor) -> Downloads:
+    def downloads(self, like: Tensor, count: int) -> Downloads:
         return PlainDownloads()
 
     def core(self) -> int | None:
@@ -135,11 +136,11 @@ class CudaDevice:
     def forget_memory_peak(self) -> None:
         torch.cuda.reset_peak_memory_stats(self.torch)
 
-    def uploads(self) -> Uploads:
-        return PinnedUploads(self.torch)
+    def uploads(self, count: int) -> Uploads:
+        return PinnedUploads(self.torch, count)
 
-    def downloads(self, like: Tensor) -> Downloads:
-        return PinnedDownloads(like) if self.backend == "nccl" else PlainDownloads()
+    def downloads(self, like: Tensor, count: int) -> Downloads:
+        return PinnedDownloads(like, count) if self.backend == "nccl" else PlainDownloads()
 
     def core(self) -> int | None:
         return None

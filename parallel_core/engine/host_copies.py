@@ -14,10 +14,6 @@ from torch import Tensor
 
 from parallel_core.engine.host_staging import Work
 
-UPLOADS = 8
-"""Pinned buffers of one `PinnedUploads`: the inputs and targets of four steps."""
-DOWNLOADS = 4
-"""Pinned buffers that a `PinnedDownloads` starts with; a pipeline that does not flush may need more."""
 _ALIGNED = 512
 """Bytes to whose multiple a buffer is rounded up, so that each may be viewed as any dtype."""
 
@@ -72,18 +68,22 @@ class PlainDownloads:
 
 
 class PinnedUploads:
-    """Uploads to the GPU `device` through a ring of pinned buffers, in the order of the current stream."""
+    """Uploads to the GPU `device` through a ring of pinned buffers, in the order of the current stream.
 
-    def __init__(self, device: torch.device) -> None:
+    The buffers are allocated at the first upload, and again at one that is larger.
+    """
+
+    def __init__(self, device: torch.device, count: int) -> None:
+        """`count`: the number of buffers, of which each has the size of the largest upload."""
         self._device, self._next = device, 0
-        self._ring = torch.empty(UPLOADS, 0, dtype=torch.uint8)
-        self._copied = [torch.cuda.Event() for _ in range(UPLOADS)]
+        self._ring = torch.empty(count, 0, dtype=torch.uint8)
+        self._copied = [torch.cuda.Event() for _ in range(count)]
 
     def __call__(self, tensor: Tensor) -> Tensor:
         if self._ring.shape[1] < tensor.nbytes:
             size = -(-tensor.nbytes // _ALIGNED) * _ALIGNED
-            self._ring = torch.empty(UPLOADS, size, dtype=torch.uint8, pin_memory=True)
-        slot, self._next = self._next, (self._next + 1) % UPLOADS
+            self._ring = torch.empty(len(self._copied), size, dtype=torch.uint8, pin_memory=True)
+        slot, self._next = self._next, (self._next + 1) % len(self._copied)
         self._copied[slot].synchronize()  # returns at once where the slot's last copy is done, or there was none
         host = self._ring[slot, : tensor.nbytes].view(tensor.dtype).view(tensor.shape)
         out = host.copy_(tensor).to(self._device, non_blocking=True)
@@ -111,18 +111,16 @@ class PinnedDownloads:
     one that a posted receive occupies would never get to the copy.
     """
 
-    def __init__(self, like: Tensor) -> None:
-        """`like`: a tensor of the shape and dtype of those to be copied."""
+    def __init__(self, like: Tensor, count: int) -> None:
+        """`like`: a tensor of the shape and dtype of those to be copied; `count`: the most that are under way at once,
+        each of which has a buffer."""
         self._stream = torch.cuda.Stream(like.device, priority=-1)
-        self._shape, self._dtype = like.shape, like.dtype
-        self._free = [self._buffer() for _ in range(DOWNLOADS)]
-
-    def _buffer(self) -> Tensor:
-        return torch.empty(self._shape, dtype=self._dtype, pin_memory=True)
+        self._free = [torch.empty(like.shape, dtype=like.dtype, pin_memory=True) for _ in range(count)]
 
     def begin(self, tensor: Tensor, work: Work | None) -> Download:
+        assert self._free, "more downloads under way than were asked for"  # allocating now could deadlock
         computing = torch.cuda.current_stream(tensor.device)
-        host, done = self._free.pop() if self._free else self._buffer(), torch.cuda.Event()
+        host, done = self._free.pop(), torch.cuda.Event()
         with torch.cuda.stream(self._stream):
             if work is None:
                 self._stream.wait_stream(computing)

@@ -27,6 +27,7 @@ from parallel_core.layout import Layout
 from parallel_core.models.registry import parameter_shapes
 from parallel_core.outline.splits import TensorSplit, split_dim
 from parallel_core.plan.grad_buckets import shards_of
+from parallel_core.schedule.stream import steps_apart
 from parallel_core.spec import ModelSpec, RunSpec
 
 Number = float | torch.Tensor
@@ -99,7 +100,7 @@ class StepTotals:
         self._rows, self._columns = order[:, 0], order[:, 1]
         self._places = _on_device(self._rows * self._width + self._columns, device.torch)
         table = torch.empty(self._world * self._width, dtype=torch.float64, device=device.torch)
-        self._downloads = device.downloads(table)
+        self._downloads = device.downloads(table, 1 + steps_apart(spec))
         last = layout.place(layout.stages - 1)
         self._losses = [layout.rank(last, replica) for replica in range(layout.replicas[last])]
 
@@ -112,7 +113,7 @@ class StepTotals:
         return torch.stack(torch._foreach_norm(self._grads)).double().square()
 
     def begin(self, step: int, loss: torch.Tensor | None, squares: torch.Tensor) -> Gathering:
-        """Starts gathering this rank's part without waiting."""
+        """Starts gathering this rank's part without waiting. At most 1 + `steps_apart` are under way at once."""
         mine = torch.zeros(self._width, dtype=torch.float64, device=self._device.torch)
         mine[: len(squares)] = squares
         mine[-2:-1] = self._stop.asked  # a fill; to one element it would be a copy, for which the host waits on a GPU

@@ -10,6 +10,7 @@ import torch
 from parallel_core.data.sampler import Sampler
 from parallel_core.engine.device import Device
 from parallel_core.engine.fingerprint import of_arrays
+from parallel_core.engine.host_copies import Uploads
 from parallel_core.engine.injected import Injected
 from parallel_core.engine.precision import DTYPES
 from parallel_core.engine.stage import Batch
@@ -18,6 +19,7 @@ from parallel_core.observe.recorder import LANE_HOST
 from parallel_core.observe.scope import Scope
 from parallel_core.outline import outline_of
 from parallel_core.schedule.ir import Kind
+from parallel_core.schedule.stream import steps_apart
 from parallel_core.spec import RunSpec
 
 
@@ -35,7 +37,8 @@ class Reader:
         faults: Injected,
     ) -> None:
         self.sampler, self._ids, self._scope, self._faults = sampler, ids, scope, faults
-        self._upload = device.uploads()
+        # Two for each step whose totals may be under way: until they are known, so may be its copies.
+        self._inputs, self._targets = (device.uploads(2 * (1 + steps_apart(spec))) for _ in range(2))
         self._reads = bool(outline_of(spec.model).readers & set(units))
         self._dtype = DTYPES[spec.train.precision]
 
@@ -57,10 +60,11 @@ class Reader:
     def _read_batch(self, step: int) -> Batch:
         self._faults.read()
         drawn = self.sampler.micro_batches(step, self._ids)
-        inputs, targets = (self._to_device(array).unbind(0) for array in (drawn.inputs, drawn.targets))
+        inputs = self._to_device(drawn.inputs, self._inputs).unbind(0)
+        targets = self._to_device(drawn.targets, self._targets).unbind(0)
         return Batch(step, dict(zip(self._ids, map(Sample, inputs, targets), strict=True)), 1.0 / drawn.global_count)
 
-    def _to_device(self, array: np.ndarray) -> torch.Tensor:
+    def _to_device(self, array: np.ndarray, upload: Uploads) -> torch.Tensor:
         """Copies integers as they are, floating-point values in the run's precision."""
-        tensor = self._upload(torch.from_numpy(array))
+        tensor = upload(torch.from_numpy(array))
         return tensor.to(self._dtype) if tensor.is_floating_point() else tensor

@@ -11,7 +11,7 @@ from parallel_core.engine.executor import Executor
 from parallel_core.engine.norm import Gathering, StepTotals, Totals
 from parallel_core.engine.stage import Batch
 from parallel_core.engine.stream import Staleness, StreamExecutor
-from parallel_core.schedule.stream import Windows
+from parallel_core.schedule.stream import Windows, steps_apart
 from parallel_core.spec import RunSpec
 
 Read = Callable[[int], Batch]
@@ -67,8 +67,8 @@ class StreamingRunner:
     ) -> None:
         self._executor, self._totals, self._windows, self._read = executor, totals, windows, read
         self._steps, self._every = spec.train.steps, spec.train.checkpoint_every
-        self._lag = -(-(spec.parallel.pp - 1) // spec.parallel.micro_batches)
-        """Steps by which stages may be apart: totals are waited for only that many steps later."""
+        self._lag = steps_apart(spec)
+        """Steps after which totals are waited for."""
         self._begin = self._end = -1
         self._batches: deque[Batch] = deque()
         self._under_way: deque[Gathering] = deque()

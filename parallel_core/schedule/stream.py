@@ -77,6 +77,11 @@ class Windows:
         return self._streams[steps]
 
 
+def steps_apart(spec: RunSpec) -> int:
+    """Returns the number of steps by which stages may be apart: 0 under a flush."""
+    return 0 if spec.parallel.flushes else -(-(spec.parallel.pp - 1) // spec.parallel.micro_batches)
+
+
 def end_of(program: Program, before: int) -> int:
     """Position after the backwards of all micro-batches below `before` and the operations that belong to them."""
     at = 1 + max((i for i, op in enumerate(program) if op.kind is Kind.BW and op.micro_batch < before), default=-1)

@@ -10,7 +10,6 @@ import torch
 
 from parallel_core.engine.device import open_device
 from parallel_core.engine.distributed import Groups
-from parallel_core.engine.host_copies import UPLOADS
 from parallel_core.engine.trainer import Trainer
 from parallel_core.observe import host
 from parallel_core.observe.progress import Progress
@@ -22,6 +21,7 @@ pytestmark = [
 ]
 MODEL = {"layers": 2, "hidden": 64, "heads": 4, "seq": 32, "vocab": 128}
 LLAMA = {"kv_heads": 2, "positions": "rope", "activation": "swiglu", "norm": "rmsnorm", "bias": False}
+UPLOADS = 8
 CYCLES = 4_000_000_000
 """About two seconds of a GPU's clock."""
 
@@ -61,7 +61,7 @@ def test_the_totals_of_a_step_are_known_before_its_update_is_done(tmp_path: Path
 
 def test_uploads_do_not_wait_for_the_gpu() -> None:
     """Not before every buffer is in use; and none is used again while it is still read."""
-    upload = open_device("cuda").uploads()
+    upload = open_device("cuda").uploads(UPLOADS)
     given = [torch.full((1 << 20,), float(i)) for i in range(2 * UPLOADS)]
     upload(given[0])  # allocates the buffers
     torch.cuda.synchronize()
@@ -74,8 +74,10 @@ def test_uploads_do_not_wait_for_the_gpu() -> None:
 
 def test_a_download_does_not_wait_for_what_is_queued_after_it() -> None:
     given = torch.arange(6.0, device="cuda")
-    downloads = open_device("cuda").downloads(given)
+    downloads = open_device("cuda").downloads(given, 6)
     begun = [downloads.begin(given * i, None) for i in range(6)]
     end = busy()
+    with pytest.raises(AssertionError, match="more downloads"):
+        downloads.begin(given, None)
     assert [download.wait().tolist() for download in begun] == [[float(i * j) for j in range(6)] for i in range(6)]
     assert not end.query()
