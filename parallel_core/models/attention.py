@@ -153,7 +153,7 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 @lru_cache(maxsize=16)
 def rotary_whole(seq: int, dim: int, base: float, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
     """Returns `rotary` for `rotate_whole`: (cos, cos) and (-sin, sin), [seq, dim] each."""
-    cos, sin = rotary(seq, dim, base, dtype, device)
+    cos, sin = rotary.__wrapped__(seq, dim, base, dtype, device)  # uncached: a device needs only one kind of table
     return torch.cat([cos, cos], -1), torch.cat([-sin, sin], -1)
 
 

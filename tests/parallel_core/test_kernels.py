@@ -83,3 +83,10 @@ def test_queries_are_rotated_alike_by_few_kernels(device: str, dtype: torch.dtyp
         found.append((out.detach(), given.grad))
     for one, other in zip(*found, strict=True):
         torch.testing.assert_close(one, other, rtol=close, atol=close)
+
+
+def test_one_kind_of_table_of_angles_is_kept() -> None:
+    """Of a device that uses `rotary_whole` not also those that it is made of."""
+    attention.rotary.cache_clear()
+    attention.rotary_whole(8, 16, 1e4, torch.float32, torch.device("cpu"))
+    assert attention.rotary.cache_info().currsize == 0
