@@ -141,32 +141,33 @@ def steps(view: Overview) -> Chart:
 def gantts(rows: Sequence[Row], *, lane: bool = False) -> Chart:
     """Traced steps of the given rows on one axis; reads their spans. With `lane`, two of them have a lane between them
     of the operations in which they differ."""
-    traced = [(row, spans(row.run, step)) for row in rows if (step := _shown_step(row)) is not None]
-    drawn = [(row, found) for row, found in traced if found]
+    traced = [(row, step, spans(row.run, step)) for row in rows if (step := _shown_step(row)) is not None]
+    drawn = [each for each in traced if each[2]]
     title = "0 of these runs have been traced so far."
     if drawn:
-        row = max((row for row, _ in drawn), key=_bubble)
+        row = max((row for row, _, _ in drawn), key=_bubble)
         parts = row.entry.result.breakdown if row.entry.result else None
         title = sentences.gantt_title(row.entry.marked, parts) if parts else f"{len(drawn)} traced steps on one axis."
-    steps = ", ".join(sorted({str(row.run.summary["breakdown_step"]) for row, _ in drawn if _typical(row)}, key=int))
-    near = _nearness([row.entry for row, _ in drawn if _typical(row)])
+    steps = ", ".join(sorted({str(row.run.summary["breakdown_step"]) for row, _, _ in drawn if _typical(row)}, key=int))
+    near = _nearness([row.entry for row, _, _ in drawn if _typical(row)])
     which = f"the traced step nearest each median{near}, step {steps}" if steps else "the newest traced step"
     source = f"measured, {which}, {len(drawn)} of {len(rows)} runs"
-    waits = [waited_if_whole(found, Layout.of(row.spec)) for row, found in drawn]
-    chart = gantt.chart([(row.entry.marked, found) for row, found in drawn], title, source, waited=waits)
+    waits = [waited_if_whole(found, Layout.of(row.spec)) for row, _, found in drawn]
+    chart = gantt.chart([(row.entry.marked, found) for row, _, found in drawn], title, source, waited=waits)
     return _with_lane(chart, drawn) if lane and len(drawn) == 2 else chart
 
 
-def _with_lane(chart: Chart, drawn: Sequence[tuple[Row, Spans]]) -> Chart:
-    """The chart of two runs with a lane of the operations of rank 0 in which they differ."""
-    if not all(0 in found for _, found in drawn):
+def _with_lane(chart: Chart, drawn: Sequence[tuple[Row, int, Spans]]) -> Chart:
+    """The chart of two runs with a lane of the operations of rank 0 in which they differ; `drawn`: each with the step
+    that is drawn and its spans."""
+    if not all(0 in found for _, _, found in drawn):
         return chart
-    a, b = (Side(trained(row.spec), 0, found[0]) for row, found in drawn)
-    zeros = [step_start(found) for _, found in drawn]
-    counts = [span_counts(row.run, step, 0) for row, _ in drawn if (step := _shown_step(row)) is not None]
+    a, b = (Side(trained(row.spec), 0, found[0]) for row, _, found in drawn)
+    zeros = [step_start(found) for _, _, found in drawn]
+    counts = [span_counts(row.run, step, 0) for row, step, _ in drawn]
     of = zip((a, b), align_sides(a, b).statuses, zeros, counts, strict=True)
     first, second = (Lane(0, side.ordered, statuses, zero, *kept) for side, statuses, zero, kept in of)
-    said = gantt_differences.add(chart.figure, (first, second), len(drawn[0][1]))
+    said = gantt_differences.add(chart.figure, (first, second), len(drawn[0][2]))
     subtitle = f"{chart.subtitle}; {gantt_differences.IN_WORDS}"
     return replace(chart, subtitle=subtitle, source=f"{chart.source}; {said}")
 

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+import pytest
 from django.test import Client
 
-from dashboard.runs.models import SpanChunk
+from dashboard.runs import selectors
+from dashboard.runs.models import Run, SpanChunk
+from dashboard.studies import figures
 from tests.dashboard import factory
 
 
@@ -49,6 +53,28 @@ def test_a_span_that_was_dropped_is_no_difference(reader: Client, alice: Any) ->
     first = reader.get(address).json()
     assert "; 0 of 13 operations of rank 0 of both differ; 7 of 12 of its spans were kept of the" in first["source"]
     assert "alone" not in {trace["name"] for trace in first["figure"]["data"]}
+
+
+def test_spans_dropped_of_a_step_that_arrives_meanwhile_are_not_of_the_step_drawn(
+    reader: Client, alice: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The drawn step is the newest of each run, until a newer one, of which spans were dropped, arrives."""
+    runs = [factory.finished(alice, split) for split in ({"micro_batches": 2}, {"dp": 2, "micro_batches": 2})]
+    for run in runs:
+        run.summary.pop("breakdown_step")
+        run.save()
+
+    def read(run: Run, step: int) -> dict[int, np.ndarray]:
+        found = selectors.spans(run, step)
+        for rank, rows in found.items():
+            chunk = {"step": step + 10, "count": len(rows), "total": 99, "data": rows.tobytes()}
+            SpanChunk.objects.create(attempt=run.attempts.get(), rank=rank, **chunk)
+        return found
+
+    monkeypatch.setattr(figures, "spans", read)
+    source = reader.get(f"/compare/gantt.json?show={runs[0].pk},{runs[1].pk}").json()["source"]
+    assert [selectors.span_counts(run, selectors.newest_traced_step(run) or 0, 0)[1] for run in runs] == [99, 99]
+    assert "; 1 of 13 operations of rank 0 of both differ" in source and "kept" not in source
 
 
 def test_operations_of_another_order_are_in_the_lane(reader: Client, alice: Any) -> None:
