@@ -279,7 +279,7 @@ def _less_memory(spec: RunSpec) -> str:
     limit = spec.trace.memory_cap or round(0.9 * worst_stage(spec).total)
     here = capacity(spec.train.device).most()
     fixes = find_fixes(spec, limit, here) if here else ()
-    beyond = "" if fixes or not here else f" That takes more devices than this fleet has: {here}."
+    beyond = "" if fixes or not here else f" That takes more devices than one run can have here: {here}."
     fixes = fixes or find_fixes(spec, limit)
     if not fixes:
         return "No change of the split alone makes it fit: clone it with a smaller model or batch."

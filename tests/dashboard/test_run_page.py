@@ -13,6 +13,7 @@ from django.test import Client
 from django.urls import reverse
 from django.utils import timezone
 
+from dashboard.fleet.models import Worker
 from dashboard.ledger import services as ledger
 from dashboard.ledger.models import Profile, ProfileState
 from dashboard.runs import states
@@ -229,9 +230,12 @@ def test_a_fix_that_takes_more_devices_than_there_are_says_so(alice: Any) -> Non
     tight = {"parallel": {"recompute": "full", "micro_batches": 16}, "trace": {"memory_cap": 8_000_000}}
     run = Run(spec=tight, cause="out_of_memory")
     anywhere = fix(run)
-    assert "of this fleet" not in anywhere
+    assert "devices than" not in anywhere
     factory.worker(devices=1)
-    assert fix(run).startswith(anywhere) and fix(run).endswith("this fleet has: 1.")
+    assert fix(run).startswith(anywhere) and fix(run).endswith("than one run can have here: 1.")
+    factory.worker("yard-b", devices=1)
+    Worker.objects.update(across_hosts=False)
+    assert fix(run).endswith("than one run can have here: 1."), "though the fleet has 2"
 
 
 def test_out_of_memory_fixes_end_with_something_that_still_helps(db: None) -> None:
