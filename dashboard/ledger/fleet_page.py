@@ -23,15 +23,23 @@ from dashboard.ledger import host_links
 from dashboard.ledger.fleet_hosts import FleetHosts
 from dashboard.ledger.forms import NO_PROFILE
 from dashboard.ledger.models import Profile, ProfileState
-from parallel_core.analysis.quantities import bytes_text, listed_text, plural_text, seconds_text, slower_text
+from parallel_core.analysis.quantities import (
+    bytes_text,
+    count_text,
+    listed_text,
+    plural_text,
+    seconds_text,
+    significant,
+    slower_text,
+)
 from parallel_core.plan.fleet import MOST_DEVICES
-from parallel_core.plan.room import Room
+from parallel_core.plan.room import FRAMEWORK, Room
 from parallel_core.searches.splits import Answer, FeasibleSplit
 from parallel_core.spec import RunSpec
 
 MIB = 1 << 20
 LEAST_MIB, MOST_MIB = 1, 10_000_000
-"""Limits of the memory of a device in the form, in MiB."""
+"""Limits of the memory of a device in the form, in MiB; the least is for tensors alone (`least_memory`)."""
 LISTED = 12
 """How many of the fastest splits the table shows."""
 
@@ -54,6 +62,21 @@ class FleetForm(Form):
         required=False,
         help_text="empty: what the worker's devices have",
     )
+
+    def clean(self) -> dict[str, Any]:
+        """Refuses a memory of which the framework leaves nothing for tensors."""
+        values = super().clean() or self.cleaned_data
+        profile, memory = values.get("profile"), values.get("memory")
+        if profile and memory is not None and memory < (least := least_memory(profile)):
+            right = f"from {count_text(least)} to {count_text(MOST_MIB)}"
+            why = f"the framework takes {count_text(least - LEAST_MIB)}; got {significant(memory, 12)}"
+            self.add_error("memory", f"{self['memory'].label} must be {right}, as {why}.")
+        return values
+
+
+def least_memory(profile: Profile) -> int:
+    """The least memory, in MiB, of a device of the profiled kind that leaves the framework room for tensors."""
+    return FRAMEWORK[RunSpec.stored(profile.spec).train.device] // MIB + LEAST_MIB
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,8 @@ from typing import Any
 from django import forms
 
 from dashboard.fields import Choice, Form, Number, TypedChoice, WholeNumber
-from dashboard.ledger.fleet_page import LEAST_MIB, MIB, MOST_MIB
+from dashboard.ledger.fleet_page import LEAST_MIB, MIB, MOST_MIB, least_memory
+from dashboard.ledger.models import Profile
 from dashboard.plans.setups import RATES, SIZES, Setup, cluster_of, model_of
 from parallel_core.plan.cluster.hardware import GIB, clusters
 from parallel_core.plan.cluster.job import Job
@@ -191,8 +192,8 @@ class PlannerForm(SetupForm):
         return number if asked.startswith(FLEET) and number.isdecimal() else None
 
     def clean(self) -> dict[str, Any]:
-        if self.fleet is not None:
-            return self._clean_fleet()
+        if (profile := self.fleet) is not None:
+            return self._clean_fleet(profile)
         values = super().clean()
         if self.errors:
             return values
@@ -210,13 +211,15 @@ class PlannerForm(SetupForm):
                 self.add_error("plan", str(error))
         return values
 
-    def _clean_fleet(self) -> dict[str, Any]:
-        """Checks what the fleet's own page would refuse, in the units of this form."""
+    def _clean_fleet(self, number: str) -> dict[str, Any]:
+        """Checks what the fleet's own page would refuse, in the units of this form; `number` is the profile's id."""
         values, found = dict(self.cleaned_data), Problems()
         if (devices := values.get("devices")) is not None:
             found.whole("devices", devices, 1, MOST_DEVICES)
         if (memory := values.get("memory")) is not None:
-            found.number("memory", memory, LEAST_MIB * MIB / GIB, MOST_MIB * MIB / GIB, " GiB")
+            profile = Profile.objects.filter(pk=number).first() if "cluster" in values else None
+            least = least_memory(profile) if profile else LEAST_MIB
+            found.number("memory", memory, least * MIB / GIB, MOST_MIB * MIB / GIB, " GiB")
         for field, message in found.messages.items():
             self.add_error(field, message)
         return values

@@ -130,7 +130,8 @@ def test_partitions_that_cannot_be(
     ("asked", "field", "words"),
     [
         ({"devices": "1000000"}, "devices", "Must be from 1 to 8; got 1000000."),
-        ({"memory": "0"}, "memory", "from 0.0009765625"),
+        ({"memory": "0"}, "memory", "from 0.2939453125"),
+        ({"memory": "0.29"}, "memory", "from 0.2939453125"),  # 300 MiB and more are for the framework
         ({"memory": "-1"}, "memory", "GiB; got -1"),
         ({"memory": "1e308"}, "memory", "GiB; got 1e+308"),
     ],

@@ -9,8 +9,10 @@ from django.test import Client
 from django.urls import reverse
 
 from dashboard.analyst.models import Search
+from dashboard.ledger.fleet_page import MOST_MIB
 from dashboard.ledger.models import Prediction, Profile
 from dashboard.runs import services
+from parallel_core.analysis.quantities import count_text
 from parallel_core.spec import RunSpec
 from tests.dashboard import factory
 from tests.dashboard.analysed import answered
@@ -102,11 +104,18 @@ def test_what_the_devices_have_is_the_limit_where_none_is_asked_for(member: Clie
     assert answered(member, "/partition/fleet/").context["page"].memory is None
 
 
-def test_devices_that_cannot_be_are_said_before_anything_is_searched(member: Client, profile: Profile) -> None:
+def test_devices_and_memory_that_cannot_be_are_said_before_anything_is_searched(
+    member: Client, profile: Profile
+) -> None:
     wrong = member.get("/partition/fleet/found", {"devices": 0}, headers={"HX-Request": "true"})
     assert wrong.status_code == 422 and "Devices must be a whole number from 1 to" in wrong.content.decode()
     page = member.get("/partition/fleet/", {"devices": 0}).content.decode()
     assert "Devices must be a whole number from 1 to" in page and "Devices: Devices" not in page
+    right = f"from 301 to {count_text(MOST_MIB)}, as the framework takes 300"
+    for memory in ("1", "300", "300.9"):
+        none = member.get("/partition/fleet/found", {"memory": memory}, headers={"HX-Request": "true"})
+        told = f"Memory a device, MiB must be {right}; got {memory}."
+        assert none.status_code == 422 and plain(none.content.decode()).count(told) == 1, memory
     alone = member.get("/partition/fleet/found", {"devices": 2})
     assert alone.status_code == 302 and alone.headers["Location"] == "/partition/fleet/?devices=2"
     odd = member.get("/partition/alpa", {"profile": profile.pk, "cuts": "9,2"}, headers={"HX-Request": "true"})

@@ -169,7 +169,7 @@ def test_a_crowd_is_turned_away_and_old_answers_go(reader: Client, monkeypatch: 
 
 
 @pytest.mark.parametrize(
-    "address", ["/partition/fleet/found?memory={}", "/partition/alpa?profile={profile}&workers=2&samples={}"]
+    "address", ["/partition/fleet/found?memory=30{}", "/partition/alpa?profile={profile}&workers=2&samples={}"]
 )
 def test_nobody_crowds_out_the_others(
     reader: Client, member: Client, bob: Any, profile: Profile, redis_url: str, address: str
