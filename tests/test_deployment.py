@@ -78,6 +78,14 @@ def test_runs_over_several_hosts_have_no_part_on_a_network_that_ends_at_its_host
         assert not Settings.from_env(env).across_hosts
 
 
+def test_where_the_network_reaches_other_hosts_they_have_a_part() -> None:
+    data = yaml.safe_load(interpolate(COMPOSE, dict.fromkeys(SECRETS, "secret") | {"TRAINYARD_ACROSS_HOSTS": "1"}))
+    for name in ("worker", "worker-gpu"):
+        env = {key: "" if value is None else str(value) for key, value in data["services"][name]["environment"].items()}
+        assert Settings.from_env(env).across_hosts
+    assert "| `TRAINYARD_ACROSS_HOSTS` |" in GUIDE.partition("### Settings in .env")[2]
+
+
 def test_settings_refuse_a_default_secret_without_debug() -> None:
     env = {k: v for k, v in os.environ.items() if k not in {"SECRET_KEY", "TRAINYARD_TESTING", "DEBUG"}}
     command = [sys.executable, "-c", "import dashboard.settings"]
