@@ -35,6 +35,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from parallel_core.atomic_file import whole_file
 from parallel_core.bench import (
     alpa,
     analysis,
@@ -49,7 +50,6 @@ from parallel_core.bench import (
     start,
     whatif,
 )
-from parallel_core.whole_file import whole_file
 
 Bench = Callable[[int], dict[str, Any]]
 """Number of rounds -> results, which can be written as JSON; `text` is what is printed, and `goals` (goals.Judged; none

@@ -6,13 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from parallel_core.engine.staged import Work
 from torch import Tensor
 
 from parallel_core.engine import run as engine
 from parallel_core.engine.device import CpuDevice, Device
 from parallel_core.engine.distributed import Rendezvous
 from parallel_core.engine.host_copies import Download, Downloads, PlainDownloads, PlainUploads, Uploads
+from parallel_core.engine.host_staging import Work
 from parallel_core.engine.run import run_rank
 from parallel_core.observe.progress import Progress
 from parallel_core.observe.records import FileSink
