@@ -118,13 +118,13 @@ def drop_spans(path: Path, base: int) -> int:
     except OSError:
         part.unlink(missing_ok=True)
         raise
-    log.info("%s: dropped the spans of %d steps, %s", path, steps, bytes_text(len(data) - len(shorter)))
+    log.info("%s: dropped %d records of steps, %s", path, steps, bytes_text(len(data) - len(shorter)))
     return len(data) - len(shorter)
 
 
 def without_spans(data: bytes, base: int) -> tuple[bytes, int]:
     """The segment `data`, which begins at byte `base` of its stream, with `omitted` records in place of its span
-    records; and of how many steps these were."""
+    records and those of `waits`; and how many these were."""
     parts: list[bytes] = []
     dropped: list[Frame] = []
     at = steps = 0
@@ -136,7 +136,7 @@ def without_spans(data: bytes, base: int) -> tuple[bytes, int]:
 
     try:
         for frame in decode(data, base):
-            if frame.kind == "spans" and "total" in frame.header:
+            if frame.kind == "waits" or (frame.kind == "spans" and "total" in frame.header):
                 steps += 1
                 dropped.append(frame)
             else:
@@ -153,7 +153,8 @@ def without_spans(data: bytes, base: int) -> tuple[bytes, int]:
 
 def _omitted(dropped: list[Frame]) -> bytes:
     """The record in place of these consecutive span records."""
-    rows = np.array([(frame.header["step"], frame.header["total"]) for frame in dropped], OMITTED)
+    traced = [frame.header for frame in dropped if frame.kind == "spans"]
+    rows = np.array([(header["step"], header["total"]) for header in traced], OMITTED)
     last = dropped[-1]
     header = {"kind": "omitted", "rank": last.header["rank"], "t": last.header["t"], "end": last.end}
     return encode(header, rows.tobytes())

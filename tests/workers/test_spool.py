@@ -181,6 +181,25 @@ def test_a_record_of_omitted_steps_is_not_long(tmp_path: Path, monkeypatch: pyte
     assert without_spans(shorter, 0) == (shorter, 0)
 
 
+def test_what_steps_consisted_of_goes_with_their_spans(tmp_path: Path) -> None:
+    """Also where no step was traced; nothing counts it in its place."""
+    sink = FileSink(tmp_path, 0)
+    for step in range(4):
+        sink.emit("waits", bytes(48), steps=1)
+        if step == 2:
+            sink.emit("spans", np.zeros(1, SPAN).tobytes(), step=step, count=1, total=1)
+    sink.emit("points", np.zeros(1, POINT).tobytes(), series=[["loss", 1]])
+    sink.emit("waits", bytes(48), steps=1)
+    data = events_path(tmp_path, 0).read_bytes()
+    kinds = [f.kind for f in decode(data)]
+    shorter, dropped = without_spans(data, 0)
+    assert dropped == 6 and kinds.count("waits") == 5
+    found = list(decode(shorter))
+    assert [f.kind for f in found] == ["omitted", "points", "omitted"]
+    assert [np.frombuffer(f.blob, OMITTED).tolist() for f in found[::2]] == [[(2, 1)], []]
+    assert [f.end for f in found] == [f.end for f in decode(data)][4:]
+
+
 def test_bytes_that_are_no_records_stay(tmp_path: Path) -> None:
     record(tmp_path, steps=5)
     data = events_path(tmp_path, 0).read_bytes() + b"no record at all" * 10
