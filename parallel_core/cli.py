@@ -16,7 +16,7 @@ import numpy as np
 from pydantic import ValidationError
 
 from parallel_core import cli_fit, cli_models, cli_order, cli_partition, cli_plan, cli_profile, cli_stop
-from parallel_core.analysis.meters import Work, every_step
+from parallel_core.analysis.meters import Work, values_of
 from parallel_core.analysis.quantities import flops_text, percent_text
 from parallel_core.checkpoint import manifest as manifests
 from parallel_core.cli_models import Wrong, checkpoint_of, require_few
@@ -238,7 +238,7 @@ def _meters(outcome: Outcome, spec: RunSpec, summary: dict[str, Any]) -> str:
         used = f"MFU {percent_text(speeds['mfu'])}, HFU {percent_text(speeds['hfu'])}"
         rate, most = speeds["tflops"] * 1e12, peak["flops_per_s"] / spec.parallel.world
         lines.append(f"{used}: {flops_text(rate)} a device of {flops_text(most)} ({peak['source']})")
-    steps, shares = every_step(outcome.waits(), Layout.of(spec))
+    steps, shares = values_of(outcome.shares(Layout.of(spec)))
     timed = np.isin(steps, outcome.series("step_time")["step"][-summary.get("timed", {}).get("n", 0) :])
     if timed.any():
         found = (percent_text(float(values[timed].mean())) for values in shares.values())

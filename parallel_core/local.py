@@ -2,7 +2,7 @@
 
     with LocalYard() as yard:
         outcome = yard.run(spec, folder, on_frame=print)
-    outcome.frames[0]          # every record of rank 0
+    outcome.frames[0]          # every record of rank 0, without its `waits`
 
 The ranks are started in the same way as by a worker (`launch.ForkServer`), and write the same files.
 """
@@ -13,7 +13,7 @@ import math
 import queue
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -22,10 +22,11 @@ from typing import Any, Self
 import numpy as np
 
 from parallel_core import launch
-from parallel_core.analysis.step_waits import StepWaits
+from parallel_core.analysis.step_waits import Shares, StepWaits, shares_in_turn
 from parallel_core.checkpoint.folder import CHECKPOINTS
 from parallel_core.launch import CheckpointOptions, Event, ForkServer, GenerationRequest, StartOrder
-from parallel_core.observe.records import POINT, SPAN, Frame, decode, events_path, read_file
+from parallel_core.layout import Layout
+from parallel_core.observe.records import POINT, SPAN, Frame, decode, events_path, read_frames
 from parallel_core.spec import RunSpec
 from parallel_core.standstill import Watch, marked, place, sentence
 
@@ -41,6 +42,7 @@ class Outcome:
     submitted: float
     exits: list[tuple[int, int]] = field(default_factory=list)
     frames: dict[int, list[Frame]] = field(default_factory=dict)
+    """The records of each rank except `waits`, of which a long run has many."""
     message: str = ""
     stood: str = ""
     """For a run that was ended because of missing progress: its schedule, with the position of every rank marked."""
@@ -78,9 +80,10 @@ class Outcome:
         """Returns the POINT rows of a metric series of a rank, in step order."""
         return points(self.frames.get(rank, []), name)
 
-    def waits(self) -> dict[int, StepWaits]:
-        """Rank -> what its steps consisted of, of each rank that recorded any (analysis.step_waits)."""
-        return {rank: found for rank, frames in self.frames.items() if (found := waits(frames)) is not None}
+    def shares(self, layout: Layout) -> Shares:
+        """Returns the shares of all steps, read from the records."""
+        files = (events_path(self.folder, rank) for rank in range(layout.world))
+        return shares_in_turn({rank: waits(read_frames(file)) for rank, file in enumerate(files)}, layout)
 
     def traced(self) -> dict[int, np.ndarray]:
         """Rank -> SPAN rows of its newest traced step; in a successful run all ranks have traced the same steps."""
@@ -159,7 +162,9 @@ class LocalYard:
                 self._end_stuck(outcome, spec, no_progress_s)
 
         self._follow(outcome, look)
-        outcome.frames = {rank: read_file(events_path(folder, rank)) for rank in range(spec.parallel.world)}
+        for rank in range(spec.parallel.world):
+            found = read_frames(events_path(folder, rank))
+            outcome.frames[rank] = [frame for frame in found if frame.kind != "waits"]
         return outcome
 
     def _follow(self, outcome: Outcome, read: Callable[[], object]) -> None:
@@ -252,10 +257,9 @@ def points(frames: Sequence[Frame], name: str) -> np.ndarray:
     return np.concatenate(parts) if parts else np.empty(0, POINT)
 
 
-def waits(frames: Sequence[Frame]) -> StepWaits | None:
-    """Returns the steps of all `waits` records in these frames of one rank; None where there are none."""
-    parts = [StepWaits.unpack(frame.blob, frame.header["steps"]) for frame in frames if frame.kind == "waits"]
-    return StepWaits.chain(parts) if parts else None
+def waits(frames: Iterable[Frame]) -> Iterator[StepWaits]:
+    """Yields what each `waits` record among these frames of one rank holds."""
+    return (StepWaits.unpack(frame.blob, frame.header["steps"]) for frame in frames if frame.kind == "waits")
 
 
 def _parts(frame: Frame, name: str) -> list[np.ndarray]:

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from parallel_core.analysis.breakdown import Breakdown, breakdown, mean
-from parallel_core.analysis.step_waits import StepWaits, shares_of
+from parallel_core.analysis.step_waits import Shares, StepWaits, shares_of
 from parallel_core.layout import Layout
 from parallel_core.plan.strategy import model_flops, recompute_share
 from parallel_core.spec import RunSpec
@@ -70,6 +70,10 @@ def every_step(
 
     `found`: what each rank has recorded, its steps in ascending order, none of them twice.
     """
-    parts = shares_of(found, layout)
+    return values_of(shares_of(found, layout))
+
+
+def values_of(parts: Shares) -> tuple[NDArray[np.int32], dict[str, NDArray[np.float64]]]:
+    """The steps, and for each the values of SHARES."""
     total = np.maximum(parts.total, 1)
     return parts.steps, {name: getattr(parts, component) / total for name, component in SHARES.items()}

@@ -11,7 +11,7 @@ the same. Both functions take many steps at once, because a call costs as much f
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import reduce
 from typing import NamedTuple, Self
 
@@ -29,7 +29,7 @@ _LAYERS = ("waiting", "recompute", "busy", "waiting", "exposed", "busy", "expose
 _STRIDE = 1 << 20
 """Distance between the micro-batch ids of two steps that are joined at once; more than a step has."""
 _TOGETHER = 1024
-"""Most steps that are joined at once: their ids fit 32 bits."""
+"""Most steps that are joined at once: their ids fit 32 bits, and more are no faster."""
 
 
 class StepWaits(NamedTuple):
@@ -57,6 +57,19 @@ class StepWaits(NamedTuple):
     def among(self, chosen: NDArray[np.bool_]) -> StepWaits:
         """The steps where `chosen`."""
         return StepWaits(self.sums[chosen], self.rows[np.repeat(chosen, self.sums["count"])])
+
+    def cut(self, step: int) -> tuple[StepWaits, StepWaits]:
+        """The steps up to `step`, and those after it; they are in ascending order."""
+        at = int(np.searchsorted(self.sums["step"], step, side="right"))
+        rows = int(self.sums["count"][:at].sum())
+        return StepWaits(self.sums[:at], self.rows[:rows]), StepWaits(self.sums[at:], self.rows[rows:])
+
+    def parts(self, size: int) -> Iterator[StepWaits]:
+        """The steps, `size` at a time."""
+        ends = np.concatenate([[0], np.cumsum(self.sums["count"], dtype=np.int64)])
+        for at in range(0, len(self.sums), size):
+            stop = min(at + size, len(self.sums))
+            yield StepWaits(self.sums[at:stop], self.rows[ends[at] : ends[stop]])
 
     @classmethod
     def chain(cls, parts: Sequence[StepWaits]) -> Self:
@@ -142,10 +155,32 @@ def shares_of(found: Mapping[int, StepWaits], layout: Layout) -> Shares:
     same = {rank: one.among(np.isin(one.sums["step"], steps)) for rank, one in found.items()}
     names = ("total", "waiting", "exposed", "recompute")
     total, waiting, exposed, recompute = (np.sum([one.sums[name] for one in same.values()], axis=0) for name in names)
-    at = np.arange(len(steps)) // _TOGETHER
-    parts = [{rank: one.among(at == part) for rank, one in same.items()} for part in range(int(at[-1]) + 1)]
-    bubble = np.concatenate([_bubble(part, layout) for part in parts])
+    parts = zip(*(one.parts(_TOGETHER) for one in same.values()), strict=True)
+    bubble = np.concatenate([_bubble(dict(zip(same, part, strict=True)), layout) for part in parts])
     return Shares(steps, total, bubble, exposed + waiting - bubble, recompute)
+
+
+def shares_in_turn(found: Mapping[int, Iterator[StepWaits]], layout: Layout) -> Shares:
+    """As `shares_of`, for the steps of a whole run: takes the records of each rank only as they are needed, and holds
+    those of some steps at a time."""
+    parts = [shares_of({}, layout), *_in_turn(found, layout)]
+    return Shares(*(np.concatenate(column) for column in zip(*parts, strict=True)))
+
+
+def _in_turn(found: Mapping[int, Iterator[StepWaits]], layout: Layout) -> Iterator[Shares]:
+    held: dict[int, list[StepWaits]] = {rank: [] for rank in found}
+    while True:
+        for rank, parts in held.items():
+            while sum(len(part.sums) for part in parts) < _TOGETHER and (more := next(found[rank], None)) is not None:
+                parts.append(more)
+        whole = {rank: StepWaits.chain(parts) for rank, parts in held.items() if parts}
+        last = [int(one.sums["step"][-1]) for one in whole.values() if len(one.sums)]
+        if len(last) < layout.world:
+            return
+        # A rank has no step up to the last one that it lacks now.
+        cut = {rank: one.cut(min(last)) for rank, one in whole.items()}
+        yield shares_of({rank: done for rank, (done, _) in cut.items()}, layout)
+        held = {rank: [rest] for rank, (_, rest) in cut.items()}
 
 
 def _bubble(found: Mapping[int, StepWaits], layout: Layout) -> Times:
@@ -155,27 +190,33 @@ def _bubble(found: Mapping[int, StepWaits], layout: Layout) -> Times:
     rows = {rank: one.rows.copy() for rank, one in found.items()}
     for rank, own in rows.items():
         own["micro_batch"] += (step[rank] * _STRIDE).astype(np.int32)
-    for rank, kept in _attended(rows, step, layout, count).items():
+    present = set(np.unique(np.concatenate([own["kind"] for own in rows.values()])).tolist())
+    blocking = [kind for kind in waits.BLOCKING if kind in present]
+    for rank, kept in _attended(rows, step, layout, blocking, count).items():
         rows[rank], step[rank] = rows[rank][kept], step[rank][kept]
     arrivals, sent = waits.arrivals(rows, layout), waits.sends(rows, layout)
     bubble = np.zeros(count, np.int64)
     for rank, own in rows.items():
         until = own["start"].copy()
         until[waits.among(own, RECVS)] = waits.received(rank, own, layout, sent).at
-        for (other, kind), causes in arrivals.items():
-            if other == rank:
+        for kind in blocking:
+            if causes := arrivals.get((rank, kind)):
                 until[own["kind"] == kind] = causes.at
         bubble += _covered(own["start"], np.minimum(until, own["end"]), step[rank], count)
     return bubble
 
 
 def _attended(
-    rows: Mapping[int, NDArray[np.void]], step: Mapping[int, NDArray[np.intp]], layout: Layout, count: int
+    rows: Mapping[int, NDArray[np.void]],
+    step: Mapping[int, NDArray[np.intp]],
+    layout: Layout,
+    kinds: Iterable[Kind],
+    count: int,
 ) -> dict[int, NDArray[np.bool_]]:
-    """Which rows count. Within a step, collectives that not all ranks of a group have wait for nobody: without them the
-    k-th of all steps is the k-th on every rank."""
+    """Which rows count. Within a step, collectives (of `kinds`) that not all ranks of a group have wait for nobody:
+    without them the k-th of all steps is the k-th on every rank."""
     kept = {rank: np.ones(len(own), np.bool_) for rank, own in rows.items()}
-    for kind in waits.BLOCKING:
+    for kind in kinds:
         for group in waits.groups(kind, layout):
             mine = {rank: np.flatnonzero(rows[rank]["kind"] == kind) for rank in group}
             tally = {rank: np.bincount(step[rank][own], minlength=count) for rank, own in mine.items()}
@@ -187,7 +228,16 @@ def _attended(
 
 
 def _covered(starts: Times, ends: Times, step: NDArray[np.intp], count: int) -> Times:
-    """Nanoseconds of each step that the intervals cover; they are in order of their start."""
+    """Nanoseconds of each step that the intervals cover; those of a step are in order of their start.
+
+    Each step has a time axis of its own: by the clocks of two hosts, which are compared again between steps, one may
+    begin before another ends.
+    """
+    if not len(starts):
+        return np.zeros(count, np.int64)
+    begins = starts[np.searchsorted(step, np.arange(count))[step]]
+    begins = begins - step * (int((ends - begins).max()) + 1)
+    starts, ends = starts - begins, ends - begins
     before = np.concatenate([starts[:1], np.maximum.accumulate(ends)[:-1]])
     lengths = np.maximum(ends - np.maximum(starts, before), 0)
     return np.bincount(step, weights=lengths, minlength=count).astype(np.int64)

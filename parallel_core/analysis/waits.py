@@ -191,7 +191,7 @@ def waited(spans: Rows, layout: Layout) -> dict[int, Waited]:
     out = {}
     for rank, own in rows.items():
         ns, who, until = np.zeros(len(own), np.int64), np.full(len(own), -1, np.int64), own["start"].copy()
-        found = [((kind,), causes) for (other, kind), causes in came.items() if other == rank]
+        found = [((kind,), came[rank, kind]) for kind in BLOCKING if (rank, kind) in came]
         for kinds, causes in [*found, (tuple(RECVS), received(rank, own, layout, sent))]:
             here = among(own, kinds)
             end = own["end"][here]

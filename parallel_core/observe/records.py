@@ -22,9 +22,9 @@ Every header has `kind`, `rank` and `t` (unix seconds, float). Kinds and their o
              waits: true where the rank emits `waits`, else no such key.
              In a benchmark with turns: step, contestant (its name), without count and total
     omitted  end (offset in the stream at which the next frame begins); blob = OMITTED rows: the steps whose spans the
-             worker has dropped
+             worker has dropped; also in place of `waits`, which have no rows
     waits    steps: number of steps; blob = as many STEP_SUM rows, then WAIT rows (analysis.step_waits); times as in
-             spans, with clock_within
+             spans, with clock_within. Those of the newest steps may come with a later record
     memory   step, peak: {category: bytes at the instant of the peak}, peak_total, rss_delta, final: {category: bytes};
              blob = MEMORY rows (the curve), may be empty
     fault    type, message, traceback, step, op, cause: user_code | out_of_memory
@@ -239,9 +239,27 @@ def decode(data: bytes | memoryview, base: int = 0) -> Iterator[Frame]:
         at = end
 
 
+def read_frames(path: Path, block: int = 1 << 24) -> Iterator[Frame]:
+    """Yields the whole frames of a rank's file, as `decode`; none if there is no file. Reads about `block` bytes at a
+    time."""
+    if not path.exists():
+        return
+    with path.open("rb") as file:
+        end, size = 0, block
+        while data := file.read(size):
+            whole = 0
+            for frame in decode(data, end):
+                end, whole = frame.end, whole + frame.size
+                yield frame
+            if not whole and len(data) < size:
+                return  # a torn frame
+            size = block if whole else 2 * size
+            file.seek(whole - len(data), os.SEEK_CUR)
+
+
 def read_file(path: Path) -> list[Frame]:
     """All whole frames of a rank's file; [] if there is no file."""
-    return list(decode(path.read_bytes())) if path.exists() else []
+    return list(read_frames(path))
 
 
 def last_of(folder: Path, rank: int, kind: str) -> dict[str, Any] | None:

@@ -19,6 +19,7 @@ import torch.distributed as dist
 
 from parallel_core import processes
 from parallel_core.analysis.meters import every_step, step_shares
+from parallel_core.analysis.step_waits import StepWaits
 from parallel_core.engine import clocks
 from parallel_core.engine.clocks import (
     _TIME,
@@ -150,8 +151,9 @@ def test_the_numbers_are_those_of_one_host(
         "both hosts trained the step at the same time"
     )
     layout = Layout.of(spec)
-    every, values = every_step({rank: found for rank in apart if (found := waits(apart[rank])) is not None}, layout)
-    assert every.tolist() == list(range(spec.train.steps))
+    every, values = every_step({rank: StepWaits.chain([*waits(apart[rank])]) for rank in apart}, layout)
+    assert every.tolist() == together.shares(layout).steps.tolist() == list(range(spec.train.steps))
+    assert not together.headers(0, "waits"), "read from the files when they are needed"
     traced = spans[0][-1].header["step"]
     for name, value in step_shares(rows, layout).items():
         # The clocks are compared again between the two conversions.

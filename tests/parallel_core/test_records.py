@@ -9,7 +9,16 @@ from pathlib import Path
 
 import pytest
 
-from parallel_core.observe.records import FileSink, decode, encode, events_path, last_of, read_file, segments
+from parallel_core.observe.records import (
+    FileSink,
+    decode,
+    encode,
+    events_path,
+    last_of,
+    read_file,
+    read_frames,
+    segments,
+)
 
 
 @contextmanager
@@ -72,6 +81,21 @@ def test_a_stream_goes_on_in_new_files_and_its_last_records_are_found(tmp_path: 
         header = last_of(tmp_path, 1, kind)
         assert header is not None and header[key] == value
     assert last_of(tmp_path, 1, "summary") is None
+
+
+def test_a_file_is_read_in_blocks_that_may_be_smaller_than_a_frame(tmp_path: Path) -> None:
+    data = b"".join(encode({"kind": "spans", "step": step}, bytes(range(10 * step))) for step in range(9))
+    omitted = encode({"kind": "omitted", "end": 5_000})
+    path, data = tmp_path / "events", data + omitted + encode({"kind": "exit"})
+    expected = list(decode(data))
+    for torn in (0, 5, 20):
+        path.write_bytes(data + encode({"kind": "phase"})[:torn])
+        for block in (1, 64, 300, 1 << 20):
+            assert list(read_frames(path, block)) == expected
+    assert list(read_frames(tmp_path / "nothing")) == []
+    path.write_bytes(data + bytes(50))
+    with pytest.raises(ValueError, match="not a record"):
+        list(read_frames(path, 64))
 
 
 def test_an_omitted_record_stands_for_more_bytes_than_its_own() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -12,9 +12,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from parallel_core.analysis import step_waits
 from parallel_core.analysis.breakdown import breakdown
 from parallel_core.analysis.meters import every_step, step_shares
-from parallel_core.analysis.step_waits import StepWaits, reduced, shares_of
+from parallel_core.analysis.step_waits import StepWaits, reduced, shares_in_turn, shares_of
 from parallel_core.analysis.waits import blocked_in
 from parallel_core.engine.clocks import Clock
 from parallel_core.engine.step_meter import StepMeter
@@ -140,6 +141,39 @@ def test_many_steps_are_joined_in_parts() -> None:
     assert bubble.tolist() == [min(10 + n % 40, 30) for n in range(4_200)]
 
 
+def test_a_step_does_not_hide_the_next_one_where_clocks_were_compared_in_between() -> None:
+    """By the clock of its host as it was known then, the first step ended after the second one."""
+    layout = layout_of({"dp": 2})
+    steps = [
+        {rank: at([(Kind.NORM, 100 + 300 * rank, 900, 0, -1)], begin) for rank in (0, 1)} for begin in (5_000, 4_500)
+    ]
+    apart = [of_ranks([step], layout, [n]) for n, step in enumerate(steps)]
+    both = {rank: StepWaits.chain([one[rank] for one in apart]) for rank in (0, 1)}
+    assert shares_of(both, layout).bubble.tolist() == [300, 300]
+
+
+def test_steps_of_a_whole_run_are_read_as_they_are_needed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(step_waits, "_TOGETHER", 8)
+    layout = layout_of({"dp": 2})
+    steps = [
+        {rank: at([(Kind.NORM, 100 + (n % 7) * 50 * rank, 900, 0, -1)], n * 2 * LENGTH) for rank in (0, 1)}
+        for n in range(100)
+    ]
+    found, read = of_ranks(steps, layout), dict.fromkeys((0, 1), 0)
+    found[1] = found[1].among(np.arange(100) % 3 != 1).cut(60)[0]
+
+    def records(rank: int, size: int) -> Iterator[StepWaits]:
+        for part in found[rank].parts(size):
+            read[rank] += 1
+            yield part
+
+    one, other = shares_in_turn({0: records(0, 3), 1: records(1, 5)}, layout), shares_of(found, layout)
+    assert all((mine == its).all() for mine, its in zip(one, other, strict=True))
+    assert one.steps.tolist() == [n for n in range(61) if n % 3 != 1]
+    assert read[1] == 9 and 21 <= read[0] <= 25, "not to its end, as the other rank has no more"
+    assert shares_in_turn({0: records(0, 3), 1: iter(())}, layout).steps.size == 0
+
+
 def test_a_rank_emits_the_steps_since_the_last_time_and_says_how_long_that_took(tmp_path: Path) -> None:
     recorder = SpanRecorder()
     meter = StepMeter(recorder, 1, layout_of({"pp": 2}))
@@ -155,8 +189,8 @@ def test_a_rank_emits_the_steps_since_the_last_time_and_says_how_long_that_took(
         meter.emit(sink, Clock())
     frames = read_file(events_path(tmp_path, 1))
     assert [frame.header["steps"] for frame in frames] == [3, 2]
-    found = waits(frames)
-    assert found is not None and found.sums["step"].tolist() == list(range(5))
+    found = StepWaits.chain([*waits(frames)])
+    assert found.sums["step"].tolist() == list(range(5))
     assert found.sums["count"].tolist() == [1] * 5
     assert found.sums["waiting"].tolist() == (found.rows["end"] - found.rows["start"]).tolist()
 

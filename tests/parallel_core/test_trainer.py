@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from parallel_core.analysis.meters import every_step, step_shares
+from parallel_core.analysis.step_waits import StepWaits
 from parallel_core.engine.distributed import Rendezvous
 from parallel_core.engine.run import run_rank
 from parallel_core.layout import Layout
@@ -128,8 +129,8 @@ def test_spans_lie_within_their_step_and_recomputation_within_backward(pipeline:
 
 def shares_agree(spec: RunSpec, seen: Sequence[Sequence[Frame]]) -> tuple[list[int], dict[str, np.ndarray]]:
     """The steps with shares and these; asserts that those of traced steps are those of their spans."""
-    layout, found = Layout.of(spec), {rank: waits(frames) for rank, frames in enumerate(seen)}
-    steps, values = every_step({rank: one for rank, one in found.items() if one is not None}, layout)
+    layout, found = Layout.of(spec), {rank: StepWaits.chain([*waits(frames)]) for rank, frames in enumerate(seen)}
+    steps, values = every_step(found, layout)
     traced = [frame.header["step"] for frame in seen[0] if frame.kind == "spans"]
     assert traced and set(traced) <= set(steps.tolist())
     for step in traced:
