@@ -5,6 +5,7 @@ A measurement (`ClockOffset`) asks rank 0 for its time eight times and keeps the
 (Cristian, Probabilistic clock synchronization, Distributed Computing 3, 1989): its error is at most half of that round
 trip.
 Between two measurements the clocks are assumed to drift linearly, so the offset of a time between them is interpolated.
+Before and after them it is that between two which are STEADY_NS apart: closer ones tell of their errors, not of drift.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import socket
 import struct
 import threading
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import NamedTuple
 
@@ -31,6 +33,8 @@ _TIME = struct.Struct("<q")
 _ASK = b"?"
 OLD_NS = 5_000_000_000
 """Age from which a measurement is repeated, as the times of every step are converted."""
+STEADY_NS = 1_000_000_000
+"""Least time between two measurements that tell the drift."""
 _PATIENCE_S = 30.0
 """Timeout in seconds of the connection to rank 0, and of each answer."""
 
@@ -54,6 +58,10 @@ class Clock:
     def old(self) -> bool:
         """Whether the offset was last asked for longer than OLD_NS ago."""
         return False
+
+    def told(self) -> dict[str, int]:
+        """The entry `clock_within` of a record's header; {} where times are not converted."""
+        return {} if self.within is None else {"clock_within": self.within}
 
     def tie(self) -> None:
         """Measures the offset to the clock of rank 0. Called between steps, since it takes eight round trips."""
@@ -93,9 +101,10 @@ class RemoteClock(Clock):
         host, _, port = store.get(KEY).decode().rpartition(" ")
         self._reference = socket.create_connection((host, int(port)), timeout=_PATIENCE_S)
         self._reference.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self._before = self._last = self._ask()
-        self._asked = self._last.at
-        self.within = self._last.within
+        self._ties = [self._ask()]
+        """From the newest that is STEADY_NS older than the last one, or the first of all, to the last one."""
+        self._asked = self._ties[-1].at
+        self.within = self._ties[-1].within
 
     @property
     def old(self) -> bool:
@@ -104,16 +113,18 @@ class RemoteClock(Clock):
     def tie(self) -> None:
         self._asked = time.monotonic_ns()  # also where there is no answer
         try:
-            self._before, self._last = self._last, self._ask()
+            self._ties.append(self._ask())
         except OSError:  # rank 0 is gone, and so is the run; the trace is converted with the last known offset
             self._reference.close()  # a late answer would be taken for the answer to the next request
             log.warning("the clock of rank 0 cannot be asked any more")
-        self.within = max(self._before.within, self._last.within)
+        self.within = max(tie.within for tie in self._ties[-2:])
+        while len(self._ties) > 2 and self._ties[-1].at - self._ties[1].at >= STEADY_NS:
+            del self._ties[0]
 
     def moved(self, rows: np.ndarray, *fields: str) -> np.ndarray:
         moved = rows.copy()
         for field in fields:
-            moved[field] += ahead(rows[field], self._before, self._last)
+            moved[field] += ahead(rows[field], self._ties)
         return moved
 
     def _ask(self) -> ClockOffset:
@@ -139,15 +150,18 @@ def tie_of(sent: int, told: int, came: int) -> ClockOffset:
     return ClockOffset(middle, told - middle, -(-(came - sent) // 2))
 
 
-def ahead(at: np.ndarray, before: ClockOffset, last: ClockOffset) -> np.ndarray:
-    """Returns by how many ns rank 0's clock is ahead at the times `at` of the own clock: linear through two
-    measurements, int64."""
-    passed = last.at - before.at
-    if not passed:
-        return np.full(np.shape(at), last.ahead, np.int64)
+def ahead(at: np.ndarray, ties: Sequence[ClockOffset]) -> np.ndarray:
+    """Returns by how many ns rank 0's clock is ahead at the times `at` of the own clock, int64: linear between each two
+    measurements; before the first and after the last of them as by these two, or without drift if they are less than
+    STEADY_NS apart."""
+    first, last = ties[0], ties[-1]
+    passed = last.at - first.at
+    drift = (last.ahead - first.ahead) / passed if passed >= STEADY_NS else 0.0
     # Relative to a measurement: ns since boot exceed the precision of float64.
     since = (np.asarray(at, np.int64) - last.at).astype(np.float64)
-    return last.ahead + np.rint(since * ((last.ahead - before.ahead) / passed)).astype(np.int64)
+    outside = np.maximum(since, 0) + np.minimum(since + passed, 0)
+    inside = np.interp(since, [tie.at - last.at for tie in ties], [tie.ahead - last.ahead for tie in ties])
+    return last.ahead + np.rint(inside + drift * outside).astype(np.int64)
 
 
 def open_clock(rendezvous: Rendezvous, rank: int, store: dist.Store | None) -> Clock:

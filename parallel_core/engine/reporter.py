@@ -131,7 +131,7 @@ class Reporter:
         return profiled(step, scope, self._device, self._sink)
 
     def requested(self, step: int) -> bool:
-        """Whether a user asked for the spans of this step (a profiled step would end only with its export)."""
+        """Whether a user asked for the spans of this step."""
         return self._requested is not None and self._requested.step == step and self._requested.how == "spans"
 
     def phase(self, phase: str, step: int) -> None:
@@ -143,13 +143,13 @@ class Reporter:
         log.info("peak %.4g GFLOP/s (%s)", own.flops_per_s / 1e9, own.source)
         self._peak = Peak(total, own.source)
 
-    def ended(self) -> None:
-        """Ends the span of the step that has just been run."""
+    def ended(self, traced: bool) -> None:
+        """Ends the span of the step that has just been run; `traced` = whether its spans are to be emitted."""
         if self.meter is not None:
-            self.meter.ended()
+            self.meter.ended(traced)
 
     def spent(self) -> float:
-        """Returns the seconds since the last call in which steps were reduced, which are no part of any step."""
+        """Returns the seconds since the last call by which the reduction of steps held up the next one."""
         return self.meter.spent() if self.meter is not None else 0.0
 
     def step(
@@ -175,7 +175,7 @@ class Reporter:
                 own = {"stage_loss_scale": totals.loss_scale, "stage_skipped": float(totals.skipped)}
                 self._add(totals.step, now, own)
         if due:
-            self.flush()
+            self.flush(whole=last)
         if last or now - self._logged >= LOG_S:
             losses = [f", loss {totals.loss:.6g}" for totals in known if self._rank == 0]
             log.info("step %d: %.4g ms%s", step, took * 1e3, losses[-1] if losses else "")
@@ -201,10 +201,11 @@ class Reporter:
         for name, value in values.items():
             self._points.setdefault(name, []).append((step, now, value))
 
-    def flush(self) -> None:
-        """Writes what has been added since the last time, if anything: points, and what the steps consisted of."""
+    def flush(self, *, whole: bool) -> None:
+        """Writes what has been added since the last time, if anything: points, and what the steps consisted of; of the
+        newest steps a CUDA device is waited for only if `whole`."""
         if self.meter is not None:
-            self.meter.emit(self._sink, self.clock)
+            self.meter.emit(self._sink, self.clock, whole=whole)
         self._write_points()
 
     def _write_points(self) -> None:
@@ -235,7 +236,7 @@ class Reporter:
         rows = recorder.end_step()
         self.clock.tie()
         moved = self.clock.moved(rows, "start", "end")
-        more = {**self._within(), **self._waits()}
+        more = {**self.clock.told(), **self._waits()}
         self._sink.emit("spans", moved.tobytes(), step=step, count=len(rows), total=recorder.total, **more)
 
     def memory(self, step: int, meter: MemoryMeter) -> None:
@@ -248,10 +249,6 @@ class Reporter:
             rss_delta=self._device.memory_peak(),
             final=meter.final,
         )
-
-    def _within(self) -> dict[str, int]:
-        """The header's `clock_within`, if this rank's clock was compared with that of rank 0's host; else {}."""
-        return {} if self.clock.within is None else {"clock_within": self.clock.within}
 
     def _waits(self) -> dict[str, Any]:
         """The header's `waits`, if this rank emits such records; else {}."""

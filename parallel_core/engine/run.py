@@ -125,13 +125,13 @@ def _agree(store: dist.Store, rank: int, first: int | None) -> None:
 
 class Done(NamedTuple):
     """A step that has been trained. `first` = first step of the attempt, `known` = the totals that became known with
-    it, `took` = its seconds, `metered` = whether its memory was metered."""
+    it, `took` = its seconds, `traced` = whether its spans are emitted."""
 
     step: int
     first: int
     known: list[Totals]
     took: float
-    metered: bool
+    traced: bool
 
 
 def _train(
@@ -153,11 +153,12 @@ def _train(
             times.restart()
         with report.profiled(step, trainer.scope):
             known, meter = trainer.metered_step(step) if step in followed else (trainer.advance(step), None)
+            traced = is_traced(spec, step, first) or (meter is None and report.requested(step))
+            report.ended(traced)  # before anything else, as this ends the step's span: a profile has yet to be written
         took = times.ended()
-        report.ended()  # before anything else, as this ends the step's span
         if meter is not None and step == metered:
             report.memory(step, meter)
-        stop = _tell(trainer, report, Done(step, first, known, took, meter is not None))
+        stop = _tell(trainer, report, Done(step, first, known, took, traced))
         _compare(prints, report, times, step)
         if step >= timed_from:
             _refer(probe, report, times, step, took)
@@ -207,7 +208,7 @@ def _finish(trainer: Trainer, report: Reporter, metered: int, saver: checkpoint.
 def _tell(trainer: Trainer, report: Reporter, done: Done) -> bool:
     """Reports spans and points of a step as they are due; returns whether a stop was requested."""
     spec, step = trainer.spec, done.step
-    if is_traced(spec, step, done.first) or (not done.metered and report.requested(step)):
+    if done.traced:
         report.spans(step, trainer.recorder)
     elif is_traced(spec, step + 2, done.first) or (report.clock.old and not is_traced(spec, step + 1, done.first)):
         report.clock.tie()  # its time falls into the next step, which is not traced, not into the traced one after it
@@ -236,7 +237,8 @@ def _save(saver: checkpoint.Saver | None, report: Reporter, done: int, stop: boo
     if saver is None:
         return
     if stop or saver.due(done):
-        report.flush()  # points first: a kill after the checkpoint would otherwise leave a gap that nothing fills
+        # Points first: a kill after the checkpoint, which waits for a GPU, too, would leave a gap that nothing fills.
+        report.flush(whole=True)
     saver.after_step(done)
     if stop:
         saver.save(done)

@@ -19,18 +19,24 @@ class StepMeter:
         self._recorder, self._kinds = recorder, blocked_in(rank, layout)
         self._spent = 0.0
 
-    def ended(self) -> None:
-        """Ends the recorder's step. Called before anything else is done after it."""
-        self._recorder.keep_step()
+    def ended(self, traced: bool) -> None:
+        """Ends the recorder's step. Called before anything else is done after it. `traced`: all ranks emit its spans,
+        so it has to have its shares, too."""
+        self._recorder.keep_step(traced)
 
-    def emit(self, sink: Sink, clock: Clock) -> None:
-        """Emits the steps since the last call, if any; on a CUDA device it waits for the work queued so far."""
-        start = time.perf_counter()
+    def emit(self, sink: Sink, clock: Clock, *, whole: bool) -> None:
+        """Emits the steps since the last call, if any, except those on which a CUDA device still works; with `whole` it
+        waits for these."""
+        if whole:
+            self._recorder.wait()
+        idle, start = self._recorder.idle, time.perf_counter()
         self._emit(sink, clock)
-        self._spent += time.perf_counter() - start
+        if idle:
+            self._spent += time.perf_counter() - start
 
     def spent(self) -> float:
-        """Returns the seconds that `emit` took since the last call."""
+        """Returns the seconds by which `emit` held up the next step since the last call: none where the device still
+        had work."""
         spent, self._spent = self._spent, 0.0
         return spent
 
@@ -40,4 +46,4 @@ class StepMeter:
             return
         found = reduced(kept.rows, self._kinds, kept.steps, kept.times)
         moved = StepWaits(found.sums, clock.moved(found.rows, "start", "end"))
-        sink.emit("waits", moved.pack(), steps=len(kept.steps))
+        sink.emit("waits", moved.pack(), steps=len(kept.steps), **clock.told())

@@ -11,16 +11,19 @@
 or, to read many steps at once, which costs less than one after the other:
 
     recorder.keep_step()                    # after each step
-    recorder.take_kept()                    # the SPAN rows of all steps kept since the last call
+    recorder.take_kept()                    # the SPAN rows of the steps kept since the last call
 
 `CudaSpanRecorder` has the same interface; its marks are events of the current stream, converted to the host's
-monotonic clock when rows are read, so that nothing waits for the device in between.
+monotonic clock when rows are read, so that nothing waits for the device in between. `take_kept` does not wait, either:
+it leaves the newest steps to the next call while the device still works on them.
 """
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable
+from itertools import takewhile
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -32,6 +35,9 @@ LANE_COMPUTE, LANE_P2P, LANE_COLLECTIVE, LANE_HOST = range(len(LANES))
 
 Mark = Any
 """A point in time: ns of CLOCK_MONOTONIC (int) or, on a CUDA device, a recorded event."""
+
+Tie = tuple[Any, int]
+"""A CUDA event, and when it happened: ns of CLOCK_MONOTONIC."""
 
 _Row = tuple[int, int, int, int, int, int, Mark, Mark, int]
 
@@ -55,6 +61,8 @@ class SpanRecorder:
     mark: Callable[[], Mark]
     KEPT = 1024
     """Most spans of a step for every step to be kept, see `keep_step`."""
+    HELD = sys.maxsize
+    """Most steps kept at once."""
 
     def __init__(self, capacity: int = 100_000, *, stage: int = 0, replica: int = 0) -> None:
         self.mark = time.monotonic_ns
@@ -66,6 +74,11 @@ class SpanRecorder:
         self._begin: Mark = 0
         self._end: Mark = None
         self._kept: list[tuple[int, float, list[_Row]]] = []
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing of the step that ended last is still under way on the device."""
+        return True
 
     def begin_step(self, step: int) -> None:
         """Discards the spans of the last step, unless it is kept, and opens the STEP span of this one."""
@@ -92,26 +105,32 @@ class SpanRecorder:
         """Returns the SPAN rows of the step: its STEP row, then the others in the order in which they were added."""
         return np.array(self._resolve(self._close()), dtype=SPAN)
 
-    def keep_step(self) -> bool:
+    def keep_step(self, traced: bool = False) -> bool:
         """Ends the step, and keeps its rows for `take_kept`; returns whether it does.
 
         Steps with more than KEPT spans are kept only every second, fourth, ... time, so that reading them costs about
-        as much. Ranks with other numbers of spans keep the same steps, or more. Steps cut by the capacity are not kept.
+        as much: the last of two, four, ..., as the first steps of a run are no typical ones. Ranks with other numbers
+        of spans keep the same steps, or more. `traced` steps are kept in any case, those cut by the capacity never.
         """
         rows = self._close()
         every = 1 << ((self.total - 1) // self.KEPT).bit_length()
-        if self.step % every or self.total > len(rows):
+        due = traced or self.step % every == every - 1
+        if not due or self.total > len(rows) or len(self._kept) >= self.HELD:
             return False
         self._kept.append((self.step, time.time(), rows))
         return True
 
+    def wait(self) -> None:
+        """Waits for the device, until `take_kept` returns all steps that are kept."""
+
     def take_kept(self) -> Kept | None:
         """Returns the steps kept since the last call; None where there are none."""
-        if not self._kept:
-            return None
-        steps, times, parts = zip(*self._kept, strict=True)
-        self._kept.clear()
-        rows = np.array(self._resolve([row for part in parts for row in part]), dtype=SPAN)
+        return self._take(len(self._kept)) if self._kept else None
+
+    def _take(self, count: int, tie: Tie | None = None) -> Kept:
+        steps, times, parts = zip(*self._kept[:count], strict=True)
+        del self._kept[:count]
+        rows = np.array(self._resolve([row for part in parts for row in part], tie), dtype=SPAN)
         return Kept(list(steps), list(times), rows)
 
     def _close(self) -> list[_Row]:
@@ -122,7 +141,7 @@ class SpanRecorder:
         self.total = len(self._rows) + 1
         return [step, *self._rows[: self._capacity - 1]]
 
-    def _resolve(self, rows: list[_Row]) -> list[_Row]:
+    def _resolve(self, rows: list[_Row], tie: Tie | None = None) -> list[_Row]:
         """Converts marks to nanoseconds; on a CPU they already are."""
         return rows
 
@@ -134,31 +153,52 @@ class CudaSpanRecorder(SpanRecorder):
     """
 
     KEPT = 64  # to read an event takes the host about a microsecond
+    HELD = 2048  # more than there are, unless the device does not answer, see `_tie`
+    TIE_NS = 200_000
+    """Longest wait for an event of a stream without work."""
 
     def __init__(self, capacity: int = 100_000, *, stage: int = 0, replica: int = 0) -> None:
+        import torch
+
         super().__init__(capacity, stage=stage, replica=replica)
         self.mark = self._event
         self._free: list[Any] = []
         self._used: list[Any] = []
-        self._held: list[Any] = []
-        """Events of kept steps."""
+        self._held: list[list[Any]] = []
+        """The events of each kept step."""
+        # Of high priority, because NCCL takes streams of the pool of low priority, which has only 32 for all.
+        self._aside = torch.cuda.Stream(priority=-1)
+        self._anchor = torch.cuda.Event(enable_timing=True)
+
+    @property
+    def idle(self) -> bool:
+        return self._end is None or bool(self._end.query())
 
     def begin_step(self, step: int) -> None:
         self._free += self._used
         self._used = []
         super().begin_step(step)
 
-    def keep_step(self) -> bool:
-        kept = super().keep_step()
+    def keep_step(self, traced: bool = False) -> bool:
+        kept = super().keep_step(traced)
         if kept:
-            self._held += self._used
+            self._held.append(self._used)
             self._used = []
         return kept
 
+    def wait(self) -> None:
+        for events in self._held:
+            for event in events:
+                event.synchronize()
+
     def take_kept(self) -> Kept | None:
-        kept = super().take_kept()
-        self._free += self._held
-        self._held = []
+        done = list(takewhile(_done, self._held))
+        tie = self._tie() if done else None
+        if tie is None:
+            return None
+        kept = self._take(len(done), tie)
+        self._free += [event for events in done for event in events]
+        del self._held[: len(done)]
         return kept
 
     def _event(self) -> Any:
@@ -169,18 +209,42 @@ class CudaSpanRecorder(SpanRecorder):
         event.record()
         return event
 
-    def _resolve(self, rows: list[_Row]) -> list[_Row]:
+    def _tie(self) -> Tie | None:
+        """Ties the device's clock to the host's without a wait for queued work, by an event of a stream that has none.
+
+        None where the event has not happened after TIE_NS, as on a device on which streams share a hardware queue. To
+        wait longer might be a deadlock: see docs/engine.md, "NCCL deadlocks".
+        """
+        begun = time.monotonic_ns()
+        self._anchor.record(self._aside)
+        while not self._anchor.query():
+            if time.monotonic_ns() - begun > self.TIE_NS:
+                return None
+        return self._anchor, (begun + time.monotonic_ns()) // 2
+
+    def _tie_here(self) -> Tie:
+        """Ties the clocks after the work queued so far."""
         anchor = self._event()
         anchor.synchronize()  # not the device: a receive posted ahead may wait for work this host has yet to queue
-        host = time.monotonic_ns()
+        return anchor, time.monotonic_ns()
+
+    def _resolve(self, rows: list[_Row], tie: Tie | None = None) -> list[_Row]:
+        """Converts marks by `tie`, for which all have happened; None: waits for them."""
+        anchor, host = tie or self._tie_here()
 
         def ns(mark: Mark) -> int:
             if isinstance(mark, int):
                 return mark
-            mark.synchronize()  # it may belong to another stream, with `fully_shard`
+            if tie is None:
+                mark.synchronize()  # it may belong to another stream, with `fully_shard`
             return host - round(mark.elapsed_time(anchor) * 1e6)
 
         return [(*row[:6], ns(row[6]), ns(row[7]), row[8]) for row in rows]
+
+
+def _done(events: list[Any]) -> bool:
+    """Whether all these events have happened; the newest is asked first, as it is the last to happen."""
+    return all(event.query() for event in reversed(events))
 
 
 def recorder_for(device: str, capacity: int = 100_000, *, stage: int = 0, replica: int = 0) -> SpanRecorder:

@@ -154,6 +154,8 @@ def test_the_numbers_are_those_of_one_host(
     every, values = every_step({rank: StepWaits.chain([*waits(apart[rank])]) for rank in apart}, layout)
     assert every.tolist() == together.shares(layout).steps.tolist() == list(range(spec.train.steps))
     assert not together.headers(0, "waits"), "read from the files when they are needed"
+    told = {rank: {"clock_within" in f.header for f in found if f.kind == "waits"} for rank, found in apart.items()}
+    assert told == {rank: {rank >= half} for rank in apart}
     traced = spans[0][-1].header["step"]
     for name, value in step_shares(rows, layout).items():
         # The clocks are compared again between the two conversions.
@@ -203,8 +205,37 @@ def test_between_two_ties_a_clock_runs_evenly() -> None:
     boot = 40 * 24 * 3600 * SECOND  # so far from 0 that a float64 would round
     before, last = ClockOffset(boot, 7 * SECOND, 50), ClockOffset(boot + 10 * SECOND, 7 * SECOND + 1_000, 50)
     at = np.array([boot, boot + 5 * SECOND, boot + 10 * SECOND], np.int64)
-    assert ahead(at, before, last).tolist() == [7 * SECOND, 7 * SECOND + 500, 7 * SECOND + 1_000]
-    assert ahead(at, last, last).tolist() == [7 * SECOND + 1_000] * 3
+    assert ahead(at, [before, last]).tolist() == [7 * SECOND, 7 * SECOND + 500, 7 * SECOND + 1_000]
+    assert ahead(at, [last]).tolist() == [7 * SECOND + 1_000] * 3
+
+
+def test_what_two_close_ties_differ_by_is_no_drift() -> None:
+    """Of a step of 5 ms, by which they are 0.1 ms apart: times of the last 250 ms would be 5 ms off."""
+    before, last = ClockOffset(5_000_000, 0, 60_000), ClockOffset(10_000_000, 100_000, 60_000)
+    at = np.array([-SECOND // 4, 0, 5_000_000, 7_500_000, 10_000_000, SECOND // 4], np.int64)
+    assert ahead(at, [before, last]).tolist() == [0, 0, 0, 50_000, 100_000, 100_000]
+    earlier = ClockOffset(10_000_000 - SECOND, -900_000, 60_000)  # 1 ms in a second
+    assert ahead(at, [earlier, before, last]).tolist()[2:] == [0, 50_000, 100_000, 340_000]
+    assert ahead(np.array([-2 * SECOND]), [earlier, before, last]).tolist() == [-900_000 - 1_010_000]
+
+
+def test_a_clock_keeps_the_ties_that_tell_its_drift(monkeypatch: pytest.MonkeyPatch) -> None:
+    ties = iter(ClockOffset(at * SECOND // 10, at * 1_000, 50 + at) for at in (0, 20, 21, 24, 34))
+    store = dist.HashStore()
+    ReferenceClock("127.0.0.1", store)
+    monkeypatch.setattr(RemoteClock, "_ask", lambda self: next(ties))
+    clock, rows = RemoteClock(store), np.zeros(1, SPAN)
+    rows["start"] = 5 * SECOND
+    for kept, within, start in (
+        ([0, 20], 70, 50),
+        ([0, 20, 21], 71, 50),
+        ([0, 20, 21, 24], 74, 50),
+        ([24, 34], 84, 50),
+    ):
+        clock.tie()
+        assert [tie.at // (SECOND // 10) for tie in clock._ties] == kept
+        assert clock.told() == {"clock_within": within}
+        assert clock.moved(rows, "start")["start"][0] == 5 * SECOND + start * 1_000
 
 
 def test_a_rank_of_another_host_asks_rank_0_for_the_time(monkeypatch: pytest.MonkeyPatch) -> None:

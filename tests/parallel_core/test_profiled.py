@@ -7,14 +7,21 @@ from __future__ import annotations
 import gzip
 import io
 import json
+import time
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from pydantic import ValidationError
 
+from parallel_core.analysis.step_waits import StepWaits
 from parallel_core.engine import pieces, profiled
-from parallel_core.observe.records import Frame
+from parallel_core.engine.distributed import Rendezvous
+from parallel_core.engine.run import run_rank
+from parallel_core.local import waits
+from parallel_core.observe.progress import Progress
+from parallel_core.observe.records import SPAN, FileSink, Frame, events_path, read_file
 from parallel_core.schedule.ir import Kind
 from parallel_core.spec import RunSpec, field_errors
 from parallel_core.traces.__main__ import read_all
@@ -57,6 +64,25 @@ def test_chosen_steps_of_chosen_ranks_are_profiled_and_nothing_else_changes(tmp_
     assert set(rows["stage"][rows["micro_batch"] >= 0].tolist()) == {1}
     assert (rows["kind"] == Kind.OPT_STEP).any()
     assert any(note.startswith("Certain: stages") for note in job.notes)
+
+
+def test_the_step_s_span_ends_before_its_profile_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    spec = spec_of(trace={"profile_steps": [4], "trace_every": 4}, train={"steps": 6})
+    begun, write = list[int](), profiled.emit
+
+    def emit(*given: Any) -> None:
+        begun.append(time.monotonic_ns())
+        write(*given)
+
+    monkeypatch.setattr(profiled, "emit", emit)
+    run_rank(spec, 0, FileSink(tmp_path, 0), Rendezvous("", 0, 1, True), Progress(tmp_path, 0))
+    seen = read_file(events_path(tmp_path, 0))
+    spans = next(frame for frame in seen if frame.kind == "spans" and frame.header["step"] == 4)
+    (step,) = (row for row in np.frombuffer(spans.blob, SPAN) if row["kind"] == Kind.STEP)
+    (written,) = begun
+    assert step["end"] < written
+    sums = StepWaits.chain([*waits(seen)]).sums
+    assert sums["total"][sums["step"] == 4].tolist() == [step["end"] - step["start"]]
 
 
 class Heard:

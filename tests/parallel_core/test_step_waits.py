@@ -183,10 +183,10 @@ def test_a_rank_emits_the_steps_since_the_last_time_and_says_how_long_that_took(
                 recorder.begin_step(step)
                 begun = recorder.mark()
                 recorder.add(Kind.RECV_ACT, LANE_P2P, 1, 0, begun, recorder.mark())
-                meter.ended()
-            meter.emit(sink, Clock())
+                meter.ended(traced=False)
+            meter.emit(sink, Clock(), whole=False)
             assert meter.spent() > 0 and meter.spent() == 0
-        meter.emit(sink, Clock())
+        meter.emit(sink, Clock(), whole=True)
     frames = read_file(events_path(tmp_path, 1))
     assert [frame.header["steps"] for frame in frames] == [3, 2]
     found = StepWaits.chain([*waits(frames)])

@@ -19,7 +19,9 @@ from parallel_core.local import waits
 from parallel_core.observe import progress
 from parallel_core.observe.memory import MemoryCapExceeded
 from parallel_core.observe.observed_steps import first_traced, is_traced, metered_step
+from parallel_core.observe.recorder import SpanRecorder
 from parallel_core.observe.records import MEMORY, POINT, SPAN, FileSink, Frame, events_path, read_file
+from parallel_core.observe.trace_request import TraceRequest, ask
 from parallel_core.schedule import build
 from parallel_core.schedule.ir import Kind
 from parallel_core.spec import RunSpec
@@ -152,6 +154,17 @@ def test_every_step_has_its_shares(pipeline: Any) -> None:
     assert steps == list(range(spec.train.steps))
     assert all((value > 0).all() and (value < 1).all() for value in values.values())
     assert not (sum(values.values()) > 1).any()
+
+
+def test_traced_steps_have_their_shares_whatever_their_number_of_spans(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(SpanRecorder, "KEPT", 1)
+    spec = spec_of(train={"steps": 7, "warmup_steps": 2})
+    ask(tmp_path, TraceRequest(3))
+    run_rank(spec, 0, FileSink(tmp_path, 0), Rendezvous("", 0, 1, True), progress.Progress(tmp_path, 0))
+    steps, _ = shares_agree(spec, [read_file(events_path(tmp_path, 0))])
+    assert steps == [3, 4], "the one asked for, and the one in the middle of those that are timed"
 
 
 def test_memory_is_metered_once_and_holds_the_model(pipeline: Any) -> None:
