@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -12,6 +13,8 @@ from dashboard.json_values import clean
 from parallel_core.analysis.generated import joined
 from parallel_core.analysis.step_waits import StepWaits
 from parallel_core.observe.records import MEMORY, OMITTED, POINT, SPAN, Frame, decode
+
+log = logging.getLogger(__name__)
 
 MAX_SERIES_NAME = 60
 Header = dict[str, Any]
@@ -72,7 +75,11 @@ def _spans(out: Decoded, frame: Frame, header: Header) -> None:
 
 
 def _waits(out: Decoded, frame: Frame, header: Header) -> None:
-    out.waits.append(StepWaits.unpack(frame.blob, int(header["steps"])))
+    """A frame that cannot be read costs its own steps their shares, and no other record of the batch."""
+    try:
+        out.waits.append(StepWaits.unpack(frame.blob, int(header["steps"])))
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
+        log.warning("no shares of some steps of rank %s: %r", header.get("rank"), error)
 
 
 def _omitted(out: Decoded, frame: Frame, header: Header) -> None:

@@ -25,7 +25,7 @@ from dashboard.json_values import clean
 from dashboard.ledger import selectors as ledger_selectors
 from dashboard.ledger import services as ledger
 from dashboard.runs import states
-from dashboard.runs.models import Attempt, Cursor, Event, State
+from dashboard.runs.models import Attempt, Cursor, Event, OpenWaits, State
 from workers.contract import LEASE_S, Channel, ControlEntry
 
 log = logging.getLogger(__name__)
@@ -82,6 +82,7 @@ class Ingest:
             attempt = self.attempts[pk]
             if attempt is not None and attempt.over and is_complete(attempt):
                 Attempt.objects.filter(pk=pk).update(settled=True)
+                OpenWaits.objects.filter(attempt=pk).delete()  # what they wait for will not come any more
                 self.orders += [(node["worker"], {"kind": "settled", "attempt": pk}) for node in attempt.devices]
                 self.ended.add(attempt.run_id)
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Mapping
 
 import numpy as np
-from django.db.models import Max
+from django.db.models import Max, QuerySet
 
 from dashboard.runs.models import Attempt, OpenWaits, SeriesChunk, SpanChunk
 from parallel_core.analysis.meters import SHARES, every_step, step_shares
@@ -19,8 +20,9 @@ log = logging.getLogger(__name__)
 
 MOST_SPANS = 50_000
 """Traced steps with more are left to the pages that ask for them, because the controller has others to serve."""
-MOST_OPEN = 4 << 20
-"""Bytes of a rank's steps that wait for other ranks; beyond that the oldest steps stay without a point."""
+MOST_OPEN = 64 << 20
+"""Bytes of an attempt's steps that wait for other ranks, an equal part for each rank; beyond that the oldest steps stay
+without a point."""
 
 Points = dict[tuple[int, str], list[np.ndarray]]
 """(rank 0, series) -> its new POINT rows."""
@@ -31,25 +33,41 @@ Found = dict[int, list[StepWaits]]
 def share_points(attempt: Attempt, found: Mapping[int, list[StepWaits]]) -> Points:
     """A point for each step whose `waits` records have now arrived from all ranks, in step order.
 
-    `found` are the new records. What has no counterpart yet is kept in OpenWaits; what can have none any more, because
-    a later step is complete, is dropped, as is a step that is already complete (its records came twice).
+    `found` are the new records. Those of steps that a rank has yet to reach are kept in OpenWaits. A rank's steps
+    ascend: what is dropped is a step that another rank has passed without it, or that came twice.
     """
-    rows = {row.rank: row for row in OpenWaits.objects.filter(attempt=attempt)}
-    parts = {rank: [StepWaits.unpack(bytes(row.data), row.steps)] for rank, row in rows.items()}
-    for rank, new in found.items():
-        parts[rank] = [*parts.get(rank, []), *new]
-    done = _last_step(attempt)
-    behind = {rank: _behind(StepWaits.chain(of_rank), done) for rank, of_rank in parts.items()}
+    layout = Layout.of(RunSpec.stored(attempt.run.spec))
+    held, done = OpenWaits.objects.filter(attempt=attempt), _last_step(attempt)
+    reached = dict(held.order_by().values_list("rank").annotate(last=Max("last_step")))
+    new = {rank: _behind(StepWaits.chain(parts), reached.get(rank, done)) for rank, parts in found.items()}
+    reached |= {rank: int(one.sums["step"][-1]) for rank, one in new.items() if len(one.sums)}
+    upto = min(reached.values()) if len(reached) == layout.world else done
     try:
-        steps, values = every_step(behind, Layout.of(RunSpec.stored(attempt.run.spec)))
+        points = _points(_whole(held.filter(first_step__lte=upto), new, done, upto), layout) if upto > done else {}
     except (ValueError, KeyError, IndexError) as error:
         log.warning("no shares of some steps of attempt %s: %r", attempt.pk, error)
-        OpenWaits.objects.filter(attempt=attempt).delete()
+        held.delete()
         return {}
-    _keep_open(attempt, behind, int(steps[-1]) if len(steps) else done)
+    held.filter(last_step__lte=upto).delete()
+    _keep_open(attempt, {rank: one.cut(upto)[1] for rank, one in new.items()}, MOST_OPEN // layout.world)
+    return points
+
+
+def _whole(rows: QuerySet[OpenWaits], new: Mapping[int, StepWaits], done: int, upto: int) -> dict[int, StepWaits]:
+    """The steps after `done` up to `upto` of each rank, stored and new. Raises ValueError if a row is spoilt."""
+    parts: Found = {}
+    for row in rows:
+        parts.setdefault(row.rank, []).append(StepWaits.unpack(bytes(row.data), row.steps))
+    for rank, one in new.items():
+        parts.setdefault(rank, []).append(one)
+    return {rank: _behind(StepWaits.chain(own), done).cut(upto)[0] for rank, own in parts.items()}
+
+
+def _points(found: Mapping[int, StepWaits], layout: Layout) -> Points:
+    steps, values = every_step(found, layout)
     if not len(steps):
         return {}
-    sums = behind[0].sums
+    sums = found[0].sums
     points = np.empty(len(steps), POINT)
     points["step"], points["time"] = steps, sums["time"][np.isin(sums["step"], steps)]
     out: Points = {}
@@ -73,21 +91,31 @@ def _behind(one: StepWaits, step: int) -> StepWaits:
     return one.among(numbers > np.maximum(highest, step))
 
 
-def _keep_open(attempt: Attempt, found: Mapping[int, StepWaits], done: int) -> None:
-    """Stores what of `found` comes after step `done`, in place of what was stored before."""
-    OpenWaits.objects.filter(attempt=attempt).delete()
-    rows = []
-    for rank, one in found.items():
-        rest = _newest(_behind(one, done))
-        if len(rest.sums):
-            rows.append(OpenWaits(attempt=attempt, rank=rank, steps=len(rest.sums), data=rest.pack()))
+def _keep_open(attempt: Attempt, found: Mapping[int, StepWaits], most: int) -> None:
+    """Stores `found`, a row for each rank, and deletes the oldest rows of these ranks beyond `most` bytes a rank."""
+    newest = {rank: _newest(one, most) for rank, one in found.items()}
+    rows = [_row(attempt, rank, one) for rank, one in newest.items() if len(one.sums)]
     OpenWaits.objects.bulk_create(rows)
+    held = OpenWaits.objects.filter(attempt=attempt, rank__in=[row.rank for row in rows])
+    taken, gone = Counter[int](), list[int]()
+    for pk, rank, size in held.order_by("-pk").values_list("pk", "rank", "size"):
+        taken[rank] += size
+        if taken[rank] > most:
+            gone.append(pk)
+    if gone:
+        OpenWaits.objects.filter(pk__in=gone).delete()
 
 
-def _newest(one: StepWaits) -> StepWaits:
-    """As many of the newest steps as MOST_OPEN allows."""
+def _row(attempt: Attempt, rank: int, one: StepWaits) -> OpenWaits:
+    steps, data = one.sums["step"], one.pack()
+    ends = {"first_step": int(steps[0]), "last_step": int(steps[-1])}
+    return OpenWaits(attempt=attempt, rank=rank, steps=len(steps), size=len(data), data=data, **ends)
+
+
+def _newest(one: StepWaits, most: int) -> StepWaits:
+    """As many of the newest steps as fit `most` bytes."""
     sizes = one.sums.itemsize + one.rows.itemsize * one.sums["count"].astype(np.int64)
-    return one.among(np.cumsum(sizes[::-1])[::-1] <= MOST_OPEN)
+    return one.among(np.cumsum(sizes[::-1])[::-1] <= most)
 
 
 def traced_share_points(attempt: Attempt, steps: Mapping[int, float]) -> Points:

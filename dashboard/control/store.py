@@ -134,11 +134,11 @@ class Store:
     def _store_shares(self, attempts: dict[int, Attempt | None]) -> None:
         """Stores the shares of the steps of which now everything is there."""
         for pk, steps in self._traced.items():
-            if (attempt := attempts[pk]) is not None:
-                _append_points(pk, traced_share_points(attempt, steps))
+            if (attempt := attempts[pk]) is not None and (points := traced_share_points(attempt, steps)):
+                _append_points(pk, points)
         for pk, found in self._waits.items():
-            if (attempt := attempts[pk]) is not None:
-                _append_points(pk, share_points(attempt, found))
+            if (attempt := attempts[pk]) is not None and (points := share_points(attempt, found)):
+                _append_points(pk, points)
 
 
 def _rewrite(kind: type[Model], rows: Sequence[Model], fields: Sequence[str]) -> None:

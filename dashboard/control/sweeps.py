@@ -21,7 +21,7 @@ from dashboard.fleet.selectors import hosts, live_attempts
 from dashboard.ledger.models import ProfileState
 from dashboard.ledger.selectors import in_front
 from dashboard.runs import next_trace, states
-from dashboard.runs.models import Attempt, Checkpoint, Corpus, Run, State
+from dashboard.runs.models import Attempt, Checkpoint, Corpus, OpenWaits, Run, State
 from dashboard.runs.queue import queued_runs, requests, studies_active
 from parallel_core.analysis.quantities import listed_text
 from workers.contract import PROFILE_LIMIT_S, START_LIMIT_S, ControlEntry
@@ -239,6 +239,7 @@ def _profiled_for(attempt: Attempt) -> float:
 def sweep_unsettled(alive: Iterable[str]) -> list[Order]:
     """Asks again for the rest of files of ended attempts that have not arrived whole (a batch was lost on the way)."""
     since = timezone.now() - timedelta(days=ASK_AGAIN_DAYS)
+    OpenWaits.objects.filter(attempt__over=True, attempt__ended_at__lte=since).delete()
     waiting = Attempt.objects.filter(over=True, settled=False, ended_at__gt=since)
     there, orders = set(alive), []
     for attempt in waiting:

@@ -70,16 +70,21 @@ class SpanChunk(models.Model):
 
 
 class OpenWaits(models.Model):
-    """Steps of one rank whose `waits` records have not arrived from all ranks yet (analysis.step_waits.StepWaits)."""
+    """Steps of one rank whose `waits` records have not arrived from all ranks yet (analysis.step_waits.StepWaits).
+
+    A rank has one row for each transaction that brought some, in step order.
+    """
 
     attempt = models.ForeignKey("runs.Attempt", on_delete=models.CASCADE, related_name="open_waits")
     rank = models.IntegerField()
+    first_step = models.IntegerField(default=0)
+    last_step = models.IntegerField(default=0)
     steps = models.IntegerField()
+    size = models.IntegerField(default=0)
     data = models.BinaryField()
 
     class Meta:
-        ordering = ("attempt", "rank")
-        constraints = [models.UniqueConstraint(fields=("attempt", "rank"), name="one_row_of_waits_a_rank")]
+        ordering = ("attempt", "rank", "id")
 
 
 class MemoryRecord(models.Model):

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from typing import Any
 
 import numpy as np
 import pytest
+from django.utils import timezone
 
+from dashboard.control import sweeps
 from dashboard.control.controller import Controller
 from dashboard.fleet.models import Worker
 from dashboard.runs import selectors, services, states
@@ -318,21 +321,51 @@ def test_traced_steps_of_a_run_that_measures_every_step_add_no_point(
 def test_what_waits_for_a_silent_rank_is_bounded(
     peer: Peer, controller: Controller, attempt: Attempt, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("dashboard.control.step_shares.MOST_OPEN", 5 * (48 + 23))
-    peer.send(attempt.pk, waits_frame(range(7)))
+    monkeypatch.setattr("dashboard.control.step_shares.MOST_OPEN", 2 * 5 * (48 + 23))
+    for some in (range(7), range(7, 9), range(9, 11)):
+        peer.send(attempt.pk, waits_frame(some))
+        controller.turn()
+    assert list(OpenWaits.objects.values_list("rank", "first_step", "last_step")) == [(0, 7, 8), (0, 9, 10)]
+    peer.send(attempt.pk, waits_frame(range(11), rank=1), rank=1)
     controller.turn()
-    peer.send(attempt.pk, waits_frame(range(7, 9)))
-    controller.turn()
-    peer.send(attempt.pk, waits_frame(range(9), rank=1), rank=1)
-    controller.turn()
-    assert steps(attempt, "bubble_share") == [4, 5, 6, 7, 8], "the newest five"
+    assert steps(attempt, "bubble_share") == [7, 8, 9, 10], "the newest, of which each rank may have five"
 
 
-def test_waits_that_are_not_what_they_say_are_left_out(peer: Peer, controller: Controller, attempt: Attempt) -> None:
-    for rank in (0, 1):
-        spoilt = encode({"kind": "waits", "rank": rank, "t": 1.0, "steps": 3}, b"x" * 50)
-        peer.send(attempt.pk, spoilt, rank=rank)
-        peer.send(attempt.pk, waits_frame([5], rank), rank=rank)
+def test_what_waits_is_written_once(peer: Peer, controller: Controller, attempt: Attempt) -> None:
+    """A row stays as it is until the other rank has passed its last step."""
+    seen = list[list[int]]()
+    for rank, some in ((0, range(4)), (0, range(4, 9)), (1, range(6)), (1, range(6, 12))):
+        peer.send(attempt.pk, waits_frame(some, rank), rank=rank)
+        controller.turn()
+        seen.append(list(OpenWaits.objects.values_list("pk", flat=True)))
+    assert seen[1][:1] == seen[0] and seen[2] == seen[1][1:]
+    assert steps(attempt, "bubble_share") == list(range(9))
+    assert OpenWaits.objects.values_list("rank", "first_step", "last_step", "steps").get() == (1, 9, 11, 3)
+
+
+def test_a_record_of_steps_that_cannot_be_read_costs_no_other(
+    peer: Peer, controller: Controller, attempt: Attempt
+) -> None:
+    lying = encode({"kind": "waits", "rank": 0, "t": 1.0, "steps": 9}, bytes(50))
+    peer.send(attempt.pk, points_frame(0, 3) + lying + encode({"kind": "waits", "rank": 0}) + waits_frame([1, 2]))
+    peer.send(attempt.pk, waits_frame([0, 1], rank=1), rank=1)
     controller.turn()
-    assert steps(attempt, "bubble_share") == [5]
-    assert "could not be read" in Run.objects.get(pk=attempt.run_id).events.filter(kind="unreadable").first().text
+    assert steps(attempt) == [0, 1, 2] and steps(attempt, "bubble_share") == [1]
+    OpenWaits.objects.update(data=b"spoilt")
+    peer.send(attempt.pk, points_frame(3, 3) + waits_frame([3, 4]))
+    peer.send(attempt.pk, waits_frame([2, 3], rank=1), rank=1)
+    controller.turn()
+    assert steps(attempt) == list(range(6)) and not OpenWaits.objects.exists()
+
+
+@pytest.mark.parametrize("lost", [False, True], ids=["all has come", "the worker is lost"])
+def test_what_waits_for_nothing_any_more_goes(peer: Peer, controller: Controller, attempt: Attempt, lost: bool) -> None:
+    peer.send(attempt.pk, waits_frame(range(3)))
+    if lost:
+        peer.write(attempt.pk, points_frame(0, 3))
+    peer.ended(attempt.pk)
+    controller.turn()
+    assert OpenWaits.objects.exists() == lost
+    Attempt.objects.update(ended_at=timezone.now() - timedelta(days=sweeps.ASK_AGAIN_DAYS))
+    sweeps.sweep_unsettled([])
+    assert not OpenWaits.objects.exists()
