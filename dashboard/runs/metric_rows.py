@@ -7,11 +7,15 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 
-from dashboard.runs.models import RankInfo, Run
+import numpy as np
+from django.db.models import Max, Min, Sum
+
+from dashboard.runs.models import ENDED, RankInfo, Run, SeriesChunk
 from dashboard.runs.page_verdict import target_of
 from parallel_core.analysis.diagnosis.divergence import what_is_skipped
 from parallel_core.analysis.quantities import figure_text, rate_text, seconds_text, significant
 from parallel_core.observe.recorder import CudaSpanRecorder, SpanRecorder
+from parallel_core.observe.records import POINT, SHARE_SERIES
 from parallel_core.spec import RunSpec
 
 
@@ -129,10 +133,30 @@ def metrics_of(run: Run) -> list[Metric]:
     """The metrics of `run`, in the order of the page, with titles and units that fit it."""
     precision = run.spec.get("train", {}).get("precision")
     found = [_worded(metric, run) for metric in METRICS if metric.only in ("", precision)]
-    if not RankInfo.objects.filter(attempt__run=run, rank=0, hello__waits=True).exists():
+    metering = RankInfo.objects.filter(attempt__run=run, rank=0, hello__waits=True)
+    attempt = metering.order_by("-attempt__number").values_list("attempt", flat=True).first()
+    if attempt is None:
         return found
-    every = f"every step (every 2nd, 4th, ... where it has over {_most_spans(run)} spans)"
-    return [replace(metric, measured=metric.measured.replace(_TRACED, every)) for metric in found]
+    said = _metered_steps(run, attempt)
+    return [replace(metric, measured=metric.measured.replace(_TRACED, said)) for metric in found]
+
+
+def _metered_steps(run: Run, attempt: int) -> str:
+    """In which steps of this attempt shares were measured: every step, or how many and why."""
+    chunks = SeriesChunk.objects.filter(attempt=attempt, rank=0)
+    shares = chunks.filter(name=SHARE_SERIES[0])
+    have = shares.aggregate(count=Sum("count"), last=Max("last_step"))
+    steps = chunks.filter(name="step_time").aggregate(first=Min("first_step"), last=Max("last_step"))
+    if not have["count"] or steps["first"] is None:
+        return "every step"
+    last = steps["last"] if run.state in ENDED else have["last"]  # others may be on their way
+    number = last - steps["first"] + 1
+    if have["count"] >= number:
+        return "every step"
+    newest = np.frombuffer(bytes(shares.order_by("-first_step").values_list("data", flat=True)[0]), POINT)["step"]
+    apart = int(np.median(np.diff(newest))) if len(newest) > 1 else 1
+    why = f" (one in {apart}: each has over {apart * _most_spans(run) // 2} spans)" if apart > 1 else ""
+    return f"{have['count']} of {number} steps{why}"
 
 
 def _most_spans(run: Run) -> int:

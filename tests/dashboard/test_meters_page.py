@@ -13,7 +13,7 @@ from django.urls import reverse
 
 from dashboard.ledger.models import Prediction
 from dashboard.runs import page_charts, page_tiles, selectors
-from dashboard.runs.models import Attempt, Run
+from dashboard.runs.models import Attempt, Run, State
 from dashboard.runs.page_verdict import verdict
 from dashboard.studies.peaks import over_one_peak
 from dashboard.studies.selectors import overview
@@ -23,7 +23,7 @@ from parallel_core.analysis.quantities import rate_text, seconds_text, significa
 from parallel_core.observe.records import encode
 from parallel_core.spec import RunSpec
 from tests.dashboard import factory
-from tests.dashboard.peer import waits_frame
+from tests.dashboard.peer import points_frame, waits_frame
 
 pytestmark = pytest.mark.django_db
 
@@ -50,13 +50,22 @@ def test_share_charts_say_in_which_steps_they_are_measured(alice: Any) -> None:
     old = {chart.key: chart.source for chart in page_charts.metrics(run)}
     assert all("in every traced step from" in old[key] and "1 of 1 points" in old[key] for key in keys)
     said = {"kind": "hello", "rank": 0, "t": 1.0, "waits": True}
-    attempt = run.attempts.get()
-    factory.feed(attempt, 0, encode(said) + waits_frame(range(42)))
-    factory.feed(attempt, 1, waits_frame(range(42), rank=1, late=100))
-    new = {chart.key: chart.source for chart in page_charts.metrics(run)}
-    every = "in every step (every 2nd, 4th, ... where it has over 1024 spans) from the spans of all ranks"
-    assert all(every in new[key] for key in keys)
-    assert not any("traced" in source for source in new.values())
+    for steps, ended, words in (
+        (range(42), False, "every step"),
+        (range(42), True, "42 of 43 steps"),
+        (range(20, 42), False, "22 of 42 steps"),
+        (range(7, 43, 8), False, "5 of 40 steps (one in 8: each has over 4096 spans)"),
+    ):
+        run = factory.queued(alice, {"pp": 2})
+        attempt = factory.start(run)
+        factory.feed_steps(attempt, 10)
+        factory.feed(attempt, 0, points_frame(10, 33, "step_time") + encode(said) + waits_frame(steps))
+        factory.feed(attempt, 1, waits_frame(steps, rank=1, late=100))
+        if ended:
+            factory.end(run, State.SUCCEEDED)
+        new = {chart.key: chart.source for chart in page_charts.metrics(run)}
+        assert all(f"measured in {words} from the spans of all ranks" in new[key] for key in keys)
+        assert not any("traced" in source for source in new.values())
 
 
 def test_metrics_say_where_they_are_measured(alice: Any) -> None:
