@@ -17,12 +17,14 @@ class Migration(migrations.Migration):
                 ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
                 ('rank', models.IntegerField()),
                 ('steps', models.IntegerField()),
+                ('first_step', models.IntegerField(default=0)),
+                ('last_step', models.IntegerField(default=0)),
+                ('size', models.IntegerField(default=0)),
                 ('data', models.BinaryField()),
                 ('attempt', models.ForeignKey(on_delete=django.db.models.deletion.CASCADE, related_name='open_waits', to='runs.attempt')),
             ],
             options={
-                'ordering': ('attempt', 'rank'),
-                'constraints': [models.UniqueConstraint(fields=('attempt', 'rank'), name='one_row_of_waits_a_rank')],
+                'ordering': ('attempt', 'rank', 'id'),
             },
         ),
     ]
