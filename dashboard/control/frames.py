@@ -17,6 +17,8 @@ from parallel_core.observe.records import MEMORY, OMITTED, POINT, SPAN, Frame, d
 log = logging.getLogger(__name__)
 
 MAX_SERIES_NAME = 60
+WIDE = ("bytes", "size", "peak_total", "rss_delta", "clock_within")
+"""Numbers of headers that the database keeps in 64 bits, not in 32."""
 Header = dict[str, Any]
 
 
@@ -49,7 +51,7 @@ def decode_batch(data: bytes, start: int, stored: int = 0) -> Decoded:
             continue
         try:
             _add(out, frame)
-        except (KeyError, TypeError) as error:
+        except (AttributeError, KeyError, OverflowError, RecursionError, TypeError) as error:
             raise ValueError(f"frame that ends at byte {frame.end} lacks or spoils {error}") from error
         out.end = frame.end
     return out
@@ -62,22 +64,22 @@ def _add(out: Decoded, frame: Frame) -> None:
 
 
 def _points(out: Decoded, frame: Frame, header: Header) -> None:
-    for name, rows in _series(frame):
+    for name, rows in _series(frame, header):
         out.points.setdefault(name, []).append(rows)
 
 
 def _spans(out: Decoded, frame: Frame, header: Header) -> None:
-    _require_rows(frame.blob, SPAN, int(header["count"]))
     numbers = _numbers(header, "step", "count", "total")
+    _require_rows(frame.blob, SPAN, numbers["count"])
     if header.get("clock_within") is not None:
-        numbers["clock_within"] = int(header["clock_within"])
+        numbers |= _numbers(header, "clock_within")
     out.spans.append(({**numbers, "t": float(header["t"]), "waits": bool(header.get("waits"))}, frame.blob))
 
 
 def _waits(out: Decoded, frame: Frame, header: Header) -> None:
     """A frame that cannot be read costs its own steps their shares, and no other record of the batch."""
     try:
-        out.waits.append(StepWaits.unpack(frame.blob, int(header["steps"])))
+        out.waits.append(StepWaits.unpack(frame.blob, _numbers(header, "steps")["steps"]))
     except (KeyError, TypeError, ValueError, OverflowError) as error:
         log.warning("no shares of some steps of rank %s: %r", header.get("rank"), error)
 
@@ -89,7 +91,8 @@ def _omitted(out: Decoded, frame: Frame, header: Header) -> None:
 
 def _memory(out: Decoded, frame: Frame, header: Header) -> None:
     _require_rows(frame.blob, MEMORY, len(frame.blob) // MEMORY.itemsize)
-    out.memory.append(({**header, **_numbers(header, "step", "peak_total")}, frame.blob))
+    told = {**header, "rss_delta": header.get("rss_delta") or 0}
+    out.memory.append(({**told, **_numbers(told, "step", "peak_total", "rss_delta")}, frame.blob))
 
 
 def _keep_newest(out: Decoded, frame: Frame, header: Header) -> None:
@@ -102,7 +105,7 @@ def _phase(out: Decoded, frame: Frame, header: Header) -> None:
 
 def _checkpoint(out: Decoded, frame: Frame, header: Header) -> None:
     sizes = {**_numbers(header, "step", "bytes"), "seconds": float(header["seconds"])}
-    out.checkpoints.append({**sizes, "kept": [int(step) for step in header["kept"]]})
+    out.checkpoints.append({**sizes, "kept": [_number("step", step) for step in header["kept"]]})
 
 
 def _profile(out: Decoded, frame: Frame, header: Header) -> None:
@@ -142,13 +145,22 @@ _ADDERS: dict[str, Callable[[Decoded, Frame, Header], None]] = {
 
 def _numbers(header: Header, *names: str) -> Header:
     """The named entries of the header as integers."""
-    return {name: int(header[name]) for name in names}
+    return {name: _number(name, header[name]) for name in names}
 
 
-def _series(frame: Frame) -> list[tuple[str, np.ndarray]]:
+def _number(name: str, value: Any) -> int:
+    """Raises ValueError where the database has no room for it: the whole transaction would fail, and so whenever the
+    worker is asked for these bytes again."""
+    number = int(value)
+    if not abs(number) < 1 << (63 if name in WIDE else 31):
+        raise ValueError(f"the {name} {number} is too large")
+    return number
+
+
+def _series(frame: Frame, header: Header) -> list[tuple[str, np.ndarray]]:
     """Returns (name, POINT rows) of each series in the frame. Raises ValueError where names, counts and bytes do not
     fit."""
-    counts = [(str(name), int(count)) for name, count in frame.header["series"]]
+    counts = [(str(name), int(count)) for name, count in header["series"]]
     if any(len(name) > MAX_SERIES_NAME or count < 0 for name, count in counts):
         raise ValueError(f"bad series in the frame that ends at byte {frame.end}")
     _require_rows(frame.blob, POINT, sum(count for _, count in counts))

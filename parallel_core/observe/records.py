@@ -63,11 +63,13 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import struct
 import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from operator import itemgetter
 from pathlib import Path
 from typing import IO, Any, Protocol
 
@@ -116,6 +118,7 @@ MEMORY = np.dtype([("t", "<i8"), *[(name, "<i8") for name in CATEGORIES]])
 """One point of the memory curve: ns on the span clock, then live bytes of each category."""
 
 _HEAD = struct.Struct("<2sII")
+_EVENTS = re.compile(r"events-(?P<rank>\d+)(\.(?P<base>\d+))?\.bin", re.ASCII)
 MAGIC = b"TY"
 LAST_WINDOW = 1 << 20
 """Bytes at the end of a rank's file in which `last_of` looks for the record of how the rank ended."""
@@ -200,8 +203,19 @@ def events_path(folder: Path, rank: int, base: int = 0) -> Path:
 
 def segments(folder: Path, rank: int) -> list[tuple[int, Path]]:
     """(offset of its first byte in the stream, file) of each file of a rank's events, in order."""
-    found = ((path.name.split(".")[1], path) for path in folder.glob(f"events-{rank}.*bin"))
-    return sorted((int(base) if base.isdecimal() else 0, path) for base, path in found)
+    return [(base, Path(entry)) for base, entry in segments_by_rank(folder).get(rank, [])]
+
+
+def segments_by_rank(folder: Path) -> dict[int, list[tuple[int, os.DirEntry[str]]]]:
+    """rank -> (offset of its first byte in the stream, file) of each file of its events, in order; {} without a folder.
+
+    Reads the folder once, however many ranks and files it has."""
+    found: dict[int, list[tuple[int, os.DirEntry[str]]]] = {}
+    with contextlib.suppress(FileNotFoundError), os.scandir(folder) as entries:
+        for entry in entries:
+            if name := _EVENTS.fullmatch(entry.name):
+                found.setdefault(int(name["rank"]), []).append((int(name["base"] or 0), entry))
+    return {rank: sorted(files, key=itemgetter(0)) for rank, files in found.items()}
 
 
 def log_path(folder: Path, rank: int) -> Path:
@@ -223,19 +237,13 @@ def decode(data: bytes | memoryview, base: int = 0) -> Iterator[Frame]:
     """
     at, view = 0, memoryview(data)
     while at + _HEAD.size <= len(view):
-        magic, head, blob = _HEAD.unpack_from(view, at)
-        if magic != MAGIC:
-            raise ValueError(f"not a record frame at byte {base + at}")
-        end = at + _HEAD.size + head + blob
+        head, blob = _sizes(view[at : at + _HEAD.size], base)
+        start = at + _HEAD.size
+        end = start + head + blob
         if end > len(view):
             return
-        start = at + _HEAD.size
-        header = json.loads(bytes(view[start : start + head]))
-        if not isinstance(header, dict):
-            raise ValueError(f"the frame at byte {base + at} has no header")
-        if header.get("kind") == "omitted":
-            base = int(header.get("end", base + end)) - end
-        yield Frame(header, bytes(view[start + head : end]), base + end, end - at)
+        header, base = _header(bytes(view[start : start + head]), base, end - at)
+        yield Frame(header, bytes(view[start + head : end]), base, end - at)
         at = end
 
 
@@ -255,6 +263,45 @@ def read_frames(path: Path, block: int = 1 << 24) -> Iterator[Frame]:
                 return  # a torn frame
             size = block if whole else 2 * size
             file.seek(whole - len(data), os.SEEK_CUR)
+
+
+def skim(file: IO[bytes], base: int = 0) -> Iterator[Frame]:
+    """As `decode` of a whole `file`, but with empty blobs: only headers are read, so its size does not matter. Whoever
+    iterates may read elsewhere in `file`."""
+    at, length = 0, file.seek(0, os.SEEK_END)
+    while at + _HEAD.size <= length:
+        file.seek(at)
+        head, blob = _sizes(file.read(_HEAD.size), base)
+        size = _HEAD.size + head + blob
+        if at + size > length:
+            return
+        header, base = _header(file.read(head), base, size)
+        yield Frame(header, b"", base, size)
+        at += size
+
+
+def _sizes(head: bytes | memoryview, at: int) -> tuple[int, int]:
+    """Bytes of header and blob of the frame that begins at byte `at` of its stream. Raises ValueError if none does."""
+    magic, header, blob = _HEAD.unpack(head)
+    if magic != MAGIC:
+        raise ValueError(f"not a record frame at byte {at}")
+    return header, blob
+
+
+def _header(data: bytes, at: int, size: int) -> tuple[dict[str, Any], int]:
+    """The header of the frame of `size` bytes at byte `at` of its stream, and the offset at which the next one begins.
+
+    Raises ValueError if it is no header, also where its `end` is no offset behind it: readers would not get on."""
+    try:
+        header = json.loads(data)
+    except RecursionError:
+        header = None
+    if not isinstance(header, dict) or "kind" not in header:
+        raise ValueError(f"the frame at byte {at} has no header")
+    end = header.get("end", at + size) if header["kind"] == "omitted" else at + size
+    if type(end) is not int or not at < end < 1 << 63:
+        raise ValueError(f"the frame at byte {at} cannot end at {end!r}")
+    return header, end
 
 
 def read_file(path: Path) -> list[Frame]:

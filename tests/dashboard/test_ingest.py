@@ -14,7 +14,7 @@ from dashboard.control.controller import Controller
 from dashboard.fleet.models import Worker
 from dashboard.runs import selectors, services, states
 from dashboard.runs.models import Attempt, Cursor, LogChunk, OpenWaits, RankInfo, Run, SeriesChunk, SpanChunk, State
-from parallel_core.observe.records import MEMORY, encode
+from parallel_core.observe.records import MEMORY, SPAN, encode
 from tests.dashboard.peer import Peer, points_frame, spans_frame, spec, waits_frame
 from workers.contract import EVENTS
 
@@ -146,6 +146,40 @@ def test_a_rotten_entry_is_dropped_alone(peer: Peer, controller: Controller, att
 def test_unreadable_bytes_are_said_and_passed(peer: Peer, controller: Controller, attempt: Attempt) -> None:
     peer.send(attempt.pk, b"these are not frames")
     peer.send(attempt.pk, points_frame(0, 3))
+    controller.turn()
+    assert steps(attempt) == list(range(3))
+    assert Run.objects.get(pk=attempt.run_id).events.filter(kind="unreadable").count() == 1
+
+
+SPOILT = [
+    (b"", {"kind": "omitted", "end": None}),
+    (b"", {"kind": "omitted", "end": 1e400}),
+    (b"", {"kind": "omitted", "end": 0}),
+    (b"", {"kind": "points", "series": [["loss", 1e400]]}),
+    (b"", {"kind": "points", "series": 7}),
+    (bytes(SPAN.itemsize), {"kind": "spans", "t": 1.0, "step": 1 << 40, "count": 1, "total": 1}),
+    (bytes(SPAN.itemsize), {"kind": "spans", "t": 1.0, "step": 1, "count": 1, "total": 1 << 70}),
+    (bytes(SPAN.itemsize), {"kind": "spans", "t": 10**400, "step": 1, "count": 1, "total": 1}),
+    (b"", {"kind": "spans", "t": 1.0, "step": 1, "count": None, "total": 1}),
+    (b"", {"kind": "waits", "steps": 1e400}),
+    (b"", {"kind": "waits", "steps": [1]}),
+    (b"", {"kind": "memory", "step": 1, "peak_total": 1 << 63}),
+    (b"", {"kind": "memory", "step": 1, "peak_total": 1, "rss_delta": "x"}),
+    (b"", {"kind": "checkpoint", "step": 1, "bytes": 1, "seconds": 10**400, "kept": []}),
+    (b"", {"kind": "checkpoint", "step": 1, "bytes": 1, "seconds": 1.0, "kept": [1 << 70]}),
+    (b"", {"kind": "profile", "step": 1, "part": 0, "of": 1 << 70, "size": 1}),
+    (b"", {"kind": "generated", "first": 0, "tokens": [[1]], "prefill": 10**400, "seconds": [], "kv_bytes": 1}),
+]
+
+
+@pytest.mark.parametrize(("blob", "header"), SPOILT, ids=[f"{own['kind']}-{at}" for at, (_, own) in enumerate(SPOILT)])
+def test_a_record_with_a_spoilt_header_is_passed_as_well(
+    peer: Peer, controller: Controller, attempt: Attempt, blob: bytes, header: dict[str, Any]
+) -> None:
+    """Else the file would be asked for again, and fail again, for ever."""
+    peer.send(attempt.pk, points_frame(0, 1))
+    peer.send(attempt.pk, encode({"rank": 0, **header}, blob))
+    peer.send(attempt.pk, points_frame(1, 2))
     controller.turn()
     assert steps(attempt) == list(range(3))
     assert Run.objects.get(pk=attempt.run_id).events.filter(kind="unreadable").count() == 1

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import io
 import resource
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from parallel_core.observe.records import (
     FileSink,
+    Frame,
     decode,
     encode,
     events_path,
@@ -18,7 +21,15 @@ from parallel_core.observe.records import (
     read_file,
     read_frames,
     segments,
+    segments_by_rank,
+    skim,
 )
+
+Reader = Callable[[bytes, int], list[Frame]]
+READERS: list[Reader] = [
+    lambda data, base: list(decode(data, base)),
+    lambda data, base: list(skim(io.BytesIO(data), base)),
+]
 
 
 @contextmanager
@@ -106,6 +117,52 @@ def test_an_omitted_record_stands_for_more_bytes_than_its_own() -> None:
             ("omitted", 5000),
             ("phase", 5000 + len(after)),
         ]
+
+
+def test_skimming_finds_the_same_frames_without_their_blobs() -> None:
+    phase = encode({"kind": "phase", "rank": 0, "t": 0.0}, b"x" * 100)
+    gone = encode({"kind": "omitted", "rank": 0, "t": 0.0, "end": 5000}, b"y" * 8)
+    data = phase + gone + phase + phase
+    for torn in (0, 1, 99, len(phase) - 1):
+        data = data[: len(data) - torn]
+        file, found = io.BytesIO(data), []
+        for frame in skim(file, 1000):
+            found.append((frame.header, frame.end, frame.size))
+            file.seek(3)  # whoever iterates may read elsewhere
+        assert found == [(frame.header, frame.end, frame.size) for frame in decode(data, 1000)]
+        assert found
+
+
+@pytest.mark.parametrize("read", READERS)
+@pytest.mark.parametrize("end", [None, "x", [], {}, float("inf"), float("nan"), 1e400, 2.5, 6, 7, -1, True, 1 << 63])
+def test_an_omitted_record_ends_behind_its_beginning(read: Reader, end: Any) -> None:
+    """Readers that only a ValueError stops would otherwise begin again for ever."""
+    with pytest.raises(ValueError, match="the frame at byte 7 cannot end at"):
+        read(encode({"kind": "omitted", "rank": 0, "t": 0.0, "end": end}), 7)
+
+
+@pytest.mark.parametrize("read", READERS)
+@pytest.mark.parametrize("header", [{"rank": 0}, "x", None])
+def test_a_header_has_a_kind(read: Reader, header: Any) -> None:
+    with pytest.raises(ValueError, match="the frame at byte 7 has no header"):
+        read(encode(header), 7)
+
+
+@pytest.mark.parametrize("read", READERS)
+def test_a_header_is_not_nested_without_end(read: Reader) -> None:
+    deep = b"[" * 200_000
+    data = encode({"kind": "x"}).replace(b'{"kind":"x"}', deep).replace(b"\x0c\0\0\0", len(deep).to_bytes(4, "little"))
+    with pytest.raises(ValueError, match=r"the frame at byte 7 has no header"):
+        read(data, 7)
+
+
+def test_the_files_of_all_ranks_are_listed_together(tmp_path: Path) -> None:
+    names = ["events-0.bin", "events-0.900.bin", "events-0.1000.bin", "events-10.bin", "events-0.bin.part", "log-0.txt"]
+    for name in names:
+        (tmp_path / name).touch()
+    found = {rank: [(base, file.name) for base, file in files] for rank, files in segments_by_rank(tmp_path).items()}
+    assert found == {0: list(zip((0, 900, 1000), names, strict=False)), 10: [(0, "events-10.bin")]}
+    assert segments_by_rank(tmp_path / "none") == {} and segments(tmp_path, 1) == []
 
 
 def test_a_frame_without_a_header_is_none() -> None:
