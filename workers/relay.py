@@ -25,7 +25,7 @@ import redis
 from workers.contract import AttemptBody, BatchBody, Channel
 from workers.folder import Folder
 from workers.outage import AWAY
-from workers.spool import Spool
+from workers.spool import Recorded, Spool
 from workers.tail import Tail, open_tail
 from workers.wire import MAX_BACKLOG, Backoff, Publisher
 
@@ -69,6 +69,12 @@ class Followed:
         """Whether new data may be published now: always before an end, else GATHER_S after the last publication."""
         return self.end is not None or time.monotonic() - self.sent_at >= GATHER_S
 
+    @property
+    def recorded(self) -> Recorded:
+        """Its events, for the spool."""
+        published = {rank: at for (channel, rank), at in self.offsets.items() if channel == "events"}
+        return Recorded(self.folder.path, published, self.end is not None, self.ended)
+
     def save(self, force: bool = False) -> None:
         """Saves the offsets when that is due. A full disk is only logged: without them, a restart publishes bytes
         twice."""
@@ -95,6 +101,7 @@ class Relay(threading.Thread):
         bounds what the followed files take on disk; None: nothing does."""
         super().__init__(name="relay", daemon=True)
         self._spool, self._unbounded = spool, False
+        self._away = False  # the last pass could not reach the broker
         self._publisher = publisher
         self._on_ended = on_ended
         self._orders: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
@@ -137,12 +144,13 @@ class Relay(threading.Thread):
         while not (self._leaving and self._done()):
             self._obey(wait)
             self._bound()
+            self._away = False
             try:
                 self._publish()
                 backoff.reset()
                 wait = POLL_S if self._waiting() else IDLE_S
             except AWAY:
-                wait = backoff.step()  # logged once for all threads, by the publisher
+                self._away, wait = True, backoff.step()  # logged once for all threads, by the publisher
             except redis.RedisError as error:
                 wait = backoff.step()
                 log.warning("the broker does not take events: %s; next try in %.2f s", error, wait)
@@ -153,18 +161,25 @@ class Relay(threading.Thread):
             followed.save(force=True)
 
     def _bound(self) -> None:
-        """Lets the spool drop spans where that is due, published or not. In this thread: no other reads the files."""
+        """Lets the spool drop spans where that is due, published or not. In this thread: no other reads the files.
+
+        While the broker is away a pass takes seconds and publishes nothing, so what is over the limit goes at once."""
+        while self._drop() and self._away and self._orders.empty():
+            pass
+
+    def _drop(self) -> bool:
+        """Returns whether there is more to drop."""
         if self._spool is None:
-            return
-        followed = [(one.folder.path, *key) for one in self._followed.values() for key in one.tails]
+            return False
         try:
-            self._spool.bound((folder, rank) for folder, channel, rank in followed if channel == "events")
+            more = self._spool.bound([followed.recorded for followed in self._followed.values()])
         except Exception:
             if not self._unbounded:
                 log.exception("spans on disk cannot be dropped; the relay goes on")
             self._unbounded = True
-        else:
-            self._unbounded = False
+            return False
+        self._unbounded = False
+        return more
 
     def _obey(self, wait: float) -> None:
         """Carries out all waiting orders, after waiting up to `wait` seconds for a first one."""

@@ -42,7 +42,7 @@ class Settings:
     save_s: float = SAVE_S
     """Seconds in which ranks may end their step and save it when the worker is asked to leave; then they are killed."""
     spool_bytes: int = SPOOL_BYTES
-    """Bytes that the records of all attempts may take on this host's disk; above them the oldest spans are dropped."""
+    """Bytes that the records of all attempts may take on this host's disk; above them, spans are dropped."""
     url: str = ""
     token: str = ""
     address: str = ""

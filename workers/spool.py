@@ -2,7 +2,8 @@
 
 A rank begins a new file from time to time (a *segment*: parallel_core.observe.records). Above the limit, the oldest
 segments that no rank writes any more are rewritten one by one without their span records: `omitted` records in their
-place say which steps of the rank they were of, and how many spans each had. All other records stay.
+place say which steps of the rank they were of, and how many spans each had. All other records stay. Segments that were
+published go first, and once they have no spans any more they do not count: nothing else would make room for them.
 
 That holds at every moment, whoever is killed: a segment is replaced at once by the whole shorter one. Offsets in the
 stream do not change, and what was dropped is part of the stream, so it reaches the controller once, as all records do:
@@ -11,23 +12,28 @@ where spans had been published before they were dropped, its cursor is behind th
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import shutil
 import time
-from collections.abc import Iterable, Iterator
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO
 
 import numpy as np
 
 from parallel_core.analysis.quantities import bytes_text
 from parallel_core.checkpoint.folder import flush
-from parallel_core.observe.records import OMITTED, Frame, decode, encode, segments
+from parallel_core.observe.records import OMITTED, Frame, encode, segments_by_rank, skim
 
 log = logging.getLogger(__name__)
 
 LOOK_S = 2.0
-AT_ONCE = 4
-"""The most segments rewritten between two passes of the relay, which publishes nothing meanwhile."""
+AT_ONCE_S = 0.5
+"""Seconds of dropping between two passes of the relay, which publishes nothing meanwhile; of a segment that takes
+longer, all of it."""
 SEGMENT_BYTES = (64 << 10, 16 << 20)
 """The least and the most bytes of a segment."""
 PARTS = 8
@@ -43,112 +49,157 @@ def segment_bytes(limit: int, ranks: int) -> int:
 
 
 @dataclass(frozen=True)
+class Recorded:
+    """What the ranks of an attempt have recorded on this host."""
+
+    folder: Path
+    published: Mapping[int, int]
+    """Rank -> offset in the stream of its events up to which they were published."""
+    over: bool = False  # no process writes them any more
+    sent: bool = False  # all of them were published
+
+
+@dataclass(frozen=True)
 class Segment:
     """A file of a rank's events; `base` = offset of its first byte in their stream."""
 
     path: Path
     base: int
     size: int
-    written: int  # when it was last written, ns
-    closed: bool  # the rank writes a later one
+    written: int = 0  # when it was last written, ns
+    closed: bool = True  # the rank does not write it any more
+    published: bool = False
+    bare: bool = False  # without spans
+
+    @property
+    def counted(self) -> int:
+        """Its bytes, as far as the limit is about them."""
+        return 0 if self.bare and self.published else self.size
 
 
 class Spool:
     """Used by one thread."""
 
     def __init__(self, limit: int) -> None:
-        """`limit` in bytes. Above it remain only records other than spans, and each rank's newest segment."""
+        """`limit` in bytes. Above it remain only records other than spans, and the segment that each rank writes."""
         self._limit = limit
-        self._bare: set[Path] = set()
-        """Segments without spans: there is nothing to drop in them."""
+        self._bare: dict[Path, int] = {}
+        """Segments without spans, and their bytes: there is nothing to drop in them, and they never change."""
         self._due = float("-inf")
         self._full = False
 
-    def bound(self, files: Iterable[tuple[Path, int]]) -> None:
-        """Drops spans of these (folder of an attempt, rank) if all their records take more than the limit. Looks every
-        LOOK_S. Raises OSError if a segment cannot be rewritten."""
+    def bound(self, attempts: Iterable[Recorded]) -> bool:
+        """Drops spans of these if all their records take more than the limit. Looks every LOOK_S, and then drops for
+        about AT_ONCE_S; returns whether there is more to drop. Raises OSError if a segment cannot be rewritten."""
         if time.monotonic() < self._due:
-            return
+            return False
         self._due = time.monotonic() + LOOK_S
-        found = [segment for folder, rank in files for segment in _segments(folder, rank)]
-        self._bare &= {segment.path for segment in found}
-        held = sum(segment.size for segment in found)
-        more = [segment for segment in found if segment.closed and segment.path not in self._bare]
-        held -= self._drop(sorted(more, key=lambda segment: segment.written)[:AT_ONCE], held - self._limit)
-        if held > self._limit and len(more) > AT_ONCE:
-            self._due = float("-inf")
-        self._warn(held, rest=len(more) - AT_ONCE)
-
-    def _drop(self, some: Iterable[Segment], excess: int) -> int:
-        """Drops the spans of `some` until `excess` bytes are free; returns how many are."""
-        freed = 0
-        for segment in some:
-            if freed >= excess:
+        found = [segment for one in attempts for segment in self._segments(one)]
+        self._bare = {segment.path: segment.size for segment in found if segment.bare}
+        held = sum(segment.counted for segment in found)
+        more = [segment for segment in found if segment.closed and not segment.bare]
+        rest = deque(sorted(more, key=lambda segment: (not segment.published, segment.written)))
+        until = time.monotonic() + AT_ONCE_S
+        while rest and held > self._limit:
+            held -= self._drop(rest.popleft())
+            if time.monotonic() >= until:
                 break
-            freed += drop_spans(segment.path, segment.base)
-            self._bare.add(segment.path)
-        return freed
+        again = held > self._limit and bool(rest)
+        if again:
+            self._due = float("-inf")
+        self._warn(held, again)
+        return again
 
-    def _warn(self, held: int, rest: int) -> None:
+    def _segments(self, one: Recorded) -> Iterator[Segment]:
+        for rank, files in segments_by_rank(one.folder).items():
+            published = one.published.get(rank)
+            if published is None:
+                continue
+            ends = [base for base, _ in files[1:]]
+            for (base, entry), end in zip(files, [*ends, None], strict=True):
+                path, closed = Path(entry.path), one.over or end is not None
+                sent = one.sent if end is None else end <= published
+                if (bare := self._bare.get(path)) is not None:
+                    yield Segment(path, base, bare, published=sent, bare=True)
+                else:
+                    status = entry.stat()
+                    yield Segment(path, base, status.st_size, status.st_mtime_ns, closed, sent)
+
+    def _drop(self, segment: Segment) -> int:
+        """Drops its spans; returns how many of its bytes do not count any more."""
+        freed = drop_spans(segment.path, segment.base)
+        self._bare[segment.path] = segment.size - freed
+        return segment.size if segment.published else freed
+
+    def _warn(self, held: int, again: bool) -> None:
         """Logs once that dropping spans does not help any more."""
-        full = held > self._limit and rest <= 0
+        full = held > self._limit and not again
         if full and not self._full:
             log.warning("records take %s on disk: more than allowed, but no more spans can go", bytes_text(held))
         self._full = full
 
 
-def _segments(folder: Path, rank: int) -> Iterator[Segment]:
-    found = segments(folder, rank)
-    for base, path in found:
-        status = path.stat()
-        yield Segment(path, base, status.st_size, status.st_mtime_ns, closed=base < found[-1][0])
-
-
 def drop_spans(path: Path, base: int) -> int:
     """Replaces a segment by one without its span records; returns the bytes that this frees, 0 if it has none."""
-    data = path.read_bytes()
-    shorter, steps = without_spans(data, base)
-    if not steps:
-        return 0
     part = path.with_name(path.name + ".part")
-    try:
-        part.write_bytes(shorter)
-        flush(part)  # before the old one goes: also a power failure leaves one of them whole
-        part.replace(path)
-    except OSError:
-        part.unlink(missing_ok=True)
-        raise
-    log.info("%s: dropped %d records of steps, %s", path, steps, bytes_text(len(data) - len(shorter)))
-    return len(data) - len(shorter)
+    with path.open("rb") as source:
+        if not _has_spans(source, base):
+            return 0
+        try:
+            with part.open("wb") as target:
+                steps = without_spans(source, target, base)
+            flush(part)  # before the old one goes: also a power failure leaves one of them whole
+            freed = path.stat().st_size - part.stat().st_size
+            part.replace(path)
+        except OSError:
+            part.unlink(missing_ok=True)
+            raise
+    log.info("%s: dropped %d records of steps, %s", path, steps, bytes_text(freed))
+    return freed
 
 
-def without_spans(data: bytes, base: int) -> tuple[bytes, int]:
-    """The segment `data`, which begins at byte `base` of its stream, with `omitted` records in place of its span
-    records and those of `waits`; and how many these were."""
-    parts: list[bytes] = []
+def _has_spans(source: IO[bytes], base: int) -> bool:
+    with contextlib.suppress(ValueError):
+        return any(map(_droppable, skim(source, base)))
+    return False
+
+
+def without_spans(source: IO[bytes], target: IO[bytes], base: int) -> int:
+    """Copies the segment `source`, which begins at byte `base` of its stream, with `omitted` records in place of its
+    records of spans and of `waits`; returns how many these were. Of them it reads only the headers."""
     dropped: list[Frame] = []
     at = steps = 0
 
     def close() -> None:
         if dropped:
-            parts.append(_omitted(dropped))
+            target.write(_omitted(dropped))
             dropped.clear()
 
     try:
-        for frame in decode(data, base):
-            if frame.kind == "waits" or (frame.kind == "spans" and "total" in frame.header):
+        for frame in skim(source, base):
+            if _droppable(frame):
                 steps += 1
                 dropped.append(frame)
             else:
                 close()
-                parts.append(data[at : at + frame.size])
+                source.seek(at)
+                target.write(source.read(frame.size))
             at += frame.size
             if len(dropped) == MOST_ROWS:
                 close()
     except ValueError as error:
         log.warning("the segment that begins at byte %d: %s; what follows stays as it is", base, error)
     close()
-    return b"".join([*parts, data[at:]]), steps
+    source.seek(at)
+    shutil.copyfileobj(source, target)
+    return steps
+
+
+def _droppable(frame: Frame) -> bool:
+    """Whether it has the spans of a step, and an OMITTED row can stand for them; or when ranks met, which needs no row."""
+    row = frame.header.get("step"), frame.header.get("total")
+    counted = all(type(number) is int and 0 <= number < 1 << 31 for number in row)
+    return frame.kind == "waits" or (frame.kind == "spans" and counted)
 
 
 def _omitted(dropped: list[Frame]) -> bytes:
@@ -156,5 +207,5 @@ def _omitted(dropped: list[Frame]) -> bytes:
     traced = [frame.header for frame in dropped if frame.kind == "spans"]
     rows = np.array([(header["step"], header["total"]) for header in traced], OMITTED)
     last = dropped[-1]
-    header = {"kind": "omitted", "rank": last.header["rank"], "t": last.header["t"], "end": last.end}
+    header = {"kind": "omitted", "rank": last.header.get("rank"), "t": last.header.get("t"), "end": last.end}
     return encode(header, rows.tobytes())

@@ -108,13 +108,14 @@ class EventTail:
         return records.events_path(self._folder, self._rank, self._base)
 
     def _position(self, file: IO[bytes], inode: int, start: int) -> int:
-        """Where in the segment the frame begins that has byte `start` of the stream."""
+        """Where in the segment the frame begins that has byte `start` of the stream. A segment may have any size: only
+        its headers are read."""
         if inode == self._inode and start in self._places:
             return self._places[start]
         at, begin = 0, self._base
         if start > begin:
             with contextlib.suppress(ValueError):
-                for frame in records.decode(file.read(), begin):
+                for frame in records.skim(file, begin):
                     if frame.end > start:
                         return at if frame.kind == "omitted" else at + start - begin
                     at, begin = at + frame.size, frame.end

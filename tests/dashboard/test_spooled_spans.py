@@ -36,8 +36,8 @@ SPANS = 40
 KILLED_BEHIND_A_DROP = """
 import os, signal, sys
 from pathlib import Path
-from workers.spool import Spool
-Spool(1).bound([(Path(sys.argv[1]), 0)])
+from workers.spool import Recorded, Spool
+Spool(int(sys.argv[2])).bound([Recorded(Path(sys.argv[1]), {0: 0})])
 os.kill(os.getpid(), signal.SIGKILL)
 """
 
@@ -104,9 +104,10 @@ def check_whole(attempt: Attempt, dropped: range) -> None:
 def test_a_worker_killed_between_dropping_and_publishing(
     controller: Controller, attempt: Attempt, folder: Folder, publish: Any
 ) -> None:
-    """Nothing had been published; the spans of all full segments are counted, those of the newest one are there."""
+    """Nothing had been published; the spans of the oldest segments are counted, those of the others are there."""
     record(folder)
-    done = subprocess.run([sys.executable, "-c", KILLED_BEHIND_A_DROP, str(folder.path)], cwd=ROOT, check=False)
+    command = [sys.executable, "-c", KILLED_BEHIND_A_DROP, str(folder.path), str(size_of(folder) // 2)]
+    done = subprocess.run(command, cwd=ROOT, check=False)
     assert done.returncode == -signal.SIGKILL
     publish(folder)
     arrive(controller, attempt, STEPS)

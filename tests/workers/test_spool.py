@@ -2,27 +2,31 @@
 
 from __future__ import annotations
 
+import io
 import logging
 import os
 import signal
 import subprocess
 import sys
+import tracemalloc
 from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from parallel_core.observe import records
 from parallel_core.observe.records import OMITTED, POINT, SPAN, FileSink, Frame, decode, events_path, last_of, segments
 from tests.parallel_core.test_records import disk_of
 from tests.workers.test_full_disk import DEVICES, message
 from workers import spool as spool_module
 from workers.attempt import Attempt
+from workers.contract import AttemptBody
 from workers.folder import Folder, Meta
 from workers.relay import Relay
 from workers.run_orders import read_order
 from workers.settings import Settings
-from workers.spool import Spool, segment_bytes, without_spans
+from workers.spool import Recorded, Spool, segment_bytes, without_spans
 from workers.wire import Publisher
 
 SEGMENT = 16 << 10
@@ -31,14 +35,14 @@ ROOT = Path(__file__).resolve().parents[2]
 KILLED = """
 import os, signal, sys
 from pathlib import Path
-from workers.spool import Spool
+from workers.spool import Recorded, Spool
 
 def killed(*_):
     os.kill(os.getpid(), signal.SIGKILL)
 
 if sys.argv[2] == "before":
     Path.replace = killed
-Spool(int(sys.argv[3])).bound([(Path(sys.argv[1]), 0)])
+Spool(int(sys.argv[3])).bound([Recorded(Path(sys.argv[1]), {0: 0})])
 killed()
 """
 
@@ -83,10 +87,21 @@ def others(folder: Path, rank: int = 0) -> list[tuple[object, bytes, int]]:
     return [(f.header, f.blob, f.end) for f in frames(folder, rank) if f.kind not in ("spans", "omitted")]
 
 
-def settle_at(limit: int, *files: tuple[Path, int]) -> None:
+def settle_at(limit: int, *attempts: Recorded) -> None:
     spool = Spool(limit)
     for _ in range(50):
-        spool.bound(files)
+        spool.bound(attempts)
+
+
+def waiting(folder: Path, *ranks: int) -> Recorded:
+    """Ranks of which nothing was published, and which are still at work."""
+    return Recorded(folder, dict.fromkeys(ranks or (0,), 0))
+
+
+def stripped(data: bytes) -> tuple[bytes, int]:
+    target = io.BytesIO()
+    steps = without_spans(io.BytesIO(data), target, 0)
+    return target.getvalue(), steps
 
 
 def test_the_oldest_spans_of_all_ranks_go_first_and_their_disk_is_free(tmp_path: Path) -> None:
@@ -98,7 +113,7 @@ def test_the_oldest_spans_of_all_ranks_go_first_and_their_disk_is_free(tmp_path:
         for at, (_, path) in enumerate(segments(tmp_path, rank)):
             os.utime(path, (at, at))  # the ranks wrote at the same time, not one after the other
     limit = before // 2
-    settle_at(limit, (tmp_path, 0), (tmp_path, 1))
+    settle_at(limit, waiting(tmp_path, 0, 1))
     assert limit - 2 * SEGMENT < held(tmp_path) <= limit
     assert sum(path.stat().st_blocks for path in tmp_path.iterdir()) < 0.6 * blocks
     for rank in (0, 1):
@@ -112,7 +127,7 @@ def test_the_oldest_spans_of_all_ranks_go_first_and_their_disk_is_free(tmp_path:
 def test_nothing_is_dropped_within_the_limit(tmp_path: Path) -> None:
     record(tmp_path)
     whole = [path.read_bytes() for _, path in segments(tmp_path, 0)]
-    settle_at(held(tmp_path), (tmp_path, 0))
+    settle_at(held(tmp_path), waiting(tmp_path))
     assert [path.read_bytes() for _, path in segments(tmp_path, 0)] == whole
 
 
@@ -120,7 +135,7 @@ def test_the_segment_that_the_rank_writes_is_left_alone(tmp_path: Path, caplog: 
     record(tmp_path)
     newest = segments(tmp_path, 0)[-1][1].read_bytes()
     with caplog.at_level(logging.WARNING):
-        settle_at(1, (tmp_path, 0))
+        settle_at(1, waiting(tmp_path))
     assert segments(tmp_path, 0)[-1][1].read_bytes() == newest
     have, dropped = steps_of(tmp_path)
     assert have and len(have) + len(dropped) == 300
@@ -143,7 +158,7 @@ def test_a_worker_killed_while_it_drops_leaves_every_record_once(tmp_path: Path,
     for _ in range(2):
         assert [step for step, _ in dropped] + have == list(range(300))
         assert others(tmp_path) == series
-        settle_at(limit, (tmp_path, 0))
+        settle_at(limit, waiting(tmp_path))
         have, dropped = steps_of(tmp_path)
     assert dropped and held(tmp_path) <= limit, "the next life goes on, and leaves nothing of the torn one"
 
@@ -152,19 +167,119 @@ def test_a_disk_that_takes_nothing_more_loses_nothing(tmp_path: Path) -> None:
     record(tmp_path)
     before = {path: path.read_bytes() for path in tmp_path.iterdir()}
     with disk_of(100), pytest.raises(OSError, match="File too large"):
-        Spool(1).bound([(tmp_path, 0)])
+        Spool(1).bound([waiting(tmp_path)])
     assert {path: path.read_bytes() for path in tmp_path.iterdir()} == before
 
 
 def test_a_relay_that_cannot_drop_says_so_once_and_goes_on(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     class Broken(Spool):
-        def bound(self, files: object) -> None:
+        def bound(self, attempts: object) -> bool:
             raise OSError("no space")
 
     relay = Relay(Publisher(Settings("a", f"unix://{tmp_path}/nobody", tmp_path, tmp_path)), spool=Broken(1))
     for _ in range(3):
         relay._bound()
     assert [line.message for line in caplog.records] == ["spans on disk cannot be dropped; the relay goes on"]
+
+
+def test_a_relay_drops_for_a_moment_and_all_at_once_while_the_broker_is_away(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Then a pass takes seconds: with a few segments in each, ranks could write faster than the worker drops."""
+    monkeypatch.setattr(spool_module, "AT_ONCE_S", 0.0)
+    folder = Folder.claim(tmp_path, 5)
+    assert folder
+    record(folder.path)
+    relay = Relay(Publisher(Settings("a", f"unix://{tmp_path}/nobody", tmp_path, tmp_path)), spool=Spool(1))
+    relay.follow(folder, [0])
+    relay._obey(0)
+    relay._bound()
+    assert bare(folder.path) == 1
+    relay._away = True
+    relay.tell("store", {})
+    relay._bound()
+    assert bare(folder.path) == 2, "an order waits for no more than that"
+    relay._obey(0)
+    relay._bound()
+    assert bare(folder.path) == len(segments(folder.path, 0)) - 1
+    relay.finish(5, AttemptBody(attempt=5, state="ended", outcome="succeeded"))
+    relay._obey(0)
+    relay._bound()
+    assert bare(folder.path) == len(segments(folder.path, 0)), "nobody writes the newest one any more"
+
+
+def bare(folder: Path) -> int:
+    """How many segments have no spans."""
+    every = (decode(path.read_bytes(), base) for base, path in segments(folder, 0))
+    return sum(all(frame.kind != "spans" for frame in some) for some in every)
+
+
+def test_the_only_file_of_an_attempt_that_is_over_is_shortened_in_little_memory(tmp_path: Path) -> None:
+    """Files of attempts that an older version began have any size."""
+    sink = FileSink(tmp_path, 0)
+    for step in range(20):
+        sink.emit("spans", bytes(1 << 20), step=step, count=9, total=9)
+        sink.emit("points", np.zeros(10, POINT).tobytes(), series=[["loss", 10]])
+    series, before = others(tmp_path), held(tmp_path)
+    settle_at(1, waiting(tmp_path))
+    assert held(tmp_path) == before, "the rank may still write it"
+    tracemalloc.start()
+    settle_at(1, Recorded(tmp_path, {0: 0}, over=True))
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 1 << 20
+    assert held(tmp_path) < 20_000 and others(tmp_path) == series
+    assert steps_of(tmp_path) == ([], [(step, 9) for step in range(20)])
+
+
+def test_what_was_published_goes_first(tmp_path: Path) -> None:
+    """The attempt that was published is the younger one."""
+    old, young = tmp_path / "old", tmp_path / "young"
+    for folder in (old, young):
+        folder.mkdir()
+        record(folder)
+    limit, whole = held(tmp_path / "old") + SEGMENT, held(old)
+    settle_at(limit, waiting(old), Recorded(young, {0: 1 << 40}, over=True, sent=True))
+    assert held(old) == whole
+    have, dropped = steps_of(young)
+    assert have and len(dropped) > 200, "no more than necessary"
+
+
+@pytest.mark.parametrize("published", [True, False])
+def test_spans_do_not_go_for_what_was_published_and_cannot_go(tmp_path: Path, published: bool) -> None:
+    """Profiles wait on the disk until their run has ended. Not published, they have a claim on the disk."""
+    profiled, traced = tmp_path / "profiled", tmp_path / "traced"
+    for folder in (profiled, traced):
+        folder.mkdir()
+    sink = FileSink(profiled, 0, SEGMENT)
+    for part in range(60):
+        sink.emit("profile", bytes(SEGMENT), step=1, part=part, of=60, size=60 * SEGMENT)
+    record(traced)
+    limit = held(traced) + 4 * SEGMENT
+    assert held(profiled) > limit
+    settle_at(limit, Recorded(profiled, {0: 1 << 40 if published else 0}), waiting(traced))
+    assert bool(steps_of(traced)[1]) != published
+    assert [len(f.blob) for f in frames(profiled)] == [SEGMENT] * 60
+
+
+def test_a_look_lists_each_folder_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for rank in range(4):
+        record(tmp_path, rank, steps=30)
+    listed: list[Path] = []
+    scandir = os.scandir
+    monkeypatch.setattr(records.os, "scandir", lambda folder: listed.append(folder) or scandir(folder))
+    monkeypatch.setattr(Path, "glob", None)
+    Spool(1 << 40).bound([waiting(tmp_path, *range(4))])
+    assert listed == [tmp_path]
+
+
+@pytest.mark.parametrize("spoilt", [{"step": None}, {"step": 1 << 40}, {"total": 2.5}, {"total": -1}])
+def test_spans_that_no_row_can_stand_for_stay(spoilt: dict[str, object]) -> None:
+    header = {"kind": "spans", "rank": 0, "t": 0.0, "step": 1, "count": 1, "total": 1}
+    whole, bad = (records.encode({**header, **more}, bytes(50)) for more in ({}, spoilt))
+    shorter, steps = stripped(whole + bad + whole)
+    assert steps == 2
+    assert [frame.kind for frame in decode(shorter)] == ["omitted", "spans", "omitted"]
 
 
 def test_a_record_of_omitted_steps_is_not_long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -174,11 +289,11 @@ def test_a_record_of_omitted_steps_is_not_long(tmp_path: Path, monkeypatch: pyte
         sink.emit("spans", np.zeros(1, SPAN).tobytes(), step=step, count=1, total=1)
     sink.emit("spans", np.zeros(1, SPAN).tobytes(), step=10, contestant="of a benchmark with turns")
     data = events_path(tmp_path, 0).read_bytes()
-    shorter, steps = without_spans(data, 0)
+    shorter, steps = stripped(data)
     assert steps == 10
     assert [len(f.blob) // OMITTED.itemsize for f in decode(shorter) if f.kind == "omitted"] == [4, 4, 2]
     assert [f.end for f in decode(shorter)][-1] == len(data)
-    assert without_spans(shorter, 0) == (shorter, 0)
+    assert stripped(shorter) == (shorter, 0)
 
 
 def test_what_steps_consisted_of_goes_with_their_spans(tmp_path: Path) -> None:
@@ -203,7 +318,7 @@ def test_what_steps_consisted_of_goes_with_their_spans(tmp_path: Path) -> None:
 def test_bytes_that_are_no_records_stay(tmp_path: Path) -> None:
     record(tmp_path, steps=5)
     data = events_path(tmp_path, 0).read_bytes() + b"no record at all" * 10
-    shorter, steps = without_spans(data, 0)
+    shorter, steps = stripped(data)
     assert steps == 5 and shorter.endswith(b"no record at all" * 10)
 
 

@@ -4,6 +4,7 @@ notice.
 
 from __future__ import annotations
 
+import tracemalloc
 from pathlib import Path
 
 import pytest
@@ -117,6 +118,26 @@ def test_what_waits_is_read_again_without_a_search(tmp_path: Path) -> None:
     assert waits.data and tail.read(first.end, final=True) == waits
     assert tail.read(waits.end, final=True).data
     assert EventTail(tmp_path, 0, limit=200).read(first.end, final=True) != waits, "a search would have failed"
+
+
+def test_a_search_reads_headers_alone(tmp_path: Path) -> None:
+    """Files of attempts that an older version began have any size."""
+    sink = records.FileSink(tmp_path, 0)
+    for step in range(8):
+        sink.emit("spans", bytes(4 << 20), step=step, count=5, total=7)
+    start = records.events_path(tmp_path, 0).stat().st_size
+    sink.emit("phase", phase="done", step=8)
+    tracemalloc.start()
+    piece = EventTail(tmp_path, 0).read(start, final=True)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert [frame.kind for frame in records.decode(piece.data)] == ["phase"]
+    assert peak < 1 << 20
+
+
+def test_a_record_that_readers_cannot_pass_ends_the_stream(tmp_path: Path) -> None:
+    tail, data = events(tmp_path, [10], torn=records.encode({"kind": "omitted", "end": None}) * 10)
+    assert b"".join(read_all(tail)) == data
 
 
 def phases(folder: Path) -> list[int]:
