@@ -269,7 +269,9 @@ class Ingest:
 
 def record_omitted(attempt: Attempt, worker: str) -> None:
     """Says among the attempt's events, once for each worker, that it has dropped spans."""
-    text = f"Worker {worker} dropped its oldest spans before they could be sent: TRAINYARD_SPOOL_BYTES was reached."
+    text = (
+        f"Worker {worker} dropped its oldest spans before the yard had stored them: TRAINYARD_SPOOL_BYTES was reached."
+    )
     if not Event.objects.filter(attempt=attempt, kind="omitted", text=text).exists():
         states.record(attempt.run, "omitted", text, attempt)
 

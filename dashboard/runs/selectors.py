@@ -16,13 +16,28 @@ from django.db.models import F, Max, Q, QuerySet, Subquery, TextField
 from django.db.models.functions import Cast
 
 from dashboard.numbers import number
+from dashboard.runs.kept_spans import (
+    any_dropped,
+    dropped_text,
+    kept_text,
+    missing_text,
+    newest_words,
+    span_counts,
+)
 from dashboard.runs.metrics import Series, beginnings, newest, series, series_and_replaced, timed, timed_values
 from dashboard.runs.models import ENDED, Attempt, Cursor, LogChunk, MemoryRecord, RankInfo, Run
 from dashboard.runs.queue import Waiting, waiting
-from dashboard.runs.traced import dropped_steps, spans_of_newest, step_choice, traced_from, traced_steps, was_traced
+from dashboard.runs.traced import (
+    dropped_steps,
+    newest_traced_step,
+    spans_of_newest,
+    step_choice,
+    traced_from,
+    traced_steps,
+    was_traced,
+)
 from parallel_core.analysis.breakdown import Breakdown
 from parallel_core.analysis.breakdown import breakdown as analyse
-from parallel_core.analysis.quantities import count_text
 from parallel_core.layout import Layout
 from parallel_core.observe.records import SPAN
 from parallel_core.spec import RunSpec
@@ -32,16 +47,21 @@ __all__ = [
     "LogPart",
     "Series",
     "Waiting",
+    "any_dropped",
     "arrived",
     "attempt_of",
     "beginnings",
     "breakdown",
+    "dropped_text",
+    "kept_text",
     "list_runs",
     "log",
     "log_ranks",
     "memory",
+    "missing_text",
     "newest",
     "newest_traced_step",
+    "newest_words",
     "ranks",
     "series",
     "series_and_replaced",
@@ -193,38 +213,6 @@ def spans_and_total(run: Run, step: int) -> tuple[dict[int, np.ndarray], int]:
     chunks = list(spans_of_newest(run).filter(step=step).order_by("rank"))
     found = {chunk.rank: np.frombuffer(bytes(chunk.data), SPAN) for chunk in chunks if chunk.count}
     return found, sum(chunk.total for chunk in chunks)
-
-
-def newest_traced_step(run: Run) -> int | None:
-    """The newest step whose spans have arrived from every rank; if there is none yet, the newest of those that have
-    any, else of all."""
-    seen: dict[int, int] = {}
-    for step, count in spans_of_newest(run).order_by("-step").values_list("step", "count").iterator():
-        seen[step] = seen.get(step, 0) + (count > 0)
-        if seen[step] == run.devices:
-            return step
-    return max((step for step, ranks in seen.items() if ranks), default=max(seen, default=None))
-
-
-def span_counts(run: Run, step: int, rank: int | None = None) -> tuple[int, int]:
-    """(kept, recorded) numbers of spans of a step over all ranks, or of one: charts that show a part say "N of M"."""
-    chunks = spans_of_newest(run).filter(step=step, **({} if rank is None else {"rank": rank}))
-    counts = list(chunks.values_list("count", "total"))
-    return sum(count for count, _ in counts), sum(total for _, total in counts)
-
-
-def kept_text(run: Run, step: int) -> str:
-    """ "12 of 40 spans" of a traced step of which not all were kept; '' of any other."""
-    kept, recorded = span_counts(run, step)
-    return f"{count_text(kept)} of {count_text(recorded)} spans" if kept < recorded else ""
-
-
-def dropped_text(run: Run, step: int | None) -> str:
-    """Why there is nothing to see of a traced step (None = the newest) of which no span was kept; '' of any other."""
-    shown = newest_traced_step(run) if step is None else step
-    if shown is None or span_counts(run, shown)[0] or not (said := kept_text(run, shown)):
-        return ""
-    return f"{said} of step {shown} were kept: its worker's disk limit was reached before they could be sent."
 
 
 def arrived(run: Run, step: int) -> str:

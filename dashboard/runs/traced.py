@@ -6,8 +6,11 @@ A long run has a hundred thousand traced steps: pages ask for a step and its nei
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from heapq import merge
+from itertools import groupby
+from operator import itemgetter
 from typing import Any
 
 from django.db.models import Count, QuerySet, Subquery
@@ -24,7 +27,8 @@ BESIDE = 50
 class StepChoice:
     """`steps` are those offered, ascending, of `total`; `shown` is one of them, None where there is none.
 
-    `asked` = the step asked for where it was not traced; then the newest one is shown.
+    `asked` = the step asked for where it was not traced; then the newest one is shown. `marks` = what is said beside
+    steps of which spans were dropped.
     """
 
     steps: list[int]
@@ -33,6 +37,12 @@ class StepChoice:
     before: int | None = None
     behind: int | None = None
     asked: int | None = None
+    marks: Mapping[int, str] = field(default_factory=dict)
+
+    @property
+    def options(self) -> list[tuple[int, str]]:
+        """The steps with their marks, '' without one."""
+        return [(step, self.marks.get(step, "")) for step in self.steps]
 
     @property
     def partial(self) -> bool:
@@ -61,7 +71,15 @@ def step_choice(run: Run, asked: int | None) -> StepChoice:
     total = len(newest)
     if total == NEWEST:
         total = found.order_by().aggregate(total=Count("step", distinct=True))["total"]
-    return _offered(newest[::-1], below[::-1], here, above, total=total, asked=None if here else at)
+    choice = _offered(newest[::-1], below[::-1], here, above, total=total, asked=None if here else at)
+    return replace(choice, marks=_marks(run, choice.steps))
+
+
+def _marks(run: Run, steps: Sequence[int]) -> dict[int, str]:
+    """Which of these steps have lost spans, in words."""
+    dropped = spans_of_newest(run).filter(count=0, step__in=steps).order_by()
+    ranks = dropped.values_list("step").annotate(ranks=Count("pk"))
+    return {step: f"spans{'' if n == run.devices else f' of {n} of {run.devices} ranks'} not kept" for step, n in ranks}
 
 
 def _down(found: QuerySet[SpanChunk], most: int) -> list[int]:
@@ -82,6 +100,30 @@ def _offered(
     steps = sorted({*newest, *below, *here, *above})
     before, behind = (below[-1] if below else None), (above[0] if above else None)
     return StepChoice(steps, total, here[0] if here else None, before, behind, asked)
+
+
+def newest_traced_step(run: Run) -> int | None:
+    """The newest step whose spans have arrived from every rank; if there is none yet, the newest of those that have
+    any, else of all.
+
+    Both lists are read from indices, and no further than needed: the rows of steps with spans are large."""
+    newest = kept = None
+    for step, ranks in _ranks_with_spans(run):
+        if ranks == run.devices:
+            return step
+        newest = step if newest is None else newest
+        kept = step if kept is None and ranks else kept
+    return newest if kept is None else kept
+
+
+def _ranks_with_spans(run: Run) -> Iterator[tuple[int, int]]:
+    """(step, number of ranks whose spans of it are there) of each traced step, the newest first."""
+    rows = spans_of_newest(run).order_by("-step").values_list("step", flat=True)
+    there = ((step, 1) for step in rows.iterator())
+    dropped = ((step, -1) for step in rows.filter(count=0).iterator())
+    every = merge(there, dropped, key=itemgetter(0), reverse=True)
+    for step, found in groupby(every, itemgetter(0)):
+        yield step, sum(one for _, one in found)
 
 
 def traced_steps(run: Run) -> list[int]:
