@@ -9,6 +9,7 @@ import numpy as np
 from django.http import Http404, HttpRequest
 from django.shortcuts import get_object_or_404
 from ninja import Path, Query, Router, Status
+from ninja.errors import HttpError
 
 from dashboard.api import schemas as s
 from dashboard.api import whatif as w
@@ -161,9 +162,11 @@ def spans(request: HttpRequest, run_id: RunId, step: s.Step | None = None) -> An
 def chrome(request: HttpRequest, run_id: RunId, step: s.Step | None = None, gzip: s.Gzip = False) -> Any:
     """A traced step (the newest by default) as a Chrome trace, which Perfetto opens and `POST /traces` of any yard
     accepts. 404 if the run has no such traced step."""
-    found = traces.trace(_run(run_id), step)
+    run = _run(run_id)
+    found = traces.trace(run, step)
     if found is None:
-        raise Http404
+        dropped = selectors.dropped_text(run, step)
+        raise HttpError(404, dropped) if dropped else Http404
     return as_file(found, "chrome-gz" if gzip else "chrome", f"run-{run_id}-step-{found.step}", found.about)
 
 

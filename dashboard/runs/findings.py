@@ -141,6 +141,7 @@ def case_of(run: Run, earlier: Run | None = None) -> Case:
         lr=selectors.series(run, "lr").value,
         hosts=hosts_of(selectors.attempt_of(run)),
         paces=paces(_references(run, spec)),
+        dropped=selectors.any_dropped(run),
     )
 
 

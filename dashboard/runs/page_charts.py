@@ -40,7 +40,7 @@ def timeline(run: Run, step: int | None = None, window: Window | None = None, li
     shown = selectors.newest_traced_step(run) if step is None else step
     if shown is None or not (found := _step(run, shown)).total:
         return None
-    source = f"measured{_which(step)}{_part(run, shown)}{_tied(run, shown)}"
+    source = f"measured, {_which(run, step, shown)}{_part(run, shown)}{_tied(run, shown)}"
     made = found.chart(_finding(run, shown, found), source, window, lit)
     if not found.long:
         return _with_memory(run, made)
@@ -71,8 +71,16 @@ def _with_memory(run: Run, made: Chart) -> Chart:
     return replace(made, subtitle=made.subtitle + said)
 
 
-def _which(step: int | None) -> str:
-    return ", the newest traced step" if step is None else f", step {step}"
+def heading(run: Run, step: int | None) -> str:
+    """What the step of `timeline` is called."""
+    if step is not None:
+        return f"traced step {step}"
+    shown = selectors.newest_traced_step(run)
+    return "newest traced step" if shown is None else selectors.newest_words(run, shown)
+
+
+def _which(run: Run, step: int | None, shown: int) -> str:
+    return f"the {selectors.newest_words(run, shown)}" if step is None else f"step {step}"
 
 
 def _part(run: Run, step: int) -> str:

@@ -130,6 +130,7 @@ def _first_screen(run: Run, step: int | None, lit: Lit | None) -> dict[str, Any]
         "gantt": page_charts.timeline(run, shown, lit=lit) or page_charts.no_timeline(run, shown),
         "choice": choice,
         "step": shown,
+        "heading": page_charts.heading(run, shown),
         "findings": findings(run, wait=False),
         "legend": LEGEND,
         "words": words_of([RunSpec.stored(run.spec)]),

@@ -8,11 +8,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Protocol
 
 import numpy as np
-from django.http import Http404, HttpRequest, StreamingHttpResponse
+from django.http import Http404, HttpRequest, HttpResponseBase, StreamingHttpResponse
 from django.shortcuts import get_object_or_404
 from django.views.decorators.http import require_safe
 
-from dashboard.runs import traces
+from dashboard import errors
+from dashboard.runs import selectors, traces
 from dashboard.runs.models import Run
 from dashboard.streaming import Echo, streamed
 from parallel_core.analysis.export import COLUMNS, About, chrome_trace, table
@@ -30,9 +31,12 @@ class Spans(Protocol):
 
 
 @require_safe
-def trace(request: HttpRequest, pk: int, step: int, form: str) -> StreamingHttpResponse:
-    """The file of a step; `form` is one of FORMS. 404 if the run has no such traced step."""
-    found = traces.trace(get_object_or_404(Run.objects.select_related("study"), pk=pk), step)
+def trace(request: HttpRequest, pk: int, step: int, form: str) -> HttpResponseBase:
+    """The file of a step; `form` is one of FORMS. 404 if the run has no such traced step, or no spans of it."""
+    run = get_object_or_404(Run.objects.select_related("study"), pk=pk)
+    found = traces.trace(run, step)
+    if found is None and (dropped := selectors.dropped_text(run, step)):
+        return errors.page(request, 404, "No spans of this step", dropped)
     if found is None or form not in FORMS:
         raise Http404(f"run {pk} has no traced step {step} as '{form}'; it can be had as {' or '.join(FORMS)}")
     return as_file(found, form, f"run-{pk}-step-{step}", found.about)

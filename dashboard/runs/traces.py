@@ -56,6 +56,8 @@ class Trace:
     @cached_property
     def measured(self) -> Measured:
         """Raises ValueError if the step is incomplete, part of a stream without flushes, or too long to be replayed."""
+        if len(self.spans) < self.layout.world and (said := selectors.missing_text(self.run, self.step)):
+            raise ValueError(said)
         return measured(self.trained, self.spans, self.layout)
 
     @property

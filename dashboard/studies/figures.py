@@ -13,7 +13,8 @@ from dashboard.charts.gantt_bars import Spans
 from dashboard.charts.gantt_differences import Lane
 from dashboard.charts.loss import Curve
 from dashboard.runs.metrics import left_out
-from dashboard.runs.selectors import newest_traced_step, series, span_counts, spans
+from dashboard.runs.models import Run
+from dashboard.runs.selectors import newest_traced_step, newest_words, series, span_counts, spans
 from dashboard.studies.breakages import role_of
 from dashboard.studies.comparability import same_work
 from dashboard.studies.losses import Losses, Points
@@ -143,18 +144,34 @@ def gantts(rows: Sequence[Row], *, lane: bool = False) -> Chart:
     of the operations in which they differ."""
     traced = [(row, step, spans(row.run, step)) for row in rows if (step := _shown_step(row)) is not None]
     drawn = [each for each in traced if each[2]]
-    title = "0 of these runs have been traced so far."
+    title = _nothing_drawn(len(traced))
     if drawn:
         row = max((row for row, _, _ in drawn), key=_bubble)
         parts = row.entry.result.breakdown if row.entry.result else None
         title = sentences.gantt_title(row.entry.marked, parts) if parts else f"{len(drawn)} traced steps on one axis."
     steps = ", ".join(sorted({str(row.run.summary["breakdown_step"]) for row, _, _ in drawn if _typical(row)}, key=int))
     near = _nearness([row.entry for row, _, _ in drawn if _typical(row)])
-    which = f"the traced step nearest each median{near}, step {steps}" if steps else "the newest traced step"
+    which = (
+        f"the traced step nearest each median{near}, step {steps}"
+        if steps
+        else f"the {_newest_words([(row.run, step) for row, step, _ in drawn])}"
+    )
     source = f"measured, {which}, {len(drawn)} of {len(rows)} runs"
     waits = [waited_if_whole(found, Layout.of(row.spec)) for row, _, found in drawn]
     chart = gantt.chart([(row.entry.marked, found) for row, _, found in drawn], title, source, waited=waits)
     return _with_lane(chart, drawn) if lane and len(drawn) == 2 else chart
+
+
+def _nothing_drawn(traced: int) -> str:
+    """Why no step is drawn, of runs of which so many have traced steps."""
+    if not traced:
+        return "0 of these runs have been traced so far."
+    return f"{traced} of these runs {'was' if traced == 1 else 'were'} traced, but the spans were not kept."
+
+
+def _newest_words(drawn: Sequence[tuple[Run, int]]) -> str:
+    """What the newest traced steps of all these runs may be called: the longest name is true of the others, too."""
+    return max({newest_words(run, step) for run, step in drawn}, key=len, default="newest traced step")
 
 
 def _with_lane(chart: Chart, drawn: Sequence[tuple[Row, int, Spans]]) -> Chart:

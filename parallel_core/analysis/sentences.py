@@ -132,7 +132,7 @@ def breakdown_title(results: Sequence[Result]) -> str:
     """Title of the stacked steps: the largest component that is not compute."""
     lost = [(r.breakdown.share(name), r.label, name) for r in results if r.breakdown for name in _LOSSES]
     if not lost:
-        return "0 steps have been traced so far."
+        return "0 steps have the spans of all ranks so far."
     share, label, name = max(lost)
     return f"{percent_text(share)} of a step of {label} is {COMPONENT_NAMES[name]}, the largest loss here."
 

@@ -75,7 +75,7 @@ def unjudged(case: Case) -> str:
     if checked(case) == len(RULES):
         return ""
     if not case.traced:
-        return "no step has been traced"
+        return "the spans of its traced steps were not kept" if case.dropped else "no step has been traced"
     return "the step is too long to be replayed" if case.too_long else "one traced step is not enough for the others"
 
 

@@ -73,6 +73,8 @@ class Case:
     """Host of each rank, if there are several."""
     paces: Mapping[int, float] = field(default_factory=dict)
     """Rank -> median seconds of the reference work, which never changes (`observe.reference`)."""
+    dropped: bool = False
+    """Whether steps were traced of which spans were not kept."""
 
     @cached_property
     def layout(self) -> Layout:
