@@ -53,13 +53,13 @@ def _at_every_look(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def record(folder: Path, rank: int = 0, steps: int = 300) -> None:
-    """Traces every step, and reports the points of ten at a time."""
+    """Traces every step, and reports the points of ten at a time; each time into segments of the same sizes."""
     sink = FileSink(folder, rank, SEGMENT)
     for step in range(steps):
-        sink.emit("spans", np.zeros(SPANS, SPAN).tobytes(), step=step, count=SPANS, total=SPANS + rank)
+        sink.emit("spans", np.zeros(SPANS, SPAN).tobytes(), step=step, count=SPANS, total=SPANS + rank, t=1.5)
         if step % 10 == 9:
-            sink.emit("points", np.zeros(10, POINT).tobytes(), series=[["loss", 10]])
-    sink.emit("exit", code=0)
+            sink.emit("points", np.zeros(10, POINT).tobytes(), series=[["loss", 10]], t=1.5)
+    sink.emit("exit", code=0, t=1.5)
     sink.close()
 
 
@@ -238,7 +238,7 @@ def test_what_was_published_goes_first(tmp_path: Path) -> None:
     for folder in (old, young):
         folder.mkdir()
         record(folder)
-    limit, whole = held(tmp_path / "old") + SEGMENT, held(old)
+    limit, whole = held(old) + 3 * SEGMENT, held(old)
     settle_at(limit, waiting(old), Recorded(young, {0: 1 << 40}, over=True, sent=True))
     assert held(old) == whole
     have, dropped = steps_of(young)

@@ -14,7 +14,7 @@ from parallel_core.observe.records import last_of, segments
 from tests.workers.harness import PATIENCE_S, Bench, tiny
 from workers.spool import segment_bytes
 
-LIMIT = 512 << 10
+LIMIT = 1 << 20
 WORKER = {"TRAINYARD_SPOOL_BYTES": str(LIMIT)}
 STEPS = 1200
 
@@ -52,7 +52,8 @@ def test_a_night_without_a_broker_fills_no_disk(bench: Bench) -> None:
         spans, omitted, points = [], [], defaultdict(list)
         for some in records_of(bench, attempt, rank):
             spans += [header["step"] for header, _ in some.spans]
-            omitted += [step for step, total in some.omitted if total > 0]
+            # A record may also stand for steps that had been published: the yard keeps what came first.
+            omitted += [step for step, total in some.omitted if total > 0 and step not in spans]
             for name, parts in some.points.items():
                 points[name] += [int(step) for part in parts for step in part["step"]]
         assert sorted(spans + omitted) == list(range(min(spans + omitted), STEPS))
