@@ -20,7 +20,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
+from typing import IO, NamedTuple
 
 import numpy as np
 
@@ -59,11 +59,10 @@ class Recorded:
     sent: bool = False  # all of them were published
 
 
-@dataclass(frozen=True)
-class Segment:
+class Segment(NamedTuple):
     """A file of a rank's events; `base` = offset of its first byte in their stream."""
 
-    path: Path
+    path: str
     base: int
     size: int
     written: int = 0  # when it was last written, ns
@@ -83,7 +82,7 @@ class Spool:
     def __init__(self, limit: int) -> None:
         """`limit` in bytes. Above it remain only records other than spans, and the segment that each rank writes."""
         self._limit = limit
-        self._bare: dict[Path, int] = {}
+        self._bare: dict[str, int] = {}
         """Segments without spans, and their bytes: there is nothing to drop in them, and they never change."""
         self._due = float("-inf")
         self._full = False
@@ -97,7 +96,7 @@ class Spool:
         found = [segment for one in attempts for segment in self._segments(one)]
         self._bare = {segment.path: segment.size for segment in found if segment.bare}
         held = sum(segment.counted for segment in found)
-        more = [segment for segment in found if segment.closed and not segment.bare]
+        more = [segment for segment in found if segment.closed and not segment.bare] if held > self._limit else []
         rest = deque(sorted(more, key=lambda segment: (not segment.published, segment.written)))
         until = time.monotonic() + AT_ONCE_S
         while rest and held > self._limit:
@@ -117,7 +116,7 @@ class Spool:
                 continue
             ends = [base for base, _ in files[1:]]
             for (base, entry), end in zip(files, [*ends, None], strict=True):
-                path, closed = Path(entry.path), one.over or end is not None
+                path, closed = entry.path, one.over or end is not None
                 sent = one.sent if end is None else end <= published
                 if (bare := self._bare.get(path)) is not None:
                     yield Segment(path, base, bare, published=sent, bare=True)
@@ -127,7 +126,7 @@ class Spool:
 
     def _drop(self, segment: Segment) -> int:
         """Drops its spans; returns how many of its bytes do not count any more."""
-        freed = drop_spans(segment.path, segment.base)
+        freed = drop_spans(Path(segment.path), segment.base)
         self._bare[segment.path] = segment.size - freed
         return segment.size if segment.published else freed
 

@@ -273,6 +273,26 @@ def test_a_look_lists_each_folder_once(tmp_path: Path, monkeypatch: pytest.Monke
     assert listed == [tmp_path]
 
 
+def test_a_segment_without_spans_is_not_looked_at_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    record(tmp_path)
+    spool, asked = Spool(1), []
+    spool.bound([waiting(tmp_path)])
+
+    class Entry:
+        def __init__(self, path: Path) -> None:
+            self.path = str(path)
+
+        def stat(self) -> os.stat_result:
+            asked.append(self.path)
+            return Path(self.path).stat()
+
+    found = segments(tmp_path, 0)
+    listed = {0: [(base, Entry(path)) for base, path in found]}
+    monkeypatch.setattr(spool_module, "segments_by_rank", lambda folder: listed)
+    spool.bound([waiting(tmp_path)])
+    assert len(found) > 20 and asked == [str(found[-1][1])], "the one that the rank writes"
+
+
 @pytest.mark.parametrize("spoilt", [{"step": None}, {"step": 1 << 40}, {"total": 2.5}, {"total": -1}])
 def test_spans_that_no_row_can_stand_for_stay(spoilt: dict[str, object]) -> None:
     header = {"kind": "spans", "rank": 0, "t": 0.0, "step": 1, "count": 1, "total": 1}
