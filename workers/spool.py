@@ -195,7 +195,7 @@ def without_spans(source: IO[bytes], target: IO[bytes], base: int) -> int:
 
 
 def _droppable(frame: Frame) -> bool:
-    """Whether it has the spans of a step, and an OMITTED row can stand for them; or when ranks met, which needs no row."""
+    """Whether it has the spans of a step, for which an OMITTED row can stand, or when ranks met, which needs none."""
     row = frame.header.get("step"), frame.header.get("total")
     counted = all(type(number) is int and 0 <= number < 1 << 31 for number in row)
     return frame.kind == "waits" or (frame.kind == "spans" and counted)
