@@ -182,7 +182,8 @@ def test_a_record_with_a_spoilt_header_is_passed_as_well(
     peer.send(attempt.pk, points_frame(1, 2))
     controller.turn()
     assert steps(attempt) == list(range(3))
-    assert Run.objects.get(pk=attempt.run_id).events.filter(kind="unreadable").count() == 1
+    unreadable = 0 if header["kind"] == "waits" else 1  # without `waits` only the shares of some steps are missing
+    assert Run.objects.get(pk=attempt.run_id).events.filter(kind="unreadable").count() == unreadable
 
 
 def test_data_of_a_worker_it_was_not_placed_on_is_dropped(

@@ -327,7 +327,7 @@ def test_what_steps_consisted_of_goes_with_their_spans(tmp_path: Path) -> None:
     sink.emit("waits", bytes(48), steps=1)
     data = events_path(tmp_path, 0).read_bytes()
     kinds = [f.kind for f in decode(data)]
-    shorter, dropped = without_spans(data, 0)
+    shorter, dropped = stripped(data)
     assert dropped == 6 and kinds.count("waits") == 5
     found = list(decode(shorter))
     assert [f.kind for f in found] == ["omitted", "points", "omitted"]
