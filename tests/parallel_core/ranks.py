@@ -6,14 +6,17 @@ from __future__ import annotations
 
 import gc
 import json
+import math
 import os
 import pickle
+import select
 import signal
 import socket
 import tempfile
+import time
 import traceback
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +40,9 @@ torch.set_num_threads(1)  # a thread pool in the parent would not survive the fo
 
 Work = Callable[[RunSpec, int, Rendezvous, Path], Any]
 Turn = tuple[RunSpec, Work]
+TURN_S = 240.0
+"""The longest turn of `run_each`: several times what the slowest takes on a busy host."""
+LOOK_S = 1.0
 
 
 def run(spec: RunSpec, work: Work, folder: Path) -> list[Any]:
@@ -53,18 +59,18 @@ def run_many(specs: Sequence[RunSpec], work: Work, folder: Path) -> list[list[An
     return results
 
 
-def run_each(turns: Sequence[Turn]) -> list[list[Any] | str]:
-    """As `run_many`, each with its own work. For one that fails: the tracebacks of its ranks; the others run in new
-    processes.
+def run_each(turns: Sequence[Turn], limit_s: float = TURN_S) -> list[list[Any] | str]:
+    """As `run_many`, each with its own work. For one that fails: the tracebacks of its ranks, or how they ended; the
+    others run in new processes. Ranks that end no turn in `limit_s` seconds are killed.
     """
     out: list[list[Any] | str] = []
     while len(out) < len(turns):
-        results, error = _launch(turns[len(out) :], scratch())
+        results, error = _launch(turns[len(out) :], scratch(), limit_s)
         out += [*results, *([error] if error else [])]
     return out
 
 
-def _launch(turns: Sequence[Turn], folder: Path) -> tuple[list[list[Any]], str]:
+def _launch(turns: Sequence[Turn], folder: Path, limit_s: float = math.inf) -> tuple[list[list[Any]], str]:
     """The results of the turns that all ranks have ended, by turn, then rank; and the tracebacks of the next one, ''
     where all have ended.
     """
@@ -84,41 +90,82 @@ def _launch(turns: Sequence[Turn], folder: Path) -> tuple[list[list[Any]], str]:
                 processes.die_with(parent)
                 _be(list(zip(turns, meetings, strict=True)), rank, folder)
             pids[rank] = pid
-    _wait(pids)
-    seen = [pickle.loads((folder / f"result-{rank}").read_bytes()) for rank in pids]
-    errors = [text for _, text in seen if text]
-    ended = min(len(results) for results, _ in seen)
-    by_turn = zip(*(results[:ended] for results, _ in seen), strict=True)
-    return [list(of_ranks) for of_ranks in by_turn], "\n".join(errors)
+    ends = _wait(pids, folder, limit_s)
+    seen = [_results(folder, rank) for rank in pids]
+    ended = min(map(len, seen))
+    by_turn = zip(*(results[:ended] for results in seen), strict=True)
+    return [list(of_ranks) for of_ranks in by_turn], "" if ended == len(turns) else _error(folder, ends)
 
 
-def _wait(pids: dict[int, int]) -> None:
-    """Waits for every rank to end; none goes on if this is interrupted. AssertionError for one that left no result."""
-    ends: dict[int, int] = {}
+def _results(folder: Path, rank: int) -> list[Any]:
+    """What a rank has returned, by turn, as far as it came."""
+    out: list[Any] = []
+    while (path := _result(folder, rank, len(out))).exists():
+        out.append(pickle.loads(path.read_bytes()))
+    return out
+
+
+def _result(folder: Path, rank: int, turn: int) -> Path:
+    return folder / f"result-{rank}-{turn}"
+
+
+def _error(folder: Path, ends: Mapping[int, int]) -> str:
+    """The tracebacks of ranks that raised, and how the others ended that did not end by themselves."""
+    raised = [path.read_text() for rank in ends if (path := folder / f"error-{rank}").exists()]
+    died = [f"rank {rank} ended without a result: {describe_exit(end)}" for rank, end in ends.items() if end]
+    return "\n".join([*raised, *died])
+
+
+def _wait(pids: Mapping[int, int], folder: Path, limit_s: float) -> dict[int, int]:
+    """Waits for every rank to end, and returns the exit codes. Ranks are killed where they end no turn in `limit_s`
+    seconds, and none goes on if this is interrupted.
+    """
+    waiting, ended, since = select.poll(), 0, time.monotonic()
+    with ExitStack() as stack:
+        left = {stack.enter_context(_pidfd(pid)): rank for rank, pid in pids.items()}
+        for fd in left:
+            waiting.register(fd, select.POLLIN)
+        try:
+            while left and time.monotonic() - since < limit_s:
+                for fd, _ in waiting.poll(1000 * min(limit_s, LOOK_S)):
+                    waiting.unregister(fd)
+                    del left[fd]
+                if (now := len(list(folder.glob("result-*")))) != ended:
+                    ended, since = now, time.monotonic()
+        finally:
+            for rank in left.values():
+                os.kill(pids[rank], signal.SIGKILL)
+            ends = {rank: os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for rank, pid in pids.items()}
+    return ends
+
+
+@contextmanager
+def _pidfd(pid: int) -> Iterator[int]:
+    fd = os.pidfd_open(pid)
     try:
-        for rank, pid in pids.items():
-            ends[rank] = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+        yield fd
     finally:
-        for rank in pids.keys() - ends.keys():
-            os.kill(pids[rank], signal.SIGKILL)
-            os.waitpid(pids[rank], 0)
-    died = [f"rank {rank}: {describe_exit(end)}" for rank, end in ends.items() if end]
-    assert not died, f"ended without a result: {', '.join(died)}"
+        os.close(fd)
 
 
 def _be(turns: list[tuple[Turn, Rendezvous]], rank: int, folder: Path) -> None:
     gc.freeze()  # keeps the collector from traversing, and so copying, the parent's objects
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     tempfile.tempdir = str(folder)  # temporary files vanish with the folder, since no exit handler runs here
-    results: list[Any] = []
-    error = ""
-    try:
-        for (spec, work), meeting in turns:
-            results.append(work(spec, rank, meeting, folder))
-    except BaseException:
-        (spec, _), _ = turns[len(results)]
-        error = f"rank {rank} of {json.dumps(spec.model_dump())}:\n{traceback.format_exc()}"
-    (folder / f"result-{rank}").write_bytes(pickle.dumps((results, error)))
+    given = dict(os.environ)
+    for number, ((spec, work), meeting) in enumerate(turns):
+        os.environ.clear()
+        os.environ.update(given)
+        torch.use_deterministic_algorithms(False)
+        try:
+            out = pickle.dumps(work(spec, rank, meeting, folder))
+        except BaseException:
+            text = f"rank {rank} of {json.dumps(spec.model_dump())}:\n{traceback.format_exc()}"
+            (folder / f"error-{rank}").write_text(text)
+            break
+        part = folder / f"part-{rank}"  # renamed when it is whole, as a rank may be killed at any time
+        part.write_bytes(out)
+        part.rename(_result(folder, rank, number))
     os._exit(0)
 
 
