@@ -24,6 +24,7 @@ from tests import chromium
 
 ROOT = Path(__file__).resolve().parent.parent
 ENGINE, PAGES, WORKERS = "tests/parallel_core", "tests/dashboard", "tests/workers"
+PAIRS = "tests/parallel_core/test_combinations.py"
 BROWSER = "tests/browser"
 KILLS = ("tests/faults", "tests/dashboard/test_postgres.py", "tests/workers/test_worker_faults.py")
 SCHEMA = "tests/dashboard/test_api_schema.py"
@@ -84,13 +85,15 @@ def lint() -> list[Step]:
     ]
 
 
-def suite(wanted: str) -> list[Step]:
+def suite(wanted: str, full: bool = False) -> list[Step]:
     """Splits the tests that `wanted` selects into parts, longest first. Short parts come last, so that the workers of
-    the pool finish at about the same time and no core idles while one long part is left.
+    the pool finish at about the same time and no core idles while one long part is left. With `full`, the pairs of
+    features are a part of their own: of all parts, they then take longest.
     """
     elsewhere = [f"--ignore={path}" for path in (ENGINE, PAGES, WORKERS, BROWSER, *KILLS)]
-    engine, pages = files(ENGINE), files(PAGES)
+    engine, pages = [path for path in files(ENGINE) if not full or path != PAIRS], files(PAGES)
     parts = [
+        *([("pairs of features", [PAIRS])] if full else []),
         ("the engine", engine[::2]),
         ("kills and PostgreSQL", KILLS),
         ("more of the engine", engine[1::2]),
@@ -174,7 +177,7 @@ def main() -> int:
     if chosen:
         return int(step("pytest", pytest_of(wanted, *chosen)) != 0)
     wanted += " and not alone"
-    failed = together([*lint(), *suite(wanted)])
+    failed = together([*lint(), *suite(wanted, full)])
     if full:
         failed += step("pytest, measuring", pytest_of(f"alone and {ELSEWHERE}", "-s")) != 0
     return int(failed > 0)

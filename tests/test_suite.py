@@ -8,7 +8,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from parallel_core import processes
+from tests import __main__ as suite
 from tests import scratch
 from tests.yard_process import ROOT, wait_for
 
@@ -40,16 +43,25 @@ def test_the_folder_of_a_killed_process_is_removed_by_the_next() -> None:
 
 
 def test_sigterm_ends_the_steps_that_run_and_begins_no_other(tmp_path: Path) -> None:
-    suite = subprocess.Popen([sys.executable, "-c", STEPS, str(tmp_path)], cwd=ROOT, stdout=subprocess.DEVNULL)
+    steps = subprocess.Popen([sys.executable, "-c", STEPS, str(tmp_path)], cwd=ROOT, stdout=subprocess.DEVNULL)
     try:
         noted = [tmp_path / str(i) for i in range(3)]
         wait_for("the first steps", lambda: all(note.exists() and note.read_text() for note in noted))
-        suite.send_signal(signal.SIGTERM)
-        assert suite.wait(60) == 128 + signal.SIGTERM
+        steps.send_signal(signal.SIGTERM)
+        assert steps.wait(60) == 128 + signal.SIGTERM
     finally:
-        suite.kill()
+        steps.kill()
     assert not any(processes.alive(int(note.read_text())) for note in noted)
     assert not (tmp_path / "3").exists()
+
+
+@pytest.mark.parametrize("full", [False, True])
+def test_each_engine_test_is_in_one_part_and_all_pairs_begin_first(full: bool) -> None:
+    parts = [command for _, command in suite.suite("", full)]
+    engine = [part for command in parts for part in command if part.startswith("tests/parallel_core/")]
+    assert sorted(engine) == suite.files(suite.ENGINE)
+    alone = [part for part in parts[0] if part.startswith("tests/")] == [suite.PAIRS]
+    assert alone == full
 
 
 def test_a_module_that_is_skipped_for_want_of_something_fails_where_nothing_may_be_missing(tmp_path: Path) -> None:
