@@ -9,8 +9,10 @@ from parallel_core.combinations.features import KINDS as KINDS
 from parallel_core.combinations.features import SUBJECTS as SUBJECTS
 from parallel_core.combinations.page import page as page
 from parallel_core.combinations.pairs import Combination as Combination
+from parallel_core.combinations.pairs import ends as ends
 from parallel_core.combinations.pairs import one_device as one_device
 from parallel_core.combinations.pairs import proof as proof
+from parallel_core.combinations.pairs import repeats_tokens as repeats_tokens
 from parallel_core.combinations.pairs import running as running
 from parallel_core.combinations.pairs import spec_of as spec_of
 from parallel_core.combinations.pairs import together as together

@@ -54,10 +54,14 @@ UPLOADED_TEXT = b"def double(x):\n    return 2 * x\n\n\n" * 64
 TOKEN_FILE = "tokens:small"
 SAVING: Leaves = {"train.checkpoint_every": 1}
 RANKS: Leaves = {"use.ranks": 2}
+PIPELINE: Leaves = {"parallel.pp": 2, "parallel.micro_batches": 4}
+TEXT: Leaves = {**SAVING, "train.lr": 5e-5}
+"""Of runs that generate text. A higher learning rate teaches them in the first steps to repeat the commonest token, and
+then all positions would have the same one."""
 
 
 def _schedule(name: ScheduleName) -> Leaves:
-    leaves: Leaves = {"parallel.pp": 2, "parallel.micro_batches": 4, "parallel.schedule": name}
+    leaves: Leaves = {**PIPELINE, "parallel.schedule": name}
     return leaves if flushes(name) else {**leaves, "train.clip": "stage"}
 
 
@@ -76,9 +80,9 @@ SUBJECTS: dict[str, dict[str, Leaves]] = {
     "Pipelines": {
         **{f"pipeline {name}": _schedule(name) for name in typing.get_args(ScheduleName) if name != CUSTOM},
         "own schedule": {**_schedule(CUSTOM), "parallel.program": EXAMPLE},
-        "early gradients": {"parallel.pp": 2, "parallel.micro_batches": 4, "parallel.early_gradients": True},
-        "replicas 2-1": {"parallel.pp": 2, "parallel.replicas": [2, 1], "parallel.micro_batches": 4},
-        "tensor ranks 1-2": {"parallel.pp": 2, "parallel.widths": [1, 2], "parallel.micro_batches": 4},
+        "early gradients": {**PIPELINE, "parallel.early_gradients": True},
+        "replicas 2-1": {**PIPELINE, "parallel.replicas": [2, 1]},
+        "tensor ranks 1-2": {**PIPELINE, "parallel.widths": [1, 2]},
     },
     "Memory and numbers": {
         "full recomputation": {"parallel.recompute": "full"},
@@ -88,7 +92,7 @@ SUBJECTS: dict[str, dict[str, Leaves]] = {
         "bf16": {"train.precision": "bf16"},
         "fp16": {"train.precision": "fp16"},
         "deterministic": {"train.deterministic": True},
-        "clipping by stage": {"train.clip": "stage"},
+        "clipping by stage": {**PIPELINE, "train.clip": "stage"},
         "no clipping": {"train.clip_norm": None},
     },
     "Models and data": {
@@ -112,30 +116,30 @@ SUBJECTS: dict[str, dict[str, Leaves]] = {
         "weights to safetensors": {**LLAMA, **SAVING, "use.exported": True},
     },
     "Observation": {
-        "fingerprints": {**RANKS, "trace.fingerprint_every": 1},
+        "fingerprints": {"parallel.dp": 2, "trace.fingerprint_every": 1},
         "torch.profiler": {"trace.profile_steps": [1]},
         "memory cap": {"trace.memory_cap": 1 << 30},
     },
     "Injected faults": {
         "straggler": {"inject.straggler": {"factor": 1.5}},
-        "slow link": {"parallel.pp": 2, "parallel.micro_batches": 4, "inject.slow_link": {"ms": 1}},
+        "slow link": {**PIPELINE, "inject.slow_link": {"ms": 1}},
         "slow replicas": {"parallel.dp": 2, "inject.slow_group": {"axis": "data", "ms": 1}},
         "slow tensor ranks": {"parallel.tp": 2, "inject.slow_group": {"axis": "tensor", "ms": 1}},
-        "unbalanced cut": {"parallel.pp": 2, "parallel.micro_batches": 4, "inject.unbalanced_cut": {"units": 1}},
+        "unbalanced cut": {**PIPELINE, "inject.unbalanced_cut": {"units": 1}},
         "slow data": {"inject.slow_data": {"ms": 1}},
         "tiny kernels": {"inject.tiny_kernels": {"count": 20}},
         "memory hog": {"inject.memory_hog": {"mib": 1}},
         "learning rate too high": {"inject.high_lr": {"factor": 10}},
-        "loss scale too high": {"train.precision": "fp16", "inject.high_scale": {"scale": 2.0**17}},
+        "loss scale too high": {"train.precision": "fp16", "inject.high_scale": {"scale": 2.0**40}},
         "flipped bit": {"parallel.dp": 2, "trace.fingerprint_every": 1, "inject.flipped_bit": {"rank": 1, "step": 1}},
     },
     "Text generation": {
-        "text on tensor ranks": {**SAVING, "text.tp": 2},
-        "text on stages": {**SAVING, "text.pp": 2},
-        "text on replicas": {**SAVING, "text.dp": 2},
-        "text without a cache": {**SAVING, "text.cached": False},
-        "text of the likeliest tokens": {**SAVING, "text.temperature": 0.0},
-        "text from the top 8": {**SAVING, "text.top_k": 8},
+        "text on tensor ranks": {**TEXT, "text.tp": 2},
+        "text on stages": {**TEXT, "text.pp": 2},
+        "text on replicas": {**TEXT, "text.dp": 2},
+        "text without a cache": {**TEXT, "text.cached": False},
+        "text of the likeliest tokens": {**TEXT, "text.temperature": 0.0},
+        "text from the top 8": {**TEXT, "text.top_k": 8},
     },
 }
 """Subject -> feature -> the fields that it consists of, including those that it requires."""

@@ -23,8 +23,7 @@ from parallel_core.spec import RunSpec
 
 Resume = Literal["", "same", "another"]
 REQUEST = {"prompt": [1, 2, 3], "new": 12, "samples": 2, "temperature": 0.3}
-"""Every request for text asks for this, and for what its features add. Tokens are drawn, as after two steps the
-likeliest one is the same at every position."""
+"""Every request for text asks for this, and for what its features add."""
 _SECTIONS = ("model", "parallel", "train", "trace")
 _SPLITS = {"parallel.dp", "parallel.tp", "parallel.pp"}
 
@@ -131,6 +130,16 @@ def running() -> dict[str, Combination]:
     return {name: one for name, one in found.items() if isinstance(one, Combination)}
 
 
+def ends(spec: RunSpec) -> bool:
+    """Whether a run of `spec` comes to its end: with a flipped bit, it is ended by the comparison of replicas."""
+    return not any(fault.kind == "flipped_bit" for fault in spec.inject)
+
+
+def repeats_tokens(pair: Combination) -> bool:
+    """Whether the text of a pair is one token again and again: a tied matrix, hardly trained, maps each to itself."""
+    return pair.text is not None and pair.spec.model.tied and not pair.text.wish["temperature"]
+
+
 def unfaulted(spec: RunSpec) -> RunSpec:
     """Returns a run without faults that computes the numbers of `spec`: faults change the cut, the loss scale, the
     learning rate, or only times.
@@ -155,22 +164,23 @@ def one_device(spec: RunSpec) -> RunSpec:
     return RunSpec.model_validate({"model": plain["model"], "train": train, "parallel": {"micro_batches": batches}})
 
 
-Proof = Literal["one device", "replay", "state", "only run"]
-"""What the losses of a pair are held against by its test; `state`: not they, but all tensors of a checkpoint are
-compared."""
+Proof = Literal["one device", "first step", "replay", "state", "only run"]
+"""What the losses of a pair are held against by its test. "one device": those of the same run there; "first step": the
+same, up to the first update of the pair; "replay": those of the same updates in one process; "state": none, but all
+tensors of a checkpoint are compared; "only run": none."""
 
 
 def proof(pair: Combination) -> Proof:
     """Returns what the test of a pair compares its losses with.
 
     A run that is updated or clipped stage by stage computes something else than one device. A replay of such updates
-    exists in fp64, from the first step on; at other precisions, the losses of the first step of a run that flushes are
-    still those of one device.
+    exists in fp64, from the first step on; at other precisions, the losses before the first update of a run that
+    flushes are still those of one device.
     """
     spec = pair.spec
-    if pair.resume == "another":
-        return "one device" if spec.parallel.flushes else "state"
     by_stage = spec.train.clip == "stage" and spec.train.clip_norm is not None
-    if spec.train.precision == "fp64" and (by_stage or not spec.parallel.flushes):
+    if pair.resume != "another" and spec.train.precision == "fp64" and (by_stage or not spec.parallel.flushes):
         return "replay"
-    return "one device" if spec.parallel.flushes else "only run"
+    if spec.parallel.flushes:
+        return "first step" if by_stage else "one device"
+    return "state" if pair.resume == "another" else "only run"
