@@ -28,6 +28,7 @@ _EMPTY = re.compile(r"leave (\w+) (?:empty|out)")
 _NAMED = re.compile(r"(?:.* )?([a-z_]+)=('?[\w.:,-]+'?)")
 _INSTEAD = re.compile(r"(.+=\d+) in place of (\w+)")
 _OUT = re.compile(r"leave (?:this fault|one of them) out")
+_LEFT_OUT = re.compile(r"(\w+) left out")
 _LEADS = re.compile(r"^(?:use|try|set|or)\b ?(?:one of |heads of |at most )?")
 
 
@@ -55,9 +56,19 @@ def proposals(raw: Raw, field: str, message: str) -> Iterator[Proposal]:
 
 
 def _named(text: str, at: str) -> Proposal:
-    """The changes of `zero=2 with zero_backend=own`; {} where a part of it names none. `at`: see `path_of`."""
-    found = [_NAMED.fullmatch(part) for part in text.split(" with ")]
-    return {(field := path_of(one[1], at)): _value(field, one[2]) for one in found if one} if all(found) else {}
+    """The changes of `zero=2 with zero_backend=own` or `tensor=1 with slow_group left out`; {} where a part of it names
+    none. `at`: see `path_of`.
+    """
+    out: Proposal = {}
+    for part in re.split(" with | and ", text):
+        if found := _NAMED.fullmatch(part):
+            field = path_of(found[1], at)
+            out[field] = _value(field, found[2])
+        elif left := _LEFT_OUT.fullmatch(part):
+            out[f"inject.{left[1]}"] = None
+        else:
+            return {}
+    return out
 
 
 def path_of(name: str, at: str) -> str:

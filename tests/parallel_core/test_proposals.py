@@ -230,8 +230,8 @@ def _refused_pairs() -> Iterator[tuple[str, Raw, tuple[str, ...], str]]:
                 RunSpec.model_validate(raw)
             except ValidationError as error:
                 (told,) = error.errors()
-                if "inject" in raw or ("has no field" in told["msg"] and any(map(_several_fields, pair))):
-                    continue  # a way out may need two changes: the fault goes, too, or another field of the feature
+                if "has no field" in told["msg"] and any(map(_several_fields, pair)):
+                    continue  # a way out needs several changes: the other fields of the feature go, too
                 yield " + ".join(pair), raw, tuple(told["ctx"]["fields"]), told["msg"]
 
 
@@ -267,6 +267,22 @@ def test_what_the_refusal_of_a_pair_proposes_is_not_refused_again() -> None:
         (
             {"model": {"kind": "mlp"}, "parallel": {"tp": 2, "tensor_split": "columns"}},
             "use tensor=1 with tensor_split=pairs.",
+        ),
+        (
+            {
+                "model": {"kind": "mlp"},
+                "parallel": {"tp": 2},
+                "inject": [{"kind": "straggler"}, {"kind": "slow_group", "axis": "tensor"}],
+            },
+            "use tensor=1 with slow_group left out.",
+        ),
+        (
+            {
+                "model": {"kind": "mlp"},
+                "parallel": {"tp": 2, "sequence": True},
+                "inject": [{"kind": "slow_group", "axis": "tensor"}],
+            },
+            "use tensor=1 with sequence=false and slow_group left out.",
         ),
         ({"model": {"heads": 3, "hidden": 33, "positions": "rope"}}, "try hidden=36, or positions=learned."),
         ({"model": {"heads": 3, "kv_heads": 2, "hidden": 64}}, "try heads=2, 4, 8, 16, 32, 64."),
