@@ -15,7 +15,7 @@ from parallel_core.outline import Outline, outline_of
 from parallel_core.outline.recompute import RECOMPUTE_CHECKS
 from parallel_core.pipeline_rules import SPLIT_CHECKS, check_stages
 from parallel_core.replica_rules import check_batch, check_replicas
-from parallel_core.rules import Change, Refusal, Way, refusal
+from parallel_core.rules import Change, Proposal, Refusal, refusal
 from parallel_core.stream_rules import check_stream
 from parallel_core.tensor_rules import check_sequence, check_split, check_tensor
 from parallel_core.trace_rules import check_profile
@@ -70,21 +70,23 @@ def check_all(spec: RunSpec) -> None:
         tests = (partial(_ends, spec, left), partial(_fits, spec, left))
         told = found.among(*tests)
         if told is found and not found.fields[0].startswith("inject."):
-            without = refusal(found.fields, found.problem, *(_unfaulted(spec, left, way) for way in found.ways))
+            without = refusal(
+                found.fields, found.problem, *(_unfaulted(spec, left, proposal) for proposal in found.proposals)
+            )
             mended = without.among(*tests)
             told = found if mended is without else mended
         raise told from None
 
 
-def _unfaulted(spec: RunSpec, left: set[tuple[str, ...]], way: Way) -> Way:
-    """Returns `way` without the faults that would be refused after it, in addition to the rules in `left`."""
-    changes = [{way.field: value, **dict(way.also)} for value in way.values[:1]]
+def _unfaulted(spec: RunSpec, left: set[tuple[str, ...]], proposal: Proposal) -> Proposal:
+    """Returns `proposal` without the faults that would be refused after it, in addition to the rules in `left`."""
+    changes = [{proposal.field: value, **dict(proposal.also)} for value in proposal.values[:1]]
     after = {rule for change in changes for rule in _after(spec, change) or () if rule not in left}
     kinds = sorted({field.split(".")[1] for rule in after for field in rule if field.startswith("inject.")})
     if not kinds:
-        return way
-    words = f"{way.words} {'and' if way.also else 'with'} {listed_text(kinds)} left out"
-    return way._replace(words=words, also=[*way.also, *((f"inject.{kind}", None) for kind in kinds)])
+        return proposal
+    words = f"{proposal.words} {'and' if proposal.also else 'with'} {listed_text(kinds)} left out"
+    return proposal._replace(words=words, also=[*proposal.also, *((f"inject.{kind}", None) for kind in kinds)])
 
 
 def broken(spec: RunSpec) -> set[tuple[str, ...]]:

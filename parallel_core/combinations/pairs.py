@@ -32,7 +32,7 @@ class Text(NamedTuple):
     """A request for text from the last checkpoint of a run, and the spec of the ranks that generate it."""
 
     spec: RunSpec
-    wish: GenerationRequest
+    request: GenerationRequest
 
 
 class Combination(NamedTuple):
@@ -120,8 +120,8 @@ def _text(leaves: Leaves, spec: RunSpec) -> Text | str | None:
         return " ".join(field_errors(error).values())
     except ValueError as error:
         return f"{sentence_text(str(error))}."
-    wish, wrong = read_request({**REQUEST, **asked}, found)
-    return Text(found, wish) if wish is not None else " ".join(wrong.values())
+    request, wrong = read_request({**REQUEST, **asked}, found)
+    return Text(found, request) if request is not None else " ".join(wrong.values())
 
 
 def running() -> dict[str, Combination]:
@@ -137,7 +137,7 @@ def ends(spec: RunSpec) -> bool:
 
 def repeats_tokens(pair: Combination) -> bool:
     """Whether the text of a pair is one token again and again: a tied matrix, hardly trained, maps each to itself."""
-    return pair.text is not None and pair.spec.model.tied and not pair.text.wish["temperature"]
+    return pair.text is not None and pair.spec.model.tied and not pair.text.request["temperature"]
 
 
 def unfaulted(spec: RunSpec) -> RunSpec:

@@ -73,7 +73,7 @@ class Leg:
     folder: Path
     after: tuple[Path, ...] = ()
     hosts: int = 1
-    wish: GenerationRequest | None = None
+    request: GenerationRequest | None = None
     cap_of: Path | None = None
 
     @property
@@ -142,11 +142,11 @@ def legs_of(pair: Combination, home: Path) -> list[Leg]:
     start = (weights(pair.spec.model.model_dump_json(), pair.spec.train.precision),) if pair.imported else ()
     legs = [replace(leg, hosts=pair.hosts) for leg in _trained(pair, home, start)]
     if pair.text is not None:
-        spec, wish = pair.text
+        spec, request = pair.text
         alone = spec.model_copy(update={"parallel": RunSpec().parallel})
         after = tuple(leg.folder for leg in reversed(legs) if leg.kind == "run")
-        legs.append(Leg("text", spec, home / "text", after, pair.hosts, wish))
-        legs.append(Leg("text", alone, home / "alone", after, 1, {**wish, "cached": not wish["cached"]}))
+        legs.append(Leg("text", spec, home / "text", after, pair.hosts, request))
+        legs.append(Leg("text", alone, home / "alone", after, 1, {**request, "cached": not request["cached"]}))
     return legs
 
 
@@ -286,9 +286,9 @@ def _reload(leg: Leg, source: Path | None, spec: RunSpec, rank: int, meeting: Re
 
 
 def _text(leg: Leg, source: Path | None, spec: RunSpec, rank: int, meeting: Rendezvous, folder: Path) -> End:
-    assert source is not None and leg.wish is not None
+    assert source is not None and leg.request is not None
     sink, page = FileSink(leg.folder, rank), Progress(folder, rank)
-    generate.run_rank(spec, rank, sink, _at_host(leg, rank, meeting), page, source, leg.wish)
+    generate.run_rank(spec, rank, sink, _at_host(leg, rank, meeting), page, source, leg.request)
     return End("", Injections())
 
 
