@@ -171,6 +171,8 @@ def _trained(pair: Combination, home: Path, start: tuple[Path, ...]) -> Iterator
         yield (main := Leg("steps" if only_trains(pair) else "run", steps(spec, STEPS), home / "run", start))
         yield from _again(main)
         yield from _capped(main)
+        if spec.train.checkpoint_every and not ends(spec):  # a run that fails may not have written its last checkpoint
+            yield Leg("run", steps(spec, 1), home / "saved", start)
 
 
 def _again(leg: Leg) -> Iterator[Leg]:
