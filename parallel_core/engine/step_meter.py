@@ -29,19 +29,20 @@ class StepMeter:
         waits for these."""
         if whole:
             self._recorder.wait()
-        idle, start = self._recorder.idle, time.perf_counter()
-        self._emit(sink, clock)
-        if idle:
-            self._spent += time.perf_counter() - start
+        idle, start = self._recorder.idle, time.monotonic_ns()
+        self._emit(sink, clock, whole)
+        since = start if idle else self._recorder.idle_since()
+        if since is not None:
+            self._spent += max(0, time.monotonic_ns() - max(start, since)) / 1e9
 
     def spent(self) -> float:
-        """Returns the seconds by which `emit` held up the next step since the last call: none where the device still
-        had work."""
+        """Returns the seconds by which `emit` held up the next step since the last call: those in which the device had
+        no work. Rather too few than too many: none where it ran out of work meanwhile but cannot tell when."""
         spent, self._spent = self._spent, 0.0
         return spent
 
-    def _emit(self, sink: Sink, clock: Clock) -> None:
-        kept = self._recorder.take_kept()
+    def _emit(self, sink: Sink, clock: Clock, whole: bool) -> None:
+        kept = self._recorder.take_kept(whole=whole)
         if kept is None:
             return
         found = reduced(kept.rows, self._kinds, kept.steps, kept.times)
