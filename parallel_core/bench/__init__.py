@@ -25,13 +25,15 @@ processes affect both. Above 1 this engine is the faster one. The machine's limi
 `limits`), and what each contestant reaches of them is printed.
 
 A result that has a goal is followed by a line with the goal and "met" or "missed"; in the JSON file it is in `goals`.
+While benchmarks are missing from that file, it has `"incomplete": true`.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -76,8 +78,9 @@ def run(names: Sequence[str], rounds: int, out: Path | None = None) -> int:
     """Runs the named benchmarks (default: all) and prints their results; "list" only prints their names.
 
     Returns the exit code: 2 for unknown names, 0 whether goals are met or not. `out`: a file to which the results are
-    written as JSON, anew after each benchmark. One that fails, or Ctrl-C, ends all, and what was measured before it is
-    summed up.
+    written as JSON, anew after each benchmark, with `"incomplete": true` until the last one is there. A benchmark that
+    fails, or Ctrl-C, ends all: its exception is raised, after the goals of the benchmarks before it and their number
+    were printed.
     """
     if list(names) == ["list"]:
         print("\n".join(BENCHES))
@@ -86,26 +89,49 @@ def run(names: Sequence[str], rounds: int, out: Path | None = None) -> int:
     if unknown:
         print(f"benchmarks are {', '.join(BENCHES)}; there is no {', '.join(unknown)}", file=sys.stderr)
         return 2
-    results: dict[str, dict[str, Any]] = {}
-    try:
-        for name in names or BENCHES:
-            _add(results, name, BENCHES[name](rounds), out)
-    finally:
-        if (best := duel.best(results)) is not None:
-            _add(results, "best", best, out)
-        if (summary := goals.summary(results)) is not None:
-            few = f"; a result needs {ROUNDS} rounds, and these are {rounds}" if rounds < ROUNDS else ""
-            print(f"{'goals':<11} {summary}{few}", flush=True)
+    _measure(list(dict.fromkeys(names or BENCHES)), rounds, out)
     return 0
 
 
-def _add(results: dict[str, dict[str, Any]], name: str, found: dict[str, Any], out: Path | None) -> None:
-    """Adds a result, writes all so far to `out`, and prints it."""
-    results[name] = found
+Results = dict[str, dict[str, Any]]
+"""Name of a benchmark -> what it returned."""
+
+
+def _measure(names: Sequence[str], rounds: int, out: Path | None) -> None:
+    results: Results = {}
+    _write(results, out, whole=False)  # results of an earlier call must not pass for these
+    try:
+        for name in names:
+            results[name] = BENCHES[name](rounds)
+            _write(results, out, whole=len(results) == len(names))
+            _print(name, results[name])
+    except BaseException:
+        with contextlib.suppress(Exception):  # the first exception is the one to see
+            _print_goals(results, rounds)
+            print(f"{'incomplete':<11} {len(results)} of {len(names)} benchmarks ran", flush=True)
+        raise
+    if (best := duel.best(results)) is not None:
+        results["best"] = best
+        _write(results, out, whole=True)
+        _print("best", best)
+    _print_goals(results, rounds)
+
+
+def _write(results: Results, out: Path | None, *, whole: bool) -> None:
     if out is not None:
+        told = results if whole else {**results, "incomplete": True}
         with whole_file(out) as file:
-            file.write(f"{json.dumps(results, indent=1)}\n".encode())
+            file.write(f"{json.dumps(told, indent=1)}\n".encode())
+
+
+def _print(name: str, found: Mapping[str, Any]) -> None:
     print(f"{name:<11} {found['text']}")
     for judged in found.get("goals", ()):
         print(goals.line(judged))
     sys.stdout.flush()
+
+
+def _print_goals(results: Results, rounds: int) -> None:
+    if (summary := goals.summary(results)) is not None:
+        few = f"; a result needs {ROUNDS} rounds, and these are {rounds}" if rounds < ROUNDS else ""
+        print(f"{'goals':<11} {summary}{few}", flush=True)

@@ -7,6 +7,7 @@ import math
 import re
 import subprocess
 import sys
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -197,14 +198,59 @@ def test_what_was_measured_before_an_end_is_written_and_summed_up(
     out = tmp_path / "results.json"
 
     def ends(rounds: int) -> dict[str, Any]:
-        assert list(json.loads(out.read_text())) == ["simulate"], "it is there before the next one is over"
+        assert list(json.loads(out.read_text())) == ["simulate", "incomplete"], "there before the next one is over"
         raise end
 
     monkeypatch.setitem(BENCHES, "start", ends)
     with pytest.raises(type(end)):
         bench.run(["simulate", "start", "spans"], 1, out)
-    _printed_with_its_goal(json.loads(out.read_text())["simulate"], capsys.readouterr().out.splitlines())
+    written, lines = json.loads(out.read_text()), capsys.readouterr().out.splitlines()
+    assert list(written) == ["simulate", "incomplete"] and written["incomplete"] is True
+    _printed_with_its_goal(written["simulate"], lines)
+    assert lines[3:] == ["incomplete  1 of 3 benchmarks ran"]
     assert [path.name for path in tmp_path.iterdir()] == ["results.json"]
+
+
+def _ends(rounds: int) -> dict[str, Any]:
+    raise RuntimeError("rank 1 ended")
+
+
+PIPELINE: dict[str, Any] = {"text": "a duel", "of_alone": {"ours": 0.9, "theirs": 0.6, "blocks": 0.6}}
+
+
+@pytest.mark.parametrize("whole", [False, True], ids=["one fails", "all run"])
+def test_the_best_pipeline_is_named_only_where_all_ran(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, whole: bool
+) -> None:
+    out = tmp_path / "results.json"
+    for name in ("1f1b", "zb-v"):
+        monkeypatch.setitem(BENCHES, name, lambda rounds: PIPELINE)
+    monkeypatch.setitem(BENCHES, "start", (lambda rounds: {"text": "fast"}) if whole else _ends)
+    with nullcontext() if whole else pytest.raises(RuntimeError, match="rank 1 ended"):
+        bench.run(["1f1b", "zb-v", "start"], 20, out)
+    written, lines = json.loads(out.read_text()), capsys.readouterr().out.splitlines()
+    assert list(written) == ["1f1b", "zb-v", *(["start", "best"] if whole else ["incomplete"])]
+    assert lines[-1].split()[0] == ("goals" if whole else "incomplete")
+
+
+def test_results_of_an_earlier_call_do_not_pass_for_those_of_one_that_fails_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "results.json"
+    out.write_text('{"start": {"text": "of yesterday"}}')
+    monkeypatch.setitem(BENCHES, "start", _ends)
+    with pytest.raises(RuntimeError, match="rank 1 ended"):
+        bench.run(["start"], 1, out)
+    assert json.loads(out.read_text()) == {"incomplete": True}
+
+
+def test_a_failure_is_not_hidden_by_one_of_summing_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The results so far cannot be judged, because one lacks what the summary needs."""
+    monkeypatch.setitem(BENCHES, "spans", lambda rounds: {"text": "odd", "goals": []})
+    monkeypatch.setitem(BENCHES, "start", _ends)
+    monkeypatch.setattr(bench.goals, "summary", lambda results: results["spans"]["nothing"])
+    with pytest.raises(RuntimeError, match="rank 1 ended"):
+        bench.run(["spans", "start"], 1)
 
 
 def test_rounds_that_are_no_whole_number_of_steps_are_all_counted_but_for_rounds() -> None:
