@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 import numpy as np
 from django.db.models import Max, QuerySet
@@ -23,6 +23,10 @@ MOST_SPANS = 50_000
 MOST_OPEN = 64 << 20
 """Bytes of an attempt's steps that wait for other ranks, an equal part for each rank; beyond that the oldest steps stay
 without a point."""
+LEAST_OPEN = 4 << 20
+"""Bytes that each rank may have in any case: with hundreds of ranks, its part would hold less than comes at once."""
+ROW_BYTES = 256 << 10
+"""Bytes of a row at most, if its steps are about equal: when the oldest steps go, a row of that size is rewritten."""
 
 Points = dict[tuple[int, str], list[np.ndarray]]
 """(rank 0, series) -> its new POINT rows."""
@@ -49,7 +53,8 @@ def share_points(attempt: Attempt, found: Mapping[int, list[StepWaits]]) -> Poin
         held.delete()
         return {}
     held.filter(last_step__lte=upto).delete()
-    _keep_open(attempt, {rank: one.cut(upto)[1] for rank, one in new.items()}, MOST_OPEN // layout.world)
+    most = max(LEAST_OPEN, MOST_OPEN // layout.world)
+    _keep_open(attempt, {rank: one.cut(upto)[1] for rank, one in new.items()}, most)
     return points
 
 
@@ -92,24 +97,49 @@ def _behind(one: StepWaits, step: int) -> StepWaits:
 
 
 def _keep_open(attempt: Attempt, found: Mapping[int, StepWaits], most: int) -> None:
-    """Stores `found`, a row for each rank, and deletes the oldest rows of these ranks beyond `most` bytes a rank."""
+    """Stores `found`, and deletes the oldest steps of these ranks beyond `most` bytes a rank."""
     newest = {rank: _newest(one, most) for rank, one in found.items()}
-    rows = [_row(attempt, rank, one) for rank, one in newest.items() if len(one.sums)]
+    rows = [_filled(OpenWaits(attempt=attempt, rank=rank), part) for rank, one in newest.items() for part in _rows(one)]
     OpenWaits.objects.bulk_create(rows)
-    held = OpenWaits.objects.filter(attempt=attempt, rank__in=[row.rank for row in rows])
-    taken, gone = Counter[int](), list[int]()
+    held = OpenWaits.objects.filter(attempt=attempt, rank__in={row.rank for row in rows})
+    taken, gone, cut = Counter[int](), list[int](), dict[int, int]()
     for pk, rank, size in held.order_by("-pk").values_list("pk", "rank", "size"):
-        taken[rank] += size
-        if taken[rank] > most:
+        if taken[rank] < most < taken[rank] + size:
+            cut[pk] = most - taken[rank]
+        elif taken[rank] >= most:
             gone.append(pk)
+        taken[rank] += size
+    for row in held.filter(pk__in=cut):
+        if not _cut(row, cut[row.pk]):
+            gone.append(row.pk)
     if gone:
         OpenWaits.objects.filter(pk__in=gone).delete()
 
 
-def _row(attempt: Attempt, rank: int, one: StepWaits) -> OpenWaits:
-    steps, data = one.sums["step"], one.pack()
-    ends = {"first_step": int(steps[0]), "last_step": int(steps[-1])}
-    return OpenWaits(attempt=attempt, rank=rank, steps=len(steps), size=len(data), data=data, **ends)
+def _rows(one: StepWaits) -> Iterator[StepWaits]:
+    """Parts of about ROW_BYTES, at least a step each."""
+    size = one.sums.nbytes + one.rows.nbytes
+    return one.parts(max(1, len(one.sums) * ROW_BYTES // max(1, size)))
+
+
+def _filled(row: OpenWaits, one: StepWaits) -> OpenWaits:
+    """The row with these steps, at least one."""
+    steps, row.data = one.sums["step"], one.pack()
+    row.first_step, row.last_step = int(steps[0]), int(steps[-1])
+    row.steps, row.size = len(steps), len(row.data)
+    return row
+
+
+def _cut(row: OpenWaits, most: int) -> bool:
+    """Leaves the newest steps of a stored row that fit `most` bytes; False if none does, or the row is spoilt."""
+    try:
+        rest = _newest(StepWaits.unpack(bytes(row.data), row.steps), most)
+    except ValueError as error:
+        log.warning("steps %s to %s of rank %s: %s", row.first_step, row.last_step, row.rank, error)
+        return False
+    if len(rest.sums):
+        _filled(row, rest).save()
+    return len(rest.sums) > 0
 
 
 def _newest(one: StepWaits, most: int) -> StepWaits:

@@ -72,7 +72,7 @@ class SpanChunk(models.Model):
 class OpenWaits(models.Model):
     """Steps of one rank whose `waits` records have not arrived from all ranks yet (analysis.step_waits.StepWaits).
 
-    A rank has one row for each transaction that brought some, in step order.
+    A rank has a row, or several, for each transaction that brought some, in step order.
     """
 
     attempt = models.ForeignKey("runs.Attempt", on_delete=models.CASCADE, related_name="open_waits")

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from django.utils import timezone
 
-from dashboard.control import sweeps
+from dashboard.control import step_shares, sweeps
 from dashboard.control.controller import Controller
 from dashboard.fleet.models import Worker
 from dashboard.runs import selectors, services, states
@@ -356,14 +356,56 @@ def test_traced_steps_of_a_run_that_measures_every_step_add_no_point(
 def test_what_waits_for_a_silent_rank_is_bounded(
     peer: Peer, controller: Controller, attempt: Attempt, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("dashboard.control.step_shares.MOST_OPEN", 2 * 5 * (48 + 23))
+    monkeypatch.setattr(step_shares, "MOST_OPEN", 2 * 5 * (48 + 23))
+    monkeypatch.setattr(step_shares, "LEAST_OPEN", 0)
     for some in (range(7), range(7, 9), range(9, 11)):
         peer.send(attempt.pk, waits_frame(some))
         controller.turn()
-    assert list(OpenWaits.objects.values_list("rank", "first_step", "last_step")) == [(0, 7, 8), (0, 9, 10)]
+    assert held_steps() == [(0, 6, 6, 1), (0, 7, 8, 2), (0, 9, 10, 2)]
+    assert all(row.size == len(row.data) for row in OpenWaits.objects.all())
     peer.send(attempt.pk, waits_frame(range(11), rank=1), rank=1)
     controller.turn()
-    assert steps(attempt, "bubble_share") == [7, 8, 9, 10], "the newest, of which each rank may have five"
+    assert steps(attempt, "bubble_share") == [6, 7, 8, 9, 10], "the newest, of which each rank may have five"
+
+
+def held_steps() -> list[tuple[int, int, int, int]]:
+    return list(OpenWaits.objects.values_list("rank", "first_step", "last_step", "steps"))
+
+
+def test_a_spoilt_row_at_the_bound_goes(
+    peer: Peer, controller: Controller, attempt: Attempt, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(step_shares, "MOST_OPEN", 2 * 5 * (48 + 23))
+    monkeypatch.setattr(step_shares, "LEAST_OPEN", 0)
+    peer.send(attempt.pk, waits_frame(range(4)))
+    controller.turn()
+    OpenWaits.objects.update(data=b"spoilt")
+    peer.send(attempt.pk, waits_frame(range(4, 6)))
+    controller.turn()
+    assert held_steps() == [(0, 4, 5, 2)]
+
+
+def test_each_of_many_ranks_may_have_some_steps_that_wait(
+    peer: Peer, controller: Controller, attempt: Attempt, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(step_shares, "MOST_OPEN", 2 * (48 + 23))
+    monkeypatch.setattr(step_shares, "LEAST_OPEN", 3 * (48 + 23))
+    peer.send(attempt.pk, waits_frame(range(7)))
+    controller.turn()
+    assert held_steps() == [(0, 4, 6, 3)], "its part alone would be one step"
+
+
+def test_many_steps_that_came_at_once_are_several_rows(
+    peer: Peer, controller: Controller, attempt: Attempt, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A later transaction at the bound rewrites one of them, not all."""
+    monkeypatch.setattr(step_shares, "ROW_BYTES", 3 * (48 + 23))
+    peer.send(attempt.pk, waits_frame(range(7)))
+    controller.turn()
+    assert held_steps() == [(0, 0, 2, 3), (0, 3, 5, 3), (0, 6, 6, 1)]
+    peer.send(attempt.pk, waits_frame(range(7), rank=1), rank=1)
+    controller.turn()
+    assert steps(attempt, "bubble_share") == list(range(7)) and not OpenWaits.objects.exists()
 
 
 def test_what_waits_is_written_once(peer: Peer, controller: Controller, attempt: Attempt) -> None:
