@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
-from django.db.models import Max, Min, Sum
+from django.db.models import Max, Min, QuerySet, Sum
 
-from dashboard.runs.models import ENDED, RankInfo, Run, SeriesChunk
+from dashboard.runs.models import ENDED, RankInfo, Run, SeriesChunk, SpanChunk
 from dashboard.runs.page_verdict import target_of
 from parallel_core.analysis.diagnosis.divergence import what_is_skipped
 from parallel_core.analysis.quantities import figure_text, rate_text, seconds_text, significant
@@ -153,10 +153,21 @@ def _metered_steps(run: Run, attempt: int) -> str:
     number = last - steps["first"] + 1
     if have["count"] >= number:
         return "every step"
-    newest = np.frombuffer(bytes(shares.order_by("-first_step").values_list("data", flat=True)[0]), POINT)["step"]
-    apart = int(np.median(np.diff(newest))) if len(newest) > 1 else 1
+    apart = _stride(attempt, shares)
     why = f" (one in {apart}: each has over {apart * _most_spans(run) // 2} spans)" if apart > 1 else ""
     return f"{have['count']} of {number} steps{why}"
+
+
+def _stride(attempt: int, shares: QuerySet[SeriesChunk]) -> int:
+    """The largest power of two e of which the newest points are those of the last of every e steps, as
+    SpanRecorder.keep_step keeps them, apart from traced steps; 1 without one."""
+    chunks = shares.order_by("-first_step").values_list("data", flat=True)[:2]  # the newest may have only begun
+    steps = np.concatenate([np.frombuffer(bytes(data), POINT)["step"] for data in chunks])
+    between = (int(steps.min()), int(steps.max()))
+    traced = SpanChunk.objects.filter(attempt=attempt, rank=0, step__range=between).order_by()
+    ends = 1 + np.setdiff1d(steps, list(traced.values_list("step", flat=True)))
+    together = int(np.bitwise_or.reduce(ends))
+    return together & -together if len(ends) > 1 else 1
 
 
 def _most_spans(run: Run) -> int:

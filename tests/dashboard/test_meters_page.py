@@ -13,6 +13,7 @@ from django.urls import reverse
 
 from dashboard.ledger.models import Prediction
 from dashboard.runs import page_charts, page_tiles, selectors
+from dashboard.runs.metric_rows import metrics_of
 from dashboard.runs.models import Attempt, Run, State
 from dashboard.runs.page_verdict import verdict
 from dashboard.studies.peaks import over_one_peak
@@ -23,7 +24,7 @@ from parallel_core.analysis.quantities import rate_text, seconds_text, significa
 from parallel_core.observe.records import encode
 from parallel_core.spec import RunSpec
 from tests.dashboard import factory
-from tests.dashboard.peer import points_frame, waits_frame
+from tests.dashboard.peer import points_frame, spans_frame, waits_frame
 
 pytestmark = pytest.mark.django_db
 
@@ -66,6 +67,32 @@ def test_share_charts_say_in_which_steps_they_are_measured(alice: Any) -> None:
         new = {chart.key: chart.source for chart in page_charts.metrics(run)}
         assert all(f"measured in {words} from the spans of all ranks" in new[key] for key in keys)
         assert not any("traced" in source for source in new.values())
+
+
+@pytest.mark.parametrize(
+    ("shared", "traced", "words"),
+    [
+        ([3, 7, 10, 11, 15, 19, 20, 23, 27, 30, 31, 35, 39], [10, 20, 30], "(one in 4: each has over 2048 spans)"),
+        ([7, 10, 15, 20, 23, 30, 31, 39], [10, 20, 30], "(one in 8: each has over 4096 spans)"),
+        ([10, 15, 20, 30], [10, 20, 30], ""),
+        ([3, 7, 12, 15, 39], [10, 20, 30], ""),
+        ([10, 20, 30], [10, 20, 30], ""),
+    ],
+    ids=["every 4th", "every 8th", "one of them is no rule", "one was lost", "traced ones alone"],
+)
+def test_traced_steps_among_the_shares_do_not_change_their_stride(
+    alice: Any, shared: list[int], traced: list[int], words: str
+) -> None:
+    run = factory.queued(alice, {"pp": 2})
+    attempt = factory.start(run)
+    hello = encode({"kind": "hello", "rank": 0, "t": 1.0, "waits": True})
+    factory.feed(attempt, 0, hello + points_frame(0, 40, "step_time"))
+    for rank in (0, 1):
+        spans = b"".join(spans_frame(step, rank=rank, waits=True) for step in traced)
+        factory.feed(attempt, rank, spans + waits_frame(shared, rank=rank))
+    said = next(metric.measured for metric in metrics_of(run) if metric.name == "bubble_share")
+    number = max(shared) + 1
+    assert f"measured in {len(shared)} of {number} steps{words and f' {words}'} from" in said
 
 
 def test_metrics_say_where_they_are_measured(alice: Any) -> None:
