@@ -1,8 +1,9 @@
 """Bounds what the records of all attempts take on this host's disk, also while nobody takes them: the oldest spans go.
 
 A rank begins a new file from time to time (a *segment*: parallel_core.observe.records). Above the limit, the oldest
-segments that no rank writes any more are rewritten one by one without their span records: `omitted` records in their
-place say which steps of the rank they were of, and how many spans each had. All other records stay. Segments that were
+segments that no rank writes any more are rewritten one by one without their records of spans and of `waits`: `omitted`
+records in their place say which steps of the rank the spans were of, and how many each had; in place of `waits` alone
+they have no rows. All other records stay. Segments that were
 published go first, and once they have no spans any more they do not count: nothing else would make room for them.
 
 That holds at every moment, whoever is killed: a segment is replaced at once by the whole shorter one. Offsets in the

@@ -31,6 +31,8 @@ class Decoded:
     spans: list[tuple[dict[str, Any], bytes]] = field(default_factory=list)
     omitted: list[tuple[int, int]] = field(default_factory=list)
     """(step, spans recorded) of traced steps whose spans the worker has dropped."""
+    dropped: bool = False
+    """Whether the worker has dropped spans or `waits` of these bytes; the latter have no rows in `omitted`."""
     waits: list[StepWaits] = field(default_factory=list)
     memory: list[tuple[dict[str, Any], bytes]] = field(default_factory=list)
     info: dict[str, Any] = field(default_factory=dict)
@@ -86,6 +88,7 @@ def _waits(out: Decoded, frame: Frame, header: Header) -> None:
 
 def _omitted(out: Decoded, frame: Frame, header: Header) -> None:
     _require_rows(frame.blob, OMITTED, len(frame.blob) // OMITTED.itemsize)
+    out.dropped = True
     out.omitted += np.frombuffer(frame.blob, OMITTED).tolist()
 
 

@@ -246,7 +246,7 @@ class Ingest:
                 self.store.advance(key, end)
                 return
             topics = self.store.add_records(attempt, rank, records)
-            if records.omitted:
+            if records.dropped:
                 record_omitted(attempt, entry.worker)
             # A killed rank leaves an incomplete frame at the very end of its file: nothing will complete it.
             end = end if end == sizes_of(attempt).get(f"events:{rank}") else records.end
@@ -268,9 +268,10 @@ class Ingest:
 
 
 def record_omitted(attempt: Attempt, worker: str) -> None:
-    """Says among the attempt's events, once for each worker, that it has dropped spans."""
+    """Says among the attempt's events, once for each worker, that it has dropped spans or `waits` records."""
     text = (
-        f"Worker {worker} dropped its oldest spans before the yard had stored them: TRAINYARD_SPOOL_BYTES was reached."
+        f"Worker {worker} dropped its oldest spans and what steps consisted of before the yard had stored them: "
+        "TRAINYARD_SPOOL_BYTES was reached."
     )
     if not Event.objects.filter(attempt=attempt, kind="omitted", text=text).exists():
         states.record(attempt.run, "omitted", text, attempt)

@@ -22,7 +22,7 @@ from dashboard.runs.models import Attempt, Cursor, Run, SpanChunk
 from dashboard.studies import figures
 from dashboard.studies.selectors import overview
 from parallel_core.analysis.diagnosis import unjudged
-from parallel_core.observe.records import OMITTED, POINT, SPAN, FileSink, encode, events_path, segments
+from parallel_core.observe.records import OMITTED, POINT, SPAN, STEP_SUM, FileSink, encode, events_path, segments
 from tests.dashboard import factory
 from tests.dashboard.peer import Peer, spans_frame
 from tests.yard_process import ROOT, wait_for
@@ -201,6 +201,26 @@ def partly(alice: Any) -> Run:
     factory.feed(attempt, 0, spans_frame(30, 3) + omitted(0, 20))
     factory.feed(attempt, 1, omitted(1, 20, 30))
     return Run.objects.get(pk=run.pk)
+
+
+def test_what_steps_consisted_of_is_dropped_with_an_event_too(
+    controller: Controller, attempt: Attempt, folder: Folder, publish: Any
+) -> None:
+    """Of a run that traces no step, records of `waits` are all that the disk limit can drop, and leave no row."""
+    sink = FileSink(folder.path, 0, segment=1_000)
+    for step in range(40):
+        sink.emit("waits", bytes(STEP_SUM.itemsize), steps=1)
+        sink.emit("points", np.array([(step, 1.0, 2.0)], POINT).tobytes(), series=[["lr", 1]])
+    sink.close()
+    drop_all(folder)
+    publish(folder)
+    arrive(controller, attempt, 40)
+    assert not SpanChunk.objects.exists()
+    (event,) = attempt.run.events.filter(kind="omitted")
+    assert event.text == (
+        "Worker yard-a dropped its oldest spans and what steps consisted of before the yard had stored them: "
+        "TRAINYARD_SPOOL_BYTES was reached."
+    )
 
 
 NONE = "0 of 80 spans of step 20 were kept: its worker"
