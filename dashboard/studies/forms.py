@@ -46,6 +46,8 @@ class StudyForm(Form):
     """Name of the kind."""
     base_fields_of_kind: ClassVar[tuple[str, ...]] = (*MODEL, *DETAIL, *TRAIN)
     template_name_own: ClassVar[str]
+    values_anew: str = ""
+    """HTML of the values of a sweep for an HTMX swap, where the form has replaced them."""
     runs_note: ClassVar[str] = ""
     """If a variant takes several runs: what the others are."""
 
@@ -192,7 +194,7 @@ class SweepForm(StudyForm):
     field = Choice(label="Field to sweep", initial="parallel.micro_batches")
     values = forms.CharField(
         max_length=2000,
-        initial="1, 2, 4, 8",
+        initial=sweepable.begin("parallel.micro_batches"),
         help_text="with commas between them; lists with semicolons: of each stage 2-1; 1-2, of layers 0; 0, 2; "
         "'none' where a field may be empty",
         error_messages={"required": NO_VALUE},
@@ -201,6 +203,19 @@ class SweepForm(StudyForm):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.fields["field"].choices = list(sweepable.fields().items())  # type: ignore[attr-defined]
+
+    @classmethod
+    def sent(cls, request: HttpRequest) -> Self:
+        """A preview whose field was just chosen begins with values in its notation; a study is made of none that its
+        sender has not seen."""
+        field, text = request.POST.get("field", ""), request.POST.get("values", "")
+        if "preview" not in request.POST or not sweepable.begins_otherwise(field, text):
+            return super().sent(request)
+        data = request.POST.copy()
+        data["values"] = sweepable.begin(field)
+        made = cls(data)
+        made.values_anew = made["values"].as_widget(attrs={"hx-swap-oob": "true"})
+        return made
 
     def own_group(self) -> Iterator[forms.BoundField]:
         return self.group(("field", "values"))
@@ -213,7 +228,11 @@ class SweepForm(StudyForm):
         return f"{self.title} of {short_label(self.cleaned_data['field'])}"
 
     def clean_values(self) -> str:
-        if not sweepable.split(self.cleaned_data.get("field", ""), self.cleaned_data["values"]):
+        try:
+            found = sweepable.split(self.cleaned_data.get("field", ""), self.cleaned_data["values"])
+        except ValueError as error:
+            raise forms.ValidationError(str(error)) from None
+        if not found:
             raise forms.ValidationError(NO_VALUE)
         return self.cleaned_data["values"]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import types
 import typing
 from collections.abc import Iterable
@@ -22,6 +23,12 @@ _NOT_ONE_VALUE = {"kind", "program", "profile_steps", "profile_ranks"}
 _BY_STAGE = {"parallel.cuts", "parallel.replicas", "parallel.widths"}
 """Lists that are written as `2-1`, `2, 1` or `2 1`; other lists without `-`, as `0-2` could be a range."""
 _LISTS = _BY_STAGE | {"parallel.recompute_layers"}
+_BEGIN = {
+    **dict.fromkeys(_LISTS, "2-1; 1-2"),
+    "parallel.cuts": "1; 2",
+    "parallel.recompute_layers": "0; 0, 2",
+}
+_BEGIN_NUMBERS = "1, 2, 4, 8"
 _HELD_EQUAL = {"corpus", "steps"}
 """Equal in the whole study."""
 
@@ -42,14 +49,33 @@ def separator(field: str) -> str:
     return ";" if field in _LISTS else ","
 
 
+def begin(field: str) -> str:
+    """The text that a form begins with, in the notation of the field."""
+    return _BEGIN.get(field, _BEGIN_NUMBERS)
+
+
+def begins_otherwise(field: str, text: str) -> bool:
+    """Whether a text is what a form begins with for fields of the other notation: nobody wrote it for this one."""
+    others = {_BEGIN_NUMBERS} if field in _LISTS else set(_BEGIN.values())
+    return text.strip() in others
+
+
 def split(field: str, text: str) -> list[str]:
-    """The values in a text."""
+    """The values in a text. Raises ValueError, with words for the form, where lists have no semicolons between them."""
+    if field in _LISTS and ";" not in text:
+        if "," in text and any(re.search(r"\S[\s-]+\S", part) for part in text.split(",")):
+            raise ValueError(f"Write semicolons between lists, such as {begin(field)}: commas stand within a list.")
+        if begins_otherwise(field, text):
+            one = f"{text.strip()} is one list; if it is meant, write a semicolon behind it."
+            raise ValueError(f"Write semicolons between lists, such as {begin(field)}: {one}")
     return [part.strip() for part in text.split(separator(field)) if part.strip()]
 
 
 def joined(field: str, values: Iterable[Any]) -> str:
     """The inverse of `split`."""
-    return f"{separator(field)} ".join(map(str, values))
+    several = list(map(str, values))
+    alone = field in _LISTS and len(several) == 1 and "," in several[0]
+    return f"{several[0]};" if alone else f"{separator(field)} ".join(several)
 
 
 def parse(field: str, text: str) -> Any:

@@ -379,12 +379,67 @@ def test_lists_are_swept_too(yard: Client, field: str, values: str, stored: list
     assert sweepable.split(field, again) == [part.strip() for part in values.split(";") if part]
 
 
-def test_two_lists_with_a_comma_between_them_are_not_read_as_one_longer_list(yard: Client) -> None:
+@pytest.mark.parametrize(
+    ("field", "values", "example"),
+    [
+        ("parallel.cuts", "2-3, 4", "1; 2"),
+        ("parallel.cuts", "2 3, 4", "1; 2"),
+        ("parallel.replicas", "2-1, 1-2", "2-1; 1-2"),
+        ("parallel.recompute_layers", "0 2, 1 3", "0; 0, 2"),
+    ],
+)
+def test_two_lists_with_a_comma_between_them_are_refused(yard: Client, field: str, values: str, example: str) -> None:
     pipeline = {"parallel__dp": "1", "parallel__pp": "4", "parallel__micro_batches": "4", "model__layers": "4"}
-    asked = {**SWEEP, **pipeline, "field": "parallel.cuts"}
-    assert "<strong>1 run</strong>" in preview(yard, {**asked, "values": "2-3-4"})
-    said = preview(yard, {**asked, "values": "2-3, 4"})
-    assert "<strong>Nothing would run:</strong>" in said and "= 2-3, 4</strong>" in said
+    asked = {**SWEEP, **pipeline, "parallel__recompute": "full", "field": field}
+    said = preview(yard, {**asked, "values": values})
+    words = f"Write semicolons between lists, such as {example}: commas stand within a list."
+    assert error_at(said, "values") == words and "what was asked for is left out" not in said
+    answer = yard.post(NEW, {**asked, "values": values})
+    assert answer.status_code == 422 and words in answer.content.decode()
+    assert not Study.objects.exists()
+
+
+@pytest.mark.parametrize(
+    ("field", "text", "several"),
+    [
+        ("parallel.cuts", "2-3-4", ["2-3-4"]),
+        ("parallel.cuts", " 2 , 3,4 ", ["2 , 3,4"]),
+        ("parallel.widths", "2-1, 1-2; 1-1", ["2-1, 1-2", "1-1"]),
+        ("parallel.recompute_layers", "1, 2, 4, 8;", ["1, 2, 4, 8"]),
+        ("train.lr", "1e-3, 1e-4", ["1e-3", "1e-4"]),
+    ],
+)
+def test_one_list_may_have_commas(field: str, text: str, several: list[str]) -> None:
+    assert sweepable.split(field, text) == several
+
+
+def test_a_list_field_that_is_chosen_begins_with_lists(yard: Client) -> None:
+    """The text of the values changes only if nobody wrote it."""
+    first = yard.get(NEW, {"kind": "sweep"}).context["form"]["values"].value()
+    pipeline = {"parallel__dp": "1", "parallel__pp": "2", "parallel__micro_batches": "4", "model__layers": "9"}
+    asked = {**SWEEP, **pipeline, "parallel__recompute": "full"}
+    layers = {**asked, "field": "parallel.recompute_layers"}
+    said = preview(yard, {**layers, "values": first})
+    assert 'name="values" value="0; 0, 2"' in said and said.count('hx-swap-oob="true"') > 1
+    assert "<strong>2 runs</strong>" in said and "= 0, 2" in said
+    numbers = preview(yard, {**asked, "field": "train.global_batch", "values": "0; 0, 2"})
+    assert f'name="values" value="{first}"' in numbers
+    assert 'name="values"' not in preview(yard, {**layers, "values": "1, 2"}), "somebody wrote it"
+    assert 'name="values"' not in preview(yard, {**asked, "field": "train.global_batch", "values": first})
+    checked = yard.post(NEW, {**layers, "values": first, "preview": "1"}).content.decode()
+    assert checked.count('name="values" value="0; 0, 2"') == 1, "without JavaScript a button asks for the preview"
+
+
+def test_values_that_nobody_wrote_for_a_list_field_are_not_queued(yard: Client) -> None:
+    pipeline = {"parallel__dp": "1", "parallel__pp": "2", "parallel__micro_batches": "4", "model__layers": "9"}
+    asked = {**SWEEP, **pipeline, "parallel__recompute": "full", "field": "parallel.recompute_layers"}
+    answer = yard.post(NEW, {**asked, "values": "1, 2, 4, 8"})
+    assert answer.status_code == 422 and not Study.objects.exists()
+    assert "such as 0; 0, 2: 1, 2, 4, 8 is one list; if" in error_at(answer.content.decode(), "values")
+    assert yard.post(NEW, {**asked, "values": "1, 2, 4, 8;"}).status_code == 302
+    assert Run.objects.get().spec["parallel"]["recompute_layers"] == [1, 2, 4, 8]
+    again = yard.get(NEW, {"clone": Study.objects.get().pk}).context["form"]["values"].value()
+    assert sweepable.split("parallel.recompute_layers", again) == ["1, 2, 4, 8"]
 
 
 def test_values_that_are_no_lists_keep_their_commas() -> None:
