@@ -90,6 +90,17 @@ def test_what_is_wrong_is_said_at_its_field(page: Page, name: str, value: str, m
     expect(plan(page)).to_contain_text("Correct the marked fields")
 
 
+def test_a_list_field_that_is_chosen_begins_with_lists_and_what_is_typed_stays(page: Page) -> None:
+    page.goto("/studies/new/?kind=sweep")
+    values, field = page.get_by_label("Values"), page.get_by_label("Field to sweep")
+    field.select_option("parallel.recompute_layers")
+    expect(values).to_have_value("0; 0, 2")
+    values.fill("1; 0, 1")
+    with page.expect_response(lambda answer: answer.request.method == "POST"):
+        field.select_option("parallel.cuts")
+    expect(values).to_have_value("1; 0, 1")
+
+
 def test_own_schedules_are_read_into_their_field_one_behind_the_other(page: Page, tmp_path: Path) -> None:
     program = "0F0,0F1,0B0,0B1\n,1F0,1B0,1F1,1B1"
     page.goto("/studies/new/")
