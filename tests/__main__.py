@@ -1,7 +1,7 @@
 """`./run test`: ruff and mypy, then pytest. `--full` adds the tests marked "full"; other arguments are passed to
 pytest.
 
-The suite is split into parts, three of which run concurrently. The parts that start whole yards (browser, kill and
+The suite is split into parts, four of which run concurrently. The parts that start whole yards (browser, kill and
 PostgreSQL tests) mostly wait, so two cores can run one of them next to engine tests. Tests that measure (marked
 "alone") run last, with nothing else running.
 """
@@ -37,7 +37,7 @@ ELSEWHERE = "not gpu and not docker"
 tests/test_docker.py`.
 """
 SLOWEST = "--durations=15"
-AT_A_TIME = 3
+AT_A_TIME = 4
 LOOK_S = 0.2
 LAST_LINES = 15
 

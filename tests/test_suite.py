@@ -45,14 +45,14 @@ def test_the_folder_of_a_killed_process_is_removed_by_the_next() -> None:
 def test_sigterm_ends_the_steps_that_run_and_begins_no_other(tmp_path: Path) -> None:
     steps = subprocess.Popen([sys.executable, "-c", STEPS, str(tmp_path)], cwd=ROOT, stdout=subprocess.DEVNULL)
     try:
-        noted = [tmp_path / str(i) for i in range(3)]
+        noted = [tmp_path / str(i) for i in range(suite.AT_A_TIME)]
         wait_for("the first steps", lambda: all(note.exists() and note.read_text() for note in noted))
         steps.send_signal(signal.SIGTERM)
         assert steps.wait(60) == 128 + signal.SIGTERM
     finally:
         steps.kill()
     assert not any(processes.alive(int(note.read_text())) for note in noted)
-    assert not (tmp_path / "3").exists()
+    assert not (tmp_path / str(suite.AT_A_TIME)).exists()
 
 
 @pytest.mark.parametrize("full", [False, True])

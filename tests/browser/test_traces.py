@@ -110,7 +110,7 @@ def test_break_it_shows_what_belongs_to_a_fault_that_is_switched_on(page: Page) 
     page.get_by_label("Straggler", exact=True).check()
     expect(rank).to_be_visible()
     rank.fill("7")
-    expect(page.locator("#error-inject__straggler__rank")).to_contain_text("There is no rank 7", timeout=RUN_MS)
+    expect(page.locator("#error-inject__straggler__rank")).to_contain_text("rank=7 is no rank", timeout=RUN_MS)
 
 
 def test_what_if_says_when_it_gets_no_answer_and_when_its_trace_was_deleted_elsewhere(
