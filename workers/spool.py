@@ -85,12 +85,15 @@ class Spool:
         self._limit = limit
         self._bare: dict[str, int] = {}
         """Segments without spans, and their bytes: there is nothing to drop in them, and they never change."""
+        self._failed: set[str] = set()
+        """Segments that could not be rewritten: they are tried again after all others."""
         self._due = float("-inf")
         self._full = False
 
     def bound(self, attempts: Iterable[Recorded]) -> bool:
         """Drops spans of these if all their records take more than the limit. Looks every LOOK_S, and then drops for
-        about AT_ONCE_S; returns whether there is more to drop. Raises OSError if a segment cannot be rewritten."""
+        about AT_ONCE_S; returns whether there is more to drop. Raises OSError if a segment cannot be rewritten, after
+        the others: what has few spans may need more room than a full disk has, where most need next to none."""
         if time.monotonic() < self._due:
             return False
         self._due = time.monotonic() + LOOK_S
@@ -98,16 +101,23 @@ class Spool:
         self._bare = {segment.path: segment.size for segment in found if segment.bare}
         held = sum(segment.counted for segment in found)
         more = [segment for segment in found if segment.closed and not segment.bare] if held > self._limit else []
-        rest = deque(sorted(more, key=lambda segment: (not segment.published, segment.written)))
-        until = time.monotonic() + AT_ONCE_S
+        rest = deque(sorted(more, key=lambda one: (one.path in self._failed, not one.published, one.written)))
+        until, failed = time.monotonic() + AT_ONCE_S, []
         while rest and held > self._limit:
-            held -= self._drop(rest.popleft())
+            segment = rest.popleft()
+            try:
+                held -= self._drop(segment)
+            except OSError as error:
+                self._failed.add(segment.path)
+                failed.append(error)
             if time.monotonic() >= until:
                 break
         again = held > self._limit and bool(rest)
         if again:
             self._due = float("-inf")
         self._warn(held, again)
+        if failed:
+            raise failed[0]
         return again
 
     def _segments(self, one: Recorded) -> Iterator[Segment]:

@@ -269,11 +269,12 @@ class Ingest:
 
 def record_omitted(attempt: Attempt, worker: str) -> None:
     """Says among the attempt's events, once for each worker, that it has dropped spans or `waits` records."""
+    who = f"Worker {worker} dropped "
     text = (
-        f"Worker {worker} dropped its oldest spans and what steps consisted of before the yard had stored them: "
+        f"{who}the oldest records of steps (spans, what steps consisted of) before the yard had stored them: "
         "TRAINYARD_SPOOL_BYTES was reached."
     )
-    if not Event.objects.filter(attempt=attempt, kind="omitted", text=text).exists():
+    if not Event.objects.filter(attempt=attempt, kind="omitted", text__startswith=who).exists():
         states.record(attempt.run, "omitted", text, attempt)
 
 

@@ -103,17 +103,18 @@ def _measure(names: Sequence[str], rounds: int, out: Path | None) -> None:
     try:
         for name in names:
             results[name] = BENCHES[name](rounds)
-            _write(results, out, whole=len(results) == len(names))
+            _write(results, out, whole=False)
             _print(name, results[name])
+        if (best := duel.best(results)) is not None:
+            results["best"] = best
+            _print("best", best)
+        _write(results, out, whole=True)
     except BaseException:
         with contextlib.suppress(Exception):  # the first exception is the one to see
             _print_goals(results, rounds)
-            print(f"{'incomplete':<11} {len(results)} of {len(names)} benchmarks ran", flush=True)
+            ran = len(results.keys() & set(names))
+            print(f"{'incomplete':<11} {ran} of {len(names)} benchmarks ran", flush=True)
         raise
-    if (best := duel.best(results)) is not None:
-        results["best"] = best
-        _write(results, out, whole=True)
-        _print("best", best)
     _print_goals(results, rounds)
 
 

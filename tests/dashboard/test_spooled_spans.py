@@ -119,7 +119,7 @@ def test_a_worker_killed_between_dropping_and_publishing(
     check_whole(attempt, range(min(kept)))
     assert min(kept) > 0 and selectors.span_counts(attempt.run, 0) == (0, SPANS)
     (event,) = attempt.run.events.filter(kind="omitted")
-    assert "Worker yard-a dropped its oldest spans" in event.text
+    assert "Worker yard-a dropped the oldest records of steps" in event.text
 
 
 def test_spans_that_had_arrived_before_they_were_dropped_stay(
@@ -218,7 +218,8 @@ def test_what_steps_consisted_of_is_dropped_with_an_event_too(
     assert not SpanChunk.objects.exists()
     (event,) = attempt.run.events.filter(kind="omitted")
     assert event.text == (
-        "Worker yard-a dropped its oldest spans and what steps consisted of before the yard had stored them: "
+        "Worker yard-a dropped the oldest records of steps (spans, what steps consisted of) before the yard had stored "
+        "them: "
         "TRAINYARD_SPOOL_BYTES was reached."
     )
 

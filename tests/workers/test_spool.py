@@ -26,7 +26,7 @@ from workers.folder import Folder, Meta
 from workers.relay import Relay
 from workers.run_orders import read_order
 from workers.settings import Settings
-from workers.spool import Recorded, Spool, segment_bytes, without_spans
+from workers.spool import Recorded, Spool, drop_spans, segment_bytes, without_spans
 from workers.wire import Publisher
 
 SEGMENT = 16 << 10
@@ -169,6 +169,31 @@ def test_a_disk_that_takes_nothing_more_loses_nothing(tmp_path: Path) -> None:
     with disk_of(100), pytest.raises(OSError, match="File too large"):
         Spool(1).bound([waiting(tmp_path)])
     assert {path: path.read_bytes() for path in tmp_path.iterdir()} == before
+
+
+def test_a_segment_that_cannot_be_rewritten_keeps_no_other_from_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As one of large other records on a nearly full disk, where most others would free megabytes for kilobytes."""
+    record(tmp_path)
+    bad, limit, asked = segments(tmp_path, 0)[0][1], held(tmp_path) // 2, []
+
+    def drop(path: Path, base: int) -> int:
+        asked.append(path)
+        if path == bad:
+            raise OSError("no space left")
+        return drop_spans(path, base)
+
+    monkeypatch.setattr(spool_module, "drop_spans", drop)
+    spool = Spool(limit)
+    with pytest.raises(OSError, match="no space left"):
+        spool.bound([waiting(tmp_path)])
+    assert asked[0] == bad and held(tmp_path) <= limit
+    record(tmp_path, rank=1)
+    spool._due = float("-inf")
+    del asked[:]
+    spool.bound([waiting(tmp_path, 0, 1)])
+    assert asked and asked[0] != bad, "those that failed come last"
 
 
 def test_a_relay_that_cannot_drop_says_so_once_and_goes_on(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
