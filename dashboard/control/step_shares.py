@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import accumulate
 
 import numpy as np
 from django.db.models import Max, QuerySet
@@ -24,9 +24,14 @@ MOST_OPEN = 64 << 20
 """Bytes of an attempt's steps that wait for other ranks, an equal part for each rank; beyond that the oldest steps stay
 without a point."""
 LEAST_OPEN = 4 << 20
-"""Bytes that each rank may have in any case: with hundreds of ranks, its part would hold less than comes at once."""
-ROW_BYTES = 256 << 10
-"""Bytes of a row at most, if its steps are about equal: when the oldest steps go, a row of that size is rewritten."""
+"""Bytes that each rank may have beyond its part of MOST_OPEN: with dozens of ranks, that would hold less than comes at
+once."""
+MOST_TOTAL = 256 << 20
+"""Bytes of an attempt's steps that wait, in any case: over 64 ranks have less than LEAST_OPEN each."""
+ROW_BYTES = 128 << 10
+"""Bytes from which a row takes no more steps; one has about twice as many at most, unless a single step is larger."""
+LEAST_ROWS = 16
+"""A row that has this part of a rank's bound takes no more, either, because at the bound whole rows go."""
 
 Points = dict[tuple[int, str], list[np.ndarray]]
 """(rank 0, series) -> its new POINT rows."""
@@ -53,9 +58,13 @@ def share_points(attempt: Attempt, found: Mapping[int, list[StepWaits]]) -> Poin
         held.delete()
         return {}
     held.filter(last_step__lte=upto).delete()
-    most = max(LEAST_OPEN, MOST_OPEN // layout.world)
-    _keep_open(attempt, {rank: one.cut(upto)[1] for rank, one in new.items()}, most)
+    _keep_open(attempt, new, upto, _bound(layout.world))
     return points
+
+
+def _bound(world: int) -> int:
+    """Bytes of steps that wait which each of `world` ranks may have; all together at most MOST_TOTAL."""
+    return max(MOST_OPEN // world, min(LEAST_OPEN, MOST_TOTAL // world))
 
 
 def _whole(rows: QuerySet[OpenWaits], new: Mapping[int, StepWaits], done: int, upto: int) -> dict[int, StepWaits]:
@@ -96,30 +105,70 @@ def _behind(one: StepWaits, step: int) -> StepWaits:
     return one.among(numbers > np.maximum(highest, step))
 
 
-def _keep_open(attempt: Attempt, found: Mapping[int, StepWaits], most: int) -> None:
-    """Stores `found`, and deletes the oldest steps of these ranks beyond `most` bytes a rank."""
-    newest = {rank: _newest(one, most) for rank, one in found.items()}
-    rows = [_filled(OpenWaits(attempt=attempt, rank=rank), part) for rank, one in newest.items() for part in _rows(one)]
-    OpenWaits.objects.bulk_create(rows)
-    held = OpenWaits.objects.filter(attempt=attempt, rank__in={row.rank for row in rows})
-    taken, gone, cut = Counter[int](), list[int](), dict[int, int]()
+def _keep_open(attempt: Attempt, found: Mapping[int, StepWaits], upto: int, most: int) -> None:
+    """Stores the steps of `found` after `upto`, and deletes the oldest rows of these ranks beyond `most` bytes a rank.
+
+    They join the rank's newest rows that are not full (`_joined`), whose `data` alone is read. So a rank has at most
+    `most` / ROW_BYTES rows (LEAST_ROWS, if that is more) and a few that are not full, however many transactions came.
+    """
+    found = {rank: rest for rank, one in found.items() if len((rest := one.cut(upto)[1]).sums)}
+    full = max(1, min(ROW_BYTES, most // LEAST_ROWS))
+    held = OpenWaits.objects.filter(attempt=attempt, rank__in=found)
+    sizes: dict[int, list[tuple[int, int]]] = {rank: [] for rank in found}
     for pk, rank, size in held.order_by("-pk").values_list("pk", "rank", "size"):
-        if taken[rank] < most < taken[rank] + size:
-            cut[pk] = most - taken[rank]
-        elif taken[rank] >= most:
-            gone.append(pk)
-        taken[rank] += size
-    for row in held.filter(pk__in=cut):
-        if not _cut(row, cut[row.pk]):
-            gone.append(row.pk)
-    if gone:
-        OpenWaits.objects.filter(pk__in=gone).delete()
+        sizes[rank].append((pk, size))
+    joined = {rank: _joined(sizes[rank], _size(one), full) for rank, one in found.items()}
+    gone = [pk for pks in joined.values() for pk in pks]
+    parts = _stored(held.filter(pk__in=gone))
+    rows = list[OpenWaits]()
+    for rank, one in found.items():
+        whole = _newest(StepWaits.chain([*parts.get(rank, ()), one]).cut(upto)[1], most)
+        rows += [_filled(OpenWaits(attempt=attempt, rank=rank), part) for part in _rows(whole, full)]
+        gone += _beyond(sizes[rank][len(joined[rank]) :], most - _size(whole))
+    OpenWaits.objects.filter(pk__in=gone).delete()
+    OpenWaits.objects.bulk_create(rows)
 
 
-def _rows(one: StepWaits) -> Iterator[StepWaits]:
-    """Parts of about ROW_BYTES, at least a step each."""
-    size = one.sums.nbytes + one.rows.nbytes
-    return one.parts(max(1, len(one.sums) * ROW_BYTES // max(1, size)))
+def _joined(sizes: Sequence[tuple[int, int]], size: int, full: int) -> list[int]:
+    """Which rows, of (pk, bytes) from the newest on, `size` new bytes are joined with: those below `full` bytes, as
+    long as the next has less than twice what there is by then.
+
+    So each row that is left has at least twice as much as the next newer one, or is full; and a step is rewritten only
+    when its row at least grows by half: a few times, not in each transaction (as a binary counter carries).
+    """
+    found = list[int]()
+    for pk, own in sizes:
+        if own >= min(full, 2 * size):
+            break
+        found.append(pk)
+        size += own
+    return found
+
+
+def _stored(rows: QuerySet[OpenWaits]) -> Found:
+    """The steps of these rows by rank, in order, without those of spoilt rows."""
+    found: Found = {}
+    for row in rows:
+        try:
+            found.setdefault(row.rank, []).append(StepWaits.unpack(bytes(row.data), row.steps))
+        except ValueError as error:
+            log.warning("steps %s to %s of rank %s: %s", row.first_step, row.last_step, row.rank, error)
+    return found
+
+
+def _beyond(sizes: Sequence[tuple[int, int]], room: int) -> list[int]:
+    """Which rows, of (pk, bytes) from the newest on, do not fit `room` bytes with all newer ones."""
+    ends = accumulate(size for _, size in sizes)
+    return [pk for (pk, _), end in zip(sizes, ends, strict=True) if end > room]
+
+
+def _rows(one: StepWaits, full: int) -> Iterator[StepWaits]:
+    """Parts of `full` bytes, up to twice that, if the steps are about equal; the last may be smaller."""
+    return one.parts(-(-len(one.sums) // max(1, _size(one) // full)) or 1)
+
+
+def _size(one: StepWaits) -> int:
+    return one.sums.nbytes + one.rows.nbytes
 
 
 def _filled(row: OpenWaits, one: StepWaits) -> OpenWaits:
@@ -128,18 +177,6 @@ def _filled(row: OpenWaits, one: StepWaits) -> OpenWaits:
     row.first_step, row.last_step = int(steps[0]), int(steps[-1])
     row.steps, row.size = len(steps), len(row.data)
     return row
-
-
-def _cut(row: OpenWaits, most: int) -> bool:
-    """Leaves the newest steps of a stored row that fit `most` bytes; False if none does, or the row is spoilt."""
-    try:
-        rest = _newest(StepWaits.unpack(bytes(row.data), row.steps), most)
-    except ValueError as error:
-        log.warning("steps %s to %s of rank %s: %s", row.first_step, row.last_step, row.rank, error)
-        return False
-    if len(rest.sums):
-        _filled(row, rest).save()
-    return len(rest.sums) > 0
 
 
 def _newest(one: StepWaits, most: int) -> StepWaits:

@@ -72,7 +72,7 @@ class SpanChunk(models.Model):
 class OpenWaits(models.Model):
     """Steps of one rank whose `waits` records have not arrived from all ranks yet (analysis.step_waits.StepWaits).
 
-    A rank has a row, or several, for each transaction that brought some, in step order.
+    A rank's rows are in step order. What arrives joins the newest ones, so that they stay few (control.step_shares).
     """
 
     attempt = models.ForeignKey("runs.Attempt", on_delete=models.CASCADE, related_name="open_waits")

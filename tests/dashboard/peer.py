@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import redis
 
+from parallel_core.analysis.step_waits import StepWaits
 from parallel_core.observe.records import POINT, SPAN, STEP_SUM, WAIT, encode
 from parallel_core.schedule.ir import Kind
 from parallel_core.spec import RunSpec
@@ -39,17 +40,22 @@ def spans_frame(step: int, count: int = 3, rank: int = 0, total: int | None = No
     return encode(header, rows.tobytes())
 
 
-def waits_frame(steps: Sequence[int], rank: int = 0, late: int = 0, recompute: int = 0) -> bytes:
-    """A frame about steps of 1 000 ns; in each a collective of all ranks, which the rank reaches `late` ns after the
-    step's start and leaves after 500 ns.
+def waits_of(steps: Sequence[int], late: int = 0, recompute: int = 0) -> StepWaits:
+    """Steps of 1 000 ns; in each a collective of all ranks, which the rank reaches `late` ns after the step's start and
+    leaves after 500 ns.
     """
     sums, rows = np.zeros(len(steps), STEP_SUM), np.zeros(len(steps), WAIT)
     sums["step"], sums["count"], sums["time"], sums["total"] = steps, 1, 1_700_000_000 + np.array(steps), 1_000
     sums["waiting"], sums["recompute"] = 500 - late, recompute
     begin = np.array(steps) * 10_000
     rows["kind"], rows["micro_batch"], rows["start"], rows["end"] = Kind.NORM, -1, begin + late, begin + 500
+    return StepWaits(sums, rows)
+
+
+def waits_frame(steps: Sequence[int], rank: int = 0, late: int = 0, recompute: int = 0) -> bytes:
+    """A frame about `waits_of` these steps."""
     header = {"kind": "waits", "rank": rank, "t": 1.0, "steps": len(steps)}
-    return encode(header, sums.tobytes() + rows.tobytes())
+    return encode(header, waits_of(steps, late, recompute).pack())
 
 
 class Peer:
