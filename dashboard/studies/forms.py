@@ -11,6 +11,7 @@ from typing import Any, ClassVar, Self
 
 from django import forms
 from django.http import HttpRequest
+from django.utils.safestring import SafeString
 from pydantic import ValidationError
 
 from dashboard.fields import Choice, Form, WholeNumber
@@ -46,8 +47,8 @@ class StudyForm(Form):
     """Name of the kind."""
     base_fields_of_kind: ClassVar[tuple[str, ...]] = (*MODEL, *DETAIL, *TRAIN)
     template_name_own: ClassVar[str]
-    values_anew: str = ""
-    """HTML of the values of a sweep for an HTMX swap, where the form has replaced them."""
+    anew: str = ""
+    """HTML of the inputs that the form has replaced, for an HTMX swap."""
     runs_note: ClassVar[str] = ""
     """If a variant takes several runs: what the others are."""
 
@@ -208,14 +209,24 @@ class SweepForm(StudyForm):
     def sent(cls, request: HttpRequest) -> Self:
         """A preview whose field was just chosen begins with values in its notation; a study is made of none that its
         sender has not seen."""
-        field, text = request.POST.get("field", ""), request.POST.get("values", "")
-        if "preview" not in request.POST or not sweepable.begins_otherwise(field, text):
+        before, field, text = (request.POST.get(name, "") for name in ("begun_for", "field", "values"))
+        if "preview" not in request.POST or field == before:
             return super().sent(request)
         data = request.POST.copy()
-        data["values"] = sweepable.begin(field)
+        data["begun_for"], data["values"] = field, sweepable.begun(before, field, text)
         made = cls(data)
-        made.values_anew = made["values"].as_widget(attrs={"hx-swap-oob": "true"})
+        swap: dict[str, str | bool] = {"hx-swap-oob": "true"}
+        made.anew = made.begun_for(swap)
+        if data["values"] != text:  # an input that somebody types in is left alone
+            made.anew += made["values"].as_widget(attrs=swap)
         return made
+
+    def begun_for(self, attrs: dict[str, str | bool] | None = None) -> SafeString:
+        """An input that nobody sees: the field that the text of the values stands for since the last preview. With it a
+        field that was just chosen differs from a text that was just typed."""
+        chosen = self.data.get("begun_for", "") if self.is_bound else self["field"].value()
+        # not type="hidden": browsers and drafts give back only what they take for typed, and it belongs to the values
+        return forms.TextInput().render("begun_for", chosen, {"id": "f-begun_for", "hidden": True, **(attrs or {})})
 
     def own_group(self) -> Iterator[forms.BoundField]:
         return self.group(("field", "values"))

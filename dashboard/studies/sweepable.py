@@ -54,10 +54,11 @@ def begin(field: str) -> str:
     return _BEGIN.get(field, _BEGIN_NUMBERS)
 
 
-def begins_otherwise(field: str, text: str) -> bool:
-    """Whether a text is what a form begins with for fields of the other notation: nobody wrote it for this one."""
-    others = {_BEGIN_NUMBERS} if field in _LISTS else set(_BEGIN.values())
-    return text.strip() in others
+def begun(before: str, field: str, text: str) -> str:
+    """The text of a form in which `field` was chosen instead of `before`: what begins there if `text` is what began for
+    `before`, else `text`, which somebody wrote; `text`, too, where one of them is no field."""
+    chosen = field != before and {before, field} <= fields().keys()
+    return begin(field) if chosen and text.strip() == begin(before) else text
 
 
 def split(field: str, text: str) -> list[str]:
@@ -65,7 +66,7 @@ def split(field: str, text: str) -> list[str]:
     if field in _LISTS and ";" not in text:
         if "," in text and any(re.search(r"\S[\s-]+\S", part) for part in text.split(",")):
             raise ValueError(f"Write semicolons between lists, such as {begin(field)}: commas stand within a list.")
-        if begins_otherwise(field, text):
+        if text.strip() == _BEGIN_NUMBERS:  # other fields begin with it: perhaps nobody wrote it
             one = f"{text.strip()} is one list; if it is meant, write a semicolon behind it."
             raise ValueError(f"Write semicolons between lists, such as {begin(field)}: {one}")
     return [part.strip() for part in text.split(separator(field)) if part.strip()]

@@ -99,6 +99,11 @@ def test_a_list_field_that_is_chosen_begins_with_lists_and_what_is_typed_stays(p
     with page.expect_response(lambda answer: answer.request.method == "POST"):
         field.select_option("parallel.cuts")
     expect(values).to_have_value("1; 0, 1")
+    field.select_option("parallel.recompute_layers")
+    expect(page.locator("[name=begun_for]")).to_have_value("parallel.recompute_layers")
+    values.fill("1, 2, 4, 8")  # and waits before the semicolon
+    expect(page.locator("#error-values")).to_contain_text("write a semicolon behind it")
+    expect(values).to_have_value("1, 2, 4, 8")
 
 
 def test_own_schedules_are_read_into_their_field_one_behind_the_other(page: Page, tmp_path: Path) -> None:

@@ -413,26 +413,93 @@ def test_one_list_may_have_commas(field: str, text: str, several: list[str]) -> 
     assert sweepable.split(field, text) == several
 
 
-def test_a_list_field_that_is_chosen_begins_with_lists(yard: Client) -> None:
-    """The text of the values changes only if nobody wrote it."""
-    first = yard.get(NEW, {"kind": "sweep"}).context["form"]["values"].value()
-    pipeline = {"parallel__dp": "1", "parallel__pp": "2", "parallel__micro_batches": "4", "model__layers": "9"}
-    asked = {**SWEEP, **pipeline, "parallel__recompute": "full"}
-    layers = {**asked, "field": "parallel.recompute_layers"}
-    said = preview(yard, {**layers, "values": first})
-    assert 'name="values" value="0; 0, 2"' in said and said.count('hx-swap-oob="true"') > 1
-    assert "<strong>2 runs</strong>" in said and "= 0, 2" in said
-    numbers = preview(yard, {**asked, "field": "train.global_batch", "values": "0; 0, 2"})
-    assert f'name="values" value="{first}"' in numbers
-    assert 'name="values"' not in preview(yard, {**layers, "values": "1, 2"}), "somebody wrote it"
-    assert 'name="values"' not in preview(yard, {**asked, "field": "train.global_batch", "values": first})
-    checked = yard.post(NEW, {**layers, "values": first, "preview": "1"}).content.decode()
-    assert checked.count('name="values" value="0; 0, 2"') == 1, "without JavaScript a button asks for the preview"
+LISTS_SWEPT: dict[str, Any] = {
+    **SWEEP,
+    "model__layers": "9",
+    "parallel__dp": "1",
+    "parallel__pp": "2",
+    "parallel__micro_batches": "4",
+    "parallel__recompute": "full",
+}
+
+
+def input_named(page: str, name: str) -> str:
+    """The value of the only input of this name; "" if there is none."""
+    found = re.findall(rf'<input[^>]* name="{name}"[^>]*>', page)
+    assert len(found) <= 1
+    return html.unescape(re.findall(r' value="([^"]*)"', found[0])[0]) if found else ""
+
+
+@pytest.mark.parametrize(
+    ("before", "text", "field", "begins"),
+    [
+        ("parallel.micro_batches", "1, 2, 4, 8", "parallel.recompute_layers", "0; 0, 2"),
+        ("parallel.recompute_layers", " 0; 0, 2 ", "train.global_batch", "1, 2, 4, 8"),
+        ("parallel.replicas", "2-1; 1-2", "parallel.recompute_layers", "0; 0, 2"),
+        ("parallel.cuts", "1; 2", "parallel.replicas", "2-1; 1-2"),
+    ],
+)
+def test_a_field_that_is_chosen_begins_in_its_notation(
+    yard: Client, before: str, text: str, field: str, begins: str
+) -> None:
+    asked = {**LISTS_SWEPT, "begun_for": before, "field": field, "values": text}
+    said = preview(yard, asked)
+    assert (input_named(said, "values"), input_named(said, "begun_for")) == (begins, field)
+    assert said.count('hx-swap-oob="true"') == said.count('id="error-') + 2
+    assert error_at(said, "values") == "" and "Nothing would run" not in said
+    checked = yard.post(NEW, {**asked, "preview": "1"}).content.decode()
+    assert (input_named(checked, "values"), input_named(checked, "begun_for")) == (begins, field), "a button, no script"
+
+
+@pytest.mark.parametrize(
+    ("before", "text", "field"),
+    [
+        ("parallel.recompute_layers", "1, 2, 4, 8", "parallel.recompute_layers"),
+        ("parallel.micro_batches", "1; 2", "parallel.micro_batches"),
+        ("parallel.micro_batches", "1, 2", "parallel.recompute_layers"),
+        ("parallel.micro_batches", "1, 2, 4, 8", "train.global_batch"),
+        ("parallel.micro_batches", "1; 2", "parallel.recompute_layers"),
+        ("", "1, 2, 4, 8", "parallel.recompute_layers"),
+        ("parallel.recompute_layers", "0; 0, 2", "nonsense"),
+    ],
+)
+def test_values_that_somebody_wrote_stay(yard: Client, before: str, text: str, field: str) -> None:
+    asked = {**LISTS_SWEPT, "begun_for": before, "field": field, "values": text}
+    said = preview(yard, asked)
+    assert 'name="values"' not in said
+    assert input_named(said, "begun_for") == ("" if before == field else field)
+    checked = yard.post(NEW, {**asked, "preview": "1"}).content.decode()
+    assert (input_named(checked, "values"), input_named(checked, "begun_for")) == (text, field)
+
+
+def test_what_is_typed_after_another_field_was_chosen_stays(yard: Client) -> None:
+    """Even where it is what the field before began with, of whose values some were written."""
+    asked = {**LISTS_SWEPT, "field": "parallel.recompute_layers"}
+    before = input_named(yard.get(NEW, {"kind": "sweep"}).content.decode(), "begun_for")
+    assert before == "parallel.micro_batches"
+    chosen = preview(yard, {**asked, "begun_for": before, "values": "5, 6"})
+    typed = preview(yard, {**asked, "begun_for": input_named(chosen, "begun_for"), "values": "1, 2, 4, 8"})
+    assert 'name="values"' not in typed and "write a semicolon behind it" in error_at(typed, "values")
+
+
+def test_lists_typed_for_numbers_are_never_queued_as_other_values(yard: Client) -> None:
+    asked = {**LISTS_SWEPT, "begun_for": "parallel.micro_batches", "field": "parallel.micro_batches", "values": "1; 2"}
+    said = preview(yard, asked)
+    assert "Nothing would run" in said and "1; 2" in said
+    answer = yard.post(NEW, asked)
+    assert answer.status_code == 422 and not Study.objects.exists()
+    assert input_named(answer.content.decode(), "values") == "1; 2"
+
+
+def test_a_study_that_is_cloned_has_its_own_field_as_that_of_its_values(yard: Client) -> None:
+    field = "parallel.recompute_layers"
+    assert yard.post(NEW, {**LISTS_SWEPT, "field": field, "values": "0; 0, 2"}).status_code == 302
+    page = yard.get(NEW, {"clone": Study.objects.get().pk}).content.decode()
+    assert (input_named(page, "begun_for"), input_named(page, "values")) == (field, "0; 0, 2")
 
 
 def test_values_that_nobody_wrote_for_a_list_field_are_not_queued(yard: Client) -> None:
-    pipeline = {"parallel__dp": "1", "parallel__pp": "2", "parallel__micro_batches": "4", "model__layers": "9"}
-    asked = {**SWEEP, **pipeline, "parallel__recompute": "full", "field": "parallel.recompute_layers"}
+    asked = {**LISTS_SWEPT, "field": "parallel.recompute_layers"}
     answer = yard.post(NEW, {**asked, "values": "1, 2, 4, 8"})
     assert answer.status_code == 422 and not Study.objects.exists()
     assert "such as 0; 0, 2: 1, 2, 4, 8 is one list; if" in error_at(answer.content.decode(), "values")
