@@ -20,7 +20,8 @@ DASHES = {"strong": "solid", "weak": "dash", "": "solid"}
 
 
 class Point(NamedTuple):
-    """One measured run. `speedup` is in samples/s over one device; `stall` = share of its step, None if not traced."""
+    """One measured split. `speedup` is in samples/s over the split `base` on `fewest` devices; `stall` = share of its
+    step, None if not traced."""
 
     model: str
     """'' where the study has only one model."""
@@ -34,16 +35,24 @@ class Point(NamedTuple):
     disturbed: bool = False
     cores: int = 0
     """Number of cores shared by all devices; 0 where each device has its own."""
+    fewest: int = 1
+    """The fewest devices of the same model that have a result."""
+    base: str = ""
+    """Name of the split on those."""
 
     @property
-    def ideal(self) -> int:
+    def ideal(self) -> float:
         """The highest speedup possible on these devices."""
-        return min(self.devices, self.cores or self.devices)
+        return self._able(self.devices) / self._able(self.fewest)
+
+    def _able(self, devices: int) -> int:
+        """How many of these devices can compute at once."""
+        return min(devices, self.cores or devices)
 
     @property
     def shared(self) -> bool:
         """Whether several devices take turns on a core: what that loses is not the fault of the strategy."""
-        return self.ideal < self.devices
+        return 0 < self.cores < self.devices
 
     @property
     def efficiency(self) -> float:
@@ -51,35 +60,62 @@ class Point(NamedTuple):
 
     @property
     def name(self) -> str:
-        return ", ".join(part for part in (self.model, self.label, self.way) if part)
+        return named(self.model, self.label, self.way)
+
+
+def named(*parts: str) -> str:
+    """The name of a split, from those of its parts that are not empty."""
+    return ", ".join(part for part in parts if part)
 
 
 def speedup(points: Sequence[Point], source: str) -> Chart:
     """Speedup against devices, one line for each model, strategy and way of scaling; the ideal is dotted."""
     lines = _lines(points)
     counts = sorted({point.devices for point in points})
-    ideal = {
-        "type": "scatter",
-        "mode": "lines",
-        "name": "ideal",
-        "x": counts,
-        "y": [max((p.ideal for p in points if p.devices == n), default=n) for n in counts],
-        "line": {"color": var("ink-2"), "width": 1, "dash": "dot"},
-        "hovertemplate": "ideal: %{y} x<extra></extra>",
-    }
     drawn = [_line(own, [p.speedup for p in own], "%{y:.2f} x on %{x}", _symbol(points, own)) for own in lines]
-    layout = _layout(counts, "times one device, samples/s", drawn)
-    figure = {"data": [ideal, *drawn] if lines else [], "layout": layout}
+    layout = _layout(counts, f"times {_over(points)}, samples/s", drawn)
+    figure = {"data": [*_ideals(points), *drawn] if lines else [], "layout": layout}
     rows = [
         [p.name, str(p.devices), ratio_text(p.speedup), percent_text(p.efficiency), "yes" if p.disturbed else ""]
         for p in points
     ]
     columns = ("run", "devices", "speedup", "of ideal", "disturbed")
-    subtitle = "Speedup in samples/s over one device of the same model; dotted = ideal, dashed = weak scaling"
+    subtitle = f"Speedup in samples/s over {_over(points)} of the same model; dotted = ideal, dashed = weak scaling"
     if shared := next((p for p in points if p.shared), None):
         subtitle += f"; {shared.devices} devices share {shared.cores} cores, so ideal ends at {shared.cores}"
-    title = (sentences(points) or ["0 runs on more than one device have finished so far."])[0]
+    title = (sentences(points) or [unscaled(points)])[0]
     return Chart("scaling", title, subtitle, source, figure, columns, rows)
+
+
+def _over(points: Sequence[Point]) -> str:
+    """What speedups are over: one device, or the fewest with a result, and which split is the base there."""
+    bases = {(point.fewest, point.base) for point in points} or {(1, "")}
+    (fewest, base), *others = sorted(bases)
+    counts = {count for count, _ in bases}
+    if counts == {1}:
+        return "one device"
+    if len(counts) > 1:
+        return "the fewest devices with a result"
+    return f"{fewest} devices" if others else f"{fewest} devices ({base})"
+
+
+def _ideals(points: Sequence[Point]) -> list[dict[str, Any]]:
+    """A dotted line for each number of devices that speedups are over."""
+    ideals: dict[int, dict[int, float]] = {}
+    for point in sorted(points, key=lambda point: (point.fewest, point.devices)):
+        ideals.setdefault(point.fewest, {})[point.devices] = point.ideal
+    return [
+        {
+            "type": "scatter",
+            "mode": "lines",
+            "name": "ideal" if fewest == 1 else f"ideal over {fewest} devices",
+            "x": list(line),
+            "y": list(line.values()),
+            "line": {"color": var("ink-2"), "width": 1, "dash": "dot"},
+            "hovertemplate": "ideal: %{y} x<extra></extra>",
+        }
+        for fewest, line in ideals.items()
+    ]
 
 
 def stalls(points: Sequence[Point], source: str) -> Chart:
@@ -104,9 +140,11 @@ def stalls(points: Sequence[Point], source: str) -> Chart:
 
 
 def sentences(points: Sequence[Point]) -> list[str]:
-    """The best and the worst efficiency at the largest number of devices; [] if no point has more than one device."""
-    most = max((point.devices for point in points), default=1)
-    there = sorted((p for p in points if p.devices == most > 1), key=lambda point: -point.efficiency)
+    """The best and the worst efficiency at the largest number of devices; [] if no point has more devices than its
+    base."""
+    beyond = [point for point in points if point.devices > point.fewest]
+    most = max((point.devices for point in beyond), default=0)
+    there = sorted((p for p in beyond if p.devices == most), key=lambda point: -point.efficiency)
     if not there:
         return []
     best, worst = there[0], there[-1]
@@ -118,14 +156,22 @@ def sentences(points: Sequence[Point]) -> list[str]:
     return out
 
 
+def unscaled(points: Sequence[Point]) -> str:
+    """What is missing where `sentences` has nothing to say."""
+    several = max((point.fewest for point in points), default=1)
+    if several == 1:
+        return "0 runs on more than one device have a result."
+    return f"0 runs on more than {several} devices, the fewest with a result, have one."
+
+
 def _times(point: Point) -> str:
-    return f"{ratio_text(point.speedup)} of one"
+    return f"{ratio_text(point.speedup)} of {'one' if point.fewest == 1 else f'{point.base} on {point.fewest}'}"
 
 
 def _stalled(points: Sequence[Point]) -> str:
     many = [point for point in points if point.devices > 1]
     if not many:
-        return "0 traced steps of several devices so far."
+        return "0 steps of several devices have been traced."
     worst = max(many, key=lambda point: point.stall or 0)
     least = min((p for p in many if p.devices == worst.devices), key=lambda point: point.stall or 0)
     first = (

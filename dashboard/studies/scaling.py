@@ -1,17 +1,19 @@
 """The scaling study: what it runs, and what its page says about speed against devices.
 
 Strong scaling: the same batch on more devices (Amdahl 1967). Weak: the same batch a device, so that the work grows with
-them (Gustafson 1988). Both are compared with the one-device run of the same model, in samples a second.
+them (Gustafson 1988). Both are compared in samples a second with the fewest devices of the same model that have a
+result: one, where a device alone holds the model.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from statistics import median
 
 from dashboard.charts import scaling as charts
 from dashboard.charts.chart import Chart
-from dashboard.charts.scaling import Point
+from dashboard.charts.scaling import Point, named
 from dashboard.runs.presets import BY_KEY as PRESETS
 from dashboard.studies import variants
 from dashboard.studies.models import Study
@@ -86,31 +88,67 @@ def _preset(base: Spec, key: str) -> Spec:
 
 
 def points(view: Overview, cores: int = 0) -> list[Point]:
-    """How each measured split scales that has a one-device run of its model; of repeats the median.
+    """How each measured split scales, model by model; of repeats the median.
 
     `cores` = number of cores shared by all devices, 0 if each has its own.
     """
-    singles = {row.spec.model.model_dump_json(): row for row in reversed(view.rows) if _plain(row) and _rate(row)}
-    several = len({row.spec.model.kind for row in view.rows}) > 1
-    found: dict[tuple[str, str, str, int], list[Point]] = {}
+    models: dict[str, list[Row]] = {}
     for row in view.rows:
-        point = _point(row, singles.get(row.spec.model.model_dump_json()), several)
-        if point is not None:
-            point = point._replace(cores=cores)
-            found.setdefault((point.model, point.label, point.way, point.devices), []).append(point)
-    return [sorted(own, key=lambda point: point.speedup)[len(own) // 2] for own in found.values()]
+        models.setdefault(row.spec.model.model_dump_json(), []).append(row)
+    several = len({row.spec.model.kind for row in view.rows}) > 1
+    return [point for rows in models.values() for point in _of_model(rows, several, cores)]
 
 
-def _point(row: Row, base: Row | None, several: bool) -> Point | None:
-    rate, one = _rate(row), _rate(base) if base else None
-    if base is None or not rate or not one:
-        return None
-    batch, n = row.spec.train.global_batch / base.spec.train.global_batch, row.run.devices
-    if batch not in (1, n):
-        return None
-    way = "" if n == 1 else "strong" if batch == 1 else "weak"
-    model, entry = KINDS[row.spec.model.kind].name if several else "", row.entry
-    return Point(model, _label(row), family(row.spec), way, n, rate / one, entry.communication, entry.disturbed)
+def _of_model(rows: Sequence[Row], several: bool, cores: int) -> list[Point]:
+    """The points of one model: its rates over that of its fewest devices with a result, there of the fastest split."""
+    batch = _one_device_batch(rows)
+    splits: dict[tuple[int, str, str], list[Row]] = {}
+    for row in rows:
+        way = _way(row, batch)
+        if way is not None and _rate(row):
+            splits.setdefault((row.run.devices, _label(row), way), []).append(row)
+    rates = {split: median(filter(None, map(_rate, own))) for split, own in splits.items()}
+    first = min(rates, key=lambda split: (split[0], -rates[split]), default=(1, "", ""))
+    return [
+        Point(
+            model=KINDS[own[0].spec.model.kind].name if several else "",
+            label=split[1],
+            family=family(own[0].spec),
+            way=split[2],
+            devices=split[0],
+            speedup=rates[split] / rates[first],
+            stall=_stall(own),
+            disturbed=any(row.entry.disturbed for row in own),
+            cores=cores,
+            fewest=first[0],
+            base=named(*first[1:]),
+        )
+        for split, own in splits.items()
+    ]
+
+
+def _stall(rows: Sequence[Row]) -> float | None:
+    """The median share of their steps that communication stalls; None if none was traced."""
+    known = [row.entry.communication for row in rows if row.entry.communication is not None]
+    return median(known) if known else None
+
+
+def _one_device_batch(rows: Sequence[Row]) -> int:
+    """The batch of one device for which most of the rows scale, strongly or weakly; of several the largest."""
+    sizes = {(row.spec.train.global_batch, row.run.devices) for row in rows}
+    found = {batch for batch, _ in sizes} | {batch // n for batch, n in sizes if batch % n == 0}
+    return max(found, key=lambda one: (sum(_way(row, one) is not None for row in rows), one))
+
+
+def _way(row: Row, batch: int) -> str | None:
+    """strong, weak, or '' on one device that takes its whole batch at once; None where it is none of these.
+
+    `batch` = that of one device.
+    """
+    own, n = row.spec.train.global_batch, row.run.devices
+    if n == 1:
+        return "" if own == batch and row.spec.parallel.micro_batches == 1 else None
+    return "strong" if own == batch else "weak" if own == n * batch else None
 
 
 def _label(row: Row) -> str:
@@ -121,10 +159,6 @@ def _label(row: Row) -> str:
     if split.pp > 1:
         return variants.TRAITS[split.schedule].label
     return f"DP + ZeRO-{split.zero}" if split.zero else "DP" if split.dp > 1 else "TP"
-
-
-def _plain(row: Row) -> bool:
-    return row.run.devices == 1 and row.spec.parallel.micro_batches == 1
 
 
 def _rate(row: Row) -> float | None:
@@ -147,8 +181,8 @@ def verdict(study: Study, view: Overview) -> list[str]:
     if study.kind != KIND:
         return view.verdict
     found = points(view, study.shared_cores)
-    said = charts.sentences(found)
-    return view.cautioned(said) if said else [f"{len(view.results)} of {len(view.rows)} runs have finished so far."]
+    done = f"{len(view.results)} of {len(view.rows)} runs have finished."
+    return view.cautioned(charts.sentences(found) or [charts.unscaled(found), done])
 
 
 def like_for_like(kind: str, view: Overview) -> Overview:
