@@ -21,12 +21,12 @@ from dashboard.charts import theme
 from dashboard.charts.chart import Chart
 from dashboard.charts.gantt_bars import BAR, Spans, bars, inside, length, longest
 from dashboard.charts.gantt_waits import LEAST_WAIT, WAITING, cut
-from dashboard.charts.gantt_words import HIDDEN, MEASURED, TRACED, Words, hover, number, waits_in
+from dashboard.charts.gantt_words import MEASURED, TRACED, Words, hover, number, waits_in
 from dashboard.charts.labels import covered
 from dashboard.charts.theme import Figure, var
 from dashboard.charts.updates import of_one
+from parallel_core.analysis.breakdown import phases
 from parallel_core.analysis.quantities import count_text, significant
-from parallel_core.analysis.rows import durations
 from parallel_core.analysis.waits import Waited, among, step_start
 from parallel_core.schedule.ir import INSIDE, P2P, Kind
 
@@ -135,7 +135,7 @@ def chart(
     what: str = TRACED,
     predicted: Collection[int] = (),
 ) -> Chart:
-    """The figure with its words and a table of busy ms by phase and rank; only of `window` (ms) where that is given.
+    """The figure with its words and a table of ms by phase and rank; only of `window` (ms) where that is given.
 
     `what` says in the subtitle what is drawn, e.g. a step that was not traced; `predicted` as in `figure_of`.
     """
@@ -148,8 +148,7 @@ def chart(
         f"{' or waits for another rank' if any(waited) else ''}{', outlined = predicted' if predicted else ''}"
     )
     ending = f", ms{' in view' if window else ''}"
-    columns = ("run", "rank", *(f"{phase}{ending}" for phase in _PHASES))
-    columns += (f"waiting in messages and collectives{ending}",) if any(waited) else ()
+    columns = ("run", "rank", *(f"{heading}{ending}" for _, heading in _columns(any(waited))))
     unnamed = int(not any(label for label, _ in runs))
     table = [row[unnamed:] for row in _table(runs, window, waited)]
     return Chart(key, title, subtitle, source + part, made, columns[unnamed:], table)
@@ -166,6 +165,14 @@ def _counted(meta: Mapping[str, int]) -> str:
 
 
 _PHASES = ("forward", "backward", "weight", "recompute", "communication", "optimizer", "other")
+COLUMNS = (
+    *((phase, phase) for phase in ("forward", "backward", "weight", "recompute")),
+    ("communication", "communication not hidden"),
+    *((phase, phase) for phase in ("optimizer", "other")),
+    ("waiting", "waiting in messages and collectives"),
+    ("idle", "idle"),
+)
+"""(phase of `analysis.breakdown.phases`, heading) of the table."""
 _ON = {"forward": "on-forward", "backward": "on-backward", "weight": "on-weight", "recompute": "on-forward"}
 """Colour of the numbers in bars whose fill needs another than the usual one."""
 
@@ -254,21 +261,24 @@ def _table(
     window: tuple[float, float] | None,
     waited: Sequence[Mapping[int, Waited]],
 ) -> list[list[str]]:
-    """Rows of busy ms by phase for each rank; time waited has its own column and is not counted as communication."""
+    """Rows of ms by COLUMNS for each rank, which add up to the part of its step in view; `waiting` only if any run's
+    waits are known, and '' for one whose are not."""
     out = []
     for label, spans, waits in _with_waits(runs, waited):
         zero = step_start(spans)
+        within = None if window is None else (zero + round(window[0] * 1e6), zero + round(window[1] * 1e6))
         for rank, whole in sorted(spans.items()):
             every = of_one(whole, len(spans))
             chosen = np.ones(len(every), np.bool_) if window is None else inside(every, zero, window)
-            rows = every[chosen]
-            busy = dict.fromkeys(_PHASES, 0)
-            for kind in np.unique(rows["kind"]):
-                own = rows[rows["kind"] == kind]
-                if Kind(int(kind)) not in HIDDEN:
-                    busy[theme.phase_of(int(kind))] += int(durations(own).sum())
-            idle = int(waits[rank].ns[chosen].sum()) if rank in waits else 0
-            busy["communication"] -= idle
-            last = [significant(idle / 1e6)] if any(waited) else []
-            out.append([label, str(rank), *(significant(ns / 1e6) for ns in busy.values()), *last])
+            own = Waited(*(column[chosen] for column in waits[rank])) if rank in waits else None
+            spent: dict[str, int | None] = {**phases(every[chosen], own, within)}
+            if own is None:
+                spent["waiting"] = None
+            cells = [spent[phase] for phase, _ in _columns(any(waited))]
+            out.append([label, str(rank), *("" if ns is None else significant(ns / 1e6) for ns in cells)])
     return out
+
+
+def _columns(known: bool) -> list[tuple[str, str]]:
+    """COLUMNS, without waits unless they are `known`."""
+    return [column for column in COLUMNS if known or column[0] != "waiting"]

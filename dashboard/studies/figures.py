@@ -14,7 +14,15 @@ from dashboard.charts.gantt_differences import Lane
 from dashboard.charts.loss import Curve
 from dashboard.runs.metrics import left_out
 from dashboard.runs.models import Run
-from dashboard.runs.selectors import newest_traced_step, newest_words, series, span_counts, spans
+from dashboard.runs.selectors import (
+    kept_text,
+    missing_text,
+    newest_traced_step,
+    newest_words,
+    series,
+    span_counts,
+    spans,
+)
 from dashboard.studies.breakages import role_of
 from dashboard.studies.comparability import same_work
 from dashboard.studies.losses import Losses, Points
@@ -156,10 +164,20 @@ def gantts(rows: Sequence[Row], *, lane: bool = False) -> Chart:
         if steps
         else f"the {_newest_words([(row.run, step) for row, step, _ in drawn])}"
     )
-    source = f"measured, {which}, {len(drawn)} of {len(rows)} runs"
+    source = f"measured, {which}, {len(drawn)} of {len(rows)} runs{_shortfalls(traced)}"
     waits = [waited_if_whole(found, Layout.of(row.spec)) for row, _, found in drawn]
     chart = gantt.chart([(row.entry.marked, found) for row, _, found in drawn], title, source, waited=waits)
     return _with_lane(chart, drawn) if lane and len(drawn) == 2 else chart
+
+
+def _shortfalls(traced: Sequence[tuple[Row, int, Spans]]) -> str:
+    """How many spans are here of each run of whose step not all were kept, and why ranks are missing."""
+    said = []
+    for row, step, found in traced:
+        missing = missing_text(row.run, step).removesuffix(".") if len(found) < row.run.devices else ""
+        if parts := [part for part in (kept_text(row.run, step), missing) if part]:
+            said.append(f"; {row.entry.marked}: {', '.join(parts)}")
+    return "".join(said)
 
 
 def _nothing_drawn(traced: int) -> str:

@@ -35,6 +35,7 @@ from numpy.typing import NDArray
 
 from parallel_core.analysis import waits
 from parallel_core.analysis.sweep import Pieces, Times, sweep
+from parallel_core.analysis.waits import Waited
 from parallel_core.layout import Layout
 from parallel_core.schedule.ir import COMPUTE, RECVS, SENDS, Kind
 
@@ -170,11 +171,47 @@ def _of_rank(rows: NDArray[np.void], arrivals: Mapping[Kind, Times], sent: Times
     )
 
 
-_HIDING = ("forward", "backward", "recompute", "optimizer", "data")
+_HIDING = ("forward", "backward", "weight", "recompute", "optimizer", "data")
 _MOVING = "moving"
 """The layer of messages in flight that the rank did not wait for."""
-_COMPONENT_OF = {"backward": "compute", _MOVING: "other"}
+_COMPONENT_OF = {"backward": "compute", "weight": "compute", _MOVING: "other"}
 """Layer -> its component, where the names differ."""
+_PHASE_OF = {
+    "bubble": "waiting",
+    "exposed_collective": "communication",
+    "exposed_p2p": "communication",
+    "data": "other",
+    _MOVING: "idle",
+}
+"""Layer -> its phase, where the names differ."""
+PHASES = ("forward", "backward", "weight", "recompute", "communication", "optimizer", "other", "waiting", "idle")
+"""What `phases` divides time into."""
+
+
+def phases(
+    rows: NDArray[np.void], waited: Waited | None = None, window: tuple[int, int] | None = None
+) -> dict[str, int]:
+    """Nanoseconds of one rank by PHASES, which add up to the part of its step in `window` (ns; None = all of it).
+
+    Each instant counts once, by the precedence of a breakdown. `waited` = who waited for whom in these rows (SPAN, any
+    order); without it, nothing is `waiting`, and whole messages and collectives are communication. `idle` is what no
+    span covers, `other` data and set-up. Rows outside the window may be left out.
+    """
+    out = dict.fromkeys(PHASES, 0)
+    if not len(rows):
+        return out
+    begun = rows["start"] if waited is None else waited.until
+    arrived = {kind: begun[waits.among(rows, (kind,))] for kind in waits.BLOCKING}
+    names, pieces = zip(*_layers(rows, arrived, begun[waits.among(rows, RECVS)]), strict=True)
+    low, high = _window(rows) if window is None else _clipped(_window(rows), window)
+    for name, ns in zip((*names, "idle"), sweep(pieces, (low, high)).owned(), strict=True):
+        out[_PHASE_OF.get(name, name)] += ns
+    return out
+
+
+def _clipped(step: tuple[int, int], window: tuple[int, int]) -> tuple[int, int]:
+    low = max(step[0], window[0])
+    return low, max(low, min(step[1], window[1]))
 
 
 def _turns(rows: NDArray[np.void], window: tuple[int, int]) -> tuple[int, int]:
@@ -195,6 +232,7 @@ def _layers(rows: NDArray[np.void], arrivals: Mapping[Kind, Times], sent: Times)
         ("exposed_collective", _join(*(rest for _, rest in collective))),
         ("recompute", waits.pieces(rows, Kind.R)),
         ("forward", waits.pieces(rows, Kind.F)),
+        ("weight", waits.pieces(rows, Kind.W)),
         ("backward", waits.pieces(rows, *COMPUTE)),  # a PAIR holds the span of its forward, which comes first
         ("optimizer", waits.pieces(rows, Kind.OPT_STEP)),
         ("data", waits.pieces(rows, Kind.DATA)),

@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from parallel_core.analysis.breakdown import Breakdown, breakdown, mean
+from parallel_core.analysis.breakdown import PHASES, Breakdown, breakdown, mean, phases
+from parallel_core.analysis.waits import waited
 from parallel_core.layout import Layout
 from parallel_core.observe.records import SPAN
 from parallel_core.schedule.ir import Kind
@@ -81,6 +82,40 @@ def test_a_receive_waits_until_the_send_begins() -> None:
     result = breakdown({0: first, 1: second}, layout(pp=2))
     assert parts(result[1]) == {"bubble": 30, "exposed_p2p": 6, "compute": 14}
     assert parts(result[0]) == {"compute": 30, "exposed_p2p": 4, "other": 16}
+
+
+def test_phases_count_what_lies_in_another_span_once() -> None:
+    """A tensor collective inside a forward, a recomputation inside a backward, a message behind computing."""
+    own = rows(
+        (Kind.STEP, 0, 100),
+        (Kind.F, 0, 40),
+        (Kind.TP_COLLECTIVE, 30, 40),
+        (Kind.SEND_ACT, 38, 44),
+        (Kind.BW, 44, 80),
+        (Kind.R, 44, 56),
+        (Kind.W, 80, 85),
+        (Kind.DATA, 90, 95),
+    )
+    found = {name: ns for name, ns in phases(own).items() if ns}
+    told = {"forward": 30, "communication": 14, "recompute": 12, "backward": 24, "weight": 5, "other": 5, "idle": 10}
+    assert found == told and sum(told.values()) == 100
+    part = {name: ns for name, ns in phases(own, window=(35, 50)).items() if ns}
+    assert part == {"communication": 9, "recompute": 6}
+    assert phases(own, window=(90, 200))["idle"] == 5 and sum(phases(own, window=(90, 200)).values()) == 10
+    assert sum(phases(own, window=(300, 400)).values()) == 0 == sum(phases(own[:0]).values())
+
+
+def test_phases_know_waits_as_the_breakdown_does() -> None:
+    first = rows((Kind.STEP, 0, 50), (Kind.F, 0, 30, 0, 3), (Kind.SEND_ACT, 30, 34, 0, 3), (Kind.NORM, 34, 50))
+    second = rows((Kind.STEP, 0, 50), (Kind.RECV_ACT, 0, 36, 1, 3), (Kind.F, 36, 48, 1, 3), (Kind.NORM, 48, 50))
+    spans = {0: first, 1: second}
+    known, parts_of = waited(spans, layout(pp=2)), breakdown(spans, layout(pp=2))
+    for rank, own in spans.items():
+        found, told = phases(own, known[rank]), parts_of[rank]
+        assert (found["waiting"], found["communication"]) == (told.bubble, told.communication)
+        assert found["forward"] == told.forward and sum(found.values()) == told.total
+    assert phases(second)["waiting"] == 0 and phases(second)["communication"] == 38
+    assert set(phases(second)) == set(PHASES)
 
 
 def test_a_gradient_comes_from_the_stage_behind() -> None:
