@@ -8,11 +8,12 @@ from collections.abc import Iterable, Sequence
 from operator import itemgetter
 from typing import NamedTuple
 
+from django.db.models import Q
 from django.urls import reverse
 
 from dashboard.fleet.models import Worker
 from dashboard.ledger.models import Profile, ProfileState
-from dashboard.runs.models import Attempt, RankInfo, Run
+from dashboard.runs.models import Attempt, RankInfo, Run, State
 from dashboard.runs.page_tabs import TABS as RUN_TABS
 from dashboard.runs.traces import Trace
 from dashboard.studies.link_rates import Rate, rates
@@ -185,15 +186,34 @@ def _steps(view: Overview) -> str:
 
 
 def _repeats(view: Overview) -> str:
-    counts = Counter(row.spec.model_dump_json() for row in view.rows)
-    most, least = max(counts.values(), default=0), min(counts.values(), default=0)
+    done = [row for row in view.rows if row.entry.done]
+    if not done:
+        return "No run has a result yet."
+    settings = {row.spec.model_dump_json() for row in view.rows}
+    counts = Counter(row.spec.model_dump_json() for row in done)
+    most, least = max(counts.values()), min(counts.values())
     how = f"{least} to {most} times" if least != most else "once" if most == 1 else f"{most} times"
-    alone = sum(row.run.exclusive for row in view.rows)
-    said = f"Each setting ran {how}; {alone} of {len(view.rows)} runs had their host free of this yard's other runs."
-    anew = sum(row.run.repeats_id is not None for row in view.rows)
-    if not anew:
-        return said
-    return f"{said} {anew} of them {'stands' if anew == 1 else 'stand'} for an earlier run that was more disturbed."
+    which = "Each setting"
+    if len(counts) < len(settings):
+        which += f" with a result ({len(counts)} of {len(settings)})"
+    alone = sum(row.run.exclusive for row in done)
+    said = f"{which} ran {how}; {alone} of {len(done)} runs had their host free of this yard's other runs."
+    return " ".join([said, *_anew([row.run for row in done])])
+
+
+def _anew(runs: Sequence[Run]) -> list[str]:
+    """Which of these successful runs stand for earlier runs of their settings, and why; [] if none do."""
+    firsts = {run.pk: run.repeats_id for run in runs if run.repeats_id is not None}
+    roots = set(firsts.values())
+    of_settings = Q(pk__in=roots) | Q(repeats__in=roots)
+    others = Run.objects.filter(of_settings, state=State.SUCCEEDED).exclude(pk__in=firsts)
+    measured = {first or pk for pk, first in others.values_list("pk", "repeats")} if firsts else set()
+    counts = Counter(first in measured for first in firsts.values())
+    why = {True: "was more disturbed", False: "ended without a result"}
+    return [
+        f"{count} of them {'stands' if count == 1 else 'stand'} for an earlier run that {why[again]}."
+        for again, count in sorted(counts.items(), reverse=True)
+    ]
 
 
 def _disturbance(view: Overview) -> tuple[str, list[Link]]:

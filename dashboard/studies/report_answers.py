@@ -129,11 +129,22 @@ def _slowest(view: Overview, done: Sequence[Row]) -> str:
     )
     reasons = [text for text in found if text]
     if not reasons:
-        return (
-            f"No number of this study speaks for {slow.entry.label}: {fast.entry.label} is faster, takes no more "
-            f"memory, holds no fewer layers and sends no more."
-        )
+        return f"No number compared here speaks for {slow.entry.label}: {fast.entry.label} {_no_worse(slow, fast)}."
     return f"Yes. Against {fast.entry.label}, {slow.entry.label} {listed_text(reasons)}."
+
+
+def _no_worse(slow: Row, fast: Row) -> str:
+    """In what the faster run is no worse, where `_lighter`, `_deeper` and `_quieter` found nothing: only what is known
+    of both was compared."""
+    said = ["is faster"]
+    said += ["takes no more memory"] if all(map(_peak, (slow, fast))) else []
+    said += ["holds no fewer layers"] if slow.entry.largest and fast.entry.largest else []
+    return listed_text([*said, "sends no more"])
+
+
+def _peak(row: Row) -> int | None:
+    """Bytes at the peak of the worst rank; None if not metered."""
+    return row.entry.result.memory_total if row.entry.result else None
 
 
 def _lower(slow: Row, fast: Row) -> str:
@@ -149,7 +160,7 @@ def _lower(slow: Row, fast: Row) -> str:
 
 
 def _lighter(slow: Row, fast: Row) -> str:
-    a, b = (row.entry.result.memory_total if row.entry.result else None for row in (slow, fast))
+    a, b = _peak(slow), _peak(fast)
     return f"takes {bytes_text(a)} instead of {bytes_text(b)} on its worst rank" if a and b and a < b else ""
 
 

@@ -10,8 +10,9 @@ from django.test import Client
 
 from dashboard.runs import removal, services, states
 from dashboard.runs.models import Checkpoint, Run, State
-from dashboard.studies import answer_cache, reruns
+from dashboard.studies import answer_cache, method, reruns
 from dashboard.studies.models import Study
+from dashboard.studies.selectors import overview
 from tests.dashboard import factory
 
 pytestmark = pytest.mark.django_db
@@ -227,3 +228,33 @@ def test_others_may_not(study: Study, bob: Any) -> None:
     with pytest.raises(PermissionDenied):
         reruns.run_again(study=study, user=bob)
     assert study.runs.count() == 3
+
+
+def told(study: Study) -> str:
+    """What the report's method says about repeats."""
+    runs = reruns.standing(study.runs.all())
+    view = overview(runs, reruns.stands_for(study.baseline, runs))
+    return next(line.text for line in method.of_overview(view, []) if line.term == "Repeats")
+
+
+def test_the_method_says_why_an_earlier_run_was_replaced(study: Study, alice: Any) -> None:
+    Run.objects.filter(study=study, label="TP").update(state=State.CANCELLED, cause="cancelled", summary={})
+    assert told(study) == (
+        "Each setting with a result (2 of 3) ran once; 2 of 2 runs had their host free of this yard's other runs."
+    )
+    queued = reruns.run_again(study=study, user=alice, which=lambda every: [r for r in every if r.label != "Single"])
+    assert told(study).startswith("Each setting with a result (2 of 3)") and "stand" not in told(study), (
+        "queued, they replace none yet"
+    )
+    for run in queued:
+        ran(run, CALM)
+    assert told(study) == (
+        "Each setting ran once; 3 of 3 runs had their host free of this yard's other runs. "
+        "1 of them stands for an earlier run that was more disturbed. "
+        "1 of them stands for an earlier run that ended without a result."
+    )
+
+
+def test_runs_without_a_result_did_not_run_once(study: Study) -> None:
+    study.runs.update(state=State.FAILED, summary={})
+    assert told(study) == "No run has a result yet."

@@ -215,3 +215,20 @@ def test_report_needs_nothing_else_and_says_the_same(reader: Client, study: Stud
     assert not re.search(r"<script|<link[^>]*stylesheet|<img|src=", text)
     assert "@media print" in text
     assert all(run.label in text for run in study.runs.all())
+
+
+def test_only_what_is_known_of_both_is_said_to_be_no_worse(study: Study) -> None:
+    """The slowest has all that the fastest has, so that no number speaks for it."""
+    view = overview(study.runs.all(), study.baseline)
+    done = [row for row in view.rows if row.entry.done and row.entry.result]
+    fast, slow = done[0], replace(done[0], entry=replace(done[0].entry, label="Twin"))
+    said = report_answers._slowest(view, [fast, slow])
+    assert said == (
+        f"No number compared here speaks for Twin: {fast.entry.label} is faster, takes no more memory, "
+        "holds no fewer layers and sends no more."
+    )
+    assert fast.entry.result is not None
+    unmetered = replace(slow, entry=replace(slow.entry, result=replace(fast.entry.result, memory=None)))
+    assert "memory" not in report_answers._slowest(view, [fast, unmetered])
+    unknown = replace(unmetered, entry=replace(unmetered.entry, largest=None))
+    assert report_answers._slowest(view, [fast, unknown]).endswith(" is faster and sends no more.")
