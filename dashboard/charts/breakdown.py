@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from dashboard.charts import theme
-from dashboard.charts.chart import Chart, Entry, row_height, standing
+from dashboard.charts.chart import Chart, Entry, row_height, standing, ticks
 from dashboard.charts.theme import var
 from parallel_core.analysis import breakdown
 from parallel_core.analysis.breakdown import Breakdown
@@ -37,7 +37,7 @@ def chart(entries: Sequence[Entry], title: str, source: str) -> Chart:
             barmode="stack",
             bargap=0.25,
             xaxis=theme.axis("ms, mean over the ranks", rangemode="tozero"),
-            yaxis=theme.rows_axis([entry.tick for entry in drawn]),
+            yaxis=theme.rows_axis(ticks(drawn)),
             meta={"sharesRows": True},
         ),
     }

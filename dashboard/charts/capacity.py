@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from dashboard.charts import theme
-from dashboard.charts.chart import Chart, Entry, row_height
+from dashboard.charts.chart import Chart, Entry, row_height, ticks
 from dashboard.charts.theme import Figure, var
 from parallel_core.analysis.quantities import count_text, ratio_text
 from parallel_core.limits import MAX_LAYERS
@@ -35,7 +35,7 @@ def figure(entries: Sequence[Entry], found: bool = False) -> Figure:
     """One row an entry: `largest` as an outline and, if the run is `done`, `layers` as a solid bar.
 
     The numbers are those of the outlines; with `found`, those of the layers that ran, and the prediction too where it
-    differs.
+    differs; and a bar is filled only once its search is over, i.e. `status` is ''.
     """
     rows = [(y, e, e.largest) for y, e in enumerate(entries) if e.largest is not None]
     most = max([1, *(most for _, _, most in rows), *(e.layers for _, e, _ in rows if e.done)])
@@ -45,7 +45,7 @@ def figure(entries: Sequence[Entry], found: bool = False) -> Figure:
             row_height(len(entries)),
             barmode="overlay",
             xaxis=theme.axis("layers", range=[0, 1.2 * most], **({"dtick": 1} if most < 10 else {})),
-            yaxis=theme.rows_axis([entry.tick for entry in entries]),
+            yaxis=theme.rows_axis(ticks(entries)),
         ),
     }
 
@@ -90,6 +90,7 @@ def _ran(rows: Sequence[tuple[int, Entry, int]], found: bool) -> dict[str, Any]:
     """Solid bars. Where more layers ran than predicted, the number is at the end of this bar because it is the longer
     one."""
     ran = [(y, e.layers) for y, e, _ in rows if e.done]
+    final = [not found or not e.status for _, e, _ in rows if e.done]
     return {
         "type": "bar",
         "orientation": "h",
@@ -97,7 +98,10 @@ def _ran(rows: Sequence[tuple[int, Entry, int]], found: bool) -> dict[str, Any]:
         "y": [y for y, _ in ran],
         "x": [layers for _, layers in ran],
         "width": _NARROW,
-        "marker": {"color": var("bar"), "line": {"width": 0}},
+        "marker": {
+            "color": [var("bar") if over else "rgba(0,0,0,0)" for over in final],
+            "line": {"width": 1, "color": var("bar")},
+        },
         "text": [_number(e, most, found) if e.layers > most else "" for _, e, most in rows if e.done],
         **_OUTSIDE,
         "hovertemplate": "run: %{x} layers<extra></extra>",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import Any
@@ -130,11 +131,24 @@ class Entry:
         """Share of the traced step that is communication not hidden by computing."""
         return self.result.breakdown.share("communication") if self.result and self.result.breakdown else None
 
-    @property
-    def tick(self) -> str:
-        """The row's label in a figure, escaped; the baseline is bold."""
-        text = escape_label(self.label if len(self.label) <= 28 else f"{self.label[:27]}…")
-        return f"<b>{text}</b>" if self.baseline else text
+
+MAX_TICK = 28
+"""Characters of a row's label; of a longer one the middle is left out, as labels differ at their ends."""
+
+
+def ticks(entries: Sequence[Entry]) -> list[str]:
+    """The rows' labels in a figure, escaped; the baseline is bold. A label that cut would be as another is whole."""
+    short = [_cut(entry.label) for entry in entries]
+    alike = {text for text, count in Counter(short).items() if count > 1}
+    texts = [escape_label(entry.label if text in alike else text) for entry, text in zip(entries, short, strict=True)]
+    return [f"<b>{text}</b>" if entry.baseline else text for entry, text in zip(entries, texts, strict=True)]
+
+
+def _cut(label: str) -> str:
+    if len(label) <= MAX_TICK:
+        return label
+    head = MAX_TICK // 2
+    return f"{label[:head].rstrip()}…{label[head + 1 - MAX_TICK :].lstrip()}"
 
 
 def pairs(entries: Sequence[Entry]) -> list[tuple[Entry, Entry]]:

@@ -15,15 +15,16 @@ def chart(entries: Sequence[Entry], title: str, runs: int, limit: int | None) ->
     """Outlines are predictions, solid bars what fitted.
 
     Of each entry, `largest` is the predicted number of layers and `layers` the largest that fitted; `done` says whether
-    any fitted, `status` that the search goes on. `runs` = number of runs of all searches, `limit` = bytes a rank may
-    hold.
+    any fitted, `status` that the search goes on or was stopped: what fitted so far is outlined, too. `runs` = number of
+    runs of all searches, `limit` = bytes a rank may hold.
     """
     within = f" within {bytes_text(limit)} a rank" if limit else ""
     searches = "search" if len(entries) == 1 else "searches"
+    so_far = "; thin outline = fitted so far" if any(entry.done and entry.status for entry in entries) else ""
     return Chart(
         "fit",
         title,
-        f"Most layers that ran{within}; outline = predicted, solid = fitted, and one layer more did not",
+        f"Most layers that ran{within}; outline = predicted, solid = fitted, and one layer more did not{so_far}",
         f"measured, {plural_text(runs, 'run')} of {len(entries)} {searches}, each to its metered step",
         capacity.figure(entries, found=True),
         COLUMNS,
@@ -32,4 +33,5 @@ def chart(entries: Sequence[Entry], title: str, runs: int, limit: int | None) ->
 
 
 def _row(entry: Entry) -> list[str]:
-    return [entry.label, count_text(entry.largest or 0), count_text(entry.layers) if entry.done else "", entry.status]
+    fitted = f"{count_text(entry.layers)}{' so far' if entry.status else ''}" if entry.done else ""
+    return [entry.label, count_text(entry.largest or 0), fitted, entry.status]

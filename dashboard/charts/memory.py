@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from dashboard.charts import theme
-from dashboard.charts.chart import Chart, Entry, row_height, standing
+from dashboard.charts.chart import Chart, Entry, row_height, standing, ticks
 from dashboard.charts.theme import var
 from parallel_core.analysis.names import CATEGORY_NAMES
 from parallel_core.analysis.quantities import bytes_text
@@ -39,7 +39,7 @@ def chart(entries: Sequence[Entry], title: str, source: str, limit: int | None =
             barmode="stack",
             bargap=0.25,
             xaxis=theme.axis("MiB", range=[0, 1.12 * (max(largest, limit or 0) if near else largest) / MIB or 1]),
-            yaxis=theme.rows_axis([entry.tick for entry in drawn]),
+            yaxis=theme.rows_axis(ticks(drawn)),
         ),
     }
     subtitle = "Memory of the worst rank at its peak, MiB: solid measured by category, outline predicted"

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from dashboard.charts import theme
-from dashboard.charts.chart import Chart, Entry, row_height, standing
+from dashboard.charts.chart import Chart, Entry, row_height, standing, ticks
 from dashboard.charts.theme import var
 from parallel_core.analysis.quantities import percent_text, ratio_text
 
@@ -35,7 +35,7 @@ def chart(entries: Sequence[Entry], title: str, source: str) -> Chart:
                 range=[0, room * furthest],
                 ticksuffix="x",
             ),
-            yaxis=theme.rows_axis([entry.tick for entry in drawn]),
+            yaxis=theme.rows_axis(ticks(drawn)),
             bargap=0.25,
             meta={"narrow": {"xaxis": {"range": [0, NARROW * room * furthest]}}},
         ),

@@ -17,7 +17,8 @@ class Reach(NamedTuple):
     """When a run's smoothed loss reached the target: `step` and `seconds` from the end of the first step, None if it
     never did.
 
-    `others` = the share of one of its devices that other processes used, if they disturbed the run; else 0.
+    `others` = the share of one of its devices that other processes used, if they disturbed the run; else 0. `goes_on` =
+    it still trains, so that it may reach the target later.
     """
 
     label: str
@@ -27,6 +28,7 @@ class Reach(NamedTuple):
     seconds: float | None
     baseline: bool = False
     others: float = 0.0
+    goes_on: bool = False
 
 
 def chart(runs: Sequence[Reach], target: float | None, smoothed_over: int, pauses: str = "") -> Chart:
@@ -104,6 +106,7 @@ def _disturbed(*runs: Reach) -> str:
 def _row(run: Reach, base: float | None) -> list[str]:
     disturbed = percent_text(run.others) if run.others else ""
     if run.seconds is None:
-        return [run.label, significant(run.least, 4), "never", "never", "", disturbed]
+        no = "not yet" if run.goes_on else "never"
+        return [run.label, significant(run.least, 4), no, no, "", disturbed]
     ratio = ratio_text(base / run.seconds) if base and run.seconds else ""
     return [run.label, significant(run.least, 4), str(run.step), seconds_text(run.seconds), ratio, disturbed]

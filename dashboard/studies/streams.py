@@ -14,6 +14,7 @@ from dashboard.charts.chart import Chart
 from dashboard.charts.target import Reach
 from dashboard.charts.versions import Grid
 from dashboard.runs.metrics import left_out
+from dashboard.runs.models import ENDED
 from dashboard.studies.answers import Answer
 from dashboard.studies.entries import taken_of
 from dashboard.studies.selectors import Overview, Row
@@ -85,8 +86,8 @@ def race(view: Overview, target: float | None = None) -> Race:
         own = points[row.run.pk]
         at = None if goal is None else reached(own["value"], goal, over)
         step, seconds = (None, None) if at is None else (int(own["step"][at]), float(own["time"][at] - own["time"][0]))
-        entry, taken = row.entry, taken_of(row.run)
-        found = Reach(entry.label, entry.family, lows[row.run.pk], step, seconds, entry.baseline, taken)
+        entry, taken, goes_on = row.entry, taken_of(row.run), row.run.state not in ENDED
+        found = Reach(entry.label, entry.family, lows[row.run.pk], step, seconds, entry.baseline, taken, goes_on)
         reaches[row.run.pk] = found
     return Race(goal, over, reaches)
 

@@ -261,3 +261,27 @@ def test_a_trial_that_was_queued_meanwhile_is_not_queued_again(study: Study, mon
     monkeypatch.setattr(services, "prepare", beside_another)
     fit_runs.advance()
     assert study.runs.count() == count + 2
+
+
+def test_what_fitted_so_far_is_outlined_until_the_search_has_found_the_largest(
+    client: Client, study: Study, alice: Any
+) -> None:
+    truth = predictions(study)
+    for run in study.runs.all():
+        end(run, truth)
+    fit_runs.advance()
+    under_way = charts_of(client, study)["fit"]
+    _, ran = under_way["figure"]["data"]
+    assert ran["marker"]["color"] == ["rgba(0,0,0,0)"] * 2
+    assert under_way["subtitle"].endswith("; thin outline = fitted so far")
+    assert [row[2:] for row in under_way["rows"]] == [
+        [f"{truth[label]} so far", "still searching"] for label in ("Single", "PP-1F1B")
+    ]
+    single = study.runs.get(label="Single", state=State.QUEUED)
+    services.request_cancel(run=single, user=alice)
+    end(study.runs.get(label="PP-1F1B", state=State.QUEUED), truth)
+    fit_runs.advance()
+    over = charts_of(client, study)["fit"]
+    assert over["figure"]["data"][1]["marker"]["color"] == ["rgba(0,0,0,0)", "var(--bar)"]
+    assert over["rows"][0][2:] == [f"{truth['Single']} so far", "not found"]
+    assert over["rows"][1][2:] == [str(truth["PP-1F1B"]), ""]

@@ -275,3 +275,11 @@ def test_free_communication_names_the_pipelines_that_cannot_be_replayed(study: S
         "2 of 6 runs replayed. Not replayed, since their pipelines never"
     )
     assert all(label in free.lines[2] for label in left) and free.lines[2] in free.first
+
+
+def test_a_run_that_still_trains_has_not_reached_the_loss_yet(alice: Any, study: Study) -> None:
+    running = factory.queued(alice, {"dp": 2}, study=study, position=9, train={"clip": "stage"}, name="Late")
+    factory.feed_steps(factory.start(running), 12)
+    rows = {row[0]: row[2:4] for row in streams.of_overview(overview(study.runs.all()), 0.1)[0]["target"].rows}
+    assert rows.pop("Late") == ["not yet", "not yet"]
+    assert rows and all(cells == ["never", "never"] for cells in rows.values())

@@ -1,0 +1,24 @@
+"""Labels of rows: no two runs of a chart are mistaken for each other, however long their names are."""
+
+from __future__ import annotations
+
+from dashboard.charts.chart import MAX_TICK, Entry, ticks
+
+LONG = "Single x4 micro-batches + AR"
+
+
+def test_a_long_label_keeps_the_end_in_which_it_differs() -> None:
+    names = [f"PP-1F1B asynchronous, no stash, {tail}" for tail in ("m = 4, bf16", "m = 8, bf16")]
+    made = ticks([Entry(name) for name in names])
+    assert made == ["PP-1F1B asynch…, m = 4, bf16", "PP-1F1B asynch…, m = 8, bf16"]
+    assert all(len(text) <= MAX_TICK for text in made)
+
+
+def test_labels_that_would_be_cut_to_the_same_are_whole() -> None:
+    one, other = (f"PP-1F1B asynchronous, {middle} stashes, m = 4, fp32" for middle in ("few", "many"))
+    short = Entry("DP <2>", baseline=True)
+    assert ticks([Entry(one), Entry(other), short]) == [one, other, "<b>DP &lt;2&gt;</b>"]
+
+
+def test_a_label_of_just_the_length_is_whole() -> None:
+    assert len(LONG) == MAX_TICK and ticks([Entry(LONG)]) == [LONG]
