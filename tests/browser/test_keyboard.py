@@ -130,3 +130,21 @@ def test_nothing_moves_for_those_who_ask_for_no_motion(
         page.goto(f"/runs/{run}/")
         expect(page.locator("#head")).to_have_attribute("data-state", "running")
         assert (page.evaluate(moving) == 0) is still
+
+
+def test_arrow_keys_choose_a_baseline_and_the_button_sends_it(page: Page, stocked: dict[str, Any]) -> None:
+    """Each arrow key chooses the next option of a closed list: none of them may load another page."""
+    page.goto(f"/studies/{stocked['study']}/")
+    choice = page.get_by_label("Baseline")
+    first = choice.input_value()
+    sent: list[str] = []
+    page.on("request", lambda request: sent.append(request.url) if request.is_navigation_request() else None)
+    choice.focus()
+    page.keyboard.press("ArrowUp" if choice.evaluate("(list) => list.selectedIndex") else "ArrowDown")
+    expect(choice).not_to_have_value(first)
+    chosen = choice.input_value()
+    page.wait_for_timeout(500)
+    assert not sent and "baseline" not in page.url
+    tab_to(page, page.get_by_role("button", name="Apply", exact=True).first)
+    page.keyboard.press("Enter")
+    page.wait_for_url(f"**?baseline={chosen}")

@@ -67,3 +67,40 @@ def test_the_button_of_a_new_run_or_study_is_in_sight_and_covers_no_field_with_t
         expect(button).to_be_in_viewport(ratio=1)
     assert not covered
     expect(page.get_by_role("heading", name=re.compile("Will it run|What will run"))).to_have_count(1)
+
+
+def test_a_link_or_an_address_opens_the_section_that_it_leads_to(
+    window: Callable[..., Page], session: Any, stocked: dict[str, Any]
+) -> None:
+    page = window(storage_state=session, viewport=PHONE)
+    address = f"/studies/{stocked['study']}/"
+    page.goto(f"{address}#loss")
+    closed = page.locator("details.accordion[data-phone-closed]:not([open])")
+    expect(page.locator("#loss")).to_have_attribute("open", "")
+    expect(page.locator("#loss .chart-box").first).to_be_visible()
+    expect(closed).to_have_count(page.locator("details.accordion[data-phone-closed]").count() - 1)
+    link = page.locator('#answers a[href="#memory"]')
+    link.click()
+    expect(page.locator("#memory")).to_have_attribute("open", "")
+    expect(page.locator("#memory > summary")).to_be_in_viewport()
+    page.locator("#memory > summary").click()
+    expect(page.locator("#memory")).not_to_have_attribute("open", "")
+    link.click()  # the address is the same as before
+    expect(page.locator("#memory")).to_have_attribute("open", "")
+    page.evaluate("() => { location.hash = 'capacity' }")
+    expect(page.locator("#capacity > summary")).to_be_in_viewport()
+    expect(page.locator("#capacity .chart-box")).to_be_visible()
+
+
+def test_a_form_in_a_section_leads_back_to_it_open(
+    window: Callable[..., Page], session: Any, stocked: dict[str, Any]
+) -> None:
+    page = window(storage_state=session, viewport=PHONE)
+    page.goto(f"/studies/{stocked['study']}/")
+    section = page.locator("#timeline")
+    section.locator(":scope > summary").click()
+    page.get_by_text("Choose which runs are drawn").click()
+    page.locator("form[data-numbers] input").first.uncheck()
+    page.get_by_role("button", name="Draw these").click()
+    page.wait_for_url("**/?show=*#timeline")
+    expect(section).to_have_attribute("open", "")

@@ -120,3 +120,9 @@ def test_every_scenario_has_a_verdict_and_opens_both_pages(reader: Client) -> No
     assert planned.context["valid"]
     assert urlsplit(found[0].planner).path == "/planner/"
     assert all(card.scenario.title in reader.get("/planner/scenarios/").content.decode() for card in found[:2])
+
+
+@pytest.mark.parametrize("address", [PAGE, "/planner/", "/planner/crossover/", "/planner/inference/"])
+def test_of_a_new_answer_the_verdict_alone_is_read_out(reader: Client, address: str) -> None:
+    page = reader.get(address).content.decode()
+    assert '<div id="result" class="stack">' in page and '<p id="verdict" class="verdict" aria-live="polite">' in page

@@ -326,3 +326,12 @@ def test_breakdown_names_its_step_and_holds_it_against_the_median(study: Study) 
     assert "the traced step nearest its median (at most " in chart.source
     ticks = next(trace for trace in chart.figure["data"] if trace.get("name") == "median step")
     assert ticks["x"] == [row.run.summary["timed"]["median"] * 1e3 for row in view.rows]
+
+
+def test_verdict_and_progress_are_read_out_as_they_change(reader: Client, alice: Any) -> None:
+    made = Study.objects.create(name="Half", owner=alice)
+    factory.finished(alice, {}, study=made)
+    factory.queued(alice, {"dp": 2}, study=made, position=1)
+    page = reader.get(f"/studies/{made.pk}/").content.decode()
+    assert '<div id="verdict" data-live aria-live="polite">' in page
+    assert '<strong aria-live="polite" aria-atomic="true">1 of 2 runs done</strong>' in page

@@ -17,6 +17,7 @@ import { nameCells } from "./chart_cells.js";
 import { painted } from "./chart_colours.js";
 import { empty, failed } from "./chart_notes.js";
 import { picture } from "./chart_picture.js";
+import "./sections.js"; // before charts are mounted: those of closed sections are not
 import { followAddress, followed, followZoom, part, stay } from "./chart_zoom.js";
 
 const CONFIG = { displayModeBar: false, responsive: true, displaylogo: false, doubleClick: "reset", doubleClickDelay: 500 };
@@ -290,8 +291,4 @@ window.matchMedia("(min-width: 1001px)").addEventListener("change", () => {
   for (const entry of mounted.values()) draw(entry);
 });
 for (const control of document.querySelectorAll("[data-axis-for]")) control.value = chosenAxis();
-// On phones the lower sections are accordions that start closed; on wide screens all are open.
-if (window.matchMedia("(max-width: 760px)").matches) {
-  for (const section of document.querySelectorAll("details.accordion[data-phone-closed]")) section.open = false;
-}
 watch();

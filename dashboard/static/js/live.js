@@ -124,10 +124,13 @@ for (const { id } of document.querySelectorAll("[data-live-src]")) {
 }
 if (page) subscribe(page.dataset.liveTopic, follow);
 
-/* Forms that are sent when a control changes; their button is for browsers without this file. */
+/* Forms that are sent when a control changes. Not when it was changed by keys, as each arrow key chooses the next option
+ * of a closed list: then the form's own button sends it. */
 for (const form of document.querySelectorAll("form[data-auto-submit]")) {
-  form.querySelector("[data-auto-submit-button]")?.setAttribute("hidden", "");
-  form.addEventListener("change", () => form.requestSubmit());
+  let keyed = false;
+  form.addEventListener("keydown", () => (keyed = true));
+  form.addEventListener("pointerdown", () => (keyed = false));
+  form.addEventListener("change", () => keyed || form.requestSubmit());
 }
 
 /* Joins the ticked numbers into one parameter: ?show=1,2,3. */
