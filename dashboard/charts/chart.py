@@ -12,7 +12,7 @@ from dashboard.charts.theme import Figure, escape_label
 from parallel_core.analysis.disturbance import DISTURBED_ABOVE
 from parallel_core.analysis.host_drift import UNEVEN, Pace, at_pace
 from parallel_core.analysis.sentences import Result
-from parallel_core.analysis.stats import Speedup
+from parallel_core.analysis.stats import Speedup, Stats
 
 
 @dataclass(frozen=True)
@@ -82,6 +82,10 @@ class Entry:
     """Equal in two entries that differ only in recomputation."""
     worst_rank: int | None = None
     """The rank whose memory `result` holds."""
+    own: Stats | None = None
+    """Seconds of the run's own steps, however many samples they train; `result.step` is for the baseline's batch."""
+    scaled_to: int | None = None
+    """The baseline's batch, if the run's own is another: `result.step` is the time for so many samples."""
     traced_median: float | None = None
     """Seconds: the median of the run's own steps, for comparison with its traced step."""
     predicted: int | None = None

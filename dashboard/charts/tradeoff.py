@@ -22,7 +22,8 @@ WIDTH, HEIGHT = 1040.0, 290.0
 """Pixels between the axes where the chart is as wide as the page."""
 HALF, NARROW = 400.0, 250.0
 """That width next to another chart, and on a phone."""
-COLUMNS = ("run", "step", "worst-rank memory", "best trade")
+COLUMNS = ("worst-rank memory", "best trade")
+"""Behind the run and its step."""
 
 Point = tuple[Entry, float, float]
 """(entry, ms a step, MiB)."""
@@ -34,22 +35,33 @@ def chart(entries: Sequence[Entry], source: str) -> Chart:
         for e in entries
         if e.done and e.result and e.result.memory
     ]
-    best = pareto(points)
+    best, (step, scaling) = pareto(points), _scaling([entry for entry, _, _ in points])
     figure = {
         "data": [_line(best), *([_arrows(points)] if _pairs(points) else []), _dots(points)] if points else [],
         "layout": theme.layout(
             360,
-            xaxis=theme.axis("ms a step (left is faster)", range=[0, _widest(points)]),
+            xaxis=theme.axis(f"ms a {step} (left is faster)", range=[0, _widest(points)]),
             yaxis=theme.axis("MiB on the worst rank (down is less)", range=[0, _highest(points)]),
             hovermode="closest",
         ),
     }
-    subtitle = "Step time against worst-rank memory; arrow: plain to recomputation; line: no run beats these in both"
+    subtitle = (
+        f"Step time against worst-rank memory{scaling}; arrow: plain to recomputation; line: no run beats these in both"
+    )
     rows = [
         [e.label, seconds_text(ms / 1e3), bytes_text(mib * MIB), "yes" if any(e is b for b, _, _ in best) else ""]
         for e, ms, mib in points
     ]
-    return Chart("tradeoff", _title(points, best), subtitle, source, figure, COLUMNS, rows)
+    return Chart("tradeoff", _title(points, best), subtitle, source, figure, ("run", step, *COLUMNS), rows)
+
+
+def _scaling(entries: Sequence[Entry]) -> tuple[str, str]:
+    """What a step is called, and for the subtitle which runs' times are scaled to it; "step" and '' if none are."""
+    scaled = [entry for entry in entries if entry.scaled_to]
+    if not scaled:
+        return "step", ""
+    step = f"step of {scaled[0].scaled_to} samples"
+    return step, f"; a {step}, scaled for {len(scaled)} of {len(entries)} runs whose batch is another"
 
 
 def pareto(points: Sequence[Point]) -> list[Point]:

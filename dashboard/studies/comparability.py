@@ -30,6 +30,8 @@ FREE = frozenset(
 """Training fields that may differ: how long, where and how exactly the same updates are computed."""
 APART = frozenset({"global_batch", "clip", "clip_norm"})
 """Training fields that `same_updates` compares by rules of their own."""
+TOLERANCES = {"fp32": 1e-5, "fp64": 1e-12, "bf16": 1e-2, "fp16": 2e-3}
+"""Relative difference of losses up to which two runs of this precision count as equal."""
 SAME_TRAINING = tuple(name for name in TrainSpec.model_fields if name not in FREE | APART)
 """Training fields that have to be equal, any new one included: the data, the start, and how far each update goes."""
 
@@ -73,6 +75,11 @@ def _stages(spec: RunSpec) -> tuple[tuple[int, ...], ...]:
 def same_work(a: RunSpec, b: RunSpec) -> bool:
     """Whether a step of either trains as many samples, so that the parts of one can be subtracted from the other's."""
     return a.train.global_batch == b.train.global_batch
+
+
+def tolerance(a: RunSpec, b: RunSpec) -> float:
+    """Relative difference of losses up to which the runs count as equal: that of the coarser precision of the two."""
+    return max(TOLERANCES[a.train.precision], TOLERANCES[b.train.precision])
 
 
 def why_not(base: RunSpec, others: Sequence[RunSpec]) -> str:

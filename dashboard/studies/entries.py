@@ -50,13 +50,15 @@ class Setting:
 
 
 def entry_of(run: Run, spec: RunSpec, label: str, setting: Setting) -> Entry:
-    step = step_of(run, spec, setting.base_spec, setting.details)
+    own = own_step(run, setting.details)
+    step = scaled(own, spec, setting.base_spec)
     done = run.state == State.SUCCEEDED
     same = spec.model == setting.base_spec.model  # there is no ideal speedup between different models
     ideal = setting.ideal(spec) if same else None
-    shown = step is not None and setting.base_step is not None and (done or run.state not in ENDED)
+    alike = spec.model.kind == setting.base_spec.model.kind  # nor a speedup between different kinds
+    shown = alike and step is not None and setting.base_step is not None and (done or run.state not in ENDED)
     gain = speedup(setting.base_step, step) if shown and setting.base_step and step else None
-    baseline = run.pk == setting.base.pk
+    baseline, base_batch = run.pk == setting.base.pk, setting.base_spec.train.global_batch
     label = f"{label}, broken" if run.injected and not label.startswith("Broken") else label
     return Entry(
         label=label,
@@ -74,6 +76,8 @@ def entry_of(run: Run, spec: RunSpec, label: str, setting: Setting) -> Entry:
         status="" if done else _status(run, spec, setting.waits.get(run.pk, "")),
         twin=twin_of(spec) if setting.details else "",
         worst_rank=(run.summary.get("memory") or {}).get("rank"),
+        own=own,
+        scaled_to=base_batch if spec.train.global_batch != base_batch else None,
         traced_median=_raw_median(run),
         predicted=worst_stage(spec).total if setting.details else None,
         layers=spec.model.layers,
@@ -117,20 +121,22 @@ def twin_of(spec: RunSpec) -> str:
     return spec.model_copy(update={"parallel": split}).model_dump_json()
 
 
-def step_of(run: Run, spec: RunSpec, base: RunSpec, details: bool = True) -> Stats | None:
-    """Statistics of the seconds that a step of the baseline's batch takes at this run's samples/s; of a running run, so
-    far."""
-    factor = base.train.global_batch / spec.train.global_batch
+def own_step(run: Run, details: bool = True) -> Stats | None:
+    """Statistics of the seconds that the run's own steps take; of a running run, so far."""
     kept = run.summary.get("timed") if run.summary else None
     if kept:
-        found: Stats | None = Stats(kept["median"], kept["p10"], kept["p90"], kept["mean"], kept["n"])
-    elif run.step_time and run.state not in ENDED:
-        found = timed(run) if details else _point(run.step_time)
-    else:
-        found = None
-    if found is None:
-        return None
-    return Stats(found.median * factor, found.p10 * factor, found.p90 * factor, found.mean * factor, found.n)
+        return Stats(kept["median"], kept["p10"], kept["p90"], kept["mean"], kept["n"])
+    if run.step_time and run.state not in ENDED:
+        return timed(run) if details else _point(run.step_time)
+    return None
+
+
+def scaled(own: Stats | None, spec: RunSpec, base: RunSpec) -> Stats | None:
+    """The seconds that a step of the baseline's batch takes at the samples/s of the run's `own` steps."""
+    if own is None or spec.train.global_batch == base.train.global_batch:
+        return own
+    factor = base.train.global_batch / spec.train.global_batch
+    return Stats(own.median * factor, own.p10 * factor, own.p90 * factor, own.mean * factor, own.n)
 
 
 def _point(value: float) -> Stats:

@@ -38,6 +38,8 @@ from parallel_core.observe.records import POINT
 
 LOSS_BUCKETS = 200
 OPEN_GANTTS = 4
+OTHER = "another model"
+"""What stands in the row of a run that has no speedup over the baseline for that reason."""
 DASHES = {"1f1b-naive": "dot", "1f1b-stash": "dashdot", "1f1b-vertical": "longdash", "1f1b-2bw": "longdashdot"}
 """Dash patterns of pipelines without a flush: their losses differ, and all pipelines have one colour."""
 
@@ -47,19 +49,23 @@ USUAL, ROOM = 95, 1.25
 
 def of_overview(view: Overview) -> dict[str, Chart]:
     """speedup, breakdown, memory, capacity and tradeoff, by key; they need no query beyond the overview's."""
+    like = view.like_for_like  # the time of another kind of model is not held against the baseline's
     made = (
         speedups(view),
         breakdowns(view),
         memories(view),
         capacity.chart(view.entries, view.room),
-        tradeoff.chart(view.entries, view.source),
+        tradeoff.chart(like.entries, like.source),
     )
     return {chart.key: chart for chart in made}
 
 
 def speedups(view: Overview) -> Chart:
-    title = sentences.speedup_title(view.results, view.base) if view.base else view.verdict[0]
-    return speedup.chart(view.entries, title, view.source)
+    """A run of another kind of model than the baseline's keeps its row, as in the charts beside it, without a bar."""
+    entries = [row.entry if row.alike or row.entry.status else replace(row.entry, status=OTHER) for row in view.rows]
+    like = view.like_for_like
+    title = view.alone or sentences.speedup_title(like.results, view.base) if view.base else view.verdict[0]
+    return speedup.chart(entries, title, like.source)
 
 
 def breakdowns(view: Overview) -> Chart:

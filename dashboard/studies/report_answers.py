@@ -71,7 +71,9 @@ def steps_of(view: Overview) -> dict[int, Trace]:
 
 
 def of_overview(view: Overview, steps: Mapping[int, Trace]) -> list[Written]:
-    """All seven answers; [] until two runs have a result. What was not measured is said."""
+    """All seven answers, on runs of the baseline's kind of model; [] until two have a result. What was not measured is
+    said."""
+    view = view.like_for_like
     done = [row for row in view.rows if row.entry.done and row.entry.result]
     if view.base is None or len(done) < 2:
         return []

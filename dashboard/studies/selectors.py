@@ -13,20 +13,18 @@ from typing import Any
 from dashboard.charts.chart import Entry
 from dashboard.runs.models import ENDED, Run, State
 from dashboard.studies import excluded, peaks
-from dashboard.studies.comparability import same_updates, why_not
-from dashboard.studies.entries import Setting, drift_of, entry_of, shared_room, step_of, waits_of
+from dashboard.studies.comparability import same_updates, tolerance, why_not
+from dashboard.studies.entries import Setting, drift_of, entry_of, own_step, shared_room, waits_of
 from dashboard.studies.labels import labels_of
 from dashboard.studies.losses import Losses, losses_of
 from parallel_core.analysis import host_drift, sentences
 from parallel_core.analysis.disturbance import DISTURBED_ABOVE
 from parallel_core.analysis.parity import Parity, parity
+from parallel_core.analysis.quantities import seconds_text
 from parallel_core.analysis.sentences import Result
 from parallel_core.outline import outline_of
 from parallel_core.plan.room import Room
 from parallel_core.spec import RunSpec
-
-TOLERANCES = {"fp32": 1e-5, "fp64": 1e-12, "bf16": 1e-2, "fp16": 2e-3}
-"""Relative difference of losses up to which two runs count as equal."""
 
 NO_SPEEDUP = "Another model has no speedup over the baseline."
 
@@ -92,8 +90,23 @@ class Overview:
     def verdict(self) -> list[str]:
         if self.base is None:
             return [self._without_baseline(), *self.left_out]
-        told = self.results[0] if len(self.results) > 1 else None
-        return self.cautioned(sentences.verdict(self.results, self.base), told)
+        alike = self.like_for_like.results
+        told = alike[0] if len(alike) > 1 else None
+        said = [self.alone] if self.alone else sentences.verdict(alike, self.base)
+        return self.cautioned([*said, *self._unlike], told)
+
+    @property
+    def alone(self) -> str:
+        """The baseline's step, if runs have finished, but no other of its kind of model; else ''."""
+        if self.base is None or not len(self.like_for_like.results) == 1 < len(self.results):
+            return ""
+        step, label = seconds_text(self.base.step.median), self.base.label
+        return f"{step} a step: no other run of the kind of model of {label} has finished."
+
+    @property
+    def _unlike(self) -> list[str]:
+        """Says that runs of other kinds of models have no speedup, if there are any."""
+        return [] if all(row.alike for row in self.rows) else [NO_SPEEDUP]
 
     @property
     def on_times(self) -> str:
@@ -141,7 +154,7 @@ class Overview:
     @property
     def _at_one_pace(self) -> tuple[str, float, str] | None:
         """(fastest run at the baseline's pace of the host, its speedup there, the baseline); None if not known."""
-        gains = [
+        gains = [  # of the baseline's kind of model: others have no speedup
             (entry.at_pace or entry.speed.ratio, entry.label) for entry in self.entries if entry.done and entry.speed
         ]
         if self.base is None or not any(entry.at_pace for entry in self.entries):
@@ -183,9 +196,8 @@ class Overview:
             return ""
         batch = self.baseline.spec.train.global_batch
         step = f"A step is {batch} samples, the baseline's batch, also where the run's own differs."
-        others = any(row.spec.train.global_batch != batch for row in self.rows)
-        unlike = any(not row.alike for row in self.rows)
-        return " ".join([step] * others + [NO_SPEEDUP] * unlike)
+        others = any(row.entry.scaled_to for row in self.rows)
+        return " ".join([step] * others + self._unlike)
 
     @property
     def peak_sentence(self) -> str:
@@ -218,8 +230,8 @@ class Overview:
         spec, label = self.baseline.spec, self.baseline.entry.label
         normed = outline_of(spec.model).batch_norm
         unlike = sum(row.parity is None for row in others)
-        tolerance, every = TOLERANCES[spec.train.precision], self.losses.every
-        return sentences.parity_sentence(self.parities, label, tolerance, normed, unlike, every)
+        allowed = {row.entry.label: tolerance(spec, row.spec) for row in others}
+        return sentences.parity_sentence(self.parities, label, allowed, normed, unlike, self.losses.every)
 
 
 def overview(runs: Iterable[Run], baseline: Run | None = None, *, details: bool = True) -> Overview:
@@ -253,7 +265,7 @@ def _setting(base: Run, runs: Sequence[Run], specs: Mapping[int, RunSpec], detai
     return Setting(
         base=base,
         base_spec=spec,
-        base_step=None if excluded.ended_of(base) else step_of(base, spec, spec, details),
+        base_step=None if excluded.ended_of(base) else own_step(base, details),
         waits=waits_of(runs) if details else {},
         room=shared_room(runs, specs) if details else None,
         details=details,

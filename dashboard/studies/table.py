@@ -11,9 +11,10 @@ from parallel_core.analysis.breakdown import COMPONENTS
 
 METERS = ("tokens_per_s", "tflops", "mfu", "hfu", "peak_flops_per_s")
 """At the median step (see control.summary): tokens are what the run's speed counts, tflops is per device."""
+# Steps and their parts (`*_ns`) are the run's own; `step_at_baseline_batch_s` is the time for the baseline's samples.
 COLUMNS = (
     *("run", "label", "state"),
-    *("step_median_s", "step_p10_s", "step_p90_s", "timed_steps"),
+    *("step_median_s", "step_p10_s", "step_p90_s", "timed_steps", "global_batch", "step_at_baseline_batch_s"),
     *("speedup", "speedup_low", "speedup_high", "ideal_speedup"),
     *METERS,
     "memory_bytes",
@@ -30,10 +31,12 @@ def rows(view: Overview) -> Iterator[list[Any]]:
 
 
 def _measured(row: Row) -> list[Any]:
-    result, speed = row.entry.result, row.entry.speed if row.alike else None
-    step, parts = (result.step, result.breakdown) if result else (None, None)
+    result, speed, step = row.entry.result, row.entry.speed, row.entry.own
+    parts = result.breakdown if result else None
     return [
         *((step.median, step.p10, step.p90, step.n) if step else [""] * 4),
+        row.spec.train.global_batch,
+        result.step.median if result else "",
         *((speed.ratio, speed.low, speed.high) if speed else [""] * 3),
         row.entry.ideal,
         *("" if row.meters.get(name) is None else row.meters[name] for name in METERS),

@@ -155,29 +155,31 @@ def memory_title(results: Sequence[Result], limit: int | None = None) -> str:
 def parity_sentence(
     parities: Mapping[str, Parity],
     baseline: str,
-    tolerance: float,
+    tolerances: Mapping[str, float],
     amplifies: bool = False,
     others: int = 0,
     every: int = 1,
 ) -> str:
-    """Exactness card. `parities` by label, each against the baseline; `tolerance` is relative. `amplifies`: the model
-    has batch norms, which amplify a difference from step to step (`models.batchnorm`). `others`: further runs that are
-    not expected to match, such as those without a flush. `every`: one of so many losses was compared."""
+    """Exactness card. `parities` by label, each against the baseline; `tolerances` by label, too, are the relative
+    differences up to which two runs of their precisions count as equal. `amplifies`: the model has batch norms, which
+    amplify a difference from step to step (`models.batchnorm`). `others`: further runs that are not expected to match,
+    such as those without a flush. `every`: one of so many losses was compared."""
     compared = {label: p for label, p in parities.items() if p.steps}
     if not compared:
         return f"0 runs share a step with {baseline}."
-    label = max(compared, key=lambda name: compared[name].largest)
+    label = max(compared, key=lambda name: compared[name].largest / tolerances[name])
     worst, count = compared[label], len(compared)
-    if worst.largest <= tolerance:
+    if worst.largest <= tolerances[label]:
+        most = max(p.largest for p in compared.values())
         runs = (
             f"{count} of {count + others} other runs" if others else f"{'Both' if count == 2 else f'All {count}'} runs"
         )
         who = f"{runs} equal" if count > 1 else f"{label} equals"
-        how = f"within {difference_text(worst.largest)}" if worst.largest else "to the last bit (0 difference)"
+        how = f"within {difference_text(most)}" if most else "to the last bit (0 difference)"
         rest = f"; {others} {'is' if others == 1 else 'are'} not meant to" if others else ""
         which = f"one of every {every} losses" if every > 1 else "every loss"
         return f"{who} {baseline} {how} in {which}{rest}."
-    off = sum(p.largest > tolerance for p in compared.values())
+    off = sum(p.largest > tolerances[name] for name, p in compared.items())
     finite = math.isfinite(worst.largest)
     how = f"{label} by {difference_text(worst.largest)}" if finite else f"{label} has no finite loss any more"
     told = f"{off} of {count} differ from {baseline}: {how} at step {worst.at}."

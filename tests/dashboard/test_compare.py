@@ -287,3 +287,15 @@ def test_runs_of_one_name_are_told_apart_by_their_precision(alice: Any) -> None:
     runs = [factory.queued(alice, train={"precision": precision}) for precision in ("fp32", "bf16")]
     labels = [row.entry.label for row in selectors.overview(runs).rows]
     assert labels == ["Single, fp32", "Single, bf16"]
+
+
+def test_the_losses_of_two_precisions_are_judged_by_the_coarser_one(alice: Any) -> None:
+    fine, rough, off = (
+        factory.finished(alice, split, train={"precision": precision}, loss_shift=shift)
+        for split, precision, shift in (({}, "fp32", 0.0), ({"dp": 2}, "bf16", 0.01), ({"tp": 2}, "fp32", 0.001))
+    )
+    for first, other in ((fine, rough), (rough, fine)):
+        said = selectors.overview([first, other], first).parity_sentence
+        assert " equals " in said and " within 3." in said and said.endswith("e-03 in every loss."), said
+    said = selectors.overview([fine, rough, off], fine).parity_sentence
+    assert said.startswith("1 of 2 differ from Single: TP by "), "not the one that differs more, as it may"
