@@ -11,7 +11,6 @@ from bisect import bisect_left
 from collections import Counter
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
-from difflib import SequenceMatcher
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -104,13 +103,11 @@ def align_sides(a: Side, b: Side) -> Alignment:
 
 
 def align(a: Sequence[Name], b: Sequence[Name]) -> Alignment:
-    """Matches the longest common runs first, as difflib does; operations on both sides outside of them have moved.
+    """Matches as many operations as have the same order on both sides; others that are on both sides have moved.
 
-    For names that repeat, of an imported trace; the time grows with the square of their number.
+    For names that repeat, of an imported trace; time and memory grow with the product of their numbers.
     """
-    blocks = SequenceMatcher(None, a, b, autojunk=False).get_matching_blocks()
-    matched = ((i + n, j + n) for i, j, size in blocks for n in range(size))
-    return _with_moves(_rows(a, b, matched), False)
+    return _with_moves(_rows(a, b, _longest_common(a, b)), False)
 
 
 def _distinct(names: Iterable[Name]) -> list[Hashable]:
@@ -144,6 +141,42 @@ def _in_order(a: Sequence[Hashable], b: Sequence[Hashable]) -> list[tuple[int, i
         found.append(pairs[n])
         n = before[n]
     return found[::-1]
+
+
+def _longest_common(a: Sequence[Hashable], b: Sequence[Hashable]) -> list[tuple[int, int]]:
+    """A longest common subsequence, as pairs (index in a, index in b); names may repeat.
+
+    By dynamic programming (Wagner and Fischer 1974), a row at a time: the length for the first i of a and j of b is
+    the running maximum over j of what the row before gives without and with the pair (i, j).
+    """
+    first = _alike(a, b)
+    last = _alike(a[first:][::-1], b[first:][::-1])
+    number: dict[Hashable, int] = {}
+    left, right = (
+        np.array([number.setdefault(name, len(number)) for name in side[first : len(side) - last]], np.int64)
+        for side in (a, b)
+    )
+    lengths = np.zeros((len(left) + 1, len(right) + 1), np.int32)
+    for i, name in enumerate(left):
+        with_pair = lengths[i, :-1] + (right == name)
+        np.maximum.accumulate(np.maximum(lengths[i, 1:], with_pair), out=lengths[i + 1, 1:])
+    found, i, j = list[tuple[int, int]](), len(left), len(right)
+    while i and j:
+        if left[i - 1] == right[j - 1]:
+            i, j = i - 1, j - 1
+            found.append((first + i, first + j))
+        elif lengths[i - 1, j] >= lengths[i, j - 1]:
+            i -= 1
+        else:
+            j -= 1
+    ends = ((len(a) - n, len(b) - n) for n in range(last, 0, -1))
+    return [*((n, n) for n in range(first)), *found[::-1], *ends]
+
+
+def _alike(a: Sequence[Hashable], b: Sequence[Hashable]) -> int:
+    """How many of the first names are equal."""
+    pairs = enumerate(zip(a, b, strict=False))
+    return next((n for n, (x, y) in pairs if x != y), min(len(a), len(b)))
 
 
 def _rows(a: Sequence[Name], b: Sequence[Name], matched: Iterable[tuple[int, int]]) -> list[Row]:

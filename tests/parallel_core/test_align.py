@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -59,6 +60,31 @@ def test_every_operation_is_accounted_for(a: list[Any], b: list[Any]) -> None:
     assert found.same + found.moved + found.only_b == len(b)
     assert all(row.a == row.b for row in found.rows if row.status == "same")
     assert found.equal == (a == b)
+
+
+@given(NAMES, NAMES)
+def test_no_alignment_has_more_in_order(a: list[Any], b: list[Any]) -> None:
+    """The length of a longest common subsequence, from its definition."""
+
+    @cache
+    def longest(i: int, j: int) -> int:
+        if not i or not j:
+            return 0
+        pair = longest(i - 1, j - 1) + 1 if a[i - 1] == b[j - 1] else 0
+        return max(pair, longest(i - 1, j), longest(i, j - 1))
+
+    assert align(a, b).same == longest(len(a), len(b))
+
+
+def test_repeated_layers_are_not_matched_with_their_neighbours() -> None:
+    """Two operations more on one side: everything else is the same and in order."""
+    layer = [(kind, 0, -1) for kind in (1, 2, 3, 2, 4, 5, 2, 3, 2, 6)]
+    first, last = [(7, 0, -1), (8, 0, -1)], [(9, 0, -1)]
+    a = [*first, *(layer * 24), *last]
+    more = [*layer[:4], layer[1], *layer[4:]]
+    b = [*first, *layer, *more, *(layer * 12), *more, *(layer * 9), *last]
+    found = align(a, b)
+    assert (found.same, found.only_a, found.only_b, found.moved) == (len(a), 0, 2, 0)
 
 
 @dataclass(frozen=True)
