@@ -4,7 +4,8 @@ There are two kinds of change. Those that keep every operation (links, device, r
 so that even the jitter of the step remains. Those that change the program (schedule, micro-batches, chunks) or the
 stages (balanced) use the median of each stage's operations; costs are divided over a model's layers by their FLOPs, and
 over micro-batches by their size. The prediction then is the measured step times the ratio of the changed to the
-unchanged program at these medians.
+unchanged program at these medians. A message of half the size is taken to need half the time: one step shows messages
+of one size, so the part of its latency that does not depend on the size is not known.
 """
 
 from __future__ import annotations
@@ -34,9 +35,9 @@ HALVES: dict[DeviceKind, float] = {"cpu": 1.06, "cuda": 1.0}
 1.10 with this engine, ZB-H1 against GPipe, 1F1B and interleaved 1F1B of a GPT 4 x 128 (`bench whatif`). A GPU reads the
 factors of each product from its memory either way."""
 ASSUMED = (
-    "Other schedules and micro-batches take the median cost of each stage's operations; smaller micro-batches are "
-    "assumed to cost in proportion, which small models miss, and more of them in flight to cost the same, though a "
-    "CPU's caches then hold less of each."
+    "Other schedules and micro-batches take the median cost of each stage's operations; smaller micro-batches and "
+    "their messages are assumed to cost in proportion, which small ones miss, and more of them in flight to cost the "
+    "same, though a CPU's caches then hold less of each."
 )
 """Assumptions of a replay that changes the program, for its reader."""
 LEAST_INPUT, MOST_INPUT = 0.5, 0.8
@@ -172,12 +173,12 @@ class _Typical:
     ) -> None:
         self.norm, self._change = measured.norm, change
         self._begin = round(float(np.median(measured.begins)))
-        self._latency = round(measured.typical / change.links / change.messages)
+        share = before.parallel.micro_batches / after.parallel.micro_batches
+        self._latency = round(measured.typical * share / change.links / change.messages)
         self._norm = round(float(np.median(measured.norms)) / change.links) if measured.norm else 0
         chunks = before.parallel.chunks_per_rank / after.parallel.chunks_per_rank
         self._any = {kind: _scaled(cost, chunks) for kind in _WHOLE if (cost := measured.mean(kind))}
-        self._any |= {kind: cost for kind in P2P if (cost := measured.median(kind))}
-        share = before.parallel.micro_batches / after.parallel.micro_batches
+        self._any |= {kind: _scaled(cost, share) for kind in P2P if (cost := measured.median(kind))}
         self._stages = {
             (kind, stage): _scaled(cost, share)
             for kind, costs in _by_kind(measured, before, after, change.balanced, weights).items()

@@ -113,6 +113,20 @@ def test_another_schedule_and_more_micro_batches() -> None:
     assert replay(made, found, Change(schedule="1f1b")).step == found.step
 
 
+@pytest.mark.parametrize(("few", "many"), [(4, 16), (16, 4)])
+def test_messages_change_with_the_size_of_their_micro_batches(few: int, many: int) -> None:
+    """As everything else, a message of a quarter of the samples takes a quarter of the time; at its old size more
+    micro-batches would seem to be slower.
+    """
+    made, asked = (spec(pp=4, micro_batches=m) for m in (few, many))
+    taken = {m: round(40_000 / m) for m in (few, many)}
+    before, after = (
+        measured(one, Costs.uniform(4, *(taken[m],) * 3, message=taken[m])) for one, m in ((made, few), (asked, many))
+    )
+    assert (after.step < before.step) == (many > few)
+    assert replay(made, before, Change(micro_batches=many)).step == pytest.approx(after.step, rel=1e-3)
+
+
 @pytest.mark.parametrize("row", rows("zero_bubble_2024"), ids=lambda row: f"{row['model']}-{row['micro_batches']}")
 def test_a_backward_is_halved_as_it_was_profiled_on_gpus(row: dict[str, Any]) -> None:
     """A replay of 1F1B with the published forward and whole backward, compared with ZB-H1 with the published halves."""
