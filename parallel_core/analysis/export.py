@@ -49,15 +49,16 @@ class About:
 
 
 def table(spans: Mapping[int, NDArray[np.void]], layout: Layout) -> Iterator[tuple[Any, ...]]:
-    """One row a span in COLUMNS, rank after rank; times from the start of the step."""
+    """One row a span in COLUMNS, rank after rank; times from the start of the step. None for waits that are not
+    known, as of a step without all its ranks."""
     zero = waits.step_start(spans)
-    waited = waits.waited(spans, layout)
+    waited = waits.waited_if_whole(spans, layout)
     for rank, rows in sorted(spans.items()):
         columns = [rows[name].tolist() for name in ("kind", "lane", "stage", "micro_batch", "replica", "version")]
         times = [
             (rows["start"] - zero).tolist(),
             (rows["end"] - zero).tolist(),
-            waited[rank].ns.tolist(),
+            waited[rank].ns.tolist() if rank in waited else [None] * len(rows),
             rows["bytes"].tolist(),
         ]
         for kind, lane, *rest in zip(*columns, *times, strict=True):
@@ -81,19 +82,21 @@ def chrome_trace(spans: Mapping[int, NDArray[np.void]], layout: Layout, about: A
 
 def _events(spans: Mapping[int, NDArray[np.void]], layout: Layout, zero: int) -> Iterator[dict[str, Any]]:
     rows_in_order = waits.ordered(spans)
-    sends, waited = waits.sends(rows_in_order, layout), waits.waited(rows_in_order, layout)
+    sends, waited = waits.sends(rows_in_order, layout), waits.waited_if_whole(rows_in_order, layout)
     for rank, rows in sorted(rows_in_order.items()):
         place = layout.coords(rank)
         name = f"rank {rank}: place {place.place}, replica {place.replica}, tensor {place.tensor}"
         yield {"ph": "M", "name": "process_name", "pid": rank, "args": {"name": name}}
         for lane, word in enumerate(LANES):
             yield {"ph": "M", "name": "thread_name", "pid": rank, "tid": lane, "args": {"name": word}}
-        for row, wait in zip(rows, waited[rank].ns.tolist(), strict=True):
+        known = waited[rank].ns.tolist() if rank in waited else [None] * len(rows)
+        for row, wait in zip(rows, known, strict=True):
             yield _complete(rank, row, wait, zero)
         yield from _flows(rank, rows, waits.received(rank, rows, layout, sends), zero)
 
 
-def _complete(rank: int, row: np.void, waited: int, zero: int) -> dict[str, Any]:
+def _complete(rank: int, row: np.void, waited: int | None, zero: int) -> dict[str, Any]:
+    wait = {} if waited is None else {"waited_us": waited / 1000}
     kind, lane = Kind(int(row["kind"])), int(row["lane"])
     which = f" {row['micro_batch']}" if row["micro_batch"] >= 0 else ""
     return {
@@ -104,7 +107,7 @@ def _complete(rank: int, row: np.void, waited: int, zero: int) -> dict[str, Any]
         "tid": lane,
         "ts": int(row["start"] - zero) / 1000,
         "dur": int(row["end"] - row["start"]) / 1000,
-        "args": {field: int(row[field]) for field in FIELDS} | {"waited_us": waited / 1000},
+        "args": {field: int(row[field]) for field in FIELDS} | wait,
     }
 
 

@@ -289,6 +289,22 @@ def test_exports() -> None:
     assert first["end_ns"] - first["start_ns"] == 1500
 
 
+def test_waits_are_not_exported_where_a_rank_is_missing() -> None:
+    """Without it nobody knows who came last: the column is empty, in place of a wait for the last of the others."""
+    made = spec(dp=3)
+    spans, layout = step(made, Costs.uniform(1, 1000, 1000, 1000)), Layout.of(made)
+    spans[0]["start"][spans[0]["kind"] == Kind.ALLREDUCE] -= 500
+    part = {rank: spans[rank] for rank in (0, 1)}
+    for own, known in ((spans, True), (part, False)):
+        column = COLUMNS.index("waited_ns")
+        assert all((row[column] is not None) == known for row in table(own, layout))
+        document = json.loads("".join(chrome_trace(own, layout, About(1))))
+        events = [event for event in document["traceEvents"] if event["ph"] == "X"]
+        assert len(events) == sum(map(len, own.values()))
+        assert all(("waited_us" in event["args"]) == known for event in events)
+    assert sum(row[COLUMNS.index("waited_ns")] for row in table(spans, layout)) == 500
+
+
 @pytest.mark.parametrize(
     "split",
     [{"pp": 2, "micro_batches": 4}, {"dp": 2}, {"tp": 2}, {"pp": 2, "schedule": "zb-h1", "micro_batches": 4}],
