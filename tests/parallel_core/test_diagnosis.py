@@ -296,6 +296,22 @@ def test_causes_of_a_divergence() -> None:
     assert high.change == "Train at train.lr, 0.0003."
 
 
+def test_a_loss_that_was_not_finite_and_recovered_is_not_urgent() -> None:
+    falling = 5 * np.exp(-np.arange(40) / 50)
+    once, twice = (np.where(np.isin(np.arange(40), steps), np.nan, falling) for steps in ([5], [0, 5]))
+    (one,) = diagnose(healthy(spec(), loss=once))
+    assert one.title == "The loss was not a number at step 5; it recovered." and not one.urgent
+    (both,) = diagnose(healthy(spec(), loss=twice))
+    assert both.title == "The loss was not a number at steps 0, 5; it recovered." and not both.urgent
+    (ended,) = diagnose(healthy(spec(), loss=np.where(np.arange(40) < 25, once, np.inf)))
+    assert ended.title == "The loss is not a number from step 25 on." and ended.urgent
+    rising = np.concatenate([np.linspace(5, 2, 30), np.linspace(3, 9, 10)])
+    (sprung,) = diagnose(healthy(spec(), loss=np.where(np.arange(40) == 5, np.nan, rising)))
+    assert sprung.title.endswith("times its lowest: the loss has sprung up.") and sprung.urgent
+    (none,) = diagnose(healthy(spec(), loss=np.full(40, np.nan)))
+    assert none.title == "The loss is not a number from step 0 on."
+
+
 def test_a_disturbed_run_is_not_judged_by_its_times() -> None:
     made = spec(dp=2)
     assert found(healthy(made, traced=slowed(made, 1, 2.0), others=0.5)) == ["disturbed"]

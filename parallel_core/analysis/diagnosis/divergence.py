@@ -1,7 +1,8 @@
 """The loss is not finite or has risen sharply: with the most likely cause.
 
-Thresholds: a loss that is not finite; or one that for the last 3 points is at least 1.5 times the lowest mean of 5
-steps and above its first value, after at least 10 points; or one that rose to 1.25 times that of the untrained model.
+Thresholds: a loss that is not finite, urgent only where it stays so to the end; or one that for the last 3 points is
+at least 1.5 times the lowest mean of 5 steps and above its first value, after at least 10 points; or one that rose to
+1.25 times that of the untrained model.
 The falling loss of small batches fluctuates by some ten per cent. In fp16, more than 3 skipped steps that are more than
 a fifth of all: a loss scale starts high and is halved a few times, then one step in thousands overflows (Micikevicius
 et al. 2018, section 3.2).
@@ -10,11 +11,12 @@ et al. 2018, section 3.2).
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 
 from parallel_core.analysis.diagnosis.case import Case, Finding
-from parallel_core.analysis.quantities import significant
+from parallel_core.analysis.quantities import few_text, significant
 from parallel_core.schedule.traits import TRAITS
 from parallel_core.spec import RunSpec
 
@@ -29,11 +31,25 @@ PLAIN = 1e7
 
 
 def check(case: Case) -> Finding | None:
-    """The first of: not finite, risen sharply, overflowing in fp16, spiked."""
+    """The first of: not finite at the end, risen sharply, overflowing in fp16, spiked, not finite before."""
+    good = np.flatnonzero(np.isfinite(case.loss))
+    since = int(good[-1]) + 1 if len(good) else 0
+    if since < len(case.loss):
+        return _finding(case, f"The loss is not a number from step {case.loss_steps[since]} on.", since)
+    if len(good) == len(case.loss):
+        return _grown(case)
+    filled = np.interp(np.arange(since), good, case.loss[good])
+    return _grown(replace(case, loss=filled)) or _recovered(case)
+
+
+def _recovered(case: Case) -> Finding:
     bad = np.flatnonzero(~np.isfinite(case.loss))
-    if len(bad):
-        at = int(case.loss_steps[bad[0]])
-        return _finding(case, f"The loss is not a number from step {at} on.", int(bad[0]))
+    steps = f"step{'s' * (len(bad) > 1)} {few_text(case.loss_steps[bad].tolist())}"
+    return replace(_finding(case, f"The loss was not a number at {steps}; it recovered.", int(bad[0])), urgent=False)
+
+
+def _grown(case: Case) -> Finding | None:
+    """The first of: risen sharply, overflowing in fp16, spiked. Every loss is finite."""
     if (risen := _sprung(case)) is not None:
         low, at = risen
         title = f"{significant(float(case.loss[-1]) / low)} times its lowest: the loss has sprung up."
