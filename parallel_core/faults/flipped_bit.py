@@ -45,6 +45,10 @@ class FlippedBit(Fault):
                 own = [("parallel.zero_backend", "own")]
                 fewer = Proposal("zero={} with zero_backend=own", "parallel.zero", [2], also=own)
             raise self.wrong("", problem, fewer, others=("parallel.zero",))
+        if not spec.trace.fingerprint_every:
+            problem = f"fingerprint_every=0 compares no replicas, so that nothing would find {self.kind}; use"
+            usual = Proposal("fingerprint_every={}", "trace.fingerprint_every", [type(spec.trace)().fingerprint_every])
+            raise self.wrong("", problem, usual, others=("trace.fingerprint_every",))
         self.need_step(spec, self.step)
 
     @staticmethod

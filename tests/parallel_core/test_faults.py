@@ -31,7 +31,8 @@ MIB = 1 << 20
 def spec_of(*inject: str, train: dict[str, Any] | None = None, **parallel: Any) -> RunSpec:
     train = {"steps": 6, "warmup_steps": 3, "global_batch": 8} | (train or {})
     broken = [faults.parse(text) for text in inject]
-    given = {"model": MODEL, "train": train, "parallel": parallel, "trace": {"trace_every": 1}, "inject": broken}
+    trace = {"trace_every": 1, **parallel.pop("trace", {})}
+    given = {"model": MODEL, "train": train, "parallel": parallel, "trace": trace, "inject": broken}
     return RunSpec.model_validate(given)
 
 
@@ -135,6 +136,12 @@ def test_a_fault_that_does_not_fit_the_run_names_its_field(
         ("slow_group:axis=tensor", {"dp": 2}, "parallel.tp", "tensor=1"),
         ("flipped_bit:rank=2", {"pp": 2, "replicas": (2, 1), "micro_batches": 2}, "parallel.replicas", "replicas=2-1"),
         ("flipped_bit:step=6", {"dp": 2}, "train.steps", "steps=7"),
+        (
+            "flipped_bit:step=3",
+            {"dp": 2, "trace": {"fingerprint_every": 0}},
+            "trace.fingerprint_every",
+            "nothing would find flipped_bit; use fingerprint_every=20.",
+        ),
     ],
 )
 def test_a_fault_that_does_not_fit_names_the_field_it_does_not_fit(
