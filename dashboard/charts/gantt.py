@@ -2,9 +2,9 @@
 
 A rank's step is a hatched (idle) bar; what the rank did is drawn over it, so that what stays visible is the bubble.
 Blocking work fills the row. Two thin lanes hold what is not work while it waits: messages at the foot of the row,
-collectives in flight (the norm, gradient buckets) at its head. Where it is known which rank waited for which, a
-collective begins when its last rank arrived and a receive when its send began; before that the row is idle, as in the
-accounts of `analysis.breakdown`.
+collectives in flight (the norm, gradient buckets, tensor-parallel ones behind computation) at its head. Where it is
+known which rank waited for which, a collective begins when its last rank arrived and a receive when its send began;
+before that the row is idle, as in the accounts of `analysis.breakdown`.
 
 What was measured is filled; what is predicted is outlined in the colour of its phase.
 """
@@ -28,7 +28,7 @@ from dashboard.charts.updates import of_one
 from parallel_core.analysis.breakdown import phases
 from parallel_core.analysis.quantities import count_text, significant
 from parallel_core.analysis.waits import Waited, among, step_start
-from parallel_core.schedule.ir import INSIDE, P2P, Kind
+from parallel_core.schedule.ir import FLIGHTS, INSIDE, P2P, Kind
 
 ROW_PX = 56
 GAP = 0.4
@@ -39,7 +39,7 @@ MAX_BARS = 2_000
 MANY = 400
 """From this many bars on, static/js/chart_bars.js paints them: the chart library needs 0.2 to 0.3 ms for each."""
 
-HEAD = frozenset({Kind.NORM, Kind.BUCKET})
+HEAD = FLIGHTS | {Kind.NORM}
 FULL, STRIP = 0.68, 0.13
 LEAST_DIGIT = 0.006
 """Width of a digit in a figure of 1 000 pixels, as a part of the window."""

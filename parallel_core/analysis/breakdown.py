@@ -3,7 +3,8 @@
 Every instant of a rank's step (its span of kind STEP; without one, from its first span to its last) is assigned to
 exactly one component, the first of this list that covers it:
 
-1. `bubble`: inside a blocking collective (TP_COLLECTIVE, ALLREDUCE, NORM, ...), before its last participant arrived;
+1. `bubble`: inside a blocking collective (TP_COLLECTIVE, ALLREDUCE, NORM, ...), before its last participant arrived
+   (one behind computation is reached where its TP_FLIGHT begins);
 2. `exposed_collective`: the rest of that collective;
 3. `recompute`: spans R, which lie inside those of BW;
 4. `compute`: F, B, W, BW, PAIR, without the collectives and recomputation inside them; `forward` is its part in F, also
@@ -173,7 +174,7 @@ def _of_rank(rows: NDArray[np.void], arrivals: Mapping[Kind, Times], sent: Times
 
 _HIDING = ("forward", "backward", "weight", "recompute", "optimizer", "data")
 _MOVING = "moving"
-"""The layer of messages in flight that the rank did not wait for."""
+"""The layer of messages and tensor-parallel collectives in flight that the rank did not wait for."""
 _COMPONENT_OF = {"backward": "compute", "weight": "compute", _MOVING: "other"}
 """Layer -> its component, where the names differ."""
 _PHASE_OF = {
@@ -240,7 +241,7 @@ def _layers(rows: NDArray[np.void], arrivals: Mapping[Kind, Times], sent: Times)
         ("exposed_p2p", _join(coming, leaving)),
         ("other", waits.pieces(rows, Kind.SETUP)),
         ("exposed_collective", waits.pieces(rows, Kind.BUCKET)),
-        (_MOVING, _join(arriving, (given["start"], given["end"]))),
+        (_MOVING, _join(arriving, (given["start"], given["end"]), waits.pieces(rows, Kind.TP_FLIGHT))),
     ]
 
 

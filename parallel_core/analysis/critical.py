@@ -4,8 +4,8 @@ It is walked backwards from the last instant of the step. An operation starts af
 where it waited: a RECV for the sending rank (from the time that the SEND began), a collective for the last rank to
 arrive (`waits`). Speeding up anything off the path leaves the step as long as it is.
 
-Spans inside others (R, collectives INSIDE, a PAIR around its halves) and buckets in flight are not links of the chain,
-so a wait inside such a collective counts to the operation that contains it.
+Spans inside others (R, collectives INSIDE, a PAIR around its halves) and collectives in flight are not links of the
+chain, so a wait inside such a collective counts to the operation that contains it.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from parallel_core.analysis import waits
 from parallel_core.analysis.rows import durations
 from parallel_core.analysis.sweep import Times
 from parallel_core.layout import Layout
-from parallel_core.schedule.ir import INSIDE, RECVS, Kind
+from parallel_core.schedule.ir import FLIGHTS, INSIDE, RECVS, Kind
 
 LINK = np.dtype([("rank", "<i4"), ("row", "<i8"), ("kind", "u1"), ("start", "<i8"), ("end", "<i8")])
 """One link of the path: the rank, the span's index among the rank's SPAN rows as given, and the interval during which
 it held the step up (ns on the span clock)."""
 
-_ABSENT = INSIDE | {Kind.STEP, Kind.R, Kind.PAIR, Kind.BUCKET}
+_ABSENT = INSIDE | FLIGHTS | {Kind.STEP, Kind.R, Kind.PAIR}
 
 
 class _Nodes(NamedTuple):

@@ -3,7 +3,8 @@
 A rank reduces its spans to what it can tell alone (`reduced`): time in recomputation, in communication that nothing
 hides, and in waiting, which is either that, too, or bubble. Which of the two it is depends on when other ranks began:
 so the rank keeps when each of its sends, receives and blocking collectives began and ended (WAIT rows, several to a
-step), and all ranks' rows together divide the waiting (`shares_of`).
+step; before a collective behind computation also its flight), and all ranks' rows together divide the waiting
+(`shares_of`).
 
 The result is that of `breakdown`, whose components and their precedence are used: on equal clocks the nanoseconds are
 the same. Both functions take many steps at once, because a call costs as much for one short step as for ten.
@@ -11,7 +12,7 @@ the same. Both functions take many steps at once, because a call costs as much f
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from functools import reduce
 from typing import NamedTuple, Self
 
@@ -115,9 +116,11 @@ def _sums(layers: Sequence[Pieces], begins: Times, ends: Times) -> NDArray[np.vo
     return sums
 
 
-def _met(rows: NDArray[np.void], kinds: Iterable[Kind], standing: Times) -> NDArray[np.void]:
-    """The WAIT rows; a receive starts when the rank stands in it."""
-    chosen = waits.of_kinds(rows, *kinds, *RECVS, *SENDS)
+def _met(rows: NDArray[np.void], kinds: Collection[Kind], standing: Times) -> NDArray[np.void]:
+    """The WAIT rows, with the flights that say when the rank came to a collective; a receive starts when the rank
+    stands in it."""
+    flights = (Kind.TP_FLIGHT,) if Kind.TP_COLLECTIVE in kinds else ()
+    chosen = waits.of_kinds(rows, *kinds, *flights, *RECVS, *SENDS)
     out = np.empty(len(chosen), WAIT)
     for name in WAIT.names or ():
         out[name] = chosen[name]

@@ -1,7 +1,8 @@
 """Who waited for whom: receives joined with their sends, collectives with the last rank to arrive.
 
 The k-th collective of a kind on one rank is the k-th on every rank of its group: the tensor group (TP_COLLECTIVE), the
-replicas of the stage (ALLREDUCE and the like, UNSHARD, STATISTICS), all ranks (NORM). A RECV is matched by stage,
+replicas of the stage (ALLREDUCE and the like, UNSHARD, STATISTICS), all ranks (NORM). A rank arrives where its span
+starts; at a TP_COLLECTIVE behind computation, where the TP_FLIGHT before it does. A RECV is matched by stage,
 micro-batch and the tensor coordinate of the sender. `rows` are SPAN rows of each global rank in order of their start.
 """
 
@@ -83,10 +84,21 @@ def arrivals(rows: Rows, layout: Layout) -> dict[tuple[int, Kind], Causes]:
         for group in groups(kind, layout):
             if len(group) == 1:
                 continue
-            starts = {rank: of_kinds(rows[rank], kind)["start"] for rank in group if rank in rows}
+            starts = {rank: _came(rows[rank], kind) for rank in group if rank in rows}
             if starts:
                 out |= {(rank, kind): causes for rank, causes in _last(starts).items()}
     return out
+
+
+def _came(rows: NDArray[np.void], kind: Kind) -> Times:
+    """When a rank came to each of its collectives of this kind."""
+    starts: Times = of_kinds(rows, kind)["start"]
+    flights = of_kinds(rows, Kind.TP_FLIGHT) if kind is Kind.TP_COLLECTIVE else rows[:0]
+    if not len(flights):
+        return starts
+    flights = flights[np.argsort(flights["end"], kind="stable")]
+    at = np.minimum(np.searchsorted(flights["end"], starts), len(flights) - 1)
+    return np.where(flights["end"][at] == starts, flights["start"][at], starts)
 
 
 def _last(starts: Mapping[int, Times]) -> dict[int, Causes]:

@@ -109,7 +109,8 @@ STEP_SUM = np.dtype(
 )
 """What a rank knows of its step without the others, see analysis.step_waits."""
 WAIT = np.dtype([("kind", "u1"), ("stage", "<i2"), ("micro_batch", "<i4"), ("start", "<i8"), ("end", "<i8")])
-"""A span in which a rank met another: a send, a receive or a blocking collective. Fields as in SPAN."""
+"""A span in which a rank met another: a send, a receive or a blocking collective, and the flight before one behind
+computation. Fields as in SPAN."""
 
 CATEGORIES = ("params", "grads", "optimizer", "activations", "buffers")
 """Memory by category, in the order charts stack them."""

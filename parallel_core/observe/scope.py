@@ -36,9 +36,9 @@ class Scope:
         self.named: Callable[[str], AbstractContextManager[Any]] = unnamed
         """Annotates operations and their parts: in a profiled step with the profiler's `record_function`."""
 
-    def span(self, kind: int, lane: int, start: Any, bytes: int = 0) -> None:
-        """Records a span of the current operation from `start` (a mark) until now."""
-        end = self.mark()
+    def span(self, kind: int, lane: int, start: Any, bytes: int = 0, end: Any = None) -> None:
+        """Records a span of the current operation from `start` to `end`, two marks (no `end`: until now)."""
+        end = self.mark() if end is None else end
         self.recorder.add(kind, lane, self.stage, self.micro_batch, start, end, bytes, self.replica, self.version)
 
     def keeping(self) -> AbstractContextManager[None]:

@@ -48,6 +48,7 @@ class Kind(IntEnum):
     BUCKET = 37  # one asynchronous gradient bucket in flight, overlapping backward
     UNSHARD = 38  # child of a compute operation: a layer's parameters gathered from the replicas (ZeRO-3)
     STATISTICS = 39  # child of a compute operation: batch-norm statistics over all replicas
+    TP_FLIGHT = 40  # a TP_COLLECTIVE behind computation: from its begin to where the wait for it starts
 
 
 COMPUTE = frozenset({Kind.F, Kind.R, Kind.B, Kind.W, Kind.BW, Kind.PAIR})
@@ -57,7 +58,9 @@ P2P = SENDS | RECVS
 REPLICA_COLLECTIVES = frozenset({Kind.ALLREDUCE, Kind.REDUCE_SCATTER, Kind.GATHER})
 INSIDE = frozenset({Kind.TP_COLLECTIVE, Kind.UNSHARD, Kind.STATISTICS})
 """Collectives inside a compute operation."""
-COLLECTIVES = REPLICA_COLLECTIVES | INSIDE | {Kind.NORM, Kind.BUCKET}
+FLIGHTS = frozenset({Kind.BUCKET, Kind.TP_FLIGHT})
+"""Collectives in flight while their rank computes."""
+COLLECTIVES = REPLICA_COLLECTIVES | INSIDE | FLIGHTS | {Kind.NORM}
 
 
 AHEAD = 2

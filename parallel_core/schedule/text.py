@@ -29,6 +29,7 @@ WORDS = {
     Kind.FREE: "free",
     Kind.PAIR: "forward together with a backward",
     Kind.TP_COLLECTIVE: "tensor-parallel collective",
+    Kind.TP_FLIGHT: "tensor-parallel collective in flight",
     Kind.UNSHARD: "parameters of a layer gathered",
     Kind.STATISTICS: "statistics of a batch norm gathered",
     Kind.NORM: "flush: gradient norm over all ranks",

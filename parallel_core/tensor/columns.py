@@ -33,7 +33,7 @@ from parallel_core.tensor.weights import WeightGradient
 def gather_columns(mine: Tensor, group: TensorGroup) -> Tensor:
     """All-gathers the ranks' [..., width / size] side by side: [..., width]."""
     rows = mine.flatten(0, -2)
-    parts = group.end(group.begin_gather(rows[None])).view(group.size, *rows.shape)
+    parts = group.gather(rows[None]).view(group.size, *rows.shape)
     return parts.transpose(0, 1).reshape(*mine.shape[:-1], group.size * mine.shape[-1])
 
 

@@ -53,7 +53,7 @@ class _Gathered(torch.autograd.Function):
         ctx.save_for_backward(mine)
         ctx.layer = layer
         group, rows = layer.group, layer.rows
-        return F.linear(rows.whole(group.end(group.begin_gather(mine))), layer.weight, layer.bias)
+        return F.linear(rows.whole(group.gather(mine)), layer.weight, layer.bias)
 
     @staticmethod
     @once_differentiable  # type: ignore[untyped-decorator]
@@ -76,13 +76,13 @@ class _Scattered(torch.autograd.Function):
         ctx.save_for_backward(x)
         ctx.layer = layer
         group = layer.group
-        return group.end(group.begin_scatter(F.linear(x, layer.weight, layer.bias if group.rank == 0 else None)))
+        return group.scatter(F.linear(x, layer.weight, layer.bias if group.rank == 0 else None))
 
     @staticmethod
     @once_differentiable  # type: ignore[untyped-decorator]
     def backward(ctx: Any, mine: Tensor) -> tuple[Tensor, None, None]:
         (x,), layer = ctx.saved_tensors, ctx.layer
-        grad = layer.rows.whole(layer.group.end(layer.group.begin_gather(mine)))
+        grad = layer.rows.whole(layer.group.gather(mine))
         grad_x = (grad.flatten(0, -2) @ layer.weight).view_as(x)
         layer.weights.hand_in(WeightGradient(x, grad, layer.weight, layer.bias))
         return grad_x, None, None
@@ -118,13 +118,13 @@ class _RowsOfSum(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, rows: Rows) -> Tensor:
         ctx.rows = rows
-        return rows.group.end(rows.group.begin_scatter(x))
+        return rows.group.scatter(x)
 
     @staticmethod
     @once_differentiable  # type: ignore[untyped-decorator]
     def backward(ctx: Any, mine: Tensor) -> tuple[Tensor, None]:
         rows = ctx.rows
-        return rows.whole(rows.group.end(rows.group.begin_gather(mine))), None
+        return rows.whole(rows.group.gather(mine)), None
 
 
 class ScatteringEmbedding(VocabEmbedding):

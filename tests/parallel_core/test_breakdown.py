@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from parallel_core.analysis.breakdown import PHASES, Breakdown, breakdown, mean, phases
+from parallel_core.analysis.breakdown import PHASES, Breakdown, accounts, breakdown, mean, phases
 from parallel_core.analysis.waits import waited
 from parallel_core.layout import Layout
 from parallel_core.observe.records import SPAN
@@ -135,6 +135,38 @@ def test_tensor_collectives_are_taken_out_of_compute_and_split_at_the_last_arriv
     result = breakdown({0: early, 1: late}, layout(tp=2))
     assert parts(result[0]) == {"compute": 25, "bubble": 6, "exposed_collective": 9}
     assert parts(result[1]) == {"compute": 31, "exposed_collective": 9}
+
+
+def test_a_collective_behind_computation_is_reached_where_it_begins() -> None:
+    """Rank 0 waits while rank 1 still computes; both had begun by 8, so that nobody waited for rank 1."""
+    first = rows((Kind.STEP, 0, 40), (Kind.BW, 0, 40), (Kind.TP_FLIGHT, 5, 20), (Kind.TP_COLLECTIVE, 20, 24))
+    second = rows((Kind.STEP, 0, 40), (Kind.BW, 0, 40), (Kind.TP_FLIGHT, 8, 28), (Kind.TP_COLLECTIVE, 28, 30))
+    spans, here = {0: first, 1: second}, layout(tp=2)
+    result = breakdown(spans, here)
+    assert parts(result[0]) == {"compute": 36, "exposed_collective": 4}
+    assert parts(result[1]) == {"compute": 38, "exposed_collective": 2}
+    assert [account.overlapped for account in accounts(spans, here).values()] == [15, 20]
+    second["start"][2] = 22  # now it begins late, and rank 0 waits for that
+    assert parts(breakdown(spans, here)[0]) == {"compute": 36, "bubble": 2, "exposed_collective": 2}
+
+
+def test_only_the_collective_after_a_flight_began_with_it() -> None:
+    """The others of the rank have no flight: they are reached where they start."""
+    first = rows(
+        (Kind.STEP, 0, 60),
+        (Kind.TP_COLLECTIVE, 0, 10),
+        (Kind.TP_FLIGHT, 12, 20),
+        (Kind.TP_COLLECTIVE, 20, 30),
+        (Kind.TP_COLLECTIVE, 40, 50),
+    )
+    second = rows(
+        (Kind.STEP, 0, 60),
+        (Kind.TP_COLLECTIVE, 4, 10),
+        (Kind.TP_FLIGHT, 26, 28),
+        (Kind.TP_COLLECTIVE, 28, 30),
+        (Kind.TP_COLLECTIVE, 43, 50),
+    )
+    assert breakdown({0: first, 1: second}, layout(tp=2))[0].bubble == 4 + 6 + 3
 
 
 def test_tensor_groups_do_not_wait_for_each_other() -> None:

@@ -106,6 +106,21 @@ def test_bubble_of_1f1b_in_every_step_is_the_one_of_the_formula() -> None:
     assert not values["exposed_share"].any() and not values["recompute_share"].any()
 
 
+def test_a_collective_behind_computation_is_reached_where_it_begins_in_every_step() -> None:
+    """As in the breakdown of a traced step: of 4 ns that rank 0 waits, 0 and then 2 are for rank 1."""
+    layout = layout_of({"tp": 2})
+    steps: Steps = []
+    for n, late in enumerate((8, 22)):
+        both = {}
+        for rank, (begin, start, end) in enumerate(((5, 20, 24), (late, 28, 30))):
+            flown = [(Kind.TP_FLIGHT, begin, start, 0, 0), (Kind.TP_COLLECTIVE, start, end, 0, 0)]
+            both[rank] = at([(Kind.BW, 0, 40, 0, 0), *flown], n * 2 * LENGTH)
+        steps.append(both)
+    found = shares_of(of_ranks(steps, layout), layout)
+    assert found.bubble.tolist() == [0, 2] == [sum(p.bubble for p in breakdown(s, layout).values()) for s in steps]
+    assert found.communication.tolist() == [6, 4]
+
+
 def test_only_steps_of_all_ranks_are_joined() -> None:
     """A rank with more spans keeps fewer steps; the others' records of the rest do not shift what is matched."""
     layout = layout_of({"dp": 2})

@@ -70,11 +70,13 @@ def test_column_then_row_equals_two_linears(tmp_path: Path) -> None:
                 split.bias.copy_(shard(full.bias, f"u.{name}.bias", group.rank, 2))
         out = row(torch.tanh(column(mine)))
         out.square().sum().backward()
-        return [
+        return recorder.end_step()[1:], [
             t.detach() for t in (out, mine.grad, column.weight.grad, column.bias.grad, row.weight.grad, row.bias.grad)
         ]
 
-    for rank, got in enumerate(on_two_ranks(use, tmp_path)):
+    for rank, (spans, got) in enumerate(on_two_ranks(use, tmp_path)):
+        assert spans["kind"].tolist() == [Kind.TP_COLLECTIVE, Kind.TP_FLIGHT, Kind.TP_COLLECTIVE]
+        assert spans["end"][1] == spans["start"][2] > spans["start"][1], "the flight ends where the wait starts"
         rows, columns = slice(4 * rank, 4 * rank + 4), (slice(None), slice(4 * rank, 4 * rank + 4))
         parameters = (up.weight.grad[rows], up.bias.grad[rows], down.weight.grad[columns], down.bias.grad)
         expected = [want.detach(), whole.grad, *parameters]
@@ -103,6 +105,17 @@ class _Noted(TensorGroup):
     def end(self, begun: Begun) -> Tensor:
         self.notes.append("end")
         return begun.tensor
+
+
+def test_a_collective_with_nothing_behind_it_is_one_span(tmp_path: Path) -> None:
+    def use(group: TensorGroup, recorder: SpanRecorder) -> Any:
+        mine = torch.full((1, 2, 3), float(group.rank))
+        whole = group.gather(mine)
+        return recorder.end_step()["kind"].tolist()[1:], whole[0, :, 0].tolist(), group.scatter(whole)[0, :, 0].tolist()
+
+    kinds, wholes, shares = zip(*on_two_ranks(use, tmp_path), strict=True)
+    assert kinds == ([Kind.TP_COLLECTIVE],) * 2
+    assert wholes == ([0.0, 0.0, 1.0, 1.0],) * 2 and shares == ([0.0, 0.0], [2.0, 2.0])
 
 
 def _column(group: TensorGroup, weights: WeightGradients) -> tuple[nn.Module, Tensor]:
