@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 
+from parallel_core.observe.gpus import gpus, open_nvml
 from workers import preflight
 from workers.settings import Settings
 
@@ -16,9 +17,11 @@ def _say(sentence: str) -> None:
 
 def main() -> int:
     try:
-        preflight.wait(Settings.from_env(), _say)
-        from workers.celery import app, settings
-    except ValueError as error:  # a setting is invalid
+        settings = Settings.from_env()
+        gpus(open_nvml())
+        preflight.wait(settings, _say)
+        from workers.celery import app
+    except ValueError as error:  # a setting is invalid, also of CUDA
         _say(str(error))
         return 2
     except KeyboardInterrupt:

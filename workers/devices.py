@@ -12,7 +12,7 @@ from typing import Any
 import psutil
 
 from parallel_core.observe.cores import before, cores
-from parallel_core.observe.gpus import gpus, open_nvml
+from parallel_core.observe.gpus import gpus, model, open_nvml
 from workers.contract import Device
 
 
@@ -42,7 +42,7 @@ class Devices:
         return [self._share(gpu, share * len(found) + i, share) for share in shares for i, gpu in enumerate(found)]
 
     def _gpu(self, nvml: Any, index: int, handle: Any) -> Device:
-        name, load = nvml.nvmlDeviceGetName(handle), 0.0
+        load = 0.0
         try:
             memory = nvml.nvmlDeviceGetMemoryInfo(handle)
             total, used = int(memory.total), int(memory.used)
@@ -54,7 +54,7 @@ class Devices:
         return Device(
             index=index,
             kind="cuda",
-            name=name if isinstance(name, str) else name.decode(),
+            name=model(nvml, handle),
             memory_total=total,
             memory_used=used,
             load=load,

@@ -1,8 +1,9 @@
 """The GPUs of this host that a process may use: their names for CUDA, and their handles in the driver's library (NVML).
 
 Unique names (UUIDs) are the same in both. Numbers differ: NVML counts in the order of the PCI bus, CUDA by default
-starts with the fastest one. A partitioned GPU (MIG) is represented by its instances, of which CUDA shows a process only
-one.
+starts with the fastest one (CUDA C++ Programming Guide, CUDA_DEVICE_ORDER). Of GPUs that are alike both orders are the
+same; among others a number is refused. A partitioned GPU (MIG) is represented by its instances, of which CUDA shows a
+process only one.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ from importlib.util import find_spec
 from itertools import takewhile
 from pathlib import Path
 from typing import Any, NamedTuple
+
+from parallel_core.analysis.quantities import listed_text
 
 
 class Gpu(NamedTuple):
@@ -51,7 +54,8 @@ def built_for_gpus() -> bool:
 def gpus(nvml: Any) -> list[Gpu]:
     """Returns the GPUs that CUDA_VISIBLE_DEVICES selects, in its order; all if it is not set, none if it is empty.
 
-    As in CUDA, names after one that matches no GPU are ignored.
+    As in CUDA, names after one that matches no GPU are ignored. Raises ValueError for numbers that mean one GPU to CUDA
+    and another to NVML.
     """
     given = os.environ.get("CUDA_VISIBLE_DEVICES")
     named = None if given is None else [name.strip() for name in given.split(",")]
@@ -61,8 +65,25 @@ def gpus(nvml: Any) -> list[Gpu]:
     every = [_parts(nvml, board, str(index)) for index, board in enumerate(boards)]
     if named is None:
         return [gpu for parts in every for gpu in parts]
+    if any(name.isdigit() for name in named) and os.environ.get("CUDA_DEVICE_ORDER") != "PCI_BUS_ID":
+        _need_alike(sorted({model(nvml, board) for board in boards}))
     found = (_called(name, every) for name in named)
     return [gpu for gpu in takewhile(lambda gpu: gpu is not None, found) if gpu is not None]
+
+
+def model(nvml: Any, handle: Any) -> str:
+    """Returns the product name of a GPU, such as `NVIDIA H100 80GB HBM3`."""
+    name = nvml.nvmlDeviceGetName(handle)
+    return name if isinstance(name, str) else str(name.decode())
+
+
+def _need_alike(models: list[str]) -> None:
+    if len(models) > 1:
+        raise ValueError(
+            f"CUDA_VISIBLE_DEVICES={os.environ['CUDA_VISIBLE_DEVICES']} has numbers, and the GPUs of this host differ "
+            f"({listed_text(models)}): CUDA counts the fastest first, nvidia-smi by bus. Name them by UUID "
+            "(nvidia-smi -L), or set CUDA_DEVICE_ORDER=PCI_BUS_ID to count by bus."
+        )
 
 
 def _says_one(name: str) -> bool:

@@ -12,11 +12,18 @@ import pytest
 from parallel_core import launch_gpu
 from parallel_core.observe import gpus as observed
 from parallel_core.observe.gpus import gpus
+from workers import __main__ as worker_main
 from workers import devices
 from workers.devices import Devices
 from workers.settings import Settings
 
 GIB = 2**30
+
+
+@pytest.fixture(autouse=True)
+def _counted_by_bus(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The GPUs of `driver` differ: their numbers mean something only in this order."""
+    monkeypatch.setenv("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
 
 
 def driver(gpus: int, instances: int = 0) -> Any:
@@ -100,6 +107,34 @@ def test_only_gpus_that_the_process_was_given_count(
     assert names() == found
     monkeypatch.setattr(devices, "open_nvml", lambda: driver(3))
     assert Devices().kind == ("cuda" if found else "cpu")
+
+
+def test_a_number_that_may_mean_another_gpu_to_cuda_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """NVML counts by bus, CUDA from the fastest: only of equal GPUs are these the same."""
+    for order in (None, "FASTEST_FIRST"):
+        monkeypatch.delenv("CUDA_DEVICE_ORDER", raising=False)
+        if order:
+            monkeypatch.setenv("CUDA_DEVICE_ORDER", order)
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-a,1")
+        with pytest.raises(ValueError, match=r"=GPU-a,1 has numbers, .* differ \(GPU 0, GPU 1 and GPU 2\).*UUID"):
+            names()
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-b,GPU-a")
+        assert names() == ["GPU-b1", "GPU-a0"]
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
+        alike = driver(3)
+        alike.nvmlDeviceGetName = lambda handle: b"GPU"
+        assert [gpu.name for gpu in gpus(alike)] == ["GPU-b1"]
+
+
+def test_a_worker_whose_gpus_are_not_told_apart_does_not_start(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(worker_main, "open_nvml", lambda: driver(2))
+    monkeypatch.setattr(worker_main.preflight, "wait", lambda *_: pytest.fail("it starts"))
+    monkeypatch.delenv("CUDA_DEVICE_ORDER")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    assert worker_main.main() == 2
+    assert "CUDA_VISIBLE_DEVICES=0 has numbers" in capsys.readouterr().err
 
 
 def test_without_the_library_cuda_has_what_it_was_given(monkeypatch: pytest.MonkeyPatch) -> None:
