@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -110,6 +110,13 @@ class Step:
     @cached_property
     def waited(self) -> Mapping[int, Waited]:
         return waited_if_whole(self.spans, self._layout)
+
+    def part(self, ranks: Collection[int]) -> Step:
+        """Some of its ranks, with what is known only from all of them: their waits and accounts."""
+        of = Step({rank: self.spans[rank] for rank in ranks}, self._layout, self._hosts)
+        of.waited = {rank: self.waited[rank] for rank in ranks if rank in self.waited}
+        of.accounts = {rank: self.accounts[rank] for rank in ranks}
+        return of
 
     @property
     def places(self) -> dict[int, str]:

@@ -96,8 +96,7 @@ def timeline(trace: Trace, step: int, window: Window | None = None, lit: Lit | N
     part = f", {DRAWN_RANKS} of {len(found.spans)} ranks" if many else ""
     drawn = found
     if many:
-        first = dict(sorted(found.spans.items())[:DRAWN_RANKS])
-        drawn = kept(("drawn", trace.pk, step), lambda: Step(first, found.layout if trace.spec else None))
+        drawn = kept(("drawn", trace.pk, step), lambda: found.part(sorted(found.spans)[:DRAWN_RANKS]))
     word = "idle" if trace.spec else "idle or not traced"
     made = drawn.chart(_least(found, word), f"{source_of(trace)}, step {step}{part}", window, lit)
     if drawn.long:

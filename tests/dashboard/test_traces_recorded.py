@@ -22,6 +22,7 @@ from dashboard.traces.models import Trace, TraceSpans, TraceState
 from dashboard.traces.spans import step_of
 from parallel_core.analysis import waits
 from parallel_core.analysis.export import MARK
+from parallel_core.analysis.quantities import significant
 from tests.dashboard import factory
 from tests.dashboard.analysed import read_next
 from tests.dashboard.received import received
@@ -208,3 +209,18 @@ def test_a_spec_that_held_once_may_hold_no_more(member: Client, run: Run) -> Non
         assert member.get(f"/traces/{trace.pk}/{part}").status_code in (200, 404)
     assert member.get(f"/traces/{trace.pk}/").context["verdict"]
     assert TraceSpans.objects.count() == 2
+
+
+def test_waits_are_those_of_all_ranks_where_some_are_drawn(
+    member: Client, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who came last to a collective, and when a message was sent, may be on a rank that is not drawn."""
+    monkeypatch.setattr(page, "DRAWN_RANKS", 1)
+    trace, _ = opened(member, exported(member, run))
+    made, found = page.timeline(trace, 10), step_of(trace, 10)
+    assert "1 of 2 ranks" in made.source
+    assert made.columns[-1] == "waiting in messages and collectives, ms"
+    (row,) = made.rows
+    waited = int(found.waited[0].ns.sum())
+    assert waited > 0 and row[-1] == significant(waited / 1e6)
+    assert found.part([0]).breakdown[0] == found.breakdown[0]
