@@ -15,27 +15,36 @@ MOST_KEPT = 200
 
 
 def keep(text: str, owner: Any) -> Graph:
-    """Stores the graph with that text and returns it; the same text is stored only once."""
-    given = {"packed": zlib.compress(_data(text)), "owner": owner}
+    """Stores the graph with that text and returns it; the same text is stored only once. One that a viewer was lent
+    room for is `owner`'s from now on."""
     with transaction.atomic():
-        kept, made = Graph.objects.get_or_create(sha256=digest(text), defaults=given)
+        kept, made = _stored(text, owner)
         if made:
             listed = Graph.objects.order_by("-id").values_list("id", flat=True)
             Graph.objects.filter(id__in=list(listed[MOST_KEPT : 2 * MOST_KEPT])).delete()
+        elif kept.lent:
+            kept.owner, kept.lent = owner, False
+            kept.save(update_fields=("owner", "lent"))
     return kept
 
 
 def lend(text: str, viewer: Any) -> Graph | None:
     """Stores a graph for a viewer, who may not displace what others stored; None if there is no room.
 
-    Only the newest graph of a viewer is kept.
+    Of the graphs that a viewer was lent room for, only the newest is kept.
     """
     with transaction.atomic():
-        Graph.objects.filter(owner=viewer).exclude(sha256=digest(text)).delete()
+        Graph.objects.filter(owner=viewer, lent=True).exclude(sha256=digest(text)).delete()
         known = Graph.objects.filter(sha256=digest(text)).first()
         if known is None and Graph.objects.count() >= MOST_KEPT:
             return None
-        return known or keep(text, viewer)
+        return known or _stored(text, viewer, lent=True)[0]
+
+
+def _stored(text: str, owner: Any, *, lent: bool = False) -> tuple[Graph, bool]:
+    """The graph with that text, and whether it is new."""
+    given = {"packed": zlib.compress(_data(text)), "owner": owner, "lent": lent}
+    return Graph.objects.get_or_create(sha256=digest(text), defaults=given)
 
 
 def digest(text: str) -> str:

@@ -164,3 +164,5 @@ class Graph(models.Model):
 
 def signed_error(said: float | None, measured: float | None) -> str:
     return signed_percent_text(said / measured - 1) if said and measured else ""
+    lent = models.BooleanField(default=False)
+    """Whether only viewers have sent it: the next graph of its owner takes its place."""

@@ -119,6 +119,22 @@ def test_a_viewer_may_ask_for_a_long_one_but_takes_nobodys_place(
     assert Graph.objects.count() == 2
 
 
+def test_what_a_member_keeps_no_viewer_takes_away(alice: Any, bob: Any) -> None:
+    """A viewer sent the graph first; later the viewer's newest graph replaces only those that nobody else keeps."""
+    assert graphs.lend(GRAPH, bob)
+    assert graphs.keep(GRAPH, alice).owner == alice
+    assert graphs.lend(f"{GRAPH}\n#", bob) and graphs.lend(f"{GRAPH}\n##", bob)
+    kept = [graphs.text_of(graphs.digest(f"{GRAPH}{more}")) is not None for more in ("", "\n#", "\n##")]
+    assert kept == [True, False, True]
+
+
+def test_who_becomes_a_viewer_loses_no_graph(bob: Any) -> None:
+    """What was kept as a member stays."""
+    graphs.keep(GRAPH, bob)
+    assert graphs.lend(f"{GRAPH}\n#", bob)
+    assert graphs.text_of(graphs.digest(GRAPH)) == GRAPH
+
+
 def test_graphs_that_are_not_kept_are_not_found(reader: Client, alice: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     assert reader.get(f"{ADDRESS}{'0' * 64}/").status_code == 404
     monkeypatch.setattr(graphs, "MOST_KEPT", 2)
