@@ -28,7 +28,13 @@ def fleet(request: HttpRequest) -> HttpResponse:
     """The form, and its result as far as that has been computed."""
     form = _form(request)
     any_profile = Profile.objects.filter(state=ProfileState.DONE).exists()
-    context = {"tabs": TABS, "tab": "fleet", "form": form, "any": any_profile, **({} if any_profile else asked())}
+    context = {
+        "tabs": TABS,
+        "tab": "fleet",
+        "form": form,
+        "any": any_profile,
+        **({} if any_profile else asked(request.user)),
+    }
     return render(request, "ledger/fleet.html", context | (_found(form, request.user) if any_profile else {}))
 
 

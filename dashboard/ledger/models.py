@@ -19,6 +19,10 @@ class ProfileState(models.TextChoices):
     """A recalibrated table that was taken back: it is no longer used, but what it predicted stays."""
 
 
+WITHDRAWN = "Withdrawn by "
+"""How the error of a profile begins that nobody wants any more."""
+
+
 class Profile(models.Model):
     """The cost table of one model on one worker; of several, the newest counts. Only the controller stores answers."""
 
@@ -49,6 +53,15 @@ class Profile(models.Model):
     def __str__(self) -> str:
         again = f", recalibrated {ratio_text(self.recalibration['factor'])}" if self.recalibration else ""
         return f"{self.title} on {self.worker}{again}"
+
+    @property
+    def owner_id(self) -> int | None:
+        """Who may withdraw the request, for `roles.may_change`."""
+        return self.asked_by_id
+
+    @property
+    def withdrawn(self) -> bool:
+        return self.state == ProfileState.FAILED and self.error.startswith(WITHDRAWN)
 
     @property
     def title(self) -> str:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
+from dashboard.accounts.roles import may_change
 from dashboard.fleet.selectors import timing
 from dashboard.ledger import selectors
 
 
-def asked() -> dict[str, Any]:
-    """`waiting` = requested profiles without an answer, `timing` = ids of those that a worker is working on now."""
+def asked(user: Any) -> dict[str, Any]:
+    """`waiting` = requested profiles without an answer, `timing` = ids of those that a worker is working on now,
+    `withdrawable` = ids of those that `user` may withdraw."""
     waiting = selectors.waiting()
-    return {"waiting": waiting, "timing": timing() if waiting else set()}
+    mine = {one.pk for one in waiting if may_change(user, one)}
+    return {"waiting": waiting, "timing": timing() if waiting else set(), "withdrawable": mine}

@@ -10,11 +10,11 @@ from django.core.exceptions import PermissionDenied
 from django.utils import timezone
 
 from dashboard.accounts.guards import MAY_NOT_SUBMIT
-from dashboard.accounts.roles import may_submit
+from dashboard.accounts.roles import may_change, may_submit
 from dashboard.fleet.models import Worker
 from dashboard.fleet.selectors import FleetSnapshot
 from dashboard.ledger import host_links, replays, selectors
-from dashboard.ledger.models import Prediction, Profile, ProfileState
+from dashboard.ledger.models import WITHDRAWN, Prediction, Profile, ProfileState
 from dashboard.runs import spreading
 from dashboard.runs.models import Run, State
 from dashboard.runs.queue import requests
@@ -26,6 +26,7 @@ from parallel_core.profile.table import CostTable, CostTableError
 from parallel_core.spec import RunSpec
 
 MAX_ERROR, MAX_LOG = 400, 16_000
+MAY_NOT_WITHDRAW = "Only the person who asked for a profile and admins may withdraw the request."
 
 
 def ask_profile(*, worker: Worker, spec: RunSpec, user: Any) -> Profile:
@@ -39,6 +40,18 @@ def ask_profile(*, worker: Worker, spec: RunSpec, user: Any) -> Profile:
     asked = Profile.objects.filter(worker=worker, key=key, state=ProfileState.ASKED)
     waiting = next((one for one in asked if measured_with(spec, RunSpec.stored(one.spec))), None)
     return waiting or Profile.objects.create(worker=worker, spec=spec.model_dump(mode="json"), key=key, asked_by=user)
+
+
+def withdraw_profile(profile: Profile, user: Any) -> bool:
+    """Withdraws a request; returns whether it still waited. A worker that is working on it finishes in vain.
+
+    Raises PermissionDenied for anyone but the person who asked and admins.
+    """
+    if not may_change(user, profile):
+        raise PermissionDenied(MAY_NOT_WITHDRAW)
+    waiting = Profile.objects.filter(pk=profile.pk, state=ProfileState.ASKED)
+    error = f"{WITHDRAWN}{user}."[:MAX_ERROR]
+    return bool(waiting.update(state=ProfileState.FAILED, error=error, done_at=timezone.now()))
 
 
 def answer_profile(worker: str, body: Mapping[str, Any]) -> None:

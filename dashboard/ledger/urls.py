@@ -14,6 +14,7 @@ urlpatterns: list[URLPattern | URLResolver] = [
     re_path(r"^graph/(?P<sha256>[0-9a-f]{64})/found$", graph_views.found, name="graph-found"),
     path("alpa", views.alpa, name="alpa"),
     path("profile", views.profile, name="profile"),
+    path("profile/<int:pk>/withdraw", views.withdraw, name="withdraw"),
     path("waiting", views.waiting, name="waiting"),
     path("record/", views.record, name="record"),
     path("recalibrate", recalibration.recalibrate, name="recalibrate"),

@@ -6,7 +6,7 @@ from typing import Any
 
 from django.contrib import messages
 from django.http import HttpRequest, HttpResponse
-from django.shortcuts import redirect, render
+from django.shortcuts import get_object_or_404, redirect, render
 from django.urls import reverse
 from django.views.decorators.http import require_POST, require_safe
 from django.views.decorators.vary import vary_on_headers
@@ -43,7 +43,7 @@ def partition(request: HttpRequest) -> HttpResponse:
         "form": form,
         "profile_form": ProfileForm(),
         "may_ask": may_submit(request.user),
-        **asked(),
+        **asked(request.user),
         "failed": selectors.last_failure(),
         "any": newest is not None,
     }
@@ -113,7 +113,7 @@ def waiting(request: HttpRequest) -> HttpResponse:
 
     `?first` = as shown on a page that has no profile yet.
     """
-    left = asked()
+    left = asked(request.user)
     known = request.GET.get("known", "")
     answer = render(request, "ledger/waiting.html", {**left, "first": "first" in request.GET})
     if known != str(len(left["waiting"])):
@@ -133,6 +133,18 @@ def profile(request: HttpRequest) -> HttpResponse:
     asked = services.ask_profile(worker=worker, spec=form.specs[form.cleaned_data["model"]], user=request.user)
     messages.success(request, f"{worker.name} profiles it as soon as nothing runs there.")
     return redirect(f"{reverse('ledger:partition')}#profile-{asked.pk}")
+
+
+@require_POST
+@member_required
+def withdraw(request: HttpRequest, pk: int) -> HttpResponse:
+    """Withdraws a requested profile; one that was answered meanwhile stays."""
+    wanted = get_object_or_404(Profile.objects.select_related("worker").defer("table"), pk=pk)
+    if services.withdraw_profile(wanted, request.user):
+        messages.success(request, f"{wanted.worker.name} is no longer asked to profile {wanted.title}.")
+    else:
+        messages.info(request, f"{wanted} was answered before it could be withdrawn.")
+    return redirect("ledger:partition")
 
 
 @require_safe

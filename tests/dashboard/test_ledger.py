@@ -319,3 +319,42 @@ def test_other_ways_to_share_layers_are_models_of_their_own_to_profile() -> None
         by_cut.setdefault(spec.parallel.cut, []).append(title)
     assert by_cut["columns"] and all(title.endswith(", by columns, too") for title in by_cut["columns"])
     assert not any("too" in title for title in by_cut["pairs"])
+
+
+def test_who_asked_for_a_profile_may_withdraw_it(worker: Worker, alice: Any, member: Client, admin: Any) -> None:
+    asked = ask_profile(worker=worker, spec=SPEC, user=alice)
+    address = reverse("ledger:withdraw", args=(asked.pk,))
+    assert address in member.get("/partition/").content.decode()
+    told = member.post(address, follow=True).content.decode()
+    asked.refresh_from_db()
+    assert (asked.state, asked.error) == (ProfileState.FAILED, "Withdrawn by alice.") and asked.done_at
+    assert "yard-a is no longer asked to profile GPT 4 x 32, fp32." in told
+    assert "GPT 4 x 32, fp32 on yard-a was not profiled. Withdrawn by alice." in told
+    assert "could not be profiled" not in told and address not in told
+    assert not selectors.asked("yard-a").exists()
+    answer_profile("yard-a", {"profile": asked.pk, "table": table(MODEL).dump()})
+    asked.refresh_from_db()
+    assert asked.state == ProfileState.FAILED, "the worker that was already timing it answers in vain"
+    mine = ask_profile(worker=worker, spec=SPEC, user=admin)
+    others = reverse("ledger:withdraw", args=(mine.pk,))
+    assert others not in member.get("/partition/").content.decode() and member.post(others).status_code == 403
+    answer_profile("yard-a", {"profile": mine.pk, "table": table(MODEL).dump()})
+    chief = Client()
+    chief.force_login(admin)
+    assert "was answered before it could be withdrawn" in chief.post(others, follow=True).content.decode()
+    mine.refresh_from_db()
+    assert mine.state == ProfileState.DONE
+
+
+def test_admins_withdraw_what_others_asked_for_and_viewers_nothing(
+    worker: Worker, alice: Any, admin: Any, reader: Client
+) -> None:
+    asked = ask_profile(worker=worker, spec=SPEC, user=alice)
+    address = reverse("ledger:withdraw", args=(asked.pk,))
+    assert address not in reader.get("/partition/fleet/").content.decode() and reader.post(address).status_code == 403
+    chief = Client()
+    chief.force_login(admin)
+    assert address in chief.get("/partition/fleet/").content.decode()
+    assert chief.get(address).status_code == 405 and chief.post(address).status_code == 302
+    asked.refresh_from_db()
+    assert asked.state == ProfileState.FAILED and asked.withdrawn
