@@ -48,7 +48,7 @@ class FleetForm(Form):
     """The form of the page; its values are the parameters of the address."""
 
     profile = forms.ModelChoiceField(
-        Profile.objects.filter(state=ProfileState.DONE).select_related("worker"),
+        Profile.objects.filter(state=ProfileState.DONE).select_related("worker").defer("table"),
         label="Model and worker",
         error_messages=NO_PROFILE,
     )

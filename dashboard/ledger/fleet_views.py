@@ -19,7 +19,7 @@ from dashboard.plans.tabs import TABS
 
 
 def _form(request: HttpRequest) -> FleetForm:
-    newest = Profile.objects.filter(state=ProfileState.DONE).first()
+    newest = Profile.objects.filter(state=ProfileState.DONE).defer("table").first()
     return FleetForm({"profile": newest.pk if newest else "", **request.GET.dict()})
 
 

@@ -87,7 +87,7 @@ class CutForm(Form):
     """A profile and how its layers are cut. Numbers are separated by commas, dashes or spaces."""
 
     profile = forms.ModelChoiceField(
-        Profile.objects.filter(state=ProfileState.DONE).select_related("worker"),
+        Profile.objects.filter(state=ProfileState.DONE).select_related("worker").defer("table"),
         label="Profile",
         empty_label=None,
         error_messages=NO_PROFILE,

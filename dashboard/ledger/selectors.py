@@ -221,44 +221,48 @@ def paced(run: Run, profile: Profile, hosts: Sequence[str] = ()) -> float | None
 
 
 def settled() -> QuerySet[Prediction]:
-    """Settled predictions with their runs, newest first."""
-    return Prediction.objects.filter(settled_at__isnull=False).select_related("run", "profile__worker").order_by("-id")
+    """Settled predictions with their runs, newest first; without the tables and summaries, which no list shows."""
+    whole = _settled().select_related("run", "profile__worker")
+    return whole.defer("profile__table", "run__summary")
 
 
-def time_record(rows: Sequence[Prediction] | None = None) -> Record:
+def time_record() -> Record:
     """The record of step times that were simulated from a profile."""
-    known = settled().filter(seconds__isnull=False, measured_seconds__gt=0)
-    listed = list(known[:NEWEST]) if rows is None else rows
-    likely = (row.as_likely for row in listed if not row.disturbed)
-    return replace(_of_times(listed, "seconds"), as_likely=tuple(inside for inside in likely if inside is not None))
+    rows = _timed("seconds")
+    likely = (row.as_likely for row in rows if not row.disturbed)
+    return replace(_of_times(rows, "seconds"), as_likely=tuple(inside for inside in likely if inside is not None))
 
 
 def paced_record() -> Record:
     """The record of step times predicted at the pace that devices had during each run: what is left is the model's own
     error."""
-    known = settled().filter(paced_seconds__isnull=False, measured_seconds__gt=0)
-    return _of_times(list(known[:NEWEST]), "paced_seconds")
+    return _of_times(_timed("paced_seconds"), "paced_seconds")
 
 
 def replay_record() -> Record:
     """The record of step times predicted by a replay of another run."""
-    known = settled().filter(replayed_seconds__isnull=False, measured_seconds__gt=0)
-    return _of_times(list(known[:NEWEST]), "replayed_seconds")
-
-
-def _of_times(listed: Sequence[Prediction], field: str) -> Record:
-    good = [row for row in listed if not row.disturbed]
-    pairs = ((getattr(row, field), row.measured_seconds) for row in good)
-    return Record(tuple(said / came - 1 for said, came in pairs if said and came), len(listed) - len(good))
+    return _of_times(_timed("replayed_seconds"), "replayed_seconds")
 
 
 def memory_record() -> Record:
     """The record of peaks on the worst rank: counted bytes, which nobody can disturb."""
-    known = settled().filter(memory__isnull=False, measured_memory__gt=0)
-    return Record(
-        tuple(
-            known.annotate(error=F("memory") * 1.0 / F("measured_memory") - 1.0).values_list("error", flat=True)[
-                :NEWEST
-            ]
-        )
-    )
+    known = _settled().filter(memory__isnull=False, measured_memory__gt=0)
+    error = F("memory") * 1.0 / F("measured_memory") - 1.0
+    return Record(tuple(known.annotate(error=error).values_list("error", flat=True)[:NEWEST]))
+
+
+def _settled() -> QuerySet[Prediction]:
+    return Prediction.objects.filter(settled_at__isnull=False).order_by("-id")
+
+
+def _timed(field: str) -> list[Prediction]:
+    """The newest settled predictions with `field`, with nothing but their numbers: pages that wait for a record are
+    many, and a profile's table has up to a megabyte."""
+    known = _settled().filter(**{f"{field}__isnull": False}, measured_seconds__gt=0)
+    return list(known.only(field, "low_seconds", "high_seconds", "measured_seconds", "disturbed")[:NEWEST])
+
+
+def _of_times(rows: Sequence[Prediction], field: str) -> Record:
+    good = [row for row in rows if not row.disturbed]
+    pairs = ((getattr(row, field), row.measured_seconds) for row in good)
+    return Record(tuple(said / came - 1 for said, came in pairs if said and came), len(rows) - len(good))

@@ -34,7 +34,7 @@ SHOWN = 200
 @vary_on_headers("HX-Request")
 def partition(request: HttpRequest) -> HttpResponse:
     """The Partition page for `?profile=` and its cuts; without one, for the newest profile."""
-    newest = Profile.objects.filter(state=ProfileState.DONE).first()
+    newest = Profile.objects.filter(state=ProfileState.DONE).defer("table").first()
     given = request.GET.dict()
     form = CutForm({"profile": newest.pk if newest else "", **given})
     context: dict[str, Any] = {

@@ -217,7 +217,7 @@ class PlannerForm(SetupForm):
         if (devices := values.get("devices")) is not None:
             found.whole("devices", devices, 1, MOST_DEVICES)
         if (memory := values.get("memory")) is not None:
-            profile = Profile.objects.filter(pk=number).first() if "cluster" in values else None
+            profile = Profile.objects.filter(pk=number).defer("table").first() if "cluster" in values else None
             least = least_memory(profile) if profile else LEAST_MIB
             found.number("memory", memory, least * MIB / GIB, MOST_MIB * MIB / GIB, " GiB")
         for field, message in found.messages.items():
