@@ -121,7 +121,7 @@ class Prediction(models.Model):
     hosts = models.JSONField(default=list, blank=True)
     """The worker of each rank for which it was predicted, if they are on several; [] if all are on one."""
     left_out = models.TextField(blank=True)
-    """Why the time of a run over several hosts is not counted, and what would make the next one count."""
+    """Why the time of a run that nobody disturbed is not counted, and what would make the next one count."""
     made_at = models.DateTimeField(auto_now_add=True)
     settled_at = models.DateTimeField(null=True, blank=True)
 
@@ -166,6 +166,8 @@ class Graph(models.Model):
     packed = models.BinaryField()
     """The text in UTF-8, compressed by zlib."""
     owner = models.ForeignKey(settings.AUTH_USER_MODEL, null=True, on_delete=models.SET_NULL)
+    lent = models.BooleanField(default=False)
+    """Whether only viewers have sent it: the next graph of its owner takes its place."""
     kept_at = models.DateTimeField(auto_now_add=True)
 
     class Meta:
@@ -177,5 +179,3 @@ class Graph(models.Model):
 
 def signed_error(said: float | None, measured: float | None) -> str:
     return signed_percent_text(said / measured - 1) if said and measured else ""
-    lent = models.BooleanField(default=False)
-    """Whether only viewers have sent it: the next graph of its owner takes its place."""

@@ -9,7 +9,8 @@ from dashboard.analyst.process import Work
 from dashboard.ledger.models import Prediction
 from dashboard.runs import traces
 from dashboard.runs.models import Run, State
-from dashboard.runs.spreading import hosts_of
+from dashboard.runs.queue import requests
+from dashboard.runs.spreading import chosen, several, workers_of
 from parallel_core.schedule.traits import CUSTOM, flushes
 from parallel_core.simulate.replay import Change, changed, replay
 from parallel_core.spec import RunSpec
@@ -37,8 +38,10 @@ def take() -> Work | None:
 
 def _look(said: Prediction) -> None:
     """Stores the replayed prediction, unless the run was faster: a step already measured cannot be predicted."""
+    (request,) = requests([said.run])
+    workers = _workers(said.run) or said.hosts or chosen(request)
     try:
-        found = foreseen(RunSpec.stored(said.run.spec), said.hosts)
+        found = foreseen(RunSpec.stored(said.run.spec), workers)
     except ValueError:  # stored by an older version
         return
     if found is not None:
@@ -52,25 +55,32 @@ def conceivable(spec: RunSpec) -> bool:
     return split.pp > 1 and split.schedule != CUSTOM and flushes(split.schedule) and not spec.inject
 
 
-def foreseen(spec: RunSpec, hosts: Sequence[str] = ()) -> tuple[Run, float] | None:
+def foreseen(spec: RunSpec, workers: Sequence[str] = ()) -> tuple[Run, float] | None:
     """Returns the newest run whose replay predicts a step of `spec`, and the seconds predicted; None if there is none.
 
-    That run differs from `spec` only in its schedule or micro-batches, and its ranks were on the same `hosts` ([]: on
-    one).
+    That run differs from `spec` only in its schedule or micro-batches, and its ranks were on the same `workers`, one a
+    rank ([], where they are not known: on any one host).
     """
     if not conceivable(spec):
         return None
     same = {"state": State.SUCCEEDED, "devices": spec.parallel.world, "injected": []}
-    done = Run.objects.filter(**same).exclude(prediction__disturbed=True)
+    done = Run.objects.filter(**same).exclude(prediction__disturbed=True, prediction__left_out="")
     for run in done.order_by("-id").defer("summary")[:LOOKED_AT]:
-        change = _change(run.spec, spec) if _hosts(run) == list(hosts) else None
+        where = _workers(run)
+        alike = where == list(workers) if workers else not several(where)
+        change = _change(run.spec, spec) if alike else None
         if change is not None and (seconds := _replayed(run, change)) is not None:
             return run, seconds
     return None
 
 
-def _hosts(run: Run) -> list[str]:
-    return hosts_of(run.attempts.order_by("-number").first())
+def from_elsewhere(said: Prediction, workers: Sequence[str]) -> bool:
+    """Whether the run that was replayed for `said` was on other hosts than `workers`, those of the predicted run."""
+    return said.replayed is not None and bool(workers) and set(_workers(said.replayed)) != set(workers)
+
+
+def _workers(run: Run) -> list[str]:
+    return workers_of(run.attempts.order_by("-number").first())
 
 
 def _change(given: dict[str, Any], spec: RunSpec) -> Change | None:

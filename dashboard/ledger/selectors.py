@@ -17,6 +17,7 @@ from dashboard.ledger import host_links
 from dashboard.ledger.models import LinksBetween, Prediction, Profile, ProfileState
 from dashboard.runs import metrics
 from dashboard.runs.models import Attempt, Run
+from dashboard.runs.spreading import several
 from parallel_core.analysis.quantities import signed_percent_text
 from parallel_core.profile.table import CostTable
 from parallel_core.simulate.cost_requirements import NeverTimed
@@ -169,26 +170,27 @@ class Sources:
     def __init__(self, specs: Iterable[RunSpec]) -> None:
         keys = {profile_key(spec) for spec in specs}
         self._profiles: dict[str, list[Profile]] = {}
-        done = Profile.objects.filter(key__in=keys, state=ProfileState.DONE).defer("table").order_by("-done_at")
-        for profile in done if keys else ():
+        done = Profile.objects.filter(key__in=keys, state=ProfileState.DONE).select_related("worker").defer("table")
+        for profile in done.order_by("-done_at") if keys else ():
             self._profiles.setdefault(profile.key, []).append(profile)
 
     @cached_property
     def _links(self) -> list[LinksBetween]:
         return host_links.newest()
 
-    def predicted(self, spec: RunSpec, hosts: Sequence[str] = ()) -> Predicted:
+    def predicted(self, spec: RunSpec, workers: Sequence[str] = ()) -> Predicted:
         """Predicts by the newest profile of the model that has what the run needs; some lack the way in which it is
         split.
 
-        `hosts` = the worker of each rank, if they are on several.
+        `workers` = the worker of each rank, if it is known: their own profiles come before those of other hosts.
         """
         if spec.inject:
             return Predicted(why_not="what is broken on purpose is not predicted")
         if spec.parallel.world > MOST_RANKS:
             return Predicted(why_not=f"runs of more than {MOST_RANKS} ranks are not simulated here")
+        hosts = several(workers)
         place = Where(hosts, host_links.tables_of(self._links, hosts, spec.train.device)) if hosts else ALONE
-        profiles = self._profiles.get(profile_key(spec))
+        profiles = sorted(self._profiles.get(profile_key(spec), ()), key=lambda own: own.worker.name not in workers)
         if not profiles:
             return Predicted(why_not="no worker has profiled this model", unprofiled=True)
         why_not, untimed = "", None
@@ -203,9 +205,9 @@ class Sources:
         return Predicted(why_not=why_not, untimed=untimed)
 
 
-def predicted(spec: RunSpec, hosts: Sequence[str] = ()) -> Predicted:
+def predicted(spec: RunSpec, workers: Sequence[str] = ()) -> Predicted:
     """`Sources.predicted` for one run."""
-    return Sources([spec]).predicted(spec, hosts)
+    return Sources([spec]).predicted(spec, workers)
 
 
 def paced(run: Run, profile: Profile, hosts: Sequence[str] = ()) -> float | None:

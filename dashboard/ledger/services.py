@@ -83,22 +83,22 @@ def predictions(runs: Sequence[Run]) -> list[Prediction]:
     known: dict[tuple[str, tuple[str, ...]], dict[str, Any]] = {}
     made = []
     for run, spec, request in zip(runs, specs, requests(list(runs)), strict=True):
-        hosts = spreading.expected(request, fleet)
-        key = spec.model_dump_json(), tuple(hosts)
+        workers = spreading.chosen(request, fleet)
+        key = spec.model_dump_json(), tuple(workers)
         if key not in known:
-            known[key] = _predicted(spec, hosts, sources)
+            known[key] = _predicted(spec, workers, sources)
         made.append(Prediction(run=run, **known[key]))
     return made
 
 
-def _predicted(spec: RunSpec, hosts: list[str], sources: selectors.Sources) -> dict[str, Any]:
-    """The fields of a prediction for ranks that are expected on `hosts`."""
-    found = sources.predicted(spec, hosts)
+def _predicted(spec: RunSpec, workers: list[str], sources: selectors.Sources) -> dict[str, Any]:
+    """The fields of a prediction for ranks that are expected on `workers`."""
+    found = sources.predicted(spec, workers)
     low, high = found.likely or (None, None)
     memory = worst_stage(spec).total if spec.trace.memory and spec.parallel.world <= selectors.MOST_RANKS else None
     return {
         "profile": found.profile,
-        "hosts": hosts,
+        "hosts": spreading.several(workers),
         "seconds": found.seconds,
         "low_seconds": low,
         "high_seconds": high,
@@ -128,26 +128,39 @@ def _grouping(hosts: Sequence[str]) -> tuple[frozenset[str], list[int]]:
     return frozenset(order), [order.index(host) for host in hosts]
 
 
+def _of_another(profile: Profile | None, workers: Sequence[str]) -> str:
+    """Why a run on `workers` does not settle a prediction from `profile`: none of them was profiled; '' if it does."""
+    if profile is None or not workers or profile.worker.name in workers:
+        return ""
+    here = listed_text(sorted(set(workers)))
+    return f"It was predicted from the profile of {profile.worker.name}, and ran on {here}."
+
+
 def settle(run: Run, summary: Mapping[str, Any]) -> None:
     """Compares the run's measurements with its prediction; a later call, after more data has arrived, replaces the
     result.
 
     A run that failed or was broken on purpose settles nothing. The time is not counted if the ranks were on other hosts
-    than predicted, or on hosts whose links nobody had measured.
+    than predicted or profiled, or on hosts whose links nobody had measured. What a replay predicted is dropped if the
+    replayed run was on another host.
     """
     said = Prediction.objects.filter(run=run).first()
     if run.state != State.SUCCEEDED or run.injected or said is None:
         return
     timed, memory, others = summary.get("timed"), summary.get("memory"), summary.get("cpu_others")
     spec = RunSpec.stored(run.spec)
-    hosts = spreading.hosts_of(run.attempts.order_by("-number").first())
-    left_out = _elsewhere(said, hosts, spec.train.device)
-    profile = Profile.objects.filter(prediction__run=run).defer("table").first() if not left_out else None
+    workers = spreading.workers_of(run.attempts.order_by("-number").first())
+    hosts = spreading.several(workers)
+    profile = Profile.objects.filter(prediction__run=run).select_related("worker").defer("table").first()
+    left_out = _elsewhere(said, hosts, spec.train.device) or _of_another(profile, workers)
+    noisy = others is not None and others > DISTURBED_ABOVE
+    if replays.from_elsewhere(said, workers):
+        Prediction.objects.filter(pk=said.pk).update(replayed=None, replayed_seconds=None)
     Prediction.objects.filter(pk=said.pk).update(
         measured_seconds=timed["median"] if timed else None,
-        paced_seconds=selectors.paced(run, profile, hosts) if profile else None,
+        paced_seconds=selectors.paced(run, profile, hosts) if profile and not left_out else None,
         measured_memory=memory["peak_total"] if memory else None,
-        disturbed=(others is not None and others > DISTURBED_ABOVE) or bool(left_out),
-        left_out=left_out,
+        disturbed=noisy or bool(left_out),
+        left_out="" if noisy else left_out,
         settled_at=timezone.now(),
     )

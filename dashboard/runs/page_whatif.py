@@ -35,7 +35,7 @@ def context(run: Run, step: int | None, given: Mapping[str, Any]) -> dict[str, A
         "limit": _limit(trace),
         "chart": chart(trace.spans, trace.layout, times.measured, made, step=trace.step) if made else None,
         "run_address": run_address(form.change(), made) if made and not trace.run.injected else "",
-        "settles": not Prediction.objects.filter(run=run, disturbed=True).exists(),
+        "settles": not Prediction.objects.filter(run=run, disturbed=True, left_out="").exists(),
         "ideas": ideas(trace),
         "check": check(times.unchanged, times.measured),
         "assumed": ASSUMED,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -108,14 +108,21 @@ def asked(spec: RunSpec, files: Files, *, resumes: bool = False, host_count: int
     return alone, replace(where, alone=bool(alone), unit=spec.parallel.tp)
 
 
-def expected(request: Request, fleet: FleetSnapshot | None = None) -> list[str]:
-    """The worker of each rank, as the placement would choose it in an idle fleet; [] on one host, or if it has too few
-    devices."""
-    if request.devices < 2:
-        return []
+def chosen(request: Request, fleet: FleetSnapshot | None = None) -> list[str]:
+    """The worker of each rank, as the placement would choose it in an idle fleet; [] if it has too few devices."""
     idle = (fleet or FleetSnapshot.now()).idle()
     shares = [share for _, given in plan([request], idle).placed for share in given]
-    return [share.host for share in shares for _ in share.devices] if len(shares) > 1 else []
+    return [share.host for share in shares for _ in share.devices]
+
+
+def several(workers: Sequence[str]) -> list[str]:
+    """The worker of each rank if they are on several hosts, else []."""
+    return list(workers) if len(set(workers)) > 1 else []
+
+
+def expected(request: Request, fleet: FleetSnapshot | None = None) -> list[str]:
+    """As `chosen`, but [] on one host."""
+    return several(chosen(request, fleet)) if request.devices > 1 else []
 
 
 def waits_for(request: Request, fleet: FleetSnapshot) -> str:
@@ -147,11 +154,14 @@ def _count(devices: list[dict[str, Any]], kind: str) -> int:
     return sum(device["kind"] == kind for device in devices)
 
 
+def workers_of(attempt: Attempt | None) -> list[str]:
+    """The worker of each rank, in rank order; [] without an attempt."""
+    return [str(node["worker"]) for node in _nodes(attempt) for _ in node["devices"]] if attempt else []
+
+
 def hosts_of(attempt: Attempt | None) -> list[str]:
     """The worker of each rank, in rank order; [] if all ranks are on one."""
-    if attempt is None or len(attempt.devices) < 2:
-        return []
-    return [str(node["worker"]) for node in _nodes(attempt) for _ in node["devices"]]
+    return several(workers_of(attempt))
 
 
 def devices_of(attempt: Attempt) -> list[int]:

@@ -18,7 +18,7 @@ from dashboard.ledger.selectors import Predicted
 from dashboard.runs import resuming, services
 from dashboard.runs.disk import short_of
 from dashboard.runs.models import Run
-from dashboard.runs.spreading import Files, asked, expected, hosts_error, waits_for
+from dashboard.runs.spreading import Files, asked, chosen, hosts_error, several, waits_for
 from parallel_core.analysis.quantities import plural_text
 from parallel_core.outline import outline_of
 from parallel_core.plan.memory import Feasibility, RankMemory, needed, verdict
@@ -138,8 +138,8 @@ def assess(spec: dict[str, Any], resume_from: ResumeFrom | None = None, host_cou
     room = room_of(offered.room, parsed.trace.memory_cap)
     limit = room.usable if room else 0
     wrong = found.sentence if found.fits is False else ""
-    where, waits = expected(asks, fleet), "" if errors else waits_for(asks, fleet)
-    said, record = ledger.predicted(parsed, where), ledger.time_record().sentence()
+    workers, waits = chosen(asks, fleet), "" if errors else waits_for(asks, fleet)
+    said, record, where = ledger.predicted(parsed, workers), ledger.time_record().sentence(), several(workers)
     doubt = "" if errors else resuming.doubt(resume_from)
     disk = short_of(parsed, fleet.among(asks.needs))
     return Assessment(

@@ -17,7 +17,7 @@ from dashboard.numbers import number
 from dashboard.runs.models import Run
 from dashboard.runs.services import Invalid
 from dashboard.runs.spec_fields import from_spec
-from dashboard.runs.spreading import Files, asked, expected
+from dashboard.runs.spreading import Files, asked, chosen, several
 from dashboard.studies import breakages
 from dashboard.studies.estimate import calibration, run_seconds
 from dashboard.studies.feasible import Allowance
@@ -123,10 +123,10 @@ def _rows(plan: Plan, fleet: FleetSnapshot) -> list[dict[str, Any]]:
     allowance = Allowance()
     out = []
     for i, variant in enumerate(shown):
-        hosts = expected(asked(variant.spec, files)[1], fleet)
+        workers = chosen(asked(variant.spec, files)[1], fleet)
         quick = i < PREDICTED_ROWS and allowance.takes(variant.spec)
-        step = sources.predicted(variant.spec, hosts) if quick else None
-        over = listed_text(list(dict.fromkeys(hosts)))
+        step = sources.predicted(variant.spec, workers) if quick else None
+        over = listed_text(list(dict.fromkeys(several(workers))))
         out.append({"name": variant.name, "spec": variant.spec, "over": over, "step": step})
     return out
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from datetime import timedelta
+from importlib import import_module
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
+from django.apps import apps
 from django.test import Client
 from django.utils import timezone
 
@@ -180,3 +182,37 @@ def test_a_step_on_one_host_does_not_foresee_one_over_two(profile: Profile, alic
     found = replays.foreseen(asked)
     assert found is not None and found[0] == done
     assert replays.foreseen(asked, ["yard-a", "yard-b"]) is None
+
+
+def test_a_run_on_a_host_that_was_not_profiled_settles_nothing(profile: Profile, alice: Any) -> None:
+    here, there = (ran(over_both(alice, dp=2, hosts=0), name) for name in ("yard-a", "yard-b"))
+    assert (here.disturbed, here.left_out) == (False, "")
+    assert there.disturbed and there.left_out == "It was predicted from the profile of yard-a, and ran on yard-b."
+    assert len(selectors.time_record().errors) == 1
+    assert recalibration.among([here, there]) == {here.pk}
+    noisy = ran(over_both(alice, dp=2, hosts=0), "yard-b", cpu_others=0.4)
+    assert noisy.disturbed and noisy.left_out == "", "what others used is known to have disturbed it"
+
+
+def test_what_counted_before_for_another_host_no_longer_does(profile: Profile, alice: Any) -> None:
+    """Rows that were settled when the host of a run was not compared with that of the profile."""
+    here, there = (ran(over_both(alice, dp=2, hosts=0), name) for name in ("yard-a", "yard-b"))
+    Prediction.objects.update(disturbed=False, left_out="")
+    import_module("dashboard.ledger.migrations.0013_profiled_elsewhere").leave_out(apps, None)
+    found = Prediction.objects.in_bulk([here.pk, there.pk])
+    assert [(found[row.pk].disturbed, found[row.pk].left_out) for row in (here, there)] == [
+        (False, ""),
+        (True, there.left_out),
+    ]
+
+
+def test_the_profile_of_the_host_that_would_run_it_comes_first(profile: Profile, alice: Any) -> None:
+    """yard-b has more devices, so the placement chooses it; its profile is older than the newest of yard-a."""
+    own, newest = (
+        factory.profiled(alice, Worker.objects.get(name=name), factory.PROFILED) for name in ("yard-b", "yard-a")
+    )
+    run = over_both(alice, dp=2, hosts=0)
+    assert run.prediction.profile == own
+    assert submission.assess(run.spec).predicted.profile == own
+    Worker.objects.filter(name="yard-b").update(draining=True)
+    assert over_both(alice, dp=2, hosts=0).prediction.profile == newest

@@ -8,6 +8,7 @@ from urllib.parse import parse_qs, urlsplit
 import pytest
 from django.test import Client
 
+from dashboard.fleet.models import Worker
 from dashboard.ledger import selectors
 from dashboard.ledger.models import Prediction
 from dashboard.ledger.services import settle
@@ -122,3 +123,36 @@ def test_the_what_if_tab_leads_to_the_run_that_settles_it(member: Client, reader
     for hypothetical in ({"device": 2}, {"schedule": "1f1b", "links": "4"}, {}):
         page = member.get(f"/runs/{before.pk}/", {"tab": "whatif", **hypothetical})
         assert not page.context.get("run_address")
+
+
+def test_a_step_of_another_host_is_not_settled(alice: Any) -> None:
+    """A replay of a run on yard-a predicts steps of yard-a alone."""
+    before = factory.finished(alice, GPIPE)
+    run = factory.queued(alice, {**GPIPE, "schedule": "1f1b"})
+    assert _looked_at(run).replayed == before
+    factory.worker("yard-b")
+    attempt = factory.start(run)
+    attempt.devices = [{**attempt.devices[0], "worker": "yard-b"}]
+    attempt.save()
+    Run.objects.filter(pk=run.pk).update(state=State.SUCCEEDED)
+    run.refresh_from_db()
+    settle(run, {"timed": {"median": 0.1}, "memory": None, "cpu_others": 0.0})
+    said = Prediction.objects.get(run=run)
+    assert (said.replayed, said.replayed_seconds, said.disturbed) == (None, None, False)
+    assert selectors.replay_record().errors == ()
+
+
+def test_only_a_run_on_the_host_that_would_run_it_is_replayed(alice: Any) -> None:
+    before = factory.finished(alice, GPIPE)
+    factory.worker("yard-b")
+    Worker.objects.filter(name="yard-a").update(draining=True)
+    assert _looked_at(factory.queued(alice, {**GPIPE, "schedule": "1f1b"})).replayed is None
+    Worker.objects.filter(name="yard-a").update(draining=False)
+    assert _looked_at(factory.queued(alice, {**GPIPE, "schedule": "1f1b"})).replayed == before
+
+
+def test_a_run_that_only_settles_nothing_is_replayed(alice: Any) -> None:
+    """Its time is not held against the profile of another host, but nobody disturbed it."""
+    before = factory.finished(alice, GPIPE)
+    Prediction.objects.filter(run=before).update(disturbed=True, left_out="It ran on yard-b.")
+    assert _looked_at(factory.queued(alice, {**GPIPE, "schedule": "1f1b"})).replayed == before
