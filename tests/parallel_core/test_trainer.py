@@ -202,8 +202,10 @@ def test_tensor_collectives_and_buckets_are_recorded(tmp_path: Path) -> None:
     assert shares_agree(spec, seen)[0] == list(range(spec.train.steps))
     kinds = np.frombuffer(next(frame for frame in seen[0] if frame.kind == "spans").blob, SPAN)["kind"]
     blocks = MODEL["layers"]
-    # Forward: embedding, two per block, two for the loss. Backward: two per block, one for the head.
+    # Forward: embedding, two per block, two for the loss. Backward, behind weight gradients: two per block, one for the
+    # head.
     assert np.count_nonzero(kinds == Kind.TP_COLLECTIVE) == 1 + 2 * blocks + 2 + 2 * blocks + 1
+    assert np.count_nonzero(kinds == Kind.TP_FLIGHT) == 2 * blocks + 1
     assert np.count_nonzero(kinds == Kind.BUCKET) >= 1
     assert not [frame for frame in seen[0] if frame.kind == "memory"]
 
