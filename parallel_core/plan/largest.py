@@ -63,14 +63,23 @@ class Search:
         return self.following is None
 
 
+TRIAL_STEPS = 3
+
+
 def trial(spec: RunSpec, layers: int, cap: int | None) -> RunSpec:
     """The run that shows whether `layers` layers fit: three steps, the second under the memory meter, with `cap` bytes
-    a rank (None: the device's own memory). Raises pydantic's ValidationError where the spec is invalid."""
-    train = spec.train.model_copy(update={"steps": 3, "warmup_steps": 2, "checkpoint_every": 0})
+    a rank (None: the device's own memory), and without faults of later steps.
+
+    Raises pydantic's ValidationError where the spec is invalid.
+    """
+    train = spec.train.model_copy(update={"steps": TRIAL_STEPS, "warmup_steps": 2, "checkpoint_every": 0})
     data = spec.model_copy(update={"train": train}).model_dump()
     data["model"]["layers"] = layers
     data["parallel"]["cuts"] = None
-    data["trace"] |= {"memory": True, "memory_cap": cap, "fingerprint_every": 0, "profile_steps": ()}
+    # A fault of a later step would be refused, and takes no memory here.
+    data["inject"] = [fault for fault in data["inject"] if fault.get("step", 0) < TRIAL_STEPS]
+    # Replicas are compared only after the last step: that is never, and a flipped bit is refused beside 0.
+    data["trace"] |= {"memory": True, "memory_cap": cap, "fingerprint_every": TRIAL_STEPS + 1, "profile_steps": ()}
     return RunSpec.model_validate(data)
 
 

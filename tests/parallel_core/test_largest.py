@@ -53,6 +53,14 @@ GPT = {"hidden": 32, "heads": 2, "seq": 32, "vocab": 256}
 CAP = 3 << 20
 
 
+@pytest.mark.parametrize(("step", "kept"), [(2, 1), (5, 0)])
+def test_a_run_with_a_flipped_bit_is_tried_too(step: int, kept: int) -> None:
+    faults = [{"kind": "flipped_bit", "step": step}]
+    tried = trial(RunSpec.model_validate({"parallel": {"dp": 2}, "inject": faults}), 2, None)
+    assert len(tried.inject) == kept
+    assert tried.trace.fingerprint_every > tried.train.steps, "replicas are never compared"
+
+
 def test_real_runs_find_what_was_predicted(yard: LocalYard, tmp_path: Path) -> None:
     spec = RunSpec.model_validate({"model": GPT, "train": {"global_batch": 8}})
     search = search_for(spec, CAP)
