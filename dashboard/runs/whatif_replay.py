@@ -24,10 +24,11 @@ from parallel_core.analysis.waits import waited_if_whole
 from parallel_core.layout import Layout
 from parallel_core.observe.records import LANES, SPAN
 from parallel_core.schedule.ir import Kind
+from parallel_core.schedule.traits import TRAITS
 from parallel_core.simulate.replay import FREE, Change, Replay, replay
 from parallel_core.spec import RunSpec
 
-TRIED = ("gpipe", "1f1b", "interleaved", "zb-h1", "zb-v")
+TRIED = tuple(name for name, traits in TRAITS.items() if traits.tried_in_whatif)
 """Schedules tried in the list of single changes."""
 
 

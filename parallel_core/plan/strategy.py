@@ -19,10 +19,6 @@ from parallel_core.stage_rules import name
 
 Family = Literal["single", "dp", "tp", "pp", "combined"]
 
-_LINES = ("gpipe", "1f1b")
-_LOOPS = ("interleaved", "looped-bfs")
-"""Schedules whose idle time is known in closed form, of one chunk and of several chunks a rank."""
-
 
 def label(spec: RunSpec) -> str:
     """Name of the strategy: `Single`, `DP`, `PP-1F1B`, `DP 2 x TP 2`, `TP 4`, `... + AR` with recomputation.
@@ -93,9 +89,9 @@ def model_flops(model: ModelSpec, samples: int) -> int:
 def idle_share(split: ParallelSpec) -> float:
     """Idle over busy time of a step where all stages are equal and T_B = T_W = T_F: the cost of the flush.
 
-    (p - 1) / m for GPipe and 1F1B, (p - 1) / (v m) for v chunks a rank (`_LOOPS`) where m is a multiple of p (Narayanan
-    et al. 2021b, section 2.2); 0 without a flush; every other schedule is simulated. All ranks wait for the last one
-    before the optimizer, as they do for the gradient norm.
+    (p - 1) / (v m) with v chunks a rank for schedules with the trait `ideal_idle`, on a loop only where m is a multiple
+    of p (Narayanan et al. 2021b, section 2.2). 0 without a flush. Everything else is simulated. All ranks wait for the
+    last one before the optimizer, as they do for the gradient norm.
     """
     if split.replicas is not None:
         return _in_turn(split.model_copy(update={"tp": 1, "widths": None, "cuts": None}))
@@ -105,9 +101,8 @@ def idle_share(split: ParallelSpec) -> float:
         return _simulated(_alike(split))
     if split.schedule == "naive":
         return split.pp - 1.0
-    if split.schedule in _LINES:
-        return (split.pp - 1) / split.micro_batches
-    if split.schedule in _LOOPS and split.micro_batches % split.pp == 0:
+    traits = TRAITS[split.schedule]
+    if traits.ideal_idle and (traits.shape == "line" or split.micro_batches % split.pp == 0):
         return (split.pp - 1) / (split.chunks_per_rank * split.micro_batches)
     return _simulated(_alike(split))
 

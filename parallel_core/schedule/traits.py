@@ -51,6 +51,10 @@ class Traits(NamedTuple):
     """A micro-batch uses the same weight version on all stages."""
     round_robin: bool = False
     """Stages may have different numbers of replicas (`schedule.round_robin`)."""
+    ideal_idle: bool = False
+    """Its idle share with equal stages is (p - 1)/(v m) (Narayanan et al. 2021b, section 2.2); else it is simulated."""
+    tried_in_whatif: bool = False
+    """*What if* tries it unasked, in its list of single changes."""
 
 
 CUSTOM: ScheduleName = "custom"
@@ -58,13 +62,13 @@ CUSTOM: ScheduleName = "custom"
 
 TRAITS: dict[str, Traits] = {
     "naive": Traits("Naive layer-wise"),
-    "gpipe": Traits("PP-GPipe"),
-    "1f1b": Traits("PP-1F1B", round_robin=True),
-    "interleaved": Traits("PP-Interleaved", "loop", 2, 2, None),
-    "looped-bfs": Traits("PP-Looped BFS", "loop", 2, 2, None),
-    "zb-h1": Traits("PP-ZB-H1", split=True),
+    "gpipe": Traits("PP-GPipe", ideal_idle=True, tried_in_whatif=True),
+    "1f1b": Traits("PP-1F1B", round_robin=True, ideal_idle=True, tried_in_whatif=True),
+    "interleaved": Traits("PP-Interleaved", "loop", 2, 2, None, ideal_idle=True, tried_in_whatif=True),
+    "looped-bfs": Traits("PP-Looped BFS", "loop", 2, 2, None, ideal_idle=True),
+    "zb-h1": Traits("PP-ZB-H1", split=True, tried_in_whatif=True),
     "zb-h2": Traits("PP-ZB-H2", split=True),
-    "zb-v": Traits("PP-ZB-V", "v", 2, 2, 2, split=True),
+    "zb-v": Traits("PP-ZB-V", "v", 2, 2, 2, split=True, tried_in_whatif=True),
     "v-half": Traits("PP-V-Half", "v", 2, 2, 2, split=True),
     "v-min": Traits("PP-V-Min", "v", 2, 2, 2, split=True),
     "dualpipe-v": Traits("PP-DualPipe-V", "v", 2, 2, 2, split=True, pairs=True),

@@ -66,7 +66,7 @@ def test_idle_times_in_closed_form_are_those_of_the_simulated_schedule(name: str
 
 def test_the_idle_time_of_an_unknown_order_is_simulated(monkeypatch: pytest.MonkeyPatch) -> None:
     """A new schedule has no closed form, though its backward is one operation: here the naive one under a new name."""
-    monkeypatch.setitem(TRAITS, "new", TRAITS["1f1b"])
+    monkeypatch.setitem(TRAITS, "new", TRAITS["1f1b"]._replace(ideal_idle=False))
     monkeypatch.setitem(schedule._MAKERS, "new", schedule._MAKERS["naive"])
     split = ParallelSpec(pp=2, micro_batches=4).model_copy(update={"schedule": "new"})
     assert strategy.idle_share(split) == 1.0
