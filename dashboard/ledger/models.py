@@ -102,7 +102,7 @@ class Prediction(models.Model):
     low_seconds = models.FloatField(null=True)
     high_seconds = models.FloatField(null=True)
     """Eight of ten such runs take between the two, judging by how the devices drifted in the profile
-    (`simulate.spells.drift`)."""
+    (`simulate.device_drift.drift`)."""
     memory = models.BigIntegerField(null=True)
     replayed = models.ForeignKey("runs.Run", null=True, on_delete=models.SET_NULL, related_name="foresaw")
     """A run that differs only in its schedule or micro-batches; replaying it predicted `replayed_seconds`."""
@@ -113,9 +113,9 @@ class Prediction(models.Model):
     measured_seconds = models.FloatField(null=True)
     measured_memory = models.BigIntegerField(null=True)
     paced_seconds = models.FloatField(null=True)
-    """What the profile predicts for devices as fast as they were during the run (`spells_beside`): why the host was
-    faster or slower then could not be known before. Computed when the prediction is settled; `seconds` stays as
-    predicted."""
+    """What the profile predicts for devices as fast as they were during the run
+    (`simulate.device_drift.spells_beside`): why the host was faster or slower then could not be known before. Computed
+    when the prediction is settled; `seconds` stays as predicted."""
     disturbed = models.BooleanField(default=False)
     """Whether its time is not counted: others used more than a tenth of a device, or for the reason in `left_out`."""
     hosts = models.JSONField(default=list, blank=True)

@@ -20,8 +20,8 @@ directly next to them, and 0.6, at which speedups of 40 runs differed least, har
 UNEVEN = 0.10
 """Smallest drift between runs that is reported: the reference work itself is no more accurate."""
 COMPANY = 1.25
-"""Smallest contention factor that is reported: cores are halves of one, or wait for memory. Single runs of whole cores
-measured 0.9 to 1.1, one in thirty 1.3."""
+"""Smallest contention factor that is reported. Two hardware threads of one core, or cores short of memory bandwidth,
+slow each other by more. Single runs on separate cores measured 0.9 to 1.1, one in thirty 1.3."""
 LEAST = 3
 """Fewest runs with the same number of ranks that must have measured contention: with fewer, chance would pass for the
 host's pace."""

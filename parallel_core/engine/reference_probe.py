@@ -32,7 +32,8 @@ class ProbeReading(NamedTuple):
 
 
 class ReferenceProbe:
-    """The reference work of one rank. Every rank of the world calls `behind` after each timed step.
+    """The reference work of one rank. Every rank of the world calls `after_step` after each timed
+    step.
 
     All ranks do the work at once, so that the devices are as busy as in a step; at times one does it alone; then all
     continue together. It is not done on CUDA, nor in a pipeline that does not flush, which is never between two steps.
@@ -70,7 +71,7 @@ class ReferenceProbe:
     def _work(self) -> float:
         if self._reference is None:
             self._reference = Reference()
-        return self._reference.once()
+        return self._reference.timed_pass()
 
     def _agree(self, spent: float) -> None:
         """Sets after which step the work is next due; the same on all ranks, as it follows from their sums."""

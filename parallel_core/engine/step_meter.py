@@ -36,8 +36,8 @@ class StepMeter:
             self._spent += max(0, time.monotonic_ns() - max(start, since)) / 1e9
 
     def spent(self) -> float:
-        """Returns the seconds by which `emit` held up the next step since the last call: those in which the device had
-        no work. Rather too few than too many: none where it ran out of work meanwhile but cannot tell when."""
+        """Returns for how many seconds `emit` kept the device idle since the last call, which delayed the next step.
+        It is a lower bound: an `emit` during which the device became idle at an unknown moment counts as 0."""
         spent, self._spent = self._spent, 0.0
         return spent
 

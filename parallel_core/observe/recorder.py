@@ -120,12 +120,11 @@ class SpanRecorder:
         return np.array(self._resolve(self._close()), dtype=SPAN)
 
     def keep_step(self, traced: bool = False) -> bool:
-        """Ends the step, and keeps its rows for `take_kept`; returns whether it does.
+        """Ends the step; returns whether its rows are kept for `take_kept`.
 
-        Steps with more than KEPT spans are kept only every second, fourth, ... time, so that reading them costs about
-        as much: the last of two, four, ..., as the first steps of a run are no typical ones. Ranks with other numbers
-        of spans keep the same steps, or more. `traced` steps are kept in any case, those cut by the capacity never.
-        Of a CUDA device that does not answer at most HELD are kept at once: the newest, but traced ones before others.
+        Every step of up to KEPT spans is kept, of longer ones only every 2nd, 4th, ..., to bound the cost of reading
+        them. The steps that the rank with the most spans keeps are kept by all ranks. `traced` steps are always kept,
+        those cut by the capacity never. While a CUDA device does not answer, at most HELD are kept, traced ones first.
         """
         rows = self._close()
         every = 1 << ((self.total - 1) // self.KEPT).bit_length()

@@ -33,12 +33,12 @@ class Reference:
         shapes = ((3 * HIDDEN, HIDDEN), (HIDDEN, HIDDEN), (4 * HIDDEN, HIDDEN), (HIDDEN, 4 * HIDDEN))
         self._weights = [drawn(*shape) for shape in shapes]
 
-    def once(self) -> float:
+    def timed_pass(self) -> float:
         """Does the work three times; returns the processor seconds of this thread for the third.
 
-        The first repeat brings its tensors into the caches, which depends on what ran before, not on the speed of the
-        device; the second still takes 3 to 7 % longer, the more, the larger that was. Waiting for a core, and time
-        that a hypervisor gave to others, is not included: `CpuOthers` measures those.
+        The first pass warms the caches. The second still takes 3 to 7 % longer after large micro-batches. Only the
+        third is timed. Processor time excludes waiting for a core, and what a hypervisor gave to others: `CpuOthers`
+        measures those.
         """
         for _ in range(REFERENCE_UNCOUNTED):
             self._do()

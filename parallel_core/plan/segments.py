@@ -108,8 +108,9 @@ class Segment:
         return max((*instants, *self._turns(output)), key=sum)
 
     def _turns(self, output: int) -> Iterator[Live]:
-        """Instants of its backward at which torch has gathered a layer, and at which it reduces its gradients: by then
-        the layer has freed all but its input and the gradient of that."""
+        """Memory at two kinds of instants of the segment's backward under `fully_shard`, layer by layer: when a layer's
+        parameters have been gathered, and when its gradients are reduced. At the latter, of the layer's activations
+        only its input and the gradient of its input are left."""
         before, there = 0, 0
         for i, (unit, turn) in enumerate(zip(self.units, self.turns, strict=False)):
             gradient = output if i == len(self.units) - 1 else self.units[i + 1].boundary + output
@@ -125,7 +126,8 @@ class Segment:
             before += self.saved(i)
 
     def first_turns(self) -> Iterator[Live]:
-        """Instants of its first forward at which torch has gathered a layer, and during the layer's work."""
+        """Memory at two kinds of instants of the segment's first forward under `fully_shard`, layer by layer: when a
+        layer's parameters have been gathered, and during its computation."""
         before = 0
         for i, (unit, turn) in enumerate(zip(self.units, self.turns, strict=False)):
             yield Live(before + unit.boundary, 0, 0, turn.earlier + 2 * turn.params)

@@ -33,7 +33,7 @@ class PaceProbe:
     def measure(self) -> None:
         """Does the reference work; called after each pass."""
         if self._reference is not None:
-            self._took.append(self._reference.once())
+            self._took.append(self._reference.timed_pass())
 
     def paces(self, passes: int) -> list[float]:
         """Returns the seconds of the reference work around each of the `passes` since `begin`; the ranks of a group

@@ -253,7 +253,7 @@ class _Pair:
                 bench.read(batch)
                 bench.run(split=True)
         if self._reference is not None:
-            self._reference.once()
+            self._reference.timed_pass()
 
     def once(self, busy: int) -> None:
         """Runs one pass of every kind for every number of samples."""

@@ -126,7 +126,7 @@ class _Drifting:
         assert not split
         return {"forward": [0.4 * self._passes * self.pace], "backward": [0.6 * self._passes * self.pace]}
 
-    def once(self) -> float:
+    def timed_pass(self) -> float:
         took, self.pace = self.pace, next(self._paces)
         return took
 

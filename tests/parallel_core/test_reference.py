@@ -44,12 +44,12 @@ MODEL = ModelSpec(layers=4, hidden=32, seq=16, vocab=64)
 def test_it_draws_nothing_and_leaves_nothing() -> None:
     before = torch.get_rng_state()
     work = Reference()
-    assert all(work.once() > 0 for _ in range(2))
+    assert all(work.timed_pass() > 0 for _ in range(2))
     assert torch.equal(torch.get_rng_state(), before)
     held = [*work._weights, work._input]
     assert all(tensor.grad is None for tensor in held)
     with torch.no_grad():
-        assert work.once() > 0, "also inside no_grad, which a run may have set"
+        assert work.timed_pass() > 0, "also inside no_grad, which a run may have set"
 
 
 def probe(**changes: object) -> ReferenceProbe:
@@ -150,7 +150,7 @@ def test_what_ran_before_it_is_not_counted(monkeypatch: pytest.MonkeyPatch) -> N
 
     monkeypatch.setattr(work, "_do", do)
     monkeypatch.setattr("parallel_core.observe.reference.time", SimpleNamespace(thread_time=lambda: taken[0]))
-    assert work.once() == 1.0 and not pending
+    assert work.timed_pass() == 1.0 and not pending
 
 
 def header(rank: int, busy: int, seconds: float, tp: int = 1) -> normalize.Header:
