@@ -1,7 +1,8 @@
-"""Large files: they get their name once they are whole, and nothing of them stays after a failure."""
+"""Files that get their name once they are whole: a reader, or a restart, sees the old content or the new one."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,3 +20,13 @@ def whole_file(path: Path) -> Iterator[BinaryIO]:
     except BaseException:
         aside.unlink(missing_ok=True)
         raise
+
+
+def write_text(path: Path, text: str, *, sync: bool = False) -> None:
+    """Writes a whole file, in UTF-8. `sync`: its content is on the disk (fsync) before it gets its name; the folder's
+    entry is not. Raises OSError, and leaves an older file as it is."""
+    with whole_file(path) as file:
+        file.write(text.encode())
+        if sync:
+            file.flush()
+            os.fsync(file.fileno())

@@ -19,6 +19,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from parallel_core.atomic_file import write_text
 from parallel_core.processes import Recorded
 from workers.contract import AttemptBody, StartMessage
 
@@ -116,9 +117,7 @@ def unsettled(attempts: Path) -> list[Folder]:
 
 def write_json(path: Path, value: Any) -> None:
     """Writes atomically: a reader, or a restart, sees the old content or the new one."""
-    part = path.with_name(path.name + ".part")
-    part.write_text(json.dumps(value))
-    part.replace(path)
+    write_text(path, json.dumps(value))
 
 
 def read_json(path: Path) -> dict[str, Any]:

@@ -37,7 +37,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from parallel_core.atomic_file import whole_file
+from parallel_core.atomic_file import write_text
 from parallel_core.bench import (
     alpa,
     analysis,
@@ -121,8 +121,7 @@ def _measure(names: Sequence[str], rounds: int, out: Path | None) -> None:
 def _write(results: Results, out: Path | None, *, whole: bool) -> None:
     if out is not None:
         told = results if whole else {**results, "incomplete": True}
-        with whole_file(out) as file:
-            file.write(f"{json.dumps(told, indent=1)}\n".encode())
+        write_text(out, f"{json.dumps(told, indent=1)}\n")
 
 
 def _print(name: str, found: Mapping[str, Any]) -> None:

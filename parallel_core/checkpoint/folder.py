@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from parallel_core.atomic_file import write_text
 from parallel_core.checkpoint.manifest import FILE, CheckpointError, Manifest, parse_stored, read
 
 _STEP = re.compile(r"^step-(\d{8,})$")
@@ -110,7 +111,7 @@ def write_part(where: Path, rank: int, part: Mapping[str, Any]) -> None:
 
     From then on rank 0 may rename the folder, and flushes it before (`publish`).
     """
-    _write(where / _part(rank), json.dumps(part))
+    write_text(where / _part(rank), json.dumps(part), sync=True)
 
 
 def gather_parts(where: Path, world: int, give_up_s: float) -> list[dict[str, Any]]:
@@ -144,7 +145,7 @@ def publish(where: Path, folder: Path, manifest: Manifest, keep: int) -> list[in
     """
     for part in where.glob("rank-*.json"):
         part.unlink()
-    _write(where / FILE, manifest.text())
+    write_text(where / FILE, manifest.text(), sync=True)
     flush(where)
     target = path_of(folder, manifest.step)
     aside = target.with_name(f"{_REPLACED}{target.name}")
@@ -200,11 +201,3 @@ def flush(path: Path) -> None:
 
 def _part(rank: int) -> str:
     return f"rank-{rank}.json"
-
-
-def _write(path: Path, text: str) -> None:
-    """Writes a file atomically, and flushes it to disk, but not its folder."""
-    aside = path.with_name(path.name + ".part")
-    aside.write_text(text)
-    flush(aside)
-    aside.replace(path)

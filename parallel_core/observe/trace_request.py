@@ -11,6 +11,8 @@ import json
 from pathlib import Path
 from typing import Literal, NamedTuple, get_args
 
+from parallel_core.atomic_file import write_text
+
 NAME = "asked.json"
 NEVER = -1
 How = Literal["spans", "profiler", "memory"]
@@ -35,9 +37,7 @@ def read_how(value: object) -> How:
 
 def ask(folder: Path, request: TraceRequest) -> None:
     """Writes the request atomically; it replaces an earlier one."""
-    part = folder / f"{NAME}.part"
-    part.write_text(json.dumps(request._asdict()))
-    part.replace(folder / NAME)
+    write_text(folder / NAME, json.dumps(request._asdict()))
 
 
 class TraceRequests:
