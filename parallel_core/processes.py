@@ -18,6 +18,10 @@ from pathlib import Path
 
 LINUX = sys.platform.startswith("linux")
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
+_LIBC = ctypes.CDLL(None, use_errno=True) if LINUX else None
+"""Loaded here, not in a child between fork and exec: another thread may have held the loader's lock at the fork."""
+EXIT_MEMORY = 3
+"""Exit code of a search, or of the reader of a trace, that ran out of memory."""
 
 Recorded = tuple[int, int]
 """(pid, start_ticks): identifies a process uniquely within one boot of the host."""
@@ -72,14 +76,15 @@ def wait_gone(recorded: Iterable[Recorded], timeout: float) -> list[Recorded]:
     return left
 
 
-def die_with(parent: int) -> None:
-    """Makes this process end (SIGKILL) when its parent ends, for whatever reason; exits at once if it already has.
+def die_with(parent: int, number: int = signal.SIGKILL) -> None:
+    """Makes this process end (signal `number`) when its parent ends, for whatever reason; exits at once if it already
+    has.
 
     Must be called early, by the process concerned, since the setting is not inherited. On Linux it takes effect when
-    the parent *thread* that started this process ends. Elsewhere a thread polls getppid().
+    the parent *thread* that started this process ends. Elsewhere a thread polls getppid(), and ends it at once.
     """
     if LINUX:
-        _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        _prctl(_PR_SET_PDEATHSIG, number)
     else:
         threading.Thread(target=_watch, args=(parent,), daemon=True).start()
     if os.getppid() != parent:
@@ -98,8 +103,7 @@ def threads() -> int:
 
 
 def _prctl(option: int, value: int) -> None:
-    libc = ctypes.CDLL(None, use_errno=True)
-    if libc.prctl(option, value, 0, 0, 0):
+    if _LIBC is not None and _LIBC.prctl(option, value, 0, 0, 0):
         raise OSError(ctypes.get_errno(), "prctl")
 
 

@@ -1,7 +1,7 @@
 """The lane of searches: the engine answers each in a process of its own, and the answer is stored.
 
-The database row holds the state; a conditional update claims a search. A search that was running when the analyst died
-is claimed again. After MAX_TRIES claims without an end it is marked as failed, with the reason.
+The database row holds the state. A search that was running when the analyst died is claimed again (`claims`), at most
+MAX_TRIES times.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from typing import Any
 from django.utils import timezone
 
 from dashboard.analyst.child import Child
+from dashboard.analyst.claims import claim
 from dashboard.analyst.models import Search, SearchState
 from dashboard.analyst.process import Work
 from dashboard.live.announce import announce_search
-from parallel_core.searches import EXIT_MEMORY
+from parallel_core.processes import EXIT_MEMORY
 
 log = logging.getLogger(__name__)
-MAX_TRIES = 3
 MEMORY_BYTES = 3 << 30
 """Limit of the address space of the process that searches."""
 LIMIT_S = 900.0
@@ -36,21 +36,17 @@ def recover() -> None:
 
 def take() -> Work | None:
     """Claims the oldest search and returns its work; None if no search is queued."""
-    search = Search.objects.filter(state=SearchState.QUEUED).order_by("pk").first()
-    if search is None:
-        return None
-    claim = {"state": SearchState.RUNNING, "tries": search.tries + 1, "done": 0, "of": 0}
-    if not Search.objects.filter(pk=search.pk, state=SearchState.QUEUED).update(**claim):
-        return iter(())
-    if search.tries >= MAX_TRIES:
-        _end(
-            search,
-            SearchState.FAILED,
-            detail=f"It was begun {search.tries} times and never came to its end; the analyst's log says why.",
-        )
-        return iter(())
+    queued = Search.objects.filter(state=SearchState.QUEUED)
+    return claim(queued, {"state": SearchState.RUNNING, "done": 0, "of": 0}, _begin, _give_up)
+
+
+def _begin(search: Search) -> Work:
     announce_search(search.pk)
     return _work(search)
+
+
+def _give_up(search: Search, why: str) -> None:
+    _end(search, SearchState.FAILED, detail=f"It was {why}")
 
 
 def _work(search: Search) -> Work:

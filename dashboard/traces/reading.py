@@ -1,7 +1,7 @@
 """The analyst's lane for traces: reads uploaded files, each trace in a process of its own with a memory limit.
 
-All state is in the row: a trace is claimed by one conditional update, and one that was being read when the analyst died
-is claimed again, twice at most.
+All state is in the row. A trace that was being read when the analyst died is claimed again (`analyst.claims`), at most
+MAX_TRIES times.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from django.core.files.storage import default_storage
 from django.db import transaction
 
 from dashboard.analyst.child import Child
+from dashboard.analyst.claims import claim
 from dashboard.analyst.process import Work
 from dashboard.traces import services
 from dashboard.traces.models import Trace, TraceSpans, TraceState
-from parallel_core.traces import EXIT_MEMORY
+from parallel_core.processes import EXIT_MEMORY
 
 log = logging.getLogger(__name__)
-MAX_TRIES = 3
 AT_ONCE = 100
 """Tables that are written by one statement, so that many small tables are quick without many large ones in memory."""
 MEMORY_BYTES = 4 << 30
@@ -37,16 +37,12 @@ def recover() -> None:
 
 def take() -> Work | None:
     """Claims the oldest queued trace and returns its work; None if none is queued."""
-    trace = Trace.objects.filter(state=TraceState.QUEUED).order_by("pk").first()
-    if trace is None:
-        return None
-    changes = {"state": TraceState.READING, "tries": trace.tries + 1, "read": 0}
-    if not Trace.objects.filter(pk=trace.pk, state=TraceState.QUEUED).update(**changes):
-        return iter(())
-    if trace.tries >= MAX_TRIES:
-        _fail(trace, f"Reading it was begun {trace.tries} times and never came to its end; the analyst's log says why.")
-        return iter(())
-    return _work(trace)
+    queued = Trace.objects.filter(state=TraceState.QUEUED)
+    return claim(queued, {"state": TraceState.READING, "read": 0}, _work, _give_up)
+
+
+def _give_up(trace: Trace, why: str) -> None:
+    _fail(trace, f"Reading it was {why}")
 
 
 def _work(trace: Trace) -> Work:

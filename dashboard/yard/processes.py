@@ -2,37 +2,26 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
-PR_SET_PDEATHSIG = 1
+from parallel_core.processes import LINUX, die_with
+
 BACKOFF_S = (0.2, 0.5, 1.0, 2.0, 5.0)
 STEADY_S = 30.0
 """The back-off of a process that lived this long starts anew."""
+LAST_BYTES = 4096
 
 
 def die_with_parent() -> Callable[[], None] | None:
     """Returns a preexec_fn that makes a child end with the yard, even after kill -9 (Linux); None elsewhere."""
-    if sys.platform != "linux":
-        return None
-    libc, parent = ctypes.CDLL(None), os.getpid()
-
-    def first() -> None:
-        libc.prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
-        if os.getppid() != parent:
-            os._exit(1)
-
-    return first
-
-
-LAST_BYTES = 4096
+    return partial(die_with, os.getpid(), signal.SIGTERM) if LINUX else None
 
 
 @dataclass

@@ -11,8 +11,6 @@ from collections.abc import Callable
 from pydantic import BaseModel, ConfigDict
 
 KINDS = ("alpa", "bubbles", "partition", "splits")
-EXIT_MEMORY = 3
-"""Exit code of a process that ran out of memory."""
 
 ProgressCallback = Callable[[int, int], None]
 """Progress callback: called with (parts done, parts in all) during a search."""

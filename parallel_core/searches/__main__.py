@@ -1,7 +1,7 @@
 """`python -m parallel_core.searches KIND < question.json`: one search, in a process of its own.
 
 Prints lines of JSON: {"done": n, "of": m} now and then, and last {"answer": ...}, or {"refused": why} where the
-question has no answer. Exit code 3: memory ran out.
+question has no answer. Exit code EXIT_MEMORY: memory ran out.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from parallel_core.searches import EXIT_MEMORY, KINDS
+from parallel_core.processes import EXIT_MEMORY
+from parallel_core.searches import KINDS
 
 EVERY_S = 0.3
 """Minimum interval between two progress lines, in seconds."""

@@ -6,6 +6,3 @@ exported by another Trainyard, all ranks in one file.
 
 Files are read as streams, in bounded memory. What is broken or missing is reported; the rest is shown.
 """
-
-EXIT_MEMORY = 3
-"""Exit code of the reading process when it runs out of memory."""

@@ -2,7 +2,7 @@
 
 Prints a line of JSON now and then, {"read": bytes, "of": bytes}. Writes to OUT `report.json` and, for each rank and
 step, `<rank>-<step>.npy` with its SPAN rows and `<rank>-<step>.json` with the names of operators and kernels. Exit
-code 3: out of memory.
+code EXIT_MEMORY: out of memory.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from typing import Any
 import numpy as np
 
 from parallel_core.analysis.quantities import plural_text
-from parallel_core.traces import EXIT_MEMORY, kineto, trainyard_export
+from parallel_core.processes import EXIT_MEMORY
+from parallel_core.traces import kineto, trainyard_export
 from parallel_core.traces.collect import Collected
 from parallel_core.traces.exported_job import join_own
 from parallel_core.traces.job_trace import JobTrace, join, ranks_of

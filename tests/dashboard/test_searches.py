@@ -19,7 +19,7 @@ import pytest
 from django.test import Client
 from django.utils import timezone
 
-from dashboard.analyst import searching, services, shown
+from dashboard.analyst import claims, searching, services, shown
 from dashboard.analyst.child import NICENESS, Child
 from dashboard.analyst.models import Search, SearchState
 from dashboard.ledger.models import Profile
@@ -127,7 +127,7 @@ def test_one_whose_process_is_killed_is_tried_again_and_given_up_in_the_end(
     started: list[int] = []
     monkeypatch.setattr(searching, "Child", lambda *given: _noted(Child(*given), started))
     search, lane = asked("28.3B"), lane_of(searching)
-    for tries in range(1, searching.MAX_TRIES + 1):
+    for tries in range(1, claims.MAX_TRIES + 1):
         assert lane.move()
         os.kill(started[-1], signal.SIGKILL)
         finish(lane)

@@ -18,6 +18,7 @@ from django.db import OperationalError, connection
 from django.test import Client
 from django.urls import reverse
 
+from dashboard.analyst import claims
 from dashboard.body_limit import MAX_BODY, limit_of
 from dashboard.runs.choice_labels import CHOICE_LABELS
 from dashboard.traces import reading, services
@@ -297,10 +298,10 @@ def test_a_step_without_length_is_shown(member: Client) -> None:
 
 def test_a_trace_that_ends_its_reader_is_given_up(member: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     send(member, ("rank0.json", b"{}"))
-    Trace.objects.update(tries=reading.MAX_TRIES)
+    Trace.objects.update(tries=claims.MAX_TRIES)
     assert read_next()
     assert Trace.objects.get().detail == (
-        f"Reading it was begun {reading.MAX_TRIES} times and never came to its end; the analyst's log says why."
+        f"Reading it was begun {claims.MAX_TRIES} times and never came to its end; the analyst's log says why."
     )
     assert not read_next()
 

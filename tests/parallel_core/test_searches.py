@@ -19,7 +19,8 @@ from parallel_core.plan.fleet import splits
 from parallel_core.plan.graph_plan import plan_graph
 from parallel_core.plan.layer_graph import read_graph
 from parallel_core.plan.pipedream import Level
-from parallel_core.searches import EXIT_MEMORY, KINDS, ProgressCallback, alpa
+from parallel_core.processes import EXIT_MEMORY
+from parallel_core.searches import KINDS, ProgressCallback, alpa
 from parallel_core.searches import bubbles as bubbles_kind
 from parallel_core.searches import partition as partition_kind
 from parallel_core.searches import splits as splits_kind
