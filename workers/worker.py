@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import fcntl
 import logging
 import os
 import queue
 import threading
 import time
-from typing import IO, Any
+from typing import Any
 
+from parallel_core.file_lock import FileLock
 from workers import checkpoints, preflight
 from workers.address import Address
 from workers.calibration import Calibration
@@ -121,11 +121,9 @@ class Worker:
         os._exit(0)
 
 
-def _lock(settings: Settings) -> IO[str]:
-    """Locks the folder for one worker; the kernel releases the lock with the process. Raises AlreadyRunning."""
-    file = (settings.home / "worker.lock").open("a+")
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        raise AlreadyRunning(f"A worker named {settings.name} already runs with {settings.home}.") from None
-    return file
+def _lock(settings: Settings) -> FileLock:
+    """Locks the folder for one worker. Raises AlreadyRunning."""
+    lock = FileLock(settings.home / "worker.lock")
+    if not lock.hold():
+        raise AlreadyRunning(f"A worker named {settings.name} already runs with {settings.home}.")
+    return lock

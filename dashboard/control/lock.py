@@ -5,13 +5,13 @@ PostgreSQL: a session advisory lock on the controller's own connection. SQLite: 
 
 from __future__ import annotations
 
-import fcntl
-import os
 from pathlib import Path
 from typing import Protocol
 
 from django.conf import settings
 from django.db import connection
+
+from parallel_core.file_lock import FileLock
 
 ADVISORY_KEYS = {"controller": 0x54524E59, "analyst": 0x54524E5A}  # "TRNY" in ASCII, and the number after it
 
@@ -32,32 +32,6 @@ def lock_of_database(role: str = "controller") -> Lock:
     name = str(connection.settings_dict["NAME"])
     in_memory = "memory" in name
     return FileLock(settings.HOME / f"{role}.lock" if in_memory else Path(f"{name}.{role}.lock"))
-
-
-class FileLock:
-    """A flock: the kernel releases it when the process ends, however it ends."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._file: int | None = None
-
-    def hold(self) -> bool:
-        if self._file is not None:
-            return True
-        self._path.parent.mkdir(parents=True, exist_ok=True)
-        file = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            os.close(file)
-            return False
-        self._file = file
-        return True
-
-    def release(self) -> None:
-        if self._file is not None:
-            os.close(self._file)
-            self._file = None
 
 
 class AdvisoryLock:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import signal
 import socket
@@ -13,11 +12,11 @@ import time
 import urllib.error
 import urllib.request
 from types import FrameType
-from typing import IO
 
 from dashboard.yard import broker, sign_in
 from dashboard.yard.home import ROOT, Home
 from dashboard.yard.processes import Part, last_line, stop_in_order
+from parallel_core.file_lock import FileLock
 from workers.settings import Settings
 
 HOST = "127.0.0.1"
@@ -90,16 +89,12 @@ class Yard:
     def _part(self, name: str, command: list[str], stop_after: float) -> Part:
         return Part(name, command, self.home.logs / f"{name}.log", stop_after, on_exit=self._announce_exit)
 
-    def _lock(self) -> IO[str]:
-        """Locks the data folder for this yard; the kernel releases the lock with the process. Raises SystemExit if it
-        is locked."""
-        file = self.home.lock.open("a+")
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            file.seek(0)
-            raise SystemExit(f"This yard is already up: {file.read().strip()}") from None
-        return file
+    def _lock(self) -> FileLock:
+        """Locks the data folder for this yard. Raises SystemExit if it is locked."""
+        lock = FileLock(self.home.lock)
+        if not lock.hold():
+            raise SystemExit(f"This yard is already up: {lock.read_note().strip()}")
+        return lock
 
     def _announce_exit(self, name: str, code: int) -> None:
         log = self.home.logs / f"{name}.log"
@@ -138,9 +133,7 @@ class Yard:
             part.start(self.env, ROOT)
         self._wait_for_web()
         self.password_holds = sign_in.verified(self.preparation)
-        self.lock.truncate(0)
-        self.lock.write(self.url + "\n")
-        self.lock.flush()
+        self.lock.write_note(f"{self.url}\n")
 
     def _wait_for_broker(self) -> None:
         try:

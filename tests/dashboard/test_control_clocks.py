@@ -10,9 +10,9 @@ import redis
 from dashboard.control import controller as loop
 from dashboard.control.clocks import MOST_COUNTED_S, Clocks
 from dashboard.control.controller import Controller
-from dashboard.control.lock import FileLock
 from dashboard.control.starter import Starter
 from dashboard.runs.models import Attempt, Run
+from parallel_core.file_lock import FileLock
 from tests.dashboard.peer import Peer
 from tests.dashboard.test_control import submit, until
 

@@ -128,7 +128,7 @@ def test_a_broker_that_does_not_come_up_is_told_with_its_last_words(
     yard.broker.log.write_text("Can't open the append-only file: Permission denied\n")
     with pytest.raises(SystemExit, match=r"did not answer within 10 s\. It said last: Can't open the append-only file"):
         yard._wait_for_broker()
-    yard.lock.close()
+    yard.lock.release()
 
 
 def test_a_worker_gets_the_time_that_its_ranks_may_take_to_save(
@@ -138,7 +138,7 @@ def test_a_worker_gets_the_time_that_its_ranks_may_take_to_save(
 
     monkeypatch.setenv("TRAINYARD_SAVE_S", "30")
     yard = Yard(Home(tmp_path))
-    yard.lock.close()
+    yard.lock.release()
     assert yard.worker.stop_after > 31
 
 
@@ -194,8 +194,8 @@ def test_a_second_yard_in_the_same_folder_is_refused(tmp_path: Path) -> None:
     first = Yard(Home(tmp_path))
     with pytest.raises(SystemExit, match="already up"):
         Yard(Home(tmp_path))
-    first.lock.close()
-    Yard(Home(tmp_path)).lock.close()
+    first.lock.release()
+    Yard(Home(tmp_path)).lock.release()
 
 
 @pytest.mark.parametrize("wanted", ["eight", "0", "65536", "8O80", "-1", "9" * 9])
