@@ -4,28 +4,20 @@ from __future__ import annotations
 
 import contextlib
 import socket
-import threading
-import time
 from ipaddress import ip_address
 from urllib.parse import urlsplit
 
+from workers.periodic import Periodic
 from workers.settings import Settings
 
-LOOK_S = 10.0
 
-
-class Address(threading.Thread):
-    """`known` = the address as last found; before that, the host name. A daemon thread: ends with the process."""
+class Address(Periodic):
+    """`known` = the address as last found; before that, the host name."""
 
     def __init__(self, settings: Settings) -> None:
-        super().__init__(name="address", daemon=True)
+        super().__init__("address")
         self.known = settings.address or socket.gethostname()
         self._settings = settings
-
-    def run(self) -> None:
-        while True:
-            self.look()
-            time.sleep(LOOK_S)
 
     def look(self) -> None:
         """Looks the address up now; while that fails, the last one stays."""

@@ -4,25 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import shutil
-import threading
-import time
 from pathlib import Path
 
-LOOK_S = 10.0
+from workers.periodic import Periodic
 
 
-class Disk(threading.Thread):
-    """`free` = bytes free when last measured; None before that. A daemon thread: ends with the process."""
+class Disk(Periodic):
+    """`free` = bytes free when last measured; None before that."""
 
     def __init__(self, folder: Path) -> None:
-        super().__init__(name="disk", daemon=True)
+        super().__init__("disk")
         self.free: int | None = None
         self._folder = folder
-
-    def run(self) -> None:
-        while True:
-            self.look()
-            time.sleep(LOOK_S)
 
     def look(self) -> None:
         """Measures now; the folder need not exist yet."""

@@ -49,7 +49,7 @@ def barred_by(settings: Settings) -> str:
     if unread := _unread_certificate(settings.redis_url):
         return unread
     try:
-        with connect(settings) as client:
+        with connect(settings.redis_url) as client:
             client.ping()
             return _unreached(settings, client)
     except redis.AuthenticationError as error:

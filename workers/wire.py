@@ -1,4 +1,4 @@
-"""The worker's side of the broker: publishes entries of EVENTS, reads entries of its control stream."""
+"""The worker's side of the broker: connects to it, publishes entries of EVENTS, reads entries of its control stream."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ RETRY_S = (0.05, 2.0)
 """Shortest and longest wait, in seconds, between two tries while the broker is unreachable."""
 
 
-def connect(settings: Settings, limit_s: float = ANSWER_LIMIT_S) -> redis.Redis:
-    """A client that does not retry: each of our threads decides when to try again. It waits `limit_s` seconds for a
-    connection or an answer."""
+def connect(url: str, limit_s: float = ANSWER_LIMIT_S) -> redis.Redis:
+    """A client of the broker that does not retry: its caller decides when to try again. It waits `limit_s` seconds for
+    a connection or an answer."""
     return redis.Redis.from_url(
-        settings.redis_url, socket_timeout=limit_s, socket_connect_timeout=limit_s, retry=Retry(NoBackoff(), 0)
+        url, socket_timeout=limit_s, socket_connect_timeout=limit_s, retry=Retry(NoBackoff(), 0)
     )
 
 
@@ -54,7 +54,7 @@ class Publisher:
 
     def __init__(self, settings: Settings, outage: Outage | None = None, limit_s: float = ANSWER_LIMIT_S) -> None:
         """`outage` = shared by this worker's threads; None: its own. `limit_s` = see `connect`."""
-        self._redis, self._outage = connect(settings, limit_s), outage or Outage()
+        self._redis, self._outage = connect(settings.redis_url, limit_s), outage or Outage()
         self._fields = {"worker": settings.name, "boot": settings.boot}
 
     def add(self, kind: str, body: Mapping[str, Any], data: bytes | None = None) -> None:
@@ -90,7 +90,7 @@ class ControlReader(threading.Thread):
     ) -> None:
         super().__init__(name="control", daemon=True)
         self._stream = control_stream(settings.name)
-        self._redis, self._outage = connect(settings), outage or Outage()
+        self._redis, self._outage = connect(settings.redis_url), outage or Outage()
         self._on_entry = on_entry
         self._leaving = threading.Event()
 

@@ -31,6 +31,7 @@ from dashboard.live.announce import publish
 from dashboard.runs.models import Attempt
 from dashboard.studies import fit_runs
 from workers.contract import LEASE_S
+from workers.wire import connect
 
 log = logging.getLogger(__name__)
 
@@ -54,7 +55,7 @@ class Controller:
     def __init__(self, lease: float = LEASE_S) -> None:
         self._lease = lease
         self._stopping = threading.Event()
-        self._redis = wire.connect(settings.REDIS_URL)
+        self._redis = connect(settings.REDIS_URL, wire.ANSWER_LIMIT_S)
         self._reader = Reader(self._redis)
         self._clocks = Clocks()
         self._changes = Changes()

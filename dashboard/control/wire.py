@@ -13,8 +13,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import redis
-from redis.backoff import NoBackoff
-from redis.retry import Retry
 
 from workers.contract import EVENTS, GROUP
 
@@ -41,13 +39,6 @@ class Entry:
     def at(self) -> float:
         """Unix seconds when it arrived at the broker, by the broker's clock."""
         return int(self.id.split(b"-")[0]) / 1000
-
-
-def connect(url: str) -> redis.Redis:
-    """A client that does not retry: the controller's loop decides when to try again."""
-    return redis.Redis.from_url(
-        url, socket_timeout=ANSWER_LIMIT_S, socket_connect_timeout=ANSWER_LIMIT_S, retry=Retry(NoBackoff(), 0)
-    )
 
 
 def parse(raw_id: bytes, fields: dict[bytes, bytes]) -> Entry:

@@ -12,8 +12,9 @@ import redis
 from django.conf import settings
 from django.utils import timezone
 
-from dashboard.control.wire import connect
+from dashboard.control.wire import ANSWER_LIMIT_S
 from dashboard.fleet.models import Worker
+from workers.wire import connect
 
 log = logging.getLogger(__name__)
 
@@ -53,7 +54,7 @@ def lately() -> list[Refusal]:
     A wrong name or password no longer matters once a worker of that name has sent a heartbeat.
     """
     try:
-        with connect(settings.REDIS_URL) as client:
+        with connect(settings.REDIS_URL, ANSWER_LIMIT_S) as client:
             found = [_refusal(entry) for entry in client.acl_log() if str(entry["reason"]) in {"auth", "key"}]
     except (redis.RedisError, KeyError, ValueError) as error:
         log.warning("no refusals of Redis: %s", error)
