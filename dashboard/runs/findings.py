@@ -5,6 +5,7 @@ They are cached: of a run that has ended until more of it arrives, of one that g
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from urllib.parse import urlencode
 
@@ -17,17 +18,13 @@ from dashboard.runs.models import ENDED, Run
 from dashboard.runs.page_tiles import memory_limit
 from dashboard.runs.spreading import hosts_of
 from parallel_core.analysis.diagnosis import RULES, Case, Finding, checked, diagnose, unjudged
-from parallel_core.analysis.diagnosis.case import paces
+from parallel_core.analysis.diagnosis.case import Step
 from parallel_core.analysis.diagnosis.place import Place, place
+from parallel_core.analysis.diagnosis.run_case import case_from
 from parallel_core.analysis.quantities import bytes_text, ns_text, significant
-from parallel_core.faults import trained
 from parallel_core.observe.observed_steps import first_timed
 from parallel_core.spec import RunSpec
 
-STEPS = 5
-"""How many of the newest traced steps are judged."""
-MANY_SPANS = 200_000
-"""With more spans in a step, only one step is judged."""
 QUICK_SPANS = 20_000
 """With no more spans in a step, judging takes less than about a tenth of a second."""
 SHOWN = 3
@@ -122,46 +119,38 @@ STEPPED = ("timeline", "accounts", "whatif")
 
 
 def case_of(run: Run, earlier: Run | None = None) -> Case:
-    """The run as rules see it: its spec with faults applied, its newest whole traced steps, its curves and peaks."""
-    spec = trained(RunSpec.stored(run.spec))
-    loss = selectors.series(run, "loss")
-    records = selectors.memory(run)
-    return Case(
+    """The run as rules see it, compared with an `earlier` one if it is given."""
+    spec, attempt = RunSpec.stored(run.spec), selectors.attempt_of(run)
+    return case_from(
         spec,
-        _steps(run, spec),
-        loss_steps=loss.step,
-        loss=loss.value,
-        grad_norm=selectors.series(run, "grad_norm").value,
-        loss_scale=selectors.series(run, "loss_scale").value,
-        skipped=selectors.series(run, "skipped_steps").value,
-        peaks={rank: record.peak_total for rank, record in records.items()},
-        limit=memory_limit(run, selectors.attempt_of(run)),
+        _StoredRecords(run, spec),
+        limit=memory_limit(run, attempt),
         others=(run.summary or {}).get("cpu_others"),
-        earlier=case_of(earlier) if earlier else None,
-        lr=selectors.series(run, "lr").value,
-        hosts=hosts_of(selectors.attempt_of(run)),
-        paces=paces(_references(run, spec)),
+        hosts=hosts_of(attempt),
         dropped=selectors.any_dropped(run),
+        earlier=case_of(earlier) if earlier else None,
     )
 
 
-def _references(run: Run, spec: RunSpec) -> dict[int, np.ndarray]:
-    """Seconds of the reference work by rank; measured only on CPUs."""
-    ranks = range(spec.parallel.world if spec.train.device == "cpu" else 0)
-    return {rank: selectors.series(run, "reference_time", rank).value for rank in ranks}
+@dataclass(frozen=True)
+class _StoredRecords:
+    """The records of a run in the database."""
 
+    run: Run
+    spec: RunSpec
 
-def _steps(run: Run, spec: RunSpec) -> list[dict[int, np.ndarray]]:
-    """The newest whole traced steps, oldest first; of the timed steps if there are any, as the first ones of an attempt
-    warm up."""
-    steps, timed_from = selectors.traced_steps(run), first_timed(spec, selectors.traced_from(run))
-    late = [step for step in steps if step >= timed_from] or steps
-    out = []
-    for step in reversed(late):
-        spans, total = selectors.spans_and_total(run, step)
-        kept = sum(map(len, spans.values()))
-        if len(spans) == spec.parallel.world and kept == total and all(map(len, spans.values())):
-            out.append(spans)
-        if len(out) == (1 if kept > MANY_SPANS else STEPS):
-            break
-    return out[::-1]
+    def curve(self, name: str, rank: int = 0) -> tuple[np.ndarray, np.ndarray]:
+        found = selectors.series(self.run, name, rank)
+        return found.step, found.value
+
+    def peaks(self) -> Mapping[int, int]:
+        return {rank: record.peak_total for rank, record in selectors.memory(self.run).items()}
+
+    def first_timed(self) -> int:
+        return first_timed(self.spec, selectors.traced_from(self.run))
+
+    def traced_steps(self) -> Sequence[int]:
+        return selectors.traced_steps(self.run)
+
+    def spans(self, step: int) -> tuple[Step, int]:
+        return selectors.spans_and_total(self.run, step)

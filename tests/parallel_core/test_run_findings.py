@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from parallel_core.analysis.diagnosis import run_case
 from parallel_core.local import Outcome
 from parallel_core.observe.records import SPAN, Frame
 from parallel_core.run_findings import case_of
@@ -39,3 +40,17 @@ def test_the_first_steps_are_not_judged_of_a_run_that_goes_on_neither(told: list
     frames = {0: [*told, *(traced(step) for step in (2, 10, 20, 22, 30))]}
     case = case_of(spec, Outcome(Path(), 0.0, frames=frames))
     assert [int(step[0]["end"][0]) for step in case.traced] == judged
+
+
+def test_steps_of_the_warm_up_are_judged_where_no_other_was_traced() -> None:
+    spec = RunSpec.model_validate({"train": {"steps": 40, "warmup_steps": 35}})
+    cut = Frame({"kind": "spans", "step": 20, "count": 1, "total": 2}, traced(20).blob, 0)
+    case = case_of(spec, Outcome(Path(), 0.0, frames={0: [traced(2), traced(10), cut]}))
+    assert [int(step[0]["end"][0]) for step in case.traced] == [2, 10], "nor a step of which spans are missing"
+
+
+def test_of_very_long_steps_one_is_judged(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run_case, "MANY_SPANS", 0)
+    spec = RunSpec.model_validate({"train": {"steps": 40, "warmup_steps": 5}})
+    case = case_of(spec, Outcome(Path(), 0.0, frames={0: [traced(10), traced(20)]}))
+    assert [int(step[0]["end"][0]) for step in case.traced] == [20]
