@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from pydantic import ValidationError
 from pydantic_core import PydanticCustomError
 
-from parallel_core.analysis.quantities import plural_text, sentence_text
+from parallel_core.analysis.quantities import plural_text, sentence_text, short_text
 
 _MOST_SAID = 600
 """Longest message, in characters."""
@@ -125,12 +125,7 @@ def describe(item: Mapping[str, Any], loc: tuple[Any, ...]) -> tuple[str, str]:
     named = ctx.get("fields")
     field = named[0] if named else ".".join(str(part) for part in loc) or "spec"
     said = _say(str(item["type"]), item["msg"], _got(item), ctx)
-    return _cut(field), _cut(sentence_text(said))
-
-
-def _cut(text: str) -> str:
-    """Cuts a text to _MOST_SAID characters, as the input that it quotes may be of any length."""
-    return text if len(text) <= _MOST_SAID else f"{text[: _MOST_SAID - 1]}…"
+    return short_text(field, _MOST_SAID), short_text(sentence_text(said), _MOST_SAID)  # they quote input of any length
 
 
 def _got(item: Mapping[str, Any]) -> str:

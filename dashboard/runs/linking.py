@@ -97,14 +97,15 @@ def sentence(run: Run) -> str:
 
 
 def line_text(link: Link) -> str:
-    """`0.21 ms and 940 MiB/s`: latency and rate of the fitted line."""
-    alpha, rate = _line(link)
-    return f"{alpha} and {rate}"
+    """`0.21 ms and 940 MiB/s`: latency and rate of the fitted line; only the latency if larger messages took no
+    longer."""
+    return " and ".join(filter(None, _line(link)))
 
 
 def _line(link: Link) -> tuple[str, str]:
+    """Latency and rate; '' instead of a rate if larger messages took no longer."""
     alpha, beta = link.time.line
-    return seconds_text(alpha), f"{bytes_text(1 / beta)}/s" if beta > 0 else "–"
+    return seconds_text(alpha), f"{bytes_text(1 / beta)}/s" if beta > 0 else ""
 
 
 def listed(run: Run) -> list[Row]:
@@ -115,16 +116,13 @@ def listed(run: Run) -> list[Row]:
 
 def rows(found: LinksBetween) -> list[Row]:
     """A row for every kind of message in the table."""
-    return [
-        Row(
-            NAMES[link.what],
-            _among(link),
-            *_line(link),
-            seconds_text(link.time.seconds[0]),
-            seconds_text(link.time.seconds[-1]),
-        )
-        for link in found.links
-    ]
+    return [_row(link) for link in found.links]
+
+
+def _row(link: Link) -> Row:
+    alpha, rate = _line(link)
+    smallest, largest = seconds_text(link.time.seconds[0]), seconds_text(link.time.seconds[-1])
+    return Row(NAMES[link.what], _among(link), alpha, rate or "–", smallest, largest)
 
 
 def _among(link: Link) -> str:

@@ -15,7 +15,7 @@ from dashboard.runs.models import ENDED, Run, State
 from dashboard.studies import variants
 from dashboard.studies.variants import Plan, Skipped, Spec, Variant
 from parallel_core import limits
-from parallel_core.analysis.quantities import bytes_text, plural_text, ratio_text
+from parallel_core.analysis.quantities import bytes_text, plural_text, ratio_text, short_text
 from parallel_core.plan import strategy as naming
 from parallel_core.plan.capacity import least_layers
 from parallel_core.plan.largest import Search, search_for, trial
@@ -80,7 +80,7 @@ def layers_text(layers: int) -> str:
 
 def run_name(label: str, layers: int) -> str:
     tail = f", {layers_text(layers)}"
-    return variants.shortened(label, limits.MAX_NAME - len(tail)) + tail
+    return short_text(label, limits.MAX_NAME - len(tail)) + tail
 
 
 @dataclass(frozen=True)

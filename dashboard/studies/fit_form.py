@@ -37,6 +37,8 @@ class FitForm(MatrixForm):
     title = "Fit"
     runs_note = RUNS_NOTE
     base_fields_of_kind = (*MODEL_WITHOUT_DEPTH, *DETAIL, *TRAIN_OF_ONE)
+    model_fields = MODEL_WITHOUT_DEPTH
+    train_fields = TRAIN_OF_ONE
 
     cap = WholeNumber(
         label="Memory a rank, MiB",
@@ -54,12 +56,6 @@ class FitForm(MatrixForm):
         del self.fields["timed_steps"], self.fields["repeats"]  # nothing is timed, and bytes are the same every time
         del self.fields["schedules"], self.fields["schedule_file"]  # searches are told apart by their label
         del self.fields["layers"]  # their number is what is sought
-
-    def model_group(self) -> Iterator[forms.BoundField]:
-        return self.group(MODEL_WITHOUT_DEPTH)
-
-    def train_group(self) -> Iterator[forms.BoundField]:
-        return self.group((*TRAIN_OF_ONE[:-1], "train.corpus", TRAIN_OF_ONE[-1]))
 
     def own_group(self) -> Iterator[forms.BoundField]:
         yield self["cap"]

@@ -46,6 +46,8 @@ class StudyForm(Form):
     title: ClassVar[str]
     """Name of the kind."""
     base_fields_of_kind: ClassVar[tuple[str, ...]] = (*MODEL, *DETAIL, *TRAIN)
+    model_fields: ClassVar[tuple[str, ...]] = MODEL
+    train_fields: ClassVar[tuple[str, ...]] = TRAIN
     template_name_own: ClassVar[str]
     anew: str = ""
     """HTML of the inputs that the form has replaced, for an HTMX swap."""
@@ -95,7 +97,7 @@ class StudyForm(Form):
         return (self[html_name(name)] for name in names)
 
     def model_group(self) -> Iterator[forms.BoundField]:
-        return self.group(MODEL)
+        return self.group(self.model_fields)
 
     def detail_group(self) -> Iterator[forms.BoundField]:
         return self.group(DETAIL)
@@ -105,7 +107,8 @@ class StudyForm(Form):
         return any(field.errors for field in self.detail_group())
 
     def train_group(self) -> Iterator[forms.BoundField]:
-        return self.group((*TRAIN[:-1], "train.corpus", TRAIN[-1]))
+        *first, last = self.train_fields
+        return self.group((*first, "train.corpus", last))
 
     def measure_group(self) -> Iterator[forms.BoundField]:
         return self.group(("timed_steps", "repeats"))

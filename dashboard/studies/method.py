@@ -13,6 +13,7 @@ from django.urls import reverse
 
 from dashboard.fleet.models import Worker
 from dashboard.ledger.models import Profile, ProfileState
+from dashboard.runs import linking
 from dashboard.runs.models import Attempt, RankInfo, Run, State
 from dashboard.runs.page_tabs import TABS as RUN_TABS
 from dashboard.runs.traces import Trace
@@ -26,17 +27,9 @@ from parallel_core.analysis.quantities import (
     flops_text,
     percent_text,
     plural_text,
-    seconds_text,
 )
-from parallel_core.profile.curves import Link as Wire
 from parallel_core.profile.table import CostTable
 
-LINK_WORDS = {
-    "all_reduce": "all-reduce",
-    "all_gather": "all-gather",
-    "reduce_scatter": "reduce-scatter",
-    "send": "send",
-}
 NAMED = 8
 """The most devices of a host that are named one by one."""
 _CORE = re.compile(r", core \d+( \(shares core \d+\))?$")
@@ -133,7 +126,9 @@ def _links(newest: Sequence[Attempt], traced: Sequence[Trace]) -> tuple[str, lis
     profile = Profile.objects.filter(worker__name__in=_used(newest), state=ProfileState.DONE).first()
     table = CostTable.model_validate(profile.table) if profile else None
     if profile and table and table.links:
-        said = "; ".join(_link(link) for link in table.links)
+        said = "; ".join(
+            f"{linking.NAMES[link.what]} of {link.ranks}: {linking.line_text(link)}" for link in table.links
+        )
         address = f"{reverse('ledger:partition')}?profile={profile.pk}"
         return f"Profiled on {profile.worker.name}: {said}.", [("the profile", address)]
     best = rates((trace.spans, trace.layout) for trace in traced)
@@ -150,12 +145,6 @@ def _links(newest: Sequence[Attempt], traced: Sequence[Trace]) -> tuple[str, lis
 
 def _best(among: str, rate: Rate) -> str:
     return f"{bytes_text(rate.per_s)}/s between {among} (best of {count_text(rate.messages)}, {bytes_text(rate.size)})"
-
-
-def _link(link: Wire) -> str:
-    alpha, beta = link.time.line
-    rate = f" and {bytes_text(1 / beta)}/s" if beta else ""
-    return f"{LINK_WORDS[link.what]} of {link.ranks}: {seconds_text(alpha)}{rate}"
 
 
 def _versions(newest: Sequence[Attempt]) -> tuple[str, list[Link]]:

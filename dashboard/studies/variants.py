@@ -19,6 +19,7 @@ from dashboard.studies.strategies import Strategy, chosen
 from dashboard.studies.sweepable import parse
 from dashboard.studies.written import Again, OwnSchedule, StageSplit
 from parallel_core import limits
+from parallel_core.analysis.quantities import short_text
 from parallel_core.plan import strategy as naming
 from parallel_core.schedule.traits import TRAITS, flushes
 from parallel_core.spec import RunSpec, TrainSpec, field_errors
@@ -195,11 +196,6 @@ def valid(spec: Spec, title: str) -> Variant | Skipped:
     return Variant(naming.label(valid), valid)
 
 
-def shortened(name: str, most: int) -> str:
-    """The name in at most `most` characters."""
-    return name if len(name) <= most else f"{name[: most - 1]}…"
-
-
 class _Found:
     """What the combinations came to so far, each once and in their order."""
 
@@ -215,7 +211,7 @@ class _Found:
         if isinstance(made, Skipped):
             self._skipped[Skipped(made.name + suffix, made.reason)] = None
             return
-        called = shortened(name or made.name, MOST_CALLED - len(suffix)) + suffix
+        called = short_text(name or made.name, MOST_CALLED - len(suffix)) + suffix
         if made.spec in self._variants:
             self._skipped[Skipped(called, "is already in the study.")] = None
             return

@@ -131,6 +131,11 @@ def sentence_text(text: str) -> str:
     return f"{text[0].upper()}{text[1:]}" if _WORD.match(text) else text
 
 
+def short_text(text: str, most: int) -> str:
+    """The text in at most `most` characters, the last of them an ellipsis if it was cut."""
+    return text if len(text) <= most else f"{text[: most - 1]}…"
+
+
 def few_text(numbers: Sequence[int]) -> str:
     """Joins up to eight of the numbers as text."""
     shown = ", ".join(map(str, numbers[:8]))

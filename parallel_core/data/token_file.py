@@ -20,6 +20,7 @@ import numpy as np
 
 from parallel_core.atomic_file import whole_file
 from parallel_core.data.corpus import CorpusError
+from parallel_core.data.tokens import Windows
 
 _HEAD = struct.Struct("<8sIIQQ")
 MAGIC, VERSION, SUFFIX = b"TYTOKENS", 1, ".tokens"
@@ -99,28 +100,21 @@ def pack(source: Path, item: int, vocab: int, name: str, folder: Path) -> int:
     return len(tokens)
 
 
-class FileTokens:
-    """Sequences of `seq` tokens of corpus `tokens:<name>`; the target of each token is the next one.
+class FileTokens(Windows):
+    """Sequences of `seq` tokens of corpus `tokens:<name>`.
 
     Raises CorpusError where the file is damaged or too short, or has a larger vocabulary than the model.
     """
 
     def __init__(self, seq: int, vocab: int, name: str, folder: Path | None) -> None:
-        self._tokens, self._vocab = open(name, folder)
-        self._name, self._window = name, np.arange(seq + 1)
-        self.length = len(self._tokens) - seq
+        tokens, self._vocab = open(name, folder)
+        self._name = name
         if self._vocab > vocab:
             raise CorpusError(f"{name} has tokens up to {self._vocab - 1}; use model.vocab={self._vocab} or more.")
-        if self.length < 1:
-            raise CorpusError(f"{name} has {len(self._tokens)} tokens; one sequence needs {seq + 1}.")
+        super().__init__(seq, tokens, f"{name} has {len(tokens)} tokens")
 
-    def take(self, numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Tokens [n, seq] int64 and, as targets, the same shifted by one. Raises CorpusError on a damaged token."""
-        ids = self._tokens[numbers[:, None] + self._window].astype(np.int64)
+    def ids(self, stored: np.ndarray) -> np.ndarray:
+        ids = stored.astype(np.int64)
         if ids.size and ids.max() >= self._vocab:
             raise CorpusError(f"{self._name} is damaged: it has token {ids.max()}, its vocabulary is {self._vocab}.")
-        return ids[:, :-1], ids[:, 1:]
-
-    def count(self, numbers: np.ndarray) -> int:
-        """Returns the number of targets: every token is one."""
-        return len(numbers) * (len(self._window) - 1)
+        return ids

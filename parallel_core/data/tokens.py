@@ -7,26 +7,36 @@ import numpy as np
 from parallel_core.data.corpus import CorpusError
 
 
-class Tokens:
-    """Sequences of `seq` bytes of `corpus` (u1); the target of each byte is the next one.
+class Windows:
+    """All sequences of `seq` consecutive `tokens`, by the number of their first; the target of each token is the next
+    one. Raises CorpusError, which begins with `has`, where there are too few for one sequence."""
 
-    A byte is its own token; with a vocabulary below 256, its remainder. Raises CorpusError where the corpus is too
-    short for one sequence.
-    """
-
-    def __init__(self, seq: int, vocab: int, corpus: np.ndarray) -> None:
-        self._corpus, self._vocab = corpus, vocab
-        self._window = np.arange(seq + 1)
-        self.length = len(corpus) - seq
+    def __init__(self, seq: int, tokens: np.ndarray, has: str) -> None:
+        self._tokens, self._window = tokens, np.arange(seq + 1)
+        self.length = len(tokens) - seq
         if self.length < 1:
-            raise CorpusError(f"the corpus has {len(corpus)} bytes; one sequence needs {seq + 1}.")
+            raise CorpusError(f"{has}; one sequence needs {seq + 1}.")
 
     def take(self, numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Returns token ids [n, seq] int64 and, as targets, the same shifted by one."""
-        tokens = self._corpus[numbers[:, None] + self._window]
-        ids = (tokens if self._vocab >= 256 else tokens % self._vocab).astype(np.int64)
+        """Returns token ids [n, seq] int64 and, as targets, the same shifted by one. Raises as `ids` does."""
+        ids = self.ids(self._tokens[numbers[:, None] + self._window])
         return ids[:, :-1], ids[:, 1:]
 
+    def ids(self, stored: np.ndarray) -> np.ndarray:
+        """Returns the token ids [n, seq + 1] int64 of what is stored. Raises CorpusError where it is damaged."""
+        raise NotImplementedError
+
     def count(self, numbers: np.ndarray) -> int:
-        """Returns the number of targets: every byte is one."""
+        """Returns the number of targets: every token is one."""
         return len(numbers) * (len(self._window) - 1)
+
+
+class Tokens(Windows):
+    """Sequences of bytes of `corpus` (u1). A byte is its own token; with a vocabulary below 256, its remainder."""
+
+    def __init__(self, seq: int, vocab: int, corpus: np.ndarray) -> None:
+        super().__init__(seq, corpus, f"the corpus has {len(corpus)} bytes")
+        self._vocab = vocab
+
+    def ids(self, stored: np.ndarray) -> np.ndarray:
+        return (stored if self._vocab >= 256 else stored % self._vocab).astype(np.int64)

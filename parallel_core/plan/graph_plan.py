@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from parallel_core.analysis.quantities import count_text, ratio_text, seconds_text
+from parallel_core.analysis.quantities import count_text, ratio_text, seconds_text, short_text
 from parallel_core.plan.layer_graph import GraphError, GraphLayer, LayerGraph
 from parallel_core.plan.pipedream import (
     MAX_WORK,
@@ -55,7 +55,7 @@ def short(name: str) -> str:
     kind, _, arguments = name.partition("(")
     widths = _WIDTHS.match(arguments)
     text = f"{kind}({widths[1]}, {widths[2]})" if widths else kind.strip() or name
-    return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 1]}…"
+    return short_text(text, _LONGEST)
 
 
 @dataclass(frozen=True)
