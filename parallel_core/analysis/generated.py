@@ -11,8 +11,8 @@ from parallel_core.layout import Layout
 
 
 class Generated(TypedDict):
-    """Generation on one rank: `tokens` of each sample without the prompt, seconds of the prefill and of each token
-    after the first, bytes of its KV cache."""
+    """Generation on one rank: `tokens` of each sample of its replica without the prompt, seconds of the prefill and of
+    each token after the first, bytes of its KV cache."""
 
     tokens: list[list[int]]
     prefill: float

@@ -12,7 +12,6 @@ import logging
 import math
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -21,6 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from parallel_core.analysis.generated import Generated
 from parallel_core.checkpoint import manifest as manifests
 from parallel_core.engine import checkpoint, storage
 from parallel_core.engine.device import Device, be_ready_for_any_length, open_device
@@ -49,18 +49,6 @@ log = logging.getLogger(__name__)
 
 TELL_S = 0.2
 """Minimum interval between two records, in seconds: one per token would cost more than the token."""
-
-
-@dataclass
-class Generated:
-    """`tokens` of each sample of this replica, without the prompt; `prefill`: seconds until the first token, `seconds`:
-    of each later token."""
-
-    tokens: list[list[int]]
-    prefill: float
-    seconds: list[float] = field(default_factory=list)
-    kv_bytes: int = 0
-    """Bytes of this rank's key-value caches."""
 
 
 class _Holds(NamedTuple):
@@ -124,12 +112,12 @@ class Generator:
         turns = self._token_steps(prompt, request)
         drawn, prefill = next(turns)
         kept = sum(core.cache.nbytes for core in self._cores if core.cache is not None)
-        out = Generated([[token] for token in drawn], prefill, kv_bytes=kept)
+        out = Generated(tokens=[[token] for token in drawn], prefill=prefill, seconds=[], kv_bytes=kept)
         told(out)
         for drawn, seconds in turns:
-            for tokens, token in zip(out.tokens, drawn, strict=True):
+            for tokens, token in zip(out["tokens"], drawn, strict=True):
                 tokens.append(token)
-            out.seconds.append(seconds)
+            out["seconds"].append(seconds)
             told(out)
         return out
 
@@ -237,7 +225,7 @@ class _RecordEmitter:
         self._first, self._at = 0, -math.inf
 
     def __call__(self, so_far: Generated) -> None:
-        done, now = len(so_far.tokens[0]), time.monotonic()
+        done, now = len(so_far["tokens"][0]), time.monotonic()
         self._progress.at(done, f"token {done} of {self._new}")
         if now - self._at < TELL_S and done < self._new:
             return
@@ -245,10 +233,10 @@ class _RecordEmitter:
         self._sink.emit(
             "generated",
             first=first,
-            tokens=[tokens[first:] for tokens in so_far.tokens],
-            prefill=so_far.prefill,
-            seconds=so_far.seconds[max(first - 1, 0) :],
-            kv_bytes=so_far.kv_bytes,
+            tokens=[tokens[first:] for tokens in so_far["tokens"]],
+            prefill=so_far["prefill"],
+            seconds=so_far["seconds"][max(first - 1, 0) :],
+            kv_bytes=so_far["kv_bytes"],
         )
         self._first, self._at = done, now
 
@@ -274,5 +262,5 @@ def run_rank(
         progress.at(0, "generating")
         found = generator.generate(request, _RecordEmitter(sink, progress, request["new"]))
         report.memory(0, generator.metered(request))
-        log.info("rank %d: %d tokens, %d bytes of keys and values", rank, len(found.tokens[0]), found.kv_bytes)
+        log.info("rank %d: %d tokens, %d bytes of keys and values", rank, len(found["tokens"][0]), found["kv_bytes"])
         wait_for_all(groups.store, rank, spec.parallel.world)

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 
-from parallel_core.analysis.generated import merged, rate, replicas
+from parallel_core.analysis.generated import Generated, merged, rate, replicas
 from parallel_core.checkpoint import folder as folders
 from parallel_core.checkpoint import manifest as manifests
 from parallel_core.checkpoint.config import CheckpointConfig
@@ -22,7 +22,7 @@ from parallel_core.cli import main
 from parallel_core.engine import checkpoint, host_memory, relay
 from parallel_core.engine.device import open_device
 from parallel_core.engine.distributed import Rendezvous, connect, disconnect
-from parallel_core.engine.generate import Generated, Generator, run_rank
+from parallel_core.engine.generate import Generator, run_rank
 from parallel_core.engine.trainer import Trainer
 from parallel_core.generation_request import inference
 from parallel_core.launch import GenerationRequest
@@ -92,12 +92,12 @@ def test_cached_text_is_that_of_the_whole_sequence(model: str, tp: int, trained:
     requests = [REQUEST, {**REQUEST, "cached": False}, drawn, {**drawn, "cached": False}]
     every = generated(spec_of(model, tp=tp), trained[model], *requests)
     for rank in every:
-        assert [found.tokens for found in rank] == [found.tokens for found in every[0]]
+        assert [found["tokens"] for found in rank] == [found["tokens"] for found in every[0]]
     likeliest, whole, mixed, whole_mixed = every[0]
-    assert (likeliest.tokens, mixed.tokens) == (whole.tokens, whole_mixed.tokens)
-    assert len(likeliest.tokens[0]) == NEW
-    assert len(set(mixed.tokens[0])) > NEW // 3
-    assert whole.kv_bytes == 0
+    assert (likeliest["tokens"], mixed["tokens"]) == (whole["tokens"], whole_mixed["tokens"])
+    assert len(likeliest["tokens"][0]) == NEW
+    assert len(set(mixed["tokens"][0])) > NEW // 3
+    assert whole["kv_bytes"] == 0
 
 
 @pytest.mark.parametrize("tp", [1, 2])
@@ -106,9 +106,9 @@ def test_bytes_of_keys_and_values(tp: int, trained: dict[str, Path]) -> None:
     2.1).
     """
     for rank in generated(spec_of("llama", tp=tp), trained["llama"], {**REQUEST, "samples": 3}):
-        assert rank[0].kv_bytes == 2 * 2 * 3 * 2 * (len(PROMPT) + NEW) * 8 * 8 // tp
-        assert len(rank[0].seconds) == NEW - 1
-        assert rank[0].prefill > 0
+        assert rank[0]["kv_bytes"] == 2 * 2 * 3 * 2 * (len(PROMPT) + NEW) * 8 * 8 // tp
+        assert len(rank[0]["seconds"]) == NEW - 1
+        assert rank[0]["prefill"] > 0
 
 
 def test_spans_of_collectives_do_not_pile_up_token_by_token(trained: dict[str, Path]) -> None:
@@ -147,9 +147,9 @@ def _metered(spec: RunSpec, path: Path, request: GenerationRequest) -> list[dict
         device = open_device("cpu")
         try:
             made = Generator(spec, rank, connect(meeting, rank, Layout.of(spec), device.backend), device, path)
-            told = made.generate(request).tokens
+            told = made.generate(request)["tokens"]
             peak = made.metered(request).peak
-            assert made.generate(request).tokens == told, "metering does not disturb the generator"
+            assert made.generate(request)["tokens"] == told, "metering does not disturb the generator"
             return peak
         finally:
             disconnect()
@@ -161,10 +161,10 @@ def test_a_temperature_draws_the_same_under_any_layout(trained: dict[str, Path])
     request: GenerationRequest = {**REQUEST, "samples": 4, "temperature": 1.5}
     (alone,) = generated(spec_of("llama"), trained["llama"], request)[0]
     (shared,) = generated(spec_of("llama", tp=2), trained["llama"], request)[0]
-    assert alone.tokens == shared.tokens
-    assert len({tuple(tokens) for tokens in alone.tokens}) == 4
+    assert alone["tokens"] == shared["tokens"]
+    assert len({tuple(tokens) for tokens in alone["tokens"]}) == 4
     (other,) = generated(spec_of("llama"), trained["llama"], {**request, "seed": 8})[0]
-    assert other.tokens != alone.tokens
+    assert other["tokens"] != alone["tokens"]
 
 
 @pytest.mark.parametrize("switch", ["1", pytest.param("0", marks=pytest.mark.full)])
@@ -192,8 +192,8 @@ def test_stages_give_the_text_of_one_device(
         generated(spec_of(model, **split), trained[model], *requests),
     )
     for rank in every:
-        assert [found.tokens for found in rank] == [found.tokens for found in alone]
-    assert [sum(rank[i].kv_bytes for rank in every) for i in range(3)] == [found.kv_bytes for found in alone]
+        assert [found["tokens"] for found in rank] == [found["tokens"] for found in alone]
+    assert [sum(rank[i]["kv_bytes"] for rank in every) for i in range(3)] == [found["kv_bytes"] for found in alone]
 
 
 @pytest.mark.parametrize("switch", ["1", pytest.param("0", marks=pytest.mark.full)])
@@ -210,10 +210,10 @@ def test_replicas_share_out_the_texts_of_one_device(
     spec = inference(spec_of("llama").model_dump(mode="json"), **{"tp": 1, **split})
     ranks_told = generated(spec, trained["llama"], *requests)
     for i, wanted in enumerate(alone):
-        told = replicas({rank: vars(found[i]) for rank, found in enumerate(ranks_told)}, Layout.of(spec))
-        assert merged(told)["tokens"] == wanted.tokens
+        told = replicas({rank: found[i] for rank, found in enumerate(ranks_told)}, Layout.of(spec))
+        assert merged(told)["tokens"] == wanted["tokens"]
         assert max(len(each["tokens"]) for each in told) - min(len(each["tokens"]) for each in told) < 2
-        assert sum(found[i].kv_bytes for found in ranks_told) == wanted.kv_bytes
+        assert sum(found[i]["kv_bytes"] for found in ranks_told) == wanted["kv_bytes"]
         speed = rate(told)
         assert speed and speed[1] == pytest.approx(sum(rate([each])[1] for each in told))  # type: ignore[index]
 
