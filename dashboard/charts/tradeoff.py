@@ -9,6 +9,7 @@ from dashboard.charts import theme
 from dashboard.charts.chart import Chart, Entry, pairs
 from dashboard.charts.labels import CHARACTER, GAP, legible, placed
 from dashboard.charts.theme import line_of, var
+from parallel_core.analysis.pareto import pareto_front
 from parallel_core.analysis.quantities import apart_text, bytes_text, seconds_text
 
 MIB = 1 << 20
@@ -66,11 +67,7 @@ def _scaling(entries: Sequence[Entry]) -> tuple[str, str]:
 
 def pareto(points: Sequence[Point]) -> list[Point]:
     """The points that no other beats in both measures, fastest first."""
-    best: list[Point] = []
-    for point in sorted(points, key=lambda p: (p[1], p[2])):
-        if not best or point[2] < best[-1][2]:
-            best.append(point)
-    return best
+    return pareto_front(points, lambda point: (point[1], point[2]))
 
 
 def _title(points: Sequence[Point], best: Sequence[Point]) -> str:

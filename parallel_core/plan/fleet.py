@@ -14,6 +14,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from parallel_core.analysis.pareto import pareto_front
 from parallel_core.plan.memory import worst_stage
 from parallel_core.plan.orders.measured import ordered
 from parallel_core.plan.orders.problem import OrderError
@@ -65,11 +66,7 @@ class Splits:
 
     def pareto(self) -> list[Split]:
         """Pareto front of time and memory, fastest first."""
-        front: list[Split] = []
-        for split in self.able:
-            if not front or split.memory < front[-1].memory:
-                front.append(split)
-        return front
+        return pareto_front(self.able, lambda split: (split.seconds or 0.0, split.memory))
 
 
 def on_one_host(spec: RunSpec) -> Where:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from parallel_core.analysis.pareto import pareto_front
 from parallel_core.plan.cluster.hardware import Cluster
 from parallel_core.plan.cluster.model import Transformer
 from parallel_core.plan.cluster.problems import Problems, require
@@ -88,12 +89,8 @@ class Served:
 
     def front(self) -> list[int]:
         """Pareto front of the ways that fit, over seconds a token and tokens per second; quickest token first."""
-        order = sorted(np.flatnonzero(self.fits).tolist(), key=lambda i: (self.token[i], -self.throughput[i]))
-        out: list[int] = []
-        for i in order:
-            if not out or self.throughput[i] > self.throughput[out[-1]]:
-                out.append(i)
-        return out
+        token, rate = self.token, self.throughput
+        return pareto_front(np.flatnonzero(self.fits).tolist(), lambda i: (token[i], -rate[i]))
 
     def label(self, i: int) -> str:
         """`4 replicas of TP 8 x PP 2, 64 sequences each`."""
