@@ -5,6 +5,9 @@
     the rest  the numbers; offsets count from here, and the tensors cover it without gaps or overlaps
 
 A file's header is fully checked. The file is mapped into memory, so a tensor is not read until it is used.
+
+The package of that name (0.8) does not fit: it writes from addresses of all tensors at once, so that the whole model
+would have to be in memory, where `write` takes one after another; and to NumPy it reads no bf16.
 """
 
 from __future__ import annotations
