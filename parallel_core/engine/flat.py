@@ -114,10 +114,6 @@ class FlatParameters:
         """Global name -> this rank's share of the parameter. Under ZeRO-3 it is whole only while its layer runs."""
         return {slot.name: slot.parameter.detach() for slot in self.slots}
 
-    def named_grads(self) -> dict[str, Tensor]:
-        """Global name -> this rank's share of the gradient, without gradients that are nowhere whole (ZeRO-2 and 3)."""
-        return {slot.name: slot.parameter.grad for slot in self.slots if slot.parameter.grad is not None}
-
     def owned_grads(self) -> dict[str, Tensor]:
         """Returns global name -> the elements of its gradient that this replica owns (flat, possibly empty)."""
         parts = self.mine if self.lean else [self.grads[part] for part in self.parts]

@@ -132,9 +132,6 @@ class FullySharded(FlatParameters):
     def named(self) -> dict[str, Tensor]:
         raise NotImplementedError("no parameter is whole between steps")
 
-    def named_grads(self) -> dict[str, Tensor]:
-        return {}
-
     def owned_grads(self) -> dict[str, Tensor]:
         return {slot.name: grad for slot, grad in zip(self.slots, self.mine, strict=True)}
 

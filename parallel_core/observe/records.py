@@ -305,11 +305,6 @@ def _header(data: bytes, at: int, size: int) -> tuple[dict[str, Any], int]:
     return header, end
 
 
-def read_file(path: Path) -> list[Frame]:
-    """All whole frames of a rank's file; [] if there is no file."""
-    return list(read_frames(path))
-
-
 def last_of(folder: Path, rank: int, kind: str) -> dict[str, Any] | None:
     """The header of the last frame of `kind` within LAST_WINDOW of the end of a rank's events; None without one."""
     window = LAST_WINDOW

@@ -16,9 +16,10 @@ from parallel_core.bench import duel, goals, limits, own_engine, spans, turns
 from parallel_core.bench.turns import WARMUP, Contestant, balanced, sequence, take_turns
 from parallel_core.engine.distributed import Groups
 from parallel_core.observe.progress import Progress
-from parallel_core.observe.records import FileSink, read_file
+from parallel_core.observe.records import FileSink
 from parallel_core.schedule.ir import Kind
 from parallel_core.spec import RunSpec
+from tests.parallel_core.frames import read_file
 
 TINY = {"layers": 1, "hidden": 16, "heads": 2, "seq": 8, "vocab": 256}
 

@@ -24,6 +24,7 @@ from parallel_core.engine.trainer import Trainer
 from parallel_core.layout import Layout
 from parallel_core.spec import RunSpec
 from tests.parallel_core import parity, ranks
+from tests.parallel_core.gradients import named_grads
 from tests.parallel_core.parity import Tensors, Trained
 
 
@@ -158,7 +159,7 @@ def _replayed(spec: RunSpec, trainer: Trainer) -> Trained:
                 _put(trainer, stages, lambda s: stages[s].newest)
             model.backward(own, None)
             for s, stage in enumerate(stages):
-                stage.add({name: grad.numpy() * per_step for name, grad in trainer.flat.named_grads().items()})
+                stage.add({name: grad.numpy() * per_step for name, grad in named_grads(trainer.flat).items()})
                 if micro_batch + 1 in ends[s]:
                     squares[s].append(stage.update(micro_batch + 1))
         losses.append(loss)

@@ -36,9 +36,10 @@ from parallel_core.local import points
 from parallel_core.models.registry import parameter_shapes
 from parallel_core.observe.memory import MemoryCapExceeded
 from parallel_core.observe.progress import Progress
-from parallel_core.observe.records import FileSink, Frame, events_path, read_file
+from parallel_core.observe.records import FileSink, Frame, events_path
 from parallel_core.spec import ModelSpec, RunSpec, TraceSpec
 from tests.parallel_core import injections, ranks
+from tests.parallel_core.frames import read_file
 from tests.parallel_core.injections import Injections
 
 STEPS = 2

@@ -20,6 +20,7 @@ from parallel_core.models.numerics import wide
 from parallel_core.outline.splits import TensorSplit, split_dim
 from parallel_core.spec import RunSpec
 from tests.parallel_core import ranks
+from tests.parallel_core.gradients import named_grads
 
 STEPS = 3
 MODEL = {"layers": 2, "hidden": 32, "heads": 4, "seq": 16, "vocab": 64}
@@ -61,7 +62,7 @@ def observe(trainer: Trainer) -> tuple[Any, ...]:
     before, grads, totals = _state(trainer), [], []
     for step in range(STEPS):
         totals.append(trainer.step(step))
-        grads.append(_copy(flat.named_grads()))
+        grads.append(_copy(named_grads(flat)))
     return trainer.place, grads, before, _state(trainer), totals
 
 

@@ -18,11 +18,12 @@ from parallel_core.engine.distributed import Rendezvous
 from parallel_core.engine.run import run_rank
 from parallel_core.engine.trainer import Trainer
 from parallel_core.observe.progress import Progress
-from parallel_core.observe.records import POINT, SPAN, FileSink, Frame, events_path, read_file
+from parallel_core.observe.records import POINT, SPAN, FileSink, Frame, events_path
 from parallel_core.plan.memory import predict
 from parallel_core.schedule.ir import Kind
 from parallel_core.spec import RunSpec
 from tests.parallel_core import parity, ranks
+from tests.parallel_core.frames import read_file
 from tests.parallel_core.test_checkpoint import run_until_stopped
 from tests.parallel_core.test_trainer import shares_agree
 

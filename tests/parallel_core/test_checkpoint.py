@@ -30,9 +30,10 @@ from parallel_core.engine.run import run_rank
 from parallel_core.engine.stop import Stopped
 from parallel_core.engine.trainer import Trainer
 from parallel_core.observe.progress import Progress
-from parallel_core.observe.records import FileSink, events_path, read_file
+from parallel_core.observe.records import FileSink, events_path
 from parallel_core.spec import RunSpec
 from tests.parallel_core import ranks, stored
+from tests.parallel_core.frames import read_file
 from tests.parallel_core.spoilt import change_byte
 
 MODEL = {"layers": 2, "hidden": 32, "heads": 4, "seq": 16, "vocab": 64}

@@ -22,9 +22,10 @@ from parallel_core.engine.run import run_rank
 from parallel_core.engine.shares import Share
 from parallel_core.observe.memory import MemoryCapExceeded
 from parallel_core.observe.progress import Progress
-from parallel_core.observe.records import FileSink, events_path, read_file
+from parallel_core.observe.records import FileSink, events_path
 from parallel_core.spec import RunSpec
 from tests.parallel_core import ranks
+from tests.parallel_core.frames import read_file
 from tests.parallel_core.test_checkpoint import END, spec_of
 
 SLOW_S = 0.5

@@ -10,7 +10,8 @@ import pytest
 
 from parallel_core.checkpoint import folder as folders
 from parallel_core.checkpoint import manifest as manifests
-from parallel_core.observe.records import events_path, read_file
+from parallel_core.observe.records import events_path
+from tests.parallel_core.frames import read_file
 from tests.parallel_core.test_checkpoint import alone, save, spec_of
 
 

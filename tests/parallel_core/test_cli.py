@@ -21,9 +21,10 @@ from parallel_core.cli_models import checkpoint_of
 from parallel_core.launch import EXIT_STOPPED
 from parallel_core.local import Interrupted, LocalYard, points
 from parallel_core.observe import progress
-from parallel_core.observe.records import Frame, events_path, last_of, log_path, read_file
+from parallel_core.observe.records import Frame, events_path, last_of, log_path
 from parallel_core.schedule.table import from_json
 from parallel_core.spec import RunSpec
+from tests.parallel_core.frames import read_file
 
 MODEL = {"layers": 2, "hidden": 16, "heads": 2, "seq": 16}
 LIMIT_S = 120.0

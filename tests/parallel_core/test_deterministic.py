@@ -11,9 +11,10 @@ import torch
 from parallel_core.engine.distributed import Rendezvous
 from parallel_core.engine.run import run_rank
 from parallel_core.observe.progress import Progress
-from parallel_core.observe.records import FileSink, events_path, read_file
+from parallel_core.observe.records import FileSink, events_path
 from parallel_core.spec import RunSpec
 from tests.parallel_core import ranks
+from tests.parallel_core.frames import read_file
 from tests.parallel_core.test_trainer import series
 
 KINDS: dict[str, dict[str, Any]] = {

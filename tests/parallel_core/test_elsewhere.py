@@ -28,11 +28,12 @@ from parallel_core.launch import GenerationRequest, StartOrder
 from parallel_core.launch_rank import RankArgs
 from parallel_core.layout import Layout
 from parallel_core.observe.progress import Progress
-from parallel_core.observe.records import POINT, FileSink, events_path, read_file
+from parallel_core.observe.records import POINT, FileSink, events_path
 from parallel_core.profile import fully_shard, ranks
 from parallel_core.profile.request import ProfileRequest
 from parallel_core.spec import RunSpec
 from tests.parallel_core import elsewhere
+from tests.parallel_core.frames import read_file
 from tests.parallel_core.ranks import Work, run
 
 GPT = {"layers": 4, "hidden": 32, "heads": 4, "seq": 16, "vocab": 64}

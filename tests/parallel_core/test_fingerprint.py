@@ -23,11 +23,12 @@ from parallel_core.engine.run import run_rank
 from parallel_core.engine.trainer import Trainer
 from parallel_core.observe.memory import MemoryMeter
 from parallel_core.observe.progress import Progress
-from parallel_core.observe.records import FileSink, events_path, read_file
+from parallel_core.observe.records import FileSink, events_path
 from parallel_core.outline.splits import TensorSplit
 from parallel_core.spec import RunSpec
 from parallel_core.tensor.parallelise import shard
 from tests.parallel_core import ranks
+from tests.parallel_core.frames import read_file
 
 MODEL = {"layers": 2, "hidden": 32, "heads": 4, "seq": 16, "vocab": 64}
 

@@ -23,6 +23,7 @@ from parallel_core.layout import Layout
 from parallel_core.spec import RunSpec
 from tests.parallel_core import delayed, parity, ranks, test_checkpoint
 from tests.parallel_core.delayed import round_ends, version_of
+from tests.parallel_core.gradients import named_grads
 
 FIRST = (2.0**18, 2.0**25)
 """Initial loss scales of the two places: the last one's gradients overflow, and with them those of the stages before
@@ -103,7 +104,7 @@ def replayed(spec: RunSpec, trainer: Trainer) -> tuple[list[float], Scales]:
             trainer.loss_scale.value = stages[-1].scale
             model.backward(own, None)
             for s, stage in enumerate(stages):
-                stage.add({name: grad.numpy() * per_step for name, grad in trainer.flat.named_grads().items()})
+                stage.add({name: grad.numpy() * per_step for name, grad in named_grads(trainer.flat).items()})
                 if micro_batch + 1 in round_ends(spec, s):
                     stage.update(micro_batch + 1)
         losses.append(loss)

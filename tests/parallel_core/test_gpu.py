@@ -20,7 +20,7 @@ from parallel_core.models.attention import Core
 from parallel_core.observe import host
 from parallel_core.observe.progress import Progress
 from parallel_core.observe.recorder import SpanRecorder
-from parallel_core.observe.records import FileSink, events_path, read_file
+from parallel_core.observe.records import FileSink, events_path
 from parallel_core.observe.scope import Scope
 from parallel_core.observe.snapshot import unpacked
 from parallel_core.observe.trace_request import TraceRequest, ask
@@ -29,6 +29,7 @@ from parallel_core.profile.request import ProfileRequest
 from parallel_core.spec import ModelSpec, RunSpec
 from parallel_core.tensor.weights import WeightGradient, WeightGradients
 from tests.parallel_core.failing_ranks import failed
+from tests.parallel_core.frames import read_file
 from tests.parallel_core.test_deterministic import KINDS
 
 pytestmark = [

@@ -9,13 +9,14 @@ import pytest
 
 from parallel_core.engine.distributed import Rendezvous
 from parallel_core.observe.progress import Progress
-from parallel_core.observe.records import FileSink, events_path, read_file
+from parallel_core.observe.records import FileSink, events_path
 from parallel_core.profile import host_link_bench
 from parallel_core.profile.curves import Link, LinksBetween
 from parallel_core.profile.links import COLLECTIVES
 from parallel_core.profile.request import spec_between
 from parallel_core.spec import RunSpec
 from tests.parallel_core import ranks
+from tests.parallel_core.frames import read_file
 
 SIZES = (1024, 65536)
 

@@ -37,10 +37,11 @@ from parallel_core.launch import Event, ForkServer, StartOrder
 from parallel_core.layout import Layout
 from parallel_core.local import LocalYard, points, waits
 from parallel_core.observe.host import interface_of, listen_at
-from parallel_core.observe.records import SPAN, Frame, events_path, read_file
+from parallel_core.observe.records import SPAN, Frame, events_path
 from parallel_core.plan.units import unit_costs
 from parallel_core.schedule.ir import Kind
 from parallel_core.spec import ModelSpec, RunSpec
+from tests.parallel_core.frames import read_file
 
 LIMIT_S = 120.0
 ATTEMPTS = itertools.count(1)

@@ -28,8 +28,9 @@ from parallel_core.launch import (
 )
 from parallel_core.observe import progress
 from parallel_core.observe.cores import core_of
-from parallel_core.observe.records import events_path, last_of, log_path, read_file
+from parallel_core.observe.records import events_path, last_of, log_path
 from parallel_core.spec import RunSpec
+from tests.parallel_core.frames import read_file
 from tests.parallel_core.launch_ranks import FORK_ONCE
 
 LIMIT_S = 60.0

@@ -22,9 +22,10 @@ from parallel_core.engine.precision import LossScale
 from parallel_core.engine.run import run_rank
 from parallel_core.engine.trainer import Trainer
 from parallel_core.observe.progress import Progress
-from parallel_core.observe.records import FileSink, events_path, read_file
+from parallel_core.observe.records import FileSink, events_path
 from parallel_core.spec import RunSpec, TrainSpec
 from tests.parallel_core import ranks
+from tests.parallel_core.frames import read_file
 from tests.parallel_core.parity import Tensors, Trained, spec_of, train, train_many
 from tests.parallel_core.test_trainer import series
 

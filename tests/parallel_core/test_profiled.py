@@ -21,11 +21,12 @@ from parallel_core.engine.distributed import Rendezvous
 from parallel_core.engine.run import run_rank
 from parallel_core.local import waits
 from parallel_core.observe.progress import Progress
-from parallel_core.observe.records import SPAN, FileSink, Frame, events_path, read_file
+from parallel_core.observe.records import SPAN, FileSink, Frame, events_path
 from parallel_core.schedule.ir import Kind
 from parallel_core.spec import RunSpec, field_errors
 from parallel_core.traces.__main__ import read_all
 from parallel_core.traces.stream import EventStream
+from tests.parallel_core.frames import read_file
 from tests.parallel_core.test_trainer import frames, series, spec_of
 
 PROFILED = {"profile_steps": [4, 5], "profile_ranks": [1]}

@@ -14,9 +14,10 @@ from parallel_core.engine.step_meter import StepMeter
 from parallel_core.layout import Layout
 from parallel_core.local import waits
 from parallel_core.observe.recorder import LANE_COMPUTE, CudaSpanRecorder, recorder_for
-from parallel_core.observe.records import FileSink, events_path, read_file
+from parallel_core.observe.records import FileSink, events_path
 from parallel_core.schedule.ir import Kind
 from parallel_core.spec import RunSpec
+from tests.parallel_core.frames import read_file
 from tests.parallel_core.test_recorder import run_steps
 
 

@@ -18,12 +18,12 @@ from parallel_core.observe.records import (
     encode,
     events_path,
     last_of,
-    read_file,
     read_frames,
     segments,
     segments_by_rank,
     skim,
 )
+from tests.parallel_core.frames import read_file
 
 Reader = Callable[[bytes, int], list[Frame]]
 READERS: list[Reader] = [

@@ -19,6 +19,7 @@ from parallel_core.engine.distributed import Rendezvous
 from parallel_core.engine.trainer import Trainer
 from parallel_core.spec import RunSpec
 from tests.parallel_core import parity, ranks
+from tests.parallel_core.gradients import named_grads
 from tests.parallel_core.parity import TRAIN, Tensors
 
 STEPS = 6
@@ -49,7 +50,7 @@ def _step(trainer: Trainer, step: int) -> Step:
     stats = {name: tensor.clone() for name, tensor in trainer.chunks.buffers().items()}
     loss = trainer.step(step).loss
     moved = {name: tensor.numpy().copy() for name, tensor in trainer.chunks.buffers().items()}
-    return Step(state, stats, loss, {n: g.numpy().copy() for n, g in trainer.flat.named_grads().items()}, moved)
+    return Step(state, stats, loss, {n: g.numpy().copy() for n, g in named_grads(trainer.flat).items()}, moved)
 
 
 def _free(trainer: Trainer) -> list[Step]:

@@ -19,6 +19,7 @@ from parallel_core.observe.recorder import SpanRecorder
 from parallel_core.observe.scope import Scope
 from parallel_core.spec import RunSpec
 from parallel_core.tensor.group import TensorGroup
+from tests.parallel_core.gradients import named_grads
 
 MICRO_BATCHES = 3
 
@@ -52,7 +53,7 @@ def forward(made: Made) -> None:
 
 
 def gradients(made: Made) -> dict[str, np.ndarray]:
-    return {name: grad.numpy().copy() for name, grad in made.chunks.flat.named_grads().items()}
+    return {name: grad.numpy().copy() for name, grad in named_grads(made.chunks.flat).items()}
 
 
 @pytest.mark.parametrize("tied", [False, True])

@@ -22,11 +22,12 @@ from parallel_core.engine.step_meter import StepMeter
 from parallel_core.layout import Layout
 from parallel_core.local import waits
 from parallel_core.observe.recorder import LANE_P2P, SpanRecorder
-from parallel_core.observe.records import SPAN, STEP_SUM, WAIT, FileSink, events_path, read_file
+from parallel_core.observe.records import SPAN, STEP_SUM, WAIT, FileSink, events_path
 from parallel_core.schedule import build
 from parallel_core.schedule.ir import Kind
 from parallel_core.simulate import Costs, simulate
 from parallel_core.spec import RunSpec
+from tests.parallel_core.frames import read_file
 
 Steps = list[dict[int, np.ndarray]]
 """The SPAN rows of each rank, step by step."""

@@ -10,10 +10,11 @@ import pytest
 from parallel_core.engine.distributed import Rendezvous
 from parallel_core.engine.run import run_rank
 from parallel_core.observe.progress import Progress
-from parallel_core.observe.records import SPAN, FileSink, events_path, read_file
+from parallel_core.observe.records import SPAN, FileSink, events_path
 from parallel_core.observe.trace_request import HOWS, NAME, How, TraceRequest, TraceRequests, ask
 from parallel_core.schedule.ir import Kind
 from parallel_core.spec import RunSpec
+from tests.parallel_core.frames import read_file
 
 MODEL = {"layers": 1, "hidden": 16, "heads": 2, "seq": 16, "vocab": 256}
 

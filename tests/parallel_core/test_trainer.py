@@ -20,12 +20,13 @@ from parallel_core.observe import progress
 from parallel_core.observe.memory import MemoryCapExceeded
 from parallel_core.observe.observed_steps import first_traced, is_traced, metered_step
 from parallel_core.observe.recorder import SpanRecorder
-from parallel_core.observe.records import MEMORY, POINT, SPAN, FileSink, Frame, events_path, read_file
+from parallel_core.observe.records import MEMORY, POINT, SPAN, FileSink, Frame, events_path
 from parallel_core.observe.trace_request import TraceRequest, ask
 from parallel_core.schedule import build
 from parallel_core.schedule.ir import Kind
 from parallel_core.spec import RunSpec
 from tests.parallel_core import ranks
+from tests.parallel_core.frames import read_file
 
 MODEL = {"layers": 2, "hidden": 32, "heads": 4, "seq": 16, "vocab": 64}
 
