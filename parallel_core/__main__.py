@@ -1,4 +1,4 @@
-"""`python -m parallel_core COMMAND`; see `cli` and `docs/command-line.md`.
+"""`python -m parallel_core COMMAND`; see the package `cli` and `docs/command-line.md`.
 
 COMMAND is train, schedule, calibrate, profile, predict, order, plan, partition, fit, import-llama, export-llama,
 pack-tokens, generate or bench.

@@ -21,7 +21,7 @@ from parallel_core.checkpoint import folder as folders
 from parallel_core.checkpoint import manifest as manifests
 from parallel_core.checkpoint.config import CheckpointConfig
 from parallel_core.checkpoint.manifest import CheckpointError
-from parallel_core.cli_models import Wrong, checkpoint_of
+from parallel_core.cli.common import CommandError, checkpoint_of
 from parallel_core.engine import checkpoint
 from parallel_core.engine.device import open_device
 from parallel_core.engine.distributed import Groups, Rendezvous
@@ -229,7 +229,7 @@ def test_a_changed_byte_is_passed_over_on_the_command_line(tmp_path: Path, capsy
     assert (found, manifest.step) == (folders.path_of(tmp_path / "run", 3), 3)
     assert "passed over: The checkpoint" in capsys.readouterr().err
     change_byte(found / "rank-0.bin", 100)
-    with pytest.raises(Wrong, match=r"holds no whole checkpoint\. .*step-00000004.*step-00000003"):
+    with pytest.raises(CommandError, match=r"holds no whole checkpoint\. .*step-00000004.*step-00000003"):
         checkpoint_of(tmp_path / "run")
 
 

@@ -17,7 +17,7 @@ import pytest
 
 from parallel_core import processes
 from parallel_core.cli import main
-from parallel_core.cli_models import checkpoint_of
+from parallel_core.cli.common import checkpoint_of
 from parallel_core.launch import EXIT_STOPPED
 from parallel_core.local import Interrupted, LocalYard, points
 from parallel_core.observe import progress

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from parallel_core.cli import main
-from parallel_core.cli_profile import report
+from parallel_core.cli.profile import report
 from parallel_core.outline import outline_of
 from parallel_core.plan.units import boundary_elements
 from parallel_core.profile.layers import spec_of

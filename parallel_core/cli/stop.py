@@ -7,8 +7,8 @@ import os
 import sys
 
 from parallel_core.checkpoint import folder as folders
-from parallel_core.cli_models import Wrong
-from parallel_core.cli_numbers import above
+from parallel_core.cli.common import CommandError
+from parallel_core.cli.numbers import above
 from parallel_core.launch import EXIT_STOPPED
 from parallel_core.local import Outcome
 
@@ -17,11 +17,11 @@ SWITCH, SAVE_S = "TRAINYARD_SAVE_S", 60.0
 
 
 def save_s() -> float:
-    """Returns the seconds that the ranks of a stopped run have to save. Raises Wrong."""
+    """Returns the seconds that the ranks of a stopped run have to save. Raises CommandError."""
     try:
         return above(0)(os.environ.get(SWITCH, str(SAVE_S)))
     except argparse.ArgumentTypeError as error:
-        raise Wrong(f"{SWITCH}: {error}") from error
+        raise CommandError(f"{SWITCH}: {error}") from error
 
 
 def announce(seconds: float) -> None:

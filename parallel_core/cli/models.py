@@ -7,7 +7,6 @@ import argparse
 import sys
 import tempfile
 from pathlib import Path
-from typing import Any
 
 from pydantic import ValidationError
 
@@ -17,8 +16,8 @@ from parallel_core.analysis.quantities import bytes_text
 from parallel_core.checkpoint import folder as folders
 from parallel_core.checkpoint import manifest as manifests
 from parallel_core.checkpoint.manifest import CheckpointError
-from parallel_core.checkpoint.verify import verified
-from parallel_core.cli_numbers import whole
+from parallel_core.cli.common import CommandError, Subparsers, checkpoint_of
+from parallel_core.cli.numbers import whole
 from parallel_core.data import token_file
 from parallel_core.data.corpus import CorpusError
 from parallel_core.generation_request import inference, read_request
@@ -28,34 +27,13 @@ from parallel_core.local import LocalYard
 from parallel_core.observe.gpus import gpus, open_nvml
 from parallel_core.spec import CORPUS_PATTERN, RunSpec, field_errors
 
-MOST_RANKS = 2_048
-"""Most pipeline ranks of a schedule whose programs are computed in full."""
-
-
 BYTES = 256
 """Size of the vocabulary in which each byte is a token."""
 OWN = "own"
 """Name of the token file in the spec of an imported model: the user has to pack it first."""
 
 
-class Wrong(Exception):
-    """The user's input cannot be used; the message says why."""
-
-
-def require_few(spec: RunSpec, most: int, verb: str) -> None:
-    """Raises Wrong where a step has more than `most` forwards and backwards, or more than MOST_RANKS pipeline ranks."""
-    split = spec.parallel
-    ranks, each = sum(split.copies), 2 * split.stages * split.dp
-    if ranks > MOST_RANKS:
-        raise Wrong(
-            f"parallel.dp, parallel.pp: {ranks} pipeline ranks are too many to {verb}; use at most {MOST_RANKS}."
-        )
-    if (count := each * split.micro_batches) > most:
-        fewer = max(1, most // each)
-        raise Wrong(f"parallel.micro_batches: {count} operations are too many to {verb}; use at most {fewer}.")
-
-
-def add(commands: Any) -> None:
+def add(commands: Subparsers) -> None:
     """Adds this module's commands to the parser of the engine."""
     take = commands.add_parser("import-llama", help="make a checkpoint of Llama weights (safetensors and config.json)")
     take.add_argument("weights", type=Path, help="folder with config.json and *.safetensors")
@@ -76,7 +54,7 @@ def add(commands: Any) -> None:
     give.set_defaults(run=_export)
 
 
-def _add_generate(commands: Any) -> None:
+def _add_generate(commands: Subparsers) -> None:
     made = commands.add_parser("generate", help="generate text from a checkpoint of a GPT")
     made.add_argument("checkpoint", type=Path, help="a checkpoint, or a run's folder: its newest one")
     text = made.add_mutually_exclusive_group(required=True)
@@ -96,27 +74,15 @@ def _add_generate(commands: Any) -> None:
     made.set_defaults(run=_generate)
 
 
-def checkpoint_of(path: Path) -> tuple[Path, manifests.Manifest]:
-    """Returns the checkpoint that `path` refers to: of a run's folder the newest with every byte as it was saved.
-
-    Raises Wrong where there is none, or it is damaged."""
-    try:
-        found, manifest, passed = folders.resolve(path, verified)
-    except CheckpointError as error:
-        raise Wrong(f"{path} cannot be used: {error}") from error
-    print("".join(f"passed over: {why}\n" for why in passed.values()), end="", file=sys.stderr)
-    return found, manifest
-
-
 def _import(options: argparse.Namespace) -> int:
     from parallel_core.engine.llama import import_weights
 
     if folders.holds_any(options.out):
-        raise Wrong(f"--out: {options.out} holds a checkpoint already; name a folder without checkpoints.")
+        raise CommandError(f"--out: {options.out} holds a checkpoint already; name a folder without checkpoints.")
     try:
         spec, manifest = import_weights(options.weights, options.out, options.seq)
     except CheckpointError as error:
-        raise Wrong(f"{options.weights} cannot be imported: {error}") from error
+        raise CommandError(f"{options.weights} cannot be imported: {error}") from error
     print(f"{len(manifest.tensors)} parameters, {bytes_text(manifest.bytes)}; go on from them with:")
     train = f"python -m parallel_core train {options.out}/spec.json --resume {options.out}"
     if spec.model.vocab == BYTES:
@@ -142,23 +108,23 @@ def _export(options: argparse.Namespace) -> int:
     from parallel_core.engine.llama import export_weights
 
     if there := sorted(path.name for path in (*options.out.glob("*.safetensors"), *options.out.glob("config.json"))):
-        raise Wrong(f"--out: {options.out} holds {there[0]} already; name a folder without weights.")
+        raise CommandError(f"--out: {options.out} holds {there[0]} already; name a folder without weights.")
     found, _ = checkpoint_of(options.checkpoint)
     try:
         size = export_weights(found, options.out)
     except CheckpointError as error:
-        raise Wrong(f"{found} cannot be exported: {error}") from error
+        raise CommandError(f"{found} cannot be exported: {error}") from error
     print(f"{bytes_text(size)} in {options.out}")
     return 0
 
 
 def _pack(options: argparse.Namespace) -> int:
     if not CORPUS_PATTERN.fullmatch(f"tokens:{options.name}"):
-        raise Wrong(f"--name is of letters, digits, '.', '_' and '-', at most 64; got {options.name!r}")
+        raise CommandError(f"--name is of letters, digits, '.', '_' and '-', at most 64; got {options.name!r}")
     try:
         count = token_file.pack(options.source, options.bytes, options.vocab, options.name, options.out)
     except CorpusError as error:
-        raise Wrong(str(error)) from error
+        raise CommandError(str(error)) from error
     print(f"{count} tokens; train on them with corpus tokens:{options.name}")
     return 0
 
@@ -189,16 +155,16 @@ def _inference(manifest: manifests.Manifest, options: argparse.Namespace) -> Run
     try:
         return inference(manifest.spec, options.tp, options.pp, options.dp, options.device)
     except ValidationError as error:
-        raise Wrong(" ".join(field_errors(error).values())) from error
+        raise CommandError(" ".join(field_errors(error).values())) from error
     except ValueError as error:
-        raise Wrong(str(error)) from error
+        raise CommandError(str(error)) from error
 
 
 def _numbers(ids: str) -> list[int]:
     try:
         return [int(part) for part in ids.split(",")]
     except ValueError as error:
-        raise Wrong(f"--ids are numbers with commas between; got {ids!r}") from error
+        raise CommandError(f"--ids are numbers with commas between; got {ids!r}") from error
 
 
 def _request(options: argparse.Namespace, spec: RunSpec) -> GenerationRequest:
@@ -207,5 +173,5 @@ def _request(options: argparse.Namespace, spec: RunSpec) -> GenerationRequest:
     asked = {"prompt": prompt, "cached": not options.no_cache, **{name: getattr(options, name) for name in names}}
     request, errors = read_request(asked, spec)
     if request is None:
-        raise Wrong(" ".join(f"{field}: {message}" for field, message in errors.items()))
+        raise CommandError(" ".join(f"{field}: {message}" for field, message in errors.items()))
     return request

@@ -6,21 +6,19 @@ import argparse
 import json
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from parallel_core.analysis.quantities import bytes_text, percent_text, seconds_text
-from parallel_core.cli_numbers import above, target, whole
+from parallel_core.cli.common import Subparsers, read_spec
+from parallel_core.cli.numbers import above, target, whole
 
 if TYPE_CHECKING:
     from parallel_core.profile.curves import Link
     from parallel_core.profile.table import CostTable, FullySharded, Layers, OwnShards
     from parallel_core.spec import RunSpec
 
-Commands = Any
-"""What argparse's add_subparsers returns; it has no public type."""
 
-
-def add(commands: Commands) -> None:
+def add(commands: Subparsers) -> None:
     """Adds the commands to the parser of the engine."""
     profile = commands.add_parser("profile", help="time the layers of a spec's model, and this host's links")
     profile.add_argument("spec", type=Path, help="a RunSpec as JSON: its model, batch, precision and device")
@@ -45,7 +43,7 @@ def add(commands: Commands) -> None:
 def _profile(options: argparse.Namespace) -> int:
     from parallel_core.profile.measure import ProfileFailed, measure_for
 
-    spec = _spec(options.spec)
+    spec = read_spec(options.spec)
     try:
         table = measure_for(spec, ranks=options.ranks, seconds=options.seconds, quick=options.quick)
     except ProfileFailed as error:
@@ -61,7 +59,7 @@ def _predict(options: argparse.Namespace) -> int:
     from parallel_core.profile.table import CostTable, CostTableError
     from parallel_core.simulate.predict import CannotPredict, predict_step
 
-    spec = _spec(options.spec)
+    spec = read_spec(options.spec)
     try:
         table = CostTable.read(options.table)
         if options.cut is not None:
@@ -84,12 +82,6 @@ def _cut(spec: RunSpec, table: CostTable, out: Path) -> int:
         f"{seconds_text(found.seconds)} a step, cut at {cuts}; {seconds_text(found.before)} before. Written to {out}."
     )
     return 0
-
-
-def _spec(path: Path) -> RunSpec:
-    from parallel_core.cli import read_spec
-
-    return read_spec(path)
 
 
 def report(table: CostTable) -> list[str]:

@@ -8,22 +8,21 @@ import sys
 import tempfile
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from parallel_core.analysis.quantities import bytes_text, plural_text
-from parallel_core.cli_numbers import whole
+from parallel_core.cli.common import CommandError, Subparsers, read_spec
+from parallel_core.cli.numbers import whole
 
 if TYPE_CHECKING:
     from parallel_core.local import Outcome
     from parallel_core.plan.largest import Search
     from parallel_core.spec import RunSpec
 
-Commands = Any
-"""What argparse's add_subparsers returns; it has no public type."""
 MIB = 1 << 20
 
 
-def add(commands: Commands) -> None:
+def add(commands: Subparsers) -> None:
     """Adds the command to the parser of the engine."""
     fit = commands.add_parser("fit", help="find the most layers that fit, by real runs, next to the prediction")
     fit.add_argument("spec", type=Path, help="a RunSpec as JSON, of a model with a layer count ('-' reads stdin)")
@@ -34,7 +33,6 @@ def add(commands: Commands) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Returns the exit code: 0 found, 1 a run failed for another reason than memory, 2 the request is invalid."""
-    from parallel_core.cli import read_spec
     from parallel_core.local import LocalYard
     from parallel_core.plan.capacity import fixed_depth
     from parallel_core.plan.largest import search_for
@@ -59,14 +57,13 @@ def run(options: argparse.Namespace) -> int:
 def _trial(spec: RunSpec, layers: int, cap: int) -> RunSpec:
     from pydantic import ValidationError
 
-    from parallel_core.cli_models import Wrong
     from parallel_core.plan.largest import trial
     from parallel_core.spec import field_errors
 
     try:
         return trial(spec, layers, cap)
     except ValidationError as error:
-        raise Wrong(f"{plural_text(layers, 'layer')}: {' '.join(field_errors(error).values())}") from error
+        raise CommandError(f"{plural_text(layers, 'layer')}: {' '.join(field_errors(error).values())}") from error
 
 
 def _out_of_memory(outcome: Outcome) -> bool:

@@ -7,11 +7,12 @@ import json
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from parallel_core import cli_alpa
 from parallel_core.analysis.quantities import bytes_text, count_text, percent_text, seconds_text
-from parallel_core.cli_numbers import whole
+from parallel_core.cli import alpa
+from parallel_core.cli.common import Subparsers
+from parallel_core.cli.numbers import whole
 
 if TYPE_CHECKING:
     from parallel_core.plan.cluster.hardware import Cluster
@@ -19,11 +20,8 @@ if TYPE_CHECKING:
     from parallel_core.plan.cluster.model import Transformer
     from parallel_core.plan.cluster.search import Found
 
-Commands = Any
-"""What argparse's add_subparsers returns; it has no public type."""
 
-
-def add(commands: Commands) -> None:
+def add(commands: Subparsers) -> None:
     """Adds the command to the parser of the engine."""
     from parallel_core.plan.cluster.hardware import clusters
     from parallel_core.plan.cluster.model import presets
@@ -58,7 +56,7 @@ def run(options: argparse.Namespace) -> int:
     if options.accuracy:
         return _accuracy()
     if options.spec is not None:
-        return cli_alpa.run(options)
+        return alpa.run(options)
     cluster = clusters()[options.cluster]
     if options.devices is not None:
         cluster = replace(cluster, devices=options.devices, per_host=max(1, min(cluster.per_host, options.devices)))

@@ -7,24 +7,22 @@ import argparse
 import json
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from parallel_core.analysis.quantities import bytes_text, percent_text, seconds_text
-from parallel_core.cli_models import Wrong, require_few
-from parallel_core.cli_numbers import above, target, whole
+from parallel_core.cli.common import CommandError, Subparsers, read_spec, require_few
+from parallel_core.cli.numbers import above, target, whole
 
 if TYPE_CHECKING:
     from parallel_core.plan.orders.measured import Ordered
     from parallel_core.plan.orders.search import Found
     from parallel_core.spec import RunSpec
 
-Commands = Any
-"""What argparse's add_subparsers returns; it has no public type."""
 MOST_SEARCHED = 32_768
 """Most operations of an order that is searched; more would take minutes."""
 
 
-def add(commands: Commands) -> None:
+def add(commands: Subparsers) -> None:
     """Adds the command to the parser of the engine."""
     order = commands.add_parser("order", help="find the best pipeline order of a spec, and write it as a spec")
     order.add_argument("spec", type=Path, help="a RunSpec as JSON with pp > 1")
@@ -37,8 +35,7 @@ def add(commands: Commands) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Returns the exit code: 0 found, 2 the request is invalid. Raises Wrong."""
-    from parallel_core.cli import read_spec
+    """Returns the exit code: 0 found, 2 the request is invalid. Raises CommandError."""
     from parallel_core.plan.orders.problem import OrderError
     from parallel_core.profile.table import CostTableError
     from parallel_core.simulate.predict import CannotPredict
@@ -48,7 +45,9 @@ def run(options: argparse.Namespace) -> int:
         print("parallel.pp=1: there is nothing to order; use 2 or more.", file=sys.stderr)
         return 2
     if spec.parallel.replicas is not None:
-        raise Wrong("parallel.replicas: orders are searched for equal replicas of all stages; use parallel.dp instead.")
+        raise CommandError(
+            "parallel.replicas: orders are searched for equal replicas of all stages; use parallel.dp instead."
+        )
     require_few(spec, MOST_SEARCHED, "search")
     try:
         best = _in_units(spec, options) if options.table is None else _measured(spec, options)
@@ -83,7 +82,7 @@ def _in_units(spec: RunSpec, options: argparse.Namespace) -> RunSpec:
 
 
 def _allowed(spec: RunSpec, name: str, program: str | None = None) -> RunSpec:
-    """The run under another schedule. Raises Wrong where it cannot have it."""
+    """The run under another schedule. Raises CommandError where it cannot have it."""
     from pydantic import ValidationError
 
     from parallel_core.plan.orders.measured import with_schedule
@@ -92,7 +91,9 @@ def _allowed(spec: RunSpec, name: str, program: str | None = None) -> RunSpec:
     try:
         return with_schedule(spec, name, program)
     except ValidationError as error:
-        raise Wrong(f"No order found for this run could run: {' '.join(field_errors(error).values())}") from error
+        raise CommandError(
+            f"No order found for this run could run: {' '.join(field_errors(error).values())}"
+        ) from error
 
 
 def _measured(spec: RunSpec, options: argparse.Namespace) -> RunSpec:
@@ -104,7 +105,7 @@ def _measured(spec: RunSpec, options: argparse.Namespace) -> RunSpec:
     if found is None:
         for like in SHAPES.values():
             _allowed(spec, like)
-        raise Wrong("No order found for this run may replace its schedule.")
+        raise CommandError("No order found for this run may replace its schedule.")
     if not options.csv:
         print("\n".join(map(_line, rows)))
     return found.spec

@@ -7,6 +7,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from parallel_core.analysis.quantities import bytes_text, seconds_text
+from parallel_core.cli.common import CommandError, read_spec
 
 if TYPE_CHECKING:
     from parallel_core.plan.alpa.costs import Machine
@@ -22,8 +23,6 @@ REACHED = 0.5
 
 def run(options: argparse.Namespace) -> int:
     """Returns the exit code: 0 a plan fits, 1 none does, 2 the request is invalid."""
-    from parallel_core.cli import read_spec
-    from parallel_core.cli_models import Wrong
     from parallel_core.plan.alpa.costs import LayerCosts
     from parallel_core.plan.alpa.inter import Search
     from parallel_core.plan.alpa.plans import summary, with_alternatives
@@ -32,7 +31,7 @@ def run(options: argparse.Namespace) -> int:
 
     spec = read_spec(options.spec)
     if (options.devices or 1) > MOST_DEVICES:
-        raise Wrong(f"--devices {options.devices}: with --spec use 1 to {MOST_DEVICES}")
+        raise CommandError(f"--devices {options.devices}: with --spec use 1 to {MOST_DEVICES}")
     micro_batches = spec.parallel.micro_batches * spec.parallel.dp
     try:
         machine, mesh = _machine(spec, options)
@@ -50,7 +49,6 @@ def run(options: argparse.Namespace) -> int:
 
 def _machine(spec: RunSpec, options: argparse.Namespace) -> tuple[Machine, Mesh]:
     """Returns the host of a profile, or the cluster of the catalogue."""
-    from parallel_core.cli_models import Wrong
     from parallel_core.plan.alpa.costs import Analytic, Measured
     from parallel_core.plan.alpa.inter import Mesh
     from parallel_core.plan.cluster.hardware import clusters
@@ -64,7 +62,7 @@ def _machine(spec: RunSpec, options: argparse.Namespace) -> tuple[Machine, Mesh]
     inside = min(devices, cluster.per_host)
     if devices % inside:
         down = devices // inside * inside
-        raise Wrong(f"--devices {devices} does not fill hosts of {inside}; try {down} or {down + inside}")
+        raise CommandError(f"--devices {devices} does not fill hosts of {inside}; try {down} or {down + inside}")
     rate = cluster.device.half if spec.train.precision in ("bf16", "fp16") else cluster.device.single
     machine = Analytic(REACHED * rate, cluster.link, cluster.network, inside)
     return machine, Mesh(max(1, devices // inside), inside, cluster.capacity)

@@ -10,18 +10,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from parallel_core.analysis.quantities import bytes_text, seconds_text
-from parallel_core.cli_numbers import above
+from parallel_core.cli.common import Subparsers
+from parallel_core.cli.numbers import above
 
 if TYPE_CHECKING:
     from parallel_core.plan.graph_plan import GraphPlan
     from parallel_core.plan.pipedream import Level
 
-Commands = Any
-"""What argparse's add_subparsers returns; it has no public type."""
 GB, GIB = 1e9, 2.0**30
 
 
-def add(commands: Commands) -> None:
+def add(commands: Subparsers) -> None:
     """Adds the command to the parser of the engine."""
     command = commands.add_parser("partition", help="PipeDream's partition of the graph.txt that its profiler wrote")
     command.add_argument("graph", type=Path, help="lines `node1 -- name -- forward_compute_time=…`, then edges")

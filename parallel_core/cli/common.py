@@ -1,0 +1,88 @@
+"""What the commands share: their error, and reading specs and checkpoints."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from pydantic import ValidationError
+
+from parallel_core.checkpoint import folder as folders
+from parallel_core.checkpoint.manifest import CheckpointError, Manifest
+from parallel_core.checkpoint.verify import verified
+from parallel_core.faults import parse
+from parallel_core.spec import RunSpec, field_errors
+
+Subparsers: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
+"""What argparse's add_subparsers returns, to which a command adds its parser; it has no public name."""
+MOST_RANKS = 2_048
+"""Most pipeline ranks of a schedule whose programs are computed in full."""
+
+
+class CommandError(Exception):
+    """The user's input cannot be used; the message says why."""
+
+
+def read_spec(path: Path, inject: Sequence[str] = ()) -> RunSpec:
+    """Returns the RunSpec in a JSON file, with additional faults in the syntax of the command line.
+
+    Raises CommandError with one line per invalid field.
+    """
+    given = _json(path)
+    faults = [_fault(text) for text in inject]
+    if faults and isinstance(given, dict) and isinstance(own := given.get("inject", []), list):  # else it is invalid
+        given["inject"] = own + faults
+    try:
+        return RunSpec.model_validate(given)
+    except ValidationError as error:
+        lines = [f"{path} cannot be trained:", *(f"  {name}: {why}" for name, why in field_errors(error).items())]
+        raise CommandError("\n".join(lines)) from error
+
+
+def _json(path: Path) -> Any:
+    """Parses a JSON file, or the standard input for `-`. Raises CommandError."""
+    try:
+        return json.loads(sys.stdin.read() if str(path) == "-" else path.read_text())
+    except OSError as error:
+        raise CommandError(f"{path} cannot be read: {error.strerror or error}") from error
+    except ValueError as error:
+        raise CommandError(f"{path} is no spec: {error}") from error
+    except RecursionError as error:
+        raise CommandError(f"{path} is no spec: its lists stand too deep in each other") from error
+
+
+def _fault(text: str) -> dict[str, str]:
+    try:
+        return parse(text)
+    except ValueError as error:
+        raise CommandError(f"--inject: {error}") from error
+
+
+def checkpoint_of(path: Path) -> tuple[Path, Manifest]:
+    """Returns the checkpoint that `path` refers to: of a run's folder the newest with every byte as it was saved.
+
+    Raises CommandError where there is none, or it is damaged."""
+    try:
+        found, manifest, passed = folders.resolve(path, verified)
+    except CheckpointError as error:
+        raise CommandError(f"{path} cannot be used: {error}") from error
+    print("".join(f"passed over: {why}\n" for why in passed.values()), end="", file=sys.stderr)
+    return found, manifest
+
+
+def require_few(spec: RunSpec, most: int, verb: str) -> None:
+    """Raises CommandError where a step has more than `most` forwards and backwards, or more than MOST_RANKS pipeline
+    ranks."""
+    split = spec.parallel
+    ranks, each = sum(split.copies), 2 * split.stages * split.dp
+    if ranks > MOST_RANKS:
+        raise CommandError(
+            f"parallel.dp, parallel.pp: {ranks} pipeline ranks are too many to {verb}; use at most {MOST_RANKS}."
+        )
+    if (count := each * split.micro_batches) > most:
+        fewer = max(1, most // each)
+        raise CommandError(f"parallel.micro_batches: {count} operations are too many to {verb}; use at most {fewer}.")

@@ -1,0 +1,78 @@
+"""The parser of the engine's command line, and its smallest commands: calibrate and bench."""
+
+from __future__ import annotations
+
+import argparse
+import errno
+import json
+import sys
+from collections.abc import Sequence
+
+from parallel_core.cli import fit, models, order, partition, plan, profile, schedule, train
+from parallel_core.cli.common import CommandError
+from parallel_core.cli.numbers import target, whole
+from parallel_core.launch import ServerLost
+
+NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
+"""What a full disk is reported as, without the name of the file."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs a command; returns the exit code: 0 done, 1 the run failed, 2 command or spec invalid, 130 interrupted."""
+    options = _parser().parse_args(arguments)
+    try:
+        return int(options.run(options))
+    except KeyboardInterrupt:
+        print("stopped; no process is left", file=sys.stderr)
+        return 130
+    except CommandError as error:
+        print(error, file=sys.stderr)
+        return 2
+    except ServerLost as error:
+        print(error, file=sys.stderr)
+        return 1
+    except OSError as error:
+        if error.filename is None and error.errno not in NO_SPACE:  # not about a file that the user named: our bug
+            raise
+        print(f"{error.filename or 'a file cannot be written'}: {error.strerror}", file=sys.stderr)
+        return 2
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m parallel_core", description="The training engine, on its own.")
+    commands = parser.add_subparsers(required=True, metavar="command")
+    train.add(commands)
+    schedule.add(commands)
+    calibrate = commands.add_parser("calibrate", help="find the model whose step takes 50-200 ms here (JSON)")
+    calibrate.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    calibrate.add_argument("--index", type=whole(0), default=0, help="which device")
+    calibrate.set_defaults(run=_calibrate)
+    plan.add(commands)
+    order.add(commands)
+    partition.add(commands)
+    fit.add(commands)
+    models.add(commands)
+    profile.add(commands)
+    bench = commands.add_parser("bench", help="this engine against PyTorch's own, and its own costs")
+    bench.add_argument("names", nargs="*", metavar="name", help="which benchmarks (default: all; 'list' names them)")
+    bench.add_argument("--rounds", type=whole(1), default=20, help="turns each contestant gets, at least (default: 20)")
+    bench.add_argument("--json", type=target, help="write the results to this file too")
+    bench.set_defaults(run=_bench)
+    return parser
+
+
+def _calibrate(options: argparse.Namespace) -> int:
+    from parallel_core.calibrate import CalibrationFailed, calibrate
+
+    try:
+        print(json.dumps(calibrate(options.device, options.index)))
+    except CalibrationFailed as error:
+        print(f"calibration failed: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def _bench(options: argparse.Namespace) -> int:
+    from parallel_core import bench
+
+    return bench.run(options.names, options.rounds, options.json)

@@ -1,0 +1,154 @@
+"""`python -m parallel_core train`: trains as a spec says, on this host, and prints the steps and what was found."""
+
+from __future__ import annotations
+
+import argparse
+import math
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from parallel_core.analysis.meters import Work, values_of
+from parallel_core.analysis.quantities import flops_text, percent_text
+from parallel_core.checkpoint import manifest as manifests
+from parallel_core.cli import stop
+from parallel_core.cli.common import CommandError, Subparsers, checkpoint_of, read_spec
+from parallel_core.cli.numbers import above, places
+from parallel_core.faults import sentences
+from parallel_core.layout import Layout
+from parallel_core.limits import NO_PROGRESS_S
+from parallel_core.local import Interrupted, LocalYard, Outcome, points
+from parallel_core.observe.cores import cores
+from parallel_core.observe.records import Frame
+from parallel_core.outline import outline_of
+from parallel_core.run_findings import case_of
+from parallel_core.run_findings import sentences as findings
+from parallel_core.spec import RunSpec
+
+RANKS_A_CORE = 32
+"""Most ranks that may share a core of this host: each is a process, whose share of the core falls with their number."""
+
+
+def add(commands: Subparsers) -> None:
+    """Adds the command to the parser of the engine."""
+    train = commands.add_parser("train", help="train as the spec says, on this host")
+    train.add_argument("spec", type=Path, help="a RunSpec as JSON ('-' reads stdin)")
+    train.add_argument("--out", type=Path, help="folder for records and logs (default: run-<date>-<time>)")
+    train.add_argument("--devices", type=places, help="device of each rank, e.g. 0,1 (default: 0 to ranks - 1)")
+    train.add_argument("--corpora", type=Path, help="folder of uploaded texts, named by their sha256")
+    train.add_argument("--resume", type=Path, help="a checkpoint, or a run's folder: its newest one; any layout")
+    still = "end the run when no rank has moved for so long (default: %(default)g)"
+    train.add_argument("--no-progress", type=above(0), default=NO_PROGRESS_S, metavar="SECONDS", help=still)
+    inject_help = "break the run on purpose, e.g. straggler:rank=1,factor=2; may stand several times"
+    train.add_argument("--inject", action="append", default=[], metavar="FAULT", help=inject_help)
+    train.set_defaults(run=_train)
+
+
+def _train(options: argparse.Namespace) -> int:
+    spec = read_spec(options.spec, inject=options.inject)
+    for sentence in sentences(spec.inject):
+        print(f"broken on purpose. {sentence}")
+    folder = options.out or Path(time.strftime("run-%Y%m%d-%H%M%S"))
+    if next(folder.glob("events-*.bin"), None) is not None:
+        raise CommandError(f"{folder} holds the records of a run already; give another --out")
+    _require_devices(spec, options.devices)
+    resume = _checkpoint(options.resume, spec) if options.resume else None
+    outcome = _run(spec, folder, resume, options)
+    print(_ending(outcome, spec))
+    if outcome.ok:
+        print("\n".join(findings(case_of(spec, outcome))))
+    return 0 if outcome.ok else 1
+
+
+def _run(spec: RunSpec, folder: Path, resume: Path | None, options: argparse.Namespace) -> Outcome:
+    """Trains in `folder`; after Ctrl-C says what was saved."""
+    save_s = stop.save_s()
+    folder.mkdir(parents=True, exist_ok=True)
+    with LocalYard(save_s=save_s, on_stop=lambda: stop.announce(save_s)) as yard:
+        try:
+            return yard.run(
+                spec,
+                folder,
+                devices=options.devices,
+                corpora=options.corpora,
+                resume=resume,
+                on_frame=_shown(outline_of(spec.model).target),
+                no_progress_s=options.no_progress,
+            )
+        except Interrupted as end:
+            print(stop.left(end.outcome), file=sys.stderr)
+            raise
+
+
+def _require_devices(spec: RunSpec, devices: Sequence[int] | None) -> None:
+    ranks, most = spec.parallel.world, RANKS_A_CORE * len(cores())
+    if devices is not None and len(devices) != ranks:
+        raise CommandError(f"--devices names {len(devices)} devices, the run has {ranks} ranks")
+    if spec.train.device == "cpu" and ranks > most:
+        raise CommandError(
+            f"parallel.dp x tp x pp makes {ranks:,} ranks, and the {len(cores())} cores of this host take turns for "
+            f"{most} at most; use fewer"
+        )
+
+
+def _checkpoint(path: Path, spec: RunSpec) -> Path:
+    """Returns the checkpoint at `path`. Raises CommandError where a run of `spec` cannot be resumed from it."""
+    found, manifest = checkpoint_of(path)
+    try:
+        manifests.require_match(manifest, spec)
+    except manifests.CheckpointError as error:
+        raise CommandError(f"{path} cannot be resumed: {error}") from error
+    print(f"goes on from {found}: {manifest.step} steps done")
+    return found
+
+
+def _shown(target: str) -> Callable[[Frame], None]:
+    """Returns a callback that prints a line per step of rank 0, and one per checkpoint.
+
+    Step times arrive with their step, the loss without a flush only during later steps, so the line is printed then.
+    """
+    waiting: dict[str, dict[int, float]] = {"step_time": {}, "tokens_per_s": {}}
+
+    def show(frame: Frame) -> None:
+        if frame.kind == "checkpoint":
+            done, size, took = (frame.header[key] for key in ("step", "bytes", "seconds"))
+            print(f"checkpoint of {done} steps: {size:,} bytes in {took:.2f} s")
+        for name, values in waiting.items():
+            values.update((int(point["step"]), float(point["value"])) for point in points([frame], name))
+        for point in points([frame], "loss"):
+            seconds, rate = (values.pop(int(point["step"]), math.nan) for values in waiting.values())
+            loss = point["value"]
+            print(f"step {point['step']:>6}  loss {loss:.6f}  {seconds * 1e3:8.1f} ms  {rate:10.0f} {target}/s")
+
+    return show
+
+
+def _ending(outcome: Outcome, spec: RunSpec) -> str:
+    if not outcome.ok:
+        stood = f"{outcome.stood}\n" if outcome.stood else ""
+        return f"{outcome.failure()}\n{stood}logs and records: {outcome.folder}"
+    summary: dict[str, Any] = outcome.last(0, "summary") or {}
+    timed = summary.get("timed", {})
+    text = f"median step {timed['median'] * 1e3:.1f} ms over {timed['n']} timed steps; " if timed else ""
+    return f"{text}records: {outcome.folder}{_meters(outcome, spec, summary)}"
+
+
+def _meters(outcome: Outcome, spec: RunSpec, summary: dict[str, Any]) -> str:
+    """Returns a line on device utilisation, and one on the mean shares of the timed steps."""
+    lines, peak = [], summary.get("peak")
+    if peak and summary["timed"]["median"] > 0:
+        speeds = Work.of(spec).speeds(summary["timed"]["median"], peak["flops_per_s"])
+        used = f"MFU {percent_text(speeds['mfu'])}, HFU {percent_text(speeds['hfu'])}"
+        rate, most = speeds["tflops"] * 1e12, peak["flops_per_s"] / spec.parallel.world
+        lines.append(f"{used}: {flops_text(rate)} a device of {flops_text(most)} ({peak['source']})")
+    steps, shares = values_of(outcome.shares(Layout.of(spec)))
+    timed = np.isin(steps, outcome.series("step_time")["step"][-summary.get("timed", {}).get("n", 0) :])
+    if timed.any():
+        found = (percent_text(float(values[timed].mean())) for values in shares.values())
+        parts = zip(found, ("bubble", "communication not hidden", "recomputation"), strict=True)
+        lines.append(f"mean of {timed.sum()} timed steps: {', '.join(f'{share} {what}' for share, what in parts)}")
+    return "".join(f"\n{line}" for line in lines)
