@@ -11,7 +11,7 @@ from django.http.multipartparser import MultiPartParserError
 from ninja import NinjaAPI
 from ninja.errors import HttpError, ValidationError
 
-from dashboard.api import corpora, links, runs, traces, yard
+from dashboard.api import corpora, fleet, links, runs, studies, traces
 from dashboard.errors import json_error, server_error
 from dashboard.runs.services import Invalid
 from parallel_core.spec import describe
@@ -38,7 +38,9 @@ api.add_router("/runs", runs.router)
 api.add_router("/corpora", corpora.router)
 api.add_router("/traces", traces.router)
 api.add_router("/links", links.router)
-api.add_router("", yard.router)
+api.add_router("/studies", studies.router)
+api.add_router("/workers", fleet.router)
+api.add_router("/blobs", corpora.blobs)
 
 
 @api.exception_handler(Invalid)

@@ -1,0 +1,38 @@
+"""API operations on workers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.http import HttpRequest
+from ninja import Router
+
+from dashboard.api import schemas as s
+from dashboard.api.auth import READ
+from dashboard.fleet import selectors as fleet
+
+router = Router(tags=["fleet"])
+
+
+@router.get("", auth=READ, response={200: s.Envelope[list[s.WorkerOut]], **s.refusals(401, 403)})
+def workers(request: HttpRequest) -> Any:
+    """All workers with their devices and the runs on them."""
+    return {"data": [_worker(view) for view in fleet.workers()]}
+
+
+def _worker(view: fleet.WorkerView) -> dict[str, Any]:
+    worker = view.worker
+    about = ("name", "host", "version", "draining", "leaving", "across_hosts")
+    names = (*about, "load", "memory_total", "memory_available", "disk_free")
+    fields = ("index", "kind", "name", "memory_total", "memory_used", "load")
+    devices = [
+        {**{f: getattr(device, f) for f in fields}, "run": device.run.pk if device.run else None}
+        for device in view.devices
+    ]
+    return {
+        **{name: getattr(worker, name) for name in names},
+        "silent": view.silent,
+        "heartbeat_age_s": view.age,
+        "devices": devices,
+        "runs": [run.pk for run in view.runs],
+    }
