@@ -148,37 +148,41 @@ _NEEDED = {
 """Prefix of pydantic's error type -> what is needed."""
 
 
+_WORDS = {
+    "string_unicode": "Has a character that is none of Unicode's{got}.",
+    "literal_error": "Must be {expected}{got}.",
+    "string_too_long": "At most {max_length} characters.",
+    "string_pattern_mismatch": "Must be of the form {pattern}{got}.",
+    "too_long": "At most {max_length} entries.",
+    "union_tag_invalid": "Must be {expected_tags}; got {tag!r}.",
+    **dict.fromkeys(("model_type", "dict_type", "model_attributes_type"), "An object with named fields is needed."),
+    **dict.fromkeys(("missing", "union_tag_not_found"), "This field is needed."),
+    "extra_forbidden": "There is no such field.",
+}
+"""pydantic's error type -> our message, with the error's context and the given input (`got`) filled in."""
+_BOUNDS = {
+    "greater_than_equal": ("ge", "at least"),
+    "greater_than": ("gt", "more than"),
+    "less_than_equal": ("le", "at most"),
+    "less_than": ("lt", "less than"),
+}
+"""pydantic's error type -> the context's name of the bound, and how it is said."""
+
+
 def _say(kind: str, message: str, got: str, ctx: dict[str, Any]) -> str:
     """The message for the user about one of pydantic's errors: what is wrong and what is needed."""
-    bounds = {"greater_than_equal": "ge", "greater_than": "gt", "less_than_equal": "le", "less_than": "lt"}
-    words = {"ge": "at least", "gt": "more than", "le": "at most", "lt": "less than"}
-    if kind in bounds:
-        bound = bounds[kind]
-        given = got.replace("'", "")  # the number may have been given as text
-        limit = ctx[bound]
-        whole = isinstance(limit, float) and limit.is_integer() and abs(limit) < _LONG
-        return f"Must be {words[bound]} {int(limit) if whole else limit}{given}."
-    if kind == "string_unicode":
-        return f"Has a character that is none of Unicode's{got}."
+    if kind in _BOUNDS:
+        return _bound_text(*_BOUNDS[kind], got, ctx)
     needed = next((what for start, what in _NEEDED.items() if kind.startswith(start)), None)
     if needed:
         return f"{needed} is needed{got}."
-    if kind == "literal_error":
-        return f"Must be {ctx['expected']}{got}."
-    if kind == "string_too_long":
-        return f"At most {ctx['max_length']} characters."
     if kind == "string_too_short":
         return f"At least {plural_text(ctx['min_length'], 'character')}."
-    if kind == "string_pattern_mismatch":
-        return f"Must be of the form {ctx['pattern']}{got}."
-    if kind == "too_long":
-        return f"At most {ctx['max_length']} entries."
-    if kind == "union_tag_invalid":
-        return f"Must be {ctx['expected_tags']}; got {ctx['tag']!r}."
-    if kind in ("model_type", "dict_type", "model_attributes_type"):
-        return "An object with named fields is needed."
-    if kind in ("missing", "union_tag_not_found"):
-        return "This field is needed."
-    if kind == "extra_forbidden":
-        return "There is no such field."
-    return message
+    return _WORDS[kind].format(got=got, **ctx) if kind in _WORDS else message
+
+
+def _bound_text(bound: str, words: str, got: str, ctx: dict[str, Any]) -> str:
+    limit = ctx[bound]
+    whole = isinstance(limit, float) and limit.is_integer() and abs(limit) < _LONG
+    given = got.replace("'", "")  # the number may have been given as text
+    return f"Must be {words} {int(limit) if whole else limit}{given}."

@@ -86,9 +86,14 @@ def begin(
         manifest = manifests.read(path)
         manifests.require_match(manifest, spec)
         return _at(folder, path, manifest, damaged)
+    return _from_step_0(settings, message, damaged)
+
+
+def _from_step_0(settings: Settings, message: StartMessage, damaged: str) -> Beginning:
     nothing = f"{damaged}, and no other is" if damaged else "no checkpoint of it is"
     why = f"{nothing} on {settings.name}" if message["number"] > 1 else ""
-    return Beginning(folder, Begins(step=0, run=message["run"], attempt=0, why=why))
+    begins = Begins(step=0, run=message["run"], attempt=0, why=why)
+    return Beginning(settings.checkpoints / str(message["run"]), begins)
 
 
 def _refuse_if_outdated(folder: Path, message: StartMessage) -> None:

@@ -4,6 +4,7 @@ points."""
 from __future__ import annotations
 
 import logging
+import math
 from dataclasses import asdict
 from typing import Any
 
@@ -62,12 +63,8 @@ def summarise(run: Run) -> dict[str, Any]:
     """
     timed = selectors.timed(run)
     summaries = [info.summary for _, info in sorted(selectors.ranks(run).items())]
-    references = [summary["reference"]["seconds"] for summary in summaries if "reference" in summary]
-    company = [summary["reference"]["company"] for summary in summaries if summary.get("reference", {}).get("company")]
     others = [value for value in (summary.get("cpu_others") for summary in summaries) if value is not None]
-    loss = selectors.series(run, "loss")
     typical = selectors.find_typical_step(run)
-    finite = bool(len(loss.value)) and bool(abs(float(loss.value[-1])) < float("inf"))
     return {
         "timed": asdict(timed) if timed else None,
         "cpu_others": max(others, default=None),
@@ -77,11 +74,26 @@ def summarise(run: Run) -> dict[str, Any]:
         "breakdown_step": typical,
         "fingerprint": next((s["fingerprint"] for s in summaries if s.get("fingerprint")), None),
         "staleness": _staleness(run),
-        "references": references if len(references) == run.devices else [],
-        "company": sum(company) / len(company) if company else None,
-        "final_loss": float(loss.value[-1]) if finite else None,
+        **_pace(run, summaries),
+        "final_loss": _final_loss(run),
         "params_total": next((s["params_total"] for s in summaries if s.get("params_total")), None),
     }
+
+
+def _pace(run: Run, summaries: list[dict[str, Any]]) -> dict[str, Any]:
+    """`references` and `company` of the summary."""
+    found = [summary["reference"] for summary in summaries if "reference" in summary]
+    references = [reference["seconds"] for reference in found]
+    company = [reference["company"] for reference in found if reference.get("company")]
+    return {
+        "references": references if len(references) == run.devices else [],
+        "company": sum(company) / len(company) if company else None,
+    }
+
+
+def _final_loss(run: Run) -> float | None:
+    values = selectors.series(run, "loss").value
+    return float(values[-1]) if len(values) and math.isfinite(values[-1]) else None
 
 
 def _staleness(run: Run) -> dict[str, dict[str, float]]:

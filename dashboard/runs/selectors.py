@@ -1,21 +1,18 @@
-"""What pages and the API read about a run: lists, traces, memory, logs, and breakdowns computed by parallel_core.
+"""What pages and the API read about a run: traces, memory, logs, and breakdowns computed by parallel_core.
 
-Metric series are read by `dashboard.runs.metrics`, traced steps listed by `dashboard.runs.traced`; what a queued run
-waits for is in `dashboard.runs.queue`. Some of their names are exported here as well.
+Runs are listed by `dashboard.runs.run_list`, metric series read by `dashboard.runs.metrics`, traced steps listed by
+`dashboard.runs.traced`; what a queued run waits for is in `dashboard.runs.queue`. Some of their names are exported here
+as well.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
-from django.db.models import F, Max, Q, QuerySet, Subquery, TextField
-from django.db.models.functions import Cast
+from django.db.models import Max, Subquery
 
-from dashboard.numbers import number
 from dashboard.runs.kept_spans import (
     any_dropped,
     dropped_text,
@@ -27,6 +24,7 @@ from dashboard.runs.kept_spans import (
 from dashboard.runs.metrics import Series, beginnings, newest, series, series_and_replaced, timed, timed_values
 from dashboard.runs.models import ENDED, Attempt, Cursor, LogChunk, MemoryRecord, RankInfo, Run
 from dashboard.runs.queue import Waiting, waiting
+from dashboard.runs.run_list import SORTS, Filters, list_runs
 from dashboard.runs.traced import (
     dropped_steps,
     newest_traced_step,
@@ -43,6 +41,7 @@ from parallel_core.observe.records import SPAN
 from parallel_core.spec import RunSpec
 
 __all__ = [
+    "SORTS",
     "Filters",
     "LogPart",
     "Series",
@@ -80,80 +79,6 @@ __all__ = [
 LOG_PART_BYTES = 64 * 1024
 LONGEST_CHARACTER = 4
 """Bytes of the longest character in UTF-8."""
-
-
-@dataclass(frozen=True)
-class Filters:
-    """Filters of the runs list; an empty one matches all.
-
-    `states`: any of these; `strategy`: a run's label; `sort`: a key of SORTS, descending with `-` in front.
-    """
-
-    q: str = ""
-    states: tuple[str, ...] = ()
-    owner: str = ""
-    strategy: str = ""
-    tag: str = ""
-    study: int | None = None
-    sort: str = "-id"
-
-
-SORTS = {
-    "id": "pk",
-    "name": "name",
-    "state": "state",
-    "owner": "owner__username",
-    "model": "spec__model__kind",
-    "strategy": "label",
-    "devices": "devices",
-    "created": "created_at",
-    "started": "started_at",
-    "ended": "ended_at",
-    "step": "step",
-    "loss": "loss",
-    "step_time": "step_time",
-    "tokens_per_s": "tokens_per_s",
-    "memory": "memory_peak",
-}
-
-_ALWAYS = ("id", "name", "state", "owner", "strategy", "devices", "created")
-"""Sorts by columns that every row has: without a place for rows that lack one, an index can give the order."""
-
-
-def list_runs(filters: Filters = Filters()) -> QuerySet[Run]:
-    """Runs that match, in the order of `filters.sort`; rows without a value come last."""
-    runs = Run.objects.select_related("owner", "study")
-    if filters.q:
-        matches = Q(name__icontains=filters.q) | Q(label__icontains=filters.q) | _tagged_like(filters.q)
-        if (pk := number(filters.q)) is not None:
-            matches |= Q(pk=pk)
-        runs = runs.annotate(tags_text=Cast("tags", TextField())).filter(matches)
-    if filters.states:
-        runs = runs.filter(state__in=filters.states)
-    if filters.owner:
-        runs = runs.filter(owner__username=filters.owner)
-    if filters.strategy:
-        runs = runs.filter(label=filters.strategy)
-    if filters.tag:
-        quoted = [json.dumps(filters.tag, ensure_ascii=ascii_only) for ascii_only in (True, False)]
-        exact = Q(tags_text__contains=quoted[0]) | Q(tags_text__contains=quoted[1])
-        runs = runs.annotate(tags_text=Cast("tags", TextField())).filter(exact)
-    if filters.study is not None:
-        runs = runs.filter(study_id=filters.study)
-    return runs.order_by(*_order(filters.sort))
-
-
-def _tagged_like(text: str) -> Q:
-    # SQLite stores JSON with escapes for non-ASCII letters, PostgreSQL without: search for both spellings.
-    plain, escaped = (json.dumps(text, ensure_ascii=ascii_only)[1:-1] for ascii_only in (False, True))
-    return Q(tags_text__icontains=plain) | Q(tags_text__icontains=escaped)
-
-
-def _order(sort: str) -> tuple[Any, ...]:
-    name = sort.lstrip("-") if sort.lstrip("-") in SORTS else "id"
-    column, last = F(SORTS[name]), None if name in _ALWAYS else True
-    first = column.desc(nulls_last=last) if sort.startswith("-") else column.asc(nulls_last=last)
-    return (first, "-pk")
 
 
 def attempt_of(run: Run) -> Attempt | None:
