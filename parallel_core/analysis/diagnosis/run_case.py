@@ -8,7 +8,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from parallel_core.analysis.diagnosis.case import Case, Step, paces
+from parallel_core.analysis.diagnosis.case import Case, Floats, Step, paces
 from parallel_core.faults import trained
 from parallel_core.spec import RunSpec
 
@@ -21,7 +21,7 @@ MANY_SPANS = 200_000
 class RunRecords(Protocol):
     """A store of a run's records."""
 
-    def curve(self, name: str, rank: int = 0) -> tuple[NDArray[np.integer], NDArray[np.floating]]:
+    def curve(self, name: str, rank: int = 0) -> tuple[NDArray[np.integer], Floats]:
         """(steps, values) of a series of a rank, in order; both empty if there is none."""
 
     def peaks(self) -> Mapping[int, int]:
