@@ -66,7 +66,7 @@ class Splits:
 
     def pareto(self) -> list[Split]:
         """Pareto front of time and memory, fastest first."""
-        return pareto_front(self.able, lambda split: (split.seconds or 0.0, split.memory))
+        return pareto_front(self.able, _measures)
 
 
 def on_one_host(spec: RunSpec) -> Where:
@@ -94,15 +94,16 @@ def splits(
         told(done, len(tried))
         found.append(_judged(one, table, memory, placed(one)))
     able = [split for split in found if not split.why_not]
-    pipelines = [split for split in sorted(able, key=_time) if split.spec.parallel.pp > 1]
+    pipelines = [split for split in sorted(able, key=_measures) if split.spec.parallel.pp > 1]
     if pipelines:
         able += _searched(pipelines[0].spec, table, memory, placed(pipelines[0].spec))
     refused = [split for split in found if split.why_not]
-    return Splits(tuple(sorted(able, key=_time)), tuple(refused))
+    return Splits(tuple(sorted(able, key=_measures)), tuple(refused))
 
 
-def _time(split: Split) -> float:
-    return split.seconds or 0.0
+def _measures(split: Split) -> tuple[float, int]:
+    """Time, and memory, which decides between equally fast ones."""
+    return split.seconds or 0.0, split.memory
 
 
 def _candidates(spec: RunSpec, devices: int) -> Iterator[RunSpec]:

@@ -47,6 +47,7 @@ def test_the_front_is_beaten_by_none(found: Splits) -> None:
     assert front[0] is found.able[0]
     assert min(split.memory for split in found.able) == front[-1].memory
     assert all(a.memory > b.memory for a, b in pairwise(front))
+    assert all((a.seconds or 0) < (b.seconds or 0) for a, b in pairwise(front)), "nor as fast with less memory"
 
 
 def test_what_is_too_large_or_not_profiled_is_refused(found: Splits) -> None:
