@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -68,10 +67,11 @@ def test_a_lock_ends_with_its_process_and_its_note_stays(tmp_path: Path) -> None
     assert lock.read_note() == ""
     command: list[Any] = [sys.executable, "-c", HOLDER, path]
     with subprocess.Popen(command, stdout=subprocess.PIPE, cwd=Path(__file__).parents[2]) as holder:
-        assert holder.stdout is not None and holder.stdout.readline() == b"held\n"
-        assert not lock.hold() and lock.read_note() == "held\n", "a refused attempt leaves the note"
-        holder.send_signal(signal.SIGKILL)
-        holder.wait()
+        try:
+            assert holder.stdout is not None and holder.stdout.readline() == b"held\n"
+            assert not lock.hold() and lock.read_note() == "held\n", "a refused attempt leaves the note"
+        finally:
+            holder.kill()
     assert lock.hold() and lock.read_note() == "held\n"
     lock.write_note("up")
     assert lock.read_note() == "up"
