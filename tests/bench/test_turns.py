@@ -11,9 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from parallel_core import bench, cli
+from parallel_core import bench
 from parallel_core.bench import duel, goals, limits, own_engine, spans, turns
 from parallel_core.bench.turns import WARMUP, Contestant, balanced, sequence, take_turns
+from parallel_core.cli import entry
 from parallel_core.engine.distributed import Groups
 from parallel_core.observe.progress import Progress
 from parallel_core.observe.records import FileSink
@@ -122,7 +123,7 @@ def test_missed_goals_are_named_with_their_benchmark() -> None:
 
 
 def test_a_median_is_of_20_turns_unless_others_are_asked_for() -> None:
-    assert cli._parser().parse_args(["bench"]).rounds == bench.ROUNDS == 20
+    assert entry._parser().parse_args(["bench"]).rounds == bench.ROUNDS == 20
 
 
 def ranks_of(seconds: dict[str, float], cpu: dict[str, float], loss: dict[str, float]) -> list[dict[str, Any]]:
