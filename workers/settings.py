@@ -20,6 +20,7 @@ SAVE_S = 2.0
 SEND_S = 1.0
 """Seconds for attempts that have saved and ended to send their last data; the rest is published at the next start."""
 SPOOL_BYTES = 2 << 30
+CORPORA_BYTES = 8 << 30
 TELL_S = 0.5
 """Seconds to report that this worker leaves, before any of its attempts ends: else they would be placed here again."""
 Number = TypeVar("Number", int, float)
@@ -43,6 +44,8 @@ class Settings:
     """Seconds in which ranks may end their step and save it when the worker is asked to leave; then they are killed."""
     spool_bytes: int = SPOOL_BYTES
     """Bytes that the records of all attempts may take on this host's disk; above them, spans are dropped."""
+    corpora_bytes: int = CORPORA_BYTES
+    """Bytes that uploaded texts may take on this host's disk; above them, those used longest ago are removed."""
     url: str = ""
     token: str = ""
     address: str = ""
@@ -74,6 +77,9 @@ class Settings:
             ),
             save_s=_number("TRAINYARD_SAVE_S", env.get("TRAINYARD_SAVE_S", str(SAVE_S)), float),
             spool_bytes=_number("TRAINYARD_SPOOL_BYTES", env.get("TRAINYARD_SPOOL_BYTES", str(SPOOL_BYTES)), int),
+            corpora_bytes=_number(
+                "TRAINYARD_CORPORA_BYTES", env.get("TRAINYARD_CORPORA_BYTES", str(CORPORA_BYTES)), int
+            ),
             url=_web(env.get("TRAINYARD_URL", "")),
             token=env.get("TRAINYARD_TOKEN", ""),
             address=env.get("TRAINYARD_ADDRESS", ""),

@@ -1,22 +1,18 @@
-"""Settings, folders, orders, devices and corpora of a worker."""
+"""Settings, folders, orders and devices of a worker."""
 
 from __future__ import annotations
 
-import hashlib
-import http.server
 import os
 import shutil
 import socket
-import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.workers.harness import tiny
-from workers import corpora, devices
+from workers import devices
 from workers.address import Address, own_address
 from workers.calibration import Calibration
 from workers.contract import START_LIMIT_S, AttemptBody
@@ -160,61 +156,7 @@ def test_a_disk_says_what_is_left_for_a_folder_that_is_not_there_yet(
     assert disk.free == before
 
 
-# Corpora
-
-
-@pytest.fixture
-def web(tmp_path: Path) -> Iterator[tuple[Settings, dict[str, bytes], list[str]]]:
-    """A web server that serves blobs, the settings that name it, and the tokens it has received."""
-    blobs: dict[str, bytes] = {}
-    tokens: list[str] = []
-
-    class Handler(http.server.BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            tokens.append(self.headers.get("Authorization", ""))
-            body = blobs.get(self.path.removeprefix("/api/v1/blobs/"))
-            self.send_response(404 if body is None else 200)
-            self.end_headers()
-            self.wfile.write(body or b"")
-
-        def log_message(self, *_: Any) -> None:
-            """Logs nothing."""
-
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    url = f"http://127.0.0.1:{server.server_port}"
-    yield Settings("a", "", tmp_path / "home", tmp_path, url=url, token="secret"), blobs, tokens
-    server.shutdown()
-    server.server_close()
-
-
-def test_a_corpus_comes_from_the_web_and_is_kept(web: Any) -> None:
-    settings, blobs, tokens = web
-    sha256 = hashlib.sha256(b"some text").hexdigest()
-    blobs[sha256] = b"some text"
-    assert not corpora.have(settings, f"blob:{sha256}")
-    corpora.fetch(settings, f"blob:{sha256}")
-    assert corpora.have(settings, f"blob:{sha256}")
-    assert (settings.corpora / sha256).read_bytes() == b"some text"
-    assert tokens == ["Bearer secret"]
-
-
-def test_a_corpus_on_this_host_needs_no_web(tmp_path: Path) -> None:
-    settings = Settings("a", "", tmp_path / "home", tmp_path)
-    sha256 = hashlib.sha256(b"some text").hexdigest()
-    (tmp_path / "files" / "corpora").mkdir(parents=True)
-    (tmp_path / "files" / "corpora" / sha256).write_bytes(b"some text")
-    corpora.fetch(settings, f"blob:{sha256}")
-    assert corpora.have(settings, f"blob:{sha256}")
-
-
-def test_a_corpus_that_is_another_is_not_kept(web: Any) -> None:
-    settings, blobs, _ = web
-    blobs["0" * 64] = b"some text"
-    for sha256, reason in (("0" * 64, "another sha256"), ("1" * 64, "could not be fetched")):
-        with pytest.raises(corpora.CorpusMissing, match=reason):
-            corpora.fetch(settings, f"blob:{sha256}")
-    assert list(settings.corpora.iterdir()) == []
+# The broker
 
 
 def test_a_broker_that_is_back_is_found_within_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
