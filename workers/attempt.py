@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import asdict, dataclass, field
 
 from parallel_core import processes, standstill
@@ -30,6 +31,9 @@ class Attempt:
     preparing: bool = False
     """Whether its corpus is still being fetched or its checkpoint verified (see `preparation`)."""
     launched: float | None = None
+    watched_from: float | None = None
+    """Since when its ranks are expected to make progress. None before the launch, and for ranks that may still wait for
+    those of other hosts, which the controller limits."""
     exits: list[Exit] = field(default_factory=list)
     refusal: str = ""
     ended_by: Ending | None = None
@@ -53,6 +57,16 @@ class Attempt:
 
     def prepared(self, order: RunOrder) -> None:
         self.order, self.preparing = order, False
+
+    def uses(self, other: Attempt) -> bool:
+        """Whether it has a device that `other` has as well."""
+        mine, theirs = self.order, other.order
+        same_kind = mine.spec.train.device == theirs.spec.train.device
+        return same_kind and not set(mine.node["devices"]).isdisjoint(theirs.node["devices"])
+
+    def launch(self) -> None:
+        self.launched = time.monotonic()
+        self.watched_from = self.launched if self.order.alone else None
 
     def start_order(self, settings: Settings) -> StartOrder:
         node = self.order.node
@@ -92,10 +106,17 @@ class Attempt:
         self.meta.stopped_as = asdict(ended_by)
         self.folder.try_save(self.meta)
 
+    def watch(self) -> None:
+        """From now on its ranks are expected to make progress: those on other hosts are up as well."""
+        if self.watched_from is None:
+            self.watched_from = time.monotonic()
+
     def still_for(self) -> float:
-        """Seconds since a rank last reported progress, or since the launch."""
-        assert self.launched is not None
-        return standstill.still_for(self.folder.path, self.order.ranks, self.launched)
+        """Seconds since a rank last reported progress, or since the attempt is watched; 0 before that."""
+        ranks = self.order.ranks
+        if self.watched_from is None and standstill.begun(self.folder.path, ranks):
+            self.watch()  # none gets that far before all have met
+        return 0.0 if self.watched_from is None else standstill.still_for(self.folder.path, ranks, self.watched_from)
 
     def how_it_ended(self) -> Ending:
         """How it ended: as the worker stopped it, as refused, or as exit codes and fault frames show.

@@ -42,6 +42,8 @@ LEASE_S = 3 * HEARTBEAT_S
 START_LIMIT_S = 30.0
 PROFILE_LIMIT_S = 600.0
 """The longest time for which a profile of a model may hold a worker's devices; an attempt that arrives then waits."""
+STOP_LIMIT_S = 7.0
+"""The longest time for which ranks that were told to end may still hold their devices; the next attempt there waits."""
 MAX_LOG_BYTES = 20 * 1024 * 1024
 MAX_BATCH_BYTES = 256 * 1024
 
@@ -209,9 +211,22 @@ class ControlEntry(TypedDict):
     - trace: let the ranks trace `step`, as `how` says (parallel_core.observe.trace_request.How).
     - drop: delete the checkpoints of a run that was deleted; `attempt` is the id of the run.
     - up: report again that all its ranks have a process.
+    - watch: the ranks on all its hosts have a process: those here are expected to make progress from now on.
     """
 
-    kind: Literal["cancel", "end", "fence", "rewind", "settled", "store", "profile", "trace", "drop", "up"]
+    kind: Literal[
+        "cancel",
+        "end",
+        "fence",
+        "rewind",
+        "settled",
+        "store",
+        "profile",
+        "trace",
+        "drop",
+        "up",
+        "watch",
+    ]
     attempt: int
     spec: NotRequired[dict[str, Any]]
     rank: NotRequired[int]

@@ -4,9 +4,9 @@ Other threads (Celery tasks, the control reader, the fork server's client) and s
 queue. The steps of an attempt:
 
     1. accept   the folder is made (the claim), the message is checked, `starting` is published.
-    2. hold     until calibration and profiles are over, the corpus is here, a retry's checkpoint has been read through
-                and, on a later host, the store is known; the controller limits this time, because it knows what the
-                other hosts still have to fetch and read.
+    2. hold     until a profile under way is over, ranks of an earlier attempt have left its devices, the corpus is
+                here, a retry's checkpoint has been read through and, on a later host, the store is known; the
+                controller limits this time, because it knows what the other hosts still have to fetch and read.
     3. launch   the fork server starts the ranks; once all have a process, `running` is published.
     4. stop     by cancel, fence, shut-down or watchdog: stored first, then TERM, grace, KILL.
     5. conclude when the fork server says that nothing is left: /proc is checked too, the end is stored, and the relay
@@ -160,12 +160,17 @@ class Supervisor(threading.Thread):
     def _launch_if_ready(self, attempt: Attempt) -> None:
         if attempt.launched is not None or attempt.number not in self._live:
             return
-        if not attempt.ready() or not self._server.up or self.between.running:
+        if not attempt.ready() or not self._server.up or self.between.running or self._holds_devices_of(attempt):
             return
         self._relay.follow(attempt.folder, attempt.order.ranks)
-        attempt.launched = time.monotonic()
+        attempt.launch()
         if not self._server.start(attempt.start_order(self._settings)):
             attempt.launched = None  # the event `lost` will follow; the next server gets the order
+
+    def _holds_devices_of(self, attempt: Attempt) -> bool:
+        """Whether ranks of another attempt are on one of its devices: the controller gives devices away as soon as an
+        attempt is over for it, while its ranks here may still have to be stopped."""
+        return any(other.launched is not None and other.uses(attempt) for other in self._live.values())
 
     # The fork server
 
@@ -233,6 +238,8 @@ class Supervisor(threading.Thread):
             ask(attempt.folder.path, TraceRequest(int(entry["step"]), read_how(entry["how"])))
         elif kind == "up" and attempt is not None and attempt.started:
             self._relay.tell("attempt", attempt.running())
+        elif kind == "watch" and attempt is not None:
+            attempt.watch()
         elif kind == "store" and attempt is not None:
             attempt.store = Store(host=entry["host"], port=int(entry["port"]))
 

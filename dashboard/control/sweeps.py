@@ -24,7 +24,7 @@ from dashboard.runs import next_trace, states
 from dashboard.runs.models import Attempt, Checkpoint, Corpus, OpenWaits, Run, State
 from dashboard.runs.queue import queued_runs, requests, studies_active
 from parallel_core.analysis.quantities import listed_text
-from workers.contract import PROFILE_LIMIT_S, START_LIMIT_S, ControlEntry
+from workers.contract import PROFILE_LIMIT_S, START_LIMIT_S, STOP_LIMIT_S, ControlEntry
 
 log = logging.getLogger(__name__)
 
@@ -218,11 +218,22 @@ def _check_start(attempt: Attempt, clocks: Clocks) -> Verdict:
 
 def _start_limit(attempt: Attempt) -> float:
     """Seconds in which all ranks must be up; more if the worker may have to fetch a large corpus, to read the run's
-    checkpoints or to finish a profile first."""
+    checkpoints, to finish a profile or to end ranks of an earlier attempt first."""
     kind, _, sha256 = str(attempt.run.spec.get("train", {}).get("corpus", "")).partition(":")
     size = Corpus.objects.filter(sha256=sha256).values_list("size", flat=True).first() if kind == "blob" else None
     saved = Checkpoint.objects.filter(run=attempt.run).aggregate(all=Sum("bytes"))["all"]
-    return START_LIMIT_S + ((size or 0) + (saved or 0)) / SLOWEST_READ + _profiled_for(attempt)
+    reading = ((size or 0) + (saved or 0)) / SLOWEST_READ
+    return START_LIMIT_S + reading + _profiled_for(attempt) + _held_for(attempt)
+
+
+def _held_for(attempt: Attempt) -> float:
+    """Seconds for which ranks of an attempt that was given up may hold devices of this one: its host has not reported
+    its end."""
+    if attempt.sent_at is None:
+        return 0.0
+    mine, since = {node["worker"] for node in attempt.devices}, attempt.sent_at - timedelta(days=ASK_AGAIN_DAYS)
+    before = Attempt.objects.filter(over=True, settled=False, ended_at__gt=since).values_list("report", "devices")
+    return STOP_LIMIT_S if any(mine & set(multi_host.silent(*row)) for row in before) else 0.0
 
 
 def _profiled_for(attempt: Attempt) -> float:

@@ -31,8 +31,9 @@ from parallel_core.engine.host_table import HostTable, open_table
 from parallel_core.engine.stop import Stopped
 from parallel_core.layout import Layout
 
-TIMEOUT = timedelta(minutes=10)
-"""Time limit of a collective; the no-progress watchdog finds a hang long before."""
+TIMEOUT = timedelta(minutes=20)
+"""Time limit of a collective, and of the wait for ranks on another host, which may first have to finish a profile (10
+minutes) and fetch a text. The no-progress watchdog finds a hang long before."""
 
 _POLL_S = 0.02
 Near = TypeVar("Near", HostGroup, HostTable)

@@ -106,6 +106,20 @@ def test_a_step_that_is_asked_for_is_told_to_the_ranks_and_cancel_leaves_no_proc
     assert none_alive(recorded)
 
 
+def test_a_run_starts_once_the_ranks_before_it_have_left_its_devices(bench: Bench) -> None:
+    """The controller gives up an attempt and places the next one in the same moment, while ranks still have to die."""
+    first = bench.send(ENDLESS)
+    old = bench.wait_running(first)
+    for pid, _ in old.values():
+        os.kill(pid, signal.SIGSTOP)  # so that they end by SIGKILL alone, after the whole grace
+    second = bench.send(tiny())
+    bench.wait("the next attempt", lambda: bench.states(second, "starting"))
+    bench.control("fence", first)
+    bench.wait("its ranks", lambda: bench.states(second, "running"))
+    assert none_alive(old)
+    assert bench.wait_end(second)["outcome"] == "succeeded"
+
+
 def test_cancel_before_the_message_forestalls_it(bench: Bench) -> None:
     attempt, bench.next_attempt = bench.next_attempt, bench.next_attempt + 1
     bench.control("cancel", attempt)

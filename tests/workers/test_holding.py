@@ -1,0 +1,138 @@
+"""What an attempt waits for on its host: ranks that still have its devices, a calibration, ranks on other hosts."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from parallel_core.launch import STOP_GRACE_S
+from parallel_core.observe.progress import Progress
+from tests.workers.test_small_parts import DEVICES, message, over_two
+from workers.attempt import GONE_LIMIT_S, Attempt
+from workers.calibration import Calibration
+from workers.contract import STOP_LIMIT_S
+from workers.folder import Folder
+from workers.forking import Forking
+from workers.relay import Relay
+from workers.run_orders import read_order
+from workers.settings import Settings
+from workers.supervisor import LATE_S, Supervisor
+from workers.wire import Publisher
+
+
+class Recording(Forking):
+    """Notes which attempts were to be started instead of starting ranks."""
+
+    def __init__(self) -> None:
+        super().__init__(lambda event: None)
+        self.started: list[int] = []
+
+    @property
+    def up(self) -> bool:
+        return True
+
+    def keep_up(self) -> None:
+        """Starts no server."""
+
+    def start(self, order: Any) -> bool:
+        self.started.append(order["attempt"])
+        return True
+
+
+@pytest.fixture
+def server() -> Recording:
+    return Recording()
+
+
+@pytest.fixture
+def supervisor(tmp_path: Path, server: Recording) -> Supervisor:
+    """One whose thread does not run: the test does its steps."""
+    settings = Settings("a", f"unix://{tmp_path}/nobody", tmp_path, tmp_path)
+    made = Supervisor(settings, Relay(Publisher(settings)), lambda: DEVICES, Calibration(tmp_path, "no-such-device"))
+    made._server = server
+    return made
+
+
+def accept(supervisor: Supervisor, raw: dict[str, Any]) -> Attempt:
+    order = read_order(raw, "a", DEVICES)
+    folder = Folder.claim(supervisor._settings.attempts, order.attempt)
+    assert folder is not None
+    supervisor._accepted(folder, order)
+    return supervisor._live[order.attempt]
+
+
+def on(attempt: int, *devices: int) -> dict[str, Any]:
+    node = {"worker": "a", "devices": list(devices), "first_rank": 0, "address": "127.0.0.1"}
+    return message(attempt=attempt, nodes=[node])
+
+
+def test_an_attempt_waits_for_the_ranks_that_still_have_one_of_its_devices(
+    supervisor: Supervisor, server: Recording
+) -> None:
+    first = accept(supervisor, on(5, 0, 1))
+    accept(supervisor, on(6, 1, 2))
+    assert server.started == [5]
+    supervisor._conclude(first)
+    supervisor._tick()
+    assert server.started == [5, 6]
+
+
+def test_ranks_on_other_devices_keep_no_attempt_waiting(supervisor: Supervisor, server: Recording) -> None:
+    one = {**on(5, 0), "spec": {**message()["spec"], "parallel": {}}}
+    accept(supervisor, one)
+    accept(supervisor, on(6, 1, 2))
+    assert server.started == [5, 6]
+
+
+class Clock:
+    """CLOCK_MONOTONIC that a test moves on."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.passed = 0.0
+        now, now_ns = time.monotonic, time.monotonic_ns
+        monkeypatch.setattr(time, "monotonic", lambda: now() + self.passed)
+        monkeypatch.setattr(time, "monotonic_ns", lambda: now_ns() + int(self.passed * 1e9))
+
+
+def test_ranks_that_wait_for_those_of_a_busy_host_do_not_stand_still(
+    supervisor: Supervisor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The other host may first have to finish a profile of ten minutes."""
+    clock = Clock(monkeypatch)
+    attempt = accept(supervisor, over_two())
+    assert attempt.launched is not None
+    Progress(attempt.folder.path, 0).at(-1, "connecting")
+    clock.passed = 500
+    assert attempt.still_for() == 0
+    supervisor._control({"kind": "watch", "attempt": attempt.number})
+    assert attempt.still_for() < 50, "the time before does not count"
+    clock.passed += 70
+    supervisor._control({"kind": "watch", "attempt": attempt.number})
+    assert attempt.still_for() >= 70, "a second order changes nothing"
+
+
+def test_ranks_that_have_begun_a_step_are_watched_without_an_order(
+    supervisor: Supervisor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = Clock(monkeypatch)
+    attempt = accept(supervisor, over_two())
+    Progress(attempt.folder.path, 0).at(0, "0F0")
+    assert attempt.still_for() < 50
+    clock.passed = 70
+    assert attempt.still_for() >= 70
+
+
+def test_ranks_on_one_host_are_watched_from_their_launch(
+    supervisor: Supervisor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = Clock(monkeypatch)
+    attempt = accept(supervisor, on(5, 0, 1))
+    clock.passed = 70
+    assert attempt.still_for() >= 70
+
+
+def test_the_controller_allows_for_the_time_that_ranks_take_to_be_gone() -> None:
+    assert STOP_GRACE_S + LATE_S + GONE_LIMIT_S <= STOP_LIMIT_S
