@@ -10,7 +10,6 @@ from typing import Any
 
 import redis
 
-from parallel_core.data import token_file
 from parallel_core.version import version
 from workers import devices
 from workers.address import Address
@@ -19,6 +18,7 @@ from workers.disk import Disk
 from workers.outage import AWAY
 from workers.settings import Settings
 from workers.supervisor import Supervisor
+from workers.token_files import TokenFiles
 from workers.wire import Publisher
 
 log = logging.getLogger(__name__)
@@ -38,9 +38,10 @@ class Heartbeat(threading.Thread):
         settings: Settings,
         disk: Disk,
         address: Address,
+        token_files: TokenFiles,
     ) -> None:
         super().__init__(name="heartbeat", daemon=True)
-        self._settings, self._disk, self._address = settings, disk, address
+        self._settings, self._disk, self._address, self._token_files = settings, disk, address, token_files
         self._publisher, self._supervisor, self._devices = publisher, supervisor, read_devices
         self._poked = threading.Event()
         self._going, self._gone = threading.Event(), False
@@ -99,7 +100,7 @@ class Heartbeat(threading.Thread):
             shared_checkpoints=self._settings.shared_checkpoints is not None,
             across_hosts=self._settings.across_hosts,
             leaving=self._going.is_set(),
-            token_files=token_file.listing(self._settings.corpora),
+            token_files=self._token_files.known,
             refused=self.refused,
         )
         if self._disk.free is not None:

@@ -22,6 +22,7 @@ from workers.relay import Relay
 from workers.settings import TELL_S, Settings
 from workers.spool import Spool
 from workers.supervisor import Supervisor
+from workers.token_files import TokenFiles
 from workers.wire import ControlReader, Publisher
 
 log = logging.getLogger(__name__)
@@ -50,9 +51,12 @@ class Worker:
         self.supervisor = Supervisor(settings, self.relay, devices.read, calibration)
         self.disk = Disk(settings.checkpoints)
         self.address = Address(settings)
+        self.token_files = TokenFiles(settings.corpora)
         # A beat that is not answered gives up when the next one is due: else a short outage would cost the lease.
         beats = Publisher(settings, outage, HEARTBEAT_S)
-        self.heartbeat = Heartbeat(beats, self.supervisor, devices.read, settings, self.disk, self.address)
+        self.heartbeat = Heartbeat(
+            beats, self.supervisor, devices.read, settings, self.disk, self.address, self.token_files
+        )
         self.supervisor.on_running = self.heartbeat.poke
         self.control = ControlReader(settings, self.supervisor.control, outage)
         self._asked: queue.SimpleQueue[None] = queue.SimpleQueue()
@@ -60,7 +64,8 @@ class Worker:
 
     def start(self) -> None:
         self.address.look()  # so that the first heartbeat has it
-        for thread in (self.relay, self.supervisor, self.disk, self.address, self.heartbeat, self.control):
+        looking = (self.disk, self.address, self.token_files)
+        for thread in (self.relay, self.supervisor, *looking, self.heartbeat, self.control):
             thread.start()
         threading.Thread(target=checkpoints.sweep, args=(self.settings,), name="sweep", daemon=True).start()
         threading.Thread(target=self._ask_the_web, name="web", daemon=True).start()

@@ -9,10 +9,12 @@ from typing import Any
 
 import pytest
 
+from parallel_core.data import token_file
 from workers import heartbeat
 from workers.contract import HEARTBEAT_S, LEASE_S
 from workers.heartbeat import Heartbeat
 from workers.settings import Settings
+from workers.token_files import TokenFiles
 from workers.worker import Worker
 
 
@@ -21,7 +23,7 @@ class Counting(Heartbeat):
 
     def __init__(self) -> None:
         nothing: Any = None
-        super().__init__(nothing, nothing, list, nothing, nothing, nothing)
+        super().__init__(nothing, nothing, list, nothing, nothing, nothing, nothing)
         self.beats = threading.Semaphore(0)
 
     def _beat(self) -> None:
@@ -55,3 +57,34 @@ def test_a_beat_asks_no_name_server_and_gives_up_before_the_lease_is_over(
     assert worker.heartbeat.body()["host"] == socket.gethostname()
     limits = worker.heartbeat._publisher._redis.connection_pool.connection_kwargs
     assert limits["socket_timeout"] == limits["socket_connect_timeout"] == HEARTBEAT_S < LEASE_S / 2
+
+
+def test_a_beat_reads_no_token_file_because_their_disk_may_not_answer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = tmp_path / "raw"
+    source.write_bytes(bytes(8))
+    worker = Worker(Settings("a", "redis://yard.invalid:6379", tmp_path, tmp_path))
+    token_file.pack(source, 2, 10, "tale", worker.settings.corpora)
+    worker.token_files.look()
+
+    def stalled(*_: Any) -> Any:
+        raise AssertionError("a heartbeat read token files")
+
+    monkeypatch.setattr(token_file, "listing", stalled)
+    assert worker.heartbeat.body()["token_files"] == [{"name": "tale", "tokens": 4, "vocab": 10}]
+
+
+def test_token_files_stay_known_while_their_disk_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    files = TokenFiles(tmp_path)
+    files.known = [{"name": "tale", "tokens": 4, "vocab": 10}]
+
+    def failing(*_: Any) -> Any:
+        raise OSError("stale file handle")
+
+    monkeypatch.setattr(token_file, "listing", failing)
+    files.look()
+    assert [file["name"] for file in files.known] == ["tale"]
+    monkeypatch.undo()
+    files.look()
+    assert files.known == []
