@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import json
 import logging
 from pathlib import Path
 from typing import Any
@@ -40,16 +38,18 @@ class Calibration:
         ended = self._measurement.poll()
         if ended is None:
             return False
-        if ended.code == 0:
-            self._keep(ended.last)
+        if ended.code == 0 and (found := ended.result) is not None:
+            self.result = found
+            write_json(self._path, found)
         else:
             log.warning("calibration failed (%s: %s); it is tried again at the next start", ended.code, ended.last)
         return True
 
+    def put_off(self) -> None:
+        """Stops it if it runs, as if it had not been begun."""
+        if self.running:
+            self.stop()
+            self.tried = False
+
     def stop(self) -> None:
         self._measurement.stop()
-
-    def _keep(self, text: str) -> None:
-        with contextlib.suppress(ValueError):
-            self.result = json.loads(text)
-            write_json(self._path, self.result)

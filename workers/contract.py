@@ -124,6 +124,8 @@ class HeartbeatBody(TypedDict):
     again."""
     token_files: NotRequired[list[dict[str, Any]]]
     """{name, tokens, vocab} of the token files in this worker's data folder (parallel_core.data.token_file)."""
+    profiles: NotRequired[list[int]]
+    """Ids of the requested profiles that wait or are under way there."""
     refused: NotRequired[str]
     """Why the web refuses to give this worker uploaded texts, with the setting to change; "" if it does not."""
     calibration: NotRequired[dict[str, Any]]
@@ -208,6 +210,7 @@ class ControlEntry(TypedDict):
     - settled: everything has arrived, the folder may be deleted.
     - store: the first node's rendezvous store listens at `host` and `port`.
     - profile: measure the model of `spec` when nothing else runs; `attempt` is the id of the request.
+    - cancel_profile: nobody waits for that request any more.
     - trace: let the ranks trace `step`, as `how` says (parallel_core.observe.trace_request.How).
     - drop: delete the checkpoints of a run that was deleted; `attempt` is the id of the run.
     - up: report again that all its ranks have a process.
@@ -222,6 +225,7 @@ class ControlEntry(TypedDict):
         "settled",
         "store",
         "profile",
+        "cancel_profile",
         "trace",
         "drop",
         "up",

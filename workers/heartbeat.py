@@ -101,6 +101,7 @@ class Heartbeat(threading.Thread):
             across_hosts=self._settings.across_hosts,
             leaving=self._going.is_set(),
             token_files=self._token_files.known,
+            profiles=self._supervisor.between.profiles,
             refused=self.refused,
         )
         if self._disk.free is not None:

@@ -10,7 +10,8 @@ from workers.profiling import Profiling
 
 
 class IdleMeasurements:
-    """One measurement at a time; answers go to the controller. Used only by the supervisor's thread."""
+    """One measurement at a time; answers go to the controller. Used by the supervisor's thread unless
+    stated otherwise."""
 
     def __init__(self, calibration: Calibration, tell: Callable[[str, Mapping[str, Any]], None]) -> None:
         """`tell(kind, body)` publishes an event (`Relay.tell`)."""
@@ -21,9 +22,17 @@ class IdleMeasurements:
         return self.calibration.running or self._profiling.running
 
     def ask(self, number: int, spec: dict[str, Any]) -> None:
-        """Takes a request for a profile; an invalid one is answered at once."""
+        """Takes a request for a profile; an invalid one, and one whose answer was lost, is answered at once."""
         if answer := self._profiling.ask(number, spec):
             self._tell("profile", answer)
+
+    @property
+    def profiles(self) -> list[int]:
+        """Ids of the requests for profiles that have no answer yet. May be read from any thread."""
+        return self._profiling.pending
+
+    def cancel(self, number: int) -> None:
+        self._profiling.cancel(number)
 
     def ended(self) -> bool:
         """Whether a measurement has just ended, successfully or not, so that attempts may use the devices again."""
@@ -41,6 +50,11 @@ class IdleMeasurements:
             self.calibration.begin()
         elif self._profiling.waiting:
             self._profiling.begin()
+
+    def make_way(self) -> None:
+        """For an attempt that has arrived: a calibration is stopped, and begins again once nothing runs. A profile is
+        not, as somebody asked for it; the controller allows for its time."""
+        self.calibration.put_off()
 
     def stop(self) -> None:
         self.calibration.stop()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import os
 import subprocess
 import sys
@@ -9,7 +11,7 @@ import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import IO
+from typing import IO, Any
 
 from parallel_core import launch
 
@@ -31,6 +33,15 @@ class Ended:
     def last(self) -> str:
         """The last line that is not blank."""
         return next((line for line in reversed(self.text.splitlines()) if line.strip()), "")
+
+    @property
+    def result(self) -> dict[str, Any] | None:
+        """The last line that is a JSON object; None if there is none. Libraries may write more as the process ends."""
+        for line in reversed(self.text.splitlines()):
+            with contextlib.suppress(ValueError):
+                if isinstance(found := json.loads(line), dict):
+                    return found
+        return None
 
 
 class Measurement:

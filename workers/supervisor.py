@@ -141,6 +141,7 @@ class Supervisor(threading.Thread):
         attempt = Attempt(folder, Meta(message=order.message, ranks=order.ranks), order)
         folder.try_save(attempt.meta)
         self._live[attempt.number] = attempt
+        self.between.make_way()
         self.roll.add(folder, order.ranks)
         self._relay.tell("attempt", AttemptBody(attempt=attempt.number, state="starting"))
         if self._leaving:
@@ -226,6 +227,8 @@ class Supervisor(threading.Thread):
         attempt = self._live.get(number)
         if kind == "profile":
             self.between.ask(number, entry["spec"])
+        elif kind == "cancel_profile":
+            self.between.cancel(number)
         elif kind == "drop":
             self._drop(number)
         elif kind in _STOPS:

@@ -120,10 +120,10 @@ class Ingest:
         self.topics[None, None].add("fleet")
         gone = worker.leftovers.values_list("run", flat=True)
         self.orders += [(entry.worker, {"kind": "drop", "attempt": run}) for run in gone]
-        self.orders += [
-            (entry.worker, {"kind": "profile", "attempt": asked.pk, "spec": asked.spec})
-            for asked in ledger_selectors.asked(entry.worker)
-        ]
+        asked = {one.pk: one.spec for one in ledger_selectors.asked(entry.worker)}
+        self.orders += [(entry.worker, {"kind": "profile", "attempt": pk, "spec": spec}) for pk, spec in asked.items()]
+        unasked = (int(pk) for pk in body.get("profiles") or () if int(pk) not in asked)
+        self.orders += [(entry.worker, {"kind": "cancel_profile", "attempt": pk}) for pk in unasked]
         live = {int(pk): progress for pk, progress in body["attempts"].items()}
         for pk, progress in live.items():
             self._progress(entry.worker, pk, progress)

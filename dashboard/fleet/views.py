@@ -12,6 +12,7 @@ from django.http import HttpRequest, HttpResponse
 from django.shortcuts import get_object_or_404, redirect, render
 from django.views.decorators.http import require_http_methods, require_POST, require_safe
 
+from dashboard.accounts.roles import may_change
 from dashboard.fleet import refusals, selectors, services
 from dashboard.fleet.models import Worker
 from dashboard.fleet.timeline import HOURS, timeline
@@ -90,6 +91,7 @@ def _context(request: HttpRequest) -> dict[str, Any]:
     groups = [list(group) for _, group in groupby(queued_runs(order[:PLANNED]), key=_turn)]
     workers = selectors.workers()
     staff = request.user.is_staff  # type: ignore[union-attr]
+    profiles = [view.profiles for view in workers if view.profiles is not None]
     return {
         "workers": workers,
         "devices": sum(not worker.silent or device.run is not None for worker in workers for device in worker.devices),
@@ -101,5 +103,6 @@ def _context(request: HttpRequest) -> dict[str, Any]:
         "hours": hours,
         "hours_choices": HOURS,
         "may_drain": staff,
+        "may_withdraw": {profile.pk for profile in profiles if may_change(request.user, profile)},
         "refusals": refusals.lately() if staff else [],
     }

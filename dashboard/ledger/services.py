@@ -15,6 +15,7 @@ from dashboard.fleet.models import Worker
 from dashboard.fleet.selectors import FleetSnapshot
 from dashboard.ledger import host_links, replays, selectors
 from dashboard.ledger.models import WITHDRAWN, Prediction, Profile, ProfileState
+from dashboard.live.announce import announce
 from dashboard.runs import spreading
 from dashboard.runs.models import Run, State
 from dashboard.runs.queue import requests
@@ -43,7 +44,8 @@ def ask_profile(*, worker: Worker, spec: RunSpec, user: Any) -> Profile:
 
 
 def withdraw_profile(profile: Profile, user: Any) -> bool:
-    """Withdraws a request; returns whether it still waited. A worker that is working on it finishes in vain.
+    """Withdraws a request; returns whether it still waited. A worker that is working on it stops once its next
+    heartbeat is answered.
 
     Raises PermissionDenied for anyone but the person who asked and admins.
     """
@@ -51,7 +53,9 @@ def withdraw_profile(profile: Profile, user: Any) -> bool:
         raise PermissionDenied(MAY_NOT_WITHDRAW)
     waiting = Profile.objects.filter(pk=profile.pk, state=ProfileState.ASKED)
     error = f"{WITHDRAWN}{user}."[:MAX_ERROR]
-    return bool(waiting.update(state=ProfileState.FAILED, error=error, done_at=timezone.now()))
+    changed = waiting.update(state=ProfileState.FAILED, error=error, done_at=timezone.now())
+    announce(None, None, "fleet")
+    return bool(changed)
 
 
 def answer_profile(worker: str, body: Mapping[str, Any]) -> None:

@@ -144,7 +144,7 @@ def withdraw(request: HttpRequest, pk: int) -> HttpResponse:
         messages.success(request, f"{wanted.worker.name} is no longer asked to profile {wanted.title}.")
     else:
         messages.info(request, f"{wanted} was answered before it could be withdrawn.")
-    return redirect("ledger:partition")
+    return redirect("fleet:list" if request.POST.get("page") == "fleet" else "ledger:partition")
 
 
 @require_safe

@@ -8,6 +8,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from django.contrib.auth.models import User
+from django.core.exceptions import PermissionDenied
 from django.db import connection
 from django.test import Client
 from django.urls import reverse
@@ -18,7 +20,7 @@ from dashboard.fleet.models import Worker
 from dashboard.ledger import selectors
 from dashboard.ledger.forms import models
 from dashboard.ledger.models import Prediction, Profile, ProfileState
-from dashboard.ledger.services import answer_profile, ask_profile, settle
+from dashboard.ledger.services import answer_profile, ask_profile, settle, withdraw_profile
 from dashboard.runs import services, submission
 from dashboard.runs.findings import case_of
 from dashboard.runs.models import Run, State
@@ -64,6 +66,30 @@ def test_a_request_goes_out_with_each_heartbeat_until_it_is_answered(
     asked.refresh_from_db()
     assert asked.state == ProfileState.DONE and asked.software == "made up"
     assert not peer.orders()
+
+
+def test_who_asked_may_take_it_back_and_the_worker_hears_of_it(
+    redis_url: str, worker: Worker, member: Client, client: Client, reader: Client, alice: Any, admin: Any
+) -> None:
+    peer, controller = Peer(redis_url), Controller()
+    other, asked = (ask_profile(worker=worker, spec=spec, user=alice) for spec in (SPEC, RunSpec()))
+    client.force_login(admin)
+    address = reverse("ledger:withdraw", args=[other.pk])
+    assert address in member.get("/fleet/").content.decode() and address in client.get("/fleet/").content.decode()
+    assert address not in reader.get("/fleet/").content.decode()
+    with pytest.raises(PermissionDenied):
+        withdraw_profile(other, User.objects.create_user("eve"))
+    assert member.post(address, {"page": "fleet"}).headers["Location"] == "/fleet/"
+    other.refresh_from_db()
+    assert other.withdrawn and other.done_at
+    peer.beat(profiles=[other.pk, asked.pk, 999])
+    controller.turn()
+    ended = [order["attempt"] for order in peer.orders() if order["kind"] == "cancel_profile"]
+    assert ended == [other.pk, 999], "999 is of an earlier database"
+    answer_profile("yard-a", {"profile": asked.pk, "table": table(MODEL).dump()})
+    asked.refresh_from_db()
+    assert not withdraw_profile(asked, alice), "what is there stays"
+    assert Profile.objects.get(pk=asked.pk).state == ProfileState.DONE
 
 
 def test_only_the_worker_that_was_asked_can_answer(worker: Worker, alice: Any) -> None:

@@ -87,6 +87,20 @@ def test_ranks_on_other_devices_keep_no_attempt_waiting(supervisor: Supervisor, 
     assert server.started == [5, 6]
 
 
+def test_a_calibration_makes_way_for_an_attempt_and_comes_back(supervisor: Supervisor, server: Recording) -> None:
+    """It may take longer than the limit of a start."""
+    calibration = supervisor.between.calibration
+    supervisor.between.begin()
+    assert calibration.running
+    attempt = accept(supervisor, on(5, 0, 1))
+    assert server.started == [5] and not calibration.running and calibration.result is None
+    supervisor._conclude(attempt)
+    server.ready = True
+    supervisor._tick()
+    assert calibration.running
+    supervisor.between.stop()
+
+
 class Clock:
     """CLOCK_MONOTONIC that a test moves on."""
 

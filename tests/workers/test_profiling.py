@@ -6,8 +6,11 @@ from __future__ import annotations
 
 import time
 
+import pytest
+
 from parallel_core.profile.table import CostTable
 from parallel_core.spec import RunSpec
+from workers import profiling
 from workers.measurement import Ended
 from workers.profiling import Profiling, cause
 
@@ -15,17 +18,17 @@ SPEC = {"model": {"kind": "mlp", "layers": 2, "hidden": 16}, "train": {"global_b
 
 
 def test_a_request_is_answered_once_with_a_table() -> None:
-    profiling = Profiling(["--quick", "--ranks", "1", "--seconds", "0.05"])
-    assert profiling.ask(7, SPEC) is None and profiling.ask(7, SPEC) is None
-    profiling.begin()
-    assert profiling.running and not profiling.waiting
+    one = Profiling(["--quick", "--ranks", "1", "--seconds", "0.05"])
+    assert one.ask(7, SPEC) is None and one.ask(7, SPEC) is None
+    one.begin()
+    assert one.running and not one.waiting
     deadline = time.monotonic() + 120
-    while (answer := profiling.poll()) is None:
+    while (answer := one.poll()) is None:
         assert time.monotonic() < deadline
         time.sleep(0.1)
     assert answer["profile"] == 7
     assert CostTable.model_validate(answer["table"]).model == RunSpec.model_validate(SPEC).model
-    assert profiling.ask(7, SPEC) is None and not profiling.waiting
+    assert one.ask(7, SPEC) is None and not one.waiting
 
 
 def test_a_spec_that_is_none_is_refused() -> None:
@@ -33,12 +36,45 @@ def test_a_spec_that_is_none_is_refused() -> None:
     assert answer is not None and "heads" in answer["error"]
 
 
+def test_an_answer_that_was_lost_is_given_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every heartbeat asks, until the answer has arrived; most of these come while it is on its way."""
+    one = Profiling()
+    answer = one.ask(1, {"model": {"heads": 3}})
+    assert answer is not None and one.ask(1, SPEC) is None
+    monkeypatch.setattr(profiling, "_AGAIN_S", 0.0)
+    assert one.ask(1, SPEC) == answer and not one.waiting
+    for number in range(2, 2 + profiling._KEPT):
+        one.ask(number, {"model": {"heads": 3}})
+    assert one.ask(1, SPEC) is None and one.waiting, "what is not kept any more is measured again"
+
+
+def test_a_request_that_is_cancelled_frees_the_devices_at_once() -> None:
+    one = Profiling()
+    for number in (1, 2, 3):
+        one.ask(number, SPEC)
+    one.begin()
+    assert one.pending == [1, 2, 3]
+    one.cancel(2)
+    one.cancel(9)
+    assert one.running and one.pending == [1, 3]
+    one.cancel(1)
+    assert not one.running and one.poll() is None and one.pending == [3]
+    one.ask(1, SPEC)
+    assert one.pending == [3, 1], "asked for again, it is measured again"
+
+
+def test_what_a_library_writes_at_its_exit_hides_no_table() -> None:
+    one = Profiling()
+    assert one._answer(Ended(0, 'warming up\n{"version": 3}\nresource_tracker: leaked 2\n'))["table"] == {"version": 3}
+    assert "no cost table" in one._answer(Ended(0, "warming up\n[1]\n"))["error"]
+
+
 def test_a_failure_is_said() -> None:
-    profiling = Profiling(["--ranks", "nonsense"])
-    profiling.ask(2, SPEC)
-    profiling.begin()
+    one = Profiling(["--ranks", "nonsense"])
+    one.ask(2, SPEC)
+    one.begin()
     deadline = time.monotonic() + 60
-    while (answer := profiling.poll()) is None:
+    while (answer := one.poll()) is None:
         assert time.monotonic() < deadline
         time.sleep(0.1)
     assert "nonsense" in answer["error"] and "usage:" in answer["log"]
