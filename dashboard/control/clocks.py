@@ -6,6 +6,8 @@ unreachable broker, a backlog, or a stopped or restarted controller never look l
 
 from __future__ import annotations
 
+import time
+
 MOST_COUNTED_S = 1.0
 """The longest time between two reads that counts: in a longer one the controller was suspended and heard nothing."""
 
@@ -16,13 +18,13 @@ class Clocks:
     def __init__(self) -> None:
         self._workers: dict[str, float] = {}
         self._attempts: dict[tuple[int, str], float] = {}
-        self._beating: set[str] = set()
+        self._beat_at: dict[str, float] = {}  # CLOCK_MONOTONIC
         self._listed: dict[tuple[int, str], float] = {}
 
-    def heard(self, worker: str, attempts: set[int]) -> None:
-        """Notes a heartbeat that lists these live attempts."""
+    def heard(self, worker: str, attempts: set[int], age: float = 0.0) -> None:
+        """Notes a heartbeat that lists these live attempts, and reached the broker `age` seconds ago."""
         self._workers[worker] = 0.0
-        self._beating.add(worker)
+        self._beat_at[worker] = time.monotonic() - max(0.0, age)
         for attempt in attempts:
             self._attempts[attempt, worker] = 0.0
             self._listed.setdefault((attempt, worker), 0.0)
@@ -54,7 +56,13 @@ class Clocks:
 
     def alive(self, lease: float) -> set[str]:
         """Workers whose heartbeat was heard within the lease."""
-        return {worker for worker in self._beating if self._workers[worker] <= lease}
+        return {worker for worker in self._beat_at if self._workers[worker] <= lease}
+
+    def fresh(self, limit_s: float) -> set[str]:
+        """Workers whose last heartbeat reached the broker within `limit_s` seconds, whether or not the controller could
+        listen meanwhile: what comes from a backlog may be of a host that has died since."""
+        since = time.monotonic() - limit_s
+        return {worker for worker, at in self._beat_at.items() if at >= since}
 
     def keep(self, attempts: set[int]) -> None:
         """Forgets all attempts but these."""

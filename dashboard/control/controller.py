@@ -30,7 +30,7 @@ from dashboard.control.wire import Entry, Reader
 from dashboard.live.announce import publish
 from dashboard.runs.models import Attempt
 from dashboard.studies import fit_runs
-from workers.contract import LEASE_S
+from workers.contract import HEARTBEAT_S, LEASE_S
 from workers.wire import connect
 
 log = logging.getLogger(__name__)
@@ -43,6 +43,8 @@ CLOCKS_EVERY_S = 1.0
 SWEEP_EVERY_S = 5.0
 """Interval of sweeps while nobody wrote to the database and workers sent only data and unchanged heartbeats: then a
 sweep can find hardly anything that the clocks do not show."""
+FRESH_S = 1.5 * HEARTBEAT_S
+"""Age of a worker's last heartbeat up to which runs are placed on it: one that is late may be dead."""
 ASK_AGAIN_S = 1.0
 SYNC_EVERY_S = 1.0
 """Interval at which commits are synced to the disk: what a loss of power costs at most."""
@@ -60,7 +62,7 @@ class Controller:
         self._clocks = Clocks()
         self._changes = Changes()
         self._news = True
-        self._alive: set[str] = set()
+        self._fresh: set[str] = set()
         self._starter = Starter()
         self._resends: dict[int, int] = {}
         self._unsent: dict[int, Attempt] = {}
@@ -101,7 +103,7 @@ class Controller:
         for ingest in done:
             self._note_ended(ingest.ended)
         self._reader.acknowledge(read.ids)
-        self._hear(done)
+        self._hear(done, read.at)
         self._tell(done)
         self._every("sync", SYNC_EVERY_S, self._sync)
         self._send_settled()
@@ -146,11 +148,12 @@ class Controller:
                 log.exception("dropped entry %r of %s: %s %s", entry.id, entry.worker, entry.kind, entry.body)
         return done
 
-    def _hear(self, done: list[Ingest]) -> None:
-        """Notes the heartbeats. They are acknowledged and not read again, so nothing that may fail comes before."""
+    def _hear(self, done: list[Ingest], at: float) -> None:
+        """Notes the heartbeats, read `at` by the broker's clock. They are acknowledged and not read again, so nothing
+        that may fail comes before."""
         for ingest in done:
             for beat in ingest.heard:
-                self._clocks.heard(beat.worker, beat.attempts)
+                self._clocks.heard(beat.worker, beat.attempts, at - beat.at)
 
     def _tell(self, done: list[Ingest]) -> None:
         """Does what has to happen after the commit. If a crash prevents it, the answer to the next heartbeat makes up
@@ -188,8 +191,8 @@ class Controller:
         now = time.monotonic()
         self._clocks.advance(now - (self._listened_at or now))
         self._listened_at = now
-        alive, self._alive = self._alive, self._clocks.alive(self._lease)
-        if self._news or alive != self._alive:
+        fresh, self._fresh = self._fresh, self._clocks.alive(self._lease) & self._clocks.fresh(FRESH_S)
+        if self._news or fresh != self._fresh:
             self._last.pop("sweep", None)
         self._every("sweep", SWEEP_EVERY_S, self._sweep)
         self._every("clocks", CLOCKS_EVERY_S, self._look_at_clocks)
@@ -203,7 +206,7 @@ class Controller:
         self._news = False
         send_orders(self._redis, sweeps.sweep_cancels())
         self._look_at_clocks()
-        for attempt in sweeps.place_queued(self._alive):
+        for attempt in sweeps.place_queued(self._fresh):
             self._unsent[attempt.pk] = attempt
         fit_runs.advance()
 

@@ -37,11 +37,11 @@ long enough that nobody is asked for a message that is on its way."""
 
 @dataclass
 class Heard:
-    """A heartbeat, for the lease clocks."""
+    """A heartbeat, for the lease clocks; `at` = Unix seconds by the broker's clock."""
 
     worker: str
-    boot: str
     attempts: set[int]
+    at: float
 
 
 @dataclass
@@ -127,7 +127,7 @@ class Ingest:
         live = {int(pk): progress for pk, progress in body["attempts"].items()}
         for pk, progress in live.items():
             self._progress(entry.worker, pk, progress)
-        self.heard.append(Heard(entry.worker, entry.boot, set(live)))
+        self.heard.append(Heard(entry.worker, set(live), entry.at))
 
     def _progress(self, worker: str, pk: int, progress: dict[str, Any]) -> None:
         """Fences an attempt that should not be alive there; else notes where its ranks are, and repeats orders that

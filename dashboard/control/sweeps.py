@@ -156,9 +156,10 @@ def _check_lease(attempt: Attempt, clocks: Clocks, lease: float, resends: dict[i
         return _check_start(attempt, clocks)
     if multi_host.tells_why(attempt.report):
         return _end_without(attempt, worker)
-    if silence > lease and _left_before(attempt, worker, clocks):
-        detail = f"Worker {worker} left before it took the run."
-        states.finish(attempt, "interrupted", "interrupted", detail, attempt.report)
+    if silence > lease and _untaken(attempt, [name for name, (since, _) in silences.items() if since > lease], clocks):
+        left = Worker.objects.filter(name=worker, leaving=True).exists()
+        detail = f"Worker {worker} {'left' if left else 'fell silent'} before it took the run."
+        states.finish(attempt, "interrupted", "interrupted", detail, attempt.report, f"{detail} Queued again.")
         return "ended"
     if silence > lease:
         states.lose(attempt, f"Worker {worker} sent no heartbeat for {lease:.0f} s.", attempt.report)
@@ -166,12 +167,15 @@ def _check_lease(attempt: Attempt, clocks: Clocks, lease: float, resends: dict[i
     return _check_missing(attempt, worker, missing, clocks, resends)
 
 
-def _left_before(attempt: Attempt, worker: str, clocks: Clocks) -> bool:
-    """Whether the worker left in an orderly way before the start message reached it, so that no process was ever
-    started."""
-    if attempt.run.state == State.RUNNING or clocks.was_listed(worker, attempt.pk):
+def _untaken(attempt: Attempt, silent: Iterable[str], clocks: Clocks) -> bool:
+    """Whether none of the silent workers ever took the attempt, so that they never started a process of it.
+
+    The clocks know only what was listed since this controller began; an attempt that was listed before, and not since,
+    counts as taken.
+    """
+    if attempt.run.state == State.RUNNING or any(clocks.was_listed(worker, attempt.pk) for worker in silent):
         return False
-    return Worker.objects.filter(name=worker, leaving=True).exists()
+    return attempt.lease_until is None or clocks.listed_for(attempt.pk) > 0
 
 
 def _end_without(attempt: Attempt, worker: str) -> Verdict:

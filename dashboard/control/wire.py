@@ -58,11 +58,15 @@ def parse(raw_id: bytes, fields: dict[bytes, bytes]) -> Entry:
 
 @dataclass
 class Read:
-    """The result of one read: `ids` to acknowledge, the entries that parsed, and whether nothing more is waiting."""
+    """The result of one read: `ids` to acknowledge, the entries that parsed, and whether nothing more is waiting.
+
+    `at` = Unix seconds of the read by the broker's clock; 0 if there was nothing to read.
+    """
 
     ids: list[bytes]
     entries: list[Entry]
     caught_up: bool
+    at: float
 
 
 class Reader:
@@ -108,12 +112,15 @@ class Reader:
                 raise
         self._group_known = True
 
-    @staticmethod
-    def _parsed(rows: list[tuple[bytes, dict[bytes, bytes]]], caught_up: bool) -> Read:
+    def _parsed(self, rows: list[tuple[bytes, dict[bytes, bytes]]], caught_up: bool) -> Read:
         entries = []
         for raw_id, fields in rows:
             try:
                 entries.append(parse(raw_id, fields))
             except (ValueError, KeyError) as error:
                 log.error("dropped a malformed entry %r: %r", raw_id, error)
-        return Read([raw_id for raw_id, _ in rows], entries, caught_up)
+        return Read([raw_id for raw_id, _ in rows], entries, caught_up, self._now() if rows else 0.0)
+
+    def _now(self) -> float:
+        seconds, microseconds = self._redis.time()
+        return float(seconds) + microseconds / 1e6

@@ -1,7 +1,7 @@
 """All changes of a run's state are made here.
 
     queued -> starting -> running -> (cancelling) -> succeeded | failed | cancelled | lost
-    starting | running -> queued again: interrupted, or the worker was lost and retries are left
+    starting | running -> queued again: interrupted, never taken, or the worker was lost and retries are left
 
 Each transition is a conditional UPDATE that must change exactly one row, else IllegalTransition is raised and nothing
 is written. Each writes an Event and announces `state` on the LIVE stream after the commit. Only the controller makes
@@ -23,6 +23,7 @@ from dashboard.runs.models import ACTIVE, Attempt, Event, Run, State
 OUTCOME_STATES = {"succeeded": State.SUCCEEDED, "failed": State.FAILED, "cancelled": State.CANCELLED}
 WORKER_LOST = "worker_lost"
 INTERRUPTED = "interrupted"
+STOPPED = "Interrupted by an orderly stop of its worker; queued again."
 
 
 class IllegalTransition(Exception):
@@ -133,11 +134,14 @@ def cancel_queued(run: Run, actor: Any = None) -> Run:
 
 
 @transaction.atomic
-def finish(attempt: Attempt, outcome: str, cause: str = "", detail: str = "", report: Any = None) -> Run:
+def finish(
+    attempt: Attempt, outcome: str, cause: str = "", detail: str = "", report: Any = None, requeued: str = STOPPED
+) -> Run:
     """starting | running | cancelling -> the end that the worker reported.
 
     1. Closes the attempt; one that is already over raises IllegalTransition.
-    2. `interrupted` (orderly stop of the yard): queued again without using a retry; cancelled if that was requested.
+    2. `interrupted` (an orderly stop, or it never began): queued again without using a retry, with the sentence
+       `requeued`; cancelled if that was requested.
     3. A lost worker: as `lose`.
     4. Else succeeded, failed or cancelled, with the cause and one sentence.
     """
@@ -149,7 +153,7 @@ def finish(attempt: Attempt, outcome: str, cause: str = "", detail: str = "", re
     now = timezone.now()
     _close(attempt, outcome, cause, detail, report or {}, now)
     if outcome == INTERRUPTED:
-        return _requeue(attempt, "Interrupted by an orderly stop of its worker; queued again.", {})
+        return _requeue(attempt, requeued, {})
     target = OUTCOME_STATES.get(outcome, State.FAILED)
     run = _move(attempt.run_id, ACTIVE, target, cause=cause, detail=detail, ended_at=now)
     record(run, target, detail or f"Attempt {attempt.number} {target}.", attempt)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any
@@ -67,18 +68,20 @@ class Peer:
         self.files: dict[tuple[int, int, Channel], bytes] = defaultdict(bytes)
         self._heard = "0"
 
-    def say(self, kind: str, body: dict[str, Any], data: bytes = b"") -> None:
+    def say(self, kind: str, body: dict[str, Any], data: bytes = b"", age: float = 0.0) -> None:
+        """Publishes an entry; with `age`, as if it had reached the broker that many seconds ago."""
         fields: dict[Any, Any] = {"worker": self.name, "boot": self.boot, "kind": kind, "body": json.dumps(body)}
-        self.redis.xadd(EVENTS, {**fields, "data": data} if data else fields)
+        when = f"{int((time.time() - age) * 1000)}-*" if age else "*"
+        self.redis.xadd(EVENTS, {**fields, "data": data} if data else fields, id=when)
 
-    def beat(self, *attempts: int, **more: Any) -> None:
+    def beat(self, *attempts: int, step: int = 3, age: float = 0.0, **more: Any) -> None:
         devices = [
             {"index": i, "kind": "cpu", "name": "core", "memory_total": 1 << 30, "memory_used": 0, "load": 0.0}
             for i in range(self.devices)
         ]
-        live = {str(pk): {"0": {"step": 3, "op": "0F1", "age": 0.1}} for pk in attempts}
+        live = {str(pk): {"0": {"step": step, "op": "0F1", "age": 0.1}} for pk in attempts}
         about = {"host": "host-a", "version": "1", "time": 0.0, "load": 0.1, "memory_total": 1, "memory_available": 1}
-        self.say("heartbeat", {**about, "devices": devices, "attempts": live, **more})
+        self.say("heartbeat", {**about, "devices": devices, "attempts": live, **more}, age=age)
 
     def running(self, attempt: int) -> None:
         self.say("attempt", {"attempt": attempt, "state": "running"})

@@ -59,6 +59,15 @@ def test_only_workers_that_beat_are_alive() -> None:
     assert clocks.alive(1.0) == set()
 
 
+def test_a_heartbeat_that_was_read_late_is_not_fresh() -> None:
+    clocks = Clocks()
+    clocks.heard("late", set(), 5.0)
+    clocks.heard("new", set())
+    clocks.heard("ahead", set(), -0.1)
+    assert clocks.fresh(4.0) == {"new", "ahead"}
+    assert clocks.alive(4.0) == {"new", "ahead", "late"}, "its silence counts from when it could be heard"
+
+
 def test_a_second_controller_waits_for_the_lock(tmp_path: Any) -> None:
     first, second = FileLock(tmp_path / "lock"), FileLock(tmp_path / "lock")
     assert first.hold()

@@ -56,6 +56,46 @@ def test_a_start_message_does_not_outlive_its_attempt(redis_url: str, peer: Peer
     assert peer.orders() == [{"kind": "fence", "attempt": attempt.pk}]
 
 
+def test_a_host_that_died_before_it_took_the_run_uses_no_retry(redis_url: str, peer: Peer, alice: Any) -> None:
+    controller = Controller(lease=SHORT_LEASE)
+    run = submit(alice)
+    peer.beat()
+    until(controller, lambda: run.attempts.exists())
+    until(controller, lambda: state_of(run) != State.STARTING)
+    run.refresh_from_db()
+    assert (run.state, run.retries_left) == (State.QUEUED, 0)
+    assert run.detail == "Worker yard-a fell silent before it took the run. Queued again."
+    peer.beat()
+    until(controller, lambda: run.attempts.count() == 2)
+
+
+@pytest.mark.parametrize("restarted", [False, True])
+def test_a_host_that_died_after_it_took_the_run_loses_it(
+    redis_url: str, peer: Peer, alice: Any, restarted: bool
+) -> None:
+    """Also for a controller that began after the run was taken, and knows it from the row alone."""
+    controller = Controller(lease=SHORT_LEASE)
+    run = submit(alice)
+    peer.beat()
+    until(controller, lambda: run.attempts.exists())
+    peer.beat(run.attempts.get().pk, step=-1)
+    controller.turn()
+    controller = Controller(lease=SHORT_LEASE) if restarted else controller
+    until(controller, lambda: state_of(run) != State.STARTING)
+    assert state_of(run) == State.LOST
+
+
+def test_heartbeats_of_a_backlog_are_as_old_as_they_are(peer: Peer, controller: Controller, alice: Any) -> None:
+    """After an outage of the controller: the host may have died in the meantime."""
+    run = submit(alice)
+    peer.beat(age=60)
+    for _ in range(3):
+        controller.turn()
+    assert state_of(run) == State.QUEUED
+    peer.beat()
+    until(controller, lambda: state_of(run) == State.STARTING)
+
+
 def test_an_attempt_that_never_starts_fails_and_is_fenced(
     peer: Peer, controller: Controller, alice: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -120,6 +160,19 @@ def test_a_corpus_to_fetch_gives_the_start_more_time(alice: Any) -> None:
     Corpus.objects.create(sha256="0" * 64, name="large", size=100 << 20, owner=alice)
     run.spec["train"]["corpus"] = "blob:" + "0" * 64
     assert sweeps._start_limit(attempt) == sweeps.START_LIMIT_S + 100
+
+
+def test_ranks_of_an_attempt_that_was_given_up_give_the_next_one_more_time(alice: Any) -> None:
+    run = submit(alice)
+    lost = factory.start(run)
+    Attempt.objects.filter(pk=lost.pk).update(over=True, ended_at=timezone.now())
+    there, elsewhere = ([{**lost.devices[0], "worker": name}] for name in ("yard-a", "yard-b"))
+    now = timezone.now()
+    assert sweeps._start_limit(Attempt(run=run, devices=elsewhere, sent_at=now)) == sweeps.START_LIMIT_S
+    again = Attempt(run=run, devices=there, sent_at=now)
+    assert sweeps._start_limit(again) == sweeps.START_LIMIT_S + sweeps.STOP_LIMIT_S
+    Attempt.objects.filter(pk=lost.pk).update(report={"sizes": {}})
+    assert sweeps._start_limit(again) == sweeps.START_LIMIT_S
 
 
 def test_checkpoints_to_read_through_give_a_retry_more_time(alice: Any) -> None:
