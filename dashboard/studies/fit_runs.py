@@ -9,12 +9,14 @@ import logging
 from collections.abc import Sequence
 
 from django.core.exceptions import PermissionDenied
-from django.db import transaction
+from django.db import InterfaceError, OperationalError, transaction
+from pydantic import ValidationError
 
 from dashboard.runs import services as runs
 from dashboard.studies.fit import KIND, RETRIES, LayerSearch, hunts, run_name
 from dashboard.studies.models import Study
 from parallel_core.plan.largest import trial
+from parallel_core.spec import field_errors
 
 log = logging.getLogger(__name__)
 
@@ -24,9 +26,22 @@ def advance() -> None:
     for study in Study.objects.filter(kind=KIND, settings__searching=True).select_related("owner"):
         try:
             _advance(study)
+        except (OperationalError, InterfaceError):  # the database is away: they go on when it is back
+            raise
         except (PermissionDenied, runs.Invalid) as error:
             log.warning("the searches of study %s end: %s", study.pk, error)
             _end(study, f"The searches ended early: {error}")
+        except Exception as error:  # it would recur, and the studies after this one would wait for it
+            log.exception("the searches of study %s end", study.pk)
+            _end(study, f"The searches ended early: {_why(error)}")
+
+
+def _why(error: Exception) -> str:
+    """An unexpected error in one sentence; a stored spec may break a rule that it kept when the study was made."""
+    if isinstance(error, ValidationError):
+        field, message = next(iter(field_errors(error).items()))
+        return f"its spec breaks a rule of this version: {field}: {message}"
+    return f"{type(error).__name__}: {' '.join(str(error).split())}"
 
 
 def _advance(study: Study) -> None:

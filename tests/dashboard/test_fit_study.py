@@ -88,6 +88,25 @@ def test_each_search_begins_with_what_was_predicted_under_the_cap(study: Study) 
         assert run.name == f"{run.label}, {spec.model.layers} layers"
 
 
+def test_a_study_that_cannot_go_on_ends_alone_and_says_why(client: Client, study: Study, alice: Any) -> None:
+    """Its stored spec breaks a rule of a later version; the controller and the other studies go on."""
+    client.post(NEW, {**ASKED, "name": "What fits, too"})
+    other = Study.objects.latest("pk")
+    first = study.runs.order_by("pk")[0]
+    end(first, predictions(study))
+    first.spec["model"]["kind"] = "gone"
+    first.save(update_fields=("spec",))
+    queued = other.runs.order_by("pk")[0]
+    end(queued, predictions(other))
+    before = other.runs.count()
+    fit_runs.advance()
+    study.refresh_from_db()
+    assert not study.settings["searching"]
+    assert study.settings["note"].startswith("The searches ended early: its spec breaks a rule of this version: ")
+    other.refresh_from_db()
+    assert other.settings["searching"] and other.runs.count() == before + 1
+
+
 def test_the_button_says_how_many_runs_it_queues_and_that_more_follow(client: Client, alice: Any) -> None:
     factory.worker(devices=2)
     client.force_login(alice)
