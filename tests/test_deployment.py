@@ -66,6 +66,11 @@ def test_every_lasting_service_reaps_and_restarts(services: dict[str, Any]) -> N
         assert service["restart"] == ("no" if name == "prepare" else "unless-stopped"), name
 
 
+def test_the_health_of_the_controller_is_that_it_works_and_not_that_it_is_there(services: dict[str, Any]) -> None:
+    controller = services["controller"]
+    assert controller["healthcheck"]["test"] == ["CMD", *controller["command"], "--check"]
+
+
 def test_workers_hold_neither_database_nor_signing_key(services: dict[str, Any]) -> None:
     for name in ("worker", "worker-gpu"):
         assert not {"DATABASE_URL", "SECRET_KEY", "ADMIN_PASSWORD"} & set(services[name]["environment"])

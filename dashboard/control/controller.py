@@ -1,8 +1,8 @@
 """The controller's loop: reads worker events, stores them, answers; then checks leases, cancels and the queue.
 
 A turn: read (at most 200 ms) -> one transaction -> acknowledge, send orders, announce -> sweeps, if there may be
-something to find. Whatever fails is tried again from what the broker still holds and what the database says; apart from
-the clocks, the controller keeps no state that it could not lose.
+something to find; one that fails stops no other. Whatever fails is tried again from what the broker still holds and
+what the database says; apart from the clocks, the controller keeps no state that it could not lose.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 
 import redis
 from django.conf import settings
@@ -22,11 +23,13 @@ from dashboard.control.changes import Changes
 from dashboard.control.clocks import Clocks
 from dashboard.control.dispatch import Order, send_orders, send_start
 from dashboard.control.durability import sync_commits
+from dashboard.control.guard import Guard
 from dashboard.control.ingest import Ingest
 from dashboard.control.lock import lock_of_database
 from dashboard.control.starter import Starter
 from dashboard.control.summary import store_summary, unsummarised
 from dashboard.control.wire import Entry, Reader
+from dashboard.fleet.listening import STAMP_EVERY_S, stamp
 from dashboard.live.announce import publish
 from dashboard.runs.models import Attempt
 from dashboard.studies import fit_runs
@@ -62,6 +65,7 @@ class Controller:
         self._clocks = Clocks()
         self._changes = Changes()
         self._news = True
+        self._guard = Guard()
         self._fresh: set[str] = set()
         self._starter = Starter()
         self._resends: dict[int, int] = {}
@@ -99,9 +103,11 @@ class Controller:
         self._news |= self._changes.any()
         done = self._store(read.entries)
         self._news |= any(ingest.news for ingest in done)
-        self._changes.skip_own()
         for ingest in done:
             self._note_ended(ingest.ended)
+        if read.caught_up:
+            self._every("stamp", STAMP_EVERY_S, lambda: stamp(self._guard.failing))
+        self._changes.skip_own()
         self._reader.acknowledge(read.ids)
         self._hear(done, read.at)
         self._tell(done)
@@ -199,22 +205,28 @@ class Controller:
         self._send_unsent()
         self._summarise_one()
         self._every("unsettled", UNSETTLED_EVERY_S, self._ask_for_the_rest)
-        self._every("starter", STARTER_EVERY_S, self._starter.consider)
+        self._every("starter", STARTER_EVERY_S, self._consider_starter)
 
     def _sweep(self) -> None:
         """Looks for cancels, expired leases and queued runs to place. What it writes is news for the next turn."""
         self._news = False
-        send_orders(self._redis, sweeps.sweep_cancels())
+        self._guard.run("handle cancels", lambda: send_orders(self._redis, sweeps.sweep_cancels()))
         self._look_at_clocks()
+        self._guard.run("place queued runs", self._place)
+        self._guard.run("queue the next runs of fit studies", fit_runs.advance)
+
+    def _place(self) -> None:
         for attempt in sweeps.place_queued(self._fresh):
             self._unsent[attempt.pk] = attempt
-        fit_runs.advance()
 
     def _look_at_clocks(self) -> None:
         """Looks for what comes with time even if nobody writes: silent workers, and the step that somebody asked to
         trace."""
         self._last["clocks"] = time.monotonic()
-        send_orders(self._redis, sweeps.sweep_traces())
+        self._guard.run("choose steps to trace", lambda: send_orders(self._redis, sweeps.sweep_traces()))
+        self._guard.run("check leases", self._check_leases)
+
+    def _check_leases(self) -> None:
         again, ended, orders = sweeps.sweep_leases(self._clocks, self._lease, self._resends)
         self._unsent |= {attempt.pk: attempt for attempt in again}
         self._news |= bool(ended)
@@ -223,7 +235,8 @@ class Controller:
 
     def _send_unsent(self) -> None:
         for pk, attempt in list(self._unsent.items()):
-            send_start(attempt)
+            # What is not sent for another reason than the broker is sent again when its worker does not list it.
+            self._guard.run("send start messages", partial(send_start, attempt))
             del self._unsent[pk]
 
     def _not_just_asked(self, orders: list[Order]) -> list[Order]:
@@ -259,7 +272,11 @@ class Controller:
                 log.exception("could not summarise run %s", pk)
 
     def _ask_for_the_rest(self) -> None:
-        send_orders(self._redis, sweeps.sweep_unsettled(self._clocks.alive(self._lease)))
+        alive = self._clocks.alive(self._lease)
+        self._guard.run("ask workers for missing data", lambda: send_orders(self._redis, sweeps.sweep_unsettled(alive)))
+
+    def _consider_starter(self) -> None:
+        self._guard.run("queue the starter study", self._starter.consider)
 
     def _every(self, name: str, seconds: float, action: Callable[[], None]) -> None:
         now = time.monotonic()

@@ -70,6 +70,15 @@ class Worker(models.Model):
         return not (self.draining or self.leaving or self.clashes)
 
 
+class ControllerState(models.Model):
+    """The one row that the controller stamps while it works (see `fleet.listening`)."""
+
+    listened_at = models.DateTimeField()
+    """When it last had read everything that workers sent."""
+    failing = models.JSONField(default=list)
+    """Its parts that fail (`control.guard.Guard.failing`)."""
+
+
 class Leftover(models.Model):
     """A deleted run whose checkpoints may still be on the worker's disk.
 

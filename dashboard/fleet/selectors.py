@@ -11,6 +11,7 @@ from django.db.models import QuerySet
 from django.utils import timezone
 
 from dashboard.control.placement import Host
+from dashboard.fleet.listening import listened_until
 from dashboard.fleet.models import Worker
 from dashboard.ledger.models import Profile, ProfileState
 from dashboard.runs.models import Attempt, Run
@@ -65,16 +66,22 @@ class WorkerView:
         return not self.profiling and any(device.used_by_others for device in self.devices)
 
 
-def age_of(worker: Worker, now: datetime | None = None) -> float | None:
+def age_of(worker: Worker) -> float | None:
     """Seconds since the worker's last heartbeat."""
     if worker.heartbeat_at is None:
         return None
-    return max(0.0, ((now or timezone.now()) - worker.heartbeat_at).total_seconds())
+    return max(0.0, (timezone.now() - worker.heartbeat_at).total_seconds())
 
 
 def reporting() -> QuerySet[Worker]:
-    """Workers whose last heartbeat is younger than a lease."""
-    return Worker.objects.filter(heartbeat_at__gt=timezone.now() - timedelta(seconds=LEASE_S))
+    """Workers that are not silent."""
+    return Worker.objects.filter(heartbeat_at__gt=silent_before())
+
+
+def silent_before() -> datetime:
+    """A worker whose last heartbeat is older is silent: a lease before now, or before the controller, which alone hears
+    heartbeats, listened last."""
+    return listened_until() - timedelta(seconds=LEASE_S)
 
 
 def stays(worker: Worker) -> str:
@@ -89,14 +96,14 @@ def stays(worker: Worker) -> str:
 
 @dataclass(frozen=True)
 class FleetSnapshot:
-    """The fleet at one moment: every worker by name, and those whose last heartbeat is younger than a lease."""
+    """The fleet at one moment: every worker by name, and those that are not silent."""
 
     every: tuple[Worker, ...]
     reporting: tuple[Worker, ...]
 
     @classmethod
     def now(cls) -> FleetSnapshot:
-        every, since = tuple(Worker.objects.all()), timezone.now() - timedelta(seconds=LEASE_S)
+        every, since = tuple(Worker.objects.all()), silent_before()
         return cls(every, tuple(one for one in every if one.heartbeat_at is not None and one.heartbeat_at > since))
 
     def among(self, names: Collection[str]) -> list[Worker]:
@@ -148,12 +155,12 @@ def kind_of(run: Run) -> str:
 
 
 def hosts(heard: Collection[str] | None = None) -> list[Host]:
-    """Every worker as a Host for the placement. `heard` = workers that are not silent; None judges by the age of
+    """Every worker as a Host for the placement. `heard` = workers that may be given runs; None judges by the age of
     heartbeats."""
     attempts = live_attempts()
     held = occupancy(attempts)
     exclusive = {node["worker"] for a in attempts if a.run.exclusive for node in a.devices}
-    fresh = timezone.now() - timedelta(seconds=LEASE_S)
+    fresh = silent_before()
     profile = set(Profile.objects.filter(state=ProfileState.ASKED).values_list("worker", flat=True))
     out = []
     for worker in Worker.objects.all():
@@ -168,10 +175,10 @@ def hosts(heard: Collection[str] | None = None) -> list[Host]:
 
 def workers() -> list[WorkerView]:
     """Every worker by name, with the runs that hold its devices."""
-    now, attempts = timezone.now(), live_attempts()
+    since, attempts = silent_before(), live_attempts()
     held = occupancy(attempts)
     asked = {profile.worker_id: profile for profile in Profile.objects.filter(state=ProfileState.ASKED).order_by("-id")}
-    return [_view(worker, now, attempts, held, asked.get(worker.pk)) for worker in Worker.objects.all()]
+    return [_view(worker, since, attempts, held, asked.get(worker.pk)) for worker in Worker.objects.all()]
 
 
 def timing() -> set[int]:
@@ -180,9 +187,9 @@ def timing() -> set[int]:
 
 
 def _view(
-    worker: Worker, now: datetime, attempts: list[Attempt], held: dict[Any, Run], profiles: Profile | None
+    worker: Worker, since: datetime, attempts: list[Attempt], held: dict[Any, Run], profiles: Profile | None
 ) -> WorkerView:
-    age = age_of(worker, now)
+    age = age_of(worker)
     devices = [
         DeviceView(
             index=device["index"],
@@ -196,7 +203,7 @@ def _view(
         for device in worker.devices
     ]
     here = [a for a in attempts if any(node["worker"] == worker.name for node in a.devices)]
-    silent = age is None or age > LEASE_S
+    silent = worker.heartbeat_at is None or worker.heartbeat_at < since
     profiling = profiles is not None and not silent and all(_waits_for_profile(attempt, profiles) for attempt in here)
     return WorkerView(worker, age, silent, devices, [a.run for a in here], profiles, profiling)
 

@@ -7,7 +7,9 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, NamedTuple
 
+from dashboard.ages import span
 from dashboard.control.placement import Host, Request, Wait, plan
+from dashboard.fleet.listening import away_for
 from dashboard.fleet.selectors import hosts, kind_of
 from dashboard.fleet.words import WORDS, apart_text
 from dashboard.runs.models import Attempt, Checkpoint, Run, State
@@ -149,6 +151,9 @@ def everyone_waiting(up_to: int | None = None) -> dict[int, Waiting]:
     order = queue_order()
     if up_to in order:
         order = order[: order.index(up_to) + 1]
+    if order and (seconds := away_for()) is not None:
+        said = f"Waits for the controller, which has not been heard for {span(seconds)}."
+        return {pk: Waiting(said, ahead) for ahead, pk in enumerate(order)}
     out = {pk: Waiting(f"Waits for its turn: {ahead} runs ahead.", ahead) for ahead, pk in enumerate(order)}
     return out | _planned(queued_runs(order[:PLANNED]))
 

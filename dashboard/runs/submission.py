@@ -11,6 +11,7 @@ from typing import Any, Required, TypedDict, Unpack
 
 from pydantic import ValidationError
 
+from dashboard.fleet.listening import away_sentence
 from dashboard.fleet.selectors import FleetSnapshot, devices_of
 from dashboard.fleet.words import WORDS, apart_text
 from dashboard.ledger import selectors as ledger
@@ -87,7 +88,7 @@ class Assessment:
     doubt: str = ""
     """What another run found wrong with the checkpoint from which it is to begin."""
     waits: str = ""
-    """Which workers it would wait for if nothing else were in the queue."""
+    """Which workers it would wait for if nothing else were in the queue, or that the controller is away."""
     disk: str = ""
     """Why there would be no room for its checkpoints."""
 
@@ -138,7 +139,7 @@ def assess(spec: dict[str, Any], resume_from: ResumeFrom | None = None, host_cou
     room = room_of(offered.room, parsed.trace.memory_cap)
     limit = room.usable if room else 0
     wrong = found.sentence if found.fits is False else ""
-    workers, waits = chosen(asks, fleet), "" if errors else waits_for(asks, fleet)
+    workers, waits = chosen(asks, fleet), "" if errors else away_sentence() or waits_for(asks, fleet)
     said, record, where = ledger.predicted(parsed, workers), ledger.time_record().sentence(), several(workers)
     doubt = "" if errors else resuming.doubt(resume_from)
     disk = short_of(parsed, fleet.among(asks.needs))

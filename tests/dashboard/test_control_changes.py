@@ -89,7 +89,7 @@ def test_an_idle_turn_asks_one_question(
     """An idle turn runs one query. Data and heartbeats with nothing new cause only the queries they need, and the next
     turn still finds a cancel or a new run.
     """
-    for name in ("SWEEP_EVERY_S", "CLOCKS_EVERY_S", "UNSETTLED_EVERY_S", "STARTER_EVERY_S"):
+    for name in ("SWEEP_EVERY_S", "CLOCKS_EVERY_S", "UNSETTLED_EVERY_S", "STARTER_EVERY_S", "STAMP_EVERY_S"):
         monkeypatch.setattr(loop, name, 1e6)
     run = submit(alice)
     attempt = started(peer, controller, run)

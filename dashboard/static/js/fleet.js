@@ -7,8 +7,10 @@ import { subscribe } from "./stream.js";
 const LATE_S = 4;
 const SILENT_S = 6; // the lease: three missed heartbeats
 const HELD_S = 20; // longer than a fetch of news is ever put off
+const QUIET_S = 12; // longer than the controller may be silent (fleet/listening.py): nobody else announces that it is away
 const GAP_MS = 1000; // least interval between fetches
 let fetchedAt = performance.now();
+let askedAt = fetchedAt;
 let behind = false; // whether there was news since the last fetch began
 const part = new Paced();
 
@@ -26,6 +28,7 @@ function age() {
 async function refresh() {
   const old = document.getElementById("fleet");
   behind = false;
+  askedAt = performance.now();
   const answer = await fetch(old.dataset.url);
   check(answer);
   part.paid(answer);
@@ -46,6 +49,7 @@ age();
 setInterval(() => {
   // News that waits to be fetched may be that a host has spoken.
   if (!behind || sinceFetch() >= HELD_S) age();
+  if (performance.now() - askedAt >= QUIET_S * 1000) follow([]);
 }, 1000);
 subscribe("fleet", follow);
 subscribe("runs", follow);

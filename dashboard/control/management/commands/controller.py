@@ -6,16 +6,24 @@ import signal
 from types import FrameType
 from typing import Any
 
-from django.core.management.base import BaseCommand
+from django.core.management.base import BaseCommand, CommandError, CommandParser
 
 from dashboard.control.controller import Controller
+from dashboard.fleet.listening import is_at_work
 
 
 class Command(BaseCommand):
     help = "Consumes worker events, places queued runs and watches leases. A second one waits until the first ends."
     requires_system_checks = ()  # they import every page, which takes longer than the rest of a start; a test runs them
 
+    def add_arguments(self, parser: CommandParser) -> None:
+        parser.add_argument("--check", action="store_true", help="only tell, by the exit code, whether one is at work")
+
     def handle(self, *args: Any, **options: Any) -> None:
+        if options["check"]:
+            if not is_at_work():
+                raise CommandError("The controller has not listened to the workers of late.")
+            return
         controller = Controller()
 
         def stop(number: int, frame: FrameType | None) -> None:

@@ -1,0 +1,63 @@
+"""Keeps one part of the controller that fails from stopping the others."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import redis
+from django.db import InterfaceError, OperationalError
+from django.utils import timezone
+from kombu.exceptions import OperationalError as BrokerError
+
+log = logging.getLogger(__name__)
+
+UNREACHABLE = (redis.RedisError, BrokerError, OperationalError, InterfaceError, ConnectionError, TimeoutError)
+"""Broker or database: no part could do anything, so the whole turn is tried again."""
+MAX_CHARACTERS = 300
+"""Length to which an error is cut for pages."""
+
+
+@dataclass
+class Failure:
+    """A part that failed each time since `since` (text, UTC); `error` = its last error, in one line."""
+
+    since: str
+    error: str
+    times: int = 0
+
+
+class Guard:
+    """Runs the controller's parts. Used by one thread."""
+
+    def __init__(self) -> None:
+        self._failures: dict[str, Failure] = {}
+
+    def run(self, what: str, action: Callable[[], None]) -> None:
+        """Runs a part of the controller; `what` completes "the controller cannot ...".
+
+        An error is logged and counted, and the caller goes on; only one of UNREACHABLE is raised.
+        """
+        try:
+            action()
+        except UNREACHABLE:
+            raise
+        except Exception as error:
+            self._note(what, error)
+        else:
+            if self._failures.pop(what, None):
+                log.warning("the controller can %s again", what)
+
+    def _note(self, what: str, error: Exception) -> None:
+        text = f"{type(error).__name__}: {' '.join(str(error).split())}"[:MAX_CHARACTERS]
+        failure = self._failures.setdefault(what, Failure(f"{timezone.now():%Y-%m-%d %H:%M:%S}", ""))
+        if failure.error != text:  # repeated all the time: logged once
+            log.exception("the controller cannot %s; the rest goes on", what)
+        failure.error, failure.times = text, failure.times + 1
+
+    @property
+    def failing(self) -> list[dict[str, Any]]:
+        """What failed at its last run: {what, since, error, times} each."""
+        return [{"what": what, **vars(failure)} for what, failure in self._failures.items()]

@@ -1,0 +1,66 @@
+"""Whether the controller is at work: it stamps a row of the database while it listens to the workers.
+
+Nobody else hears heartbeats, so while the controller is away nothing can be said about a host: hosts are judged by how
+silent they were when it last listened.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Any
+
+from django.utils import timezone
+
+from dashboard.ages import span
+from dashboard.fleet.models import ControllerState
+from workers.contract import HEARTBEAT_S
+
+STAMP_EVERY_S = HEARTBEAT_S
+AWAY_S = 10.0
+"""Age in seconds of the stamp above which the controller is away: some turns of it may take a few seconds."""
+
+
+def stamp(failing: Sequence[dict[str, Any]]) -> None:
+    """Notes, for the controller, that it listens now, and what it fails at (`control.guard.Guard.failing`)."""
+    values = {"listened_at": timezone.now(), "failing": list(failing)}
+    if not ControllerState.objects.filter(pk=1).update(**values):
+        ControllerState.objects.create(pk=1, **values)
+
+
+def listened_until() -> datetime:
+    """Until when heartbeats were heard: now, or when the controller listened last. In a yard in which it never did, no
+    worker is known either."""
+    now = timezone.now()
+    last = ControllerState.objects.values_list("listened_at", flat=True).first()
+    return min(now, last) if last else now
+
+
+def away_for() -> float | None:
+    """Seconds since the controller listened last; None while it is at work, or if it never was."""
+    age = (timezone.now() - listened_until()).total_seconds()
+    return age if age > AWAY_S else None
+
+
+def away_sentence() -> str:
+    """That the controller is away, and what follows from that; '' while it is at work."""
+    seconds = away_for()
+    if seconds is None:
+        return ""
+    rest = "nothing is placed or recorded until it is back; training goes on."
+    return f"The controller has not been heard for {span(seconds)}: {rest}"
+
+
+def is_at_work() -> bool:
+    """Whether the controller has listened a moment ago; False as well if it never did."""
+    return ControllerState.objects.exists() and away_for() is None
+
+
+def failing_sentences() -> list[str]:
+    """For administrators: what the controller fails at, one sentence each."""
+    found = ControllerState.objects.values_list("failing", flat=True).first() or []
+    return [
+        f"The controller cannot {one['what']}, {one['times']} times since {one['since']} UTC: "
+        f"{one['error'].rstrip('.')}. Its log has the whole error; all else goes on."
+        for one in found
+    ]

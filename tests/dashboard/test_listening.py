@@ -1,0 +1,154 @@
+"""The controller's stamp: what pages say while it is away, what it fails at, and the health check."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from django.core.management import CommandError, call_command
+from django.test import Client
+from django.utils import timezone
+
+from dashboard.control import controller as loop
+from dashboard.control.controller import Controller
+from dashboard.fleet import listening
+from dashboard.fleet.models import ControllerState, Worker
+from dashboard.fleet.selectors import FleetSnapshot
+from dashboard.runs import services
+from dashboard.runs.models import Run, State
+from dashboard.runs.queue import everyone_waiting
+from dashboard.runs.submission import assess
+from tests.dashboard import factory
+from tests.dashboard.peer import Peer, spec
+from tests.dashboard.test_control import started, state_of, submit, until
+
+pytestmark = pytest.mark.django_db
+
+
+@pytest.fixture(autouse=True)
+def broker(redis_url: str) -> None:
+    """Announcements need a broker."""
+
+
+@pytest.fixture
+def away(worker: Worker) -> Worker:
+    """A host that was heard until the controller went away, 40 min ago."""
+    listening.stamp([])
+    since = timezone.now() - timedelta(minutes=40)
+    ControllerState.objects.update(listened_at=since)
+    Worker.objects.update(heartbeat_at=since)
+    return worker
+
+
+def fleet(client: Client) -> str:
+    return str(client.get("/fleet/").content.decode())
+
+
+def test_a_controller_that_is_away_is_said_once_and_of_no_host(away: Worker, member: Client) -> None:
+    said = fleet(member)
+    assert "The controller has not been heard for 40 min: nothing is placed or recorded until it is back" in said
+    assert "Silent since" not in said and ">silent<" not in said and "given up as lost" not in said
+    assert "when last heard: load" in said and ">in service<" not in said
+    listening.stamp([])
+    said = fleet(member)
+    assert "controller has not been heard" not in said
+    assert ">silent<" in said, "now it listens, and the host is not there"
+
+
+def test_a_host_that_was_silent_before_stays_silent(away: Worker, member: Client) -> None:
+    Worker.objects.update(heartbeat_at=timezone.now() - timedelta(minutes=50))
+    assert ">silent<" in fleet(member)
+
+
+def test_the_queue_waits_for_the_controller(away: Worker, alice: Any) -> None:
+    run = factory.queued(alice)
+    assert everyone_waiting()[run.pk].sentence == "Waits for the controller, which has not been heard for 40 min."
+    listening.stamp([])
+    Worker.objects.update(heartbeat_at=timezone.now())
+    assert everyone_waiting()[run.pk].sentence == "Starts now."
+
+
+def test_a_run_that_is_written_meanwhile_is_told_so(away: Worker, member: Client) -> None:
+    assert [one.name for one in FleetSnapshot.now().reporting] == [away.name]
+    assert assess(spec(dp=2)).waits.startswith("The controller has not been heard for 40 min")
+    listening.stamp([])
+    assert "controller" not in assess(spec(dp=2)).waits
+
+
+def test_a_yard_whose_controller_never_worked_judges_by_now(worker: Worker, member: Client) -> None:
+    assert "controller has not" not in fleet(member) and ">in service<" in fleet(member)
+
+
+def test_the_health_check_is_the_stamp(controller: Controller) -> None:
+    with pytest.raises(CommandError):
+        call_command("controller", "--check")
+    controller.turn()
+    call_command("controller", "--check")
+    ControllerState.objects.update(listened_at=timezone.now() - timedelta(seconds=listening.AWAY_S + 5))
+    with pytest.raises(CommandError):
+        call_command("controller", "--check")
+
+
+def test_a_backlog_is_no_listening(controller: Controller, peer: Peer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dashboard.control.wire.READ_COUNT", 1)
+    for _ in range(2):
+        peer.beat()
+    controller.turn()
+    assert not ControllerState.objects.exists()
+
+
+def broken(*_: Any) -> Any:
+    raise KeyError("of a stored\nrow")
+
+
+@pytest.mark.parametrize("sweep", ["sweep_cancels", "sweep_traces", "place_queued", "sweep_unsettled"])
+def test_a_sweep_that_fails_stops_no_other(
+    peer: Peer, controller: Controller, alice: Any, sweep: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Cancels, leases and placing go on, except for the broken part itself."""
+    run = submit(alice)
+    attempt = started(peer, controller, run)
+    monkeypatch.setattr(loop.sweeps, sweep, broken)
+    second = submit(alice)
+    services.request_cancel(run=run, user=alice)
+    controller._last.clear()
+    for _ in range(3):
+        peer.beat(attempt.pk)
+        controller.turn()
+    if sweep != "sweep_cancels":
+        assert state_of(run) == State.CANCELLING
+    if sweep != "place_queued":
+        assert [task["run"] for task in peer.tasks()] == [run.pk, second.pk]
+    assert [failure["error"] for failure in controller._guard.failing] == ["KeyError: 'of a stored\\nrow'"]
+
+
+def test_an_administrator_sees_what_the_controller_fails_at(
+    peer: Peer, controller: Controller, alice: Any, admin: Any, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loop, "STAMP_EVERY_S", 0.0)
+    monkeypatch.setattr(loop, "SWEEP_EVERY_S", 0.0)
+    with monkeypatch.context() as patch:
+        patch.setattr(loop.sweeps, "place_queued", broken)
+        for _ in range(3):
+            controller.turn()
+    client.force_login(admin)
+    assert "The controller cannot place queued runs, 2 times since" in fleet(client)
+    client.force_login(alice)
+    assert "The controller cannot" not in fleet(client)
+    for _ in range(2):
+        controller.turn()
+    client.force_login(admin)
+    assert "The controller cannot" not in fleet(client)
+
+
+def test_a_start_message_that_cannot_be_made_keeps_no_other_from_its_worker(
+    peer: Peer, controller: Controller, alice: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sent = loop.send_start
+    first, second = submit(alice), submit(alice)
+    monkeypatch.setattr(loop, "send_start", lambda one: broken() if one.run_id == first.pk else sent(one))
+    peer.beat()
+    until(controller, lambda: bool(peer.tasks()))
+    assert [task["run"] for task in peer.tasks()] == [second.pk]
+    assert Run.objects.filter(state=State.STARTING).count() == 2
