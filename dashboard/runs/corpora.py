@@ -1,4 +1,4 @@
-"""Uploaded texts: checks them and keeps them in the default storage as corpora/<sha256 of their bytes>."""
+"""Uploaded texts: checks them, keeps them in the default storage as corpora/<sha256 of their bytes>, deletes them."""
 
 from __future__ import annotations
 
@@ -8,17 +8,21 @@ import hashlib
 import os
 import secrets
 import time
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from django.core.exceptions import PermissionDenied
 from django.core.files.storage import default_storage
 from django.core.files.uploadedfile import UploadedFile
+from django.db import transaction
 
+from dashboard.accounts.roles import may_change
 from dashboard.file_names import shown_name
 from dashboard.fleet.selectors import FleetSnapshot
 from dashboard.runs import relevance
 from dashboard.runs.choice_labels import CORPUS_LABELS
-from dashboard.runs.models import Corpus
+from dashboard.runs.models import ENDED, Corpus, Run
 from dashboard.runs.services import Invalid
 from parallel_core import limits
 from parallel_core.outline import BUILT_IN_CORPORA, KINDS
@@ -48,7 +52,40 @@ def store(*, owner: Any, upload: UploadedFile) -> Corpus:
     sha256 = checked_sha256(upload)
     _keep(upload, sha256, size)
     title = shown_name(upload.name, limits.MAX_NAME) or sha256[:12]
-    return Corpus.objects.get_or_create(sha256=sha256, defaults={"name": title, "size": size, "owner": owner})[0]
+    corpus = Corpus.objects.get_or_create(sha256=sha256, defaults={"name": title, "size": size, "owner": owner})[0]
+    _keep(upload, sha256, size)  # if the same text was just being deleted, its file may have gone in between
+    return corpus
+
+
+def users_of(corpora: Iterable[Corpus]) -> dict[int, list[Run]]:
+    """Corpus -> the runs that have not ended and name it."""
+    by_name = {f"blob:{corpus.sha256}": corpus.pk for corpus in corpora}
+    out: dict[int, list[Run]] = {}
+    for run in Run.objects.exclude(state__in=ENDED).filter(spec__train__corpus__in=list(by_name)).defer("summary"):
+        out.setdefault(by_name[run.spec["train"]["corpus"]], []).append(run)
+    return out
+
+
+def why_stays(corpus: Corpus, user: Any, users: Sequence[Run]) -> str:
+    """Why `user` cannot delete the text now, as a sentence; '' if they can. `users`: as in `users_of`."""
+    if not may_change(user, corpus):
+        return f"Only its owner, {corpus.owner.get_username()}, and admins may delete it."
+    return f"“{users[0].name}” trains on it and has not ended." if users else ""
+
+
+def delete(*, corpus: Corpus, user: Any) -> None:
+    """Deletes the text and its file; workers drop their copies in time. Runs that ended keep its sha256.
+
+    Raises PermissionDenied unless the user owns it or is an admin, Invalid({"corpus": why}) while a run needs it.
+    """
+    with transaction.atomic():
+        corpus = Corpus.objects.select_for_update(of=("self",)).select_related("owner").get(pk=corpus.pk)
+        if why := why_stays(corpus, user, users_of([corpus]).get(corpus.pk, [])):
+            if not may_change(user, corpus):
+                raise PermissionDenied(why)
+            raise Invalid({"corpus": why})
+        corpus.delete()
+        default_storage.delete(storage_name(corpus.sha256))  # before the commit: an upload after it finds neither
 
 
 def _keep(upload: UploadedFile, sha256: str, size: int) -> None:

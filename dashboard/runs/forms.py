@@ -9,6 +9,8 @@ from typing import Any
 from django import forms
 from django.core.files.uploadedfile import UploadedFile
 from django.http import HttpRequest
+from django.urls import reverse
+from django.utils.html import format_html
 
 from dashboard.fields import Choice, Form, WholeNumber
 from dashboard.numbers import number
@@ -109,7 +111,6 @@ class RunForm(Form):
         required=False,
         allow_empty_file=True,
         label="or upload a text",
-        help_text=f"UTF-8, at most {corpora.MAX_MIB} MiB",
         widget=forms.FileInput(attrs={"accept": ACCEPT, **spec_fields.shown_for("train.corpus")}),
     )
     program_file = program_field(
@@ -120,6 +121,9 @@ class RunForm(Form):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **{"auto_id": "f-%s", "use_required_attribute": False, **kwargs})
         self.assessment = Assessment()
+        self.fields["upload"].help_text = format_html(
+            'UTF-8, at most {} MiB; <a href="{}">uploaded texts</a>', corpora.MAX_MIB, reverse("runs:texts")
+        )
         self.fields["hosts"].choices = _host_choices(number(self["hosts"].value()))  # type: ignore[attr-defined]
         for entry in spec_fields.ENTRIES.values():
             self.fields[entry.name] = spec_fields.form_field(entry)

@@ -11,6 +11,7 @@ from dashboard.runs import (
     profile_views,
     removal_views,
     report_views,
+    text_views,
     trace_views,
     views,
 )
@@ -24,6 +25,8 @@ urlpatterns: list[URLPattern | URLResolver] = [
     path("export.json", list_views.export_json, name="export-json"),
     path("delete", removal_views.delete, name="delete"),
     path("links", link_views.measure, name="links"),
+    path("texts/", text_views.texts, name="texts"),
+    path("texts/<int:pk>/delete", text_views.delete, name="delete-text"),
     path("new/", views.new, name="new"),
     path("new/check", views.check, name="check"),
     path("<int:pk>/", page_views.page, name="page"),

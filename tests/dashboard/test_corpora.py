@@ -1,4 +1,4 @@
-"""Uploaded texts on disk: each file is complete or absent, and an incomplete one is replaced."""
+"""Uploaded texts on disk: each file is complete or absent, an incomplete one is replaced; who deletes them, when."""
 
 from __future__ import annotations
 
@@ -11,11 +11,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from django.core.exceptions import PermissionDenied
 from django.core.files.uploadedfile import SimpleUploadedFile, TemporaryUploadedFile
+from django.test import Client
 
+from dashboard.api.models import Scope
 from dashboard.runs import corpora, relevance
 from dashboard.runs.choice_labels import CORPUS_LABELS
+from dashboard.runs.models import Corpus, Run, State
+from dashboard.runs.services import Invalid
 from parallel_core.outline import BUILT_IN_CORPORA, KINDS
+from tests.dashboard import factory
+from tests.dashboard.test_permissions import token
 
 pytestmark = pytest.mark.django_db
 MIB = 1 << 20
@@ -89,3 +96,68 @@ def test_a_second_data_set_of_a_kind_is_a_choice(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(KINDS["mlp"], "corpora", ("digits", "django"))
     assert relevance.kinds_of("train.corpus") == ["gpt", "mlp"]
     assert [value for value, _ in corpora.choices()] == ["stdlib", "digits", "django"]
+
+
+@pytest.fixture
+def tale(folder: Path, alice: Any, redis_url: str) -> Corpus:
+    """A text that alice has uploaded, and a broker for announcements."""
+    return corpora.store(owner=alice, upload=SimpleUploadedFile("tale.txt", b"once upon a time " * 100))
+
+
+def training(owner: Any, corpus: Corpus) -> Run:
+    return factory.queued(owner, train={"corpus": f"blob:{corpus.sha256}"})
+
+
+def test_a_text_goes_with_its_file_and_may_come_back(folder: Path, tale: Corpus, alice: Any) -> None:
+    corpora.delete(corpus=tale, user=alice)
+    assert not Corpus.objects.exists() and list(folder.iterdir()) == []
+    corpora.store(owner=alice, upload=SimpleUploadedFile("tale.txt", b"once upon a time " * 100))
+    assert [path.name for path in folder.iterdir()] == [tale.sha256]
+
+
+def test_a_text_stays_while_a_run_needs_it(folder: Path, tale: Corpus, alice: Any) -> None:
+    run = training(alice, tale)
+    for state in (State.QUEUED, State.RUNNING):
+        Run.objects.filter(pk=run.pk).update(state=state)
+        with pytest.raises(Invalid) as refused:
+            corpora.delete(corpus=tale, user=alice)
+        assert refused.value.field_errors == {"corpus": f"“{run.name}” trains on it and has not ended."}
+    assert (folder / tale.sha256).exists()
+    Run.objects.filter(pk=run.pk).update(state=State.FAILED)
+    corpora.delete(corpus=tale, user=alice)
+
+
+def test_only_its_owner_and_admins_delete_a_text(
+    tale: Corpus, member: Client, reader: Client, client: Client, admin: Any, bob: Any
+) -> None:
+    address = f"/runs/texts/{tale.pk}/delete"
+    with pytest.raises(PermissionDenied):
+        corpora.delete(corpus=tale, user=bob)
+    assert reader.post(address).status_code == 403
+    assert address in member.get("/runs/texts/").content.decode()
+    seen = reader.get("/runs/texts/").content.decode()
+    assert "tale.txt" in seen and address not in seen and "Only its owner, alice, and admins may delete it." in seen
+    client.force_login(admin)
+    assert "Delete “tale.txt”?" in client.get(address).content.decode()
+    assert client.post(address).status_code == 302 and not Corpus.objects.exists()
+    assert "No text yet" in client.get("/runs/texts/").content.decode()
+
+
+def test_the_page_says_which_run_keeps_a_text(tale: Corpus, member: Client, alice: Any) -> None:
+    run = training(alice, tale)
+    address = f"/runs/texts/{tale.pk}/delete"
+    said = member.get("/runs/texts/").content.decode()
+    assert address not in said and f"“{run.name}” trains on it" in said
+    refused = member.post(address)
+    assert refused.status_code == 409 and f"“{run.name}” trains on it" in refused.content.decode()
+    assert "/runs/texts/" in member.get("/runs/new/").content.decode()
+
+
+def test_a_text_is_deleted_by_the_api(tale: Corpus, client: Client, alice: Any) -> None:
+    headers = {"Authorization": f"Bearer {token(alice, Scope.SUBMIT)[1]}"}
+    address = f"/api/v1/corpora/{tale.sha256}"
+    run = training(alice, tale)
+    assert client.delete(address, headers=headers).status_code == 422
+    Run.objects.filter(pk=run.pk).update(state=State.SUCCEEDED)
+    assert client.delete(address, headers=headers).status_code == 204
+    assert client.delete(address, headers=headers).status_code == 404

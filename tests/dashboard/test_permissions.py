@@ -17,7 +17,8 @@ from dashboard.analyst.models import Search
 from dashboard.api.models import ApiToken, Scope
 from dashboard.api.v1 import api
 from dashboard.fleet.models import Worker
-from dashboard.runs.models import Run
+from dashboard.ledger.models import Profile
+from dashboard.runs.models import Corpus, Run
 from dashboard.studies.models import Study
 from dashboard.traces.models import Trace
 from parallel_core.spec import RunSpec
@@ -47,8 +48,11 @@ def things(alice: Any) -> None:
     study = Study.objects.create(pk=1, owner=alice, name="hers")
     spec = RunSpec().model_dump(mode="json")
     Run.objects.create(pk=1, owner=alice, study=study, name="hers", spec=spec, queued_at=timezone.now())
+    profile = {"spec": spec, "key": "k", "asked_by": alice}
+    Profile.objects.create(pk=1, worker_id=1, **profile)
     Trace.objects.create(pk=1, owner=alice, name="hers")
     Search.objects.create(pk=1, kind="splits", key="k", question={})
+    Corpus.objects.create(pk=1, owner=alice, name="hers", sha256="0" * 64, size=3)
     ApiToken.objects.filter(pk=token(alice, Scope.SUBMIT)[0].pk).update(name="hers")
 
 
