@@ -12,7 +12,7 @@ from django.core.files.storage import default_storage
 from django.http import Http404, HttpRequest, HttpResponse, StreamingHttpResponse
 from django.shortcuts import get_object_or_404
 from django.utils.log import log_response
-from ninja import File, Path, Router, Status
+from ninja import File, Router, Status
 from ninja.errors import HttpError
 from ninja.files import UploadedFile
 
@@ -54,7 +54,7 @@ def upload_corpus(
 
 
 @router.delete("/{sha256}", auth=SUBMIT, response={204: None, **s.refusals(*s.SEES)})
-def delete_corpus(request: HttpRequest, sha256: Annotated[str, Path(pattern=r"^[0-9a-f]{64}$")]) -> Any:
+def delete_corpus(request: HttpRequest, sha256: Annotated[str, ninja.Path(pattern=r"^[0-9a-f]{64}$")]) -> Any:
     """Deletes an uploaded text; only for its owner and admins. 422 while a run that has not ended trains on it."""
     require_member(request)
     corpora.delete(corpus=get_object_or_404(Corpus, sha256=sha256), user=request.user)
