@@ -11,6 +11,7 @@ from dashboard.runs import selectors, traces
 from dashboard.runs.models import Run
 from dashboard.runs.traces import Trace
 from parallel_core.analysis.align import Alignment, Name, Row, Side, align_sides, sentence
+from parallel_core.analysis.quantities import few_text, sentence_text
 from parallel_core.schedule.ir import Kind
 from parallel_core.schedule.text import WORDS
 
@@ -31,7 +32,11 @@ def context(run: Run, step: int | None, given: Mapping[str, Any]) -> dict[str, A
     other = mine if other_run is None else traces.typical(other_run) or traces.trace(other_run, None)
     if mine is None or other is None:
         return {"operators": None, "dropped": selectors.dropped_text(run, step) if mine is None else ""}
-    a, b = _rank(given.get("a"), mine, 0), _rank(given.get("b"), other, 0 if other_run else min(1, max(other.spans)))
+    if other_run is None and len(mine.spans) == 1:
+        return {"operators": None, "alone": _alone(mine)}
+    ranks = [sorted(mine.spans), sorted(other.spans)]
+    apart = (_rank(given, name, of) for name, of in zip("ab", ranks, strict=True))
+    a, b = two_ranks(ranks[0], given) if other_run is None else apart
     names = (f"rank {a}", f"rank {b}" if other_run is None else f"rank {b} of run {other_run.pk}")
     found, said, rows = compared(_side(mine, a), _side(other, b), names)
     return {
@@ -39,12 +44,13 @@ def context(run: Run, step: int | None, given: Mapping[str, Any]) -> dict[str, A
         "operators_sentence": said,
         "operator_rows": rows,
         "operator_names": names,
-        "operator_ranks": [sorted(mine.spans), sorted(other.spans)],
+        "operator_ranks": ranks,
         "rank_a": a,
         "rank_b": b,
         "other_run": other_run,
         "shown": min(SHOWN, len(found.rows)),
         "operators_step": mine.step,
+        "operators_of": _recorded_by(mine),
     }
 
 
@@ -59,8 +65,33 @@ def _other(text: Any) -> Run | None:
     return Run.objects.filter(pk=asked).first() if (asked := number(text)) is not None else None
 
 
-def _rank(text: Any, trace: Trace, usual: int) -> int:
-    return next((rank for rank in (number(text), usual) if rank is not None and rank in trace.spans), min(trace.spans))
+def two_ranks(ranks: Sequence[int], given: Mapping[str, Any]) -> tuple[int, int]:
+    """`?a=` and `?b=`; in place of one that is not among `ranks`, of which there are two or more, the first that is not
+    the other one."""
+    a, b = ((rank if rank in ranks else None) for rank in (number(given.get("a")), number(given.get("b"))))
+    a = next(rank for rank in ranks if rank != b) if a is None else a
+    return a, next(rank for rank in ranks if rank != a) if b is None else b
+
+
+def _rank(given: Mapping[str, Any], name: str, ranks: Sequence[int]) -> int:
+    asked = number(given.get(name))
+    return asked if asked is not None and asked in ranks else ranks[0]
+
+
+def _recorded_by(trace: Trace) -> str:
+    """Which ranks of the run have spans of the step, as a sentence; '' if all have."""
+    if len(trace.spans) == trace.layout.world:
+        return ""
+    here, why = sorted(trace.spans), selectors.missing_text(trace.run, trace.step)
+    said = f"Of step {trace.step}, the spans of {len(here)} of {trace.layout.world} ranks are here: {few_text(here)}."
+    return f"{said} {sentence_text(why)}" if why else said
+
+
+def _alone(trace: Trace) -> str:
+    """Why the only rank with spans of the step is compared with no other."""
+    if trace.layout.world == 1:
+        return "The run has one rank. Compare it with another run to see one of its ranks beside it."
+    return f"{_recorded_by(trace)} Choose a step that two ranks recorded."
 
 
 def _side(trace: Trace, rank: int) -> Side:

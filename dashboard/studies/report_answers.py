@@ -257,11 +257,12 @@ def _operators(done: Sequence[Row], steps: Mapping[int, Trace]) -> tuple[list[st
     rows: list[Row] = []
     for row in done:
         trace = steps.get(row.run.pk)
-        if trace is None or row.entry.family in said or not {0, 1} <= trace.spans.keys():
+        if trace is None or row.entry.family in said or len(trace.spans) < 2:
             continue
-        a, b = (Side(trace.trained, rank, trace.spans[rank]) for rank in (0, 1))
-        text = sentence(a, b, align_sides(a, b), ("rank 0", "rank 1"))
-        said[row.entry.family] = f"{row.entry.label}, rank 0 against rank 1: {text}"
+        one, two = sorted(trace.spans)[:2]
+        a, b = (Side(trace.trained, rank, trace.spans[rank]) for rank in (one, two))
+        text = sentence(a, b, align_sides(a, b), (f"rank {one}", f"rank {two}"))
+        said[row.entry.family] = f"{row.entry.label}, rank {one} against rank {two}: {text}"
         rows.append(row)
     return list(said.values()) or ["No run of several ranks has been traced."], _to(*rows, tab="operators")
 

@@ -10,8 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from dashboard.numbers import number
-from dashboard.runs.page_operators import SHOWN, around_differences, compared, folded, status_words
+from dashboard.runs.page_operators import SHOWN, around_differences, compared, folded, status_words, two_ranks
 from dashboard.traces.models import Trace
 from dashboard.traces.spans import Spans, spans
 from parallel_core.analysis import align
@@ -63,7 +62,7 @@ def side_by_side(trace: Trace, step: int, given: Mapping[str, Any]) -> Side:
     if len(ranks) == 1:
         return Side(why_not=f"It has rank {ranks[0]} alone: upload files of several ranks together to compare them.")
     level = given.get("level") if given.get("level") in levels else next(iter(levels))
-    a, b = _rank(given.get("a"), ranks, 0), _rank(given.get("b"), ranks, 1)
+    a, b = two_ranks(ranks, given)
     left, right = (kept[rank].get(str(level), []) for rank in (a, b))
     found, names = _aligned(left, right)
     who = (f"rank {a}", f"rank {b}")
@@ -80,16 +79,11 @@ def _recorded(spec: RunSpec, found: Spans, given: Mapping[str, Any]) -> Side:
     ranks = sorted(found)
     if len(ranks) == 1:
         return Side(why_not=f"It has rank {ranks[0]} alone, which there is nothing to compare with.")
-    a, b = _rank(given.get("a"), ranks, 0), _rank(given.get("b"), ranks, 1)
+    a, b = two_ranks(ranks, given)
     left, right = (align.Side(spec, rank, found[rank]) for rank in (a, b))
     aligned, sentence, rows = compared(left, right, (f"rank {a}", f"rank {b}"))
     foot = "Operations are named by kind and by micro-batch within their replica."
     return Side(sentence, "", ranks, a, b, "", {}, rows, len(aligned.rows), foot)
-
-
-def _rank(text: Any, ranks: Sequence[int], usual: int) -> int:
-    asked = number(text)
-    return asked if asked is not None and asked in ranks else ranks[usual]
 
 
 def _aligned(left: Sequence[str], right: Sequence[str]) -> tuple[Alignment, list[str]]:

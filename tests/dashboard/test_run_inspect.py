@@ -257,6 +257,27 @@ def test_two_ranks_operation_by_operation(client: Client, alice: Any) -> None:
     assert "Nothing to compare yet" in tab(client, waiting, "tab=operators")
 
 
+def test_operators_of_a_step_that_not_every_rank_recorded(client: Client, alice: Any) -> None:
+    run = factory.finished(alice, {"dp": 4})
+    client.force_login(alice)
+
+    def shown(query: str = "") -> Any:
+        return client.get(f"/runs/{run.pk}/?tab=operators{query}").context
+
+    assert [shown("&a=1")[name] for name in ("rank_a", "rank_b", "operators_of")] == [1, 0, ""]
+    SpanChunk.objects.filter(attempt__run=run, rank=1).delete()
+    for query, ranks in (("", [0, 2]), ("&a=0&b=1", [0, 2]), ("&a=1", [0, 2]), ("&b=0", [2, 0]), ("&a=2", [2, 0])):
+        found = shown(query)
+        assert [found["rank_a"], found["rank_b"]] == ranks, query
+    assert "Of step 10, the spans of 3 of 4 ranks are here: 0, 2, 3." in tab(client, run, "tab=operators")
+    SpanChunk.objects.filter(attempt__run=run, rank__gt=0).delete()
+    assert shown()["operators"] is None
+    assert "the spans of 1 of 4 ranks are here: 0. Choose a step" in tab(client, run, "tab=operators")
+    one = factory.finished(alice)
+    assert "The run has one rank." in tab(client, one, "tab=operators")
+    assert "rank 0 of run" in tab(client, one, f"tab=operators&other={run.pk}").lower()
+
+
 def test_operations_of_one_name_that_follow_each_other_are_one_row() -> None:
     norm, other = ("same", "same", "statistics 0", "statistics 0"), ("only_a", "only on rank 0", "forward 0", "")
     assert folded([norm, norm, norm, other, other, norm]) == [

@@ -245,7 +245,7 @@ MISSING = "he spans of 1 of 2 ranks of step 30 were not kept: its worker&#x27;s 
         ("timeline", MISSING),
         ("timeline", "3 of 43 spans of step 30:"),
         ("accounts", "3 of 43 spans were kept: sums cover those alone."),
-        ("operators", "The same 3 operations in the same order"),
+        ("operators", f"1 of 2 ranks are here: 0. T{MISSING}"),
         ("whatif", MISSING),
     ],
 )
