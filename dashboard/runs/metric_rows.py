@@ -14,7 +14,8 @@ from dashboard.runs.models import ENDED, RankInfo, Run, SeriesChunk, SpanChunk
 from dashboard.runs.page_verdict import target_of
 from parallel_core.analysis.diagnosis.divergence import what_is_skipped
 from parallel_core.analysis.quantities import figure_text, rate_text, seconds_text, significant
-from parallel_core.observe.recorder import CudaSpanRecorder, SpanRecorder
+from parallel_core.observe.cuda_recorder import CudaSpanRecorder
+from parallel_core.observe.recorder import SpanRecorder
 from parallel_core.observe.records import POINT, SHARE_SERIES
 from parallel_core.spec import RunSpec
 

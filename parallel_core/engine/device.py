@@ -18,7 +18,8 @@ from parallel_core.engine.host_copies import (
     Uploads,
 )
 from parallel_core.observe import host
-from parallel_core.observe.recorder import SpanRecorder, recorder_for
+from parallel_core.observe.cuda_recorder import CudaSpanRecorder
+from parallel_core.observe.recorder import SpanRecorder
 from parallel_core.spec import DeviceKind
 
 
@@ -106,7 +107,7 @@ class CpuDevice:
         return next(iter(bound)) if len(bound) == 1 else None
 
     def recorder(self, stage: int, replica: int) -> SpanRecorder:
-        return recorder_for("cpu", stage=stage, replica=replica)
+        return SpanRecorder(stage=stage, replica=replica)
 
 
 class CudaDevice:
@@ -146,7 +147,7 @@ class CudaDevice:
         return None
 
     def recorder(self, stage: int, replica: int) -> SpanRecorder:
-        return recorder_for("cuda", stage=stage, replica=replica)
+        return CudaSpanRecorder(stage=stage, replica=replica)
 
 
 def first_gpu() -> torch.device:

@@ -13,7 +13,8 @@ from parallel_core.engine.clocks import Clock
 from parallel_core.engine.step_meter import StepMeter
 from parallel_core.layout import Layout
 from parallel_core.local import waits
-from parallel_core.observe.recorder import LANE_COMPUTE, CudaSpanRecorder, recorder_for
+from parallel_core.observe.cuda_recorder import CudaSpanRecorder
+from parallel_core.observe.recorder import LANE_COMPUTE
 from parallel_core.observe.records import FileSink, events_path
 from parallel_core.schedule.ir import Kind
 from parallel_core.spec import RunSpec
@@ -82,7 +83,7 @@ def test_steps_that_a_gpu_works_on_are_left_for_later_without_a_wait(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     gpu = Gpu(monkeypatch)
-    recorder = recorder_for("cuda")
+    recorder = CudaSpanRecorder()
     meter = StepMeter(recorder, 0, Layout.of(RunSpec()))
     with closing(FileSink(tmp_path, 0)) as sink:
         for whole in (False, True):
@@ -103,7 +104,7 @@ def test_steps_that_a_gpu_works_on_are_left_for_later_without_a_wait(
 def test_a_gpu_that_does_not_answer_at_once_is_asked_again_later(monkeypatch: pytest.MonkeyPatch) -> None:
     gpu = Gpu(monkeypatch)
     monkeypatch.setattr(CudaSpanRecorder, "HELD", 5)
-    recorder = recorder_for("cuda")
+    recorder = CudaSpanRecorder()
     gpu.answers = False
     run_steps(recorder, 3, 7)
     gpu.work(1 << 10)
@@ -119,7 +120,7 @@ def test_the_last_steps_are_read_also_where_a_gpu_does_not_answer_at_once(
 ) -> None:
     gpu = Gpu(monkeypatch)
     gpu.answers = False
-    meter = StepMeter(recorder := recorder_for("cuda"), 0, Layout.of(RunSpec()))
+    meter = StepMeter(recorder := CudaSpanRecorder(), 0, Layout.of(RunSpec()))
     with closing(FileSink(tmp_path, 0)) as sink:
         run_steps(recorder, 3, 4)
         events = list(gpu.queued)
@@ -138,7 +139,7 @@ def test_the_time_to_read_the_last_steps_is_left_out_also_if_the_last_one_is_not
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     gpu = Gpu(monkeypatch)
-    meter = StepMeter(recorder := recorder_for("cuda"), 0, Layout.of(RunSpec()))
+    meter = StepMeter(recorder := CudaSpanRecorder(), 0, Layout.of(RunSpec()))
     run_steps(recorder, CudaSpanRecorder.KEPT + 1, 3)
     with closing(FileSink(tmp_path, 0)) as sink:
         meter.emit(sink, Clock(), whole=True)
@@ -150,7 +151,7 @@ def test_only_the_time_to_read_steps_in_which_a_gpu_has_no_work_is_left_out(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     gpu = Gpu(monkeypatch)
-    meter = StepMeter(recorder := recorder_for("cuda"), 0, Layout.of(RunSpec()))
+    meter = StepMeter(recorder := CudaSpanRecorder(), 0, Layout.of(RunSpec()))
 
     class SlowSink(FileSink):
         def emit(self, kind: str, blob: bytes = b"", **fields: Any) -> None:
@@ -171,7 +172,7 @@ def test_only_the_time_to_read_steps_in_which_a_gpu_has_no_work_is_left_out(
 
 def test_since_when_a_gpu_has_no_work_is_unknown_without_a_tie(monkeypatch: pytest.MonkeyPatch) -> None:
     gpu = Gpu(monkeypatch)
-    recorder = recorder_for("cuda")
+    recorder = CudaSpanRecorder()
     run_steps(recorder, 3, 2)
     gpu.work(6)
     assert recorder.take_kept() is not None and recorder.idle_since() is None and not recorder.idle
@@ -190,7 +191,7 @@ def test_since_when_a_gpu_has_no_work_is_unknown_without_a_tie(monkeypatch: pyte
 def test_a_gpu_that_does_not_answer_is_not_asked_for_more_and_more_events(monkeypatch: pytest.MonkeyPatch) -> None:
     gpu = Gpu(monkeypatch)
     gpu.answers = False
-    recorder = recorder_for("cuda")
+    recorder = CudaSpanRecorder()
     run_steps(recorder, 3, 100)
     gpu.work(1 << 10)
     assert recorder.take_kept() is None and gpu.asked == 6, "those of the oldest step"
@@ -201,7 +202,7 @@ def test_where_too_many_steps_are_kept_the_oldest_that_are_not_traced_are_droppe
 ) -> None:
     gpu = Gpu(monkeypatch)
     monkeypatch.setattr(CudaSpanRecorder, "HELD", 3)
-    recorder = recorder_for("cuda")
+    recorder = CudaSpanRecorder()
 
     def kept(traced: str) -> list[int]:
         """The steps kept of those that are traced (T) and not (-)."""
@@ -223,7 +224,7 @@ def test_where_too_many_steps_are_kept_the_oldest_that_are_not_traced_are_droppe
 @pytest.mark.parametrize("call", ["record", "query"])
 def test_clocks_are_tied_again_where_the_host_did_not_run_meanwhile(monkeypatch: pytest.MonkeyPatch, call: str) -> None:
     gpu = Gpu(monkeypatch)
-    recorder = recorder_for("cuda")
+    recorder = CudaSpanRecorder()
     run_steps(recorder, 3, 2)
     first = gpu.queued[0]
     gpu.work(1 << 10)
@@ -238,7 +239,7 @@ def test_cuda_events_of_kept_steps_are_not_used_again_before_they_are_read() -> 
     torch = pytest.importorskip("torch")
     if not torch.cuda.is_available():
         pytest.skip("needs a CUDA device")
-    recorder = recorder_for("cuda")
+    recorder = CudaSpanRecorder()
     for _ in range(2):
         before = time.monotonic_ns()
         run_steps(recorder, 3, 4)
@@ -255,7 +256,7 @@ def test_reading_the_steps_kept_does_not_wait_for_queued_work() -> None:
     torch = pytest.importorskip("torch")
     if not torch.cuda.is_available():
         pytest.skip("needs a CUDA device")
-    recorder = recorder_for("cuda")
+    recorder = CudaSpanRecorder()
     run_steps(recorder, 3, 2)
     torch.cuda.synchronize()
     recorder.begin_step(2)
@@ -277,7 +278,7 @@ def test_cuda_spans_lie_within_the_host_s_clock() -> None:
     torch = pytest.importorskip("torch")
     if not torch.cuda.is_available():
         pytest.skip("needs a CUDA device")
-    recorder = recorder_for("cuda")
+    recorder = CudaSpanRecorder()
     a = torch.randn(2048, 2048, device="cuda")
     for step in range(3):
         before = time.monotonic_ns()
