@@ -15,6 +15,7 @@ from typing import Any
 from django.utils import timezone
 
 from dashboard.control import multi_host
+from dashboard.control.arrival import is_complete, rewind, sizes_of
 from dashboard.control.dispatch import Order
 from dashboard.control.frames import decode_batch
 from dashboard.control.heartbeats import keep_beat
@@ -25,8 +26,8 @@ from dashboard.json_values import clean
 from dashboard.ledger import selectors as ledger_selectors
 from dashboard.ledger import services as ledger
 from dashboard.runs import states
-from dashboard.runs.models import Attempt, Cursor, Event, OpenWaits, State
-from workers.contract import LEASE_S, Channel, ControlEntry
+from dashboard.runs.models import Attempt, Event, OpenWaits, State
+from workers.contract import LEASE_S, ControlEntry
 
 log = logging.getLogger(__name__)
 
@@ -294,32 +295,3 @@ def store_at(attempt: Attempt) -> ControlEntry:
     """The control entry that tells a node where the attempt's rendezvous store listens."""
     address = attempt.report["store"]
     return {"kind": "store", "attempt": attempt.pk, "host": address["host"], "port": address["port"]}
-
-
-def sizes_of(attempt: Attempt) -> dict[str, int]:
-    """`<channel>:<rank>` -> final size in bytes of that file, as reported by its worker at the end."""
-    return {str(name): int(size) for name, size in (attempt.report.get("sizes") or {}).items()}
-
-
-def incomplete_files(attempt: Attempt) -> dict[FileKey, int]:
-    """Files of an ended attempt that have not arrived whole -> the offset up to which they have."""
-    have = {(row.channel, row.rank): row.offset for row in Cursor.objects.filter(attempt=attempt)}
-    out = {}
-    for name, size in sizes_of(attempt).items():
-        channel, _, rank = name.partition(":")
-        offset = have.get((channel, int(rank)), 0)
-        if offset < size:
-            out[attempt.pk, int(rank), channel] = offset
-    return out
-
-
-def is_complete(attempt: Attempt) -> bool:
-    """Whether every worker has reported its end, and with it the sizes of its files, and all of them have arrived."""
-    return not multi_host.silent(attempt.report, attempt.devices) and not incomplete_files(attempt)
-
-
-def rewind(key: FileKey, offset: int) -> ControlEntry:
-    """The control entry that asks a worker to send a file again from `offset` on."""
-    attempt, rank, channel = key
-    name: Channel = "events" if channel == "events" else "log"
-    return {"kind": "rewind", "attempt": attempt, "rank": rank, "channel": name, "offset": offset}

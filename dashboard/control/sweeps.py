@@ -12,9 +12,9 @@ from django.db.models import Max, Sum
 from django.utils import timezone
 
 from dashboard.control import multi_host
+from dashboard.control.arrival import incomplete_files, rewind
 from dashboard.control.clocks import Clocks
 from dashboard.control.dispatch import Order
-from dashboard.control.ingest import incomplete_files, rewind
 from dashboard.control.placement import Share, plan
 from dashboard.fleet.models import Worker
 from dashboard.fleet.selectors import hosts, live_attempts
