@@ -15,16 +15,17 @@ from functools import partial
 
 import redis
 from django.conf import settings
-from django.db import DatabaseError, InterfaceError, OperationalError, connection, transaction
+from django.db import DatabaseError, InterfaceError, OperationalError, connection
 from kombu.exceptions import OperationalError as BrokerError
 
 from dashboard.control import sweeps, wire
 from dashboard.control.changes import Changes
 from dashboard.control.clocks import Clocks
+from dashboard.control.dead_letters import stored_alone
 from dashboard.control.dispatch import Order, send_orders, send_start
 from dashboard.control.durability import sync_commits
 from dashboard.control.guard import Guard
-from dashboard.control.ingest import Ingest
+from dashboard.control.ingest import Ingest, applied
 from dashboard.control.lock import lock_of_database
 from dashboard.control.starter import Starter
 from dashboard.control.summary import store_summary, unsummarised
@@ -134,25 +135,16 @@ class Controller:
         self._stopping.wait(RETRY_S)
 
     def _store(self, entries: list[Entry]) -> list[Ingest]:
-        """Applies all entries in one transaction. If an entry raises, applies each in its own and drops those that
-        raise."""
+        """Applies all entries in one transaction. If an entry raises, applies each in its own (see `dead_letters`)."""
         if not entries:
             return []
         try:
-            return [_apply(entries)]
+            return [applied(entries)]
         except (OperationalError, InterfaceError):
             raise
         except Exception:
             log.exception("a batch of %s entries failed; trying them one at a time", len(entries))
-        done = []
-        for entry in entries:
-            try:
-                done.append(_apply([entry]))
-            except (OperationalError, InterfaceError):
-                raise
-            except Exception:
-                log.exception("dropped entry %r of %s: %s %s", entry.id, entry.worker, entry.kind, entry.body)
-        return done
+        return [ingest for entry in entries for ingest in stored_alone(entry)]
 
     def _hear(self, done: list[Ingest], at: float) -> None:
         """Notes the heartbeats, read `at` by the broker's clock. They are acknowledged and not read again, so nothing
@@ -283,13 +275,3 @@ class Controller:
         if now - self._last.get(name, float("-inf")) >= seconds:
             self._last[name] = now
             action()
-
-
-@transaction.atomic
-def _apply(entries: list[Entry]) -> Ingest:
-    """Applies the entries in one transaction; raises if one of them is malformed."""
-    ingest = Ingest()
-    for entry in entries:
-        ingest.apply(entry)
-    ingest.finish()
-    return ingest

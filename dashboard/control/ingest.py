@@ -8,14 +8,17 @@ from __future__ import annotations
 
 import logging
 from collections import defaultdict
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
 
+from django.db import transaction
 from django.utils import timezone
 
 from dashboard.control import multi_host
 from dashboard.control.arrival import is_complete, rewind, sizes_of
+from dashboard.control.batches import Batch
 from dashboard.control.dispatch import Order
 from dashboard.control.frames import decode_batch
 from dashboard.control.heartbeats import keep_beat
@@ -26,7 +29,7 @@ from dashboard.json_values import clean
 from dashboard.ledger import selectors as ledger_selectors
 from dashboard.ledger import services as ledger
 from dashboard.runs import states
-from dashboard.runs.models import Attempt, Event, OpenWaits, State
+from dashboard.runs.models import Attempt, OpenWaits, State
 from workers.contract import LEASE_S, ControlEntry
 
 log = logging.getLogger(__name__)
@@ -87,7 +90,8 @@ class Ingest:
                 self.orders += [(node["worker"], {"kind": "settled", "attempt": pk}) for node in attempt.devices]
                 self.ended.add(attempt.run_id)
 
-    def _load(self, pk: int) -> Attempt | None:
+    def load(self, pk: int) -> Attempt | None:
+        """The attempt with its run, read once; None if it was deleted."""
         if pk not in self.attempts:
             self.attempts[pk] = Attempt.objects.select_related("run").filter(pk=pk).first()
         return self.attempts[pk]
@@ -96,7 +100,7 @@ class Ingest:
         """The entry's attempt, if it (and the rank) was placed on the entry's worker; else None, and the worker is
         fenced."""
         pk = int(entry.body["attempt"])
-        attempt = self._load(pk)
+        attempt = self.load(pk)
         shares = [node for node in attempt.devices if node["worker"] == entry.worker] if attempt else []
         if rank is not None:
             shares = [node for node in shares if 0 <= rank - node["first_rank"] < len(node["devices"])]
@@ -133,7 +137,7 @@ class Ingest:
     def _progress(self, worker: str, pk: int, progress: dict[str, Any]) -> None:
         """Fences an attempt that should not be alive there; else notes where its ranks are, and repeats orders that
         still hold."""
-        attempt = self._load(pk)
+        attempt = self.load(pk)
         if attempt is None or attempt.over or all(node["worker"] != worker for node in attempt.devices):
             self.orders.append((worker, {"kind": "fence", "attempt": pk}))
             return
@@ -215,20 +219,16 @@ class Ingest:
     def _batch(self, entry: Entry) -> None:
         """Stores bytes [start, end) of a file: ignores what is below the cursor, asks for the file again if there is a
         gap."""
-        body = entry.body
-        rank, channel, start, end = int(body["rank"]), str(body["channel"]), int(body["start"]), int(body["end"])
-        attempt = self._placed(entry, rank)
+        batch = Batch.of(entry)
+        attempt = self._placed(entry, batch.rank)
         if attempt is None:
             return
-        size = len(entry.data) + int(body.get("omitted", 0))
-        if channel not in ("events", "log") or end - start != size or start < 0:
-            raise ValueError(f"batch of {len(entry.data)} bytes says {channel} {start} .. {end}")
-        key = (attempt.pk, rank, channel)
+        key = batch.key
         offset = self.store.offset(key)
         self.touched.add(attempt.pk)
-        if start > offset:
+        if batch.start > offset:
             self.orders.append((entry.worker, rewind(key, offset)))
-        elif end > offset:
+        elif batch.end > offset:
             self._take(attempt, key, entry, offset)
 
     def _take(self, attempt: Attempt, key: FileKey, entry: Entry, offset: int) -> None:
@@ -270,15 +270,23 @@ class Ingest:
         self.orders += [(node["worker"], store_at(attempt)) for node in attempt.devices[1:]]
 
 
+@transaction.atomic
+def applied(entries: Iterable[Entry]) -> Ingest:
+    """Applies the entries in one transaction. Raises as `Ingest.apply`, and what the database raises."""
+    ingest = Ingest()
+    for entry in entries:
+        ingest.apply(entry)
+    ingest.finish()
+    return ingest
+
+
 def record_omitted(attempt: Attempt, worker: str) -> None:
     """Says among the attempt's events, once for each worker, that it has dropped spans or `waits` records."""
-    who = f"Worker {worker} dropped "
-    text = (
-        f"{who}the oldest records of steps (spans, what steps consisted of) before the yard had stored them: "
+    rest = (
+        "the oldest records of steps (spans, what steps consisted of) before the yard had stored them: "
         "TRAINYARD_SPOOL_BYTES was reached."
     )
-    if not Event.objects.filter(attempt=attempt, kind="omitted", text__startswith=who).exists():
-        states.record(attempt.run, "omitted", text, attempt)
+    states.record_once(attempt, "omitted", f"Worker {worker} dropped ", rest)
 
 
 def unsaid(attempt: Attempt, worker: str) -> bool:

@@ -77,7 +77,7 @@ class Store:
         return self._cursors[key].offset
 
     def advance(self, key: FileKey, to: int) -> None:
-        self._cursors[key].offset = to
+        self._cursors[key].offset, self._cursors[key].failures = to, 0
         self._moved.add(key)
 
     def add_log(self, attempt: int, rank: int, start: int, data: bytes) -> None:
@@ -119,7 +119,7 @@ class Store:
         MemoryRecord.objects.bulk_create(metered, ignore_conflicts=True)
         profiles = [row for row in self._rows if isinstance(row, ProfilePart)]
         ProfilePart.objects.bulk_create(profiles, ignore_conflicts=True)
-        _rewrite(Cursor, [self._cursors[key] for key in self._moved], ("offset",))
+        _rewrite(Cursor, [self._cursors[key] for key in self._moved], ("offset", "failures"))
         for pk in {*self._points, *(row.attempt_id for row in metered)}:
             attempt = attempts[pk]
             if attempt is not None:

@@ -13,7 +13,7 @@ from django.shortcuts import get_object_or_404, redirect, render
 from django.views.decorators.http import require_http_methods, require_POST, require_safe
 
 from dashboard.accounts.roles import may_change
-from dashboard.fleet import listening, refusals, selectors, services
+from dashboard.fleet import dead_letters, listening, refusals, selectors, services
 from dashboard.fleet.models import Worker
 from dashboard.fleet.timeline import HOURS, timeline
 from dashboard.live.changes import priced
@@ -107,4 +107,5 @@ def _context(request: HttpRequest) -> dict[str, Any]:
         "refusals": refusals.lately() if staff else [],
         "away": listening.away_sentence(),
         "failing": listening.failing_sentences() if staff else [],
+        "set_aside": dead_letters.set_aside() if staff else ([], 0),
     }

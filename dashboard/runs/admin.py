@@ -1,4 +1,7 @@
-"""Runs, events and corpora in Django's admin, read-only: runs are changed by `services` and the controller."""
+"""Runs, events, corpora and records that were set aside in Django's admin, read-only.
+
+Runs are changed by `services` and the controller.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,7 @@ from django.contrib import admin
 from django.urls import reverse
 
 from dashboard.accounts.admin_mixins import ReadOnlyAdmin
-from dashboard.runs.models import Corpus, Event, Run
+from dashboard.runs.models import Corpus, DeadLetter, Event, Run
 from parallel_core.analysis.quantities import bytes_text
 
 
@@ -26,6 +29,16 @@ class EventAdmin(ReadOnlyAdmin):
     list_display = ("at", "run", "kind", "text", "actor")
     list_filter = ("kind",)
     list_select_related = ("run", "actor")
+
+
+@admin.register(DeadLetter)
+class DeadLetterAdmin(ReadOnlyAdmin):
+    list_display = fields = readonly_fields = ("at", "run", "rank", "channel", "start", "end", "error")
+    list_select_related = ("attempt__run",)
+
+    @admin.display(ordering="attempt__run")
+    def run(self, letter: DeadLetter) -> Run:
+        return letter.attempt.run
 
 
 @admin.register(Corpus)

@@ -12,9 +12,31 @@ class Cursor(models.Model):
     rank = models.IntegerField()
     channel = models.CharField(max_length=8)
     offset = models.BigIntegerField(default=0)
+    failures = models.PositiveSmallIntegerField(default=0)
+    """How often what follows `offset` could not be stored."""
 
     class Meta:
         constraints = [models.UniqueConstraint(fields=("attempt", "rank", "channel"), name="one_cursor_a_file")]
+
+
+class DeadLetter(models.Model):
+    """Bytes [start, end) of a file of an attempt's rank that could not be stored, and the first line of the error: one
+    record of the events, or a batch of the log (control.dead_letters)."""
+
+    attempt = models.ForeignKey("runs.Attempt", on_delete=models.CASCADE, related_name="dead_letters")
+    rank = models.IntegerField()
+    channel = models.CharField(max_length=8)
+    start = models.BigIntegerField()
+    end = models.BigIntegerField()
+    error = models.CharField(max_length=400)
+    at = models.DateTimeField(auto_now_add=True)
+    data = models.BinaryField()
+
+    class Meta:
+        ordering = ("id",)
+        constraints = [
+            models.UniqueConstraint(fields=("attempt", "rank", "channel", "start"), name="one_dead_letter_a_record")
+        ]
 
 
 class SeriesChunk(models.Model):

@@ -13,6 +13,7 @@ from django.utils import timezone
 
 from dashboard.runs.measured import (
     Cursor,
+    DeadLetter,
     LogChunk,
     MemoryRecord,
     OpenWaits,
@@ -30,6 +31,7 @@ __all__ = [
     "Checkpoint",
     "Corpus",
     "Cursor",
+    "DeadLetter",
     "Event",
     "LogChunk",
     "MemoryRecord",

@@ -36,6 +36,12 @@ def record(run: Run, kind: str, text: str, attempt: Attempt | None = None, actor
     announce(run.pk, run.study_id, "state", "events")
 
 
+def record_once(attempt: Attempt, kind: str, begin: str, rest: str) -> None:
+    """Records the text `begin` + `rest`, unless the attempt has an Event of that kind whose text begins so."""
+    if not Event.objects.filter(attempt=attempt, kind=kind, text__startswith=begin).exists():
+        record(attempt.run, kind, begin + rest, attempt)
+
+
 def record_all(entries: Iterable[tuple[Run, str]], kind: str, actor: Any = None) -> None:
     """Writes and announces an Event of one kind for each (run, text)."""
     events = [Event(run=run, kind=kind, text=text, actor=actor) for run, text in entries]
