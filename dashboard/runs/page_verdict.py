@@ -8,13 +8,15 @@ from typing import Any
 
 import numpy as np
 
+from dashboard.fleet.selectors import FleetSnapshot
 from dashboard.runs import generating, linking, resuming, selectors
 from dashboard.runs.expected_start import expected_start, seconds_left
 from dashboard.runs.models import Attempt, Run, State
 from dashboard.runs.page_shares import shares
 from dashboard.runs.page_starting import placed, starting
 from dashboard.runs.queue import queue_order, queued_runs
-from dashboard.runs.submission import capacity
+from dashboard.runs.spreading import Files
+from dashboard.runs.submission import offered_to
 from parallel_core.analysis.diagnosis.divergence import what_is_skipped
 from parallel_core.analysis.disturbance import DISTURBED_ABOVE
 from parallel_core.analysis.meters import Work
@@ -233,7 +235,7 @@ def _progress(run: Run, attempt: Attempt | None, rank: int | None) -> str:
 def fix(run: Run) -> str:
     """The one change that would most likely fix a failed run."""
     if run.cause == "out_of_memory":
-        return _less_memory(RunSpec.stored(run.spec))
+        return _less_memory(run)
     if "ReplicasDiffer" in run.detail:
         return "Resume from an earlier checkpoint, on another device: a device or its memory changed a value."
     if NO_SPACE in run.detail:
@@ -273,13 +275,18 @@ def _again(run: Run) -> str:
     return f"Resume it from step {steps[-1]}" if steps else "Clone it"
 
 
-def _less_memory(spec: RunSpec) -> str:
+def _less_memory(run: Run) -> str:
     """The cheapest change by which it is predicted to fit. Without a cap the limit is not known here, so 10 % less is
     aimed at."""
+    spec, fleet = RunSpec.stored(run.spec), FleetSnapshot.now()
     limit = spec.trace.memory_cap or round(0.9 * worst_stage(spec).total)
-    here = capacity(spec.train.device).most()
+    resumes = run.resume_run_id is not None
+    alone, _, offered = offered_to(spec, fleet, Files.of(fleet), resumes=resumes, host_count=run.host_count)
+    here = offered.most(alone)
     fixes = find_fixes(spec, limit, here) if here else ()
     beyond = "" if fixes or not here else f" That takes more devices than one run can have here: {here}."
+    if beyond and alone:
+        beyond += f" All its ranks must be on one host, because {alone}."
     fixes = fixes or find_fixes(spec, limit)
     if not fixes:
         return "No change of the split alone makes it fit: clone it with a smaller model or batch."

@@ -11,6 +11,7 @@ from typing import Any, Required, TypedDict, Unpack
 
 from pydantic import ValidationError
 
+from dashboard.control.placement import Request
 from dashboard.fleet.listening import away_sentence
 from dashboard.fleet.selectors import FleetSnapshot, devices_of
 from dashboard.fleet.words import WORDS, apart_text
@@ -116,6 +117,15 @@ def capacity(
     return Capacity(kind, largest, max(largest, across), memory, len(devices) - len(mine), across, apart)
 
 
+def offered_to(
+    spec: RunSpec, fleet: FleetSnapshot, files: Files, *, resumes: bool = False, host_count: int = 0
+) -> tuple[str, Request, Capacity]:
+    """Returns (why all ranks must be on one host, '' if they need not be; the request for the placement; what the
+    workers that will do for the run offer it). `files`: those of the fleet."""
+    alone, asks = asked(spec, files, resumes=resumes, host_count=host_count)
+    return alone, asks, capacity(asks.kind, asks.needs, asks.over, fleet)
+
+
 def assess(spec: dict[str, Any], resume_from: ResumeFrom | None = None, host_count: int = 0) -> Assessment:
     """Checks a nested spec: RunSpec's rules first, then checkpoint, fleet, corpus and memory.
 
@@ -126,8 +136,8 @@ def assess(spec: dict[str, Any], resume_from: ResumeFrom | None = None, host_cou
     except ValidationError as error:
         return Assessment(errors=field_errors(error))
     fleet = FleetSnapshot.now()
-    alone, asks = asked(parsed, Files.of(fleet), resumes=resume_from is not None, host_count=host_count)
-    offered = capacity(asks.kind, asks.needs, asks.over, fleet)
+    resumes = resume_from is not None
+    alone, asks, offered = offered_to(parsed, fleet, Files.of(fleet), resumes=resumes, host_count=host_count)
     spread = hosts_error(host_count, asks.devices, asks.kind, WORDS[asks.kind], alone, asks.over)
     errors = {"hosts": spread} if spread else fleet_errors(parsed, offered, alone)  # the second would repeat the first
     errors |= corpus_errors(parsed)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 
 from dashboard.fleet.selectors import FleetSnapshot
-from dashboard.runs.spreading import Files, asked
-from dashboard.runs.submission import capacity, fleet_errors
+from dashboard.runs.spreading import Files
+from dashboard.runs.submission import fleet_errors, offered_to
 from dashboard.studies.variants import Plan, Skipped, Variant
 from parallel_core.analysis.quantities import bytes_text
 from parallel_core.plan.memory import worst_stage
@@ -66,8 +66,7 @@ def previewed(plan: Plan, fleet: FleetSnapshot) -> Plan:
 def _place(spec: RunSpec, fleet: FleetSnapshot, files: Files) -> tuple[str, Room | None]:
     """Why there are too few devices where the run may be placed, '' if there are enough; then also the memory that a
     rank has there, None if it is not known."""
-    alone, asks = asked(spec, files)
-    offered = capacity(asks.kind, asks.needs, asks.over, fleet)
+    alone, _, offered = offered_to(spec, fleet, files)
     if wrong := fleet_errors(spec, offered, alone):
         return next(iter(wrong.values())), None
     return "", room_of(offered.room, spec.trace.memory_cap)

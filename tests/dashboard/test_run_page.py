@@ -238,6 +238,18 @@ def test_a_fix_that_takes_more_devices_than_there_are_says_so(alice: Any) -> Non
     assert fix(run).endswith("than one run can have here: 1."), "though the fleet has 2"
 
 
+def test_a_fix_of_a_run_that_stays_on_one_host_counts_that_hosts_devices(db: None) -> None:
+    tight = {"parallel": {"recompute": "full", "micro_batches": 16}, "trace": {"memory_cap": 8_000_000}}
+    for name in ("yard-a", "yard-b", "yard-c", "yard-d"):
+        factory.worker(name, devices=1)
+    spread = fix(Run(spec=tight, cause="out_of_memory"))
+    assert "devices than" not in spread, "it may take the devices of several hosts"
+    said = "That takes more devices than one run can have here: 1. All its ranks must be on one host, because "
+    assert fix(Run(spec=tight, cause="out_of_memory", host_count=1)) == f"{spread} {said}one was asked for."
+    saving = {**tight, "train": {"checkpoint_every": 1}}
+    assert f"{spread} {said}its checkpoints lie on one" in fix(Run(spec=saving, cause="out_of_memory"))
+
+
 def test_out_of_memory_fixes_end_with_something_that_still_helps(db: None) -> None:
     tried = set()
     for split in (
