@@ -7,9 +7,11 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from dashboard.fleet.selectors import reporting
+from dashboard.fleet.selectors import FleetSnapshot
+from dashboard.fleet.words import apart_text
 from dashboard.ledger.fleet_page import run_address
 from dashboard.runs.form_words import first_error
+from dashboard.runs.submission import Capacity, capacity
 from parallel_core.analysis.quantities import count_text
 from parallel_core.plan.cluster.job import Job
 from parallel_core.plan.cluster.model import Transformer
@@ -21,18 +23,26 @@ from parallel_core.spec import RunSpec
 
 def launch(job: Job, plan: Plan) -> tuple[str, str]:
     """(address of New run with this plan, '') or ('', why this yard cannot run it)."""
-    have = sum(len(worker.devices) for worker in reporting())
-    if plan.devices > have:
-        return "", f"This yard has {count_text(have)} devices, the plan takes {count_text(plan.devices)}."
+    offered = _offered(plan.devices)
+    if plan.devices > offered.total:
+        takes = f"the plan takes {count_text(plan.devices)}.{apart_text(offered.apart)}"
+        return "", f"This yard has {offered.text if offered.total else 'no devices'}, {takes}"
     lacks = [word for word, on in (("adapters", job.adapters), ("offload", plan.offload)) if on]
     if lacks:
         return "", f"This yard's engine has no {' and no '.join(lacks)}."
-    kind = next((device["kind"] for worker in reporting() for device in worker.devices), "cpu")
     try:
-        asked = run_of(job, plan, kind).model_dump(mode="json", exclude_defaults=True)
+        asked = run_of(job, plan, offered.kind).model_dump(mode="json", exclude_defaults=True)
         return run_address(asked), ""
     except ValidationError as error:
         return "", f"This yard cannot run it: {first_error(field_errors(error))}"
+
+
+def _offered(devices: int) -> Capacity:
+    """What one run can have of GPUs if that is enough, else of CPU devices if these are, else of what there is more
+    of."""
+    fleet = FleetSnapshot.now()
+    kinds = [capacity(kind, fleet=fleet) for kind in ("cuda", "cpu")]
+    return next((one for one in kinds if devices <= one.total), max(kinds, key=lambda one: one.total))
 
 
 def run_of(job: Job, plan: Plan, device: str) -> RunSpec:

@@ -77,7 +77,7 @@ def test_a_layout_that_is_opened_by_itself_is_a_page(bob: Any, client: Client) -
 @pytest.mark.parametrize(
     ("job", "plan", "said"),
     [
-        (JOB, Plan(tp=8, pp=16), "This yard has 2 devices, the plan takes 128."),
+        (JOB, Plan(tp=8, pp=16), "This yard has 2 CPU devices, the plan takes 128."),
         (JOB, Plan(dp=2, offload=True), "no offload"),
         (replace(JOB, adapters=8), Plan(dp=2), "no adapters"),
         (JOB, Plan(dp=2, schedule="1f1b-stash"), "cannot run it"),
@@ -89,7 +89,29 @@ def test_what_it_cannot_run_says_why(fleet: Worker, job: Job, plan: Plan, said: 
     assert said in why_not
 
 
+def test_devices_of_workers_that_cannot_be_joined_are_not_added(fleet: Worker) -> None:
+    other = Worker.objects.create(name="yard-b", devices=fleet.devices, heartbeat_at=timezone.now())
+    plan = Plan(dp=4, precision="fp32")
+    assert launch(JOB, plan)[0]
+    Worker.objects.filter(pk=other.pk).update(across_hosts=False)
+    said = "This yard has 2 CPU devices for one run, the plan takes 4. yard-b takes no part in runs over several hosts."
+    assert launch(JOB, plan) == ("", said)
+
+
+def test_a_run_has_devices_of_one_kind(fleet: Worker) -> None:
+    gpus = [{**device, "kind": "cuda", "name": "H100"} for device in fleet.devices[:1]]
+    Worker.objects.create(name="yard-a-gpu", devices=gpus, heartbeat_at=timezone.now())
+
+    def device_of(plan: Plan) -> str:
+        address, why_not = launch(JOB, plan)
+        assert not why_not
+        return RunSpec.model_validate_json(parse_qs(urlsplit(address).query)["spec"][0]).train.device
+
+    assert (device_of(Plan(precision="fp32")), device_of(Plan(dp=2, precision="fp32"))) == ("cuda", "cpu")
+    assert launch(JOB, Plan(dp=3)) == ("", "This yard has 2 CPU devices, the plan takes 3.")
+
+
 def test_the_planner_says_it(fleet: Worker, bob: Any, client: Client) -> None:
     client.force_login(bob)
     page = client.get("/planner/", {"model": "gpt-22b", "cluster": "a100-40", "devices": "64", "batch": "256"})
-    assert "This yard has 2 devices, the plan takes 64." in page.content.decode().replace("\xa0", " ")
+    assert "This yard has 2 CPU devices, the plan takes 64." in page.content.decode().replace("\xa0", " ")
