@@ -7,23 +7,21 @@ import json
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from datetime import datetime
-from functools import cached_property, lru_cache
+from functools import cached_property
 from statistics import median
 
 from django.db.models import Exists, F, OuterRef, QuerySet
 
 from dashboard.ledger import host_links
 from dashboard.ledger.models import LinksBetween, Prediction, Profile, ProfileState
+from dashboard.ledger.simulated import simulated, table_of
 from dashboard.runs import metrics
 from dashboard.runs.models import Attempt, Run
 from dashboard.runs.spreading import several
 from parallel_core.analysis.quantities import signed_percent_text
-from parallel_core.profile.table import CostTable
-from parallel_core.simulate.cost_requirements import NeverTimed
 from parallel_core.simulate.device_drift import spells_beside
 from parallel_core.simulate.network import ALONE, Where
-from parallel_core.simulate.predict import CannotPredict, predict_step
+from parallel_core.simulate.predict import predict_step
 from parallel_core.spec import RunSpec
 
 MOST_RANKS = 64
@@ -112,12 +110,6 @@ def profile_key(spec: RunSpec) -> str:
     return hashlib.sha256(json.dumps(what, sort_keys=True).encode()).hexdigest()
 
 
-@lru_cache(maxsize=16)
-def _table(pk: int, done_at: datetime | None) -> CostTable:
-    """The table of a finished profile; cached because it never changes again."""
-    return CostTable.model_validate(Profile.objects.values_list("table", flat=True).get(pk=pk))
-
-
 def asked(worker: str) -> QuerySet[Profile]:
     """Profiles that this worker still has to make, oldest first."""
     return Profile.objects.filter(worker__name=worker, state=ProfileState.ASKED).order_by("id")
@@ -195,13 +187,11 @@ class Sources:
             return Predicted(why_not="no worker has profiled this model", unprofiled=True)
         why_not, untimed = "", None
         for i, profile in enumerate(profiles[:ASKED_AT_MOST]):
-            try:
-                step = predict_step(spec, _table(profile.pk, profile.done_at), where=place)
+            step = simulated(spec, profile, place)
+            if step.seconds is not None:
                 return Predicted(step.seconds, profile, step.likely)
-            except ValueError as error:  # CannotPredict, or programs that the simulator does not know
-                if i == 0:
-                    why_not = str(error) if isinstance(error, CannotPredict) else "it cannot be simulated"
-                    untimed = error.pair if isinstance(error, NeverTimed) else None
+            if i == 0:
+                why_not, untimed = step.why_not, step.untimed
         return Predicted(why_not=why_not, untimed=untimed)
 
 
@@ -216,7 +206,7 @@ def paced(run: Run, profile: Profile, hosts: Sequence[str] = ()) -> float | None
 
     None if the run or the profile has no such measurement.
     """
-    spec, table = RunSpec.stored(run.spec), _table(profile.pk, profile.done_at)
+    spec, table = RunSpec.stored(run.spec), table_of(profile.pk, profile.done_at)
     together = max(Counter(hosts).values(), default=run.devices)
     spells = spells_beside(metrics.by_rank(run, "reference_time", run.devices), table.usual(together))
     return predict_step(spec, table, where=where(spec, hosts), spells=spells).seconds if spells else None

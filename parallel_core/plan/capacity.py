@@ -5,7 +5,8 @@ from __future__ import annotations
 from functools import lru_cache
 
 from parallel_core.outline import outline_of
-from parallel_core.plan.memory import of_memory, worst_stage
+from parallel_core.plan.alike import of_memory
+from parallel_core.plan.memory import worst_stage
 from parallel_core.spec import ModelSpec, RunSpec
 
 EXACT_UP_TO = 64

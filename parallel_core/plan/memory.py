@@ -17,6 +17,7 @@ from parallel_core.analysis.names import CATEGORY_NAMES
 from parallel_core.analysis.quantities import bytes_text, percent_text
 from parallel_core.layout import Layout
 from parallel_core.outline import outline_of
+from parallel_core.plan.alike import of_memory
 from parallel_core.plan.peak import RankMemory, by_stage, predict
 from parallel_core.plan.room import Room, room_of
 from parallel_core.rules import divisors
@@ -25,26 +26,6 @@ from parallel_core.spec import RunSpec
 __all__ = ["Feasibility", "Fix", "RankMemory", "by_stage", "find_fixes", "needed", "predict", "verdict", "worst_stage"]
 
 _MOST_FIXES = 3
-_DEFAULT = RunSpec()
-_WITHOUT_MEMORY = (
-    "warmup_steps",
-    "lr",
-    "weight_decay",
-    "beta1",
-    "beta2",
-    "eps",
-    "clip_norm",
-    "clip",
-    "seed",
-    "loss_scale",
-    "loss_scale_window",
-    "loss_scale_growth",
-    "loss_scale_backoff",
-    "corpus",
-    "checkpoint_every",
-    "keep",
-)
-"""Fields of `train` that change no prediction of memory."""
 
 
 @dataclass(frozen=True)
@@ -99,16 +80,6 @@ def worst_stage(spec: RunSpec) -> RankMemory:
 @lru_cache(maxsize=1024)
 def _worst_stage(spec: RunSpec) -> RankMemory:
     return max(by_stage(spec), key=_total)
-
-
-def of_memory(spec: RunSpec) -> RunSpec:
-    """The spec with the default of every field that `by_stage` does not depend on: equal for runs that differ only in
-    learning rate or seed."""
-    same = {name: getattr(_DEFAULT.train, name) for name in _WITHOUT_MEMORY}
-    if spec.parallel.flushes:  # else the number of steps bounds how many micro-batches are under way
-        same["steps"] = _DEFAULT.train.steps
-    train = spec.train.model_copy(update=same)
-    return spec.model_copy(update={"train": train, "trace": _DEFAULT.trace, "inject": ()})
 
 
 def needed(spec: RunSpec) -> list[RankMemory]:

@@ -18,6 +18,7 @@ from django.utils import timezone
 from dashboard.control.controller import Controller
 from dashboard.fleet.models import Worker
 from dashboard.ledger import selectors
+from dashboard.ledger import simulated as simulated_steps
 from dashboard.ledger.forms import models
 from dashboard.ledger.models import Prediction, Profile, ProfileState
 from dashboard.ledger.services import answer_profile, ask_profile, settle, withdraw_profile
@@ -243,7 +244,7 @@ def test_a_study_simulates_each_setting_once_and_before_its_transaction(
         simulated.append((spec.model_dump_json(), len(connection.savepoint_ids)))
         return predict_step(spec, *args, **kwargs)
 
-    monkeypatch.setattr(selectors, "predict_step", noted)
+    monkeypatch.setattr(simulated_steps, "predict_step", noted)
     outside = len(connection.savepoint_ids)
     study = create_matrix(
         owner=alice,
@@ -258,6 +259,33 @@ def test_a_study_simulates_each_setting_once_and_before_its_transaction(
     said = Prediction.objects.filter(run__study=study)
     assert said.count() == 6 and len(set(said.values_list("seconds", flat=True))) == 2
     assert study.baseline == study.runs.order_by("position").first()
+
+
+def test_what_a_form_has_shown_is_not_simulated_again_when_it_is_queued(
+    profile: Profile, worker: Worker, alice: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nor what differs only in what no step time depends on; a newer profile, or another split, is simulated."""
+    simulated: list[RunSpec] = []
+
+    def noted(spec: RunSpec, *args: Any, **kwargs: Any) -> Any:
+        simulated.append(spec)
+        return predict_step(spec, *args, **kwargs)
+
+    def changed(room: str, **fields: Any) -> RunSpec:
+        plain = SPEC.model_dump(mode="json")
+        return RunSpec.model_validate({**plain, room: plain[room] | fields})
+
+    monkeypatch.setattr(simulated_steps, "predict_step", noted)
+    shown = selectors.predicted(SPEC)
+    run = services.submit(owner=alice, spec=SPEC.model_dump(mode="json"))
+    assert Prediction.objects.get(run=run).seconds == shown.seconds
+    alike = [changed("train", lr=0.5, seed=3, clip_norm=2.0), changed("trace", trace_every=1)]
+    assert {selectors.predicted(one).seconds for one in alike} == {shown.seconds}
+    assert simulated == [SPEC]
+    for i, other in enumerate((changed("train", clip_norm=None), changed("parallel", dp=2)), 2):
+        assert selectors.predicted(other).seconds and len(simulated) == i
+    newer = factory.profiled(alice, worker, SPEC)
+    assert selectors.predicted(SPEC).profile == newer and len(simulated) == 4
 
 
 def test_without_a_profile_memory_alone_is_predicted(alice: Any) -> None:

@@ -8,6 +8,7 @@ import pytest
 from parallel_core.layout import Layout
 from parallel_core.observe.records import SPAN
 from parallel_core.outline.splits import Cut
+from parallel_core.plan.alike import of_step
 from parallel_core.plan.partition import flop_weights
 from parallel_core.profile.curves import Link
 from parallel_core.profile.table import CostTable
@@ -40,6 +41,24 @@ def predicted(known: CostTable | None = None, **parallel: object) -> float:
 def test_one_device_takes_what_its_layers_take() -> None:
     assert predicted() == pytest.approx(3 * 16 * FORWARD, rel=1e-6)
     assert predicted(micro_batches=4) == pytest.approx(3 * 16 * FORWARD, rel=1e-6)
+
+
+def test_specs_that_count_as_the_same_step_take_as_long() -> None:
+    """Every field that is left out of the key, with a value of its own; and what stays in it."""
+    for split in ({"dp": 2}, {"pp": 2, "schedule": "1f1b-stash", "micro_batches": 4}):
+        train = {"global_batch": 16, "steps": 5, "clip": "stage"}
+        first = RunSpec.model_validate({"model": MODEL.model_dump(), "parallel": split, "train": train})
+        more = dict.fromkeys(("lr", "weight_decay", "beta1", "beta2", "eps", "loss_scale_backoff"), 0.5)
+        more |= {"clip_norm": 3.0, "seed": 9, "warmup_steps": 1, "checkpoint_every": 2, "keep": 5, "corpus": "pattern"}
+        more |= {"loss_scale": 8.0, "loss_scale_window": 7, "loss_scale_growth": 3.0}
+        trace = first.trace.model_copy(update={"trace_every": 1, "memory": False, "reference": False})
+        other = first.model_copy(update={"train": first.train.model_copy(update=more), "trace": trace})
+        assert of_step(first) == of_step(other)
+        assert predict_step(first, table(MODEL)).seconds == predict_step(other, table(MODEL)).seconds
+        unclipped = first.model_copy(update={"train": first.train.model_copy(update={"clip_norm": None})})
+        assert of_step(unclipped) != of_step(first) != of_step(spec(dp=4))
+        matters = {"steps", "global_batch", "clip", "precision", "device", "deterministic"}
+        assert set(type(first.train).model_fields) - set(more) == matters
 
 
 def test_recomputation_is_another_forward_where_only_plain_layers_are_known() -> None:

@@ -1,0 +1,44 @@
+"""Specs reduced to what a prediction depends on: equal for runs that share it, so that it is computed once."""
+
+from __future__ import annotations
+
+from parallel_core.spec import RunSpec
+
+_DEFAULT = RunSpec()
+_WITHOUT_STEP = (
+    "warmup_steps",
+    "lr",
+    "weight_decay",
+    "beta1",
+    "beta2",
+    "eps",
+    "seed",
+    "loss_scale",
+    "loss_scale_window",
+    "loss_scale_growth",
+    "loss_scale_backoff",
+    "corpus",
+    "checkpoint_every",
+    "keep",
+)
+"""Fields of `train` that change no prediction of a step, neither its time nor its memory."""
+
+
+def of_step(spec: RunSpec) -> RunSpec:
+    """The spec with the default of every field that the time of a step does not depend on: equal for runs that differ
+    only in learning rate or seed. That gradients are clipped matters, the bound does not."""
+    clip = None if spec.train.clip_norm is None else _DEFAULT.train.clip_norm
+    return _reduced(spec, clip_norm=clip)
+
+
+def of_memory(spec: RunSpec) -> RunSpec:
+    """As `of_step`, for what the memory of a rank (`peak.by_stage`) does not depend on."""
+    return _reduced(spec, clip_norm=_DEFAULT.train.clip_norm, clip=_DEFAULT.train.clip)
+
+
+def _reduced(spec: RunSpec, **same: object) -> RunSpec:
+    same |= {name: getattr(_DEFAULT.train, name) for name in _WITHOUT_STEP}
+    if spec.parallel.flushes:  # else the number of steps bounds how many micro-batches are under way
+        same["steps"] = _DEFAULT.train.steps
+    train = spec.train.model_copy(update=same)
+    return spec.model_copy(update={"train": train, "trace": _DEFAULT.trace, "inject": ()})
