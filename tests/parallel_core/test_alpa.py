@@ -13,12 +13,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from parallel_core.cli import main
+from parallel_core.layout import Layout
 from parallel_core.outline import outline_of
 from parallel_core.outline.splits import Cut
 from parallel_core.plan.alpa.costs import Analytic, LayerCosts, LayerSharding, Measured
 from parallel_core.plan.alpa.inter import Mesh, Plan, Search, Stage
-from parallel_core.plan.alpa.intra import Chain, fastest, memory, solve, within
+from parallel_core.plan.alpa.intra import Chain, fastest, solve, within
 from parallel_core.plan.alpa.plans import MIXED, UNEVEN, summary, with_alternatives
+from parallel_core.plan.peak import by_stage
 from parallel_core.plan.units import unit_costs
 from parallel_core.profile.table import CostTable, Layers
 from parallel_core.simulate.predict import predict_step
@@ -32,22 +34,24 @@ NUMBER = st.integers(0, 50)
 
 @st.composite
 def chains(draw: st.DrawFn) -> Chain:
-    sharding = st.builds(LayerSharding, STRATEGIES, NUMBER, NUMBER, NUMBER, NUMBER)
+    of_backward = {"rebuilt": NUMBER, "working": NUMBER}
+    sharding = st.builds(LayerSharding, STRATEGIES, NUMBER, NUMBER, NUMBER, NUMBER, **of_backward)
     shardings = draw(st.lists(st.lists(sharding, min_size=1, max_size=3), min_size=1, max_size=4))
     turns = draw(st.lists(NUMBER, min_size=len(shardings) - 1, max_size=len(shardings) - 1))
-    return Chain(shardings, turns, draw(st.integers(1, 4)), (draw(NUMBER), draw(NUMBER)))
+    blocks = draw(st.lists(st.sampled_from("ab"), min_size=len(shardings), max_size=len(shardings)))
+    return Chain(shardings, turns, draw(st.integers(1, 4)), (draw(NUMBER), draw(NUMBER)), blocks)
 
 
 @given(chains(), st.integers(1, 4), st.integers(20, 500))
 @settings(max_examples=60)
 def test_the_ways_of_a_stage_against_all_of_them(chain: Chain, in_flight: int, limit: int) -> None:
     every = list(product(*chain.shardings))
-    fitting = [chosen for chosen in every if memory(chosen, in_flight) <= limit]
+    fitting = [chosen for chosen in every if chain.memory(chosen, in_flight) <= limit]
     assert chain.seconds(fastest(chain)) == pytest.approx(min(map(chain.seconds, every)))
     found = within(chain, limit, in_flight)
     assert (found is None) == (not fitting)
     if found is not None:
-        assert memory(found, in_flight) <= limit
+        assert chain.memory(found, in_flight) <= limit
         assert chain.seconds(found) == pytest.approx(min(map(chain.seconds, fitting)))
         alone = solve(chain, limit, in_flight)
         assert alone is not None and chain.seconds(alone) == pytest.approx(chain.seconds(found))
@@ -191,6 +195,21 @@ def test_a_recomputed_block_keeps_its_input_and_runs_forward_twice(fields: dict[
     assert [sharding.activations for (sharding,) in own] == kept
     inside = Search(LayerCosts(spec, machine, 4), Mesh(1, 2), 4).given((4,), [(1, 1), (1, 1)])
     assert inside is not None and inside.stages[1].shardings[0].activations == own[3][0].activations
+
+
+@pytest.mark.parametrize("recompute", ["none", "selective", "full"])
+@pytest.mark.parametrize(("pp", "least"), [(1, 0.99), (2, 0.94)])
+def test_the_memory_of_a_stage_is_that_of_a_run(recompute: str, pp: int, least: float) -> None:
+    """Equation 5 against the prediction for the run, which also counts its batch and, with stages, messages. With
+    recomputation the block that a backward computes again is a large part of it."""
+    parallel = {"recompute": recompute, "pp": pp, "micro_batches": 8, "schedule": "1f1b"}
+    model = {"layers": 8, "hidden": 256, "heads": 4, "seq": 256, "vocab": 1024}
+    run = RunSpec.model_validate({"model": model, "train": {"global_batch": 32}, "parallel": parallel})
+    cuts = [units[0] for units in Layout.of(run).stage_units][1:] if pp > 1 else []
+    plan = Search(LayerCosts(run, Analytic(1e9, 1e9, 1e9, 2), 4), Mesh(1, pp), 8).given(cuts, [(1, 1)] * pp)
+    assert plan is not None
+    for stage, known in zip(plan.stages, by_stage(run), strict=True):
+        assert least < stage.memory / known.total <= 1
 
 
 def test_selective_recomputation_runs_the_attention_core_again() -> None:

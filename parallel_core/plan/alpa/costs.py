@@ -62,6 +62,11 @@ class LayerSharding:
     """Bytes a device of the parameters alone."""
     entering: float = 0.0
     """Bytes a device of its input in one micro-batch."""
+    rebuilt: float = 0.0
+    """Bytes a device that it does not keep of a micro-batch and that its block's backward computes again."""
+    working: float = 0.0
+    """Bytes a device of temporaries while its backward runs: gradients of activations, a weight gradient before it is
+    added, the loss, a recomputed attention core."""
 
     @property
     def spread(self) -> bool:
@@ -70,7 +75,8 @@ class LayerSharding:
 
     def first(self) -> LayerSharding:
         """The same sharding in the first layer of a stage, which keeps its input even where it is recomputed."""
-        return self if self.activations >= self.entering else replace(self, activations=self.entering)
+        more = self.entering - self.activations
+        return self if more <= 0 else replace(self, activations=self.entering, rebuilt=self.rebuilt - more)
 
 
 class Machine(Protocol):
@@ -198,12 +204,13 @@ class LayerCosts:
     ) -> None:
         spec = self._alone(samples, tp, cut)
         last = len(self.units) - 1
-        costs = unit_costs(spec)
-        for unit, (seconds, cost, kept) in enumerate(
-            zip(self.machine.layers(spec), costs, self._kept(costs), strict=True)
+        costs, outputs = unit_costs(spec), [*boundary_elements(spec)[1:], 0]
+        for unit, (seconds, cost, kept, output) in enumerate(
+            zip(self.machine.layers(spec), costs, self._kept(costs), outputs, strict=True)
         ):
             named: Strategy = "vocab" if strategy == "column-row" and unit in (0, last) else strategy
-            found[unit].append(self._sharding(named, seconds, cost, kept, replicas))
+            made = self._sharding(named, seconds, cost, kept, replicas)
+            found[unit].append(replace(made, working=self._size * _working(cost, output)))
 
     def _kept(self, costs: Sequence[UnitCost]) -> list[int]:
         """Elements that each layer keeps of a micro-batch: of a rebuilt block only the input of its first layer."""
@@ -225,6 +232,7 @@ class LayerCosts:
             self._size * kept,
             self._size * cost.flat,
             self._size * cost.boundary,
+            self._size * (cost.boundary + cost.inner - kept),
         )
 
     def boundary(self, unit: int) -> float:
@@ -240,6 +248,13 @@ class LayerCosts:
         """Seconds to receive one of `shares` equal parts of layer `unit`'s input from another mesh and to return its
         gradient; 0 for the first layer."""
         return 2 * self.machine.send(self.boundary(unit) / shares) if unit else 0.0
+
+
+def _working(cost: UnitCost, output: int) -> int:
+    """Elements of temporaries in the backward of a layer with `output` elements of output, the gradient of which exists
+    until its end."""
+    gradient = max(0, output - cost.outgoing) + cost.leaving
+    return cost.core + max(cost.passing, cost.loss, cost.drawn) + gradient
 
 
 def uniform(sharding: LayerSharding, tp: int, cut: Cut) -> bool:

@@ -18,9 +18,10 @@ from math import inf
 import numpy as np
 from numpy.typing import NDArray
 
+from parallel_core.outline import block_of
 from parallel_core.outline.splits import Cut
 from parallel_core.plan.alpa.costs import LayerCosts, LayerSharding, uniform
-from parallel_core.plan.alpa.intra import Chain, fastest, memory, within
+from parallel_core.plan.alpa.intra import Chain, fastest, within
 
 MOST_GROUPS = 24
 """Most groups of layers between which a stage may begin; layers of deeper models are clustered first (section 5.2)."""
@@ -113,7 +114,8 @@ class Search:
         able[0] = [sharding.first() for sharding in able[0]]
         turns = [self.costs.reshard(unit, dp, tp) for unit in range(first + 1, stop)]
         entry = (self.costs.message(first, dp), self.costs.message(first, dp * tp))
-        chain = Chain(able, turns, self.micro_batches, entry)
+        blocks = [block_of(unit) or unit for unit in self.costs.units[first:stop]]
+        chain = Chain(able, turns, self.micro_batches, entry, blocks)
         return chain, fastest(chain)
 
     def _stage(self, first: int, stop: int, dp: int, tp: int, remaining: int, cut: Cut | None = None) -> Stage | None:
@@ -128,12 +130,12 @@ class Search:
             return None
         chain, chosen = made
         in_flight = min(remaining, self.micro_batches)
-        if memory(chosen, in_flight) > self.mesh.memory:
+        if chain.memory(chosen, in_flight) > self.mesh.memory:
             shorter = within(chain, self.mesh.memory, in_flight)
             if shorter is None:
                 return None
             chosen = shorter
-        return Stage(first, stop, dp, tp, tuple(chosen), chain.seconds(chosen), memory(chosen, in_flight))
+        return Stage(first, stop, dp, tp, tuple(chosen), chain.seconds(chosen), chain.memory(chosen, in_flight))
 
     def best(self) -> Plan | None:
         """The fastest plan, with any mesh shapes; None where nothing fits."""

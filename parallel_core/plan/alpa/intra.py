@@ -3,6 +3,9 @@
 Equation 1 for a chain of layers: each layer takes one sharding at its own cost, and each pair of neighbours adds the
 cost of resharding the tensor between them. Without a memory limit, dynamic programming along the chain is exact; with
 one it is the paper's integer linear programme, solved by HiGHS (Huangfu and Hall 2018).
+
+The limit is equation 5: mem_stage + s mem_act <= mem_device, with s micro-batches in flight. mem_stage is the state and
+what a backward needs beside the activations: its temporaries, and the block that it computes again.
 """
 
 from __future__ import annotations
@@ -26,6 +29,9 @@ class Chain:
     per_step: int
     entry: tuple[float, float] = (0.0, 0.0)
     """Seconds until the first layer has its input: (unsharded, spread over all devices)."""
+    blocks: Sequence[str] = ()
+    """The block of each layer: what is recomputed of consecutive layers of one block exists together. () = each layer
+    is one."""
 
     def cost(self, sharding: LayerSharding) -> float:
         """Seconds of one micro-batch, with its share of the gradient all-reduce."""
@@ -44,11 +50,20 @@ class Chain:
         turns = sum(self.between(i, a, b) for i, (a, b) in enumerate(pairwise(chosen)))
         return self.before(chosen[0]) + sum(map(self.cost, chosen)) + turns
 
+    def continues(self, i: int) -> bool:
+        """Whether layer `i` is in the block of the layer before it."""
+        return bool(i and self.blocks) and self.blocks[i] == self.blocks[i - 1]
 
-def memory(chosen: Sequence[LayerSharding], in_flight: int) -> float:
-    """Bytes a device with the activations of `in_flight` micro-batches (equation 5), without the temporaries of a
-    backward, such as a block that it recomputes."""
-    return sum(sharding.state + in_flight * sharding.activations for sharding in chosen)
+    def memory(self, chosen: Sequence[LayerSharding], in_flight: int) -> float:
+        """Bytes a device at the peak of a backward while the activations of `in_flight` micro-batches are kept
+        (equation 5), without messages to other stages. While a layer runs backward, the layers behind it have freed
+        what they kept of this micro-batch."""
+        worst = kept = again = 0.0
+        for i, sharding in enumerate(chosen):
+            kept += sharding.activations
+            again = sharding.rebuilt + (again if self.continues(i) else 0.0)
+            worst = max(worst, kept + again + sharding.working)
+        return sum(sharding.state + (in_flight - 1) * sharding.activations for sharding in chosen) + worst
 
 
 def fastest(chain: Chain) -> list[LayerSharding]:
@@ -73,10 +88,9 @@ def fastest(chain: Chain) -> list[LayerSharding]:
 def within(chain: Chain, limit: float, in_flight: int) -> list[LayerSharding] | None:
     """The fastest shardings that need at most `limit` bytes a device; None where there are none."""
     chosen = fastest(chain)
-    if memory(chosen, in_flight) <= limit:
+    if chain.memory(chosen, in_flight) <= limit:
         return chosen
-    least = [min(shardings, key=lambda sharding: memory([sharding], in_flight)) for shardings in chain.shardings]
-    return solve(chain, limit, in_flight) if memory(least, in_flight) <= limit else None
+    return solve(chain, limit, in_flight) if _Programme(chain).least(in_flight) <= limit else None
 
 
 def solve(chain: Chain, limit: float, in_flight: int) -> list[LayerSharding] | None:
@@ -86,13 +100,11 @@ def solve(chain: Chain, limit: float, in_flight: int) -> list[LayerSharding] | N
 
     programme = _Programme(chain)
     rows, low, high = programme.rows()
-    keeps = [memory([sharding], in_flight) for shardings in chain.shardings for sharding in shardings]
-    scale = max(limit, 1.0)
-    rows = np.vstack([rows, [*(keep / scale for keep in keeps), *[0.0] * programme.pairs]])
+    needs, scale = programme.needs(in_flight), max(limit, 1.0)
     found = milp(
         programme.costs(),
-        constraints=LinearConstraint(rows, [*low, -np.inf], [*high, limit / scale]),
-        integrality=[1] * len(keeps) + [0] * programme.pairs,
+        constraints=[LinearConstraint(rows, low, high), LinearConstraint(needs / scale, -np.inf, limit / scale)],
+        integrality=[1] * programme.singles + [0] * programme.pairs,
         bounds=Bounds(0, 1),
     )
     if found.x is None:
@@ -109,9 +121,9 @@ class _Programme:
     def __init__(self, chain: Chain) -> None:
         edges = np.cumsum([0, *map(len, chain.shardings)]).tolist()
         self._chain, self.spans = chain, list(pairwise(edges))
-        self._singles = edges[-1]
+        self.singles = edges[-1]
         sizes = [len(a) * len(b) for a, b in pairwise(chain.shardings)]
-        self._firsts = np.cumsum([self._singles, *sizes]).tolist()
+        self._firsts = np.cumsum([self.singles, *sizes]).tolist()
         self.pairs = sum(sizes)
 
     def costs(self) -> list[float]:
@@ -139,8 +151,29 @@ class _Programme:
             right += [0.0] * (b - a + wide)
         return np.array(out), right, right
 
+    def needs(self, in_flight: int) -> np.ndarray:
+        """`Chain.memory` as one row for the backward of each layer: bytes a device of each variable."""
+        chain, count = self._chain, len(self._chain.shardings)
+        rows, first = np.zeros((count, self.singles + self.pairs)), 0
+        for i in range(count):
+            first = first if chain.continues(i) else i
+            for j, (shardings, (a, b)) in enumerate(zip(chain.shardings, self.spans, strict=True)):
+                rows[i, a:b] = [
+                    one.state
+                    + (in_flight - (j > i)) * one.activations
+                    + (first <= j <= i) * one.rebuilt
+                    + (i == j) * one.working
+                    for one in shardings
+                ]
+        return rows
+
+    def least(self, in_flight: int) -> float:
+        """Bytes a device that any choice needs at least."""
+        firsts = [a for a, _ in self.spans]
+        return float(np.minimum.reduceat(self.needs(in_flight)[:, : self.singles], firsts, axis=1).sum(axis=1).max())
+
     def _row(self, entries: dict[int, float]) -> np.ndarray:
-        row = np.zeros(self._singles + self.pairs)
+        row = np.zeros(self.singles + self.pairs)
         for i, value in entries.items():
             row[i] = value
         return row
