@@ -36,3 +36,5 @@ MAX_FAULTS = 16
 """Most faults injected into a run."""
 MAX_PROGRAM = 512 * 1024
 """Longest custom schedule, in characters of CSV."""
+SPOOL_BYTES = 2 << 30
+"""Bytes that records may take on a host's disk unless it is told otherwise; above them spans go (observe.spool)."""

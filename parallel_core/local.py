@@ -9,6 +9,7 @@ The ranks are started in the same way as by a worker (`launch.ForkServer`), and 
 
 from __future__ import annotations
 
+import logging
 import math
 import queue
 import tempfile
@@ -26,9 +27,13 @@ from parallel_core.analysis.step_waits import Shares, StepWaits, shares_in_turn
 from parallel_core.checkpoint.folder import CHECKPOINTS
 from parallel_core.launch import CheckpointOptions, Event, ForkServer, GenerationRequest, StartOrder
 from parallel_core.layout import Layout
-from parallel_core.observe.records import POINT, SPAN, Frame, decode, events_path, read_frames
+from parallel_core.observe.event_tail import EventTail
+from parallel_core.observe.records import POINT, SPAN, Frame, decode, read_stream
+from parallel_core.observe.spool import Recorded, Spool, segment_bytes
 from parallel_core.spec import RunSpec
 from parallel_core.standstill import Watch, marked, place, sentence
+
+log = logging.getLogger(__name__)
 
 POLL_S = 0.1
 
@@ -82,8 +87,7 @@ class Outcome:
 
     def shares(self, layout: Layout) -> Shares:
         """Returns the shares of all steps, read from the records."""
-        files = (events_path(self.folder, rank) for rank in range(layout.world))
-        return shares_in_turn({rank: waits(read_frames(file)) for rank, file in enumerate(files)}, layout)
+        return shares_in_turn({rank: waits(read_stream(self.folder, rank)) for rank in range(layout.world)}, layout)
 
     def traced(self) -> dict[int, np.ndarray]:
         """Rank -> SPAN rows of its newest traced step; in a successful run all ranks have traced the same steps."""
@@ -142,6 +146,7 @@ class LocalYard:
         request: GenerationRequest | None = None,
         no_progress_s: float = math.inf,
         links: bool = False,
+        spool_bytes: int | None = None,
     ) -> Outcome:
         """Trains in `folder` to the end, or with a `request` generates text from `resume`, and returns the outcome.
 
@@ -149,22 +154,27 @@ class LocalYard:
         their sha256; `resume`: a checkpoint to start from. New checkpoints go to `folder`/checkpoints. Ctrl-C
         (KeyboardInterrupt) stops the ranks, which save first, and a second one ends them at once; Interrupted is raised
         then. A run in which no rank moves for `no_progress_s` seconds is ended. `links`: its ranks measure messages.
+        `spool_bytes`: bytes of records above which the oldest spans go (observe.spool); None: all stay.
         """
         self._attempt += 1
         folder.mkdir(parents=True, exist_ok=True)
-        outcome, tail = Outcome(folder, time.monotonic()), Tail(events_path(folder, 0))
-        self.server.start({**self._order(spec, folder, devices, corpora, resume), "request": request, "links": links})
-        watch = Watch(folder, range(spec.parallel.world), no_progress_s)
+        outcome, tail = Outcome(folder, time.monotonic()), Tail(folder, 0)
+        order = self._order(spec, folder, devices, corpora, resume)
+        if spool_bytes is not None:
+            order["segment"] = segment_bytes(spool_bytes, spec.parallel.world)
+        self.server.start({**order, "request": request, "links": links})
+        watch, spool = Watch(folder, range(spec.parallel.world), no_progress_s), _Spooled(folder, spec, spool_bytes)
 
         def look() -> None:
             tail.read(on_frame)
+            spool.bound()
             if not outcome.stood and watch.due():
                 self._end_stuck(outcome, spec, no_progress_s)
 
         self._follow(outcome, look)
+        spool.bound(over=True)
         for rank in range(spec.parallel.world):
-            found = read_frames(events_path(folder, rank))
-            outcome.frames[rank] = [frame for frame in found if frame.kind != "waits"]
+            outcome.frames[rank] = [frame for frame in read_stream(folder, rank) if frame.kind != "waits"]
         return outcome
 
     def _follow(self, outcome: Outcome, read: Callable[[], object]) -> None:
@@ -235,20 +245,37 @@ class LocalYard:
 
 
 class Tail:
-    """Reads a growing record file, each time from where it stopped before."""
+    """Reads the growing records of a rank, each time from where it stopped before."""
 
-    def __init__(self, path: Path) -> None:
-        self._path, self._at = path, 0
+    def __init__(self, folder: Path, rank: int) -> None:
+        self._events, self._at = EventTail(folder, rank), 0
 
     def read(self, on_frame: Callable[[Frame], None] | None) -> None:
         """Calls `on_frame` with each new complete record."""
-        if on_frame is None or not self._path.exists():
-            return
-        with self._path.open("rb") as file:
-            file.seek(self._at)
-            for frame in decode(file.read(), self._at):
-                self._at = frame.end
+        while on_frame is not None and (piece := self._events.read(self._at, final=False)).data:
+            for frame in decode(piece.data, self._at):
                 on_frame(frame)
+            self._at = piece.end
+
+
+class _Spooled:
+    """The records of one run, bounded as a worker's are; nobody takes them, so all of them count."""
+
+    def __init__(self, folder: Path, spec: RunSpec, limit: int | None) -> None:
+        self._spool = Spool(limit) if limit is not None else None
+        self._folder, self._unpublished = folder, dict.fromkeys(range(spec.parallel.world), 0)
+        self._failed = False
+
+    def bound(self, *, over: bool = False) -> None:
+        """Drops spans if that is due; at the end of the run (`over`) until the rest fits."""
+        if self._spool is None:
+            return
+        try:
+            self._spool.bound([Recorded(self._folder, self._unpublished, over)], last=over)
+        except OSError:
+            if not self._failed:
+                log.exception("spans on disk cannot be dropped; the run goes on")
+            self._failed = True
 
 
 def points(frames: Sequence[Frame], name: str) -> np.ndarray:

@@ -7,13 +7,13 @@ from dataclasses import asdict, dataclass, field
 
 from parallel_core import processes, standstill
 from parallel_core.launch import StartOrder, Store
+from parallel_core.observe.spool import segment_bytes
 from workers import ending
 from workers.contract import AttemptBody, Begins
 from workers.ending import Ending, Exit
 from workers.folder import Folder, Meta, Stop
 from workers.run_orders import RunOrder
 from workers.settings import Settings
-from workers.spool import segment_bytes
 
 NOTHING_SAVED = "its hosts share no folder of checkpoints"
 GONE_LIMIT_S = 3.0

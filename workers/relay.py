@@ -22,10 +22,10 @@ from typing import Any
 
 import redis
 
+from parallel_core.observe.spool import Recorded, Spool
 from workers.contract import AttemptBody, BatchBody, Channel
 from workers.folder import Folder
 from workers.outage import AWAY
-from workers.spool import Recorded, Spool
 from workers.tail import Tail, open_tail
 from workers.wire import MAX_BACKLOG, Backoff, Publisher
 

@@ -12,14 +12,13 @@ from pathlib import Path
 from typing import TypeVar
 from urllib.parse import urlsplit
 
-from parallel_core.limits import NO_PROGRESS_S
+from parallel_core.limits import NO_PROGRESS_S, SPOOL_BYTES
 
 ROOT = Path(__file__).resolve().parent.parent
 NAME_PATTERN = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._-]{0,119}$")
 SAVE_S = 2.0
 SEND_S = 1.0
 """Seconds for attempts that have saved and ended to send their last data; the rest is published at the next start."""
-SPOOL_BYTES = 2 << 30
 CORPORA_BYTES = 8 << 30
 TELL_S = 0.5
 """Seconds to report that this worker leaves, before any of its attempts ends: else they would be placed here again."""

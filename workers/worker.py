@@ -10,6 +10,7 @@ import time
 from typing import Any
 
 from parallel_core.file_lock import FileLock
+from parallel_core.observe.spool import Spool
 from workers import checkpoints, preflight
 from workers.address import Address
 from workers.calibration import Calibration
@@ -20,7 +21,6 @@ from workers.heartbeat import Heartbeat
 from workers.outage import Outage
 from workers.relay import Relay
 from workers.settings import TELL_S, Settings
-from workers.spool import Spool
 from workers.supervisor import Supervisor
 from workers.token_files import TokenFiles
 from workers.wire import ControlReader, Publisher

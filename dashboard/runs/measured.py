@@ -72,7 +72,7 @@ class LogChunk(models.Model):
 
 class SpanChunk(models.Model):
     """The spans of one rank in one traced step (dtype records.SPAN): `count` of the `total` rows that it recorded; 0 of
-    them if its worker dropped them before the yard had stored them (workers.spool)."""
+    them if its worker dropped them before the yard had stored them (parallel_core.observe.spool)."""
 
     attempt = models.ForeignKey("runs.Attempt", on_delete=models.CASCADE, related_name="spans")
     rank = models.IntegerField()

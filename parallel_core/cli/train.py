@@ -17,10 +17,10 @@ from parallel_core.analysis.quantities import flops_text, percent_text
 from parallel_core.checkpoint import manifest as manifests
 from parallel_core.cli import stop
 from parallel_core.cli.common import CommandError, Subparsers, checkpoint_of, read_spec
-from parallel_core.cli.numbers import above, places
+from parallel_core.cli.numbers import above, places, whole
 from parallel_core.faults import sentences
 from parallel_core.layout import Layout
-from parallel_core.limits import NO_PROGRESS_S
+from parallel_core.limits import NO_PROGRESS_S, SPOOL_BYTES
 from parallel_core.local import Interrupted, LocalYard, Outcome, points
 from parallel_core.observe.cores import cores
 from parallel_core.observe.records import Frame
@@ -43,6 +43,8 @@ def add(commands: Subparsers) -> None:
     train.add_argument("--resume", type=Path, help="a checkpoint, or a run's folder: its newest one; any layout")
     still = "end the run when no rank has moved for so long (default: %(default)g)"
     train.add_argument("--no-progress", type=above(0), default=NO_PROGRESS_S, metavar="SECONDS", help=still)
+    spool_help = "bytes of records above which the oldest spans go, never series or logs (default: %(default)d)"
+    train.add_argument("--spool-bytes", type=whole(1), default=SPOOL_BYTES, metavar="BYTES", help=spool_help)
     inject_help = "break the run on purpose, e.g. straggler:rank=1,factor=2; may stand several times"
     train.add_argument("--inject", action="append", default=[], metavar="FAULT", help=inject_help)
     train.set_defaults(run=_train)
@@ -78,6 +80,7 @@ def _run(spec: RunSpec, folder: Path, resume: Path | None, options: argparse.Nam
                 resume=resume,
                 on_frame=_shown(outline_of(spec.model).target),
                 no_progress_s=options.no_progress,
+                spool_bytes=options.spool_bytes,
             )
         except Interrupted as end:
             print(stop.left(end.outcome), file=sys.stderr)

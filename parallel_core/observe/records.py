@@ -5,9 +5,9 @@ which records are passed on: it survives the death of every process, the worker'
 (which is also the cursor stored in the database), and `python -m parallel_core train` writes the same file without a
 dashboard.
 
-On a worker the stream of records goes on in a new file (*segment*) now and then: `events-<rank>.<base>.bin` begins with
-byte `base` of the stream. Segments that are full are never written again by the rank, so that the worker can replace
-one by a shorter one (workers.spool) when its disk has no room for all spans. Offsets in the stream stay as they were:
+The stream of records goes on in a new file (*segment*) now and then: `events-<rank>.<base>.bin` begins with byte `base`
+of the stream. Segments that are full are never written again by the rank, so that its worker, or `train`, can replace
+one by a shorter one (observe.spool) when there is no room for all spans. Offsets in the stream stay as they were:
 an `omitted` record takes the place of the frames that are gone, and says at which offset the next frame begins.
 
 A frame = magic `TY` (2 bytes), header length (u4 LE), blob length (u4 LE), header (JSON, UTF-8), blob (raw bytes).
@@ -21,8 +21,8 @@ Every header has `kind`, `rank` and `t` (unix seconds, float). Kinds and their o
              clock_within: ns by which its times may differ from those of rank 0 (only on other hosts than rank 0's).
              waits: true where the rank emits `waits`, else no such key.
              In a benchmark with turns: step, contestant (its name), without count and total
-    omitted  end (offset in the stream at which the next frame begins); blob = OMITTED rows: the steps whose spans the
-             worker has dropped; also in place of `waits`, which have no rows
+    omitted  end (offset in the stream at which the next frame begins); blob = OMITTED rows: the steps whose spans
+             have been dropped; also in place of `waits`, which have no rows
     waits    steps: number of steps; blob = as many STEP_SUM rows, then WAIT rows (analysis.step_waits); times as in
              spans, with clock_within. Those of the newest steps may come with a later record
     memory   step, peak: {category: bytes at the instant of the peak}, peak_total, rss_delta, final: {category: bytes};
@@ -248,13 +248,19 @@ def decode(data: bytes | memoryview, base: int = 0) -> Iterator[Frame]:
         at = end
 
 
-def read_frames(path: Path, block: int = 1 << 24) -> Iterator[Frame]:
-    """Yields the whole frames of a rank's file, as `decode`; none if there is no file. Reads about `block` bytes at a
-    time."""
+def read_stream(folder: Path, rank: int) -> Iterator[Frame]:
+    """Yields the whole frames of all files of a rank's events, in order."""
+    for base, path in segments(folder, rank):
+        yield from read_frames(path, base=base)
+
+
+def read_frames(path: Path, block: int = 1 << 24, base: int = 0) -> Iterator[Frame]:
+    """Yields the whole frames of a rank's file, which begins at byte `base` of their stream, as `decode`; none if there
+    is no file. Reads about `block` bytes at a time."""
     if not path.exists():
         return
     with path.open("rb") as file:
-        end, size = 0, block
+        end, size = base, block
         while data := file.read(size):
             whole = 0
             for frame in decode(data, end):

@@ -23,6 +23,7 @@ from dashboard.studies import figures
 from dashboard.studies.selectors import overview
 from parallel_core.analysis.diagnosis import unjudged
 from parallel_core.observe.records import OMITTED, POINT, SPAN, STEP_SUM, FileSink, encode, events_path, segments
+from parallel_core.observe.spool import Spool, drop_spans
 from tests.dashboard import factory
 from tests.dashboard.peer import Peer, spans_frame
 from tests.yard_process import ROOT, wait_for
@@ -31,7 +32,6 @@ from workers.contract import AttemptBody
 from workers.folder import Folder
 from workers.relay import Relay
 from workers.settings import Settings
-from workers.spool import Spool, drop_spans
 from workers.wire import Publisher
 
 pytestmark = pytest.mark.django_db
@@ -40,7 +40,7 @@ SPANS = 40
 KILLED_BEHIND_A_DROP = """
 import os, signal, sys
 from pathlib import Path
-from workers.spool import Recorded, Spool
+from parallel_core.observe.spool import Recorded, Spool
 Spool(int(sys.argv[2])).bound([Recorded(Path(sys.argv[1]), {0: 0})])
 os.kill(os.getpid(), signal.SIGKILL)
 """

@@ -16,17 +16,17 @@ import numpy as np
 import pytest
 
 from parallel_core.observe import records
+from parallel_core.observe import spool as spool_module
 from parallel_core.observe.records import OMITTED, POINT, SPAN, FileSink, Frame, decode, events_path, last_of, segments
+from parallel_core.observe.spool import Recorded, Spool, drop_spans, segment_bytes, without_spans
 from tests.parallel_core.test_records import disk_of
 from tests.workers.test_full_disk import DEVICES, message
-from workers import spool as spool_module
 from workers.attempt import Attempt
 from workers.contract import AttemptBody
 from workers.folder import Folder, Meta
 from workers.relay import Relay
 from workers.run_orders import read_order
 from workers.settings import Settings
-from workers.spool import Recorded, Spool, drop_spans, segment_bytes, without_spans
 from workers.wire import Publisher
 
 SEGMENT = 16 << 10
@@ -35,7 +35,7 @@ ROOT = Path(__file__).resolve().parents[2]
 KILLED = """
 import os, signal, sys
 from pathlib import Path
-from workers.spool import Recorded, Spool
+from parallel_core.observe.spool import Recorded, Spool
 
 def killed(*_):
     os.kill(os.getpid(), signal.SIGKILL)

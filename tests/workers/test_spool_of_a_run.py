@@ -11,8 +11,8 @@ import pytest
 from dashboard.control.frames import Decoded, decode_batch
 from dashboard.yard import broker
 from parallel_core.observe.records import last_of, segments
+from parallel_core.observe.spool import segment_bytes
 from tests.workers.harness import PATIENCE_S, Bench, tiny
-from workers.spool import segment_bytes
 
 LIMIT = 1 << 20
 WORKER = {"TRAINYARD_SPOOL_BYTES": str(LIMIT)}

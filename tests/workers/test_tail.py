@@ -9,10 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from parallel_core.observe import event_tail as tail_module
 from parallel_core.observe import records
-from workers import tail as tail_module
-from workers.spool import drop_spans
-from workers.tail import EventTail, LogTail, Tail
+from parallel_core.observe.event_tail import EventTail
+from parallel_core.observe.spool import drop_spans
+from workers.tail import LogTail, Tail
 
 
 def read_all(tail: Tail, final: bool = True) -> list[bytes]:

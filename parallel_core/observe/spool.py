@@ -3,8 +3,8 @@
 A rank begins a new file from time to time (a *segment*: parallel_core.observe.records). Above the limit, the oldest
 segments that no rank writes any more are rewritten one by one without their records of spans and of `waits`: `omitted`
 records in their place say which steps of the rank the spans were of, and how many each had; in place of `waits` alone
-they have no rows. All other records stay. Segments that were
-published go first, and once they have no spans any more they do not count: nothing else would make room for them.
+they have no rows. All other records stay. Segments that were published go first, and once they have no spans any more
+they do not count: nothing else would make room for them. Without a dashboard nothing is published.
 
 That holds at every moment, whoever is killed: a segment is replaced at once by the whole shorter one. Offsets in the
 stream do not change, and what was dropped is part of the stream, so it reaches the controller once, as all records do:
@@ -90,11 +90,12 @@ class Spool:
         self._due = float("-inf")
         self._full = False
 
-    def bound(self, attempts: Iterable[Recorded]) -> bool:
+    def bound(self, attempts: Iterable[Recorded], *, last: bool = False) -> bool:
         """Drops spans of these if all their records take more than the limit. Looks every LOOK_S, and then drops for
-        about AT_ONCE_S; returns whether there is more to drop. Raises OSError if a segment cannot be rewritten, after
-        the others: what has few spans may need more room than a full disk has, where most need next to none."""
-        if time.monotonic() < self._due:
+        about AT_ONCE_S, the `last` time at once and until none are left; returns whether there is more to drop. Raises
+        OSError if a segment cannot be rewritten, after the others: what has few spans may need more room than a full
+        disk has, where most need next to none."""
+        if time.monotonic() < self._due and not last:
             return False
         self._due = time.monotonic() + LOOK_S
         found = [segment for one in attempts for segment in self._segments(one)]
@@ -110,7 +111,7 @@ class Spool:
             except OSError as error:
                 self._failed.add(segment.path)
                 failed.append(error)
-            if time.monotonic() >= until:
+            if time.monotonic() >= until and not last:
                 break
         again = held > self._limit and bool(rest)
         if again:
