@@ -32,7 +32,7 @@ def store_summary(pk: int) -> None:
     run = Run.objects.filter(pk=pk, state__in=ENDED).first()
     if run is None:
         return
-    summary = generating.summary(run) if run.task else summarise(run)
+    summary = {**generating.summary(run), "memory": _worst_memory(run)} if run.task else summarise(run)
     changes: dict[str, Any] = {"summary": summary}
     if summary["timed"]:
         changes["step_time"] = summary["timed"]["median"]

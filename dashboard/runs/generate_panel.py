@@ -9,7 +9,7 @@ from dashboard.runs import selectors, submission
 from dashboard.runs.models import Run
 from dashboard.runs.panel import SHOWN_STAGES, Panel, row_of
 from parallel_core.analysis.quantities import bytes_text, percent_text, signed_percent_text
-from parallel_core.plan.generation import by_place
+from parallel_core.plan.generation import by_place, worst_place
 from parallel_core.plan.peak import RankMemory
 from parallel_core.plan.room import Room
 from parallel_core.spec import RunSpec
@@ -43,7 +43,7 @@ def _sentence(worst: RankMemory, room: Room | None) -> str:
 
 def figure(run: Run) -> tuple[str, str, str]:
     """(title, value, note): the memory of the fullest rank, and how far off the prediction was."""
-    predicted = max(stage.total for stage in by_place(RunSpec.stored(run.spec), run.task))
+    predicted = worst_place(RunSpec.stored(run.spec), run.task).total
     measured = max((record.peak_total for record in selectors.memory(run).values()), default=0)
     if not measured:
         return "Memory of a rank", bytes_text(predicted), "predicted"

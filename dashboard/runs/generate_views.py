@@ -11,53 +11,33 @@ from django.shortcuts import get_object_or_404, redirect, render
 from django.views.decorators.http import require_http_methods, require_POST
 
 from dashboard.accounts.guards import member_required
-from dashboard.fields import Choice, Form
+from dashboard.fields import Choice
 from dashboard.numbers import number
 from dashboard.runs import generate_panel, generating, resuming, services
 from dashboard.runs.damaged import damaged
 from dashboard.runs.form_words import in_form_words
 from dashboard.runs.models import Run
 from dashboard.runs.panel import Panel
+from dashboard.runs.text_fields import NUMBER, TextFields
 from parallel_core import limits
 from parallel_core.analysis.generated import text
 from parallel_core.generation_request import read_request
 
-MOST_AT_FIRST = 64
-"""The form's initial number of tokens to generate; fewer if the model's sequence is short."""
-_NUMBER = {"inputmode": "numeric", "autocomplete": "off"}
 
-
-class GenerateForm(Form):
-    """Numbers are text fields, so that what was typed is kept and named in messages; `generating.submit` validates
-    them."""
+class GenerateForm(TextFields):
+    """A checkpoint of a run, the text to generate from it, and the devices to use."""
 
     step = Choice(label="Checkpoint")
-    prompt = forms.CharField(
-        label="Prompt",
-        max_length=limits.MAX_PROMPT,
-        strip=False,
-        required=False,
-        widget=forms.Textarea(attrs={"rows": 4, "spellcheck": "false"}),
-    )
-    new = forms.CharField(label="Tokens to generate", required=False)
-    samples = forms.CharField(label="Texts", initial="1", required=False, help_text="of the same prompt, at a time")
-    temperature = forms.CharField(
-        label="Temperature", initial="0", required=False, help_text="0 takes the likeliest token; more is bolder"
-    )
-    top_k = forms.CharField(
-        label="Top k", initial="0", required=False, help_text="draws from the k likeliest; 0: from all"
-    )
-    seed = forms.CharField(label="Seed", initial="7", required=False, help_text="of what is drawn")
     tp = forms.CharField(
         label="Tensor parallel", initial="1", required=False, help_text="devices for each layer; divides the heads"
     )
     pp = forms.CharField(
         label="Pipeline stages", initial="1", required=False, help_text="one at work at a time: room, not speed"
     )
-
     dp = forms.CharField(
         label="Data parallel", initial="1", required=False, help_text="replicas that share out the texts"
     )
+    field_order = ("step",)
 
     def __init__(self, run: Run, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **{"auto_id": "f-%s", "use_required_attribute": False, **kwargs})
@@ -68,15 +48,12 @@ class GenerateForm(Form):
         ordered = sorted(resuming.steps(run), key=lambda n: (n in bad, -n))  # the first is the default
         doubts = {n: f", which run {one.by} found damaged" for n, one in bad.items()}
         step.choices = [(str(n), f"step {n}{doubts.get(n, '')}") for n in ordered]
-        seq = run.spec["model"]["seq"]
-        what = "text, read as bytes" if self.vocab <= 256 else f"numbers of tokens, 0 to {self.vocab - 1}, with commas"
-        self.fields["prompt"].help_text = f"{what}; with what is generated at most {seq} tokens"
-        self.fields["new"].initial = str(max(1, min(MOST_AT_FIRST, seq // 2)))  # the rest is for the prompt
+        self.suit(run.spec["model"])
         for name, made in self.fields.items():
             described = f"help-{name} error-{name}" if made.help_text else f"error-{name}"
             made.widget.attrs |= {"aria-describedby": described}
             if name not in ("step", "prompt"):
-                made.widget.attrs |= _NUMBER
+                made.widget.attrs |= NUMBER
 
     def shown(self) -> dict[str, Any]:
         """The values of its fields before anybody typed."""
@@ -123,16 +100,9 @@ class GenerateForm(Form):
 
     def _asked(self) -> tuple[int, dict[str, Any], generating.Split]:
         """Returns (step, request, split) of a valid form. Raises services.Invalid by field, ValueError for a prompt."""
-        asked = dict(self.cleaned_data)
-        step, names = int(asked.pop("step")), generating.Split._fields
-        degrees = generating.Split(**{name: _degree(name, asked.pop(name).strip() or "1") for name in names})
-        # A browser sends lines with \r\n; a corpus has \n.
-        prompt = generating.prompt_tokens(asked.pop("prompt").replace("\r\n", "\n"), self.vocab)
-        return (
-            step,
-            {**{name: value.strip() for name, value in asked.items() if value.strip()}, "prompt": prompt},
-            degrees,
-        )
+        asked = self.cleaned_data
+        degrees = {name: _degree(name, asked[name].strip() or "1") for name in generating.Split._fields}
+        return int(asked["step"]), self.request(self.vocab), generating.Split(**degrees)
 
     def _show(self, errors: Mapping[str, str]) -> None:
         for path, message in errors.items():

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
+import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
 from pydantic import ValidationError
@@ -11,14 +14,17 @@ from pydantic import ValidationError
 from dashboard.runs import generate_panel, resuming, selectors, services, submission
 from dashboard.runs.models import RankInfo, Run
 from dashboard.runs.spreading import Files, alone_because
-from parallel_core.analysis.generated import merged, rate, replicas, text
+from parallel_core import limits
+from parallel_core.analysis.generated import Generated, merged, rate, replicas, text
 from parallel_core.analysis.quantities import bytes_text, rate_text, seconds_text
+from parallel_core.analysis.stats import summarise
 from parallel_core.generation_request import inference, read_request
 from parallel_core.layout import Layout
 from parallel_core.spec import RunSpec, field_errors
 
 LABEL = "Generate"
 _NAME = 40
+_SPLIT = re.compile(r"(\d{1,9})\s*[x×]\s*(\d{1,9})\s*[x×]\s*(\d{1,9})")
 
 
 @dataclass(frozen=True)
@@ -49,11 +55,37 @@ def prompt_tokens(given: str, vocab: int) -> list[int]:
 
 
 class Split(NamedTuple):
-    """The devices to use: `dp` replicas of `pp` stages of `tp` devices each."""
+    """The devices to use: `dp` replicas of `pp` stages of `tp` devices each. Written as `2x1x1`, in that order."""
 
     tp: int = 1
     pp: int = 1
     dp: int = 1
+
+    @classmethod
+    def read(cls, written: str) -> Split:
+        """The split of a text; `1` is a single device. Raises ValueError with a message for the user."""
+        found = _SPLIT.fullmatch("1x1x1" if written.strip() == "1" else written.strip())
+        if found is None:
+            what = "write tensor ranks x stages x replicas, such as 2x1x1, or 1 for a single device"
+            raise ValueError(f"“{written.strip()[:40]}” is no split; {what}.")
+        split = cls(*map(int, found.groups()))
+        if not all(1 <= degree <= limits.MAX_DEGREE for degree in split):
+            raise ValueError(f"Each number of “{written.strip()}” must be from 1 to {limits.MAX_DEGREE}.")
+        return split
+
+    def __str__(self) -> str:
+        return "x".join(map(str, self))
+
+    @property
+    def world(self) -> int:
+        """Number of devices."""
+        return self.tp * self.pp * self.dp
+
+    @property
+    def label(self) -> str:
+        """`Single`, `TP 2`, `DP 2 x TP 2`: a pipeline has no schedule here, as one stage works at a time."""
+        degrees = (("DP", self.dp), ("TP", self.tp), ("PP", self.pp))
+        return " x ".join(f"{axis} {degree}" for axis, degree in degrees if degree > 1) or "Single"
 
 
 ONE = Split()
@@ -67,10 +99,8 @@ def submit(*, owner: Any, run: Run, step: int, request: Mapping[str, Any], split
     Raises services.Invalid with a message by field (`step`, those of Split, or of
     parallel_core.generation_request.TextRequest).
     """
-    have = resuming.steps(run)
-    if step not in have:
-        some = f"it has steps {', '.join(map(str, have))}" if have else "it has none"
-        raise services.Invalid({"step": f"Run {run.pk} has no checkpoint at step {step}; {some}."})
+    if gone := resuming.absent(run, step):
+        raise services.Invalid({"step": gone})
     spec = spec_of(run, split)
     found = read_request(request, spec)
     errors = {**found.errors, **crowded(spec, split)}
@@ -186,13 +216,42 @@ def _spread(first: Mapping[str, Any] | None) -> str:
 
 def api_record(run: Run) -> dict[str, Any] | None:
     """What all replicas have generated, with the texts, for the API; None if it generates nothing, or nothing yet."""
-    if not run.task or not (found := _replicas(run)):
+    if (found := whole(run)) is None:
         return None
     made = [sample.prompt + sample.made for sample in texts(run)]
-    return {**merged(found), "kv_bytes": [rank["kv_bytes"] for rank in ranks(run).values()], "texts": made}
+    return {**found, "kv_bytes": [rank["kv_bytes"] for rank in ranks(run).values()], "texts": made}
+
+
+def whole(run: Run) -> Generated | None:
+    """What all replicas have generated; None until all of them have reported something."""
+    reported = _replicas(run) if run.generates else []
+    return merged(reported) if reported else None
+
+
+def measured(run: Run) -> dict[str, Any] | None:
+    """Times and sizes of what was generated; None until all replicas have reported something.
+
+    - prefill: seconds until the first token.
+    - token: Stats of the seconds of each later token, on the slowest replica; None before the second token.
+    - tokens_per_s: over all texts and replicas, at their medians; None before the second token.
+    - kv_bytes: keys and values on the rank that has the most.
+    - digest: SHA-256 of the tokens of all texts: equal for equal texts.
+    """
+    made = whole(run)
+    if made is None:
+        return None
+    speed = rate(_replicas(run))
+    return {
+        "prefill": made["prefill"],
+        "token": asdict(summarise(made["seconds"])) if speed else None,
+        "tokens_per_s": speed[1] if speed else None,
+        "kv_bytes": max(rank["kv_bytes"] for rank in ranks(run).values()),
+        "digest": hashlib.sha256(json.dumps(made["tokens"]).encode()).hexdigest(),
+    }
 
 
 def summary(run: Run) -> dict[str, Any]:
-    """The summary stored with a run of this kind that has ended."""
+    """The summary stored with a run of this kind that has ended; `generation` is what was `measured`."""
     rows = RankInfo.objects.filter(attempt__run=run).exclude(generated={})
-    return {"timed": None, "final_loss": None, "memory": None, "breakdown": None, "generated": rows.exists()}
+    nothing = {"timed": None, "final_loss": None, "breakdown": None}
+    return {**nothing, "generated": rows.exists(), "generation": measured(run)}

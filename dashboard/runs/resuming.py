@@ -53,13 +53,25 @@ def check(spec: RunSpec, named: ResumeFrom) -> dict[str, str]:
     """Message by dotted field if a run of `spec` cannot begin from the checkpoint; at `resume_from` if that does not
     exist."""
     run = Run.objects.filter(pk=named["run"]).first()
-    if run is None:
-        return {FIELD: f"There is no run {named['run']}."}
-    have = steps(run)
-    if named["step"] not in have:
-        some = f"it has steps {', '.join(map(str, have))}" if have else "it has none"
-        return {FIELD: f"Run {run.pk} has no checkpoint at step {named['step']}; {some}."}
+    if run is None or absent(run, named["step"]):
+        return missing(named)
     return mismatches(run.spec, spec, named["step"])
+
+
+def missing(named: ResumeFrom) -> dict[str, str]:
+    """Message at `resume_from` if no worker has the checkpoint; {} if one has."""
+    run = Run.objects.filter(pk=named["run"]).first()
+    why = f"There is no run {named['run']}." if run is None else absent(run, named["step"])
+    return {FIELD: why} if why else {}
+
+
+def absent(run: Run, step: int) -> str:
+    """Says that the run has no checkpoint at the step, and which it has; '' if it has."""
+    have = steps(run)
+    if step in have:
+        return ""
+    some = f"it has steps {', '.join(map(str, have))}" if have else "it has none"
+    return f"Run {run.pk} has no checkpoint at step {step}; {some}."
 
 
 def doubt(named: ResumeFrom | None) -> str:

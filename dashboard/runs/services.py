@@ -120,8 +120,8 @@ def _checked(owner: Any, order: Order) -> Run:
     clean_name, clean_tags = order.get("name", "").strip(), _clean_tags(order.get("tags", ()))
     parsed, errors = _parse(order["spec"])
     errors |= _check_retries(retries) | _check_words(clean_name, clean_tags)
-    if parsed is not None and resume_from is not None and task is None:
-        errors |= resuming.check(parsed, resume_from)
+    if parsed is not None and resume_from is not None:
+        errors |= resuming.missing(resume_from) if task else resuming.check(parsed, resume_from)
     if errors or parsed is None:
         raise Invalid(errors)
     origin = {"resume_run_id": resume_from["run"], "resume_step": resume_from["step"]} if resume_from else {}

@@ -107,7 +107,7 @@ def run_again(
 ) -> list[Run]:
     """Queues each run in `which` once more, at its position in the study.
 
-    Leaves out those that are refused today, such as for a checkpoint that is gone; `refused` gets why, by label. Raises
+    Leaves out those that are refused today, such as for a checkpoint that is gone; `refused` gets why, by name. Raises
     PermissionDenied.
     """
     if not may_change(user, study):
@@ -140,11 +140,12 @@ def _references(listed: Iterable[Run]) -> list[tuple[int | None, ...]]:
 def _is_refused(run: Run, study: Study, user: Any, why: dict[str, str]) -> bool:
     """Whether the run cannot be queued again today; `why` gets the reason."""
     first = run.attempts.order_by("number").values_list("begins", flat=True).first() or {}
-    if run.resume_run_id is None and first.get("step") and first.get("run") != run.pk:
-        why[run.label] = "the run from whose checkpoint it began was deleted."
+    elsewhere = run.generates or (first.get("step") and first.get("run") != run.pk)
+    if run.resume_run_id is None and elsewhere:
+        why[run.name] = "the run from whose checkpoint it began was deleted."
     elif errors := runs.refusal(user, _again(run, study)):
-        why[run.label] = " ".join(errors.values())
-    return run.label in why
+        why[run.name] = " ".join(errors.values())
+    return run.name in why
 
 
 def _again(run: Run, study: Study) -> runs.Order:
@@ -153,6 +154,7 @@ def _again(run: Run, study: Study) -> runs.Order:
         begins = {"run": run.resume_run_id, "step": run.resume_step}
     return {
         "spec": run.spec,
+        "task": run.task or None,
         "name": run.name,
         "tags": run.tags,
         "study": study,

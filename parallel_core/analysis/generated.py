@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import zip_longest
 from typing import Any, TypedDict
 
 from parallel_core.analysis.quantities import seconds_text, significant
@@ -67,6 +68,19 @@ def rate(told: Sequence[Mapping[str, Any]]) -> tuple[float, float] | None:
     medians = [statistics.median(replica["seconds"]) for replica in told]
     speed = sum(len(replica["tokens"]) / max(token, 1e-9) for replica, token in zip(told, medians, strict=True))
     return max(medians), speed
+
+
+def first_difference(a: Sequence[Sequence[int]], b: Sequence[Sequence[int]]) -> tuple[int, int] | None:
+    """(sample, position) of the first token in which the texts `a` and `b` differ, both from 0; None if they are equal.
+
+    A text that ends early differs at its end.
+    """
+    nothing: Sequence[int] = ()
+    for sample, texts in enumerate(zip_longest(a, b, fillvalue=nothing)):
+        for position, (one, other) in enumerate(zip_longest(*texts)):
+            if one != other:
+                return sample, position
+    return None
 
 
 def timing(told: Sequence[Mapping[str, Any]], prompt: int) -> str:

@@ -39,6 +39,11 @@ def by_place(spec: RunSpec, request: Mapping[str, Any]) -> list[RankMemory]:
     return found
 
 
+def worst_place(spec: RunSpec, request: Mapping[str, Any]) -> RankMemory:
+    """The one of `by_place` with the highest peak."""
+    return max(by_place(spec, request), key=lambda place: place.total)
+
+
 def kept_elements(spec: RunSpec, request: Mapping[str, Any]) -> int:
     """Elements of the KV cache of one attention layer on a rank."""
     outline = GptOutline(spec.model)
