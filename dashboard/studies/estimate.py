@@ -28,13 +28,14 @@ side, so that a study does not take longer than its form says."""
 
 @dataclass(frozen=True)
 class Estimate:
-    """`minutes` is None if no worker has calibrated yet."""
+    """`minutes` is None if the time is not known; then `unknown` says why."""
 
     runs: int
     devices: int
     minutes: float | None
     later: int = 0
     """How many of the runs are queued only as the others answer."""
+    unknown: str = "no worker has calibrated yet"
 
     @property
     def first(self) -> int:

@@ -9,6 +9,7 @@ from dashboard.runs.spreading import Files
 from dashboard.runs.submission import fleet_errors, offered_to
 from dashboard.studies.variants import Plan, Skipped, Variant
 from parallel_core.analysis.quantities import bytes_text
+from parallel_core.plan.generation import worst_place
 from parallel_core.plan.memory import worst_stage
 from parallel_core.plan.room import Room, room_of
 from parallel_core.spec import RunSpec
@@ -45,10 +46,10 @@ def feasible(plan: Plan, fleet: FleetSnapshot | None = None, programs: float = m
     kept: list[Variant] = []
     skipped: list[Skipped] = []
     for variant in plan.variants:
-        why, room = _place(variant.spec, fleet, files)
+        why, room = _place(variant, fleet, files)
         if room is not None:
             if allowance.takes(variant.spec):
-                why = _too_large(variant.spec, room)
+                why = _too_large(variant, room)
             else:
                 unchecked += 1
         if why:
@@ -63,18 +64,19 @@ def previewed(plan: Plan, fleet: FleetSnapshot) -> Plan:
     return feasible(plan, fleet, PREVIEWED_PROGRAMS)
 
 
-def _place(spec: RunSpec, fleet: FleetSnapshot, files: Files) -> tuple[str, Room | None]:
+def _place(variant: Variant, fleet: FleetSnapshot, files: Files) -> tuple[str, Room | None]:
     """Why there are too few devices where the run may be placed, '' if there are enough; then also the memory that a
     rank has there, None if it is not known."""
-    alone, _, offered = offered_to(spec, fleet, files)
-    if wrong := fleet_errors(spec, offered, alone):
+    alone, _, offered = offered_to(variant.spec, fleet, files, resumes=variant.begins is not None)
+    if wrong := fleet_errors(variant.spec, offered, alone):
         return next(iter(wrong.values())), None
-    return "", room_of(offered.room, spec.trace.memory_cap)
+    return "", room_of(offered.room, variant.spec.trace.memory_cap)
 
 
-def _too_large(spec: RunSpec, room: Room) -> str:
+def _too_large(variant: Variant, room: Room) -> str:
     """Why the worst rank does not fit; '' if it does."""
-    worst = worst_stage(spec)
+    spec, task = variant.spec, variant.task
+    worst = worst_place(spec, task) if task else worst_stage(spec)
     if worst.total <= room.usable:
         return ""
     return f"needs {bytes_text(worst.total)} on rank {worst.rank}; there is room for {bytes_text(room.usable)}."

@@ -16,16 +16,17 @@ from dashboard.ledger import selectors as ledger
 from dashboard.numbers import number
 from dashboard.runs.models import Run
 from dashboard.runs.services import Invalid
-from dashboard.runs.spec_fields import from_spec
 from dashboard.runs.spreading import Files, asked, chosen, several
 from dashboard.studies import breakages
-from dashboard.studies.estimate import calibration, run_seconds
+from dashboard.studies.estimate import run_seconds
 from dashboard.studies.feasible import Allowance
-from dashboard.studies.forms import StudyForm, initial_of
+from dashboard.studies.forms import initial_of
 from dashboard.studies.kinds import KINDS, MATRIX, StudyKind
 from dashboard.studies.models import Study
+from dashboard.studies.study_form import StudyForm
 from dashboard.studies.variants import Plan
 from parallel_core.analysis.quantities import listed_text
+from parallel_core.plan.generation import worst_place
 
 SHOWN_ROWS = 60
 """The most variants that the preview lists; the sentence above has their number."""
@@ -47,7 +48,7 @@ def new(request: HttpRequest) -> HttpResponse:
     kind = _kind(request, source)
     if request.method != "POST":
         fleet = FleetSnapshot.now()
-        form = kind.form(initial=_initial(request, source, fleet), fleet=fleet)
+        form = kind.form(initial=_initial(kind, request, source, fleet), fleet=fleet)
         return render(request, "studies/new.html", _context(kind, form, _preview(_bound(form)), source))
     form = kind.form.sent(request)
     if "preview" in request.POST:
@@ -79,18 +80,12 @@ def _kind(request: HttpRequest, source: Study | None) -> StudyKind:
     return KINDS.get(asked, MATRIX)
 
 
-def _initial(request: HttpRequest, source: Study | None, fleet: FleetSnapshot) -> dict[str, Any]:
+def _initial(kind: StudyKind, request: HttpRequest, source: Study | None, fleet: FleetSnapshot) -> dict[str, Any]:
     if source:
         return initial_of(source)
     if (asked := number(request.GET.get("run"))) is not None:
-        run = get_object_or_404(Run, pk=asked)
-        return {**from_spec(run.spec), "name": f"{run.name}, varied"[:120], "devices": max(2, run.devices)}
-    found = calibration("cpu", fleet) or calibration("cuda", fleet)
-    if not found:
-        return {}
-    device = "cuda" if str(found.get("device", "cpu")).startswith("cuda") else "cpu"
-    sized = {"model": found["model"], "train": {"global_batch": found["global_batch"], "device": device}}
-    return from_spec(sized)
+        return kind.form.initial_of_run(get_object_or_404(Run, pk=asked))
+    return kind.form.initial_of_fleet(fleet)
 
 
 def _bound(form: StudyForm) -> StudyForm:
@@ -117,17 +112,19 @@ def _preview(form: StudyForm) -> dict[str, Any] | None:
 
 def _rows(plan: Plan, fleet: FleetSnapshot) -> list[dict[str, Any]]:
     """Each variant with the hosts on which its ranks would be, if they are several; the first ones with their predicted
-    step."""
+    step, or the memory of a rank if they generate text."""
     shown = plan.variants[:SHOWN_ROWS]
-    files, sources = Files.of(fleet), ledger.Sources(variant.spec for variant in shown[:PREDICTED_ROWS])
+    files, trained = Files.of(fleet), [variant.spec for variant in shown[:PREDICTED_ROWS] if not variant.task]
+    sources = ledger.Sources(trained)
     allowance = Allowance()
     out = []
     for i, variant in enumerate(shown):
-        workers = chosen(asked(variant.spec, files)[1], fleet)
-        quick = i < PREDICTED_ROWS and allowance.takes(variant.spec)
+        workers = chosen(asked(variant.spec, files, resumes=variant.begins is not None)[1], fleet)
+        quick = i < PREDICTED_ROWS and allowance.takes(variant.spec) and not variant.task
         step = sources.predicted(variant.spec, workers) if quick else None
+        memory = worst_place(variant.spec, variant.task).total if variant.task else None
         over = listed_text(list(dict.fromkeys(several(workers))))
-        out.append({"name": variant.name, "spec": variant.spec, "over": over, "step": step})
+        out.append({"name": variant.name, "spec": variant.spec, "over": over, "step": step, "memory": memory})
     return out
 
 

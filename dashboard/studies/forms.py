@@ -1,12 +1,8 @@
-"""The forms of New study: fields that all kinds of studies have, and for each kind its own.
-
-`form.plan()` returns what would run, before anything is queued; `form.create(owner)` queues it.
-"""
+"""The forms of studies whose runs train: the fields that they share, and the form of a sweep."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import cached_property
 from typing import Any, ClassVar, Self
 
 from django import forms
@@ -14,18 +10,19 @@ from django.http import HttpRequest
 from django.utils.safestring import SafeString
 from pydantic import ValidationError
 
-from dashboard.fields import Choice, Form, WholeNumber
+from dashboard.fields import Choice, WholeNumber
 from dashboard.fleet.selectors import FleetSnapshot
 from dashboard.fleet.words import WORDS
 from dashboard.runs import corpora, spec_fields
-from dashboard.runs.form_words import in_form_words, short_label
-from dashboard.runs.forms import NAME_TOO_LONG
+from dashboard.runs.form_words import short_label
+from dashboard.runs.models import Run
 from dashboard.runs.spec_fields import html_name
 from dashboard.runs.submission import capacity
 from dashboard.studies import services, sweepable, variants
 from dashboard.studies.estimate import Estimate, calibration, estimate
 from dashboard.studies.feasible import previewed
 from dashboard.studies.models import Study
+from dashboard.studies.study_form import StudyForm
 from dashboard.studies.variants import Plan
 from parallel_core import limits
 from parallel_core.outline import outline_of
@@ -39,30 +36,17 @@ BY_STAGE = ("parallel.program", "parallel.replicas", "parallel.widths")
 SWEEP_SPLIT = (*SPLIT, *BY_STAGE, "parallel.recompute", "parallel.recompute_layers", "train.precision")
 
 
-class StudyForm(Form):
-    """The fields of every kind: a name, the spec that all runs share, and how to measure."""
+class TrainingForm(StudyForm):
+    """The fields of every kind whose runs train: the spec that they share, and how many steps are timed."""
 
-    kind: ClassVar[str]
-    title: ClassVar[str]
-    """Name of the kind."""
+    template_name_base = "studies/new_base.html"
     base_fields_of_kind: ClassVar[tuple[str, ...]] = (*MODEL, *DETAIL, *TRAIN)
     model_fields: ClassVar[tuple[str, ...]] = MODEL
     train_fields: ClassVar[tuple[str, ...]] = TRAIN
-    template_name_own: ClassVar[str]
-    anew: str = ""
-    """HTML of the inputs that the form has replaced, for an HTMX swap."""
-    runs_note: ClassVar[str] = ""
-    """If a variant takes several runs: what the others are."""
 
     spec: RunSpec | None = None
     """The base as a single run; set by a valid form."""
 
-    name = forms.CharField(
-        required=False,
-        max_length=limits.MAX_NAME,
-        help_text=f"such as what it is to find out, at most {limits.MAX_NAME} characters; empty: its kind and model",
-        error_messages={"max_length": NAME_TOO_LONG},
-    )
     train__corpus = Choice(label="Corpus", initial="stdlib")
     timed_steps = WholeNumber(
         label="Timed steps",
@@ -71,30 +55,31 @@ class StudyForm(Form):
         initial=services.STARTER_TIMED_STEPS,
         help_text=f"a run, at least {variants.MIN_TIMED_STEPS}",
     )
-    repeats = WholeNumber(
-        label="Repeats", min_value=1, max_value=services.MAX_REPEATS, initial=1, help_text="of the whole list, in turn"
-    )
 
-    def __init__(self, *args: Any, fleet: FleetSnapshot | None = None, **kwargs: Any) -> None:
-        """`fleet`: a snapshot to use instead of a new one, for everything that the form says about the fleet."""
-        self.fleet = fleet or FleetSnapshot.now()
+    field_order = ("name", "train__corpus", "timed_steps", "repeats")
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
         initial = {**spec_fields.from_spec({}), **(kwargs.pop("initial", None) or {})}
-        super().__init__(*args, **{"auto_id": "f-%s", "use_required_attribute": False, "initial": initial, **kwargs})
+        super().__init__(*args, **{**kwargs, "initial": initial})
+
+    def complete(self) -> None:
         for path in self.base_fields_of_kind:
             self.fields[html_name(path)] = spec_fields.form_field(spec_fields.ENTRIES[path])
         self.fields["train__corpus"].choices = corpora.choices(self.fleet)  # type: ignore[attr-defined]
-        self.fields["name"].widget.attrs.pop("maxlength")  # a name that is too long gets a message, and is not cut
-        for name, made in self.fields.items():
-            describe = f"help-{name} error-{name}" if made.help_text else f"error-{name}"
-            made.widget.attrs["aria-describedby"] = describe
 
     @classmethod
-    def sent(cls, request: HttpRequest) -> Self:
-        """The form as it was posted."""
-        return cls(request.POST)
+    def initial_of_run(cls, run: Run) -> dict[str, Any]:
+        return {**spec_fields.from_spec(run.spec), "name": f"{run.name}, varied"[:120], "devices": max(2, run.devices)}
 
-    def group(self, names: tuple[str, ...]) -> Iterator[forms.BoundField]:
-        return (self[html_name(name)] for name in names)
+    @classmethod
+    def initial_of_fleet(cls, fleet: FleetSnapshot) -> dict[str, Any]:
+        """The model and batch with which a worker was calibrated, so that they suit its devices."""
+        found = calibration("cpu", fleet) or calibration("cuda", fleet)
+        if not found:
+            return {}
+        device = "cuda" if str(found.get("device", "cpu")).startswith("cuda") else "cpu"
+        sized = {"model": found["model"], "train": {"global_batch": found["global_batch"], "device": device}}
+        return spec_fields.from_spec(sized)
 
     def model_group(self) -> Iterator[forms.BoundField]:
         return self.group(self.model_fields)
@@ -113,10 +98,6 @@ class StudyForm(Form):
     def measure_group(self) -> Iterator[forms.BoundField]:
         return self.group(("timed_steps", "repeats"))
 
-    def own_group(self) -> Iterator[forms.BoundField]:
-        """The fields of this kind only."""
-        raise NotImplementedError
-
     def base(self) -> dict[str, Any]:
         """The spec that all runs share. Needs a valid form."""
         assert self.spec is not None
@@ -126,33 +107,13 @@ class StudyForm(Form):
     def _paths(self) -> tuple[str, ...]:
         return (*self.base_fields_of_kind, "train.corpus")
 
-    def plan(self) -> Plan:
-        """What would run. Needs a valid form."""
-        raise NotImplementedError
-
-    @cached_property
-    def planned(self) -> Plan:
-        """`plan`, made once: it takes long for many variants."""
-        return self.plan()
-
-    def create(self, owner: Any) -> Study:
-        """Queues the study. Raises services.Invalid and PermissionDenied."""
-        raise NotImplementedError
-
     def common(self, owner: Any) -> dict[str, Any]:
         """The arguments with which every kind of study is created. Needs a valid form."""
         assert self.spec is not None
-        name = self.cleaned_data["name"] or f"{self.called}: {outline_of(self.spec.model).title}"
         given = {"repeats": self.cleaned_data["repeats"]} if "repeats" in self.cleaned_data else {}
-        return {"owner": owner, "base": self.base(), "name": name[: limits.MAX_NAME], **given}
-
-    @property
-    def called(self) -> str:
-        """What a study without a name is called, before the name of its model. Needs a valid form."""
-        return self.title
+        return {"owner": owner, "base": self.base(), "name": self.named(outline_of(self.spec.model).title), **given}
 
     def estimate(self) -> Estimate:
-        """How long the study will take. Needs a valid form."""
         specs = [variant.spec for variant in self.planned.variants]
         return estimate(specs, self.calibration, self.cleaned_data["repeats"])
 
@@ -180,14 +141,8 @@ class StudyForm(Form):
             self.add_error("devices", f"The fleet has {offered.text}; choose at most that many.")
         return cleaned
 
-    def show(self, errors: dict[str, str]) -> None:
-        """Adds messages by dotted field to the form's fields; those without a field are shown above the form."""
-        for dotted, message in errors.items():
-            name = html_name(dotted)
-            self.add_error(name if name in self.fields else None, in_form_words(message))
 
-
-class SweepForm(StudyForm):
+class SweepForm(TrainingForm):
     """Form of a sweep: one field of the spec over several values."""
 
     kind = "sweep"

@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from dashboard.studies.fit_form import FitForm
-from dashboard.studies.forms import StudyForm, SweepForm
+from dashboard.studies.forms import SweepForm
 from dashboard.studies.matrix_form import MatrixForm
 from dashboard.studies.scaling_form import ScalingForm
 from dashboard.studies.stashing_form import StashingForm
+from dashboard.studies.study_form import StudyForm
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from dashboard.fields import NumberList, WholeNumber
 from dashboard.runs.forms import program_field, program_text
 from dashboard.studies import families, services, variants
 from dashboard.studies.feasible import previewed
-from dashboard.studies.forms import StudyForm, fleet_sentence
+from dashboard.studies.forms import TrainingForm, fleet_sentence
 from dashboard.studies.models import Study
 from dashboard.studies.services import Invalid
 from dashboard.studies.strategies import BY_KEY, STARTER, takes_splits
@@ -30,7 +30,7 @@ NO_RECOMPUTATION = "Choose at least one of without, selective and full."
 NO_PIPELINE = "Only pipelines have stages; choose one among the strategies, such as PP-1F1B."
 
 
-class MatrixForm(StudyForm):
+class MatrixForm(TrainingForm):
     """Form of a matrix study: strategies x recomputation x precision x micro-batches."""
 
     kind = "matrix"

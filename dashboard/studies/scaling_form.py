@@ -13,14 +13,14 @@ from dashboard.fleet.words import WORDS
 from dashboard.runs.submission import capacity
 from dashboard.studies import scaling, services
 from dashboard.studies.feasible import previewed
-from dashboard.studies.forms import StudyForm, fleet_sentence
+from dashboard.studies.forms import TrainingForm, fleet_sentence
 from dashboard.studies.models import Study
 from dashboard.studies.strategies import BY_KEY
 from dashboard.studies.variants import Plan
 from parallel_core import limits
 
 
-class ScalingForm(StudyForm):
+class ScalingForm(TrainingForm):
     """Strong and weak scaling of strategies over numbers of devices, for one model or several."""
 
     kind = scaling.KIND

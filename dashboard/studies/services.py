@@ -177,6 +177,8 @@ def _orders(study: Study, plan: Plan, repeats: int, retries: int) -> list[runs.O
     return [
         {
             "spec": variant.spec.model_dump(mode="json"),
+            "task": variant.task,
+            "resume_from": variant.begins,
             "name": variant.name + (f" #{turn + 1}" if repeats > 1 else ""),
             "study": study,
             "position": turn * len(plan.variants) + i,

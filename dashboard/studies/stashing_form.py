@@ -10,7 +10,7 @@ from django import forms
 from dashboard.fields import WholeNumber
 from dashboard.studies import services, variants
 from dashboard.studies.feasible import previewed
-from dashboard.studies.forms import StudyForm, fleet_sentence
+from dashboard.studies.forms import TrainingForm, fleet_sentence
 from dashboard.studies.models import Study
 from dashboard.studies.variants import Plan
 from parallel_core import limits
@@ -20,7 +20,7 @@ TIMED_STEPS = 100
 """The initial value: fewer steps say little about a loss."""
 
 
-class StashingForm(StudyForm):
+class StashingForm(TrainingForm):
     """What stashing buys: 1F1B with its flush, all schedules without a flush, and DP."""
 
     kind = "stashing"

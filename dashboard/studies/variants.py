@@ -24,6 +24,7 @@ from parallel_core.plan import strategy as naming
 from parallel_core.schedule.traits import TRAITS, flushes
 from parallel_core.spec import RunSpec, TrainSpec, field_errors
 from parallel_core.stage_rules import name as name_of
+from workers.contract import ResumeFrom
 
 MAX_RUNS = 200
 """The most runs of a study, including repeats."""
@@ -41,10 +42,15 @@ Spec = dict[str, Any]
 
 @dataclass(frozen=True)
 class Variant:
-    """A run of a study before it is queued. `spec` is valid."""
+    """A run of a study before it is queued. `spec` is valid.
+
+    With a `task` it does not train but generates text from the checkpoint `begins` (see `Run.task`).
+    """
 
     name: str
     spec: RunSpec
+    task: dict[str, Any] | None = None
+    begins: ResumeFrom | None = None
 
 
 @dataclass(frozen=True)

@@ -1,5 +1,5 @@
-"""Form fields of what a person writes into a matrix. Each is cleaned to the texts, or pairs of texts, that a study's
-settings keep (`written`), and shows such a value again as it can be typed."""
+"""Form fields of what a person writes into the form of a study. Each is cleaned to the texts, or pairs of texts, that
+its settings keep (`written`), and shows such a value again as it can be typed."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ MOST_WRITTEN = 16 * 1024
 """The most characters of a field. A list of all layers of the deepest model has about 6 000."""
 
 
-class _Written(forms.CharField):
+class Written(forms.CharField):
     """A list of texts, each once and in their order; what cannot be read is refused with the reason."""
 
     apart: ClassVar[str]
@@ -44,7 +44,7 @@ class _Written(forms.CharField):
         return self.joint.join(value) if isinstance(value, list) else value
 
 
-class StageSplits(_Written):
+class StageSplits(Written):
     """Splits by stage, with commas between them: `2-1, 2x1-1x2`."""
 
     apart = r"[,;\n]"
@@ -54,7 +54,7 @@ class StageSplits(_Written):
         return StageSplit.read(text)
 
 
-class LayerLists(_Written):
+class LayerLists(Written):
     """Lists of layers that recompute, with semicolons between them: `0, 2; selective 1`."""
 
     apart = r"[;\n]"

@@ -1,0 +1,125 @@
+"""What the forms of all kinds of study have in common.
+
+`form.plan()` returns what would run, before anything is queued; `form.create(owner)` queues it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import cached_property
+from typing import Any, ClassVar, Self
+
+from django import forms
+from django.http import HttpRequest
+
+from dashboard.fields import Form, WholeNumber
+from dashboard.fleet.selectors import FleetSnapshot
+from dashboard.runs.form_words import in_form_words
+from dashboard.runs.forms import NAME_TOO_LONG
+from dashboard.runs.models import Run
+from dashboard.runs.spec_fields import html_name
+from dashboard.studies import services
+from dashboard.studies.estimate import Estimate
+from dashboard.studies.models import Study
+from dashboard.studies.variants import Plan
+from parallel_core import limits
+
+
+class StudyForm(Form):
+    """A name and repeats; `template_name_own` shows the fields of the kind."""
+
+    kind: ClassVar[str]
+    title: ClassVar[str]
+    """Name of the kind."""
+    template_name_own: ClassVar[str]
+    template_name_base: ClassVar[str] = ""
+    """Shows the fields of what all runs share, if there are any besides."""
+    anew: str = ""
+    """HTML of the inputs that the form has replaced, for an HTMX swap."""
+    runs_note: str = ""
+    """A sentence on the runs, for the preview."""
+
+    name = forms.CharField(
+        required=False,
+        max_length=limits.MAX_NAME,
+        help_text=f"such as what it is to find out, at most {limits.MAX_NAME} characters; empty: its kind and model",
+        error_messages={"max_length": NAME_TOO_LONG},
+    )
+    repeats = WholeNumber(
+        label="Repeats", min_value=1, max_value=services.MAX_REPEATS, initial=1, help_text="of the whole list, in turn"
+    )
+
+    def __init__(self, *args: Any, fleet: FleetSnapshot | None = None, **kwargs: Any) -> None:
+        """`fleet`: a snapshot to use instead of a new one, for everything that the form says about the fleet."""
+        self.fleet = fleet or FleetSnapshot.now()
+        super().__init__(*args, **{"auto_id": "f-%s", "use_required_attribute": False, **kwargs})
+        self.complete()
+        self.fields["name"].widget.attrs.pop("maxlength")  # a name that is too long gets a message, and is not cut
+        for name, made in self.fields.items():
+            describe = f"help-{name} error-{name}" if made.help_text else f"error-{name}"
+            made.widget.attrs["aria-describedby"] = describe
+
+    def complete(self) -> None:
+        """Adds the fields, and the parts of fields, that are not known before."""
+
+    @classmethod
+    def sent(cls, request: HttpRequest) -> Self:
+        """The form as it was posted."""
+        return cls(request.POST)
+
+    @classmethod
+    def initial_of_run(cls, run: Run) -> dict[str, Any]:
+        """Its first values if it is asked for from a run's page."""
+        raise NotImplementedError
+
+    @classmethod
+    def initial_of_fleet(cls, fleet: FleetSnapshot) -> dict[str, Any]:
+        """Its first values if nothing else is known."""
+        raise NotImplementedError
+
+    def group(self, names: tuple[str, ...]) -> Iterator[forms.BoundField]:
+        return (self[html_name(name)] for name in names)
+
+    def measure_group(self) -> Iterator[forms.BoundField]:
+        return self.group(("repeats",))
+
+    def own_group(self) -> Iterator[forms.BoundField]:
+        """The fields of this kind only."""
+        raise NotImplementedError
+
+    def plan(self) -> Plan:
+        """What would run. Needs a valid form."""
+        raise NotImplementedError
+
+    @cached_property
+    def planned(self) -> Plan:
+        """`plan`, made once: it takes long for many variants."""
+        return self.plan()
+
+    def create(self, owner: Any) -> Study:
+        """Queues the study. Raises services.Invalid and PermissionDenied."""
+        raise NotImplementedError
+
+    def named(self, about: str) -> str:
+        """The study's name; without one, what it is called followed by `about`. Needs a valid form."""
+        return (self.cleaned_data["name"] or f"{self.called}: {about}")[: limits.MAX_NAME]
+
+    @property
+    def called(self) -> str:
+        """What a study without a name is called, before the name of its model. Needs a valid form."""
+        return self.title
+
+    def estimate(self) -> Estimate:
+        """How long the study will take. Needs a valid form."""
+        raise NotImplementedError
+
+    @property
+    def calibration(self) -> dict[str, Any] | None:
+        """The calibration by which runs are timed beforehand; None if there is none. Needs a valid form."""
+        return None
+
+    def show(self, errors: dict[str, str]) -> None:
+        """Adds messages by dotted field to the form's fields; those without a field are shown above the form."""
+        for dotted, message in errors.items():
+            name = html_name(dotted)
+            self.add_error(name if name in self.fields else None, in_form_words(message))
