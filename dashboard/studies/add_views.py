@@ -19,13 +19,17 @@ from dashboard.runs.forms import RunForm
 from dashboard.runs.models import Run
 from dashboard.runs.panel import Panel
 from dashboard.studies.models import Study
+from dashboard.studies.own_pages import OWN_PAGES
 
 
 @require_http_methods(["GET", "HEAD", "POST"])
 @member_required
 def add_run(request: HttpRequest, pk: int) -> HttpResponse:
-    """GET: the form. POST: queue the run after the study's others, or show what is wrong (422)."""
-    study = get_object_or_404(Study.objects.select_related("baseline"), pk=pk)
+    """GET: the form. POST: queue the run after the study's others, or show what is wrong (422).
+
+    404 for a study that compares something else than runs that train.
+    """
+    study = get_object_or_404(Study.objects.exclude(kind__in=tuple(OWN_PAGES)).select_related("baseline"), pk=pk)
     if not may_change(request.user, study):
         raise PermissionDenied("Only the study's owner and admins may add runs to it.")
     if request.method != "POST":

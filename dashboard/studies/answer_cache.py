@@ -17,8 +17,9 @@ from django.db.models.functions import Cast
 from dashboard.fleet.models import Worker
 from dashboard.ledger.models import Profile, ProfileState
 from dashboard.runs.models import ENDED, Cursor, Run, State
-from dashboard.studies import fit, fit_views, reruns, scaling
+from dashboard.studies import reruns, scaling
 from dashboard.studies.models import Study
+from dashboard.studies.own_pages import OWN_PAGES
 from dashboard.studies.selectors import overview
 
 KEPT_S = 24 * 3600
@@ -36,6 +37,8 @@ FIELDS = (
     "injected",
 )
 """Fields of a run's row that are part of a key, in addition to its summary; its spec never changes."""
+_TOLD = Q(state=State.SUCCEEDED) | Q(study__kind__in=tuple(OWN_PAGES))
+"""The runs that the verdict of a study is made from."""
 SAME_DEVICE = ("kind", "index", "name", "memory_total")
 """Fields of a device in a heartbeat that are part of a key; the others change every second."""
 
@@ -43,7 +46,7 @@ SAME_DEVICE = ("kind", "index", "name", "memory_total")
 def verdicts(studies: Sequence[Study]) -> dict[int, str]:
     """One sentence for each study, from the rows of its runs; cached for studies that have not changed."""
     rows: dict[int, list[Any]] = {study.pk: [] for study in studies}
-    for row in _rows(Q(state=State.SUCCEEDED) | Q(study__kind=fit.KIND), study__in=studies):
+    for row in _rows(_TOLD, study__in=studies):
         rows[row[0]].append(row)
     keys = {study.pk: _key("verdict", study.kind, study.baseline_id, *rows[study.pk]) for study in studies}
     found = cache.get_many(keys.values())
@@ -56,14 +59,14 @@ def _verdicts(studies: Sequence[Study]) -> dict[int, str]:
     if not studies:
         return {}
     runs: dict[int, list[Run]] = {study.pk: [] for study in studies}
-    for run in Run.objects.filter(Q(state=State.SUCCEEDED) | Q(study__kind=fit.KIND), study__in=studies):
+    for run in Run.objects.filter(_TOLD, study__in=studies):
         runs[run.study_id or 0].append(run)
     return {study.pk: _verdict(study, runs[study.pk]) for study in studies}
 
 
 def _verdict(study: Study, runs: list[Run]) -> str:
-    if study.kind == fit.KIND:
-        return fit_views.verdict(runs)[0]
+    if own := OWN_PAGES.get(study.kind):
+        return own.verdict(runs)[0]
     stand = reruns.standing(runs)
     view = overview(stand, reruns.stands_for(study.baseline, stand), details=False)
     said = scaling.verdict(study, view) if runs else ["0 runs have finished so far."]

@@ -51,7 +51,7 @@ def page(request: HttpRequest, study: Study) -> HttpResponse:
 
 
 def live_context(request: HttpRequest, study: Study, runs: Sequence[Run]) -> dict[str, Any]:
-    """The context of LIVE_PARTS, and the chart."""
+    """The context of LIVE_PARTS, and the chart `fit`."""
     found, limit = hunts(runs), _limit(runs)
     mine = may_change(request.user, study)
     return {
@@ -61,7 +61,7 @@ def live_context(request: HttpRequest, study: Study, runs: Sequence[Run]) -> dic
         "limit": limit,
         "verdict": sentences(found, limit),
         "lines": [_line(found, hunt) for hunt in found],
-        "chart": _chart(found, limit),
+        "charts": {"fit": _chart(found, limit)},
     }
 
 

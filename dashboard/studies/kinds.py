@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from dashboard.studies.fit_form import FitForm
 from dashboard.studies.forms import SweepForm
+from dashboard.studies.generation_form import GenerationForm
 from dashboard.studies.matrix_form import MatrixForm
 from dashboard.studies.scaling_form import ScalingForm
 from dashboard.studies.stashing_form import StashingForm
@@ -58,5 +59,11 @@ register(
     StudyKind(
         "The most layers that each strategy can hold, found by real runs, next to what the memory model says.",
         FitForm,
+    )
+)
+register(
+    StudyKind(
+        "One checkpoint generates the same text on several splits: tokens a second, and memory of a rank.",
+        GenerationForm,
     )
 )

@@ -19,7 +19,6 @@ from dashboard.studies import (
     answers,
     figures,
     findings,
-    fit,
     method,
     postmortem,
     report_answers,
@@ -27,6 +26,7 @@ from dashboard.studies import (
     streams,
 )
 from dashboard.studies.models import Study
+from dashboard.studies.own_pages import OWN_PAGES
 from dashboard.studies.selectors import Overview, Row, held_equal
 from dashboard.studies.views import target, view_of
 from parallel_core.analysis.quantities import percent_text
@@ -49,7 +49,7 @@ def report(request: HttpRequest, pk: int) -> HttpResponse:
     `?baseline=`, `?show=` and `?target=` are as on the study's page; `?download=1` makes it a file to save.
     """
     study = get_object_or_404(Study.objects.select_related("owner", "baseline"), pk=pk)
-    if study.kind == fit.KIND:
+    if study.kind in OWN_PAGES:
         return redirect("studies:page", pk)  # its page has everything in one table
     download = bool(request.GET.get("download"))
     asked = [request.GET.get(name, "") for name in ("baseline", "show", "target")]

@@ -29,7 +29,6 @@ from dashboard.studies import (
     figures,
     findings,
     fit,
-    fit_views,
     postmortem,
     report_answers,
     reruns,
@@ -39,6 +38,7 @@ from dashboard.studies import (
 )
 from dashboard.studies.entry_points import ENTRY_POINTS
 from dashboard.studies.models import Study
+from dashboard.studies.own_pages import OWN_PAGES
 from dashboard.studies.selectors import Overview, held_equal, overview
 
 PER_PAGE = 20
@@ -119,8 +119,8 @@ def target(request: HttpRequest) -> float | None:
 @require_GET
 def page(request: HttpRequest, pk: int) -> HttpResponse:
     study = get_object_or_404(Study.objects.select_related("owner", "baseline"), pk=pk)
-    if study.kind == fit.KIND:
-        return fit_views.page(request, study)
+    if own := OWN_PAGES.get(study.kind):
+        return own.page(request, study)
     live = live_context(request, study)
     view: Overview = live["view"]
     specs = [row.spec for row in view.rows]
@@ -175,13 +175,11 @@ def live_context(request: HttpRequest, study: Study) -> dict[str, Any]:
 def changes(request: HttpRequest, pk: int) -> JsonResponse:
     """The parts of the page that differ from what the browser has: see `live.changes`."""
     study = get_object_or_404(Study.objects.select_related("owner", "baseline"), pk=pk)
-    if study.kind == fit.KIND:
-        listed, context = fit_views.LIVE_PARTS, fit_views.live_context(request, study, list(study.runs.all()))
-        drawn = {"fit": context["chart"]}
+    if own := OWN_PAGES.get(study.kind):
+        listed, context = own.LIVE_PARTS, own.live_context(request, study, list(study.runs.all()))
     else:
         listed, context = LIVE_PARTS, live_context(request, study)
-        drawn = context["charts"]
-    return answer(request, "studies/parts", listed, context, drawn)
+    return answer(request, "studies/parts", listed, context, context["charts"])
 
 
 @require_GET
@@ -232,8 +230,8 @@ def table_csv(request: HttpRequest, pk: int) -> HttpResponse:
     response = HttpResponse(content_type="text/csv; charset=utf-8")
     response["Content-Disposition"] = f'attachment; filename="study-{study.pk}.csv"'
     file = csv.writer(response)
-    if study.kind == fit.KIND:
-        file.writerows(fit_views.rows(study))
+    if own := OWN_PAGES.get(study.kind):
+        file.writerows(own.rows(study))
     else:
         file.writerows([table.COLUMNS, *table.rows(view_of(request, study))])
     return response
@@ -248,7 +246,7 @@ def run_again(request: HttpRequest, pk: int) -> HttpResponse:
     study = get_object_or_404(Study, pk=pk)
     queued = reruns.run_again(study=study, user=request.user, which=which, refused=refused)
     if refused:
-        left_out = " ".join(f"“{label}”: {why}" for label, why in refused.items())
+        left_out = " ".join(f"“{name}”: {why}" for name, why in refused.items())
         messages.error(request, f"{'Left out' if queued else 'Nothing was queued'}. {left_out}")
     elif not queued:
         what = "cancelled" if stopped else "disturbed or cut off"

@@ -63,3 +63,24 @@ def test_a_schedule_is_read_into_its_field(page: Page, tmp_path: Path) -> None:
     page.get_by_label("or read it from a file").set_input_files(tmp_path / "none.csv")
     expect(page.locator("#error-program_file")).to_have_text("none.csv is empty.")
     expect(page.get_by_label("Own schedule")).to_have_value(own.read_text())
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("width", [1440, 390])
+def test_splits_are_compared_by_what_they_generate(page: Page, saved: Any, width: int) -> None:
+    """Two splits and a single device generate the same text, and the page says which is fastest."""
+    page.set_viewport_size({"width": width, "height": 900})
+    page.goto(f"/runs/{saved}/")
+    page.get_by_role("link", name="Compare splits…").click()
+    assert violations(page) == [] and overflow(page) == []
+    page.get_by_label("Tokens to generate").fill("8")
+    page.get_by_label("Splits").fill("2x1x1, 1x1x2, 3x1x1")
+    expect(page.locator("#preview")).to_contain_text("1 left out")
+    page.get_by_role("button", name="Queue 3 runs").click()
+    page.wait_for_url(re.compile(r"/studies/\d+/$"))
+    assert violations(page) == [] and overflow(page) == []
+    expect(page.locator("#verdict")).to_contain_text("All 3 splits generate the same text.", timeout=3 * DONE_S * 1000)
+    for said in ("tokens/s", "the single device", re.compile("worst ranks?")):
+        expect(page.locator("#verdict")).to_contain_text(said)
+    expect(page.locator("#generation-table tbody tr")).to_have_count(3)
+    assert violations(page) == [] and overflow(page) == []

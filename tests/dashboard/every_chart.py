@@ -14,6 +14,7 @@ from dashboard.charts import (
     errors,
     fit,
     gantt,
+    generation,
     heatmap,
     layers,
     loss,
@@ -86,6 +87,8 @@ def _of_runs() -> dict[str, list[Chart]]:
     assert a and b
     sized = [entry("DP", 60, 1.6, largest=40, layers=30), entry("Single", 96, 1.0, largest=20, layers=20)]
     points = [scaling.Point("", "DP", "dp", "strong", n, 0.9 * n, 0.1) for n in (1, 2, 4)]
+    token = Stats(2e-3, 1.8e-3, 2.4e-3, 2e-3, 7)
+    bars = [generation.Bar("TP 2", 9e-3, token), generation.Bar("Single", 8e-3, token, single=True)]
     reaches = [target.Reach("A", "pp", 1.0, 10, 4.0, True), target.Reach("B", "dp", 3.0, None, None)]
     return {
         "speedup": [speedup.chart(ENTRIES, "t", "s")],
@@ -96,6 +99,7 @@ def _of_runs() -> dict[str, list[Chart]]:
         "waterfall": [waterfall.chart(a, b, ("A", "B"), "s")],
         "losses": [losses.chart(Losses(devices=2, single=100, bubble=30), "s")],
         "capacity": [capacity.chart(sized, Room(1 << 30))],
+        "generation": [generation.tokens(bars, "s"), generation.prefill(bars, "s")],
         "fit": [fit.chart(sized, "t", 3, 1 << 30)],
         "scaling": [scaling.speedup(points, "s"), scaling.stalls(points, "s")],
         "target": [target.chart(reaches, 1.25, 5)],

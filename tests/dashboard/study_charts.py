@@ -12,9 +12,8 @@ from dashboard.studies.models import Study
 
 
 def charts_of(client: Client, study: Study, query: str = "") -> dict[str, Any]:
-    """Key -> the chart as JSON; of a fit study, `fit`."""
-    context = client.get(f"/studies/{study.pk}/{query}").context
-    charts = context["charts"] if "charts" in context else {"fit": context["chart"]}
+    """Key -> the chart as JSON."""
+    charts = client.get(f"/studies/{study.pk}/{query}").context["charts"]
     made: dict[str, Any] = json.loads(
         json.dumps({key: chart.as_dict() for key, chart in charts.items()}, cls=DjangoJSONEncoder)
     )

@@ -26,6 +26,7 @@ register.filter("bytes", _filter(quantities.bytes_text))
 register.filter("difference", _filter(quantities.difference_text))
 register.filter("number", _filter(lambda value: quantities.significant(value, 5)))
 register.filter("percent1", _filter(lambda value: f"{value * 100:.1f} %"))
+register.filter("figure", _filter(quantities.figure_text))
 register.filter("form_words", in_form_words)
 register.filter("count", _filter(lambda value: quantities.count_text(round(value))))
 
