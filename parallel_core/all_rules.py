@@ -19,7 +19,7 @@ from parallel_core.rules import Change, Proposal, Refusal, refusal
 from parallel_core.stream_rules import check_stream
 from parallel_core.tensor_rules import check_sequence, check_split, check_tensor
 from parallel_core.trace_rules import check_profile
-from parallel_core.train_rules import check_corpus, check_steps
+from parallel_core.train_rules import check_corpus, check_dropout, check_steps
 from parallel_core.width_rules import check_widths
 from parallel_core.zero_rules import check_zero
 
@@ -37,6 +37,7 @@ def _of_outline(check: Callable[[RunSpec, Outline], None], spec: RunSpec) -> Non
 
 CHECKS: tuple[Callable[[RunSpec], None], ...] = (
     check_corpus,
+    check_dropout,
     check_tensor,
     *(partial(_of_split, check) for check in SPLIT_CHECKS),
     lambda spec: check_stages(spec.parallel, len(spec.model.units())),

@@ -34,6 +34,8 @@ MAX_PROMPT = 100_000
 """Longest prompt of a run that generates text, in tokens."""
 MAX_FAULTS = 16
 """Most faults injected into a run."""
+DROPOUT_STEPS = 2**16
+"""Dropout probabilities are multiples of 1 / this: masks are drawn from 16-bit integers (models.dropout)."""
 MAX_PROGRAM = 512 * 1024
 """Longest custom schedule, in characters of CSV."""
 SPOOL_BYTES = 2 << 30

@@ -1,11 +1,12 @@
-"""Rules about the corpus and the number of steps of a run. Errors name fields and valid values."""
+"""Rules about the corpus, the dropout and the number of steps of a run. Errors name fields and valid values."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from parallel_core.limits import DROPOUT_STEPS
 from parallel_core.outline import outline_of
-from parallel_core.rules import rule_error
+from parallel_core.rules import Proposal, refusal, rule_error
 
 if TYPE_CHECKING:
     from parallel_core.spec import RunSpec
@@ -21,6 +22,19 @@ def check_corpus(spec: RunSpec) -> None:
             ("train.corpus", "model.kind"),
             f"kind={spec.model.kind} trains on {words}, got '{spec.train.corpus}'; use corpus={able[0]}.",
         )
+
+
+def check_dropout(spec: RunSpec) -> None:
+    """Checks that dropout, rounded to a multiple of 2^-16, is neither nothing nor everything."""
+    p, least = spec.model.dropout, 1 / DROPOUT_STEPS
+    if p == 0 or least <= p <= 1 - least:
+        return
+    raise refusal(
+        ("model.dropout",),
+        f"dropout is drawn in steps of 2^-16, and {p:.15g} is less than one step from {round(p)}; use",
+        Proposal("dropout={}", "model.dropout", [least if p < least else 1 - least]),
+        Proposal("dropout={}", "model.dropout", [0.0]),
+    )
 
 
 def check_steps(spec: RunSpec) -> None:

@@ -16,12 +16,12 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from parallel_core.limits import DROPOUT_STEPS
 from parallel_core.models.microbatch_context import Follower
 from parallel_core.outline.base import at_once
 
 _LANES = 4
 """Elements that share one 64-bit number, 16 bits each."""
-_STEPS = 2**16
 
 
 def uniform(keys: Tensor, stop: int, start: int = 0) -> Tensor:
@@ -32,7 +32,7 @@ def uniform(keys: Tensor, stop: int, start: int = 0) -> Tensor:
     first = start // _LANES
     counters = torch.arange(first, -(-stop // _LANES), device=keys.device)
     bits = _squares(counters, keys[:, None])
-    numbers = bits.view(torch.int16).to(torch.int32).bitwise_and_(_STEPS - 1)
+    numbers = bits.view(torch.int16).to(torch.int32).bitwise_and_(DROPOUT_STEPS - 1)
     return numbers[:, start - first * _LANES : stop - first * _LANES]
 
 
@@ -119,7 +119,7 @@ def _apply(x: Tensor, runs: list[Run], dropped: int) -> Tensor:
         size = len(run.keys) * (run.stop - run.start)
         _draw(run, dropped, kept[done : done + size].view(len(run.keys), -1))
         done += size
-    return (x * kept.view(x.shape)).mul_(_STEPS / (_STEPS - dropped))
+    return (x * kept.view(x.shape)).mul_(DROPOUT_STEPS / (DROPOUT_STEPS - dropped))
 
 
 def _draw(run: Run, dropped: int, kept: Tensor) -> None:
@@ -137,7 +137,7 @@ def _keys_on(keys: list[int], device: torch.device) -> Tensor:
 
 
 class Dropout(Follower):
-    """Zeroes elements of [samples, ...] with probability `p` (a multiple of 2^-16) and scales up the others.
+    """Zeroes elements of [samples, ...] with probability `p`, rounded to a multiple of 2^-16, and scales up the others.
 
     `layer` is the global name of the dropout's position in the model. `held` is set under sequence parallelism, where
     a rank holds only some rows.
@@ -147,7 +147,7 @@ class Dropout(Follower):
 
     def __init__(self, p: float, layer: str) -> None:
         super().__init__()
-        self.dropped, self.layer = round(p * _STEPS), layer
+        self.dropped, self.layer = round(p * DROPOUT_STEPS), layer
 
     def forward(self, x: Tensor) -> Tensor:
         if not self.dropped:

@@ -176,6 +176,26 @@ def test_dropout_keeps_the_mean_and_drops_the_share(p: float) -> None:
     assert abs(float(seen.mean()) - 1) < 5 * deviation / (1 - p)
 
 
+@pytest.mark.parametrize(
+    ("p", "message"),
+    [
+        (0.999995, "and 0.999995 is less than one step from 1; use dropout=0.9999847412109375, or dropout=0.0."),
+        (2**-17, "and 7.62939453125e-06 is less than one step from 0; use dropout=1.52587890625e-05, or dropout=0.0."),
+    ],
+)
+def test_dropout_that_would_be_nothing_or_everything_is_refused(p: float, message: str) -> None:
+    with pytest.raises(ValidationError) as error:
+        RunSpec.model_validate({"model": {"dropout": p}})
+    assert field_errors(error.value) == {"model.dropout": f"Dropout is drawn in steps of 2^-16, {message}"}
+
+
+@pytest.mark.parametrize("p", [2**-16, 1 - 2**-16])
+def test_the_least_and_the_most_dropout_scale_up_what_is_left(p: float) -> None:
+    assert RunSpec.model_validate({"model": {"dropout": p}}).model.dropout == p
+    seen = _dropped(p, 0, 64).unique()
+    assert {*seen.tolist()} <= {0.0, 1 / (1 - p)} and len(seen) == 2
+
+
 def test_draws_are_even_and_do_not_follow_each_other() -> None:
     draws = uniform(torch.arange(1, 257, 2) * 0x9E3779B97F4A7C1 | 1, 1024).numpy()
     counts = np.bincount(draws.ravel() >> 8, minlength=256)
