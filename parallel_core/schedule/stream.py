@@ -78,8 +78,13 @@ class Windows:
 
 
 def steps_apart(spec: RunSpec) -> int:
-    """Returns the number of steps by which stages may be apart: 0 under a flush."""
-    return 0 if spec.parallel.flushes else -(-(spec.parallel.pp - 1) // spec.parallel.micro_batches)
+    """Returns the number of steps by which stages may be apart: 0 under a flush.
+
+    The last stage ends a micro-batch pp - 1 micro-batches after the first stage has begun it, and a replica of a stage
+    with r of them works on one of r.
+    """
+    split = spec.parallel
+    return 0 if split.flushes else -(-(split.pp - 1) * max(split.copies) // split.per_step)
 
 
 def end_of(program: Program, before: int) -> int:

@@ -10,11 +10,12 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from parallel_core.plan.strategy import ideal_speedup, label
-from parallel_core.schedule import build
+from parallel_core.schedule import build, plain
 from parallel_core.schedule.check import ScheduleError, check
 from parallel_core.schedule.ir import AHEAD, COMPUTE, Kind, Schedule
+from parallel_core.schedule.passes.communicate import communicate
 from parallel_core.schedule.peaks import peak_copies, peak_in_flight
-from parallel_core.schedule.stream import Window, Windows
+from parallel_core.schedule.stream import Window, Windows, end_of, steps_apart
 from parallel_core.schedule.traits import TRAITS
 from parallel_core.simulate import Costs, simulate
 from parallel_core.spec import RunSpec, field_errors
@@ -235,3 +236,27 @@ def test_a_tied_matrix_may_be_clipped_by_stage_where_both_its_layers_are_on_one_
 
 def test_without_clipping_its_kind_does_not_matter() -> None:
     assert spec_of(clip="global", clip_norm=None).train.clip_norm is None
+
+
+@pytest.mark.parametrize(
+    ("replicas", "micro_batches", "apart"),
+    [((1, 1, 1), 1, 2), ((1, 1, 1), 4, 1), ((2, 2, 1), 2, 2), ((4, 4, 4), 4, 2), ((3, 3, 3, 3), 3, 3)],
+)
+def test_no_rank_waits_for_the_totals_of_a_step(replicas: tuple[int, ...], micro_batches: int, apart: int) -> None:
+    """Simulated with balanced stages, where one with r replicas has r times the work: whenever a rank of a full
+    pipeline has ended a step, every other has ended the step `steps_apart` before it.
+    """
+    split = {"schedule": "1f1b-stash", "pp": len(replicas), "micro_batches": micro_batches, "replicas": replicas}
+    train = {"global_batch": micro_batches, "clip": "stage"}
+    spec = RunSpec.model_validate({"model": {"layers": 8}, "parallel": split, "train": train})
+    assert steps_apart(spec) == apart
+    steps = 16
+    made = communicate(plain(spec.parallel, steps))
+    took = {(s, kind): n * ns for s, n in enumerate(replicas) for kind, ns in ((Kind.F, 1), (Kind.BW, 2))}
+    spans = simulate(made, Costs(took))
+    ended = [
+        [int(spans[q]["end"][end_of(program, (step + 1) * micro_batches) - 1]) for step in range(steps)]
+        for q, program in enumerate(made.programs)
+    ]
+    for step in range(steps // 2, 3 * steps // 4):
+        assert max(rank[step - apart] for rank in ended) <= min(rank[step] for rank in ended)
