@@ -10,6 +10,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import PydanticCustomError
 
 from parallel_core.analysis.quantities import listed_text
+from parallel_core.communicator_rules import check_communicators
 from parallel_core.faults import changed, check_faults
 from parallel_core.outline import Outline, outline_of
 from parallel_core.outline.recompute import RECOMPUTE_CHECKS
@@ -43,6 +44,7 @@ CHECKS: tuple[Callable[[RunSpec], None], ...] = (
     lambda spec: check_stages(spec.parallel, len(spec.model.units())),
     check_replicas,
     check_widths,
+    check_communicators,
     *(partial(_of_outline, check) for check in RECOMPUTE_CHECKS),
     check_batch,
     check_split,

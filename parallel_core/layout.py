@@ -22,6 +22,7 @@ from typing import NamedTuple
 
 from parallel_core.plan.partition import flop_weights, min_max_cut, min_max_cut_over
 from parallel_core.schedule import places
+from parallel_core.schedule.ways import Ways, ways
 from parallel_core.spec import RunSpec
 
 
@@ -169,6 +170,11 @@ class Layout:
         place, _, tensor = self.coords(rank)
         return self.tensor_group(pipeline_rank)[tensor :: self.widths[place]]
 
+    @cached_property
+    def ways(self) -> Ways:
+        """The places between which messages go, by kind."""
+        return ways(self.places)
+
     def unfed_stages(self, rank: int) -> frozenset[int]:
         """Returns the stages that receive nothing from global rank `rank`: those with fewer tensor ranks, which receive
         from others."""
@@ -210,6 +216,16 @@ class Layout:
             tuple(self.rank(place, replica, tensor) for replica in range(count))
             for place, count in enumerate(self.replicas)
             for tensor in range(self.widths[place])
+        )
+
+    def end_groups(self) -> tuple[tuple[int, ...], ...]:
+        """Returns the global ranks of the first and the last stage of each pipeline, by replica and tensor rank; a
+        group of one where both are on the same rank. Both must have as many replicas and tensor ranks."""
+        ends = sorted({self.places[0], self.places[-1]})
+        return tuple(
+            tuple(self.rank(end, replica, tensor) for end in ends)
+            for replica in range(self.replicas[ends[0]])
+            for tensor in range(self.widths[ends[0]])
         )
 
     def micro_batches_of(self, place: int, replica: int) -> tuple[int, ...]:

@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from datetime import timedelta
-from functools import lru_cache
-from itertools import pairwise
-from typing import TypeVar
 
 import torch
 import torch.distributed as dist
@@ -25,19 +21,14 @@ from parallel_core.engine.collectives import (
     reduce_scatter,
     size_of,
 )
-from parallel_core.engine.host_group import HostGroup, open_group
-from parallel_core.engine.host_links import Kind, open_links
-from parallel_core.engine.host_table import HostTable, open_table
+from parallel_core.engine.host_group import HostGroup
+from parallel_core.engine.host_links import Kind
+from parallel_core.engine.near_groups import TIMEOUT, own_group, own_links, own_torch_group, world_table
 from parallel_core.engine.stop import Stopped
 from parallel_core.layout import Layout
-
-TIMEOUT = timedelta(minutes=20)
-"""Time limit of a collective, and of the wait for ranks on another host, which may first have to finish a profile (10
-minutes) and fetch a text. The no-progress watchdog finds a hang long before."""
+from parallel_core.schedule.ways import BACK
 
 _POLL_S = 0.02
-Near = TypeVar("Near", HostGroup, HostTable)
-"""Groups through which ranks of one host exchange data in memory."""
 MET = (1, 1 << 16, 1 << 24)
 """Elements (fp32) of the first messages of a group: up to 64 MiB, as large as those of a step."""
 
@@ -83,8 +74,8 @@ class Groups:
     """All ranks, for the totals of steps. In a pipeline that does not flush, ranks may be steps apart in them."""
     tensor: Group = None
     data: Group = None
-    links: Mapping[tuple[bool, bool], LinkGroup] = field(default_factory=dict)
-    """(whether to a higher pipeline rank, whether activations) -> group of the pipeline's ranks.
+    links: Mapping[Kind, LinkGroup] = field(default_factory=dict)
+    """Kind of messages -> group of the pipeline's ranks.
 
     In each group a pair of ranks sends in one direction and one kind of message. So messages arrive in order, and a
     receive that is posted early never blocks a send (NCCL executes the messages of a pair in order).
@@ -93,19 +84,24 @@ class Groups:
     """The ranks of the first and last stage of a pipeline if they share the embedding and are different ranks."""
 
 
-def connect(rendezvous: Rendezvous, rank: int, layout: Layout, backend: str, tied: bool = False) -> Groups:
-    """Joins the world and makes this rank's groups. A world of one rank needs neither store nor groups."""
+def connect(
+    rendezvous: Rendezvous, rank: int, layout: Layout, backend: str, tied: bool = False, generates: bool = False
+) -> Groups:
+    """Joins the world and makes this rank's groups. A world of one rank needs neither store nor groups.
+
+    `generates`: the run generates text, so the last stage sends to all others (`relay`).
+    """
     if layout.world == 1:
         return Groups()
     store = rendezvous.open_store()
     dist.init_process_group(backend, store=store, rank=rank, world_size=layout.world, timeout=TIMEOUT)
     groups = groups_of(rank, layout, store, tied)
     if backend == "nccl":
-        meet(groups, rank, layout, torch.device("cuda", torch.cuda.current_device()))
+        meet(groups, rank, layout, torch.device("cuda", torch.cuda.current_device()), generates)
     return groups
 
 
-def meet(groups: Groups, rank: int, layout: Layout, device: torch.device) -> None:
+def meet(groups: Groups, rank: int, layout: Layout, device: torch.device, generates: bool = False) -> None:
     """Uses every group, and every pair of ranks that will exchange messages, once, in the same order on all ranks.
 
     NCCL opens a communicator at its first use, where the host waits for the other members. Within a step that could
@@ -118,7 +114,7 @@ def meet(groups: Groups, rank: int, layout: Layout, device: torch.device) -> Non
             use(group, device, MET if group in at_work else MET[:1])
     all_gather(all_of, one, groups.totals).wait()
     for kind, link in sorted(groups.links.items()):
-        for sender, receiver in pairs(rank, layout, kind[0]):
+        for sender, receiver in pairs(rank, layout, kind, generates):
             work = isend(one, receiver, link) if sender == rank else irecv(one, sender, link)
             work.wait()
     if device.type == "cuda":
@@ -138,46 +134,50 @@ def use(group: dist.ProcessGroup | HostGroup, device: torch.device, sizes: Seque
         reduce_scatter(part, whole, group).wait()
 
 
-def pairs(rank: int, layout: Layout, up: bool) -> list[tuple[int, int]]:
-    """(sender, receiver), ascending, of the messages that `rank` sends or receives towards higher pipeline ranks (`up`)
-    or towards lower ones."""
-    here, found = layout.pipeline_rank(rank), set()
-    for other in layout.linked(layout.coords(rank).replica):
-        if other != here:
-            sent = {(rank, receiver) for receiver in layout.receivers(rank, other)} if (other > here) == up else set()
-            found |= sent | ({(layout.sender(rank, other), rank)} if (other < here) == up else set())
+def pairs(rank: int, layout: Layout, kind: Kind, generates: bool = False) -> list[tuple[int, int]]:
+    """(sender, receiver), ascending, of the messages of `kind` that `rank` sends or receives, from stage to stage;
+    where it `generates`, those that hand tokens back, too.
+
+    Only these: for each pair NCCL opens a communicator (`communicator_rules`).
+    """
+    here, found = layout.coords(rank).place, set[tuple[int, int]]()
+    for sends, receives in layout.ways.get(kind, ()):
+        if sends == here:
+            found |= {(rank, receiver) for receiver in layout.neighbours(rank, receives)[1]}
+        elif receives == here:
+            found |= {(sender, rank) for sender in layout.neighbours(rank, sends)[0]}
+    if generates and kind == BACK:
+        *others, last = layout.pipeline_of(rank)
+        found |= {(last, other) for other in others if rank in (last, other)}
     return sorted(found)
+
+
+def shard_group(rank: int, layout: Layout, replicas: Group) -> dist.ProcessGroup | None:
+    """The `replicas` of `rank` as a torch process group, for `fully_shard`; every rank must call it."""
+    if isinstance(replicas, dist.ProcessGroup) and dist.get_backend() != "gloo":
+        return replicas
+    return own_torch_group(layout.data_groups(), rank)  # under gloo some ranks may have theirs in memory
 
 
 def groups_of(rank: int, layout: Layout, store: dist.Store, tied: bool = False) -> Groups:
     """The groups of one rank of the joined world; all ranks must call it for the same layouts."""
-    place, replica, tensor = layout.coords(rank)
-    pipeline = layout.pipeline_of(rank)
-    ends = {layout.place(0), layout.place(layout.stages - 1)}  # the same place in a V-shaped pipeline
+    everyone = range(layout.world)
+    world = own_group([everyone], rank, store)
 
-    @lru_cache
-    def near(*ranks: int) -> Group:
-        """The group of these ranks, shared by all uses: they start all their collectives in the same order."""
-        return near_group(ranks, rank, store)
+    def own(groups: Sequence[Sequence[int]]) -> Group:
+        """One of all ranks is the world, shared by all uses: they start all their collectives in the same order."""
+        return world if len(groups[0]) == layout.world else own_group(groups, rank, store)
 
-    # Torch names a group by how many groups its members are in already: those that some ranks lack come last.
-    world = near(*range(layout.world))
+    pipelines = tuple(dict.fromkeys(map(layout.pipeline_of, everyone)))
     return Groups(
         store=store,
         world=world,
-        totals=world if layout.flushes else near_table(range(layout.world), rank, store),
-        links=near_links(pipeline, _links(layout), rank, store, layout.flushes),
-        tensor=near(*(layout.rank(place, replica, t) for t in range(layout.widths[place]))),
-        data=near(*(layout.rank(place, r, tensor) for r in range(layout.replicas[place]))),
-        tied=near(*(layout.rank(end, replica, tensor) for end in sorted(ends))) if tied and place in ends else None,
+        totals=world if layout.flushes else world_table(rank, store),
+        links=own_links(pipelines, tuple(layout.ways), rank, store, layout.flushes),
+        tensor=own(layout.tensor_groups()),
+        data=own(layout.data_groups()),
+        tied=own(layout.end_groups()) if tied else None,
     )
-
-
-def _links(layout: Layout) -> list[Kind]:
-    """The kinds of links: activations go to the next stage, gradients back; two in a line, four in a loop or a V."""
-    places = [layout.place(stage) for stage in range(layout.stages)]
-    ways = sorted({here < there for here, there in pairwise(places) if here != there}, reverse=True)
-    return [(up, True) for up in ways] + [(not up, False) for up in ways]
 
 
 @contextmanager
@@ -214,84 +214,3 @@ def disconnect() -> None:
     """Leaves the world; does nothing if none was joined."""
     if dist.is_initialized():
         dist.destroy_process_group()
-
-
-def shard_group(rank: int, layout: Layout, replicas: Group) -> dist.ProcessGroup | None:
-    """The `replicas` of `rank` as a torch process group, for `fully_shard`; every rank must call it."""
-    if isinstance(replicas, dist.ProcessGroup):
-        return replicas
-    place, _, tensor = layout.coords(rank)
-    return _group([layout.rank(place, replica, tensor) for replica in range(layout.replicas[place])])
-
-
-def near_group(ranks: Sequence[int], rank: int, store: dist.Store) -> Group:
-    """The group of global `ranks`, all of which must call it: in memory for CPU ranks of one host, else torch's."""
-    return _near(open_group, ranks, rank, store)
-
-
-def common_group(ranks: Sequence[int], rank: int, store: dist.Store) -> Group:
-    """`near_group` where ranks may be in different numbers of groups: every rank of the world must call it, and only
-    members get the group. Torch names a group made by its members alone by how many groups they are in already."""
-    member, near = rank in ranks, None
-    if len(ranks) in (1, dist.get_world_size()):
-        return near_group(ranks, rank, store) if member else None
-    if dist.get_backend() == "gloo":
-        near = open_group(ranks, rank, store) if member else None
-        apart = torch.tensor(int(member and near is None))
-        dist.all_reduce(apart)
-        if not apart:
-            return near
-    made = common_torch_group(ranks)
-    return made if member else None
-
-
-def common_torch_group(ranks: Sequence[int]) -> dist.ProcessGroup:
-    """A torch process group that every rank of the world must call for, members or not: then its name is the same on
-    all of them, however many groups each is in."""
-    made: dist.ProcessGroup = dist.new_group(list(ranks), timeout=TIMEOUT)
-    return made
-
-
-def near_table(ranks: Sequence[int], rank: int, store: dist.Store) -> TableGroup:
-    """The group that gathers among global `ranks`, all of which must call it, without synchronising them; else as
-    `near_group`."""
-    return _near(open_table, ranks, rank, store)
-
-
-def _near(
-    open_near: Callable[[Sequence[int], int, dist.Store], Near | None],
-    ranks: Sequence[int],
-    rank: int,
-    store: dist.Store,
-) -> Near | dist.ProcessGroup | None:
-    """What `open_near` opens through memory, or a torch process group if it returns None (the ranks are not all on one
-    host)."""
-    near = open_near(ranks, rank, store) if len(ranks) > 1 and dist.get_backend() == "gloo" else None
-    return _group(ranks) if near is None else near
-
-
-def near_links(
-    ranks: Sequence[int], kinds: Sequence[Kind], rank: int, store: dist.Store, flushes: bool = True
-) -> Mapping[Kind, LinkGroup]:
-    """The links of each of `kinds` between global `ranks`, all of which must call it; as `near_group`.
-
-    Each group carries only messages of its kind. In a pipeline that does not flush, the world is in use during the
-    messages, so no link uses the world.
-    """
-    several = bool(kinds) and len(ranks) > 1 and dist.get_backend() == "gloo"
-    if several and (near := open_links(ranks, kinds, rank, store)) is not None:
-        return near
-    return {kind: _group(ranks, fresh=i > 0 or not flushes) for i, kind in enumerate(kinds)}
-
-
-def _group(ranks: Sequence[int], fresh: bool = False) -> dist.ProcessGroup | None:
-    """The torch process group of global `ranks`, made by its members alone; None for a single rank.
-
-    All ranks together get the world itself unless `fresh`.
-    """
-    if len(ranks) < 2:
-        return None
-    if len(ranks) == dist.get_world_size() and not fresh:
-        return dist.group.WORLD
-    made: dist.ProcessGroup = dist.new_group(list(ranks), timeout=TIMEOUT, use_local_synchronization=True)
-    return made

@@ -254,7 +254,7 @@ def run_rank(
     be_ready_for_any_length()
     device = open_device(spec.train.device, rendezvous.sharing)
     progress.at(-1, "connecting")
-    groups = connect(rendezvous, rank, Layout.of(spec), device.backend)
+    groups = connect(rendezvous, rank, Layout.of(spec), device.backend, generates=True)
     with joined():
         generator = Generator(spec, rank, groups, device, path, partial(progress.at, -1, "loading"))
         report = Reporter(spec, rank, sink, device)

@@ -21,6 +21,7 @@ from torch import Tensor
 from parallel_core.engine import host_group, host_memory
 from parallel_core.engine.host_memory import Counter
 from parallel_core.engine.host_peers import NOBODY, Peers
+from parallel_core.schedule.ways import LinkKind
 
 SLOTS = 256
 """Minimum number of slots of a channel: messages in flight before a send has to wait for a free slot."""
@@ -28,8 +29,8 @@ _SOON_S = 1e-3
 _LINE = 64
 _PAGE = 4096
 
-Kind = tuple[bool, bool]
-"""(to a higher pipeline rank?, activations?), as in `distributed.Groups.links`."""
+Kind = LinkKind
+"""Kind of messages, as in `distributed.Groups.links`."""
 
 
 class Form(NamedTuple):

@@ -14,6 +14,7 @@ from parallel_core.engine.collectives import LinkGroup, Work, irecv, isend
 from parallel_core.engine.device import Device
 from parallel_core.engine.distributed import Groups
 from parallel_core.engine.host_links import Form, HostLinks
+from parallel_core.schedule.ways import BACK, FORTH
 
 PIECE = 1 << 20
 """Largest piece in bytes."""
@@ -24,7 +25,7 @@ class Relay:
 
     def __init__(self, ranks: Sequence[int], place: int, groups: Groups, device: Device) -> None:
         self._ranks, self._place, self._device = tuple(ranks), place, device.torch
-        self._forth, self._back = groups.links.get((True, True)), groups.links.get((False, False))
+        self._forth, self._back = groups.links.get(FORTH), groups.links.get(BACK)
         for link in (self._forth, self._back):
             if isinstance(link, HostLinks):
                 link.form = Form(PIECE)

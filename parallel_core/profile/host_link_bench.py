@@ -9,7 +9,8 @@ import torch
 import torch.distributed as dist
 
 from parallel_core.engine.device import open_device
-from parallel_core.engine.distributed import Rendezvous, common_torch_group, connect, joined
+from parallel_core.engine.distributed import Rendezvous, connect, joined
+from parallel_core.engine.near_groups import common_torch_group
 from parallel_core.layout import Layout
 from parallel_core.observe.progress import Progress
 from parallel_core.observe.records import Sink

@@ -20,10 +20,11 @@ from parallel_core.engine.collectives import (
     reduce_scatter,
 )
 from parallel_core.engine.device import Device
-from parallel_core.engine.distributed import common_group, near_links
 from parallel_core.engine.host_links import Form, HostLinks, Kind
+from parallel_core.engine.near_groups import own_group, own_links
 from parallel_core.profile.curves import Curve, Link, What
 from parallel_core.profile.repeats import expected
+from parallel_core.schedule.ways import BACK, FORTH
 
 SIZES = tuple(2**k for k in range(10, 25, 2))
 """Message sizes in bytes: 1 KiB to 16 MiB, the size of a gradient bucket."""
@@ -34,8 +35,6 @@ _BETWEEN = 1 << 25
 """Bytes of other tensors accessed between two messages, to replace the contents of the caches."""
 
 COLLECTIVES: tuple[What, ...] = ("all_reduce", "all_gather", "reduce_scatter")
-FORTH: Kind = (True, True)
-BACK: Kind = (False, False)
 WAYS: tuple[Kind, ...] = (FORTH, BACK)
 Ways = Mapping[Kind, LinkGroup]
 Send = Callable[[], None]
@@ -59,12 +58,13 @@ def measure(at: Meeting, sizes: Sequence[int] = SIZES) -> list[Link]:
     """Measures all links. Every rank of the world calls it; rank 0 gets the links, others []."""
     found = []
     for ranks in group_sizes(at.world):
-        group = common_group(range(ranks), at.rank, at.store)
+        group = own_group([range(ranks)], at.rank, at.store)
+        links = own_links([range(ranks)], WAYS, at.rank, at.store) if ranks == 2 else {}
         dist.barrier()
         if at.rank < ranks:
             found += collectives(group, ranks, at.device, sizes)
             if ranks == 2:
-                found.append(send(at, (0, 1), near_links(range(2), WAYS, at.rank, at.store), group, sizes))
+                found.append(send(at, (0, 1), links, group, sizes))
         dist.barrier()
     return found if at.rank == 0 else []
 

@@ -15,7 +15,8 @@ import torch.distributed as dist
 
 from parallel_core.engine.collectives import Group
 from parallel_core.engine.device import Device, open_device
-from parallel_core.engine.distributed import common_group, connect, joined
+from parallel_core.engine.distributed import connect, joined
+from parallel_core.engine.near_groups import own_group
 from parallel_core.launch_rank import RankArgs
 from parallel_core.layout import Layout
 from parallel_core.observe.progress import Progress
@@ -158,7 +159,7 @@ class _Rank:
         """Measures a tensor-parallel group that communicates, each of whose ranks has its own device."""
         if not 1 < tp <= self.order.devices:
             return []
-        group = common_group(range(tp), self.rank, self.store) if self.store is not None else None
+        group = own_group([range(tp)], self.rank, self.store) if self.store is not None else None
         if group is None:
             self._turns([], [tp])
             return []
@@ -174,8 +175,7 @@ class _Rank:
             return None
         group: Group = None
         if tp > 1 and self.store is not None:
-            for first in range(0, ranks, tp):
-                group = common_group(range(first, first + tp), self.rank, self.store) or group
+            group = own_group([range(first, first + tp) for first in range(0, ranks, tp)], self.rank, self.store)
         if self.rank >= ranks:  # a surplus rank: only takes part in the barriers
             for _ in range(MEETINGS * self._agree(0) + 1):
                 self._together()

@@ -204,7 +204,9 @@ def _take_for_nccl() -> None:
     dist.get_backend = lambda group=None: "nccl"
     torch.cuda.current_device = lambda: 0
     meet = distributed.meet
-    distributed.meet = lambda groups, rank, layout, _: meet(groups, rank, layout, torch.device(NAME, 0))
+    distributed.meet = lambda groups, rank, layout, _, generates: meet(
+        groups, rank, layout, torch.device(NAME, 0), generates
+    )
 
 
 def _placed(make: Any) -> Any:
