@@ -7,6 +7,7 @@ a block yields two shorter segments. Embedding and head keep their graph: recomp
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -33,6 +34,10 @@ from parallel_core.tensor.parallelise import parallelise
 from parallel_core.tensor.replicas import materialise, synchronise
 from parallel_core.tensor.sequence import Rows
 from parallel_core.tensor.weights import WeightGradient, WeightGradients
+
+LONG_S = 1e-3
+"""From how many seconds of its forward on the backward of a layer counts as progress of its own: a hook takes some
+microseconds, and shorter ones end long before anything that waits for progress."""
 
 
 @dataclass(frozen=True)
@@ -246,9 +251,11 @@ class Stage:
 
     def _call(self, unit: nn.Module, inputs: Sequence[Tensor], goes_back: bool) -> Tensor:
         """Runs one layer; `goes_back`: its backward comes next."""
-        if self.unsharder is not None:
-            return self.unsharder.run(unit, inputs, goes_back)
-        out: Tensor = unit(*inputs)
+        moved, began = self._scope.moved, time.perf_counter()
+        moved()
+        out: Tensor = unit(*inputs) if self.unsharder is None else self.unsharder.run(unit, inputs, goes_back)
+        if out.requires_grad and time.perf_counter() - began >= LONG_S:
+            out.register_hook(lambda _: moved())
         return out
 
 

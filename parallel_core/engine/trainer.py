@@ -57,6 +57,7 @@ class Trainer:
         self.place = self.layout.coords(rank)
         self.recorder = device.recorder(self.place.place, self.place.replica)
         self.scope = Scope(self.recorder, self.place.place, self.place.replica)
+        self.scope.moved = progress.moved
         self.faults = Injected(spec.inject, rank, device)
         self.chunks = self._make_chunks(groups)
         self.loss_scale = self.chunks.loss_scale

@@ -1,8 +1,8 @@
 """The current position of each rank, in a 64-byte page per rank that any process of the host can read at any time.
 
-The rank writes it before every operation (under 1 us, no system call); the supervisor reads it for the heartbeat, for
-the message about a killed rank ("at step 12 in 1F3") and for the no-progress watchdog. A memory-mapped file survives
-kill -9 of its writer.
+The rank writes it before every operation and every layer (under 1 us, no system call); the supervisor reads it
+for the heartbeat, for the message about a killed rank ("at step 12 in 1F3") and for the no-progress watchdog. A
+memory-mapped file survives kill -9 of its writer.
 """
 
 from __future__ import annotations
@@ -16,11 +16,14 @@ from pathlib import Path
 
 _PAGE = struct.Struct("<qqq40s")
 """Fields of a page: step, CLOCK_MONOTONIC ns, pid, operation (UTF-8, NUL-padded)."""
+_TIME, _TIME_AT = struct.Struct("<q"), struct.calcsize("<q")
+"""The second field, and its position."""
 
 
 @dataclass(frozen=True, slots=True)
 class Where:
-    """The operation that a rank last began. `age`: seconds since then; step -1: not training yet."""
+    """The operation that a rank last began. `age`: seconds since it began it, or a layer in it; step -1: not training
+    yet."""
 
     step: int
     op: str
@@ -42,6 +45,10 @@ class Progress:
     def at(self, step: int, op: str) -> None:
         """Records that the rank begins `op` of `step`; at most 40 bytes of `op` are kept."""
         _PAGE.pack_into(self._page, 0, step, time.monotonic_ns(), self._pid, op.encode())
+
+    def moved(self) -> None:
+        """Records that the rank gets on with its operation."""
+        _TIME.pack_into(self._page, _TIME_AT, time.monotonic_ns())
 
     def close(self) -> None:
         self._page.close()

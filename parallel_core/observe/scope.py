@@ -35,6 +35,8 @@ class Scope:
         self.meter: MemoryMeter | None = None
         self.named: Callable[[str], AbstractContextManager[Any]] = unnamed
         """Annotates operations and their parts: in a profiled step with the profiler's `record_function`."""
+        self.moved: Callable[[], None] = lambda: None
+        """Is called when a layer begins, forward or backward, so that a long operation does not look like a hang."""
 
     def span(self, kind: int, lane: int, start: Any, bytes: int = 0, end: Any = None) -> None:
         """Records a span of the current operation from `start` to `end`, two marks (no `end`: until now)."""

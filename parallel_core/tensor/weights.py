@@ -62,6 +62,7 @@ class WeightGradients:
 
         Called where no graph is recorded: inside of a backward, or under `torch.no_grad`.
         """
+        self._scope.moved()
         x, grad, weight, bias = given
         rows, total, tell = grad.flatten(0, -2), self.sums(weight), self.listener
         alike = total.dtype is rows.dtype

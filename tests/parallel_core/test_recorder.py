@@ -111,6 +111,20 @@ def test_progress_is_read_from_another_view_of_the_file(tmp_path: Path) -> None:
     assert where is not None and where.op == "x" * 40
 
 
+def test_a_rank_that_gets_on_with_its_operation_has_just_moved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    page, now = progress.Progress(tmp_path, 0), time.monotonic_ns()
+    page.at(12, "BW3")
+    ages = []
+    for seconds in (90, 0):
+        monkeypatch.setattr(time, "monotonic_ns", lambda: now + 90_000_000_000)
+        if not seconds:
+            page.moved()
+        where = progress.read(tmp_path, 0)
+        assert where is not None and (where.step, where.op) == (12, "BW3")
+        ages.append(where.age)
+    assert ages[0] > 89 and ages[1] == 0
+
+
 def test_a_rank_without_a_page_is_nowhere(tmp_path: Path) -> None:
     assert progress.read(tmp_path, 0) is None
     progress.path(tmp_path, 0).write_bytes(b"torn")

@@ -12,8 +12,10 @@ import pytest
 
 from parallel_core.analysis.meters import every_step, step_shares
 from parallel_core.analysis.step_waits import StepWaits
+from parallel_core.engine import stage
 from parallel_core.engine.distributed import Rendezvous
 from parallel_core.engine.run import run_rank
+from parallel_core.engine.trainer import Trainer
 from parallel_core.layout import Layout
 from parallel_core.local import waits
 from parallel_core.observe import progress
@@ -38,6 +40,46 @@ def spec_of(*, trace: dict[str, Any] | None = None, train: dict[str, Any] | None
 
 def _work(spec: RunSpec, rank: int, meeting: Rendezvous, folder: Path) -> None:
     run_rank(spec, rank, FileSink(folder, rank), meeting, progress.Progress(folder, rank))
+
+
+def _moves(spec: RunSpec, rank: int, meeting: Rendezvous, folder: Path) -> Counter[str]:
+    """How often the rank says that it moves, by the operation that it is in, in one step."""
+    seen: Counter[str] = Counter()
+
+    def use(trainer: Trainer) -> None:
+        def moved() -> None:
+            where = progress.read(folder, rank)
+            assert where is not None
+            seen[where.op] += 1
+
+        trainer.scope.moved = moved
+        trainer.step(0)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(stage, "LONG_S", 0.0)  # these layers are small
+        ranks.with_trainer(spec, rank, meeting, folder, use)
+    return seen
+
+
+@pytest.mark.parametrize(
+    ("model", "split"),
+    [
+        (MODEL, {}),
+        (MODEL, {"recompute": "full"}),
+        (MODEL, {"pp": 2, "schedule": "zb-h1", "micro_batches": 2}),
+        ({"kind": "resnet50", "width": 2}, {}),
+    ],
+    ids=["gpt", "recomputed", "split backward", "convolutions"],
+)
+def test_each_layer_counts_as_progress(model: dict[str, Any], split: dict[str, Any]) -> None:
+    """Forward and backward: one operation of a large micro-batch may take longer than the limit without progress."""
+    train = {"global_batch": 8}
+    spec = RunSpec.model_validate({"model": model, "parallel": split, "train": train})
+    for rank, seen in enumerate(ranks.run(spec, _moves, ranks.scratch())):
+        layers = len(Layout.of(spec).stage_units[rank])
+        assert len(seen) >= 2 * spec.parallel.micro_batches
+        assert all(count >= layers for op, count in seen.items() if "W" not in op or "BW" in op), seen
+        assert all(count > 1 for count in seen.values()), seen
 
 
 def frames(spec: RunSpec, folder: Path) -> list[list[Frame]]:
