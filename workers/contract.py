@@ -126,6 +126,8 @@ class HeartbeatBody(TypedDict):
     """{name, tokens, vocab} of the token files in this worker's data folder (parallel_core.data.token_file)."""
     profiles: NotRequired[list[int]]
     """Ids of the requested profiles that wait or are under way there."""
+    still: NotRequired[list[int]]
+    """Live attempts over several hosts none of whose ranks here has moved for TRAINYARD_NO_PROGRESS_S."""
     refused: NotRequired[str]
     """Why the web refuses to give this worker uploaded texts, with the setting to change; "" if it does not."""
     calibration: NotRequired[dict[str, Any]]
@@ -215,6 +217,7 @@ class ControlEntry(TypedDict):
     - drop: delete the checkpoints of a run that was deleted; `attempt` is the id of the run.
     - up: report again that all its ranks have a process.
     - watch: the ranks on all its hosts have a process: those here are expected to make progress from now on.
+    - stuck: stop it because no rank moves on any of its hosts, and report where those here are.
     """
 
     kind: Literal[
@@ -230,6 +233,7 @@ class ControlEntry(TypedDict):
         "drop",
         "up",
         "watch",
+        "stuck",
     ]
     attempt: int
     spec: NotRequired[dict[str, Any]]

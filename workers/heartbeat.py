@@ -102,6 +102,7 @@ class Heartbeat(threading.Thread):
             leaving=self._going.is_set(),
             token_files=self._token_files.known,
             profiles=self._supervisor.between.profiles,
+            still=self._supervisor.roll.still(),
             refused=self.refused,
         )
         if self._disk.free is not None:

@@ -15,6 +15,7 @@ class LiveAttempts:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._named: dict[int, tuple[Folder, list[int]]] = {}
+        self._still: set[int] = set()
 
     def add(self, folder: Folder, ranks: list[int]) -> None:
         with self._lock:
@@ -23,6 +24,17 @@ class LiveAttempts:
     def remove(self, attempt: int) -> None:
         with self._lock:
             self._named.pop(attempt, None)
+            self._still.discard(attempt)
+
+    def stands(self, attempt: int, still: bool) -> None:
+        """Notes whether no rank of the attempt moves here; for one over several hosts."""
+        with self._lock:
+            (self._still.add if still else self._still.discard)(attempt)
+
+    def still(self) -> list[int]:
+        """Attempts over several hosts of which no rank moves here, ascending."""
+        with self._lock:
+            return sorted(self._still)
 
     def progress(self) -> dict[str, dict[str, RankProgress]]:
         """attempt -> rank -> where it is; ranks that have not begun are left out."""

@@ -243,6 +243,8 @@ class Supervisor(threading.Thread):
             self._relay.tell("attempt", attempt.running())
         elif kind == "watch" and attempt is not None:
             attempt.watch()
+        elif kind == "stuck" and attempt is not None and attempt.kill_at is None:
+            self._end_standstill(attempt)
         elif kind == "store" and attempt is not None:
             attempt.store = Store(host=entry["host"], port=int(entry["port"]))
 
@@ -274,11 +276,19 @@ class Supervisor(threading.Thread):
             self._conclude(attempt)
 
     def _watch_progress(self, attempt: Attempt, watched: float) -> None:
+        """Ends an attempt of which no rank moves. Ranks that wait for another host do not move either: of an attempt
+        over several hosts the controller learns it from all of them."""
+        still = attempt.started and min(watched, attempt.still_for()) > self._settings.no_progress_s
+        if not attempt.order.alone:
+            self.roll.stands(attempt.number, still)
+        elif still:
+            self._end_standstill(attempt)
+
+    def _end_standstill(self, attempt: Attempt) -> None:
         limit = self._settings.no_progress_s
-        if attempt.started and min(watched, attempt.still_for()) > limit:
-            how = standstill.report(attempt.folder.path, attempt.order.ranks, limit, attempt.order.spec)
-            self._server.dump(attempt.number)
-            self._stop(attempt, "no_progress", how)
+        how = standstill.report(attempt.folder.path, attempt.order.ranks, limit, attempt.order.spec)
+        self._server.dump(attempt.number)
+        self._stop(attempt, "no_progress", how)
 
     def _leave(self) -> None:
         self._leaving = True

@@ -20,9 +20,12 @@ class Clocks:
         self._attempts: dict[tuple[int, str], float] = {}
         self._beat_at: dict[str, float] = {}  # CLOCK_MONOTONIC
         self._listed: dict[tuple[int, str], float] = {}
+        self._still: dict[str, frozenset[int]] = {}
 
-    def heard(self, worker: str, attempts: set[int], age: float = 0.0) -> None:
-        """Notes a heartbeat that lists these live attempts, and reached the broker `age` seconds ago."""
+    def heard(self, worker: str, attempts: set[int], age: float = 0.0, still: frozenset[int] = frozenset()) -> None:
+        """Notes a heartbeat that reached the broker `age` seconds ago: these attempts are alive there; of those in
+        `still`, over several hosts, no rank moves there."""
+        self._still[worker] = still
         self._workers[worker] = 0.0
         self._beat_at[worker] = time.monotonic() - max(0.0, age)
         for attempt in attempts:
@@ -45,6 +48,15 @@ class Clocks:
     def was_listed(self, worker: str, attempt: int) -> bool:
         """Whether a heartbeat of the worker has listed the attempt since this controller began."""
         return (attempt, worker) in self._listed
+
+    def still(self, lease: float) -> dict[int, set[str]]:
+        """Returns attempt -> the workers heard within the lease whose last heartbeat said that none of its ranks moves
+        there."""
+        found: dict[int, set[str]] = {}
+        for worker in self.alive(lease):
+            for attempt in self._still[worker]:
+                found.setdefault(attempt, set()).add(worker)
+        return found
 
     def listed_for(self, attempt: int) -> float:
         """Seconds since a heartbeat first listed the attempt, which is when a worker had taken it."""

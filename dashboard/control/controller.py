@@ -151,7 +151,7 @@ class Controller:
         that may fail comes before."""
         for ingest in done:
             for beat in ingest.heard:
-                self._clocks.heard(beat.worker, beat.attempts, at - beat.at)
+                self._clocks.heard(beat.worker, beat.attempts, at - beat.at, beat.still)
 
     def _tell(self, done: list[Ingest]) -> None:
         """Does what has to happen after the commit. If a crash prevents it, the answer to the next heartbeat makes up
@@ -216,7 +216,11 @@ class Controller:
         trace."""
         self._last["clocks"] = time.monotonic()
         self._guard.run("choose steps to trace", lambda: send_orders(self._redis, sweeps.sweep_traces()))
+        self._guard.run("end runs that stand still", self._end_standstills)
         self._guard.run("check leases", self._check_leases)
+
+    def _end_standstills(self) -> None:
+        send_orders(self._redis, sweeps.sweep_standstills(self._clocks, self._lease))
 
     def _check_leases(self) -> None:
         again, ended, orders = sweeps.sweep_leases(self._clocks, self._lease, self._resends)

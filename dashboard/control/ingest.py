@@ -46,6 +46,8 @@ class Heard:
     worker: str
     attempts: set[int]
     at: float
+    still: frozenset[int] = frozenset()
+    """Those over several hosts of which no rank moves there."""
 
 
 @dataclass
@@ -132,7 +134,8 @@ class Ingest:
         live = {int(pk): progress for pk, progress in body["attempts"].items()}
         for pk, progress in live.items():
             self._progress(entry.worker, pk, progress)
-        self.heard.append(Heard(entry.worker, set(live), entry.at))
+        still = frozenset(map(int, body.get("still") or ()))
+        self.heard.append(Heard(entry.worker, set(live), entry.at, still))
 
     def _progress(self, worker: str, pk: int, progress: dict[str, Any]) -> None:
         """Fences an attempt that should not be alive there; else notes where its ranks are, and repeats orders that

@@ -251,6 +251,18 @@ def _profiled_for(attempt: Attempt) -> float:
     return (done - attempt.sent_at).total_seconds() if done else 0.0
 
 
+def sweep_standstills(clocks: Clocks, lease: float) -> list[Order]:
+    """Returns the orders that end attempts over several hosts of which no rank is left that moves. A host alone cannot
+    tell a hang from waiting for another host."""
+    orders: list[Order] = []
+    for pk, workers in clocks.still(lease).items():
+        attempt = Attempt.objects.filter(pk=pk, over=False).first()
+        left = multi_host.silent(attempt.report, attempt.devices) if attempt else []
+        if workers.issuperset(left):
+            orders += [(worker, {"kind": "stuck", "attempt": pk}) for worker in left]
+    return orders
+
+
 def sweep_unsettled(alive: Iterable[str]) -> list[Order]:
     """Asks again for the rest of files of ended attempts that have not arrived whole (a batch was lost on the way)."""
     since = timezone.now() - timedelta(days=ASK_AGAIN_DAYS)

@@ -262,6 +262,27 @@ def test_a_host_that_goes_on_is_told_again_that_the_other_has_failed(
     assert ends_ordered(peers[0]) == ["end"]
 
 
+def test_it_is_stuck_when_no_rank_moves_on_any_host(
+    peers: tuple[Peer, Peer], controller: Controller, attempt: Attempt
+) -> None:
+    def stuck() -> list[list[str]]:
+        return [[order["kind"] for order in peer.orders() if order["kind"] == "stuck"] for peer in peers]
+
+    def swept(*still: bool) -> list[str]:
+        for peer, stands in zip(peers, still, strict=True):
+            peer.beat(attempt.pk, still=[attempt.pk] if stands else [])
+        controller.turn()
+        return [worker for worker, _ in sweeps.sweep_standstills(controller._clocks, LEASE)]
+
+    assert swept(True, False) == swept(False, True) == swept(False, False) == []  # one waits for the other
+    assert swept(True, True) == ["yard-a", "yard-b"]
+    stuck()
+    controller._look_at_clocks()
+    assert stuck() == [["stuck"], ["stuck"]]
+    peers[0].ended(attempt.pk)
+    assert swept(False, True) == ["yard-b"]  # those of the other host have ended
+
+
 @pytest.fixture
 def impatient(controller: Controller, monkeypatch: pytest.MonkeyPatch) -> Controller:
     monkeypatch.setattr(controller, "_lease", LEASE)

@@ -11,7 +11,7 @@ import time
 
 from parallel_core.observe import progress
 from parallel_core.schedule.text import spoken
-from tests.workers.harness import ENDLESS, Bench, none_alive, tiny
+from tests.workers.harness import ENDLESS, NAME, Bench, none_alive, tiny
 
 WORKER = {"TRAINYARD_NO_PROGRESS_S": "6"}
 
@@ -35,6 +35,24 @@ def test_ranks_that_stand_still_are_ended_with_their_places(bench: Bench) -> Non
         assert re.search(rf"rank {rank} at step \d+ in {re.escape(spoken(marked[0]))}\b", end["detail"])
     stacks = (bench.folder / "attempts" / str(attempt) / "log-0.txt").read_text()
     assert "most recent call first" in stacks and "executor.py" in stacks
+
+
+def test_a_host_that_waits_for_another_is_ended_by_the_controller(bench: Bench) -> None:
+    """Rank 1, on another host, never comes: this host alone cannot know that it does not move there either."""
+    here = {"worker": NAME, "devices": [0], "first_rank": 0, "address": "127.0.0.1"}
+    there = {"worker": "other", "devices": [0], "first_rank": 1, "address": "127.0.0.1"}
+    attempt = bench.send(ENDLESS, nodes=[here, there])
+
+    def said() -> bool:
+        beats = [entry.body for entry in bench.heard if entry.kind == "heartbeat"]
+        return bool(beats) and attempt in beats[-1]["still"]
+
+    bench.wait("heartbeat that says so", said)
+    assert not bench.states(attempt, "ended") and not none_alive(bench.recorded(attempt))
+    bench.control("stuck", attempt)
+    end = bench.wait_end(attempt)
+    assert (end["outcome"], end["cause"]) == ("failed", "no_progress")
+    assert end["detail"] == "No rank moved for 6 s: rank 0 before its first step in connecting."
 
 
 def test_a_host_that_was_paused_as_a_whole_is_no_standstill(bench: Bench) -> None:
