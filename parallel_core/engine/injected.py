@@ -74,9 +74,10 @@ class Injected:
 
     @torch.no_grad()
     def flip(self, parameter: torch.Tensor, step: int) -> None:
-        """Flips the lowest bit of the first element where a fault says so; called after each step."""
+        """Flips the lowest bit of the first element where a fault says so; autograd does not see it. Called after each
+        step."""
         if any(fault.flips(self._rank, step) for fault in self._faults):
-            parameter.detach().view(-1)[:1].view(torch.uint8)[:1].bitwise_xor_(1)
+            parameter.data.view(-1)[:1].view(torch.uint8)[:1].bitwise_xor_(1)
 
     def _busy(self) -> int:
         """The device's computing time in ns: on a CPU that of the thread, so that waiting time is not slowed down."""
