@@ -72,6 +72,8 @@ class Groups:
     """All ranks."""
     totals: TableGroup = None
     """All ranks, for the totals of steps. In a pipeline that does not flush, ranks may be steps apart in them."""
+    fingerprints: TableGroup = None
+    """As `totals`, for fingerprints: there are other numbers of them."""
     tensor: Group = None
     data: Group = None
     links: Mapping[Kind, LinkGroup] = field(default_factory=dict)
@@ -173,6 +175,7 @@ def groups_of(rank: int, layout: Layout, store: dist.Store, tied: bool = False) 
         store=store,
         world=world,
         totals=world if layout.flushes else world_table(rank, store),
+        fingerprints=world if layout.flushes else world_table(rank, store),
         links=own_links(pipelines, tuple(layout.ways), rank, store, layout.flushes),
         tensor=own(layout.tensor_groups()),
         data=own(layout.data_groups()),

@@ -6,12 +6,16 @@ odd factors. An integer sum is exact in any order, and the fingerprints of the s
 full tensor: it is the same under every layout, also under ZeRO-3, where no two ranks hold the same values to compare. A
 change of one element always changes the sum, since multiplying by an odd factor loses no bit; changes of several
 elements cancel out only by chance. Samples are compared too: which were drawn, and what was read.
+
+Under a flush all ranks exchange their numbers at the end of the step. A pipeline that does not flush would drain if
+they waited for each other there: like totals, the numbers are sent then, and compared `steps_apart` steps later.
 """
 
 from __future__ import annotations
 
 import hashlib
 import time
+from collections import deque
 from collections.abc import Iterable
 from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple
@@ -20,13 +24,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from parallel_core.engine.collectives import Group, all_gather
+from parallel_core.engine.collectives import TableGroup, all_gather
 from parallel_core.engine.flat import FlatParameters
+from parallel_core.engine.host_copies import Download
 from parallel_core.engine.norm import held
 from parallel_core.engine.shares import split
 from parallel_core.models.registry import buffer_shapes, parameter_shapes
 from parallel_core.outline import outline_of
 from parallel_core.outline.splits import TensorSplit, split_dim
+from parallel_core.schedule.stream import steps_apart
 
 if TYPE_CHECKING:
     from parallel_core.engine.trainer import Trainer
@@ -56,13 +62,21 @@ class Print(NamedTuple):
     seconds: float
 
 
-class Fingerprints:
-    """Compares fingerprints over all ranks. `check` is a collective: every rank calls it after the same steps.
+class _Begun(NamedTuple):
+    """A check whose numbers are on their way; `seconds`: what it has taken so far."""
 
-    `first` = first step of the attempt.
+    step: int
+    rows: Download
+    seconds: float
+
+
+class Fingerprints:
+    """Compares fingerprints over all ranks: every rank calls `after_step` after the same steps.
+
+    `group`: `distributed.Groups.fingerprints`; `first` = first step of the attempt.
     """
 
-    def __init__(self, trainer: Trainer, group: Group, first: int) -> None:
+    def __init__(self, trainer: Trainer, group: TableGroup, first: int) -> None:
         self._trainer, self._group, self._device = trainer, group, trainer.device.torch
         model, layout = trainer.spec.model, trainer.layout
         self._every = trainer.spec.trace.fingerprint_every
@@ -72,24 +86,57 @@ class Fingerprints:
         self._shapes = {**parameter_shapes(model), **buffer_shapes(model)}
         self._reads = [bool(outline_of(model).readers & set(names)) for names in units]
         self._width = max(map(len, self._names)) + 2
+        self._lag = steps_apart(trainer.spec)
+        self._begun: deque[_Begun] = deque()
+        table = torch.empty(layout.world * self._width, dtype=torch.int64, device=self._device)
+        self._downloads = trainer.device.downloads(table, 1 + self._lag)
         self._unseen = first
         """The first step that is not compared yet."""
 
-    def due(self, step: int) -> bool:
+    def after_step(self, step: int, *, drained: bool) -> tuple[list[Print], float]:
+        """Checks `step` if it is due; returns the checks that have ended by now, possibly of earlier steps, and the
+        seconds that this took on this rank. `drained`: no rank is at an earlier step.
+
+        Raises ReplicasDiffer, on every rank, where any differ.
+        """
+        spent = 0.0
+        if self._due(step):
+            self._begun.append(self._begin(step))
+            spent += self._begun[-1].seconds
+        ended: list[Print] = []
+        while self._begun and self._begun[0].step <= (step if drained else step - self._lag):
+            began, check = time.perf_counter(), self._begun.popleft()
+            table = self._rows(check.rows)
+            try:
+                whole, samples = self._compare_tensors(table, check.step), self._compare_samples(table, check.step)
+            except ReplicasDiffer:
+                self._meet()
+                raise
+            self._unseen, took = check.step + 1, time.perf_counter() - began
+            ended.append(Print(check.step, whole, samples, check.seconds + took))
+            spent += took
+        return ended, spent
+
+    def _due(self, step: int) -> bool:
         """Whether `step` is to be checked: every k-th step and the last one; never where k is 0."""
         return self._every > 0 and (not (step + 1) % self._every or step + 1 == self._trainer.spec.train.steps)
 
-    def check(self, step: int) -> Print:
-        """Returns the fingerprints after `step`. Raises ReplicasDiffer, on every rank, where any differ."""
-        # What this rank or another has yet to do of the step is no cost of the check.
+    def _begin(self, step: int) -> _Begun:
+        """Sends this rank's numbers after `step`."""
+        # What this rank, or under a flush another, has yet to do of the step is no cost of the check.
         self._trainer.device.synchronise()
-        self._exchange([0] * self._width)
+        if self._trainer.spec.parallel.flushes:
+            self._meet()
         began = time.perf_counter()
-        table = self._exchange(self._own_numbers(step))
-        whole = self._compare_tensors(table, step)
-        samples = self._compare_samples(table, step)
-        self._unseen = step + 1
-        return Print(step, whole, samples, time.perf_counter() - began)
+        rows = self._send(self._own_numbers(step))
+        return _Begun(step, rows, time.perf_counter() - began)
+
+    def _meet(self) -> None:
+        """Waits until every rank has come here. Before a failure: then none ends while others need its messages."""
+        for check in self._begun:
+            check.rows.wait()
+        self._begun.clear()
+        self._rows(self._send([0] * self._width))
 
     def _own_numbers(self, step: int) -> list[int]:
         """This rank's numbers: one per tensor, one of the samples drawn for all ranks, one of the samples read here."""
@@ -106,14 +153,17 @@ class Fingerprints:
         values += [0] * (self._width - 2 - len(values))
         return values + (list(trainer.reader.prints(step)) if self._reads[place.place] else [0, 0])
 
-    def _exchange(self, mine: list[int]) -> list[list[int]]:
-        """Returns every rank's numbers, in rank order."""
-        if self._group is None:
-            return [mine]
+    def _send(self, mine: list[int]) -> Download:
+        """Starts gathering every rank's numbers."""
         given = torch.tensor([_signed(value) for value in mine], device=self._device)
+        if self._group is None:
+            return self._downloads.begin(given, None)
         out = given.new_empty(self._trainer.layout.world * self._width)
-        all_gather(out, given, self._group).wait()
-        return [[value & _MASK for value in row] for row in out.view(-1, self._width).tolist()]
+        return self._downloads.begin(out, all_gather(out, given, self._group))
+
+    def _rows(self, table: Download) -> list[list[int]]:
+        """Waits for every rank's numbers and returns them, in rank order."""
+        return [[value & _MASK for value in row] for row in table.wait().view(-1, self._width).tolist()]
 
     def _compare_tensors(self, table: list[list[int]], step: int) -> int:
         """Returns the fingerprint of the whole model. Raises ReplicasDiffer where two holders of a share differ."""

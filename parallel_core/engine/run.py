@@ -71,7 +71,7 @@ def run_rank(
             _end(trainer, report, saver)
             return
         interference = Interference(device, groups.world, trainer.layout.world, rendezvous.node or 0)
-        _train(trainer, report, interference, first, saver, Fingerprints(trainer, groups.world, first))
+        _train(trainer, report, interference, first, saver, Fingerprints(trainer, groups.fingerprints, first))
 
 
 def lets_go_of_weights(spec: RunSpec) -> bool:
@@ -159,7 +159,7 @@ def _train(
         if meter is not None and step == metered:
             report.memory(step, meter)
         stop = _tell(trainer, report, Done(step, first, known, took, traced))
-        _compare(prints, report, times, step)
+        _compare(prints, report, times, step, trainer.pace.drained)
         if step >= timed_from:
             _refer(probe, report, times, step, took)
         _save(saver, report, step + 1, stop, spec.train.steps)
@@ -178,13 +178,13 @@ def _end(trainer: Trainer, report: Reporter, saver: checkpoint.Saver | None) -> 
     report.phase("done", steps)
 
 
-def _compare(prints: Fingerprints, report: Reporter, times: StepTimes, step: int) -> None:
+def _compare(prints: Fingerprints, report: Reporter, times: StepTimes, step: int, drained: bool) -> None:
     """Compares the replicas after a step if it is due; its time is not counted in any step. Before the checkpoint, so
     that none is saved of replicas that differ."""
-    if prints.due(step):
-        found = prints.check(step)
-        report.fingerprint(found)
-        times.leave_out(found.seconds)
+    found, spent = prints.after_step(step, drained=drained)
+    for check in found:
+        report.fingerprint(check)
+    times.leave_out(spent)
 
 
 def _refer(probe: ReferenceProbe, report: Reporter, times: StepTimes, step: int, took: float) -> None:

@@ -25,6 +25,10 @@ class StepRunner(Protocol):
     def stopping(self) -> bool:
         """Whether some rank was asked to stop and the last step run ended with an empty pipeline."""
 
+    @property
+    def drained(self) -> bool:
+        """Whether the last step run ended with an empty pipeline: no rank is at an earlier step."""
+
     def advance(self, step: int) -> list[Totals]:
         """Runs the step; returns the totals of steps that are known by now, possibly of earlier steps."""
 
@@ -40,6 +44,7 @@ class FlushingRunner:
     """Runs a pipeline that flushes: every step ends with an empty pipeline and with its totals."""
 
     staleness = None
+    drained = True
 
     def __init__(self, executor: Executor, read: Read) -> None:
         self._executor, self._read = executor, read
@@ -77,6 +82,10 @@ class StreamingRunner:
     @property
     def stopping(self) -> bool:
         return self._stop and self._drained
+
+    @property
+    def drained(self) -> bool:
+        return self._drained
 
     @property
     def staleness(self) -> Staleness | None:

@@ -31,7 +31,7 @@ class Counting(CpuDevice):
         super().__init__()
         self.begun = self.known = self.totals = self.batches = 0
         self.buffers: list[int] = []
-        """The number of buffers asked for: for inputs, targets and totals."""
+        """The number of buffers asked for: for inputs, targets, totals and fingerprints."""
 
     def uploads(self, count: int) -> Uploads:
         self.buffers.append(count)
@@ -91,5 +91,5 @@ def test_there_are_buffers_for_all(told: dict[str, Any], apart: int, most: list[
     spec = RunSpec.model_validate({**told, "model": MODEL, "train": train})
     ranks = run(spec, _counted, tmp_path)
     assert [totals for _, _, totals in ranks] == [apart + 1] * len(ranks)
-    assert {tuple(buffers) for buffers, _, _ in ranks} == {(2 * (apart + 1), 2 * (apart + 1), apart + 1)}
+    assert {tuple(buffers) for buffers, _, _ in ranks} == {(2 * (apart + 1), 2 * (apart + 1), apart + 1, apart + 1)}
     assert [batches for _, batches, _ in ranks] == most and max(most) <= 2 * (apart + 1)

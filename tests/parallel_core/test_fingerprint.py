@@ -16,15 +16,19 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from parallel_core.engine.distributed import Rendezvous
+from parallel_core.engine import host_memory
+from parallel_core.engine.device import open_device
+from parallel_core.engine.distributed import Rendezvous, connect, disconnect, wait_for_all
 from parallel_core.engine.fingerprint import Fingerprints, ReplicasDiffer, _origin, fingerprint
 from parallel_core.engine.reporter import StepTimes
 from parallel_core.engine.run import run_rank
 from parallel_core.engine.trainer import Trainer
+from parallel_core.layout import Layout
 from parallel_core.observe.memory import MemoryMeter
 from parallel_core.observe.progress import Progress
 from parallel_core.observe.records import FileSink, events_path
 from parallel_core.outline.splits import TensorSplit
+from parallel_core.schedule.traits import flushes
 from parallel_core.spec import RunSpec
 from parallel_core.tensor.parallelise import shard
 from tests.parallel_core import ranks
@@ -34,7 +38,8 @@ MODEL = {"layers": 2, "hidden": 32, "heads": 4, "seq": 16, "vocab": 64}
 
 
 def spec_of(every: int = 3, steps: int = 8, model: dict[str, Any] | None = None, **parallel: Any) -> RunSpec:
-    train = {"steps": steps, "warmup_steps": 1, "global_batch": 8}
+    train: dict[str, Any] = {"steps": steps, "warmup_steps": 1, "global_batch": 8}
+    train["clip"] = "global" if flushes(parallel.get("schedule", "1f1b")) else "stage"
     trace = {"fingerprint_every": every, "memory": False}
     return RunSpec.model_validate({"model": model or MODEL, "train": train, "parallel": parallel, "trace": trace})
 
@@ -87,6 +92,14 @@ def test_what_tensor_ranks_hold_whole_is_compared_too() -> None:
     )
 
 
+def test_replicas_of_a_pipeline_that_does_not_flush_are_compared_too() -> None:
+    spec = spec_of(every=2, dp=2, pp=2, schedule="1f1b-stash", micro_batches=1)
+    fault = {"kind": "flipped_bit", "rank": 1, "step": 2}
+    said = ends(RunSpec.model_validate({**spec.model_dump(), "inject": [fault]}), _nothing)
+    assert said[0].startswith("Replicas began to differ between steps 2 and 3: block.")
+    assert said[0].endswith(" of rank 1 is not that of rank 0.") and said == said[:1] * 4
+
+
 def test_tied_stages_are_compared_too() -> None:
     spec = spec_of(model={**MODEL, "tied": True}, pp=2, micro_batches=2)
     said = ends(spec, partial(flip, at=1, on=1, name="embed.token.weight"))
@@ -119,7 +132,8 @@ def test_a_run_says_what_was_equal(tmp_path: Path) -> None:
 def prints(spec: RunSpec, rank: int, meeting: Rendezvous, folder: Path) -> Any:
     def use(trainer: Trainer) -> Any:
         group = torch.distributed.group.WORLD if trainer.layout.world > 1 else None
-        return Fingerprints(trainer, group, first=0).check(0)[:3]
+        ((check,), _) = Fingerprints(trainer, group, first=0).after_step(2, drained=True)
+        return check[:3]
 
     return ranks.with_trainer(spec, rank, meeting, folder, use)
 
@@ -136,17 +150,17 @@ def _compared_and_left_out(
     spec: RunSpec, rank: int, meeting: Rendezvous, folder: Path
 ) -> tuple[list[float], list[float]]:
     """The seconds of each comparison, and the seconds that are counted in no step."""
-    check, leave_out = Fingerprints.check, StepTimes.leave_out
+    after_step, leave_out = Fingerprints.after_step, StepTimes.leave_out
     compared: list[float] = []
     left: list[float] = []
 
-    def noted(self: Fingerprints, step: int) -> Any:
-        found = check(self, step)
-        compared.append(found.seconds)
-        return found
+    def noted(self: Fingerprints, step: int, *, drained: bool) -> Any:
+        found, spent = after_step(self, step, drained=drained)
+        compared.extend(check.seconds for check in found)
+        return found, spent
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Fingerprints, "check", noted)
+        patch.setattr(Fingerprints, "after_step", noted)
         patch.setattr(StepTimes, "leave_out", lambda self, seconds: left.append(seconds) or leave_out(self, seconds))
         run_rank(spec, rank, FileSink(folder, rank), meeting, Progress(folder, rank))
     return compared, left
@@ -155,6 +169,35 @@ def _compared_and_left_out(
 def test_no_step_takes_longer_because_replicas_are_compared_after_another(tmp_path: Path) -> None:
     ((compared, left),) = ranks.run(spec_of(), _compared_and_left_out, tmp_path)
     assert len(compared) == 3 and set(compared) <= set(left)
+
+
+def _compared_later(spec: RunSpec, rank: int, meeting: Rendezvous, folder: Path) -> list[list[int]]:
+    """The steps compared after each of four. Rank 1 does not begin its first check until rank 0 has ended its own."""
+    groups = connect(meeting, rank, Layout.of(spec), "gloo")
+    assert groups.store is not None
+    try:
+        trainer = Trainer(spec, rank, groups, open_device("cpu"), Progress(folder, rank))
+        found = Fingerprints(trainer, groups.fingerprints, first=0)
+        ended = []
+        for step in range(spec.train.steps):
+            if rank == 1 and not step:
+                groups.store.get("rank 0 has ended its first check")
+            checks, _ = found.after_step(step, drained=step + 1 == spec.train.steps)
+            groups.store.set(f"rank {rank} has ended its first check", "")
+            ended.append([check.step for check in checks])
+        wait_for_all(groups.store, rank, 2)
+        return ended
+    finally:
+        disconnect()
+
+
+@pytest.mark.parametrize("memory", ["1", "0"])
+def test_a_pipeline_that_does_not_flush_need_not_drain_to_be_compared(
+    memory: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(host_memory.SWITCH, memory)
+    spec = spec_of(every=1, steps=4, pp=2, schedule="1f1b-stash", micro_batches=2)
+    assert ranks.run_each([(spec, _compared_later)], 60.0) == [[[[], [0], [1], [2, 3]]] * 2]
 
 
 def test_0_compares_nothing(tmp_path: Path) -> None:
