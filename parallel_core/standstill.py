@@ -34,15 +34,10 @@ class Watch:
         return min(watched, still_for(self._folder, self._ranks, self._launched)) > self._limit_s
 
 
-def still_for(folder: Path, ranks: Sequence[int], begin: float) -> float:
-    """Returns the seconds since any rank last moved, or since `begin` (CLOCK_MONOTONIC) if that was later."""
+def still_for(folder: Path, ranks: Sequence[int], launched: float) -> float:
+    """Returns the seconds since any rank last moved, or since the launch (CLOCK_MONOTONIC) if that was later."""
     ages = [where.age for rank in ranks if (where := progress.read(folder, rank))]
-    return min([time.monotonic() - begin, *ages])
-
-
-def begun(folder: Path, ranks: Sequence[int]) -> bool:
-    """Returns whether any of the ranks has begun its first step."""
-    return any((where := progress.read(folder, rank)) is not None and where.step >= 0 for rank in ranks)
+    return min([time.monotonic() - launched, *ages])
 
 
 def place(folder: Path, rank: int) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import asdict, dataclass, field
 
 from parallel_core import processes, standstill
@@ -31,9 +30,6 @@ class Attempt:
     preparing: bool = False
     """Whether its corpus is still being fetched or its checkpoint verified (see `preparation`)."""
     launched: float | None = None
-    watched_from: float | None = None
-    """Since when its ranks are expected to make progress. None before the launch, and for ranks that may still wait for
-    those of other hosts, which the controller limits."""
     exits: list[Exit] = field(default_factory=list)
     refusal: str = ""
     ended_by: Ending | None = None
@@ -63,10 +59,6 @@ class Attempt:
         mine, theirs = self.order, other.order
         same_kind = mine.spec.train.device == theirs.spec.train.device
         return same_kind and not set(mine.node["devices"]).isdisjoint(theirs.node["devices"])
-
-    def launch(self) -> None:
-        self.launched = time.monotonic()
-        self.watched_from = self.launched if self.order.alone else None
 
     def start_order(self, settings: Settings) -> StartOrder:
         node = self.order.node
@@ -106,17 +98,10 @@ class Attempt:
         self.meta.stopped_as = asdict(ended_by)
         self.folder.try_save(self.meta)
 
-    def watch(self) -> None:
-        """From now on its ranks are expected to make progress: those on other hosts are up as well."""
-        if self.watched_from is None:
-            self.watched_from = time.monotonic()
-
     def still_for(self) -> float:
-        """Seconds since a rank last reported progress, or since the attempt is watched; 0 before that."""
-        ranks = self.order.ranks
-        if self.watched_from is None and standstill.begun(self.folder.path, ranks):
-            self.watch()  # none gets that far before all have met
-        return 0.0 if self.watched_from is None else standstill.still_for(self.folder.path, ranks, self.watched_from)
+        """Seconds since a rank last reported progress, or since the launch."""
+        assert self.launched is not None
+        return standstill.still_for(self.folder.path, self.order.ranks, self.launched)
 
     def how_it_ended(self) -> Ending:
         """How it ended: as the worker stopped it, as refused, or as exit codes and fault frames show.

@@ -216,7 +216,6 @@ class ControlEntry(TypedDict):
     - trace: let the ranks trace `step`, as `how` says (parallel_core.observe.trace_request.How).
     - drop: delete the checkpoints of a run that was deleted; `attempt` is the id of the run.
     - up: report again that all its ranks have a process.
-    - watch: the ranks on all its hosts have a process: those here are expected to make progress from now on.
     - stuck: stop it because no rank moves on any of its hosts, and report where those here are.
     """
 
@@ -232,7 +231,6 @@ class ControlEntry(TypedDict):
         "trace",
         "drop",
         "up",
-        "watch",
         "stuck",
     ]
     attempt: int

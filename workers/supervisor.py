@@ -164,7 +164,7 @@ class Supervisor(threading.Thread):
         if not attempt.ready() or not self._server.up or self.between.running or self._holds_devices_of(attempt):
             return
         self._relay.follow(attempt.folder, attempt.order.ranks)
-        attempt.launch()
+        attempt.launched = time.monotonic()
         if not self._server.start(attempt.start_order(self._settings)):
             attempt.launched = None  # the event `lost` will follow; the next server gets the order
 
@@ -241,8 +241,6 @@ class Supervisor(threading.Thread):
             ask(attempt.folder.path, TraceRequest(int(entry["step"]), read_how(entry["how"])))
         elif kind == "up" and attempt is not None and attempt.started:
             self._relay.tell("attempt", attempt.running())
-        elif kind == "watch" and attempt is not None:
-            attempt.watch()
         elif kind == "stuck" and attempt is not None and attempt.kill_at is None:
             self._end_standstill(attempt)
         elif kind == "store" and attempt is not None:

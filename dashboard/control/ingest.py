@@ -152,8 +152,6 @@ class Ingest:
             self.orders.append((worker, store_at(attempt)))
         if multi_host.failing(attempt.report):
             self.orders.append((worker, {"kind": "end", "attempt": pk}))
-        if multi_host.waits_for_others(attempt.devices, progress) and attempt.run.state == State.RUNNING:
-            self.orders.append((worker, {"kind": "watch", "attempt": pk}))
         if progress and unsaid(attempt, worker):
             self.orders.append((worker, {"kind": "up", "attempt": pk}))
         if attempt.run.cancel_requested_at:

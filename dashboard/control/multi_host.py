@@ -38,12 +38,6 @@ def waits_for_store(report: Report, nodes: Nodes, worker: str) -> bool:
     return "store" in report and worker in not_up(report, nodes[1:])
 
 
-def waits_for_others(nodes: Nodes, progress: Mapping[str, Mapping[str, Any]]) -> bool:
-    """Whether none of a host's ranks (its RankProgress of each) has begun a step, for which it may have to wait until
-    the ranks on other hosts are up. Until it learns that they are, it does not take waiting for a standstill."""
-    return len(nodes) > 1 and all(where.get("step", 0) < 0 for where in progress.values())
-
-
 def ended(report: Report, nodes: Nodes, worker: str, body: Mapping[str, Any]) -> Report:
     """Returns the report with what this worker reported at the end of its ranks; its first report of an end stays."""
     if len(nodes) == 1:

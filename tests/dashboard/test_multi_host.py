@@ -127,28 +127,6 @@ def test_it_is_placed_on_both_and_told_where_the_store_is(
     assert (order["host"], order["port"]) == ("host-a", 4711)
 
 
-def test_ranks_are_watched_once_those_on_all_hosts_are_up(
-    peers: tuple[Peer, Peer], controller: Controller, starting: Attempt
-) -> None:
-    """Those on the first host wait for the others, which may take longer than ranks may stand still."""
-
-    def watched() -> list[bool]:
-        for peer in peers:
-            peer.beat(starting.pk, step=-1)
-        controller.turn()
-        return [{"kind": "watch", "attempt": starting.pk} in peer.orders() for peer in peers]
-
-    peers[0].running(starting.pk)
-    assert watched() == [False, False]
-    peers[1].running(starting.pk)
-    controller.turn()
-    assert watched() == [True, True]
-    assert watched() == [True, True], "said until they have begun, as one order may be lost"
-    peers[0].beat(starting.pk)
-    controller.turn()
-    assert all(order["kind"] != "watch" for order in peers[0].orders())
-
-
 def test_a_host_that_never_took_its_share_uses_no_retry(peers: tuple[Peer, Peer], redis_url: str, alice: Any) -> None:
     controller = Controller(lease=LEASE)
     run = services.submit(owner=alice, spec=spec(dp=2))

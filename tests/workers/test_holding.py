@@ -22,6 +22,9 @@ from workers.settings import Settings
 from workers.supervisor import LATE_S, Supervisor
 from workers.wire import Publisher
 
+GONE = (2**22 + 1, 0)
+"""A process that is not there: its pid is above the kernel's largest."""
+
 
 class Recording(Forking):
     """Notes which attempts were to be started instead of starting ranks."""
@@ -111,41 +114,27 @@ class Clock:
         monkeypatch.setattr(time, "monotonic_ns", lambda: now_ns() + int(self.passed * 1e9))
 
 
-def test_ranks_that_wait_for_those_of_a_busy_host_do_not_stand_still(
+def test_ranks_that_wait_for_those_of_a_busy_host_go_on(
     supervisor: Supervisor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The other host may first have to finish a profile of ten minutes."""
+    """The other host may first have to finish a profile of ten minutes. While it does not report a standstill, too, the
+    controller ends nothing."""
     clock = Clock(monkeypatch)
     attempt = accept(supervisor, over_two())
-    assert attempt.launched is not None
+    attempt.meta.processes = dict.fromkeys(attempt.order.ranks, GONE)
     Progress(attempt.folder.path, 0).at(-1, "connecting")
     clock.passed = 500
-    assert attempt.still_for() == 0
-    supervisor._control({"kind": "watch", "attempt": attempt.number})
-    assert attempt.still_for() < 50, "the time before does not count"
-    clock.passed += 70
-    supervisor._control({"kind": "watch", "attempt": attempt.number})
-    assert attempt.still_for() >= 70, "a second order changes nothing"
+    supervisor._watch_progress(attempt, watched=500)
+    assert not attempt.meta.stop and supervisor.roll.still() == [attempt.number]
 
 
-def test_ranks_that_have_begun_a_step_are_watched_without_an_order(
-    supervisor: Supervisor, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    clock = Clock(monkeypatch)
-    attempt = accept(supervisor, over_two())
-    Progress(attempt.folder.path, 0).at(0, "0F0")
-    assert attempt.still_for() < 50
-    clock.passed = 70
-    assert attempt.still_for() >= 70
-
-
-def test_ranks_on_one_host_are_watched_from_their_launch(
-    supervisor: Supervisor, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_ranks_on_one_host_that_do_not_move_are_ended(supervisor: Supervisor, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock(monkeypatch)
     attempt = accept(supervisor, on(5, 0, 1))
-    clock.passed = 70
-    assert attempt.still_for() >= 70
+    attempt.meta.processes = dict.fromkeys(attempt.order.ranks, GONE)
+    clock.passed = 500
+    supervisor._watch_progress(attempt, watched=500)
+    assert attempt.meta.stop == "no_progress"
 
 
 def test_the_controller_allows_for_the_time_that_ranks_take_to_be_gone() -> None:
