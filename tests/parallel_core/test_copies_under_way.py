@@ -21,6 +21,7 @@ from tests.parallel_core.ranks import run
 
 MODEL = {"kind": "mlp", "layers": 5, "hidden": 8}
 FILLED = {"parallel": {"pp": 5, "schedule": "1f1b-stash"}, "train": {"clip": "stage"}}
+IN_TURN = {**FILLED, "parallel": {"pp": 3, "replicas": (2, 2, 1), "micro_batches": 2, "schedule": "1f1b-stash"}}
 STEPS = 12
 
 
@@ -82,8 +83,8 @@ def _counted(spec: RunSpec, rank: int, meeting: Rendezvous, folder: Path) -> tup
 
 @pytest.mark.parametrize(
     ("told", "apart", "most"),
-    [({}, 0, [1]), (FILLED, 4, [9, 0, 0, 0, 5])],
-    ids=["flush", "no flush, one micro-batch a step"],
+    [({}, 0, [1]), (FILLED, 4, [9, 0, 0, 0, 5]), (IN_TURN, 2, [5, 5, 0, 0, 3])],
+    ids=["flush", "no flush, one micro-batch a step", "no flush, replicas in turn"],
 )
 def test_there_are_buffers_for_all(told: dict[str, Any], apart: int, most: list[int], tmp_path: Path) -> None:
     """In a pipeline that stays full the totals of several steps are under way, and its first rank reads ahead."""
