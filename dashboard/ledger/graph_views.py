@@ -24,7 +24,7 @@ from dashboard.ledger.models import Graph
 from dashboard.plans.tabs import TABS
 from parallel_core.plan.graph_plan import GraphPlan, plan_graph, short, takes_long
 from parallel_core.plan.layer_graph import MAX_TEXT, GraphError, GraphLayer, LayerGraph, read_graph
-from parallel_core.plan.pipedream import MAX_WORKERS, Level
+from parallel_core.plan.network_levels import MAX_WORKERS, Level
 from parallel_core.profile.table import LayerBytes
 from parallel_core.searches.partition import Answer, Question
 
@@ -78,7 +78,7 @@ class NetworkForm(Form):
         try:
             graph = read_graph(given["text"] if text is None else text)
             field = "memory" if memory else "workers"
-            if takes_long(graph, self.levels):
+            if takes_long(graph, self.levels, memory):
                 text = given["text"] if text is None else text
                 return Question(text=text, levels=tuple(self.levels), form=given["form"], memory=memory)
             return plan_graph(graph, self.levels, given["form"], memory)

@@ -12,20 +12,12 @@ from functools import cached_property
 
 from parallel_core.analysis.quantities import count_text, ratio_text, seconds_text, short_text
 from parallel_core.plan.layer_graph import GraphError, GraphLayer, LayerGraph
-from parallel_core.plan.pipedream import (
-    MAX_WORK,
-    Form,
-    Level,
-    Partition,
-    Stage,
-    candidates,
-    check,
-    partition,
-)
+from parallel_core.plan.network_levels import MAX_WORK, Level, candidates, check
+from parallel_core.plan.pipedream import Form, Partition, Stage, partition
 from parallel_core.searches import ProgressCallback, silent
 
-AT_ONCE = 2e7
-"""Most candidates that a page computes while it loads: 0.1 s to 0.2 s."""
+AT_ONCE = 1.25e7
+"""Most candidates that a page computes while it loads: 0.1 s to 0.3 s."""
 _AS_FAST = 1.005
 """Smaller ratios are reported as equal."""
 _LONGEST = 28
@@ -108,10 +100,12 @@ class GraphPlan:
         return [f"Data parallelism alone takes {seconds_text(self.together.seconds)}, {ratio_text(slower)} as long."]
 
 
-def takes_long(graph: LayerGraph, levels: Sequence[Level]) -> bool:
+def takes_long(graph: LayerGraph, levels: Sequence[Level], memory: float | None = None) -> bool:
     """Whether a page should not wait for `plan_graph`. Raises GraphError for an invalid network."""
     check(levels)
-    return AT_ONCE < candidates(len(graph.states()) + 1, levels) <= MAX_WORK  # beyond MAX_WORK it refuses at once
+    size = len(graph.states()) + 1, levels, len(graph.layers)
+    refused = candidates(*size) > MAX_WORK  # at once
+    return not refused and candidates(*size, limited=memory is not None) > AT_ONCE
 
 
 def plan_graph(

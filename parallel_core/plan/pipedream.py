@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from functools import cached_property
 from typing import Literal, NamedTuple
 
@@ -20,26 +21,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from parallel_core.plan.layer_graph import GraphError, LayerGraph
+from parallel_core.plan.network_levels import MAX_LIMITED, MAX_WORK, candidates, check, first_states, places, work
+from parallel_core.plan.network_levels import Level as Level
+from parallel_core.plan.room_of_stages import NONE, Kinds, versions
 from parallel_core.searches import ProgressCallback, silent
 
 Form = Literal["paper", "released"]
 Floats = NDArray[np.float64]
 
-MAX_WORKERS = 4096
-MAX_WORK = 1.5e8
-"""Most candidates, about 1 s of a core: ResNet-50 in hosts of 8, whose graph has 241 states, takes 1.2e8."""
-
 _BLOCK = 1 << 16
 """Candidates compared in one array operation, if the graph is small."""
-_CALL = 3000
-"""Candidates that take as long as the calls for one number of workers."""
-
-
-class Level(NamedTuple):
-    """`workers` (or groups of the level below) connected at `bandwidth` bytes/s; the innermost level comes first."""
-
-    workers: int
-    bandwidth: float
 
 
 class Stage(NamedTuple):
@@ -72,19 +63,6 @@ class Partition:
         return -(-self.workers // self.stages[0].replicas)
 
 
-def candidates(states: int, levels: Sequence[Level]) -> float:
-    """Approximate number of candidates that take as long as `partition` for a graph with this many states, the empty
-    one included."""
-    cut = states * (states / 4 + 3) if states > 2 else 0.0  # 3: each state's row of candidates is a loop of its own
-    firsts = zip(_firsts(states, levels), levels, strict=True)
-    return sum(f * level.workers * (level.workers / 2 * cut + _CALL) for f, level in firsts)
-
-
-def _firsts(states: int, levels: Sequence[Level]) -> list[int]:
-    """Number of first states of each level: a higher level may begin where any state of the level below ends."""
-    return [states] * (len(levels) - 1) + [1]
-
-
 def partition(
     graph: LayerGraph,
     levels: Sequence[Level],
@@ -101,19 +79,6 @@ def partition(
     return solver.solve()
 
 
-def check(levels: Sequence[Level]) -> None:
-    """Raises GraphError if a network is not physical or has too many workers."""
-    if not levels:
-        raise GraphError("levels: the network needs one level at least.")
-    for i, level in enumerate(levels):
-        if level.workers < 1:
-            raise GraphError(f"levels.{i}.workers must be at least 1, got {level.workers}.")
-        if not (level.bandwidth > 0 and math.isfinite(level.bandwidth)):
-            raise GraphError(f"levels.{i}.bandwidth must be more than 0 bytes/s, got {level.bandwidth}.")
-    if (total := math.prod(level.workers for level in levels)) > MAX_WORKERS:
-        raise GraphError(f"levels: {total} workers; at most {MAX_WORKERS}.")
-
-
 class _Table(NamedTuple):
     """Result of one level, indexed [first, last, workers - 1]: least time, the state before the last stage (-1: a
     single stage), and the workers of the last stage."""
@@ -121,6 +86,15 @@ class _Table(NamedTuple):
     seconds: Floats
     split: NDArray[np.int32]
     last: NDArray[np.int32]
+
+
+class _Place(NamedTuple):
+    """The first `workers` of a level, whose groups stand for `times` replicas each; `later`: as in `_Solver._level`."""
+
+    depth: int
+    later: Fraction
+    workers: int
+    times: int
 
 
 class _Solver:
@@ -131,16 +105,19 @@ class _Solver:
     ) -> None:
         self._graph, self._levels, self._form, self._memory, self._told = graph, levels, form, memory, told
         self._states = [0, *graph.states()]
+        self._refuse(candidates(len(self._states), levels, len(graph.layers)) > MAX_WORK)
         self._leaving = graph.leaving(self._states)
         self._held = graph.members(self._states)
-        self._tables: list[_Table] = []
-        n, m = len(self._states), max(level.workers for level in levels)
-        self._done, pairs = 0, [level.workers * (level.workers - 1) // 2 for level in levels]
-        self._of = sum(f * count for f, count in zip(_firsts(n, levels), pairs, strict=True))
-        if candidates(n, levels) > MAX_WORK:
+        sizes = np.sort(self._bytes[self._inside]) if memory is not None else np.zeros(0)
+        self._kinds = Kinds([level.workers for level in levels], sizes, memory)
+        self._tables: list[list[_Table]] = []
+        self._done, self._of = 0, 0
+
+    def _refuse(self, too_long: bool) -> None:
+        if too_long:
             raise GraphError(
-                f"{n} states and {m} workers a level are too many for an exact partition; "
-                "merge layers, or use fewer workers."
+                f"{len(self._states)} states and {max(level.workers for level in self._levels)} workers a level are "
+                "too many for an exact partition; merge layers, or use fewer workers."
             )
 
     @cached_property
@@ -156,22 +133,44 @@ class _Solver:
             sums += np.where(self._held[:, n], value, 0.0)
         return np.asarray(sums[None, :] - sums[:, None])
 
+    @cached_property
+    def _parameters(self) -> Floats:
+        """[i, j]: bytes of a stage's parameters."""
+        return self._between([layer.parameters for layer in self._graph.layers])
+
+    @cached_property
+    def _compute(self) -> Floats:
+        """[i, j]: seconds of a stage on one worker; inf where state i is no proper subset of state j."""
+        return np.where(self._inside, self._between([layer.compute for layer in self._graph.layers]), np.inf)
+
+    @cached_property
+    def _bytes(self) -> Floats:
+        """[i, j]: bytes of one version of a stage: its parameters, and activations of a micro-batch."""
+        return self._parameters + self._between([layer.activation for layer in self._graph.layers])
+
     def solve(self) -> Partition:
-        layers = self._graph.layers
-        parameters = self._between([layer.parameters for layer in layers])
-        activations = self._between([layer.activation for layer in layers])
-        compute = np.where(self._inside, self._between([layer.compute for layer in layers]), np.inf)
-        within = 1
-        for i, level in enumerate(self._levels):
-            final = i == len(self._levels) - 1
-            table = self._level(level, compute, parameters, parameters + activations, within, final)
-            self._tables.append(table)
-            compute, within = table.seconds[:, :, -1], level.workers
-        best = float(compute[0, -1])
+        top = len(self._levels) - 1
+        self._plan_tables()
+        for depth in range(top + 1):
+            self._tables.append([])
+            for later in self._kinds.later[depth]:
+                self._tables[depth].append(self._level(depth, later))
+        best = float(self._tables[top][0].seconds[0, -1, -1])
         if not math.isfinite(best):
             raise GraphError("memory: no partition fits; give workers more, or use more of them.")
-        last = len(self._levels) - 1
-        return Partition(best, tuple(self._stages(last, 0, len(self._states) - 1, self._levels[last].workers, 1)))
+        place = _Place(top, NONE, self._levels[top].workers, 1)
+        return Partition(best, tuple(self._stages(place, 0, len(self._states) - 1)))
+
+    def _plan_tables(self) -> None:
+        """Finds out which tables are needed. Raises GraphError if they take too long."""
+        n, levels = len(self._states), self._levels
+        if self._memory is not None:
+            self._refuse(places(levels) > MAX_LIMITED)
+        self._kinds.find(len(levels) - 1, NONE)
+        tables = [len(later) for later in self._kinds.later]
+        self._refuse(sum(map(math.prod, zip(tables, work(n, levels), strict=True))) > MAX_LIMITED)
+        pairs = [level.workers * (level.workers - 1) // 2 for level in levels]
+        self._of = sum(map(math.prod, zip(first_states(n, levels), tables, pairs, strict=True)))
 
     def _replicated(self, compute: Floats, parameters: Floats, level: Level, m: int) -> Floats:
         """Seconds a micro-batch of a stage with m replicas; arrays of any shape."""
@@ -183,68 +182,97 @@ class _Solver:
         """Seconds to send a stage's input (or output) activations and their gradients."""
         return 2 * size / (level.bandwidth * (m if self._form == "released" else 1))
 
-    def _level(
-        self, level: Level, compute: Floats, parameters: Floats, held: Floats, within: int, final: bool
-    ) -> _Table:
-        """The dynamic programme of one level; only a higher level needs rows with other first states."""
+    def _level(self, depth: int, later: Fraction) -> _Table:
+        """The dynamic programme of one level, with `later` workers (or groups) in later stages of higher levels for
+        each of its replicas; only a higher level needs rows with other first states."""
+        level, final = self._levels[depth], depth == len(self._levels) - 1
         n, firsts = len(self._states), 1 if final else len(self._states)
         seconds = np.full((firsts, n, level.workers), np.inf)
         split = np.full(seconds.shape, -1, np.int32)
         last = np.zeros(seconds.shape, np.int32)
+        # A stage alone on its level: the workers of each group divide its gradients.
+        parameters = self._parameters[:firsts] / (self._levels[depth - 1].workers if depth else 1)
         for m in range(1, level.workers + 1):
-            alone = self._single(level, compute[:firsts], parameters[:firsts], m, within)
-            seconds[:, :, m - 1] = np.where(self._room(held[:firsts], level.workers - m, m), alone, np.inf)
+            alone = self._fitting(depth, level.workers - m + later, m)[:firsts]
+            seconds[:, :, m - 1] = self._replicated(alone, parameters, level, m)
             last[:, :, m - 1] = m
         table = _Table(seconds, split, last)
         if n > 2:  # a single layer cannot be cut
-            stage = [self._stage(level, compute, parameters, held, m) for m in range(1, level.workers)]
-            self._cut(table, np.stack([np.where(self._inside, own, np.inf) for own in stage] or [compute]), held)
+            self._cut(table, depth, later)
         return table
 
-    def _cut(self, table: _Table, stage: Floats, held: Floats) -> None:
-        """Fills in the times of two stages or more. `stage[own - 1]`: time of a last stage on `own` workers."""
+    def _cut(self, table: _Table, depth: int, later: Fraction) -> None:
+        """Fills in the times of two stages or more."""
         firsts, n, workers = table.seconds.shape
-        block = max(1, _BLOCK // n**2)
+        block, roomy = max(1, _BLOCK // n**2), self._roomy(depth)
         for m in range(2, workers + 1):
             for own in range(1, m, block):
                 owns = np.arange(own, min(own + block, m))
-                ends = np.where(self._room(held, workers - m, owns[:, None, None]), stage[owns - 1], np.inf)
+                ends = self._ends(depth, roomy, owns, workers - m + later)
                 for first in range(firsts):
                     _extend(_Table(*(values[first] for values in table)), ends, m, owns)
                 self._done += firsts * len(owns)
                 self._told(self._done, self._of)
 
-    def _stage(self, level: Level, compute: Floats, parameters: Floats, held: Floats, m: int) -> Floats:
-        """[k, j]: time of the last stage (k, j) on m workers, its messages included."""
-        own = self._replicated(compute, parameters, level, m)
-        own = np.maximum(own, self._sent(self._leaving, level, m)[:, None])
-        out = self._sent(self._leaving, level, m)
-        out[-1] = 0.0
-        return np.maximum(own, out[None, :]) if self._form == "released" else own
+    def _roomy(self, depth: int) -> Floats | None:
+        """[m - 1, k, j]: time of the last stage (k, j) on m workers, whatever it needs. None at a higher level with
+        limited memory: inside a group there may be several stages, and which ones depends on the workers after it."""
+        if depth and self._memory is not None:
+            return None
+        n, workers = len(self._states), self._levels[depth].workers
+        compute = self._fitting(depth, NONE, 1) if depth else self._compute
+        found = np.empty((workers - 1, n, n))
+        for m in range(1, workers):
+            found[m - 1] = self._last_stage(depth, compute, m)
+        return found
 
-    def _single(self, level: Level, compute: Floats, parameters: Floats, m: int, within: int) -> Floats:
-        """All of (i, j) as one stage on m workers of this level; the `within` workers of each divide the gradients."""
-        return self._replicated(compute, parameters / within, level, m)
-
-    def _room(self, held: Floats, later: int, m: int | NDArray[np.int64]) -> NDArray[np.bool_]:
-        """Whether a stage on m workers with `later` workers in following stages fits: one version a micro-batch in
-        flight."""
+    def _ends(self, depth: int, roomy: Floats | None, owns: NDArray[np.int64], later: Fraction) -> Floats:
+        """[i, k, j]: time of the last stage (k, j) on owns[i] workers, with `later` ones in later stages; inf where it
+        does not fit."""
+        if roomy is None:
+            made = (self._last_stage(depth, self._fitting(depth, later, own), own) for own in owns.tolist())
+            return np.stack(list(made))
+        known = roomy[owns[0] - 1 : owns[-1]]
         if self._memory is None:
-            return np.ones(np.broadcast_shapes(held.shape, np.shape(m)), bool)
-        return np.asarray(held * np.ceil((later + m) / m) <= self._memory)
+            return known
+        many = versions(later, owns[:, None, None])
+        return np.where(self._bytes * many <= self._memory, known, np.inf)
 
-    def _stages(self, depth: int, first: int, end: int, workers: int, times: int) -> list[Stage]:
-        """The stages of [first, end] on `workers` of a level, each of whose groups stands for `times` replicas."""
-        table, at = self._tables[depth], (first if len(self._tables[depth].seconds) > 1 else 0, end, workers - 1)
+    def _fitting(self, depth: int, later: Fraction, m: int) -> Floats:
+        """[i, j]: seconds of a stage on each of m workers (or groups) of a level, with `later` ones in later stages;
+        inf where it does not fit."""
+        if depth:
+            return self._tables[depth - 1][self._kinds.below(depth, later, m)].seconds[:, :, -1]
+        if self._memory is None:
+            return self._compute
+        return np.where(self._bytes * versions(later, m) <= self._memory, self._compute, np.inf)
+
+    def _last_stage(self, depth: int, compute: Floats, m: int) -> Floats:
+        """[k, j]: time of the last stage (k, j) on m workers, its messages included."""
+        level = self._levels[depth]
+        own = self._replicated(compute, self._parameters, level, m)
+        sent = self._sent(self._leaving, level, m)
+        own = np.maximum(own, sent[:, None])
+        if self._form == "released":
+            sent[-1] = 0.0
+            own = np.maximum(own, sent[None, :])
+        return own
+
+    def _stages(self, place: _Place, first: int, end: int) -> list[Stage]:
+        """The stages of [first, end] on the workers of a place."""
+        depth, later, workers, times = place
+        table = self._tables[depth][self._kinds.find(depth, later)]
+        at = (first if len(table.seconds) > 1 else 0, end, workers - 1)
         split, own = int(table.split[at]), int(table.last[at])
         start = first if split < 0 else split
-        found = [] if split < 0 else self._stages(depth, first, split, workers - own, times)
+        found = [] if split < 0 else self._stages(place._replace(workers=workers - own), first, split)
         if depth == 0:
             layers = self._states[end] & ~self._states[start]
             held = tuple(n for n in range(len(self._graph.layers)) if layers >> n & 1)
             return [*found, Stage(held, own * times, float(table.seconds[at]))]
-        below = self._levels[depth - 1].workers
-        return [*found, *self._stages(depth - 1, start, end, below, own * times)]
+        inside = self._kinds.later_below(depth, self._levels[depth].workers - workers + later, own)
+        below = _Place(depth - 1, inside, self._levels[depth - 1].workers, own * times)
+        return [*found, *self._stages(below, start, end)]
 
 
 def _extend(rows: _Table, ends: Floats, m: int, owns: NDArray[np.int64]) -> None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from itertools import combinations, product
+from collections.abc import Iterator
+from itertools import combinations, pairwise, product
 from pathlib import Path
 
 import pytest
@@ -101,6 +102,108 @@ def test_no_other_partition_of_a_chain_is_faster(
     assert found.seconds == pytest.approx(expected)
     assert [n for stage in found.stages for n in stage.layers] == list(range(len(layers)))
     assert found.workers == workers
+
+
+def best_on_two_levels(layers: list[GraphLayer], levels: list[Level], memory: float) -> float:
+    """The least time of a slowest stage, by the paper's form and without messages, over all ways to give groups to runs
+    of layers and a group's workers to the layers in it. Each worker keeps a version for each micro-batch in flight,
+    counted over all stages after its own.
+    """
+    best, n = math.inf, len(layers)
+    (inside, _), (groups, _) = levels
+    for outer in compositions(groups):
+        for cuts in combinations(range(1, n), len(outer) - 1):
+            runs = [range(a, b) for a, b in pairwise((0, *cuts, n))]
+            for inner in product(*(list(stages_of(run, inside)) for run in runs)):
+                rows = list(zip(outer, inner, strict=True))
+                if fits(layers, [(part, own * times) for times, row in rows for part, own in row], memory):
+                    best = min(best, slowest(layers, rows, levels))
+    return best
+
+
+def slowest(layers: list[GraphLayer], rows: list[tuple[int, list[tuple[range, int]]]], levels: list[Level]) -> float:
+    """Each of `rows` stands for so many groups, with these stages inside each."""
+
+    def reduced(compute: float, weights: float, m: int, level: Level) -> float:
+        return max(compute, 2 * (m - 1) * weights / level.bandwidth) / m
+
+    worst = 0.0
+    for i, (times, row) in enumerate(rows):
+        weights = [sum(layers[n].parameters for n in part) for part, _ in row]
+        within = max(
+            reduced(sum(layers[n].compute for n in part), size, own, levels[0])
+            for size, (part, own) in zip(weights, row, strict=True)
+        )
+        shared = levels[0].workers if i == 0 else 1  # as in the released tool: only before a first cut
+        worst = max(worst, reduced(within, sum(weights) / shared, times, levels[1]))
+    return worst
+
+
+def compositions(total: int) -> Iterator[tuple[int, ...]]:
+    if not total:
+        yield ()
+    for first in range(1, total + 1):
+        yield from ((first, *rest) for rest in compositions(total - first))
+
+
+def stages_of(run: range, workers: int) -> Iterator[list[tuple[range, int]]]:
+    """All ways to cut a run of layers over the workers of a group."""
+    for owns in compositions(workers):
+        for cuts in combinations(run[1:], len(owns) - 1):
+            edges = (run.start, *cuts, run.stop)
+            yield [(range(a, b), own) for (a, b), own in zip(pairwise(edges), owns, strict=True)]
+
+
+def fits(layers: list[GraphLayer], stages: list[tuple[range, int]], memory: float) -> bool:
+    after = [sum(own for _, own in stages[s:]) for s in range(len(stages))]
+    held = [sum(layers[i].parameters + layers[i].activation for i in part) for part, _ in stages]
+    return all(size * math.ceil(n / own) <= memory for size, n, (_, own) in zip(held, after, stages, strict=True))
+
+
+WHOLE = st.integers(1, 6).map(float)
+SILENT = st.lists(st.builds(GraphLayer, st.just("x"), WHOLE, WHOLE, st.just(0.0), WHOLE), min_size=2, max_size=5)
+
+
+@given(SILENT, st.integers(1, 3), st.integers(1, 3), st.sampled_from((0.5, 2.0, 1e9)), st.integers(5, 60))
+@settings(max_examples=80, deadline=None)
+def test_stages_inside_groups_keep_what_all_later_workers_ask_for(
+    layers: list[GraphLayer], inside: int, groups: int, bandwidth: float, memory: int
+) -> None:
+    levels = [Level(inside, bandwidth), Level(groups, bandwidth)]
+    expected = best_on_two_levels(layers, levels, memory)
+    if math.isinf(expected):
+        with pytest.raises(GraphError, match="no partition fits"):
+            partition(LayerGraph.chain(layers), levels, "paper", memory)
+        return
+    found = partition(LayerGraph.chain(layers), levels, "paper", memory)
+    assert found.seconds == pytest.approx(expected)
+    stages = [(range(stage.layers[0], stage.layers[-1] + 1), stage.replicas) for stage in found.stages]
+    assert found.workers == inside * groups and fits(layers, stages, memory)
+
+
+def test_a_stage_has_the_memory_of_its_own_layers_alone() -> None:
+    """Eight layers of 1 GB over two groups of four: the first stages fit with 4.5 GB."""
+    layers = [GraphLayer(str(n), 1, 1, 0, GBS) for n in range(8)]
+    found = partition(LayerGraph.chain(layers), [Level(4, 1e30), Level(2, 1e30)], memory=4.5 * GBS)
+    assert found.workers == 8
+    assert fits(layers, [(range(s.layers[0], s.layers[-1] + 1), s.replicas) for s in found.stages], 4.5 * GBS)
+
+
+def test_workers_of_other_groups_count_as_later_ones() -> None:
+    """The first of four workers would keep four versions of its 10 GB."""
+    layers = [GraphLayer(str(n), 1, 1, 0, size * GBS) for n, size in enumerate((10, 1, 1, 1))]
+    levels = [Level(2, GBS), Level(2, GBS)]
+    found = partition(LayerGraph.chain(layers), levels, memory=22 * GBS)
+    assert found.text != "1-1-1-1"
+    assert fits(layers, [(range(s.layers[0], s.layers[-1] + 1), s.replicas) for s in found.stages], 22 * GBS)
+
+
+def test_a_large_network_with_little_memory_is_answered_or_refused_in_time() -> None:
+    layers = [GraphLayer(str(n), 1, 1, 0, 1) for n in range(3)]
+    for levels in ([Level(1024, GBS)], [Level(16, GBS), Level(64, GBS)]):
+        assert partition(LayerGraph.chain(layers), levels, memory=100.0).workers == 1024
+    with pytest.raises(GraphError, match="too many for an exact partition"):
+        partition(LayerGraph.chain(layers), [Level(2, GBS), Level(2048, GBS)], memory=100.0)
 
 
 def test_branches_are_cut_between_states() -> None:
@@ -228,3 +331,17 @@ def test_what_takes_long_is_known_beforehand() -> None:
     assert not takes_long(chain, [Level(256, GBS)])
     assert takes_long(chain, [Level(3000, GBS)])
     assert not takes_long(LayerGraph.chain([chain.layers[0]]), [Level(4096, GBS)])
+
+
+def test_many_layers_take_long_however_few_the_workers() -> None:
+    """What is summed for every pair of states grows with the layers, too."""
+    layers = [GraphLayer(str(n), 1, 1, 1, 1) for n in range(1999)]
+    assert takes_long(LayerGraph.chain(layers), [Level(2, GBS)])
+    assert not takes_long(LayerGraph.chain(layers[:300]), [Level(5, GBS)])
+
+
+def test_a_limit_on_memory_takes_longer_between_groups() -> None:
+    """A table inside a group for each share of the workers after it."""
+    chain, levels = LayerGraph.chain([GraphLayer(str(n), 1, 1, 1, 1) for n in range(24)]), [Level(8, GBS)] * 2
+    assert not takes_long(chain, levels) and takes_long(chain, levels, 1e9)
+    assert not takes_long(chain, levels[:1], 1e9)
