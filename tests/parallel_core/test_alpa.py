@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import combinations, pairwise, product
 from math import inf
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -20,6 +22,11 @@ from parallel_core.plan.alpa.costs import Analytic, LayerCosts, LayerSharding, M
 from parallel_core.plan.alpa.inter import Mesh, Plan, Search, Stage
 from parallel_core.plan.alpa.intra import Chain, fastest, solve, within
 from parallel_core.plan.alpa.plans import MIXED, UNEVEN, summary, with_alternatives
+from parallel_core.plan.cluster.efficiency import Machine as PlannerMachine
+from parallel_core.plan.cluster.efficiency import fitted
+from parallel_core.plan.cluster.hardware import clusters
+from parallel_core.plan.cluster.plans import Plan as PlannerPlan
+from parallel_core.plan.cluster.plans import Plans
 from parallel_core.plan.peak import by_stage
 from parallel_core.plan.units import unit_costs
 from parallel_core.profile.table import CostTable, Layers
@@ -99,6 +106,36 @@ def test_stages_against_all_partitions(flops: float, bandwidth: float, network: 
         assert best.seconds == pytest.approx(min(plan.seconds for plan in plans))
         assert all(stage.memory <= search.mesh.memory for stage in best.stages)
         assert sum(stage.devices for stage in best.stages) == 4
+
+
+def test_replicas_of_wide_tensor_groups_are_on_other_hosts() -> None:
+    """Tensor groups as wide as a host: rings over replicas take the network, at the prices of the planner."""
+    selene, plans = clusters()["selene"], Plans.of([PlannerPlan(dp=2, tp=8)])
+    planner = PlannerMachine(selene, fitted(), plans)
+    link, network = selene.link * fitted().link, selene.network * fitted().network
+    machine = Analytic(1e14, link, network, selene.per_host, alpha=0.0)
+    size = 1e9
+    for ranks, stride in ((2, 1), (2, 4), (2, 8), (4, 4), (16, 1), (8, 2)):
+        expected = replace(planner, efficiency=replace(fitted(), latency=0.0, network_latency=0.0)).ring(
+            np.array([size]), np.array([float(ranks)]), np.array([float(stride)])
+        )
+        assert machine.all_reduce(ranks, size, stride) == pytest.approx(expected[0])
+    assert machine.all_reduce(2, size, 8) == pytest.approx(size / network)
+    costs = LayerCosts(spec_of(), Analytic(1e9, 1e9, 1e6, 2), 4)
+    shardings = costs.shardings(2, 2)
+    assert shardings is not None
+    sync = {sharding.strategy: sharding.sync for sharding in shardings[1]}
+    assert sync["replicated"] == pytest.approx(costs.machine.all_reduce(2, 4 * unit_costs(spec_of())[1].flat, 2))
+    assert sync["replicated"] > sync["column-row"] > costs.machine.all_reduce(2, 4 * unit_costs(spec_of())[1].flat)
+
+
+def test_messages_on_one_host_take_its_links() -> None:
+    slow = Analytic(1e9, 1e9, 1e3, 4)
+    one, two = (search_of(slow, mesh).given((3,), [(1, 1), (1, 1)]) for mesh in (Mesh(1, 2), Mesh(2, 1)))
+    assert one is not None and two is not None
+    sent = search_of(slow, Mesh(1, 2)).costs.boundary(3)
+    longer = [b.seconds - a.seconds for a, b in zip(one.stages, two.stages, strict=True)]
+    assert longer == pytest.approx([0, 2 * sent * (1 / 1e3 - 1 / 1e9)])
 
 
 def test_little_memory_makes_other_stages() -> None:

@@ -21,7 +21,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import pairwise
-from typing import Literal, Protocol
+from typing import Literal, NamedTuple, Protocol
 
 from pydantic import ValidationError
 
@@ -85,14 +85,14 @@ class Machine(Protocol):
     def layers(self, spec: RunSpec) -> Sequence[float]:
         """Seconds of each layer: forward and backward of a micro-batch of `spec`, with tensor collectives."""
 
-    def all_reduce(self, ranks: int, size: float) -> float:
-        """Seconds to all-reduce a tensor of `size` bytes."""
+    def all_reduce(self, ranks: int, size: float, stride: int = 1) -> float:
+        """Seconds to all-reduce a tensor of `size` bytes over ranks that are `stride` devices apart."""
 
     def gather(self, ranks: int, size: float) -> float:
         """Seconds to all-gather a tensor; `size` = bytes of the gathered tensor."""
 
-    def send(self, size: float) -> float:
-        """Seconds to send `size` bytes to another mesh."""
+    def send(self, size: float, inside: bool) -> float:
+        """Seconds to send `size` bytes to another mesh; `inside`: all meshes are on one host."""
 
 
 @dataclass(frozen=True)
@@ -104,7 +104,7 @@ class Measured:
     def layers(self, spec: RunSpec) -> Sequence[float]:
         return unit_times(spec, self.table)
 
-    def all_reduce(self, ranks: int, size: float) -> float:
+    def all_reduce(self, ranks: int, size: float, stride: int = 1) -> float:
         link = self.table.link("all_reduce", ranks)
         return link.time.at(size) if link and ranks > 1 else 0.0
 
@@ -112,7 +112,7 @@ class Measured:
         link = self.table.link("all_gather", ranks)
         return link.time.at(size) if link and ranks > 1 else 0.0
 
-    def send(self, size: float) -> float:
+    def send(self, size: float, inside: bool) -> float:
         link = self.table.link("send", 2)
         return link.time.at(size) if link else 0.0
 
@@ -120,8 +120,9 @@ class Measured:
 @dataclass(frozen=True)
 class Analytic:
     """Prices from rates: `flops` a device reaches per second, links with `alpha` seconds of latency and `bandwidth`
-    bytes/s inside a host of `per_host` devices, `network` bytes/s between hosts. Ring collectives (Patarasuk and Yuan
-    2009)."""
+    bytes/s inside a host of `per_host` devices, `network` bytes/s of each device's share of the network between hosts.
+    Ring collectives (Patarasuk and Yuan 2009): a ring that leaves its host uses the shares of all its ranks in there,
+    as in `cluster.efficiency`."""
 
     flops: float
     bandwidth: float
@@ -143,21 +144,29 @@ class Analytic:
         ]
         return [compute + talk for compute, talk in zip(each, talks, strict=True)]
 
-    def all_reduce(self, ranks: int, size: float) -> float:
-        return 2 * self.gather(ranks, size)
+    def all_reduce(self, ranks: int, size: float, stride: int = 1) -> float:
+        return 2 * self.gather(ranks, size, stride)
 
-    def gather(self, ranks: int, size: float) -> float:
-        rate = self.bandwidth if ranks <= self.per_host else self.network
+    def gather(self, ranks: int, size: float, stride: int = 1) -> float:
+        local = max(1, min(ranks, self.per_host // stride))
+        rate = self.bandwidth if local == ranks else min(self.bandwidth, self.network * local)
         return (ranks - 1) * (self.alpha + size / ranks / rate) if ranks > 1 else 0.0
 
-    def send(self, size: float) -> float:
-        return self.alpha + size / self.network
+    def send(self, size: float, inside: bool) -> float:
+        return self.alpha + size / (self.bandwidth if inside else self.network)
 
 
 def _widths(sizes: tuple[list[int], list[int]], again: bool) -> list[int]:
     """Elements per position of a layer's collectives in forward and backward; `again`: its forward runs twice."""
     forward, backward = sizes
     return [*forward * (1 + again), *backward]
+
+
+class Replicas(NamedTuple):
+    """`ranks` with the same parameters, `stride` devices apart: ranks of a tensor group are neighbours."""
+
+    ranks: int
+    stride: int = 1
 
 
 class LayerCosts:
@@ -183,14 +192,14 @@ class LayerCosts:
             return None
         found: list[list[LayerSharding]] = [[] for _ in self.units]
         if tp == 1:
-            self._add(found, "data", samples, 1, dp)
+            self._add(found, "data", samples, 1, Replicas(dp))
             return found
         for cut in CUTS:
             with suppress(ValidationError, CannotPredict):  # the width does not divide the model, or was not profiled
-                self._add(found, CUTS[cut][0], samples, tp, dp, cut)
+                self._add(found, CUTS[cut][0], samples, tp, Replicas(dp, tp), cut)
         if samples % tp == 0:
-            self._add(found, "data", samples // tp, 1, dp * tp)
-        self._add(found, "replicated", samples, 1, dp)
+            self._add(found, "data", samples // tp, 1, Replicas(dp * tp))
+        self._add(found, "replicated", samples, 1, Replicas(dp, tp))
         return found
 
     def _add(
@@ -199,7 +208,7 @@ class LayerCosts:
         strategy: Strategy,
         samples: int,
         tp: int,
-        replicas: int,
+        replicas: Replicas,
         cut: Cut = "pairs",
     ) -> None:
         spec = self._alone(samples, tp, cut)
@@ -222,12 +231,14 @@ class LayerCosts:
             for cost, first, twice in zip(costs, firsts, again, strict=True)
         ]
 
-    def _sharding(self, strategy: Strategy, seconds: float, cost: UnitCost, kept: int, replicas: int) -> LayerSharding:
+    def _sharding(
+        self, strategy: Strategy, seconds: float, cost: UnitCost, kept: int, replicas: Replicas
+    ) -> LayerSharding:
         states = _MOMENTS + (self._size != self._main)
         return LayerSharding(
             strategy,
             seconds,
-            self.machine.all_reduce(replicas, self._main * cost.flat),
+            self.machine.all_reduce(replicas.ranks, self._main * cost.flat, replicas.stride),
             cost.flat * (self._size + self._main * (1 + states)),
             self._size * kept,
             self._size * cost.flat,
@@ -244,10 +255,10 @@ class LayerCosts:
         """Seconds of the all-gather between layers `unit` - 1 and `unit` if exactly one of them is `spread`."""
         return self.machine.gather(tp, self.boundary(unit) / dp)
 
-    def message(self, unit: int, shares: int) -> float:
+    def message(self, unit: int, shares: int, inside: bool) -> float:
         """Seconds to receive one of `shares` equal parts of layer `unit`'s input from another mesh and to return its
-        gradient; 0 for the first layer."""
-        return 2 * self.machine.send(self.boundary(unit) / shares) if unit else 0.0
+        gradient; 0 for the first layer. `inside`: all meshes are on one host."""
+        return 2 * self.machine.send(self.boundary(unit) / shares, inside) if unit else 0.0
 
 
 def _working(cost: UnitCost, output: int) -> int:

@@ -113,7 +113,8 @@ class Search:
             return None
         able[0] = [sharding.first() for sharding in able[0]]
         turns = [self.costs.reshard(unit, dp, tp) for unit in range(first + 1, stop)]
-        entry = (self.costs.message(first, dp), self.costs.message(first, dp * tp))
+        inside = self.mesh.hosts == 1
+        entry = (self.costs.message(first, dp, inside), self.costs.message(first, dp * tp, inside))
         blocks = [block_of(unit) or unit for unit in self.costs.units[first:stop]]
         chain = Chain(able, turns, self.micro_batches, entry, blocks)
         return chain, fastest(chain)

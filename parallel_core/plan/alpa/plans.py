@@ -140,8 +140,9 @@ def _graph(costs: LayerCosts) -> list[GraphLayer]:
 def _pipedream(search: Search, layers: list[GraphLayer], form: Form) -> Named:
     name, machine = "PipeDream's optimum", search.costs.machine
     size = max((layer.activation for layer in layers), default=1.0) or 1.0
+    level = Level(search.mesh.devices, size / machine.send(size, search.mesh.hosts == 1))
     try:
-        found = partition(LayerGraph.chain(layers), [Level(search.mesh.devices, size / machine.send(size))], form)
+        found = partition(LayerGraph.chain(layers), [level], form)
     except GraphError as error:
         return Named(name, None, None, str(error))
     cuts = tuple(stage.layers[0] for stage in found.stages[1:])
