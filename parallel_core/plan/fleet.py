@@ -37,7 +37,11 @@ ORDERS: tuple[dict[str, Any], ...] = (
 )
 """Schedules tried. GPipe is left out: it is never faster than 1F1B and keeps no less. Early gradients are faster, but
 may need more memory."""
-MICRO_BATCHES = (1, 2, 4, 8, 16)
+MOST_MICRO_BATCHES = 32
+"""Most micro-batches tried, where fewer are possible: more hardly shorten a step on MOST_DEVICES, but take longer to
+simulate."""
+COUNTS = 5
+"""Numbers of micro-batches tried for each split."""
 SHARDS: tuple[dict[str, Any], ...] = (*({"zero": n} for n in range(4)), {"zero": 3, "zero_backend": "fully_shard"})
 """What is sharded over replicas (ZeRO stage), and by which backend."""
 MOST_DEVICES = 8
@@ -82,7 +86,8 @@ def splits(
     told: ProgressCallback = silent,
     placed: Callable[[RunSpec], Where] = on_one_host,
 ) -> Splits:
-    """All ways to train the model of `spec` with its batch on at most `devices` devices.
+    """Ways to train the model of `spec` with its batch on at most `devices` devices: all degrees of parallelism, with
+    some numbers of micro-batches.
 
     The fastest pipeline is also tried with an order searched for it. `memory`: bytes of a device for tensors
     (None: unlimited; see `plan.room`); `placed`: hosts of a run's ranks; `told`: progress callback (ways judged, ways
@@ -107,18 +112,27 @@ def _measures(split: Split) -> tuple[float, int]:
 
 
 def _candidates(spec: RunSpec, devices: int) -> Iterator[RunSpec]:
-    """Every valid run on at most `devices` devices, each once."""
+    """The valid runs on at most `devices` devices, each once, with some numbers of micro-batches (`_counts`)."""
     for dp, tp, pp in product(range(1, devices + 1), repeat=3):
         if dp * tp * pp > devices or spec.train.global_batch % dp:
             continue
-        least = pp if pp > 1 else 1  # with fewer micro-batches than stages some stages are always idle
-        counts = [n for n in divisors(spec.train.global_batch // dp) if n in MICRO_BATCHES and n >= least]
+        counts = _counts(spec.train.global_batch // dp, pp)
         orders = ORDERS if pp > 1 else ORDERS[:1]
         shards = SHARDS if dp > 1 else SHARDS[:1]
         for order, count, how, shard in product(orders, counts, ("none", "full"), shards):
             parallel = {"dp": dp, "tp": tp, "pp": pp, "micro_batches": count, "recompute": how}
             with suppress(ValidationError):  # the model does not divide, or the schedule refuses
                 yield _run(spec, parallel | order | shard)
+
+
+def _counts(samples: int, stages: int) -> list[int]:
+    """At most COUNTS numbers of micro-batches that divide the samples, evenly spread from the smallest to the largest.
+    With fewer micro-batches than stages some stages are always idle."""
+    able = [n for n in divisors(samples) if n >= stages]
+    able = [n for n in able if n <= MOST_MICRO_BATCHES] or able[:1]
+    if len(able) <= COUNTS:
+        return able
+    return [able[round(i * (len(able) - 1) / (COUNTS - 1))] for i in range(COUNTS)]
 
 
 def _run(spec: RunSpec, parallel: dict[str, Any]) -> RunSpec:

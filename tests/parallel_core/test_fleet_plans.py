@@ -8,6 +8,7 @@ from itertools import pairwise
 
 import pytest
 
+from parallel_core.plan import fleet
 from parallel_core.plan.fleet import Splits, splits
 from parallel_core.plan.memory import worst_stage
 from parallel_core.simulate.network import ALONE, Where
@@ -40,6 +41,29 @@ def test_all_of_them_are_predicted_and_ranked(found: Splits) -> None:
         assert split.seconds == predict_step(split.spec, COSTS).seconds
         assert split.memory == worst_stage(split.spec).total
         assert split.spec.parallel.world <= 2
+
+
+@pytest.mark.parametrize(
+    ("samples", "stages", "counts"),
+    [
+        (9, 3, [3, 9]),
+        (8, 2, [2, 4, 8]),
+        (16, 1, [1, 2, 4, 8, 16]),
+        (64, 1, [1, 2, 4, 16, 32]),
+        (45, 2, [3, 5, 9, 15]),
+        (37, 3, [37]),
+        (4, 8, []),
+    ],
+)
+def test_numbers_of_micro_batches_divide_the_samples(samples: int, stages: int, counts: list[int]) -> None:
+    """Few ones, from one a stage up; 32 at most, unless the batch has none between."""
+    assert fleet._counts(samples, stages) == counts
+
+
+def test_a_batch_without_a_power_of_two_has_pipelines() -> None:
+    odd = RunSpec.model_validate({"model": MODEL.model_dump(), "train": {"global_batch": 9}})
+    tried = list(fleet._candidates(odd, 3))
+    assert {split.parallel.micro_batches for split in tried if split.parallel.pp == 3} == {3, 9}
 
 
 def test_the_front_is_beaten_by_none(found: Splits) -> None:
