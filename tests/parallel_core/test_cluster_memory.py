@@ -6,12 +6,16 @@ from dataclasses import replace
 
 import pytest
 
-from parallel_core.plan.cluster import accuracy, memory, search, verdict
+from parallel_core.pipeline_rules import fewest_micro_batches
+from parallel_core.plan.cluster import accuracy, memory, rules, search, verdict
 from parallel_core.plan.cluster.hardware import GIB, clusters
 from parallel_core.plan.cluster.job import Job, Software
 from parallel_core.plan.cluster.model import Transformer, presets
 from parallel_core.plan.cluster.plans import STATES, Plan, Plans, changed
 from parallel_core.plan.cluster.questions import what_fits
+from parallel_core.plan.cluster.rules import Reason
+from parallel_core.plan.in_flight import copies, in_flight
+from parallel_core.spec import ParallelSpec, RunSpec
 
 GPT3 = Job(presets()["gpt-175b"], 1024)
 ALONE = Plan(tp=8, pp=8, dp=16)
@@ -117,6 +121,63 @@ def test_stashed_weight_versions_are_kept_beside_the_newest() -> None:
     assert stash == pytest.approx(8 * flush)
     assert double == pytest.approx(2 * flush)
     assert memory.of(GPT3, Plans.of([Plan(schedule="1f1b-stash")])).params[0] == 2 * GPT3.model.parameters
+
+
+def test_a_pipeline_without_flushes_keeps_as_much_whatever_a_step_has() -> None:
+    """Few micro-batches a step do not empty the pipeline: versions and activations are those of several steps, as in
+    the engine.
+    """
+    kept = [
+        memory.of(Job(GPT3.model, 16 * m), Plans.of([changed(ALONE, schedule="1f1b-stash")])) for m in (2, 4, 8, 64)
+    ]
+    assert len({float(found.params[0]) for found in kept}) == len({float(found.activations[0]) for found in kept}) == 1
+    spec = RunSpec.model_validate(
+        {
+            "model": {"layers": 8},
+            "parallel": {"pp": 8, "schedule": "1f1b-stash", "micro_batches": 2},
+            "train": {"steps": 20, "global_batch": 2, "clip_norm": None},
+        }
+    )
+    few = Plans.of([Plan(pp=8, schedule="1f1b-stash")])
+    job = Job(GPT3.model, 2)
+    for rank, place in ((0, 0), (-1, 7)):
+        assert memory.activations.in_flight(job, few, rank)[0] == in_flight(spec, place) == 1 + copies(spec, place)
+
+
+def test_two_weight_versions_need_p_less_one_micro_batches() -> None:
+    """As in the engine (`pipeline_rules`)."""
+    few, enough = (
+        verdict.judge(Job(GPT3.model, 16 * m), clusters()["selene"], changed(ALONE, schedule="1f1b-2bw"), False)
+        for m in (6, 7)
+    )
+    words = "1f1b-2bw needs at least 7 micro-batches, or two weight versions do not last; there are 6."
+    assert words in few.sentences and Reason.FEW in few.reasons and Reason.FEW not in enough.reasons
+    least = fewest_micro_batches(ParallelSpec(pp=8, schedule="1f1b-2bw", micro_batches=7))
+    assert least == rules.fewest_micro_batches(Plans.of([changed(ALONE, schedule="1f1b-2bw")]))[0] == 7
+
+
+WIDE = Transformer("wide vocabulary", 512, 8, 8, 8, 2048, 1 << 20, 512)
+LOGITS = 512 * (1 << 20)
+"""Elements of WIDE's logits for one sequence."""
+
+
+@pytest.mark.parametrize(
+    ("schedule", "more"),
+    [("gpipe", 7 * 4 * LOGITS), ("1f1b", 0), ("zb-h1", 3 * 2 * LOGITS), ("zb-h2", 6 * 2 * LOGITS)],
+)
+def test_the_last_rank_keeps_logits_of_all_micro_batches_that_still_need_them(schedule: str, more: int) -> None:
+    """GPipe: all eight, in fp32. ZB-H1 and ZB-H2: the 16-bit gradients of those whose W is still to come."""
+    found = memory.of(Job(WIDE, 8), Plans.of([Plan(pp=4, schedule=schedule)]))
+    assert not found.first[0]
+    inner = 2 * memory.activations.of_layer(Job(WIDE, 8), Plans.of([Plan(pp=4)])).kept[0]
+    flight = memory.activations.in_flight(Job(WIDE, 8), Plans.of([Plan(pp=4, schedule=schedule)]), -1)[0]
+    assert found.activations[0] - flight * inner - 4 * LOGITS == pytest.approx(more, abs=0.002 * LOGITS * 8)
+
+
+def test_frozen_weights_need_no_gradient_of_the_logits() -> None:
+    plans = Plans.of([Plan(pp=4, schedule="zb-h1"), Plan(pp=4, schedule="1f1b")])
+    trained, frozen = (memory.of(Job(WIDE, 8, adapters=rank), plans).activations for rank in (0, 8))
+    assert trained[0] - trained[1] > 6 * LOGITS > 0.1 * LOGITS > frozen[0] - frozen[1]
 
 
 def test_flight_agrees_with_the_engines_own_schedules() -> None:

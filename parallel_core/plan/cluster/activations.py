@@ -71,11 +71,21 @@ def of_head(job: Job, plans: Plans) -> Floats:
     return inputs + 4 * tokens * model.vocab / plans.tp
 
 
+def deferred_head(job: Job, plans: Plans) -> Floats:
+    """What a W that is still to come needs of the output layer, for one micro-batch: its input and the logits'
+    gradient, both as wide as an activation; nothing where its weights are frozen."""
+    tokens = job.model.seq * plans.micro_batch
+    inputs = tokens * job.model.hidden / np.where(plans.sequence_parallel, plans.tp, 1)
+    needed = plans.element * (inputs + tokens * job.model.vocab / plans.tp)
+    return 0 * needed if job.adapters else needed
+
+
 def in_flight(job: Job, plans: Plans, stage: int) -> Floats:
     """Most micro-batches whose activations the first (`stage` 0) or last (-1) rank keeps at once, for all its layers.
 
     1F1B: p - i on rank i; GPipe: all; interleaved: 1 + (p - 1) / (p v) times 1F1B (Korthikanti et al. 2022, 4.2.3);
-    ZB-H1: p, and ZB-H2: 2p - 1 (Qi et al. 2024, Table 2); ZB-V: p on every rank. Without a flush as 1F1B.
+    ZB-H1: p, and ZB-H2: 2p - 1 (Qi et al. 2024, Table 2); ZB-V: p on every rank. Without a flush as 1F1B, also where a
+    step has fewer micro-batches: the pipeline stays full, with those of several steps.
     """
     p, v = plans.pp, plans.chunks
     m = np.maximum(job.batch / (plans.dp * plans.micro_batch), 1.0)  # however many replicas: each has one at least
@@ -88,4 +98,4 @@ def in_flight(job: Job, plans: Plans, stage: int) -> Floats:
         "zb-h1": p, "zb-h2": 2 * p - 1, "zb-v": p,
     }  # fmt: skip
     found = plans.chosen("schedule", by_schedule)
-    return np.where(p == 1, 1.0, np.minimum(found, m))
+    return np.where(p == 1, 1.0, np.where(plans.asynchronous, found, np.minimum(found, m)))

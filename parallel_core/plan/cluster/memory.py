@@ -15,7 +15,7 @@ import numpy as np
 
 from parallel_core.plan.cluster import activations
 from parallel_core.plan.cluster.job import Job
-from parallel_core.plan.cluster.plans import STASH, TWO_BW, ZB_V, Bools, Floats, Plans
+from parallel_core.plan.cluster.plans import GPIPE, STASH, TWO_BW, ZB_V, Bools, Floats, Plans
 
 INSTANTS = ("built", "end of forward", "peak", "optimizer step")
 PARTS = ("params", "grads", "optimizer", "activations", "buffers")
@@ -146,9 +146,17 @@ def _activations(job: Job, plans: Plans, last: bool) -> tuple[Floats, Floats]:
     kept = flight * layers * layer.kept
     alone = (plans.pp == 1) | (plans.schedule == ZB_V)
     kept = kept + np.where(alone | (not last), flight, 0) * activations.of_embedding(job, plans)
-    kept = kept + np.where(alone | last, 1.0, 0.0) * activations.of_head(job, plans)
+    kept = kept + np.where(alone | last, _of_head(job, plans, flight), 0.0)
     gradient = job.model.seq * plans.micro_batch * job.model.hidden * plans.element
     return kept, layer.rebuilt + 2 * gradient
+
+
+def _of_head(job: Job, plans: Plans, flight: Floats) -> Floats:
+    """Bytes of the output layer with `flight` micro-batches in flight on its rank. Its backward follows its forward at
+    once, except in GPipe. ZB-H1 and ZB-H2 defer its W; ZB-V does not, on the rank that has it."""
+    deferred = plans.split_backward & (plans.schedule != ZB_V)
+    late = np.where(deferred, (flight - 1) * activations.deferred_head(job, plans), 0.0)
+    return np.where(plans.schedule == GPIPE, flight, 1.0) * activations.of_head(job, plans) + late
 
 
 def _gathered(job: Job, plans: Plans, weights: Floats, gradients: Floats) -> Floats:

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from parallel_core.schedule.traits import TRAITS
+from parallel_core.schedule.traits import TRAITS, flushes
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -18,7 +18,9 @@ Bools = NDArray[np.bool_]
 SCHEDULES = ("gpipe", "1f1b", "interleaved", "zb-h1", "zb-h2", "zb-v", "1f1b-stash", "1f1b-2bw")
 """Codes of schedules: their place in this tuple. The last two are asynchronous: no flush, but stale weights."""
 INTERLEAVED, ZB_V, STASH, TWO_BW = map(SCHEDULES.index, ("interleaved", "zb-v", "1f1b-stash", "1f1b-2bw"))
+GPIPE = SCHEDULES.index("gpipe")
 SPLIT_BACKWARD = tuple(code for code, name in enumerate(SCHEDULES) if TRAITS[name].split)
+ASYNCHRONOUS = tuple(code for code, name in enumerate(SCHEDULES) if not flushes(name))
 RECOMPUTE = ("none", "selective", "full")
 FULL = RECOMPUTE.index("full")
 PRECISIONS = ("16-bit", "fp32")
@@ -139,6 +141,10 @@ class Plans:
         """The plans at these indices, or where the mask is true."""
         return Plans(*(getattr(self, f.name)[where] for f in fields(self)))
 
+    def joined(self, others: Plans) -> Plans:
+        """These plans, then `others`."""
+        return Plans(*(np.concatenate([getattr(self, f.name), getattr(others, f.name)]) for f in fields(self)))
+
     def row(self, i: int) -> Plan:
         """Plan `i`, codes as words again."""
         values = {f.name: getattr(self, f.name)[i] for f in fields(self)}
@@ -165,6 +171,11 @@ class Plans:
     def split_backward(self) -> Bools:
         """Whether the weight gradient is a separate operation, deferred into the bubbles."""
         return np.isin(self.schedule, SPLIT_BACKWARD)
+
+    @property
+    def asynchronous(self) -> Bools:
+        """Whether the pipeline never flushes."""
+        return np.isin(self.schedule, ASYNCHRONOUS)
 
     @property
     def element(self) -> Floats:

@@ -10,7 +10,7 @@ from parallel_core.plan.cluster import memory
 from parallel_core.plan.cluster.hardware import Cluster
 from parallel_core.plan.cluster.job import Job
 from parallel_core.plan.cluster.memory import Memory
-from parallel_core.plan.cluster.plans import INTERLEAVED, Floats, Ints, Plans
+from parallel_core.plan.cluster.plans import INTERLEAVED, TWO_BW, Floats, Ints, Plans
 
 
 class Reason(IntFlag):
@@ -37,11 +37,18 @@ def structure(job: Job, cluster: Cluster, plans: Plans) -> Ints:
         Reason.LAYERS: ~memory.divides(job, plans),
         Reason.BATCH: job.batch % (plans.dp * plans.micro_batch) != 0,
         Reason.ROUNDS: (plans.schedule == INTERLEAVED) & (plans.pp > 1) & (m % plans.pp != 0),
-        Reason.FEW: plans.split_backward & (m < plans.pp),
+        Reason.FEW: m < fewest_micro_batches(plans),
         Reason.DEVICES: plans.devices > cluster.devices,
         Reason.COLUMNS: plans.by_columns & ((plans.tp == 1) | plans.sequence_parallel),
     }
     return _packed(wrong, len(plans))
+
+
+def fewest_micro_batches(plans: Plans) -> Floats:
+    """The least micro-batches of a step: one a stage where the backward is split; p - 1 with 2BW, since two weight
+    versions do not last for fewer (Narayanan et al. 2021, section 3.1)."""
+    two_bw = (plans.schedule == TWO_BW) & (plans.pp > 1)
+    return np.where(plans.split_backward, plans.pp, np.where(two_bw, plans.pp - 1, 0.0))
 
 
 def bytes_of(cluster: Cluster, plans: Plans, found: Memory) -> Ints:

@@ -17,6 +17,7 @@ from parallel_core.plan.cluster.plans import Plan, Plans, changed
 from parallel_core.plan.cluster.rules import Reason
 from parallel_core.plan.cluster.search import Found
 from parallel_core.rules import divisors, few
+from parallel_core.schedule.traits import TRAITS
 
 _ENDLESS = 1e12
 """Replicas that stand for an unlimited number of them: what memory of a rank remains then."""
@@ -128,9 +129,16 @@ def _structure(job: Job, cluster: Cluster, plan: Plan) -> dict[Reason, str]:
         Reason.BATCH: f"A batch of {batch} does not divide over {plan.dp} replicas x {plan.micro_batch} a micro-batch; "
         f"try {_multiples(job.batch, plan.dp * plan.micro_batch)}.",
         Reason.ROUNDS: f"Interleaving needs micro-batches in multiples of {plan.pp} stages; there are {m}.",
-        Reason.FEW: f"{plan.schedule} needs at least {plan.pp} micro-batches, one a stage; there are {m}.",
+        Reason.FEW: _few(plan, m),
         Reason.COLUMNS: "Columns are gathered whole within a tensor group: use TP 2 or more, without SP.",
     }
+
+
+def _few(plan: Plan, m: int) -> str:
+    """Why `m` micro-batches are too few for the schedule."""
+    least = int(rules.fewest_micro_batches(Plans.of([plan]))[0])
+    why = ", one a stage" if TRAITS[plan.schedule].split else ", or two weight versions do not last"
+    return f"{plan.schedule} needs at least {least} micro-batches{why}; there {'is' if m == 1 else 'are'} {m}."
 
 
 def _multiples(batch: int, unit: int) -> str:
