@@ -67,7 +67,7 @@ def _points(made: View, front: list[int], fitting: Any, large: Any) -> list[char
     found, (job, cluster) = made.found, made.setup
     best = set(front)
     out = [
-        charts.Point(found.plans.row(i).label(), float(found.seconds[i]), float(found.peak[i]), True, i in best)
+        charts.Point(found.label(i), float(found.seconds[i]), float(found.peak[i]), True, i in best)
         for i in sorted({*front, *fitting.tolist()})
     ]
     slowest = max((p.seconds for p in out), default=float("inf"))
@@ -99,7 +99,4 @@ def _by_formula(setup: Setup, plan: Plan) -> str:
     parts = step.of(*setup, Plans.of([plan])).parts(0)
     said = f"; in the parts of the step {seconds_text(parts['bubble'])} of bubble, by formula, and "
     said += f"{seconds_text(parts['messages'])} of messages"
-    if not flushes(plan.schedule):
-        return f"{said}: there the pipeline stays full from step to step"
-    without = f"{said}: there a stage begins its next step without waiting for the others"
-    return without if plan.schedule in ("zb-h2", "zb-v") else said
+    return said if flushes(plan.schedule) else f"{said}: there the pipeline stays full from step to step"

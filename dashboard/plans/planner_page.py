@@ -166,7 +166,7 @@ def ranked(made: View) -> list[Ranked]:
         slower = seconds / float(made.found.seconds[made.found.best()[0]]) - 1
         out.append(
             Ranked(
-                plan.label(),
+                made.found.label(i),
                 seconds,
                 float(made.found.peak[i]),
                 utilisation(job, cluster, plan, seconds),

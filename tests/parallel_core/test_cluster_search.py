@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from parallel_core.cli import main
-from parallel_core.plan.cluster import memory, questions, search, verdict
+from parallel_core.plan.cluster import device_counts, memory, questions, search, verdict
 from parallel_core.plan.cluster.advice import advise, part_text
-from parallel_core.plan.cluster.hardware import GIB, clusters, devices
+from parallel_core.plan.cluster.hardware import GIB, Cluster, clusters, devices
 from parallel_core.plan.cluster.job import Job
 from parallel_core.plan.cluster.model import Transformer, presets
 from parallel_core.plan.cluster.plan_parser import read
@@ -76,6 +76,38 @@ def test_fewer_devices_join_the_search_where_the_space_says_so() -> None:
     assert {float(n) for n in wide.plans.devices[wide.order]} == {8.0, 16.0, 64.0}
     front = search.pareto(wide)
     assert wide.plans.devices[front].min() == 8
+
+
+@pytest.fixture(scope="module")
+def odd() -> tuple[Job, Cluster, search.Found]:
+    """105 layers on 1 024 devices, a power of two: with all of them, only tensor groups and replicas."""
+    job, cluster = Job(presets()["gpt-530b"], 1024), replace(clusters()["h100"], devices=1024)
+    return job, cluster, search.search(job, cluster)
+
+
+def test_a_pipeline_on_fewer_devices_is_found_where_it_is_faster(odd: tuple[Job, Cluster, search.Found]) -> None:
+    job, cluster, found = odd
+    every = search.search(job, cluster, search.Space(devices=(1024,)))
+    best, of_all = found.best()[0], float(every.seconds[every.best()[0]])
+    plan = found.plans.row(best)
+    assert plan.devices < 1024 and plan.pp > 1 and plan.devices % cluster.per_host == 0
+    assert found.label(best) == f"{plan.label()}, on {plan.devices} of 1024 devices"
+    assert read(found.label(best)) == plan
+    few = found.plans.devices < 1024
+    assert (found.seconds[few] < of_all).all() and found.codes[few].max() == 0
+    assert np.count_nonzero(~few) == len(every.plans) and found.timed - np.count_nonzero(few) == every.timed
+
+
+def test_fewer_devices_are_the_largest_numbers_that_a_pipeline_can_have(
+    odd: tuple[Job, Cluster, search.Found],
+) -> None:
+    job, cluster, _ = odd
+    assert device_counts.fewer(job, cluster, search.Space()) == (960, 896, 840, 768)
+    assert device_counts.fewer(job, replace(cluster, devices=8), search.Space(most_pp=1)) == ()
+
+
+def test_where_all_devices_are_faster_no_others_join(found: search.Found) -> None:
+    assert found.slower > 0 and (found.plans.devices == 1024).all()
 
 
 def test_plans_survive_the_way_into_columns_and_back() -> None:

@@ -18,6 +18,6 @@ def rows(job: Job, cluster: Cluster, found: Found, most: int) -> list[dict[str, 
         plan, seconds = found.plans.row(i), float(found.seconds[i])
         share = utilisation(job, cluster, plan, seconds)
         out.append(
-            {"label": plan.label(), **asdict(plan), "step_s": seconds, "peak_bytes": int(found.peak[i]), "mfu": share}
+            {"label": found.label(i), **asdict(plan), "step_s": seconds, "peak_bytes": int(found.peak[i]), "mfu": share}
         )
     return out

@@ -1,6 +1,7 @@
 """Parses a plan as a person types it: `TP 8 x PP 16 x DP 8, 1f1b, micro-batch 1, ZeRO-1, SP, selective recompute`.
 
-`read` accepts the output of `Plan.label`, in any order and case, with `=` or nothing between a name and its number.
+`read` accepts the output of `Plan.label` and `Found.label`, in any order and case, with `=` or nothing between a name
+and its number.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ _PATTERN = re.compile(
     r"|(?P<recompute>\b(?:no|none|selective|full)\s+recomput(?:e|ation))"
     r"|(?P<bytes>\b\d+\s+bytes)"
     r"|(?P<flag>\b(?:sp|sequence parallel|by columns|offload|fp32|16-bit|one device)\b)"
+    r"|(?P<on>\bon\s+\d+\s+of\s+\d+\s+devices\b)"
     r"|(?P<between>[\s,;x×+*]+)"
 )
 UNDERSTOOD = "TP, PP, DP, micro-batch, ZeRO-1, SP, offload, 1f1b, selective recompute"

@@ -10,25 +10,12 @@ import numpy as np
 
 from parallel_core.analysis.quantities import bytes_text, count_text, percent_text, ratio_text, seconds_text
 from parallel_core.plan.cluster import memory, rules, step
+from parallel_core.plan.cluster.device_counts import counts
 from parallel_core.plan.cluster.efficiency import Efficiency, fitted
 from parallel_core.plan.cluster.hardware import Cluster, devices
 from parallel_core.plan.cluster.job import Job
-from parallel_core.plan.cluster.search import Found, Space, grid, search
+from parallel_core.plan.cluster.search import Found, Space, grid, lean, search
 from parallel_core.plan.cluster.verdict import none_fits
-from parallel_core.rules import divisors
-
-
-def lean(space: Space) -> Space:
-    """A smaller space for questions that search again: what it leaves out rarely gains more than a few percent. The
-    user's choices (precision, bytes a parameter, offload) stay."""
-    return replace(
-        space,
-        sequence_parallel=(True,),
-        schedules=tuple(name for name in space.schedules if name in ("1f1b", "interleaved")) or space.schedules,
-        micro_batches=tuple(size for size in space.micro_batches if size <= 4) or space.micro_batches[:1],
-        zero=tuple(stage for stage in space.zero if stage != 2) or space.zero,
-        by_columns=(False,),
-    )
 
 
 @dataclass(frozen=True)
@@ -47,8 +34,8 @@ def what_fits(job: Job, cluster: Cluster, found: Found) -> Answer:
         return Answer(question, none_fits(job, cluster, found))
     least = int(found.order[np.argmin(found.peak[found.order])])
     text = f"{count_text(found.timed)} of {count_text(found.timed + found.too_large)} plans fit; least memory: "
-    text += f"{found.plans.row(least).label()}, {bytes_text(found.peak[least])} a device."
-    shown = [(found.plans.row(i).label(), seconds_text(found.seconds[i])) for i in found.best(5)]
+    text += f"{found.label(least)}, {bytes_text(found.peak[least])} a device."
+    shown = [(found.label(i), seconds_text(found.seconds[i])) for i in found.best(5)]
     return Answer(question, text, shown)
 
 
@@ -56,7 +43,7 @@ def fewest(job: Job, cluster: Cluster, found: Found) -> Answer:
     """The fewest devices that hold the model at this batch, whatever the time: any number within a host, else whole
     hosts. Tries every count that a plan can have, from one device up."""
     space, question = lean(found.space), "Fewest GPUs?"
-    count = next((n for n in _counts(job, cluster, space) if _holds(job, replace(cluster, devices=n), space)), 0)
+    count = next((n for n in counts(job, cluster, space) if _holds(job, replace(cluster, devices=n), space)), 0)
     if not count:
         held = f"{count_text(cluster.devices)} devices hold" if cluster.devices > 1 else "1 device holds"
         return Answer(question, f"Not even {held} it.")
@@ -65,16 +52,6 @@ def fewest(job: Job, cluster: Cluster, found: Found) -> Answer:
     text = f"{count_text(count)} devices are the fewest that hold it" if count > 1 else "1 device holds it"
     text += f": {few.plans.row(i).label()}, {seconds_text(few.seconds[i])} a step."
     return Answer(question, text)
-
-
-def _counts(job: Job, cluster: Cluster, space: Space) -> list[int]:
-    """Device counts that any plan can have, ascending; they are few, since heads, layers and batch must divide."""
-    whole = (1, *range(2, cluster.per_host), *range(cluster.per_host, cluster.devices, cluster.per_host))
-    able = np.array(sorted({*(n for n in whole if n < cluster.devices), cluster.devices}))
-    stages = [pp for pp in range(1, min(space.most_pp, job.model.layers) + 1) if memory.even(job.model.layers, pp)]
-    ways = [tp for tp in divisors(job.model.heads) if tp <= space.most_tp]
-    made = np.unique(np.multiply.outer(stages, ways))
-    return [int(n) for n in np.intersect1d(able, np.multiply.outer(made, divisors(job.batch)))]
 
 
 def _holds(job: Job, cluster: Cluster, space: Space) -> bool:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
+from math import inf
 from time import process_time
 
 import numpy as np
 
 from parallel_core.plan.cluster import memory, rules, step
+from parallel_core.plan.cluster.device_counts import fewer
 from parallel_core.plan.cluster.hardware import Cluster
 from parallel_core.plan.cluster.job import Job
 from parallel_core.plan.cluster.plans import PRECISIONS, RECOMPUTE, SCHEDULES, Floats, Ints, Plans
@@ -23,7 +25,7 @@ MOST_PLANS = 1_000_000
 
 @dataclass(frozen=True, slots=True)
 class Space:
-    """Options that a search combines. `devices` None: exactly the cluster's."""
+    """Options that a search combines. `devices` None: the cluster's, and fewer where that is faster (`search`)."""
 
     devices: tuple[int, ...] | None = None
     most_tp: int = 64
@@ -40,13 +42,26 @@ class Space:
     by_columns: tuple[bool, ...] = (False,)
 
 
+def lean(space: Space) -> Space:
+    """A smaller space for searches beside the main one: what it leaves out rarely gains more than a few percent. The
+    user's choices (precision, bytes a parameter, offload) stay."""
+    return replace(
+        space,
+        sequence_parallel=(True,),
+        schedules=tuple(name for name in space.schedules if name in ("1f1b", "interleaved")) or space.schedules,
+        micro_batches=tuple(size for size in space.micro_batches if size <= 4) or space.micro_batches[:1],
+        zero=tuple(stage for stage in space.zero if stage != 2) or space.zero,
+        by_columns=(False,),
+    )
+
+
 @dataclass(frozen=True)
 class Found:
     """Every plan of a search.
 
     `codes`: 0 if it can be trained, else rules.Reason; `peak`: bytes (nan if a structural rule refused it); `seconds` a
     step (nan if refused); `order`: indices of the trainable plans, fastest first; `space`: the options that were
-    combined.
+    combined; `devices`: of the cluster; `slower`: plans on fewer devices that were evaluated and left out.
     """
 
     plans: Plans
@@ -56,6 +71,8 @@ class Found:
     order: Ints
     cpu_seconds: float
     space: Space
+    devices: int
+    slower: int = 0
 
     @property
     def timed(self) -> int:
@@ -70,11 +87,17 @@ class Found:
     @property
     def rate(self) -> float:
         """Plans evaluated, or rejected by memory, per CPU second; those that break a structural rule do not count."""
-        return (self.timed + self.too_large) / max(self.cpu_seconds, 1e-9)
+        return (self.timed + self.too_large + self.slower) / max(self.cpu_seconds, 1e-9)
 
     def best(self, count: int = 1) -> list[int]:
         """Indices of the fastest plans."""
         return [int(i) for i in self.order[:count]]
+
+    def label(self, i: int) -> str:
+        """The label of plan `i`, with its devices where these are not the whole cluster."""
+        plan = self.plans.row(i)
+        on = f", on {plan.devices} of {self.devices} devices" if plan.devices < self.devices else ""
+        return f"{plan.label()}{on}"
 
     def leaders(self, count: int) -> list[int]:
         """Indices of the fastest plan of each layout (DP x TP x PP), fastest layout first."""
@@ -85,13 +108,37 @@ class Found:
 
 def search(job: Job, cluster: Cluster, space: Space | None = None) -> Found:
     """All plans of the space with memory and time; `order` is empty where nothing fits. Raises Unphysical for an
-    impossible job or cluster."""
+    impossible job or cluster.
+
+    Where `space.devices` is None and fewer of the cluster's devices allow another pipeline, its plans that are faster
+    than every plan on all devices are found, too."""
     require({**cluster.problems(), **job.problems()})
     began = process_time()
     tried = space or Space()
     plans = grid(job, cluster, tried)
-    found = evaluate(job, cluster, plans)
-    return Found(plans, *found, process_time() - began, tried)
+    made = evaluate(job, cluster, plans)
+    best = float(made[2][made[3][0]]) if len(made[3]) else inf
+    plans, slower = _with_faster(job, cluster, tried, plans, best)
+    if len(plans) > len(made[0]):
+        made = evaluate(job, cluster, plans)
+    return Found(plans, *made, process_time() - began, tried, cluster.devices, slower)
+
+
+def _with_faster(job: Job, cluster: Cluster, space: Space, plans: Plans, best: float) -> tuple[Plans, int]:
+    """(`plans` and those on fewer devices that take less than `best` seconds; how many others were evaluated)."""
+    count = 0
+    for devices in () if space.devices else fewer(job, cluster, space):
+        here = replace(space, devices=(devices,))
+        for part in (lean(here), here):  # all of its plans only where one of the most promising is faster
+            found = grid(job, cluster, part)
+            _, peak, seconds, order = evaluate(job, cluster, found)
+            faster = order[seconds[order] < best]
+            count += int(np.count_nonzero(~np.isnan(peak)))
+            if not len(faster):
+                break
+        else:
+            plans, count = plans.joined(found.take(faster)), count - len(faster)
+    return plans, count
 
 
 def evaluate(job: Job, cluster: Cluster, plans: Plans) -> tuple[Ints, Floats, Floats, Ints]:
@@ -122,7 +169,8 @@ def grid(job: Job, cluster: Cluster, space: Space) -> Plans:
         total += len(block)
         if total > MOST_PLANS:
             break
-        blocks.append(block)
+        if len(block):  # a schedule may not divide the layers of this layout
+            blocks.append(block)
     columns = np.concatenate(blocks).T if blocks else np.zeros((len(Plans.__dataclass_fields__), 0))
     names = list(Plans.__dataclass_fields__)
     return Plans.columns(**dict(zip(names, columns, strict=True)))
