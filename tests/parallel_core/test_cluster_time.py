@@ -19,7 +19,6 @@ from parallel_core.plan.cluster.plans import Plan, Plans, changed
 from parallel_core.plan.cluster.questions import ask
 from parallel_core.plan.cluster.zero_bubble import PREDICTED, bubble_rows, models
 from parallel_core.schedule.ir import Kind
-from parallel_core.simulate.idle import bubble
 
 SELENE = clusters()["selene"]
 GPT3 = Job(presets()["gpt-175b"], 1024)
@@ -82,7 +81,7 @@ def test_recomputation_costs_about_a_third_and_selective_little() -> None:
 def test_better_schedules_wait_less() -> None:
     by_schedule = [("gpipe", 1), ("1f1b", 1), ("interleaved", 4), ("zb-h1", 1), ("zb-h2", 1)]
     found = step.of(GPT3, SELENE, Plans.of([changed(BASE, schedule=s, chunks=c) for s, c in by_schedule])).bubble
-    assert found[0] == found[1] > found[3] > found[4] >= 0
+    assert found[0] == found[1] > found[3] >= found[4] >= 0
     assert found[2] == pytest.approx(found[1] / 4)
 
 
@@ -90,13 +89,20 @@ def test_better_schedules_wait_less() -> None:
     ("schedule", "chunks"), [("gpipe", 1), ("1f1b", 1), ("interleaved", 2), ("zb-h1", 1), ("zb-h2", 1), ("zb-v", 2)]
 )
 def test_bubbles_in_closed_form_are_those_of_the_simulated_programs(schedule: str, chunks: int) -> None:
-    plan = Plan(tp=8, pp=8, dp=16, schedule=schedule, chunks=chunks)
-    drawn_step = drawn(GPT3, replace(SELENE, link=1e18, network=1e18), plan)
-    found = step.of(GPT3, replace(SELENE, link=1e18, network=1e18), Plans.of([plan]))
-    m = GPT3.batch / plan.dp
-    closed = found.bubble[0] / (found.compute[0] + found.tensor[0]) * m / drawn_step.micro_batches
+    plan, free = Plan(tp=8, pp=8, dp=16, schedule=schedule, chunks=chunks), replace(SELENE, link=1e18, network=1e18)
+    job = replace(GPT3, batch=16 * drawn(GPT3, free, plan).micro_batches)
+    drawn_step, found = drawn(job, free, plan), step.of(job, free, Plans.of([plan]))
     # The last stage's output layer, which the closed form ignores, changes the simulated idle time by a few percent.
-    assert bubble(drawn_step.spans) == pytest.approx(closed, abs=0.04)
+    assert drawn_step.idle / 1e9 == pytest.approx(found.bubble[0], rel=0.15)
+
+
+@pytest.mark.parametrize(("schedule", "chunks"), [("zb-h1", 1), ("zb-h2", 1), ("zb-v", 2), ("interleaved", 6)])
+def test_a_step_with_one_micro_batch_a_stage_idles_as_long_as_its_programs(schedule: str, chunks: int) -> None:
+    """GPT 175 B on 1 024 devices with 16 stages and a batch of 512: too few micro-batches for a zero bubble."""
+    job, plan = replace(GPT3, batch=512), Plan(tp=2, pp=16, dp=32, schedule=schedule, chunks=chunks)
+    assert drawn(job, SELENE, plan).micro_batches == 16
+    found = step.of(job, SELENE, Plans.of([plan])).bubble[0]
+    assert drawn(job, replace(SELENE, link=1e18, network=1e18), plan).idle / 1e9 == pytest.approx(found, rel=0.15)
 
 
 @pytest.mark.parametrize(("schedule", "chunks"), [("gpipe", 1), ("1f1b", 1), ("interleaved", 2), ("zb-h1", 1)])

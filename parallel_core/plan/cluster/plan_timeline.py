@@ -48,7 +48,8 @@ def drawn(job: Job, cluster: Cluster, plan: Plan) -> Drawn:
     m = max(1, job.batch // (plan.dp * plan.micro_batch))
     chunks = plan.chunks if plan.pp > 1 else 1
     each = chunks * (3 if TRAITS[plan.schedule].split else 2)
-    shown = min(m, max(plan.pp, SHOWN // (MOST_ROWS * each)))
+    least = 2 * plan.pp - 1 if TRAITS[plan.schedule].split else plan.pp  # with fewer they idle longer
+    shown = min(m, max(least, SHOWN // (MOST_ROWS * each)))
     if plan.schedule == "interleaved":  # a round has one micro-batch for each stage
         shown = min(m, -(-shown // plan.pp) * plan.pp)
     schedule = compute_only(plan.schedule, plan.pp, shown, chunks=chunks)

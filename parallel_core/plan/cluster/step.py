@@ -15,7 +15,8 @@ from parallel_core.plan.cluster import memory, work
 from parallel_core.plan.cluster.efficiency import Efficiency, Machine, fitted
 from parallel_core.plan.cluster.hardware import Cluster
 from parallel_core.plan.cluster.job import Job
-from parallel_core.plan.cluster.plans import INTERLEAVED, STASH, Floats, Plans
+from parallel_core.plan.cluster.plans import INTERLEAVED, SCHEDULES, STASH, Floats, Plans
+from parallel_core.plan.split_bubbles import IDLE
 
 WORDS = {
     "compute": "forward and backward",
@@ -65,7 +66,7 @@ def of(job: Job, cluster: Cluster, plans: Plans, efficiency: Efficiency | None =
     short = np.where(job.model.layers % (plans.pp * plans.chunks), 1.0, 0.0)
     last = np.where(inner * layer.total >= (inner - short) * layer.total + head.total, 0.0, 1.0)
     layers = inner - last * short
-    bubble = _bubble(plans, inner, layer)
+    bubble = _bubble(plans, m, inner, layer, last * (head.total - short * layer.total))
     messages = _messages(job, plans, machine, m)
     gradients, offload, optimizer = _update(job, plans, machine, layers * (layer.inputs + layer.weights))
     return Step(
@@ -81,20 +82,22 @@ def of(job: Job, cluster: Cluster, plans: Plans, efficiency: Efficiency | None =
     )
 
 
-def _bubble(plans: Plans, layers: Floats, layer: work.Seconds) -> Floats:
-    """(p - 1) times a rank's bubble for one stage: F + B + W, interleaved a v-th of it (Narayanan et al. 2021, 2.2.2),
-    F + B - W for ZB-H1, F + B - 2W for ZB-H2 (Qi et al. 2024, Table 2), B - W for ZB-V (as simulated); 0 without a
-    flush, once the pipeline is full."""
+def _bubble(plans: Plans, m: Floats, layers: Floats, layer: work.Seconds, extra: Floats) -> Floats:
+    """Idle seconds of a step with a flush, from the first operation of any rank to the last: (p - 1)(F + B + W),
+    interleaved a v-th of it (Narayanan et al. 2021, 2.2.2); of zero-bubble schedules `split_bubbles`; 0 without a
+    flush, once the pipeline is full. `extra`: seconds of a micro-batch that the rank of the output layer takes longer
+    than others."""
     f = layers * (layer.forward + layer.collective_forward)
     b = layers * (layer.inputs + layer.recompute + layer.collective_backward + layer.collective_recompute)
     w = layers * layer.weights
     whole = f + b + w
     looped = whole / np.where(plans.schedule == INTERLEAVED, plans.chunks, 1)
-    by_schedule = {
-        "1f1b-stash": 0 * whole, "1f1b-2bw": 0 * whole, "gpipe": whole, "1f1b": whole, "interleaved": looped,
-        "zb-h1": np.maximum(0, f + b - w), "zb-h2": np.maximum(0, f + b - 2 * w), "zb-v": np.maximum(0, b - w),
-    }  # fmt: skip
-    return (plans.pp - 1) * plans.chosen("schedule", by_schedule)
+    found = (plans.pp - 1) * np.where(plans.asynchronous, 0.0, looped)
+    for name, idle in IDLE.items():
+        own = plans.schedule == SCHEDULES.index(name)
+        more = (extra,) if name == "zb-v" else ()  # elsewhere the output layer is on the last place, busy to the end
+        found[own] = idle(*(column[own] for column in (plans.pp, m, f, b, w, *more)))
+    return found
 
 
 def _messages(job: Job, plans: Plans, machine: Machine, m: Floats) -> Floats:
