@@ -21,7 +21,7 @@ from dashboard.runs.models import Run, State
 from dashboard.runs.queue import requests
 from parallel_core.analysis.disturbance import DISTURBED_ABOVE
 from parallel_core.analysis.quantities import listed_text
-from parallel_core.plan.memory import worst_stage
+from parallel_core.plan.memory import counted, worst_stage
 from parallel_core.profile.request import measured_with
 from parallel_core.profile.table import CostTable, CostTableError
 from parallel_core.spec import RunSpec
@@ -99,7 +99,8 @@ def _predicted(spec: RunSpec, workers: list[str], sources: selectors.Sources) ->
     """The fields of a prediction for ranks that are expected on `workers`."""
     found = sources.predicted(spec, workers)
     low, high = found.likely or (None, None)
-    memory = worst_stage(spec).total if spec.trace.memory and spec.parallel.world <= selectors.MOST_RANKS else None
+    told = spec.trace.memory and spec.parallel.world <= selectors.MOST_RANKS and counted(spec)
+    memory = worst_stage(spec).total if told else None
     return {
         "profile": found.profile,
         "hosts": spreading.several(workers),

@@ -12,7 +12,7 @@ from dashboard.runs.layout_splits import Splits, resplit, splits_of
 from parallel_core.analysis.quantities import bytes_text, count_text, percent_text
 from parallel_core.layout import Layout
 from parallel_core.outline.splits import TensorSplit
-from parallel_core.plan.peak import by_stage
+from parallel_core.plan.peak import standing
 from parallel_core.plan.rank_shards import Held, held
 from parallel_core.plan.traffic import CommVolume, comm_volumes
 from parallel_core.plan.units import parameter_count
@@ -137,7 +137,7 @@ def _no_rank(asked: int, world: int) -> str:
 def _sentence(spec: RunSpec, rank: int, layers: int, spoken: list[CommVolume], hosts: Hosts) -> str:
     layout = Layout.of(spec)
     mine = (
-        by_stage(spec)[layout.coords(rank).place].grads // MAIN_BYTES[spec.train.precision]
+        standing(spec, layout.coords(rank).place).grads // MAIN_BYTES[spec.train.precision]
     )  # weights may have copies
     whole = parameter_count(spec.model)
     text = f"Rank {rank} holds {layers} of {len(spec.model.units())} layers and {percent_text(mine / whole)} of "

@@ -12,7 +12,7 @@ from dashboard.runs import selectors
 from dashboard.runs.models import ENDED, Attempt, Run
 from dashboard.runs.page_verdict import target_of
 from parallel_core.analysis.quantities import bytes_text, percent_text, rate_text, seconds_text, significant
-from parallel_core.plan.memory import worst_stage
+from parallel_core.plan.memory import counted, worst_stage
 from parallel_core.spec import RunSpec
 
 WIDTH, HEIGHT = 120, 32
@@ -140,21 +140,25 @@ def _throughput(run: Run, rate: selectors.Series) -> tuple[str, str]:
 def _memory(run: Run) -> Tile:
     """Measured peak as a solid bar, prediction as an outline; the full width is the larger of them, or the limit if
     that is larger and known."""
-    plan = worst_stage(RunSpec.stored(run.spec))
+    spec = RunSpec.stored(run.spec)
+    plan = worst_stage(spec) if counted(spec) else None
     records, title = selectors.memory(run), "Memory, worst rank"
     worst = max(records.values(), key=lambda record: record.peak_total, default=None)
     if worst is None:
-        said = f"predicted {bytes_text(plan.total)} on rank {plan.rank}; measured on a step that is not timed"
-        return Tile("memory", title, "–", said, outline=WIDTH)
+        said = f"predicted {bytes_text(plan.total)} on rank {plan.rank}" if plan else "not predicted"
+        return Tile(
+            "memory", title, "–", f"{said}; measured on a step that is not timed", outline=WIDTH if plan else None
+        )
     limit = memory_limit(run, selectors.attempt_of(run))
-    most = max(plan.total, worst.peak_total, limit or 0)
+    most = max(plan.total if plan else 0, worst.peak_total, limit or 0)
     parts = [
         f"rank {worst.rank}",
         f"{percent_text(worst.peak_total / limit)} of {bytes_text(limit)}" if limit else "",
-        f"predicted {bytes_text(plan.total)}",
+        f"predicted {bytes_text(plan.total)}" if plan else "",
     ]
     note = ", ".join(part for part in parts if part)
-    predicted, measured = (WIDTH * total / most for total in (plan.total, worst.peak_total))
+    predicted = WIDTH * plan.total / most if plan else None
+    measured = WIDTH * worst.peak_total / most
     return Tile("memory", title, bytes_text(worst.peak_total), note, outline=predicted, solid=measured)
 
 

@@ -153,9 +153,8 @@ def assess(spec: dict[str, Any], resume_from: ResumeFrom | None = None, host_cou
     said, record, where = ledger.predicted(parsed, workers), ledger.time_record().sentence(), several(workers)
     doubt = "" if errors else resuming.doubt(resume_from)
     disk = short_of(parsed, fleet.among(asks.needs))
-    return Assessment(
-        parsed, errors, offered, needed(parsed), found, limit, wrong, said, record, where, doubt, waits, disk
-    )
+    stages = needed(parsed) if found.total else []
+    return Assessment(parsed, errors, offered, stages, found, limit, wrong, said, record, where, doubt, waits, disk)
 
 
 class Submission(TypedDict, total=False):

@@ -16,7 +16,7 @@ from parallel_core.analysis.host_drift import Pace, drifts
 from parallel_core.analysis.sentences import Result
 from parallel_core.analysis.stats import Stats, speedup
 from parallel_core.plan.capacity import fixed_depth, largest_layers
-from parallel_core.plan.memory import worst_stage
+from parallel_core.plan.memory import counted, worst_stage
 from parallel_core.plan.room import Room
 from parallel_core.plan.strategy import family, ideal_speedup, recompute_share
 from parallel_core.spec import RunSpec
@@ -79,7 +79,7 @@ def entry_of(run: Run, spec: RunSpec, label: str, setting: Setting) -> Entry:
         own=own,
         scaled_to=base_batch if spec.train.global_batch != base_batch else None,
         traced_median=_raw_median(run),
-        predicted=worst_stage(spec).total if setting.details else None,
+        predicted=worst_stage(spec).total if setting.details and counted(spec) else None,
         layers=spec.model.layers,
         largest=_largest(spec, setting),
     )

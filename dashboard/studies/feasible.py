@@ -10,7 +10,7 @@ from dashboard.runs.submission import fleet_errors, offered_to
 from dashboard.studies.variants import Plan, Skipped, Variant
 from parallel_core.analysis.quantities import bytes_text
 from parallel_core.plan.generation import worst_place
-from parallel_core.plan.memory import worst_stage
+from parallel_core.plan.memory import counted, worst_stage
 from parallel_core.plan.room import Room, room_of
 from parallel_core.spec import RunSpec
 
@@ -39,7 +39,7 @@ def feasible(plan: Plan, fleet: FleetSnapshot | None = None, programs: float = m
     """The plan with the variants that fit on reporting workers; the others become `skipped`, with the reason.
 
     `fleet`: a snapshot to use instead of a new one. `programs`: characters of own schedules for the memory of which
-    there is time; variants beyond are kept, and counted in `unchecked`.
+    there is time; variants beyond are kept, and counted in `unchecked`, as are those that take too long themselves.
     """
     fleet = fleet or FleetSnapshot.now()
     files, allowance, unchecked = Files.of(fleet), Allowance(programs), 0
@@ -48,7 +48,7 @@ def feasible(plan: Plan, fleet: FleetSnapshot | None = None, programs: float = m
     for variant in plan.variants:
         why, room = _place(variant, fleet, files)
         if room is not None:
-            if allowance.takes(variant.spec):
+            if counted(variant.spec) and allowance.takes(variant.spec):
                 why = _too_large(variant, room)
             else:
                 unchecked += 1

@@ -12,7 +12,15 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
-from parallel_core.plan.in_flight import in_flight, micro_batches, peers, unproven_gradients
+from parallel_core.plan.in_flight import (
+    alike,
+    in_flight,
+    micro_batches,
+    peers,
+    saturated,
+    stream_steps,
+    unproven_gradients,
+)
 from parallel_core.plan.messages import HeldMessages
 from parallel_core.plan.segments import Layers, Live, Segment, in_backward, in_forward, segments_of
 from parallel_core.plan.zero_buckets import Whole
@@ -55,6 +63,15 @@ def _in_closed_form(split: ParallelSpec, stages: Iterable[int]) -> bool:
     """
     few = split.flushes and (split.replicas is not None or (split.pp > 1 and split.micro_batches <= AHEAD))
     return len([*stages]) == 1 and split.program is None and not few and not in_two(split, stages)
+
+
+def walked(split: ParallelSpec) -> int:
+    """About how many compute operations are walked to find the peaks of all ranks; 0 where formulas have them."""
+    if not split.flushes:
+        return 2 * sum(split.copies) * split.micro_batches * stream_steps(split)
+    if all(_in_closed_form(split, [stage]) for stage in range(split.stages)) and split.chunks_per_rank == 1:
+        return 0
+    return 3 * split.stages * saturated(split).micro_batches
 
 
 def in_two(split: ParallelSpec, stages: Iterable[int]) -> bool:
@@ -148,7 +165,7 @@ def _walk(
 ) -> Iterator[tuple[Op, int]]:
     """Each compute operation of the rank that holds `stage`, and the elements of messages held while it runs. Without
     turns all replicas are alike, so the first one stands for them."""
-    made = _messaged(split)
+    made = _messaged(alike(saturated(split)))
     here = made.placement[stage][variant.replica if split.replicas is not None else 0]
     return HeldMessages(made, here, edges, again, variant.unfed_stages).walk()
 

@@ -10,7 +10,21 @@ from parallel_core import schedule
 from parallel_core.schedule.passes.versions import update
 from parallel_core.schedule.peaks import peak_copies, peak_in_flight
 from parallel_core.schedule.round_robin import under_way
+from parallel_core.schedule.traits import CUSTOM
 from parallel_core.spec import ParallelSpec, RunSpec
+
+_FULL = 6
+"""Micro-batches for each stage in which every schedule fills and empties, and is full in between."""
+_KEEP_ALL = ("gpipe", "looped-bfs")
+"""Schedules that keep all micro-batches of a step."""
+_ALONE = {
+    name: ParallelSpec.model_fields[name].default
+    for name in (
+        *("dp", "tp", "widths", "cuts", "sequence", "tensor_split"),
+        *("recompute", "recompute_layers", "zero", "zero_backend"),
+    )
+}
+"""Fields of a split that change no program, at their defaults."""
 
 
 def in_flight(spec: RunSpec, stage: int, replica: int = 0) -> int:
@@ -30,6 +44,27 @@ def micro_batches(spec: RunSpec, stage: int) -> int:
     return own * (1 if spec.parallel.flushes else spec.train.steps)
 
 
+def alike(split: ParallelSpec) -> ParallelSpec:
+    """The same pipeline with one device a stage, whatever the layers, their recomputation and what is sharded: all with
+    the same programs share a result."""
+    return split.model_copy(update=_ALONE)
+
+
+def shortened(split: ParallelSpec) -> ParallelSpec:
+    """The pipeline with fewer micro-batches and as much idle time, if it has many. Once it is full, each micro-batch
+    only repeats what the one before it did (with interleaving, each round of p of them), and nobody idles."""
+    m, pp = split.micro_batches, split.pp
+    most = _FULL * pp + m % pp
+    repeats = split.schedule not in ("naive", CUSTOM) and (split.schedule != "interleaved" or m % pp == 0)
+    same = split.flushes and split.replicas is None and repeats
+    return split.model_copy(update={"micro_batches": most}) if same and m > most else split
+
+
+def saturated(split: ParallelSpec) -> ParallelSpec:
+    """The pipeline with fewer micro-batches, if it has many and its ranks keep as much at their peak."""
+    return split if split.schedule in _KEEP_ALL else shortened(split)
+
+
 def copies(spec: RunSpec, place: int, replica: int = 0) -> int:
     """Most old weight versions that a rank of `place` keeps; 0 where the pipeline flushes."""
     return 0 if spec.parallel.flushes else _streamed(spec)[place][replica].copies
@@ -47,8 +82,12 @@ def _streamed(spec: RunSpec) -> tuple[tuple[_Kept, ...], ...]:
     in each step: if they do not divide evenly, the first replicas get the last ones of a step and soon after the first
     ones of the next."""
     split = spec.parallel.model_copy(update={"dp": 1})
-    few = -(-2 * sum(split.copies) // split.micro_batches) + 2  # steps until the pipeline is full and keeps its maximum
-    return _stream(split, min(spec.train.steps, few))
+    return _stream(split, min(spec.train.steps, stream_steps(split)))
+
+
+def stream_steps(split: ParallelSpec) -> int:
+    """Steps until a pipeline without flushes is full and keeps its maximum."""
+    return -(-2 * sum(split.copies) // split.micro_batches) + 2
 
 
 @lru_cache(maxsize=64)

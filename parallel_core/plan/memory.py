@@ -18,6 +18,7 @@ from parallel_core.analysis.quantities import bytes_text, percent_text
 from parallel_core.layout import Layout
 from parallel_core.outline import outline_of
 from parallel_core.plan.alike import of_memory
+from parallel_core.plan.backward import walked
 from parallel_core.plan.peak import RankMemory, by_stage, predict
 from parallel_core.plan.room import Room, room_of
 from parallel_core.rules import divisors
@@ -25,6 +26,14 @@ from parallel_core.spec import RunSpec
 
 __all__ = ["Feasibility", "Fix", "RankMemory", "by_stage", "find_fixes", "needed", "predict", "verdict", "worst_stage"]
 
+MOST_WALKED = 40_000
+"""Most operations whose memory is walked through while somebody waits: about 0.5 s."""
+_MOST_TRIED = 2 * MOST_WALKED
+"""Most operations of all changes that are tried for one run."""
+NOT_COUNTED = (
+    "Its memory is not predicted: with so many stages and micro-batches it would have to be counted operation by "
+    "operation. Fewer micro-batches, or a schedule of F and BW alone such as 1F1B, are predicted."
+)
 _MOST_FIXES = 3
 
 
@@ -50,11 +59,13 @@ class Feasibility:
 
 def verdict(spec: RunSpec, device: Room | None, devices: int | None = None) -> Feasibility:
     """Compares the predicted peak of the worst rank with the room on a device, or with the run's own cap if that is
-    less.
+    less. Of a run that takes too long to count (MOST_WALKED) it only says so.
 
     `devices`: most devices that a proposed change may use (None: any number).
     """
     room = room_of(device, spec.trace.memory_cap)
+    if not counted(spec):
+        return Feasibility(None, 0, 0, NOT_COUNTED)
     worst = max(needed(spec), key=_total)
     needs = f"Needs {bytes_text(worst.total)} on rank {worst.rank}"
     category, share = worst.largest()
@@ -65,10 +76,17 @@ def verdict(spec: RunSpec, device: Room | None, devices: int | None = None) -> F
     if worst.total <= limit:
         text = f"{needs}, {percent_text(worst.total / limit)} of the {what}'s {room.text}; {most}."
         return Feasibility(True, worst.rank, worst.total, text)
-    fixes = find_fixes(spec, limit, devices)
+    fixes, all_tried = _fixes(spec, limit, devices)
     has = f" beside {bytes_text(room.reserved)} for the framework" if room.reserved else ""
-    text = f"{needs}, {bytes_text(worst.total - limit)} more than the {what} has{has}; {most}. {_advice(fixes)}"
+    text = (
+        f"{needs}, {bytes_text(worst.total - limit)} more than the {what} has{has}; {most}. {_advice(fixes, all_tried)}"
+    )
     return Feasibility(False, worst.rank, worst.total, text, fixes)
+
+
+def counted(spec: RunSpec) -> bool:
+    """Whether the run's memory is predicted while somebody waits."""
+    return walked(spec.parallel) <= MOST_WALKED
 
 
 def worst_stage(spec: RunSpec) -> RankMemory:
@@ -109,9 +127,14 @@ def find_fixes(spec: RunSpec, limit: int, devices: int | None = None) -> tuple[F
 
     Every change is applied to the spec and validated; two changes are combined only where no single one suffices.
     """
+    return _fixes(spec, limit, devices)[0]
+
+
+def _fixes(spec: RunSpec, limit: int, devices: int | None) -> tuple[tuple[Fix, ...], bool]:
+    """`find_fixes`, and whether all changes were tried."""
     search = _Search(limit, devices)
     single = [fix for steps in _ladders(spec) for fix in search.first(spec, steps)]
-    return tuple((single or search.pairs(spec))[:_MOST_FIXES])
+    return tuple((single or search.pairs(spec))[:_MOST_FIXES]), search.all_tried
 
 
 _Step = tuple[str, dict[str, Any]]
@@ -151,18 +174,27 @@ def _recomputations(spec: RunSpec) -> Iterator[_Step]:
         yield "recompute whole blocks", {"parallel.recompute": "full", "parallel.recompute_layers": None}
 
 
-@dataclass(frozen=True)
+@dataclass
 class _Search:
-    """Searches the ladders for steps that are allowed and fit."""
+    """Searches the ladders for steps that are allowed and fit, until `left` operations have been walked through; a step
+    that alone takes too long is left out."""
 
     limit: int
     devices: int | None
+    left: int = _MOST_TRIED
+    all_tried: bool = True
 
     def allowed(self, spec: RunSpec, steps: Iterable[_Step]) -> Iterator[tuple[RunSpec, Fix]]:
         for text, changes in steps:
             changed = _changed(spec, changes)
-            if changed is not None and (self.devices is None or changed.parallel.world <= self.devices):
-                yield changed, Fix(text, changes, max(map(_total, needed(changed))))
+            if changed is None or (self.devices is not None and changed.parallel.world > self.devices):
+                continue
+            walk = walked(changed.parallel)
+            if walk > min(MOST_WALKED, self.left):
+                self.all_tried = False
+                continue
+            self.left -= walk
+            yield changed, Fix(text, changes, max(map(_total, needed(changed))))
 
     def first(self, spec: RunSpec, steps: list[_Step]) -> list[Fix]:
         """The first step of a ladder that fits, if any."""
@@ -192,7 +224,9 @@ def _changed(spec: RunSpec, changes: dict[str, Any]) -> RunSpec | None:
         return None
 
 
-def _advice(fixes: tuple[Fix, ...]) -> str:
+def _advice(fixes: tuple[Fix, ...], all_tried: bool) -> str:
+    if not fixes and not all_tried:
+        return "No change of the split that could be tried at once makes it fit: use a smaller model or batch."
     if not fixes:
         return "No change of the split alone makes it fit: use a smaller model or batch."
     texts = [f"{fix.text} (needs {bytes_text(fix.total)})" for fix in fixes]

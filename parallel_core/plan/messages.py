@@ -40,6 +40,8 @@ class HeldMessages:
         self._sent: dict[Key, int] = {}
         self._waiting: dict[Key, int] = {}
         """Inputs that have arrived, or were made by another stage of the rank, and are not used yet."""
+        self._total = 0
+        """Elements of all that is posted, sent or waiting."""
 
     def walk(self) -> Iterator[tuple[Op, int]]:
         """Each compute operation with the elements held while it runs, its own input and output not included."""
@@ -62,8 +64,8 @@ class HeldMessages:
 
     def _used(self, part: Op) -> int:
         """Removes the operation's input from the waiting ones; returns the elements still held."""
-        self._waiting.pop(_input(part), None)
-        return sum(sum(sizes) for sizes in (self._sent.values(), self._waiting.values(), *self._posted.values()))
+        self._total -= self._waiting.pop(_input(part), 0)
+        return self._total
 
     def _hand_on(self, part: Op) -> None:
         """Hands the operation's output to another stage of the same rank, if that is the next one."""
@@ -73,25 +75,31 @@ class HeldMessages:
             return
         kind = Kind.RECV_ACT if forward else Kind.RECV_GRAD
         if not forward or part.stage in self._again:
-            self._waiting[kind, to, part.micro_batch] = self._edges[max(to, part.stage)]
+            self._hold(self._waiting, (kind, to, part.micro_batch), self._edges[max(to, part.stage)])
 
     def _receive(self, op: Op) -> None:
         link = _link(op)
         size = self._posted[link].popleft()
+        self._total -= size
         self._post(link)
         if op.kind is Kind.RECV_GRAD:  # a received activation counts as its stage's from here on
-            self._waiting[key(op)] = size
+            self._hold(self._waiting, key(op), size)
         for sent in self._proves.get(key(op), ()):
-            self._sent.pop(sent, None)
+            self._total -= self._sent.pop(sent, 0)
 
     def _send(self, op: Op) -> None:
         back = op.kind is Kind.SEND_GRAD
         if op.stage + (-1 if back else 1) not in self._unfed and (back or op.stage in self._again):
-            self._sent[key(op)] = self._size(op)
+            self._hold(self._sent, key(op), self._size(op))
+
+    def _hold(self, held: dict[Key, int], name: Key, size: int) -> None:
+        held[name] = size
+        self._total += size
 
     def _post(self, link: Link) -> None:
         if self._left[link]:
             self._posted[link].append(self._left[link].popleft())
+            self._total += self._posted[link][-1]
 
     def _size(self, op: Op) -> int:
         """Elements of a message: activations enter the receiving stage, gradients have the size of their

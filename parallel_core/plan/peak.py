@@ -89,7 +89,31 @@ def by_stage(spec: RunSpec) -> list[RankMemory]:
     return [_of_rank(spec, layout, layers, layout.rank(place)) for place in range(layout.pp)]
 
 
+def standing(spec: RunSpec, place: int) -> RankMemory:
+    """What the first rank of a place holds outside of forward and backward: parameters, gradients, optimizer state, and
+    as buffers the batch that it reads."""
+    layout, layers = Layout.of(spec), Layers.of(spec)
+    return _standing(spec, layout, layers, layout.rank(place))
+
+
 def _of_rank(spec: RunSpec, layout: Layout, layers: Layers, rank: int) -> RankMemory:
+    still, size = _standing(spec, layout, layers, rank), BYTES_PER_ELEMENT[spec.train.precision]
+    place, variant = still.stage, _variant(spec, layout, rank)
+    stages = {stage: layout.stage_units[stage] for stage in layout.stages_of(place)}
+    live = at_peak(spec, layers, stages, _whole(spec, layers.costs, stages), variant)
+    units = [layers.names[unit] for of in stages.values() for unit in of]
+    batch = _batch_bytes(spec, place, variant.replica, units) + outline_of(spec.model).standing(units, size)
+    working = replace(
+        still,
+        params=still.params + size * live.params,
+        grads=still.grads + size * live.grads,
+        activations=size * live.kept,
+        buffers=batch + size * live.passing,
+    )
+    return max(working, still, key=lambda memory: memory.total)
+
+
+def _standing(spec: RunSpec, layout: Layout, layers: Layers, rank: int) -> RankMemory:
     place = layout.coords(rank).place
     size, main = BYTES_PER_ELEMENT[spec.train.precision], MAIN_BYTES[spec.train.precision]
     torchs = fully_sharded.by_torch(spec)
@@ -99,26 +123,17 @@ def _of_rank(spec: RunSpec, layout: Layout, layers: Layers, rank: int) -> RankMe
     mine, variant = [held // _shards(spec, n) for n in (1, 2, 3)], _variant(spec, layout, rank)
     if torchs:
         mine = [fully_sharded.owned(spec, layers.costs, variant.replica)] * 2 + [fully_sharded.room(spec, layers.costs)]
-    live = at_peak(spec, layers, stages, _whole(spec, layers.costs, stages), variant)
     units = [layers.names[unit] for of in stages.values() for unit in of]
-    batch, standing = _batch_bytes(spec, place, variant.replica, units), outline_of(spec.model).standing(units, size)
-    still = RankMemory(
+    reading = _batch_bytes(spec, place, variant.replica, units, reading=True)
+    return RankMemory(
         rank=rank,
         stage=place,
         params=(main if torchs else size) * mine[2] * (1 + copies(spec, place, variant.replica)),
         grads=main * mine[1],
         optimizer=states * main * mine[0],
         activations=0,
-        buffers=_batch_bytes(spec, place, variant.replica, units, reading=True) + standing,
+        buffers=reading + outline_of(spec.model).standing(units, size),
     )
-    working = replace(
-        still,
-        params=still.params + size * live.params,
-        grads=still.grads + size * live.grads,
-        activations=size * live.kept,
-        buffers=batch + standing + size * live.passing,
-    )
-    return max(working, still, key=lambda memory: memory.total)
 
 
 def _variant(spec: RunSpec, layout: Layout, rank: int) -> RankVariant:

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from functools import lru_cache
 from typing import Literal
+
+import numpy as np
 
 from parallel_core.analysis.rows import last_end
 from parallel_core.outline import block_of, outline_of
 from parallel_core.outline.recompute import recompute_label, recomputed
+from parallel_core.plan.in_flight import alike, shortened
 from parallel_core.plan.partition import flop_weights
+from parallel_core.plan.split_bubbles import IDLE
 from parallel_core.schedule import plain
 from parallel_core.schedule.ir import Kind
 from parallel_core.schedule.traits import TRAITS
@@ -18,6 +23,9 @@ from parallel_core.spec import ModelSpec, ParallelSpec, RunSpec
 from parallel_core.stage_rules import name
 
 Family = Literal["single", "dp", "tp", "pp", "combined"]
+
+_MOST_SIMULATED = 30_000
+"""Most pairs of a stage and a micro-batch that are simulated: about 0.3 s."""
 
 
 def label(spec: RunSpec) -> str:
@@ -90,27 +98,38 @@ def idle_share(split: ParallelSpec) -> float:
     """Idle over busy time of a step where all stages are equal and T_B = T_W = T_F: the cost of the flush.
 
     (p - 1) / (v m) with v chunks a rank for schedules with the trait `ideal_idle`, on a loop only where m is a multiple
-    of p (Narayanan et al. 2021b, section 2.2). 0 without a flush. Everything else is simulated. All ranks wait for the
-    last one before the optimizer, as they do for the gradient norm.
+    of p (Narayanan et al. 2021b, section 2.2); 0 without a flush; `split_bubbles` for ZB-H1, ZB-H2 and ZB-V; every
+    other schedule is simulated. All ranks wait for the last one before the optimizer, as they do for the gradient norm.
     """
     if split.replicas is not None:
         return _in_turn(split.model_copy(update={"tp": 1, "widths": None, "cuts": None}))
     if split.pp == 1 or not split.flushes:
         return 0.0
     if split.early_gradients:
-        return _simulated(_alike(split))
+        return _shortened(split)
     if split.schedule == "naive":
         return split.pp - 1.0
     traits = TRAITS[split.schedule]
     if traits.ideal_idle and (traits.shape == "line" or split.micro_batches % split.pp == 0):
         return (split.pp - 1) / (split.chunks_per_rank * split.micro_batches)
-    return _simulated(_alike(split))
+    if split.schedule in IDLE and split.micro_batches >= split.pp:
+        each = np.array(float(split.chunks_per_rank))
+        idle = IDLE[split.schedule](np.array(split.pp), np.array(split.micro_batches), each, each, each)
+        return float(idle) / (3 * split.chunks_per_rank * split.micro_batches)
+    return _shortened(split)
 
 
-def _alike(split: ParallelSpec) -> ParallelSpec:
-    """The same pipeline with one device a stage, whatever the cuts and the recomputation, which thus share a result."""
-    one = {"dp": 1, "tp": 1, "widths": None, "cuts": None, "recompute": "none", "recompute_layers": None}
-    return split.model_copy(update=one)
+def _shortened(split: ParallelSpec) -> float:
+    """Simulates the pipeline with fewer micro-batches, if it has many: it idles as long, beside more work. Of a very
+    deep one, simulates fewer stages with as many micro-batches each, whose share is about the same."""
+    short = shortened(split)
+    share = short.micro_batches / split.micro_batches
+    parts = short.stages * short.micro_batches / _MOST_SIMULATED
+    if parts > 1 and split.program is None:
+        fewer = max(2, int(split.pp / math.sqrt(parts)))
+        each = max(1, short.micro_batches // split.pp)
+        short = short.model_copy(update={"pp": fewer, "micro_batches": fewer * each})
+    return _simulated(alike(short)) * share
 
 
 @lru_cache(maxsize=256)

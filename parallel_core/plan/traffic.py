@@ -17,7 +17,7 @@ from parallel_core.layout import Layout
 from parallel_core.outline import outline_of
 from parallel_core.outline.recompute import rebuilt
 from parallel_core.outline.splits import ROW
-from parallel_core.plan.peak import by_stage, flat_bytes, unsharded
+from parallel_core.plan.peak import flat_bytes, standing, unsharded
 from parallel_core.plan.units import boundary_elements
 from parallel_core.spec import RunSpec
 
@@ -142,7 +142,7 @@ def _calls(unit: str, units: Sequence[str], sequence: bool) -> tuple[int, int]:
 
 
 def _data(spec: RunSpec, place: int, replicas: tuple[int, ...]) -> list[CommVolume]:
-    held = by_stage(spec)[place]
+    held = standing(spec, place)
     if not spec.parallel.zero:
         updates = spec.parallel.updates(place)
         return [CommVolume("data", replicas, "all-reduce of gradients", updates, updates * held.grads, 2)]

@@ -12,14 +12,15 @@ from django.test import Client
 from django.utils import timezone
 
 from dashboard.fleet.models import Worker
-from dashboard.runs import services, spec_fields, submission
+from dashboard.runs import page_tiles, services, spec_fields, submission
 from dashboard.runs.choice_labels import CHOICE_LABELS
 from dashboard.runs.forms import RunForm
 from dashboard.runs.models import Run
+from dashboard.runs.panel import Panel
 from dashboard.runs.presets import PRESETS, Preset
 from parallel_core.outline import KINDS
 from parallel_core.outline.recompute import RECOMPUTE_LABELS
-from parallel_core.plan.memory import worst_stage
+from parallel_core.plan.memory import NOT_COUNTED, worst_stage
 from parallel_core.plan.room import FRAMEWORK
 from parallel_core.schedule.traits import TRAITS
 from parallel_core.spec import BYTES_PER_ELEMENT, RunSpec
@@ -272,6 +273,24 @@ def test_a_preset_that_cannot_run_here_is_marked_before_anything_is_typed(member
         assert re.search(rf'id="error-{name}">{re.escape(html.escape(said))}<', answer.content.decode())
     assert "Not queued." not in answer.content.decode(), "nothing has been submitted yet"
     assert not member.get("/runs/new/?preset=dp2").context["form"].errors
+
+
+def test_memory_that_would_take_long_to_count_is_not_predicted(
+    member: Client, alice: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """512 stages and a split backward: said in the panel, and on the run's page once it is queued without a worker."""
+    deep = {
+        "model": {"layers": 1024, "hidden": 64, "heads": 4, "seq": 64},
+        "parallel": {"pp": 512, "micro_batches": 4096, "schedule": "zb-h1"},
+        "train": {"global_batch": 4096},
+    }
+    for module, name in ((submission, "needed"), (page_tiles, "worst_stage")):
+        monkeypatch.setattr(module, name, lambda spec: pytest.fail("it was counted"))
+    found = submission.assess(deep)
+    panel = Panel.of(found)
+    assert (found.stages, panel.rows, panel.fits, panel.memory) == ([], [], None, NOT_COUNTED)
+    run = services.submit(owner=alice, spec=deep)
+    assert "not predicted; measured on a step" in member.get(f"/runs/{run.pk}/").content.decode()
 
 
 def test_a_device_that_tensors_alone_would_fill_is_refused() -> None:

@@ -9,13 +9,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from parallel_core.layout import Layout
+from parallel_core.plan import backward
+from parallel_core.plan import memory as plan_memory
+from parallel_core.plan.backward import walked
 from parallel_core.plan.grad_buckets import ALIGN
-from parallel_core.plan.memory import by_stage, needed, predict, verdict, worst_stage
+from parallel_core.plan.in_flight import saturated
+from parallel_core.plan.memory import NOT_COUNTED, Feasibility, by_stage, needed, predict, verdict, worst_stage
 from parallel_core.plan.peak import flat_bytes
 from parallel_core.plan.room import FRAMEWORK, Room
 from parallel_core.plan.strategy import label, recompute_share
 from parallel_core.plan.units import boundary_elements, parameter_count, unit_costs
-from parallel_core.spec import BYTES_PER_ELEMENT, MAIN_BYTES, ModelSpec, RunSpec
+from parallel_core.spec import BYTES_PER_ELEMENT, MAIN_BYTES, ModelSpec, ParallelSpec, RunSpec
 from tests.parallel_core.strategies import run_specs
 
 GIB = 1024**3
@@ -265,6 +269,60 @@ def test_verdict_agrees_with_the_prediction(run: RunSpec, limit: int) -> None:
     found = verdict(run, Room(limit))
     assert found.total == max(memory.total for memory in predict(run))
     assert found.fits == (found.total <= limit)
+
+
+@pytest.mark.parametrize("recompute", ["none", "full"])
+@pytest.mark.parametrize("pp", [2, 3, 4])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        *({"schedule": name} for name in ("zb-h1", "zb-h2", "zb-v", "v-half", "v-min", "dualpipe-v", "interleaved")),
+        {"schedule": "interleaved", "chunks": 3},
+        *({"schedule": name, "early_gradients": True} for name in ("1f1b", "interleaved")),
+    ],
+)
+def test_peaks_do_not_grow_with_the_micro_batches_of_a_full_pipeline(
+    monkeypatch: pytest.MonkeyPatch, kind: dict[str, Any], pp: int, recompute: str
+) -> None:
+    """What is walked through is shorter, and finds the same as all of the step."""
+    m = 11 * pp + (kind["schedule"] != "interleaved")
+    long = {
+        "model": {"layers": 4 * pp, "hidden": 32, "heads": 4, "seq": 16, "vocab": 64},
+        "parallel": {"pp": pp, "micro_batches": m, "recompute": recompute, **kind},
+        "train": {"global_batch": m},
+    }
+    run = RunSpec.model_validate(long)
+    assert saturated(run.parallel).micro_batches < m
+    shorter = by_stage(run)
+    monkeypatch.setattr(backward, "saturated", lambda split: split)
+    assert by_stage(run) == shorter
+
+
+@pytest.mark.parametrize("name", ["gpipe", "looped-bfs", "naive", "custom"])
+def test_schedules_that_keep_every_micro_batch_are_walked_to_their_end(name: str) -> None:
+    split = ParallelSpec(pp=2, micro_batches=100).model_copy(update={"schedule": name})
+    assert saturated(split) == split
+
+
+def test_what_takes_too_long_to_count_is_said_and_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """512 stages; and changes of a run that fit only with more stages than can be counted."""
+    deep = {
+        "model": {"layers": 1024, "hidden": 64, "heads": 4, "seq": 64, "vocab": 64},
+        "parallel": {"pp": 512, "micro_batches": 4096, "schedule": "zb-h1"},
+        "train": {"global_batch": 4096},
+    }
+    monkeypatch.setattr(plan_memory, "needed", lambda spec: pytest.fail("it was counted"))
+    assert verdict(RunSpec.model_validate(deep), Room(GIB)) == Feasibility(None, 0, 0, NOT_COUNTED)
+
+
+def test_changes_that_take_too_long_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = RunSpec.model_validate(BIG | {"parallel": {"pp": 2, "micro_batches": 4, "schedule": "zb-h1"}})
+    assert walked(run.parallel) > 0
+    monkeypatch.setattr(plan_memory, "MOST_WALKED", walked(run.parallel))
+    longer = {fix.changes.get("parallel.micro_batches", 4) for fix in verdict(run, Room(8 * GIB)).fixes}
+    assert longer <= {4}
+    found = verdict(run, Room(100))
+    assert found.fixes == () and "No change of the split that could be tried at once" in found.sentence
 
 
 def test_the_widest_run_is_judged_at_once() -> None:

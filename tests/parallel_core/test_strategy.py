@@ -11,7 +11,7 @@ from parallel_core import schedule
 from parallel_core.plan import strategy
 from parallel_core.plan.strategy import family, ideal_speedup, label, model_flops, recompute_share
 from parallel_core.plan.units import parameter_count
-from parallel_core.schedule.traits import TRAITS, flushes
+from parallel_core.schedule.traits import TRAITS, flushes, takes_early_gradients
 from parallel_core.spec import ModelSpec, ParallelSpec, RunSpec
 from tests.parallel_core.test_plan import spec
 
@@ -61,7 +61,18 @@ def test_ideal_speedups(split: dict[str, Any], ideal: float) -> None:
 def test_idle_times_in_closed_form_are_those_of_the_simulated_schedule(name: str, rounds: int, pp: int) -> None:
     rounds += TRAITS[name].pairs  # these need two micro-batches a stage
     split = ParallelSpec.model_validate({"pp": pp, "micro_batches": rounds * pp, "schedule": name})
-    assert math.isclose(strategy.idle_share(split), strategy._simulated(strategy._alike(split)))
+    assert math.isclose(strategy.idle_share(split), strategy._simulated(strategy.alike(split)))
+
+
+@pytest.mark.parametrize("early", [False, True])
+@pytest.mark.parametrize("name", [name for name in schedule.names() if flushes(name)])
+def test_a_long_step_idles_as_a_shorter_one(name: str, early: bool) -> None:
+    """Idle time is that of the whole step, simulated."""
+    if early and name not in takes_early_gradients():
+        return
+    for pp, m in ((2, 32), (3, 39)):
+        split = ParallelSpec.model_validate({"pp": pp, "micro_batches": m, "schedule": name, "early_gradients": early})
+        assert math.isclose(strategy.idle_share(split), strategy._simulated(strategy.alike(split)))
 
 
 def test_the_idle_time_of_an_unknown_order_is_simulated(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -73,7 +84,7 @@ def test_the_idle_time_of_an_unknown_order_is_simulated(monkeypatch: pytest.Monk
 
 
 def test_kinds_of_recomputation_share_one_simulation() -> None:
-    split = ParallelSpec(pp=2, schedule="zb-h1", micro_batches=4)
+    split = ParallelSpec(pp=2, schedule="v-half", micro_batches=4)
     strategy._simulated.cache_clear()
     kinds = ({}, {"recompute": "full"}, {"recompute": "full", "recompute_layers": (0,)}, {"cuts": (3,)})
     assert len({strategy.idle_share(split.model_copy(update=kind)) for kind in kinds}) == 1
