@@ -18,14 +18,16 @@ from dashboard.ledger.simulated import simulated, table_of
 from dashboard.runs import metrics
 from dashboard.runs.models import Attempt, Run
 from dashboard.runs.spreading import several
-from parallel_core.analysis.quantities import signed_percent_text
+from parallel_core.analysis.quantities import count_text, signed_percent_text
 from parallel_core.simulate.device_drift import spells_beside
 from parallel_core.simulate.network import ALONE, Where
-from parallel_core.simulate.predict import predict_step
+from parallel_core.simulate.predict import operations, predict_step
 from parallel_core.spec import RunSpec
 
 MOST_RANKS = 64
 """Runs of more ranks are not predicted while somebody waits."""
+MOST_OPERATIONS = 4_000
+"""Runs with steps of more compute operations are not predicted while somebody waits: about 1 s."""
 USUAL_OF = 5
 """How many profiles the usual duration of a profile is computed from."""
 NEWEST = 500
@@ -180,6 +182,11 @@ class Sources:
             return Predicted(why_not="what is broken on purpose is not predicted")
         if spec.parallel.world > MOST_RANKS:
             return Predicted(why_not=f"runs of more than {MOST_RANKS} ranks are not simulated here")
+        if (count := operations(spec)) > MOST_OPERATIONS:
+            return Predicted(
+                why_not=f"steps of more than {count_text(MOST_OPERATIONS)} operations are not simulated here; "
+                f"this one has about {count_text(count)}"
+            )
         hosts = several(workers)
         place = Where(hosts, host_links.tables_of(self._links, hosts, spec.train.device)) if hosts else ALONE
         profiles = sorted(self._profiles.get(profile_key(spec), ()), key=lambda own: own.worker.name not in workers)

@@ -19,6 +19,12 @@ if TYPE_CHECKING:
     from parallel_core.spec import RunSpec
 
 
+def edge(pipeline_ranks: int, per_step: int) -> int:
+    """Steps of `per_step` micro-batches (over all replicas) within which a pipeline fills, and within which it
+    drains."""
+    return 2 + -(-3 * pipeline_ranks // per_step)
+
+
 @dataclass(frozen=True, eq=False)
 class Window:
     """Step `step` of `stream`. Steps that look the same share one object (`Windows`)."""
@@ -49,8 +55,7 @@ class Windows:
     def __init__(self, spec: RunSpec) -> None:
         one = build(spec)
         self.per_step = one.micro_batches
-        self.edge = 2 + -(-3 * one.pipeline_ranks // self.per_step)
-        """Steps within which the pipeline fills, and within which it drains."""
+        self.edge = edge(one.pipeline_ranks, self.per_step)
         self._spec = spec
         self._made: dict[tuple[int, int], Window] = {}
         self._streams: dict[int, Schedule] = {}

@@ -15,6 +15,8 @@ from parallel_core.layout import Layout
 from parallel_core.profile.table import CostTable
 from parallel_core.schedule import build
 from parallel_core.schedule.ir import Kind, Op, Schedule
+from parallel_core.schedule.stream import edge
+from parallel_core.schedule.traits import TRAITS
 from parallel_core.simulate import Costs, Spans, host_traffic, noise, steady
 from parallel_core.simulate.cost_requirements import CannotPredict as CannotPredict
 from parallel_core.simulate.cost_requirements import require
@@ -86,6 +88,16 @@ def _at_pace(
         schedule, (seconds, spans) = made.schedule(steady.MORE_STEPS), steady.step(spec, walk)
     seconds *= noise.factor(schedule, made.costs(schedule), sharing, table.noise, made.meeting, parts) if parts else 1.0
     return Prediction(seconds + table.overhead("report"), spans)
+
+
+def operations(spec: RunSpec) -> int:
+    """About how many compute operations `predict_step` simulates at a time: those of a step, or of both streams of a
+    pipeline without flushes."""
+    split = spec.parallel
+    each = 3 if TRAITS[split.schedule].split or split.early_gradients else 2
+    streams = split.pp > 1 and not split.flushes
+    steps = sum(steady.steps_of(edge(sum(split.copies), split.per_step))) if streams else 1
+    return split.per_step * split.stages * each * steps
 
 
 class Maker:

@@ -18,6 +18,12 @@ from parallel_core.spec import RunSpec
 MORE_STEPS = 4
 """Difference in steps between the two streams."""
 
+
+def steps_of(full: int) -> tuple[int, int]:
+    """Lengths of the two streams, for a pipeline that fills within `full` steps."""
+    return 2 * full + 1, 2 * full + 1 + MORE_STEPS
+
+
 Walk = Callable[[int], tuple[Schedule, dict[int, Spans]]]
 """Number of steps -> programs of the stream, each step's part after its DATA, and their spans."""
 
@@ -33,15 +39,15 @@ def headed(program: Program, steps: int, per_step: int, head: Op) -> Iterator[Op
 def step(spec: RunSpec, walk: Walk) -> tuple[float, dict[int, Spans]]:
     """(seconds, spans from 0) of a step while the pipeline is full; micro-batches are numbered from its first."""
     full = Windows(spec).edge
-    short, spans = walk(2 * full + 1)
-    longer = walk(2 * full + 1 + MORE_STEPS)[1]
+    few, many = steps_of(full)
+    (short, spans), (_, longer) = walk(few), walk(many)
     more = last_end(longer) - last_end(spans)
     parts = {rank: _part(short.programs[rank], rows, full) for rank, rows in spans.items()}
     begin = min(int(rows["start"].min()) for rows in parts.values())
     for rows in parts.values():
         rows["start"] -= begin
         rows["end"] -= begin
-        rows["micro_batch"] -= full * (short.micro_batches // (2 * full + 1))
+        rows["micro_batch"] -= full * (short.micro_batches // few)
     return more / MORE_STEPS / 1e9, parts
 
 

@@ -294,6 +294,25 @@ def test_without_a_profile_memory_alone_is_predicted(alice: Any) -> None:
     assert "no worker has profiled" in selectors.predicted(SPEC).why_not
 
 
+@pytest.mark.parametrize(
+    ("split", "said"),
+    [
+        ({"pp": 2, "micro_batches": 1024}, "this one has about 4\N{NO-BREAK SPACE}096"),
+        ({"pp": 2, "micro_batches": 512, "schedule": "1f1b-2bw"}, "this one has about 36\N{NO-BREAK SPACE}864"),
+    ],
+)
+def test_a_step_of_many_operations_is_not_simulated_while_somebody_waits(
+    profile: Profile, alice: Any, monkeypatch: pytest.MonkeyPatch, split: dict[str, Any], said: str
+) -> None:
+    """Neither in the form nor when it is queued; its memory is predicted."""
+    train = SPEC.model_dump()["train"] | {"global_batch": split["micro_batches"], "clip_norm": None}
+    long = RunSpec.model_validate(SPEC.model_dump() | {"parallel": split, "train": train})
+    monkeypatch.setattr(selectors, "predict_step", lambda *args, **kwargs: pytest.fail("it was simulated"))
+    assert selectors.predicted(long).why_not.endswith(said)
+    queued = Prediction.objects.get(run=services.submit(owner=alice, spec=long.model_dump(mode="json")))
+    assert queued.seconds is None and queued.memory
+
+
 def test_new_run_says_what_a_step_will_take(profile: Profile, member: Client) -> None:
     page = member.get("/runs/new/", {"spec": SPEC.model_dump_json()}).content.decode()
     assert "simulated from the profile of yard-a" in page and 'value="32"' in page
