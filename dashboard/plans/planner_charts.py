@@ -78,7 +78,7 @@ def _points(made: View, front: list[int], fitting: Any, large: Any) -> list[char
     judged = made.judged
     if judged and judged.seconds:
         fits = judged.peak <= judged.capacity
-        out.append(charts.Point(judged.plan.label(), judged.seconds, judged.peak, fits, False, True))
+        out.append(charts.Point(found.named(judged.plan), judged.seconds, judged.peak, fits, False, True))
     return out
 
 

@@ -187,6 +187,14 @@ def test_the_layout_of_a_plan_is_drawn_with_the_rank_and_the_split_of_the_addres
         assert "What rank 0 holds" in text and said in text and ": ranks are 0 to 63. Rank 0 is shown." in text
 
 
+def test_a_best_plan_on_fewer_devices_is_named_so_and_drawn_once(reader: Client) -> None:
+    """105 layers on a power of two of devices: a pipeline leaves some of them out."""
+    page = reader.get(PAGE, {"model": "gpt-530b", "cluster": "h100", "devices": "1024", "batch": "1024"})
+    first = page.context["ranked"][0]
+    assert re.search(r", on \d+ of 1024 devices$", first.label) and first.chosen and "1024" not in first.address[-60:]
+    assert "asked about" not in page.context["charts"]["plans"].source
+
+
 def test_what_cannot_be_cut_is_not_said_to_be_too_large(reader: Client) -> None:
     verdict = " ".join(reader.get(PAGE, {"model": "gpt-125m", "batch": "1"}).context["verdict"])
     assert "No plan cuts" in verdict and "GiB" not in verdict

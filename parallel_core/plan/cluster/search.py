@@ -14,7 +14,7 @@ from parallel_core.plan.cluster import memory, rules, step
 from parallel_core.plan.cluster.device_counts import fewer
 from parallel_core.plan.cluster.hardware import Cluster
 from parallel_core.plan.cluster.job import Job
-from parallel_core.plan.cluster.plans import PRECISIONS, RECOMPUTE, SCHEDULES, Floats, Ints, Plans
+from parallel_core.plan.cluster.plans import PRECISIONS, RECOMPUTE, SCHEDULES, Floats, Ints, Plan, Plans
 from parallel_core.plan.cluster.problems import require
 from parallel_core.rules import divisors
 from parallel_core.schedule.traits import TRAITS
@@ -94,8 +94,11 @@ class Found:
         return [int(i) for i in self.order[:count]]
 
     def label(self, i: int) -> str:
-        """The label of plan `i`, with its devices where these are not the whole cluster."""
-        plan = self.plans.row(i)
+        """`named` of plan `i`."""
+        return self.named(self.plans.row(i))
+
+    def named(self, plan: Plan) -> str:
+        """The label of a plan, with its devices where these are not the whole cluster."""
         on = f", on {plan.devices} of {self.devices} devices" if plan.devices < self.devices else ""
         return f"{plan.label()}{on}"
 
