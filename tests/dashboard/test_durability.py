@@ -77,7 +77,7 @@ def test_a_disk_that_fails_to_sync_costs_no_heartbeat_and_holds_back_what_is_set
     with monkeypatch.context() as failing, caplog.at_level(logging.WARNING, loop.__name__):
         failing.setattr(loop, "sync_commits", broken_disk)
         heard: list[str] = []
-        failing.setattr(controller._clocks, "heard", lambda worker, attempts: heard.append(worker))
+        failing.setattr(controller._clocks, "heard", lambda worker, *rest: heard.append(worker))
         peer.beat(attempt.pk)
         controller.turn()
         peer.ended(attempt.pk)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from parallel_core import cli
+from parallel_core.cli import entry
 from parallel_core.limits import SPOOL_BYTES
 from parallel_core.local import LocalYard, Tail
 from parallel_core.observe.records import OMITTED, SPAN, FileSink, Frame, read_stream, segments
@@ -60,6 +60,6 @@ def test_the_spans_of_a_run_go_where_they_are_over_the_limit(yard: LocalYard, tm
 
 
 def test_train_has_the_limit_of_a_worker() -> None:
-    read = cli._parser().parse_args
+    read = entry._parser().parse_args
     assert read(["train", "spec.json"]).spool_bytes == SPOOL_BYTES == Settings.from_env({}).spool_bytes
     assert read(["train", "spec.json", "--spool-bytes", "5000"]).spool_bytes == 5000
