@@ -85,8 +85,8 @@ def _room(request: TextRequest, spec: RunSpec) -> dict[str, str]:
         room = f"the model's sequence is {seq} tokens and the prompt has {size}"
         return {"new": f"{room}; at most {seq - size} can be generated."}
     if spec.parallel.dp > request.samples:
-        shared = f"data={spec.parallel.dp} replicas share {plural_text(request.samples, 'text')}"
-        return {"dp": f"{shared}, and each needs one; use data={request.samples} or less, or more texts."}
+        shared = f"dp={spec.parallel.dp} replicas share {plural_text(request.samples, 'text')}"
+        return {"dp": f"{shared}, and each needs one; use dp={request.samples} or less, or more texts."}
     return {}
 
 

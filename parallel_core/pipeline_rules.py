@@ -16,7 +16,7 @@ from parallel_core.schedule.traits import CUSTOM, TRAITS, allowed_chunks, takes_
 if TYPE_CHECKING:
     from parallel_core.spec import ParallelSpec
 
-MORE_STAGES = Proposal("pipeline={} or more", "parallel.pp", range(2, 17))
+MORE_STAGES = Proposal("pp={} or more", "parallel.pp", range(2, 17))
 NOT_EARLY = Proposal("early_gradients=false", "parallel.early_gradients", [False])
 
 
@@ -56,7 +56,7 @@ def _check_read(split: ParallelSpec, program: str) -> None:
             ("parallel.program",), "a program of one row holds one stage; give each pipeline rank a row of its own."
         )
     for field, name, value, right in (
-        ("parallel.pp", "pipeline", split.pp, made.pipeline_ranks),
+        ("parallel.pp", "pp", split.pp, made.pipeline_ranks),
         ("parallel.micro_batches", "micro-batches", split.micro_batches, made.micro_batches),
         ("parallel.chunks", "chunks", split.chunks or chunks, chunks),
     ):
@@ -71,7 +71,7 @@ def _check_early(split: ParallelSpec) -> None:
     if split.pp == 1:
         raise refusal(
             ("parallel.early_gradients", "parallel.pp"),
-            "early_gradients=true sends gradients to the stage before, and pipeline=1 has none; use",
+            "early_gradients=true sends gradients to the stage before, and pp=1 has none; use",
             MORE_STAGES,
             NOT_EARLY,
         )
@@ -107,7 +107,7 @@ def _check_micro_batches(split: ParallelSpec) -> None:
     if TRAITS[split.schedule].pairs and split.micro_batches < least:
         raise rule_error(
             ("parallel.micro_batches", "parallel.schedule", "parallel.pp"),
-            f"schedule={split.schedule} with pipeline={split.pp} needs at least {least} micro-batches, "
+            f"schedule={split.schedule} with pp={split.pp} needs at least {least} micro-batches, "
             f"got {split.micro_batches}; use micro_batches={least} or more.",
         )
 
@@ -119,7 +119,7 @@ def _check_stream(split: ParallelSpec) -> None:
     if split.pp == 1:
         raise refusal(
             ("parallel.schedule", "parallel.pp"),
-            f"schedule={split.schedule} keeps a pipeline full, and pipeline=1 is none; use",
+            f"schedule={split.schedule} keeps a pipeline full, and pp=1 is none; use",
             MORE_STAGES,
             Proposal("schedule={}", "parallel.schedule", ["1f1b"]),
         )
@@ -127,7 +127,7 @@ def _check_stream(split: ParallelSpec) -> None:
     if split.replicas is None and split.micro_batches < least:
         raise rule_error(
             ("parallel.micro_batches", "parallel.schedule", "parallel.pp"),
-            f"schedule={split.schedule} with pipeline={split.pp} needs at least {least} micro-batches, or two "
+            f"schedule={split.schedule} with pp={split.pp} needs at least {least} micro-batches, or two "
             f"versions do not last; got {split.micro_batches}; use micro_batches={least} or more.",
         )
 
@@ -141,7 +141,7 @@ def _check_chunks(split: ParallelSpec) -> None:
             ("parallel.chunks", "parallel.pp"),
             f"chunks={split.chunks} needs a pipeline;",
             Proposal("leave it empty", "parallel.chunks", [None]),
-            MORE_STAGES._replace(words="use pipeline={} or more"),
+            MORE_STAGES._replace(words="use pp={} or more"),
         )
     if split.pp > 1 and not traits.least <= split.chunks <= (traits.most or split.chunks):
         raise refusal(
@@ -155,7 +155,7 @@ def _check_chunks(split: ParallelSpec) -> None:
 def check_stages(split: ParallelSpec, units: int) -> None:
     """Checks that every stage has a layer, and that `cuts` are valid."""
     cuts, v = split.cuts, split.chunks_per_rank
-    shape = f"pipeline={split.pp}" if v == 1 else f"pipeline={split.pp} x chunks={v}"
+    shape = f"pp={split.pp}" if v == 1 else f"pp={split.pp} x chunks={v}"
     count = "is more than" if v == 1 else f"makes {split.stages} stages, more than"
     if split.stages > units:
         field = "parallel.pp" if v == 1 else "parallel.chunks"
@@ -197,7 +197,7 @@ def _fewer_stages(split: ParallelSpec, units: int) -> str:
         return f"use at most {units}"
     ways = [f"chunks={units // split.pp}"] if units // split.pp >= TRAITS[split.schedule].least else []
     if units // split.chunks_per_rank > 1:
-        ways.append(f"pipeline={units // split.chunks_per_rank}")
+        ways.append(f"pp={units // split.chunks_per_rank}")
     if ways:
         return f"use at most {' or '.join(ways)}"
     least = 2 * TRAITS[split.schedule].least

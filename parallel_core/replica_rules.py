@@ -32,7 +32,7 @@ def check_batch(spec: RunSpec) -> None:
     if batch % dp:
         raise refusal(
             ("parallel.dp", "train.global_batch"),
-            f"data={dp} does not divide global_batch={batch}; try",
+            f"dp={dp} does not divide global_batch={batch}; try",
             Proposal("{}", "parallel.dp", nearest(divisors(batch), dp), MAX_VALUES_NAMED),
             Proposal("global_batch={}", "train.global_batch", [spec.parallel.per_step], spare=True),
         )

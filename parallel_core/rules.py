@@ -91,7 +91,7 @@ class Refusal(PydanticCustomError):
 
 def refusal(fields: tuple[str, ...], problem: str, *proposals: Proposal) -> Refusal:
     """The error of a rule between fields; a form shows it at the first of them. `problem` ends with the word that leads
-    to the proposals: `tensor=3 does not divide heads=8; try`."""
+    to the proposals: `tp=3 does not divide heads=8; try`."""
     proposed = ", or ".join(proposal.text for proposal in proposals if not proposal.spare)
     begin = problem.removesuffix(" use") if proposed.startswith(_VERBS) else problem
     message = f"{begin} {proposed}."

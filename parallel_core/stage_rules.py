@@ -17,12 +17,11 @@ class EachStage(NamedTuple):
     leaf: str
     says: str
     whole: str
-    """Name of the field with one number for all; `axis` is its name in messages."""
-    axis: str
+    """Name of the field with one number for all."""
 
 
-REPLICAS = EachStage("replicas", "says how often each stage is there", "dp", "data")
-WIDTHS = EachStage("widths", "says how many tensor ranks each stage has", "tp", "tensor")
+REPLICAS = EachStage("replicas", "says how often each stage is there", "dp")
+WIDTHS = EachStage("widths", "says how many tensor ranks each stage has", "tp")
 
 
 def name(values: tuple[int, ...]) -> str:
@@ -31,13 +30,13 @@ def name(values: tuple[int, ...]) -> str:
 
 
 def ranks_text(split: ParallelSpec) -> str:
-    """What the number of ranks follows from: `data=2 x tensor=1 x pipeline=2`."""
+    """What the number of ranks follows from: `dp=2 x tp=1 x pp=2`."""
 
     def axis(what: EachStage) -> str:
         values = getattr(split, what.leaf)
-        return f"{what.axis}={getattr(split, what.whole)}" if values is None else f"{what.leaf}={name(values)}"
+        return f"{what.whole}={getattr(split, what.whole)}" if values is None else f"{what.leaf}={name(values)}"
 
-    return f"{axis(REPLICAS)} x {axis(WIDTHS)} x pipeline={split.pp}"
+    return f"{axis(REPLICAS)} x {axis(WIDTHS)} x pp={split.pp}"
 
 
 def each(what: EachStage, values: tuple[int, ...]) -> Proposal:
@@ -48,7 +47,7 @@ def each(what: EachStage, values: tuple[int, ...]) -> Proposal:
 def in_place_of(what: EachStage, values: Sequence[int]) -> Proposal:
     """The proposal of one number for all stages, which is one of `values` (nearest first)."""
     field, empty = f"parallel.{what.whole}", (f"parallel.{what.leaf}", None)
-    return Proposal(f"{what.axis}={{}} in place of {what.leaf}", field, values, also=[empty])
+    return Proposal(f"{what.whole}={{}} in place of {what.leaf}", field, values, also=[empty])
 
 
 def check_each_stage(split: ParallelSpec, what: EachStage) -> None:
@@ -59,19 +58,19 @@ def check_each_stage(split: ParallelSpec, what: EachStage) -> None:
     if whole > 1:
         raise refusal(
             (f"parallel.{what.leaf}", f"parallel.{what.whole}"),
-            f"{text} {what.says}, and {what.axis}={whole} says it again; use",
-            Proposal(f"{what.axis}={{}}", f"parallel.{what.whole}", [1]),
+            f"{text} {what.says}, and {what.whole}={whole} says it again; use",
+            Proposal(f"{what.whole}={{}}", f"parallel.{what.whole}", [1]),
             empty,
         )
-    as_many = Proposal("pipeline={}", "parallel.pp", [max(count, 2)])
+    as_many = Proposal("pp={}", "parallel.pp", [max(count, 2)])
     if split.pp == 1:
-        fields, problem = (f"parallel.{what.leaf}", "parallel.pp"), f"{text} needs a pipeline, and pipeline=1 is none"
+        fields, problem = (f"parallel.{what.leaf}", "parallel.pp"), f"{text} needs a pipeline, and pp=1 is none"
         raise refusal(fields, f"{problem}; use", as_many, empty)
     if count != split.pp:
         example: tuple[int, ...] = (values + (1,) * split.pp)[: split.pp]
         raise refusal(
             (f"parallel.{what.leaf}", "parallel.pp"),
-            f"{text} names {count} stages, and pipeline={split.pp} has {split.pp}; use",
+            f"{text} names {count} stages, and pp={split.pp} has {split.pp}; use",
             each(what, example),
             as_many,
             empty._replace(spare=True),

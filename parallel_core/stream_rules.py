@@ -45,7 +45,7 @@ def _check_stage_clip(spec: RunSpec) -> None:
         raise refusal(
             ("train.clip", "model.tied", "parallel.pp"),
             f"clip=stage multiplies each stage's gradients by a factor of its own, and tied=true has one matrix on the "
-            f"first and the last of pipeline={spec.parallel.pp}, which would drift apart; use",
+            f"first and the last of pp={spec.parallel.pp}, which would drift apart; use",
             GLOBAL_CLIP,
             UNTIED,
             Proposal("schedule={}, which has both on one rank", "parallel.schedule", _turning()),

@@ -10,7 +10,7 @@ from parallel_core.rules import MAX_VALUES_NAMED, Proposal, nearest, refusal
 if TYPE_CHECKING:
     from parallel_core.spec import RunSpec
 
-MORE_RANKS = Proposal("tensor={} or more", "parallel.tp", range(2, 9))
+MORE_RANKS = Proposal("tp={} or more", "parallel.tp", range(2, 9))
 
 
 def check_tensor(spec: RunSpec) -> None:
@@ -30,7 +30,7 @@ def check_split(spec: RunSpec) -> None:
     if max(split.tensor_ranks) == 1:
         raise refusal(
             ("parallel.tensor_split", "parallel.tp"),
-            "tensor_split=columns gathers columns within a tensor group, and tensor=1 has no group; use",
+            "tensor_split=columns gathers columns within a tensor group, and tp=1 has no group; use",
             MORE_RANKS,
             Proposal("tensor_split={}", "parallel.tensor_split", ["pairs"]),
         )
@@ -51,13 +51,13 @@ def check_sequence(spec: RunSpec) -> None:
     if tp == 1:
         raise refusal(
             ("parallel.sequence", "parallel.tp"),
-            "sequence=true splits what a tensor group leaves whole, and tensor=1 has no group; use",
+            "sequence=true splits what a tensor group leaves whole, and tp=1 has no group; use",
             MORE_RANKS,
             Proposal("sequence=false", "parallel.sequence", [False]),
         )
     if samples * seq % tp:
         raise refusal(
             ("parallel.sequence", "parallel.tp", "model.seq"),
-            f"tensor={tp} does not divide the {samples * seq} rows of a micro-batch ({samples} x seq={seq}); try",
+            f"tp={tp} does not divide the {samples * seq} rows of a micro-batch ({samples} x seq={seq}); try",
             Proposal("seq={}", "model.seq", nearest((tp * n for n in range(1, seq // tp + 2)), seq), MAX_VALUES_NAMED),
         )

@@ -20,18 +20,17 @@ def check_zero(spec: RunSpec) -> None:
         more = [degree for degree in divisors(spec.train.global_batch) if degree > 1]
         raise refusal(
             ("parallel.zero", "parallel.dp"),
-            f"zero={spec.parallel.zero} shards over data-parallel replicas, and data=1 leaves nothing to shard over; "
-            "use",
+            f"zero={spec.parallel.zero} shards over data-parallel replicas, and dp=1 leaves nothing to shard over; use",
             Proposal("zero=0", "parallel.zero", [0]),
-            *([Proposal("data={}", "parallel.dp", more, 3)] if more else []),
+            *([Proposal("dp={}", "parallel.dp", more, 3)] if more else []),
         )
     if spec.parallel.zero > 2 and spec.parallel.pp > 1:
         raise refusal(
             ("parallel.zero", "parallel.pp"),
             "zero=3 gathers each layer's parameters for every forward and backward of a micro-batch, and a pipeline "
-            f"needs many of those, as pipeline={spec.parallel.pp} does; use",
+            f"needs many of those, as pp={spec.parallel.pp} does; use",
             Proposal("zero={}", "parallel.zero", [2, 1, 0], 3),
-            Proposal("pipeline={}", "parallel.pp", [1]),
+            Proposal("pp={}", "parallel.pp", [1]),
             Proposal("zero={} with zero_backend=own", "parallel.zero", [2, 1, 0], spare=True, also=[OWN]),
         )
 

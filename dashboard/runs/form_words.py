@@ -14,12 +14,7 @@ from dashboard.runs.spec_fields import ENTRIES, leaves, text_of
 from parallel_core.faults import KINDS
 from parallel_core.schedule.traits import TRAITS
 
-AXES = {
-    "data": "parallel.dp",
-    "tensor": "parallel.tp",
-    "pipeline": "parallel.pp",
-    "micro-batches": "parallel.micro_batches",
-}
+SPOKEN = {"micro-batches": "parallel.micro_batches"}
 """Names in the engine's messages that differ from the spec's field names -> path."""
 SWITCHED = {"true": "on", "false": "off"}
 
@@ -33,8 +28,8 @@ def _short(label: str) -> str:
     return re.split(r"[:,] ", label)[0]
 
 
-PATHS = {path.split(".")[1]: path for path in ENTRIES if not break_it.is_part(path)} | AXES
-"""Last part of a leaf's path, or name of an axis -> path. (No two sections have a leaf of the same name.)"""
+PATHS = {path.split(".")[1]: path for path in ENTRIES if not break_it.is_part(path)} | SPOKEN
+"""Last part of a leaf's path, or its spoken name -> path. (No two sections have a leaf of the same name.)"""
 LABELS = {name: short_label(path) for name, path in PATHS.items()}
 _SHORT = {name: _short(label) for name, label in CHOICE_LABELS.items() if not name.isdigit()}
 _SCHEDULES = {name: f"“{label}”" if "," in (label := CHOICE_LABELS[name]) else label for name in TRAITS}

@@ -149,7 +149,7 @@ def mismatches(
             cuts = ", ".join(str(units[0]) for units in before.stage_units[1:])
             out["parallel.pp"] = (
                 f"The checkpoint's {before.pp} stages have made different numbers of updates, so each must stay whole: "
-                f"use pipeline={before.pp} and cuts={cuts}; the replicas of each may change."
+                f"use pp={before.pp} and cuts={cuts}; the replicas of each may change."
             )
     if step >= spec.train.steps:
         out["train.steps"] = f"The checkpoint has {step} steps done; steps={spec.train.steps} leaves none to train."

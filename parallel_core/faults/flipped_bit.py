@@ -29,9 +29,9 @@ class FlippedBit(Fault):
 
     def check(self, spec: RunSpec) -> None:
         if max(spec.parallel.copies) == 1:
-            problem = f"data=1 has no replica from which {self.kind} would make a rank differ; use"
+            problem = f"dp=1 has no replica from which {self.kind} would make a rank differ; use"
             degrees = divisors(spec.train.global_batch)[1:5]
-            proposals = [Proposal("data={}", "parallel.dp", degrees)] if degrees else []
+            proposals = [Proposal("dp={}", "parallel.dp", degrees)] if degrees else []
             raise self.wrong("", problem, *proposals, self.left_out(spare=bool(proposals)), others=("parallel.dp",))
         self.need_rank(spec, self.rank)
         if self.rank not in (able := self._with_replica(spec)):

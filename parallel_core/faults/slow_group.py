@@ -29,10 +29,11 @@ class SlowGroup(Fault):
         sizes = {"data": max(spec.parallel.copies), "tensor": max(spec.parallel.tensor_ranks)}
         if sizes[self.axis] == 1:
             degrees = {"data": divisors(spec.train.global_batch), "tensor": outline_of(spec.model).tensor_widths()}
-            field = {"data": "parallel.dp", "tensor": "parallel.tp"}[self.axis]
+            degree = {"data": "dp", "tensor": "tp"}[self.axis]
+            field = f"parallel.{degree}"
             proposals = [Proposal("axis={}", self.at("axis"), [axis]) for axis, size in sizes.items() if size > 1]
-            proposals += [Proposal(f"{self.axis}={{}}", field, wider)] if (wider := degrees[self.axis][1:5]) else []
-            problem = f"axis={self.axis} slows {self.axis}-parallel groups, and {self.axis}=1 leaves none; use"
+            proposals += [Proposal(f"{degree}={{}}", field, wider)] if (wider := degrees[self.axis][1:5]) else []
+            problem = f"axis={self.axis} slows {self.axis}-parallel groups, and {degree}=1 leaves none; use"
             raise self.wrong("axis", problem, *proposals, self.left_out(spare=bool(proposals)), others=(field,))
 
     def collective_delay(self, axis: str) -> float:

@@ -30,8 +30,8 @@ class SlowLink(Fault):
 
     def check(self, spec: RunSpec) -> None:
         if spec.parallel.pp == 1:
-            problem = f"peer={self.peer} is no neighbour of a rank in a pipeline, and pipeline=1 has none; use"
-            longer = Proposal("pipeline={} or more", "parallel.pp", [2, 3, 4])
+            problem = f"peer={self.peer} is no neighbour of a rank in a pipeline, and pp=1 has none; use"
+            longer = Proposal("pp={} or more", "parallel.pp", [2, 3, 4])
             raise self.wrong("peer", problem, longer, others=("parallel.pp",))
         self.need_rank(spec, self.rank)
         self.need_rank(spec, self.peer, "peer")

@@ -29,11 +29,11 @@ class UnbalancedCut(Fault):
     def check(self, spec: RunSpec) -> None:
         stages = spec.parallel.stages
         if stages == 1:
-            longer = Proposal("pipeline={} or more", "parallel.pp", [2, 3, 4, self.stage + 1])
-            problem = f"pipeline=1 is one stage and has no cut that {self.kind} would move; use"
+            longer = Proposal("pp={} or more", "parallel.pp", [2, 3, 4, self.stage + 1])
+            problem = f"pp=1 is one stage and has no cut that {self.kind} would move; use"
             raise self.wrong("", problem, longer, others=("parallel.pp",))
         if self.stage >= stages:
-            problem = f"stage={self.stage} is no stage: pipeline={spec.parallel.pp} has {stages}; use"
+            problem = f"stage={self.stage} is no stage: pp={spec.parallel.pp} has {stages}; use"
             raise self.wrong(
                 "stage", problem, self.proposal("stage", range(stages), self.stage), others=("parallel.pp",)
             )

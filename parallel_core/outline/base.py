@@ -90,9 +90,9 @@ class UnitCost:
 NO_WIDTHS = Proposal("leave widths empty", "parallel.widths", [None])
 WITHOUT_GROUP = (
     Proposal(
-        "tensor={} with tensor_split=pairs", "parallel.tp", [1], spare=True, also=[("parallel.tensor_split", "pairs")]
+        "tp={} with tensor_split=pairs", "parallel.tp", [1], spare=True, also=[("parallel.tensor_split", "pairs")]
     ),
-    Proposal("tensor={} with sequence=false", "parallel.tp", [1], spare=True, also=[("parallel.sequence", False)]),
+    Proposal("tp={} with sequence=false", "parallel.tp", [1], spare=True, also=[("parallel.sequence", False)]),
 )
 """Ways to one tensor rank of a run with a feature that needs several."""
 
@@ -187,8 +187,8 @@ class Outline(ABC):
             raise refusal(("parallel.widths", "model.kind"), f"widths={name(widths)} {why}; use", NO_WIDTHS)
         raise refusal(
             ("parallel.tp", "model.kind"),
-            f"tensor={tp} {why}; use",
-            Proposal("tensor={}", "parallel.tp", [1]),
+            f"tp={tp} {why}; use",
+            Proposal("tp={}", "parallel.tp", [1]),
             *WITHOUT_GROUP,
         )
 

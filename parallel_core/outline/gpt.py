@@ -102,7 +102,7 @@ class GptOutline(Outline):
             proposals = (each(WIDTHS, near), NO_WIDTHS)
             raise refusal(("parallel.widths", other), problem, *proposals)
         fewer = Proposal("{}", "parallel.tp", nearest(divisors(shared[leaf]), tp), MAX_VALUES_NAMED)
-        raise refusal(("parallel.tp", other), f"tensor={tp} {why}; try", fewer, *WITHOUT_GROUP)
+        raise refusal(("parallel.tp", other), f"tp={tp} {why}; try", fewer, *WITHOUT_GROUP)
 
     def _nearest_widths(self, widths: tuple[int, ...]) -> tuple[int, ...]:
         able = self.tensor_widths()

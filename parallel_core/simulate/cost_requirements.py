@@ -39,7 +39,7 @@ def require(spec: RunSpec, table: CostTable, together: int) -> None:
     for width in split.tensor_ranks:
         if width not in known:
             has = ", ".join(map(str, sorted(known)))
-            raise CannotPredict(f"the profile has tensor={has}{by}, not {width}; profile that width too.")
+            raise CannotPredict(f"the profile has tp={has}{by}, not {width}; profile that width too.")
     if split.recompute == "selective" and ("selective", split.cut) not in {
         (how, by) for _, how, by in table.conditions
     }:

@@ -25,7 +25,7 @@ ROOT = Path(__file__).parents[2]
             "heads=5 does not divide hidden=128; try 1, 2.",
             "Attention heads = 5 does not divide Hidden size = 128; try 1, 2.",
         ),
-        ("use early_gradients=false, or pipeline=2.", "use Early gradients = off, or Pipeline stages = 2."),
+        ("use early_gradients=false, or pp=2.", "use Early gradients = off, or Pipeline stages = 2."),
         ("use 1f1b, 1f1b-stash, or leave replicas empty.", "“1F1B async, stashed”, or leave “Replicas of each stage”"),
         ("schedule=1f1b-2bw keeps a pipeline full", "Pipeline schedule = 2BW keeps a pipeline full"),
         ("Set parallel.schedule to 1f1b.", "Set “Pipeline schedule” to 1F1B."),
@@ -36,7 +36,7 @@ ROOT = Path(__file__).parents[2]
             "use Parameters are sharded by = Trainyard, or Tie embedding and head = off.",
         ),
         ("use clip=stage, or leave clip_norm empty.", "or leave “Clip gradient norm” empty."),
-        ("data in place of replicas.", "“Data parallel” in place of “Replicas of each stage”."),
+        ("dp in place of replicas.", "“Data parallel” in place of “Replicas of each stage”."),
         ("Cell 2.\ndp=1 schedule=1f1b", "Cell 2.\ndp=1 schedule=1f1b"),
         ("(parallel.micro_batches: Must be at least 1.)", "(“Micro-batches”: Must be at least 1.)"),
         ("slow_link makes messages late, and device=cuda", "“Slow link” makes messages late, and Device kind = CUDA"),
@@ -88,7 +88,7 @@ def test_no_comment_of_a_template_is_shown() -> None:
 
 
 def test_a_page_may_call_a_field_otherwise() -> None:
-    said = in_form_words("pipeline=3 needs heads=4, or parallel.pp.", {"parallel.pp": "Devices"})
+    said = in_form_words("pp=3 needs heads=4, or parallel.pp.", {"parallel.pp": "Devices"})
     assert said == "Devices = 3 needs Attention heads = 4, or “Devices”."
 
 

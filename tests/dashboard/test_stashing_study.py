@@ -61,7 +61,7 @@ def test_plan_is_1f1b_in_all_its_kinds_and_dp() -> None:
 def test_what_cannot_run_is_left_out_with_its_reason() -> None:
     plan = variants.stashing(factory.BASE, devices=4, micro_batches=2)
     assert [(skipped.name, skipped.reason.split(";")[0]) for skipped in plan.skipped] == [
-        ("PP-2BW", "schedule=1f1b-2bw with pipeline=4 needs at least 3 micro-batches, or two versions do not last"),
+        ("PP-2BW", "schedule=1f1b-2bw with pp=4 needs at least 3 micro-batches, or two versions do not last"),
         (
             "PP-1F1B async, stashed 3-1",
             "schedule=1f1b-stash with replicas=3-1 needs at least 3 micro-batches a step, got 2",

@@ -15,10 +15,10 @@ Raw = Mapping[str, Any]
 Proposal = dict[str, Any]
 """Dotted field names and their new values, which are set together."""
 ROOMS = {"model": ModelSpec, "parallel": ParallelSpec, "train": TrainSpec, "trace": TraceSpec}
-SAID = {"data": "parallel.dp", "tensor": "parallel.tp", "pipeline": "parallel.pp"} | {
-    leaf: f"{room}.{leaf}" for room, made in ROOMS.items() for leaf in made.model_fields
-}
+SAID = {leaf: f"{room}.{leaf}" for room, made in ROOMS.items() for leaf in made.model_fields}
 """Field names as used in messages."""
+KINDS_OF_SPLIT = {"parallel.dp": "data", "parallel.tp": "tensor", "parallel.pp": "pipeline"}
+"""A message may say "needs a pipeline" and give no number."""
 LISTS = ("parallel.recompute_layers", "trace.profile_ranks", "trace.profile_steps")
 """Fields that are lists; a message names one entry of them."""
 EACH_STAGE = ("parallel.replicas", "parallel.widths")
@@ -56,7 +56,7 @@ def proposals(raw: Raw, field: str, message: str) -> Iterator[Proposal]:
 
 
 def _named(text: str, at: str) -> Proposal:
-    """The changes of `zero=2 with zero_backend=own` or `tensor=1 with slow_group left out`; {} where a part of it names
+    """The changes of `zero=2 with zero_backend=own` or `tp=1 with slow_group left out`; {} where a part of it names
     none. `at`: see `path_of`.
     """
     out: Proposal = {}

@@ -124,7 +124,7 @@ def test_stages_that_update_at_their_own_pace_resume_with_the_same_bits(tmp_path
         p.sha256 for t in got.tensors.values() for p in t.pieces
     ]
     manifests.require_match(want, spec_of("1f1b", {"steps": 9}, cuts=(3,)))
-    with pytest.raises(manifests.CheckpointError, match="use pipeline=2 and cuts=3; the replicas of each may change"):
+    with pytest.raises(manifests.CheckpointError, match="use pp=2 and cuts=3; the replicas of each may change"):
         manifests.require_match(want, spec_of("1f1b", {"steps": 9}, pp=1))
 
 

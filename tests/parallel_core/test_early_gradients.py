@@ -64,7 +64,7 @@ def test_of_the_bubble_a_third_is_gone(name: str, pp: int, micro_batches: int) -
 @pytest.mark.parametrize(
     ("split", "said"),
     [
-        ({}, "use pipeline=2 or more"),
+        ({}, "use pp=2 or more"),
         (
             {"pp": 2, "schedule": "zb-h1"},
             f"has parted it already; use schedule={', '.join(takes_early_gradients())}, or",

@@ -95,11 +95,11 @@ def test_what_is_not_spelt_right_is_told_what_would_be(text: str, words: str) ->
 @pytest.mark.parametrize(
     ("inject", "more", "field", "words"),
     [
-        (["straggler:rank=5"], {"pp": 2}, "inject.straggler.rank", "pipeline=2 has 2; use rank=0, 1."),
+        (["straggler:rank=5"], {"pp": 2}, "inject.straggler.rank", "pp=2 has 2; use rank=0, 1."),
         (["straggler", "straggler"], {}, "inject.straggler", "straggler is there twice; leave one of them out."),
         (["slow_link:rank=0,peer=3"], {"dp": 2, "pp": 2}, "inject.slow_link.peer", "use peer=2."),
-        (["slow_link"], {"dp": 2}, "inject.slow_link.peer", "pipeline=1 has none; use pipeline=2 or more"),
-        (["slow_group"], {"tp": 2}, "inject.slow_group.axis", "data=1 leaves none; use axis=tensor, or data=2"),
+        (["slow_link"], {"dp": 2}, "inject.slow_link.peer", "pp=1 has none; use pp=2 or more"),
+        (["slow_group"], {"tp": 2}, "inject.slow_group.axis", "dp=1 leaves none; use axis=tensor, or dp=2"),
         (["slow_group"], {"train": {"global_batch": 1}}, "inject.slow_group.axis", "leave this fault out"),
         (
             ["slow_group"],
@@ -108,8 +108,8 @@ def test_what_is_not_spelt_right_is_told_what_would_be(text: str, words: str) ->
             "slow_group makes collectives late, which only CPU devices do, and device=cuda is none; use device=cpu.",
         ),
         (["slow_link"], {"train": {"device": "cuda"}, "pp": 2}, "inject.slow_link", "device=cuda is none"),
-        (["unbalanced_cut"], {"dp": 2}, "inject.unbalanced_cut", "use pipeline=2 or more."),
-        (["unbalanced_cut:stage=2"], {"pp": 2}, "inject.unbalanced_cut.stage", "pipeline=2 has 2; use stage=0, 1."),
+        (["unbalanced_cut"], {"dp": 2}, "inject.unbalanced_cut", "use pp=2 or more."),
+        (["unbalanced_cut:stage=2"], {"pp": 2}, "inject.unbalanced_cut.stage", "pp=2 has 2; use stage=0, 1."),
         (["unbalanced_cut:units=5"], {"pp": 2}, "inject.unbalanced_cut.units", "at most 2, not units=5; use units=2"),
         (["unbalanced_cut"], {"pp": 2, "cuts": (5,)}, "inject.unbalanced_cut.stage", "it has one; use stage=1."),
         (["unbalanced_cut"], {"pp": 6, "micro_batches": 2}, "inject.unbalanced_cut.stage", "leave this fault out"),
@@ -130,10 +130,10 @@ def test_a_fault_that_does_not_fit_the_run_names_its_field(
 @pytest.mark.parametrize(
     ("inject", "more", "second", "name"),
     [
-        ("slow_link", {"dp": 2}, "parallel.pp", "pipeline=1"),
+        ("slow_link", {"dp": 2}, "parallel.pp", "pp=1"),
         ("slow_link", {"pp": 2, "train": {"device": "cuda"}}, "train.device", "device=cuda"),
         ("slow_group", {"dp": 2, "train": {"device": "cuda"}}, "train.device", "device=cuda"),
-        ("slow_group:axis=tensor", {"dp": 2}, "parallel.tp", "tensor=1"),
+        ("slow_group:axis=tensor", {"dp": 2}, "parallel.tp", "tp=1"),
         ("flipped_bit:rank=2", {"pp": 2, "replicas": (2, 1), "micro_batches": 2}, "parallel.replicas", "replicas=2-1"),
         ("flipped_bit:step=6", {"dp": 2}, "train.steps", "steps=7"),
         (
@@ -268,7 +268,7 @@ def test_a_flipped_bit_is_found_by_every_rank(tmp_path: Path) -> None:
 
 
 def test_a_flipped_bit_needs_a_replica_and_a_step() -> None:
-    assert "use data=2" in errors("flipped_bit:rank=1,step=3", pp=2)["inject.flipped_bit"]
+    assert "use dp=2" in errors("flipped_bit:rank=1,step=3", pp=2)["inject.flipped_bit"]
     alone = errors("flipped_bit:rank=2,step=3", pp=2, replicas=(2, 1), micro_batches=2)
     assert alone["inject.flipped_bit.rank"] == (
         "With replicas=2-1, rank=2 has no replica that it would differ from; use rank=0, 1."

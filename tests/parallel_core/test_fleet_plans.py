@@ -81,7 +81,7 @@ def test_what_is_too_large_or_not_profiled_is_refused(found: Splits) -> None:
     assert {split.why_not for split in tight.refused} == {"too large"}
     assert tight.able[0].seconds == min(split.seconds or 0 for split in found.able if split.memory <= limit)
     narrow = splits(SPEC, table(MODEL, tps=(1,), fully_sharded=BY_TORCH), 2)
-    assert {split.why_not for split in narrow.refused} == {"the profile has tensor=1, not 2; profile that width too."}
+    assert {split.why_not for split in narrow.refused} == {"the profile has tp=1, not 2; profile that width too."}
 
 
 def test_splits_that_no_host_can_hold_are_predicted_where_they_would_be() -> None:

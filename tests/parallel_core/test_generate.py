@@ -320,12 +320,12 @@ def test_command_line(trained: dict[str, Path], capsys: pytest.CaptureFixture[st
             "the model's sequence is 48 tokens and the prompt has 49",
         ),  # bytes that are no valid text
         (["--prompt", "a", "--new", "99"], "at most 47 can be generated"),
-        (["--prompt", "a", "--tp", "3"], "tensor=3 does not divide"),
+        (["--prompt", "a", "--tp", "3"], "tp=3 does not divide"),
         (
             ["--prompt", "a", "--new", "9", "--dp", "2"],
-            "dp: data=2 replicas share 1 text, and each needs one; use data=1 or less, or more texts",
+            "dp: dp=2 replicas share 1 text, and each needs one; use dp=1 or less, or more texts",
         ),
-        (["--prompt", "a", "--pp", "9"], "pipeline=9 is more than the model's 6 cuttable layers; use at most 6"),
+        (["--prompt", "a", "--pp", "9"], "pp=9 is more than the model's 6 cuttable layers; use at most 6"),
     ):
         assert main(["generate", path, *wrong]) == 2
         assert told in capsys.readouterr().err

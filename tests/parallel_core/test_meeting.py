@@ -143,12 +143,12 @@ CUDA = {"device": "cuda", "global_batch": 480, "clip": "stage"}
         (
             {"pp": 2, "replicas": (19, 1), "micro_batches": 240, "schedule": "1f1b-stash"},
             "replicas=19-1 makes a rank exchange messages with so many others that it has 39 communicators, and "
-            "PyTorch has 32 streams for them on device=cuda; use replicas=15,1, or data=2 in place of replicas.",
+            "PyTorch has 32 streams for them on device=cuda; use replicas=15,1, or dp=2 in place of replicas.",
         ),
         (
             {"pp": 2, "widths": (1, 32), "micro_batches": 4},
             "widths=1-32 makes a rank exchange messages with so many others that it has 34 communicators, and "
-            "PyTorch has 32 streams for them on device=cuda; use widths=1,16, or tensor=2 in place of widths.",
+            "PyTorch has 32 streams for them on device=cuda; use widths=1,16, or tp=2 in place of widths.",
         ),
     ],
 )

@@ -186,7 +186,7 @@ def test_recomputation_leaves_running_statistics_alone() -> None:
     [
         ({"model": {"kind": "vgg16", "image": 40}}, "model.image", "try 32 or 64"),
         ({"model": {"kind": "resnet50"}, "parallel": {"tp": 2}}, "parallel.tp", "convolutions are not split"),
-        ({"model": {"kind": "mlp"}, "parallel": {"tp": 2}}, "parallel.tp", "use tensor=1"),
+        ({"model": {"kind": "mlp"}, "parallel": {"tp": 2}}, "parallel.tp", "use tp=1"),
         ({"model": {"kind": "gnmt"}, "parallel": {"tp": 2}}, "parallel.tp", "each position needs the one before"),
         ({"model": {"kind": "gnmt", "hidden": 7}}, "model.hidden", "try 8"),
         ({"model": {"kind": "gnmt", "vocab": 3}}, "model.vocab", "no room for the 4 marks of a sentence"),

@@ -224,8 +224,8 @@ def test_gradient_goes_through_the_same_mask() -> None:
             "positions=rope turns pairs, and with heads=4 a head has 3 dimensions; try heads=1, 2, 3, 6, or "
             "positions=learned.",
         ),
-        ({"kv_heads": 2}, 4, "tensor=4 does not divide kv_heads=2; try 1, 2."),
-        ({"ffn": 51}, 2, "tensor=2 does not divide ffn=51; try 1."),
+        ({"kv_heads": 2}, 4, "tp=4 does not divide kv_heads=2; try 1, 2."),
+        ({"ffn": 51}, 2, "tp=2 does not divide ffn=51; try 1."),
     ],
 )
 def test_rules_name_the_nearest_values(model: dict[str, Any], tp: int, message: str) -> None:

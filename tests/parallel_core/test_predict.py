@@ -142,7 +142,7 @@ def test_columns_pay_for_every_collective_by_its_kind() -> None:
     assert columns - pairs == pytest.approx(layers * 9 * ALPHA_S, rel=1e-3)
     forward = sum(FLOP_S * 16 * flops / 2 for flops in flop_weights(MODEL)[1:-1])
     assert again - columns == pytest.approx(forward + (layers - 2) * (10 * ALPHA_S + 64 * BYTE_S), rel=1e-3)
-    with pytest.raises(CannotPredict, match="tensor=1 by columns, not 2"):
+    with pytest.raises(CannotPredict, match="tp=1 by columns, not 2"):
         predicted(table(MODEL), tp=2, tensor_split="columns")
 
 
@@ -159,7 +159,7 @@ def test_sequence_parallelism_pays_for_its_own_collectives_and_sums_its_norms() 
         for more, more_slow in (({}, _links(slow)), ({"sequence": True}, _links(slow)))
     )
     assert halves == [ns // 2 for ns in whole]
-    with pytest.raises(CannotPredict, match="tensor=1 with sequence parallelism, not 2"):
+    with pytest.raises(CannotPredict, match="tp=1 with sequence parallelism, not 2"):
         predicted(table(MODEL), tp=2, sequence=True)
 
 
@@ -327,7 +327,7 @@ def test_a_pipeline_has_the_spans_of_a_measured_step() -> None:
 
 
 def test_what_a_table_lacks_is_named() -> None:
-    with pytest.raises(CannotPredict, match="tensor=1, 2, not 4"):
+    with pytest.raises(CannotPredict, match="tp=1, 2, not 4"):
         predicted(tp=4)
     with pytest.raises(CannotPredict, match="another model"):
         predict_step(RunSpec(), table(MODEL))

@@ -17,7 +17,7 @@ from parallel_core.all_rules import broken
 from parallel_core.outline import BUILT_IN_CORPORA, KINDS
 from parallel_core.schedule.traits import CUSTOM, TRAITS
 from parallel_core.spec import RunSpec
-from tests.parallel_core.proposals import SAID, Raw, proposals, taken
+from tests.parallel_core.proposals import KINDS_OF_SPLIT, SAID, Raw, proposals, taken
 
 DRAWS = 4000
 MODEL: dict[str, list[Any]] = {
@@ -175,7 +175,8 @@ def test_each_names_its_fields_and_a_proposal(refused: list[tuple[Raw, tuple[str
     for raw, fields, message in refused:
         assert fields and list(proposals(raw, fields[0], message)), message
         for field in fields:
-            names = [name for name, path in SAID.items() if path == field] + [field.split(".")[1].replace("_", "-")]
+            leaf = field.split(".")[1]
+            names = leaf, leaf.replace("_", "-"), KINDS_OF_SPLIT.get(field, leaf)
             assert any(name in message for name in names), f"{field} in {message}"
 
 
@@ -262,7 +263,7 @@ def test_what_the_refusal_of_a_pair_proposes_is_not_refused_again() -> None:
         ),
         (
             {"model": {"kind": "mlp"}, "parallel": {"tp": 2, "tensor_split": "columns"}},
-            "use tensor=1 with tensor_split=pairs.",
+            "use tp=1 with tensor_split=pairs.",
         ),
         (
             {
@@ -270,7 +271,7 @@ def test_what_the_refusal_of_a_pair_proposes_is_not_refused_again() -> None:
                 "parallel": {"tp": 2},
                 "inject": [{"kind": "straggler"}, {"kind": "slow_group", "axis": "tensor"}],
             },
-            "use tensor=1 with slow_group left out.",
+            "use tp=1 with slow_group left out.",
         ),
         (
             {
@@ -278,7 +279,7 @@ def test_what_the_refusal_of_a_pair_proposes_is_not_refused_again() -> None:
                 "parallel": {"tp": 2, "sequence": True},
                 "inject": [{"kind": "slow_group", "axis": "tensor"}],
             },
-            "use tensor=1 with sequence=false and slow_group left out.",
+            "use tp=1 with sequence=false and slow_group left out.",
         ),
         ({"model": {"heads": 3, "hidden": 33, "positions": "rope"}}, "try hidden=36, or positions=learned."),
         ({"model": {"heads": 3, "kv_heads": 2, "hidden": 64}}, "try heads=2, 4, 8, 16, 32, 64."),
@@ -288,7 +289,7 @@ def test_what_the_refusal_of_a_pair_proposes_is_not_refused_again() -> None:
         ),
         (
             {"parallel": {"dp": 2}, "trace": {"profile_ranks": [5]}},
-            "data=2 x tensor=1 x pipeline=1 has 2; use profile_ranks=0, 1,",
+            "dp=2 x tp=1 x pp=1 has 2; use profile_ranks=0, 1,",
         ),
     ],
 )

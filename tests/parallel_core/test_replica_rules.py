@@ -29,7 +29,7 @@ def spec_of(replicas: tuple[int, ...] = (2, 1), train: dict[str, Any] | None = N
             "dp",
             2,
             "parallel.replicas",
-            "replicas=2-1 says how often each stage is there, and data=2 says it again; use data=1, or leave replicas "
+            "replicas=2-1 says how often each stage is there, and dp=2 says it again; use dp=1, or leave replicas "
             "empty.",
         ),
         (
@@ -37,14 +37,14 @@ def spec_of(replicas: tuple[int, ...] = (2, 1), train: dict[str, Any] | None = N
             "pp",
             3,
             "parallel.replicas",
-            "replicas=2-1 names 2 stages, and pipeline=3 has 3; use replicas=2,1,1, or pipeline=2.",
+            "replicas=2-1 names 2 stages, and pp=3 has 3; use replicas=2,1,1, or pp=2.",
         ),
         (
             "parallel",
             "pp",
             1,
             "parallel.replicas",
-            "replicas=2-1 needs a pipeline, and pipeline=1 is none; use pipeline=2, or leave replicas empty.",
+            "replicas=2-1 needs a pipeline, and pp=1 is none; use pp=2, or leave replicas empty.",
         ),
         (
             "parallel",
@@ -75,14 +75,14 @@ def spec_of(replicas: tuple[int, ...] = (2, 1), train: dict[str, Any] | None = N
             1,
             "parallel.zero",
             "zero=1 cuts a state into equal parts over data-parallel replicas, and replicas=2-1 gives each stage its "
-            "own number; use zero=0, or data=2 in place of replicas.",
+            "own number; use zero=0, or dp=2 in place of replicas.",
         ),
         (
             "model",
             "tied",
             True,
             "model.tied",
-            "tied=true pairs each first stage with a last one, and replicas=2-1 pairs none; use tied=false, or data=2 "
+            "tied=true pairs each first stage with a last one, and replicas=2-1 pairs none; use tied=false, or dp=2 "
             "in place of replicas.",
         ),
         (
@@ -91,7 +91,7 @@ def spec_of(replicas: tuple[int, ...] = (2, 1), train: dict[str, Any] | None = N
             "resnet50",
             "model.kind",
             "kind=resnet50 normalises over the samples of all replicas, and with replicas=2-1 stages would do so "
-            "over different ones; use another model, or data=2 in place of replicas.",
+            "over different ones; use another model, or dp=2 in place of replicas.",
         ),
     ],
 )

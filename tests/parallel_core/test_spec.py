@@ -44,12 +44,12 @@ def test_units_of_a_model() -> None:
         (
             {"model": {"heads": 8, "hidden": 64}, "parallel": {"tp": 3}},
             "parallel.tp",
-            "tensor=3 does not divide heads=8; try 1, 2, 4, 8.",
+            "tp=3 does not divide heads=8; try 1, 2, 4, 8.",
         ),
         (
             {"model": {"vocab": 250}, "parallel": {"tp": 4}},
             "parallel.tp",
-            "tensor=4 does not divide vocab=250; try 1, 2.",
+            "tp=4 does not divide vocab=250; try 1, 2.",
         ),
         (
             {"model": {"hidden": 100, "heads": 3}},
@@ -59,17 +59,17 @@ def test_units_of_a_model() -> None:
         (
             {"model": {"layers": 1}, "parallel": {"pp": 5}},
             "parallel.pp",
-            "pipeline=5 is more than the model's 4 cuttable layers; use at most 4.",
+            "pp=5 is more than the model's 4 cuttable layers; use at most 4.",
         ),
         (
             {"parallel": {"pp": 2, "cuts": [2, 3]}},
             "parallel.cuts",
-            "pipeline=2 needs 1 cut, got 2; leave cuts empty, and they are balanced.",
+            "pp=2 needs 1 cut, got 2; leave cuts empty, and they are balanced.",
         ),
         (
             {"parallel": {"pp": 3, "cuts": [2]}},
             "parallel.cuts",
-            "pipeline=3 needs 2 cuts, got 1; leave cuts empty, and they are balanced.",
+            "pp=3 needs 2 cuts, got 1; leave cuts empty, and they are balanced.",
         ),
         (
             {"parallel": {"pp": 2, "schedule": "1f1b", "chunks": 2}},
@@ -104,13 +104,13 @@ def test_units_of_a_model() -> None:
         (
             {"parallel": {"sequence": True}},
             "parallel.sequence",
-            "sequence=true splits what a tensor group leaves whole, and tensor=1 has no group; "
-            "use tensor=2 or more, or sequence=false.",
+            "sequence=true splits what a tensor group leaves whole, and tp=1 has no group; "
+            "use tp=2 or more, or sequence=false.",
         ),
         (
             {"parallel": {"tensor_split": "columns"}},
             "parallel.tensor_split",
-            "tensor_split=columns gathers columns within a tensor group, and tensor=1 has no group; use tensor=2 or "
+            "tensor_split=columns gathers columns within a tensor group, and tp=1 has no group; use tp=2 or "
             "more, or tensor_split=pairs.",
         ),
         (
@@ -122,7 +122,7 @@ def test_units_of_a_model() -> None:
         (
             {"model": {"seq": 7}, "parallel": {"tp": 4, "sequence": True, "micro_batches": 16}},
             "parallel.sequence",
-            "tensor=4 does not divide the 7 rows of a micro-batch (1 x seq=7); try seq=4, 8.",
+            "tp=4 does not divide the 7 rows of a micro-batch (1 x seq=7); try seq=4, 8.",
         ),
         (
             {"parallel": {"pp": 3, "cuts": [4, 4]}},
@@ -137,7 +137,7 @@ def test_units_of_a_model() -> None:
         (
             {"parallel": {"dp": 3}},
             "parallel.dp",
-            "data=3 does not divide global_batch=16; try 1, 2, 4, 8, 16.",
+            "dp=3 does not divide global_batch=16; try 1, 2, 4, 8, 16.",
         ),
         (
             {"parallel": {"dp": 2, "micro_batches": 3}},
@@ -172,18 +172,17 @@ def test_rules_name_the_field_and_what_would_be_right(rooms: dict[str, Any], fie
         (
             {"pp": 4, "chunks": 3},
             "parallel.chunks",
-            "pipeline=4 x chunks=3 makes 12 stages, more than the model's 10 cuttable layers; use at most chunks=2 or "
-            "pipeline=3.",
+            "pp=4 x chunks=3 makes 12 stages, more than the model's 10 cuttable layers; use at most chunks=2 or pp=3.",
         ),
         (
             {"pp": 6},
             "parallel.chunks",
-            "pipeline=6 x chunks=2 makes 12 stages, more than the model's 10 cuttable layers; use at most pipeline=5.",
+            "pp=6 x chunks=2 makes 12 stages, more than the model's 10 cuttable layers; use at most pp=5.",
         ),
         (
             {"cuts": [2]},
             "parallel.cuts",
-            "pipeline=2 x chunks=2 needs 3 cuts, got 1; leave cuts empty, and they are balanced.",
+            "pp=2 x chunks=2 needs 3 cuts, got 1; leave cuts empty, and they are balanced.",
         ),
     ],
 )

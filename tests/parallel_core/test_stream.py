@@ -178,8 +178,7 @@ def test_compute_alone_is_that_of_1f1b() -> None:
         (
             {"parallel": {"pp": 1}},
             "parallel.schedule",
-            "schedule=1f1b-stash keeps a pipeline full, and pipeline=1 is none; use pipeline=2 or more, or "
-            "schedule=1f1b.",
+            "schedule=1f1b-stash keeps a pipeline full, and pp=1 is none; use pp=2 or more, or schedule=1f1b.",
         ),
         (
             {"train": {"clip": "global"}},
@@ -202,7 +201,7 @@ def test_compute_alone_is_that_of_1f1b() -> None:
         (
             {"parallel": {"schedule": "1f1b-2bw", "pp": 4, "micro_batches": 2}},
             "parallel.micro_batches",
-            "schedule=1f1b-2bw with pipeline=4 needs at least 3 micro-batches, or two versions do not last; got 2; "
+            "schedule=1f1b-2bw with pp=4 needs at least 3 micro-batches, or two versions do not last; got 2; "
             "use micro_batches=3 or more.",
         ),
         (
@@ -215,7 +214,7 @@ def test_compute_alone_is_that_of_1f1b() -> None:
             {"model": {"tied": True}, "parallel": {"schedule": "1f1b", "micro_batches": 4}},
             "train.clip",
             "clip=stage multiplies each stage's gradients by a factor of its own, and tied=true has one matrix on the "
-            "first and the last of pipeline=2, which would drift apart; use clip=global, or tied=false, or "
+            "first and the last of pp=2, which would drift apart; use clip=global, or tied=false, or "
             "schedule=zb-v, which has both on one rank.",
         ),
     ],

@@ -170,7 +170,7 @@ def test_places_are_those_of_the_program() -> None:
             "parallel.program",
             "schedule=1f1b takes no program; use schedule=custom, or leave program empty",
         ),
-        (GPIPE, {"pp": 3}, "parallel.pp", "pipeline=3 does not fit the program; use 2."),
+        (GPIPE, {"pp": 3}, "parallel.pp", "pp=3 does not fit the program; use 2."),
         (GPIPE, {"micro_batches": 4}, "parallel.micro_batches", "micro-batches=4 does not fit the program; use 2."),
         (GPIPE, {"chunks": 2}, "parallel.chunks", "chunks=2 does not fit the program; use 1."),
         (GPIPE.replace("0B1", "0X1"), {}, "parallel.program", "Cell 4 of rank 0's row: '0X1' is no operation"),

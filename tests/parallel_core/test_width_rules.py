@@ -29,27 +29,27 @@ def spec_of(model: dict[str, Any] | None = None, **split: Any) -> RunSpec:
             {},
             {"tp": 2},
             "parallel.widths",
-            "widths=1-2 says how many tensor ranks each stage has, and tensor=2 says it again; use tensor=1, or leave "
+            "widths=1-2 says how many tensor ranks each stage has, and tp=2 says it again; use tp=1, or leave "
             "widths empty.",
         ),
         (
             {},
             {"pp": 3},
             "parallel.widths",
-            "widths=1-2 names 2 stages, and pipeline=3 has 3; use widths=1,2,1, or pipeline=2.",
+            "widths=1-2 names 2 stages, and pp=3 has 3; use widths=1,2,1, or pp=2.",
         ),
         (
             {},
             {"pp": 1},
             "parallel.widths",
-            "widths=1-2 needs a pipeline, and pipeline=1 is none; use pipeline=2, or leave widths empty.",
+            "widths=1-2 needs a pipeline, and pp=1 is none; use pp=2, or leave widths empty.",
         ),
         (
             {},
             {"sequence": True},
             "parallel.sequence",
             "sequence=true splits what stages hand on over tensor ranks, and widths=1-2 gives each stage its own "
-            "number; use sequence=false, or tensor=2 in place of widths.",
+            "number; use sequence=false, or tp=2 in place of widths.",
         ),
         (
             {"tied": True},

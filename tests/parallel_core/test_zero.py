@@ -189,8 +189,8 @@ def test_one_replica_has_nothing_to_share() -> None:
     with pytest.raises(ValidationError) as caught:
         RunSpec.model_validate({"parallel": {"zero": 1}})
     assert field_errors(caught.value) == {
-        "parallel.zero": "zero=1 shards over data-parallel replicas, and data=1 leaves nothing to shard over; "
-        "use zero=0, or data=2, 4, 8."
+        "parallel.zero": "zero=1 shards over data-parallel replicas, and dp=1 leaves nothing to shard over; "
+        "use zero=0, or dp=2, 4, 8."
     }
 
 

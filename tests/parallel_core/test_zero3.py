@@ -206,7 +206,7 @@ def test_a_pipeline_is_refused_with_what_would_do() -> None:
     with pytest.raises(ValidationError) as caught:
         spec_of(dp=2, pp=2, zero=3)
     ((field, said),) = field_errors(caught.value).items()
-    assert field == "parallel.zero" and "as pipeline=2 does; use zero=0, 1, 2, or pipeline=1" in said
+    assert field == "parallel.zero" and "as pp=2 does; use zero=0, 1, 2, or pp=1" in said
     with pytest.raises(ValidationError, match=r"zero=3 leaves no second copy .* flipped_bit .*; use zero=2 or less"):
         RunSpec.model_validate({"parallel": {"dp": 2, "zero": 3}, "inject": [{"kind": "flipped_bit"}]})
 
