@@ -37,7 +37,7 @@ TORCH_FREE = (
     "parallel_core.plan.cluster.inference",
     "parallel_core.plan.cluster.questions",
     "parallel_core.plan.cluster.zero_bubble",
-    "parallel_core.simulate.lesson",
+    "parallel_core.simulate.schedule_preview",
     "parallel_core.simulate.typed_stages",
     "parallel_core.simulate.imported",
     "parallel_core.analysis.diagnosis.place",

@@ -13,7 +13,7 @@ from dashboard.charts.gantt_words import Words
 from parallel_core.analysis.quantities import significant
 from parallel_core.analysis.rows import durations
 from parallel_core.schedule.ir import Kind
-from parallel_core.simulate.lesson import UNIT, Lesson
+from parallel_core.simulate.schedule_preview import UNIT, SchedulePreview
 
 HELD_PX = 104
 WORDS = Words(unit="units", axis="units of cost from the start of the step", row="device")
@@ -21,13 +21,15 @@ COLUMNS = ("device", "busy, units", "idle, units", "most activations", "most kep
 MAX_BARS = 1_500
 
 
-def charts(lessons: Sequence[Lesson], titles: Sequence[str], places: Mapping[int, str] | None = None) -> list[Chart]:
-    """One chart a lesson, `schedule-1` first, all with the same axis ranges; `places` = what each device holds, in
+def charts(
+    previews: Sequence[SchedulePreview], titles: Sequence[str], places: Mapping[int, str] | None = None
+) -> list[Chart]:
+    """One chart a preview, `schedule-1` first, all with the same axis ranges; `places` = what each device holds, in
     words."""
-    longest = max(made.length for made in lessons) / UNIT
-    most = max(max(made.kept) for made in lessons)
+    longest = max(made.length for made in previews) / UNIT
+    most = max(max(made.kept) for made in previews)
     out = []
-    for i, (made, title) in enumerate(zip(lessons, titles, strict=True), 1):
+    for i, (made, title) in enumerate(zip(previews, titles, strict=True), 1):
         chart = _chart(f"schedule-{i}", made, title, places or {})
         chart.figure["layout"]["xaxis"]["range"] = [0, longest * 1.005]
         chart.figure["layout"]["yaxis2"]["range"] = [0, most * 1.05]
@@ -35,7 +37,7 @@ def charts(lessons: Sequence[Lesson], titles: Sequence[str], places: Mapping[int
     return out
 
 
-def _chart(key: str, made: Lesson, title: str, places: Mapping[int, str]) -> Chart:
+def _chart(key: str, made: SchedulePreview, title: str, places: Mapping[int, str]) -> Chart:
     named = {rank: theme.escape_label(place) for rank, place in places.items()}
     figure = gantt.figure_of([("", made.spans)], max_bars=MAX_BARS, words=WORDS, places=named)
     gantt.below(figure, HELD_PX, "kept")
@@ -51,13 +53,13 @@ def _chart(key: str, made: Lesson, title: str, places: Mapping[int, str]) -> Cha
     return Chart(key, title, subtitle, f"simulated, {made.devices} devices{part}", figure, COLUMNS, _rows(made, places))
 
 
-def _marks(made: Lesson) -> list[float]:
+def _marks(made: SchedulePreview) -> list[float]:
     """The instants at which something begins, for stepping through it; the last one is the end of the step."""
     begins = np.unique(np.concatenate([rows["start"] for rows in made.spans.values()]))
     return [*(begins / UNIT).round(4).tolist(), round(made.length / UNIT, 4)]
 
 
-def _curves(made: Lesson, rank: int) -> list[dict[str, Any]]:
+def _curves(made: SchedulePreview, rank: int) -> list[dict[str, Any]]:
     times, forward, weights = made.held(rank)
     x = [0.0, *(times / UNIT).round(4).tolist(), made.length / UNIT]
     parts = (("activations", forward, "memory-activations"), ("for weight gradients", weights, "memory-buffers"))
@@ -79,7 +81,7 @@ def _curves(made: Lesson, rank: int) -> list[dict[str, Any]]:
     ]
 
 
-def _rows(made: Lesson, places: Mapping[int, str]) -> list[list[str]]:
+def _rows(made: SchedulePreview, places: Mapping[int, str]) -> list[list[str]]:
     out = []
     for device, rows in sorted(made.spans.items()):
         work = rows[rows["kind"] != Kind.STEP]

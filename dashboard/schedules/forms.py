@@ -17,8 +17,8 @@ from parallel_core.plan.orders.search import Found
 from parallel_core.schedule import names
 from parallel_core.schedule.traits import TRAITS
 from parallel_core.simulate import typed_stages
-from parallel_core.simulate.lesson import EARLY, Lesson, lesson, lesson_at, lesson_of
-from parallel_core.simulate.typed_stages import Stage, StagesError, typed_lesson
+from parallel_core.simulate.schedule_preview import EARLY, SchedulePreview, preview, preview_at, preview_of
+from parallel_core.simulate.typed_stages import Stage, StagesError, typed_preview
 from parallel_core.spec import ParallelSpec
 
 MAX_OPERATIONS = 12_000
@@ -32,7 +32,7 @@ OWN_WORDS = {"parallel.pp": "Devices", "parallel.chunks": "Chunks", "parallel.sc
 
 
 class ScheduleForm(Form):
-    """All fields are in the query and have defaults. A valid form has `lessons`."""
+    """All fields are in the query and have defaults. A valid form has `previews`."""
 
     a = Choice(label="Schedule")
     b = Choice(label="Held against", required=False)
@@ -53,7 +53,7 @@ class ScheduleForm(Form):
     WIDE = ("stages",)
     """Fields outside the grid of short ones."""
 
-    lessons: list[Lesson]
+    previews: list[SchedulePreview]
     found: list[Found]
     """The results for those schedules that were searched for."""
 
@@ -79,10 +79,10 @@ class ScheduleForm(Form):
         if not self.errors:
             self.found = []
             chosen = [asked[side] for side in ("a", "b") if asked[side]]
-            self.lessons = [made for i, name in enumerate(chosen) if (made := self._lesson("ab"[i], name, asked))]
+            self.previews = [made for i, name in enumerate(chosen) if (made := self._preview("ab"[i], name, asked))]
         return asked
 
-    def _searched(self, name: str, asked: dict[str, Any]) -> Lesson | None:
+    def _searched(self, name: str, asked: dict[str, Any]) -> SchedulePreview | None:
         """Searches for an order; None, with an error at a field, if there is none within the limits."""
         each = 3 * (len(asked["stages"]) or asked["p"]) * (2 if searched.SHAPES[name] == "v" else 1)
         if each * asked["m"] > searched.MOST_OPERATIONS:
@@ -97,11 +97,11 @@ class ScheduleForm(Form):
         self.found.append(made)
         if asked["stages"]:
             prices = typed_stages.prices(asked["stages"], asked["message"])
-            return lesson_at(searched.schedule_of(name, made), prices)
+            return preview_at(searched.schedule_of(name, made), prices)
         costs = asked["forward"], asked["grad"], asked["weight"]
-        return lesson_of(searched.schedule_of(name, made), costs, asked["message"])
+        return preview_of(searched.schedule_of(name, made), costs, asked["message"])
 
-    def _typed(self, side: str, name: str, asked: dict[str, Any]) -> Lesson | None:
+    def _typed(self, side: str, name: str, asked: dict[str, Any]) -> SchedulePreview | None:
         """Simulates the schedule with the stages that were typed; None, with an error at a field, if that is
         impossible."""
         stages, m = asked["stages"], asked["m"]
@@ -120,10 +120,10 @@ class ScheduleForm(Form):
             devices = sum(stage.replicas for stage in stages)
             self.add_error("stages", f"{whole} operations until {devices} devices are full; use fewer replicas.")
         else:
-            return typed_lesson(name, stages, m, asked["message"])
+            return typed_preview(name, stages, m, asked["message"])
         return None
 
-    def _lesson(self, side: str, name: str, asked: dict[str, Any]) -> Lesson | None:
+    def _preview(self, side: str, name: str, asked: dict[str, Any]) -> SchedulePreview | None:
         """Simulates or searches for one schedule; None, with an error at a field, if that is impossible."""
         if asked["stages"]:
             return self._typed(side, name, asked)
@@ -144,4 +144,4 @@ class ScheduleForm(Form):
             self.add_error("m", f"{each * m} operations are too many to draw; use at most {MAX_OPERATIONS // each}.")
             return None
         costs = (asked["forward"], asked["grad"], asked["weight"])
-        return lesson(name, p, m, costs, asked["message"], chunks)
+        return preview(name, p, m, costs, asked["message"], chunks)

@@ -15,7 +15,7 @@ from parallel_core.plan.orders.search import Found, find
 from parallel_core.schedule.ir import Kind, Schedule
 from parallel_core.schedule.table import to_csv
 from parallel_core.schedule.traits import CUSTOM, Shape
-from parallel_core.simulate.lesson import UNIT
+from parallel_core.simulate.schedule_preview import UNIT
 from parallel_core.simulate.typed_stages import Stage, prices
 from parallel_core.spec import ParallelSpec
 

@@ -38,18 +38,18 @@ def schedules(request: HttpRequest) -> HttpResponse:
         typed = form.cleaned_data["stages"]
         places = words.places(typed)
         context |= {
-            "verdict": words.comparison(form.lessons),
+            "verdict": words.comparison(form.previews),
             "proofs": list(dict.fromkeys(map(words.proof, form.found))),
             "orders": [
                 {"name": words.name(made), "run": searched.address(made.schedule), "files": _files(side, request)}
-                for side, made in zip("ab", form.lessons, strict=False)
+                for side, made in zip("ab", form.previews, strict=False)
                 if not typed
             ],
-            "names": [words.name(made) for made in form.lessons],
-            "table": words.table(form.lessons, bool(typed)),
-            "charts": schedule.charts(form.lessons, [words.finding(made) for made in form.lessons], places),
+            "names": [words.name(made) for made in form.previews],
+            "table": words.table(form.previews, bool(typed)),
+            "charts": schedule.charts(form.previews, [words.finding(made) for made in form.previews], places),
             "pace": words.pace(typed) if typed else "",
-            "stages": words.stage_table(typed, form.lessons),
+            "stages": words.stage_table(typed, form.previews),
         }
     template = "schedules/result.html" if request.headers.get("HX-Request") else "schedules/page.html"
     return render(request, template, context)
@@ -65,7 +65,7 @@ def _files(side: str, request: HttpRequest) -> list[tuple[str, str]]:
 def order(request: HttpRequest, side: str, kind: str) -> HttpResponse:
     """A schedule of the page as a file: PyTorch's CSV of its compute operations, or JSON. 404 if there is none."""
     form = ScheduleForm(request.GET.dict())
-    shown = dict(zip("ab", form.lessons, strict=False)) if form.is_valid() else {}
+    shown = dict(zip("ab", form.previews, strict=False)) if form.is_valid() else {}
     if side not in shown or kind not in ("csv", "json"):
         raise Http404
     made = shown[side].schedule

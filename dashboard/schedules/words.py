@@ -8,7 +8,7 @@ from dashboard.runs.choice_labels import CHOICE_LABELS
 from parallel_core.analysis.quantities import percent_text, significant
 from parallel_core.plan.orders.search import Found
 from parallel_core.schedule.traits import takes_early_gradients
-from parallel_core.simulate.lesson import EARLY, UNIT, Lesson
+from parallel_core.simulate.schedule_preview import EARLY, UNIT, SchedulePreview
 from parallel_core.simulate.typed_stages import Stage
 
 EARLY_ONES = [f"{name}{EARLY}" for name in takes_early_gradients()]
@@ -22,7 +22,7 @@ LABELS = {
 BARRIER = "… without a barrier at the end of the step"
 
 
-def name(made: Lesson) -> str:
+def name(made: SchedulePreview) -> str:
     return LABELS[made.schedule.name]
 
 
@@ -30,7 +30,7 @@ def units(nanoseconds: float) -> str:
     return significant(nanoseconds / UNIT)
 
 
-def finding(made: Lesson) -> str:
+def finding(made: SchedulePreview) -> str:
     """The title of one schedule's picture."""
     worst = max(made.kept)
     return (
@@ -38,7 +38,7 @@ def finding(made: Lesson) -> str:
     )
 
 
-def comparison(found: Sequence[Lesson]) -> str:
+def comparison(found: Sequence[SchedulePreview]) -> str:
     """The verdict: one or two sentences with the numbers of both."""
     if len(found) < 2:
         one = found[0]
@@ -57,7 +57,7 @@ def proof(found: Found) -> str:
     )
 
 
-def _length(a: Lesson, b: Lesson) -> str:
+def _length(a: SchedulePreview, b: SchedulePreview) -> str:
     if a.length == b.length:
         return f"{units(a.length)} units: {name(a)} and {name(b)} take equally long."
     fast, slow = sorted((a, b), key=lambda made: made.length)
@@ -68,7 +68,7 @@ def _length(a: Lesson, b: Lesson) -> str:
     )
 
 
-def _memory(a: Lesson, b: Lesson) -> str:
+def _memory(a: SchedulePreview, b: SchedulePreview) -> str:
     little, much = sorted((a, b), key=lambda made: max(made.kept))
     if max(little.kept) == max(much.kept):
         return f"Both keep {_batches(max(little.kept))} at most."
@@ -83,13 +83,13 @@ def _batches(count: float) -> str:
     return f"{significant(count)} micro-batch{'' if count == 1 else 'es'}"
 
 
-def versions(made: Lesson) -> int:
+def versions(made: SchedulePreview) -> int:
     """Weight versions that the worst device holds at once."""
     held = {"flush": 1, "none": 1, "2bw": 2}.get(made.schedule.sync)
     return held or max(1, round(max(made.in_flight)))
 
 
-def table(found: Sequence[Lesson], typed: bool = False) -> list[tuple[str, list[str]]]:
+def table(found: Sequence[SchedulePreview], typed: bool = False) -> list[tuple[str, list[str]]]:
     """(what, a value for each schedule). For `typed` stages without the row on barriers."""
     rows = [
         ("Step, in units", [units(made.length) for made in found]),
@@ -125,8 +125,8 @@ def pace(stages: Sequence[Stage]) -> str:
     return f"{said}; {rest[0].name} is next with {significant(rest[0].pace)}."
 
 
-def stage_table(stages: Sequence[Stage], found: Sequence[Lesson]) -> list[list[str]]:
-    """One row a typed stage: name, devices, forward, backward, pace, then how busy its devices are in each lesson."""
+def stage_table(stages: Sequence[Stage], found: Sequence[SchedulePreview]) -> list[list[str]]:
+    """One row a typed stage: name, devices, forward, backward, pace, then how busy its devices are in each preview."""
     out, first = [], 0
     for stage in stages:
         own = range(first, first := first + stage.replicas)

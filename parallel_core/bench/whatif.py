@@ -22,9 +22,9 @@ from parallel_core.local import Outcome
 from parallel_core.observe.progress import Progress
 from parallel_core.observe.records import SPAN
 from parallel_core.schedule import build
-from parallel_core.simulate.lesson import EARLY
 from parallel_core.simulate.measured import Measured, measure
 from parallel_core.simulate.replay import Change, changed, replay
+from parallel_core.simulate.schedule_preview import EARLY
 from parallel_core.spec import RunSpec
 
 SCHEDULES = ("gpipe", "1f1b", "interleaved", "zb-h1", f"1f1b{EARLY}")

@@ -18,7 +18,7 @@ from parallel_core.schedule import round_robin
 from parallel_core.schedule.ir import Kind, Op, Schedule
 from parallel_core.schedule.traits import CUSTOM, TRAITS, flushes
 from parallel_core.simulate.costs import Costs
-from parallel_core.simulate.lesson import UNIT, Lesson, lesson_at
+from parallel_core.simulate.schedule_preview import UNIT, SchedulePreview, preview_at
 
 MOST_STAGES = 32
 MOST_REPLICAS = 32
@@ -110,10 +110,10 @@ def order(name: str, replicas: Sequence[int], micro_batches: int, steps: int = 1
     return round_robin.compute_only(name, replicas, micro_batches, steps, ahead)
 
 
-def typed_lesson(name: str, stages: Sequence[Stage], micro_batches: int, message: float = 0) -> Lesson:
+def typed_preview(name: str, stages: Sequence[Stage], micro_batches: int, message: float = 0) -> SchedulePreview:
     """One step of these stages, `message` units from stage to stage; without a flush, a step of the full pipeline."""
     replicas, steps = [stage.replicas for stage in stages], steps_of(name, stages, micro_batches)
-    return lesson_at(order(name, replicas, micro_batches, steps), prices(stages, message), steps, silent(stages))
+    return preview_at(order(name, replicas, micro_batches, steps), prices(stages, message), steps, silent(stages))
 
 
 def steps_of(name: str, stages: Sequence[Stage], micro_batches: int) -> int:

@@ -54,7 +54,7 @@ from parallel_core.plan.room import Room
 from parallel_core.profile.table import LayerBytes
 from parallel_core.schedule import build
 from parallel_core.searches.splits import FeasibleSplit
-from parallel_core.simulate.lesson import lesson
+from parallel_core.simulate.schedule_preview import preview
 from parallel_core.spec import RunSpec
 from tests.dashboard import factory
 
@@ -123,7 +123,7 @@ def _of_steps() -> dict[str, list[Chart]]:
         ],
         "heatmap": [heatmap.chart(spans, "t", "s")],
         "overlay": [overlay.chart(spans, joined, path, "t", "s")],
-        "schedule": schedule.charts([lesson("1f1b", 2, 4)], ["a"]),
+        "schedule": schedule.charts([preview("1f1b", 2, 4)], ["a"]),
         "versions": [versions.chart([grid], "s")],
         "memory_over_time": [memory_over_time.chart([metered], "s")],
         "allocations": [allocations.chart(found, 3, 0)],

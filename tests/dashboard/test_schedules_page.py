@@ -13,7 +13,7 @@ from django.test import Client
 from dashboard.charts import schedule as schedule_chart
 from dashboard.schedules import searched, words
 from dashboard.schedules.forms import MAX_OPERATIONS, ScheduleForm
-from dashboard.schedules.lessons import EXAMPLE, TOPICS
+from dashboard.schedules.lessons import EXAMPLE, LESSONS
 from parallel_core.analysis.quantities import percent_text
 from parallel_core.schedule import compute_only, names
 from parallel_core.schedule.check import check
@@ -21,7 +21,7 @@ from parallel_core.schedule.passes.communicate import communicate
 from parallel_core.schedule.passes.reduce import reduce_and_step
 from parallel_core.schedule.peaks import peak_in_flight
 from parallel_core.schedule.table import from_csv, from_json
-from parallel_core.simulate.lesson import UNIT, lesson
+from parallel_core.simulate.schedule_preview import UNIT, preview
 from parallel_core.spec import RunSpec
 from tests.dashboard.plain import plain
 
@@ -40,7 +40,7 @@ def page(client: Client, query: str = "", **headers: str) -> str:
 
 @pytest.mark.parametrize("name", [*names(), *words.EARLY_ONES])
 def test_every_schedule_is_shown_whole(name: str) -> None:
-    made = lesson(name, 4, 8)
+    made = preview(name, 4, 8)
     assert made.busy == 4 * 8 * 3 * UNIT
     assert made.fraction == pytest.approx(1 - made.working / made.devices)
     for device in made.spans:
@@ -54,7 +54,7 @@ def test_every_schedule_is_shown_whole(name: str) -> None:
 
 def test_numbers_of_gpipe_and_1f1b() -> None:
     """Huang et al. 2019: overhead (p - 1) / m. Narayanan et al. 2021: 1F1B keeps p micro-batches, GPipe m."""
-    gpipe, one = lesson("gpipe", 4, 8), lesson("1f1b", 4, 8)
+    gpipe, one = preview("gpipe", 4, 8), preview("1f1b", 4, 8)
     assert gpipe.overhead == one.overhead == pytest.approx(3 / 8)
     assert (max(gpipe.kept), max(one.kept)) == (8, 4)
     assert words.comparison([one, gpipe]) == (
@@ -63,27 +63,27 @@ def test_numbers_of_gpipe_and_1f1b() -> None:
 
 
 def test_sentences_change_with_the_numbers() -> None:
-    zero, one = lesson("zb-h1", 4, 8), lesson("1f1b", 4, 8)
+    zero, one = preview("zb-h1", 4, 8), preview("1f1b", 4, 8)
     assert words.comparison([one, zero]) == (
         "ZB-H1 is 1.22 times as fast as 1F1B: 3.56 of 4 devices busy, not 2.91. Both keep 4 micro-batches at most."
     )
-    early = lesson("1f1b-early", 4, 8)
+    early = preview("1f1b-early", 4, 8)
     assert words.comparison([early, one]) == (
         "1F1B, early gradients is 1.1 times as fast as 1F1B: 3.2 of 4 devices busy, not 2.91. "
         "Both keep 4 micro-batches at most."
     )
-    assert words.comparison([lesson("naive", 4, 1)]) == "1 of 4 devices are busy on average in Naive layer-wise."
-    assert words.finding(lesson("naive", 2, 1)).endswith("1 micro-batch kept at most.")
+    assert words.comparison([preview("naive", 4, 1)]) == "1 of 4 devices are busy on average in Naive layer-wise."
+    assert words.finding(preview("naive", 2, 1)).endswith("1 micro-batch kept at most.")
 
 
 def test_costs_and_messages_lengthen_the_step() -> None:
-    free, slow = lesson("1f1b", 4, 8), lesson("1f1b", 4, 8, message=0.5)
+    free, slow = preview("1f1b", 4, 8), preview("1f1b", 4, 8, message=0.5)
     assert slow.length > free.length
-    assert lesson("1f1b", 2, 2, costs=(2, 3, 1)).busy == 2 * 2 * 6 * UNIT
+    assert preview("1f1b", 2, 2, costs=(2, 3, 1)).busy == 2 * 2 * 6 * UNIT
 
 
 def test_the_charts_share_their_axes() -> None:
-    made = [lesson("1f1b", 4, 8), lesson("zb-v", 4, 8)]
+    made = [preview("1f1b", 4, 8), preview("zb-v", 4, 8)]
     charts = schedule_chart.charts(made, ["a", "b"])
     for axis in ("xaxis", "yaxis2"):
         assert charts[0].figure["layout"][axis]["range"] == charts[1].figure["layout"][axis]["range"]
@@ -121,7 +121,7 @@ def test_typed_stages_by_hand(client: Client, bob: Any) -> None:
     said = page(client, f"?{urlencode(asked)}")
     assert "3 units a micro-batch: denoiser sets the pace, with decoder." in said
     assert '<td class="num">forward only</td>' in said
-    full = form(**asked).lessons[1]
+    full = form(**asked).previews[1]
     assert full.busy == (8 * 1 + 8 * 6 + 8 * 3) * UNIT
     assert full.length >= 8 * 3 * UNIT
     assert full.busy_of([1, 2]) == pytest.approx(8 * 6 * UNIT / 2 / full.length)
@@ -188,21 +188,21 @@ def test_stages_with_their_own_replicas_have_no_csv(client: Client, bob: Any) ->
 
 
 def test_a_found_order_fills_in_a_run(client: Client, alice: Any) -> None:
-    address = searched.address(form(a="found", p=2, m=3, weight=0.5).lessons[0].schedule)
+    address = searched.address(form(a="found", p=2, m=3, weight=0.5).previews[0].schedule)
     spec = RunSpec.model_validate_json(parse_qs(urlsplit(address).query)["spec"][0])
     assert (spec.parallel.schedule, spec.parallel.pp, spec.parallel.micro_batches) == ("custom", 2, 3)
-    assert searched.address(lesson("1f1b-stash", 2, 3).schedule) == ""
+    assert searched.address(preview("1f1b-stash", 2, 3).schedule) == ""
     client.force_login(alice)
     assert "Custom" in client.get(address).content.decode()
 
 
 def test_every_lesson_works(client: Client, bob: Any) -> None:
     client.force_login(bob)
-    for number, topic in enumerate(TOPICS, 1):
-        said = page(client, topic.address)
-        assert f'aria-current="true">{number}. {topic.title}</a>' in said and said.count('aria-current="true"') == 1
-        assert topic.point in unescape(said) and len(topic.point.split()) <= 25
-        assert (f"Next: {number + 1}. " in said) == (number < len(TOPICS))
+    for number, lesson in enumerate(LESSONS, 1):
+        said = page(client, lesson.address)
+        assert f'aria-current="true">{number}. {lesson.title}</a>' in said and said.count('aria-current="true"') == 1
+        assert lesson.point in unescape(said) and len(lesson.point.split()) <= 25
+        assert (f"Next: {number + 1}. " in said) == (number < len(LESSONS))
         assert "Nothing is simulated" not in said
 
 
@@ -210,14 +210,14 @@ def test_a_lesson_that_was_changed_is_none_any_more(client: Client, bob: Any) ->
     client.force_login(bob)
     assert 'id="lesson"' not in page(client)
     stages = urlencode({"a": "gpipe", "b": "1f1b", "stages": EXAMPLE.replace("\n", "\r\n"), "p": 4, "t": 3})
-    assert f"<strong>9. {TOPICS[8].title}.</strong>" in page(client, f"?{stages}")
+    assert f"<strong>9. {LESSONS[8].title}.</strong>" in page(client, f"?{stages}")
     part = page(client, "?a=naive&b=gpipe&p=8", **{"HX-Request": "true"})
     assert '<div id="lessons" class="stack" hx-swap-oob="true">' in part and 'id="lesson"' not in part
 
 
 def test_what_lessons_say_is_so() -> None:
     """The numbers and comparisons in the texts of the lessons."""
-    made = {topic.title: form(**topic.asked).lessons for topic in TOPICS}
+    made = {lesson.title: form(**lesson.asked).previews for lesson in LESSONS}
     naive, gpipe = made["Why micro-batches"]
     assert naive.working == 1 < gpipe.working
     gpipe, one = made["The same bubble, less memory"]
@@ -226,7 +226,7 @@ def test_what_lessons_say_is_so() -> None:
     assert stash.fraction < 0.005 and words.versions(stash) == 4
     one, chunks, slow_one, slow_chunks = *made["Smaller chunks, smaller bubble"], *made["What slow messages cost"]
     assert slow_one.length / slow_chunks.length - 1 < (one.length / chunks.length - 1) / 2
-    assert [percent_text(lesson.fraction) for lesson in made["No bubble at the same memory"]] == ["11 %", "6 %"]
+    assert [percent_text(preview.fraction) for preview in made["No bubble at the same memory"]] == ["11 %", "6 %"]
     zero, found = made["A search beats the book"]
     assert found.length < zero.length and (max(found.kept), max(zero.kept)) == (6, 4)
     typed = made["Uneven stages, one with replicas"][0]

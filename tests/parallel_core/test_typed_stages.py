@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from parallel_core.simulate.lesson import UNIT, lesson
-from parallel_core.simulate.typed_stages import Stage, StagesError, names, read, typed_lesson, wrong_count
+from parallel_core.simulate.schedule_preview import UNIT, preview
+from parallel_core.simulate.typed_stages import Stage, StagesError, names, read, typed_preview, wrong_count
 
 
 def test_a_line_a_stage() -> None:
@@ -42,7 +42,7 @@ def test_what_cannot_be_names_line_and_field(text: str, said: str) -> None:
 
 @pytest.mark.parametrize("name", names(read("a,1")))
 def test_equal_stages_are_the_schedule_that_has_the_name(name: str) -> None:
-    made, known = typed_lesson(name, read("a,1,2\nb,1,2\nc,1,2"), 6, 0.5), lesson(name, 3, 6, message=0.5)
+    made, known = typed_preview(name, read("a,1,2\nb,1,2\nc,1,2"), 6, 0.5), preview(name, 3, 6, message=0.5)
     assert (made.length, made.busy, made.kept, made.skewed) == (known.length, known.busy, known.kept, known.skewed)
 
 
@@ -53,7 +53,7 @@ COSTS = st.lists(st.tuples(st.integers(1, 5), st.integers(0, 5), st.integers(1, 
 def test_all_work_of_a_step_is_there(name: str, costs: list[tuple[int, int, int]], silent: int, batches: int) -> None:
     """No step is shorter than its slowest stage allows, and what is kept returns to zero."""
     stages = [Stage(str(i), f, None if i < silent else b, r, i) for i, (f, b, r) in enumerate(costs)]
-    made = typed_lesson(name, stages, batches, 0.25)
+    made = typed_preview(name, stages, batches, 0.25)
     times = [stage.forward + (stage.backward or 0) for stage in stages]
     assert made.busy == batches * sum(times) * UNIT
     slowest = max(-(-batches // stage.replicas) * time for stage, time in zip(stages, times, strict=True))
@@ -66,7 +66,7 @@ def test_all_work_of_a_step_is_there(name: str, costs: list[tuple[int, int, int]
 def test_a_full_pipeline_goes_at_the_pace_of_its_slowest_stage() -> None:
     """Three replicas of 9 units complete a micro-batch every 3 units; the next stage needs 4."""
     stages = read("a, 3, 6, 3\nb, 2, 2")
-    made = typed_lesson("1f1b-stash", stages, 6)
+    made = typed_preview("1f1b-stash", stages, 6)
     assert (made.length, made.working) == (6 * 4 * UNIT, pytest.approx((9 + 4) / 4))
     assert wrong_count("1f1b-stash", stages, 7) == "replicas need equal shares where nothing flushes; use 9."
     assert wrong_count("1f1b", stages, 7) == wrong_count("1f1b-stash", stages, 6) == ""

@@ -31,7 +31,7 @@ EARLY = "-early"
 
 
 @dataclass(frozen=True)
-class Lesson:
+class SchedulePreview:
     """A simulated step; for a pipeline that never flushes, one while it is full. `spans` by pipeline rank: a STEP row
     over the whole step, then compute."""
 
@@ -103,14 +103,14 @@ class Lesson:
 
 
 @lru_cache(maxsize=8)
-def lesson(
+def preview(
     name: str,
     pp: int,
     micro_batches: int,
     costs: tuple[float, float, float] = (1, 1, 1),
     message: float = 0,
     chunks: int | None = None,
-) -> Lesson:
+) -> SchedulePreview:
     """`costs`: forward, backward for the input, backward for the weights, in units; `message`: units from stage to
     stage. `name` may end in EARLY.
 
@@ -120,25 +120,27 @@ def lesson(
     plain = name.removesuffix(EARLY)
     steps = 1 if flushes(plain) or pp == 1 else 2 * -(-pp // micro_batches) + 3
     made = schedule.compute_only(plain, pp, micro_batches, chunks=chunks, steps=steps)
-    return lesson_of(made if name == plain else replace(hand_back(made), name=name), costs, message, steps)
+    return preview_of(made if name == plain else replace(hand_back(made), name=name), costs, message, steps)
 
 
-def lesson_of(made: Schedule, costs: tuple[float, float, float], message: float = 0, steps: int = 1) -> Lesson:
-    """As `lesson`, for a compute-only schedule of one replica; for a stream of `steps` steps if more than one."""
+def preview_of(
+    made: Schedule, costs: tuple[float, float, float], message: float = 0, steps: int = 1
+) -> SchedulePreview:
+    """As `preview`, for a compute-only schedule of one replica; for a stream of `steps` steps if more than one."""
     per_rank = made.stages // made.pipeline_ranks
     f, b, w = (round(cost * UNIT / per_rank) for cost in costs)
-    return lesson_at(made, Costs.uniform(made.stages, f, b, w, message=round(message * UNIT)), steps)
+    return preview_at(made, Costs.uniform(made.stages, f, b, w, message=round(message * UNIT)), steps)
 
 
-def lesson_at(made: Schedule, prices: Prices, steps: int = 1, silent: frozenset[int] = frozenset()) -> Lesson:
-    """As `lesson_of`, at any prices; `silent`: stages without backward, whose backward must cost nothing."""
+def preview_at(made: Schedule, prices: Prices, steps: int = 1, silent: frozenset[int] = frozenset()) -> SchedulePreview:
+    """As `preview_of`, at any prices; `silent`: stages without backward, whose backward must cost nothing."""
     spans = simulate(made, prices)
     length = 0 if steps > 1 else last_end(spans)
     shown = {rank: _shown(made, rank, rows, prices, length, silent) for rank, rows in spans.items()}
     if steps > 1:
         return _steady(made, shown, steps, silent)
     chunks = max(1, made.stages // made.pipeline_ranks)
-    return Lesson(made, shown, chunks, length, _busy(shown), bubble(shown), silent)
+    return SchedulePreview(made, shown, chunks, length, _busy(shown), bubble(shown), silent)
 
 
 def _busy(shown: Mapping[int, NDArray[np.void]]) -> int:
@@ -146,7 +148,9 @@ def _busy(shown: Mapping[int, NDArray[np.void]]) -> int:
     return sum(int(durations(rows)[1:].sum()) for rows in shown.values())
 
 
-def _steady(made: Schedule, shown: Mapping[int, NDArray[np.void]], steps: int, silent: frozenset[int]) -> Lesson:
+def _steady(
+    made: Schedule, shown: Mapping[int, NDArray[np.void]], steps: int, silent: frozenset[int]
+) -> SchedulePreview:
     """A step in the middle of a stream, when the pipeline is full: from the last stage's first forward of it to that of
     the next step. Micro-batches are numbered from the first one seen."""
     first = made.micro_batches // steps * (steps // 2)
@@ -160,7 +164,7 @@ def _steady(made: Schedule, shown: Mapping[int, NDArray[np.void]], steps: int, s
     seen = min(int(rows["micro_batch"][1:].min()) for rows in cut.values() if len(rows) > 1)
     for rows in cut.values():
         rows["micro_batch"][1:] -= seen
-    return Lesson(made, cut, 1, end - begin, _busy(cut), bubble(cut), silent)
+    return SchedulePreview(made, cut, 1, end - begin, _busy(cut), bubble(cut), silent)
 
 
 def _cut(rows: NDArray[np.void], begin: int, end: int) -> NDArray[np.void]:
