@@ -22,7 +22,7 @@ from parallel_core.models.initial import fill
 from parallel_core.models.registry import parameter_shapes
 from parallel_core.observe.scope import Scope
 from parallel_core.outline.splits import split_dim
-from parallel_core.plan.grad_buckets import Home, alone_of, bucket_bytes, home, shards_of
+from parallel_core.plan.grad_buckets import BucketKey, alone_of, bucket_bytes, bucket_key, shards_of
 from parallel_core.spec import RunSpec
 from parallel_core.tensor.group import TensorGroup
 from parallel_core.tensor.weights import WeightGradients
@@ -73,16 +73,17 @@ class Chunks:
     def _flat_parameters(self, spec: RunSpec, replicas: Group, device: Device, scope: Scope) -> FlatParameters:
         shard = Shard(shards_of(spec), scope.replica if spec.parallel.zero else 0, alone_of(spec))
         if spec.parallel.zero > 1 and replicas is not None:
-            sliced, homes = spec.parallel.zero > 2, self._homes(spec)
-            shard = replace(shard, lean=True, sliced=sliced, bucket=bucket_bytes(spec), homes=homes)
+            values, keys = spec.parallel.zero > 2, self._bucket_keys(spec)
+            bucket = bucket_bytes(spec)
+            shard = replace(shard, shard_grads=True, shard_values=values, bucket=bucket, bucket_keys=keys)
         named = [place for stage in self.stages.values() for place in stage.places()]
         return FlatParameters(named, DTYPES[spec.train.precision], device, shard)
 
-    def _homes(self, spec: RunSpec) -> dict[str, Home]:
-        """Returns the key `plan.grad_buckets.home` of every parameter; of a tied one, that of its first layer."""
+    def _bucket_keys(self, spec: RunSpec) -> dict[str, BucketKey]:
+        """Returns the key `plan.grad_buckets.bucket_key` of every parameter; of a tied one, that of its first layer."""
         units = spec.model.units()
         return {
-            name: home(spec, number, units.index(unit))
+            name: bucket_key(spec, number, units.index(unit))
             for number, stage in reversed(self.stages.items())
             for unit, held in reversed(list(zip(stage.names, stage.places_by_unit(), strict=True)))
             for name, *_ in held
@@ -125,6 +126,6 @@ class Chunks:
         """Returns how often the backward of one micro-batch, through all stages, adds to each parameter's gradient."""
         return sum((stage.arrivals() for stage in self.stages.values()), Counter())
 
-    def handed_in(self) -> Counter[nn.Parameter]:
+    def weight_grad_arrivals(self) -> Counter[nn.Parameter]:
         """Returns how many of the `arrivals` are made by W (weight gradients) where backward is split into B and W."""
-        return sum((stage.handed_in() for stage in self.stages.values()), Counter())
+        return sum((stage.weight_grad_arrivals() for stage in self.stages.values()), Counter())

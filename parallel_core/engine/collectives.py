@@ -11,15 +11,15 @@ import torch.distributed as dist
 from torch import Tensor
 
 from parallel_core.engine import host_staging
+from parallel_core.engine.async_all_gather import AsyncAllGather
 from parallel_core.engine.host_group import HostGroup
 from parallel_core.engine.host_links import HostLinks
 from parallel_core.engine.host_staging import Work
-from parallel_core.engine.host_table import HostTable
 
 Group = dist.ProcessGroup | HostGroup | None
 """A process group; None is a group of one rank, with nothing to communicate."""
 
-TableGroup = Group | HostTable
+TableGroup = Group | AsyncAllGather
 """A group that supports all-gather."""
 
 LinkGroup = dist.ProcessGroup | HostLinks | None
@@ -84,7 +84,7 @@ def _all_reduce(tensor: Tensor, group: Group, op: Any) -> Work:
 
 
 def _all_gather(out: Tensor, mine: Tensor, group: TableGroup) -> Work:
-    if isinstance(group, HostGroup | HostTable):
+    if isinstance(group, HostGroup | AsyncAllGather):
         return group.all_gather(out, mine)
     work: Work = dist.all_gather_single(out, mine, group=group, async_op=True)
     return work

@@ -119,7 +119,7 @@ class CudaDevice:
         """`sharing`: ranks on this GPU; several exchange through host memory (`host_staging`)."""
         self.sharing, self.backend = sharing, "gloo" if sharing > 1 else "nccl"
         self.torch = first_gpu()
-        be_exact()
+        disable_tf32()
 
     @property
     def name(self) -> str:
@@ -164,7 +164,7 @@ def first_gpu() -> torch.device:
     return first
 
 
-def be_exact() -> None:
+def disable_tf32() -> None:
     """Makes fp32 products use full fp32 precision from now on.
 
     By default PyTorch rounds to TF32 in convolutions and LSTMs, though not in matrix products (docs.pytorch.org,
@@ -174,7 +174,7 @@ def be_exact() -> None:
     torch.backends.cudnn.allow_tf32 = False
 
 
-def be_deterministic() -> None:
+def use_deterministic_algorithms() -> None:
     """Makes this process use bitwise reproducible algorithms; an operation that has none raises RuntimeError.
 
     Must be called before the device is opened, which is when cuBLAS reads its setting.
@@ -186,7 +186,7 @@ def be_deterministic() -> None:
     torch.backends.cudnn.benchmark = False
 
 
-def be_ready_for_any_length() -> None:
+def disable_cudnn_attention() -> None:
     """Disables attention kernels that are planned anew for each number of keys, which grows by one per generated token.
 
     cuDNN's, PyTorch's first choice on GPUs of compute capability 9.0, takes longer to plan than a token takes to
@@ -195,8 +195,8 @@ def be_ready_for_any_length() -> None:
     torch.backends.cuda.enable_cudnn_sdp(False)
 
 
-def keep_no_weights() -> None:
-    """Makes LSTMs use PyTorch's own kernels in place of cuDNN's.
+def disable_cudnn() -> None:
+    """Disables cuDNN, so that LSTMs use PyTorch's own kernels.
 
     cuDNN needs the weights in one contiguous buffer: as ours are views of the flat parameters, it copies them at each
     call and keeps the copy for backward. Such a copy is not freed with the layer's parameters, and does not see an

@@ -29,7 +29,7 @@ from parallel_core.layout import Layout
 from parallel_core.schedule.ways import BACK
 
 _POLL_S = 0.02
-MET = (1, 1 << 16, 1 << 24)
+WARM_UP_SIZES = (1, 1 << 16, 1 << 24)
 """Elements (fp32) of the first messages of a group: up to 64 MiB, as large as those of a step."""
 
 
@@ -99,11 +99,11 @@ def connect(
     dist.init_process_group(backend, store=store, rank=rank, world_size=layout.world, timeout=TIMEOUT)
     groups = groups_of(rank, layout, store, tied)
     if backend == "nccl":
-        meet(groups, rank, layout, torch.device("cuda", torch.cuda.current_device()), generates)
+        warm_up(groups, rank, layout, torch.device("cuda", torch.cuda.current_device()), generates)
     return groups
 
 
-def meet(groups: Groups, rank: int, layout: Layout, device: torch.device, generates: bool = False) -> None:
+def warm_up(groups: Groups, rank: int, layout: Layout, device: torch.device, generates: bool = False) -> None:
     """Uses every group, and every pair of ranks that will exchange messages, once, in the same order on all ranks.
 
     NCCL opens a communicator at its first use, where the host waits for the other members. Within a step that could
@@ -113,7 +113,7 @@ def meet(groups: Groups, rank: int, layout: Layout, device: torch.device, genera
     at_work = groups.tensor, groups.data, groups.tied
     for group in dict.fromkeys((groups.world, *at_work)):
         if group is not None:
-            use(group, device, MET if group in at_work else MET[:1])
+            use(group, device, WARM_UP_SIZES if group in at_work else WARM_UP_SIZES[:1])
     all_gather(all_of, one, groups.totals).wait()
     for kind, link in sorted(groups.links.items()):
         for sender, receiver in pairs(rank, layout, kind, generates):
@@ -123,7 +123,7 @@ def meet(groups: Groups, rank: int, layout: Layout, device: torch.device, genera
         torch.cuda.synchronize(device)
 
 
-def use(group: dist.ProcessGroup | HostGroup, device: torch.device, sizes: Sequence[int] = MET) -> None:
+def use(group: dist.ProcessGroup | HostGroup, device: torch.device, sizes: Sequence[int] = WARM_UP_SIZES) -> None:
     """Runs every kind of collective once with each size. NCCL connects the ranks of a group at the first use of an
     algorithm (ring, tree: docs.nvidia.com, NCCL, NCCL_RUNTIME_CONNECT), which it chooses by kind and size."""
     ranks = size_of(group)

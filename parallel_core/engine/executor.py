@@ -50,7 +50,7 @@ class Prepared(NamedTuple):
     lane: int
 
 
-class Walker:
+class BaseExecutor:
     """Executes operations in program order; subclasses define what a training step is."""
 
     def __init__(self, parts: Parts, scope: Scope, progress: Progress, train: TrainSpec) -> None:
@@ -170,7 +170,7 @@ class Walker:
         raise NotImplementedError
 
 
-class Executor(Walker):
+class Executor(BaseExecutor):
     """Runs `program` once per step, with a flush: the optimizer steps when all gradients of the step are complete."""
 
     def __init__(

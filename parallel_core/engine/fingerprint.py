@@ -168,13 +168,13 @@ class Fingerprints:
     def _compare_tensors(self, table: list[list[int]], step: int) -> int:
         """Returns the fingerprint of the whole model. Raises ReplicasDiffer where two holders of a share differ."""
         first: dict[tuple[str, int, int], tuple[int, int]] = {}
-        sliced = {slot.name for slot in self._trainer.flat} if self._trainer.flat.sliced else set[str]()
+        sharded = {slot.name for slot in self._trainer.flat} if self._trainer.flat.shard_values else set[str]()
         wrong: dict[str, tuple[int, int]] = {}
         for rank, row in enumerate(table):
             place = self._trainer.layout.coords(rank)
             for name, value in zip(self._names[place.place], row, strict=False):
                 part = place.tensor if split_dim(name, self._split) is not None else 0
-                share = name, part, place.replica * (name in sliced)
+                share = name, part, place.replica * (name in sharded)
                 holder, known = first.setdefault(share, (rank, value))
                 if known != value:
                     wrong.setdefault(name, (holder, rank))
@@ -212,7 +212,7 @@ def _units(trainer: Trainer, stage: int) -> list[str]:
 
 def _parts(flat: FlatParameters) -> dict[str, list[_Part]]:
     """Returns this rank's part of each parameter, as matrices: its whole share, or under ZeRO-3 what it owns."""
-    if not flat.sliced:
+    if not flat.shard_values:
         return {name: [(tensor, 0, 0)] for name, tensor in flat.named().items()}
     shapes = {slot.name: slot.parameter.shape for slot in flat}
     return {name: _matrices(shapes[name], *owned) for name, owned in flat.owned_values().items()}

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from parallel_core.engine.device import Device
 from parallel_core.engine.precision import main_dtype
-from parallel_core.plan.grad_buckets import BUCKET_BYTES, Home, Places, place
+from parallel_core.plan.grad_buckets import BUCKET_BYTES, BucketKey, Places, place
 
 Pieces = tuple[tuple[int, Tensor], ...]
 """(first, memory) pairs: `memory` holds elements [first, first + len(memory)) of the whole flat buffer."""
@@ -39,23 +39,24 @@ class Slot:
 class Shard:
     """How the flat buffers are sharded: replica `index` of `count` owns its part of each bucket.
 
-    Each parameter in `alone` has a bucket of its own. `lean`: keep the gradients of owned parts only (ZeRO-2);
-    `sliced`: the values, too (ZeRO-3). `bucket`: bytes from which a bucket is closed, None = the device's default.
-    Parameters with different `homes` (`grad_buckets.home`; empty for those not listed) do not share a bucket.
+    Each parameter in `alone` has a bucket of its own. `shard_grads`: keep the gradients of owned parts only (ZeRO-2);
+    `shard_values`: the values, too (ZeRO-3). `bucket`: bytes from which a bucket is closed, None = the device's
+    default. Parameters with different `bucket_keys` (`grad_buckets.bucket_key`; empty for those not listed) do not
+    share a bucket.
     """
 
     count: int = 1
     index: int = 0
     alone: frozenset[str] = frozenset()
-    lean: bool = False
-    sliced: bool = False
+    shard_grads: bool = False
+    shard_values: bool = False
     bucket: int | None = None
-    homes: Mapping[str, Home] = field(default_factory=dict)
+    bucket_keys: Mapping[str, BucketKey] = field(default_factory=dict)
 
     def places(self, sizes: Mapping[str, int], device: Device, item: int) -> Places:
         """Returns the positions of parameters; `sizes`: name -> elements, `item`: bytes of a gradient element."""
-        bucket = None if self.sliced else (self.bucket or BUCKET_BYTES[device.kind]) // item
-        return place(sizes, bucket, self.count, self.alone, lambda name: self.homes.get(name, ()))
+        bucket = None if self.shard_values else (self.bucket or BUCKET_BYTES[device.kind]) // item
+        return place(sizes, bucket, self.count, self.alone, lambda name: self.bucket_keys.get(name, ()))
 
 
 class FlatParameters:
@@ -76,11 +77,11 @@ class FlatParameters:
         main = main_dtype(dtype)
         sizes = {name: shape.numel() for name, shape in shapes.items()}
         places = shard.places(sizes, device, main.itemsize)
-        self.lean, self.sliced, self.size = shard.lean, shard.sliced, places.size
+        self.shard_grads, self.shard_values, self.size = shard.shard_grads, shard.shard_values, places.size
         self.sharded = shard.count > 1
         part = places.size // shard.count
-        self.values = torch.zeros(part if shard.sliced else places.size, dtype=dtype, device=device.torch)
-        self.grads = torch.zeros(part if shard.lean else places.size, dtype=main, device=device.torch)
+        self.values = torch.zeros(part if shard.shard_values else places.size, dtype=dtype, device=device.torch)
+        self.grads = torch.zeros(part if shard.shard_grads else places.size, dtype=main, device=device.torch)
         self.buckets = places.buckets
         self.wired = places.pieces(main.itemsize)
         """The smaller pieces that are reduced one by one where CPU ranks on several hosts reduce unsharded buckets."""
@@ -89,9 +90,10 @@ class FlatParameters:
         self.owned = self.parts if shard.count > 1 else [slice(0, places.size)]
         """The same elements in as few slices as possible: one where nothing is sharded."""
         sizes_owned = [piece.stop - piece.start for piece in self.owned]
-        self.mine = self.grads.split(sizes_owned) if shard.lean else [self.grads[piece] for piece in self.owned]
+        self.mine = self.grads.split(sizes_owned) if shard.shard_grads else [self.grads[piece] for piece in self.owned]
         """The gradients of each slice of `owned`."""
-        self.held = self.values.split(sizes_owned) if shard.sliced else [self.values[piece] for piece in self.owned]
+        values = self.values
+        self.held = values.split(sizes_owned) if shard.shard_values else [values[piece] for piece in self.owned]
         """The values of each slice of `owned`."""
         self.slots = [self._slot(name, shapes[name], start) for name, start in places.starts.items()]
         by_name = {slot.name: slot.parameter for slot in self.slots}
@@ -100,10 +102,10 @@ class FlatParameters:
 
     def _slot(self, name: str, shape: torch.Size, start: int) -> Slot:
         stop = start + shape.numel()
-        values = hollow(self.values, shape) if self.sliced else self.values[start:stop].view(shape)
+        values = placeholder(self.values, shape) if self.shard_values else self.values[start:stop].view(shape)
         parameter = nn.Parameter(values)
         parameter.grad_dtype = None  # allows a gradient wider than its parameter, accumulated without a copy
-        if not self.lean:
+        if not self.shard_grads:
             parameter.grad = self.grads[start:stop].view(shape)
         return Slot(name, parameter, start, stop)
 
@@ -116,12 +118,12 @@ class FlatParameters:
 
     def owned_grads(self) -> dict[str, Tensor]:
         """Returns global name -> the elements of its gradient that this replica owns (flat, possibly empty)."""
-        parts = self.mine if self.lean else [self.grads[part] for part in self.parts]
+        parts = self.mine if self.shard_grads else [self.grads[part] for part in self.parts]
         return {name: elements for name, (_, elements) in self._owned(parts).items()}
 
     def owned_values(self) -> dict[str, tuple[int, Tensor]]:
         """Returns global name -> (number of the first owned element within the parameter, the owned elements)."""
-        return self._owned(self.held if self.sliced else [self.values[part] for part in self.parts])
+        return self._owned(self.held if self.shard_values else [self.values[part] for part in self.parts])
 
     def _owned(self, parts: Sequence[Tensor]) -> dict[str, tuple[int, Tensor]]:
         """Returns name -> (first element within the parameter, its elements) from `parts`, one per bucket."""
@@ -144,7 +146,7 @@ class FlatParameters:
 
     def pieces(self) -> Pieces:
         """Returns the values that this rank has, with their positions."""
-        if not self.sliced:
+        if not self.shard_values:
             return ((0, self.values),)
         return tuple((piece.start, values) for piece, values in zip(self.owned, self.held, strict=True))
 
@@ -153,9 +155,9 @@ class FlatParameters:
 
         Where parameters are not whole on this rank, that tensor is temporary and the owned elements are copied from it.
         """
-        owned = self.owned_values() if self.sliced else {}
+        owned = self.owned_values() if self.shard_values else {}
         for slot in self.slots:
-            if not self.sliced:
+            if not self.shard_values:
                 first(slot.name, slot.parameter)
                 continue
             whole = torch.zeros(slot.parameter.shape, dtype=self.values.dtype, device=self.values.device)
@@ -164,6 +166,6 @@ class FlatParameters:
             elements.copy_(whole.view(-1)[at : at + len(elements)])
 
 
-def hollow(like: Tensor, shape: torch.Size) -> Tensor:
+def placeholder(like: Tensor, shape: torch.Size) -> Tensor:
     """Returns a placeholder for a parameter that is not gathered: its shape, NaN values, no memory of its own."""
     return like.new_full((), float("nan")).expand(shape)

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from parallel_core.analysis.generated import Generated
 from parallel_core.checkpoint import manifest as manifests
 from parallel_core.engine import checkpoint, storage
-from parallel_core.engine.device import Device, be_ready_for_any_length, open_device
+from parallel_core.engine.device import Device, disable_cudnn_attention, open_device
 from parallel_core.engine.distributed import Groups, Rendezvous, connect, joined, wait_for_all
 from parallel_core.engine.flat import FlatParameters
 from parallel_core.engine.precision import DTYPES, LossScale
@@ -251,7 +251,7 @@ def run_rank(
     request: GenerationRequest,
 ) -> None:
     """Generates on one rank and emits the results; failures are reported by the caller."""
-    be_ready_for_any_length()
+    disable_cudnn_attention()
     device = open_device(spec.train.device, rendezvous.sharing)
     progress.at(-1, "connecting")
     groups = connect(rendezvous, rank, Layout.of(spec), device.backend, generates=True)

@@ -33,15 +33,15 @@ Kind = LinkKind
 """Kind of messages, as in `distributed.Groups.links`."""
 
 
-class Form(NamedTuple):
+class ChannelLayout(NamedTuple):
     """The layout of a channel: `slots` (a power of two, since the 32-bit counters wrap around) of `size` bytes each."""
 
     size: int
     slots: int = SLOTS
 
     @classmethod
-    def of(cls, size: int, messages: int) -> Form:
-        """Returns the form for messages of at most `size` bytes, `messages` of which may be in flight before any is
+    def of(cls, size: int, messages: int) -> ChannelLayout:
+        """Returns the layout for messages of at most `size` bytes, `messages` of which may be in flight before any is
         received."""
         return cls(size, max(SLOTS, 1 << max(0, messages - 1).bit_length()))
 
@@ -62,18 +62,18 @@ class Form(NamedTuple):
 
 
 class Channel:
-    """One end of the messages from one rank to another, of at most `form.size` bytes each."""
+    """One end of the messages from one rank to another, of at most `layout.size` bytes each."""
 
-    def __init__(self, memory: mmap.mmap, form: Form, peers: Peers = NOBODY) -> None:
+    def __init__(self, memory: mmap.mmap, layout: ChannelLayout, peers: Peers = NOBODY) -> None:
         self._posted, self._freed, self._peers = Counter(memory, 0), Counter(memory, _LINE), peers
-        self._count = form.slots
-        numbers = np.frombuffer(memory, np.int32, 2 * form.slots, 2 * _LINE)
-        self._full, self._empty = numbers[: form.slots], numbers[form.slots :]
-        slots = torch.frombuffer(memory, dtype=torch.uint8, offset=form.head)
-        self._slots = slots.view(form.slots, form.room)
+        self._count = layout.slots
+        numbers = np.frombuffer(memory, np.int32, 2 * layout.slots, 2 * _LINE)
+        self._full, self._empty = numbers[: layout.slots], numbers[layout.slots :]
+        slots = torch.frombuffer(memory, dtype=torch.uint8, offset=layout.head)
+        self._slots = slots.view(layout.slots, layout.room)
         self._views: dict[tuple[int, torch.Size, torch.dtype], Tensor] = {}
         """Cached views of slots: right after a layer's computation, making one is slow."""
-        self._free = list(reversed(range(form.slots)))
+        self._free = list(reversed(range(layout.slots)))
         self._sent = self._taken = self._back = 0
 
     def put(self, tensor: Tensor) -> None:
@@ -130,11 +130,11 @@ class Awaited:
 
 
 class HostLinks:
-    """The messages of one kind between global rank `rank` and others of its host, through channels of `form`."""
+    """The messages of one kind between global rank `rank` and others of its host, through channels of `layout`."""
 
     def __init__(self, name: str, rank: int, store: dist.Store, peers: Peers = NOBODY) -> None:
         self._name, self._rank, self._store, self._peers = name, rank, store, peers
-        self.form = Form(0)
+        self.layout = ChannelLayout(0)
         """Must be set before the first message, to the same value on all ranks."""
         self._outgoing: dict[int, Channel] = {}
         self._incoming: dict[int, Channel] = {}
@@ -160,7 +160,7 @@ class HostLinks:
     def _open_to(self, receiver: int) -> Channel:
         """Creates the channel to `receiver`. The sender keeps the file open until its process ends, since the receiver
         opens it there."""
-        length = self.form.length
+        length = self.layout.length
         file = host_memory.create(length)
         told = host_memory.address(file)
         memory = host_memory.open_file(told, length)
@@ -171,7 +171,7 @@ class HostLinks:
             )
         self._files.append(file)
         self._store.set(self._key(self._rank, receiver), told)
-        made = self._outgoing[receiver] = Channel(memory, self.form, self._peers)
+        made = self._outgoing[receiver] = Channel(memory, self.layout, self._peers)
         return made
 
     def _open_of(self, sender: int) -> Channel:
@@ -180,10 +180,10 @@ class HostLinks:
             self._peers.look()
             time.sleep(_SOON_S)
         told = self._store.get(key).decode()
-        memory = host_memory.open_file(told, self.form.length)
+        memory = host_memory.open_file(told, self.layout.length)
         if memory is None:
             raise OSError(f"rank {sender} has sent something through memory that this rank cannot open: {told}")
-        made = self._incoming[sender] = Channel(memory, self.form, self._peers)
+        made = self._incoming[sender] = Channel(memory, self.layout, self._peers)
         return made
 
     def _key(self, sender: int, receiver: int) -> str:

@@ -23,7 +23,7 @@ from parallel_core.checkpoint import folder as folders
 from parallel_core.checkpoint import safetensors
 from parallel_core.checkpoint.manifest import CheckpointError, Manifest, read
 from parallel_core.engine import storage
-from parallel_core.engine.shares import Box, Made, Share
+from parallel_core.engine.shares import Box, ComputedShare, Share
 from parallel_core.models.registry import parameter_shapes
 from parallel_core.outline.gpt import GptOutline
 from parallel_core.spec import ModelSpec, RunSpec, field_errors
@@ -207,7 +207,7 @@ def import_weights(path: Path, out: Path, seq: int) -> tuple[RunSpec, Manifest]:
 
     dtype = get("model.norm.weight").dtype  # a small tensor; all have the same type
     made: dict[str, Share] = {
-        f"value/{name}": Made(shape, dtype, partial(_of_shape, spec.model, name, shape, get))
+        f"value/{name}": ComputedShare(shape, dtype, partial(_of_shape, spec.model, name, shape, get))
         for name, shape in parameter_shapes(spec.model).items()
     }
     return spec, _publish(made, spec, out)

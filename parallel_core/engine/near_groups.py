@@ -15,10 +15,10 @@ from typing import TypeVar
 import torch
 import torch.distributed as dist
 
+from parallel_core.engine.async_all_gather import open_async_all_gather
 from parallel_core.engine.collectives import Group, LinkGroup, TableGroup
 from parallel_core.engine.host_group import open_group
 from parallel_core.engine.host_links import Kind, open_links
-from parallel_core.engine.host_table import open_table
 
 TIMEOUT = timedelta(minutes=20)
 """Time limit of a collective, and of the wait for ranks on another host, which may first have to finish a profile (10
@@ -59,7 +59,7 @@ def world_table(rank: int, store: dist.Store) -> TableGroup:
     """Returns what gathers among all ranks, all of which must call it, without synchronising them: through memory, or
     the world."""
     ranks = range(dist.get_world_size())
-    near = open_table(ranks, rank, store) if dist.get_backend() == "gloo" else None
+    near = open_async_all_gather(ranks, rank, store) if dist.get_backend() == "gloo" else None
     return dist.group.WORLD if near is None else near
 
 

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from parallel_core.engine.collectives import LinkGroup, irecv, isend
 from parallel_core.engine.device import Device
-from parallel_core.engine.host_links import Form, HostLinks
+from parallel_core.engine.host_links import ChannelLayout, HostLinks
 from parallel_core.engine.injected import SlowLink
 from parallel_core.schedule.ir import AHEAD, RECVS, Kind, Op
 from parallel_core.schedule.send_completion import Key, key
@@ -88,7 +88,7 @@ class Links:
         largest = max((math.prod(edge) for edge in edges), default=0) + mark
         for group in groups.values():
             if isinstance(group, HostLinks):
-                group.form = Form.of(largest * dtype.itemsize, messages)
+                group.layout = ChannelLayout.of(largest * dtype.itemsize, messages)
         receivers = [rank for peer in peers.values() for rank in peer.receivers]
         self._slow = {rank: SlowLink(late) for rank in receivers if (late := delay(rank))}
 

@@ -25,8 +25,8 @@ def reducer_of(
         torchs = FullyShardedReducer(chunks.flat, chunks.weights, scope, delay, spec.parallel.recompute == "full")
         chunks.unshard_by(torchs)
         return torchs
-    if chunks.flat.lean:
-        unsharder = _unsharder(spec, chunks, group, scope, delay) if chunks.flat.sliced else None
+    if chunks.flat.shard_grads:
+        unsharder = _unsharder(spec, chunks, group, scope, delay) if chunks.flat.shard_values else None
         chunks.unshard_by(unsharder)
         return Zero2Reducer(chunks, group, scope, delay, unsharder)
     together = micro_batches if TRAITS[spec.parallel.schedule].sync in ("flush", "2bw") else 1

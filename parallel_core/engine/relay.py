@@ -13,7 +13,7 @@ from torch import Tensor
 from parallel_core.engine.collectives import LinkGroup, Work, irecv, isend
 from parallel_core.engine.device import Device
 from parallel_core.engine.distributed import Groups
-from parallel_core.engine.host_links import Form, HostLinks
+from parallel_core.engine.host_links import ChannelLayout, HostLinks
 from parallel_core.schedule.ways import BACK, FORTH
 
 PIECE = 1 << 20
@@ -28,7 +28,7 @@ class Relay:
         self._forth, self._back = groups.links.get(FORTH), groups.links.get(BACK)
         for link in (self._forth, self._back):
             if isinstance(link, HostLinks):
-                link.form = Form(PIECE)
+                link.layout = ChannelLayout(PIECE)
 
     def hand_on(self, x: Tensor) -> None:
         """Sends activations to the next stage."""

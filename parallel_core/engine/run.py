@@ -12,7 +12,7 @@ from parallel_core.checkpoint.manifest import CheckpointError
 from parallel_core.engine import checkpoint
 from parallel_core.engine.clocks import open_clock
 from parallel_core.engine.collectives import Group
-from parallel_core.engine.device import be_deterministic, keep_no_weights, open_device
+from parallel_core.engine.device import disable_cudnn, open_device, use_deterministic_algorithms
 from parallel_core.engine.distributed import Rendezvous, connect, joined
 from parallel_core.engine.fingerprint import Fingerprints
 from parallel_core.engine.interference import Interference
@@ -51,9 +51,9 @@ def run_rank(
     """
     spec = broken(spec)
     if spec.train.deterministic:
-        be_deterministic()
-    if lets_go_of_weights(spec):
-        keep_no_weights()
+        use_deterministic_algorithms()
+    if lstm_must_reread_weights(spec):
+        disable_cudnn()
     device = open_device(spec.train.device, rendezvous.sharing)
     report = Reporter(spec, rank, sink, device, TraceRequests(progress.folder))
     report.phase("building", 0)
@@ -65,7 +65,7 @@ def run_rank(
         trainer = Trainer(spec, rank, groups, device, progress, corpus_cache)
         report.meter = StepMeter(trainer.recorder, rank, trainer.layout)
         report.hello(trainer.flat, trainer.units, trainer.layout)
-        first, saver = _take_up(trainer, saves, sink, groups.world)
+        first, saver = _load_checkpoint(trainer, saves, sink, groups.world)
         _prepare(trainer, first, saver is not None, groups.store if rendezvous.node is not None else None)
         if first == spec.train.steps:
             _end(trainer, report, saver)
@@ -74,7 +74,7 @@ def run_rank(
         _train(trainer, report, interference, first, saver, Fingerprints(trainer, groups.fingerprints, first))
 
 
-def lets_go_of_weights(spec: RunSpec) -> bool:
+def lstm_must_reread_weights(spec: RunSpec) -> bool:
     """Whether the backward of LSTMs must use the weights at that time, not the copy that their forward kept: ZeRO-3
     gathers them again, and without a flush they may be updated in between."""
     changed = spec.parallel.zero == 3 or TRAITS[spec.parallel.schedule].sync == "none"
@@ -87,7 +87,7 @@ def _prepare(trainer: Trainer, first: int, saves: bool, store: dist.Store | None
     What the set-up took for a moment (first messages of every size, a rehearsal) is no part of the run's peak.
     """
     if store is not None:
-        _agree(store, trainer.rank, first if saves else None)
+        _check_first_step(store, trainer.rank, first if saves else None)
     if is_due(trainer):
         trainer.progress.at(-1, "rehearsing")
         rehearse(trainer, first)
@@ -95,7 +95,7 @@ def _prepare(trainer: Trainer, first: int, saves: bool, store: dist.Store | None
     trainer.device.forget_memory_peak()
 
 
-def _take_up(
+def _load_checkpoint(
     trainer: Trainer, saves: CheckpointConfig | None, sink: Sink, world: Group
 ) -> tuple[int, checkpoint.Saver | None]:
     """Loads the checkpoint to resume from, if any; returns (the first step to train, the saver or None)."""
@@ -109,7 +109,7 @@ def _take_up(
     return first, saver
 
 
-def _agree(store: dist.Store, rank: int, first: int | None) -> None:
+def _check_first_step(store: dist.Store, rank: int, first: int | None) -> None:
     """Checks that all ranks begin with the same step, or all save nothing (`first` None).
 
     Raises CheckpointError if not: then the checkpoint folder that the hosts are to share is not the same on all.
@@ -123,7 +123,7 @@ def _agree(store: dist.Store, rank: int, first: int | None) -> None:
         )
 
 
-class Done(NamedTuple):
+class TrainedStep(NamedTuple):
     """A step that has been trained. `first` = first step of the attempt, `known` = the totals that became known with
     it, `took` = its seconds, `traced` = whether its spans are emitted."""
 
@@ -158,10 +158,10 @@ def _train(
         took = times.ended()
         if meter is not None and step == metered:
             report.memory(step, meter)
-        stop = _tell(trainer, report, Done(step, first, known, took, traced))
-        _compare(prints, report, times, step, trainer.pace.drained)
+        stop = _report_step(trainer, report, TrainedStep(step, first, known, took, traced))
+        _compare(prints, report, times, step, trainer.runner.drained)
         if step >= timed_from:
-            _refer(probe, report, times, step, took)
+            _probe_reference(probe, report, times, step, took)
         _save(saver, report, step + 1, stop, spec.train.steps)
         times.leave_out(report.spent())
     others = interference.share()
@@ -187,7 +187,7 @@ def _compare(prints: Fingerprints, report: Reporter, times: StepTimes, step: int
     times.leave_out(spent)
 
 
-def _refer(probe: ReferenceProbe, report: Reporter, times: StepTimes, step: int, took: float) -> None:
+def _probe_reference(probe: ReferenceProbe, report: Reporter, times: StepTimes, step: int, took: float) -> None:
     """Does the reference work after a timed step if it is due; its time is not counted in any step."""
     if (done := probe.after_step(took)) is not None:
         report.reference(step, done)
@@ -205,16 +205,16 @@ def _finish(trainer: Trainer, report: Reporter, metered: int, saver: checkpoint.
         report.memory(metered, trainer.metered_step(metered)[1])
 
 
-def _tell(trainer: Trainer, report: Reporter, done: Done) -> bool:
+def _report_step(trainer: Trainer, report: Reporter, done: TrainedStep) -> bool:
     """Reports spans and points of a step as they are due; returns whether a stop was requested."""
     spec, step = trainer.spec, done.step
     if done.traced:
         report.spans(step, trainer.recorder)
     elif is_traced(spec, step + 2, done.first) or (report.clock.old and not is_traced(spec, step + 1, done.first)):
         report.clock.tie()  # its time falls into the next step, which is not traced, not into the traced one after it
-    stop = trainer.pace.stopping
+    stop = trainer.runner.stopping
     last = stop or step + 1 == spec.train.steps
-    report.step(step, done.known, done.took, trainer.pace.staleness, trainer.optimizer.lr, last=last)
+    report.step(step, done.known, done.took, trainer.runner.staleness, trainer.optimizer.lr, last=last)
     return stop
 
 

@@ -55,7 +55,7 @@ class Share:
         return self.at(index.offset)
 
 
-class Made(Share):
+class ComputedShare(Share):
     """A whole tensor of dtype `dtype` that `make` computes each time it is read."""
 
     def __init__(self, shape: Sequence[int], dtype: torch.dtype, make: Callable[[], Tensor]) -> None:

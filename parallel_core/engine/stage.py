@@ -55,9 +55,9 @@ class Segment:
             if not isinstance(module, SplitLinear)
             for parameter in module.parameters(recurse=False)
         }
-        return self.handed_in() + Counter(by_autograd)
+        return self.weight_grad_arrivals() + Counter(by_autograd)
 
-    def handed_in(self) -> Counter[nn.Parameter]:
+    def weight_grad_arrivals(self) -> Counter[nn.Parameter]:
         """Returns how often linear layers (`SplitLinear`) do so: in W, where backward is split."""
         linear = (module for module in self._modules() if isinstance(module, SplitLinear))
         return Counter(parameter for module in linear for parameter in module.parameters(recurse=False))
@@ -153,9 +153,9 @@ class Stage:
         """Returns how often the backward of one micro-batch adds to each parameter's gradient."""
         return sum((segment.arrivals() for segment in self.segments), Counter())
 
-    def handed_in(self) -> Counter[nn.Parameter]:
+    def weight_grad_arrivals(self) -> Counter[nn.Parameter]:
         """Returns how many of the `arrivals` are made by W (weight gradients) where backward is split into B and W."""
-        return sum((segment.handed_in() for segment in self.segments), Counter())
+        return sum((segment.weight_grad_arrivals() for segment in self.segments), Counter())
 
     def begin_step(self, batches: Sequence[Batch]) -> None:
         """Sets the batches of this step and of those to come whose micro-batches already go forward in it.

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from parallel_core.engine.executor import Parts, Prepared, Walker, total_loss
+from parallel_core.engine.executor import BaseExecutor, Parts, Prepared, total_loss
 from parallel_core.engine.norm import Gathering, Number, clip_factor
 from parallel_core.engine.p2p import Traffic
 from parallel_core.engine.scaled_gradients import marked, rescaled
@@ -44,7 +44,7 @@ class _Step(NamedTuple):
     """Number of later steps some of whose micro-batches already go forward in this one."""
 
 
-class StreamExecutor(Walker):
+class StreamExecutor(BaseExecutor):
     """Executes the windows of a stream, step after step; `here` is this rank's pipeline rank."""
 
     def __init__(
@@ -144,7 +144,7 @@ class StreamExecutor(Walker):
         return super()._backward(op)
 
     def _hand_on(self, op: Op, to: int, send: Kind, receive: Kind, tensor: Tensor) -> None:
-        """As in `Walker`; in fp16 a gradient sent to another rank carries its loss scale."""
+        """As in `BaseExecutor`; in fp16 a gradient sent to another rank carries its loss scale."""
         if self._scale.dynamic and receive is Kind.RECV_GRAD and to not in self._stages:
             tensor = marked(tensor, self._scale.value)
         super()._hand_on(op, to, send, receive, tensor)

@@ -25,7 +25,7 @@ from parallel_core.engine.shared_gradients import SharedGradients
 from parallel_core.engine.step_runner import FlushingRunner, StepRunner, StreamingRunner
 from parallel_core.engine.stop import StopRequest
 from parallel_core.engine.stream import StreamExecutor
-from parallel_core.engine.updates import numbers_of
+from parallel_core.engine.updates import scalar_codec
 from parallel_core.engine.versions import WeightVersions
 from parallel_core.layout import Layout
 from parallel_core.observe.memory import MemoryMeter
@@ -62,14 +62,14 @@ class Trainer:
         self.chunks = self._make_chunks(groups)
         self.loss_scale = self.chunks.loss_scale
         self.optimizer = FlatAdamW(self.chunks.flat, spec.train)
-        self._numbers = numbers_of(spec, self.layout, self.place.place, groups.world, device)
+        self._scalar_codec = scalar_codec(spec, self.layout, self.place.place, groups.world, device)
         self.stop = StopRequest()
         self._ids = self.layout.micro_batches_of(self.place.place, self.place.replica)
         sampler = Sampler(spec, open_dataset(spec, corpus_cache))
         self.reader = Reader(spec, sampler, self._ids, self.units, device, self.scope, self.faults)
         self._versions: WeightVersions | None = None
         self._meter: MemoryMeter | None = None
-        self.pace = self._make_pace(groups, progress)
+        self.runner = self._make_runner(groups, progress)
 
     def _make_chunks(self, groups: Groups) -> Chunks:
         spec, layout, here = self.spec, self.layout, self.place
@@ -81,7 +81,7 @@ class Trainer:
         built = partial(self.progress.at, -1, "building")  # drawing the initial values of a large model takes minutes
         return Chunks(spec, stages, tensor, groups.data, self.device, self.scope, shards, built)
 
-    def _make_pace(self, groups: Groups, progress: Progress) -> StepRunner:
+    def _make_runner(self, groups: Groups, progress: Progress) -> StepRunner:
         spec, here, parts = self.spec, self.layout.pipeline_rank(self.rank), self._parts(groups)
         if spec.parallel.flushes:
             schedule = build(spec)
@@ -133,17 +133,17 @@ class Trainer:
     def scalars(self) -> dict[str, float]:
         """Returns the scalars that a checkpoint saves, the same on every rank. A collective: every rank calls it."""
         scale = {f"loss_scale.{name}": float(value) for name, value in self.loss_scale.state().items()}
-        return self._numbers.scalars({**self.optimizer.scalars(), **scale})
+        return self._scalar_codec.scalars({**self.optimizer.scalars(), **scale})
 
     def load_scalars(self, saved: Mapping[str, float]) -> None:
         """Restores the scalars of a checkpoint. Raises KeyError where one is missing."""
-        own = self._numbers.restore(saved)
+        own = self._scalar_codec.restore(saved)
         self.optimizer.load_scalars(own)
         self.loss_scale.restore({name: own[f"loss_scale.{name}"] for name in self.loss_scale.state()})
 
     def step(self, step: int) -> Totals:
         """Runs one step and returns its totals; a pipeline without a flush stays full, but is waited for."""
-        return [*self.advance(step), *self.pace.settle()][-1]
+        return [*self.advance(step), *self.runner.settle()][-1]
 
     def advance(self, step: int) -> list[Totals]:
         """Runs one step; returns the totals that are known by then, possibly of earlier steps.
@@ -152,7 +152,7 @@ class Trainer:
         """
         self.recorder.begin_step(step)
         self.optimizer.lr = self.faults.lr(self.spec.train.lr, step)
-        known = self.pace.advance(step)
+        known = self.runner.advance(step)
         self.faults.flip(self.flat.slots[len(self.flat.slots) // 2].parameter, step)
         return known
 

@@ -2,7 +2,7 @@
 
 Pipeline ranks with different numbers of replicas make different numbers of updates per step (`ParallelSpec.updates`),
 and AdamW's bias correction depends on their number. In fp16 without a flush each pipeline rank also has its own loss
-scale and skips updates on its own (`Apart`).
+scale and skips updates on its own (`PerStageScalars`).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from parallel_core.layout import Layout
 from parallel_core.spec import ParallelSpec, RunSpec
 
 
-class Numbers(Protocol):
+class ScalarCodec(Protocol):
     """Converts a rank's scalars to those of the checkpoint (`scalars`) and back (`restore`).
 
     `scalars` is called by every rank between steps, with the pipeline empty. `restore` raises KeyError where one is
@@ -29,14 +29,14 @@ class Numbers(Protocol):
     def restore(self, saved: Mapping[str, float]) -> dict[str, float]: ...
 
 
-def numbers_of(spec: RunSpec, layout: Layout, place: int, group: Group, device: Device) -> Numbers:
+def scalar_codec(spec: RunSpec, layout: Layout, place: int, group: Group, device: Device) -> ScalarCodec:
     """Returns the converter of a rank at pipeline rank `place`; `group` is the world."""
     if spec.train.precision == "fp16" and not spec.parallel.flushes:
-        return Apart(layout, place, group, device)
-    return Updates(spec.parallel, place)
+        return PerStageScalars(layout, place, group, device)
+    return UpdateCounts(spec.parallel, place)
 
 
-class Apart:
+class PerStageScalars:
     """Adds `<name>.<place>` for every pipeline rank where values differ; `<name>` itself is then that of the pipeline
     rank with the smallest loss scale."""
 
@@ -57,7 +57,7 @@ class Apart:
         return {name: saved.get(f"{name}.{self._place}", value) for name, value in saved.items()}
 
 
-class Updates:
+class UpdateCounts:
     """Computes the update counts of all pipeline ranks from that of `place`, without communication. Checkpoints are
     made between steps, with the pipeline empty."""
 

@@ -77,13 +77,13 @@ class Zero2Reducer:
         self._in_flight: _InFlight | None = None
         self._buckets: list[_GradBucket] = []
         self._home: dict[nn.Parameter, tuple[_GradBucket, int]] = {}
-        flat, linear, of_all = chunks.flat, chunks.handed_in(), chunks.arrivals()
+        flat, linear, of_all = chunks.flat, chunks.weight_grad_arrivals(), chunks.arrivals()
         slots = {slot.name: slot for slot in flat}
         stage: int | None = None
         for number, (place, mine) in enumerate(zip(flat.buckets, flat.mine, strict=True)):
             held = [(slots[name].parameter, slots[name].start - place.start) for name in place.names]
-            handed_in, both = (sum(count[parameter] for parameter, _ in held) for count in (linear, of_all))
-            needs = Counter({_LINEAR: handed_in, _AUTOGRAD: both - handed_in})
+            in_w, both = (sum(count[parameter] for parameter, _ in held) for count in (linear, of_all))
+            needs = Counter({_LINEAR: in_w, _AUTOGRAD: both - in_w})
             bucket = _GradBucket(number, place, held, mine, needs)
             bucket.opens, stage = place.stage != stage, place.stage
             self._buckets.append(bucket)

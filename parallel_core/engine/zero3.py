@@ -26,7 +26,7 @@ from torch import Tensor, nn
 
 from parallel_core.engine.buffer_view import BufferView
 from parallel_core.engine.collectives import Group, all_gather
-from parallel_core.engine.flat import FlatParameters, hollow
+from parallel_core.engine.flat import FlatParameters, placeholder
 from parallel_core.engine.injected import late
 from parallel_core.observe.recorder import LANE_COLLECTIVE
 from parallel_core.observe.scope import Scope
@@ -40,7 +40,7 @@ class _ParameterBucket:
 
     def __init__(self, place: Bucket, part: Tensor, parameters: Sequence[tuple[nn.Parameter, int]]) -> None:
         self.size, self.part, self.parameters = place.stop - place.start, part, parameters
-        self.empty = [hollow(part, parameter.shape) for parameter, _ in parameters]
+        self.empty = [placeholder(part, parameter.shape) for parameter, _ in parameters]
         self.whole: Tensor | None = None
         self.coming: _Pending | None = None
 

@@ -26,8 +26,8 @@ DDP's first bucket."""
 GATHERS_AHEAD = {"cpu": False, "cuda": True}
 """Whether ZeRO-3 prefetches the next layer's parameters, by device kind. A CPU core either computes or communicates, so
 there prefetching would only raise the peak."""
-Home = tuple[int, ...]
-"""Bucket key: see `home`."""
+BucketKey = tuple[int, ...]
+"""See `bucket_key`."""
 TIED = "embed.token.weight"
 """Name of the matrix that embedding and head share where they are tied."""
 
@@ -80,28 +80,28 @@ def place(
     bucket: int | None,
     shards: int = 1,
     alone: Collection[str] = (),
-    home_of: Callable[[str], Home] = lambda name: (),
+    key_of: Callable[[str], BucketKey] = lambda name: (),
 ) -> Places:
     """Offsets and buckets of parameters with `sizes` elements, given in layer order.
 
     Consecutive parameters share a bucket until it has `bucket` elements (None: no limit); those named in `alone` have
-    one of their own, and those with different keys `home_of` share none.
+    one of their own, and those with different keys `key_of` share none.
     """
     buckets: list[Bucket] = []
     starts: dict[str, int] = {}
-    for names in _neighbours(sizes, bucket, alone, home_of):
+    for names in _neighbours(sizes, bucket, alone, key_of):
         first = at = buckets[-1].stop if buckets else 0
         for name in names:
             starts[name] = at
             at += aligned(sizes[name])
         whole = shards * ALIGN
         stop = first + -(-(at - first) // whole) * whole
-        buckets.append(Bucket(first, stop, tuple(names), next(iter(home_of(names[0])), 0)))
+        buckets.append(Bucket(first, stop, tuple(names), next(iter(key_of(names[0])), 0)))
     return Places(starts, tuple(buckets), buckets[-1].stop)
 
 
 def _neighbours(
-    sizes: Mapping[str, int], bucket: int | None, alone: Collection[str], home_of: Callable[[str], Home]
+    sizes: Mapping[str, int], bucket: int | None, alone: Collection[str], key_of: Callable[[str], BucketKey]
 ) -> list[list[str]]:
     """The parameter names of each bucket, last layers first, since their gradients are done first."""
     groups: list[list[str]] = []
@@ -110,7 +110,7 @@ def _neighbours(
     for name in reversed(list(sizes)):
         last = groups[-1][-1] if groups else ""
         full = bucket is not None and held >= bucket
-        if not groups or full or name in alone or last in alone or home_of(name) != home_of(last):
+        if not groups or full or name in alone or last in alone or key_of(name) != key_of(last):
             groups.append([])
             held = 0
         groups[-1].append(name)
@@ -125,7 +125,7 @@ def bucket_bytes(spec: RunSpec) -> int | None:
     return (LEAN_BUCKET_BYTES if spec.parallel.zero > 1 else BUCKET_BYTES)[spec.train.device]
 
 
-def home(spec: RunSpec, stage: int, unit: int) -> Home:
+def bucket_key(spec: RunSpec, stage: int, unit: int) -> BucketKey:
     """Bucket key: () / (stage,) / (stage, unit) for ZeRO <= 1 / 2 / 3; different keys never share a bucket."""
     return (stage, unit)[: max(spec.parallel.zero - 1, 0)]
 

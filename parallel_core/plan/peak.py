@@ -30,7 +30,16 @@ from parallel_core.observe.records import CATEGORIES
 from parallel_core.outline import UnitCost, aligned, outline_of
 from parallel_core.plan import fully_sharded
 from parallel_core.plan.backward import RankVariant, at_peak, in_two
-from parallel_core.plan.grad_buckets import TIED, Home, Places, alone_of, bucket_bytes, gathers_ahead, home, shards_of
+from parallel_core.plan.grad_buckets import (
+    TIED,
+    BucketKey,
+    Places,
+    alone_of,
+    bucket_bytes,
+    bucket_key,
+    gathers_ahead,
+    shards_of,
+)
 from parallel_core.plan.grad_buckets import place as place_all
 from parallel_core.plan.in_flight import copies
 from parallel_core.plan.segments import Layers
@@ -170,15 +179,15 @@ def _parameters(spec: RunSpec, costs: Sequence[UnitCost], stages: Sequence[Seque
 def places_of(spec: RunSpec, costs: Sequence[UnitCost], stages: Sequence[Sequence[int]]) -> Places:
     """Offsets of the parameters of these stages' units in a rank's flat buffers."""
     sizes: dict[str, int] = {}
-    homes: dict[str, Home] = {}
+    keys: dict[str, BucketKey] = {}
     for number, units in enumerate(stages):
         for unit in units:
             for name, size in zip(_names(spec, costs, unit), costs[unit].parameters, strict=True):
                 sizes.setdefault(name, size)
-                homes.setdefault(name, home(spec, number, unit))
+                keys.setdefault(name, bucket_key(spec, number, unit))
     bucket = bucket_bytes(spec)
     elements = None if bucket is None else bucket // MAIN_BYTES[spec.train.precision]
-    return place_all(sizes, elements, shards_of(spec), alone_of(spec), homes.__getitem__)
+    return place_all(sizes, elements, shards_of(spec), alone_of(spec), keys.__getitem__)
 
 
 def _names(spec: RunSpec, costs: Sequence[UnitCost], unit: int) -> list[str]:

@@ -15,7 +15,7 @@ import torch
 from parallel_core.data.dataset import open_dataset
 from parallel_core.data.sampler import Sampler
 from parallel_core.engine.device import Device
-from parallel_core.engine.host_links import Channel, Form
+from parallel_core.engine.host_links import Channel, ChannelLayout
 from parallel_core.engine.injected import Injected
 from parallel_core.engine.norm import StepTotals, Totals
 from parallel_core.engine.optimizer import FlatAdamW
@@ -145,8 +145,8 @@ class _Message:
     """The smallest message to a stage on the same host through shared memory: its cost apart from its bytes."""
 
     def __init__(self, device: Device) -> None:
-        form = Form(_SMALL)
-        self._channel = Channel(mmap.mmap(-1, form.length), form)
+        layout = ChannelLayout(_SMALL)
+        self._channel = Channel(mmap.mmap(-1, layout.length), layout)
         self._tensor = torch.zeros(_SMALL // 4, device=device.torch)
 
     @torch.no_grad()

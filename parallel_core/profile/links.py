@@ -20,7 +20,7 @@ from parallel_core.engine.collectives import (
     reduce_scatter,
 )
 from parallel_core.engine.device import Device
-from parallel_core.engine.host_links import Form, HostLinks, Kind
+from parallel_core.engine.host_links import ChannelLayout, HostLinks, Kind
 from parallel_core.engine.near_groups import own_group, own_links
 from parallel_core.profile.curves import Curve, Link, What
 from parallel_core.profile.repeats import expected
@@ -108,7 +108,7 @@ def send(at: Meeting, pair: tuple[int, int], ways: Ways, group: Group, sizes: Se
     timed, work, layers = [], [], _Layers(at.device, group)
     shared = [way for way in ways.values() if isinstance(way, HostLinks)]
     for way in shared:
-        way.form = Form(max(sizes))
+        way.layout = ChannelLayout(max(sizes))
     end = _End(at.rank == pair[0], pair[at.rank == pair[0]], ways)
     _connect(end, at.device)
     for size in sizes:

@@ -197,14 +197,14 @@ def _open(kind: str, sharing: int = 1) -> Device:
 
 
 def _take_for_nccl() -> None:
-    """Gloo's groups call themselves NCCL's, and `meet` finds the second device."""
+    """Gloo's groups call themselves NCCL's, and `warm_up` finds the second device."""
     OtherDevice.backend = "nccl"
     init = dist.init_process_group
     dist.init_process_group = lambda _, **more: init("gloo", **more)
     dist.get_backend = lambda group=None: "nccl"
     torch.cuda.current_device = lambda: 0
-    meet = distributed.meet
-    distributed.meet = lambda groups, rank, layout, _, generates: meet(
+    warm_up = distributed.warm_up
+    distributed.warm_up = lambda groups, rank, layout, _, generates: warm_up(
         groups, rank, layout, torch.device(NAME, 0), generates
     )
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from parallel_core.engine.executor import Walker
+from parallel_core.engine.executor import BaseExecutor
 from parallel_core.launch_rank import RankArgs, engine
 from parallel_core.launch_server import main
 from parallel_core.local import LocalYard, Outcome
@@ -19,15 +19,15 @@ MODEL = {"layers": 4, "hidden": 32, "heads": 4, "seq": 16, "vocab": 64}
 
 
 def be_rank(args: RankArgs, sink: FileSink, page: Progress) -> None:
-    backward = Walker._backward
+    backward = BaseExecutor._backward
 
-    def fails(self: Walker, op: Op) -> int:
+    def fails(self: BaseExecutor, op: Op) -> int:
         if self._parts.chunks.stages[op.stage]._batches[0].step == STEP and op.micro_batch == 1:
             raise ValueError("a fault of the code")
         return backward(self, op)
 
     if args.rank == 1:
-        Walker._backward = fails  # type: ignore[method-assign]
+        BaseExecutor._backward = fails  # type: ignore[method-assign]
     engine()(args, sink, page)
 
 

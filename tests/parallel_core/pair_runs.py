@@ -26,7 +26,7 @@ from parallel_core.combinations import Combination, ends, one_device
 from parallel_core.combinations.features import FEATURES, TOKEN_FILE, UPLOADED_TEXT
 from parallel_core.data import token_file
 from parallel_core.engine import checkpoint, generate, host_memory, llama
-from parallel_core.engine.device import be_deterministic
+from parallel_core.engine.device import use_deterministic_algorithms
 from parallel_core.engine.distributed import Rendezvous
 from parallel_core.engine.fingerprint import ReplicasDiffer
 from parallel_core.engine.run import run_rank
@@ -242,7 +242,7 @@ def weights(model: str, precision: str) -> Path:
 
 def _steps(leg: Leg, source: Path | None, spec: RunSpec, rank: int, meeting: Rendezvous, folder: Path) -> Steps:
     if spec.train.deterministic:
-        be_deterministic()
+        use_deterministic_algorithms()
 
     def use(trainer: Trainer) -> Steps:
         losses = [trainer.step(step).loss for step in range(spec.train.steps)]

@@ -146,7 +146,7 @@ def _stopped_behind(spec: RunSpec, rank: int, meeting: Rendezvous, folder: Path)
         for step in range(spec.train.steps):
             trainer.stop.asked = rank == 1 and step >= 2
             trainer.advance(step)
-            if trainer.pace.stopping:
+            if trainer.runner.stopping:
                 saver.save(step + 1)
                 saver.wait()
                 return step + 1

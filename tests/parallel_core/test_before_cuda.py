@@ -18,7 +18,7 @@ import torch.distributed as dist
 from parallel_core import launch, launch_rank, local
 from parallel_core.engine.device import CpuDevice
 from parallel_core.engine.reporter import Reporter
-from parallel_core.engine.run import lets_go_of_weights
+from parallel_core.engine.run import lstm_must_reread_weights
 from parallel_core.local import LocalYard
 from parallel_core.observe.recorder import SpanRecorder
 from parallel_core.observe.records import FileSink
@@ -42,17 +42,17 @@ print(asked, torch.cuda.is_initialized(), processes.threads())
 EXACT = """
 import torch
 before = torch.backends.cudnn.allow_tf32
-from parallel_core.engine.device import be_exact
-be_exact()
+from parallel_core.engine.device import disable_tf32
+disable_tf32()
 print(before, torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32)
 """
 
 OFF = """
 import torch
-from parallel_core.engine.device import be_ready_for_any_length, keep_no_weights
+from parallel_core.engine.device import disable_cudnn, disable_cudnn_attention
 print(torch.backends.cuda.cudnn_sdp_enabled(), torch.backends.cudnn.enabled)
-be_ready_for_any_length()
-keep_no_weights()
+disable_cudnn_attention()
+disable_cudnn()
 print(torch.backends.cuda.cudnn_sdp_enabled(), torch.backends.cudnn.enabled)
 """
 
@@ -75,7 +75,7 @@ def test_cudnn_is_left_out_where_its_plans_or_copies_would_be_in_the_way() -> No
 def test_lstms_whose_backward_must_find_other_weights(kind: str, split: dict[str, Any], fresh: bool) -> None:
     train = {"clip": "stage"} if "schedule" in split else {}
     spec = RunSpec.model_validate({"model": {"kind": kind}, "parallel": split, "train": train})
-    assert lets_go_of_weights(spec) is fresh
+    assert lstm_must_reread_weights(spec) is fresh
 
 
 def test_what_the_fork_server_imports_asks_nothing_of_cuda() -> None:

@@ -13,11 +13,11 @@ import torch.distributed as dist
 
 from parallel_core import launch
 from parallel_core.engine import host_memory
+from parallel_core.engine.async_all_gather import AsyncAllGather
 from parallel_core.engine.collectives import all_gather, all_reduce, irecv, isend, reduce_scatter
 from parallel_core.engine.distributed import Rendezvous, connect, disconnect
 from parallel_core.engine.host_group import HALF, HostGroup
-from parallel_core.engine.host_links import SLOTS, Form, HostLinks
-from parallel_core.engine.host_table import HostTable
+from parallel_core.engine.host_links import SLOTS, ChannelLayout, HostLinks
 from parallel_core.layout import Layout
 from parallel_core.observe.memory import MemoryMeter
 from parallel_core.spec import RunSpec
@@ -135,7 +135,7 @@ def _post(of: RunSpec, rank: int, meeting: Rendezvous, folder: Path) -> Any:
     try:
         for link in (forth, back):
             if isinstance(link, HostLinks):
-                link.form = Form(4096 * 8)
+                link.layout = ChannelLayout(4096 * 8)
         for i in range(3 * SLOTS):
             if rank == 0:
                 isend(torch.full((i % 7 + 1,), float(i)), 1, forth).wait()
@@ -194,7 +194,7 @@ def test_totals_of_ranks_that_are_steps_apart(switch: str, tmp_path: Path, monke
     stream = RunSpec.model_validate({"parallel": split, "train": {"global_batch": 2, "clip_norm": None}})
     for kind, rows in run(stream, _steps_apart, tmp_path):
         assert rows == [[10.0 * step, 10.0 * step + 1] for step in range(5)]
-        assert (kind == HostTable.__name__) is (switch == "1" and platform.machine() == "x86_64")
+        assert (kind == AsyncAllGather.__name__) is (switch == "1" and platform.machine() == "x86_64")
 
 
 def test_the_switch_reaches_the_ranks_of_a_fork_server(monkeypatch: pytest.MonkeyPatch) -> None:

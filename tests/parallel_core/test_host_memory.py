@@ -15,7 +15,7 @@ import torch
 
 from parallel_core.engine import host_memory
 from parallel_core.engine.host_group import HostGroup, length_of
-from parallel_core.engine.host_links import SLOTS, Channel, Form
+from parallel_core.engine.host_links import SLOTS, Channel, ChannelLayout
 from parallel_core.engine.host_memory import Counter
 from parallel_core.engine.host_peers import Peers
 
@@ -35,9 +35,9 @@ def file() -> Iterator[int]:
 
 
 def test_messages_go_on_where_their_numbers_go_round() -> None:
-    form = Form(64)
-    memory = mmap.mmap(-1, form.length)
-    sender, receiver = Channel(memory, form), Channel(memory, form)
+    layout = ChannelLayout(64)
+    memory = mmap.mmap(-1, layout.length)
+    sender, receiver = Channel(memory, layout), Channel(memory, layout)
     sender._sent = sender._back = receiver._taken = LAST - 5
     for counter in (sender._posted, sender._freed):
         counter.tell(LAST - 5)
@@ -105,16 +105,16 @@ def test_a_collective_that_failed_fails_whenever_it_is_waited_for() -> None:
 
 
 def test_a_step_of_many_micro_batches_is_sent_with_nobody_taking() -> None:
-    form = Form.of(8, SLOTS * 4 - 1)
-    channel = Channel(mmap.mmap(-1, form.length), form)
+    layout = ChannelLayout.of(8, SLOTS * 4 - 1)
+    channel = Channel(mmap.mmap(-1, layout.length), layout)
     for _ in range(SLOTS * 4 - 1):
         channel.put(torch.zeros(2))
-    assert Form.of(8, 3).slots == SLOTS
+    assert ChannelLayout.of(8, 3).slots == SLOTS
 
 
 def test_a_message_that_is_too_long_is_said_so() -> None:
-    form = Form(8)
-    channel = Channel(mmap.mmap(-1, form.length), form)
+    layout = ChannelLayout(8)
+    channel = Channel(mmap.mmap(-1, layout.length), layout)
     with pytest.raises(ValueError, match=r"4,104 bytes does not fit a slot of 4,096"):
         channel.put(torch.zeros(513, dtype=torch.float64))
 

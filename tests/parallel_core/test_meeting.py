@@ -15,7 +15,7 @@ from pydantic import ValidationError
 
 from parallel_core.communicator_rules import communicators
 from parallel_core.engine import host_memory
-from parallel_core.engine.distributed import Rendezvous, connect, disconnect, joined, meet, pairs
+from parallel_core.engine.distributed import Rendezvous, connect, disconnect, joined, pairs, warm_up
 from parallel_core.engine.stop import Stopped
 from parallel_core.launch import EXIT_FAULT
 from parallel_core.layout import Layout
@@ -49,7 +49,7 @@ def _meet(spec: RunSpec, rank: int, meeting: Rendezvous, folder: Path) -> bool:
     layout = Layout.of(spec)
     groups = connect(meeting, rank, layout, "gloo")
     try:
-        meet(groups, rank, layout, torch.device("cpu"))
+        warm_up(groups, rank, layout, torch.device("cpu"))
         return True
     finally:
         disconnect()

@@ -166,7 +166,7 @@ def _opened(
             tensor.copy_(told[len(said) - 1])
 
     with pytest.MonkeyPatch.context() as patch:
-        for name in ("open_group", "open_links", "open_table"):
+        for name in ("open_group", "open_links", "open_async_all_gather"):
             patch.setattr(near_groups, name, near)
         patch.setattr(dist, "new_group", new_group)
         patch.setattr(dist, "all_reduce", told_by_all)

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from parallel_core.engine import host_memory
-from parallel_core.engine.device import be_deterministic
+from parallel_core.engine.device import use_deterministic_algorithms
 from parallel_core.engine.distributed import Rendezvous
 from parallel_core.spec import RunSpec
 from tests.parallel_core import ranks
@@ -25,7 +25,7 @@ def _plain(spec: RunSpec, rank: int, meeting: Rendezvous, folder: Path) -> Any:
 
 def _changes(spec: RunSpec, rank: int, meeting: Rendezvous, folder: Path) -> Any:
     os.environ[host_memory.NODE] = "1"
-    be_deterministic()
+    use_deterministic_algorithms()
     return _plain(spec, rank, meeting, folder)
 
 

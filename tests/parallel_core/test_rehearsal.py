@@ -47,7 +47,8 @@ def _losses(spec: RunSpec, rank: int, meeting: Rendezvous, folder: Path) -> list
     def use(trainer: Trainer) -> list[tuple[float, float]]:
         if (folder / "rehearses").exists():
             rehearse(trainer, 0)
-        known = [totals for step in range(spec.train.steps) for totals in trainer.advance(step)] + trainer.pace.settle()
+        known = [totals for step in range(spec.train.steps) for totals in trainer.advance(step)]
+        known += trainer.runner.settle()
         return [(totals.loss, totals.grad_norm) for totals in known]
 
     return with_trainer(spec, rank, meeting, folder, use)  # type: ignore[no-any-return]

@@ -160,7 +160,7 @@ def test_gradients_are_let_go(split: dict[str, Any], tmp_path: Path) -> None:
 def _sizes(spec: RunSpec, rank: int, meeting: Rendezvous, folder: Path) -> Any:
     def use(trainer: Trainer) -> Any:
         _, meter = trainer.metered_step(0)
-        held = [*trainer.optimizer.state(), *([trainer.flat.grads] if trainer.flat.lean else [])]
+        held = [*trainer.optimizer.state(), *([trainer.flat.grads] if trainer.flat.shard_grads else [])]
         return [len(buffer) for buffer in held], len(trainer.flat.values), meter.peak
 
     return ranks.with_trainer(spec, rank, meeting, folder, use)

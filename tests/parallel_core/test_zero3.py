@@ -188,7 +188,7 @@ def test_what_a_replica_owns_is_found_once_for_all_parameters(monkeypatch: pytes
     layer, found, owned = nn.Linear(7, 5, device="meta"), [], FlatParameters.owned_values
     monkeypatch.setattr(FlatParameters, "owned_values", lambda flat: found.append(flat) or owned(flat))
     named = [(name, layer, name) for name in ("weight", "bias")]
-    flat = FlatParameters(named, torch.float64, CpuDevice(), Shard(2, 1, lean=True, sliced=True))
+    flat = FlatParameters(named, torch.float64, CpuDevice(), Shard(2, 1, shard_grads=True, shard_values=True))
     flat.fill(lambda name, whole: whole.copy_(torch.arange(whole.numel()).view(whole.shape)))
     assert len(found) == 1
     for first, elements in owned(flat).values():

@@ -25,7 +25,7 @@ from parallel_core.plan.alpa.intra import Chain, fastest, within
 
 MOST_GROUPS = 24
 """Most groups of layers between which a stage may begin; layers of deeper models are clustered first (section 5.2)."""
-MOST_PACES = 128
+MOST_T_MAX = 128
 """Most values of t_max that are tried, evenly spread over all candidates."""
 MOST_MESHES = 3
 """Most stages of a plan whose meshes differ; with more stages there are too many combinations."""
@@ -188,14 +188,14 @@ class Search:
 
     def _best(self, shapes: Sequence[Shape], cut: Cut | None) -> Plan | None:
         tables, sizes = self._tables(shapes, cut), [size for size, _ in shapes]
-        paces = np.unique(np.concatenate([table.seconds[np.isfinite(table.seconds)] for table in tables])).tolist()
+        candidates = np.unique(np.concatenate([table.seconds[np.isfinite(table.seconds)] for table in tables])).tolist()
         programme = _Programme(tables, sizes, self.mesh.devices)
-        start = bisect_left(paces, True, key=lambda pace: programme.solve(pace) is not None)
+        start = bisect_left(candidates, True, key=lambda t_max: programme.solve(t_max) is not None)
         best: Plan | None = None
-        for pace in paces[start :: max(1, (len(paces) - start) // MOST_PACES)]:
-            if best is not None and self.micro_batches * pace >= best.seconds:
+        for t_max in candidates[start :: max(1, (len(candidates) - start) // MOST_T_MAX)]:
+            if best is not None and self.micro_batches * t_max >= best.seconds:
                 break
-            if (found := programme.solve(pace)) is not None:
+            if (found := programme.solve(t_max)) is not None:
                 made = Plan(tuple(self._with_memory(found, cut)), self.micro_batches)
                 best = made if best is None or made.seconds < best.seconds else best
         return best
@@ -247,15 +247,15 @@ class _Programme:
     sizes: Sequence[int]
     devices: int
 
-    def solve(self, pace: float) -> list[Stage] | None:
-        """The stages with the least sum of times, none above `pace`, over all devices; None if impossible."""
+    def solve(self, t_max: float) -> list[Stage] | None:
+        """The stages with the least sum of times, none above `t_max`, over all devices; None if impossible."""
         groups = self.tables[0].seconds.shape[1]
         least = np.full((groups + 1, self.devices + 1), inf)
         least[groups, 0] = 0.0
         picked: list[NDArray[np.int64]] = []
         best = (inf, 0)
         for table in self.tables:
-            least, choice = self._one_more(np.where(table.seconds <= pace, table.seconds, inf), least)
+            least, choice = self._one_more(np.where(table.seconds <= t_max, table.seconds, inf), least)
             picked.append(choice)
             best = min(best, (float(least[0, self.devices]), len(picked)))
         return self._traced(picked[: best[1]]) if best[0] < inf else None
