@@ -1,16 +1,16 @@
 """Starts all training processes: a client of the fork server, and `python -m parallel_core.launch serve`.
 
     server = ForkServer(on_event)                  # starts it; the import of torch continues in the background
-    server.start(order)                            # ranks of one attempt on this host; several attempts at once
+    server.start(command)                          # ranks of one attempt on this host; several attempts at once
     server.stop(attempt, grace=2.0)
     server.close()                                 # stops everything; returns when no process is left
 
 Events arrive in order, in one thread of the client, as dictionaries (see `Event`):
 
-    ready     the server has imported the engine (orders given earlier are kept until then)
+    ready     the server has imported the engine (commands given earlier are kept until then)
     store     attempt, host, port: where the rendezvous store of an attempt listens (from the host of rank 0)
     started   attempt, rank, pid, start_ticks
-    refused   attempt, message: the order could not be carried out; `gone` follows
+    refused   attempt, message: the command could not be carried out; `gone` follows
     exit      attempt, rank, code (negative = signal): the rank that failed first comes first
     gone      attempt: no process of it is left
     lost      code: the server itself has ended, and with it (PR_SET_PDEATHSIG) every rank; always the last event
@@ -90,7 +90,7 @@ class GenerationRequest(TypedDict):
     cached: bool
 
 
-class StartOrder(TypedDict):
+class StartCommand(TypedDict):
     """Starts one host's ranks of an attempt: rank `first_rank + i` gets `devices[i]`.
 
     Without `saves` no checkpoints are made. `store` is None on the host of rank 0, which opens it (on loopback if all
@@ -130,7 +130,7 @@ class Event(TypedDict):
 
 
 class ServerLost(RuntimeError):
-    """The fork server has ended; it takes no more orders."""
+    """The fork server has ended; it takes no more commands."""
 
 
 class ForkServer:
@@ -160,9 +160,9 @@ class ForkServer:
 
     # Orders
 
-    def start(self, order: StartOrder) -> None:
+    def start(self, command: StartCommand) -> None:
         """Starts the ranks of an attempt. Its folder must exist."""
-        self._send({"do": "start", **order})
+        self._send({"do": "start", **command})
 
     def stop(self, attempt: int, grace: float = STOP_GRACE_S) -> None:
         """Sends SIGTERM to every rank, SIGKILL after `grace` seconds; `exit` and `gone` events report the end."""
@@ -175,7 +175,8 @@ class ForkServer:
     def close(self, timeout: float = 10.0) -> None:
         """Stops every attempt and the server; returns when they are gone (SIGKILL after `timeout` seconds).
 
-        Without the `close` order, the server would take the end of its input for our death, and kill the ranks at once.
+        Without the `close` command, the server would take the end of its input for our death, and kill the ranks at
+        once.
         """
         assert self._process.stdin is not None
         with contextlib.suppress(ServerLost):
@@ -227,11 +228,11 @@ class ForkServer:
         except Exception:
             traceback.print_exc()
 
-    def _send(self, order: dict[str, Any]) -> None:
+    def _send(self, command: dict[str, Any]) -> None:
         assert self._process.stdin is not None
         try:
             with self._lock:
-                self._process.stdin.write(json.dumps(order) + "\n")
+                self._process.stdin.write(json.dumps(command) + "\n")
                 self._process.stdin.flush()
         except (OSError, ValueError) as error:
             raise ServerLost("the fork server has ended") from error

@@ -8,7 +8,7 @@ import signal
 import time
 from dataclasses import dataclass, field
 
-from parallel_core.launch import StartOrder
+from parallel_core.launch import StartCommand
 
 DUMP_S = 0.5
 """Seconds that a rank gets to write its stacks: with both signals pending, TERM would end it before the dump."""
@@ -19,7 +19,7 @@ class Attempt:
     """The ranks of one attempt. `codes` are set as ranks are reaped; `term_at` and `kill_at`: when pending signals are
     due (CLOCK_MONOTONIC seconds)."""
 
-    order: StartOrder
+    command: StartCommand
     pids: dict[int, int] = field(default_factory=dict)  # pid -> rank
     codes: dict[int, int] = field(default_factory=dict)  # rank -> exit code
     stopping: bool = False
@@ -29,7 +29,7 @@ class Attempt:
 
     @property
     def number(self) -> int:
-        return self.order["attempt"]
+        return self.command["attempt"]
 
     def living(self) -> list[int]:
         """Returns the pids of the ranks that have not been reaped."""

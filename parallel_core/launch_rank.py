@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, NoReturn
 from parallel_core.checkpoint.config import CheckpointConfig
 from parallel_core.engine import host_memory
 from parallel_core.engine.stop import Stopped
-from parallel_core.launch import EXIT_FAULT, EXIT_MEMORY, EXIT_PEER, EXIT_STOPPED, StartOrder, Store
+from parallel_core.launch import EXIT_FAULT, EXIT_MEMORY, EXIT_PEER, EXIT_STOPPED, StartCommand, Store
 from parallel_core.launch_gpu import take_gpu
 from parallel_core.observe import host, progress
 from parallel_core.observe.cores import core_of
@@ -45,7 +45,7 @@ _OWN_WORDS = (
 class RankArgs:
     """The arguments of one rank. `listen_fd`: listening socket of the store, in rank 0 if this host opens it."""
 
-    order: StartOrder
+    command: StartCommand
     spec: RunSpec
     rank: int
     device: int
@@ -56,7 +56,7 @@ class RankArgs:
 
     @property
     def folder(self) -> Path:
-        return Path(self.order["folder"])
+        return Path(self.command["folder"])
 
     def rendezvous(self) -> Rendezvous:
         """Returns how to join the other ranks. Raises ValueError where ranks share a GPU and others are on another
@@ -66,13 +66,13 @@ class RankArgs:
         if self.sharing > 1 and not self.alone:
             raise ValueError("ranks that share a GPU exchange through its host, so all ranks must be on that host.")
         world, is_host = self.spec.parallel.world, self.listen_fd is not None
-        node = None if self.alone else self.order["first_rank"]
+        node = None if self.alone else self.command["first_rank"]
         return Rendezvous(self.store["host"], self.store["port"], world, is_host, self.listen_fd, self.sharing, node)
 
     @property
     def saves(self) -> CheckpointConfig | None:
         """Where checkpoints go and which one to resume from; None without checkpoints."""
-        told = self.order.get("saves")
+        told = self.command.get("saves")
         if not told:
             return None
         resume = Path(told["resume"]) if told["resume"] else None
@@ -93,14 +93,14 @@ def engine() -> RunRank:
 
     def run(args: RankArgs, sink: FileSink, page: progress.Progress) -> None:
         connect = args.rendezvous()
-        if args.order.get("links"):
+        if args.command.get("links"):
             host_link_bench.run_rank(args.spec, args.rank, sink, connect, page)
             return
-        request, saves = args.order.get("request"), args.saves
+        request, saves = args.command.get("request"), args.saves
         if request is not None and saves is not None and saves.resume is not None:
             generate.run_rank(args.spec, args.rank, sink, connect, page, saves.resume, request)
             return
-        cache = Path(args.order["corpus_cache"])
+        cache = Path(args.command["corpus_cache"])
         run_rank(args.spec, args.rank, sink, connect, page, corpus_cache=cache, saves=args.saves)
 
     return run
@@ -111,7 +111,7 @@ def be_rank(args: RankArgs, run_rank: RunRank) -> NoReturn:
     server."""
     os.setsid()
     _log_to(log_path(args.folder, args.rank), keep=args.listen_fd)
-    sink = FileSink(args.folder, args.rank, args.order.get("segment"))
+    sink = FileSink(args.folder, args.rank, args.command.get("segment"))
     page = progress.Progress(args.folder, args.rank)
     code = 0
     try:
@@ -146,20 +146,20 @@ def _take_place(args: RankArgs) -> RankArgs:
     if args.alone and sys.platform.startswith("linux"):
         os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     if not args.alone:
-        os.environ[host_memory.NODE] = str(args.order["first_rank"])
-        _use_interface_of(args.order.get("address", ""))
+        os.environ[host_memory.NODE] = str(args.command["first_rank"])
+        _use_interface_of(args.command.get("address", ""))
     _prefer_as_victim()
-    if args.order["device_kind"] == "cuda":
+    if args.command["device_kind"] == "cuda":
         split = args.spec.parallel
-        ahead = split.pp > 1 or (split.world > 1 and bool(args.order.get("links")))
-        args = replace(args, sharing=take_gpu(args.device, args.order["devices"], ahead))
+        ahead = split.pp > 1 or (split.world > 1 and bool(args.command.get("links")))
+        args = replace(args, sharing=take_gpu(args.device, args.command["devices"], ahead))
     elif hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, {core_of(args.device)})
     import torch
 
     torch.set_num_threads(1)
     cap = args.spec.trace.memory_cap
-    if cap is not None and args.order["device_kind"] == "cuda":
+    if cap is not None and args.command["device_kind"] == "cuda":
         from parallel_core.engine.device import first_gpu
 
         total = torch.cuda.get_device_properties(first_gpu()).total_memory

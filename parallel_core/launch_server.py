@@ -1,7 +1,7 @@
 """The fork server: imports the engine once, forks ranks, monitors them, and reports (see `launch` for the events).
 
 It is single-threaded, runs no tensor operations and makes no calls of torch.cuda, so that its forks are clean. One
-loop waits for orders (JSON lines), for the end of children (SIGCHLD through a wake-up pipe) and for deadlines.
+loop waits for commands (JSON lines), for the end of children (SIGCHLD through a wake-up pipe) and for deadlines.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import traceback
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from parallel_core import launch, processes
-from parallel_core.launch import StartOrder, Store
+from parallel_core.launch import StartCommand, Store
 from parallel_core.launch_attempt import Attempt
 from parallel_core.launch_rank import RankArgs, RunRank, be_rank, engine
 from parallel_core.observe.host import listen_at
@@ -34,10 +34,10 @@ _HANDLED = (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT)
 
 
 class Server:
-    """The server's loop. `orders` and `reports` are file descriptors; `run_rank` is the program of a rank."""
+    """The server's loop. `commands` and `reports` are file descriptors; `run_rank` is the program of a rank."""
 
-    def __init__(self, orders: int, reports: int, run_rank: RunRank) -> None:
-        self.orders, self.reports, self.run_rank = orders, reports, run_rank
+    def __init__(self, commands: int, reports: int, run_rank: RunRank) -> None:
+        self.commands, self.reports, self.run_rank = commands, reports, run_rank
         self.attempts: dict[int, Attempt] = {}
         self.closing = self.asked_to_end = False
         self._text = b""
@@ -53,13 +53,13 @@ class Server:
         """Serves until it is closed and no attempt is left."""
         self.report(event="ready")
         while not (self.closing and not self.attempts):
-            watched = [self._wake] if self.closing else [self._wake, self.orders]
+            watched = [self._wake] if self.closing else [self._wake, self.commands]
             readable, _, _ = select.select(watched, [], [], self._patience())
             if self._wake in readable:
                 with contextlib.suppress(BlockingIOError):
                     os.read(self._wake, 4096)
-            if self.orders in readable:
-                self._read_orders()
+            if self.commands in readable:
+                self._read_commands()
             if self.asked_to_end and not self.closing:
                 self.close()
             self._reap()
@@ -76,7 +76,7 @@ class Server:
             attempt.stop(FAIL_GRACE_S)
 
     def abandon(self) -> None:
-        """Kills all ranks after the client died without a `close` order.
+        """Kills all ranks after the client died without a `close` command.
 
         They must not exit in an orderly way and make those on other hosts do so: nobody could report it, and the run
         would be taken for one that was interrupted.
@@ -96,8 +96,8 @@ class Server:
 
     # Orders
 
-    def _read_orders(self) -> None:
-        data = os.read(self.orders, 1 << 16)
+    def _read_commands(self) -> None:
+        data = os.read(self.commands, 1 << 16)
         if not data:
             self.abandon()
             return
@@ -105,27 +105,27 @@ class Server:
         for line in filter(None, lines):
             self._obey(json.loads(line))
 
-    def _obey(self, order: dict[str, Any]) -> None:
-        if order["do"] == "close":
+    def _obey(self, command: dict[str, Any]) -> None:
+        if command["do"] == "close":
             self.close()
             return
-        attempt = self.attempts.get(order["attempt"])
-        if order["do"] == "start":
-            self._start(order)
+        attempt = self.attempts.get(command["attempt"])
+        if command["do"] == "start":
+            self._start(command)
         elif attempt is None:
-            self.report(event="gone", attempt=order["attempt"])
-        elif order["do"] == "stop":
-            attempt.stop(float(order["grace"]))
-        elif order["do"] == "dump":
+            self.report(event="gone", attempt=command["attempt"])
+        elif command["do"] == "stop":
+            attempt.stop(float(command["grace"]))
+        elif command["do"] == "dump":
             attempt.dump()
 
-    def _start(self, order: Any) -> None:
-        """Forks the ranks of an attempt; a second order for a running one is ignored."""
-        if order["attempt"] in self.attempts:
+    def _start(self, command: Any) -> None:
+        """Forks the ranks of an attempt; a second command for a running one is ignored."""
+        if command["attempt"] in self.attempts:
             return
-        attempt = self.attempts[order["attempt"]] = Attempt(order)
+        attempt = self.attempts[command["attempt"]] = Attempt(command)
         try:
-            ranks, listener = self._rank_args(order)
+            ranks, listener = self._rank_args(command)
             with listener or contextlib.nullcontext():
                 for args in ranks:
                     self._fork(attempt, args)
@@ -133,24 +133,24 @@ class Server:
             self.report(event="refused", attempt=attempt.number, message=f"{type(error).__name__}: {error}")
             attempt.stop(0)
 
-    def _rank_args(self, order: StartOrder) -> tuple[list[RankArgs], socket.socket | None]:
+    def _rank_args(self, command: StartCommand) -> tuple[list[RankArgs], socket.socket | None]:
         """Returns the arguments of each rank, and the listening socket of the store if this host opens it."""
         from parallel_core.spec import RunSpec
 
-        spec = RunSpec.model_validate(order["spec"])
+        spec = RunSpec.model_validate(command["spec"])
         if imports_compiler(spec):
             prewarm_compiler()
-        alone = len(order["devices"]) == spec.parallel.world
-        store, listener = order.get("store"), None
+        alone = len(command["devices"]) == spec.parallel.world
+        store, listener = command.get("store"), None
         if store is None:
-            if order["first_rank"] != 0:
+            if command["first_rank"] != 0:
                 raise ValueError("store: only the host of rank 0 opens it; the others must be told where it is")
-            listener, store = _listen("127.0.0.1" if alone else order.get("address", ""))
-            self.report(event="store", attempt=order["attempt"], **store)
+            listener, store = _listen("127.0.0.1" if alone else command.get("address", ""))
+            self.report(event="store", attempt=command["attempt"], **store)
         fd = listener.fileno() if listener else None
         ranks = [
-            RankArgs(order, spec, rank, device, store, fd if rank == 0 else None, alone)
-            for rank, device in enumerate(order["devices"], order["first_rank"])
+            RankArgs(command, spec, rank, device, store, fd if rank == 0 else None, alone)
+            for rank, device in enumerate(command["devices"], command["first_rank"])
         ]
         return ranks, listener
 
@@ -171,7 +171,7 @@ class Server:
             signal.pthread_sigmask(signal.SIG_UNBLOCK, _HANDLED)
         attempt.pids[pid] = args.rank
         ticks = processes.start_ticks(pid)
-        self.report(event="started", attempt=args.order["attempt"], rank=args.rank, pid=pid, start_ticks=ticks)
+        self.report(event="started", attempt=args.command["attempt"], rank=args.rank, pid=pid, start_ticks=ticks)
 
     def _become(self, args: RankArgs, server: int) -> NoReturn:
         """Runs in the child: resets the server's signal handling, then runs the rank."""
@@ -277,16 +277,16 @@ def imports_compiler(spec: RunSpec) -> bool:
 def serve(parent: int, run_rank: RunRank | None = None) -> None:
     """Runs as the fork server on stdin and stdout until it is closed.
 
-    `run_rank` replaces the engine in the ranks; it can only be given from Python, not by an order.
+    `run_rank` replaces the engine in the ranks; it can only be given from Python, not by a command.
     """
     processes.die_with(parent)
     processes.adopt_orphans()
-    orders, reports = os.dup(0), os.dup(1)
+    commands, reports = os.dup(0), os.dup(1)
     with open(os.devnull) as nothing:  # noqa: PTH123
         os.dup2(nothing.fileno(), 0)
     os.dup2(2, 1)  # output of imports must not end up among the reports
     prewarm()
-    server = Server(orders, reports, run_rank or engine())
+    server = Server(commands, reports, run_rank or engine())
     gc.collect()
     gc.freeze()  # keeps the pages of imported modules shared between ranks
     server.loop()

@@ -25,7 +25,7 @@ import numpy as np
 from parallel_core import launch
 from parallel_core.analysis.step_waits import Shares, StepWaits, shares_in_turn
 from parallel_core.checkpoint.folder import CHECKPOINTS
-from parallel_core.launch import CheckpointOptions, Event, ForkServer, GenerationRequest, StartOrder
+from parallel_core.launch import CheckpointOptions, Event, ForkServer, GenerationRequest, StartCommand
 from parallel_core.layout import Layout
 from parallel_core.observe.event_tail import EventTail
 from parallel_core.observe.records import POINT, SPAN, Frame, decode, read_stream
@@ -159,10 +159,10 @@ class LocalYard:
         self._attempt += 1
         folder.mkdir(parents=True, exist_ok=True)
         outcome, tail = Outcome(folder, time.monotonic()), Tail(folder, 0)
-        order = self._order(spec, folder, devices, corpora, resume)
+        command = self._command(spec, folder, devices, corpora, resume)
         if spool_bytes is not None:
-            order["segment"] = segment_bytes(spool_bytes, spec.parallel.world)
-        self.server.start({**order, "request": request, "links": links})
+            command["segment"] = segment_bytes(spool_bytes, spec.parallel.world)
+        self.server.start({**command, "request": request, "links": links})
         watch, spool = Watch(folder, range(spec.parallel.world), no_progress_s), _Spooled(folder, spec, spool_bytes)
 
         def look() -> None:
@@ -204,9 +204,9 @@ class LocalYard:
         self.server.dump(self._attempt)
         self.server.stop(self._attempt)
 
-    def _order(
+    def _command(
         self, spec: RunSpec, folder: Path, devices: Sequence[int] | None, corpora: Path | None, resume: Path | None
-    ) -> StartOrder:
+    ) -> StartCommand:
         saves: CheckpointOptions = {
             "folder": str((folder / CHECKPOINTS).resolve()),
             "resume": str(resume.resolve()) if resume else "",

@@ -1,17 +1,17 @@
-"""An attempt while it is alive on this host: its order, its folder, its processes and deadlines."""
+"""An attempt while it is alive on this host: its command, its folder, its processes and deadlines."""
 
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field
 
 from parallel_core import processes, standstill
-from parallel_core.launch import StartOrder, Store
+from parallel_core.launch import StartCommand, Store
 from parallel_core.observe.spool import segment_bytes
 from workers import ending
 from workers.contract import AttemptBody, Begins
 from workers.ending import Ending, Exit
 from workers.folder import Folder, Meta, Stop
-from workers.run_orders import RunOrder
+from workers.run_commands import RunCommand
 from workers.settings import Settings
 
 NOTHING_SAVED = "its hosts share no folder of checkpoints"
@@ -25,7 +25,7 @@ class Attempt:
 
     folder: Folder
     meta: Meta
-    order: RunOrder
+    command: RunCommand
     store: Store | None = None
     preparing: bool = False
     """Whether its corpus is still being fetched or its checkpoint verified (see `preparation`)."""
@@ -40,50 +40,50 @@ class Attempt:
 
     @property
     def number(self) -> int:
-        return self.order.attempt
+        return self.command.attempt
 
     @property
     def started(self) -> bool:
         """Whether all its ranks on this host have a process."""
-        return len(self.meta.processes) == len(self.order.ranks)
+        return len(self.meta.processes) == len(self.command.ranks)
 
     def ready(self) -> bool:
         """Whether it is prepared and, if rank 0 is on another host, the store is known."""
-        return not self.preparing and (self.order.opens_store or self.store is not None)
+        return not self.preparing and (self.command.opens_store or self.store is not None)
 
-    def prepared(self, order: RunOrder) -> None:
-        self.order, self.preparing = order, False
+    def prepared(self, command: RunCommand) -> None:
+        self.command, self.preparing = command, False
 
     def uses(self, other: Attempt) -> bool:
         """Whether it has a device that `other` has as well."""
-        mine, theirs = self.order, other.order
+        mine, theirs = self.command, other.command
         same_kind = mine.spec.train.device == theirs.spec.train.device
         return same_kind and not set(mine.node["devices"]).isdisjoint(theirs.node["devices"])
 
-    def start_order(self, settings: Settings) -> StartOrder:
-        node = self.order.node
-        return StartOrder(
+    def start_command(self, settings: Settings) -> StartCommand:
+        node = self.command.node
+        return StartCommand(
             attempt=self.number,
-            spec=self.order.spec.model_dump(mode="json"),
+            spec=self.command.spec.model_dump(mode="json"),
             folder=str(self.folder.path),
             first_rank=node["first_rank"],
             devices=node["devices"],
-            device_kind=self.order.spec.train.device,
+            device_kind=self.command.spec.train.device,
             corpus_cache=str(settings.corpora),
-            store=None if self.order.opens_store else self.store,
-            address="127.0.0.1" if self.order.alone else node["address"],
-            saves=self.order.beginning.saves(self.order.message) if self.order.beginning else None,
-            request=self.order.request,
-            links=self.order.links,
-            segment=segment_bytes(settings.spool_bytes, len(self.order.ranks)),
+            store=None if self.command.opens_store else self.store,
+            address="127.0.0.1" if self.command.alone else node["address"],
+            saves=self.command.beginning.saves(self.command.message) if self.command.beginning else None,
+            request=self.command.request,
+            links=self.command.links,
+            segment=segment_bytes(settings.spool_bytes, len(self.command.ranks)),
         )
 
     def running(self) -> AttemptBody:
         """The event to publish once every rank has a process."""
         body = AttemptBody(attempt=self.number, state="running")
-        if self.order.beginning:
-            body["begins"] = self.order.beginning.told
-        elif (message := self.order.message)["number"] > 1:
+        if self.command.beginning:
+            body["begins"] = self.command.beginning.told
+        elif (message := self.command.message)["number"] > 1:
             body["begins"] = Begins(step=0, run=message["run"], attempt=0, why=NOTHING_SAVED)
         return body
 
@@ -101,7 +101,7 @@ class Attempt:
     def still_for(self) -> float:
         """Seconds since a rank last reported progress, or since the launch."""
         assert self.launched is not None
-        return standstill.still_for(self.folder.path, self.order.ranks, self.launched)
+        return standstill.still_for(self.folder.path, self.command.ranks, self.launched)
 
     def how_it_ended(self) -> Ending:
         """How it ended: as the worker stopped it, as refused, or as exit codes and fault frames show.
@@ -109,7 +109,7 @@ class Attempt:
         Ranks that had already succeeded when a shutdown reached them count as succeeded.
         """
         exits = {str(one.rank): one.code for one in self.exits}
-        left = ending.of_exits(self.folder.path, self.order.ranks, self.exits, ending.oom_kills() - self.oom_kills)
+        left = ending.of_exits(self.folder.path, self.command.ranks, self.exits, ending.oom_kills() - self.oom_kills)
         if ending.outran(left, self.meta.stop):
             return left
         known = self.ended_by or (ending.refused(self.refusal) if self.refusal else None)

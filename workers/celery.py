@@ -99,7 +99,7 @@ def _on_signal(**_: Any) -> None:
 
 @app.task(name=START_TASK)
 def start(message: Any) -> None:
-    """Hands an attempt to the supervisor and returns. `message` is a StartMessage; see `run_orders` for what is
+    """Hands an attempt to the supervisor and returns. `message` is a StartMessage; see `run_commands` for what is
     checked."""
     if _station is None:
         raise RuntimeError("workers.start runs in a worker only")

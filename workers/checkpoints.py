@@ -66,7 +66,7 @@ def begin(
 
     Text is always generated from the checkpoint that the run names, from the first token on.
 
-    Raises CheckpointError for an order that is older than what is in the folder, before it changes anything there.
+    Raises CheckpointError for a command that is older than what is in the folder, before it changes anything there.
     """
     folder = settings.checkpoints / str(message["run"])
     if message.get("task") and (named := message.get("resume")):

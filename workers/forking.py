@@ -6,7 +6,7 @@ import logging
 import time
 from collections.abc import Callable
 
-from parallel_core.launch import Event, ForkServer, ServerLost, StartOrder
+from parallel_core.launch import Event, ForkServer, ServerLost, StartCommand
 
 log = logging.getLogger(__name__)
 
@@ -41,12 +41,12 @@ class Forking:
         """Notes that the server has ended."""
         self._server, self.ready = None, False
 
-    def start(self, order: StartOrder) -> bool:
+    def start(self, command: StartCommand) -> bool:
         """Starts an attempt's ranks. False if the server has ended: its event will follow, and the next server may get
-        the order."""
+        the command."""
         try:
             if self._server is not None:
-                self._server.start(order)
+                self._server.start(command)
         except ServerLost:
             return False
         return self._server is not None

@@ -10,14 +10,14 @@ from workers import ending
 from workers.contract import Device
 from workers.ending import Ending
 from workers.folder import Folder, Meta
-from workers.run_orders import Refused, RunOrder, attempt_number, read_order, with_beginning
+from workers.run_commands import Refused, RunCommand, attempt_number, read_command, with_beginning
 from workers.settings import Settings
 
 log = logging.getLogger(__name__)
 
 
-def take(raw: Any, settings: Settings, devices: Sequence[Device]) -> tuple[Folder, RunOrder | Ending] | None:
-    """Returns the attempt's new folder with its order, or with the end that refuses it.
+def take(raw: Any, settings: Settings, devices: Sequence[Device]) -> tuple[Folder, RunCommand | Ending] | None:
+    """Returns the attempt's new folder with its command, or with the end that refuses it.
 
     None if the message is to be ignored: its attempt is already known, or it has no attempt id.
     """
@@ -32,7 +32,7 @@ def take(raw: Any, settings: Settings, devices: Sequence[Device]) -> tuple[Folde
         return None
     try:
         folder.save(Meta(message=raw))
-        return folder, with_beginning(read_order(raw, settings.name, devices), settings)
+        return folder, with_beginning(read_command(raw, settings.name, devices), settings)
     except Refused as error:
         return folder, ending.refused(str(error))
     except Exception as error:  # such as a full disk, or a folder of checkpoints that may not be read

@@ -104,7 +104,7 @@ class Relay(threading.Thread):
         self._away = False  # the last pass could not reach the broker
         self._publisher = publisher
         self._on_ended = on_ended
-        self._orders: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._actions: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._told: deque[tuple[str, Mapping[str, Any]]] = deque()
         self._followed: dict[int, Followed] = {}
         self._leaving = False
@@ -113,27 +113,27 @@ class Relay(threading.Thread):
 
     def tell(self, kind: str, body: Mapping[str, Any]) -> None:
         """Publishes an event that belongs to no file."""
-        self._orders.put(lambda: self._told.append((kind, body)))
+        self._actions.put(lambda: self._told.append((kind, body)))
 
     def follow(self, folder: Folder, ranks: list[int]) -> None:
         """Publishes the files of these ranks, from where an earlier life of the worker had stopped."""
-        self._orders.put(lambda: self._follow(folder, ranks))
+        self._actions.put(lambda: self._follow(folder, ranks))
 
     def finish(self, attempt: int, end: AttemptBody) -> None:
         """No process writes the attempt's files any more: publishes the rest, then `end` with their sizes."""
-        self._orders.put(lambda: self._finish(attempt, end))
+        self._actions.put(lambda: self._finish(attempt, end))
 
     def rewind(self, attempt: int, channel: Channel, rank: int, offset: int) -> None:
         """Publishes a file again from `offset` on (and then the end, if there is one)."""
-        self._orders.put(lambda: self._rewind(attempt, (channel, rank), offset))
+        self._actions.put(lambda: self._rewind(attempt, (channel, rank), offset))
 
     def forget(self, attempt: int, then: Callable[[], None]) -> None:
         """Publishes nothing more of this attempt, then calls `then` in the relay's thread, e.g. to empty the folder."""
-        self._orders.put(lambda: self._forget(attempt, then))
+        self._actions.put(lambda: self._forget(attempt, then))
 
     def leave(self, timeout: float) -> bool:
         """Publishes what it can within `timeout` seconds, then ends. False if something was left."""
-        self._orders.put(self._leave)
+        self._actions.put(self._leave)
         self.join(timeout)
         return not self.is_alive()
 
@@ -164,7 +164,7 @@ class Relay(threading.Thread):
         """Lets the spool drop spans where that is due, published or not. In this thread: no other reads the files.
 
         While the broker is away a pass takes seconds and publishes nothing, so what is over the limit goes at once."""
-        while self._drop() and self._away and self._orders.empty():
+        while self._drop() and self._away and self._actions.empty():
             pass
 
     def _drop(self) -> bool:
@@ -182,15 +182,15 @@ class Relay(threading.Thread):
         return more
 
     def _obey(self, wait: float) -> None:
-        """Carries out all waiting orders, after waiting up to `wait` seconds for a first one."""
+        """Carries out all waiting actions, after waiting up to `wait` seconds for a first one."""
         with contextlib.suppress(queue.Empty):
-            order = self._orders.get(timeout=wait) if wait > 0 else self._orders.get_nowait()
+            action = self._actions.get(timeout=wait) if wait > 0 else self._actions.get_nowait()
             while True:
                 try:
-                    order()
+                    action()
                 except Exception:
-                    log.exception("the relay goes on after an order that failed")
-                order = self._orders.get_nowait()
+                    log.exception("the relay goes on after an action that failed")
+                action = self._actions.get_nowait()
 
     def _leave(self) -> None:
         self._leaving = True

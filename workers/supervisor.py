@@ -1,6 +1,6 @@
 """The life of every attempt on this host: a single thread changes their state.
 
-Other threads (Celery tasks, the control reader, the fork server's client) and signal handlers only put orders on its
+Other threads (Celery tasks, the control reader, the fork server's client) and signal handlers only put actions on its
 queue. The steps of an attempt:
 
     1. accept   the folder is made (the claim), the message is checked, `starting` is published.
@@ -38,7 +38,7 @@ from workers.intake import take
 from workers.live_attempts import LiveAttempts
 from workers.recovery import publish_end, recover
 from workers.relay import Relay
-from workers.run_orders import Refused, RunOrder
+from workers.run_commands import Refused, RunCommand
 from workers.settings import Settings
 
 log = logging.getLogger(__name__)
@@ -54,7 +54,7 @@ LATE_S = 1.5
 
 
 class Supervisor(threading.Thread):
-    """Public methods may be called from any thread; those that only put an order on the queue also from a signal
+    """Public methods may be called from any thread; those that only put an action on the queue also from a signal
     handler."""
 
     def __init__(
@@ -82,7 +82,7 @@ class Supervisor(threading.Thread):
         if taken is None:
             return False
         folder, what = taken
-        if isinstance(what, RunOrder):
+        if isinstance(what, RunCommand):
             self._inbox.put(lambda: self._accepted(folder, what))
         else:
             self._inbox.put(lambda: self._end_unstarted(folder, what))
@@ -104,18 +104,18 @@ class Supervisor(threading.Thread):
     def run(self) -> None:
         recover(self._left_over, self._relay, self.roll)
         while True:
-            for step in (self._next_order, self._tick):
+            for step in (self._next_action, self._tick):
                 try:
                     step()
                 except Exception:
                     log.exception("the supervisor goes on after a fault of its own")
 
-    def _next_order(self) -> None:
+    def _next_action(self) -> None:
         try:
-            order = self._inbox.get(timeout=TICK_S)
+            action = self._inbox.get(timeout=TICK_S)
         except queue.Empty:
             return
-        order()
+        action()
 
     def _tick(self) -> None:
         """Does what is due by the clock."""
@@ -137,22 +137,22 @@ class Supervisor(threading.Thread):
 
     # Accepting
 
-    def _accepted(self, folder: Folder, order: RunOrder) -> None:
-        attempt = Attempt(folder, Meta(message=order.message, ranks=order.ranks), order)
+    def _accepted(self, folder: Folder, command: RunCommand) -> None:
+        attempt = Attempt(folder, Meta(message=command.message, ranks=command.ranks), command)
         folder.try_save(attempt.meta)
         self._live[attempt.number] = attempt
         self.between.make_way()
-        self.roll.add(folder, order.ranks)
+        self.roll.add(folder, command.ranks)
         self._relay.tell("attempt", AttemptBody(attempt=attempt.number, state="starting"))
         if self._leaving:
             self._stop(attempt, "interrupted", ending.INTERRUPTED)
-        elif preparation.is_due(self._settings, order):
+        elif preparation.is_due(self._settings, command):
             attempt.preparing = True
-            preparation.prepare_aside(self._settings, order, lambda found: self._prepared(attempt, found))
+            preparation.prepare_aside(self._settings, command, lambda found: self._prepared(attempt, found))
         self._launch_if_ready(attempt)
 
-    def _prepared(self, attempt: Attempt, found: RunOrder | Refused) -> None:
-        """From the thread that prepared it: the order as it can be carried out, or why it cannot."""
+    def _prepared(self, attempt: Attempt, found: RunCommand | Refused) -> None:
+        """From the thread that prepared it: the command as it can be carried out, or why it cannot."""
         if isinstance(found, Refused):
             self._inbox.put(lambda: self._stop(attempt, "refused", ending.refused(str(found))))
         else:
@@ -163,10 +163,10 @@ class Supervisor(threading.Thread):
             return
         if not attempt.ready() or not self._server.up or self.between.running or self._holds_devices_of(attempt):
             return
-        self._relay.follow(attempt.folder, attempt.order.ranks)
+        self._relay.follow(attempt.folder, attempt.command.ranks)
         attempt.launched = time.monotonic()
-        if not self._server.start(attempt.start_order(self._settings)):
-            attempt.launched = None  # the event `lost` will follow; the next server gets the order
+        if not self._server.start(attempt.start_command(self._settings)):
+            attempt.launched = None  # the event `lost` will follow; the next server gets the command
 
     def _holds_devices_of(self, attempt: Attempt) -> bool:
         """Whether ranks of another attempt are on one of its devices: the controller gives devices away as soon as an
@@ -191,7 +191,7 @@ class Supervisor(threading.Thread):
             if attempt.started:
                 self._relay.tell("attempt", attempt.running())
                 self.on_running()
-        elif kind == "store" and not attempt.order.alone:
+        elif kind == "store" and not attempt.command.alone:
             store = {"attempt": attempt.number, "host": event["host"], "port": event["port"]}
             self._relay.tell("store", store)
         elif kind == "refused":
@@ -208,7 +208,7 @@ class Supervisor(threading.Thread):
         self._server.lost()
         for attempt in list(self._live.values()):
             if attempt.launched is not None:
-                lost = ending.of_server_loss(attempt.folder.path, attempt.order.ranks, code)
+                lost = ending.of_server_loss(attempt.folder.path, attempt.command.ranks, code)
                 attempt.ended_by = attempt.ended_by or lost
                 self._conclude(attempt)
 
@@ -249,7 +249,7 @@ class Supervisor(threading.Thread):
     def _drop(self, run: int) -> None:
         """Deletes the checkpoints of a run that was deleted; if ranks still read or write them, the controller will ask
         again."""
-        if not any(attempt.order.touches(run) for attempt in self._live.values()):
+        if not any(attempt.command.touches(run) for attempt in self._live.values()):
             checkpoints.drop(self._settings, run)
             self._relay.tell("dropped", {"run": run})
 
@@ -277,14 +277,14 @@ class Supervisor(threading.Thread):
         """Ends an attempt of which no rank moves. Ranks that wait for another host do not move either: of an attempt
         over several hosts the controller learns it from all of them."""
         still = attempt.started and min(watched, attempt.still_for()) > self._settings.no_progress_s
-        if not attempt.order.alone:
+        if not attempt.command.alone:
             self.roll.stands(attempt.number, still)
         elif still:
             self._end_standstill(attempt)
 
     def _end_standstill(self, attempt: Attempt) -> None:
         limit = self._settings.no_progress_s
-        how = standstill.report(attempt.folder.path, attempt.order.ranks, limit, attempt.order.spec)
+        how = standstill.report(attempt.folder.path, attempt.command.ranks, limit, attempt.command.spec)
         self._server.dump(attempt.number)
         self._stop(attempt, "no_progress", how)
 

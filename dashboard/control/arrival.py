@@ -1,4 +1,4 @@
-"""How much of an attempt's files has arrived, and the order that asks a worker for the rest."""
+"""How much of an attempt's files has arrived, and the message that asks a worker for the rest."""
 
 from __future__ import annotations
 

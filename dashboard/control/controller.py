@@ -1,6 +1,6 @@
 """The controller's loop: reads worker events, stores them, answers; then checks leases, cancels and the queue.
 
-A turn: read (at most 200 ms) -> one transaction -> acknowledge, send orders, announce -> sweeps, if there may be
+A turn: read (at most 200 ms) -> one transaction -> acknowledge, send messages, announce -> sweeps, if there may be
 something to find; one that fails stops no other. Whatever fails is tried again from what the broker still holds and
 what the database says; apart from the clocks, the controller keeps no state that it could not lose.
 """
@@ -22,7 +22,7 @@ from dashboard.control import sweeps, wire
 from dashboard.control.changes import Changes
 from dashboard.control.clocks import Clocks
 from dashboard.control.dead_letters import stored_alone
-from dashboard.control.dispatch import Order, send_orders, send_start
+from dashboard.control.dispatch import ControlMessage, send_messages, send_start
 from dashboard.control.durability import sync_commits
 from dashboard.control.guard import Guard
 from dashboard.control.ingest import Ingest, applied
@@ -77,7 +77,7 @@ class Controller:
         self._asked: dict[tuple[object, ...], float] = {}
         self._away = ""
         self._unsynced = False
-        self._settled: dict[tuple[str, int], Order] = {}  # held back until their commits are on the disk
+        self._settled: dict[tuple[str, int], ControlMessage] = {}  # held back until their commits are on the disk
 
     def stop(self) -> None:
         self._stopping.set()
@@ -156,14 +156,14 @@ class Controller:
     def _tell(self, done: list[Ingest]) -> None:
         """Does what has to happen after the commit. If a crash prevents it, the answer to the next heartbeat makes up
         for it. Orders of the kind `settled` wait in `_settled` for the sync."""
-        orders = [order for ingest in done for order in ingest.orders]
-        if settled := [(worker, entry) for worker, entry in orders if entry["kind"] == "settled"]:
+        messages = [message for ingest in done for message in ingest.messages]
+        if settled := [(worker, entry) for worker, entry in messages if entry["kind"] == "settled"]:
             self._settled |= {(worker, entry["attempt"]): (worker, entry) for worker, entry in settled}
             self._sync()
         for ingest in done:
             for (run, study), what in ingest.topics.items():
                 publish(run, study, what)
-        send_orders(self._redis, self._not_just_asked([one for one in orders if one[1]["kind"] != "settled"]))
+        send_messages(self._redis, self._not_just_asked([one for one in messages if one[1]["kind"] != "settled"]))
 
     def _sync(self) -> None:
         """Syncs the commits. A disk that fails to may still take writes, so that costs no turn."""
@@ -181,7 +181,7 @@ class Controller:
     def _send_settled(self) -> None:
         """A worker deletes what is settled, so that must be on the disk first."""
         if self._settled and not self._unsynced:
-            send_orders(self._redis, self._settled.values())
+            send_messages(self._redis, self._settled.values())
             self._settled.clear()
 
     def _look_after(self) -> None:
@@ -202,7 +202,7 @@ class Controller:
     def _sweep(self) -> None:
         """Looks for cancels, expired leases and queued runs to place. What it writes is news for the next turn."""
         self._news = False
-        self._guard.run("handle cancels", lambda: send_orders(self._redis, sweeps.sweep_cancels()))
+        self._guard.run("handle cancels", lambda: send_messages(self._redis, sweeps.sweep_cancels()))
         self._look_at_clocks()
         self._guard.run("place queued runs", self._place)
         self._guard.run("queue the next runs of fit studies", fit_runs.advance)
@@ -215,19 +215,19 @@ class Controller:
         """Looks for what comes with time even if nobody writes: silent workers, and the step that somebody asked to
         trace."""
         self._last["clocks"] = time.monotonic()
-        self._guard.run("choose steps to trace", lambda: send_orders(self._redis, sweeps.sweep_traces()))
+        self._guard.run("choose steps to trace", lambda: send_messages(self._redis, sweeps.sweep_traces()))
         self._guard.run("end runs that stand still", self._end_standstills)
         self._guard.run("check leases", self._check_leases)
 
     def _end_standstills(self) -> None:
-        send_orders(self._redis, sweeps.sweep_standstills(self._clocks, self._lease))
+        send_messages(self._redis, sweeps.sweep_standstills(self._clocks, self._lease))
 
     def _check_leases(self) -> None:
-        again, ended, orders = sweeps.sweep_leases(self._clocks, self._lease, self._resends)
+        again, ended, messages = sweeps.sweep_leases(self._clocks, self._lease, self._resends)
         self._unsent |= {attempt.pk: attempt for attempt in again}
         self._news |= bool(ended)
         self._note_ended(ended)
-        send_orders(self._redis, orders)  # last, as it may fail and the sweep finds these attempts only once
+        send_messages(self._redis, messages)  # last, as it may fail and the sweep finds these attempts only once
 
     def _send_unsent(self) -> None:
         for pk, attempt in list(self._unsent.items()):
@@ -235,12 +235,12 @@ class Controller:
             self._guard.run("send start messages", partial(send_start, attempt))
             del self._unsent[pk]
 
-    def _not_just_asked(self, orders: list[Order]) -> list[Order]:
+    def _not_just_asked(self, messages: list[ControlMessage]) -> list[ControlMessage]:
         """Drops rewinds that were sent a moment ago: every batch after a gap would ask for the same bytes again."""
         now = time.monotonic()
         self._asked = {key: at for key, at in self._asked.items() if now - at < ASK_AGAIN_S}
         out = []
-        for worker, entry in orders:
+        for worker, entry in messages:
             key = (worker, entry["attempt"], entry.get("rank"), entry.get("channel"), entry.get("offset"))
             if entry["kind"] == "rewind":
                 if key in self._asked:
@@ -269,7 +269,8 @@ class Controller:
 
     def _ask_for_the_rest(self) -> None:
         alive = self._clocks.alive(self._lease)
-        self._guard.run("ask workers for missing data", lambda: send_orders(self._redis, sweeps.sweep_unsettled(alive)))
+        ask = "ask workers for missing data"
+        self._guard.run(ask, lambda: send_messages(self._redis, sweeps.sweep_unsettled(alive)))
 
     def _consider_starter(self) -> None:
         self._guard.run("queue the starter study", self._starter.consider)

@@ -52,13 +52,13 @@ def stored_alone(entry: Entry) -> list[Ingest]:
 
 
 def _after_failure(entry: Entry, done: list[Ingest]) -> None:
-    """Adds to `done` what was stored, or the order that asks again."""
+    """Adds to `done` what was stored, or the message that asks again."""
     batch = Batch.of(entry) if entry.kind == "batch" else None
     row = _count(batch) if batch else None
     if batch is None or row is None:
         return
     if row.failures < TRIES:
-        done.append(Ingest(orders=[(entry.worker, rewind(batch.key, row.offset))]))
+        done.append(Ingest(messages=[(entry.worker, rewind(batch.key, row.offset))]))
         return
     for record in records_of(entry):
         try:

@@ -14,13 +14,13 @@ from dashboard.runs.models import Attempt, Run
 from workers.contract import START_TASK, ControlEntry, ResumeFrom, StartMessage, control_stream, queue_of
 
 KEEP_ENTRIES = 1_000
-Order = tuple[str, ControlEntry]
+ControlMessage = tuple[str, ControlEntry]
 """(worker, entry)."""
 
 
-def send_orders(client: redis.Redis, orders: Iterable[Order]) -> None:
-    """Appends the orders to the workers' control streams, equal ones only once. Raises redis.RedisError."""
-    unique = {(worker, json.dumps(entry, sort_keys=True)): None for worker, entry in orders}
+def send_messages(client: redis.Redis, messages: Iterable[ControlMessage]) -> None:
+    """Appends the messages to the workers' control streams, equal ones only once. Raises redis.RedisError."""
+    unique = {(worker, json.dumps(entry, sort_keys=True)): None for worker, entry in messages}
     if not unique:
         return
     with client.pipeline(transaction=False) as pipe:

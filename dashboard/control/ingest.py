@@ -1,6 +1,6 @@
 """Applies the stream entries of one transaction, in order.
 
-`apply` writes only to the database. What has to happen outside of it (orders to workers, announcements, clocks,
+`apply` writes only to the database. What has to happen outside of it (messages to workers, announcements, clocks,
 summaries) is collected for the controller, which does it after the commit.
 """
 
@@ -19,7 +19,7 @@ from django.utils import timezone
 from dashboard.control import multi_host
 from dashboard.control.arrival import is_complete, rewind, sizes_of
 from dashboard.control.batches import Batch
-from dashboard.control.dispatch import Order
+from dashboard.control.dispatch import ControlMessage
 from dashboard.control.frames import decode_batch
 from dashboard.control.heartbeats import keep_beat
 from dashboard.control.store import FileKey, Store
@@ -56,7 +56,7 @@ class Ingest:
 
     store: Store = field(default_factory=Store)
     attempts: dict[int, Attempt | None] = field(default_factory=dict)
-    orders: list[Order] = field(default_factory=list)
+    messages: list[ControlMessage] = field(default_factory=list)
     heard: list[Heard] = field(default_factory=list)
     topics: dict[tuple[int | None, int | None], set[str]] = field(default_factory=lambda: defaultdict(set))
     ended: set[int] = field(default_factory=set)
@@ -89,7 +89,7 @@ class Ingest:
             if attempt is not None and attempt.over and is_complete(attempt):
                 Attempt.objects.filter(pk=pk).update(settled=True)
                 OpenWaits.objects.filter(attempt=pk).delete()  # what they wait for will not come any more
-                self.orders += [(node["worker"], {"kind": "settled", "attempt": pk}) for node in attempt.devices]
+                self.messages += [(node["worker"], {"kind": "settled", "attempt": pk}) for node in attempt.devices]
                 self.ended.add(attempt.run_id)
 
     def load(self, pk: int) -> Attempt | None:
@@ -109,10 +109,10 @@ class Ingest:
         if shares:
             return attempt
         log.warning("dropped %s of attempt %s: it was not placed on %s", entry.kind, pk, entry.worker)
-        self.orders.append((entry.worker, {"kind": "fence", "attempt": pk}))
+        self.messages.append((entry.worker, {"kind": "fence", "attempt": pk}))
         if attempt is None:
             # Nobody will ever want its data: the worker may delete it.
-            self.orders.append((entry.worker, {"kind": "settled", "attempt": pk}))
+            self.messages.append((entry.worker, {"kind": "settled", "attempt": pk}))
         return None
 
     def _announce(self, attempt: Attempt, *what: str) -> None:
@@ -126,11 +126,12 @@ class Ingest:
         self.news |= new
         self.topics[None, None].add("fleet")
         gone = worker.leftovers.values_list("run", flat=True)
-        self.orders += [(entry.worker, {"kind": "drop", "attempt": run}) for run in gone]
+        self.messages += [(entry.worker, {"kind": "drop", "attempt": run}) for run in gone]
         asked = {one.pk: one.spec for one in ledger_selectors.asked(entry.worker)}
-        self.orders += [(entry.worker, {"kind": "profile", "attempt": pk, "spec": spec}) for pk, spec in asked.items()]
+        for pk, spec in asked.items():
+            self.messages.append((entry.worker, {"kind": "profile", "attempt": pk, "spec": spec}))
         unasked = (int(pk) for pk in body.get("profiles") or () if int(pk) not in asked)
-        self.orders += [(entry.worker, {"kind": "cancel_profile", "attempt": pk}) for pk in unasked]
+        self.messages += [(entry.worker, {"kind": "cancel_profile", "attempt": pk}) for pk in unasked]
         live = {int(pk): progress for pk, progress in body["attempts"].items()}
         for pk, progress in live.items():
             self._progress(entry.worker, pk, progress)
@@ -138,24 +139,24 @@ class Ingest:
         self.heard.append(Heard(entry.worker, set(live), entry.at, still))
 
     def _progress(self, worker: str, pk: int, progress: dict[str, Any]) -> None:
-        """Fences an attempt that should not be alive there; else notes where its ranks are, and repeats orders that
+        """Fences an attempt that should not be alive there; else notes where its ranks are, and repeats messages that
         still hold."""
         attempt = self.load(pk)
         if attempt is None or attempt.over or all(node["worker"] != worker for node in attempt.devices):
-            self.orders.append((worker, {"kind": "fence", "attempt": pk}))
+            self.messages.append((worker, {"kind": "fence", "attempt": pk}))
             return
         attempt.progress = {**attempt.progress, **progress}
         attempt.lease_until = timezone.now() + timedelta(seconds=LEASE_S)
         attempt.save(update_fields=("progress", "lease_until"))
         self._announce(attempt, "progress")
         if multi_host.waits_for_store(attempt.report, attempt.devices, worker):
-            self.orders.append((worker, store_at(attempt)))
+            self.messages.append((worker, store_at(attempt)))
         if multi_host.failing(attempt.report):
-            self.orders.append((worker, {"kind": "end", "attempt": pk}))
+            self.messages.append((worker, {"kind": "end", "attempt": pk}))
         if progress and unsaid(attempt, worker):
-            self.orders.append((worker, {"kind": "up", "attempt": pk}))
+            self.messages.append((worker, {"kind": "up", "attempt": pk}))
         if attempt.run.cancel_requested_at:
-            self.orders.append((worker, {"kind": "cancel", "attempt": pk}))
+            self.messages.append((worker, {"kind": "cancel", "attempt": pk}))
 
     def _profile(self, entry: Entry) -> None:
         self.news = True
@@ -206,7 +207,7 @@ class Ingest:
             attempt.report = report
             attempt.save(update_fields=("report",))
             if multi_host.failing(report) and not attempt.over:
-                self.orders += [(name, {"kind": "end", "attempt": attempt.pk}) for name in waits_for]
+                self.messages += [(name, {"kind": "end", "attempt": attempt.pk}) for name in waits_for]
             return
         whole = multi_host.verdict(report, attempt.devices)
         run = states.finish(attempt, whole["outcome"], whole.get("cause", ""), whole.get("detail", ""), whole)
@@ -228,7 +229,7 @@ class Ingest:
         offset = self.store.offset(key)
         self.touched.add(attempt.pk)
         if batch.start > offset:
-            self.orders.append((entry.worker, rewind(key, offset)))
+            self.messages.append((entry.worker, rewind(key, offset)))
         elif batch.end > offset:
             self._take(attempt, key, entry, offset)
 
@@ -268,7 +269,7 @@ class Ingest:
         address = {"host": str(entry.body["host"]), "port": int(entry.body["port"])}
         attempt.report = {**attempt.report, "store": address}
         attempt.save(update_fields=("report",))
-        self.orders += [(node["worker"], store_at(attempt)) for node in attempt.devices[1:]]
+        self.messages += [(node["worker"], store_at(attempt)) for node in attempt.devices[1:]]
 
 
 @transaction.atomic

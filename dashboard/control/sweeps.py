@@ -14,7 +14,7 @@ from django.utils import timezone
 from dashboard.control import multi_host
 from dashboard.control.arrival import incomplete_files, rewind
 from dashboard.control.clocks import Clocks
-from dashboard.control.dispatch import Order
+from dashboard.control.dispatch import ControlMessage
 from dashboard.control.placement import Share, plan
 from dashboard.fleet.models import Worker
 from dashboard.fleet.selectors import hosts, live_attempts
@@ -38,9 +38,9 @@ SLOWEST_READ = 1 << 20
 Verdict = Literal["fine", "again", "ended"]
 
 
-def sweep_cancels() -> list[Order]:
-    """Handles requested cancels: queued runs end here; active ones become `cancelling`; their workers get an order."""
-    orders: list[Order] = []
+def sweep_cancels() -> list[ControlMessage]:
+    """Handles requested cancels: queued runs end here; active ones become `cancelling`; their workers get a message."""
+    messages: list[ControlMessage] = []
     asked = Run.objects.filter(cancel_requested_at__isnull=False)
     for run in asked.filter(state__in=(State.QUEUED, State.STARTING, State.RUNNING)):
         try:
@@ -48,28 +48,28 @@ def sweep_cancels() -> list[Order]:
                 states.cancel_queued(run)
             else:
                 states.cancelling(run)
-                orders += _cancel_orders(run)
+                messages += _cancel_messages(run)
         except states.IllegalTransition as error:
             log.info("cancel of run %s: %s", run.pk, error)
-    return orders
+    return messages
 
 
-def _cancel_orders(run: Run) -> list[Order]:
+def _cancel_messages(run: Run) -> list[ControlMessage]:
     attempts = run.attempts.filter(over=False)
     return [(node["worker"], {"kind": "cancel", "attempt": a.pk}) for a in attempts for node in a.devices]
 
 
-def sweep_traces() -> list[Order]:
-    """Chooses the step for runs of which somebody asked for a trace; returns the orders that tell it to every host."""
-    orders: list[Order] = []
+def sweep_traces() -> list[ControlMessage]:
+    """Chooses the step for runs of which somebody asked for a trace; returns the messages that tell every host."""
+    messages: list[ControlMessage] = []
     for run in Run.objects.filter(trace_asked_at__isnull=False, trace_step__isnull=True, state=State.RUNNING):
         step = next_trace.due(run)
         if step is None or not Run.objects.filter(pk=run.pk, trace_step__isnull=True).update(trace_step=step):
             continue
         for attempt in run.attempts.filter(over=False):
             entry: ControlEntry = {"kind": "trace", "attempt": attempt.pk, "step": step, "how": run.trace_how}
-            orders += [(node["worker"], entry) for node in attempt.devices]
-    return orders
+            messages += [(node["worker"], entry) for node in attempt.devices]
+    return messages
 
 
 def place_queued(alive: Iterable[str]) -> list[Attempt]:
@@ -110,15 +110,17 @@ def _place(run: Run, shares: list[Share]) -> Attempt:
     return states.place(run, nodes, workers[shares[0].host])
 
 
-def sweep_leases(clocks: Clocks, lease: float, resends: dict[int, int]) -> tuple[list[Attempt], set[int], list[Order]]:
+def sweep_leases(
+    clocks: Clocks, lease: float, resends: dict[int, int]
+) -> tuple[list[Attempt], set[int], list[ControlMessage]]:
     """Ends attempts whose worker fell silent or lost them.
 
-    Returns the attempts whose start message is to be sent again, the ids of the runs ended here, and the orders that
+    Returns the attempts whose start message is to be sent again, the ids of the runs ended here, and the messages that
     follow from that. `resends` = attempt -> how often its start message was repeated so far.
     """
     again: list[Attempt] = []
     ended: set[int] = set()
-    orders: list[Order] = []
+    messages: list[ControlMessage] = []
     attempts = live_attempts()
     clocks.keep({attempt.pk for attempt in attempts})
     for attempt in attempts:
@@ -131,11 +133,11 @@ def sweep_leases(clocks: Clocks, lease: float, resends: dict[int, int]) -> tuple
             again.append(attempt)
         elif verdict == "ended":
             ended.add(attempt.run_id)
-            orders += _fence_untaken(attempt, clocks)
-    return again, ended, orders
+            messages += _fence_untaken(attempt, clocks)
+    return again, ended, messages
 
 
-def _fence_untaken(attempt: Attempt, clocks: Clocks) -> list[Order]:
+def _fence_untaken(attempt: Attempt, clocks: Clocks) -> list[ControlMessage]:
     """Fences the attempt, which is over, on hosts whose start message may still wait in the broker: a host that comes
     back would start it beside the run's next attempt. Hosts that have taken it are fenced when they list it."""
     if attempt.started_at is not None:
@@ -251,30 +253,30 @@ def _profiled_for(attempt: Attempt) -> float:
     return (done - attempt.sent_at).total_seconds() if done else 0.0
 
 
-def sweep_standstills(clocks: Clocks, lease: float) -> list[Order]:
-    """Returns the orders that end attempts over several hosts of which no rank is left that moves. A host alone cannot
-    tell a hang from waiting for another host."""
-    orders: list[Order] = []
+def sweep_standstills(clocks: Clocks, lease: float) -> list[ControlMessage]:
+    """Returns the messages that end attempts over several hosts of which no rank is left that moves. A host alone
+    cannot tell a hang from waiting for another host."""
+    messages: list[ControlMessage] = []
     for pk, workers in clocks.still(lease).items():
         attempt = Attempt.objects.filter(pk=pk, over=False).first()
         left = multi_host.silent(attempt.report, attempt.devices) if attempt else []
         if workers.issuperset(left):
-            orders += [(worker, {"kind": "stuck", "attempt": pk}) for worker in left]
-    return orders
+            messages += [(worker, {"kind": "stuck", "attempt": pk}) for worker in left]
+    return messages
 
 
-def sweep_unsettled(alive: Iterable[str]) -> list[Order]:
+def sweep_unsettled(alive: Iterable[str]) -> list[ControlMessage]:
     """Asks again for the rest of files of ended attempts that have not arrived whole (a batch was lost on the way)."""
     since = timezone.now() - timedelta(days=ASK_AGAIN_DAYS)
     OpenWaits.objects.filter(attempt__over=True, attempt__ended_at__lte=since).delete()
     waiting = Attempt.objects.filter(over=True, settled=False, ended_at__gt=since)
-    there, orders = set(alive), []
+    there, messages = set(alive), []
     for attempt in waiting:
         if there.isdisjoint(node["worker"] for node in attempt.devices):
             continue
         for key, offset in incomplete_files(attempt).items():
-            orders.append((_worker_of(attempt, key[1]), rewind(key, offset)))
-    return orders
+            messages.append((_worker_of(attempt, key[1]), rewind(key, offset)))
+    return messages
 
 
 def _worker_of(attempt: Attempt, rank: int) -> str:

@@ -38,7 +38,7 @@ class Invalid(Exception):
         self.field_errors = {field: sentence_text(message) for field, message in field_errors.items()}
 
 
-class Order(TypedDict, total=False):
+class RunRequest(TypedDict, total=False):
     """What a run is to be; only `spec` is required.
 
     It may be spread over `host_count` hosts (0: over as few as it takes). With a `task` it generates text from the
@@ -58,19 +58,19 @@ class Order(TypedDict, total=False):
     repeats: int | None
 
 
-def submit(*, owner: Any, **order: Unpack[Order]) -> Run:
+def submit(*, owner: Any, **request: Unpack[RunRequest]) -> Run:
     """Queues a run and returns it.
 
     1. Refuses owners who may not submit (PermissionDenied).
     2. Validates everything together; Invalid names every wrong field, and nothing is written.
     3. Writes the queued row with its Event; the controller finds it there.
     """
-    return submit_all(owner=owner, orders=[order])[0]
+    return submit_all(owner=owner, requests=[request])[0]
 
 
-def submit_all(*, owner: Any, orders: Sequence[Order]) -> list[Run]:
+def submit_all(*, owner: Any, requests: Sequence[RunRequest]) -> list[Run]:
     """Submits several runs, all or none, in one transaction and with as many queries as for one."""
-    return write(prepare(owner=owner, orders=orders))
+    return write(prepare(owner=owner, requests=requests))
 
 
 @dataclass(frozen=True)
@@ -83,16 +83,16 @@ class Prepared:
     predictions: list[Prediction]
 
 
-def prepare(*, owner: Any, orders: Sequence[Order]) -> Prepared:
+def prepare(*, owner: Any, requests: Sequence[RunRequest]) -> Prepared:
     """The part of `submit_all` that reads, checks and simulates. Raises PermissionDenied or Invalid.
 
     It can take seconds, so a caller with a transaction of its own prepares before it: SQLite has one writer at a time.
     """
     if not may_submit(owner):
         raise PermissionDenied("Your account may look at runs but not submit them.")
-    runs = [_checked(owner, order) for order in orders]
+    runs = [_checked(owner, request) for request in requests]
     predictions = ledger.predictions([run for run in runs if not run.task])
-    return Prepared(owner, runs, [_origin(order) for order in orders], predictions)
+    return Prepared(owner, runs, [_origin(request) for request in requests], predictions)
 
 
 @transaction.atomic
@@ -105,20 +105,20 @@ def write(prepared: Prepared) -> list[Run]:
     return runs
 
 
-def refusal(owner: Any, order: Order) -> dict[str, str]:
-    """Why the order is refused, message by field; {} if it is not."""
+def refusal(owner: Any, request: RunRequest) -> dict[str, str]:
+    """Why the request is refused, message by field; {} if it is not."""
     try:
-        _checked(owner, order)
+        _checked(owner, request)
     except Invalid as error:
         return error.field_errors
     return {}
 
 
-def _checked(owner: Any, order: Order) -> Run:
+def _checked(owner: Any, request: RunRequest) -> Run:
     """The row to write. Raises Invalid."""
-    resume_from, task, retries = order.get("resume_from"), order.get("task"), order.get("retries", 0)
-    clean_name, clean_tags = order.get("name", "").strip(), _clean_tags(order.get("tags", ()))
-    parsed, errors = _parse(order["spec"])
+    resume_from, task, retries = request.get("resume_from"), request.get("task"), request.get("retries", 0)
+    clean_name, clean_tags = request.get("name", "").strip(), _clean_tags(request.get("tags", ()))
+    parsed, errors = _parse(request["spec"])
     errors |= _check_retries(retries) | _check_words(clean_name, clean_tags)
     if parsed is not None and resume_from is not None:
         errors |= resuming.missing(resume_from) if task else resuming.check(parsed, resume_from)
@@ -129,12 +129,12 @@ def _checked(owner: Any, order: Order) -> Run:
         **_of_spec(parsed, task),
         **origin,
         owner=owner,
-        study=order.get("study"),
-        position=order.get("position", 0),
-        exclusive=order.get("exclusive", False),
+        study=request.get("study"),
+        position=request.get("position", 0),
+        exclusive=request.get("exclusive", False),
         retries_left=retries,
-        host_count=order.get("host_count", 0),
-        repeats_id=order.get("repeats"),
+        host_count=request.get("host_count", 0),
+        repeats_id=request.get("repeats"),
         name=clean_name or label(parsed)[: limits.MAX_NAME],
         tags=clean_tags,
         queued_at=timezone.now(),
@@ -152,11 +152,11 @@ def _of_spec(spec: RunSpec, task: dict[str, Any] | None) -> dict[str, Any]:
     }
 
 
-def _origin(order: Order) -> str:
-    resume_from = order.get("resume_from")
+def _origin(request: RunRequest) -> str:
+    resume_from = request.get("resume_from")
     if resume_from is None:
         return ""
-    does = "generate text" if order.get("task") else "go on"
+    does = "generate text" if request.get("task") else "go on"
     return f", to {does} from step {resume_from['step']} of run {resume_from['run']}"
 
 

@@ -180,12 +180,12 @@ def submit(*, owner: Any, **request: Unpack[Submission]) -> Run:
 def prepare(owner: Any, request: Submission, study: Any = None) -> services.Prepared:
     """The part of `submit` that reads, checks and simulates. `study`: the one that the run joins, at position 0, to be
     run with nothing beside it."""
-    order = {key: value for key, value in request.items() if key != "anyway"}
+    asked = {key: value for key, value in request.items() if key != "anyway"}
     found = assess(request["spec"], request.get("resume_from"), request.get("host_count", 0))
     if errors := _against(found, request.get("anyway", False)):
         raise services.Invalid(errors)
-    joins: services.Order = {"study": study, "exclusive": study is not None, **order}  # type: ignore[typeddict-item]
-    return services.prepare(owner=owner, orders=[joins])
+    joins: services.RunRequest = {"study": study, "exclusive": study is not None, **asked}  # type: ignore[typeddict-item]
+    return services.prepare(owner=owner, requests=[joins])
 
 
 def _against(found: Assessment, anyway: bool) -> dict[str, str]:

@@ -47,8 +47,8 @@ def _why(error: Exception) -> str:
 def _advance(study: Study) -> None:
     found, count = hunts(study.runs.all()), study.runs.count()
     wanted = _wanted(found)
-    orders = [_order(study, hunt, layers, count + i) for i, (hunt, layers) in enumerate(wanted)]
-    prepared = runs.prepare(owner=study.owner, orders=orders) if orders else None
+    requests = [_request(study, hunt, layers, count + i) for i, (hunt, layers) in enumerate(wanted)]
+    prepared = runs.prepare(owner=study.owner, requests=requests) if requests else None
     with transaction.atomic():
         if not Study.objects.select_for_update().filter(pk=study.pk).exists():
             return  # removed while its runs were predicted
@@ -70,7 +70,7 @@ def _named(wanted: Sequence[tuple[LayerSearch, int]]) -> list[tuple[str, int]]:
     return [(hunt.label, layers) for hunt, layers in wanted]
 
 
-def _order(study: Study, hunt: LayerSearch, layers: int, position: int) -> runs.Order:
+def _request(study: Study, hunt: LayerSearch, layers: int, position: int) -> runs.RunRequest:
     return {
         "spec": trial(hunt.spec, layers, hunt.spec.trace.memory_cap).model_dump(mode="json"),
         "name": run_name(hunt.label, layers),

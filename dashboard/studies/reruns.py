@@ -116,10 +116,10 @@ def run_again(
         return []  # nothing is timed
     why = {} if refused is None else refused
     while wanted := which(_listed(study)):
-        orders = [_again(run, study) for run in wanted if not _is_refused(run, study, user, why)]
-        prepared = runs.prepare(owner=user, orders=orders)
+        requests = [_again(run, study) for run in wanted if not _is_refused(run, study, user, why)]
+        prepared = runs.prepare(owner=user, requests=requests)
         with transaction.atomic():
-            # Of two requests at once only one queues the runs; and what orders refer to may have been deleted.
+            # Of two requests at once only one queues the runs; and what the runs refer to may have been deleted.
             if not Study.objects.select_for_update().filter(pk=study.pk).exists():
                 return []
             if _references(which(_listed(study))) == _references(wanted):
@@ -148,7 +148,7 @@ def _is_refused(run: Run, study: Study, user: Any, why: dict[str, str]) -> bool:
     return run.name in why
 
 
-def _again(run: Run, study: Study) -> runs.Order:
+def _again(run: Run, study: Study) -> runs.RunRequest:
     begins: ResumeFrom | None = None
     if run.resume_run_id is not None and run.resume_step is not None:
         begins = {"run": run.resume_run_id, "step": run.resume_step}

@@ -158,7 +158,7 @@ def create(
     skipped = [[s.name, s.reason] for s in plan.skipped]
     kept = {**asked, "cores": _cores(plan), "repeats": repeats, "note": note, "skipped": skipped}
     study = Study(name=name.strip(), owner=owner, kind=kind, base=base, settings=kept)
-    prepared = runs.prepare(owner=owner, orders=_orders(study, plan, repeats, retries))
+    prepared = runs.prepare(owner=owner, requests=_requests(study, plan, repeats, retries))
     with transaction.atomic():
         study.save()
         study.baseline = runs.write(prepared)[0]
@@ -172,7 +172,7 @@ def _cores(plan: Plan) -> int:
     return all_cores(FleetSnapshot.now()) if on_cpu else 0
 
 
-def _orders(study: Study, plan: Plan, repeats: int, retries: int) -> list[runs.Order]:
+def _requests(study: Study, plan: Plan, repeats: int, retries: int) -> list[runs.RunRequest]:
     """Every variant, as often as it is repeated."""
     return [
         {

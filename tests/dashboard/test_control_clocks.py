@@ -87,7 +87,7 @@ def test_what_a_sweep_of_leases_found_outlasts_a_broker_that_takes_no_order(
             raise redis.ConnectionError("gone")
 
     monkeypatch.setattr(loop.sweeps, "sweep_leases", lambda *_: ([again], {6}, [order]))
-    monkeypatch.setattr(loop, "send_orders", away)
+    monkeypatch.setattr(loop, "send_messages", away)
     controller._news, controller._to_summarise = False, set()
     with pytest.raises(redis.ConnectionError):
         controller._look_at_clocks()

@@ -24,7 +24,7 @@ from parallel_core.engine.norm import StepTotals
 from parallel_core.engine.optimizer import FlatAdamW
 from parallel_core.engine.run import run_rank
 from parallel_core.engine.trainer import Trainer
-from parallel_core.launch import GenerationRequest, StartOrder
+from parallel_core.launch import GenerationRequest, StartCommand
 from parallel_core.launch_rank import RankArgs
 from parallel_core.layout import Layout
 from parallel_core.observe.progress import Progress
@@ -291,7 +291,7 @@ def _profiled(spec: RunSpec, rank: int, meeting: Rendezvous, folder: Path) -> li
         samples=(1, 2), tps=(1, 2), recompute=("none", "full"), devices=2, seconds=0.05, sizes=(1024, 65536)
     )
     (folder / "order.json").write_text(json.dumps(asdict(order)))
-    start: StartOrder = {"folder": str(folder), "devices": [0, 0], "first_rank": 0, "device_kind": "cuda"}  # type: ignore[typeddict-item]
+    start: StartCommand = {"folder": str(folder), "devices": [0, 0], "first_rank": 0, "device_kind": "cuda"}  # type: ignore[typeddict-item]
     args = RankArgs(start, spec, rank, 0, {"host": meeting.host, "port": meeting.port}, meeting.listen_fd, True)
     fully_shard.measure = lambda *_: []  # fully_shard needs streams of the device
     with elsewhere.moved():

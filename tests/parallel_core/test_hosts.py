@@ -33,7 +33,7 @@ from parallel_core.engine.clocks import (
     tie_of,
 )
 from parallel_core.engine.distributed import Rendezvous
-from parallel_core.launch import Event, ForkServer, StartOrder
+from parallel_core.launch import Event, ForkServer, StartCommand
 from parallel_core.layout import Layout
 from parallel_core.local import LocalYard, points, waits
 from parallel_core.observe.host import interface_of, listen_at
@@ -58,7 +58,7 @@ class Host:
         self.exits: dict[int, int] = {}
         self._attempt = 0
 
-    def start(self, order: StartOrder) -> None:
+    def start(self, order: StartCommand) -> None:
         self._attempt = order["attempt"]
         self.exits.clear()
         self.server.start(order)
@@ -109,7 +109,7 @@ def over_two(
     orders = []
     for node in (0, 1):
         (folder / str(node)).mkdir(parents=True)
-        order: StartOrder = {
+        order: StartCommand = {
             "attempt": attempt,
             "spec": spec.model_dump(mode="json"),
             "folder": str(folder / str(node)),

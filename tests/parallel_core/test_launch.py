@@ -22,7 +22,7 @@ from parallel_core.launch import (
     Event,
     ForkServer,
     ServerLost,
-    StartOrder,
+    StartCommand,
     describe_exit,
     environment,
 )
@@ -77,9 +77,9 @@ class Yard:
         return [(e["rank"], e["code"]) for e in self.events if e["event"] == "exit" and e["attempt"] == attempt]
 
 
-def order(attempt: int, folder: Path, ranks: int, **more: Any) -> StartOrder:
+def order(attempt: int, folder: Path, ranks: int, **more: Any) -> StartCommand:
     spec = RunSpec.model_validate({"parallel": {"dp": ranks}, "train": {"global_batch": ranks}})
-    made: StartOrder = {
+    made: StartCommand = {
         "attempt": attempt,
         "spec": spec.model_dump(mode="json"),
         "folder": str(folder),

@@ -20,7 +20,7 @@ from workers.contract import Node, StartMessage
 from workers.ending import Exit
 from workers.folder import Folder, Meta, Stop
 from workers.recovery import end_of
-from workers.run_orders import RunOrder
+from workers.run_commands import RunCommand
 from workers.standstill import report
 
 KILL, TERM = -signal.SIGKILL, -signal.SIGTERM
@@ -107,11 +107,11 @@ def test_ranks_that_ended_well_in_spite_of_a_stop_have_succeeded(tmp_path: Path)
         assert end_of(folder, folder.load()).outcome == expected
 
 
-def one_rank() -> RunOrder:
+def one_rank() -> RunCommand:
     node = Node(worker="a", devices=[0], first_rank=0, address="127.0.0.1")
     spec = RunSpec()
     message = StartMessage(run=1, attempt=4, number=1, spec=spec.model_dump(mode="json"), nodes=[node])
-    return RunOrder(message, spec, node)
+    return RunCommand(message, spec, node)
 
 
 def test_a_rank_that_failed_before_all_was_cut_off_is_the_cause(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from workers.folder import Folder, Meta
 from workers.intake import take
 from workers.live_attempts import LiveAttempts
 from workers.relay import Followed, Relay
-from workers.run_orders import Refused, RunOrder, read_order
+from workers.run_commands import Refused, RunCommand, read_command
 from workers.settings import Settings
 from workers.supervisor import Supervisor
 from workers.wire import Publisher
@@ -66,7 +66,7 @@ def supervisor(settings: Settings, relay: Listed) -> Supervisor:
 
 def live(supervisor: Supervisor, settings: Settings) -> None:
     taken = take(message(), settings, DEVICES)
-    assert taken is not None and isinstance(taken[1], RunOrder)
+    assert taken is not None and isinstance(taken[1], RunCommand)
     supervisor._accepted(taken[0], taken[1])
 
 
@@ -182,8 +182,8 @@ def test_an_order_that_cannot_be_taken_is_refused(settings: Settings, monkeypatc
 def test_an_order_that_cannot_be_prepared_is_refused(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(preparation, "prepare", no_space)
     monkeypatch.setattr(preparation.threading, "Thread", AtOnce)
-    found: list[RunOrder | Refused] = []
-    preparation.prepare_aside(settings, read_order(message(), "a", DEVICES), found.append)
+    found: list[RunCommand | Refused] = []
+    preparation.prepare_aside(settings, read_command(message(), "a", DEVICES), found.append)
     assert str(found[0]) == "Worker a cannot prepare the run: [Errno 28] No space left on device"
 
 

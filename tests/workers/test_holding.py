@@ -17,7 +17,7 @@ from workers.contract import STOP_LIMIT_S
 from workers.folder import Folder
 from workers.forking import Forking
 from workers.relay import Relay
-from workers.run_orders import read_order
+from workers.run_commands import read_command
 from workers.settings import Settings
 from workers.supervisor import LATE_S, Supervisor
 from workers.wire import Publisher
@@ -40,8 +40,8 @@ class Recording(Forking):
     def keep_up(self) -> None:
         """Starts no server."""
 
-    def start(self, order: Any) -> bool:
-        self.started.append(order["attempt"])
+    def start(self, command: Any) -> bool:
+        self.started.append(command["attempt"])
         return True
 
 
@@ -60,11 +60,11 @@ def supervisor(tmp_path: Path, server: Recording) -> Supervisor:
 
 
 def accept(supervisor: Supervisor, raw: dict[str, Any]) -> Attempt:
-    order = read_order(raw, "a", DEVICES)
-    folder = Folder.claim(supervisor._settings.attempts, order.attempt)
+    command = read_command(raw, "a", DEVICES)
+    folder = Folder.claim(supervisor._settings.attempts, command.attempt)
     assert folder is not None
-    supervisor._accepted(folder, order)
-    return supervisor._live[order.attempt]
+    supervisor._accepted(folder, command)
+    return supervisor._live[command.attempt]
 
 
 def on(attempt: int, *devices: int) -> dict[str, Any]:
@@ -121,7 +121,7 @@ def test_ranks_that_wait_for_those_of_a_busy_host_go_on(
     controller ends nothing."""
     clock = Clock(monkeypatch)
     attempt = accept(supervisor, over_two())
-    attempt.meta.processes = dict.fromkeys(attempt.order.ranks, GONE)
+    attempt.meta.processes = dict.fromkeys(attempt.command.ranks, GONE)
     Progress(attempt.folder.path, 0).at(-1, "connecting")
     clock.passed = 500
     supervisor._watch_progress(attempt, watched=500)
@@ -131,7 +131,7 @@ def test_ranks_that_wait_for_those_of_a_busy_host_go_on(
 def test_ranks_on_one_host_that_do_not_move_are_ended(supervisor: Supervisor, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock(monkeypatch)
     attempt = accept(supervisor, on(5, 0, 1))
-    attempt.meta.processes = dict.fromkeys(attempt.order.ranks, GONE)
+    attempt.meta.processes = dict.fromkeys(attempt.command.ranks, GONE)
     clock.passed = 500
     supervisor._watch_progress(attempt, watched=500)
     assert attempt.meta.stop == "no_progress"

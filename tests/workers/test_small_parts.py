@@ -20,7 +20,7 @@ from workers.devices import Devices, core_names, cpu_name
 from workers.disk import Disk
 from workers.folder import KEEP_S, Folder, Meta, unsettled
 from workers.relay import Relay
-from workers.run_orders import Refused, attempt_number, read_order, with_beginning
+from workers.run_commands import Refused, attempt_number, read_command, with_beginning
 from workers.settings import Settings
 from workers.supervisor import Supervisor
 from workers.wire import Publisher
@@ -94,8 +94,8 @@ def test_old_folders_are_removed(tmp_path: Path) -> None:
 
 
 def test_an_order_knows_its_ranks() -> None:
-    order = read_order(message(), "a", DEVICES)
-    assert (order.attempt, order.ranks, order.alone, order.opens_store) == (5, [0, 1], True, True)
+    command = read_command(message(), "a", DEVICES)
+    assert (command.attempt, command.ranks, command.alone, command.opens_store) == (5, [0, 1], True, True)
 
 
 @pytest.mark.parametrize("raw", [None, [], {}, {"attempt": "5"}, {"attempt": True}, {"attempt": 0}])
@@ -116,7 +116,7 @@ def test_a_message_without_a_number_is_refused(raw: Any) -> None:
 )
 def test_what_does_not_fit_is_refused(changes: dict[str, Any], reason: str) -> None:
     with pytest.raises(Refused, match=reason):
-        read_order(message(**changes), "a", DEVICES)
+        read_command(message(**changes), "a", DEVICES)
 
 
 # Devices
@@ -229,22 +229,22 @@ def over_two(**changes: Any) -> dict[str, Any]:
 @pytest.mark.parametrize("key", ["task", "wish"])  # messages of an earlier version have it as wish
 def test_links_are_timed_between_two_hosts_with_as_many_devices(key: str) -> None:
     task = {"links": ["a", "b"]}
-    order = read_order(over_two(**{key: task}), "b", DEVICES)
-    assert order.links and order.request is None
+    command = read_command(over_two(**{key: task}), "b", DEVICES)
+    assert command.links and command.request is None
     with pytest.raises(Refused, match="between two hosts with as many devices each; the message gives \\[2\\]"):
-        read_order(message(**{key: task}), "a", DEVICES)
+        read_command(message(**{key: task}), "a", DEVICES)
 
 
 def test_ranks_on_several_hosts_save_where_all_of_them_can(tmp_path: Path) -> None:
     alone = Settings("b", "unix://x", tmp_path, tmp_path)
-    order = read_order(over_two(), "b", DEVICES)
-    assert (order.ranks, order.opens_store, order.alone) == ([1], False, False)
-    assert with_beginning(order, alone).beginning is None
-    resuming = read_order(over_two(resume={"run": 1, "step": 4}), "b", DEVICES)
+    command = read_command(over_two(), "b", DEVICES)
+    assert (command.ranks, command.opens_store, command.alone) == ([1], False, False)
+    assert with_beginning(command, alone).beginning is None
+    resuming = read_command(over_two(resume={"run": 1, "step": 4}), "b", DEVICES)
     with pytest.raises(Refused, match="folder that all of them share"):
         with_beginning(resuming, alone)
     shared = Settings("b", "unix://x", tmp_path, tmp_path, shared_checkpoints=tmp_path / "shared")
-    beginning = with_beginning(order, shared).beginning
+    beginning = with_beginning(command, shared).beginning
     assert beginning is not None and beginning.folder == tmp_path / "shared" / "1"
 
 
@@ -254,10 +254,10 @@ def test_nothing_is_saved_where_one_of_the_hosts_does_not_share_the_folder(tmp_p
     for node, shares in zip(mixed["nodes"], (True, False), strict=True):
         node["shares"] = shares
     sharing = Settings("a", "unix://x", tmp_path, tmp_path, shared_checkpoints=tmp_path / "shared")
-    assert with_beginning(read_order(mixed, "a", DEVICES), sharing).beginning is None
-    assert with_beginning(read_order(mixed, "b", DEVICES), Settings("b", "x", tmp_path, tmp_path)).beginning is None
+    assert with_beginning(read_command(mixed, "a", DEVICES), sharing).beginning is None
+    assert with_beginning(read_command(mixed, "b", DEVICES), Settings("b", "x", tmp_path, tmp_path)).beginning is None
     mixed["nodes"][1]["shares"] = True
-    assert with_beginning(read_order(mixed, "a", DEVICES), sharing).beginning is not None
+    assert with_beginning(read_command(mixed, "a", DEVICES), sharing).beginning is not None
 
 
 def test_a_host_waits_for_the_store_as_long_as_the_controller_does(tmp_path: Path) -> None:
@@ -266,17 +266,17 @@ def test_a_host_waits_for_the_store_as_long_as_the_controller_does(tmp_path: Pat
     """
     settings = Settings("b", f"unix://{tmp_path}/nobody", tmp_path, tmp_path)
     supervisor = Supervisor(settings, Relay(Publisher(settings)), lambda: DEVICES, Calibration(tmp_path, "cpu"))
-    order = read_order(over_two(), "b", DEVICES)
-    folder = Folder.claim(settings.attempts, order.attempt)
+    command = read_command(over_two(), "b", DEVICES)
+    folder = Folder.claim(settings.attempts, command.attempt)
     assert folder is not None
     with pytest.MonkeyPatch.context() as patch:
-        supervisor._accepted(folder, order)
+        supervisor._accepted(folder, command)
         later = time.monotonic() + 10 * START_LIMIT_S
         patch.setattr(time, "monotonic", lambda: later)
-        supervisor._launch_if_ready(supervisor._live[order.attempt])
-    assert not supervisor._live[order.attempt].meta.stop
-    supervisor._control({"kind": "store", "attempt": order.attempt, "host": "a", "port": 4711})
-    assert supervisor._live[order.attempt].ready()
+        supervisor._launch_if_ready(supervisor._live[command.attempt])
+    assert not supervisor._live[command.attempt].meta.stop
+    supervisor._control({"kind": "store", "attempt": command.attempt, "host": "a", "port": 4711})
+    assert supervisor._live[command.attempt].ready()
 
 
 def test_that_ranks_run_is_told_again_when_it_is_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -284,13 +284,13 @@ def test_that_ranks_run_is_told_again_when_it_is_asked_for(tmp_path: Path, monke
     settings = Settings("a", f"unix://{tmp_path}/nobody", tmp_path, tmp_path)
     relay, told = Relay(Publisher(settings)), list[tuple[str, str]]()
     supervisor = Supervisor(settings, relay, lambda: DEVICES, Calibration(tmp_path, "cpu"))
-    order = read_order(over_two(), "a", DEVICES)
-    folder = Folder.claim(settings.attempts, order.attempt)
+    command = read_command(over_two(), "a", DEVICES)
+    folder = Folder.claim(settings.attempts, command.attempt)
     assert folder is not None
-    supervisor._accepted(folder, order)
+    supervisor._accepted(folder, command)
     monkeypatch.setattr(relay, "tell", lambda kind, body: told.append((kind, body["state"])))
-    for ranks in (order.ranks[:0], order.ranks):
+    for ranks in (command.ranks[:0], command.ranks):
         for rank in ranks:
-            supervisor._live[order.attempt].record(rank, (1, 1))
-        supervisor._control({"kind": "up", "attempt": order.attempt})
+            supervisor._live[command.attempt].record(rank, (1, 1))
+        supervisor._control({"kind": "up", "attempt": command.attempt})
     assert told == [("attempt", "running")]

@@ -25,7 +25,7 @@ from workers.attempt import Attempt
 from workers.contract import AttemptBody
 from workers.folder import Folder, Meta
 from workers.relay import Relay
-from workers.run_orders import read_order
+from workers.run_commands import read_command
 from workers.settings import Settings
 from workers.wire import Publisher
 
@@ -369,9 +369,9 @@ def test_bytes_that_are_no_records_stay(tmp_path: Path) -> None:
 
 def test_ranks_are_told_how_large_their_segments_are(tmp_path: Path) -> None:
     settings = Settings.from_env({"TRAINYARD_WORKER_NAME": "a", "TRAINYARD_SPOOL_BYTES": str(8 << 20)})
-    folder, order = Folder.claim(tmp_path, 5), read_order(message(), "a", DEVICES)
+    folder, command = Folder.claim(tmp_path, 5), read_command(message(), "a", DEVICES)
     assert folder
-    assert Attempt(folder, Meta(), order).start_order(settings)["segment"] == segment_bytes(8 << 20, 2) == 512 << 10
+    assert Attempt(folder, Meta(), command).start_command(settings)["segment"] == segment_bytes(8 << 20, 2) == 512 << 10
 
 
 @pytest.mark.parametrize(

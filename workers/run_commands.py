@@ -25,7 +25,7 @@ class Refused(ValueError):
 
 
 @dataclass(frozen=True)
-class RunOrder:
+class RunCommand:
     """This worker's share of an attempt."""
 
     message: StartMessage
@@ -81,9 +81,9 @@ def attempt_number(raw: Any) -> int:
     return number
 
 
-def read_order(raw: Any, worker: str, devices: Sequence[Device]) -> RunOrder:
-    """The order in a message. Raises Refused if it is not a StartMessage, its spec is invalid, or it does not fit this
-    host."""
+def read_command(raw: Any, worker: str, devices: Sequence[Device]) -> RunCommand:
+    """The command in a message. Raises Refused if it is not a StartMessage, its spec is invalid, or it does not fit
+    this host."""
     try:
         message = _MESSAGE.validate_python(_renamed(raw))
     except ValidationError as error:
@@ -96,25 +96,25 @@ def read_order(raw: Any, worker: str, devices: Sequence[Device]) -> RunOrder:
     if len(mine) != 1:
         raise Refused(f"The attempt was not placed on worker {worker}.")
     links = "links" in (message.get("task") or {})
-    order = RunOrder(message, spec, mine[0], request=None if links else _request(message, spec), links=links)
+    command = RunCommand(message, spec, mine[0], request=None if links else _request(message, spec), links=links)
     if links:
         _check_pair(message)
-    _check_ranks(order)
-    _check_devices(order, devices)
-    return order
+    _check_ranks(command)
+    _check_devices(command, devices)
+    return command
 
 
-def with_beginning(order: RunOrder, settings: Settings, look: Callable[[Path], Manifest] = read) -> RunOrder:
-    """Adds where the order begins; `look` reads checkpoints of its own run (see `begin`).
+def with_beginning(command: RunCommand, settings: Settings, look: Callable[[Path], Manifest] = read) -> RunCommand:
+    """Adds where the command begins; `look` reads checkpoints of its own run (see `begin`).
 
     Raises Refused if the named checkpoint is not available here.
     """
-    if not order.alone and (settings.shared_checkpoints is None or not order.shares):
-        if order.message.get("resume"):
+    if not command.alone and (settings.shared_checkpoints is None or not command.shares):
+        if command.message.get("resume"):
             raise Refused("A checkpoint is read by one host, or from a folder that all of them share; here is neither.")
-        return order
+        return command
     try:
-        return replace(order, beginning=begin(settings, order.message, order.spec, order.opens_store, look))
+        return replace(command, beginning=begin(settings, command.message, command.spec, command.opens_store, look))
     except CheckpointError as error:
         raise Refused(str(error)) from error
 
@@ -145,21 +145,21 @@ def _check_pair(message: StartMessage) -> None:
         raise Refused(f"Links are timed between two hosts with as many devices each; the message gives {given}.")
 
 
-def _check_ranks(order: RunOrder) -> None:
+def _check_ranks(command: RunCommand) -> None:
     covered = sorted(
         rank
-        for node in order.message["nodes"]
+        for node in command.message["nodes"]
         for rank in range(node["first_rank"], node["first_rank"] + len(node["devices"]))
     )
-    if covered != list(range(order.spec.parallel.world)):
-        raise Refused(f"The run has {order.spec.parallel.world} ranks, but devices were given for ranks {covered}.")
+    if covered != list(range(command.spec.parallel.world)):
+        raise Refused(f"The run has {command.spec.parallel.world} ranks, but devices were given for ranks {covered}.")
 
 
-def _check_devices(order: RunOrder, devices: Sequence[Device]) -> None:
-    kind, wanted = order.spec.train.device, order.node["devices"]
+def _check_devices(command: RunCommand, devices: Sequence[Device]) -> None:
+    kind, wanted = command.spec.train.device, command.node["devices"]
     there = {device["index"] for device in devices if device["kind"] == kind}
     if missing := sorted(set(wanted) - there):
-        raise Refused(f"Worker {order.node['worker']} has no {kind} device {missing[0]}; it has {sorted(there)}.")
+        raise Refused(f"Worker {command.node['worker']} has no {kind} device {missing[0]}; it has {sorted(there)}.")
     if len(set(wanted)) != len(wanted):
         raise Refused(f"Two ranks were given the same device: {wanted}.")
 
