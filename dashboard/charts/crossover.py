@@ -12,7 +12,7 @@ from dashboard.charts import theme
 from dashboard.charts.chart import Chart
 from dashboard.charts.theme import line_of, var
 from parallel_core.analysis.quantities import count_text, significant
-from parallel_core.plan.crossover import Along, Case, flip
+from parallel_core.plan.crossover import Along, CrossoverCase, flip
 
 POINTS = 61
 CLOSE = 0.08
@@ -23,7 +23,7 @@ WORDS: dict[Along, tuple[str, str, float]] = {
     "bandwidth": ("link", "link bandwidth, GB/s", 1e9),
     "micro_batches": ("micro-batches", "micro-batches of a step", 1.0),
 }
-"""Along -> (word, axis title, size of the axis's unit in the unit of `Case`)."""
+"""Along -> (word, axis title, size of the axis's unit in the unit of `CrossoverCase`)."""
 
 
 class Dot(NamedTuple):
@@ -35,7 +35,7 @@ class Dot(NamedTuple):
     speedup: float
 
 
-def chart(case: Case, along: Along, dots: Sequence[Dot]) -> Chart:
+def chart(case: CrossoverCase, along: Along, dots: Sequence[Dot]) -> Chart:
     """Covers a factor of 16 below and above the case's own value."""
     _, axis, unit = WORDS[along]
     middle = float(getattr(case, along))
@@ -70,7 +70,7 @@ def _layout(axis: str, x: np.ndarray, highest: float) -> dict[str, Any]:
     return layout | {"meta": {"narrow": {"xaxis": theme.narrow_log_axis(layout["xaxis"])}}}
 
 
-def title(case: Case, along: Along) -> str:
+def title(case: CrossoverCase, along: Along) -> str:
     """Says where the faster strategy changes, or which one is faster throughout."""
     ahead = "TP" if case.tensor() > case.pipeline() else "PP"
     turn = flip(case, along)

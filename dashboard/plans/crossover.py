@@ -15,7 +15,7 @@ from dashboard.fields import Form, Number, WholeNumber
 from dashboard.plans.views import answered, framed
 from dashboard.runs.models import Run, State
 from parallel_core.analysis.quantities import count_text, significant
-from parallel_core.plan.crossover import RANGES, Along, Case, limits
+from parallel_core.plan.crossover import RANGES, Along, CrossoverCase, limits
 from parallel_core.plan.strategy import family
 from parallel_core.spec import RunSpec
 
@@ -49,7 +49,7 @@ class CrossoverForm(Form):
         "bandwidth": 25,
         "alpha": 10,
     }
-    case: Case
+    case: CrossoverCase
 
     def __init__(self, given: dict[str, Any]) -> None:
         super().__init__({**self.DEFAULTS, **given}, auto_id="f-%s", use_required_attribute=False)
@@ -61,7 +61,7 @@ class CrossoverForm(Form):
         if self.errors:
             return values
         units = {"flops": FLOPS, "bandwidth": BANDWIDTH, "alpha": ALPHA}
-        self.case = Case(**{name: value * units.get(name, 1) for name, value in values.items()})
+        self.case = CrossoverCase(**{name: value * units.get(name, 1) for name, value in values.items()})
         for field, message in self.case.problems().items():
             self.add_error(field, message)
         return values
@@ -83,7 +83,7 @@ def page(request: HttpRequest) -> HttpResponse:
     return answered(request, "crossover", context)
 
 
-def sentences(case: Case) -> list[str]:
+def sentences(case: CrossoverCase) -> list[str]:
     """Which strategy is faster here and by how much, and where that changes."""
     both = {"TP": case.tensor(), "PP": case.pipeline()}
     fast, slow = sorted(both, key=lambda name: -both[name])
@@ -95,7 +95,7 @@ def sentences(case: Case) -> list[str]:
     return [first, "; ".join(flips) + "."]
 
 
-def dots(case: Case, along: Along) -> list[Dot]:
+def dots(case: CrossoverCase, along: Along) -> list[Dot]:
     """Runs of the yard that use only tensor or only pipeline parallelism, with their speedup over the run on one
     device.
 
@@ -134,7 +134,7 @@ def _plain(spec: RunSpec) -> bool:
     return split.recompute == "none" and not split.sequence and (split.pp == 1 or split.schedule in ("1f1b", "gpipe"))
 
 
-def _like(spec: RunSpec, case: Case, along: Along) -> bool:
+def _like(spec: RunSpec, case: CrossoverCase, along: Along) -> bool:
     """Whether a run equals the case in all but `along`."""
     model, split = spec.model, spec.parallel
     same = split.world == case.devices and spec.train.global_batch == case.batch

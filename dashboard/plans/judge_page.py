@@ -17,7 +17,7 @@ from parallel_core.plan.cluster.verdict import Judged, judge, time_sentence
 
 
 @dataclass(frozen=True)
-class Case:
+class JudgedSetup:
     """One set-up, judged. `fixed` = address of Judge with its cheapest change, `planned` = query for Planner."""
 
     letter: str
@@ -42,7 +42,7 @@ class Case:
         return time_sentence(self.setup.job, self.setup.cluster, self.judged) if self.judged.fits else ""
 
 
-def cases(forms: list[JudgeForm]) -> list[Case]:
+def cases(forms: list[JudgeForm]) -> list[JudgedSetup]:
     """Judges the set-ups of valid forms."""
     out = []
     for form in forms:
@@ -50,11 +50,13 @@ def cases(forms: list[JudgeForm]) -> list[Case]:
         mended = {f"{form.prefix}-plan": judged.fix.plan.label()} if judged.fix else {}
         own = {name: form[name].value() for name in form.fields}
         planned = urlencode({name: value for name, value in own.items() if value not in (None, "")})
-        out.append(Case(form.letter, form.setup, judged, f"?{query(forms, **mended)}" if mended else "", planned))
+        out.append(
+            JudgedSetup(form.letter, form.setup, judged, f"?{query(forms, **mended)}" if mended else "", planned)
+        )
     return out
 
 
-def verdict(found: list[Case]) -> list[str]:
+def verdict(found: list[JudgedSetup]) -> list[str]:
     """The set-ups that work first, and which of several is fastest; then why the others cannot."""
     works = sorted((case for case in found if case.judged.fits), key=lambda case: -case.rate)
     out = [f"{case.letter} works: {case.judged.room}." for case in works]
@@ -72,7 +74,7 @@ def verdict(found: list[Case]) -> list[str]:
     return out
 
 
-def bars(found: list[Case]) -> Chart:
+def bars(found: list[JudgedSetup]) -> Chart:
     """Bytes on the fullest rank of each set-up."""
     rows = [(f"{case.letter}: {case.judged.plan.label()}", case.judged.parts) for case in found]
     limits = [case.judged.capacity for case in found]
@@ -89,17 +91,17 @@ class Common:
     rows: list[tuple[str, Shared]]
 
 
-def several_clusters(found: list[Case]) -> list[Case]:
+def several_clusters(found: list[JudgedSetup]) -> list[JudgedSetup]:
     """The set-ups that train the first one's job, one for each different cluster; [] unless there are at least two."""
     first = found[0].setup.job
-    out: dict[object, Case] = {}
+    out: dict[object, JudgedSetup] = {}
     for case in found:
         if case.setup.job == first:
             out.setdefault(case.setup.cluster, case)
     return list(out.values()) if len(out) > 1 else []
 
 
-def common(found: list[Case]) -> Common | None:
+def common(found: list[JudgedSetup]) -> Common | None:
     """The plan whose largest price is lowest; None if the set-ups have only one cluster."""
     same = several_clusters(found)
     if not same:
@@ -115,7 +117,7 @@ def common(found: list[Case]) -> Common | None:
     return Common(text, list(zip(letters, made, strict=True)))
 
 
-def _space(found: list[Case]) -> Space:
+def _space(found: list[JudgedSetup]) -> Space:
     """The Planner's default search space, with the precisions, bytes a parameter and offload of these plans."""
     plans = [case.judged.plan for case in found]
     return Space(
@@ -133,7 +135,7 @@ def _listed(letters: list[str]) -> str:
     return f"{', '.join(letters[:-1])} and {letters[-1]}"
 
 
-def facts(case: Case) -> list[tuple[str, str]]:
+def facts(case: JudgedSetup) -> list[tuple[str, str]]:
     """(name, value) of each line on a set-up's card."""
     job, cluster = case.setup
     rows: list[tuple[str, Any]] = [

@@ -24,7 +24,7 @@ from parallel_core.plan.cluster import search
 from parallel_core.plan.cluster.advice import Advice, advise
 from parallel_core.plan.cluster.pure_strategies import pure_strategies
 from parallel_core.plan.cluster.rules import Reason
-from parallel_core.plan.cluster.search import Found
+from parallel_core.plan.cluster.search import SearchResult
 from parallel_core.plan.cluster.verdict import Judged, judge, none_fits, utilisation
 
 RANKED = 12
@@ -37,7 +37,7 @@ class View:
 
     form: PlannerForm
     setup: Setup
-    found: Found
+    found: SearchResult
     judged: Judged | None
     advice: Advice | None
 

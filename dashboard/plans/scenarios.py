@@ -121,7 +121,7 @@ def cards() -> list[Card]:
     return out
 
 
-def _named(case: judge_page.Case, with_cluster: bool) -> str:
+def _named(case: judge_page.JudgedSetup, with_cluster: bool) -> str:
     """The plan, and the cluster if the set-ups have different ones."""
     cluster = case.setup.cluster
     where = f" on {cluster.devices} x {cluster.device.name}" if with_cluster else ""

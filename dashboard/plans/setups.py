@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from parallel_core.plan.cluster.hardware import GIB, Cluster, clusters
 from parallel_core.plan.cluster.job import Job
 from parallel_core.plan.cluster.model import Transformer, presets
-from parallel_core.plan.cluster.search import Found, Space, search
+from parallel_core.plan.cluster.search import SearchResult, Space, search
 
 SIZES = ("hidden", "layers", "heads", "kv_heads", "ffn", "vocab", "seq")
 """Fields of a model that a form may replace."""
@@ -49,6 +49,6 @@ def cluster_of(values: Mapping[str, Any]) -> Cluster:
 
 
 @lru_cache(maxsize=6)
-def searched(job: Job, cluster: Cluster, space: Space) -> Found:
+def searched(job: Job, cluster: Cluster, space: Space) -> SearchResult:
     """The result of a search; cached because a page requests its parts one by one."""
     return search(job, cluster, space)

@@ -13,7 +13,7 @@ from dashboard.schedules import searched
 from dashboard.schedules.words import EARLY_ONES, LABELS
 from parallel_core.pipeline_rules import check_pipeline
 from parallel_core.plan.orders.problem import OrderError
-from parallel_core.plan.orders.search import Found
+from parallel_core.plan.orders.search import FoundOrder
 from parallel_core.schedule import names
 from parallel_core.schedule.traits import TRAITS
 from parallel_core.simulate import typed_stages
@@ -54,7 +54,7 @@ class ScheduleForm(Form):
     """Fields outside the grid of short ones."""
 
     previews: list[SchedulePreview]
-    found: list[Found]
+    found: list[FoundOrder]
     """The results for those schedules that were searched for."""
 
     def __init__(self, given: dict[str, Any]) -> None:

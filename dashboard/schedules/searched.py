@@ -11,7 +11,7 @@ from urllib.parse import urlencode
 from django.urls import reverse
 
 from parallel_core.plan.orders.problem import Problem
-from parallel_core.plan.orders.search import Found, find
+from parallel_core.plan.orders.search import FoundOrder, find
 from parallel_core.schedule.ir import Kind, Schedule
 from parallel_core.schedule.table import to_csv
 from parallel_core.schedule.traits import CUSTOM, Shape
@@ -28,7 +28,7 @@ MOST_ADDRESS = 3_000
 """The most characters of a program in a query."""
 
 
-def search(name: str, asked: dict[str, Any]) -> Found:
+def search(name: str, asked: dict[str, Any]) -> FoundOrder:
     """Searches for an order. `asked` = the form's values. Raises OrderError."""
     if asked["stages"]:
         return find(_of_stages(asked["stages"], asked), EFFORT)
@@ -49,7 +49,7 @@ def _of_stages(stages: Sequence[Stage], asked: dict[str, Any]) -> Problem:
     return Problem(asked["m"], tuple(range(count)), forward, grad, weight, whole, message, same, same, limit)
 
 
-def schedule_of(name: str, found: Found) -> Schedule:
+def schedule_of(name: str, found: FoundOrder) -> Schedule:
     return replace(found.schedule, name=name)
 
 

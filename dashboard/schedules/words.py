@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from dashboard.runs.choice_labels import CHOICE_LABELS
 from parallel_core.analysis.quantities import percent_text, significant
-from parallel_core.plan.orders.search import Found
+from parallel_core.plan.orders.search import FoundOrder
 from parallel_core.schedule.traits import takes_early_gradients
 from parallel_core.simulate.schedule_preview import EARLY, UNIT, SchedulePreview
 from parallel_core.simulate.typed_stages import Stage
@@ -47,7 +47,7 @@ def comparison(found: Sequence[SchedulePreview]) -> str:
     return f"{_length(a, b)} {_memory(a, b)}"
 
 
-def proof(found: Found) -> str:
+def proof(found: FoundOrder) -> str:
     """How close an order that was searched for is to the shortest possible one."""
     if found.length <= found.bound:
         return f"Proven: no order {found.laid} within this limit is shorter than the one found."

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from parallel_core.analysis.sweep import NOBODY, Pieces, sweep
+from parallel_core.analysis.sweep import NO_OWNER, Pieces, sweep
 
 Floats = NDArray[np.float64]
 
@@ -44,7 +44,7 @@ def bins(layers: Sequence[Pieces], edges: Floats) -> Bins:
     reached = np.zeros((len(layers) + 1, len(edges)))
     for i, owned in enumerate(found.owned()):
         if owned:
-            mine = found.owner == (i if i < len(layers) else NOBODY)
+            mine = found.owner == (i if i < len(layers) else NO_OWNER)
             lengths = np.where(mine, found.lengths, 0)
             reached[i] = (np.cumsum(lengths) - lengths)[at] + np.where(mine[at], within, 0)
     return Bins(edges, reached)

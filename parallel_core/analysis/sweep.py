@@ -15,7 +15,7 @@ Times = NDArray[np.int64]
 Pieces = tuple[Times, Times]
 """Starts and ends of intervals, any order, overlaps allowed."""
 
-NOBODY = -1
+NO_OWNER = -1
 """Owner of an instant that no interval covers."""
 
 
@@ -25,7 +25,7 @@ class Segments(NamedTuple):
     starts: Times
     lengths: Times
     owner: NDArray[np.int8]
-    """Index of the first layer that covers the segment, or NOBODY."""
+    """Index of the first layer that covers the segment, or NO_OWNER."""
     active: NDArray[np.bool_]
     """(layers, n): whether the layer covers the segment at all."""
 
@@ -36,7 +36,7 @@ class Segments(NamedTuple):
     def owned(self) -> list[int]:
         """Nanoseconds of each layer, then of no layer; exact: float64 holds whole numbers up to 2^53, i.e. 104 days."""
         layers = len(self.active)
-        sums = np.bincount(self.owner + np.int8(1), weights=self.lengths, minlength=layers + 1)  # NOBODY first
+        sums = np.bincount(self.owner + np.int8(1), weights=self.lengths, minlength=layers + 1)  # NO_OWNER first
         return [int(ns) for ns in (*sums[1:], sums[0])]
 
     def owned_by(self, layers: Iterable[int]) -> NDArray[np.bool_]:
@@ -57,7 +57,7 @@ def sweep(layers: Sequence[Pieces], window: tuple[int, int], cuts: Iterable[int]
     place = np.empty(len(order), np.int64)
     place[order] = np.arange(len(order))
     active = np.zeros((len(layers), len(points) - 1), np.bool_)
-    owner = np.full(len(points) - 1, NOBODY, np.int8)
+    owner = np.full(len(points) - 1, NO_OWNER, np.int8)
     at = len(marks)
     for i, (starts, _) in enumerate(clipped):
         if not len(starts):
@@ -67,6 +67,6 @@ def sweep(layers: Sequence[Pieces], window: tuple[int, int], cuts: Iterable[int]
         change[place[at + len(starts) : at + 2 * len(starts)]] = -1
         at += 2 * len(starts)
         np.greater(np.cumsum(change, dtype=np.int32)[:-1], 0, out=active[i])
-        owner[active[i] & (owner == NOBODY)] = i
+        owner[active[i] & (owner == NO_OWNER)] = i
     points = points[order]
     return Segments(points[:-1], np.diff(points), owner, active)

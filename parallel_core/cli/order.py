@@ -15,7 +15,7 @@ from parallel_core.cli.numbers import above, target, whole
 
 if TYPE_CHECKING:
     from parallel_core.plan.orders.measured import Ordered
-    from parallel_core.plan.orders.search import Found
+    from parallel_core.plan.orders.search import FoundOrder
     from parallel_core.spec import RunSpec
 
 MOST_SEARCHED = 32_768
@@ -116,7 +116,7 @@ def _line(row: Ordered) -> str:
     return f"{seconds_text(row.seconds):>10}  {bytes_text(row.memory):>9}  {row.name}{proof}"
 
 
-def _proof(found: Found) -> str:
+def _proof(found: FoundOrder) -> str:
     if found.length <= found.bound:
         return f"proven: no order {found.laid} is shorter"
     return f"at most {percent_text(found.gap)} from the shortest"

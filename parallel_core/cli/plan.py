@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from parallel_core.plan.cluster.hardware import Cluster
     from parallel_core.plan.cluster.job import Job
     from parallel_core.plan.cluster.model import Transformer
-    from parallel_core.plan.cluster.search import Found
+    from parallel_core.plan.cluster.search import SearchResult
 
 
 def add(commands: Subparsers) -> None:
@@ -75,7 +75,7 @@ def run(options: argparse.Namespace) -> int:
     return 0 if found.timed else 1
 
 
-def _print(job: Job, cluster: Cluster, found: Found, options: argparse.Namespace) -> None:
+def _print(job: Job, cluster: Cluster, found: SearchResult, options: argparse.Namespace) -> None:
     from parallel_core.plan.cluster.advice import advise
     from parallel_core.plan.cluster.exported import rows
     from parallel_core.plan.cluster.questions import QUESTIONS, ask

@@ -73,7 +73,7 @@ class Generator:
         groups: Groups,
         device: Device,
         path: Path,
-        tell: Callable[[], None] = storage.nobody,
+        tell: Callable[[], None] = storage.no_progress,
     ) -> None:
         """`tell` is called repeatedly while the checkpoint is read."""
         self.spec, self._device = spec, device

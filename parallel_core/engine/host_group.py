@@ -22,7 +22,7 @@ from torch import Tensor
 
 from parallel_core.engine import host_memory
 from parallel_core.engine.host_memory import Counter
-from parallel_core.engine.host_peers import NOBODY, Peers
+from parallel_core.engine.host_peers import NO_PEERS, Peers
 
 HALF = 1 << 22
 """Largest piece in bytes: half a slot."""
@@ -69,7 +69,7 @@ class _Piece(NamedTuple):
 class HostGroup:
     """Rank `rank` of `size` ranks that share `memory`; `peers` watches the processes of the others."""
 
-    def __init__(self, memory: mmap.mmap, rank: int, size: int, peers: Peers = NOBODY) -> None:
+    def __init__(self, memory: mmap.mmap, rank: int, size: int, peers: Peers = NO_PEERS) -> None:
         self.rank, self.size, self._peers = rank, size, peers
         self._counters = [[Counter(memory, _LINE * (2 * r + k)) for k in (0, 1)] for r in range(size)]
         whole = torch.frombuffer(memory, dtype=torch.uint8, offset=_head(size))

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from parallel_core.engine import host_group, host_memory
 from parallel_core.engine.host_memory import Counter
-from parallel_core.engine.host_peers import NOBODY, Peers
+from parallel_core.engine.host_peers import NO_PEERS, Peers
 from parallel_core.schedule.ways import LinkKind
 
 SLOTS = 256
@@ -64,7 +64,7 @@ class ChannelLayout(NamedTuple):
 class Channel:
     """One end of the messages from one rank to another, of at most `layout.size` bytes each."""
 
-    def __init__(self, memory: mmap.mmap, layout: ChannelLayout, peers: Peers = NOBODY) -> None:
+    def __init__(self, memory: mmap.mmap, layout: ChannelLayout, peers: Peers = NO_PEERS) -> None:
         self._posted, self._freed, self._peers = Counter(memory, 0), Counter(memory, _LINE), peers
         self._count = layout.slots
         numbers = np.frombuffer(memory, np.int32, 2 * layout.slots, 2 * _LINE)
@@ -132,7 +132,7 @@ class Awaited:
 class HostLinks:
     """The messages of one kind between global rank `rank` and others of its host, through channels of `layout`."""
 
-    def __init__(self, name: str, rank: int, store: dist.Store, peers: Peers = NOBODY) -> None:
+    def __init__(self, name: str, rank: int, store: dist.Store, peers: Peers = NO_PEERS) -> None:
         self._name, self._rank, self._store, self._peers = name, rank, store, peers
         self.layout = ChannelLayout(0)
         """Must be set before the first message, to the same value on all ranks."""

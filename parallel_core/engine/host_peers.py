@@ -46,4 +46,4 @@ def _close(files: tuple[int, ...]) -> None:
             os.close(file)
 
 
-NOBODY = Peers({})
+NO_PEERS = Peers({})

@@ -51,7 +51,7 @@ class _LoadPlanner(default_planner.DefaultLoadPlanner):
         raise CheckpointError(f"{read_item.dest_index.fqn} is no tensor")
 
 
-def nobody() -> None:
+def no_progress() -> None:
     """The default progress callback: does nothing."""
 
 
@@ -60,7 +60,7 @@ FLUSH_BYTES = 64 * 2**20
 any progress: minutes with a slow disk."""
 
 
-def write(shares: Mapping[str, Share], file: Path, tell: Callable[[], None] = nobody) -> dict[str, Any]:
+def write(shares: Mapping[str, Share], file: Path, tell: Callable[[], None] = no_progress) -> dict[str, Any]:
     """Writes every box of `shares` to `file`, with fsync; returns this rank's part of the manifest (see
     folder.write_part).
 
@@ -111,7 +111,7 @@ def _append(out: BinaryIO, at: int, data: memoryview, tell: Callable[[], None]) 
     return digest.hexdigest()
 
 
-def load(shares: Mapping[str, Share], folder: Path, manifest: Manifest, tell: Callable[[], None] = nobody) -> None:
+def load(shares: Mapping[str, Share], folder: Path, manifest: Manifest, tell: Callable[[], None] = no_progress) -> None:
     """Fills the memory of `shares` from the checkpoint in `folder`, under whatever layout it was written.
 
     `tell` is called once per saved piece. Raises CheckpointError where a tensor is missing, has another shape or

@@ -28,7 +28,7 @@ _HALVINGS = 60
 
 
 @dataclass(frozen=True, slots=True)
-class Case:
+class CrossoverCase:
     """`batch` sequences of `seq` tokens a step, in `micro_batches`; `bandwidth` in bytes/s one way, `alpha` in seconds,
     `element`: bytes of an activation's element."""
 
@@ -78,13 +78,13 @@ class Case:
         message = self.alpha + self.size / self.bandwidth
         return self.single() / (self.single() / n * (m + n - 1) / m + 2 * (n - 1) * message)
 
-    def at(self, along: Along, value: float) -> Case:
+    def at(self, along: Along, value: float) -> CrossoverCase:
         """The same case with another value of the measure `along`."""
         changed: dict[str, Any] = {along: value}
         return replace(self, **changed)
 
 
-def flip(case: Case, along: Along) -> float | None:
+def flip(case: CrossoverCase, along: Along) -> float | None:
     """The value of one measure, all else held constant, at which the faster of the two changes; None where it never
     does.
 
@@ -101,7 +101,7 @@ def flip(case: Case, along: Along) -> float | None:
     return sqrt(low * high)
 
 
-def _ahead(case: Case, along: Along, value: float) -> bool:
+def _ahead(case: CrossoverCase, along: Along, value: float) -> bool:
     """Whether tensor parallelism is faster with this value of the measure."""
     moved = case.at(along, value)
     return moved.tensor() > moved.pipeline()
@@ -116,12 +116,12 @@ class Limit:
     formula: str
 
 
-def limits(case: Case) -> list[Limit]:
+def limits(case: CrossoverCase) -> list[Limit]:
     """Limits of data, tensor and pipeline parallelism. Raises Unphysical."""
     require(case.problems())
     layers, m = case.layers, case.micro_batches
     counts = [1 << i for i in range(_MOST_DEVICES.bit_length())]
-    widest = max((replace(case, devices=n) for n in counts), key=Case.tensor)
+    widest = max((replace(case, devices=n) for n in counts), key=CrossoverCase.tensor)
     return [
         Limit("DP", float(case.batch), f"B = {case.batch}: a sample is the smallest piece of work"),
         Limit(

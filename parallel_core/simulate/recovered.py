@@ -34,7 +34,7 @@ class NotRecovered(ValueError):
     """Why no pipeline can be recovered, as the end of a sentence."""
 
 
-class Done(NamedTuple):
+class RecoveredOp(NamedTuple):
     """One operation of one rank; ns on the clock of the spans."""
 
     kind: Kind
@@ -52,7 +52,7 @@ class Pipeline:
 
     ranks: tuple[tuple[int, ...], ...]
     replicas: int
-    done: Mapping[int, tuple[Done, ...]]
+    done: Mapping[int, tuple[RecoveredOp, ...]]
     schedule: Schedule
     stages_named: bool
     """Whether stages come from annotations, not from the order in which ranks start."""
@@ -81,7 +81,7 @@ def recover(spans: Spans) -> Pipeline:
     return Pipeline(places, replicas, done, made, named)
 
 
-def staged(spans: Spans) -> tuple[bool, dict[int, tuple[Done, ...]]]:
+def staged(spans: Spans) -> tuple[bool, dict[int, tuple[RecoveredOp, ...]]]:
     """(whether stages are annotated, each rank's operations with annotated micro-batches); raises NotRecovered."""
     done = {rank: operations(rows) for rank, rows in sorted(spans.items())}
     bare = [rank for rank, own in done.items() if not own]
@@ -99,7 +99,7 @@ def _passes(rows: NDArray[np.void]) -> NDArray[np.bool_]:
     return np.isin(rows["kind"], [int(kind) for kind in (*_PASSES, Kind.R)]) & (rows["micro_batch"] >= 0)
 
 
-def operations(rows: NDArray[np.void]) -> tuple[Done, ...]:
+def operations(rows: NDArray[np.void]) -> tuple[RecoveredOp, ...]:
     """Annotated operations in order: each from its first span to its last, but not beyond the start of the next one."""
     own = rows[_passes(rows)]
     kinds = own["kind"].astype(np.int64)
@@ -118,12 +118,12 @@ def operations(rows: NDArray[np.void]) -> tuple[Done, ...]:
     out = sorted((start, end, *name) for name, (start, end) in found.items())
     nexts = [start for start, *_ in out[1:]] + [1 << 62] * bool(out)
     return tuple(
-        Done(Kind(kind), stage, micro_batch, start, min(end, after))
+        RecoveredOp(Kind(kind), stage, micro_batch, start, min(end, after))
         for (start, end, kind, stage, micro_batch), after in zip(out, nexts, strict=True)
     )
 
 
-def _staged(done: Mapping[int, tuple[Done, ...]]) -> dict[int, tuple[Done, ...]]:
+def _staged(done: Mapping[int, tuple[RecoveredOp, ...]]) -> dict[int, tuple[RecoveredOp, ...]]:
     """Numbers the stages by the order of the ranks' first forwards: a rank that starts before any rank of the latest
     stage has ended its first forward belongs to that stage."""
     firsts = {rank: next((one for one in own if one.kind is Kind.F), None) for rank, own in done.items()}
@@ -141,7 +141,7 @@ def _staged(done: Mapping[int, tuple[Done, ...]]) -> dict[int, tuple[Done, ...]]
     return {rank: tuple(one._replace(stage=stages[rank]) for one in own) for rank, own in done.items()}
 
 
-def _places(done: Mapping[int, tuple[Done, ...]]) -> tuple[tuple[int, ...], ...]:
+def _places(done: Mapping[int, tuple[RecoveredOp, ...]]) -> tuple[tuple[int, ...], ...]:
     held: dict[tuple[int, ...], list[int]] = {}
     for rank, own in done.items():
         held.setdefault(tuple(sorted({one.stage for one in own})), []).append(rank)
@@ -160,7 +160,7 @@ def _places(done: Mapping[int, tuple[Done, ...]]) -> tuple[tuple[int, ...], ...]
 
 
 def _members(
-    done: Mapping[int, tuple[Done, ...]], places: Sequence[tuple[int, ...]], spans: Spans
+    done: Mapping[int, tuple[RecoveredOp, ...]], places: Sequence[tuple[int, ...]], spans: Spans
 ) -> tuple[int, tuple[tuple[int, ...], ...]]:
     """(replicas, the ranks of each place by replica): ranks with the same micro-batches belong together."""
     ids = {rank: tuple(sorted({one.micro_batch for one in own})) for rank, own in done.items()}
@@ -179,19 +179,19 @@ def _members(
     return (1 if all(_meets_inside(spans[rank], own) for rank, own in done.items()) else len(places[0])), ordered
 
 
-def _meets_inside(rows: NDArray[np.void], done: Sequence[Done]) -> bool:
+def _meets_inside(rows: NDArray[np.void], done: Sequence[RecoveredOp]) -> bool:
     """Whether a collective starts in every forward, as in a tensor-parallel group."""
     starts = np.sort(rows["start"][rows["kind"] == Kind.BUCKET])
     inside = (np.diff(np.searchsorted(starts, (one.start, one.end))) for one in done if one.kind is Kind.F)
     return all(count > 0 for (count,) in inside)
 
 
-def _renumbered(own: tuple[Done, ...]) -> tuple[Done, ...]:
+def _renumbered(own: tuple[RecoveredOp, ...]) -> tuple[RecoveredOp, ...]:
     number = {given: i for i, given in enumerate(sorted({one.micro_batch for one in own}))}
     return tuple(one._replace(micro_batch=number[one.micro_batch]) for one in own)
 
 
-def _schedule(done: Mapping[int, tuple[Done, ...]], places: Sequence[tuple[int, ...]]) -> Schedule:
+def _schedule(done: Mapping[int, tuple[RecoveredOp, ...]], places: Sequence[tuple[int, ...]]) -> Schedule:
     programs = []
     for own in places:
         orders = {tuple(Op(one.kind, one.stage, one.micro_batch) for one in done[rank]) for rank in own}

@@ -29,7 +29,7 @@ from parallel_core.schedule.ir import COMPUTE, RECVS, REPLICA_COLLECTIVES, SENDS
 from parallel_core.schedule.table import to_csv
 from parallel_core.schedule.traits import CUSTOM, TRAITS
 from parallel_core.simulate.measured import Measured, measure
-from parallel_core.simulate.recovered import Done, NotRecovered, Pipeline, Spans, is_pipeline, recover
+from parallel_core.simulate.recovered import NotRecovered, Pipeline, RecoveredOp, Spans, is_pipeline, recover
 from parallel_core.simulate.replay import Change, Replay, replay_as
 from parallel_core.spec import DeviceKind, RunSpec
 
@@ -196,7 +196,7 @@ class Recovered:
         self,
         op: Op,
         behind: Program,
-        done: Mapping[tuple[Kind, int, int], Done],
+        done: Mapping[tuple[Kind, int, int], RecoveredOp],
         clock: int,
         updated: tuple[int, int] | None,
         ended: int,
@@ -214,7 +214,7 @@ class Recovered:
             return clock, clock
         return updated
 
-    def _inside(self, rank: int, done: list[Done]) -> list[NDArray[np.void]]:
+    def _inside(self, rank: int, done: list[RecoveredOp]) -> list[NDArray[np.void]]:
         """Recomputation and the exposed parts of collectives, as children of the operations."""
         own = self.spans[rank]
         again = of_kinds(own, Kind.R)

@@ -28,7 +28,7 @@ SLACK = 0.25
 """Fraction of the shortest operation by which one may begin before its input is made, since clocks differ."""
 
 
-class Done(NamedTuple):
+class MatchedOp(NamedTuple):
     """An operation of a rank and the rows (indices) that it consists of; times in ns."""
 
     op: Op
@@ -41,7 +41,7 @@ class Order(NamedTuple):
     """A schedule's name, and what each rank did, in order."""
 
     name: str
-    done: Mapping[int, tuple[Done, ...]]
+    done: Mapping[int, tuple[MatchedOp, ...]]
 
 
 def ordered(spans: Spans) -> tuple[str, dict[int, NDArray[np.void]]]:
@@ -60,8 +60,8 @@ def ordered(spans: Spans) -> tuple[str, dict[int, NDArray[np.void]]]:
     return order.name, messages.named(made, {rank: [_plain(one) for one in own] for rank, own in order.done.items()})
 
 
-def _plain(one: Done) -> recovered.Done:
-    return recovered.Done(one.op.kind, one.op.stage, one.op.micro_batch, one.start, one.end)
+def _plain(one: MatchedOp) -> recovered.RecoveredOp:
+    return recovered.RecoveredOp(one.op.kind, one.op.stage, one.op.micro_batch, one.start, one.end)
 
 
 def _fitting(spans: Spans, places: Sequence[Sequence[int]]) -> list[Order]:
@@ -97,15 +97,15 @@ def _count(rows: NDArray[np.void], kinds: frozenset[Kind]) -> int:
     return int(np.isin(rows["kind"], [int(kind) for kind in kinds]).sum())
 
 
-def _same(one: Mapping[int, tuple[Done, ...]], other: Mapping[int, tuple[Done, ...]]) -> bool:
+def _same(one: Mapping[int, tuple[MatchedOp, ...]], other: Mapping[int, tuple[MatchedOp, ...]]) -> bool:
     return all([done.op for done in one[rank]] == [done.op for done in other[rank]] for rank in one)
 
 
 def _fitted(
     spans: Spans, places: Sequence[Sequence[int]], variant: ProgramVariant
-) -> dict[int, tuple[Done, ...]] | None:
+) -> dict[int, tuple[MatchedOp, ...]] | None:
     """Returns what each rank did if the order was `variant`; None where it does not match."""
-    out: dict[int, tuple[Done, ...]] = {}
+    out: dict[int, tuple[MatchedOp, ...]] = {}
     stages = 1 + max(op.stage for program in variant.programs for op in program)
     for q, own in enumerate(places):
         for rank in own:
@@ -116,7 +116,9 @@ def _fitted(
     return out if _in_time([[out[rank] for rank in own] for own in places]) else None
 
 
-def _of_rank(rows: NDArray[np.void], program: Program, stages: int, late: frozenset[Op]) -> tuple[Done, ...] | None:
+def _of_rank(
+    rows: NDArray[np.void], program: Program, stages: int, late: frozenset[Op]
+) -> tuple[MatchedOp, ...] | None:
     """Finds the operations of `program` in a rank's rows: between two sends exactly those that it has there; None
     otherwise."""
     begun = np.sort(rows["start"][np.isin(rows["kind"], [int(kind) for kind in SENDS])]).tolist()
@@ -128,7 +130,7 @@ def _of_rank(rows: NDArray[np.void], program: Program, stages: int, late: frozen
     while pieces and pieces[-1].forward and program[-1].kind is not Kind.F:
         pieces.pop()  # not a forward: for example the scaling of gradients after the last backward
     at = np.searchsorted(begun, [piece.start for piece in pieces], "right").tolist()
-    out: list[Done] = []
+    out: list[MatchedOp] = []
     for g, ops in enumerate(groups):
         mine = [piece for piece, where in zip(pieces, at, strict=True) if where == g]
         if not any(op.kind is Kind.F for op in ops):  # where no forward is expected, ignore short ones
@@ -181,8 +183,8 @@ def _aligned(pieces: Sequence[Piece], ops: Sequence[Op]) -> list[tuple[NDArray[n
     ]
 
 
-def _done(rows: NDArray[np.void], op: Op, part: NDArray[np.int64]) -> Done:
-    return Done(op, tuple(part.tolist()), int(rows["start"][part].min()), int(rows["end"][part].max()))
+def _done(rows: NDArray[np.void], op: Op, part: NDArray[np.int64]) -> MatchedOp:
+    return MatchedOp(op, tuple(part.tolist()), int(rows["start"][part].min()), int(rows["end"][part].max()))
 
 
 def _sends(op: Op, stages: int, mine: set[int]) -> int:
@@ -192,7 +194,7 @@ def _sends(op: Op, stages: int, mine: set[int]) -> int:
     return int(0 <= to < stages and to not in mine)
 
 
-def _in_time(places: Sequence[Sequence[Sequence[Done]]]) -> bool:
+def _in_time(places: Sequence[Sequence[Sequence[MatchedOp]]]) -> bool:
     """Whether each operation begins after its input was made; with replicas, by the one that ends first."""
     every = [one for own in places for done in own for one in done]
     slack = int(SLACK * min(one.end - one.start for one in every))
@@ -209,7 +211,7 @@ def _in_time(places: Sequence[Sequence[Sequence[Done]]]) -> bool:
     return True
 
 
-def _named(rows: NDArray[np.void], done: Sequence[Done]) -> NDArray[np.void]:
+def _named(rows: NDArray[np.void], done: Sequence[MatchedOp]) -> NDArray[np.void]:
     out = rows.copy()
     for one in done:
         chosen = np.array(one.rows)

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from parallel_core.schedule.ir import P2P, SENDS, Kind
-from parallel_core.simulate.recovered import Done, Spans
+from parallel_core.simulate.recovered import RecoveredOp, Spans
 
 _P2P = [int(kind) for kind in P2P]
 _Tensor = tuple[bool, int, int]
@@ -20,11 +20,11 @@ _Tensor = tuple[bool, int, int]
 class _Ends(NamedTuple):
     """The operations of one rank, in order, that send to another rank, and those that need an input from another."""
 
-    sending: list[Done]
-    needing: list[tuple[Done, _Tensor]]
+    sending: list[RecoveredOp]
+    needing: list[tuple[RecoveredOp, _Tensor]]
 
 
-def named(spans: Spans, done: Mapping[int, Sequence[Done]]) -> dict[int, NDArray[np.void]]:
+def named(spans: Spans, done: Mapping[int, Sequence[RecoveredOp]]) -> dict[int, NDArray[np.void]]:
     """The spans with kind, stage and micro-batch set in every message without a stage. `done`: the known operations."""
     stages = 1 + max(one.stage for own in done.values() for one in own)
     made: dict[_Tensor, int] = {}
@@ -36,7 +36,7 @@ def named(spans: Spans, done: Mapping[int, Sequence[Done]]) -> dict[int, NDArray
     return {rank: _named(rows, _ends(done[rank], stages), made) for rank, rows in spans.items()}
 
 
-def _ends(own: Sequence[Done], stages: int) -> _Ends:
+def _ends(own: Sequence[RecoveredOp], stages: int) -> _Ends:
     here = {one.stage for one in own}
     out = _Ends([], [])
     for one in own:
@@ -70,7 +70,7 @@ def _named(rows: NDArray[np.void], ends: _Ends, made: Mapping[_Tensor, int]) -> 
     return out
 
 
-def _needs(free: list[tuple[Done, _Tensor]], end: int, made: Mapping[_Tensor, int]) -> Done | None:
+def _needs(free: list[tuple[RecoveredOp, _Tensor]], end: int, made: Mapping[_Tensor, int]) -> RecoveredOp | None:
     """Returns, and removes from `free`, the operation that a message received at `end` is for.
 
     It is the first one after `end` whose input was made by then, or, as clocks may differ, the first after `end`.

@@ -48,7 +48,7 @@ from parallel_core.plan.cluster import accuracy
 from parallel_core.plan.cluster.hardware import clusters
 from parallel_core.plan.cluster.inference import Ask, serve
 from parallel_core.plan.cluster.model import presets
-from parallel_core.plan.crossover import Case
+from parallel_core.plan.crossover import CrossoverCase
 from parallel_core.plan.layer_graph import GraphLayer
 from parallel_core.plan.room import Room
 from parallel_core.profile.table import LayerBytes
@@ -131,7 +131,7 @@ def _of_steps() -> dict[str, list[Chart]]:
 
 
 def _of_plans() -> dict[str, list[Chart]]:
-    case = Case(1024, 24, 1024, 32, 8, 4, 1e14, 1e11)
+    case = CrossoverCase(1024, 24, 1024, 32, 8, 4, 1e14, 1e11)
     served = serve(presets()["gpt-22b"], clusters()["selene"], Ask(512, 128))
     able = [
         FeasibleSplit(name=name, spec={}, devices=2, seconds=1.0, memory=1 << 30, best=name == "DP")

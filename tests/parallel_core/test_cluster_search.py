@@ -27,11 +27,11 @@ SMALL = replace(SELENE, devices=64)
 
 
 @pytest.fixture(scope="module")
-def found() -> search.Found:
+def found() -> search.SearchResult:
     return search.search(GPT3, SELENE)
 
 
-def test_every_plan_is_possible_or_has_its_reason(found: search.Found) -> None:
+def test_every_plan_is_possible_or_has_its_reason(found: search.SearchResult) -> None:
     fits = found.codes == 0
     assert np.array_equal(fits, ~np.isnan(found.seconds))
     assert set(found.order.tolist()) == set(np.flatnonzero(fits).tolist())
@@ -41,12 +41,12 @@ def test_every_plan_is_possible_or_has_its_reason(found: search.Found) -> None:
     assert (found.plans.devices == 1024).all()
 
 
-def test_counts_and_order(found: search.Found) -> None:
+def test_counts_and_order(found: search.SearchResult) -> None:
     assert found.timed + found.too_large == np.count_nonzero(~np.isnan(found.peak)) > 10_000
     assert (np.diff(found.seconds[found.order]) >= 0).all()
 
 
-def test_a_plan_alone_is_what_it_was_among_all(found: search.Found) -> None:
+def test_a_plan_alone_is_what_it_was_among_all(found: search.SearchResult) -> None:
     for place in (*found.best(3), int(found.order[-1])):
         alone = verdict.judge(GPT3, SELENE, found.plans.row(place))
         assert alone.fits
@@ -54,7 +54,7 @@ def test_a_plan_alone_is_what_it_was_among_all(found: search.Found) -> None:
         assert alone.peak == pytest.approx(found.peak[place])
 
 
-def test_pareto_is_beaten_by_none_and_beats_the_rest(found: search.Found) -> None:
+def test_pareto_is_beaten_by_none_and_beats_the_rest(found: search.SearchResult) -> None:
     front = search.pareto(found)
     assert front[0] == found.best()[0]
     points = np.stack([found.seconds[front], found.peak[front]])
@@ -64,7 +64,7 @@ def test_pareto_is_beaten_by_none_and_beats_the_rest(found: search.Found) -> Non
         assert ((points[0] <= found.seconds[i]) & (points[1] <= found.peak[i])).any()
 
 
-def test_leaders_are_the_fastest_of_their_layout(found: search.Found) -> None:
+def test_leaders_are_the_fastest_of_their_layout(found: search.SearchResult) -> None:
     layouts = [(plan.dp, plan.tp, plan.pp) for plan in map(found.plans.row, found.leaders(12))]
     assert len(set(layouts)) == 12
     assert found.leaders(1) == found.best(1)
@@ -79,13 +79,13 @@ def test_fewer_devices_join_the_search_where_the_space_says_so() -> None:
 
 
 @pytest.fixture(scope="module")
-def odd() -> tuple[Job, Cluster, search.Found]:
+def odd() -> tuple[Job, Cluster, search.SearchResult]:
     """105 layers on 1 024 devices, a power of two: with all of them, only tensor groups and replicas."""
     job, cluster = Job(presets()["gpt-530b"], 1024), replace(clusters()["h100"], devices=1024)
     return job, cluster, search.search(job, cluster)
 
 
-def test_a_pipeline_on_fewer_devices_is_found_where_it_is_faster(odd: tuple[Job, Cluster, search.Found]) -> None:
+def test_a_pipeline_on_fewer_devices_is_found_where_it_is_faster(odd: tuple[Job, Cluster, search.SearchResult]) -> None:
     job, cluster, found = odd
     every = search.search(job, cluster, search.Space(devices=(1024,)))
     best, of_all = found.best()[0], float(every.seconds[every.best()[0]])
@@ -99,14 +99,14 @@ def test_a_pipeline_on_fewer_devices_is_found_where_it_is_faster(odd: tuple[Job,
 
 
 def test_fewer_devices_are_the_largest_numbers_that_a_pipeline_can_have(
-    odd: tuple[Job, Cluster, search.Found],
+    odd: tuple[Job, Cluster, search.SearchResult],
 ) -> None:
     job, cluster, _ = odd
     assert device_counts.fewer(job, cluster, search.Space()) == (960, 896, 840, 768)
     assert device_counts.fewer(job, replace(cluster, devices=8), search.Space(most_pp=1)) == ()
 
 
-def test_where_all_devices_are_faster_no_others_join(found: search.Found) -> None:
+def test_where_all_devices_are_faster_no_others_join(found: search.SearchResult) -> None:
     assert found.slower > 0 and (found.plans.devices == 1024).all()
 
 
@@ -173,7 +173,7 @@ def test_a_host_too_small_for_the_offloaded_state_is_told() -> None:
 
 
 @pytest.mark.parametrize("name", QUESTIONS)
-def test_questions_are_answered_in_a_sentence(name: str, found: search.Found) -> None:
+def test_questions_are_answered_in_a_sentence(name: str, found: search.SearchResult) -> None:
     answer = ask(name, GPT3, SELENE, found)
     assert answer.question.endswith("?")
     assert answer.sentence.endswith(".")
@@ -192,7 +192,7 @@ def test_one_device_is_spoken_of_as_one() -> None:
         assert f" of {found.timed + found.too_large} plans fit" in fits, "the count that the page shows"
 
 
-def test_fewest_is_the_smallest_count_that_a_search_can_fill(found: search.Found) -> None:
+def test_fewest_is_the_smallest_count_that_a_search_can_fill(found: search.SearchResult) -> None:
     sentence = ask("fewest", GPT3, SELENE, found).sentence
     assert sentence.startswith("16 devices")
     assert not search.search(GPT3, replace(SELENE, devices=8)).timed
@@ -307,7 +307,7 @@ def test_chunks_that_only_divide_with_the_ends_are_tried() -> None:
     assert found.seconds[found.best()[0]] < 0.9 * np.nanmin(whole[2])
 
 
-def test_questions_that_search_again_keep_what_was_asked_for(found: search.Found) -> None:
+def test_questions_that_search_again_keep_what_was_asked_for(found: search.SearchResult) -> None:
     """Fewer bytes per parameter need fewer devices; if offload is excluded, no answer mentions it."""
     lean = search.search(GPT3, SELENE, search.Space(states=(8,), offload=(False,)))
     full = search.search(GPT3, SELENE, search.Space(offload=(False,)))

@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from parallel_core.plan.cluster.problems import Unphysical
-from parallel_core.plan.crossover import RANGES, Case, flip, limits
+from parallel_core.plan.crossover import RANGES, CrossoverCase, flip, limits
 
-CASE = Case(4096, 32, 2048, 64, 16, 8, 150e12, 25e9)
+CASE = CrossoverCase(4096, 32, 2048, 64, 16, 8, 150e12, 25e9)
 FREE = replace(CASE, bandwidth=1e15, alpha=0.0)
 
 

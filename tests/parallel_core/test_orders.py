@@ -22,7 +22,7 @@ from parallel_core.plan.orders.greedy import Rules, _Walk
 from parallel_core.plan.orders.local import timed
 from parallel_core.plan.orders.measured import ordered, with_schedule
 from parallel_core.plan.orders.problem import F, OrderError, Problem, peaks
-from parallel_core.plan.orders.search import Found, find, known_lengths
+from parallel_core.plan.orders.search import FoundOrder, find, known_lengths
 from parallel_core.schedule import compute_only
 from parallel_core.schedule.check import check
 from parallel_core.schedule.ir import Kind
@@ -56,7 +56,7 @@ def problems(draw: st.DrawFn, ranks: int = 4, micro_batches: int = 6) -> Problem
     return Problem(m, placement, f, b, w, whole, message, share, share, limit, draw(st.booleans()))
 
 
-def simulated(problem: Problem, found: Found) -> int:
+def simulated(problem: Problem, found: FoundOrder) -> int:
     """The step time by the simulator, which shares no code with the search; all messages of the problem must be
     equal.
     """

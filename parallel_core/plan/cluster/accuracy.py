@@ -21,7 +21,7 @@ from parallel_core.plan.cluster.store import rows, table
 
 
 @dataclass(frozen=True, slots=True)
-class Case:
+class PublishedStep:
     """A published step time: `key` names the row, `seconds` is the measurement."""
 
     key: str
@@ -57,7 +57,7 @@ def step_times(efficiency: Efficiency | None = None) -> list[Row]:
     return found
 
 
-def predicted(case: Case, efficiency: Efficiency) -> float:
+def predicted(case: PublishedStep, efficiency: Efficiency) -> float:
     """Seconds of a step on Selene, the cluster that both papers used."""
     return float(step.of(case.job, clusters()["selene"], Plans.of([case.plan]), efficiency).total[0])
 
@@ -68,12 +68,12 @@ def fitted_rows() -> tuple[str, ...]:
 
 
 @lru_cache(maxsize=1)
-def cases() -> tuple[Case, ...]:
+def cases() -> tuple[PublishedStep, ...]:
     """The published step times as jobs and plans."""
     return (*_korthikanti(), *_megatron())
 
 
-def _korthikanti() -> list[Case]:
+def _korthikanti() -> list[PublishedStep]:
     found = []
     for row in rows("korthikanti_2022"):
         job = Job(_gpt(row), row["batch"], MEGATRON_2022)
@@ -83,11 +83,11 @@ def _korthikanti() -> list[Case]:
         ):
             plan = _plan(row, 1, recompute=recompute, sequence_parallel=split)
             source = "Korthikanti et al. 2022, Table 5"
-            found.append(Case(f"{row['model']}, {row['gpus']} GPUs, {name}", job, plan, row[key], source))
+            found.append(PublishedStep(f"{row['model']}, {row['gpus']} GPUs, {name}", job, plan, row[key], source))
     return found
 
 
-def _megatron() -> list[Case]:
+def _megatron() -> list[PublishedStep]:
     """Step times computed from the achieved FLOP/s by equation 3 of the paper."""
     found = []
     for row in rows("megatron_2021"):
@@ -98,7 +98,7 @@ def _megatron() -> list[Case]:
         # fp16 in 2021: gradients are reduced in 16 bits and copied to fp32 for the step, 20 bytes a parameter.
         plan = _plan(row, row["dp"], recompute="full", state=20)
         key = f"{row['model']}, {row['gpus']} GPUs"
-        found.append(Case(key, Job(model, b, MEGATRON_2021), plan, seconds, "Narayanan et al. 2021, Table 1"))
+        found.append(PublishedStep(key, Job(model, b, MEGATRON_2021), plan, seconds, "Narayanan et al. 2021, Table 1"))
     return found
 
 
@@ -137,7 +137,7 @@ def with_replicas() -> list[Row]:
     job = Job(_gpt(row), row["batch"] * line["dp"], MEGATRON_2022)
     plan = _plan(row, line["dp"], recompute="selective", sequence_parallel=True)
     source = "Korthikanti et al. 2022, section 6.3"
-    case = Case(f"530B, {line['gpus']} GPUs, 8 replicas", job, plan, line["present_s"], source)
+    case = PublishedStep(f"530B, {line['gpus']} GPUs, 8 replicas", job, plan, line["present_s"], source)
     return [Row(case.key, case.seconds, predicted(case, fitted()), "s", case.source)]
 
 

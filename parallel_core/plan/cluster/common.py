@@ -53,7 +53,7 @@ def shared(job: Job, clusters: list[Cluster], space: search.Space | None = None)
     return out
 
 
-def _candidates(found: list[search.Found], most: int = 20_000) -> Plans:
+def _candidates(found: list[search.SearchResult], most: int = 20_000) -> Plans:
     """The fastest plans of all clusters: the common plan is among the good ones of some cluster."""
     each = [one.plans.take(one.order[: most // len(found)]) for one in found]
     names = list(Plans.__dataclass_fields__)

@@ -7,11 +7,11 @@ from typing import Any
 
 from parallel_core.plan.cluster.hardware import Cluster
 from parallel_core.plan.cluster.job import Job
-from parallel_core.plan.cluster.search import Found
+from parallel_core.plan.cluster.search import SearchResult
 from parallel_core.plan.cluster.verdict import utilisation
 
 
-def rows(job: Job, cluster: Cluster, found: Found, most: int) -> list[dict[str, Any]]:
+def rows(job: Job, cluster: Cluster, found: SearchResult, most: int) -> list[dict[str, Any]]:
     """The fastest plan of each layout, fastest first: its fields, seconds a step, bytes of the fullest rank, MFU."""
     out = []
     for i in found.leaders(most):

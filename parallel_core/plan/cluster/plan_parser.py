@@ -1,7 +1,7 @@
 """Parses a plan as a person types it: `TP 8 x PP 16 x DP 8, 1f1b, micro-batch 1, ZeRO-1, SP, selective recompute`.
 
-`read` accepts the output of `Plan.label` and `Found.label`, in any order and case, with `=` or nothing between a name
-and its number.
+`read` accepts the output of `Plan.label` and `SearchResult.label`, in any order and case, with `=` or nothing between a
+name and its number.
 """
 
 from __future__ import annotations

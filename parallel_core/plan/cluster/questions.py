@@ -14,7 +14,7 @@ from parallel_core.plan.cluster.device_counts import counts
 from parallel_core.plan.cluster.efficiency import Efficiency, fitted
 from parallel_core.plan.cluster.hardware import Cluster, devices
 from parallel_core.plan.cluster.job import Job
-from parallel_core.plan.cluster.search import Found, Space, grid, lean, search
+from parallel_core.plan.cluster.search import SearchResult, Space, grid, lean, search
 from parallel_core.plan.cluster.verdict import none_fits
 
 
@@ -27,7 +27,7 @@ class Answer:
     numbers: list[tuple[str, str]] = field(default_factory=list)
 
 
-def what_fits(job: Job, cluster: Cluster, found: Found) -> Answer:
+def what_fits(job: Job, cluster: Cluster, found: SearchResult) -> Answer:
     """How many of the plans fit, and the one with least memory."""
     question = "What fits?"
     if not found.timed:
@@ -39,7 +39,7 @@ def what_fits(job: Job, cluster: Cluster, found: Found) -> Answer:
     return Answer(question, text, shown)
 
 
-def fewest(job: Job, cluster: Cluster, found: Found) -> Answer:
+def fewest(job: Job, cluster: Cluster, found: SearchResult) -> Answer:
     """The fewest devices that hold the model at this batch, whatever the time: any number within a host, else whole
     hosts. Tries every count that a plan can have, from one device up."""
     space, question = lean(found.space), "Fewest GPUs?"
@@ -62,7 +62,7 @@ def _holds(job: Job, cluster: Cluster, space: Space) -> bool:
     return bool(len(plans) and (rules.bytes_of(cluster, plans, memory.of(job, plans)) == 0).any())
 
 
-def free_communication(job: Job, cluster: Cluster, found: Found) -> Answer:
+def free_communication(job: Job, cluster: Cluster, found: SearchResult) -> Answer:
     """The saving if communication took no time."""
     question = "Free communication?"
     if not found.timed:
@@ -72,7 +72,7 @@ def free_communication(job: Job, cluster: Cluster, found: Found) -> Answer:
     return Answer(question, f"Free communication would save {percent_text(saved)} of the best plan's step.")
 
 
-def faster_links(job: Job, cluster: Cluster, found: Found) -> Answer:
+def faster_links(job: Job, cluster: Cluster, found: SearchResult) -> Answer:
     """The savings with twice the bandwidth inside hosts, and with twice the network bandwidth."""
     if not found.timed:
         return Answer("Faster links?", _NOTHING)
@@ -83,7 +83,7 @@ def faster_links(job: Job, cluster: Cluster, found: Found) -> Answer:
     return Answer("Faster links?", text)
 
 
-def larger_batch(job: Job, cluster: Cluster, found: Found) -> Answer:
+def larger_batch(job: Job, cluster: Cluster, found: SearchResult) -> Answer:
     """The gain in tokens per second from twice the sequences a step, i.e. twice the micro-batches."""
     question = "More micro-batches?"
     if not found.timed:
@@ -95,7 +95,7 @@ def larger_batch(job: Job, cluster: Cluster, found: Found) -> Answer:
     return Answer(question, f"A batch of {count_text(more.batch)} gives {ratio_text(gain)} the tokens a second.")
 
 
-def next_device(job: Job, cluster: Cluster, found: Found) -> Answer:
+def next_device(job: Job, cluster: Cluster, found: SearchResult) -> Answer:
     """Speedup on as many of each other device of the catalogue that is faster or larger, with the same links."""
     question = "The next GPU?"
     if not found.timed:
@@ -116,7 +116,7 @@ def next_device(job: Job, cluster: Cluster, found: Found) -> Answer:
 _NOTHING = "Nothing fits yet, so there is nothing to compare with."
 
 
-def _saved(job: Job, found: Found, cluster: Cluster, efficiency: Efficiency | None = None) -> float:
+def _saved(job: Job, found: SearchResult, cluster: Cluster, efficiency: Efficiency | None = None) -> float:
     """Share of the best plan's step saved on another cluster; the plan is chosen again among the fastest. `efficiency`
     there: default the fitted one."""
     near = found.order[:2000]
@@ -124,7 +124,7 @@ def _saved(job: Job, found: Found, cluster: Cluster, efficiency: Efficiency | No
     return float(1 - there.min() / found.seconds[near[0]])
 
 
-Question = Callable[[Job, Cluster, Found], Answer]
+Question = Callable[[Job, Cluster, SearchResult], Answer]
 QUESTIONS: dict[str, Question] = {
     "fits": what_fits,
     "fewest": fewest,
@@ -136,6 +136,6 @@ QUESTIONS: dict[str, Question] = {
 """By name, for the command line and the page. `verdict` is not among them: it takes a plan (`verdict.judge`)."""
 
 
-def ask(name: str, job: Job, cluster: Cluster, found: Found) -> Answer:
+def ask(name: str, job: Job, cluster: Cluster, found: SearchResult) -> Answer:
     """The answer to a question by name. Raises KeyError for an unknown question."""
     return QUESTIONS[name](job, cluster, found)

@@ -56,7 +56,7 @@ def lean(space: Space) -> Space:
 
 
 @dataclass(frozen=True)
-class Found:
+class SearchResult:
     """Every plan of a search.
 
     `codes`: 0 if it can be trained, else rules.Reason; `peak`: bytes (nan if a structural rule refused it); `seconds` a
@@ -109,7 +109,7 @@ class Found:
         return [int(i) for i in self.order[np.sort(first)][:count]]
 
 
-def search(job: Job, cluster: Cluster, space: Space | None = None) -> Found:
+def search(job: Job, cluster: Cluster, space: Space | None = None) -> SearchResult:
     """All plans of the space with memory and time; `order` is empty where nothing fits. Raises Unphysical for an
     impossible job or cluster.
 
@@ -124,7 +124,7 @@ def search(job: Job, cluster: Cluster, space: Space | None = None) -> Found:
     plans, slower = _with_faster(job, cluster, tried, plans, best)
     if len(plans) > len(made[0]):
         made = evaluate(job, cluster, plans)
-    return Found(plans, *made, process_time() - began, tried, cluster.devices, slower)
+    return SearchResult(plans, *made, process_time() - began, tried, cluster.devices, slower)
 
 
 def _with_faster(job: Job, cluster: Cluster, space: Space, plans: Plans, best: float) -> tuple[Plans, int]:
@@ -145,7 +145,7 @@ def _with_faster(job: Job, cluster: Cluster, space: Space, plans: Plans, best: f
 
 
 def evaluate(job: Job, cluster: Cluster, plans: Plans) -> tuple[Ints, Floats, Floats, Ints]:
-    """(codes, peak, seconds, order) of these plans, as in Found."""
+    """(codes, peak, seconds, order) of these plans, as in SearchResult."""
     codes = rules.structure(job, cluster, plans)
     peak, seconds = np.full(len(plans), np.nan), np.full(len(plans), np.nan)
     whole = np.flatnonzero(codes == 0)
@@ -222,7 +222,7 @@ def _schedules(job: Job, space: Space, pp: int) -> list[tuple[str, int]]:
     return made
 
 
-def pareto(found: Found, places: Sequence[int] | None = None) -> list[int]:
+def pareto(found: SearchResult, places: Sequence[int] | None = None) -> list[int]:
     """Indices of trainable plans that no other beats in time, memory and devices together, fastest first."""
     chosen = found.order if places is None else np.asarray(places, np.int64)
     devices = found.plans.devices

@@ -15,7 +15,7 @@ from parallel_core.plan.cluster.job import Job
 from parallel_core.plan.cluster.memory import Memory
 from parallel_core.plan.cluster.plans import Plan, Plans, changed
 from parallel_core.plan.cluster.rules import Reason
-from parallel_core.plan.cluster.search import Found
+from parallel_core.plan.cluster.search import SearchResult
 from parallel_core.rules import divisors, few
 from parallel_core.schedule.traits import TRAITS
 
@@ -99,7 +99,7 @@ def _host_text(cluster: Cluster, host: float, beside: int) -> str:
     return f"{bytes_text(host * beside)} for the optimizer of {plural_text(beside, 'rank')}; it has {has}"
 
 
-def none_fits(job: Job, cluster: Cluster, found: Found) -> str:
+def none_fits(job: Job, cluster: Cluster, found: SearchResult) -> str:
     """Where no plan of a search fits: by how much the smallest exceeds the device, or, of plans that fit the device,
     what their optimizer needs on the host."""
     tried, capacity = f"0 of {count_text(found.too_large)} plans fit", bytes_text(cluster.capacity)

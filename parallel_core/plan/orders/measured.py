@@ -10,7 +10,7 @@ from pydantic import ValidationError
 
 from parallel_core.plan.memory import worst_stage
 from parallel_core.plan.orders.problem import Problem
-from parallel_core.plan.orders.search import EFFORT, Found, find
+from parallel_core.plan.orders.search import EFFORT, FoundOrder, find
 from parallel_core.profile.table import CostTable
 from parallel_core.schedule import places
 from parallel_core.schedule.ir import Kind
@@ -35,7 +35,7 @@ class Ordered:
     spec: RunSpec
     seconds: float
     memory: int
-    found: Found | None = None
+    found: FoundOrder | None = None
 
 
 def problem_of(spec: RunSpec, table: CostTable, keep: float, where: Where = ALONE) -> Problem:
@@ -96,5 +96,5 @@ def _found(spec: RunSpec, table: CostTable, keep: float, effort: int, where: Whe
         yield _row("found order" if shape == "line" else "found order as a V", chosen, table, where, made)
 
 
-def _row(name: str, spec: RunSpec, table: CostTable, where: Where, found: Found | None = None) -> Ordered:
+def _row(name: str, spec: RunSpec, table: CostTable, where: Where, found: FoundOrder | None = None) -> Ordered:
     return Ordered(name, spec, predict_step(spec, table, where=where).seconds, worst_stage(spec).total, found)

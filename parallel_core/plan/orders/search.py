@@ -31,7 +31,7 @@ STARTS = 3
 
 
 @dataclass(frozen=True)
-class Found:
+class FoundOrder:
     """An order with its length and the lower bound, in ns; `start` names the order that the local search began with."""
 
     problem: Problem
@@ -65,7 +65,7 @@ class Found:
 
 
 @lru_cache(maxsize=32)
-def find(problem: Problem, effort: int = EFFORT) -> Found:
+def find(problem: Problem, effort: int = EFFORT) -> FoundOrder:
     """The shortest order found. Raises OrderError where no known order stays within the limits."""
     bound, budget = lower_bound(problem), Budget(effort)
     known = sorted(_candidates(problem), key=lambda named: named[1].rank)
@@ -87,7 +87,7 @@ def find(problem: Problem, effort: int = EFFORT) -> Found:
         if made.rank < best[1].rank:
             best = (name, made)
     name, order = best[0], _fused(problem, best[1])
-    return Found(problem, order.programs, order.rank[0], bound, name, budget.used)
+    return FoundOrder(problem, order.programs, order.rank[0], bound, name, budget.used)
 
 
 def known_lengths(problem: Problem) -> dict[str, int | None]:
