@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from parallel_core.local import LocalYard
+from parallel_core.local import LocalRunner
 from parallel_core.plan.strategy import model_flops
 from parallel_core.spec import DeviceKind, ModelSpec, RunSpec
 
@@ -47,9 +47,9 @@ def calibrate(device: DeviceKind = "cpu", index: int = 0, rounds: int = 4) -> di
     """
     rungs = ladder()
     rung, step_time = rungs[6 if device == "cpu" else 12], 0.0
-    with LocalYard() as yard, tempfile.TemporaryDirectory(prefix="trainyard-calibrate-") as folder:
+    with LocalRunner() as runner, tempfile.TemporaryDirectory(prefix="trainyard-calibrate-") as folder:
         for round_ in range(rounds):
-            step_time = _measure(yard, rung, device, index, Path(folder) / str(round_))
+            step_time = _measure(runner, rung, device, index, Path(folder) / str(round_))
             speed = model_flops(rung, BATCH) / step_time
             better = nearest(rungs, speed * TARGET_S)
             if LOW_S <= step_time <= HIGH_S or better == rung or round_ == rounds - 1:
@@ -64,7 +64,7 @@ def calibrate(device: DeviceKind = "cpu", index: int = 0, rounds: int = 4) -> di
     }
 
 
-def _measure(yard: LocalYard, model: ModelSpec, device: DeviceKind, index: int, folder: Path) -> float:
+def _measure(runner: LocalRunner, model: ModelSpec, device: DeviceKind, index: int, folder: Path) -> float:
     """Returns the median seconds of a few steps of `model` on one device."""
     spec = RunSpec.model_validate(
         {
@@ -73,7 +73,7 @@ def _measure(yard: LocalYard, model: ModelSpec, device: DeviceKind, index: int, 
             "trace": {"memory": False},
         }
     )
-    outcome = yard.run(spec, folder, devices=[index])
+    outcome = runner.run(spec, folder, devices=[index])
     times = outcome.series("rank_step_time")
     if not outcome.ok or not len(times):
         raise CalibrationFailed(outcome.failure() or "the run left no step times")

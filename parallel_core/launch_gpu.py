@@ -47,11 +47,11 @@ def take_gpu(device: int, devices: Sequence[int], ahead: bool) -> int:
     return sharing
 
 
-def launching(told: Mapping[str, str]) -> dict[str, str]:
+def launching(env: Mapping[str, str]) -> dict[str, str]:
     """Settings that override the environment, since other values would hang; prints a line for each one overridden."""
     for name, value in CONCURRENT.items():
-        if told.get(name, value) != value:
-            print(f"{name}={told[name]} hangs messages between GPUs: {value} is used")  # noqa: T201
+        if env.get(name, value) != value:
+            print(f"{name}={env[name]} hangs messages between GPUs: {value} is used")  # noqa: T201
     return CONCURRENT
 
 

@@ -1,7 +1,7 @@
 """Runs training on this host without dashboard: used by the command line, the calibration and the benchmarks.
 
-    with LocalYard() as yard:
-        outcome = yard.run(spec, folder, on_frame=print)
+    with LocalRunner() as runner:
+        outcome = runner.run(spec, folder, on_frame=print)
     outcome.frames[0]          # every record of rank 0, without its `waits`
 
 The ranks are started in the same way as by a worker (`launch.ForkServer`), and write the same files.
@@ -103,7 +103,7 @@ class Interrupted(KeyboardInterrupt):
         self.outcome = outcome
 
 
-class LocalYard:
+class LocalRunner:
     """A fork server that executes one run at a time."""
 
     def __init__(

@@ -27,7 +27,7 @@ RETRY_S = (1.0, 1.0, 3.0)
 wait."""
 
 
-class Impatient(Connection):
+class ShortRetryConnection(Connection):
     """A connection with shorter waits between tries: Celery waits up to 30 s, which no setting changes."""
 
     def ensure_connection(self, *args: Any, **kwargs: Any) -> Any:
@@ -39,7 +39,7 @@ class Impatient(Connection):
 class Broker(AMQP):
     """Celery's AMQP with that connection."""
 
-    Connection = Impatient
+    Connection = ShortRetryConnection
 
 
 # No fixups: with DJANGO_SETTINGS_MODULE in the environment, Celery would load the whole web application.
@@ -65,42 +65,42 @@ app.conf.update(
 # Celery would log this every two seconds of an outage; `Outage` logs its beginning and its end.
 logging.getLogger(consumer.__name__).addFilter(lambda record: record.msg != consumer.CONNECTION_ERROR)
 
-_station: Worker | None = None
+_worker: Worker | None = None
 
 
-class StationStep(bootsteps.StartStopStep):
+class WorkerStep(bootsteps.StartStopStep):
     """Starts the Worker with Celery's worker, and lets it leave before Celery's own parts are stopped."""
 
     def start(self, parent: Any) -> None:
-        global _station
+        global _worker
         try:
-            _station = Worker(settings)
+            _worker = Worker(settings)
         except AlreadyRunning as error:
             sys.stderr.write(f"{error}\n")
             os._exit(1)  # nothing has started yet; Celery would exit with status 0
-        _station.start()
+        _worker.start()
 
     def stop(self, parent: Any) -> None:
-        if _station is not None:
-            _station.leave()
+        if _worker is not None:
+            _worker.leave()
 
     terminate = stop
 
 
-app.steps["worker"].add(StationStep)
+app.steps["worker"].add(WorkerStep)
 
 
 @signals.worker_shutting_down.connect
 def _on_signal(**_: Any) -> None:
     """Runs in the handler of TERM or INT: ranks are stopped at once, whatever Celery waits for."""
-    if _station is not None:
-        _station.ask_to_leave()
+    if _worker is not None:
+        _worker.ask_to_leave()
 
 
 @app.task(name=START_TASK)
 def start(message: Any) -> None:
     """Hands an attempt to the supervisor and returns. `message` is a StartMessage; see `run_commands` for what is
     checked."""
-    if _station is None:
+    if _worker is None:
         raise RuntimeError("workers.start runs in a worker only")
-    _station.accept(message)
+    _worker.accept(message)

@@ -17,7 +17,7 @@ from dashboard.errors import json_error
 View = Callable[..., HttpResponseBase]
 
 
-def own_door(view: View) -> View:
+def authenticates_itself(view: View) -> View:
     """Wraps an API view: lets it authenticate requests itself, without login and CSRF middleware, and makes 405 a JSON
     error."""
 
@@ -43,7 +43,7 @@ def _patterns() -> list[URLPattern | URLResolver]:
     patterns = api.urls[0]
     for pattern in patterns:
         if isinstance(pattern, URLPattern):
-            pattern.callback = own_door(pattern.callback)
+            pattern.callback = authenticates_itself(pattern.callback)
     return patterns
 
 
@@ -51,5 +51,5 @@ app_name = "api"
 urlpatterns: list[URLPattern | URLResolver] = [
     path("", reference.page, name="reference"),
     path("v1/", (_patterns(), "ninja", "v1")),  # type: ignore[arg-type]
-    re_path(r"^(?P<rest>.*)$", own_door(nowhere)),
+    re_path(r"^(?P<rest>.*)$", authenticates_itself(nowhere)),
 ]

@@ -15,7 +15,7 @@ import numpy as np
 from parallel_core.analysis.quantities import percent_text, seconds_text
 from parallel_core.bench import goals
 from parallel_core.bench.predict import Taken, held, measured, spec_of
-from parallel_core.local import LocalYard
+from parallel_core.local import LocalRunner
 from parallel_core.outline.splits import Cut
 from parallel_core.plan.alpa.costs import LayerCosts, Measured
 from parallel_core.plan.alpa.inter import Mesh, Search
@@ -44,8 +44,8 @@ def run(rounds: int) -> dict[str, Any]:
     """
     table = _profile(rounds)
     chosen = [*plans(table, EQUAL), *plans(table, UNEQUAL), *cut_plans(table)]
-    with LocalYard() as yard, tempfile.TemporaryDirectory(prefix="trainyard-bench-") as folder:
-        rows = [_row(yard, table, named, Path(folder) / str(i), Path(folder)) for i, named in enumerate(chosen)]
+    with LocalRunner() as runner, tempfile.TemporaryDirectory(prefix="trainyard-bench-") as folder:
+        rows = [_row(runner, table, named, Path(folder) / str(i), Path(folder)) for i, named in enumerate(chosen)]
     plain = [row for row in rows if row["cut"] == "pairs"]
     unequal = np.array([row["error"] for row in plain if row["ranks"] == UNEQUAL])
     equal = [row for row in plain if row["ranks"] == EQUAL]
@@ -76,12 +76,12 @@ def _spread(table: CostTable) -> float:
     return float(np.median([row.jitter for row in table.layers]))
 
 
-def _quietest(yard: LocalYard, spec: RunSpec, folder: Path, corpora: Path) -> Taken:
+def _quietest(runner: LocalRunner, spec: RunSpec, folder: Path, corpora: Path) -> Taken:
     """Returns `measured` of the first run that was hardly disturbed by other processes, otherwise of the least
     disturbed one."""
     tries: list[Taken] = []
     while len(tries) < TRIES and not (tries and tries[-1].others <= QUIET):
-        tries.append(measured(yard, spec, folder.with_name(f"{folder.name}-{len(tries)}"), corpora))
+        tries.append(measured(runner, spec, folder.with_name(f"{folder.name}-{len(tries)}"), corpora))
     return min(tries, key=lambda taken: taken.others)
 
 
@@ -123,9 +123,9 @@ def _meshes(named: Named) -> tuple[tuple[int, int], ...]:
     return tuple(sorted((stage.dp, stage.tp) for stage in named.plan.stages)) if named.plan else ()
 
 
-def _row(yard: LocalYard, table: CostTable, named: Named, folder: Path, corpora: Path) -> dict[str, Any]:
+def _row(runner: LocalRunner, table: CostTable, named: Named, folder: Path, corpora: Path) -> dict[str, Any]:
     assert named.spec is not None and named.plan is not None
-    found = held(named.spec, table, _quietest(yard, named.spec, folder, corpora))
+    found = held(named.spec, table, _quietest(runner, named.spec, folder, corpora))
     ranks = named.spec.parallel.world
     equation = named.plan.seconds / found["measured"] - 1
     return {"label": named.name, "ranks": ranks, "cut": _cut(named), "equation_error": equation, **found}

@@ -13,7 +13,7 @@ import numpy as np
 from parallel_core.analysis.quantities import bytes_text
 from parallel_core.bench import goals
 from parallel_core.bench.random_specs import draw
-from parallel_core.local import LocalYard
+from parallel_core.local import LocalRunner
 from parallel_core.plan.memory import predict
 from parallel_core.plan.strategy import label
 from parallel_core.profile.measure import devices_of
@@ -141,11 +141,11 @@ def run(rounds: int) -> dict[str, Any]:
     Memory does not vary between repetitions, so there is a single round.
     """
     del rounds
-    with LocalYard() as yard, tempfile.TemporaryDirectory(prefix="trainyard-bench-") as folder:
+    with LocalRunner() as runner, tempfile.TemporaryDirectory(prefix="trainyard-bench-") as folder:
         root = Path(folder)
-        rows = [row for i, case in enumerate(cases()) for row in _rows(yard, spec_of(case), root / str(i), root)]
+        rows = [row for i, case in enumerate(cases()) for row in _rows(runner, spec_of(case), root / str(i), root)]
         specs = enumerate(islice(draw(_SEED), _DRAWN))
-        drawn = [row for i, spec in specs for row in _rows(yard, spec, root / f"drawn-{i}", root)]
+        drawn = [row for i, spec in specs for row in _rows(runner, spec, root / f"drawn-{i}", root)]
     chosen, by_chance = _summary(rows), _summary(drawn)
     lines = [
         f"peak memory off by {_text(chosen)}",
@@ -183,9 +183,9 @@ def _size(row: dict[str, Any]) -> float:
     return -abs(row["error"])
 
 
-def _rows(yard: LocalYard, spec: RunSpec, folder: Path, corpora: Path) -> Iterator[dict[str, Any]]:
+def _rows(runner: LocalRunner, spec: RunSpec, folder: Path, corpora: Path) -> Iterator[dict[str, Any]]:
     own = devices_of("cpu")
-    outcome = yard.run(spec, folder, devices=[rank % own for rank in range(spec.parallel.world)], corpora=corpora)
+    outcome = runner.run(spec, folder, devices=[rank % own for rank in range(spec.parallel.world)], corpora=corpora)
     if not outcome.ok:
         raise RuntimeError(f"{label(spec)}: {outcome.failure()}")
     for said in predict(spec):

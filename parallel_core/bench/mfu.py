@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from parallel_core.local import LocalYard, Outcome
+from parallel_core.local import LocalRunner, Outcome
 from parallel_core.observe import host
 from parallel_core.observe.gpus import gpus, open_nvml
 from parallel_core.plan.memory import worst_stage
@@ -68,8 +68,8 @@ def run(rounds: int) -> dict[str, Any]:
     GPU also `memory`, the memory meter's peak relative to the allocator's."""
     gpu = bool(host.cuda_devices())
     spec = spec_of(gpu, max(2, rounds), _gpu_memory() if gpu else math.inf)
-    with LocalYard() as yard, tempfile.TemporaryDirectory() as folder:
-        done = yard.run(spec, Path(folder) / "run")
+    with LocalRunner() as runner, tempfile.TemporaryDirectory() as folder:
+        done = runner.run(spec, Path(folder) / "run")
     if not done.ok:
         raise RuntimeError(done.failure())
     found = {name: float(np.median(done.series(name)["value"])) for name in ("mfu", "hfu", "tflops")}

@@ -11,7 +11,7 @@ import numpy as np
 
 from parallel_core.analysis.quantities import percent_text, seconds_text
 from parallel_core.bench import goals
-from parallel_core.local import LocalYard
+from parallel_core.local import LocalRunner
 from parallel_core.plan.strategy import label
 from parallel_core.profile.measure import devices_of, measure_for
 from parallel_core.profile.table import CostTable
@@ -177,23 +177,23 @@ def _line(row: dict[str, Any]) -> str:
 def _rows(table: CostTable) -> Turn:
     """Runs every split and compares it with the prediction from `table`."""
     rows, same, middle = [], [], len(SPLITS) // 2
-    with LocalYard() as yard, tempfile.TemporaryDirectory(prefix="trainyard-bench-") as folder:
+    with LocalRunner() as runner, tempfile.TemporaryDirectory(prefix="trainyard-bench-") as folder:
         root = Path(folder)
         for i, split in enumerate(SPLITS):
             if i in (0, middle):
-                same.append(_same(yard, root / f"same-{i}", root))
-            rows.append(_row(yard, table, split, root / str(i), root))
-        same.append(_same(yard, root / "same", root))
+                same.append(_same(runner, root / f"same-{i}", root))
+            rows.append(_row(runner, table, split, root / str(i), root))
+        same.append(_same(runner, root / "same", root))
     return Turn(rows, same)
 
 
-def _row(yard: LocalYard, table: CostTable, split: dict[str, Any], folder: Path, corpora: Path) -> dict[str, Any]:
+def _row(runner: LocalRunner, table: CostTable, split: dict[str, Any], folder: Path, corpora: Path) -> dict[str, Any]:
     spec = spec_of(split)
-    return {"label": label(spec), **held(spec, table, measured(yard, spec, folder, corpora))}
+    return {"label": label(spec), **held(spec, table, measured(runner, spec, folder, corpora))}
 
 
-def _same(yard: LocalYard, folder: Path, corpora: Path) -> float:
-    return measured(yard, spec_of(SAME), folder, corpora).seconds
+def _same(runner: LocalRunner, folder: Path, corpora: Path) -> float:
+    return measured(runner, spec_of(SAME), folder, corpora).seconds
 
 
 class Taken(NamedTuple):
@@ -205,10 +205,10 @@ class Taken(NamedTuple):
     references: list[list[float]]
 
 
-def measured(yard: LocalYard, spec: RunSpec, folder: Path, corpora: Path) -> Taken:
+def measured(runner: LocalRunner, spec: RunSpec, folder: Path, corpora: Path) -> Taken:
     """Runs `spec` and returns its measurements. Raises RuntimeError where the run fails."""
     own = devices_of("cpu")
-    outcome = yard.run(spec, folder, devices=[rank % own for rank in range(spec.parallel.world)], corpora=corpora)
+    outcome = runner.run(spec, folder, devices=[rank % own for rank in range(spec.parallel.world)], corpora=corpora)
     summary = outcome.last(0, "summary")
     if not outcome.ok or summary is None:
         raise RuntimeError(outcome.failure())

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from parallel_core.bench import goals
-from parallel_core.local import LocalYard
+from parallel_core.local import LocalRunner
 from parallel_core.observe.records import Frame
 from parallel_core.spec import RunSpec
 
@@ -21,12 +21,12 @@ MOST_S = {2: 0.2, 4: 0.4}
 def run(rounds: int) -> dict[str, Any]:
     """Returns by number of ranks `seconds` (one per round), and their `median`."""
     seconds: dict[int, list[float]] = {ranks: [] for ranks in MOST_S}
-    with LocalYard() as yard, tempfile.TemporaryDirectory() as folder:
-        yard.wait_ready()
+    with LocalRunner() as runner, tempfile.TemporaryDirectory() as folder:
+        runner.wait_ready()
         for i in range(rounds):
             for ranks, found in seconds.items():
                 run = {"parallel": {"dp": ranks}, "train": {"steps": 4, "warmup_steps": 1}}
-                found.append(_one(yard, RunSpec.model_validate(run), Path(folder) / f"{ranks}-{i}", Path(folder)))
+                found.append(_one(runner, RunSpec.model_validate(run), Path(folder) / f"{ranks}-{i}", Path(folder)))
     median = {ranks: float(np.median(found)) for ranks, found in seconds.items()}
     parts = " and ".join(f"{value:.2f} s on {ranks} ranks" for ranks, value in median.items())
     judged = [goals.below(f"seconds to step 1, {ranks} ranks", median[ranks], most) for ranks, most in MOST_S.items()]
@@ -34,9 +34,9 @@ def run(rounds: int) -> dict[str, Any]:
     return {"seconds": seconds, "median": median, "goals": judged, "text": text}
 
 
-def _one(yard: LocalYard, spec: RunSpec, folder: Path, corpora: Path) -> float:
+def _one(runner: LocalRunner, spec: RunSpec, folder: Path, corpora: Path) -> float:
     submitted = time.time()
-    outcome = yard.run(spec, folder, corpora=corpora)
+    outcome = runner.run(spec, folder, corpora=corpora)
     if not outcome.ok:
         raise RuntimeError(outcome.failure())
     return max(_step_1(frames) for frames in outcome.frames.values()) - submitted

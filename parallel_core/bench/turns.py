@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from parallel_core.local import LocalYard, Outcome
+from parallel_core.local import LocalRunner, Outcome
 from parallel_core.observe.records import Sink
 from parallel_core.spec import RunSpec
 
@@ -129,8 +129,8 @@ def held(kind: str, name: str, spec: RunSpec, rounds: int) -> Outcome:
     with tempfile.TemporaryDirectory(prefix="trainyard-bench-") as folder:
         asked = {"kind": kind, "name": name, "rounds": rounds}
         (Path(folder) / "field.json").write_text(json.dumps(asked))
-        with LocalYard([sys.executable, "-m", "parallel_core.bench.turns_server"]) as yard:
-            outcome = yard.run(spec, Path(folder))
+        with LocalRunner([sys.executable, "-m", "parallel_core.bench.turns_server"]) as runner:
+            outcome = runner.run(spec, Path(folder))
         if not outcome.ok:
             raise RuntimeError(outcome.failure())
     return outcome

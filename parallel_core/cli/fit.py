@@ -33,7 +33,7 @@ def add(commands: Subparsers) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Returns the exit code: 0 found, 1 a run failed for another reason than memory, 2 the request is invalid."""
-    from parallel_core.local import LocalYard
+    from parallel_core.local import LocalRunner
     from parallel_core.plan.capacity import fixed_depth
     from parallel_core.plan.largest import search_for
 
@@ -42,9 +42,9 @@ def run(options: argparse.Namespace) -> int:
         print(f"model.kind: {fixed}", file=sys.stderr)
         return 2
     search = search_for(spec, cap)
-    with LocalYard() as yard, tempfile.TemporaryDirectory(prefix="trainyard-fit-") as folder:
+    with LocalRunner() as runner, tempfile.TemporaryDirectory(prefix="trainyard-fit-") as folder:
         while (layers := search.following) is not None:
-            outcome = yard.run(_trial(spec, layers, cap), Path(folder) / str(layers), corpora=options.corpora)
+            outcome = runner.run(_trial(spec, layers, cap), Path(folder) / str(layers), corpora=options.corpora)
             if not outcome.ok and not _out_of_memory(outcome):
                 print(outcome.failure(), file=sys.stderr)
                 return 1

@@ -23,7 +23,7 @@ from parallel_core.data.corpus import CorpusError
 from parallel_core.generation_request import inference, read_request
 from parallel_core.launch import GenerationRequest
 from parallel_core.layout import Layout
-from parallel_core.local import LocalYard
+from parallel_core.local import LocalRunner
 from parallel_core.observe.gpus import gpus, open_nvml
 from parallel_core.spec import CORPUS_PATTERN, RunSpec, field_errors
 
@@ -133,8 +133,8 @@ def _generate(options: argparse.Namespace) -> int:
     found, manifest = checkpoint_of(options.checkpoint)
     spec = _inference(manifest, options)
     request = _request(options, spec)
-    with LocalYard() as yard, tempfile.TemporaryDirectory(prefix="trainyard-generate-") as folder:
-        outcome = yard.run(spec, Path(folder), resume=found, request=request)
+    with LocalRunner() as runner, tempfile.TemporaryDirectory(prefix="trainyard-generate-") as folder:
+        outcome = runner.run(spec, Path(folder), resume=found, request=request)
     if not outcome.ok:
         print(outcome.failure(), file=sys.stderr)
         if spec.train.device == "cuda" and not gpus(open_nvml()):

@@ -21,7 +21,7 @@ from parallel_core.cli.numbers import above, places, whole
 from parallel_core.faults import sentences
 from parallel_core.layout import Layout
 from parallel_core.limits import NO_PROGRESS_S, SPOOL_BYTES
-from parallel_core.local import Interrupted, LocalYard, Outcome, points
+from parallel_core.local import Interrupted, LocalRunner, Outcome, points
 from parallel_core.observe.cores import cores
 from parallel_core.observe.records import Frame
 from parallel_core.outline import outline_of
@@ -70,9 +70,9 @@ def _run(spec: RunSpec, folder: Path, resume: Path | None, options: argparse.Nam
     """Trains in `folder`; after Ctrl-C says what was saved."""
     save_s = stop.save_s()
     folder.mkdir(parents=True, exist_ok=True)
-    with LocalYard(save_s=save_s, on_stop=lambda: stop.announce(save_s)) as yard:
+    with LocalRunner(save_s=save_s, on_stop=lambda: stop.announce(save_s)) as runner:
         try:
-            return yard.run(
+            return runner.run(
                 spec,
                 folder,
                 devices=options.devices,

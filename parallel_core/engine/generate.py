@@ -100,12 +100,12 @@ class Generator:
 
     @torch.no_grad()
     def generate(
-        self, request: GenerationRequest, told: Callable[[Generated], None] = lambda so_far: None
+        self, request: GenerationRequest, on_progress: Callable[[Generated], None] = lambda so_far: None
     ) -> Generated:
         """Returns the generated tokens with their times. Prompt and new tokens together must not exceed the model's
         sequence.
 
-        `told` is called after each token with everything generated so far.
+        `on_progress` is called after each token with everything generated so far.
         """
         prompt = self._prompts(request)
         self._begin(request, prompt.shape[1] + request["new"])
@@ -113,12 +113,12 @@ class Generator:
         drawn, prefill = next(turns)
         kept = sum(core.cache.nbytes for core in self._cores if core.cache is not None)
         out = Generated(tokens=[[token] for token in drawn], prefill=prefill, seconds=[], kv_bytes=kept)
-        told(out)
+        on_progress(out)
         for drawn, seconds in turns:
             for tokens, token in zip(out["tokens"], drawn, strict=True):
                 tokens.append(token)
             out["seconds"].append(seconds)
-            told(out)
+            on_progress(out)
         return out
 
     @torch.no_grad()

@@ -100,9 +100,9 @@ def address(file: int | None) -> str:
     return f"{_host()} {made.st_dev}:{made.st_ino} /proc/{os.getpid()}/fd/{file}"
 
 
-def open_file(told: str, length: int) -> mmap.mmap | None:
+def open_file(where: str, length: int) -> mmap.mmap | None:
     """Returns the memory at an `address`; None where it is on another host, no longer exists, or cannot be opened."""
-    host, _, there = told.partition(" ")
+    host, _, there = where.partition(" ")
     if _SYSCALL is None or host != _host():
         return None
     identity, _, path = there.partition(" ")

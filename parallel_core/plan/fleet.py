@@ -83,20 +83,20 @@ def splits(
     table: CostTable,
     devices: int,
     memory: float | None = None,
-    told: ProgressCallback = silent,
+    on_progress: ProgressCallback = silent,
     placed: Callable[[RunSpec], Where] = on_one_host,
 ) -> Splits:
     """Ways to train the model of `spec` with its batch on at most `devices` devices: all degrees of parallelism, with
     some numbers of micro-batches.
 
     The fastest pipeline is also tried with an order searched for it. `memory`: bytes of a device for tensors
-    (None: unlimited; see `plan.room`); `placed`: hosts of a run's ranks; `told`: progress callback (ways judged, ways
-    in all).
+    (None: unlimited; see `plan.room`); `placed`: hosts of a run's ranks; `on_progress`: progress callback (ways
+    judged, ways in all).
     """
     tried = list(_candidates(spec, min(devices, MOST_DEVICES)))
     found = []
     for done, one in enumerate(tried):
-        told(done, len(tried))
+        on_progress(done, len(tried))
         found.append(_judged(one, table, memory, placed(one)))
     able = [split for split in found if not split.why_not]
     pipelines = [split for split in sorted(able, key=_measures) if split.spec.parallel.pp > 1]

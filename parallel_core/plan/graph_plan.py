@@ -109,10 +109,14 @@ def takes_long(graph: LayerGraph, levels: Sequence[Level], memory: float | None 
 
 
 def plan_graph(
-    graph: LayerGraph, levels: Sequence[Level], form: Form, memory: float | None = None, told: ProgressCallback = silent
+    graph: LayerGraph,
+    levels: Sequence[Level],
+    form: Form,
+    memory: float | None = None,
+    on_progress: ProgressCallback = silent,
 ) -> GraphPlan:
     """PipeDream's partition of the graph, and data parallelism. Arguments and errors as `pipedream.partition`."""
-    found = partition(graph, levels, form, memory, told)
+    found = partition(graph, levels, form, memory, on_progress)
     layers = graph.layers
     whole = GraphLayer(
         "all layers",

@@ -68,14 +68,14 @@ def partition(
     levels: Sequence[Level],
     form: Form = "released",
     memory: float | None = None,
-    told: ProgressCallback = silent,
+    on_progress: ProgressCallback = silent,
 ) -> Partition:
     """The fastest partition over all workers of the network. `memory`: bytes of a worker for weights and activations.
 
     Raises GraphError where nothing fits, a value is not physical, or the graph is too large for an exact answer.
     """
     check(levels)
-    solver = _Solver(graph, levels, form, memory, told)
+    solver = _Solver(graph, levels, form, memory, on_progress)
     return solver.solve()
 
 
@@ -101,9 +101,15 @@ class _Solver:
     """State 0 is the empty set; stage (i, j) holds the layers of state j that are not in state i."""
 
     def __init__(
-        self, graph: LayerGraph, levels: Sequence[Level], form: Form, memory: float | None, told: ProgressCallback
+        self,
+        graph: LayerGraph,
+        levels: Sequence[Level],
+        form: Form,
+        memory: float | None,
+        on_progress: ProgressCallback,
     ) -> None:
-        self._graph, self._levels, self._form, self._memory, self._told = graph, levels, form, memory, told
+        self._graph, self._levels, self._form = graph, levels, form
+        self._memory, self._on_progress = memory, on_progress
         self._states = [0, *graph.states()]
         self._refuse(candidates(len(self._states), levels, len(graph.layers)) > MAX_WORK)
         self._leaving = graph.leaving(self._states)
@@ -212,7 +218,7 @@ class _Solver:
                 for first in range(firsts):
                     _extend(_Table(*(values[first] for values in table)), ends, m, owns)
                 self._done += firsts * len(owns)
-                self._told(self._done, self._of)
+                self._on_progress(self._done, self._of)
 
     def _roomy(self, depth: int) -> Floats | None:
         """[m - 1, k, j]: time of the last stage (k, j) on m workers, whatever it needs. None at a higher level with

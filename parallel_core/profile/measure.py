@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from parallel_core.local import LocalYard
+from parallel_core.local import LocalRunner
 from parallel_core.observe import host
 from parallel_core.observe.cores import cores
 from parallel_core.observe.records import REFERENCE_UNCOUNTED
@@ -78,8 +78,8 @@ def measure(
     with tempfile.TemporaryDirectory(prefix="trainyard-profile-") as name:
         folder = Path(name)
         (folder / "order.json").write_text(json.dumps(asdict(order)))
-        with LocalYard(command) as yard:
-            outcome = yard.run(spec, folder, devices=[rank % order.devices for rank in range(ranks)], links=True)
+        with LocalRunner(command) as runner:
+            outcome = runner.run(spec, folder, devices=[rank % order.devices for rank in range(ranks)], links=True)
         if not outcome.ok:
             raise ProfileFailed(outcome.failure(), outcome.traceback())
         found = [frame.header for frames in outcome.frames.values() for frame in frames if frame.kind == "profile"]

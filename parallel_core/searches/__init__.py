@@ -1,7 +1,7 @@
 """Searches that take longer than a web page may, each a question and an answer in JSON: one module per kind.
 
-A module has `Question` and `Answer` (pydantic) and `answer(question, told)`, which raises ValueError with a sentence
-where the question has no answer. `python -m parallel_core.searches KIND` runs one in a separate process.
+A module has `Question` and `Answer` (pydantic) and `answer(question, on_progress)`, which raises ValueError with a
+sentence where the question has no answer. `python -m parallel_core.searches KIND` runs one in a separate process.
 """
 
 from __future__ import annotations

@@ -65,7 +65,7 @@ class Answer(Value):
     runnable: float | None
 
 
-def answer(question: Question, told: ProgressCallback = silent) -> Answer:
+def answer(question: Question, on_progress: ProgressCallback = silent) -> Answer:
     """Searches both levels. Raises ValueError where the micro-batches cannot be distributed over the devices."""
     costs = question.costs()
     found = with_alternatives(Search(costs, Mesh(1, question.devices), question.micro_batches), question.form)
@@ -76,7 +76,7 @@ def answer(question: Question, told: ProgressCallback = silent) -> Answer:
     shown = [named for named in found if named not in even[MOST_RUNS:]]
     rows = []
     for done, named in enumerate(shown):
-        told(done, len(shown))
+        on_progress(done, len(shown))
         rows.append(_row(named, question.table))
     able = next((named.plan for named in found if named.spec is not None and named.plan is not None), None)
     return Answer(

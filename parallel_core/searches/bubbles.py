@@ -20,10 +20,10 @@ class Answer(Value):
     orders: tuple[Searched, ...]
 
 
-def answer(question: Question, told: ProgressCallback = silent) -> Answer:
+def answer(question: Question, on_progress: ProgressCallback = silent) -> Answer:
     """Simulates and searches all rows. Raises ValueError for a model that is not in the tables."""
     if question.model not in models():
         raise ValueError(f"The tables have no model {question.model}; they have {', '.join(models())}.")
     predicted = bubble_rows(question.model)
-    told(1, 2)
+    on_progress(1, 2)
     return Answer(predicted=predicted, orders=searched(question.model))

@@ -25,7 +25,7 @@ class Answer(Value):
     together: Partition | None
 
 
-def answer(question: Question, told: ProgressCallback = silent) -> Answer:
+def answer(question: Question, on_progress: ProgressCallback = silent) -> Answer:
     """Partitions the graph. Raises GraphError where nothing fits or the graph is too large."""
-    plan = plan_graph(read_graph(question.text), question.levels, question.form, question.memory, told)
+    plan = plan_graph(read_graph(question.text), question.levels, question.form, question.memory, on_progress)
     return Answer(found=plan.found, together=plan.together)

@@ -62,11 +62,11 @@ class Answer(Value):
 
     @property
     def tried(self) -> int:
-        """Number of splits that were evaluated, as reported to `told`."""
+        """Number of splits that were evaluated, as reported to `on_progress`."""
         return sum(not split.found for split in self.able) + sum(count for count, _ in self.refused)
 
 
-def answer(question: Question, told: ProgressCallback = silent) -> Answer:
+def answer(question: Question, on_progress: ProgressCallback = silent) -> Answer:
     """Predicts all splits from the table."""
     placements = {(each.world, each.tp): each.hosts for each in question.placements}
 
@@ -74,7 +74,7 @@ def answer(question: Question, told: ProgressCallback = silent) -> Answer:
         hosts = placements.get((spec.parallel.world, spec.parallel.tp))
         return Where(hosts, question.between) if hosts else ALONE
 
-    found = splits(question.spec, question.table, question.devices, question.memory, told, placed)
+    found = splits(question.spec, question.table, question.devices, question.memory, on_progress, placed)
     front = found.pareto()
     able = [
         FeasibleSplit(

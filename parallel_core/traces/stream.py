@@ -39,12 +39,12 @@ class Limits:
 class EventStream:
     """Iterates over the events; afterwards `header` has the other values of the object, and `notes` the problems found.
 
-    `told` is called now and then with the number of bytes read from the file.
+    `on_progress` is called now and then with the number of bytes read from the file.
     """
 
     file: IO[bytes]
     limits: Limits = Limits()
-    told: Callable[[int], None] = lambda read: None
+    on_progress: Callable[[int], None] = lambda read: None
     header: dict[str, Any] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     count: int = 0
@@ -204,7 +204,7 @@ class EventStream:
             if not packed and piece.startswith(_GZIP):
                 zipped = zlib.decompressobj(wbits=31)
             packed += len(piece)
-            self.told(packed)
+            self.on_progress(packed)
             for data in self._inflate(zipped, piece) if zipped else (piece,):
                 unpacked += len(data)
                 if self._too_much(packed, unpacked):

@@ -21,7 +21,7 @@ import pytest
 
 from parallel_core import faults
 from parallel_core.analysis.diagnosis import Case, diagnose
-from parallel_core.local import LocalYard
+from parallel_core.local import LocalRunner
 from parallel_core.run_findings import case_of
 from parallel_core.spec import RunSpec
 
@@ -84,9 +84,9 @@ INJECTIONS = {
 
 
 @pytest.fixture(scope="module")
-def yard() -> Iterator[LocalYard]:
-    with LocalYard() as yard:
-        yield yard
+def runner() -> Iterator[LocalRunner]:
+    with LocalRunner() as runner:
+        yield runner
 
 
 def spec_of(split: dict[str, Any], train: dict[str, Any], *inject: str) -> RunSpec:
@@ -94,11 +94,11 @@ def spec_of(split: dict[str, Any], train: dict[str, Any], *inject: str) -> RunSp
     return RunSpec.model_validate(given | {"inject": [faults.parse(text) for text in inject]})
 
 
-def first_finding(yard: LocalYard, folder: Path, spec: RunSpec) -> str:
+def first_finding(runner: LocalRunner, folder: Path, spec: RunSpec) -> str:
     """The rule of the first finding; "" without a finding; "disturbed" if each of AGAIN attempts was."""
     rule = ""
     for attempt in range(AGAIN):
-        outcome = yard.run(spec, folder / str(attempt))
+        outcome = runner.run(spec, folder / str(attempt))
         assert outcome.ok, outcome.failure()
         case = case_of(spec, outcome)
         rule = "disturbed" if uneven(case) else next((finding.rule for finding in diagnose(case)), "")
@@ -111,9 +111,9 @@ def uneven(case: Case) -> bool:
     return max(case.paces.values(), default=0.0) > UNEVEN * min(case.paces.values(), default=0.0)
 
 
-def healthy_ms(yard: LocalYard, folder: Path, case: Injection) -> float:
+def healthy_ms(runner: LocalRunner, folder: Path, case: Injection) -> float:
     """Median of the timed steps of a healthy run in this layout on this host, in milliseconds."""
-    outcome = yard.run(spec_of(case.split, case.train), folder)
+    outcome = runner.run(spec_of(case.split, case.train), folder)
     return 1e3 * float(np.median(outcome.series("step_time")["value"][TRAIN["warmup_steps"] :]))
 
 
@@ -125,17 +125,17 @@ def table(rows: dict[str, Counter[str]]) -> str:
     )
 
 
-def test_every_fault_is_found_first_and_healthy_runs_are_silent(yard: LocalYard, tmp_path: Path) -> None:
+def test_every_fault_is_found_first_and_healthy_runs_are_silent(runner: LocalRunner, tmp_path: Path) -> None:
     broken: dict[str, Counter[str]] = {name: Counter() for name in INJECTIONS}
     healthy: dict[str, Counter[str]] = {name: Counter() for name in STRATEGIES}
     for i in range(ROUNDS):
         for name, case in INJECTIONS.items():
             folder = tmp_path / name / str(i)
-            delay = case.of_step * healthy_ms(yard, folder / "healthy", case) if case.of_step else 0.0
+            delay = case.of_step * healthy_ms(runner, folder / "healthy", case) if case.of_step else 0.0
             spec = spec_of(case.split, case.train, case.fault.format(delay))
-            broken[name][first_finding(yard, folder, spec)] += 1
+            broken[name][first_finding(runner, folder, spec)] += 1
         for name, split in STRATEGIES.items():
-            healthy[name][first_finding(yard, tmp_path / name / str(i), spec_of(split, {}))] += 1
+            healthy[name][first_finding(runner, tmp_path / name / str(i), spec_of(split, {}))] += 1
     right = sum(broken[name][rule] for name, case in INJECTIONS.items() for rule in case.rules)
     judged = sum(row.total() - row["disturbed"] for row in broken.values())
     silent = sum(row[""] for row in healthy.values())

@@ -6,11 +6,11 @@ from collections.abc import Iterator
 
 import pytest
 
-from parallel_core.local import LocalYard
+from parallel_core.local import LocalRunner
 
 
 @pytest.fixture(scope="session")
-def yard() -> Iterator[LocalYard]:
+def runner() -> Iterator[LocalRunner]:
     """Consecutive runs leave nothing behind in the fork server (`test_cli` and `test_launch` check that)."""
-    with LocalYard() as opened:
+    with LocalRunner() as opened:
         yield opened

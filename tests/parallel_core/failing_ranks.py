@@ -8,7 +8,7 @@ from pathlib import Path
 from parallel_core.engine.executor import BaseExecutor
 from parallel_core.launch_rank import RankArgs, engine
 from parallel_core.launch_server import main
-from parallel_core.local import LocalYard, Outcome
+from parallel_core.local import LocalRunner, Outcome
 from parallel_core.observe.progress import Progress
 from parallel_core.observe.records import FileSink
 from parallel_core.schedule.ir import Op
@@ -37,8 +37,8 @@ def failed(folder: Path, device: str) -> Outcome:
     spec = RunSpec.model_validate(
         {"model": MODEL, "parallel": {"pp": 2, "schedule": "1f1b", "micro_batches": 4}, "train": train}
     )
-    with LocalYard((sys.executable, "-m", "tests.parallel_core.failing_ranks")) as yard:
-        outcome = yard.run(spec, folder)
+    with LocalRunner((sys.executable, "-m", "tests.parallel_core.failing_ranks")) as runner:
+        outcome = runner.run(spec, folder)
     assert not outcome.ok and len(outcome.exits) == 2
     return outcome
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from parallel_core.local import LocalYard
+from parallel_core.local import LocalRunner
 from parallel_core.plan.memory import predict
 from parallel_core.spec import RunSpec
 
@@ -22,7 +22,7 @@ def no_kernel(kind: str, precision: str) -> bool:
 
 
 def assert_predicted(
-    yard: LocalYard,
+    runner: LocalRunner,
     tmp_path: Path,
     model: dict[str, Any],
     split: dict[str, Any],
@@ -42,14 +42,14 @@ def assert_predicted(
         }
     )
     expected = predict(spec)
-    measured = metered(yard, tmp_path, spec, [(1 + within) * one.total for one in expected])
+    measured = metered(runner, tmp_path, spec, [(1 + within) * one.total for one in expected])
     for predicted, seen in zip(expected, measured, strict=True):
         for category in exact:
             assert seen["peak"][category] == predicted.as_dict()[category]
         assert seen["peak_total"] == pytest.approx(predicted.total, rel=within)
 
 
-def metered(yard: LocalYard, folder: Path, spec: RunSpec, most: Sequence[float]) -> list[dict[str, Any]]:
+def metered(runner: LocalRunner, folder: Path, spec: RunSpec, most: Sequence[float]) -> list[dict[str, Any]]:
     """The memory record of each rank. With `fully_shard`, the smallest of three runs or, while any exceeds its `most`,
     of up to TRIES: gloo's thread releases a bucket some time after its collective has ended, late on a busy host, and
     torch does not wait for that. This can only make a measurement larger.
@@ -57,7 +57,7 @@ def metered(yard: LocalYard, folder: Path, spec: RunSpec, most: Sequence[float])
     fewest = 3 if spec.parallel.zero_backend == "fully_shard" else 1
     found: list[list[dict[str, Any]]] = [[] for _ in most]
     for i in range(TRIES if fewest > 1 else 1):
-        outcome = yard.run(spec, folder / str(i))
+        outcome = runner.run(spec, folder / str(i))
         assert outcome.ok, outcome.failure()
         for rank, of in enumerate(found):
             of += [one] if (one := outcome.last(rank, "memory")) else []

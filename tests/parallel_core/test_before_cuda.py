@@ -19,7 +19,7 @@ from parallel_core import launch, launch_rank, local
 from parallel_core.engine.device import CpuDevice
 from parallel_core.engine.reporter import Reporter
 from parallel_core.engine.run import lstm_must_reread_weights
-from parallel_core.local import LocalYard
+from parallel_core.local import LocalRunner
 from parallel_core.observe.recorder import SpanRecorder
 from parallel_core.observe.records import FileSink
 from parallel_core.observe.scope import Scope
@@ -198,8 +198,8 @@ def test_the_ranks_of_a_profile_post_receives_as_those_of_a_pipeline_do(
 @pytest.mark.parametrize("trace", [{}, {"memory_cap": 1 << 30}])
 def test_a_host_without_cuda_says_so(trace: dict[str, int], tmp_path: Path) -> None:
     spec = RunSpec.model_validate({"train": {"device": "cuda", "global_batch": 1}, "trace": trace})
-    with LocalYard() as yard:
-        outcome = yard.run(spec, tmp_path)
+    with LocalRunner() as runner:
+        outcome = runner.run(spec, tmp_path)
     fault = outcome.last(0, "fault")
     assert fault is not None and fault["type"] == "RuntimeError"
     assert "train.device=cuda, and PyTorch" in fault["message"] and "use train.device=cpu" in fault["message"]

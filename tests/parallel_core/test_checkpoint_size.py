@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from parallel_core.local import LocalYard
+from parallel_core.local import LocalRunner
 from parallel_core.plan.checkpoint_size import checkpoint_bytes, most_checkpoints
 from parallel_core.spec import RunSpec
 
@@ -28,11 +28,11 @@ def spec_of(model: dict[str, Any], parallel: dict[str, Any], **train: Any) -> Ru
     ],
 )
 def test_a_checkpoint_takes_what_was_said(
-    model: dict[str, Any], parallel: dict[str, Any], precision: str, yard: LocalYard, tmp_path: Path
+    model: dict[str, Any], parallel: dict[str, Any], precision: str, runner: LocalRunner, tmp_path: Path
 ) -> None:
     """Counts the ranks' data files, which are the only part that grows with the model."""
     spec = spec_of(model, parallel, precision=precision)
-    outcome = yard.run(spec, tmp_path)
+    outcome = runner.run(spec, tmp_path)
     assert outcome.ok, outcome.failure()
     steps = {path.parent for path in tmp_path.rglob("rank-*.bin")}
     assert len(steps) == 2

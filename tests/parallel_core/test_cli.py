@@ -19,7 +19,7 @@ from parallel_core import processes
 from parallel_core.cli import main
 from parallel_core.cli.common import checkpoint_of
 from parallel_core.launch import EXIT_STOPPED
-from parallel_core.local import Interrupted, LocalYard, points
+from parallel_core.local import Interrupted, LocalRunner, points
 from parallel_core.observe import progress
 from parallel_core.observe.records import Frame, events_path, last_of, log_path
 from parallel_core.schedule.table import from_json
@@ -96,9 +96,9 @@ def test_a_step_of_a_pipeline_that_stays_full_is_told_with_its_own_time(tmp_path
 
 def test_the_same_spec_trains_the_same_through_the_yard(tmp_path: Path) -> None:
     """Several runs through one fork server; the layout does not change the loss."""
-    with LocalYard() as yard:
+    with LocalRunner() as runner:
         runs = [
-            yard.run(RunSpec.model_validate(spec(**split)), tmp_path / str(i), corpora=tmp_path / "corpora")
+            runner.run(RunSpec.model_validate(spec(**split)), tmp_path / str(i), corpora=tmp_path / "corpora")
             for i, split in enumerate(({}, {"dp": 2, "micro_batches": 1}, {"tp": 2}, {"pp": 2}))
         ]
     assert [run.failure() for run in runs] == [""] * 4
@@ -186,8 +186,8 @@ def test_ranks_that_save_slowly_get_the_time_that_is_set_unless_ctrl_c_comes_aga
             raise left.pop()
 
     command = [sys.executable, "-m", "tests.parallel_core.launch_ranks"]
-    with LocalYard(command, save_s=LIMIT_S) as yard, pytest.raises(Interrupted) as end:
-        yard.run(RunSpec(), tmp_path, on_frame=interrupt)
+    with LocalRunner(command, save_s=LIMIT_S) as runner, pytest.raises(Interrupted) as end:
+        runner.run(RunSpec(), tmp_path, on_frame=interrupt)
     assert end.value.outcome.exits == [(0, code)]
 
 

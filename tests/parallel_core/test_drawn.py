@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from parallel_core.bench.random_specs import draw
-from parallel_core.local import LocalYard, Outcome
+from parallel_core.local import LocalRunner, Outcome
 from parallel_core.outline import outline_of
 from parallel_core.plan.memory import predict
 from parallel_core.spec import RunSpec
@@ -20,16 +20,16 @@ BOUNDS = {"fp64": 1e-9, "fp32": 1e-5, "bf16": 3e-2, "fp16": 1e-2}
 STEPS = 3
 
 
-def _losses(yard: LocalYard, spec: RunSpec, folder: Path) -> list[float]:
-    outcome, errors = _ran(yard, spec, folder)
+def _losses(runner: LocalRunner, spec: RunSpec, folder: Path) -> list[float]:
+    outcome, errors = _ran(runner, spec, folder)
     known = not no_kernel(spec.model.kind, spec.train.precision)
     assert not known or np.abs(errors).max() < 0.1, f"{spec.model_dump_json()}: {errors}"
     return [float(value) for value in outcome.series("loss")["value"]]
 
 
-def _ran(yard: LocalYard, spec: RunSpec, folder: Path) -> tuple[Outcome, list[float]]:
+def _ran(runner: LocalRunner, spec: RunSpec, folder: Path) -> tuple[Outcome, list[float]]:
     """Runs the spec; returns its outcome and the relative error of the predicted memory of each rank."""
-    outcome = yard.run(spec, folder)
+    outcome = runner.run(spec, folder)
     assert outcome.ok, f"{spec.model_dump_json()}: {outcome.failure()}\n{outcome.traceback()}"
     errors = []
     for said in predict(spec):
@@ -49,10 +49,10 @@ def _alone(spec: RunSpec) -> RunSpec:
     return RunSpec.model_validate({**whole, "parallel": split, "train": train})
 
 
-def _check(yard: LocalYard, folder: Path, seed: int, count: int) -> None:
+def _check(runner: LocalRunner, folder: Path, seed: int, count: int) -> None:
     compared = 0
     for i, spec in enumerate(islice(draw(seed, steps=STEPS), count)):
-        got = _losses(yard, spec, folder / f"{i}")
+        got = _losses(runner, spec, folder / f"{i}")
         assert len(got) >= STEPS and all(map(math.isfinite, got))
         if not spec.parallel.flushes and spec.parallel.pp > 1:
             continue  # delayed updates are compared with a replay in other tests
@@ -60,23 +60,23 @@ def _check(yard: LocalYard, folder: Path, seed: int, count: int) -> None:
             continue  # batch norms over micro-batches see other samples there
         # after an update clipped by each stage's own norm, the losses differ
         comparable = 1 if spec.train.clip == "stage" else STEPS
-        want = _losses(yard, _alone(spec), folder / f"{i}-alone")[:comparable]
+        want = _losses(runner, _alone(spec), folder / f"{i}-alone")[:comparable]
         assert got[:comparable] == pytest.approx(want, rel=BOUNDS[spec.train.precision]), spec.model_dump_json()
         compared += 1
     assert compared
 
 
-def test_any_split_trains_as_one_device(yard: LocalYard, tmp_path: Path) -> None:
-    _check(yard, tmp_path, seed=1, count=2)
+def test_any_split_trains_as_one_device(runner: LocalRunner, tmp_path: Path) -> None:
+    _check(runner, tmp_path, seed=1, count=2)
 
 
 @pytest.mark.parametrize(("seed", "which"), [(11, 9)], ids=["a sum beside what is added"])
-def test_what_was_once_predicted_wrong(yard: LocalYard, tmp_path: Path, seed: int, which: int) -> None:
-    _, errors = _ran(yard, next(islice(draw(seed), which, None)), tmp_path / "run")
+def test_what_was_once_predicted_wrong(runner: LocalRunner, tmp_path: Path, seed: int, which: int) -> None:
+    _, errors = _ran(runner, next(islice(draw(seed), which, None)), tmp_path / "run")
     assert np.abs(errors).max() < 0.01, errors
 
 
 @pytest.mark.full
 @pytest.mark.parametrize("seed", range(2, 6))
-def test_many_splits_train_as_one_device(yard: LocalYard, tmp_path: Path, seed: int) -> None:
-    _check(yard, tmp_path, seed, count=25)
+def test_many_splits_train_as_one_device(runner: LocalRunner, tmp_path: Path, seed: int) -> None:
+    _check(runner, tmp_path, seed, count=25)

@@ -9,7 +9,7 @@ import pytest
 from pydantic import ValidationError
 
 from parallel_core import schedule
-from parallel_core.local import LocalYard
+from parallel_core.local import LocalRunner
 from parallel_core.plan.strategy import idle_share, label
 from parallel_core.schedule.check import check
 from parallel_core.schedule.ir import Kind
@@ -112,10 +112,10 @@ def test_it_is_named() -> None:
         "1f1b, 4 ranks",
     ],
 )
-def test_losses_and_parameters_keep_their_bits(yard: LocalYard, tmp_path: Path, split: dict[str, Any]) -> None:
+def test_losses_and_parameters_keep_their_bits(runner: LocalRunner, tmp_path: Path, split: dict[str, Any]) -> None:
     runs = []
     for early in (False, True):
-        outcome = yard.run(spec(early_gradients=early, **{"micro_batches": 4, **split}), tmp_path / str(early))
+        outcome = runner.run(spec(early_gradients=early, **{"micro_batches": 4, **split}), tmp_path / str(early))
         assert outcome.ok, outcome.failure()
         runs.append(outcome)
     plain, parted = runs

@@ -15,7 +15,7 @@ from parallel_core.analysis.allocations import allocations, place
 from parallel_core.engine.distributed import Rendezvous
 from parallel_core.engine.run import run_rank
 from parallel_core.launch import EXIT_FAULT
-from parallel_core.local import LocalYard, Outcome
+from parallel_core.local import LocalRunner, Outcome
 from parallel_core.models.attention import Core
 from parallel_core.observe import host
 from parallel_core.observe.progress import Progress
@@ -56,8 +56,8 @@ def trained(folder: Path, split: dict[str, Any], inject: tuple[dict[str, Any], .
     clip = "stage" if "stash" in split.get("schedule", "") else "global"
     told = {"model": model, "parallel": split, "train": {**train, "clip": clip}, "inject": inject}
     spec = RunSpec.model_validate({**told, "trace": {"trace_every": 1}})
-    with LocalYard() as yard:
-        outcome = yard.run(spec, folder)
+    with LocalRunner() as runner:
+        outcome = runner.run(spec, folder)
     assert outcome.ok, outcome.failure()
     return outcome
 
@@ -97,8 +97,8 @@ def test_two_deterministic_runs_end_with_the_same_bits(kind: str, tmp_path: Path
     train = {"steps": 4, "warmup_steps": 1, "global_batch": 8, "deterministic": True, "device": "cuda"}
     spec, found = RunSpec.model_validate({"model": KINDS[kind], "train": {**train, "precision": "bf16"}}), []
     for name in ("first", "second"):
-        with LocalYard() as yard:
-            outcome = yard.run(spec, tmp_path / name)
+        with LocalRunner() as runner:
+            outcome = runner.run(spec, tmp_path / name)
         assert outcome.ok, outcome.failure()
         found.append(((outcome.last(0, "summary") or {})["fingerprint"], outcome.series("loss")["value"].tobytes()))
     assert found[0][0]["parameters"] == found[1][0]["parameters"] and found[0][1] == found[1][1]

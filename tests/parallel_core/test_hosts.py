@@ -35,7 +35,7 @@ from parallel_core.engine.clocks import (
 from parallel_core.engine.distributed import Rendezvous
 from parallel_core.launch import Event, ForkServer, StartCommand
 from parallel_core.layout import Layout
-from parallel_core.local import LocalYard, points, waits
+from parallel_core.local import LocalRunner, points, waits
 from parallel_core.observe.host import interface_of, listen_at
 from parallel_core.observe.records import SPAN, Frame, events_path
 from parallel_core.plan.units import unit_costs
@@ -86,9 +86,9 @@ def hosts() -> Iterator[tuple[Host, Host]]:
 
 
 @pytest.fixture(scope="module")
-def one_host() -> Iterator[LocalYard]:
-    with LocalYard() as yard:
-        yield yard
+def one_host() -> Iterator[LocalRunner]:
+    with LocalRunner() as runner:
+        yield runner
 
 
 def spec_of(**parallel: Any) -> RunSpec:
@@ -132,7 +132,7 @@ def over_two(
 @pytest.mark.skipif(not processes.LINUX, reason="reads /proc")
 @pytest.mark.parametrize("split", [{"dp": 2}, {"tp": 2}, {"pp": 2, "dp": 2, "micro_batches": 4}])
 def test_the_numbers_are_those_of_one_host(
-    split: dict[str, int], hosts: tuple[Host, Host], one_host: LocalYard, tmp_path: Path
+    split: dict[str, int], hosts: tuple[Host, Host], one_host: LocalRunner, tmp_path: Path
 ) -> None:
     spec = spec_of(**split)
     apart = over_two(hosts, spec, tmp_path / "apart")
@@ -165,7 +165,7 @@ def test_the_numbers_are_those_of_one_host(
 
 @pytest.mark.skipif(not processes.LINUX, reason="reads /proc")
 def test_sums_between_hosts_begin_while_backward_runs(
-    hosts: tuple[Host, Host], one_host: LocalYard, tmp_path: Path
+    hosts: tuple[Host, Host], one_host: LocalRunner, tmp_path: Path
 ) -> None:
     """With a model of several MiB, gradients are reduced in pieces, the first one before the last backward has
     ended.

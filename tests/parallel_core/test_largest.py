@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from parallel_core.local import LocalYard
+from parallel_core.local import LocalRunner
 from parallel_core.plan.capacity import largest_layers, least_layers
 from parallel_core.plan.largest import Search, search_for, trial
 from parallel_core.spec import RunSpec
@@ -61,12 +61,12 @@ def test_a_run_with_a_flipped_bit_is_tried_too(step: int, kept: int) -> None:
     assert tried.trace.fingerprint_every > tried.train.steps, "replicas are never compared"
 
 
-def test_real_runs_find_what_was_predicted(yard: LocalYard, tmp_path: Path) -> None:
+def test_real_runs_find_what_was_predicted(runner: LocalRunner, tmp_path: Path) -> None:
     spec = RunSpec.model_validate({"model": GPT, "train": {"global_batch": 8}})
     search = search_for(spec, CAP)
     assert least_layers(spec) < search.guess <= largest_layers(spec, CAP)
     while (layers := search.following) is not None:
-        outcome = yard.run(trial(spec, layers, CAP), tmp_path / str(layers), corpora=tmp_path)
+        outcome = runner.run(trial(spec, layers, CAP), tmp_path / str(layers), corpora=tmp_path)
         fault = outcome.last(0, "fault")
         assert outcome.ok or (fault and fault["cause"] == "out_of_memory"), outcome.failure()
         search = Search(search.guess, {**search.tried, layers: outcome.ok}, search.least)

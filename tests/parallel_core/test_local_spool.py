@@ -8,7 +8,7 @@ import numpy as np
 
 from parallel_core.cli import entry
 from parallel_core.limits import SPOOL_BYTES
-from parallel_core.local import LocalYard, Tail
+from parallel_core.local import LocalRunner, Tail
 from parallel_core.observe.records import OMITTED, SPAN, FileSink, Frame, read_stream, segments
 from parallel_core.observe.spool import Recorded, Spool
 from parallel_core.spec import RunSpec
@@ -42,7 +42,7 @@ def test_a_stream_in_several_files_is_read_as_one_also_behind_what_went(tmp_path
     assert [frame.header["step"] for frame in left if frame.kind == "spans"] == [60, 61]
 
 
-def test_the_spans_of_a_run_go_where_they_are_over_the_limit(yard: LocalYard, tmp_path: Path) -> None:
+def test_the_spans_of_a_run_go_where_they_are_over_the_limit(runner: LocalRunner, tmp_path: Path) -> None:
     spec = RunSpec.model_validate(
         {
             "model": {"layers": 1, "hidden": 16, "heads": 2, "seq": 8},
@@ -51,7 +51,7 @@ def test_the_spans_of_a_run_go_where_they_are_over_the_limit(yard: LocalYard, tm
         }
     )
     shown: list[Frame] = []
-    done = yard.run(spec, tmp_path, on_frame=shown.append, spool_bytes=1)
+    done = runner.run(spec, tmp_path, on_frame=shown.append, spool_bytes=1)
     assert done.ok, done.failure()
     gone = [np.frombuffer(frame.blob, OMITTED)["step"] for frame in done.frames[0] if frame.kind == "omitted"]
     assert np.concatenate(gone).tolist() == [1, 2, 3, 4, 5] and done.traced() == {}

@@ -319,7 +319,7 @@ def test_many_workers_for_few_layers_are_compared_in_few_operations() -> None:
     """32640 ways to give some of up to 256 workers to the last stage."""
     told: list[tuple[int, int]] = []
     layers = [GraphLayer(str(n), n + 1, 0, 0, 0) for n in range(3)]
-    found = partition(LayerGraph.chain(layers), [Level(256, GBS)], told=lambda *now: told.append(now))
+    found = partition(LayerGraph.chain(layers), [Level(256, GBS)], on_progress=lambda *now: told.append(now))
     assert found.workers == 256
     assert told[-1] == (32640, 32640)
     assert len(told) <= 512

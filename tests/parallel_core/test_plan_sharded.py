@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from parallel_core.local import LocalYard
+from parallel_core.local import LocalRunner
 from tests.parallel_core.metered import assert_predicted
 
 TORCH = {"zero": 3, "zero_backend": "fully_shard"}
@@ -27,22 +27,24 @@ VGG = {"kind": "vgg16", "width": 8}
     ],
 )
 def test_large_layers_need_most_when_they_are_gathered_or_summed(
-    yard: LocalYard, tmp_path: Path, model: dict[str, Any], recompute: str
+    runner: LocalRunner, tmp_path: Path, model: dict[str, Any], recompute: str
 ) -> None:
     """A gather is copied out and, in a forward, held next to the following one; gradients are reduced in a copy."""
     split = {**TORCH, "dp": 2, "recompute": recompute}
-    assert_predicted(yard, tmp_path, model, split, "fp32", within=0.01, exact=["optimizer"])
+    assert_predicted(runner, tmp_path, model, split, "fp32", within=0.01, exact=["optimizer"])
 
 
 @pytest.mark.parametrize("model", [MLP, VGG], ids=["mlp", "vgg16"])
-def test_rows_of_any_layer_are_shared_out_over_three(yard: LocalYard, tmp_path: Path, model: dict[str, Any]) -> None:
+def test_rows_of_any_layer_are_shared_out_over_three(
+    runner: LocalRunner, tmp_path: Path, model: dict[str, Any]
+) -> None:
     split = {**TORCH, "dp": 3}
-    assert_predicted(yard, tmp_path, model, split, "fp32", within=0.007, batch=24, exact=["optimizer"])
+    assert_predicted(runner, tmp_path, model, split, "fp32", within=0.007, batch=24, exact=["optimizer"])
 
 
-def test_in_sixteen_bits_a_gathered_layer_sums_its_gradients_in_them(yard: LocalYard, tmp_path: Path) -> None:
+def test_in_sixteen_bits_a_gathered_layer_sums_its_gradients_in_them(runner: LocalRunner, tmp_path: Path) -> None:
     """There is no separate matmul result next to the sum, which has the same dtype."""
-    assert_predicted(yard, tmp_path, MLP, {**TORCH, "dp": 2}, "bf16", within=0.002, exact=["optimizer"])
+    assert_predicted(runner, tmp_path, MLP, {**TORCH, "dp": 2}, "bf16", within=0.002, exact=["optimizer"])
 
 
 @pytest.mark.parametrize(
@@ -56,9 +58,9 @@ def test_in_sixteen_bits_a_gathered_layer_sums_its_gradients_in_them(yard: Local
     ids=lambda split: " ".join(map(str, split.values())),
 )
 def test_a_b_finds_the_bucket_under_way_that_w_sent_last(
-    yard: LocalYard, tmp_path: Path, split: dict[str, Any]
+    runner: LocalRunner, tmp_path: Path, split: dict[str, Any]
 ) -> None:
     """Not the very last bucket: that one holds only norms here, and autograd fills it in B."""
     model = {"layers": 4, "hidden": 128, "heads": 4, "seq": 64}
     whole = {"dp": 2, "pp": 2, "micro_batches": 4, "zero": 2, **split}
-    assert_predicted(yard, tmp_path, model, whole, "fp32", within=0.002, exact=["params", "optimizer"])
+    assert_predicted(runner, tmp_path, model, whole, "fp32", within=0.002, exact=["params", "optimizer"])

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from parallel_core.local import LocalYard
+from parallel_core.local import LocalRunner
 from parallel_core.spec import RunSpec
 
 GPT = {"layers": 2, "hidden": 32, "heads": 4, "seq": 16, "vocab": 64}
@@ -18,8 +18,8 @@ LARGE, FEW = {"torch", "numpy", "sympy"}, 2
 
 
 @pytest.fixture(scope="module")
-def importing() -> Iterator[LocalYard]:
-    with LocalYard((sys.executable, "-m", "tests.parallel_core.importing_ranks")) as opened:
+def importing() -> Iterator[LocalRunner]:
+    with LocalRunner((sys.executable, "-m", "tests.parallel_core.importing_ranks")) as opened:
         yield opened
 
 
@@ -36,7 +36,7 @@ def importing() -> Iterator[LocalYard]:
     ids=str,
 )
 def test_ranks_import_no_library(
-    importing: LocalYard, tmp_path: Path, model: dict[str, Any], split: dict[str, Any], more: dict[str, Any]
+    importing: LocalRunner, tmp_path: Path, model: dict[str, Any], split: dict[str, Any], more: dict[str, Any]
 ) -> None:
     train = {"steps": 3, "warmup_steps": 1, "global_batch": 8, **more.get("train", {})}
     spec = RunSpec.model_validate({**more, "model": model, "parallel": split, "train": train})

@@ -16,7 +16,7 @@ from pydantic import ValidationError
 from parallel_core.analysis.breakdown import breakdown
 from parallel_core.analysis.export import COLUMNS, About, chrome_trace, table
 from parallel_core.layout import Layout
-from parallel_core.local import LocalYard
+from parallel_core.local import LocalRunner
 from parallel_core.observe.records import SPAN
 from parallel_core.plan.cluster.store import rows
 from parallel_core.plan.strategy import ideal_speedup
@@ -310,13 +310,13 @@ def test_waits_are_not_exported_where_a_rank_is_missing() -> None:
     [{"pp": 2, "micro_batches": 4}, {"dp": 2}, {"tp": 2}, {"pp": 2, "schedule": "zb-h1", "micro_batches": 4}],
     ids=["pp", "dp", "tp", "zb"],
 )
-def test_a_real_step_is_replayed_within_3_percent(split: dict[str, Any], tmp_path: Path, yard: LocalYard) -> None:
+def test_a_real_step_is_replayed_within_3_percent(split: dict[str, Any], tmp_path: Path, runner: LocalRunner) -> None:
     made = RunSpec.model_validate(
         {"model": MODEL, "parallel": split, "train": {"global_batch": 8, "steps": 8}, "trace": {"trace_every": 5}}
     )
     errors: list[float] = []
     for attempt in range(ATTEMPTS):  # in a disturbed step, a delayed rank is not represented by its group's mean
-        outcome = yard.run(made, tmp_path / str(attempt))
+        outcome = runner.run(made, tmp_path / str(attempt))
         assert outcome.ok, outcome.failure()
         found = measure(build(made), outcome.traced(), Layout.of(made))
         assert replay(made, found, Change(links=FREE)).step <= found.step

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from parallel_core.local import LocalYard
+from parallel_core.local import LocalRunner
 from parallel_core.schedule.ir import COMPUTE, Kind
 from parallel_core.schedule.text import WORDS
 from parallel_core.spec import RunSpec
 
 
-def test_statistics_of_a_batch_norm_are_no_gathers_of_parameters(yard: LocalYard, tmp_path: Path) -> None:
+def test_statistics_of_a_batch_norm_are_no_gathers_of_parameters(runner: LocalRunner, tmp_path: Path) -> None:
     spec = RunSpec.model_validate(
         {
             "model": {"kind": "resnet50", "width": 4},
@@ -19,7 +19,7 @@ def test_statistics_of_a_batch_norm_are_no_gathers_of_parameters(yard: LocalYard
             "trace": {"trace_every": 1},
         }
     )
-    outcome = yard.run(spec, tmp_path)
+    outcome = runner.run(spec, tmp_path)
     assert outcome.ok, outcome.failure()
     for rows in outcome.traced().values():
         told = rows[rows["kind"] == Kind.STATISTICS]

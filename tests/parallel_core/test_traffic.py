@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 
 from parallel_core.layout import Layout
-from parallel_core.local import LocalYard
+from parallel_core.local import LocalRunner
 from parallel_core.model_spec import ModelSpec
 from parallel_core.models.registry import parameter_shapes
 from parallel_core.outline import outline_of
@@ -68,14 +68,14 @@ SAID = {
     ],
 )
 def test_the_bytes_of_every_group_are_those_of_the_spans(
-    splits: list[dict[str, Any]], yard: LocalYard, tmp_path: Path
+    splits: list[dict[str, Any]], runner: LocalRunner, tmp_path: Path
 ) -> None:
     for i, split in enumerate(splits):
         train = {"steps": 6, "warmup_steps": 2, "global_batch": 8, "clip_norm": None}
         train |= {"precision": split.get("precision", "fp32")}
         parallel = {name: value for name, value in split.items() if name != "precision"}
         spec = RunSpec.model_validate({"model": MODEL, "parallel": parallel, "train": train})
-        outcome = yard.run(spec, tmp_path / str(i))
+        outcome = runner.run(spec, tmp_path / str(i))
         assert outcome.ok, outcome.failure()
         assert set(outcome.traced()) == set(range(spec.parallel.world))
         for rank, rows in outcome.traced().items():
