@@ -27,11 +27,11 @@ from parallel_core.analysis.step_waits import Shares, StepWaits, shares_in_turn
 from parallel_core.checkpoint.folder import CHECKPOINTS
 from parallel_core.launch import CheckpointOptions, Event, ForkServer, GenerationRequest, StartCommand
 from parallel_core.layout import Layout
+from parallel_core.no_progress import Watch, marked, place, sentence
 from parallel_core.observe.event_tail import EventTail
 from parallel_core.observe.records import POINT, SPAN, Frame, decode, read_stream
 from parallel_core.observe.spool import Recorded, Spool, segment_bytes
 from parallel_core.spec import RunSpec
-from parallel_core.standstill import Watch, marked, place, sentence
 
 log = logging.getLogger(__name__)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field
 
-from parallel_core import processes, standstill
+from parallel_core import no_progress, processes
 from parallel_core.launch import StartCommand, Store
 from parallel_core.observe.spool import segment_bytes
 from workers import ending
@@ -101,7 +101,7 @@ class Attempt:
     def still_for(self) -> float:
         """Seconds since a rank last reported progress, or since the launch."""
         assert self.launched is not None
-        return standstill.still_for(self.folder.path, self.command.ranks, self.launched)
+        return no_progress.still_for(self.folder.path, self.command.ranks, self.launched)
 
     def how_it_ended(self) -> Ending:
         """How it ended: as the worker stopped it, as refused, or as exit codes and fault frames show.

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from parallel_core.launch import EXIT_PEER, EXIT_STOPPED, describe_exit
+from parallel_core.no_progress import place
 from parallel_core.observe import records
-from parallel_core.standstill import place
 from workers.contract import AttemptBody, Cause, Outcome
 
 KILL_AFTER_S = 0.8

@@ -26,7 +26,7 @@ from typing import Any
 from parallel_core.launch import STOP_GRACE_S, Event, Store
 from parallel_core.observe.suspension import SuspensionDetector
 from parallel_core.observe.trace_request import TraceRequest, ask, read_how
-from workers import checkpoints, ending, preparation, standstill
+from workers import checkpoints, ending, no_progress, preparation
 from workers.attempt import Attempt, end_processes
 from workers.calibration import Calibration
 from workers.contract import AttemptBody, ControlEntry, Device
@@ -284,7 +284,7 @@ class Supervisor(threading.Thread):
 
     def _end_standstill(self, attempt: Attempt) -> None:
         limit = self._settings.no_progress_s
-        how = standstill.report(attempt.folder.path, attempt.command.ranks, limit, attempt.command.spec)
+        how = no_progress.report(attempt.folder.path, attempt.command.ranks, limit, attempt.command.spec)
         self._server.dump(attempt.number)
         self._stop(attempt, "no_progress", how)
 

@@ -6,7 +6,7 @@ order, and the texts of those pieces whose digests the browser did not send. The
 sends no digests gets all texts.
 
 An answer also states its cost in CPU time. On a laptop the same processor makes the answers and executes the runs, so
-the more an answer costs, the less often a page asks (pace.js).
+the more an answer costs, the less often a page asks (refetch.js).
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ import pytest
 from playwright.sync_api import Browser, BrowserContext, Page, expect, sync_playwright
 
 from tests import chromium
-from tests.browser.watched import HOSTILE, LIVE_MS, WIDE, Troubles
+from tests.browser.observed_page import HOSTILE, LIVE_MS, WIDE, Troubles
 from tests.yard_process import YardProcess, tiny, wait_for
 
 FLAGS = [

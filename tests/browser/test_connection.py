@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from playwright.sync_api import Page, expect
 
-from tests.browser.watched import Troubles, mark, same_page, until
+from tests.browser.observed_page import Troubles, mark, same_page, until
 from tests.yard_process import YardProcess
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(300)]
@@ -83,7 +83,7 @@ def test_a_broker_that_stands_still_is_said_until_it_goes_on(
 
 WAITS = """async (status) => {
   const base = document.querySelector("script[src*='js/list.js']").src;
-  const { check, Paced } = await import(new URL("pace.js", base).href);
+  const { check, Paced } = await import(new URL("refetch.js", base).href);
   const [part, waits] = [new Paced(), []];
   part.soon = (work, wait) => waits.push(wait / 1000);
   for (const ok of [false, false, false, false, true, false]) {

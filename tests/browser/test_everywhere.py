@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from playwright.sync_api import Page
 
-from tests.browser.watched import HOSTILE, LOOKS, PHONE, WIDE, Troubles, overflow, settle, violations
+from tests.browser.observed_page import HOSTILE, LOOKS, PHONE, WIDE, Troubles, overflow, settle, violations
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(300)]
 TABS = ("timeline", "accounts", "whatif", "operators", "memory", "metrics", "ranks", "logs", "spec", "events")

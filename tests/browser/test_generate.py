@@ -11,7 +11,7 @@ import pytest
 from playwright.sync_api import Page, expect
 
 from tests.browser.conftest import DONE_S
-from tests.browser.watched import overflow, violations
+from tests.browser.observed_page import overflow, violations
 from tests.yard_process import YardProcess, tiny
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(300)]

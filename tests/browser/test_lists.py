@@ -10,7 +10,7 @@ import httpx
 import pytest
 from playwright.sync_api import Page, Request, Response, Route, expect
 
-from tests.browser.watched import PHONE, RUN_MS, TELL, Troubles, endless, mark, overflow, same_page, settle
+from tests.browser.observed_page import PHONE, RUN_MS, TELL, Troubles, endless, mark, overflow, same_page, settle
 from tests.yard_process import YardProcess, tiny, wait_for
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(300)]

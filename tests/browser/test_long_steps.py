@@ -13,7 +13,7 @@ from playwright.sync_api import Locator, Page, Route, expect
 from dashboard.charts.heatmap import PHASES
 from parallel_core.analysis.quantities import count_text
 from tests.bench.timeline import seeded
-from tests.browser.watched import LIVE_MS, PHONE, RUN_MS, Troubles, until
+from tests.browser.observed_page import LIVE_MS, PHONE, RUN_MS, Troubles, until
 from tests.yard_process import YardProcess, wait_for
 
 pytestmark = pytest.mark.browser

@@ -12,7 +12,7 @@ import httpx
 import pytest
 from playwright.sync_api import Page, expect
 
-from tests.browser.watched import RUN_MS, Troubles
+from tests.browser.observed_page import RUN_MS, Troubles
 from tests.yard_process import YardProcess
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(300)]

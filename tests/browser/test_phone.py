@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from playwright.sync_api import Page, expect
 
-from tests.browser.watched import PHONE
+from tests.browser.observed_page import PHONE
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(300)]
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from playwright.sync_api import Page, expect
 
-from tests.browser.watched import mark, same_page
+from tests.browser.observed_page import mark, same_page
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(300)]
 

@@ -16,7 +16,7 @@ from playwright.sync_api import Page, Route, expect
 
 from dashboard.analyst.child import NICENESS
 from parallel_core import processes
-from tests.browser.watched import LOST, RUN_MS, Troubles, chart_points, drawn, endless, mark, same_page, until
+from tests.browser.observed_page import LOST, RUN_MS, Troubles, chart_points, drawn, endless, mark, same_page, until
 from tests.yard_process import YardProcess, tiny, wait_for
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(300)]

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from playwright.sync_api import Page, expect
 
-from tests.browser.watched import PHONE, WIDE, until
+from tests.browser.observed_page import PHONE, WIDE, until
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(300)]
 

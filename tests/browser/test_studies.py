@@ -15,7 +15,7 @@ import httpx
 import pytest
 from playwright.sync_api import Page, Route, expect
 
-from tests.browser.watched import RUN_MS, TELL, Troubles, drawn, endless, mark, same_page
+from tests.browser.observed_page import RUN_MS, TELL, Troubles, drawn, endless, mark, same_page
 from tests.yard_process import YardProcess, wait_for
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(300)]

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from playwright.sync_api import Page, expect
 
-from tests.browser.watched import PHONE, RUN_MS, WIDE, Troubles, overflow, settle, until, violations
+from tests.browser.observed_page import PHONE, RUN_MS, WIDE, Troubles, overflow, settle, until, violations
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(300)]
 PNG = b"\x89PNG\r\n\x1a\n"

@@ -8,7 +8,7 @@ import httpx
 import pytest
 from playwright.sync_api import Page, Request, expect
 
-from tests.browser.watched import RUN_MS, Troubles, endless
+from tests.browser.observed_page import RUN_MS, Troubles, endless
 from tests.yard_process import YardProcess
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(400)]

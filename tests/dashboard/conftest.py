@@ -16,7 +16,7 @@ from dashboard.control.controller import Controller
 from dashboard.fleet.models import Worker
 from dashboard.ledger.models import Profile
 from tests.dashboard import factory
-from tests.dashboard.peer import Peer
+from tests.dashboard.fake_worker import Peer
 
 
 @pytest.fixture(autouse=True)

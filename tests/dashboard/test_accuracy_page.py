@@ -8,7 +8,7 @@ from django.test import Client
 from dashboard.charts import errors
 from dashboard.plans import accuracy_page
 from parallel_core.plan.cluster import accuracy, pipedream_2019
-from tests.dashboard.analysed import answered
+from tests.dashboard.run_analyst import answered
 
 PAGE = "/planner/accuracy/"
 

@@ -20,8 +20,8 @@ from dashboard.runs import services
 from dashboard.runs.models import Corpus, Run
 from dashboard.runs.selectors import SORTS
 from dashboard.traces.models import Trace, TraceState
-from tests.dashboard.analysed import read_next
-from tests.dashboard.received import received
+from tests.dashboard.run_analyst import read_next
+from tests.dashboard.streamed_body import received
 
 pytestmark = pytest.mark.django_db
 TINY = {"model": {"layers": 1, "hidden": 16, "heads": 2, "seq": 16}, "train": {"steps": 6, "global_batch": 4}}

@@ -16,7 +16,7 @@ from dashboard.runs import traces as of_runs
 from dashboard.traces import services
 from parallel_core.simulate.replay import FREE, Change, replay
 from tests.dashboard import factory
-from tests.dashboard.analysed import read_next
+from tests.dashboard.run_analyst import read_next
 from tests.dashboard.test_traces import annotated
 
 pytestmark = pytest.mark.django_db

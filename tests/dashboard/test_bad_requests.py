@@ -17,7 +17,7 @@ from dashboard.runs.models import Run
 from dashboard.traces.models import Trace
 from parallel_core.observe.records import encode
 from tests.dashboard import factory
-from tests.dashboard.analysed import read_next
+from tests.dashboard.run_analyst import read_next
 from tests.dashboard.test_traces import annotated, send
 
 pytestmark = pytest.mark.django_db

@@ -13,7 +13,7 @@ from dashboard.runs.models import Run
 from dashboard.studies.models import Study
 from parallel_core.faults import KINDS
 from tests.dashboard import factory
-from tests.dashboard.received import received
+from tests.dashboard.streamed_body import received
 from tests.dashboard.test_forms import filled
 
 pytestmark = pytest.mark.django_db

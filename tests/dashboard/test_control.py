@@ -20,7 +20,7 @@ from dashboard.fleet.models import Worker
 from dashboard.fleet.services import drain, enable
 from dashboard.runs import services
 from dashboard.runs.models import Attempt, Run, State
-from tests.dashboard.peer import Peer, points_frame, spec
+from tests.dashboard.fake_worker import Peer, points_frame, spec
 from workers.contract import LEASE_S
 
 SHORT_LEASE = 1.2 * MOST_COUNTED_S

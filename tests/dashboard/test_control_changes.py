@@ -16,7 +16,7 @@ from dashboard.control import controller as loop
 from dashboard.control.changes import Changes
 from dashboard.control.controller import Controller
 from dashboard.runs.models import State
-from tests.dashboard.peer import Peer, points_frame
+from tests.dashboard.fake_worker import Peer, points_frame
 from tests.dashboard.test_control import started, state_of, submit
 
 own_writes_are_told = pytest.mark.skipif("connection.vendor != 'sqlite'", reason="PostgreSQL has one log for all")

@@ -13,7 +13,7 @@ from dashboard.control.controller import Controller
 from dashboard.control.starter import Starter
 from dashboard.runs.models import Attempt, Run
 from parallel_core.file_lock import FileLock
-from tests.dashboard.peer import Peer
+from tests.dashboard.fake_worker import Peer
 from tests.dashboard.test_control import submit, until
 
 pytestmark = pytest.mark.django_db

@@ -16,7 +16,7 @@ from dashboard.fleet.models import Worker
 from dashboard.ledger.models import Profile, ProfileState
 from dashboard.runs.models import Attempt, Checkpoint, Corpus, Run, State
 from tests.dashboard import factory
-from tests.dashboard.peer import Peer
+from tests.dashboard.fake_worker import Peer
 from tests.dashboard.test_control import SHORT_LEASE, started, state_of, submit, until
 
 pytestmark = pytest.mark.django_db

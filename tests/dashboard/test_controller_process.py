@@ -20,7 +20,7 @@ import redis
 from dashboard.yard import broker
 from parallel_core.observe.records import POINT
 from tests.dashboard.database_file import NAME, ROOT, env_of, make_database
-from tests.dashboard.peer import Peer, points_frame
+from tests.dashboard.fake_worker import Peer, points_frame
 
 DEADLINE_S = 60.0
 PACE_S = 0.02
@@ -29,7 +29,7 @@ SEED = """
 import django; django.setup()
 from django.contrib.auth.models import User
 from dashboard.runs import services
-from tests.dashboard.peer import spec
+from tests.dashboard.fake_worker import spec
 owner = User.objects.create_superuser("root")
 services.submit(owner=owner, spec=spec(dp=2))
 """

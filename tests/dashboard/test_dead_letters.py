@@ -18,7 +18,7 @@ from dashboard.fleet.models import Worker
 from dashboard.runs import selectors, services, states
 from dashboard.runs.models import Attempt, Cursor, DeadLetter
 from parallel_core.observe.records import OMITTED, encode
-from tests.dashboard.peer import Peer, points_frame, spec
+from tests.dashboard.fake_worker import Peer, points_frame, spec
 
 pytestmark = pytest.mark.django_db
 

@@ -15,7 +15,7 @@ from django.db import connection
 from dashboard.control import controller as loop
 from dashboard.control.controller import Controller
 from dashboard.control.durability import sync_commits
-from tests.dashboard.peer import Peer
+from tests.dashboard.fake_worker import Peer
 from tests.dashboard.test_control import started, submit
 
 pytestmark = pytest.mark.django_db

@@ -15,8 +15,8 @@ from dashboard.analyst.models import Search, SearchState
 from dashboard.ledger import graphs
 from dashboard.ledger.models import Graph
 from parallel_core.plan import graph_plan
-from tests.dashboard.analysed import search_next
 from tests.dashboard.plain import plain
+from tests.dashboard.run_analyst import search_next
 
 pytestmark = pytest.mark.django_db
 HX = {"HX-Request": "true"}

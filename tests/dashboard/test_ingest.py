@@ -15,7 +15,7 @@ from dashboard.fleet.models import Worker
 from dashboard.runs import selectors, services, states
 from dashboard.runs.models import Attempt, Cursor, LogChunk, OpenWaits, RankInfo, Run, SeriesChunk, SpanChunk, State
 from parallel_core.observe.records import MEMORY, SPAN, encode
-from tests.dashboard.peer import Peer, points_frame, spans_frame, spec, waits_frame
+from tests.dashboard.fake_worker import Peer, points_frame, spans_frame, spec, waits_frame
 from workers.contract import EVENTS
 
 pytestmark = pytest.mark.django_db

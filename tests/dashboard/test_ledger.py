@@ -33,7 +33,7 @@ from parallel_core.observe.records import POINT, encode
 from parallel_core.simulate.predict import predict_step
 from parallel_core.spec import RunSpec
 from tests.dashboard import factory
-from tests.dashboard.peer import Peer
+from tests.dashboard.fake_worker import Peer
 from tests.parallel_core.tables import table
 
 pytestmark = pytest.mark.django_db

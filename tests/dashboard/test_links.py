@@ -18,9 +18,9 @@ from dashboard.runs import linking, queue, services
 from dashboard.runs.models import Run
 from parallel_core.profile import curves
 from tests.dashboard import factory
+from tests.dashboard.link_runs import line, started, timed, told
 from tests.dashboard.plain import plain
 from tests.dashboard.test_api import bearer
-from tests.dashboard.wires import line, started, timed, told
 
 pytestmark = pytest.mark.django_db
 

@@ -16,7 +16,7 @@ from dashboard.live.changes import COST
 from dashboard.runs import list_views
 from dashboard.runs.listing import options
 from dashboard.runs.models import Run, State
-from tests.dashboard.received import received
+from tests.dashboard.streamed_body import received
 
 pytestmark = pytest.mark.django_db
 

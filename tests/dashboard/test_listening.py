@@ -20,7 +20,7 @@ from dashboard.runs.models import Run, State
 from dashboard.runs.queue import everyone_waiting
 from dashboard.runs.submission import assess
 from tests.dashboard import factory
-from tests.dashboard.peer import Peer, spec
+from tests.dashboard.fake_worker import Peer, spec
 from tests.dashboard.test_control import started, state_of, submit, until
 
 pytestmark = pytest.mark.django_db

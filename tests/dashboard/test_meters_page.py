@@ -24,7 +24,7 @@ from parallel_core.analysis.quantities import rate_text, seconds_text, significa
 from parallel_core.observe.records import encode
 from parallel_core.spec import RunSpec
 from tests.dashboard import factory
-from tests.dashboard.peer import points_frame, spans_frame, waits_frame
+from tests.dashboard.fake_worker import points_frame, spans_frame, waits_frame
 
 pytestmark = pytest.mark.django_db
 

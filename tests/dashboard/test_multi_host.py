@@ -12,7 +12,7 @@ from dashboard.control.controller import Controller
 from dashboard.fleet.models import Worker
 from dashboard.runs import selectors, services
 from dashboard.runs.models import Attempt, Run, SpanChunk, State
-from tests.dashboard.peer import Peer, points_frame, spans_frame, spec
+from tests.dashboard.fake_worker import Peer, points_frame, spans_frame, spec
 from tests.dashboard.test_control import state_of, until
 
 LEASE = 1.2 * MOST_COUNTED_S

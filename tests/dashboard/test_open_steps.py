@@ -12,7 +12,7 @@ from dashboard.control import step_shares
 from dashboard.control.step_shares import share_points
 from dashboard.runs.models import Attempt, OpenWaits
 from tests.dashboard import factory
-from tests.dashboard.peer import waits_of
+from tests.dashboard.fake_worker import waits_of
 
 STEP = 48 + 23
 """Bytes of a step of `waits_of`."""

@@ -24,9 +24,9 @@ from dashboard.runs.spec_fields import from_spec
 from parallel_core.plan.fleet import MOST_DEVICES
 from parallel_core.spec import RunSpec
 from tests.dashboard import factory
-from tests.dashboard.analysed import answered
+from tests.dashboard.link_runs import timed
+from tests.dashboard.run_analyst import answered
 from tests.dashboard.test_forms import filled
-from tests.dashboard.wires import timed
 
 pytestmark = pytest.mark.django_db
 

@@ -15,8 +15,8 @@ from dashboard.runs import services
 from parallel_core.analysis.quantities import count_text
 from parallel_core.spec import RunSpec
 from tests.dashboard import factory
-from tests.dashboard.analysed import answered
 from tests.dashboard.plain import plain
+from tests.dashboard.run_analyst import answered
 
 pytestmark = pytest.mark.django_db
 SPEC = factory.PROFILED

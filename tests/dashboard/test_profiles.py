@@ -17,7 +17,7 @@ from dashboard.traces import services
 from dashboard.traces.models import Trace, TraceState
 from parallel_core.observe.records import encode
 from tests.dashboard import factory
-from tests.dashboard.analysed import read_next
+from tests.dashboard.run_analyst import read_next
 
 pytestmark = pytest.mark.django_db
 EVENTS = [

@@ -16,7 +16,7 @@ from dashboard.runs.models import Attempt, Checkpoint, Event, LogChunk, Run, Ser
 from dashboard.studies import reruns
 from dashboard.studies.models import Study
 from tests.dashboard import factory
-from tests.dashboard.peer import Peer, points_frame
+from tests.dashboard.fake_worker import Peer, points_frame
 from tests.dashboard.test_api import bearer
 from tests.dashboard.test_resume import frame
 

@@ -17,7 +17,7 @@ from dashboard.runs.models import Run, State
 from parallel_core.simulate.replay import Change, replay
 from parallel_core.spec import RunSpec
 from tests.dashboard import factory
-from tests.dashboard.analysed import foresee_all
+from tests.dashboard.run_analyst import foresee_all
 
 pytestmark = pytest.mark.django_db
 GPIPE = {"pp": 2, "schedule": "gpipe", "micro_batches": 4}

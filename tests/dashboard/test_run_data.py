@@ -17,7 +17,7 @@ from dashboard.runs import selectors
 from dashboard.runs.models import Attempt, LogChunk, Run, SeriesChunk, State
 from parallel_core.observe.records import POINT
 from tests.dashboard import factory
-from tests.dashboard.received import received
+from tests.dashboard.streamed_body import received
 
 pytestmark = pytest.mark.usefixtures("redis_url")  # announcements need a broker
 PIPELINE = {"pp": 2, "schedule": "gpipe", "micro_batches": 4}

@@ -23,7 +23,7 @@ from parallel_core.simulate.replay import Change, Replay
 from parallel_core.spec import RunSpec
 from tests.dashboard import factory
 from tests.dashboard.plain import plain
-from tests.dashboard.received import received
+from tests.dashboard.streamed_body import received
 
 PIPELINE = {"pp": 2, "schedule": "gpipe", "micro_batches": 4}
 

@@ -24,8 +24,8 @@ from dashboard.analyst.child import NICENESS, Child
 from dashboard.analyst.models import Search, SearchState
 from dashboard.ledger.models import Profile
 from parallel_core.processes import alive
-from tests.dashboard.analysed import DEADLINE_S, analyse_until, finish, lane_of, search_next
 from tests.dashboard.database_file import NAME, ROOT, env_of, make_database
+from tests.dashboard.run_analyst import DEADLINE_S, analyse_until, finish, lane_of, search_next
 
 PART = "/planner/accuracy/bubbles/1.5B"
 HX = {"HX-Request": "true"}

@@ -18,7 +18,7 @@ from dashboard.runs.page_tiles import memory_limit
 from dashboard.runs.selectors import Filters
 from parallel_core.analysis.downsample import thin
 from parallel_core.observe.records import POINT, SPAN
-from tests.dashboard.peer import spec
+from tests.dashboard.fake_worker import spec
 
 pytestmark = pytest.mark.django_db
 

@@ -11,7 +11,7 @@ from dashboard.fleet.models import Worker
 from dashboard.fleet.services import drain
 from dashboard.runs import services, states
 from dashboard.runs.models import Run, State
-from tests.dashboard.peer import spec
+from tests.dashboard.fake_worker import spec
 
 pytestmark = pytest.mark.django_db
 

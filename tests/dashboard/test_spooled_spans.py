@@ -25,7 +25,7 @@ from parallel_core.analysis.diagnosis import unjudged
 from parallel_core.observe.records import OMITTED, POINT, SPAN, STEP_SUM, FileSink, encode, events_path, segments
 from parallel_core.observe.spool import Spool, drop_spans
 from tests.dashboard import factory
-from tests.dashboard.peer import Peer, spans_frame
+from tests.dashboard.fake_worker import Peer, spans_frame
 from tests.yard_process import ROOT, wait_for
 from workers import relay as relay_module
 from workers.contract import AttemptBody

@@ -9,7 +9,7 @@ import pytest
 from dashboard.fleet.models import Worker
 from dashboard.runs import services, states
 from dashboard.runs.models import Attempt, Run, State
-from tests.dashboard.peer import spec
+from tests.dashboard.fake_worker import spec
 
 NODES = [{"worker": "yard-a", "devices": [0], "first_rank": 0, "address": "host-a"}]
 pytestmark = pytest.mark.django_db

@@ -16,7 +16,7 @@ from parallel_core.all_rules import CHECKS
 from parallel_core.rules import rule_error
 from parallel_core.spec import RunSpec
 from tests.dashboard import factory
-from tests.dashboard.received import received
+from tests.dashboard.streamed_body import received
 
 pytestmark = pytest.mark.django_db
 LATER = "parallel.pp=2 is refused by a rule that came later."

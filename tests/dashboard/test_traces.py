@@ -26,9 +26,9 @@ from dashboard.traces.models import Trace, TraceFile, TraceSpans, TraceState
 from parallel_core import limits
 from parallel_core.observe.records import SPAN
 from parallel_core.schedule.ir import Kind
-from tests.dashboard.analysed import analyse_until, finish, lane_of, read_next
 from tests.dashboard.plain import plain
-from tests.dashboard.received import received
+from tests.dashboard.run_analyst import analyse_until, finish, lane_of, read_next
+from tests.dashboard.streamed_body import received
 from tests.parallel_core import profiled
 
 pytestmark = pytest.mark.django_db

@@ -24,8 +24,8 @@ from parallel_core.analysis import waits
 from parallel_core.analysis.export import MARK
 from parallel_core.analysis.quantities import significant
 from tests.dashboard import factory
-from tests.dashboard.analysed import read_next
-from tests.dashboard.received import received
+from tests.dashboard.run_analyst import read_next
+from tests.dashboard.streamed_body import received
 
 pytestmark = pytest.mark.django_db
 PIPELINE = {"pp": 2, "schedule": "gpipe", "micro_batches": 4}

@@ -30,7 +30,7 @@ from parallel_core.layout import Layout
 from parallel_core.local import points
 from parallel_core.spec import RunSpec
 from tests.parallel_core import pair_runs, ranks, stored
-from tests.parallel_core.delayed import replay
+from tests.parallel_core.delayed_updates import replay
 from tests.parallel_core.pair_runs import STEPS, Leg, Ran
 
 BOUNDS = {"fp64": 1e-9, "fp32": 1e-5, "bf16": 2e-2, "fp16": 5e-3}

@@ -33,8 +33,8 @@ from parallel_core.observe.progress import Progress
 from parallel_core.observe.records import FileSink, events_path
 from parallel_core.spec import RunSpec
 from tests.parallel_core import ranks, stored
+from tests.parallel_core.corrupt import change_byte
 from tests.parallel_core.frames import read_file
-from tests.parallel_core.spoilt import change_byte
 
 MODEL = {"layers": 2, "hidden": 32, "heads": 4, "seq": 16, "vocab": 64}
 TRAIN = {"steps": 9, "global_batch": 8, "lr": 1e-2, "clip_norm": 0.5}

@@ -20,7 +20,7 @@ from parallel_core.checkpoint.manifest import CheckpointError
 from parallel_core.checkpoint.verify import verified
 from parallel_core.engine import checkpoint
 from parallel_core.spec import RunSpec
-from tests.parallel_core.spoilt import change_byte
+from tests.parallel_core.corrupt import change_byte
 from tests.parallel_core.test_checkpoint import SAVED, alone, save, spec_of
 
 

@@ -21,8 +21,8 @@ from parallel_core.engine.scaled_gradients import marked, rescaled
 from parallel_core.engine.trainer import Trainer
 from parallel_core.layout import Layout
 from parallel_core.spec import RunSpec
-from tests.parallel_core import delayed, parity, ranks, test_checkpoint
-from tests.parallel_core.delayed import round_ends, version_of
+from tests.parallel_core import delayed_updates, parity, ranks, test_checkpoint
+from tests.parallel_core.delayed_updates import round_ends, version_of
 from tests.parallel_core.gradients import named_grads
 
 FIRST = (2.0**18, 2.0**25)
@@ -61,7 +61,7 @@ def _work(spec: RunSpec, rank: int, meeting: Rendezvous, folder: Path) -> Any:
     return ranks.with_trainer(spec, rank, meeting, folder, _observe)
 
 
-class _Stage(delayed._Stage):
+class _Stage(delayed_updates._Stage):
     """Its versions are master weights; an update with non-finite gradients leaves them unchanged."""
 
     def __init__(self, spec: RunSpec, first: parity.Tensors, scale: float) -> None:

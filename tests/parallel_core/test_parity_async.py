@@ -21,7 +21,7 @@ from parallel_core.observe.progress import Progress
 from parallel_core.schedule.traits import TRAITS
 from parallel_core.spec import RunSpec
 from tests.parallel_core import parity, ranks
-from tests.parallel_core.delayed import replay
+from tests.parallel_core.delayed_updates import replay
 from tests.parallel_core.parity import Trained, assert_moved_alike, spec_of, train_many
 
 NAMES = [name for name, traits in TRAITS.items() if traits.sync != "flush"]

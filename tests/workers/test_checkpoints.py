@@ -11,7 +11,7 @@ import pytest
 
 from parallel_core.checkpoint import folder as folders
 from parallel_core.observe import records
-from tests.parallel_core.spoilt import change_byte
+from tests.parallel_core.corrupt import change_byte
 from tests.workers.harness import Bench, paced, tiny
 
 

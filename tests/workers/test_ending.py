@@ -19,9 +19,9 @@ from workers.attempt import Attempt
 from workers.contract import Node, StartMessage
 from workers.ending import Exit
 from workers.folder import Folder, Meta, Stop
+from workers.no_progress import report
 from workers.recovery import end_of
 from workers.run_commands import RunCommand
-from workers.standstill import report
 
 KILL, TERM = -signal.SIGKILL, -signal.SIGTERM
 

@@ -1,7 +1,7 @@
 /* Live fleet page: fetches its part again on news of the stream; heartbeat dots age in between. */
 
 import { elementOf, morph } from "./morph.js";
-import { check, isUrgent, Paced } from "./pace.js";
+import { check, isUrgent, Paced } from "./refetch.js";
 import { subscribe } from "./stream.js";
 
 const LATE_S = 4;

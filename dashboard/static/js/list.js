@@ -1,7 +1,7 @@
 // The runs list: updates rows live, in place. Rows never move by themselves: if rows would be added, removed or
 // reordered, a line above the table offers the new list.
 import { morph } from "./morph.js";
-import { check, isUrgent, Paced } from "./pace.js";
+import { check, isUrgent, Paced } from "./refetch.js";
 import { subscribe } from "./stream.js";
 
 const results = document.querySelector("#results");

@@ -11,7 +11,7 @@
 import "./copy_address.js";
 import { fromCache } from "./from_cache.js";
 import { elementOf, morph } from "./morph.js";
-import { check, isUrgent, Paced } from "./pace.js";
+import { check, isUrgent, Paced } from "./refetch.js";
 import { subscribe } from "./stream.js";
 
 const WAIT_MS = 1000; // least interval between fetches

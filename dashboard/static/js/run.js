@@ -9,7 +9,7 @@
 
 import { update, view, watch } from "./charts.js";
 import { elementOf, morph } from "./morph.js";
-import { check, isUrgent, Paced } from "./pace.js";
+import { check, isUrgent, Paced } from "./refetch.js";
 import { Log } from "./run_log.js";
 import { subscribe } from "./stream.js";
 

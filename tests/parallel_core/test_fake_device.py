@@ -32,7 +32,7 @@ from parallel_core.observe.records import POINT, FileSink, events_path
 from parallel_core.profile import fully_shard, ranks
 from parallel_core.profile.request import ProfileRequest
 from parallel_core.spec import RunSpec
-from tests.parallel_core import elsewhere
+from tests.parallel_core import fake_device
 from tests.parallel_core.frames import read_file
 from tests.parallel_core.ranks import Work, run
 
@@ -132,30 +132,30 @@ def _run_elsewhere(spec: RunSpec, rank: int, meeting: Rendezvous, folder: Path) 
     before = 0
 
     def counted(trainer: Trainer, step: int) -> Any:
-        elsewhere.WAITS.clear()
+        fake_device.WAITS.clear()
         done = advance(trainer, step)
-        waits.steps.append(elsewhere.WAITS.total())
+        waits.steps.append(fake_device.WAITS.total())
         return done
 
     def normed(totals: StepTotals) -> Any:
         nonlocal before
-        before = elsewhere.WAITS.total()
+        before = fake_device.WAITS.total()
         return squares(totals)
 
     def updated(*args: Any) -> None:
-        waits.updates.append(elsewhere.WAITS.total() - before)
+        waits.updates.append(fake_device.WAITS.total() - before)
         update(*args)
 
     def printed(prints: Fingerprints, step: int) -> list[int]:
-        elsewhere.WAITS.clear()
+        fake_device.WAITS.clear()
         found = numbers(prints, step)
-        waits.prints.append(elsewhere.WAITS.total())
+        waits.prints.append(fake_device.WAITS.total())
         return found
 
     Trainer.advance = counted  # type: ignore[method-assign]
     StepTotals.squares, FlatAdamW.step = normed, updated  # type: ignore[method-assign]
     Fingerprints._own_numbers = printed  # type: ignore[method-assign]
-    with elsewhere.moved():
+    with fake_device.moved():
         return _run(spec, rank, meeting, folder), waits
 
 
@@ -177,7 +177,7 @@ def test_it_trains_there_what_it_trains_here(name: str, run_there: Ran, tmp_path
 
 
 def _run_with_nccl(spec: RunSpec, rank: int, meeting: Rendezvous, folder: Path) -> tuple[list[float], dict[str, Any]]:
-    with elsewhere.moved(nccl=True):
+    with fake_device.moved(nccl=True):
         told = _run(spec, rank, meeting, folder)
     (memory,) = (f.header for f in read_file(events_path(folder, rank)) if f.header["kind"] == "memory")
     return told, memory
@@ -208,8 +208,8 @@ def test_the_host_waits_for_the_device_once_a_step(name: str, run_there: Ran, tm
 def _numbers_set(spec: RunSpec, rank: int, meeting: Rendezvous, folder: Path) -> list[int]:
     """How often the host waits as a number is put into: one element of a vector or a matrix, a slice, a row."""
     waited: list[int] = []
-    with elsewhere.moved():
-        line, table = torch.zeros(4, device=elsewhere.NAME), torch.zeros(2, 2, device=elsewhere.NAME)
+    with fake_device.moved():
+        line, table = torch.zeros(4, device=fake_device.NAME), torch.zeros(2, 2, device=fake_device.NAME)
         places: list[tuple[torch.Tensor, Any]] = [
             (line, -2),
             (table, (0, np.int64(1))),
@@ -217,9 +217,9 @@ def _numbers_set(spec: RunSpec, rank: int, meeting: Rendezvous, folder: Path) ->
             (table, 1),
         ]
         for tensor, index in places:
-            elsewhere.WAITS.clear()
+            fake_device.WAITS.clear()
             tensor[index] = True
-            waited.append(elsewhere.WAITS.total())
+            waited.append(fake_device.WAITS.total())
         assert (line.tolist(), table.tolist()) == ([0, 0, 1, 0], [[0, 1], [1, 1]])
     return waited
 
@@ -232,7 +232,7 @@ def _saved_and_resumed(spec: RunSpec, rank: int, meeting: Rendezvous, folder: Pa
     saves = CheckpointConfig(folder / "kept")
     if (folder / "resumes").exists():
         saves = CheckpointConfig(folder / "kept", folders.path_of(folder / "kept", 2))
-    with elsewhere.moved():
+    with fake_device.moved():
         return _run(spec, rank, meeting, folder, saves)
 
 
@@ -271,7 +271,7 @@ def _generated(spec: RunSpec, rank: int, meeting: Rendezvous, folder: Path) -> l
 
 
 def _generated_elsewhere(spec: RunSpec, rank: int, meeting: Rendezvous, folder: Path) -> list[list[int]]:
-    with elsewhere.moved():
+    with fake_device.moved():
         return _generated(spec, rank, meeting, folder)
 
 
@@ -294,7 +294,7 @@ def _profiled(spec: RunSpec, rank: int, meeting: Rendezvous, folder: Path) -> li
     start: StartCommand = {"folder": str(folder), "devices": [0, 0], "first_rank": 0, "device_kind": "cuda"}  # type: ignore[typeddict-item]
     args = RankArgs(start, spec, rank, 0, {"host": meeting.host, "port": meeting.port}, meeting.listen_fd, True)
     fully_shard.measure = lambda *_: []  # fully_shard needs streams of the device
-    with elsewhere.moved():
+    with fake_device.moved():
         ranks.be_rank(args, FileSink(folder, rank), Progress(folder, rank))
     return [
         frame.header["about"] for frame in read_file(events_path(folder, rank)) if frame.header["kind"] == "profile"
@@ -309,8 +309,8 @@ def test_layers_and_links_are_measured_there(run_there: Ran, tmp_path: Path) -> 
 
 
 def _mix(spec: RunSpec, rank: int, meeting: Rendezvous, folder: Path) -> str:
-    with elsewhere.moved():
-        there = torch.ones(3, device=elsewhere.NAME)
+    with fake_device.moved():
+        there = torch.ones(3, device=fake_device.NAME)
         assert float((there + there).sum()) == 6
         assert torch.equal((there + torch.tensor(1.0)).cpu(), torch.full((3,), 2.0))
         try:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from parallel_core import standstill
+from parallel_core import no_progress
 from parallel_core.spec import RunSpec
 from workers.ending import Ending
 
@@ -15,5 +15,5 @@ MAX_GRID = 16_000
 
 def report(folder: Path, ranks: Sequence[int], limit_s: float, spec: RunSpec) -> Ending:
     """The end of an attempt for lack of progress; made while the ranks are still there."""
-    detail = standstill.sentence(folder, ranks, limit_s)
-    return Ending("failed", "no_progress", detail, traceback=standstill.marked(folder, ranks, spec)[:MAX_GRID])
+    detail = no_progress.sentence(folder, ranks, limit_s)
+    return Ending("failed", "no_progress", detail, traceback=no_progress.marked(folder, ranks, spec)[:MAX_GRID])
