@@ -56,19 +56,22 @@ class CountingGroup(TensorGroup):
 
     def begin_gather(self, mine: Tensor) -> Begun:
         out = mine.repeat(1, self.size, 1)
-        return self._counted("all_gather", out, out.nbytes)
+        return self._begun("all_gather", out, out.nbytes)
 
     def begin_scatter(self, tensor: Tensor) -> Begun:
         rows = tensor.reshape(1, -1, tensor.shape[-1])
         mine = rows[:, : rows.shape[1] // self.size].contiguous()
-        return self._counted("reduce_scatter", mine, tensor.nbytes)
+        return self._begun("reduce_scatter", mine, tensor.nbytes)
 
     def _begin(self, tensor: Tensor, op: Any = dist.ReduceOp.SUM) -> Any:
-        return self._counted("all_reduce", tensor, tensor.nbytes).work
+        return self._counted("all_reduce", tensor.nbytes)
 
-    def _counted(self, what: What, out: Tensor, moved: int) -> Begun:
+    def _begun(self, what: What, out: Tensor, moved: int) -> Begun:
+        return Begun(out, self._counted(what, moved), moved, self._scope.mark())
+
+    def _counted(self, what: What, moved: int) -> _Sent:
         self.messages.append((what, moved))
-        return Begun(out, _Sent(), moved)
+        return _Sent()
 
 
 def spec_of(

@@ -21,7 +21,7 @@ class Begun(NamedTuple):
     work: Any
     moved: int
     """Bytes of the whole tensor, of which a rank may keep only some rows."""
-    start: Any = None
+    start: Any
     """The mark at which this rank was ready for it."""
 
 

@@ -12,9 +12,11 @@ import pytest
 
 from parallel_core.cli import main
 from parallel_core.cli.profile import report
+from parallel_core.engine.device import open_device
 from parallel_core.outline import outline_of
+from parallel_core.outline.splits import Cut
 from parallel_core.plan.units import boundary_elements
-from parallel_core.profile.layers import spec_of
+from parallel_core.profile.layers import LayerBench, draw, spec_of
 from parallel_core.profile.measure import ProfileFailed, measure, samples_up_to, tensor_widths
 from parallel_core.profile.repeats import noise
 from parallel_core.profile.request import ProfileRequest
@@ -34,6 +36,20 @@ ORDER = ProfileRequest(
 )
 
 WAYS: tuple[Literal["forward", "backward"], ...] = ("forward", "backward")
+
+
+@pytest.mark.parametrize("cut", ORDER.splits)
+@pytest.mark.parametrize("split", [False, True], ids=["whole backward", "split backward"])
+def test_every_way_to_split_tensors_is_timed_with_its_collectives_counted(cut: Cut, split: bool) -> None:
+    device, spec = open_device("cpu"), spec_of(MODEL, "fp32", 2, "full", 1, "cpu", cut)
+    bench = LayerBench(spec, [[unit] for unit in MODEL.units()], device)
+    bench.read(draw(spec, device))
+    seconds = bench.run(split)
+    bench.finish()
+    assert {part: len(each) for part, each in seconds.items()} == dict.fromkeys(
+        ("forward", "input", "weights") if split else ("forward", "backward"), len(MODEL.units())
+    )
+    assert bench.group.messages
 
 
 @pytest.fixture(scope="module")

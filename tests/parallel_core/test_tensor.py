@@ -92,15 +92,15 @@ class _Noted(TensorGroup):
 
     def begin_all_reduce(self, tensor: Tensor) -> Begun:
         self.notes.append("begin all_reduce")
-        return Begun(tensor, None, 0)
+        return Begun(tensor, None, 0, 0)
 
     def begin_gather(self, mine: Tensor) -> Begun:
         self.notes.append("begin gather")
-        return Begun(torch.cat([mine, mine], 1), None, 0)
+        return Begun(torch.cat([mine, mine], 1), None, 0, 0)
 
     def begin_scatter(self, tensor: Tensor) -> Begun:
         self.notes.append("begin scatter")
-        return Begun(tensor.flatten(0, -2).chunk(2)[0][None].contiguous(), None, 0)
+        return Begun(tensor.flatten(0, -2).chunk(2)[0][None].contiguous(), None, 0, 0)
 
     def end(self, begun: Begun) -> Tensor:
         self.notes.append("end")
