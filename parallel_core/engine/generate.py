@@ -74,10 +74,11 @@ class Generator:
         device: Device,
         path: Path,
         tell: Callable[[], None] = storage.no_progress,
+        moved: Callable[[], None] = storage.no_progress,
     ) -> None:
-        """`tell` is called repeatedly while the checkpoint is read."""
+        """`tell` is called repeatedly while the checkpoint is read, `moved` when a layer begins."""
         self.spec, self._device = spec, device
-        self._recorder = device.recorder(0, 0)
+        self._recorder, self._moved = device.recorder(0, 0), moved
         layout, scope = Layout.of(spec), Scope(self._recorder)
         place = layout.coords(rank)
         self._replica = place.replica
@@ -180,10 +181,12 @@ class Generator:
         shape = (*tokens.shape, self.spec.model.hidden)
         x = tokens if self._first else self._relay.receive(shape, self.flat.values.dtype)
         for layer in self._layers:
+            self._moved()
             x = layer(x)
         if self._head is None:
             self._relay.hand_on(x)
             return None
+        self._moved()
         mine: Tensor = self._output(self._head, x[:, -1])
         if self._group.size == 1:
             return mine
@@ -256,7 +259,7 @@ def run_rank(
     progress.at(-1, "connecting")
     groups = connect(rendezvous, rank, Layout.of(spec), device.backend, generates=True)
     with joined():
-        generator = Generator(spec, rank, groups, device, path, partial(progress.at, -1, "loading"))
+        generator = Generator(spec, rank, groups, device, path, partial(progress.at, -1, "loading"), progress.moved)
         report = Reporter(spec, rank, sink, device)
         report.hello(generator.flat, generator.units, Layout.of(spec))
         progress.at(0, "generating")

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import shutil
 import time
+from collections import Counter
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -27,6 +28,7 @@ from parallel_core.engine.trainer import Trainer
 from parallel_core.generation_request import inference
 from parallel_core.launch import GenerationRequest
 from parallel_core.layout import Layout
+from parallel_core.observe import progress
 from parallel_core.observe.memory import MemoryMeter
 from parallel_core.observe.progress import Progress
 from parallel_core.observe.records import FileSink
@@ -127,6 +129,40 @@ def test_spans_of_collectives_do_not_pile_up_token_by_token(trained: dict[str, P
 
     for few, many in ranks.run(spec_of("gpt", tp=2), work, ranks.scratch()):
         assert few == many > 0
+
+
+class _Moves(Progress):
+    """Counts how often its rank says that it moves, by the position that it is in."""
+
+    def __init__(self, folder: Path, rank: int) -> None:
+        super().__init__(folder, rank)
+        self.rank, self.seen = rank, Counter[str]()
+
+    def moved(self) -> None:
+        super().moved()
+        where = progress.read(self.folder, self.rank)
+        assert where is not None
+        self.seen[where.op] += 1
+
+
+def _moves(spec: RunSpec, rank: int, meeting: Rendezvous, folder: Path, path: Path) -> Counter[str]:
+    page = _Moves(folder, rank)
+    run_rank(spec, rank, FileSink(folder, rank), meeting, page, path, {**REQUEST, "new": 3})
+    return page.seen
+
+
+def test_each_layer_counts_as_progress(trained: dict[str, Path]) -> None:
+    """A token of a long text may take longer than the limit without progress; the metered ones are further tokens."""
+    spec = inference(spec_of("gpt").model_dump(mode="json"), tp=1, pp=2, dp=1)
+    found = ranks.run(spec, partial(_moves, path=trained["gpt"]), ranks.scratch())
+    for seen, units in zip(found, Layout.of(spec).stage_units, strict=True):
+        layers, metered = len(units), 2
+        assert seen == {
+            "generating": layers,
+            "token 1 of 3": layers,
+            "token 2 of 3": layers,
+            "token 3 of 3": metered * layers,
+        }
 
 
 @pytest.mark.parametrize("split", [{"tp": 2}, {"pp": 2}, {"dp": 2}], ids=str)
