@@ -46,8 +46,9 @@ class Side:
 
     @property
     def ordered(self) -> NDArray[np.void]:
-        """Its rows in order of their start, without the STEP."""
-        rows = self.rows[self.rows["kind"] != Kind.STEP]
+        """Its operations: its rows in order of their start, without the STEP and without each TP_FLIGHT, which is part
+        of the collective that follows it (and missing in older recordings)."""
+        rows = self.rows[~np.isin(self.rows["kind"], (Kind.STEP, Kind.TP_FLIGHT))]
         return rows[np.argsort(rows["start"], kind="stable")]
 
     def operations(self) -> list[Name]:

@@ -15,6 +15,7 @@ from parallel_core.analysis.align import MOST, Name, Side, align, align_sides, s
 from parallel_core.observe.records import SPAN
 from parallel_core.schedule.ir import Kind
 from parallel_core.simulate import Costs
+from tests.parallel_core.test_breakdown import rows
 from tests.parallel_core.test_replay import spec, step
 
 NAMES = st.lists(st.tuples(st.integers(0, 3), st.just(0), st.integers(0, 3)), max_size=20)
@@ -128,3 +129,16 @@ def test_the_longest_step_is_aligned_without_comparing_all_pairs() -> None:
     received = given_side([name for f in forwards for name in ((Kind.RECV_ACT, 0, f[2]), f)])
     found = align_sides(sent, received)
     assert (found.same, found.only_a, found.only_b, found.cut) == (half, half, half, True)
+
+
+def test_a_flight_is_part_of_its_collective() -> None:
+    """Steps that were recorded before flights were have the same operations."""
+    f, bw, ended = (Kind.F, 0, 9), (Kind.BW, 10, 40), [(Kind.TP_COLLECTIVE, 20, 24), (Kind.TP_COLLECTIVE, 32, 36)]
+    old = Side(spec(tp=2), 0, rows((Kind.STEP, 0, 40), f, bw, *ended))
+    new = Side(
+        spec(tp=2), 0, rows((Kind.STEP, 0, 40), f, (Kind.TP_FLIGHT, 12, 20), bw, *ended, (Kind.TP_FLIGHT, 26, 32))
+    )
+    found = align_sides(old, new)
+    assert found.equal and found.same == 4
+    assert [len(statuses) for statuses in found.statuses] == [len(old.ordered), len(new.ordered)]
+    assert new.ordered["start"].tolist() == [0, 10, 20, 32]
