@@ -36,7 +36,7 @@ def take_gpu(device: int, devices: Sequence[int], ahead: bool) -> int:
     """Makes only GPU number `device` of the host visible to this process; returns the ranks on the most shared GPU.
 
     `devices`: those of all ranks of this host. `ahead`: ranks post receives ahead, and send after them. Where the
-    host was given no GPU, none is made visible.
+    host was given no GPU, none is made visible. Raises AmbiguousGpus.
     """
     found = gpus(open_nvml())
     if found or "CUDA_VISIBLE_DEVICES" not in os.environ:

@@ -28,6 +28,7 @@ from parallel_core.checkpoint.folder import CHECKPOINTS
 from parallel_core.launch import CheckpointOptions, Event, ForkServer, GenerationRequest, StartCommand
 from parallel_core.layout import Layout
 from parallel_core.no_progress import Watch, marked, place, sentence
+from parallel_core.observe import host
 from parallel_core.observe.event_tail import EventTail
 from parallel_core.observe.records import POINT, SPAN, Frame, decode, read_stream
 from parallel_core.observe.spool import Recorded, Spool, segment_bytes
@@ -154,8 +155,11 @@ class LocalRunner:
         their sha256; `resume`: a checkpoint to start from. New checkpoints go to `folder`/checkpoints. Ctrl-C
         (KeyboardInterrupt) stops the ranks, which save first, and a second one ends them at once; Interrupted is raised
         then. A run in which no rank moves for `no_progress_s` seconds is ended. `links`: its ranks measure messages.
-        `spool_bytes`: bytes of records above which the oldest spans go (observe.spool); None: all stay.
+        `spool_bytes`: bytes of records above which the oldest spans go (observe.spool); None: all stay. Raises
+        AmbiguousGpus, before a rank starts.
         """
+        if spec.train.device == "cuda":
+            host.cuda_devices()  # every rank would fail in the same way
         self._attempt += 1
         folder.mkdir(parents=True, exist_ok=True)
         outcome, tail = Outcome(folder, time.monotonic()), Tail(folder, 0)

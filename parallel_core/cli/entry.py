@@ -12,20 +12,22 @@ from parallel_core.cli import fit, models, order, partition, plan, profile, sche
 from parallel_core.cli.common import CommandError
 from parallel_core.cli.numbers import target, whole
 from parallel_core.launch import ServerLost
+from parallel_core.observe.gpus import AmbiguousGpus
 
 NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
 """What a full disk is reported as, without the name of the file."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs a command; returns the exit code: 0 done, 1 the run failed, 2 command or spec invalid, 130 interrupted."""
+    """Runs a command; returns the exit code: 0 done, 1 the run failed, 2 command, spec or a
+    setting of the environment invalid, 130 interrupted."""
     options = _parser().parse_args(arguments)
     try:
         return int(options.run(options))
     except KeyboardInterrupt:
         print("stopped; no process is left", file=sys.stderr)
         return 130
-    except CommandError as error:
+    except (CommandError, AmbiguousGpus) as error:
         print(error, file=sys.stderr)
         return 2
     except ServerLost as error:

@@ -18,6 +18,10 @@ from typing import Any, NamedTuple
 from parallel_core.analysis.quantities import listed_text
 
 
+class AmbiguousGpus(ValueError):
+    """CUDA_VISIBLE_DEVICES has numbers that mean one GPU to CUDA and another to NVML; the message says what to set."""
+
+
 class Gpu(NamedTuple):
     """`name`: for CUDA_VISIBLE_DEVICES; `board`: the same for all instances of a GPU; `handle`: of NVML, None without
     it."""
@@ -54,8 +58,7 @@ def built_for_gpus() -> bool:
 def gpus(nvml: Any) -> list[Gpu]:
     """Returns the GPUs that CUDA_VISIBLE_DEVICES selects, in its order; all if it is not set, none if it is empty.
 
-    As in CUDA, names after one that matches no GPU are ignored. Raises ValueError for numbers that mean one GPU to CUDA
-    and another to NVML.
+    As in CUDA, names after one that matches no GPU are ignored. Raises AmbiguousGpus.
     """
     given = os.environ.get("CUDA_VISIBLE_DEVICES")
     named = None if given is None else [name.strip() for name in given.split(",")]
@@ -79,7 +82,7 @@ def model(nvml: Any, handle: Any) -> str:
 
 def _need_alike(models: list[str]) -> None:
     if len(models) > 1:
-        raise ValueError(
+        raise AmbiguousGpus(
             f"CUDA_VISIBLE_DEVICES={os.environ['CUDA_VISIBLE_DEVICES']} has numbers, and the GPUs of this host differ "
             f"({listed_text(models)}): CUDA counts the fastest first, nvidia-smi by bus. Name them by UUID "
             "(nvidia-smi -L), or set CUDA_DEVICE_ORDER=PCI_BUS_ID to count by bus."

@@ -52,7 +52,7 @@ def listen_at(address: str) -> socket.socket:
 
 
 def cuda_devices() -> list[str]:
-    """Returns the GPUs that this process may use, each as in CUDA_VISIBLE_DEVICES."""
+    """Returns the GPUs that this process may use, each as in CUDA_VISIBLE_DEVICES. Raises AmbiguousGpus."""
     return [gpu.name for gpu in gpus(open_nvml())]
 
 

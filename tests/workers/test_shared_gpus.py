@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
 
-from parallel_core import launch_gpu
+from parallel_core import launch_gpu, launch_rank
+from parallel_core.cli import main
+from parallel_core.local import LocalYard
 from parallel_core.observe import gpus as observed
-from parallel_core.observe.gpus import gpus
+from parallel_core.observe import host
+from parallel_core.observe.gpus import AmbiguousGpus, gpus
+from parallel_core.observe.records import FileSink
+from parallel_core.spec import RunSpec
 from workers import __main__ as worker_main
-from workers import devices
+from workers import devices, ending
 from workers.devices import Devices
 from workers.settings import Settings
 
@@ -116,7 +122,7 @@ def test_a_number_that_may_mean_another_gpu_to_cuda_is_refused(monkeypatch: pyte
         if order:
             monkeypatch.setenv("CUDA_DEVICE_ORDER", order)
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-a,1")
-        with pytest.raises(ValueError, match=r"=GPU-a,1 has numbers, .* differ \(GPU 0, GPU 1 and GPU 2\).*UUID"):
+        with pytest.raises(AmbiguousGpus, match=r"=GPU-a,1 has numbers, .* differ \(GPU 0, GPU 1 and GPU 2\).*UUID"):
             names()
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-b,GPU-a")
         assert names() == ["GPU-b1", "GPU-a0"]
@@ -135,6 +141,47 @@ def test_a_worker_whose_gpus_are_not_told_apart_does_not_start(
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
     assert worker_main.main() == 2
     assert "CUDA_VISIBLE_DEVICES=0 has numbers" in capsys.readouterr().err
+
+
+@pytest.fixture
+def ambiguous(monkeypatch: pytest.MonkeyPatch) -> None:
+    """This host has GPUs that differ, and was given one by number."""
+    monkeypatch.setattr(host, "open_nvml", lambda: driver(2))
+    monkeypatch.setattr(launch_gpu, "open_nvml", lambda: driver(2))
+    monkeypatch.delenv("CUDA_DEVICE_ORDER")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+
+
+@pytest.mark.usefixtures("ambiguous")
+@pytest.mark.parametrize("command", ["profile", "bench"])
+def test_a_command_whose_gpus_are_not_told_apart_says_so(
+    command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    spec = tmp_path / "spec.json"
+    spec.write_text('{"train": {"device": "cuda"}}')
+    assert main([command, str(spec) if command == "profile" else "mfu"]) == 2
+    assert capsys.readouterr().err.startswith("CUDA_VISIBLE_DEVICES=0 has numbers")
+
+
+@pytest.mark.usefixtures("ambiguous")
+def test_no_rank_starts_where_gpus_are_not_told_apart(tmp_path: Path) -> None:
+    spec = RunSpec.model_validate({"train": {"device": "cuda"}})
+    with LocalYard((sys.executable, "-c", "pass")) as yard, pytest.raises(AmbiguousGpus, match="UUID"):
+        yard.run(spec, tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.usefixtures("ambiguous")
+def test_a_rank_whose_gpu_is_not_told_apart_says_so(tmp_path: Path) -> None:
+    """On a worker, whose settings may have changed since it started."""
+    with pytest.raises(AmbiguousGpus) as raised:
+        launch_gpu.take_gpu(0, [0], ahead=False)
+    spec = RunSpec.model_validate({"train": {"device": "cuda"}})
+    order: Any = {"folder": str(tmp_path)}
+    args = launch_rank.RankArgs(order, spec, 0, 0, {"host": "", "port": 0}, None, alone=True)
+    code = launch_rank._report(raised.value, args, FileSink(tmp_path, 0))
+    told = ending.of_exits(tmp_path, [0], [ending.Exit(0, code, 0.0)], oom_kills=0)
+    assert "AmbiguousGpus: CUDA_VISIBLE_DEVICES=0 has numbers" in told.detail
 
 
 def test_without_the_library_cuda_has_what_it_was_given(monkeypatch: pytest.MonkeyPatch) -> None:
