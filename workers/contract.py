@@ -123,7 +123,8 @@ class HeartbeatBody(TypedDict):
     """It shuts down in an orderly way and takes no more runs. Sent before its attempts end, so that none is placed here
     again."""
     token_files: NotRequired[list[dict[str, Any]]]
-    """{name, tokens, vocab} of the token files in this worker's data folder (parallel_core.data.token_file)."""
+    """{name, tokens, vocab} of the token files in this worker's data folder (parallel_core.data.token_file);
+    absent until they were listed for the first time."""
     profiles: NotRequired[list[int]]
     """Ids of the requested profiles that wait or are under way there."""
     still: NotRequired[list[int]]

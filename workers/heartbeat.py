@@ -100,13 +100,14 @@ class Heartbeat(threading.Thread):
             shared_checkpoints=self._settings.shared_checkpoints is not None,
             across_hosts=self._settings.across_hosts,
             leaving=self._going.is_set(),
-            token_files=self._token_files.known,
             profiles=self._supervisor.between.profiles,
             still=self._supervisor.roll.still(),
             refused=self.refused,
         )
         if self._disk.free is not None:
             body["disk_free"] = self._disk.free
+        if self._token_files.known is not None:
+            body["token_files"] = self._token_files.known
         calibration: dict[str, Any] | None = self._supervisor.between.calibration.result
         if calibration:
             body["calibration"] = calibration

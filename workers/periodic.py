@@ -6,18 +6,20 @@ import threading
 import time
 
 LOOK_S = 10.0
+"""Seconds between two looks, unless the thread has an interval of its own."""
 
 
 class Periodic(threading.Thread):
-    """Calls `look` every LOOK_S seconds. A daemon thread: ends with the process."""
+    """Calls `look` every `interval` seconds. A daemon thread: ends with the process."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, interval: float = LOOK_S) -> None:
         super().__init__(name=name, daemon=True)
+        self._interval = interval
 
     def run(self) -> None:
         while True:
             self.look()
-            time.sleep(LOOK_S)
+            time.sleep(self._interval)
 
     def look(self) -> None:
         """Looks once, now; what cannot be found out stays as it is."""

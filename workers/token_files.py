@@ -3,28 +3,22 @@
 from __future__ import annotations
 
 import contextlib
-import threading
-import time
 from pathlib import Path
 from typing import Any
 
 from parallel_core.data import token_file
+from workers.periodic import Periodic
 
 LOOK_S = 2.0
 
 
-class TokenFiles(threading.Thread):
-    """`known` = {name, tokens, vocab} of each file as last listed. A daemon thread: ends with the process."""
+class TokenFiles(Periodic):
+    """`known` = {name, tokens, vocab} of each file as last listed; None before that."""
 
     def __init__(self, folder: Path) -> None:
-        super().__init__(name="token-files", daemon=True)
-        self.known: list[dict[str, Any]] = []
+        super().__init__("token-files", LOOK_S)
+        self.known: list[dict[str, Any]] | None = None
         self._folder = folder
-
-    def run(self) -> None:
-        while True:
-            self.look()
-            time.sleep(LOOK_S)
 
     def look(self) -> None:
         """Lists them now; while that fails, the last list stays."""

@@ -32,10 +32,11 @@ def keep_beat(entry: Entry, body: Mapping[str, Any]) -> tuple[Worker, bool]:
         "shared_checkpoints": bool(body.get("shared_checkpoints")),
         "across_hosts": bool(body.get("across_hosts", True)),
         "leaving": bool(body.get("leaving")),
-        "token_files": body.get("token_files") or [],
         "refused": str(body.get("refused") or "")[:MAX_CHARACTERS],
         "heartbeat_at": datetime.fromtimestamp(entry.at, UTC),
     }
+    if "token_files" in body:
+        values["token_files"] = body["token_files"] or []
     if body.get("calibration"):
         values["calibration"] = body["calibration"]
     worker = Worker.objects.filter(name=entry.worker).first() or Worker(name=entry.worker)

@@ -98,6 +98,17 @@ def test_the_worker_is_as_its_heartbeat_said(peer: Peer, controller: Controller)
     assert worker.refused == "", "an old refusal is not kept, and a worker of an older version reports none"
 
 
+def test_token_files_are_kept_until_the_worker_has_listed_them_again(peer: Peer, controller: Controller) -> None:
+    """A worker that was restarted does not know them at its first heartbeat."""
+    files = [{"name": "tale", "tokens": 4, "vocab": 10}]
+    kept = []
+    for listed in ({"token_files": files}, {}, {"token_files": []}):
+        peer.beat(**listed)
+        controller.turn()
+        kept.append(Worker.objects.get().token_files)
+    assert kept == [files, files, []]
+
+
 def test_two_workers_of_one_name_get_nothing_new_until_one_is_gone(
     redis_url: str, peer: Peer, controller: Controller, alice: Any, client: Client
 ) -> None:

@@ -75,6 +75,14 @@ def test_a_beat_reads_no_token_file_because_their_disk_may_not_answer(
     assert worker.heartbeat.body()["token_files"] == [{"name": "tale", "tokens": 4, "vocab": 10}]
 
 
+def test_a_beat_before_token_files_were_listed_says_nothing_of_them(tmp_path: Path) -> None:
+    """An empty list would tell the yard that they are gone."""
+    worker = Worker(Settings("a", "redis://yard.invalid:6379", tmp_path, tmp_path))
+    assert "token_files" not in worker.heartbeat.body()
+    worker.token_files.look()
+    assert worker.heartbeat.body()["token_files"] == []
+
+
 def test_token_files_stay_known_while_their_disk_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     files = TokenFiles(tmp_path)
     files.known = [{"name": "tale", "tokens": 4, "vocab": 10}]
@@ -84,7 +92,7 @@ def test_token_files_stay_known_while_their_disk_fails(tmp_path: Path, monkeypat
 
     monkeypatch.setattr(token_file, "listing", failing)
     files.look()
-    assert [file["name"] for file in files.known] == ["tale"]
+    assert files.known == [{"name": "tale", "tokens": 4, "vocab": 10}]
     monkeypatch.undo()
     files.look()
     assert files.known == []
