@@ -13,7 +13,7 @@ from statistics import median
 from django.db.models import Exists, F, OuterRef, QuerySet
 
 from dashboard.ledger import host_links
-from dashboard.ledger.models import LinksBetween, Prediction, Profile, ProfileState
+from dashboard.ledger.models import WITHDRAWN, LinksBetween, Prediction, Profile, ProfileState
 from dashboard.ledger.simulated import simulated, table_of
 from dashboard.runs import metrics
 from dashboard.runs.models import Attempt, Run
@@ -118,10 +118,22 @@ def asked(worker: str) -> QuerySet[Profile]:
 
 
 def last_failure() -> Profile | None:
-    """The newest failed profile whose worker has not profiled that model since."""
+    """The newest failed profile whose worker has not profiled that model since; one that was withdrawn has not
+    failed."""
+    return _unanswered().exclude(error__startswith=WITHDRAWN).first()
+
+
+def last_withdrawn() -> Profile | None:
+    """The newest unanswered profile if it was withdrawn, else None."""
+    newest = _unanswered().first()
+    return newest if newest is not None and newest.withdrawn else None
+
+
+def _unanswered() -> QuerySet[Profile]:
+    """Profiles that were withdrawn or failed and whose worker has not profiled that model since, newest first."""
     after = Profile.objects.filter(key=OuterRef("key"), worker=OuterRef("worker"), pk__gt=OuterRef("pk"))
     failed = Profile.objects.filter(~Exists(after.filter(state=ProfileState.DONE)), state=ProfileState.FAILED)
-    return failed.select_related("worker").first()
+    return failed.select_related("worker")
 
 
 def in_front(attempt: Attempt) -> QuerySet[Profile]:

@@ -45,6 +45,7 @@ def partition(request: HttpRequest) -> HttpResponse:
         "may_ask": may_submit(request.user),
         **asked(request.user),
         "failed": selectors.last_failure(),
+        "withdrawn": selectors.last_withdrawn(),
         "any": newest is not None,
     }
     if newest is not None and form.is_valid():

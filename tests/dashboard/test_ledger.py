@@ -419,6 +419,19 @@ def test_who_asked_for_a_profile_may_withdraw_it(worker: Worker, alice: Any, mem
     assert mine.state == ProfileState.DONE
 
 
+def test_a_withdrawn_profile_hides_no_failure(worker: Worker, alice: Any, member: Client) -> None:
+    failed, other = (ask_profile(worker=worker, spec=spec, user=alice) for spec in (SPEC, RunSpec()))
+    answer_profile("yard-a", {"profile": failed.pk, "error": "The disk is full."})
+    withdraw_profile(other, alice)
+    assert selectors.last_failure() == failed and selectors.last_withdrawn() == other
+    page = member.get("/partition/").content.decode()
+    assert "GPT 4 x 32, fp32 could not be profiled on yard-a" in page and "The disk is full." in page
+    assert f"{other.title} on yard-a was not profiled. Withdrawn by alice." in page
+    again = ask_profile(worker=worker, spec=SPEC, user=alice)
+    answer_profile("yard-a", {"profile": again.pk, "error": "Still full."})
+    assert selectors.last_failure() == again and selectors.last_withdrawn() is None
+
+
 def test_admins_withdraw_what_others_asked_for_and_viewers_nothing(
     worker: Worker, alice: Any, admin: Any, reader: Client
 ) -> None:
