@@ -19,6 +19,12 @@ def finite_list(values: NDArray[np.float64]) -> list[float | None]:
     return [finite(value) for value in values.tolist()]
 
 
+def storable_text(text: str) -> str:
+    """The text as both databases accept it, on whatever it quotes: halves of characters (lone surrogates) are
+    escaped, null characters replaced."""
+    return str(clean(text.encode(errors="backslashreplace").decode()))
+
+
 def clean(value: Any) -> Any:
     """Returns JSON that both databases accept: None for NaN and infinity, no null characters in text."""
     if isinstance(value, float):

@@ -18,7 +18,7 @@ from dashboard.control.arrival import rewind
 from dashboard.control.batches import Batch, records_of
 from dashboard.control.ingest import Ingest, applied
 from dashboard.control.wire import Entry
-from dashboard.json_values import clean
+from dashboard.json_values import storable_text
 from dashboard.runs import states
 from dashboard.runs.models import Attempt, Cursor, DeadLetter
 
@@ -105,5 +105,4 @@ def _set_aside(entry: Entry, error: Exception) -> Ingest:
 
 def first_line(error: Exception) -> str:
     """Type and first line of an error, as text that every database can store: it may quote what could not be stored."""
-    line = f"{type(error).__name__}: {error}".partition("\n")[0]
-    return str(clean(line.encode(errors="backslashreplace").decode()))[:MAX_ERROR]
+    return storable_text(f"{type(error).__name__}: {error}".partition("\n")[0])[:MAX_ERROR]

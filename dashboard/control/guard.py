@@ -12,6 +12,8 @@ from django.db import InterfaceError, OperationalError
 from django.utils import timezone
 from kombu.exceptions import OperationalError as BrokerError
 
+from dashboard.json_values import storable_text
+
 log = logging.getLogger(__name__)
 
 UNREACHABLE = (redis.RedisError, BrokerError, OperationalError, InterfaceError, ConnectionError, TimeoutError)
@@ -51,7 +53,7 @@ class Guard:
                 log.warning("the controller can %s again", what)
 
     def _note(self, what: str, error: Exception) -> None:
-        text = f"{type(error).__name__}: {' '.join(str(error).split())}"[:MAX_CHARACTERS]
+        text = storable_text(f"{type(error).__name__}: {' '.join(str(error).split())}")[:MAX_CHARACTERS]
         failure = self._failures.setdefault(what, Failure(f"{timezone.now():%Y-%m-%d %H:%M:%S}", ""))
         if failure.error != text:  # repeated all the time: logged once
             log.exception("the controller cannot %s; the rest goes on", what)

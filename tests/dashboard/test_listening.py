@@ -12,6 +12,7 @@ from django.utils import timezone
 
 from dashboard.control import controller as loop
 from dashboard.control.controller import Controller
+from dashboard.control.guard import Guard
 from dashboard.fleet import listening
 from dashboard.fleet.models import ControllerState, Worker
 from dashboard.fleet.selectors import FleetSnapshot
@@ -121,6 +122,20 @@ def test_a_sweep_that_fails_stops_no_other(
     if sweep != "place_queued":
         assert [task["run"] for task in peer.tasks()] == [run.pk, second.pk]
     assert [failure["error"] for failure in controller._guard.failing] == ["KeyError: 'of a stored\\nrow'"]
+
+
+def test_what_fails_is_noted_as_text_that_every_database_takes() -> None:
+    """An error may quote what could not be stored; a stamp that is refused would make the controller look away."""
+    guard = Guard()
+
+    def quotes() -> None:
+        raise ValueError("cannot store\n'\x00' and '\ud800'")
+
+    guard.run("place queued runs", quotes)
+    (failure,) = guard.failing
+    assert failure["error"] == "ValueError: cannot store '\N{REPLACEMENT CHARACTER}' and '\\ud800'"
+    listening.stamp(guard.failing)
+    assert ControllerState.objects.get().failing == [failure]
 
 
 def test_an_administrator_sees_what_the_controller_fails_at(
