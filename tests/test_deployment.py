@@ -69,6 +69,7 @@ def test_every_lasting_service_reaps_and_restarts(services: dict[str, Any]) -> N
 def test_the_health_of_the_controller_is_that_it_works_and_not_that_it_is_there(services: dict[str, Any]) -> None:
     controller = services["controller"]
     assert controller["healthcheck"]["test"] == ["CMD", *controller["command"], "--check"]
+    assert controller["healthcheck"]["interval"] == "60s", "a check takes about a second of a core"
 
 
 def test_workers_hold_neither_database_nor_signing_key(services: dict[str, Any]) -> None:

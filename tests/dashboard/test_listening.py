@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from datetime import timedelta
 from typing import Any
 
@@ -89,6 +91,16 @@ def test_the_health_check_is_the_stamp(controller: Controller) -> None:
     ControllerState.objects.update(listened_at=timezone.now() - timedelta(seconds=listening.AWAY_S + 5))
     with pytest.raises(CommandError):
         call_command("controller", "--check")
+
+
+def test_the_health_check_loads_no_controller() -> None:
+    """It runs again and again beside the controller, on the same cores."""
+    code = (
+        "import django; django.setup(); import sys; from django.core.management import load_command_class; "
+        "load_command_class('dashboard.control', 'controller'); print('dashboard.control.controller' in sys.modules)"
+    )
+    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    assert told.stdout.strip() == "False"
 
 
 def test_a_backlog_is_no_listening(controller: Controller, peer: Peer, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,6 @@ from typing import Any
 
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 
-from dashboard.control.controller import Controller
 from dashboard.fleet.listening import is_at_work
 
 
@@ -24,6 +23,8 @@ class Command(BaseCommand):
             if not is_at_work():
                 raise CommandError("The controller has not listened to the workers of late.")
             return
+        from dashboard.control.controller import Controller  # most of a second, which the health check does without
+
         controller = Controller()
 
         def stop(number: int, frame: FrameType | None) -> None:
