@@ -48,7 +48,8 @@ SWEEP_EVERY_S = 5.0
 """Interval of sweeps while nobody wrote to the database and workers sent only data and unchanged heartbeats: then a
 sweep can find hardly anything that the clocks do not show."""
 FRESH_S = 1.5 * HEARTBEAT_S
-"""Age of a worker's last heartbeat up to which runs are placed on it: one that is late may be dead."""
+"""Age of a worker's last heartbeat up to which runs are placed on it: one that is late may be dead. Until its lease is
+over, runs that belong there wait for it."""
 ASK_AGAIN_S = 1.0
 SYNC_EVERY_S = 1.0
 """Interval at which commits are synced to the disk: what a loss of power costs at most."""
@@ -67,6 +68,7 @@ class Controller:
         self._changes = Changes()
         self._news = True
         self._guard = Guard()
+        self._alive: set[str] = set()
         self._fresh: set[str] = set()
         self._starter = Starter()
         self._resends: dict[int, int] = {}
@@ -189,8 +191,8 @@ class Controller:
         now = time.monotonic()
         self._clocks.advance(now - (self._listened_at or now))
         self._listened_at = now
-        fresh, self._fresh = self._fresh, self._clocks.alive(self._lease) & self._clocks.fresh(FRESH_S)
-        if self._news or fresh != self._fresh:
+        self._news |= self._hosts_changed()
+        if self._news:
             self._last.pop("sweep", None)
         self._every("sweep", SWEEP_EVERY_S, self._sweep)
         self._every("clocks", CLOCKS_EVERY_S, self._look_at_clocks)
@@ -198,6 +200,14 @@ class Controller:
         self._summarise_one()
         self._every("unsettled", UNSETTLED_EVERY_S, self._ask_for_the_rest)
         self._every("starter", STARTER_EVERY_S, self._consider_starter)
+
+    def _hosts_changed(self) -> bool:
+        """Notes which workers are alive and fresh; returns whether runs may have to be placed because of that. A late
+        heartbeat alone is no reason: it takes devices away for a moment."""
+        alive, fresh = self._alive, self._fresh
+        self._alive = self._clocks.alive(self._lease)
+        self._fresh = self._alive & self._clocks.fresh(FRESH_S)
+        return alive != self._alive or not self._fresh <= fresh
 
     def _sweep(self) -> None:
         """Looks for cancels, expired leases and queued runs to place. What it writes is news for the next turn."""
@@ -208,7 +218,7 @@ class Controller:
         self._guard.run("queue the next runs of fit studies", fit_runs.advance)
 
     def _place(self) -> None:
-        for attempt in sweeps.place_queued(self._fresh):
+        for attempt in sweeps.place_queued(self._alive, self._fresh):
             self._unsent[attempt.pk] = attempt
 
     def _look_at_clocks(self) -> None:

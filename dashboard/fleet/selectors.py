@@ -154,20 +154,26 @@ def kind_of(run: Run) -> str:
     return str(run.spec.get("train", {}).get("device", "cpu"))
 
 
-def hosts(heard: Collection[str] | None = None) -> list[Host]:
-    """Every worker as a Host for the placement. `heard` = workers that may be given runs; None judges by the age of
-    heartbeats."""
+def hosts(alive: Collection[str] | None = None, fresh: Collection[str] | None = None) -> list[Host]:
+    """Every worker as a Host for the placement.
+
+    `alive` = workers whose lease holds; None judges by the age of heartbeats. `fresh` = those that may be given runs
+    now, None = all that are alive: the others are open, so that runs that belong there wait, but have nothing free.
+    """
     attempts = live_attempts()
     held = occupancy(attempts)
     exclusive = {node["worker"] for a in attempts if a.run.exclusive for node in a.devices}
-    fresh = silent_before()
+    since = silent_before()
     profile = set(Profile.objects.filter(state=ProfileState.ASKED).values_list("worker", flat=True))
     out = []
     for worker in Worker.objects.all():
-        alive = worker.name in heard if heard is not None else (worker.heartbeat_at or fresh) > fresh
+        there = worker.name in alive if alive is not None else (worker.heartbeat_at or since) > since
+        gives = fresh is None or worker.name in fresh
         every = devices_of(worker)
-        free = {kind: tuple(i for i in ids if (worker.name, kind, i) not in held) for kind, ids in every.items()}
-        is_open = alive and worker.in_service
+        free = {
+            kind: tuple(i for i in ids if gives and (worker.name, kind, i) not in held) for kind, ids in every.items()
+        }
+        is_open = there and worker.in_service
         profiles, across = worker.pk in profile, worker.across_hosts
         out.append(Host(worker.name, every, free, worker.name in exclusive, is_open, profiles, across))
     return out

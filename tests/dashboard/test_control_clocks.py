@@ -15,6 +15,7 @@ from dashboard.runs.models import Attempt, Run
 from parallel_core.file_lock import FileLock
 from tests.dashboard.fake_worker import Peer
 from tests.dashboard.test_control import submit, until
+from workers.contract import LEASE_S
 
 pytestmark = pytest.mark.django_db
 
@@ -66,6 +67,20 @@ def test_a_heartbeat_that_was_read_late_is_not_fresh() -> None:
     clocks.heard("ahead", set(), -0.1)
     assert clocks.fresh(4.0) == {"new", "ahead"}
     assert clocks.alive(4.0) == {"new", "ahead", "late"}, "its silence counts from when it could be heard"
+
+
+def test_a_late_heartbeat_is_no_reason_to_place_runs(controller: Controller, monkeypatch: pytest.MonkeyPatch) -> None:
+    beat = controller._clocks.heard
+    beat("a", set())
+    assert controller._hosts_changed() and not controller._hosts_changed()
+    beat("a", set(), loop.FRESH_S + 0.5)
+    assert not controller._hosts_changed(), "late, but within the lease"
+    assert (controller._alive, controller._fresh) == ({"a"}, set())
+    beat("a", set())
+    assert controller._hosts_changed(), "it gives its devices again"
+    for _ in range(int(LEASE_S / MOST_COUNTED_S) + 1):
+        controller._clocks.advance(MOST_COUNTED_S)
+    assert controller._hosts_changed() and controller._alive == set(), "runs that waited for it may go elsewhere"
 
 
 def test_a_second_controller_waits_for_the_lock(tmp_path: Any) -> None:

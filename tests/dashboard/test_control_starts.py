@@ -14,7 +14,9 @@ from dashboard.control import clocks, sweeps
 from dashboard.control.controller import Controller
 from dashboard.fleet.models import Worker
 from dashboard.ledger.models import Profile, ProfileState
+from dashboard.runs import states
 from dashboard.runs.models import Attempt, Checkpoint, Corpus, Run, State
+from dashboard.studies.models import Study
 from tests.dashboard import factory
 from tests.dashboard.fake_worker import Peer
 from tests.dashboard.test_control import SHORT_LEASE, started, state_of, submit, until
@@ -83,6 +85,21 @@ def test_a_host_that_died_after_it_took_the_run_loses_it(
     controller = Controller(lease=SHORT_LEASE) if restarted else controller
     until(controller, lambda: state_of(run) != State.STARTING)
     assert state_of(run) == State.LOST
+
+
+def test_a_host_whose_heartbeat_is_late_is_waited_for(two_hosts: None, alice: Any) -> None:
+    """Its study stays there, and younger runs do not overtake the one that needs it."""
+    study = Study.objects.create(name="s", owner=alice)
+    first, second = (factory.queued(alice, study=study, position=i, exclusive=True) for i in range(2))
+    states.finish(factory.start(first), "succeeded")
+    assert sweeps.place_queued({"yard-a", "yard-b"}, {"yard-b"}) == []
+    (placed,) = sweeps.place_queued({"yard-a", "yard-b"}, {"yard-a", "yard-b"})
+    assert (placed.run_id, placed.worker.name) == (second.pk, "yard-a")
+    states.finish(placed, "succeeded")
+    wide, small = factory.queued(alice, {"dp": 4}), factory.queued(alice)
+    assert sweeps.place_queued({"yard-a", "yard-b"}, {"yard-b"}) == []
+    assert [one.run_id for one in sweeps.place_queued({"yard-b"}, {"yard-b"})] == [small.pk], "its lease is over"
+    assert state_of(wide) == State.QUEUED
 
 
 def test_heartbeats_of_a_backlog_are_as_old_as_they_are(peer: Peer, controller: Controller, alice: Any) -> None:
