@@ -21,6 +21,7 @@ class Clocks:
         self._beat_at: dict[str, float] = {}  # CLOCK_MONOTONIC
         self._listed: dict[tuple[int, str], float] = {}
         self._still: dict[str, frozenset[int]] = {}
+        self._placed: set[int] = set()
 
     def heard(self, worker: str, attempts: set[int], age: float = 0.0, still: frozenset[int] = frozenset()) -> None:
         """Notes a heartbeat that reached the broker `age` seconds ago: these attempts are alive there; of those in
@@ -44,6 +45,14 @@ class Clocks:
     def watch(self, worker: str, attempt: int) -> tuple[float, float]:
         """(silence of the worker, silence about the attempt); starts both clocks where they do not run yet."""
         return self._workers.setdefault(worker, 0.0), self._attempts.setdefault((attempt, worker), 0.0)
+
+    def placed(self, attempt: int) -> None:
+        """Notes that this controller itself placed the attempt: no heartbeat can have listed it before."""
+        self._placed.add(attempt)
+
+    def from_placement(self, attempt: int) -> bool:
+        """Whether every heartbeat that ever listed the attempt was heard here."""
+        return attempt in self._placed
 
     def was_listed(self, worker: str, attempt: int) -> bool:
         """Whether a heartbeat of the worker has listed the attempt since this controller began."""
@@ -80,3 +89,4 @@ class Clocks:
         """Forgets all attempts but these."""
         self._attempts = {key: silence for key, silence in self._attempts.items() if key[0] in attempts}
         self._listed = {key: since for key, since in self._listed.items() if key[0] in attempts}
+        self._placed &= attempts

@@ -219,6 +219,7 @@ class Controller:
 
     def _place(self) -> None:
         for attempt in sweeps.place_queued(self._alive, self._fresh):
+            self._clocks.placed(attempt.pk)
             self._unsent[attempt.pk] = attempt
 
     def _look_at_clocks(self) -> None:

@@ -173,12 +173,15 @@ def _check_lease(attempt: Attempt, clocks: Clocks, lease: float, resends: dict[i
 def _untaken(attempt: Attempt, silent: Iterable[str], clocks: Clocks) -> bool:
     """Whether none of the silent workers ever took the attempt, so that they never started a process of it.
 
-    The clocks know only what was listed since this controller began; an attempt that was listed before, and not since,
-    counts as taken.
+    The clocks know only what was listed since this controller began. Of an attempt that another one placed and some
+    host listed, each host may have been the one: it counts as taken.
     """
-    if attempt.run.state == State.RUNNING or any(clocks.was_listed(worker, attempt.pk) for worker in silent):
+    if attempt.run.state == State.RUNNING:
         return False
-    return attempt.lease_until is None or clocks.listed_for(attempt.pk) > 0
+    up = attempt.report.get("up", ())
+    if any(worker in up or clocks.was_listed(worker, attempt.pk) for worker in silent):
+        return False
+    return attempt.lease_until is None or clocks.from_placement(attempt.pk)
 
 
 def _end_without(attempt: Attempt, worker: str) -> Verdict:

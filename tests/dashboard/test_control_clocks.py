@@ -83,6 +83,15 @@ def test_a_late_heartbeat_is_no_reason_to_place_runs(controller: Controller, mon
     assert controller._hosts_changed() and controller._alive == set(), "runs that waited for it may go elsewhere"
 
 
+def test_only_a_controller_that_placed_an_attempt_has_heard_all_of_it() -> None:
+    clocks = Clocks()
+    clocks.heard("a", {1, 2})
+    clocks.placed(1)
+    assert clocks.from_placement(1) and not clocks.from_placement(2)
+    clocks.keep({2})
+    assert not clocks.from_placement(1)
+
+
 def test_a_second_controller_waits_for_the_lock(tmp_path: Any) -> None:
     first, second = FileLock(tmp_path / "lock"), FileLock(tmp_path / "lock")
     assert first.hold()

@@ -142,6 +142,24 @@ def test_a_host_that_never_took_its_share_uses_no_retry(peers: tuple[Peer, Peer]
     )
 
 
+@pytest.mark.parametrize("said", ["listed", "up"])
+def test_a_host_that_took_its_share_before_the_controller_began_loses_it(
+    peers: tuple[Peer, Peer], controller: Controller, starting: Attempt, said: str
+) -> None:
+    """Also if the other host, which is alive, has listed the run to the new controller: that says nothing of this
+    one."""
+    peers[1].beat(*([starting.pk] if said == "listed" else []), step=-1)
+    if said == "up":
+        peers[1].running(starting.pk)
+    peers[0].beat(starting.pk, step=-1)
+    controller.turn()
+    again = controller if said == "up" else Controller(lease=LEASE)
+    again._lease = LEASE
+    until(again, lambda: state_of(starting.run) != State.STARTING, each=lambda: peers[0].beat(starting.pk, step=-1))
+    run = Run.objects.get(pk=starting.run_id)
+    assert (run.state, run.detail) == (State.LOST, f"Worker yard-b sent no heartbeat for {LEASE:.0f} s.")
+
+
 def test_a_worker_that_says_so_gets_no_part_of_it(peers: tuple[Peer, Peer], controller: Controller, alice: Any) -> None:
     run = services.submit(owner=alice, spec=spec(dp=2))
     peers[0].beat()
