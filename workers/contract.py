@@ -44,6 +44,8 @@ PROFILE_LIMIT_S = 600.0
 """The longest time for which a profile of a model may hold a worker's devices; an attempt that arrives then waits."""
 STOP_LIMIT_S = 7.0
 """The longest time for which ranks that were told to end may still hold their devices; the next attempt there waits."""
+MOST_TEXTS = 64
+"""How many texts of its cache a worker names in one heartbeat."""
 MAX_LOG_BYTES = 20 * 1024 * 1024
 MAX_BATCH_BYTES = 256 * 1024
 
@@ -125,6 +127,8 @@ class HeartbeatBody(TypedDict):
     token_files: NotRequired[list[dict[str, Any]]]
     """{name, tokens, vocab} of the token files in this worker's data folder (parallel_core.data.token_file);
     absent until they were listed for the first time."""
+    texts: NotRequired[list[str]]
+    """sha256 of uploaded texts in its cache, at most MOST_TEXTS; later heartbeats name the others."""
     profiles: NotRequired[list[int]]
     """Ids of the requested profiles that wait or are under way there."""
     still: NotRequired[list[int]]
@@ -216,6 +220,7 @@ class ControlEntry(TypedDict):
     - cancel_profile: nobody waits for that request any more.
     - trace: let the ranks trace `step`, as `how` says (parallel_core.observe.trace_request.How).
     - drop: delete the checkpoints of a run that was deleted; `attempt` is the id of the run.
+    - drop_text: delete the cached copy of the text `sha256`, which was deleted; `attempt` is 0.
     - up: report again that all its ranks have a process.
     - stuck: stop it because no rank moves on any of its hosts, and report where those here are.
     """
@@ -231,6 +236,7 @@ class ControlEntry(TypedDict):
         "cancel_profile",
         "trace",
         "drop",
+        "drop_text",
         "up",
         "stuck",
     ]
@@ -243,3 +249,4 @@ class ControlEntry(TypedDict):
     how: NotRequired[str]
     host: NotRequired[str]
     port: NotRequired[int]
+    sha256: NotRequired[str]

@@ -75,6 +75,14 @@ def fetch(settings: Settings, corpus: str) -> None:
     evict(settings)
 
 
+def drop(settings: Settings, sha256: str) -> None:
+    """Deletes the copy of a text that was deleted in the yard, if there is one and its disk lets go of it."""
+    if BLOB.match(sha256):  # never a path
+        with contextlib.suppress(OSError):
+            (settings.corpora / sha256).unlink()
+            log.info("removed the corpus %s: it was deleted in the yard", sha256[:12])
+
+
 def evict(settings: Settings) -> None:
     """Removes the corpora used longest ago until the rest takes at most `settings.corpora_bytes`. Those in use stay,
     and what the yard did not upload (token files)."""

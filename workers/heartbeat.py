@@ -13,6 +13,7 @@ import redis
 from parallel_core.version import version
 from workers import devices
 from workers.address import Address
+from workers.cached_texts import CachedTexts
 from workers.contract import HEARTBEAT_S, Device, HeartbeatBody
 from workers.disk import Disk
 from workers.outage import AWAY
@@ -39,9 +40,11 @@ class Heartbeat(threading.Thread):
         disk: Disk,
         address: Address,
         token_files: TokenFiles,
+        texts: CachedTexts,
     ) -> None:
         super().__init__(name="heartbeat", daemon=True)
-        self._settings, self._disk, self._address, self._token_files = settings, disk, address, token_files
+        self._settings, self._disk, self._address = settings, disk, address
+        self._token_files, self._texts = token_files, texts
         self._publisher, self._supervisor, self._devices = publisher, supervisor, read_devices
         self._poked = threading.Event()
         self._going, self._gone = threading.Event(), False
@@ -100,6 +103,7 @@ class Heartbeat(threading.Thread):
             shared_checkpoints=self._settings.shared_checkpoints is not None,
             across_hosts=self._settings.across_hosts,
             leaving=self._going.is_set(),
+            texts=self._texts.shown,
             profiles=self._supervisor.between.profiles,
             still=self._supervisor.roll.still(),
             refused=self.refused,

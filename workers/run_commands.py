@@ -68,6 +68,10 @@ class RunCommand:
         origin = self.message.get("resume")
         return run == self.message["run"] or (origin is not None and run == origin["run"])
 
+    def reads_text(self, sha256: str) -> bool:
+        """Whether its ranks read that uploaded text."""
+        return self.spec.train.corpus == f"blob:{sha256}"
+
     @property
     def opens_store(self) -> bool:
         return self.node["first_rank"] == 0

@@ -26,7 +26,7 @@ from typing import Any
 from parallel_core.launch import STOP_GRACE_S, Event, Store
 from parallel_core.observe.suspension import SuspensionDetector
 from parallel_core.observe.trace_request import TraceRequest, ask, read_how
-from workers import checkpoints, ending, no_progress, preparation
+from workers import checkpoints, corpora, ending, no_progress, preparation
 from workers.attempt import Attempt, end_processes
 from workers.calibration import Calibration
 from workers.contract import AttemptBody, ControlEntry, Device
@@ -231,6 +231,8 @@ class Supervisor(threading.Thread):
             self.between.cancel(number)
         elif kind == "drop":
             self._drop(number)
+        elif kind == "drop_text":
+            self._drop_text(entry["sha256"])
         elif kind in _STOPS:
             self._stop_or_forestall(number, *_STOPS[kind])
         elif kind == "rewind":
@@ -252,6 +254,12 @@ class Supervisor(threading.Thread):
         if not any(attempt.command.touches(run) for attempt in self._live.values()):
             checkpoints.drop(self._settings, run)
             self._relay.tell("dropped", {"run": run})
+
+    def _drop_text(self, sha256: str) -> None:
+        """Deletes the cached copy of a text that was deleted, unless ranks read it: it may have been uploaded again
+        since. If not, the controller will ask again."""
+        if not any(attempt.order.reads_text(sha256) for attempt in self._live.values()):
+            corpora.drop(self._settings, sha256)
 
     def _stop_or_forestall(self, number: int, reason: Stop, how: Ending) -> None:
         """Stops the attempt; one that never arrived is claimed, so that its late message starts nothing."""

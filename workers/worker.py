@@ -13,6 +13,7 @@ from parallel_core.file_lock import FileLock
 from parallel_core.observe.spool import Spool
 from workers import checkpoints, preflight
 from workers.address import Address
+from workers.cached_texts import CachedTexts
 from workers.calibration import Calibration
 from workers.contract import HEARTBEAT_S
 from workers.devices import Devices
@@ -51,11 +52,11 @@ class Worker:
         self.supervisor = Supervisor(settings, self.relay, devices.read, calibration)
         self.disk = Disk(settings.checkpoints)
         self.address = Address(settings)
-        self.token_files = TokenFiles(settings.corpora)
+        self.token_files, self.texts = TokenFiles(settings.corpora), CachedTexts(settings.corpora)
         # A beat that is not answered gives up when the next one is due: else a short outage would cost the lease.
         beats = Publisher(settings, outage, HEARTBEAT_S)
         self.heartbeat = Heartbeat(
-            beats, self.supervisor, devices.read, settings, self.disk, self.address, self.token_files
+            beats, self.supervisor, devices.read, settings, self.disk, self.address, self.token_files, self.texts
         )
         self.supervisor.on_running = self.heartbeat.poke
         self.control = ControlReader(settings, self.supervisor.control, outage)
@@ -64,7 +65,7 @@ class Worker:
 
     def start(self) -> None:
         self.address.look()  # so that the first heartbeat has it
-        looking = (self.disk, self.address, self.token_files)
+        looking = (self.disk, self.address, self.token_files, self.texts)
         for thread in (self.relay, self.supervisor, *looking, self.heartbeat, self.control):
             thread.start()
         threading.Thread(target=checkpoints.sweep, args=(self.settings,), name="sweep", daemon=True).start()

@@ -29,8 +29,8 @@ from dashboard.json_values import clean
 from dashboard.ledger import selectors as ledger_selectors
 from dashboard.ledger import services as ledger
 from dashboard.runs import states
-from dashboard.runs.models import Attempt, OpenWaits, State
-from workers.contract import LEASE_S, ControlEntry
+from dashboard.runs.models import Attempt, Corpus, OpenWaits, State
+from workers.contract import LEASE_S, MOST_TEXTS, ControlEntry
 
 log = logging.getLogger(__name__)
 
@@ -127,6 +127,7 @@ class Ingest:
         self.topics[None, None].add("fleet")
         gone = worker.leftovers.values_list("run", flat=True)
         self.messages += [(entry.worker, {"kind": "drop", "attempt": run}) for run in gone]
+        self._drop_texts(entry.worker, list(map(str, body.get("texts") or ()))[:MOST_TEXTS])
         asked = {one.pk: one.spec for one in ledger_selectors.asked(entry.worker)}
         for pk, spec in asked.items():
             self.messages.append((entry.worker, {"kind": "profile", "attempt": pk, "spec": spec}))
@@ -137,6 +138,12 @@ class Ingest:
             self._progress(entry.worker, pk, progress)
         still = frozenset(map(int, body.get("still") or ()))
         self.heard.append(Heard(entry.worker, set(live), entry.at, still))
+
+    def _drop_texts(self, worker: str, cached: list[str]) -> None:
+        """Orders the worker to delete its copies of texts that are not, or no longer, uploaded."""
+        kept = set(Corpus.objects.filter(sha256__in=cached).values_list("sha256", flat=True)) if cached else set()
+        gone = [one for one in cached if one not in kept]
+        self.messages += [(worker, {"kind": "drop_text", "attempt": 0, "sha256": one}) for one in gone]
 
     def _progress(self, worker: str, pk: int, progress: dict[str, Any]) -> None:
         """Fences an attempt that should not be alive there; else notes where its ranks are, and repeats messages that

@@ -16,12 +16,14 @@ from django.core.files.uploadedfile import SimpleUploadedFile, TemporaryUploaded
 from django.test import Client
 
 from dashboard.api.models import Scope
+from dashboard.control.controller import Controller
 from dashboard.runs import corpora, relevance
 from dashboard.runs.choice_labels import CORPUS_LABELS
 from dashboard.runs.models import Corpus, Run, State
 from dashboard.runs.services import Invalid
 from parallel_core.outline import BUILT_IN_CORPORA, KINDS
 from tests.dashboard import factory
+from tests.dashboard.peer import Peer
 from tests.dashboard.test_permissions import token
 
 pytestmark = pytest.mark.django_db
@@ -113,6 +115,21 @@ def test_a_text_goes_with_its_file_and_may_come_back(folder: Path, tale: Corpus,
     assert not Corpus.objects.exists() and list(folder.iterdir()) == []
     corpora.store(owner=alice, upload=SimpleUploadedFile("tale.txt", b"once upon a time " * 100))
     assert [path.name for path in folder.iterdir()] == [tale.sha256]
+
+
+def test_workers_are_told_to_drop_their_copies_until_it_is_uploaded_again(
+    tale: Corpus, alice: Any, peer: Peer, controller: Controller
+) -> None:
+    def dropped() -> list[str]:
+        peer.beat(texts=[tale.sha256])
+        controller.turn()
+        return [order["sha256"] for order in peer.orders() if order["kind"] == "drop_text"]
+
+    assert dropped() == []
+    corpora.delete(corpus=tale, user=alice)
+    assert dropped() == dropped() == [tale.sha256], "the first order may be lost"
+    corpora.store(owner=alice, upload=SimpleUploadedFile("tale.txt", b"once upon a time " * 100))
+    assert dropped() == []
 
 
 def test_a_text_stays_while_a_run_needs_it(folder: Path, tale: Corpus, alice: Any) -> None:

@@ -14,8 +14,14 @@ from typing import Any
 
 import pytest
 
-from workers import corpora
+from parallel_core.spec import RunSpec
+from workers import cached_texts, corpora
+from workers.attempt import Attempt
+from workers.contract import Node, StartMessage
+from workers.folder import Folder, Meta
+from workers.run_orders import RunOrder
 from workers.settings import Settings
+from workers.worker import Worker
 
 TEXT = bytes(range(256)) * 4096  # 1 MiB
 SHA = hashlib.sha256(TEXT).hexdigest()
@@ -149,3 +155,35 @@ def test_a_corpus_in_use_stays_whatever_the_limit(settings: Settings) -> None:
     used, old = kept(tiny, "a" * 64, 0.5), kept(tiny, "b" * 64, 2)
     corpora.evict(tiny)
     assert used.exists() and not old.exists()
+
+
+def test_a_text_that_was_deleted_goes_unless_ranks_read_it(settings: Settings) -> None:
+    """Ranks may: the same text was uploaded again while the order was on its way."""
+    worker = Worker(replace(settings, redis_url="redis://yard.invalid:6379"))
+    gone, read = (kept(settings, letter * 64, 0.0) for letter in "ab")
+    spec = RunSpec.model_validate({"train": {"corpus": f"blob:{read.name}"}})
+    node = Node(worker="yard-a", devices=[0], first_rank=0, address="127.0.0.1")
+    message = StartMessage(run=1, attempt=7, number=1, spec=spec.model_dump(mode="json"), nodes=[node])
+    order = RunOrder(message, spec, node)
+    worker.supervisor._live[7] = Attempt(Folder(settings.attempts / "7"), Meta(message=message, ranks=[0]), order)
+    for sha256 in (gone.name, read.name, "c" * 64, "../corpora/" + read.name):
+        worker.supervisor._control({"kind": "drop_text", "attempt": 0, "sha256": sha256})
+    assert not gone.exists() and read.exists()
+    del worker.supervisor._live[7]
+    worker.supervisor._control({"kind": "drop_text", "attempt": 0, "sha256": read.name})
+    assert not read.exists()
+
+
+def test_heartbeats_name_every_cached_text_in_turn(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cached_texts, "MOST_TEXTS", 2)
+    worker = Worker(replace(settings, redis_url="redis://yard.invalid:6379"))
+    every = [kept(settings, letter * 64, 0.0).name for letter in "abc"]
+    kept(settings, "tale.tokens", 0.0), kept(settings, ".part-x", 0.0)
+    named = [worker.heartbeat.body()["texts"]]
+    for _ in range(3):
+        worker.texts.look()
+        named.append(worker.heartbeat.body()["texts"])
+    assert named == [[], every[:2], every[2:], every[:2]]
+    (settings.corpora / every[0]).unlink()
+    worker.texts.look()
+    assert worker.heartbeat.body()["texts"] == every[1:]
