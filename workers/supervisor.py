@@ -258,7 +258,7 @@ class Supervisor(threading.Thread):
     def _drop_text(self, sha256: str) -> None:
         """Deletes the cached copy of a text that was deleted, unless ranks read it: it may have been uploaded again
         since. If not, the controller will ask again."""
-        if not any(attempt.order.reads_text(sha256) for attempt in self._live.values()):
+        if not any(attempt.command.reads_text(sha256) for attempt in self._live.values()):
             corpora.drop(self._settings, sha256)
 
     def _stop_or_forestall(self, number: int, reason: Stop, how: Ending) -> None:

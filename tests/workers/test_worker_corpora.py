@@ -13,13 +13,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from workers.run_orders import RunOrder
 
 from parallel_core.spec import RunSpec
 from workers import cached_texts, corpora
 from workers.attempt import Attempt
 from workers.contract import Node, StartMessage
 from workers.folder import Folder, Meta
-from workers.run_orders import RunOrder
 from workers.settings import Settings
 from workers.worker import Worker
 
