@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from dashboard.runs import selectors, submission
+from dashboard.runs import selectors
 from dashboard.runs.models import Run
 from dashboard.runs.panel import SHOWN_STAGES, Panel, row_of
 from parallel_core.analysis.quantities import bytes_text, percent_text, signed_percent_text
@@ -17,9 +17,9 @@ from parallel_core.spec import RunSpec
 NAMES = {"params": "weights", "activations": "keys and values", "buffers": "layer at work"}
 
 
-def panel(spec: RunSpec, request: Mapping[str, Any]) -> Panel:
-    """The prediction compared with the memory of a device of the fleet."""
-    stages, room = by_place(spec, request), submission.capacity(spec.train.device).room
+def panel(spec: RunSpec, request: Mapping[str, Any], room: Room | None) -> Panel:
+    """The prediction compared with the room on a device, None if that is not known."""
+    stages = by_place(spec, request)
     worst, limit = max(stages, key=lambda stage: stage.total), room.usable if room else 0
     full = max(limit, worst.total)
     return Panel(

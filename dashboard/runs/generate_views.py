@@ -81,15 +81,18 @@ class GenerateForm(TextFields):
         if not self.cleaned_data["prompt"]:
             return Panel(memory="Memory depends on the length of the prompt: type one.")
         try:
-            _, request, split = self._asked()
+            step, request, split = self._asked()
             spec = generating.spec_of(self.run, split)
         except services.Invalid as error:
             return self._refused(error.field_errors)
         except ValueError as error:
             return self._refused({"prompt": str(error)})
         found = read_request(request, spec)
-        errors = {**found.errors, **generating.crowded(spec, split)}
-        return generate_panel.panel(spec, found.request) if found.request and not errors else self._refused(errors)
+        alone, offered = generating.offered_to(spec, {"run": self.run.pk, "step": step})
+        errors = {**found.errors, **generating.crowded(spec, split, alone, offered)}
+        if found.request is None or errors:
+            return self._refused(errors)
+        return generate_panel.panel(spec, found.request, offered.room)
 
     def _refused(self, errors: Mapping[str, str]) -> Panel:
         """A panel with the errors, each with the label of its field."""

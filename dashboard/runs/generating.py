@@ -11,9 +11,10 @@ from typing import Any, NamedTuple
 
 from pydantic import ValidationError
 
+from dashboard.fleet.selectors import FleetSnapshot
 from dashboard.runs import generate_panel, resuming, selectors, services, submission
 from dashboard.runs.models import RankInfo, Run
-from dashboard.runs.spreading import Files, alone_because
+from dashboard.runs.spreading import Files
 from parallel_core import limits
 from parallel_core.analysis.generated import Generated, merged, rate, replicas, text
 from parallel_core.analysis.quantities import bytes_text, rate_text, seconds_text
@@ -21,6 +22,7 @@ from parallel_core.analysis.stats import summarise
 from parallel_core.generation_request import inference, read_request
 from parallel_core.layout import Layout
 from parallel_core.spec import RunSpec, field_errors
+from workers.contract import ResumeFrom
 
 LABEL = "Generate"
 _NAME = 40
@@ -103,7 +105,7 @@ def submit(*, owner: Any, run: Run, step: int, request: Mapping[str, Any], split
         raise services.Invalid({"step": gone})
     spec = spec_of(run, split)
     found = read_request(request, spec)
-    errors = {**found.errors, **crowded(spec, split)}
+    errors = {**found.errors, **crowded(spec, split, *offered_to(spec, {"run": run.pk, "step": step}))}
     if found.request is None or errors:
         raise services.Invalid(errors)
     start = text(found.request["prompt"], spec.model.vocab)
@@ -117,11 +119,17 @@ def submit(*, owner: Any, run: Run, step: int, request: Mapping[str, Any], split
     )
 
 
-def crowded(spec: RunSpec, split: Split) -> dict[str, str]:
-    """Why the fleet cannot hold so many ranks, at the field with the largest degree; {} if it can."""
-    files = Files.now()
-    offered = submission.capacity(spec.train.device, reach=files.reach({}, resumes=True))
-    said = submission.fleet_errors(spec, offered, alone_because({}, files, resumes=True))
+def offered_to(spec: RunSpec, begins: ResumeFrom) -> tuple[str, submission.Capacity]:
+    """Returns (why all ranks must be on one host, '' if they need not be; what the workers that have the checkpoint
+    offer)."""
+    fleet = FleetSnapshot.now()
+    alone, _, offered = submission.offered_to(spec, fleet, Files.of(fleet), begins=begins)
+    return alone, offered
+
+
+def crowded(spec: RunSpec, split: Split, alone: str, offered: submission.Capacity) -> dict[str, str]:
+    """Why those workers cannot hold so many ranks, at the field with the largest degree; {} if they can."""
+    said = submission.fleet_errors(spec, offered, alone)
     wide = max(Split._fields, key=lambda name: getattr(split, name))
     return {wide: " ".join(said.values())} if said else {}
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from dashboard.control.dispatch import resume_from
 from dashboard.fleet.selectors import FleetSnapshot
 from dashboard.runs import generating, linking, resuming, selectors
 from dashboard.runs.expected_start import expected_start, seconds_left
@@ -280,8 +281,8 @@ def _less_memory(run: Run) -> str:
     aimed at."""
     spec, fleet = RunSpec.stored(run.spec), FleetSnapshot.now()
     limit = spec.trace.memory_cap or round(0.9 * worst_stage(spec).total)
-    resumes = run.resume_run_id is not None
-    alone, _, offered = offered_to(spec, fleet, Files.of(fleet), resumes=resumes, host_count=run.host_count)
+    begins = resume_from(run)
+    alone, _, offered = offered_to(spec, fleet, Files.of(fleet), begins=begins, host_count=run.host_count)
     here = offered.most(alone)
     fixes = find_fixes(spec, limit, here) if here else ()
     beyond = "" if fixes or not here else f" That takes more devices than one run can have here: {here}."

@@ -117,7 +117,9 @@ def _devices(found: Assessment) -> str:
     largest, apart = found.capacity.largest, found.capacity.apart
     spread = f"; its ranks would be on {listed_text(list(dict.fromkeys(found.hosts)))}" if found.hosts else ""
     total = f"{found.capacity.total} for one run" if apart else str(found.capacity.total)
-    return f"{asked}; the fleet has {total}, at most {largest} on one host{spread}.{apart_text(apart)}"
+    readers = found.capacity.readers
+    have = f"those that have its files ({listed_text(readers)}) have" if readers else "the fleet has"
+    return f"{asked}; {have} {total}, at most {largest} on one host{spread}.{apart_text(apart)}"
 
 
 def _batch(spec: RunSpec) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, NamedTuple
 
 from dashboard.ages import span
 from dashboard.control.placement import Host, Request, Wait, plan
@@ -13,7 +12,7 @@ from dashboard.fleet.listening import away_for
 from dashboard.fleet.selectors import hosts, kind_of
 from dashboard.fleet.words import WORDS, apart_text
 from dashboard.runs.models import Attempt, Checkpoint, Run, State
-from dashboard.runs.spreading import Files, why_alone
+from dashboard.runs.spreading import Files, Holder, why_alone
 from parallel_core.analysis.quantities import listed_text
 
 PLANNED = 200
@@ -67,54 +66,27 @@ def requests(runs: list[Run]) -> list[Request]:
             alone=bool(why_alone(run, files)),
             over=files.reach(run.spec, resumes=run.resume_run_id is not None),
             unit=run.spec.get("parallel", {}).get("tp") or 1,
-            needs=_needed(run, held.get(run.pk), files),
+            needs=files.needed(run.spec, _holder(run, held.get(run.pk), files)),
             among=tuple(run.between),
         )
         for run, prefer in zip(runs, _preferences(runs), strict=True)
     ]
 
 
-class _Holder(NamedTuple):
-    """The worker that wrote a checkpoint, and whether it wrote into a folder shared with others."""
-
-    worker: str
-    shares: bool
-
-    @classmethod
-    def of(cls, worker: str, nodes: list[dict[str, Any]]) -> _Holder:
-        """From the `nodes` of the attempt that wrote it."""
-        return cls(worker, any(node["worker"] == worker and node.get("shares") for node in nodes))
-
-
-def _holders(runs: list[Run]) -> dict[int, _Holder]:
+def _holders(runs: list[Run]) -> dict[int, Holder]:
     """run -> who wrote its own newest checkpoint, in an earlier attempt."""
     rows = Checkpoint.objects.filter(run__in=[run.pk for run in runs]).order_by("step")
-    return {run: _Holder.of(*by) for run, *by in rows.values_list("run", "worker", "attempt__devices")}
+    return {run: Holder.of(*by) for run, *by in rows.values_list("run", "worker", "attempt__devices")}
 
 
-def _needed(run: Run, own: _Holder | None, files: Files) -> tuple[str, ...]:
-    """Names of the workers that have what the run starts from; () if it can start on any. `own` = holder of its own
-    checkpoints.
-
-    A checkpoint in a shared folder is available to every worker that now shares it, even while its writer is away.
-    """
-    read = files.readers(run.spec)
-    has = None if run.resume_run_id is None else own or _named(run)
-    if has is None:
-        return read
-    have: tuple[str, ...] = (has.worker,)
-    if has.shares:
-        have += tuple(name for name in files.sharing if name != has.worker)
-    return tuple(name for name in have if name in read) or have
-
-
-def _named(run: Run) -> _Holder | None:
-    """Who wrote the checkpoint that the run names; None if it names none, or the checkpoint no longer exists."""
-    if run.resume_run_id is None or run.resume_step is None:
+def _holder(run: Run, own: Holder | None, files: Files) -> Holder | None:
+    """Who wrote the checkpoint that the run needs to start; None if it needs none, or that no longer exists. `own` =
+    holder of its own checkpoints."""
+    if run.resume_run_id is None:
         return None
-    rows = Checkpoint.objects.filter(run=run.resume_run_id, step=run.resume_step).order_by("-at")
-    row = rows.values_list("worker", "attempt__devices").first()
-    return _Holder.of(*row) if row else None
+    if own is not None or run.resume_step is None:
+        return own
+    return files.holder({"run": run.resume_run_id, "step": run.resume_step})
 
 
 def _series_of(run: Run) -> int | None:

@@ -4,18 +4,31 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
 
 from dashboard.control.placement import Request, plan
 from dashboard.fleet.models import Worker
 from dashboard.fleet.selectors import FleetSnapshot
 from dashboard.fleet.words import apart_text
-from dashboard.runs.models import Attempt, Run
+from dashboard.runs.models import Attempt, Checkpoint, Run
 from parallel_core.analysis.quantities import listed_text, plural_text
 from parallel_core.spec import RunSpec
+from workers.contract import ResumeFrom
 
 MOST_HOSTS = 64
+
+
+class Holder(NamedTuple):
+    """The worker that wrote a checkpoint, and whether it wrote into a folder shared with others."""
+
+    worker: str
+    shares: bool
+
+    @classmethod
+    def of(cls, worker: str, nodes: list[dict[str, Any]]) -> Holder:
+        """From the `nodes` of the attempt that wrote it."""
+        return cls(worker, any(node["worker"] == worker and node.get("shares") for node in nodes))
 
 
 @dataclass(frozen=True)
@@ -26,6 +39,8 @@ class Files:
     """Reporting workers that keep their checkpoints in a folder that others also have."""
     tokens: Mapping[str, tuple[str, ...]]
     """Token file -> the workers that have it, or had it when last heard of."""
+    _holders: dict[tuple[int, int], Holder | None] = field(default_factory=dict)
+    """(run, step) -> who wrote that checkpoint, of those that `holder` has looked up."""
 
     @classmethod
     def now(cls) -> Files:
@@ -52,6 +67,28 @@ class Files:
         kind, _, name = str(spec.get("train", {}).get("corpus", "")).partition(":")
         return self.tokens.get(name, ()) if kind == "tokens" else ()
 
+    def holder(self, begins: ResumeFrom) -> Holder | None:
+        """Who wrote the checkpoint, of several the last one; None if it no longer exists."""
+        key = begins["run"], begins["step"]
+        if key not in self._holders:
+            rows = Checkpoint.objects.filter(run=key[0], step=key[1]).order_by("-at")
+            row = rows.values_list("worker", "attempt__devices").first()
+            self._holders[key] = Holder.of(*row) if row else None
+        return self._holders[key]
+
+    def needed(self, spec: Mapping[str, Any], holder: Holder | None = None) -> tuple[str, ...]:
+        """Workers that have what a run reads: its token file, and the checkpoint of `holder`; () if any will do.
+
+        A checkpoint in a shared folder is available to every worker that now shares it, even while its writer is away.
+        """
+        read = self.readers(spec)
+        if holder is None:
+            return read
+        have: tuple[str, ...] = (holder.worker,)
+        if holder.shares:
+            have += tuple(name for name in self.sharing if name != holder.worker)
+        return tuple(name for name in have if name in read) or have
+
     def reach(self, spec: Mapping[str, Any], *, resumes: bool = False) -> tuple[str, ...]:
         """Workers over which a run may be spread; () if any will do."""
         read = self.readers(spec)
@@ -60,8 +97,11 @@ class Files:
         return tuple(name for name in self.sharing if name in read) if read else self.sharing
 
 
-def alone_because(spec: Mapping[str, Any], files: Files, *, resumes: bool = False, host_count: int = 0) -> str:
-    """Why all ranks of a run must be on one host, as a clause; '' if they need not be."""
+def alone_because(
+    spec: Mapping[str, Any], files: Files, *, resumes: bool = False, host_count: int = 0, holder: Holder | None = None
+) -> str:
+    """Why all ranks of a run must be on one host, as a clause; '' if they need not be. `holder`: who wrote the
+    checkpoint it begins from, if that is known."""
     train = spec.get("train", {})
     if host_count == 1:
         return "one was asked for"
@@ -69,6 +109,8 @@ def alone_because(spec: Mapping[str, Any], files: Files, *, resumes: bool = Fals
         return "its token file lies on one"
     if (resumes or train.get("checkpoint_every")) and len(files.reach(spec, resumes=resumes)) < 2:
         return "its checkpoints lie on one (no two workers that can run it share a folder for them)"
+    if holder is not None and len(set(files.reach(spec, resumes=True)).intersection(files.needed(spec, holder))) < 2:
+        return "the checkpoint it begins from lies on one"
     return ""
 
 
@@ -99,11 +141,15 @@ def hosts_error(over: int, devices: int, kind: str, word: str, alone: str, among
     return ""
 
 
-def asked(spec: RunSpec, files: Files, *, resumes: bool = False, host_count: int = 0) -> tuple[str, Request]:
-    """Returns (why all ranks must be on one host, '' if they need not be; the request for the placement)."""
-    plain = spec.model_dump(mode="json")
-    alone = alone_because(plain, files, resumes=resumes, host_count=host_count)
-    needs, over = files.readers(plain), files.reach(plain, resumes=resumes)
+def asked(spec: RunSpec, files: Files, *, begins: ResumeFrom | None = None, host_count: int = 0) -> tuple[str, Request]:
+    """Returns (why all ranks must be on one host, '' if they need not be; the request for the placement).
+
+    `begins`: the checkpoint from which the run begins.
+    """
+    plain, resumes = spec.model_dump(mode="json"), begins is not None
+    holder = files.holder(begins) if begins is not None else None
+    alone = alone_because(plain, files, resumes=resumes, host_count=host_count, holder=holder)
+    needs, over = files.needed(plain, holder), files.reach(plain, resumes=resumes)
     where = Request(0, spec.parallel.world, spec.train.device, needs=needs, hosts=host_count, over=over)
     return alone, replace(where, alone=bool(alone), unit=spec.parallel.tp)
 

@@ -21,7 +21,7 @@ from dashboard.runs import resuming, services
 from dashboard.runs.disk import short_of
 from dashboard.runs.models import Run
 from dashboard.runs.spreading import Files, asked, chosen, hosts_error, several, waits_for
-from parallel_core.analysis.quantities import plural_text
+from parallel_core.analysis.quantities import listed_text, plural_text
 from parallel_core.outline import outline_of
 from parallel_core.plan.memory import Feasibility, RankMemory, needed, verdict
 from parallel_core.plan.room import Room, room_of
@@ -52,6 +52,8 @@ class Capacity:
     """Number of devices for a run over several hosts."""
     apart: tuple[str, ...] = ()
     """Of several workers with such devices, those that take no part in runs over several hosts."""
+    readers: tuple[str, ...] = ()
+    """The only workers that will do, because they have what the run reads; () = all."""
 
     @property
     def text(self) -> str:
@@ -114,15 +116,15 @@ def capacity(
     across = sum(count for worker, count in within.items() if worker.across_hosts)
     apart = tuple(worker.name for worker in within if not worker.across_hosts and len(within) > 1)
     memory, largest = max((one.get("memory_total", 0) for one in mine), default=0), max(counts.values(), default=0)
-    return Capacity(kind, largest, max(largest, across), memory, len(devices) - len(mine), across, apart)
+    return Capacity(kind, largest, max(largest, across), memory, len(devices) - len(mine), across, apart, readers)
 
 
 def offered_to(
-    spec: RunSpec, fleet: FleetSnapshot, files: Files, *, resumes: bool = False, host_count: int = 0
+    spec: RunSpec, fleet: FleetSnapshot, files: Files, *, begins: ResumeFrom | None = None, host_count: int = 0
 ) -> tuple[str, Request, Capacity]:
     """Returns (why all ranks must be on one host, '' if they need not be; the request for the placement; what the
-    workers that will do for the run offer it). `files`: those of the fleet."""
-    alone, asks = asked(spec, files, resumes=resumes, host_count=host_count)
+    workers that will do for the run offer it). `files`: those of the fleet; `begins`: the checkpoint it begins from."""
+    alone, asks = asked(spec, files, begins=begins, host_count=host_count)
     return alone, asks, capacity(asks.kind, asks.needs, asks.over, fleet)
 
 
@@ -136,8 +138,7 @@ def assess(spec: dict[str, Any], resume_from: ResumeFrom | None = None, host_cou
     except ValidationError as error:
         return Assessment(errors=field_errors(error))
     fleet = FleetSnapshot.now()
-    resumes = resume_from is not None
-    alone, asks, offered = offered_to(parsed, fleet, Files.of(fleet), resumes=resumes, host_count=host_count)
+    alone, asks, offered = offered_to(parsed, fleet, Files.of(fleet), begins=resume_from, host_count=host_count)
     spread = hosts_error(host_count, asks.devices, asks.kind, WORDS[asks.kind], alone, asks.over)
     errors = {"hosts": spread} if spread else fleet_errors(parsed, offered, alone)  # the second would repeat the first
     errors |= corpus_errors(parsed)
@@ -210,10 +211,12 @@ def fleet_errors(spec: RunSpec, offered: Capacity, alone: str = "") -> dict[str,
     """Error by field if there are more ranks than devices in the fleet, or on one worker if they must be on one
     (`alone`)."""
     world, word = spec.parallel.world, WORDS[offered.kind]
+    files = f" its files ({listed_text(offered.readers)})" if offered.readers else ""
     if not offered.total:
         if not offered.others:
             return {}  # no worker reports: the run waits for one
-        return {"train.device": f"No worker that reports has a {word}; choose the other kind."}
+        having = f" and has{files}" if files else ""
+        return {"train.device": f"No worker that reports{having} has a {word}; choose the other kind."}
     if world <= offered.most(alone):
         return {}
     axis, _ = shape_of(spec.parallel)
@@ -221,11 +224,13 @@ def fleet_errors(spec: RunSpec, offered: Capacity, alone: str = "") -> dict[str,
     if not alone:
         share = f" A worker started with TRAINYARD_CPU_DEVICES={world} lets ranks share its cores."
         hint = share if offered.kind == "cpu" and world <= MOST_SHARING else ""
+        those = f"those that have{files} have" if files else "the fleet has"
         if offered.apart:
             apart = f"a run over several hosts can have {offered.across}.{apart_text(offered.apart)}"
             return {f"parallel.{axis}": f"{needs}; {apart}{hint}"}
-        return {f"parallel.{axis}": f"{needs}; the fleet has {offered.total}.{hint}"}
-    return {f"parallel.{axis}": f"{needs} on one host, because {alone}; the largest worker has {offered.largest}."}
+        return {f"parallel.{axis}": f"{needs}; {those} {offered.total}.{hint}"}
+    largest = f"the largest worker that has{files}" if files else "the largest worker"
+    return {f"parallel.{axis}": f"{needs} on one host, because {alone}; {largest} has {offered.largest}."}
 
 
 def shape_of(split: ParallelSpec) -> tuple[str, str]:

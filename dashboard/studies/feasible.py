@@ -67,7 +67,7 @@ def previewed(plan: Plan, fleet: FleetSnapshot) -> Plan:
 def _place(variant: Variant, fleet: FleetSnapshot, files: Files) -> tuple[str, Room | None]:
     """Why there are too few devices where the run may be placed, '' if there are enough; then also the memory that a
     rank has there, None if it is not known."""
-    alone, _, offered = offered_to(variant.spec, fleet, files, resumes=variant.begins is not None)
+    alone, _, offered = offered_to(variant.spec, fleet, files, begins=variant.begins)
     if wrong := fleet_errors(variant.spec, offered, alone):
         return next(iter(wrong.values())), None
     return "", room_of(offered.room, variant.spec.trace.memory_cap)

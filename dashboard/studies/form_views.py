@@ -119,7 +119,7 @@ def _rows(plan: Plan, fleet: FleetSnapshot) -> list[dict[str, Any]]:
     allowance = Allowance()
     out = []
     for i, variant in enumerate(shown):
-        workers = chosen(asked(variant.spec, files, resumes=variant.begins is not None)[1], fleet)
+        workers = chosen(asked(variant.spec, files, begins=variant.begins)[1], fleet)
         quick = i < PREDICTED_ROWS and allowance.takes(variant.spec) and not variant.task
         step = sources.predicted(variant.spec, workers) if quick else None
         memory = worst_place(variant.spec, variant.task).total if variant.task else None

@@ -177,6 +177,19 @@ def test_what_is_wrong_is_said_at_its_field(client: Client, source: Run, field: 
     assert Run.objects.count() == 1
 
 
+def test_only_devices_where_the_checkpoint_is_count(client: Client, source: Run) -> None:
+    """Two devices there, four elsewhere, of which each has room for a thousand times as much."""
+    worker = factory.worker("yard-b", devices=4)
+    for device in worker.devices:
+        device["memory_total"] *= 1000
+    worker.save()
+    wide = {**FORM, "pp": "4"}
+    assert client.post(f"/runs/{source.pk}/generate", wide).status_code == 422
+    said = client.post(f"/runs/{source.pk}/generate/check", wide).content.decode()
+    assert "the largest worker that has its files (yard-a) has 2." in said
+    assert "A device has 4 GiB less" in client.post(f"/runs/{source.pk}/generate/check", FORM).content.decode()
+
+
 @pytest.mark.parametrize(
     ("field", "value", "told"),
     [

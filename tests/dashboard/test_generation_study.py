@@ -5,21 +5,26 @@ from __future__ import annotations
 import csv
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from django.test import Client
 
 from dashboard.api.models import Scope
-from dashboard.runs import removal, services
+from dashboard.control.placement import plan
+from dashboard.fleet.models import Worker
+from dashboard.fleet.selectors import hosts
+from dashboard.runs import queue, removal, services
 from dashboard.runs.generating import ONE, Split
-from dashboard.runs.models import Checkpoint, Run, State
+from dashboard.runs.models import Attempt, Checkpoint, Run, State
 from dashboard.studies import generation, generation_views, reruns
 from dashboard.studies.models import Study
 from parallel_core.analysis.generated import first_difference
 from parallel_core.analysis.stats import Stats
 from parallel_core.layout import Layout
 from parallel_core.observe.records import encode
+from parallel_core.plan.room import FRAMEWORK
 from parallel_core.spec import RunSpec
 from tests.dashboard import factory
 from tests.dashboard.plain import plain
@@ -197,12 +202,67 @@ def test_a_run_that_cannot_generate_says_why(client: Client, source: Run, alice:
 def test_each_split_that_cannot_run_is_left_out_with_its_reason(client: Client, source: Run) -> None:
     page = preview(client, asked(source, samples="1", degrees="3x1x1, 1x99x1, 4x1x1, 1x1x2, 2x1x1, 2x1x1"))
     assert "<strong>2 runs</strong>" in page
-    left = dict(re.findall(r"<li><strong>([^<]+)</strong> ([^<]+)</li>", page))
+    left = left_out(page)
     assert list(left) == ["TP 3", "PP 99", "DP 2", "TP 4"]
     assert left["TP 3"].startswith("Tensor parallel = 3 does not divide")
     assert "is more than the model" in left["PP 99"]
     assert "replicas share 1 text, and each needs one" in left["DP 2"]
     assert "need 4 CPU devices on one host, because its checkpoints lie on one" in left["TP 4"]
+
+
+def left_out(page: str) -> dict[str, str]:
+    """Split -> why a preview leaves it out."""
+    return dict(re.findall(r"<li><strong>([^<]+)</strong> ([^<]+)</li>", page))
+
+
+def shared(*workers: str) -> None:
+    """These workers share a folder, into which every checkpoint was written."""
+    Worker.objects.filter(name__in=workers).update(shared_checkpoints=True)
+    for attempt in Attempt.objects.all():
+        attempt.devices = [{**node, "shares": True} for node in attempt.devices]
+        attempt.save()
+
+
+def test_only_devices_where_the_checkpoint_is_count(client: Client, source: Run) -> None:
+    """Two devices on the host that has it, four on another: four ranks would wait for ever."""
+    factory.worker("yard-b", devices=4)
+    form = asked(source, degrees="4x1x1, 2x1x1")
+    gone = left_out(preview(client, form))
+    assert list(gone) == ["TP 4"] and "the largest worker that has its files (yard-a) has 2." in gone["TP 4"]
+    assert client.post(NEW, form).status_code == 302
+    study = Study.objects.get()
+    assert [run.name for run in study.runs.order_by("position")] == ["Single", "TP 2"]
+    for request in queue.requests(queue.queued_runs()):
+        assert plan([replace(request, study=None)], hosts()).placed, request
+
+
+def test_a_host_that_shares_the_folder_of_the_checkpoint_counts(client: Client, source: Run) -> None:
+    factory.worker("yard-b", devices=4)
+    shared("yard-a", "yard-b")
+    assert client.post(NEW, asked(source, degrees="4x1x1")).status_code == 302
+    wide = next(found for found in queue.requests(queue.queued_runs()) if found.devices == 4)
+    assert [share.host for _, given in plan([replace(wide, study=None)], hosts()).placed for share in given] == [
+        "yard-b"
+    ]
+
+
+def test_a_folder_shared_since_then_has_no_earlier_checkpoint(client: Client, source: Run) -> None:
+    factory.worker("yard-b", devices=4)
+    Worker.objects.update(shared_checkpoints=True)
+    gone = left_out(preview(client, asked(source, degrees="4x1x1")))
+    assert "on one host, because the checkpoint it begins from lies on one; the largest" in gone["TP 4"]
+
+
+def test_the_room_is_that_of_the_host_with_the_checkpoint(client: Client, source: Run) -> None:
+    factory.worker("yard-b", devices=2)
+    worker = Worker.objects.get(name="yard-a")
+    for device in worker.devices:
+        device["memory_total"] = FRAMEWORK["cpu"] + 1
+    worker.save()
+    gone = left_out(preview(client, asked(source)))
+    assert list(gone) == NAMES and all("there is room for 1 B" in why for why in gone.values())
+    shared("yard-a", "yard-b")
+    assert left_out(preview(client, asked(source))) == {}
 
 
 def test_no_split_of_a_text_is_known_before_one_has_run(client: Client, study: Study) -> None:

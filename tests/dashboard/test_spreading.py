@@ -14,6 +14,7 @@ from dashboard.runs import queue, selectors, services, states, submission
 from dashboard.runs.models import Checkpoint, Run
 from tests.dashboard import factory
 from tests.dashboard.test_forms import filled
+from workers.contract import ResumeFrom
 
 pytestmark = pytest.mark.django_db
 
@@ -125,6 +126,25 @@ def test_a_run_is_resumed_over_as_many_hosts(member: Client, two_hosts: None, al
     assert "its ranks would be on yard-a and yard-b" in page.context["panel"].devices
     head = member.get(f"/runs/{run.pk}/").content.decode()
     assert "2 devices on yard-a (device 0) and yard-b (device 0)" in head
+
+
+def test_a_run_resumed_where_there_are_too_few_devices_is_refused(two_hosts: None, alice: Any) -> None:
+    """Its checkpoint is on a host of two devices; another has four, and reads it only from a shared folder."""
+    factory.worker("yard-c", devices=4)
+    run = services.submit(owner=alice, spec=spec(2, steps=20))
+    node = {"worker": "yard-a", "devices": [0, 1], "first_rank": 0, "address": "x"}
+    attempt = states.place(run, [node], Worker.objects.get(name="yard-a"))
+    Checkpoint.objects.create(run=run, attempt=attempt, worker="yard-a", step=10, bytes=1, seconds=0.1)
+    begins: ResumeFrom = {"run": run.pk, "step": 10}
+    wide = spec(4, steps=20)
+    refused = submission.assess(wide, begins)
+    assert refused.errors["parallel.dp"].endswith("the largest worker that has its files (yard-a) has 2.")
+    assert not submission.assess(spec(2, steps=20), begins).errors
+    Worker.objects.update(shared_checkpoints=True)
+    assert "the checkpoint it begins from lies on one" in submission.assess(wide, begins, 2).errors["hosts"]
+    attempt.devices = [{**node, "shares": True}]
+    attempt.save()
+    assert not submission.assess(wide, begins).errors and not submission.assess(wide, begins, 2).errors
 
 
 def test_the_queue_says_which_hosts_are_waited_for(two_hosts: None, alice: Any) -> None:
