@@ -39,24 +39,26 @@ def feasible(plan: Plan, fleet: FleetSnapshot | None = None, programs: float = m
     """The plan with the variants that fit on reporting workers; the others become `skipped`, with the reason.
 
     `fleet`: a snapshot to use instead of a new one. `programs`: characters of own schedules for the memory of which
-    there is time; variants beyond are kept, and counted in `unchecked`, as are those that take too long themselves.
+    there is time; variants beyond are kept, and counted in `unchecked`. Those that take too long themselves are in
+    `uncounted`.
     """
     fleet = fleet or FleetSnapshot.now()
-    files, allowance, unchecked = Files.of(fleet), Allowance(programs), 0
+    files, allowance, unchecked, uncounted = Files.of(fleet), Allowance(programs), 0, 0
     kept: list[Variant] = []
     skipped: list[Skipped] = []
     for variant in plan.variants:
         why, room = _place(variant, fleet, files)
-        if room is not None:
-            if counted(variant.spec) and allowance.takes(variant.spec):
-                why = _too_large(variant, room)
-            else:
-                unchecked += 1
+        if room is not None and not counted(variant.spec):
+            uncounted += 1
+        elif room is not None and not allowance.takes(variant.spec):
+            unchecked += 1
+        elif room is not None:
+            why = _too_large(variant, room)
         if why:
             skipped.append(Skipped(variant.name, why))
         else:
             kept.append(variant)
-    return Plan(tuple(kept), (*plan.skipped, *skipped), plan.cut, unchecked)
+    return Plan(tuple(kept), (*plan.skipped, *skipped), plan.cut, unchecked, uncounted)
 
 
 def previewed(plan: Plan, fleet: FleetSnapshot) -> Plan:

@@ -105,7 +105,7 @@ def _preview(form: StudyForm) -> dict[str, Any] | None:
         row["seconds"] = run_seconds(row["spec"], table) if table else None
     steps = [row["step"] for row in rows if row["step"]]
     found = {"estimate": form.estimate(), "rows": rows, "total": len(plan.variants), "skipped": plan.skipped}
-    found |= {"unchecked": plan.unchecked, "note": form.runs_note}
+    found |= {"unchecked": plan.unchecked, "uncounted": plan.uncounted, "note": form.runs_note}
     found["untimed"] = next((step.untimed for step in steps if step.untimed), None)
     return {**found, "record": ledger.time_record().sentence() if any(step.seconds for step in steps) else ""}
 

@@ -70,7 +70,9 @@ class Plan:
     cut: bool = False
     """Whether there are more combinations than MOST_TRIED, so that the plan is not complete."""
     unchecked: int = 0
-    """The number of variants of which a preview does not know whether they fit (`feasible.previewed`)."""
+    """The number of variants for whose memory a preview had no time (`feasible.previewed`)."""
+    uncounted: int = 0
+    """The number of variants whose memory is not predicted (`memory.counted`), also when they are queued."""
 
     @property
     def devices(self) -> int:

@@ -19,6 +19,8 @@ from dashboard.studies.matrix_form import MatrixForm
 from dashboard.studies.models import Study
 from dashboard.studies.selectors import overview
 from dashboard.studies.written import Again, OwnSchedule, StageSplit, read_schedules, schedules_text
+from parallel_core.plan import memory
+from parallel_core.plan.backward import walked
 from parallel_core.schedule import compute_only
 from parallel_core.schedule.custom import EXAMPLE
 from parallel_core.schedule.table import to_csv, to_json
@@ -252,6 +254,23 @@ def test_a_preview_checks_own_schedules_for_memory_as_far_as_it_has_time(
     assert answer.status_code == 422 and "Nothing is left to run" in answer.content.decode()
     monkeypatch.undo()
     assert "of them fit" not in preview(yard, asked)
+
+
+def test_steps_too_long_to_predict_their_memory_are_told_from_own_schedules(
+    yard: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of an interleaved pipeline more operations are walked through than of the own schedule."""
+    asked = {**ASKED, "strategies": ["interleaved"], "schedules": EXAMPLE}
+    specs = [row["spec"] for row in yard.post(NEW, {**asked, "preview": "1"}).context["preview"]["rows"]]
+    many, few = sorted((walked(spec.parallel) for spec in specs), reverse=True)
+    monkeypatch.setattr(memory, "MOST_WALKED", few)
+    assert few < many and [memory.counted(spec) for spec in specs].count(False) == 1
+    said = preview(yard, asked)
+    assert "Whether 1 of them fits is seen when they run: memory is not predicted for steps this long." in said
+    assert "schedules of your own take time" not in said
+    monkeypatch.setattr(feasible, "PREVIEWED_PROGRAMS", 0)
+    both = preview(yard, asked)
+    assert "schedules of your own take time" in both and "predicted for steps this long" in both
 
 
 def test_the_form_queues_what_is_written_and_its_clone_says_it_again(yard: Client) -> None:
