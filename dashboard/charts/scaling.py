@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from dashboard.charts import theme
 from dashboard.charts.chart import Chart
 from dashboard.charts.theme import line_of, var
-from parallel_core.analysis.quantities import percent_text, ratio_text
+from parallel_core.analysis.quantities import percent_text, plural_text, ratio_text, significant
 
 SYMBOLS = ("circle", "square", "diamond", "triangle-up", "x")
 """Markers, one for each model."""
@@ -82,7 +82,9 @@ def speedup(points: Sequence[Point], source: str) -> Chart:
     columns = ("run", "devices", "speedup", "of ideal", "disturbed")
     subtitle = f"Speedup in samples/s over {_over(points)} of the same model; dotted = ideal, dashed = weak scaling"
     if shared := next((p for p in points if p.shared), None):
-        subtitle += f"; {shared.devices} devices share {shared.cores} cores, so ideal ends at {shared.cores}"
+        subtitle += f"; {shared.devices} devices share {plural_text(shared.cores, 'core')}"
+        if len({point.fewest for point in points}) == 1:  # else each base has an ideal of its own
+            subtitle += f", so ideal ends at {significant(shared.ideal)}"
     title = (sentences(points) or [unscaled(points)])[0]
     return Chart("scaling", title, subtitle, source, figure, columns, rows)
 

@@ -116,6 +116,10 @@ def test_cores_that_devices_share_limit_the_ideal_over_several_devices() -> None
     assert charts.sentences(shared) == [
         "75 % of what 4 cores allow, shared by 8 devices: DP, strong scales best, 1.50x of DP, strong on 2."
     ]
+    alone = charts.speedup(shared, "s")
+    assert alone.figure["data"][0]["y"][-1] == 2.0
+    assert alone.subtitle.endswith("; 8 devices share 4 cores, so ideal ends at 2")
     mixed = charts.speedup([*shared, Point("MLP", "Single", "single", "", 1, 1.0, 0.0)], "s")
     assert "over the fewest devices with a result of the same model" in mixed.subtitle
+    assert mixed.subtitle.endswith("; 8 devices share 4 cores")
     assert [line["name"] for line in mixed.figure["data"][:2]] == ["ideal", "ideal over 2 devices"]
