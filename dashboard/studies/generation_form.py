@@ -7,6 +7,7 @@ from functools import cached_property
 from typing import Any
 
 from django import forms
+from django.db.models import Q
 
 from dashboard.fleet.selectors import FleetSnapshot
 from dashboard.fleet.words import WORDS
@@ -191,9 +192,9 @@ class GenerationForm(TextFields, StudyForm):
 def _sources() -> list[Run]:
     """The newest runs that text can be generated from."""
     kept = Checkpoint.objects.values("run")
-    runs = Run.objects.filter(pk__in=kept, task={}, state__in=ENDED).only("name", "spec", "task", "state")
-    gpts = (run for run in runs.order_by("-pk")[: 2 * MOST_OFFERED] if run.spec["model"].get("kind", "gpt") == "gpt")
-    return list(gpts)[:MOST_OFFERED]
+    gpts = Q(spec__model__kind="gpt") | Q(spec__model__kind__isnull=True)
+    runs = Run.objects.filter(gpts, pk__in=kept, task={}, state__in=ENDED)
+    return list(runs.only("name").order_by("-pk")[:MOST_OFFERED])
 
 
 def _unsuitable(run: Run | None, given: str) -> str:

@@ -18,7 +18,7 @@ from dashboard.fleet.selectors import hosts
 from dashboard.runs import queue, removal, services
 from dashboard.runs.generating import ONE, Split
 from dashboard.runs.models import Attempt, Checkpoint, Run, State
-from dashboard.studies import generation, generation_views, reruns
+from dashboard.studies import generation, generation_form, generation_views, reruns
 from dashboard.studies.models import Study
 from parallel_core.analysis.generated import first_difference
 from parallel_core.analysis.stats import Stats
@@ -197,6 +197,29 @@ def test_a_run_that_cannot_generate_says_why(client: Client, source: Run, alice:
     assert f"Run {text.pk} does not train" in told(text) and f"as run {source.pk} does" in told(text)
     assert "Compare splits" not in client.get(f"/runs/{text.pk}/").content.decode()
     assert not Study.objects.exists()
+
+
+def test_a_gpt_is_offered_behind_any_number_of_newer_runs_of_other_models(
+    client: Client, source: Run, alice: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also one whose stored spec is of a version that knew no other kind."""
+    monkeypatch.setattr(generation_form, "MOST_OFFERED", 1)
+    mlp = {"model": {"kind": "mlp", "layers": 2, "hidden": 32}, "train": factory.BASE["train"]}
+    (of,) = source.attempts.all()
+    for _ in range(3):
+        run = services.submit(owner=alice, spec=mlp)
+        Run.objects.filter(pk=run.pk).update(state=State.SUCCEEDED)
+        Checkpoint.objects.create(run=run, attempt=of, worker="yard-a", step=20, bytes=1, seconds=0.1)
+
+    def offered() -> str:
+        page = client.get(f"{NEW}?kind=generation").content.decode()
+        return page.partition('<datalist id="source-runs">')[2].partition("</datalist>")[0]
+
+    only = f'<option value="{source.pk}">Trained</option>'
+    assert offered() == only
+    del source.spec["model"]["kind"]
+    source.save()
+    assert offered() == only
 
 
 def test_each_split_that_cannot_run_is_left_out_with_its_reason(client: Client, source: Run) -> None:
