@@ -11,7 +11,6 @@ from dashboard.charts.theme import var
 from parallel_core.analysis.quantities import range_text, ratio_text, seconds_text
 from parallel_core.analysis.stats import Stats
 
-NOTHING = "0 splits have generated text so far."
 _ROOM = 1.3
 """How far the axis goes beyond the longest mark, so that the text after it is not cut."""
 
@@ -26,8 +25,8 @@ class Bar(NamedTuple):
     """Whether it is the single device, with which the others are compared."""
 
 
-def tokens(bars: Sequence[Bar], source: str) -> Chart:
-    """Median seconds of a token after the first, with whiskers."""
+def tokens(bars: Sequence[Bar], source: str, *, more: bool = False) -> Chart:
+    """Median seconds of a token after the first, with whiskers. `more`: whether runs have not ended."""
     spread = [(bar.token.p10, bar.token.p90) for bar in bars]
     figure = _figure(bars, [bar.token.median for bar in bars], spread)
     rows = [
@@ -36,20 +35,24 @@ def tokens(bars: Sequence[Bar], source: str) -> Chart:
     ]
     columns = ("split", "time of a token", "10 % to 90 %", "times the single device's")
     subtitle = "Time of a token after the first, on the slowest replica; bar = median, whisker = 10 % to 90 %"
-    return Chart("tokens", _quickest(bars), subtitle, source, figure, columns, rows)
+    return Chart("tokens", _quickest(bars) or _nothing(more), subtitle, source, figure, columns, rows)
 
 
-def prefill(bars: Sequence[Bar], source: str) -> Chart:
-    """Seconds until the first token."""
+def prefill(bars: Sequence[Bar], source: str, *, more: bool = False) -> Chart:
+    """Seconds until the first token. `more`: whether runs have not ended."""
     figure = _figure(bars, [bar.prefill for bar in bars])
     rows = [[bar.label, seconds_text(bar.prefill)] for bar in bars]
     subtitle = "Time of the prefill, until the first token; the first pass of a process, so with its start-up"
-    return Chart("prefill", _first(bars), subtitle, source, figure, ("split", "prefill"), rows)
+    return Chart("prefill", _first(bars) or _nothing(more), subtitle, source, figure, ("split", "prefill"), rows)
+
+
+def _nothing(more: bool) -> str:
+    return f"0 splits have generated text{' so far' if more else ''}."
 
 
 def _quickest(bars: Sequence[Bar]) -> str:
     if not bars:
-        return NOTHING
+        return ""
     best = min(bars, key=lambda bar: bar.token.median)
     said = f"{best.label} takes {seconds_text(best.token.median)} a token"
     if len(bars) == 1:
@@ -60,7 +63,7 @@ def _quickest(bars: Sequence[Bar]) -> str:
 
 def _first(bars: Sequence[Bar]) -> str:
     if not bars:
-        return NOTHING
+        return ""
     best = min(bars, key=lambda bar: bar.prefill)
     said = f"{best.label} has its first token after {seconds_text(best.prefill)}"
     if len(bars) == 1:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from statistics import median
 from types import MappingProxyType
 from typing import Any
 
@@ -70,7 +71,7 @@ class Row:
     digest: str = ""
     """Equal for equal texts."""
     speed: Speedup | None = None
-    """Over the single device, in tokens/s."""
+    """Over the single device, in tokens/s; None for its own runs."""
 
     @property
     def done(self) -> bool:
@@ -103,7 +104,7 @@ class Generations:
 
     rows: Sequence[Row]
     single: Row | None
-    """The single device's result, with which all are compared; None while there is none."""
+    """The single device's result, with which all are compared, of repeats the medians; None while there is none."""
 
     @property
     def open(self) -> list[Row]:
@@ -112,19 +113,18 @@ class Generations:
 
     @property
     def compared(self) -> list[Row]:
-        """One row with a result for each split, labelled by it, fastest first: of repeats the median one."""
+        """One row with a result for each split, labelled by it, fastest first: of repeats the medians."""
         own: dict[Split, list[Row]] = {}
         for row in self.rows:
             if row.done:
                 own.setdefault(row.split, []).append(row)
-        found = [replace(rows[len(rows) // 2], label=split.label) for split, rows in own.items()]
-        return sorted(found, key=_fastest)
+        return sorted((_against(self.single, _middle(rows)) for rows in own.values()), key=_fastest)
 
     @property
     def reference(self) -> Row | None:
-        """The run whose text all others are compared with: the single device's, else the first one's."""
+        """The run whose text all others are compared with: the first one of the single device, else the first one."""
         done = [row for row in self.rows if row.done]
-        return self.single or min(done, key=lambda row: row.run.position, default=None)
+        return min(done, key=lambda row: (row.split != ONE, row.run.position), default=None)
 
     @property
     def unlike(self) -> list[Row]:
@@ -136,10 +136,43 @@ def of_runs(runs: Iterable[Run]) -> Generations:
     """Reads the runs' rows alone."""
     rows = sorted(map(_row, runs), key=_order)
     alone = [row for row in rows if row.done and row.split == ONE]
-    single = alone[len(alone) // 2] if alone else None
-    base = single.each if single else None
-    rows = [replace(row, speed=speedup(base, row.each)) if base and row.each else row for row in rows]
-    return Generations(rows, next((row for row in rows if single and row.run.pk == single.run.pk), None))
+    single = _middle(alone) if alone else None
+    return Generations([_against(single, row) for row in rows], single)
+
+
+def _against(single: Row | None, row: Row) -> Row:
+    """The row with its speed over the single device's, if both have a result."""
+    base, own = single.each if single and row.split != ONE else None, row.each
+    return replace(row, speed=speedup(base, own)) if base and own else row
+
+
+def _middle(rows: Sequence[Row]) -> Row:
+    """The row of a split of which these are the runs with a result: of each figure the median over them."""
+    first = min(rows, key=lambda row: row.run.position)
+    tokens, memories = [row.token for row in rows if row.token], [row.memory for row in rows if row.memory]
+    return replace(
+        first,
+        label=first.split.label,
+        prefill=median(row.prefill for row in rows if row.prefill is not None),
+        token=_middle_stats(tokens) if tokens else None,
+        rate=median(row.rate for row in rows if row.rate is not None),
+        memory=_middle_memory(memories) if memories else None,
+    )
+
+
+def _middle_stats(each: Sequence[Stats]) -> Stats:
+    return Stats(
+        median=median(one.median for one in each),
+        p10=median(one.p10 for one in each),
+        p90=median(one.p90 for one in each),
+        mean=median(one.mean for one in each),
+        n=round(median(one.n for one in each)),
+    )
+
+
+def _middle_memory(each: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    peak = {name: round(median(one["peak"][name] for one in each)) for name in each[0]["peak"]}
+    return {"peak_total": round(median(one["peak_total"] for one in each)), "peak": peak}
 
 
 def _row(run: Run) -> Row:

@@ -110,10 +110,13 @@ def _charts(view: Generations) -> dict[str, charts.Chart]:
         if row.token
     ]
     counts = sorted({bar.token.n for bar in found}) or [0]
+    more = bool(view.open)
     of = f"{len(found)} of {plural_text(len({row.split for row in view.rows}), 'split')}"
     return {
-        "tokens": charts.tokens(found, f"measured, {plural_text(counts[-1], 'token')} after the first, {of}"),
-        "prefill": charts.prefill(found, f"measured once a run, {of}"),
+        "tokens": charts.tokens(
+            found, f"measured, {plural_text(counts[-1], 'token')} after the first, {of}", more=more
+        ),
+        "prefill": charts.prefill(found, f"measured once a run, {of}", more=more),
     }
 
 

@@ -401,6 +401,8 @@ def test_a_study_of_which_nothing_is_left_says_so(client: Client, study: Study, 
         factory.end(run, state, "It ended.")
     said = verdict(client, study)
     assert said[0] == "0 of 4 runs generated text." and "4 runs are left out" in said[1]
+    titles = {chart["title"] for chart in charts_of(client, study).values()}
+    assert titles == {"0 splits have generated text."}
     page = client.get(f"/studies/{study.pk}/").content.decode()
     assert ("Run the 4 cancelled" in page) == (state == State.CANCELLED) and "Cancel the rest" not in page
     assert "0 of 4 runs generated text." in client.get("/studies/").content.decode()
@@ -426,8 +428,41 @@ def test_of_repeats_the_median_one_is_compared(client: Client, source: Run) -> N
         finish(run_of(study, f"TP 2 #{number}"), tensor, 5 * MIB)
     view = generation.of_runs(study.runs.all())
     assert [(row.label, round(row.rate or 0)) for row in view.compared] == [("Single", 1000), ("TP 2", 1000)]
-    assert view.single is not None and view.single.label == "Single #2"
+    assert view.reference is not None and view.reference.label == "Single #1"
     assert "All 2 splits generate the same text." in verdict(client, study)
+
+
+def test_of_an_even_number_of_repeats_each_figure_is_the_median(client: Client, source: Run) -> None:
+    client.post(NEW, asked(source, degrees="2x1x1", repeats="2"))
+    study = Study.objects.get()
+    for number, (single, tensor) in enumerate(((2e-3, 1e-3), (4e-3, 5e-4)), 1):
+        finish(run_of(study, f"Single #{number}"), single, 6 * number * MIB)
+        finish(run_of(study, f"TP 2 #{number}"), tensor, 4 * number * MIB)
+    view = generation.of_runs(study.runs.all())
+    assert [(row.label, row.rate, row.peak) for row in view.compared] == [
+        ("TP 2", pytest.approx((2000 + 4000) / 2), 6 * MIB),
+        ("Single", pytest.approx((1000 + 500) / 2), 9 * MIB),
+    ]
+    tokens = [row.token for row in view.compared if row.token]
+    assert [(token.median, token.p90, token.n) for token in tokens] == [
+        (pytest.approx(7.5e-4), pytest.approx(7.5e-4), 7),
+        (pytest.approx(3e-3), pytest.approx(3e-3), 7),
+    ]
+    tensor, single = view.compared
+    assert tensor.speed and tensor.speed.ratio == pytest.approx(3000 / 750) and single.speed is None
+    assert "4.00x (4.00x to 4.00x) the single device" in verdict(client, study)[0]
+
+
+def test_the_single_device_has_no_speed_over_itself(client: Client, source: Run) -> None:
+    client.post(NEW, asked(source, degrees="2x1x1", repeats="2"))
+    study = Study.objects.get()
+    for number, seconds in enumerate((2e-3, 4e-3), 1):
+        finish(run_of(study, f"Single #{number}"), seconds, 6 * MIB)
+        finish(run_of(study, f"TP 2 #{number}"), 1e-3, 6 * MIB)
+    lines = client.get(f"/studies/{study.pk}/").context["lines"]
+    assert {(line.row.split == ONE, line.row.speed is None) for line in lines} == {(True, True), (False, False)}
+    rows = list(csv.DictReader(client.get(f"/studies/{study.pk}/table.csv").content.decode().splitlines()))
+    assert {(row["split"].startswith("Single"), row["speedup"] == "") for row in rows} == {(True, True), (False, False)}
 
 
 def test_cancelled_runs_are_queued_again_with_their_task(client: Client, study: Study, alice: Any) -> None:
