@@ -12,7 +12,7 @@ from dashboard.runs.metrics import left_out
 from dashboard.runs.spec_fields import ENTRIES
 from dashboard.studies import streams
 from dashboard.studies.comparability import same_work
-from dashboard.studies.selectors import NO_SPEEDUP, Overview, Row
+from dashboard.studies.selectors import Overview, Row
 from parallel_core.analysis import sentences
 from parallel_core.analysis.quantities import (
     bytes_text,
@@ -121,12 +121,11 @@ def verdict(view: Overview, others: Sequence[Row]) -> list[str]:
     """For two runs: speed, where it comes from, memory, exactness. For more: the verdict of a study."""
     base = view.baseline
     if len(view.like_for_like.rows) < len(view.rows) and not held(others):
-        return view.cautioned(_of_other_models(view))
+        return view.cautioned([_of_other_models(view)])
     if base is None or len(others) != 1 or view.base is None or not others[0].entry.done:
         like = view.like_for_like
         equal_all = [like.parity_sentence] if len(like.results) > 1 and like.parity_sentence else []
-        said = [*like.verdict, *equal_all]
-        return said if len(like.rows) == len(view.rows) else [*said, NO_SPEEDUP]
+        return [*like.verdict, *equal_all]
     a, b = view.base, others[0].entry.result
     if b is None:
         return view.verdict
@@ -153,15 +152,14 @@ def held(others: Sequence[Row]) -> bool:
     return any(row.alike and not row.entry.ended for row in others)
 
 
-def _of_other_models(view: Overview) -> list[str]:
+def _of_other_models(view: Overview) -> str:
     """The steps of runs none of which trains the baseline's model, without a speedup."""
     done = [row.entry.result for row in view.rows if row.entry.done and row.entry.result]
     steps = "; ".join(f"{result.label}: {seconds_text(result.step.median)}" for result in done[:SHOWN])
     batches = sorted({row.spec.train.global_batch for row in view.rows})
     of = f" of {view.baseline.spec.train.global_batch} samples" if view.baseline and len(batches) > 1 else ""
     rest = f" ({SHOWN} of {len(done)})" if len(done) > SHOWN else ""
-    said = f"{len(done)} of {len(view.rows)} runs have finished." if not done else f"A step{of} takes: {steps}{rest}."
-    return [said, NO_SPEEDUP]
+    return f"{len(done)} of {len(view.rows)} runs have finished." if not done else f"A step{of} takes: {steps}{rest}."
 
 
 @dataclass(frozen=True)

@@ -145,8 +145,6 @@ def _scaling(rows: list[Row]) -> Finding | None:
 def _compare_charts(view: Overview, rows: list[Row]) -> dict[str, Any]:
     made: dict[str, Any] = {**figures.of_overview(view)}
     like = view.like_for_like
-    if len(like.rows) < len(rows):
-        made |= {key: one for key, one in figures.of_overview(like).items() if key in ("speedup", "tradeoff")}
     if len(like.rows) < len(rows) and not compare.held(rows[1:]):
         made |= {"speedup": None, "tradeoff": None}
     if len(rows) <= MAX_DRAWN:

@@ -93,7 +93,7 @@ class Overview:
         alike = self.like_for_like.results
         told = alike[0] if len(alike) > 1 else None
         said = [self.alone] if self.alone else sentences.verdict(alike, self.base)
-        return self.cautioned([*said, *self._unlike], told)
+        return self.cautioned(said, told)
 
     @property
     def alone(self) -> str:
@@ -102,11 +102,6 @@ class Overview:
             return ""
         step, label = seconds_text(self.base.step.median), self.base.label
         return f"{step} a step: no other run of the kind of model of {label} has finished."
-
-    @property
-    def _unlike(self) -> list[str]:
-        """Says that runs of other kinds of models have no speedup, if there are any."""
-        return [] if all(row.alike for row in self.rows) else [NO_SPEEDUP]
 
     @property
     def on_times(self) -> str:
@@ -196,8 +191,8 @@ class Overview:
             return ""
         batch = self.baseline.spec.train.global_batch
         step = f"A step is {batch} samples, the baseline's batch, also where the run's own differs."
-        others = any(row.entry.scaled_to for row in self.rows)
-        return " ".join([step] * others + self._unlike)
+        scaled, unlike = any(row.entry.scaled_to for row in self.rows), not all(row.alike for row in self.rows)
+        return " ".join([step] * scaled + [NO_SPEEDUP] * unlike)
 
     @property
     def peak_sentence(self) -> str:

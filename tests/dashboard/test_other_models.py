@@ -34,11 +34,13 @@ def study(alice: Any) -> Study:
 
 def test_a_studys_verdict_ranks_runs_of_the_baselines_kind_of_model(client: Client, alice: Any, study: Study) -> None:
     view = overview(study.runs.all(), study.baseline)
-    assert view.verdict[0].startswith("DP, GPT is fastest: ") and NO_SPEEDUP in view.verdict
+    assert view.verdict[0].startswith("DP, GPT is fastest: ")
     assert not any("MLP" in said for said in view.verdict)
     client.force_login(alice)
     page = client.get(f"/studies/{study.pk}/")
     assert page.context["verdict"] == view.verdict and view.on_times == view.verdict[0]
+    for address in (f"/studies/{study.pk}/", f"/studies/{study.pk}/report/"):
+        assert client.get(address).content.decode().count(NO_SPEEDUP) == 1, address
     asked = {one.question: one.lines for one in report_answers.of_overview(view, {})}
     fastest = " ".join(asked["Which is fastest, which slowest, and why?"])
     assert "DP, GPT is fastest" in fastest and "MLP" not in fastest
