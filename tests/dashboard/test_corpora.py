@@ -23,7 +23,7 @@ from dashboard.runs.models import Corpus, Run, State
 from dashboard.runs.services import Invalid
 from parallel_core.outline import BUILT_IN_CORPORA, KINDS
 from tests.dashboard import factory
-from tests.dashboard.peer import Peer
+from tests.dashboard.fake_worker import Peer
 from tests.dashboard.test_permissions import token
 
 pytestmark = pytest.mark.django_db

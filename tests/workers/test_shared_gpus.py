@@ -12,7 +12,7 @@ import pytest
 
 from parallel_core import launch_gpu, launch_rank
 from parallel_core.cli import main
-from parallel_core.local import LocalYard
+from parallel_core.local import LocalRunner
 from parallel_core.observe import gpus as observed
 from parallel_core.observe import host
 from parallel_core.observe.gpus import AmbiguousGpus, gpus
@@ -166,7 +166,7 @@ def test_a_command_whose_gpus_are_not_told_apart_says_so(
 @pytest.mark.usefixtures("ambiguous")
 def test_no_rank_starts_where_gpus_are_not_told_apart(tmp_path: Path) -> None:
     spec = RunSpec.model_validate({"train": {"device": "cuda"}})
-    with LocalYard((sys.executable, "-c", "pass")) as yard, pytest.raises(AmbiguousGpus, match="UUID"):
+    with LocalRunner((sys.executable, "-c", "pass")) as yard, pytest.raises(AmbiguousGpus, match="UUID"):
         yard.run(spec, tmp_path / "run")
     assert not (tmp_path / "run").exists()
 

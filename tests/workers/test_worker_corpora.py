@@ -13,13 +13,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from workers.run_orders import RunOrder
 
 from parallel_core.spec import RunSpec
 from workers import cached_texts, corpora
 from workers.attempt import Attempt
 from workers.contract import Node, StartMessage
 from workers.folder import Folder, Meta
+from workers.run_commands import RunCommand
 from workers.settings import Settings
 from workers.worker import Worker
 
@@ -164,7 +164,7 @@ def test_a_text_that_was_deleted_goes_unless_ranks_read_it(settings: Settings) -
     spec = RunSpec.model_validate({"train": {"corpus": f"blob:{read.name}"}})
     node = Node(worker="yard-a", devices=[0], first_rank=0, address="127.0.0.1")
     message = StartMessage(run=1, attempt=7, number=1, spec=spec.model_dump(mode="json"), nodes=[node])
-    order = RunOrder(message, spec, node)
+    order = RunCommand(message, spec, node)
     worker.supervisor._live[7] = Attempt(Folder(settings.attempts / "7"), Meta(message=message, ranks=[0]), order)
     for sha256 in (gone.name, read.name, "c" * 64, "../corpora/" + read.name):
         worker.supervisor._control({"kind": "drop_text", "attempt": 0, "sha256": sha256})
