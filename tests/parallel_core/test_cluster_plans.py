@@ -4,10 +4,13 @@ name.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
-from parallel_core.plan.cluster import changes, search
+from parallel_core.plan.cluster import changes, search, verdict
+from parallel_core.plan.cluster.hardware import clusters
 from parallel_core.plan.cluster.job import Job
 from parallel_core.plan.cluster.model import presets
 from parallel_core.plan.cluster.plan_parser import read
@@ -52,3 +55,15 @@ def test_a_search_and_a_change_give_each_schedule_chunks_that_it_can_have() -> N
     assert {name for name, _ in changes._SCHEDULES} == set(Space().schedules)
     for name, chunks in (*made, *changes._SCHEDULES):
         assert TRAITS[name].least <= chunks <= (TRAITS[name].most or 4)
+
+
+def test_widths_that_divide_the_plans_devices_are_tried_where_they_do_not_divide_the_clusters() -> None:
+    """768 of 1 000 devices: 12 and 24 stages divide the first number alone."""
+    job, cluster = Job(presets()["gpt-175b"], 768), replace(clusters()["h100"], devices=1000)
+    slow = Plan(32, 8, 3, 2, schedule="zb-v", zero=1)
+    seconds = verdict.judge(job, cluster, slow).seconds
+    faster = changes.better(job, cluster, slow, seconds) if seconds else None
+    assert faster and faster.text == "PP 12" and faster.plan == replace(slow, dp=8, pp=12)
+    refused = Plan(32, 4, 6, 2, schedule="zb-v")
+    possible = changes.cheapest(job, cluster, refused)
+    assert possible and possible.text == "PP 24" and possible.plan == replace(refused, dp=8, pp=24)

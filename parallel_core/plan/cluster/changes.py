@@ -95,10 +95,11 @@ _SCHEDULES = tuple(
 
 
 def _splits(job: Job, cluster: Cluster, plan: Plan, axis: str, mine: int) -> Iterator[Step]:
-    """Other widths of one axis on the same number of devices; on all of the cluster's where they do not divide it."""
+    """Other widths of one axis, which divide the plan's devices or the cluster's: on as many devices as the plan; on
+    all of the cluster's where they do not divide those."""
     most = 64 if axis == "TP" else min(128, job.model.layers)
     other = plan.tp * plan.pp // mine
-    for wide in divisors(cluster.devices):
+    for wide in sorted({*divisors(plan.devices), *divisors(cluster.devices)}):
         if wide == mine or wide > most:
             continue
         dp = plan.devices // (wide * other) if plan.devices % (wide * other) == 0 else 0
