@@ -121,14 +121,15 @@ def idle_share(split: ParallelSpec) -> float:
 
 def _shortened(split: ParallelSpec) -> float:
     """Simulates the pipeline with fewer micro-batches, if it has many: it idles as long, beside more work. Of a very
-    deep one, simulates fewer stages with as many micro-batches each, whose share is about the same."""
+    deep one, simulates fewer stages with as many micro-batches each, whose share is about the same: whole rounds of
+    them where they are whole, and a part of a round where they are not."""
     short = shortened(split)
     share = short.micro_batches / split.micro_batches
     parts = short.stages * short.micro_batches / _MOST_SIMULATED
     if parts > 1 and split.program is None:
         fewer = max(2, int(split.pp / math.sqrt(parts)))
-        each = max(1, short.micro_batches // split.pp)
-        short = short.model_copy(update={"pp": fewer, "micro_batches": fewer * each})
+        in_all = max(1, round(fewer * short.micro_batches / split.pp))
+        short = short.model_copy(update={"pp": fewer, "micro_batches": in_all})
     return _simulated(alike(short)) * share
 
 

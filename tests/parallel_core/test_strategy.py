@@ -75,6 +75,28 @@ def test_a_long_step_idles_as_a_shorter_one(name: str, early: bool) -> None:
         assert math.isclose(strategy.idle_share(split), strategy._simulated(strategy.alike(split)))
 
 
+@pytest.mark.parametrize(("name", "early"), [("1f1b", True), ("v-half", False), ("interleaved", False)])
+@pytest.mark.parametrize("micro_batches", [48, 61, 63, 64, 95])
+def test_a_deep_pipeline_idles_as_one_of_fewer_stages(
+    monkeypatch: pytest.MonkeyPatch, name: str, early: bool, micro_batches: int
+) -> None:
+    """Just below a multiple of the stages, as anywhere: a part of a round of micro-batches counts as a part."""
+    asked = {"pp": 32, "micro_batches": micro_batches, "schedule": name, "early_gradients": early}
+    split = ParallelSpec.model_validate(asked)
+    whole = strategy._simulated(strategy.alike(split))
+    monkeypatch.setattr(strategy, "_MOST_SIMULATED", 32 * micro_batches // 2)
+    assert math.isclose(strategy._shortened(split), whole, rel_tol=0.06)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("micro_batches", [234, 250, 255, 256])
+def test_128_stages_idle_as_their_simulation(micro_batches: int) -> None:
+    asked = {"pp": 128, "micro_batches": micro_batches, "schedule": "1f1b", "early_gradients": True}
+    split = ParallelSpec.model_validate(asked)
+    whole = strategy._simulated(strategy.alike(split))
+    assert math.isclose(strategy.idle_share(split), whole, rel_tol=0.02)
+
+
 def test_the_idle_time_of_an_unknown_order_is_simulated(monkeypatch: pytest.MonkeyPatch) -> None:
     """A new schedule has no closed form, though its backward is one operation: here the naive one under a new name."""
     monkeypatch.setitem(TRAITS, "new", TRAITS["1f1b"]._replace(ideal_idle=False))
