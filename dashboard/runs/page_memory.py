@@ -12,7 +12,7 @@ from dashboard.runs import selectors
 from dashboard.runs.models import Run
 from parallel_core.layout import Layout
 from parallel_core.observe.records import MEMORY, SPAN
-from parallel_core.plan.memory import by_stage
+from parallel_core.plan.memory import counted_stages
 from parallel_core.spec import RunSpec
 
 MOST_SPANS = 20_000
@@ -46,11 +46,11 @@ def over_time(run: Run) -> Chart | None:
 
 
 def _predicted(run: Run) -> dict[int, int]:
-    """rank -> predicted bytes; {} if the spec was stored by another version."""
+    """rank -> predicted bytes; {} if the spec was stored by another version, or the run takes too long to count."""
     try:
         spec = RunSpec.stored(run.spec)
     except ValidationError:
         return {}
     layout = Layout.of(spec)
-    totals = {layout.coords(found.rank).place: found.total for found in by_stage(spec)}
+    totals = {layout.coords(found.rank).place: found.total for found in counted_stages(spec)}
     return {rank: totals[place] for rank in range(layout.world) if (place := layout.coords(rank).place) in totals}

@@ -23,7 +23,7 @@ from parallel_core.analysis.disturbance import DISTURBED_ABOVE
 from parallel_core.analysis.meters import Work
 from parallel_core.analysis.quantities import bytes_text, percent_text, rate_text, seconds_text, significant
 from parallel_core.outline import outline_of
-from parallel_core.plan.memory import find_fixes, worst_stage
+from parallel_core.plan.memory import NOT_COUNTED, counted, none_fits, tried_fixes, worst_stage
 from parallel_core.plan.strategy import idle_share
 from parallel_core.schedule.text import spoken
 from parallel_core.spec import RunSpec
@@ -277,20 +277,22 @@ def _again(run: Run) -> str:
 
 
 def _less_memory(run: Run) -> str:
-    """The cheapest change by which it is predicted to fit. Without a cap the limit is not known here, so 10 % less is
-    aimed at."""
+    """The cheapest change by which it is predicted to fit. Without a cap the limit is not known here, so 10 % less than
+    predicted is aimed at; nothing is named where that takes too long to count."""
     spec, fleet = RunSpec.stored(run.spec), FleetSnapshot.now()
+    if not spec.trace.memory_cap and not counted(spec):
+        return f"Clone it with a smaller model or batch. {NOT_COUNTED}"
     limit = spec.trace.memory_cap or round(0.9 * worst_stage(spec).total)
     begins = resume_from(run)
     alone, _, offered = offered_to(spec, fleet, Files.of(fleet), begins=begins, host_count=run.host_count)
     here = offered.most(alone)
-    fixes = find_fixes(spec, limit, here) if here else ()
+    fixes = tried_fixes(spec, limit, here)[0] if here else ()
     beyond = "" if fixes or not here else f" That takes more devices than one run can have here: {here}."
     if beyond and alone:
         beyond += f" All its ranks must be on one host, because {alone}."
-    fixes = fixes or find_fixes(spec, limit)
+    fixes, all_tried = (fixes, True) if fixes else tried_fixes(spec, limit)
     if not fixes:
-        return "No change of the split alone makes it fit: clone it with a smaller model or batch."
+        return f"{none_fits(all_tried)}: clone it with a smaller model or batch."
     first = fixes[0]
     return f"Clone it and {first.text}: the worst rank is then predicted to need {bytes_text(first.total)}.{beyond}"
 

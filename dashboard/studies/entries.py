@@ -15,8 +15,8 @@ from parallel_core.analysis.disturbance import DISTURBED_ABOVE
 from parallel_core.analysis.host_drift import Pace, drifts
 from parallel_core.analysis.sentences import Result
 from parallel_core.analysis.stats import Stats, speedup
-from parallel_core.plan.capacity import fixed_depth, largest_layers
-from parallel_core.plan.memory import counted, worst_stage
+from parallel_core.plan.capacity import fixed_depth, largest_layers, walked_in_search
+from parallel_core.plan.memory import MOST_WALKED, counted, worst_stage
 from parallel_core.plan.room import Room
 from parallel_core.plan.strategy import family, ideal_speedup, recompute_share
 from parallel_core.spec import RunSpec
@@ -109,10 +109,10 @@ def drift_of(runs: Sequence[Run], base: Run) -> dict[int, float | None]:
 
 
 def _largest(spec: RunSpec, setting: Setting) -> int | None:
-    """The most layers that would fit; None if that is not needed, or the model's depth is fixed."""
+    """The most layers that would fit; None if that is not needed or takes too long, or the model's depth is fixed."""
     if not setting.details or not setting.room or fixed_depth(spec.model):
         return None
-    return largest_layers(spec, setting.room.usable)
+    return largest_layers(spec, setting.room.usable) if walked_in_search(spec) <= MOST_WALKED else None
 
 
 def twin_of(spec: RunSpec) -> str:

@@ -17,15 +17,21 @@ from dashboard.studies.variants import Plan, Skipped, Spec, Variant
 from parallel_core import limits
 from parallel_core.analysis.quantities import bytes_text, plural_text, ratio_text, short_text
 from parallel_core.plan import strategy as naming
-from parallel_core.plan.capacity import least_layers
+from parallel_core.plan.capacity import least_layers, walked_in_search
 from parallel_core.plan.largest import Search, search_for, trial
-from parallel_core.plan.memory import worst_stage
+from parallel_core.plan.memory import MOST_WALKED, NOT_COUNTED, worst_stage
 from parallel_core.spec import RunSpec, field_errors
 
 KIND = "fit"
 OUT_OF_MEMORY = "out_of_memory"
 RETRIES = 2
 """A lost worker is no answer, so the run may be queued again this often."""
+MOST_SEARCHED = 4 * MOST_WALKED
+"""Most operations that the predictions of a study's first runs walk through: the form plans while somebody types."""
+NONE_LEFT = (
+    "Its layers are not predicted: those of the variants before it took the time that a study has for that. "
+    "Leave some of them out, or queue it in a study of its own."
+)
 
 
 def plan(
@@ -54,9 +60,22 @@ def plan(
         micro_batches=micro_batches,
         devices=devices,
     )
-    made = [_first(variant, limit, cap) for variant in every.variants]
+    made = list(_firsts(every.variants, limit, cap))
     skipped = [one for one in made if isinstance(one, Skipped)]
     return Plan(tuple(one for one in made if isinstance(one, Variant)), (*every.skipped, *skipped), every.cut)
+
+
+def _firsts(every: Iterable[Variant], limit: int, cap: int | None) -> Iterator[Variant | Skipped]:
+    """The first run of each search, until MOST_SEARCHED operations have been walked through; those that need no walk
+    follow anyhow. Counted as if none were cached, so that what is queued is what the form showed."""
+    left = MOST_SEARCHED
+    for variant in every:
+        walk = walked_in_search(variant.spec)
+        if walk > left:
+            yield Skipped(variant.name, NOT_COUNTED if walk > MOST_SEARCHED else NONE_LEFT)
+        else:
+            left -= walk
+            yield _first(variant, limit, cap)
 
 
 def _first(variant: Variant, limit: int, cap: int | None) -> Variant | Skipped:

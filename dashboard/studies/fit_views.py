@@ -18,7 +18,7 @@ from dashboard.studies.entries import shared_room
 from dashboard.studies.fit import LayerSearch, hunts, sentences, single_of
 from dashboard.studies.models import Study
 from dashboard.studies.selectors import held_equal
-from parallel_core.plan.memory import worst_stage
+from parallel_core.plan.memory import counted, worst_stage
 from parallel_core.spec import RunSpec
 
 COLUMNS = (
@@ -34,7 +34,8 @@ class Line:
     hunt: LayerSearch
     times: float | None
     predicted_peak: int | None
-    """Predicted bytes for the run on which `hunt.peak` was measured."""
+    """Predicted bytes for the run on which `hunt.peak` was measured; None without one, or if it takes too long to
+    count."""
 
 
 LIVE_PARTS = {"verdict": "verdict_words", "fit-table": "fit_table"}
@@ -109,8 +110,8 @@ def _entry(hunt: LayerSearch) -> Entry:
 def _line(found: Sequence[LayerSearch], hunt: LayerSearch) -> Line:
     single = single_of(found, hunt)
     times = hunt.largest / single.largest if single and hunt.largest and single.largest else None
-    said = worst_stage(RunSpec.stored(hunt.best.spec)).total if hunt.best else None
-    return Line(hunt, times, said)
+    best = RunSpec.stored(hunt.best.spec) if hunt.best else None
+    return Line(hunt, times, worst_stage(best).total if best and counted(best) else None)
 
 
 def _limit(runs: Sequence[Run]) -> int | None:

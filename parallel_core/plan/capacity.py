@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from functools import lru_cache
 
 from parallel_core.outline import outline_of
 from parallel_core.plan.alike import of_memory
+from parallel_core.plan.backward import walked
 from parallel_core.plan.memory import worst_stage
 from parallel_core.spec import ModelSpec, RunSpec
 
@@ -40,6 +42,12 @@ def _largest(spec: RunSpec, limit: int) -> int:
         else:
             fails = middle
     return fits
+
+
+def walked_in_search(spec: RunSpec) -> int:
+    """About how many operations `largest_layers` walks through at most (`backward.walked`), the first time that it is
+    asked; 0 where formulas have the memory."""
+    return walked(spec.parallel) * (2 + math.ceil(math.log2(EXACT_UP_TO * spec.parallel.stages)))
 
 
 def _along_the_line(spec: RunSpec, limit: int, start: int) -> int:

@@ -24,7 +24,21 @@ from parallel_core.plan.room import Room, room_of
 from parallel_core.rules import divisors
 from parallel_core.spec import RunSpec
 
-__all__ = ["Feasibility", "Fix", "RankMemory", "by_stage", "find_fixes", "needed", "predict", "verdict", "worst_stage"]
+__all__ = [
+    "Feasibility",
+    "Fix",
+    "RankMemory",
+    "by_stage",
+    "counted",
+    "counted_stages",
+    "find_fixes",
+    "needed",
+    "none_fits",
+    "predict",
+    "tried_fixes",
+    "verdict",
+    "worst_stage",
+]
 
 MOST_WALKED = 40_000
 """Most operations whose memory is walked through while somebody waits: about 0.5 s."""
@@ -76,7 +90,7 @@ def verdict(spec: RunSpec, device: Room | None, devices: int | None = None) -> F
     if worst.total <= limit:
         text = f"{needs}, {percent_text(worst.total / limit)} of the {what}'s {room.text}; {most}."
         return Feasibility(True, worst.rank, worst.total, text)
-    fixes, all_tried = _fixes(spec, limit, devices)
+    fixes, all_tried = tried_fixes(spec, limit, devices)
     has = f" beside {bytes_text(room.reserved)} for the framework" if room.reserved else ""
     text = (
         f"{needs}, {bytes_text(worst.total - limit)} more than the {what} has{has}; {most}. {_advice(fixes, all_tried)}"
@@ -87,6 +101,16 @@ def verdict(spec: RunSpec, device: Room | None, devices: int | None = None) -> F
 def counted(spec: RunSpec) -> bool:
     """Whether the run's memory is predicted while somebody waits."""
     return walked(spec.parallel) <= MOST_WALKED
+
+
+def counted_stages(spec: RunSpec) -> tuple[RankMemory, ...]:
+    """`by_stage`, kept for the next time; () for a run that takes too long to count."""
+    return _stages(of_memory(spec)) if counted(spec) else ()
+
+
+@lru_cache(maxsize=64)
+def _stages(spec: RunSpec) -> tuple[RankMemory, ...]:
+    return tuple(by_stage(spec))
 
 
 def worst_stage(spec: RunSpec) -> RankMemory:
@@ -127,11 +151,11 @@ def find_fixes(spec: RunSpec, limit: int, devices: int | None = None) -> tuple[F
 
     Every change is applied to the spec and validated; two changes are combined only where no single one suffices.
     """
-    return _fixes(spec, limit, devices)[0]
+    return tried_fixes(spec, limit, devices)[0]
 
 
-def _fixes(spec: RunSpec, limit: int, devices: int | None) -> tuple[tuple[Fix, ...], bool]:
-    """`find_fixes`, and whether all changes were tried."""
+def tried_fixes(spec: RunSpec, limit: int, devices: int | None = None) -> tuple[tuple[Fix, ...], bool]:
+    """`find_fixes`, and whether all changes were tried: some take too long while somebody waits."""
     search = _Search(limit, devices)
     single = [fix for steps in _ladders(spec) for fix in search.first(spec, steps)]
     return tuple((single or search.pairs(spec))[:_MOST_FIXES]), search.all_tried
@@ -224,11 +248,14 @@ def _changed(spec: RunSpec, changes: dict[str, Any]) -> RunSpec | None:
         return None
 
 
+def none_fits(all_tried: bool) -> str:
+    """Says that no change was found (`tried_fixes`), and of all changes only if all were tried; without a full stop."""
+    return f"No change of the split {'alone' if all_tried else 'that could be tried at once'} makes it fit"
+
+
 def _advice(fixes: tuple[Fix, ...], all_tried: bool) -> str:
-    if not fixes and not all_tried:
-        return "No change of the split that could be tried at once makes it fit: use a smaller model or batch."
     if not fixes:
-        return "No change of the split alone makes it fit: use a smaller model or batch."
+        return f"{none_fits(all_tried)}: use a smaller model or batch."
     texts = [f"{fix.text} (needs {bytes_text(fix.total)})" for fix in fixes]
     text = " or ".join(texts) if len(texts) < 3 else f"{texts[0]}, {texts[1]} or {texts[2]}"
     return f"{text[0].upper()}{text[1:]}."

@@ -47,6 +47,12 @@ PROFILED = RunSpec.model_validate(
     {"model": {"layers": 4, "hidden": 32, "heads": 2, "seq": 16}, "train": {"global_batch": 16}}
 )
 """The spec of profiles: small, so that predictions from it are quick."""
+UNCOUNTED: dict[str, Any] = {
+    "model": {"layers": 1024, "hidden": 64, "heads": 4, "seq": 64},
+    "parallel": {"pp": 512, "micro_batches": 4096, "schedule": "zb-h1"},
+    "train": {"global_batch": 4096},
+}
+"""A spec whose memory takes too long to count while somebody waits."""
 MS = 1_000_000
 FORWARD = 40 * MS  # of the whole batch on one device
 MIB = 1 << 20

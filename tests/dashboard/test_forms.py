@@ -279,17 +279,12 @@ def test_memory_that_would_take_long_to_count_is_not_predicted(
     member: Client, alice: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """512 stages and a split backward: said in the panel, and on the run's page once it is queued without a worker."""
-    deep = {
-        "model": {"layers": 1024, "hidden": 64, "heads": 4, "seq": 64},
-        "parallel": {"pp": 512, "micro_batches": 4096, "schedule": "zb-h1"},
-        "train": {"global_batch": 4096},
-    }
     for module, name in ((submission, "needed"), (page_tiles, "worst_stage")):
         monkeypatch.setattr(module, name, lambda spec: pytest.fail("it was counted"))
-    found = submission.assess(deep)
+    found = submission.assess(factory.UNCOUNTED)
     panel = Panel.of(found)
     assert (found.stages, panel.rows, panel.fits, panel.memory) == ([], [], None, NOT_COUNTED)
-    run = services.submit(owner=alice, spec=deep)
+    run = services.submit(owner=alice, spec=factory.UNCOUNTED)
     assert "not predicted; measured on a step" in member.get(f"/runs/{run.pk}/").content.decode()
 
 

@@ -12,6 +12,7 @@ from parallel_core.analysis.diagnosis import RULES, Case, Finding, diagnose
 from parallel_core.faults import broken
 from parallel_core.layout import Layout
 from parallel_core.observe.records import SPAN
+from parallel_core.plan import memory as plan_memory
 from parallel_core.plan.memory import by_stage
 from parallel_core.plan.partition import flop_weights
 from parallel_core.schedule.ir import Kind
@@ -176,6 +177,14 @@ def broken_cases() -> list[tuple[str, Case]]:
         ("divergence", healthy(spec("fp16"), skipped=skipped, loss_scale=np.full(40, 2.0))),
         ("scaling", healthy(replicas, traced=doubled * 3, earlier=ended)),
     ]
+
+
+@pytest.mark.parametrize("rule", ["needless_recompute", "memory_surplus"])
+def test_no_rule_counts_memory_for_seconds(monkeypatch: pytest.MonkeyPatch, rule: str) -> None:
+    cases = [case for name, case in broken_cases() if name == rule]
+    assert all(rule in found(case) for case in cases)
+    monkeypatch.setattr(plan_memory, "MOST_WALKED", -1)
+    assert cases and not any(rule in found(case) for case in cases)
 
 
 def _few(name: str) -> Case:

@@ -8,15 +8,15 @@ from __future__ import annotations
 
 from parallel_core.analysis.diagnosis.case import Case, Finding
 from parallel_core.analysis.quantities import bytes_text
-from parallel_core.plan.peak import by_stage
+from parallel_core.plan.memory import counted_stages
 
 FACTOR, LEAST = 1.35, 32 << 20
 
 
 def check(case: Case) -> Finding | None:
-    if not case.peaks:
+    if not case.peaks or not (stages := counted_stages(case.spec)):
         return None
-    expected = {case.layout.coords(memory.rank).place: memory.total for memory in by_stage(case.spec)}
+    expected = {case.layout.coords(memory.rank).place: memory.total for memory in stages}
     surplus = {rank: peak - expected[case.layout.coords(rank).place] for rank, peak in case.peaks.items()}
     rank = max(surplus, key=surplus.__getitem__)
     plan = expected[case.layout.coords(rank).place]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from parallel_core.analysis.diagnosis.case import Case, Finding
 from parallel_core.analysis.quantities import bytes_text, ns_text, percent_text
-from parallel_core.plan.memory import worst_stage
+from parallel_core.plan.memory import counted, worst_stage
 from parallel_core.simulate.replay import Change
 
 ROOM, MATTERS = 0.70, 0.05
@@ -20,6 +20,8 @@ def check(case: Case) -> Finding | None:
         return None
     kept = {"recompute": "none", "recompute_layers": None}
     plain = case.spec.model_copy(update={"parallel": split.model_copy(update=kept)})
+    if not counted(plain):
+        return None
     needs = worst_stage(plain).total
     saved = case.saved(Change(no_recompute=True))
     if needs > ROOM * case.limit or saved < MATTERS * case.typical.step:
