@@ -122,11 +122,19 @@ class Prediction(models.Model):
     """The worker of each rank for which it was predicted, if they are on several; [] if all are on one."""
     left_out = models.TextField(blank=True)
     """Why the time of a run that nobody disturbed is not counted, and what would make the next one count."""
+    elsewhere = models.BooleanField(default=False)
+    """Whether its ranks were on other hosts than predicted: then a replay's prediction does not count, either. It does
+    where `left_out` only says what no profile of those hosts, or of the links between them, had measured."""
     made_at = models.DateTimeField(auto_now_add=True)
     settled_at = models.DateTimeField(null=True, blank=True)
 
     class Meta:
         ordering = ("-id",)
+
+    @property
+    def noisy(self) -> bool:
+        """Whether others used its devices: then no prediction of its time counts."""
+        return self.disturbed and not self.left_out
 
     @property
     def time_error(self) -> str:

@@ -57,6 +57,8 @@ class Record:
     errors: tuple[float, ...] = ()
     disturbed: int = 0
     """Number of settled predictions that are left out because others used the devices."""
+    elsewhere: int = 0
+    """Number that are left out because the run was on other hosts than predicted or profiled."""
     as_likely: tuple[bool, ...] = ()
     """Of the predictions with a likely range: whether the step lay in it."""
 
@@ -77,12 +79,21 @@ class Record:
         return sum(error > 0 for error in self.errors)
 
     @property
+    def left_out(self) -> str:
+        """`2 disturbed left out`, `3 left out: 2 disturbed, 1 on other hosts`; '' if none is."""
+        counts = ((self.disturbed, "disturbed"), (self.elsewhere, "on other hosts"))
+        parts = [f"{count} {why}" for count, why in counts if count]
+        if len(parts) < 2:
+            return "".join(f"{part} left out" for part in parts)
+        return f"{self.disturbed + self.elsewhere} left out: {', '.join(parts)}"
+
+    @property
     def inside(self) -> int:
         return sum(self.as_likely)
 
     def sentence(self, what: str = "predictions") -> str:
         """`212 predictions, mean error 3.1 %, bias −0.4 %, worst −9.0 %`."""
-        left = f" ({self.disturbed} disturbed left out)" if self.disturbed else ""
+        left = f" ({self.left_out})" if self.left_out else ""
         if not self.errors:
             return f"No {what} settled yet{left}."
         one = what.removesuffix("s") if len(self.errors) == 1 else what
@@ -251,7 +262,7 @@ def paced_record() -> Record:
 
 
 def replay_record() -> Record:
-    """The record of step times predicted by a replay of another run."""
+    """The record of step times predicted by a replay of another run, on any hosts that were predicted."""
     return _of_times(_timed("replayed_seconds"), "replayed_seconds")
 
 
@@ -270,10 +281,14 @@ def _timed(field: str) -> list[Prediction]:
     """The newest settled predictions with `field`, with nothing but their numbers: pages that wait for a record are
     many, and a profile's table has up to a megabyte."""
     known = _settled().filter(**{f"{field}__isnull": False}, measured_seconds__gt=0)
-    return list(known.only(field, "low_seconds", "high_seconds", "measured_seconds", "disturbed")[:NEWEST])
+    why = ("disturbed", "left_out", "elsewhere")
+    return list(known.only(field, "low_seconds", "high_seconds", "measured_seconds", *why)[:NEWEST])
 
 
 def _of_times(rows: Sequence[Prediction], field: str) -> Record:
-    good = [row for row in rows if not row.disturbed]
+    """A replay needs no profile, so where only that is missing its prediction counts."""
+    noisy = [row for row in rows if row.noisy]
+    good = [row for row in rows if not (row.noisy or (row.elsewhere if field == "replayed_seconds" else row.disturbed))]
     pairs = ((getattr(row, field), row.measured_seconds) for row in good)
-    return Record(tuple(said / came - 1 for said, came in pairs if said and came), len(rows) - len(good))
+    errors = tuple(said / came - 1 for said, came in pairs if said and came)
+    return Record(errors, len(noisy), len(rows) - len(good) - len(noisy))

@@ -112,19 +112,23 @@ def _predicted(spec: RunSpec, workers: list[str], sources: selectors.Sources) ->
     }
 
 
-def _elsewhere(said: Prediction, hosts: Sequence[str], kind: str) -> str:
-    """Why a run whose ranks were on `hosts` ([]: on one) does not settle its prediction; '' if it does."""
+def _elsewhere(said: Prediction, hosts: Sequence[str]) -> str:
+    """Says that a run whose ranks were on `hosts` ([]: on one) was predicted on others; '' if it was not."""
     here, there = listed_text(sorted(set(hosts))), listed_text(sorted(set(said.hosts)))
     if _grouping(hosts) == _grouping(said.hosts):
-        if not hosts or said.seconds is not None:
-            return ""
-        known = {frozenset(found.hosts) for found in host_links.known(hosts, kind)}
-        missing = [pair for pair in host_links.pairs_of(hosts) if frozenset(pair) not in known]
-        pair = listed_text(missing[0]) if missing else ""
-        return f"The links between {pair} were never timed: time them on Fleet." if pair else ""
+        return ""
     if not hosts:
         return f"It was predicted over {there}, and ran on one host."
     return f"It was predicted {f'over {there}' if said.hosts else 'on one host'}, and ran over {here}."
+
+
+def _untimed(said: Prediction, hosts: Sequence[str], kind: str) -> str:
+    """Why a step over these `hosts` was not predicted: nobody timed their links; '' if it was, or they are known."""
+    if not hosts or said.seconds is not None:
+        return ""
+    known = {frozenset(found.hosts) for found in host_links.known(hosts, kind)}
+    missing = [pair for pair in host_links.pairs_of(hosts) if frozenset(pair) not in known]
+    return f"The links between {listed_text(missing[0])} were never timed: time them on Fleet." if missing else ""
 
 
 def _grouping(hosts: Sequence[str]) -> tuple[frozenset[str], list[int]]:
@@ -146,8 +150,8 @@ def settle(run: Run, summary: Mapping[str, Any]) -> None:
     result.
 
     A run that failed or was broken on purpose settles nothing. The time is not counted if the ranks were on other hosts
-    than predicted or profiled, or on hosts whose links nobody had measured. What a replay predicted is dropped if the
-    replayed run was on another host.
+    than predicted or profiled, or on hosts whose links nobody had measured. What a replay predicted counts on any host
+    that was predicted, and is dropped if the replayed run was on another host.
     """
     said = Prediction.objects.filter(run=run).first()
     if run.state != State.SUCCEEDED or run.injected or said is None:
@@ -157,7 +161,8 @@ def settle(run: Run, summary: Mapping[str, Any]) -> None:
     workers = spreading.workers_of(run.attempts.order_by("-number").first())
     hosts = spreading.several(workers)
     profile = Profile.objects.filter(prediction__run=run).select_related("worker").defer("table").first()
-    left_out = _elsewhere(said, hosts, spec.train.device) or _of_another(profile, workers)
+    elsewhere = _elsewhere(said, hosts)
+    left_out = elsewhere or _untimed(said, hosts, spec.train.device) or _of_another(profile, workers)
     noisy = others is not None and others > DISTURBED_ABOVE
     if replays.from_elsewhere(said, workers):
         Prediction.objects.filter(pk=said.pk).update(replayed=None, replayed_seconds=None)
@@ -167,5 +172,6 @@ def settle(run: Run, summary: Mapping[str, Any]) -> None:
         measured_memory=memory["peak_total"] if memory else None,
         disturbed=noisy or bool(left_out),
         left_out="" if noisy else left_out,
+        elsewhere=bool(elsewhere),
         settled_at=timezone.now(),
     )

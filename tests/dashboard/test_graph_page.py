@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import pytest
+from django.apps import apps
+from django.contrib.auth.models import Group
 from django.core.files.uploadedfile import SimpleUploadedFile
 from django.test import Client
 from django.utils.html import escape
@@ -133,6 +136,17 @@ def test_who_becomes_a_viewer_loses_no_graph(bob: Any) -> None:
     graphs.keep(GRAPH, bob)
     assert graphs.lend(f"{GRAPH}\n#", bob)
     assert graphs.text_of(graphs.digest(GRAPH)) == GRAPH
+
+
+def test_what_viewers_stored_before_there_were_lent_graphs_is_lent(alice: Any, bob: Any, admin: Any) -> None:
+    bob.groups.clear()
+    bob.groups.add(Group.objects.create(name="others"))
+    texts = {owner: f"{GRAPH}\n# {owner}" for owner in (alice, bob, admin, None)}
+    for owner, text in texts.items():
+        graphs.keep(text, owner)
+    import_module("dashboard.ledger.migrations.0012_graph_lent").lend(apps, None)
+    assert [own.owner for own in Graph.objects.filter(lent=True)] == [bob]
+    assert graphs.lend(GRAPH, bob) and graphs.text_of(graphs.digest(texts[bob])) is None
 
 
 def test_graphs_that_are_not_kept_are_not_found(reader: Client, alice: Any, monkeypatch: pytest.MonkeyPatch) -> None:

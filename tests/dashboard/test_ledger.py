@@ -163,6 +163,16 @@ def test_what_is_not_settled_is_said_once() -> None:
     assert selectors.of_both(one, none)[0].startswith("Step times: 1 prediction, ")
 
 
+def test_what_is_left_out_is_counted_by_its_reason() -> None:
+    kinds = [selectors.Record(disturbed=noisy, elsewhere=away) for noisy, away in ((0, 0), (2, 0), (0, 1), (2, 1))]
+    assert [kind.sentence() for kind in kinds] == [
+        "No predictions settled yet.",
+        "No predictions settled yet (2 disturbed left out).",
+        "No predictions settled yet (1 on other hosts left out).",
+        "No predictions settled yet (3 left out: 2 disturbed, 1 on other hosts).",
+    ]
+
+
 def test_a_run_on_a_slower_host_is_held_against_its_own_pace_too(worker: Worker, alice: Any, member: Client) -> None:
     """The original prediction stays and counts. A second number says how much of its error came from the speed of the
     host.

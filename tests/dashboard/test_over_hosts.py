@@ -206,6 +206,36 @@ def test_what_counted_before_for_another_host_no_longer_does(profile: Profile, a
     ]
 
 
+def test_a_replay_counts_where_only_a_profile_is_missing(profile: Profile, member: Client, alice: Any) -> None:
+    """A replay depends neither on a profile nor on timed links, but on the hosts, and on what others use."""
+    here, unprofiled, noisy = (over_both(alice, dp=2, hosts=0) for _ in range(3))
+    untimed, moved = over_both(alice), over_both(alice, dp=2)
+    Prediction.objects.update(replayed_seconds=0.021)
+    rows = [ran(here, "yard-a"), ran(unprofiled, "yard-b"), ran(untimed, "yard-a", "yard-b"), ran(moved, "yard-a")]
+    rows.append(ran(noisy, "yard-b", cpu_others=0.4))
+    assert [row.elsewhere for row in rows] == [False, False, False, True, False]
+    assert [row.noisy for row in rows] == [False, False, False, False, True]
+    replays_of = selectors.replay_record()
+    assert replays_of.errors == (pytest.approx(0.05),) * 3 and (replays_of.disturbed, replays_of.elsewhere) == (1, 1)
+    assert replays_of.sentence().endswith(" (2 left out: 1 disturbed, 1 on other hosts).")
+    times = selectors.time_record()
+    assert len(times.errors) == 1 and (times.disturbed, times.elsewhere) == (1, 1)
+    assert times.sentence().endswith(" (2 left out: 1 disturbed, 1 on other hosts).")
+    text = member.get("/partition/record/").content.decode()
+    assert "By what-if from another run: 3 predictions" in text and "1 on other hosts" in text
+
+
+def test_stored_runs_on_other_hosts_than_predicted_are_told_apart(profile: Profile, alice: Any) -> None:
+    rows = [ran(over_both(alice, dp=2, hosts=0), "yard-b"), ran(over_both(alice, dp=2), "yard-a")]
+    rows += [ran(over_both(alice, dp=2, hosts=0), "yard-a", "yard-b"), ran(over_both(alice), "yard-a", "yard-b")]
+    assert all(row.left_out for row in rows)
+    Prediction.objects.update(elsewhere=False)
+    import_module("dashboard.ledger.migrations.0014_prediction_elsewhere").tell_apart(apps, None)
+    found = Prediction.objects.in_bulk([row.pk for row in rows])
+    assert [found[row.pk].elsewhere for row in rows] == [False, True, True, False]
+    assert [row.elsewhere for row in rows] == [False, True, True, False]
+
+
 def test_the_profile_of_the_host_that_would_run_it_comes_first(profile: Profile, alice: Any) -> None:
     """yard-b has more devices, so the placement chooses it; its profile is older than the newest of yard-a."""
     own, newest = (
