@@ -265,7 +265,7 @@ def _generated(spec: RunSpec, rank: int, meeting: Rendezvous, folder: Path) -> l
     device = generate.open_device(spec.train.device, meeting.sharing)
     groups = connect(meeting, rank, Layout.of(spec), device.backend)
     try:
-        return Generator(spec, rank, groups, device, path).generate(request).tokens
+        return Generator(spec, rank, groups, device, path).generate(request)["tokens"]
     finally:
         disconnect()
 
