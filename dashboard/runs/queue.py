@@ -54,6 +54,7 @@ def queued_runs(ids: Sequence[int] | None = None) -> list[Run]:
 def requests(runs: list[Run]) -> list[Request]:
     """The runs as requests for `placement.plan`."""
     held, files = _holders(runs), Files.now()
+    begins = {run.pk: _holder(run, held.get(run.pk), files) for run in runs}
     return [
         Request(
             run=run.pk,
@@ -63,10 +64,10 @@ def requests(runs: list[Run]) -> list[Request]:
             study=_series_of(run),
             prefer=held[run.pk].worker if run.pk in held else prefer,
             hosts=run.host_count,
-            alone=bool(why_alone(run, files)),
+            alone=bool(why_alone(run, files, begins[run.pk])),
             over=files.reach(run.spec, resumes=run.resume_run_id is not None),
             unit=run.spec.get("parallel", {}).get("tp") or 1,
-            needs=files.needed(run.spec, _holder(run, held.get(run.pk), files)),
+            needs=files.needed(run.spec, begins[run.pk]),
             among=tuple(run.between),
         )
         for run, prefer in zip(runs, _preferences(runs), strict=True)
@@ -196,8 +197,11 @@ def _away(kind: str, fleet: list[Host]) -> str:
 
 def _too_large(run: Run, kind: str, have: list[Host]) -> str:
     """The end of the sentence for a run that needs more devices than the open hosts `have` for one run."""
-    if run.host_count < 2 and (why := why_alone(run)):
-        largest = max((host.count(kind) for host in have), default=0)
+    files = Files.now()
+    holder = _holder(run, _holders([run]).get(run.pk), files)
+    if run.host_count < 2 and (why := why_alone(run, files, holder)):
+        needed = files.needed(run.spec, holder)
+        largest = max((host.count(kind) for host in have if not needed or host.name in needed), default=0)
         return f" on one host, because {why}; the largest worker has {largest}."
     counts = [host.count(kind) for host in have if host.across]
     apart = apart_text([host.name for host in have if not host.across])

@@ -114,10 +114,10 @@ def alone_because(
     return ""
 
 
-def why_alone(run: Run, files: Files | None = None) -> str:
+def why_alone(run: Run, files: Files, holder: Holder | None = None) -> str:
     """`alone_because` for a run."""
-    files, resumes = files or Files.now(), run.resume_run_id is not None
-    return alone_because(run.spec, files, resumes=resumes, host_count=run.host_count)
+    resumes = run.resume_run_id is not None
+    return alone_because(run.spec, files, resumes=resumes, host_count=run.host_count, holder=holder)
 
 
 def hosts_error(over: int, devices: int, kind: str, word: str, alone: str, among: tuple[str, ...] = ()) -> str:

@@ -146,6 +146,12 @@ def test_what_viewers_stored_before_there_were_lent_graphs_is_lent(alice: Any, b
         graphs.keep(text, owner)
     import_module("dashboard.ledger.migrations.0012_graph_lent").lend(apps, None)
     assert [own.owner for own in Graph.objects.filter(lent=True)] == [bob]
+    Graph.objects.update(lent=False)
+    graphs.keep(f"{GRAPH}\n# another", bob)
+    import_module("dashboard.ledger.migrations.0012_graph_lent").lend(apps, None)
+    assert not Graph.objects.filter(lent=True).exists(), "viewers had one each: two were kept as a member"
+    Graph.objects.filter(sha256=graphs.digest(f"{GRAPH}\n# another")).delete()
+    Graph.objects.filter(owner=bob).update(lent=True)
     assert graphs.lend(GRAPH, bob) and graphs.text_of(graphs.digest(texts[bob])) is None
 
 

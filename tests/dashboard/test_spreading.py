@@ -145,6 +145,11 @@ def test_a_run_resumed_where_there_are_too_few_devices_is_refused(two_hosts: Non
     attempt.devices = [{**node, "shares": True}]
     attempt.save()
     assert not submission.assess(wide, begins).errors and not submission.assess(wide, begins, 2).errors
+    queued = services.submit(owner=alice, spec=wide, resume_from=begins)
+    attempt.devices = [node]
+    attempt.save()
+    why = "because the checkpoint it begins from lies on one; the largest worker has 2."
+    assert selectors.waiting(queued).sentence == f"Needs 4 CPU devices on one host, {why}"
 
 
 def test_the_queue_says_which_hosts_are_waited_for(two_hosts: None, alice: Any) -> None:
