@@ -165,8 +165,8 @@ def test_a_message_delivered_twice_trains_once(yard: YardProcess, client: httpx.
     code = (
         "import django; django.setup()\n"
         "from dashboard.runs.models import Attempt\n"
-        "from dashboard.control import orders\n"
-        f"orders.send_start(Attempt.objects.get(run={run}))\n"
+        "from dashboard.control import dispatch\n"
+        f"dispatch.send_start(Attempt.objects.get(run={run}))\n"
     )
     again = yard.shell(code)
     assert again.returncode == 0, again.stderr
