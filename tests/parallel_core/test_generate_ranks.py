@@ -1,0 +1,154 @@
+"""What ranks that generate text report besides it: bytes, spans, progress and memory; and when they end."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from parallel_core.analysis.generated import Generated
+from parallel_core.engine.device import open_device
+from parallel_core.engine.distributed import Rendezvous, connect, disconnect
+from parallel_core.engine.generate import Generator, run_rank
+from parallel_core.generation_request import inference
+from parallel_core.launch import GenerationRequest
+from parallel_core.layout import Layout
+from parallel_core.observe import progress
+from parallel_core.observe.memory import MemoryMeter
+from parallel_core.observe.progress import Progress
+from parallel_core.observe.records import FileSink
+from parallel_core.plan.generation import by_place
+from parallel_core.spec import RunSpec
+from tests.parallel_core import ranks
+from tests.parallel_core.generated_texts import MODELS, NEW, PROMPT, REQUEST, generated, spec_of
+
+
+@pytest.mark.parametrize("tp", [1, 2])
+def test_bytes_of_keys_and_values(tp: int, trained: dict[str, Path]) -> None:
+    """2 x layers x samples x KV heads x tokens x dim x bytes, divided over the ranks (Pope et al. 2022, section
+    2.1).
+    """
+    for rank in generated(spec_of("llama", tp=tp), trained["llama"], {**REQUEST, "samples": 3}):
+        assert rank[0]["kv_bytes"] == 2 * 2 * 3 * 2 * (len(PROMPT) + NEW) * 8 * 8 // tp
+        assert len(rank[0]["seconds"]) == NEW - 1
+        assert rank[0]["prefill"] > 0
+
+
+def test_spans_of_collectives_do_not_pile_up_token_by_token(trained: dict[str, Path]) -> None:
+    def work(spec: RunSpec, rank: int, meeting: Rendezvous, folder: Path) -> list[int]:
+        device = open_device("cpu")
+        groups = connect(meeting, rank, Layout.of(spec), device.backend)
+        try:
+            made = Generator(spec, rank, groups, device, trained["gpt"])
+            kept = []
+            for new in (2, NEW):
+                made.generate({**REQUEST, "new": new})
+                kept.append(len(made._recorder._rows))
+            return kept
+        finally:
+            disconnect()
+
+    for few, many in ranks.run(spec_of("gpt", tp=2), work, ranks.scratch()):
+        assert few == many > 0
+
+
+class _Moves(Progress):
+    """Counts how often its rank says that it moves, by the position that it is in."""
+
+    def __init__(self, folder: Path, rank: int) -> None:
+        super().__init__(folder, rank)
+        self.rank, self.seen = rank, Counter[str]()
+
+    def moved(self) -> None:
+        super().moved()
+        where = progress.read(self.folder, self.rank)
+        assert where is not None
+        self.seen[where.op] += 1
+
+
+def _moves(spec: RunSpec, rank: int, meeting: Rendezvous, folder: Path, path: Path) -> Counter[str]:
+    page = _Moves(folder, rank)
+    run_rank(spec, rank, FileSink(folder, rank), meeting, page, path, {**REQUEST, "new": 3})
+    return page.seen
+
+
+def test_each_layer_counts_as_progress(trained: dict[str, Path]) -> None:
+    """A token of a long text may take longer than the limit without progress; the metered ones are further tokens."""
+    spec = inference(spec_of("gpt").model_dump(mode="json"), tp=1, pp=2, dp=1)
+    found = ranks.run(spec, partial(_moves, path=trained["gpt"]), ranks.scratch())
+    for seen, units in zip(found, Layout.of(spec).stage_units, strict=True):
+        layers, metered = len(units), 2
+        assert seen == {
+            "generating": layers,
+            "token 1 of 3": layers,
+            "token 2 of 3": layers,
+            "token 3 of 3": metered * layers,
+        }
+
+
+@pytest.mark.parametrize("split", [{"tp": 2}, {"pp": 2}, {"dp": 2}], ids=str)
+def test_memory_is_what_is_predicted(split: dict[str, Any], trained: dict[str, Path]) -> None:
+    """Weights and caches to the byte; the temporary memory of a layer, and so the total, within 2 %."""
+    request: GenerationRequest = {**REQUEST, "samples": 6}
+    for model in MODELS:
+        spec = spec_of(model, **split)
+        stages = by_place(spec, request)
+        for rank, peak in enumerate(_metered(spec, trained[model], request)):
+            predicted = stages[Layout.of(spec).coords(rank).place]
+            assert (peak["params"], peak["activations"]) == (predicted.params, predicted.activations)
+            assert sum(peak.values()) == pytest.approx(predicted.total, rel=0.02), model
+
+
+def _metered(spec: RunSpec, path: Path, request: GenerationRequest) -> list[dict[str, int]]:
+    def work(spec: RunSpec, rank: int, meeting: Rendezvous, folder: Path) -> dict[str, int]:
+        device = open_device("cpu")
+        try:
+            made = Generator(spec, rank, connect(meeting, rank, Layout.of(spec), device.backend), device, path)
+            told = made.generate(request)["tokens"]
+            peak = made.metered(request).peak
+            assert made.generate(request)["tokens"] == told, "metering does not disturb the generator"
+            return peak
+        finally:
+            disconnect()
+
+    return ranks.run(spec, work, ranks.scratch())
+
+
+def _second_replica_is_late(spec: RunSpec, rank: int, meeting: Rendezvous, folder: Path, path: Path) -> None:
+    generate, metered, done = Generator.generate, Generator.metered, folder / "rank 0 is done"
+    first = Layout.of(spec).coords(rank).replica == 0
+
+    def late(self: Generator, *given: Any) -> Generated:
+        while not first and not done.exists():
+            time.sleep(0.01)
+        time.sleep(0 if first else 1)  # rank 0 would have left by now
+        return generate(self, *given)
+
+    def noted(self: Generator, request: GenerationRequest) -> MemoryMeter:
+        made = metered(self, request)
+        if rank == 0:
+            done.touch()
+        return made
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Generator, "generate", late)
+        patch.setattr(Generator, "metered", noted)
+        run_rank(
+            spec,
+            rank,
+            FileSink(folder, rank),
+            meeting,
+            Progress(folder, rank),
+            path,
+            {**REQUEST, "new": 4, "samples": 2},
+        )
+
+
+def test_the_first_replica_stays_until_the_others_are_done(trained: dict[str, Path]) -> None:
+    """Its first rank holds the store, through which the others open their links at the first message."""
+    spec = inference(spec_of("llama").model_dump(mode="json"), tp=1, pp=2, dp=2)
+    ranks.run(spec, partial(_second_replica_is_late, path=trained["llama"]), ranks.scratch())
