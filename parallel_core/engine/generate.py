@@ -20,12 +20,13 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from parallel_core.analysis.generated import Generated
+from parallel_core.analysis.generated import PER_TOKEN, Generated
 from parallel_core.checkpoint import manifest as manifests
 from parallel_core.engine import checkpoint, storage
 from parallel_core.engine.device import Device, disable_cudnn_attention, open_device
 from parallel_core.engine.distributed import Groups, Rendezvous, connect, joined, wait_for_all
 from parallel_core.engine.flat import FlatParameters
+from parallel_core.engine.interference import Interference
 from parallel_core.engine.precision import DTYPES, LossScale
 from parallel_core.engine.relay import Relay
 from parallel_core.engine.reporter import Reporter
@@ -38,9 +39,11 @@ from parallel_core.models.cache import KvCache
 from parallel_core.models.layers import Positions
 from parallel_core.observe.memory import MemoryMeter
 from parallel_core.observe.progress import Progress
+from parallel_core.observe.recorder import LANE_P2P
 from parallel_core.observe.records import Sink
 from parallel_core.observe.scope import Scope
 from parallel_core.outline.gpt import GptOutline
+from parallel_core.schedule.ir import Kind
 from parallel_core.spec import RunSpec
 from parallel_core.tensor.group import TensorGroup
 from parallel_core.tensor.weights import WeightGradients
@@ -49,6 +52,16 @@ log = logging.getLogger(__name__)
 
 TELL_S = 0.2
 """Minimum interval between two records, in seconds: one per token would cost more than the token."""
+
+
+class _Drawn(NamedTuple):
+    """One token for each sample, the seconds that it took, and those of them that this rank spent in collectives of its
+    tensor-parallel group and waiting for messages of its pipeline."""
+
+    tokens: list[int]
+    seconds: float
+    collective: float
+    p2p: float
 
 
 class _Holds(NamedTuple):
@@ -81,9 +94,9 @@ class Generator:
         self._recorder, self._moved = device.recorder(0, 0), moved
         layout, scope = Layout.of(spec), Scope(self._recorder)
         place = layout.coords(rank)
-        self._replica = place.replica
+        self._replica, self._alone = place.replica, spec.parallel.tp * spec.parallel.pp == 1
         self._group = TensorGroup(place.tensor, spec.parallel.tp, groups.tensor, scope)
-        self._relay = Relay(layout.pipeline_of(rank), place.place, groups, device)
+        self._relay = Relay(layout.pipeline_of(rank), place.place, groups, device, scope)
         self.units = tuple(spec.model.units()[i] for i in layout.stage_units[place.place])
         stage = Stage(spec, self.units, self._group, WeightGradients(scope), LossScale(spec.train), scope)
         self.flat = FlatParameters(stage.places(), DTYPES[spec.train.precision], device)
@@ -111,14 +124,17 @@ class Generator:
         prompt = self._prompts(request)
         self._begin(request, prompt.shape[1] + request["new"])
         turns = self._token_steps(prompt, request)
-        drawn, prefill = next(turns)
+        first = next(turns)
         kept = sum(core.cache.nbytes for core in self._cores if core.cache is not None)
-        out = Generated(tokens=[[token] for token in drawn], prefill=prefill, seconds=[], kv_bytes=kept)
+        begun = [[token] for token in first.tokens]
+        out = Generated(tokens=begun, prefill=first.seconds, seconds=[], collective=[], p2p=[], kv_bytes=kept)
         on_progress(out)
-        for drawn, seconds in turns:
-            for tokens, token in zip(out["tokens"], drawn, strict=True):
+        for drawn in turns:
+            for tokens, token in zip(out["tokens"], drawn.tokens, strict=True):
                 tokens.append(token)
-            out["seconds"].append(seconds)
+            out["seconds"].append(drawn.seconds)
+            out["collective"].append(drawn.collective)
+            out["p2p"].append(drawn.p2p)
             on_progress(out)
         return out
 
@@ -134,7 +150,7 @@ class Generator:
         with meter.measure():
             with meter.category("activations"):
                 self._begin(request, prompt.shape[1] + request["new"])
-            for _, _ in zip(range(2), self._token_steps(prompt, request), strict=False):
+            for _ in zip(range(2), self._token_steps(prompt, request), strict=False):
                 pass
         return meter
 
@@ -156,18 +172,27 @@ class Generator:
             if request["cached"]:
                 core.cache = KvCache(len(self._mine(request)), heads, capacity, outline.head_dim, **like)
 
-    def _token_steps(self, text: Tensor, request: GenerationRequest) -> Iterator[tuple[list[int], float]]:
-        """Yields (one token for each sample, seconds that it took), token by token."""
+    def _token_steps(self, text: Tensor, request: GenerationRequest) -> Iterator[_Drawn]:
+        """Yields what is drawn, token by token."""
         fresh = text
         for number in range(request["new"]):
-            self._recorder.begin_step(number)  # spans are not used here: discards those of the last token
+            self._recorder.begin_step(number)  # discards the spans of the last token
             began = time.perf_counter()
             logits = self.logits(fresh, text.shape[1] - fresh.shape[1])
             drawn = self._relay.tokens(None if logits is None else self._draw(logits, number, request), len(text))
             token = torch.tensor(drawn, device=text.device)[:, None]
             text = torch.cat([text, token], 1)
             fresh = token if request["cached"] else text
-            yield drawn, time.perf_counter() - began
+            took = time.perf_counter() - began
+            yield _Drawn(drawn, took, *self._waits())
+
+    def _waits(self) -> tuple[float, float]:
+        """Returns the seconds of the token in (collectives of the tensor-parallel group, messages of the pipeline)."""
+        if self._alone:
+            return 0.0, 0.0
+        rows = self._recorder.end_step()
+        took = 1e-9 * (rows["end"] - rows["start"])
+        return float(took[rows["kind"] == Kind.TP_COLLECTIVE].sum()), float(took[rows["lane"] == LANE_P2P].sum())
 
     @torch.no_grad()
     def logits(self, tokens: Tensor, first: int = 0) -> Tensor | None:
@@ -233,12 +258,15 @@ class _RecordEmitter:
         if now - self._at < TELL_S and done < self._new:
             return
         first = self._first
+        seconds, collective, p2p = (so_far[name][max(first - 1, 0) :] for name in PER_TOKEN)
         self._sink.emit(
             "generated",
             first=first,
             tokens=[tokens[first:] for tokens in so_far["tokens"]],
             prefill=so_far["prefill"],
-            seconds=so_far["seconds"][max(first - 1, 0) :],
+            seconds=seconds,
+            collective=collective,
+            p2p=p2p,
             kv_bytes=so_far["kv_bytes"],
         )
         self._first, self._at = done, now
@@ -263,7 +291,10 @@ def run_rank(
         report = Reporter(spec, rank, sink, device)
         report.hello(generator.flat, generator.units, Layout.of(spec))
         progress.at(0, "generating")
+        interference = Interference(device, groups.world, spec.parallel.world, rendezvous.node or 0)
+        interference.start()
         found = generator.generate(request, _RecordEmitter(sink, progress, request["new"]))
+        sink.emit("summary", cpu_others=interference.own_share())
         report.memory(0, generator.metered(request))
         log.info("rank %d: %d tokens, %d bytes of keys and values", rank, len(found["tokens"][0]), found["kv_bytes"])
         wait_for_all(groups.store, rank, spec.parallel.world)

@@ -14,7 +14,7 @@ from parallel_core.observe.host import CpuOthers
 
 class Interference:
     """The measurement of one rank. All ranks call `start` before the timed steps and `share` after them; both are
-    collectives."""
+    collectives. Ranks that do not wait for each other after them call `own_share` instead."""
 
     def __init__(self, device: Device, group: Group, world: int, node: int = 0) -> None:
         """`world` = size of `group`; `node` = number of this rank's host, as cores of different hosts have the same
@@ -31,11 +31,16 @@ class Interference:
     def share(self) -> float | None:
         """The share, 0 .. 1, of the device that others used most, whose rank delays all ranks. None if unknown (a rank
         with a GPU of its own, or not bound to one core)."""
-        mine = float("nan") if self._others is None else self._others.share()
-        if self._device.sharing > 1:
-            mine = 1 - 1 / self._device.sharing  # other ranks of this run on the device disturb it like other processes
-        shares = [share for (share,) in self._exchange([mine])]
+        mine = self.own_share()
+        shares = [share for (share,) in self._exchange([float("nan") if mine is None else mine])]
         return None if any(map(isnan, shares)) else max(shares)
+
+    def own_share(self) -> float | None:
+        """The share, 0 .. 1, of this rank's own device; no collective. None if unknown."""
+        if self._device.sharing > 1:
+            return 1 - 1 / self._device.sharing  # other ranks of this run on the device disturb it like other processes
+        mine = float("nan") if self._others is None else self._others.share()
+        return None if isnan(mine) else mine
 
     def total(self, mine: float) -> float:
         """The sum of the numbers of all ranks (a collective)."""

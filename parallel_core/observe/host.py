@@ -15,6 +15,9 @@ from pathlib import Path
 from parallel_core.observe.gpus import gpus, open_nvml
 
 _TICK_S = 1.0 / os.sysconf("SC_CLK_TCK")
+_SHORT_S = 50 * _TICK_S
+"""Over shorter times ticks say too little: a core and its processes are each counted to a tick or two, which would pass
+for a tenth of the time."""
 
 
 def rss() -> int:
@@ -60,7 +63,8 @@ class CpuOthers:
     """Measures the share (0..1) of one core's time that processes other than ours used.
 
     `pids` returns our processes that may run on that core (the ranks bound to it). Call `start` before the timed
-    steps and `share` after them; the resolution is one clock tick (10 ms), so the time between should be seconds.
+    steps and `share` after them. The resolution is one clock tick (10 ms). Over less than _SHORT_S the share is instead
+    that of the time for which our process, if there is one alone, was ready to run but another one had the core.
     """
 
     def __init__(self, core: int, pids: Callable[[], Iterable[int]]) -> None:
@@ -69,23 +73,38 @@ class CpuOthers:
 
     def start(self) -> None:
         self._began, self._busy, self._ours = time.monotonic(), _busy(self._core), self._used()
+        self._waited = self._waiting()
 
     def share(self) -> float:
         """Returns the share since `start`; NaN where the system does not report it."""
         lasted = time.monotonic() - self._began
-        busy, ours = _busy(self._core) - self._busy, self._used() - self._ours
-        return math.nan if math.isnan(busy) or lasted <= 0 else min(1.0, max(0.0, (busy - ours) / lasted))
+        taken = self._waiting() - self._waited if lasted < _SHORT_S else math.nan
+        if math.isnan(taken):
+            taken = _busy(self._core) - self._busy - (self._used() - self._ours)
+        return math.nan if math.isnan(taken) or lasted <= 0 else min(1.0, max(0.0, taken / lasted))
 
     def _used(self) -> float:
         return sum(cpu_seconds(pid) for pid in self._pids())
 
+    def _waiting(self) -> float:
+        """The seconds for which the main thread of our process waited for the core; NaN unless we have one alone."""
+        pids = list(self._pids())
+        return _waited(str(pids[0])) if len(pids) == 1 else math.nan
+
 
 def waited() -> float:
     """The seconds for which this thread was ready to run but had to wait for a core; 0 where that is not available."""
+    found = _waited("thread-self")
+    return 0.0 if math.isnan(found) else found
+
+
+def _waited(of: str) -> float:
+    """As `waited` for the main thread of a process, or `thread-self`; NaN where that is not available. Source: the
+    kernel's Documentation/scheduler/sched-stats.rst, /proc/<pid>/schedstat."""
     try:
-        return int(Path("/proc/thread-self/schedstat").read_text().split()[1]) / 1e9
+        return int(Path(f"/proc/{of}/schedstat").read_text().split()[1]) / 1e9
     except (OSError, IndexError, ValueError):
-        return 0.0
+        return math.nan
 
 
 def cpu_seconds(pid: int) -> float:

@@ -32,8 +32,10 @@ Every header has `kind`, `rank` and `t` (unix seconds, float). Kinds and their o
     checkpoint  step (steps done), bytes, seconds (to write it, during training), blocked (seconds for which training
              stopped), kept: [steps of all checkpoints of the run that still exist]; only from rank 0
     generated  first (number of tokens of a sample in earlier records), tokens (the new ones of each sample), prefill
-             (seconds until the first token), seconds (of each new token except the very first), kv_bytes (of this
-             rank): emitted a few times a second, after hello, by ranks that generate text
+             (seconds until the first token), seconds (of each new token except the very first), collective and p2p
+             (of those seconds, the ones in tensor-parallel collectives and in messages between stages; no such keys in
+             earlier versions), kv_bytes (of this rank): emitted a few times a second, after hello, by ranks that
+             generate text
     links    software, device (cpu | cuda), links: rows of profile.curves.Link; from rank 0 of a run that times messages
              between two hosts
     profile  step, part, of, size; blob = piece `part` of `of` of the rank's gzipped Chrome trace of that step (`size`
@@ -55,7 +57,8 @@ Every header has `kind`, `rank` and `t` (unix seconds, float). Kinds and their o
              reference: {seconds, times, company, alone} (processor seconds of the reference work between the timed
              steps, and how often it was done; its time with all ranks at work relative to that on this rank's device
              alone, and how often that was measured: engine.reference_probe; no such keys where they were not),
-             peak: {flops_per_s (of all devices of the run), source (of this rank's peak)}, null without timed steps
+             peak: {flops_per_s (of all devices of the run), source (of this rank's peak)}, null without timed steps;
+             of a rank that generates text only cpu_others, over prefill and tokens, of its own device
 """
 
 from __future__ import annotations

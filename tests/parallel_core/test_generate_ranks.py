@@ -10,20 +10,22 @@ from typing import Any
 
 import pytest
 
-from parallel_core.analysis.generated import Generated
+from parallel_core.analysis.generated import PER_TOKEN, Generated, parts
 from parallel_core.engine.device import open_device
 from parallel_core.engine.distributed import Rendezvous, connect, disconnect
 from parallel_core.engine.generate import Generator, run_rank
+from parallel_core.engine.interference import Interference
 from parallel_core.generation_request import inference
 from parallel_core.launch import GenerationRequest
 from parallel_core.layout import Layout
 from parallel_core.observe import progress
 from parallel_core.observe.memory import MemoryMeter
 from parallel_core.observe.progress import Progress
-from parallel_core.observe.records import FileSink
+from parallel_core.observe.records import FileSink, events_path
 from parallel_core.plan.generation import by_place
 from parallel_core.spec import RunSpec
 from tests.parallel_core import ranks
+from tests.parallel_core.frames import read_file
 from tests.parallel_core.generated_texts import MODELS, NEW, PROMPT, REQUEST, generated, spec_of
 
 
@@ -152,3 +154,32 @@ def test_the_first_replica_stays_until_the_others_are_done(trained: dict[str, Pa
     """Its first rank holds the store, through which the others open their links at the first message."""
     spec = inference(spec_of("llama").model_dump(mode="json"), tp=1, pp=2, dp=2)
     ranks.run(spec, partial(_second_replica_is_late, path=trained["llama"]), ranks.scratch())
+
+
+@pytest.mark.parametrize("split", [{}, {"tp": 2}, {"pp": 2}], ids=str)
+def test_spans_say_where_the_time_of_each_token_goes(split: dict[str, int], trained: dict[str, Path]) -> None:
+    spec = spec_of("gpt", **split)
+    every = [found[0] for found in generated(spec, trained["gpt"], REQUEST)]
+    for told in every:
+        assert len(told["collective"]) == len(told["p2p"]) == len(told["seconds"]) == NEW - 1
+        assert all(value > 0 for value in told["collective"]) == ("tp" in split)
+        assert all(value > 0 for value in told["p2p"]) == ("pp" in split)
+        assert all(
+            took >= inside + waited for took, inside, waited in zip(*(told[name] for name in PER_TOKEN), strict=True)
+        )
+    found = parts(dict(enumerate(every)), Layout.of(spec))
+    assert found is not None and found.compute > 0 and (found.communication > 0) >= ("tp" in split)
+
+
+def _summaries(spec: RunSpec, rank: int, meeting: Rendezvous, folder: Path, path: Path) -> list[dict[str, Any]]:
+    request: GenerationRequest = {**REQUEST, "new": 3, "samples": 2}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Interference, "own_share", lambda self: 0.25 * rank)
+        run_rank(spec, rank, FileSink(folder, rank), meeting, Progress(folder, rank), path, request)
+    return [frame.header for frame in read_file(events_path(folder, rank)) if frame.kind == "summary"]
+
+
+def test_each_rank_reports_how_much_of_its_device_others_used(trained: dict[str, Path]) -> None:
+    spec = inference(spec_of("gpt").model_dump(mode="json"), tp=1, dp=2)
+    found = ranks.run(spec, partial(_summaries, path=trained["gpt"]), ranks.scratch())
+    assert [[header["cpu_others"] for header in own] for own in found] == [[0.0], [0.25]]
