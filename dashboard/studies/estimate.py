@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -36,6 +36,8 @@ class Estimate:
     later: int = 0
     """How many of the runs are queued only as the others answer."""
     unknown: str = "no worker has calibrated yet"
+    source: str = ""
+    """A sentence on what the time is from, where that is not the calibration."""
 
     @property
     def first(self) -> int:
@@ -43,9 +45,11 @@ class Estimate:
         return self.runs - self.later
 
 
-def calibration(kind: str, fleet: FleetSnapshot) -> dict[str, Any] | None:
-    """The calibration of the most recently heard worker with devices of that kind; None if there is none."""
-    able = [worker for worker in fleet.every if worker.calibration and kind in devices_of(worker)]
+def calibration(kind: str, fleet: FleetSnapshot, names: Collection[str] = ()) -> dict[str, Any] | None:
+    """The calibration of the most recently heard worker with devices of that kind, one of `names` unless that is empty;
+    None if there is none."""
+    among = [worker for worker in fleet.every if not names or worker.name in names]
+    able = [worker for worker in among if worker.calibration and kind in devices_of(worker)]
     newest = max(able, key=lambda worker: worker.heartbeat_at or worker.created_at, default=None)
     return dict(newest.calibration) if newest else None
 

@@ -18,7 +18,6 @@ from dashboard.runs.models import Run
 from dashboard.runs.services import Invalid
 from dashboard.runs.spreading import Files, asked, chosen, several
 from dashboard.studies import breakages
-from dashboard.studies.estimate import run_seconds
 from dashboard.studies.feasible import Allowance
 from dashboard.studies.forms import initial_of
 from dashboard.studies.kinds import KINDS, MATRIX, StudyKind
@@ -99,10 +98,10 @@ def _preview(form: StudyForm) -> dict[str, Any] | None:
     """What would run; None while the fields have errors. A missing name does not matter."""
     if set(form.errors) - {"name"}:
         return None
-    plan, table = form.planned, form.calibration
+    plan = form.planned
     rows = _rows(plan, form.fleet)
     for row in rows:
-        row["seconds"] = run_seconds(row["spec"], table) if table else None
+        row["seconds"], row["times"] = form.seconds_of(row["variant"]), form.times_of(row["variant"])
     steps = [row["step"] for row in rows if row["step"]]
     found = {"estimate": form.estimate(), "rows": rows, "total": len(plan.variants), "skipped": plan.skipped}
     found |= {"unchecked": plan.unchecked, "uncounted": plan.uncounted, "note": form.runs_note}
@@ -124,7 +123,7 @@ def _rows(plan: Plan, fleet: FleetSnapshot) -> list[dict[str, Any]]:
         step = sources.predicted(variant.spec, workers) if quick else None
         memory = worst_place(variant.spec, variant.task).total if variant.task else None
         over = listed_text(list(dict.fromkeys(several(workers))))
-        out.append({"name": variant.name, "spec": variant.spec, "over": over, "step": step, "memory": memory})
+        out.append({"variant": variant, "over": over, "step": step, "memory": memory})
     return out
 
 

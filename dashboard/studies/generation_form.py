@@ -15,20 +15,24 @@ from dashboard.numbers import number
 from dashboard.runs import generating, resuming
 from dashboard.runs.generating import Split
 from dashboard.runs.models import ENDED, Checkpoint, Run
+from dashboard.runs.spreading import Files
+from dashboard.runs.spreading import asked as placing
 from dashboard.runs.submission import capacity
 from dashboard.runs.text_fields import ASKED, NUMBER, TextFields
 from dashboard.studies import generation, services
-from dashboard.studies.estimate import Estimate
+from dashboard.studies.estimate import Estimate, calibration
 from dashboard.studies.feasible import previewed
 from dashboard.studies.forms import fleet_sentence
+from dashboard.studies.generation_estimate import Evidence, evidence
 from dashboard.studies.models import Study
 from dashboard.studies.study_form import StudyForm
-from dashboard.studies.variants import Plan
+from dashboard.studies.variants import Plan, Variant
 from dashboard.studies.written_fields import Written
 from parallel_core.analysis.quantities import listed_text
 from parallel_core.generation_request import read_request
 from parallel_core.outline import outline_of
 from parallel_core.spec import RunSpec
+from workers.contract import ResumeFrom
 
 MOST_OFFERED = 50
 """The most runs that the field of the source run lists; any other's number can be typed."""
@@ -172,8 +176,30 @@ class GenerationForm(TextFields, StudyForm):
         return previewed(self._plan(), self.fleet)
 
     def estimate(self) -> Estimate:
-        plan, why = self.planned, "the first run shows how long a token takes"
-        return Estimate(len(plan.variants) * self.cleaned_data["repeats"], plan.devices, None, unknown=why)
+        """The sum of the runs one after another; unknown where nothing is known of the model's times on its host."""
+        plan, repeats = self.planned, self.cleaned_data["repeats"]
+        each = [self.evidence.seconds(variant) for variant in plan.variants]
+        known = [seconds for seconds in each if seconds is not None]
+        minutes = repeats * sum(known) / 60 if known and len(known) == len(each) else None
+        why, source = "the first run shows how long a token takes", self.evidence.source(plan.variants)
+        return Estimate(len(each) * repeats, plan.devices, minutes, unknown=why, source=source)
+
+    @cached_property
+    def evidence(self) -> Evidence:
+        """What is known of times where the checkpoint is. Needs a valid form."""
+        assert self.source is not None
+        begins: ResumeFrom = {"run": self.source.pk, "step": int(self.cleaned_data["step"])}
+        needs = placing(self.spec, Files.of(self.fleet), begins=begins)[1].needs
+        names = [worker.name for worker in self.fleet.among(needs)]
+        table = calibration(self.spec.train.device, self.fleet, names) if names else None
+        return evidence(self.source, self.spec, names, table)
+
+    def seconds_of(self, variant: Variant) -> float | None:
+        return self.evidence.seconds(variant)
+
+    def times_of(self, variant: Variant) -> str:
+        times = self.evidence.times(variant)
+        return str(times) if times else ""
 
     def create(self, owner: Any) -> Study:
         spec, names = self.spec, ("run", "step", "prompt", *ASKED, "degrees")

@@ -19,9 +19,9 @@ from dashboard.runs.forms import NAME_TOO_LONG
 from dashboard.runs.models import Run
 from dashboard.runs.spec_fields import html_name
 from dashboard.studies import services
-from dashboard.studies.estimate import Estimate
+from dashboard.studies.estimate import Estimate, run_seconds
 from dashboard.studies.models import Study
-from dashboard.studies.variants import Plan
+from dashboard.studies.variants import Plan, Variant
 from parallel_core import limits
 
 
@@ -112,6 +112,14 @@ class StudyForm(Form):
     def estimate(self) -> Estimate:
         """How long the study will take. Needs a valid form."""
         raise NotImplementedError
+
+    def seconds_of(self, variant: Variant) -> float | None:
+        """Expected seconds of one run; None if they are not known. Needs a valid form."""
+        return run_seconds(variant.spec, self.calibration) if self.calibration else None
+
+    def times_of(self, variant: Variant) -> str:
+        """What the preview says of the times within a run; '' for nothing. Needs a valid form."""
+        return ""
 
     @property
     def calibration(self) -> dict[str, Any] | None:
