@@ -1,4 +1,4 @@
-"""Text generation on several splits over devices: time of a token, and of the prefill; one row a split."""
+"""Text generation on several splits over devices: time of a token, one row a split."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 from dashboard.charts import theme
 from dashboard.charts.chart import Chart, row_height
 from dashboard.charts.theme import var
+from parallel_core.analysis.generated import Parts
 from parallel_core.analysis.quantities import range_text, ratio_text, seconds_text
 from parallel_core.analysis.stats import Stats
 
@@ -23,6 +24,8 @@ class Bar(NamedTuple):
     token: Stats
     single: bool = False
     """Whether it is the single device, with which the others are compared."""
+    parts: Parts | None = None
+    """Where a token goes; None if that is not known."""
 
 
 def tokens(bars: Sequence[Bar], source: str, *, more: bool = False) -> Chart:
@@ -35,18 +38,11 @@ def tokens(bars: Sequence[Bar], source: str, *, more: bool = False) -> Chart:
     ]
     columns = ("split", "time of a token", "10 % to 90 %", "times the single device's")
     subtitle = "Time of a token after the first, on the slowest replica; bar = median, whisker = 10 % to 90 %"
-    return Chart("tokens", _quickest(bars) or _nothing(more), subtitle, source, figure, columns, rows)
+    return Chart("tokens", _quickest(bars) or nothing(more), subtitle, source, figure, columns, rows)
 
 
-def prefill(bars: Sequence[Bar], source: str, *, more: bool = False) -> Chart:
-    """Seconds until the first token. `more`: whether runs have not ended."""
-    figure = _figure(bars, [bar.prefill for bar in bars])
-    rows = [[bar.label, seconds_text(bar.prefill)] for bar in bars]
-    subtitle = "Time of the prefill, until the first token; the first pass of a process, so with its start-up"
-    return Chart("prefill", _first(bars) or _nothing(more), subtitle, source, figure, ("split", "prefill"), rows)
-
-
-def _nothing(more: bool) -> str:
+def nothing(more: bool) -> str:
+    """The title of a chart without any row."""
     return f"0 splits have generated text{' so far' if more else ''}."
 
 
@@ -61,27 +57,14 @@ def _quickest(bars: Sequence[Bar]) -> str:
     return f"{said}, the least; {worst.label} takes most, {seconds_text(worst.token.median)}."
 
 
-def _first(bars: Sequence[Bar]) -> str:
-    if not bars:
-        return ""
-    best = min(bars, key=lambda bar: bar.prefill)
-    said = f"{best.label} has its first token after {seconds_text(best.prefill)}"
-    if len(bars) == 1:
-        return f"{said}."
-    worst = max(bars, key=lambda bar: bar.prefill)
-    return f"{said}, {worst.label} after {seconds_text(worst.prefill)}."
-
-
 def _ratio(bars: Sequence[Bar], bar: Bar) -> str:
     single = next((one for one in bars if one.single), None)
     return ratio_text(bar.token.median / single.token.median) if single and single.token.median else ""
 
 
-def _figure(
-    bars: Sequence[Bar], seconds: Sequence[float], spread: Sequence[tuple[float, float]] = ()
-) -> dict[str, Any]:
+def _figure(bars: Sequence[Bar], seconds: Sequence[float], spread: Sequence[tuple[float, float]]) -> dict[str, Any]:
     """One row a bar, in ms; the shortest is in the accent's colour."""
-    ends = [high for _, high in spread] or list(seconds)
+    ends = [high for _, high in spread]
     labels = [theme.escape_label(bar.label) for bar in bars]
     return {
         "data": [_bars(labels, seconds, spread), _words(seconds, ends)] if bars else [],

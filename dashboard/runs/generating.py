@@ -16,8 +16,17 @@ from dashboard.runs import generate_panel, resuming, selectors, services, submis
 from dashboard.runs.models import RankInfo, Run
 from dashboard.runs.spreading import Files
 from parallel_core import limits
-from parallel_core.analysis.generated import Generated, merged, rate, replicas, text
-from parallel_core.analysis.quantities import bytes_text, rate_text, seconds_text
+from parallel_core.analysis.generated import (
+    Generated,
+    Parts,
+    merged,
+    over_position,
+    parts,
+    rate,
+    replicas,
+    text,
+)
+from parallel_core.analysis.quantities import bytes_text, percent_text, plural_text, rate_text, seconds_text
 from parallel_core.analysis.stats import summarise
 from parallel_core.generation_request import inference, read_request
 from parallel_core.layout import Layout
@@ -151,6 +160,11 @@ def ranks(run: Run) -> dict[int, Mapping[str, Any]]:
     return {rank: info.generated for rank, info in selectors.ranks(run).items() if info.generated}
 
 
+def where_it_goes(run: Run) -> Parts | None:
+    """Where a token of the newest attempt goes; None if its ranks have not told it."""
+    return parts(ranks(run), Layout.of(RunSpec.stored(run.spec)))
+
+
 def _replicas(run: Run) -> list[Mapping[str, Any]]:
     """What each replica has generated; [] until all of them have reported something."""
     layout = Layout.of(RunSpec.stored(run.spec))
@@ -193,9 +207,14 @@ def figures(run: Run) -> list[tuple[str, str, str]]:
     first = merged(reported) if reported else None
     speed = rate(reported)
     caches = [rank["kv_bytes"] for rank in ranks(run).values()]
+    what = "prompt token"
     over = f", over {len(reported)} replicas" if len(reported) > 1 else ""
     return [
-        ("Prefill", seconds_text(first["prefill"]) if first else "–", f"{prompt} prompt token{'s' * (prompt > 1)}"),
+        (
+            "Prefill",
+            seconds_text(first["prefill"]) if first else "–",
+            f"{plural_text(prompt, what)}{_share(first)}",
+        ),
         ("Time a token", seconds_text(speed[0]) if speed else "–", _spread(first)),
         ("Speed", rate_text(speed[1]) if speed else "–", f"{run.task['samples']} at a time{over}"),
         (
@@ -212,6 +231,13 @@ def _holders(devices: int, caches: list[int]) -> str:
     if devices == 1:
         return "on its one rank"
     return f"on each of {devices} ranks" if len(set(caches)) < 2 else f"on the fullest of {devices} ranks"
+
+
+def _share(first: Mapping[str, Any] | None) -> str:
+    """The prefill's share of the time so far."""
+    if not first or not first["seconds"]:
+        return ""
+    return f", {percent_text(first['prefill'] / max(first['prefill'] + sum(first['seconds']), 1e-9))} of the time"
 
 
 def _spread(first: Mapping[str, Any] | None) -> str:
@@ -244,12 +270,17 @@ def measured(run: Run) -> dict[str, Any] | None:
     - tokens_per_s: over all texts and replicas, at their medians; None before the second token.
     - kv_bytes: keys and values on the rank that has the most.
     - digest: SHA-256 of the tokens of all texts: equal for equal texts.
+    - parts: analysis.generated.Parts of the slowest replica; None if its ranks have not told them.
+    - positions: rows of analysis.generated.Stretch, on the slowest replica.
     """
     made = whole(run)
     if made is None:
         return None
-    speed = rate(_replicas(run))
+    speed, prompt = rate(_replicas(run)), len(run.task["prompt"])
+    own = where_it_goes(run)
     return {
+        "parts": own._asdict() if own else None,
+        "positions": [list(row) for row in over_position(made["seconds"], prompt)],
         "prefill": made["prefill"],
         "token": asdict(summarise(made["seconds"])) if speed else None,
         "tokens_per_s": speed[1] if speed else None,
@@ -259,7 +290,11 @@ def measured(run: Run) -> dict[str, Any] | None:
 
 
 def summary(run: Run) -> dict[str, Any]:
-    """The summary stored with a run of this kind that has ended; `generation` is what was `measured`."""
+    """The summary stored with a run of this kind that has ended; `generation` is what was `measured`, `cpu_others` the
+    share of a device that others used meanwhile, on the worst rank, None if a rank does not know it."""
     rows = RankInfo.objects.filter(attempt__run=run).exclude(generated={})
+    others = [info.summary.get("cpu_others") for info in selectors.ranks(run).values()]
+    known = [share for share in others if share is not None]
     nothing = {"timed": None, "final_loss": None, "breakdown": None}
-    return {**nothing, "generated": rows.exists(), "generation": measured(run)}
+    taken = max(known) if len(known) == run.devices else None
+    return {**nothing, "cpu_others": taken, "generated": rows.exists(), "generation": measured(run)}

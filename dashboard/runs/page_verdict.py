@@ -10,7 +10,7 @@ import numpy as np
 
 from dashboard.control.dispatch import resume_from
 from dashboard.fleet.selectors import FleetSnapshot
-from dashboard.runs import generating, linking, resuming, selectors
+from dashboard.runs import generating, linking, resuming, selectors, text_times
 from dashboard.runs.expected_start import expected_start, seconds_left
 from dashboard.runs.models import Attempt, Run, State
 from dashboard.runs.page_shares import shares
@@ -79,7 +79,7 @@ def verdict(run: Run) -> Verdict:
     if run.state == State.STARTING:
         return Verdict(*starting(attempt))
     if run.task and run.state in (State.RUNNING, State.SUCCEEDED):
-        return Verdict(linking.sentence(run) if run.between else generating.sentence(run))
+        return Verdict(linking.sentence(run)) if run.between else _text(run)
     if run.state == State.RUNNING:
         return _running(run)
     if run.state == State.CANCELLING or (run.cancel_requested_at and run.ended_at is None):
@@ -89,6 +89,12 @@ def verdict(run: Run) -> Verdict:
     if run.state == State.CANCELLED:
         return _cancelled(run, attempt)
     return _failed(run, attempt)
+
+
+def _text(run: Run) -> Verdict:
+    """What it has generated, where the time of a token goes, and whether others disturbed it."""
+    more = [text_times.sentence(run), disturbance(run.summary.get("cpu_others"))]
+    return Verdict(generating.sentence(run), more=" ".join(filter(None, more)))
 
 
 def _queued(run: Run) -> Verdict:

@@ -14,7 +14,16 @@ from dashboard.accounts.roles import may_change, may_submit
 from dashboard.charts.theme import LEGEND
 from dashboard.charts.timeline import Lit, lit_of, window_of
 from dashboard.live.changes import priced
-from dashboard.runs import generating, linking, next_trace, page_charts, resuming, selectors, series_files
+from dashboard.runs import (
+    generating,
+    linking,
+    next_trace,
+    page_charts,
+    resuming,
+    selectors,
+    series_files,
+    text_times,
+)
 from dashboard.runs.damaged import damaged
 from dashboard.runs.findings import findings
 from dashboard.runs.models import ENDED, Run, State
@@ -83,8 +92,9 @@ def _made(run: Run) -> dict[str, Any]:
     """The results so far of a run that does not train (timed links or generated text), and their template."""
     if run.between:
         return {"part": "runs/timed_links.html", "found": linking.table_of(run), "rows": linking.listed(run)}
-    texts, figures = generating.texts(run), generating.figures(run)
-    return {"part": "runs/generated_text.html", "texts": texts, "figures": figures, "task": run.task}
+    figures = [*generating.figures(run), text_times.figure(run)]
+    found = {"texts": generating.texts(run), "figures": figures, "task": run.task, "chart": text_times.chart(run)}
+    return {"part": "runs/generated_text.html", **found}
 
 
 def _trains(run: Run) -> str:

@@ -10,17 +10,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from statistics import median
-from types import MappingProxyType
 from typing import Any
 
 from dashboard.runs import generating, services
 from dashboard.runs.generating import ONE, Split
 from dashboard.runs.models import ENDED, Run, State
-from dashboard.studies import excluded
-from dashboard.studies.excluded import NAMED
 from dashboard.studies.variants import Plan, Skipped, Variant
-from parallel_core.analysis.generated import first_difference
-from parallel_core.analysis.quantities import bytes_text, listed_text, plural_text, rate_text, ratio_text
+from parallel_core.analysis.disturbance import DISTURBED_ABOVE
+from parallel_core.analysis.generated import Parts, Stretch
 from parallel_core.analysis.stats import Speedup, Stats, speedup
 from parallel_core.generation_request import read_request
 from parallel_core.plan.generation import worst_place
@@ -70,6 +67,12 @@ class Row:
     """`peak_total` of the worst rank, and its `peak` by category: params, activations (keys and values), buffers."""
     digest: str = ""
     """Equal for equal texts."""
+    parts: Parts | None = None
+    """Where a token goes; None also for runs of earlier versions."""
+    positions: Sequence[Stretch] = ()
+    """Time of a token over its position."""
+    others: float | None = None
+    """The share of one of its devices that other processes used."""
     speed: Speedup | None = None
     """Over the single device, in tokens/s; None for its own runs."""
 
@@ -77,6 +80,11 @@ class Row:
     def done(self) -> bool:
         """Whether it has a result that can be compared."""
         return self.rate is not None
+
+    @property
+    def disturbed(self) -> bool:
+        """Whether other processes used so much of a device that its times say little."""
+        return (self.others or 0.0) > DISTURBED_ABOVE
 
     @property
     def peak(self) -> int | None:
@@ -113,12 +121,19 @@ class Generations:
 
     @property
     def compared(self) -> list[Row]:
-        """One row with a result for each split, labelled by it, fastest first: of repeats the medians."""
-        own: dict[Split, list[Row]] = {}
-        for row in self.rows:
-            if row.done:
-                own.setdefault(row.split, []).append(row)
-        return sorted((_against(self.single, _middle(rows)) for rows in own.values()), key=_fastest)
+        """One row for each split whose times are compared, labelled by it, fastest first: of repeats the medians."""
+        return sorted((_against(self.single, _middle(rows)) for rows in _by_split(_timed(self.rows))), key=_fastest)
+
+    @property
+    def splits(self) -> list[Row]:
+        """As `compared`, but one row for each split with a result, for what nobody can disturb: text and memory."""
+        return [_middle(rows) for rows in _by_split([row for row in self.rows if row.done])]
+
+    @property
+    def disturbed(self) -> list[Row]:
+        """The rows whose times are left out since other processes disturbed them; [] if they are all there is."""
+        timed = {row.run.pk for row in _timed(self.rows)}
+        return [row for row in self.rows if row.done and row.run.pk not in timed]
 
     @property
     def reference(self) -> Row | None:
@@ -135,9 +150,22 @@ class Generations:
 def of_runs(runs: Iterable[Run]) -> Generations:
     """Reads the runs' rows alone."""
     rows = sorted(map(_row, runs), key=_order)
-    alone = [row for row in rows if row.done and row.split == ONE]
+    alone = [row for row in _timed(rows) if row.split == ONE]
     single = _middle(alone) if alone else None
     return Generations([_against(single, row) for row in rows], single)
+
+
+def _timed(rows: Sequence[Row]) -> list[Row]:
+    """The rows with a result that nothing disturbed; all with a result if everything was disturbed."""
+    done = [row for row in rows if row.done]
+    return [row for row in done if not row.disturbed] or done
+
+
+def _by_split(rows: Iterable[Row]) -> list[list[Row]]:
+    own: dict[Split, list[Row]] = {}
+    for row in rows:
+        own.setdefault(row.split, []).append(row)
+    return list(own.values())
 
 
 def _against(single: Row | None, row: Row) -> Row:
@@ -149,6 +177,7 @@ def _against(single: Row | None, row: Row) -> Row:
 def _middle(rows: Sequence[Row]) -> Row:
     """The row of a split of which these are the runs with a result: of each figure the median over them."""
     first = min(rows, key=lambda row: row.run.position)
+    told = [row.parts for row in rows if row.parts]
     tokens, memories = [row.token for row in rows if row.token], [row.memory for row in rows if row.memory]
     return replace(
         first,
@@ -157,6 +186,8 @@ def _middle(rows: Sequence[Row]) -> Row:
         token=_middle_stats(tokens) if tokens else None,
         rate=median(row.rate for row in rows if row.rate is not None),
         memory=_middle_memory(memories) if memories else None,
+        parts=Parts(*(median(column) for column in zip(*told, strict=True))) if told else None,
+        others=max((row.others for row in rows if row.others is not None), default=None),
     )
 
 
@@ -189,6 +220,9 @@ def _row(run: Run) -> Row:
         kv_bytes=made["kv_bytes"],
         memory=run.summary.get("memory"),
         digest=made["digest"],
+        parts=Parts(**found) if (found := made.get("parts")) else None,
+        positions=[Stretch(*found) for found in made.get("positions", ())],
+        others=run.summary.get("cpu_others"),
     )
 
 
@@ -199,98 +233,3 @@ def _fastest(row: Row) -> tuple[float, int]:
 def _order(row: Row) -> tuple[int, float, int]:
     place = 0 if row.done else 1 if row.run.state not in ENDED else 2
     return place, *_fastest(row)
-
-
-def differences(view: Generations) -> dict[int, tuple[int, int]]:
-    """Run -> (text, token), both from 1, of the first token that is not the reference's; only runs with another text.
-
-    Reads what their ranks have stored.
-    """
-    base = generating.whole(view.reference.run) if view.reference and view.unlike else None
-    found = {}
-    for row in view.unlike:
-        made = generating.whole(row.run)
-        first = first_difference(base["tokens"], made["tokens"]) if base and made else None
-        if first is not None:
-            found[row.run.pk] = (first[0] + 1, first[1] + 1)
-    return found
-
-
-def sentences(view: Generations, where: Mapping[int, tuple[int, int]] = MappingProxyType({})) -> list[str]:
-    """The first sentences of the page: the fastest split and the one with the least memory, whether the texts are the
-    same, how far the study is, and what has no result. `where`: see `differences`."""
-    said = [_answer(view), *_sameness(view, where)]
-    done = sum(row.done for row in view.rows)
-    if view.open and done:
-        said.append(f"{done} of {len(view.rows)} runs have generated their text so far.")
-    said += [
-        f"What {row.label} generated has not arrived."
-        for row in view.rows
-        if row.run.state == State.SUCCEEDED and not row.done
-    ]
-    return [*said, *excluded.sentences([(row.label, row.run) for row in view.rows])]
-
-
-def _answer(view: Generations) -> str:
-    found = view.compared
-    if found:
-        return f"{_speed(view, found)}{_memory(found)}."
-    every = plural_text(len(view.rows), "run")
-    return f"0 of {every} generated text{' so far' if view.open else ''}."
-
-
-def _speed(view: Generations, found: Sequence[Row]) -> str:
-    """The fastest split against the single device."""
-    best, reached = found[0], rate_text(found[0].rate or 0.0)
-    if len(found) == 1:
-        return f"{best.label} alone has a result{' so far' if view.open else ''}: {reached}"
-    if view.single is None:
-        yet = " yet" if any(row.split == ONE for row in view.open) else ""
-        return f"{best.label} is fastest of {len(found)}, {reached}; the single device has no result{yet}"
-    if best.split == ONE:
-        other = found[1]
-        noise = ", within noise" if other.speed and other.speed.within_noise else ""
-        reaches = f"{other.label} reaches {_over(other)} of it{noise}"
-        return f"No split is faster than the single device, {reached}: {reaches}"
-    if best.speed and best.speed.within_noise:
-        return f"{best.label} is fastest, but within noise: {reached}, {_over(best)} the single device"
-    return f"{best.label} is fastest: {reached}, {_over(best)} the single device"
-
-
-def _over(row: Row) -> str:
-    """The ratio of its tokens/s to those of the single device, with its whiskers."""
-    speed = row.speed
-    return f"{ratio_text(speed.ratio)} ({ratio_text(speed.low)} to {ratio_text(speed.high)})" if speed else ""
-
-
-def _memory(found: Sequence[Row]) -> str:
-    """Where a rank needs least memory, as a clause; '' if it was measured nowhere."""
-    peaks = {row.label: row.peak for row in found if row.peak is not None}
-    if not peaks:
-        return ""
-    size = bytes_text(min(peaks.values()))
-    if len(found) == 1:
-        return f", and {size} on its worst rank"
-    least = [label for label, peak in peaks.items() if bytes_text(peak) == size]
-    if len(least) == len(found):
-        return f"; each needs {size} on its worst rank"
-    if len(least) == 1:
-        return f"; {least[0]} needs least memory, {size} on its worst rank"
-    named = listed_text(least) if len(least) <= NAMED else f"{len(least)} splits"
-    return f"; {named} need least memory, {size} on their worst ranks"
-
-
-def _sameness(view: Generations, where: Mapping[int, tuple[int, int]]) -> list[str]:
-    """Whether all runs generated the same text; [] if there is nothing to compare."""
-    base, unlike, count = view.reference, view.unlike, len(view.compared)
-    if base is None or not unlike:
-        return [f"All {count} splits generate the same text."] if count > 1 else []
-    told = [f"{row.label}{_first(where.get(row.run.pk))}" for row in unlike[:NAMED]]
-    more = [f"{len(unlike) - NAMED} more"] if len(unlike) > NAMED else []
-    verb = "does" if len(unlike) == 1 else "do"
-    other = "the single device" if base.split == ONE and len(view.compared) > 1 else base.label
-    return [f"{listed_text([*told, *more])} {verb} not generate the text of {other}."]
-
-
-def _first(found: tuple[int, int] | None) -> str:
-    return f" (from token {found[1]} of text {found[0]} on)" if found else ""

@@ -11,12 +11,14 @@ from django.shortcuts import render
 
 from dashboard.accounts.roles import may_change
 from dashboard.charts import generation as charts
+from dashboard.charts import generation_parts
 from dashboard.csv_cells import no_formula
 from dashboard.fleet.words import WORDS
 from dashboard.runs.models import Run, State
 from dashboard.studies import reruns
 from dashboard.studies.entries import waits_of
-from dashboard.studies.generation import Generations, Row, differences, of_runs, sentences
+from dashboard.studies.generation import Generations, Row, of_runs
+from dashboard.studies.generation_words import differences, grown, sentences
 from dashboard.studies.models import Study
 from parallel_core.analysis.quantities import plural_text, significant
 from parallel_core.outline import outline_of
@@ -26,6 +28,7 @@ COLUMNS = (
     *("run", "split", "tensor_ranks", "stages", "replicas", "devices", "state"),
     *("prefill_s", "token_median_s", "token_p10_s", "token_p90_s", "timed_tokens", "tokens_per_s"),
     *("speedup", "speedup_low", "speedup_high"),
+    *("communication_share", "cpu_others"),
     *("kv_bytes", "peak_bytes", "predicted_peak_bytes", "same_text", "differs_in_text", "differs_from_token"),
 )
 LIVE_PARTS = {"verdict": "verdict_words", "again": "again", "generation-table": "generation_table"}
@@ -84,6 +87,7 @@ def rows(study: Study) -> Iterator[Sequence[Any]]:
         known = (
             *(row.prefill, *((token.median, token.p10, token.p90, token.n) if token else (None,) * 4), row.rate),
             *((speed.ratio, speed.low, speed.high) if speed else (None,) * 3),
+            *(row.parts.communication if row.parts else None, row.others),
             *(row.kv_bytes, row.peak, row.predicted, same, *where.get(row.run.pk, (None, None))),
         )
         yield [
@@ -104,11 +108,14 @@ def _same(view: Generations, row: Row, where: Mapping[int, tuple[int, int]]) -> 
 
 
 def _charts(view: Generations) -> dict[str, charts.Chart]:
+    compared = view.compared
     found = [
-        charts.Bar(row.label, row.prefill or 0.0, row.token, single=row.split.world == 1)
-        for row in view.compared
+        charts.Bar(row.label, row.prefill or 0.0, row.token, single=row.split.world == 1, parts=row.parts)
+        for row in compared
         if row.token
     ]
+    task = view.rows[0].run.task if view.rows else {}
+    prompt = len(task.get("prompt", ())) * task.get("samples", 0)
     counts = sorted({bar.token.n for bar in found}) or [0]
     more = bool(view.open)
     of = f"{len(found)} of {plural_text(len({row.split for row in view.rows}), 'split')}"
@@ -116,7 +123,13 @@ def _charts(view: Generations) -> dict[str, charts.Chart]:
         "tokens": charts.tokens(
             found, f"measured, {plural_text(counts[-1], 'token')} after the first, {of}", more=more
         ),
-        "prefill": charts.prefill(found, f"measured once a run, {of}", more=more),
+        "where": generation_parts.where(found, f"measured, spans of every token, {of}", more=more),
+        "prefill": generation_parts.whole(found, prompt, f"measured once a run, {of}", more=more),
+        "positions": generation_parts.positions(
+            [generation_parts.Line(row.label, row.split, row.positions) for row in compared],
+            grown(compared) or charts.nothing(more),
+            f"measured on the slowest replica, {of}",
+        ),
     }
 
 

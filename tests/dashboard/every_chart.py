@@ -15,6 +15,7 @@ from dashboard.charts import (
     fit,
     gantt,
     generation,
+    generation_parts,
     heatmap,
     layers,
     loss,
@@ -37,6 +38,7 @@ from dashboard.charts.chart import Chart, Entry
 from parallel_core.analysis.allocations import Allocations
 from parallel_core.analysis.breakdown import Breakdown
 from parallel_core.analysis.critical import critical_path
+from parallel_core.analysis.generated import Parts, Stretch
 from parallel_core.analysis.lateness import lateness
 from parallel_core.analysis.losses import Losses
 from parallel_core.analysis.sentences import Result
@@ -88,7 +90,11 @@ def _of_runs() -> dict[str, list[Chart]]:
     sized = [entry("DP", 60, 1.6, largest=40, layers=30), entry("Single", 96, 1.0, largest=20, layers=20)]
     points = [scaling.Point("", "DP", "dp", "strong", n, 0.9 * n, 0.1) for n in (1, 2, 4)]
     token = Stats(2e-3, 1.8e-3, 2.4e-3, 2e-3, 7)
-    bars = [generation.Bar("TP 2", 9e-3, token), generation.Bar("Single", 8e-3, token, single=True)]
+    stretches = [Stretch(6, 8, 1e-3, 1e-3, 2e-3), Stretch(9, 12, 2e-3, 1e-3, 3e-3)]
+    bars = [
+        generation.Bar("TP 2", 9e-3, token, parts=Parts(1e-3, 2e-3, 1e-3)),
+        generation.Bar("Single", 8e-3, token, single=True),
+    ]
     reaches = [target.Reach("A", "pp", 1.0, 10, 4.0, True), target.Reach("B", "dp", 3.0, None, None)]
     return {
         "speedup": [speedup.chart(ENTRIES, "t", "s")],
@@ -99,7 +105,12 @@ def _of_runs() -> dict[str, list[Chart]]:
         "waterfall": [waterfall.chart(a, b, ("A", "B"), "s")],
         "losses": [losses.chart(Losses(devices=2, single=100, bubble=30), "s")],
         "capacity": [capacity.chart(sized, Room(1 << 30))],
-        "generation": [generation.tokens(bars, "s"), generation.prefill(bars, "s")],
+        "generation": [generation.tokens(bars, "s")],
+        "generation_parts": [
+            generation_parts.where(bars, "s"),
+            generation_parts.whole(bars, 8, "s"),
+            generation_parts.positions([generation_parts.Line("TP 2", (2, 1, 1), stretches)], "It grows.", "s"),
+        ],
         "fit": [fit.chart(sized, "t", 3, 1 << 30)],
         "scaling": [scaling.speedup(points, "s"), scaling.stalls(points, "s")],
         "target": [target.chart(reaches, 1.25, 5)],

@@ -46,18 +46,26 @@ def run_of(study: Study, name: str) -> Run:
     return study.runs.get(name=name)
 
 
-def finish(run: Run, token: float, peak: int, texts: Sequence[Sequence[int]] = TEXTS) -> None:
-    """The run generates the texts, `token` seconds each, with `peak` bytes on its worst rank, and succeeds."""
+def finish(
+    run: Run, token: float, peak: int, texts: Sequence[Sequence[int]] = TEXTS, others: float | None = None
+) -> None:
+    """The run generates the texts, `token` seconds each, with `peak` bytes on its worst rank, and succeeds.
+
+    A quarter of a token is collectives where it has tensor ranks; each of two stages waits for the other for half of
+    it, and for a message of a tenth. `others`: the share of a device that other processes used.
+    """
     attempt, layout = factory.start(run), Layout.of(RunSpec.model_validate(run.spec))
     each = len(texts) // layout.dp
     for rank in range(layout.world):
         first = layout.coords(rank).replica * each
         mine = [list(text) for text in texts[first : first + each]]
         made = {"kind": "generated", "rank": rank, "t": 1.0, "first": 0, "tokens": mine, "prefill": 0.01}
-        made |= {"seconds": [token] * (len(mine[0]) - 1), "kv_bytes": 4096}
+        count, inside, waits = len(mine[0]) - 1, token / 4 * (layout.tp > 1), token * 0.55 * (layout.pp > 1)
+        made |= {"seconds": [token] * count, "collective": [inside] * count, "p2p": [waits] * count, "kv_bytes": 4096}
+        told = {"kind": "summary", "rank": rank, "t": 1.0, "cpu_others": others}
         held = {"params": peak - MIB - rank, "grads": 0, "optimizer": 0, "activations": MIB, "buffers": 0}
         memory = {"kind": "memory", "rank": rank, "t": 1.0, "step": 0, "peak": held, "peak_total": peak - rank}
-        factory.feed(attempt, rank, encode(made) + encode({**memory, "rss_delta": 0, "final": held}))
+        factory.feed(attempt, rank, encode(made) + encode(told) + encode({**memory, "rss_delta": 0, "final": held}))
     factory.end(run, State.SUCCEEDED)
 
 

@@ -1,0 +1,134 @@
+"""Where the time of generated text goes, on the pages of its runs and studies; and which times are not compared."""
+
+from __future__ import annotations
+
+import csv
+from typing import Any
+
+import pytest
+from django.test import Client
+
+from dashboard.runs.models import Run, State
+from dashboard.studies import generation, reruns
+from dashboard.studies.models import Study
+from parallel_core.observe.records import encode
+from tests.dashboard import factory
+from tests.dashboard.plain import plain
+from tests.dashboard.study_charts import charts_of
+from tests.dashboard.text_studies import MIB, finish, finish_all, queued, run_of, saved, verdict
+
+pytestmark = pytest.mark.django_db
+
+
+@pytest.fixture(autouse=True)
+def _broker(redis_url: str) -> None:
+    """Announcements need a broker."""
+
+
+@pytest.fixture
+def source(client: Client, alice: Any) -> Run:
+    return saved(client, alice)
+
+
+@pytest.fixture
+def study(client: Client, source: Run) -> Study:
+    return queued(client, source)
+
+
+def test_charts_say_where_a_token_and_a_text_go(client: Client, study: Study) -> None:
+    finish_all(study)
+    charts = charts_of(client, study)
+    assert charts["where"]["title"] == "Communication takes 25 % of a token on TP 2, the most; 0 % on DP 2."
+    assert {row[0]: row[1:] for row in charts["where"]["rows"]} == {
+        "TP 2": ["750 µs", "250 µs", "0 ns", "1 ms", "25 %"],
+        "DP 2": ["1.6 ms", "0 ns", "0 ns", "1.6 ms", "0 %"],
+        "Single": ["2 ms", "0 ns", "0 ns", "2 ms", "0 %"],
+        "PP 2": ["2.7 ms", "0 ns", "300 µs", "3 ms", "10 %"],
+    }
+    assert charts["prefill"]["title"] == "TP 2 has its whole text after 17 ms; 59 % of it is prefill."
+    assert charts["prefill"]["rows"][0] == ["TP 2", "10 ms", "7 ms", "17 ms", "59 %", "800 tokens/s"]
+    assert charts["positions"]["title"] == "On TP 2 a token takes 1 ms at first and 1 ms at the end, within noise."
+    own = [row for row in charts["positions"]["rows"] if row[0] == "PP 2"]
+    assert [row[1] for row in own] == [str(n) for n in range(6, 13)], "a prompt of 4, then the prefill's token"
+
+
+def test_runs_of_an_earlier_version_say_that_parts_were_not_measured(client: Client, study: Study) -> None:
+    finish_all(study)
+    for run in study.runs.all():
+        for name in ("parts", "positions"):
+            del run.summary["generation"][name]
+        del run.summary["cpu_others"]
+        run.save()
+    charts = charts_of(client, study)
+    assert charts["where"]["title"] == "Where a token goes was not measured by these runs."
+    assert verdict(client, study)[0] == "TP 2 is fastest: 2 k tokens/s, 2.00x (2.00x to 2.00x) the single device."
+
+
+def test_times_of_a_disturbed_run_are_left_out_but_not_its_text(client: Client, study: Study, alice: Any) -> None:
+    finish(run_of(study, "Single"), 2e-3, 9 * MIB, others=0.02)
+    finish(run_of(study, "TP 2"), 1e-3, 6 * MIB, others=0.31)
+    finish(run_of(study, "DP 2"), 1.6e-3, 9 * MIB, others=0.0)
+    finish(run_of(study, "PP 2"), 3e-3, 9 * MIB, others=0.0)
+    said = verdict(client, study)
+    assert said[0] == (
+        "DP 2 is fastest: 1.25 k tokens/s, 1.25x (1.25x to 1.25x) the single device; "
+        "its 2 replicas share out the texts and exchange nothing."
+    )
+    assert said[1:4] == [
+        "All 4 splits generate the same text.",
+        "TP 2 needs least memory, 6 MiB on its worst rank.",
+        "TP 2 was disturbed: others used up to 31 % of a device, so their times are left out.",
+    ]
+    assert [row[0] for row in charts_of(client, study)["tokens"]["rows"]] == ["DP 2", "Single", "PP 2"]
+    page = plain(client.get(f"/studies/{study.pk}/").content.decode())
+    assert '<br><span class="small sub">disturbed: others used 31 %' in page and "Run the disturbed one again" in page
+    rows = csv.DictReader(client.get(f"/studies/{study.pk}/table.csv").content.decode().splitlines())
+    assert {row["split"]: row["cpu_others"] for row in rows if row["cpu_others"]} == {
+        "Single": "0.02",
+        "TP 2": "0.31",
+        "DP 2": "0.0",
+        "PP 2": "0.0",
+    }
+    (again,) = reruns.run_again(study=study, user=alice)
+    assert again.name == "TP 2"
+    finish(again, 1e-3, 6 * MIB, others=0.01)
+    assert verdict(client, study)[0].startswith("TP 2 is fastest")
+
+
+def test_a_disturbed_single_device_is_no_base(client: Client, study: Study) -> None:
+    finish(run_of(study, "Single"), 2e-3, 9 * MIB, others=0.5)
+    finish(run_of(study, "TP 2"), 1e-3, 6 * MIB, others=0.0)
+    finish(run_of(study, "DP 2"), 1.6e-3, 6 * MIB, others=0.0)
+    assert verdict(client, study)[0] == "TP 2 is fastest of 2, 2 k tokens/s; the single device was disturbed."
+
+
+def test_where_all_were_disturbed_they_are_compared_with_a_warning(client: Client, study: Study) -> None:
+    for run in study.runs.all():
+        finish(run, 2e-3, 6 * MIB, others=0.4)
+    said = verdict(client, study)
+    assert len(generation.of_runs(study.runs.all()).compared) == 4
+    assert "4 of 4 runs were disturbed: other processes took up to 40 % of their devices" in " ".join(said)
+
+
+def test_what_a_rank_does_not_know_of_others_nobody_knows(study: Study) -> None:
+    finish(run_of(study, "TP 2"), 1e-3, 6 * MIB, others=None)
+    assert run_of(study, "TP 2").summary["cpu_others"] is None
+
+
+def test_the_page_of_a_run_says_where_its_time_goes(client: Client, study: Study) -> None:
+    run = run_of(study, "TP 2")
+    attempt = factory.start(run)
+    grows = [1e-3 + 2e-5 * n for n in range(40)]
+    for rank in range(2):
+        made = {"kind": "generated", "rank": rank, "t": 1.0, "first": 0, "tokens": [[1] * 41] * 2, "prefill": 0.01}
+        made |= {"seconds": grows, "collective": [2e-4] * 40, "p2p": [0.0] * 40, "kv_bytes": 8}
+        told = {"kind": "summary", "rank": rank, "t": 1.0, "cpu_others": 0.2 * rank}
+        factory.feed(attempt, rank, encode(made) + encode(told))
+    factory.end(run, State.SUCCEEDED)
+    page = plain(client.get(f"/runs/{run.pk}/").content.decode())
+    assert "Communication takes 14 % of a token." in page
+    assert "Late tokens take 1.55x the time of early ones: 1.09 ms at first, 1.69 ms at the end." in page
+    assert "Other processes used 20 % of one of its devices: read the timing with care." in page
+    assert "of a token: 200 µs in collectives, 0 ns between stages" in page
+    assert 'data-chart="positions"' in page and "measured, 40 tokens after the first" in page
+    assert "4 prompt tokens, 15 % of the time" in page
