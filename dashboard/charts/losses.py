@@ -50,7 +50,7 @@ def title(found: Losses) -> str:
         return f"{ratio_text(found.speedup)} of one device on {found.devices}: nothing is lost."
     return (
         f"{ratio_text(found.speedup)} of one device on {found.devices}: "
-        f"most of the rest, {lost:.2f}, goes to {WORDS[worst]}."
+        f"the largest part of the rest, {lost:.2f}, goes to {WORDS[worst]}."
     )
 
 

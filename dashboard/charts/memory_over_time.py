@@ -146,7 +146,7 @@ def _title(ranks: list[Metered]) -> str:
     peak = sum(worst.peak.values())
     largest = max(worst.peak, key=lambda name: worst.peak[name])
     against = f", predicted {bytes_text(worst.predicted)}" if worst.predicted else ""
-    return f"{bytes_text(peak)} at most, on rank {worst.rank}{against}; most of it is {CATEGORY_NAMES[largest]}."
+    return f"{bytes_text(peak)} at most, on rank {worst.rank}{against}; the largest part is {CATEGORY_NAMES[largest]}."
 
 
 def _row(one: Metered) -> list[str]:

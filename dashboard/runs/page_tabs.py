@@ -28,8 +28,9 @@ from dashboard.runs.spreading import devices_of, hosts_of
 from parallel_core.analysis.host_drift import contention_text
 from parallel_core.analysis.quantities import bytes_text, percent_text, ratio_text, seconds_text
 from parallel_core.faults import trained
+from parallel_core.layout import Layout
 from parallel_core.schedule.text import spoken
-from parallel_core.spec import RunSpec, TraceSpec
+from parallel_core.spec import RunSpec
 
 TABS = {
     "timeline": "Timeline",
@@ -134,13 +135,30 @@ def equal_sentence(run: Run) -> str:
     found, timed = run.summary.get("fingerprint"), run.summary.get("timed")
     if not found or not timed:
         return ""
-    every = run.spec.get("trace", {}).get("fingerprint_every") or TraceSpec().fingerprint_every
-    cost = percent_text(found["seconds"] / (every * timed["median"])) if timed["median"] else "none"
+    attempt = selectors.attempt_of(run)
+    covered = found["step"] + 1 - ((attempt.begins.get("step") or 0) if attempt else 0)  # by this attempt's checks
+    took = covered * timed["median"]
+    cost = percent_text(found["checks"] * found["seconds"] / took) if took > 0 else "none"
     once = found["checks"] == 1
     times = f"1 check, {seconds_text(found['seconds'])}" if once else f"{found['checks']} checks, "
     times += "" if once else f"{seconds_text(found['seconds'])} each"
-    equal = "all replicas equal bit for bit" if run.devices > 1 else "one rank, which has no replica"
+    equal = _compared(trained(RunSpec.stored(run.spec)))
     return f"{times} ({cost} of the steps): {equal}. Parameters after step {found['step']}: {found['parameters']}."
+
+
+def _compared(spec: RunSpec) -> str:
+    """What the checks of a run have compared: see `engine.fingerprint`, under ZeRO-3 replicas hold nothing twice."""
+    split = spec.parallel
+    if split.world == 1:
+        return "one rank, which has no replica"
+    if max(split.copies) > 1 and split.zero < 3:
+        return "all replicas equal bit for bit"
+    layout = Layout.of(spec)
+    tied_apart = spec.model.tied and layout.place(0) != layout.place(layout.stages - 1)
+    if layout.tp > 1 or tied_apart:
+        return "what several ranks hold is equal bit for bit, and there are no replicas to compare"
+    why = " under ZeRO-3" if split.zero == 3 else ""
+    return f"no two ranks hold the same parameters{why}, so none were compared"
 
 
 WORK = (

@@ -106,10 +106,10 @@ def listed_text(parts: Sequence[str]) -> str:
 
 
 def rate_text(rate: float, target: str = "tokens") -> str:
-    """A rate with its unit: `18.2 k tokens/s`."""
+    """A rate with its unit, to three digits: `18.2 k tokens/s`, `0.4 tokens/s`."""
     if rate >= 1e6:
         return f"{significant(rate / 1e6)} M {target}/s"
-    return f"{significant(rate / 1e3)} k {target}/s" if rate >= 1e3 else f"{rate:.0f} {target}/s"
+    return f"{significant(rate / 1e3)} k {target}/s" if rate >= 1e3 else f"{significant(rate)} {target}/s"
 
 
 def apart_text(parts: Sequence[str]) -> str:

@@ -15,6 +15,7 @@ from dashboard.ledger.models import Prediction
 from dashboard.runs import page_charts, page_tiles, selectors
 from dashboard.runs.metric_rows import metrics_of
 from dashboard.runs.models import Attempt, Run, State
+from dashboard.runs.page_tabs import equal_sentence
 from dashboard.runs.page_verdict import verdict
 from dashboard.studies.peaks import over_one_peak
 from dashboard.studies.selectors import overview
@@ -214,6 +215,39 @@ def test_the_ranks_tab_says_that_replicas_were_equal(alice: Any, client: Client)
     assert "Parameters after step 42: 0123456789abcdef." in page
     alone = client.get(reverse("runs:page", args=[factory.finished(alice).pk]) + "?tab=ranks").content.decode()
     assert "one rank, which has no replica. Parameters after step 42" in alone
+
+
+NONE_TWICE = "no two ranks hold the same parameters"
+
+
+@pytest.mark.parametrize(
+    ("split", "said"),
+    [
+        ({"pp": 2, "schedule": "1f1b", "micro_batches": 4}, f"{NONE_TWICE}, so none were compared."),
+        ({"dp": 2, "zero": 3}, f"{NONE_TWICE} under ZeRO-3, so none were compared."),
+        ({"tp": 2}, "what several ranks hold is equal bit for bit, and there are no replicas to compare."),
+        ({"dp": 2, "zero": 2}, "all replicas equal bit for bit."),
+    ],
+)
+def test_only_what_was_compared_is_called_equal(alice: Any, split: dict[str, Any], said: str) -> None:
+    assert f": {said} Parameters after" in equal_sentence(factory.finished(alice, split))
+
+
+def test_the_cost_of_checks_is_over_the_steps_that_they_covered(alice: Any) -> None:
+    run = factory.finished(alice, {"dp": 2})
+    median = run.summary["timed"]["median"]
+    run.summary["fingerprint"] |= {"step": 2, "checks": 1, "seconds": 0.3 * median}
+    assert "(10 % of the steps)" in equal_sentence(run), "3 steps, not the 20 after which the next check is due"
+    run.attempts.update(begins={"step": 2})
+    assert "(30 % of the steps)" in equal_sentence(run), "this attempt trained one of them"
+
+
+@pytest.mark.parametrize(
+    ("rate", "text"),
+    [(0.4, "0.4 images/s"), (1.5, "1.5 images/s"), (999.4, "999 images/s"), (18_200, "18.2 k images/s")],
+)
+def test_low_rates_are_not_rounded_to_whole_numbers(rate: float, text: str) -> None:
+    assert rate_text(rate, "images") == text
 
 
 def test_titles_of_metrics_are_numbers_as_people_read_them(alice: Any) -> None:

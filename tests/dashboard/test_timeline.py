@@ -15,7 +15,7 @@ from parallel_core.analysis.bins import bins
 from parallel_core.analysis.names import COMPONENT_NAMES
 from parallel_core.bench.analysis import made
 from parallel_core.layout import Layout
-from parallel_core.observe.records import SPAN
+from parallel_core.observe.records import CATEGORIES, MEMORY, SPAN
 from parallel_core.schedule.ir import Kind
 from parallel_core.schedule.text import WORDS
 from parallel_core.spec import RunSpec
@@ -141,6 +141,13 @@ def test_in_flight_is_what_is_between_its_forward_and_its_last_backward() -> Non
     assert at.tolist() == [0, 0, 10, 60, 80, 100]
     assert count.tolist() == [0, 1, 2, 1, 0, 0]
     assert len(memory_over_time.in_flight(rows[:1])[0]) == 0
+
+
+def test_the_largest_part_of_memory_is_not_called_most_of_it() -> None:
+    peak = dict.fromkeys(CATEGORIES, 20 << 20) | {"activations": 35 << 20}
+    one = memory_over_time.Metered(0, np.zeros(1, MEMORY), peak, 0, np.zeros(0, SPAN))
+    title = memory_over_time.chart([one], "measured").title
+    assert title == "115 MiB at most, on rank 0; the largest part is activations."
 
 
 @pytest.mark.django_db
