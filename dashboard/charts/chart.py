@@ -9,7 +9,7 @@ from typing import Any
 
 from dashboard.charts.svg import drawn
 from dashboard.charts.theme import Figure, escape_label
-from parallel_core.analysis.disturbance import DISTURBED_ABOVE
+from parallel_core.analysis.disturbance import is_disturbed
 from parallel_core.analysis.host_drift import UNEVEN, Pace, at_pace
 from parallel_core.analysis.sentences import Result
 from parallel_core.analysis.stats import Speedup, Stats
@@ -106,7 +106,7 @@ class Entry:
 
     @property
     def disturbed(self) -> bool:
-        return self.others is not None and self.others > DISTURBED_ABOVE
+        return is_disturbed(self.others)
 
     @property
     def at_pace(self) -> float | None:

@@ -5,15 +5,17 @@ from __future__ import annotations
 
 import logging
 import math
+from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
 import numpy as np
 
+from dashboard.control.conditions import conditions
 from dashboard.ledger import services as ledger
 from dashboard.live.announce import announce
 from dashboard.runs import generating, selectors
-from dashboard.runs.models import ENDED, Run
+from dashboard.runs.models import ENDED, RankInfo, Run
 from parallel_core.analysis.breakdown import mean
 from parallel_core.analysis.meters import Work
 from parallel_core.analysis.stats import Stats
@@ -49,6 +51,7 @@ def summarise(run: Run) -> dict[str, Any]:
 
     - timed: Stats of the timed steps, seconds.
     - cpu_others: share of its device that others used in the timed steps, on the worst rank.
+    - others_missing: True if it is not known for an attempt that made some of the timed steps.
     - memory: of the rank with the highest peak, bytes.
     - breakdown: mean over the ranks of the traced step nearest the median, ns, with the forward part of
       its compute; breakdown_step: that step.
@@ -62,33 +65,28 @@ def summarise(run: Run) -> dict[str, Any]:
     - params_total: number of parameters.
     """
     timed = selectors.timed(run)
-    summaries = [info.summary for _, info in sorted(selectors.ranks(run).items())]
-    others = [value for value in (summary.get("cpu_others") for summary in summaries) if value is not None]
+    infos = selectors.ranks(run)
+    summaries = [info.summary for _, info in sorted(infos.items())]
     typical = selectors.find_typical_step(run)
     return {
         "timed": asdict(timed) if timed else None,
-        "cpu_others": max(others, default=None),
         "memory": _worst_memory(run),
         "breakdown": _breakdown(run, typical),
         "meters": _meters(run, summaries, timed),
         "breakdown_step": typical,
         "fingerprint": next((s["fingerprint"] for s in summaries if s.get("fingerprint")), None),
         "staleness": _staleness(run),
-        **_pace(run, summaries),
+        **_conditions(run, infos),
         "final_loss": _final_loss(run),
         "params_total": next((s["params_total"] for s in summaries if s.get("params_total")), None),
     }
 
 
-def _pace(run: Run, summaries: list[dict[str, Any]]) -> dict[str, Any]:
-    """`references` and `company` of the summary."""
-    found = [summary["reference"] for summary in summaries if "reference" in summary]
-    references = [reference["seconds"] for reference in found]
-    company = [reference["company"] for reference in found if reference.get("company")]
-    return {
-        "references": references if len(references) == run.devices else [],
-        "company": sum(company) / len(company) if company else None,
-    }
+def _conditions(run: Run, infos: Mapping[int, RankInfo]) -> dict[str, Any]:
+    """See `conditions.conditions`."""
+    newest = selectors.attempt_of(run)
+    reported = {rank: info.summary for rank, info in infos.items() if info.summary}
+    return conditions(run, newest.number if newest else 0, reported)
 
 
 def _final_loss(run: Run) -> float | None:

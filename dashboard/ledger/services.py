@@ -19,7 +19,7 @@ from dashboard.live.announce import announce
 from dashboard.runs import spreading
 from dashboard.runs.models import Run, State
 from dashboard.runs.queue import requests
-from parallel_core.analysis.disturbance import DISTURBED_ABOVE
+from parallel_core.analysis.disturbance import is_disturbed
 from parallel_core.analysis.quantities import listed_text
 from parallel_core.plan.memory import counted, worst_stage
 from parallel_core.profile.request import measured_with
@@ -149,7 +149,8 @@ def settle(run: Run, summary: Mapping[str, Any]) -> None:
     """Compares the run's measurements with its prediction; a later call, after more data has arrived, replaces the
     result.
 
-    A run that failed or was broken on purpose settles nothing. The time is not counted if the ranks were on other hosts
+    A run that failed or was broken on purpose settles nothing. One whose disturbance is not known for all of its timed
+    steps counts as disturbed. The time is not counted if the ranks were on other hosts
     than predicted or profiled, or on hosts whose links nobody had measured. What a replay predicted counts on any host
     that was predicted, and is dropped if the replayed run was on another host.
     """
@@ -163,7 +164,7 @@ def settle(run: Run, summary: Mapping[str, Any]) -> None:
     profile = Profile.objects.filter(prediction__run=run).select_related("worker").defer("table").first()
     elsewhere = _elsewhere(said, hosts)
     left_out = elsewhere or _untimed(said, hosts, spec.train.device) or _of_another(profile, workers)
-    noisy = others is not None and others > DISTURBED_ABOVE
+    noisy = is_disturbed(others) or bool(summary.get("others_missing"))
     if replays.from_elsewhere(said, workers):
         Prediction.objects.filter(pk=said.pk).update(replayed=None, replayed_seconds=None)
     Prediction.objects.filter(pk=said.pk).update(

@@ -159,14 +159,44 @@ def _merged(chunks: QuerySet[SeriesChunk], since_step: int = -1) -> tuple[list[P
 def timed_values(run: Run, name: str = "step_time", points: Series | None = None) -> np.ndarray:
     """A series of rank 0 in the timed steps: without warm-up, also after a resume, and without the metered extra step
     after the last. `points` = all of that series, if it has been read."""
-    spec = RunSpec.stored(run.spec)
     points = points or series(run, name)
-    timed = (points.step >= spec.train.warmup_steps) & (points.step < spec.train.steps)
+    return points.value[_is_timed(run, points.step)]
+
+
+def _is_timed(run: Run, steps: np.ndarray) -> np.ndarray:
+    """For each of the steps whether it is timed."""
+    spec = RunSpec.stored(run.spec)
+    timed = (steps >= spec.train.warmup_steps) & (steps < spec.train.steps)
     for begins in run.attempts.values_list("begins", flat=True):
         first = begins.get("step") or 0
         warm_until = min(first + spec.train.warmup_steps, spec.train.steps - 1)
-        timed &= (points.step < first) | (points.step >= warm_until)
-    return points.value[timed]
+        timed &= (steps < first) | (steps >= warm_until)
+    return timed
+
+
+def timed_by_attempt(run: Run) -> dict[int, np.ndarray]:
+    """The POINT rows of rank 0's step times in the timed steps, by the number of the attempt that they hold from;
+    attempts without any are left out."""
+    parts, _ = _merged(_chunks(run, "step_time", rank=0))
+    points = _joined(parts)
+    numbers = np.repeat([number for number, _ in parts], [len(own) for _, own in parts])
+    timed = _is_timed(run, points["step"])
+    return {int(number): points[timed & (numbers == number)] for number in np.unique(numbers[timed])}
+
+
+def attempts_with(run: Run, name: str, rank: int = 0) -> set[int]:
+    """The numbers of the attempts whose points of a series hold, i.e. that no later attempt has replaced."""
+    parts, _ = _merged(_chunks(run, name, rank))
+    return {number for number, own in parts if len(own)}
+
+
+def last_until(run: Run, attempt: int, name: str, rank: int, step: int) -> float | None:
+    """The last value of a series in the attempt of this number up to `step`; None if there is none."""
+    chunks = _chunks(run, name, rank).filter(attempt__number=attempt, first_step__lte=step)
+    data = chunks.order_by(*_NEWEST_FIRST).values_list("data", flat=True).first()
+    points = np.frombuffer(bytes(data or b""), POINT)
+    values = points["value"][points["step"] <= step]
+    return float(values[-1]) if len(values) else None
 
 
 def timed(run: Run, points: Series | None = None) -> Stats | None:

@@ -101,5 +101,6 @@ def _losses(trace: Trace) -> Chart | None:
 def _why_no_losses(trace: Trace) -> str:
     if trace.layout.world == 1:
         return "One device has nothing to lose to splitting."
-    missing = "its study has none that finished" if trace.run.study_id else "this run is in no study"
-    return f"What the speedup lost is shown against a run on one device, of the same study, model and batch: {missing}."
+    missing = "its study has none that succeeded and was traced" if trace.run.study_id else "this run is in no study"
+    against = "a run on one device of the same study and kind of device, with the same model, batch and precision"
+    return f"What the speedup lost is shown against {against}: {missing}."

@@ -18,8 +18,8 @@ from dashboard.runs.page_starting import placed, starting
 from dashboard.runs.queue import queue_order, queued_runs
 from dashboard.runs.spreading import Files
 from dashboard.runs.submission import offered_to
-from parallel_core.analysis.diagnosis.divergence import what_is_skipped
-from parallel_core.analysis.disturbance import DISTURBED_ABOVE
+from parallel_core.analysis.diagnosis.divergence import skipped_of, what_is_skipped
+from parallel_core.analysis.disturbance import is_disturbed
 from parallel_core.analysis.meters import Work
 from parallel_core.analysis.quantities import bytes_text, percent_text, rate_text, seconds_text, significant
 from parallel_core.outline import outline_of
@@ -159,16 +159,21 @@ def _succeeded(run: Run) -> Verdict:
         first += f", {rate_text(rate, target_of(run))}"
     memory = run.summary.get("memory")
     second = f" Rank {memory['rank']} held most: {bytes_text(memory['peak_total'])}." if memory else ""
-    busy = disturbance(run.summary.get("cpu_others"))
+    busy = UNKNOWN_OTHERS if run.summary.get("others_missing") else disturbance(run.summary.get("cpu_others"))
     loss = run.summary.get("final_loss")
     ending = f" Final loss {significant(loss, 4)}." if loss is not None else ""
     more = [numerics(run), busy, lateness(run.summary.get("staleness") or {})]
     return Verdict(f"{first}.{second}{ending}", more=" ".join(part for part in more if part))
 
 
+UNKNOWN_OTHERS = (
+    "How much of its devices other processes used before it was restarted is not known: read the timing with care."
+)
+
+
 def disturbance(others: float | None) -> str:
     """A warning if other processes used more than a tenth of a device (`others` = their share); else ''."""
-    if others is None or others <= DISTURBED_ABOVE:
+    if others is None or not is_disturbed(others):
         return ""
     return f"Other processes used {percent_text(others)} of one of its devices: read the timing with care."
 
@@ -185,16 +190,16 @@ def lateness(stages: Mapping[str, Mapping[str, float]]) -> str:
 
 def numerics(run: Run) -> str:
     """Sentences on a loss that is not finite and on steps that fp16 skipped; '' if there is nothing to report."""
-    loss, skipped = selectors.series(run, "loss"), selectors.series(run, "skipped_steps").value
+    loss, counts = selectors.series(run, "loss"), selectors.series(run, "skipped_steps")
     said = []
     if len(loss.value) and not np.isfinite(loss.value[-1]):
         last_good = np.flatnonzero(np.isfinite(loss.value))
         first_bad = loss.step[last_good[-1] + 1] if len(last_good) else loss.step[0]
         said.append(f"The loss is not a finite number from step {first_bad} on: try a lower learning rate.")
-    if len(skipped) and skipped[-1]:
-        what, each = what_is_skipped(RunSpec.stored(run.spec))
-        of = each * len(skipped)
-        said.append(f"{skipped[-1]:.0f} of {of} {what} were skipped: their fp16 gradients overflowed.")
+    spec = RunSpec.stored(run.spec)
+    skipped, of = skipped_of(spec, counts.value, int(counts.step[0]) if counts.shown else 0)
+    if skipped:
+        said.append(f"{skipped:.0f} of {of} {what_is_skipped(spec)[0]} were skipped: their fp16 gradients overflowed.")
     return " ".join(said)
 
 

@@ -9,9 +9,11 @@ from functools import cached_property
 import numpy as np
 
 from dashboard.runs import selectors
-from dashboard.runs.models import Run
+from dashboard.runs.models import Run, State
+from dashboard.runs.standing import standing
 from parallel_core.analysis.breakdown import Account, Breakdown, accounts
 from parallel_core.analysis.diagnosis.case import REPLAYED
+from parallel_core.analysis.disturbance import is_disturbed
 from parallel_core.analysis.export import About
 from parallel_core.analysis.quantities import count_text
 from parallel_core.faults import trained
@@ -103,15 +105,27 @@ def typical(run: Run) -> Trace | None:
 
 
 def baseline(run: Run) -> tuple[Run, Breakdown] | None:
-    """The one-device run of the same study with the same work, and its breakdown; None if there is none."""
+    """The one-device run of the same study that did the same work, and the breakdown of its traced step; None if there
+    is none.
+
+    It succeeded, was not broken on purpose and represents its setting; of several an undisturbed one, then the first.
+    """
     study = run.study
     if study is None:
         return None
     mine = RunSpec.stored(run.spec)
-    for other in study.runs.filter(devices=1).exclude(pk=run.pk).order_by("position"):
-        spec, parts = RunSpec.stored(other.spec), (other.summary or {}).get("breakdown")
-        same = spec.model == mine.model and spec.train.global_batch == mine.train.global_batch
-        plain = spec.parallel.micro_batches == 1 and spec.parallel.recompute == "none"
-        if parts and same and plain and spec.train.precision == mine.train.precision:
-            return other, Breakdown(**parts)
-    return None
+    singles = standing(study.runs.filter(devices=1).exclude(pk=run.pk).order_by("position", "pk"))
+    found = [other for other in singles if _is_single_of(other, mine)]
+    quiet = [other for other in found if not is_disturbed(other.summary.get("cpu_others"))]
+    best = next(iter(quiet or found), None)
+    return (best, Breakdown(**best.summary["breakdown"])) if best else None
+
+
+def _is_single_of(other: Run, mine: RunSpec) -> bool:
+    """Whether a run on one device is the undivided form of `mine`, and has a traced step that stands for it."""
+    if other.state != State.SUCCEEDED or other.injected or not other.summary.get("breakdown"):
+        return False
+    spec = RunSpec.stored(other.spec)
+    plain = spec.parallel.micro_batches == 1 and spec.parallel.recompute == "none"
+    work = [(one.model, one.train.global_batch, one.train.precision, one.train.device) for one in (spec, mine)]
+    return plain and work[0] == work[1]

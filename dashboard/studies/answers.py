@@ -168,9 +168,11 @@ def _quiet(view: Overview) -> Answer | None:
     if not known:
         return None
     noisy = sum(entry.disturbed for entry in known)
+    missing = sum(bool(row.run.summary.get("others_missing")) for row in view.rows if row.entry.done)
+    rest = f" Not known of {plural_text(missing, 'run')} that {'was' if missing == 1 else 'were'} restarted."
     detail = (
         f"{noisy} of {len(known)} measured runs were disturbed (above {percent_text(DISTURBED_ABOVE)}: cross-hatched)."
         if noisy
         else "used by other processes at most, in the timed steps: measured quietly."
-    )
+    ) + rest * bool(missing)
     return Answer("CPU of others", percent_text(max(entry.others or 0 for entry in known)), detail, "numbers")

@@ -1,14 +1,9 @@
-"""Runs of a study that are run again because they were disturbed, cut off from outside or cancelled; and which run of a
-setting then represents it.
-
-Only the share of the devices that other processes used decides: of the successful runs of a setting, the least
-disturbed one represents it, however fast it was.
-"""
+"""Runs of a study that are run again because they were disturbed, cut off from outside or cancelled. Which run of a
+setting then represents it is in `dashboard.runs.standing`."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from math import inf
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from django.core.exceptions import PermissionDenied
@@ -16,35 +11,27 @@ from django.db import transaction
 
 from dashboard.accounts.roles import may_change
 from dashboard.runs import services as runs
-from dashboard.runs.models import ENDED, Run, State
+from dashboard.runs.models import Run, State
+from dashboard.runs.standing import root_of, standing, stands_for, under_way_of
 from dashboard.runs.states import WORKER_LOST
 from dashboard.studies import fit
 from dashboard.studies.models import Study
-from parallel_core.analysis.disturbance import DISTURBED_ABOVE
+from parallel_core.analysis.disturbance import is_disturbed
 from workers.contract import ResumeFrom
 
-
-def standing(every: Iterable[Run]) -> list[Run]:
-    """The runs that represent their settings, which pages show.
-
-    That is the best ended run of each setting (see `_rank`) and every run that has not ended; an ended run that did not
-    succeed is left out while a run of its setting is under way.
-    """
-    listed = list(every)
-    best = {root: min(group, key=_rank) for root, group in _settings(listed).items()}
-    under_way = _under_way(listed)
-    return [
-        run
-        for run in listed
-        if run.state not in ENDED
-        or (run is best[root_of(run)] and (run.state == State.SUCCEEDED or root_of(run) not in under_way))
-    ]
-
-
-def stands_for(run: Run | None, every: Sequence[Run]) -> Run | None:
-    """The run among `every` that represents the setting of `run`: one with a result, if there is any."""
-    return min((own for own in every if run is not None and root_of(own) == root_of(run)), key=_rank, default=None)
-
+__all__ = [
+    "CUT_OFF",
+    "cancelled",
+    "cut_off",
+    "disturbed",
+    "offer",
+    "repeatable",
+    "root_of",
+    "run_again",
+    "standing",
+    "stands_for",
+    "unfinished",
+]
 
 CUT_OFF = frozenset({"killed_by_signal", "no_progress", "timed_out", "worker_lost", "interrupted"})
 """Causes outside of what the run was asked to do: the same run may well end otherwise."""
@@ -89,7 +76,7 @@ def _so_many(count: int, what: str) -> str:
 def _waiting(every: Iterable[Run]) -> list[Run]:
     """The runs that represent their setting, without settings that have a run under way."""
     listed = list(every)
-    under_way = _under_way(listed)
+    under_way = under_way_of(listed)
     return [run for run in standing(listed) if root_of(run) not in under_way]
 
 
@@ -176,33 +163,9 @@ def _retries_at_first(run: Run) -> int:
     return run.retries_left + max(0, lost - (run.cause == WORKER_LOST))
 
 
-def root_of(run: Run) -> int:
-    """Id of the first run of the setting."""
-    return run.repeats_id or run.pk
-
-
-def _under_way(listed: Iterable[Run]) -> set[int]:
-    """The settings with a run that has not ended."""
-    return {root_of(run) for run in listed if run.state not in ENDED}
-
-
-def _settings(listed: Sequence[Run]) -> dict[int, list[Run]]:
-    groups: dict[int, list[Run]] = {}
-    for run in listed:
-        groups.setdefault(root_of(run), []).append(run)
-    return groups
-
-
 def _is_disturbed(run: Run) -> bool:
-    return run.state == State.SUCCEEDED and (run.summary.get("cpu_others") or 0.0) > DISTURBED_ABOVE
+    return run.state == State.SUCCEEDED and is_disturbed(run.summary.get("cpu_others"))
 
 
 def _was_cut_off(run: Run) -> bool:
     return run.state in (State.FAILED, State.LOST) and run.cause in CUT_OFF
-
-
-def _rank(run: Run) -> tuple[int, float, int]:
-    """Sort key, best first: runs that succeeded, then other ended ones; then the least disturbed, then the newest."""
-    others = run.summary.get("cpu_others")
-    order = 0 if run.state == State.SUCCEEDED else 1 if run.state in ENDED else 2
-    return order, inf if others is None else others, -run.pk

@@ -8,3 +8,8 @@ DISTURBED_ABOVE = 0.10
 UNTRUSTED_ABOVE = 0.25
 """Rules that judge times are skipped: every ratio between runs may be off by as much. Waiting ranks yield their device,
 so a few per cent are noise."""
+
+
+def is_disturbed(share: float | None) -> bool:
+    """Whether others are known to have used more than DISTURBED_ABOVE of the device."""
+    return share is not None and share > DISTURBED_ABOVE

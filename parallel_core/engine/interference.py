@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from math import isnan
+from math import isnan, nan
 
 import torch
 
@@ -32,14 +32,14 @@ class Interference:
         """The share, 0 .. 1, of the device that others used most, whose rank delays all ranks. None if unknown (a rank
         with a GPU of its own, or not bound to one core)."""
         mine = self.own_share()
-        shares = [share for (share,) in self._exchange([float("nan") if mine is None else mine])]
+        shares = [share for (share,) in self._exchange([nan if mine is None else mine])]
         return None if any(map(isnan, shares)) else max(shares)
 
     def own_share(self) -> float | None:
-        """The share, 0 .. 1, of this rank's own device; no collective. None if unknown."""
+        """The share, 0 .. 1, of this rank's own device since `start`; no collective. None if unknown."""
         if self._device.sharing > 1:
             return 1 - 1 / self._device.sharing  # other ranks of this run on the device disturb it like other processes
-        mine = float("nan") if self._others is None else self._others.share()
+        mine = nan if self._others is None else self._others.share()
         return None if isnan(mine) else mine
 
     def total(self, mine: float) -> float:

@@ -6,7 +6,7 @@ import logging
 import os
 import socket
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict
 from typing import Any
@@ -90,6 +90,9 @@ class Reporter:
         """The clock to which times in records are converted."""
         self.meter: StepMeter | None = None
         """What reduces the spans of every step; None until there is a trainer."""
+        self.others: Callable[[], float | None] = lambda: None
+        """Returns the share of this rank's device that other processes used in its timed steps so far; None before the
+        first, or if unknown."""
         self._checks: list[float] = []
         self._references: list[float] = []
         self._company: list[float] = []
@@ -167,6 +170,8 @@ class Reporter:
         due = last or now - self._flushed >= FLUSH_S
         if due:
             values["memory"] = float(self._device.memory_used())
+            if (others := self.others()) is not None:
+                values["cpu_others"] = others
         self._add(step, now, values)
         for totals in known:
             if self._rank == 0:

@@ -224,6 +224,7 @@ def _begin_timed(trainer: Trainer, report: Reporter, interference: Interference,
     peak = device_peak(trainer.device, trainer.spec.train.precision)
     report.peak(peak, interference.total(peak.flops_per_s))
     interference.start()
+    report.others = interference.own_share
     if warm is not None:
         report.phase("timed", warm)
 

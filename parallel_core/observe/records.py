@@ -131,6 +131,8 @@ LAST_WINDOW = 1 << 20
 # steps (the number so far) exist only in fp16; mfu and hfu (see analysis.meters) from the first timed step on;
 # staleness (mean of the step, in updates) only if the pipeline does not flush. Then each stage has its own loss scale
 # and skips its own updates, and the run-level ones are those of the first stage, which overflows of later ones reach.
+# cpu_others, a few times a second: the share of this rank's device that other processes used in the timed steps of this
+# attempt so far, as that of the summary at its end; an attempt that is cut off has no summary.
 RUN_SERIES = (
     *("loss", "grad_norm", "step_time", "lr", "tokens_per_s", "tflops", "mfu", "hfu"),
     *("loss_scale", "skipped_steps"),
@@ -138,7 +140,10 @@ RUN_SERIES = (
 SHARE_SERIES = ("bubble_share", "exposed_share", "recompute_share")
 """Series that no rank emits: computed from what all ranks recorded of a step (analysis.meters). One point for each step
 with `waits` records of all ranks; without such records, for each traced step."""
-RANK_SERIES = ("rank_step_time", "reference_time", "memory", "staleness", "stage_loss_scale", "stage_skipped")
+RANK_SERIES = (
+    *("rank_step_time", "reference_time", "memory", "cpu_others"),
+    *("staleness", "stage_loss_scale", "stage_skipped"),
+)
 REFERENCE_UNCOUNTED = 2
 """Repeats of the reference work before the one whose time is in `reference_time` (see observe.reference)."""
 

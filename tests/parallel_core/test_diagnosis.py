@@ -266,6 +266,14 @@ def test_a_pipeline_that_stays_full_skips_updates() -> None:
     at_once = RunSpec.model_validate({"model": MODEL, "parallel": split, "train": train})
     titles = [one.title for one in diagnose(healthy(at_once, skipped=np.minimum(np.arange(40.0) * 8, 100)))]
     assert "100 of 320 updates of the first stage were skipped: fp16 overflows." in titles
+    later, from_first = np.arange(100, 140), np.full(40, 2.0)
+    skipped = 60.0 + np.minimum(np.arange(40), 20)
+    resumed = healthy(spec("fp16"), loss_steps=later, skipped=skipped, loss_scale=from_first)
+    (own,) = [one for one in diagnose(resumed) if one.rule == "divergence"]
+    assert own.title == "20 of 39 steps were skipped: fp16 overflows.", "the run before it skipped 60"
+    assert own.evidence == "The loss scale began at 2 and is 2 now."
+    calm = diagnose(healthy(spec("fp16"), loss_steps=later, skipped=np.full(40, 60.0), loss_scale=from_first))
+    assert not [one for one in calm if one.rule == "divergence"], "it skipped nothing itself"
     few = diagnose(healthy(at_once, skipped=np.minimum(np.arange(40.0) * 8, 60)))
     assert "divergence" not in [one.rule for one in few]
 

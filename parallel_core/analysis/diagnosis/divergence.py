@@ -84,16 +84,34 @@ def what_is_skipped(spec: RunSpec) -> tuple[str, int]:
     return "updates of the first stage", spec.parallel.updates(0)
 
 
+def skipped_of(spec: RunSpec, counts: np.ndarray, first: int) -> tuple[float, int]:
+    """(how many this run skipped of what fp16 skips, of how many) where its points, from step `first` on, have these
+    `counts`.
+
+    A checkpoint holds the number so far, so a run that began from one counts on from its source's number. How much of
+    its first point is its own is not recorded: such a run is judged by the steps after that one.
+    """
+    each = what_is_skipped(spec)[1]
+    if first == 0 or not len(counts):
+        return (float(counts[-1]) if len(counts) else 0.0), each * len(counts)
+    return float(counts[-1] - counts[0]), each * (len(counts) - 1)
+
+
+def _first_step(case: Case) -> int:
+    return int(case.loss_steps[0]) if len(case.loss_steps) else 0
+
+
 def _overflowing(case: Case) -> Finding | None:
-    what, each = what_is_skipped(case.spec)
-    skipped, of = float(case.skipped[-1]) if len(case.skipped) else 0.0, each * len(case.skipped)
+    what, first = what_is_skipped(case.spec)[0], _first_step(case)
+    skipped, of = skipped_of(case.spec, case.skipped, first)
     if skipped <= SKIPPED or skipped < SKIPPED_SHARE * of:
         return None
     scale = _large(float(case.loss_scale[-1])) if len(case.loss_scale) else "unknown"
+    began = float(case.loss_scale[0]) if first and len(case.loss_scale) else case.spec.train.loss_scale
     return Finding(
         "divergence",
         f"{skipped:.0f} of {of} {what} were skipped: fp16 overflows.",
-        f"The loss scale began at {_large(case.spec.train.loss_scale)} and is {scale} now.",
+        f"The loss scale began at {_large(began)} and is {scale} now.",
         "Begin with a lower train.loss_scale, or train in bf16, whose range is that of fp32.",
         tab="metrics",
         urgent=True,
@@ -127,7 +145,7 @@ def _cause(case: Case, at: int) -> tuple[str, str]:
 
 
 def _fp16_overflow(case: Case, at: int) -> tuple[str, str] | None:
-    skipped = float(case.skipped[min(at, len(case.skipped) - 1)]) if len(case.skipped) else 0.0
+    skipped, _ = skipped_of(case.spec, case.skipped[: at + 1], _first_step(case))
     if case.spec.train.precision != "fp16" or skipped <= SKIPPED:
         return None
     return (
