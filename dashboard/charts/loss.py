@@ -16,6 +16,7 @@ from dashboard.json_values import finite_list
 from parallel_core.analysis.quantities import significant
 
 AXES = ("step", "samples", "seconds")
+UNCOUNTED = "as the run from whose checkpoint it went on was deleted"
 MAX_LINES = 12
 HEIGHT = 320
 LEGEND_ROW, LEGEND_COLUMNS = 20, 4
@@ -40,6 +41,9 @@ class Curve:
     """Plotly's dash pattern, where lines of one hue must be distinguished; '' = solid, or dashed if `dashed`."""
     role: str = ""
     """What the run stands for (a key of ROLES), where that decides hue and pattern instead of its strategy; else ''."""
+    samples_shift: int | None = 0
+    """Added to the samples of each step, for a run that went on from a checkpoint of another batch; None = not known:
+    then there is no line over samples."""
 
 
 SYMBOLS = ("circle", "square", "diamond", "circle-open", "square-open", "diamond-open")
@@ -89,6 +93,7 @@ def _counted(drawn: Sequence[Curve], older: Sequence[Curve], runs: int, above: i
     text = f"{lines}{shown} of {total} points"
     if older:
         text += f"; faint: {sum(c.total for c in older)} points of earlier attempts, trained again"
+    text += "".join(f"; no line of {one.label} over samples, {UNCOUNTED}" for one in drawn if one.samples_shift is None)
     return text + (f", {above} of them above this view: a double click shows them" if above else "")
 
 
@@ -127,11 +132,15 @@ def _alike(drawn: Sequence[Curve]) -> bool:
     return bool(np.ptp(values, axis=0).max() <= np.ptp(values) / HEIGHT)
 
 
-def _x(curve: Curve, axis: str) -> list[float]:
+def _x(curve: Curve, axis: str) -> list[float] | list[None]:
+    steps = curve.step.astype(np.int64)
     if axis == "seconds":
         return np.round(curve.seconds, 3).tolist()
-    scale = curve.samples_per_step if axis == "samples" else 1
-    return (curve.step.astype(np.int64) * scale).tolist()
+    if axis == "step":
+        return steps.tolist()
+    if curve.samples_shift is None:
+        return [None] * len(steps)
+    return (steps * curve.samples_per_step + curve.samples_shift).tolist()
 
 
 def _faint_x(older: Sequence[Curve], axis: str) -> list[list[float | None]]:

@@ -47,10 +47,10 @@ def chart(runs: Sequence[Reach], target: float | None, smoothed_over: int, pause
         ),
     }
     goal = "a loss" if target is None else f"loss {significant(target, 4)}"
-    subtitle = f"Seconds from the end of the first step to {goal}, losses averaged over {smoothed_over} steps"
+    subtitle = f"Step times added up from the second step to {goal}, in s; losses averaged over {smoothed_over} steps"
     if noisy is not None:
         subtitle += f"; cross-hatched = disturbed, +{percent_text(noisy.others)} = of one device used by others"
-    source = f"measured, {len(there)} of {len(runs)} runs reach it{pauses}"
+    source = f"measured, {len(there)} of {len(runs)} runs reach it; work between steps is left out{pauses}"
     return Chart("target", _title(runs, target), subtitle, source, figure, COLUMNS, [_row(run, base) for run in runs])
 
 

@@ -17,6 +17,7 @@ from dashboard.once import once
 from dashboard.runs import selectors
 from dashboard.runs.metric_rows import Metric, metrics_of
 from dashboard.runs.models import ENDED, MemoryRecord, Run
+from dashboard.runs.samples import samples_shift
 from dashboard.runs.spreading import hosts_of
 from parallel_core.analysis.names import CATEGORY_NAMES
 from parallel_core.analysis.quantities import bytes_text, ns_text, percent_text
@@ -204,7 +205,11 @@ def _metric(run: Run, metric: Metric, begins: str) -> Chart:
     made.figure["layout"]["height"] = 240
     if metric.is_share:
         made.figure["layout"]["yaxis"]["rangemode"] = "tozero"
-    made.figure["layout"]["meta"] |= {"t0": begun if len(found.time) else None, "begins": begins}
+    made.figure["layout"]["meta"] |= {
+        "t0": begun if len(found.time) else None,
+        "begins": begins,
+        "per_step": curve.samples_per_step,
+    }
     return replace(made, subtitle="")
 
 
@@ -218,6 +223,7 @@ def _curve(run: Run, points: selectors.Series, begun: float) -> loss.Curve:
         value=points.value,
         total=points.total,
         samples_per_step=spec.train.global_batch,
+        samples_shift=samples_shift(run),
         family=family(spec),
     )
 

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from dashboard.runs.form_words import value_words
 from dashboard.runs.metrics import left_out
+from dashboard.runs.samples import samples_after
 from dashboard.runs.spec_fields import ENTRIES
 from dashboard.studies import streams
 from dashboard.studies.comparability import same_work
@@ -36,6 +37,7 @@ BELOW = "already below it where it began"
 """For a run resumed from a checkpoint whose loss was below the target already: the time is not its own."""
 SHOWN = 4
 """The most runs whose steps a sentence names."""
+TIMES = "Times are sums of step times: reference work and checks between steps are left out."
 
 
 @dataclass(frozen=True)
@@ -164,7 +166,7 @@ def _of_other_models(view: Overview) -> str:
 
 @dataclass(frozen=True)
 class Reached:
-    """When a run first reached the loss that all runs reach; times count from its first point, without pauses.
+    """When a run first reached the loss that all runs reach; the time is that of its steps after the first.
 
     `others` as in `entries.taken_of`.
     """
@@ -203,9 +205,10 @@ def time_to_loss(view: Overview) -> Reaches:
         steps = view.losses.of(row.run)["step"]
         at_once = int(steps[0]) > 0 and reach.step == int(steps[race.over - 1])
         took = BELOW if at_once else seconds_text(reach.seconds)
-        samples = count_text((reach.step + 1) * row.spec.train.global_batch)
-        lines.append(Reached(row.entry.label, str(reach.step), samples, took, reach.others))
-    how = f"Losses are averaged over {over} steps{left_out(row.run for row in view.rows)}."
+        samples = samples_after(row.run, reach.step + 1)
+        seen = "not known" if samples is None else count_text(samples)
+        lines.append(Reached(row.entry.label, str(reach.step), seen, took, reach.others))
+    how = f"Losses are averaged over {over} steps{left_out(row.run for row in view.rows)}. {TIMES}"
     return Reaches(significant(race.goal, 5), lines, how)
 
 

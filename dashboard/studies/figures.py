@@ -14,6 +14,7 @@ from dashboard.charts.gantt_differences import Lane
 from dashboard.charts.loss import Curve
 from dashboard.runs.metrics import left_out
 from dashboard.runs.models import Run
+from dashboard.runs.samples import samples_shift
 from dashboard.runs.selectors import (
     kept_text,
     missing_text,
@@ -130,6 +131,7 @@ def _curve(row: Row, points: Points, origin: float | None = None) -> Curve:
         value=kept["value"],
         total=len(points),
         samples_per_step=row.spec.train.global_batch,
+        samples_shift=samples_shift(row.run),
         family=row.entry.family,
         dashed=row.entry.recompute,
         dash=DASHES.get(row.spec.parallel.schedule, ""),

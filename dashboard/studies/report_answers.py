@@ -9,6 +9,7 @@ from django.urls import reverse
 
 from dashboard.charts import capacity
 from dashboard.runs import traces
+from dashboard.runs.samples import samples_after
 from dashboard.runs.traces import Trace
 from dashboard.studies import answers, streams
 from dashboard.studies.comparability import same_work
@@ -152,8 +153,8 @@ def _peak(row: Row) -> int | None:
 def _lower(slow: Row, fast: Row) -> str:
     """A lower loss, if both saw as many samples of one task and the difference is more than rounding; else ''."""
     (a, one), (b, other) = ((row.run.loss, row.spec) for row in (slow, fast))
-    seen = {row.steps_done * row.spec.train.global_batch for row in (slow, fast)}
-    if a is None or len(seen) > 1 or (one.model, one.train.corpus) != (other.model, other.train.corpus):
+    seen = {samples_after(row.run, row.steps_done) for row in (slow, fast)}
+    if a is None or None in seen or len(seen) > 1 or (one.model, one.train.corpus) != (other.model, other.train.corpus):
         return ""
     if fast.run.diverged:
         return f"ends at loss {significant(a, 4)}, where that of {fast.entry.label} is not finite"

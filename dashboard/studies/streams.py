@@ -13,10 +13,11 @@ from dashboard.charts import versions
 from dashboard.charts.chart import Chart
 from dashboard.charts.target import Reach
 from dashboard.charts.versions import Grid
-from dashboard.runs.metrics import left_out
-from dashboard.runs.models import ENDED
+from dashboard.runs.metrics import left_out, series
+from dashboard.runs.models import ENDED, Run
 from dashboard.studies.answers import Answer
 from dashboard.studies.entries import taken_of
+from dashboard.studies.losses import Points
 from dashboard.studies.selectors import Overview, Row
 from parallel_core.analysis.quantities import bytes_text, percent_text
 from parallel_core.analysis.target import least, reached, window
@@ -85,11 +86,23 @@ def race(view: Overview, target: float | None = None) -> Race:
     for row in rows:
         own = points[row.run.pk]
         at = None if goal is None else reached(own["value"], goal, over)
-        step, seconds = (None, None) if at is None else (int(own["step"][at]), float(own["time"][at] - own["time"][0]))
+        step, seconds = (None, None) if at is None else (int(own["step"][at]), _seconds(row.run, own, at))
         entry, taken, goes_on = row.entry, taken_of(row.run), row.run.state not in ENDED
         found = Reach(entry.label, entry.family, lows[row.run.pk], step, seconds, entry.baseline, taken, goes_on)
         reaches[row.run.pk] = found
     return Race(goal, over, reaches)
+
+
+def _seconds(run: Run, losses: Points, at: int) -> float:
+    """Seconds from the first of the losses to that at the index `at`: the sum of the times of the steps between them.
+
+    The clock would count the reference work and the checks between steps, too, which a pipeline that never flushes is
+    not asked to do. A step whose time is missing takes as long as the others on average.
+    """
+    first, last = int(losses["step"][0]), int(losses["step"][at])
+    times = series(run, "step_time", since_step=first)
+    known = times.value[times.step <= last]
+    return float(known.mean()) * (last - first) if len(known) else float(losses["time"][at] - losses["time"][0])
 
 
 def _against_dp(view: Overview, streams: Sequence[Row]) -> list[Answer]:

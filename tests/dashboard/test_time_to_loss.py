@@ -7,11 +7,12 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import pytest
 from django.test import Client
 
-from dashboard.runs.metrics import pause
+from dashboard.runs.metrics import pause, series
 from dashboard.runs.models import SeriesChunk, State
-from dashboard.studies import compare, selectors
+from dashboard.studies import compare, selectors, streams
 from parallel_core.analysis.target import LEAST
 from parallel_core.observe.records import POINT
 from tests.dashboard import factory
@@ -89,3 +90,20 @@ def test_the_night_between_two_attempts_is_no_time_to_a_loss(reader: Client, ali
         assert min(seconds) >= 0 and max(seconds) < 1_000, key
         assert "the time between attempts is left out" in chart.source
     assert page.content.decode().count("averaged over 5 steps; the time between attempts is left out.") == 1
+
+
+def test_work_between_the_steps_is_no_time_to_a_loss(reader: Client, alice: Any) -> None:
+    """The clock counts it: of these runs, one did as much between its steps as in them."""
+    a, b = factory.finished(alice, {}), factory.finished(alice, {"dp": 2})
+    before = streams.race(selectors.overview([a, b])).reaches[b.pk]
+    for chunk in SeriesChunk.objects.filter(attempt__run=b, name="loss"):
+        points = np.frombuffer(bytes(chunk.data), POINT).copy()
+        points["time"] = points["time"][0] + 2 * (points["time"] - points["time"][0])
+        chunk.data = points.tobytes()
+        chunk.save()
+    after = streams.race(selectors.overview([a, b])).reaches[b.pk]
+    assert after.step == before.step and after.seconds == before.seconds
+    times = series(b, "step_time")
+    assert after.step is not None and times.step[0] == 0
+    assert after.seconds == pytest.approx(float(times.value[1 : after.step + 1].sum()))
+    assert compare.TIMES in reader.get(f"/compare/?runs={a.pk},{b.pk}").content.decode()

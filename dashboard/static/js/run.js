@@ -97,17 +97,17 @@ async function fetchPoints() {
 }
 
 function append(chart, { title, step: steps, time, value }) {
-  const { axes, t0 } = chart.figure.layout.meta;
+  const { axes, t0, per_step: perStep } = chart.figure.layout.meta;
   const last = lastStep(chart);
   const from = steps.findIndex((at) => at > last);
   chart.title = title;
   if (from < 0) return;
   const fresh = steps.slice(from);
   chart.added = (chart.added ?? 0) + fresh.length;
-  const perStep = axes.step[0].length && axes.step[0].at(-1) ? axes.samples[0].at(-1) / axes.step[0].at(-1) : 1;
+  const seen = axes.samples[0].at(-1); // null where it is not known how many came before this run
   chart.figure.data[0].y.push(...value.slice(from));
   axes.step[0].push(...fresh);
-  axes.samples[0].push(...fresh.map((at) => at * perStep));
+  axes.samples[0].push(...fresh.map((at) => (seen === null ? null : seen + (at - last) * perStep)));
   axes.seconds[0].push(...time.slice(from).map((at) => at - t0));
   chart.figure.data[0].x = axes.step[0];
 }

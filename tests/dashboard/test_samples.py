@@ -1,0 +1,60 @@
+"""Samples of a run that went on from a checkpoint of another batch: those of the run before it count as they were."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from dashboard.charts import loss
+from dashboard.runs.models import Run
+from dashboard.runs.samples import samples_after, samples_shift
+from dashboard.studies import compare, figures, selectors
+from tests.dashboard import factory
+
+
+def resumed(owner: Any, source: Run, step: int, batch: int) -> Run:
+    run = factory.finished(owner, {}, train={"global_batch": batch})
+    run.resume_run, run.resume_step = source, step
+    run.save(update_fields=("resume_run", "resume_step"))
+    return run
+
+
+def test_each_run_before_it_counts_with_its_own_batch(alice: Any) -> None:
+    first = factory.finished(alice)
+    second = resumed(alice, first, 100, 32)
+    third = resumed(alice, second, 150, 8)
+    assert [samples_shift(run) for run in (first, second, third)] == [0, -1600, 2000]
+    assert samples_after(second, 100) == 1600
+    assert samples_after(third, 150) == 100 * 16 + 50 * 32
+    assert samples_after(resumed(alice, first, 100, 16), 100) == 1600, "with the same batch nothing is shifted"
+    Run.objects.filter(pk=second.pk).update(resume_run=None)
+    assert samples_shift(third) is None and samples_after(third, 150) is None
+
+
+def test_the_line_over_samples_begins_where_the_run_before_it_ended(alice: Any) -> None:
+    first = factory.finished(alice)
+    second = resumed(alice, first, 100, 32)
+    view = selectors.overview([first, second], first)
+    at = [row.run.pk for row in view.rows].index(second.pk)
+    axes = figures.losses(view).figure["layout"]["meta"]["axes"]
+    assert axes["samples"][at] == [step * 32 - 1600 for step in axes["step"][at]]
+    lines = compare.time_to_loss(view).lines
+    seen = {line.label: int(line.samples.replace("\N{NO-BREAK SPACE}", "")) for line in lines}
+    steps = {line.label: int(line.step) for line in lines}
+    label = next(row.entry.label for row in view.rows if row.run.pk == second.pk)
+    assert seen[label] == (steps[label] + 1) * 32 - 1600
+    second.resume_run = None
+    second.save(update_fields=("resume_run",))
+    view = selectors.overview([first, second], first)
+    assert {line.samples for line in compare.time_to_loss(view).lines if line.label == label} == {"not known"}
+
+
+def test_a_line_whose_samples_are_not_known_is_left_out_of_that_axis_alone() -> None:
+    points = np.arange(3)
+    made = loss.chart(
+        [loss.Curve("gone", points, points * 1.0, points * 1.0, 3, 16, samples_shift=None)], "title", "measured"
+    )
+    axes = made.figure["layout"]["meta"]["axes"]
+    assert axes["samples"] == [[None] * 3] and axes["step"] == [[0, 1, 2]]
+    assert f"no line of gone over samples, {loss.UNCOUNTED}" in made.source
