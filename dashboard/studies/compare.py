@@ -13,6 +13,7 @@ from dashboard.runs.samples import samples_after
 from dashboard.runs.spec_fields import ENTRIES
 from dashboard.studies import streams
 from dashboard.studies.comparability import same_work
+from dashboard.studies.places import Place
 from dashboard.studies.selectors import Overview, Row
 from parallel_core.analysis import sentences
 from parallel_core.analysis.quantities import (
@@ -32,12 +33,13 @@ UNLIKE = (
     ("train.corpus", "data"),
     ("train.precision", "precision"),
 )
+OTHER_FIELDS = {"inject": "Broken on purpose", "hosts": "Ran on", "devices": "Device"}
 UNEQUAL_STEPS = "Their traced steps train different numbers of samples, so none of their parts are compared."
 BELOW = "already below it where it began"
 """For a run resumed from a checkpoint whose loss was below the target already: the time is not its own."""
+TIMES = "Times are sums of step times: reference work and checks between steps are left out."
 SHOWN = 4
 """The most runs whose steps a sentence names."""
-TIMES = "Times are sums of step times: reference work and checks between steps are left out."
 
 
 @dataclass(frozen=True)
@@ -49,8 +51,8 @@ class Difference:
 
     @property
     def words(self) -> str:
-        """The field's label in the New run form."""
-        return ENTRIES[self.field].label if self.field in ENTRIES else "Broken on purpose"
+        """The field's label in the New run form; of what is no field there, words of its own."""
+        return ENTRIES[self.field].label if self.field in ENTRIES else OTHER_FIELDS[self.field]
 
 
 def flat(spec: RunSpec) -> dict[str, Any]:
@@ -71,6 +73,16 @@ def differences(specs: Sequence[RunSpec]) -> tuple[list[Difference], int]:
         if any(table[field] != tables[0][field] for table in tables)
     ]
     return out, len(tables[0]) - len(out) if tables else 0
+
+
+def placed_apart(places: Sequence[Place]) -> list[Difference]:
+    """Which of hosts and devices differ between the runs with these places; what is not known counts as no value."""
+    sides = {"hosts": [place.hosts for place in places], "devices": [place.devices for place in places]}
+    return [
+        Difference(field, [listed_text(names) or "not known" for names in every])
+        for field, every in sides.items()
+        if len({names for names in every if names}) > 1
+    ]
 
 
 def _value(field: str, value: Any) -> str:

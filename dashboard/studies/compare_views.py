@@ -21,6 +21,7 @@ from dashboard.runs.list_views import MAX_TICKED
 from dashboard.runs.models import Run
 from dashboard.schedules.glossary import words_of
 from dashboard.studies import compare, figures
+from dashboard.studies.places import NOWHERE
 from dashboard.studies.selectors import Overview, Row, overview
 from parallel_core.analysis.diagnosis import scaling
 from parallel_core.analysis.diagnosis.case import Finding
@@ -48,12 +49,15 @@ def compare_page(request: HttpRequest) -> HttpResponse:
     view, rows = live["view"], live["rows"]
     specs = [row.spec for row in rows]
     differing, same = compare.differences(specs)
+    places = [view.places.get(row.run.pk, NOWHERE) for row in rows]
+    unlike = " ".join(filter(None, (compare.unlike(specs), compare.begun(rows))))
     context = {
         **absent,
         "chosen": chosen,
-        "differing": differing,
+        "differing": [*differing, *compare.placed_apart(places)],
+        "noise": not unlike and all(place.known for place in places),
         "same": same,
-        "unlike": " ".join(filter(None, (compare.unlike(specs), compare.begun(rows)))),
+        "unlike": unlike,
         "under_way": bool(view.open),
         "gantt_src": _gantt_src(runs[:MAX_DRAWN]),
         "gantt_height": 56 * sum(run.devices for run in runs[:MAX_DRAWN]) + 80,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from dashboard.charts.chart import Entry
@@ -10,6 +10,7 @@ from dashboard.runs.models import ENDED, Attempt, Run, State
 from dashboard.runs.queue import everyone_waiting
 from dashboard.runs.selectors import timed
 from dashboard.studies.excluded import ended_of
+from dashboard.studies.places import NOWHERE, Place
 from parallel_core.analysis.breakdown import Breakdown
 from parallel_core.analysis.disturbance import DISTURBED_ABOVE
 from parallel_core.analysis.host_drift import Pace, drifts
@@ -38,6 +39,8 @@ class Setting:
     """Number of cores shared by all devices; 0 if each device has its own."""
     drift: Mapping[int, float | None] = field(default_factory=dict)
     """By run: see `Entry.drift`."""
+    places: Mapping[int, Place] = field(default_factory=dict)
+    """By run: where it ran; empty without `details`."""
 
     def ideal(self, spec: RunSpec) -> float:
         """An upper bound of the speedup over one device: what the strategy allows, or the cores if they allow less.
@@ -48,14 +51,34 @@ class Setting:
         shared = self.cores and spec.train.device == "cpu"
         return min(own, self.cores / (1 + recompute_share(spec))) if shared else own
 
+    def over_baseline(self, run: Run, spec: RunSpec) -> float | None:
+        """The ideal speedup over the baseline. None where more than the split differs (model, batch, precision or
+        device), as nothing bounds what that changes."""
+        base = self.base_spec
+        if any(part(spec) != part(base) for part in _BOUNDED) or self._on_other_devices(run):
+            return None
+        return self.ideal(spec) / self.ideal(base)
+
+    def _on_other_devices(self, run: Run) -> bool:
+        own, base = (self.places.get(one.pk, NOWHERE) for one in (run, self.base))
+        return own.other_devices(base)
+
+
+_BOUNDED: tuple[Callable[[RunSpec], object], ...] = (
+    lambda spec: spec.model,
+    lambda spec: spec.train.global_batch,
+    lambda spec: spec.train.precision,
+    lambda spec: spec.train.device,
+)
+"""What two runs must share so that splitting alone decides between them."""
+
 
 def entry_of(run: Run, spec: RunSpec, label: str, setting: Setting) -> Entry:
     own = own_step(run, setting.details)
     step = scaled(own, spec, setting.base_spec)
     done = run.state == State.SUCCEEDED
-    same = spec.model == setting.base_spec.model  # there is no ideal speedup between different models
-    ideal = setting.ideal(spec) if same else None
-    alike = spec.model.kind == setting.base_spec.model.kind  # nor a speedup between different kinds
+    ideal = setting.over_baseline(run, spec)
+    alike = spec.model.kind == setting.base_spec.model.kind  # there is no speedup between different kinds
     shown = alike and step is not None and setting.base_step is not None and (done or run.state not in ENDED)
     gain = speedup(setting.base_step, step) if shown and setting.base_step and step else None
     baseline, base_batch = run.pk == setting.base.pk, setting.base_spec.train.global_batch
@@ -65,9 +88,9 @@ def entry_of(run: Run, spec: RunSpec, label: str, setting: Setting) -> Entry:
         family=family(spec),
         recompute=spec.parallel.recompute != "none",
         baseline=baseline,
-        result=_result(run, label, step, ideal) if step else None,
+        result=_result(run, label, step, setting.ideal(spec) if ideal else None) if step else None,
         speed=replace(gain, within_noise=False) if gain and baseline else gain,
-        ideal=ideal / setting.ideal(setting.base_spec) if ideal else None,
+        ideal=ideal,
         others=run.summary.get("cpu_others"),
         pace=pace_of(run),
         drift=setting.drift.get(run.pk),

@@ -17,6 +17,7 @@ from dashboard.studies.comparability import same_updates, tolerance, why_not
 from dashboard.studies.entries import Setting, drift_of, entry_of, own_step, shared_room, waits_of
 from dashboard.studies.labels import labels_of
 from dashboard.studies.losses import Losses, losses_of
+from dashboard.studies.places import NOWHERE, Machines, Place, places_of
 from parallel_core.analysis import host_drift, sentences
 from parallel_core.analysis.disturbance import DISTURBED_ABOVE
 from parallel_core.analysis.parity import Parity, parity
@@ -63,6 +64,8 @@ class Overview:
     room: Room | None
     """Memory of a device of these runs."""
     losses: Losses = field(default_factory=Losses)
+    places: Mapping[int, Place] = field(default_factory=dict)
+    """By run: where it ran."""
 
     @property
     def limit(self) -> int | None:
@@ -106,7 +109,7 @@ class Overview:
     @property
     def on_times(self) -> str:
         """The first sentence of the verdict that is not a warning."""
-        return self.verdict[1 if self.base is not None and self.warned_first else 0]
+        return self.verdict[self.warned_first if self.base is not None else 0]
 
     def cautioned(self, said: Sequence[str], told: Result | None = None) -> list[str]:
         """The sentences with warnings about the measurements: in front, if all of them depend on it, else after them.
@@ -115,7 +118,10 @@ class Overview:
         """
         warning = sentences.disturbed([entry.others for entry in self.entries if entry.done], DISTURBED_ABOVE)
         before, after = ([warning], [""]) if self.mostly_disturbed else ([self._baseline_warning], [warning])
-        after.append("" if self.mostly_disturbed else host_drift.drift_warning(self.pace_spread, self._at_one_pace))
+        machines = self.machines
+        (before if machines.mostly else after).append(machines.warning)
+        if not self.mostly_disturbed:
+            after.append(host_drift.drift_warning(self.pace_spread, self._at_one_pace, hosts=bool(machines.moved)))
         after.append(host_drift.contention_warning(self.companies))
         after.append(excluded.diverged([r.label for r in self.results if r.diverged and r is not told]))
         after += self.left_out
@@ -131,9 +137,19 @@ class Overview:
         return sentences.disturbed_baseline(self.base) if self.base else ""
 
     @property
-    def warned_first(self) -> bool:
-        """Whether the first sentence of a verdict is a warning."""
-        return self.mostly_disturbed or bool(self._baseline_warning)
+    def warned_first(self) -> int:
+        """The number of warnings before the first sentence of a verdict."""
+        return (self.mostly_disturbed or bool(self._baseline_warning)) + self.machines.mostly
+
+    @property
+    def machines(self) -> Machines:
+        """Where the runs that are held against the baseline ran: done, of its kind of model."""
+
+        def placed(row: Row) -> tuple[str, Place]:
+            return row.entry.label, self.places.get(row.run.pk, NOWHERE)
+
+        others = [row for row in self.rows if row is not self.baseline and row.entry.done and row.alike]
+        return Machines(placed(self.baseline) if self.baseline else ("", NOWHERE), list(map(placed, others)))
 
     @property
     def pace_spread(self) -> float | None:
@@ -252,7 +268,8 @@ def overview(runs: Iterable[Run], baseline: Run | None = None, *, details: bool 
         alike = specs[run.pk].model.kind == specs[base.pk].model.kind
         rows.append(Row(run, specs[run.pk], entry, equal, why, meters.get(run.pk, {}), alike))
     rows.sort(key=_order)
-    return Overview(rows, next(row for row in rows if row.run.pk == base.pk), setting.room, losses)
+    own = next(row for row in rows if row.run.pk == base.pk)
+    return Overview(rows, own, setting.room, losses, setting.places)
 
 
 def _setting(base: Run, runs: Sequence[Run], specs: Mapping[int, RunSpec], details: bool) -> Setting:
@@ -266,6 +283,7 @@ def _setting(base: Run, runs: Sequence[Run], specs: Mapping[int, RunSpec], detai
         details=details,
         cores=base.study.shared_cores if base.study else 0,
         drift=drift_of(runs, base),
+        places=places_of(runs) if details else {},
     )
 
 

@@ -80,12 +80,13 @@ def _known(values: Iterable[float | None]) -> list[float]:
     return [value for value in values if value is not None]
 
 
-def drift_warning(longer: float | None, at_one: tuple[str, float, str] | None = None) -> str:
+def drift_warning(longer: float | None, at_one: tuple[str, float, str] | None = None, *, hosts: bool = False) -> str:
     """A warning if the host's own pace differed between runs; '' if not. `longer`: their `spread`; `at_one`: (fastest
-    run at the baseline's pace, its speedup there, the baseline), if known."""
+    run at the baseline's pace, its speedup there, the baseline), if known; `hosts`: they were on several hosts."""
     if longer is None or longer <= UNEVEN:
         return ""
-    differed = f"The host's own pace differed by up to {percent_text(longer)} between runs"
+    whose = "The devices' pace" if hosts else "The host's own pace"
+    differed = f"{whose} differed by up to {percent_text(longer)} between runs"
     if at_one is None:
         return f"{differed}: smaller gains between them are uncertain."
     label, ratio, baseline = at_one

@@ -144,8 +144,9 @@ def test_the_page_says_what_scales_and_what_stalls(client: Client, alice: Any) -
     for name, label in (("DP, strong", "DP"), ("DP, weak", "DP, weak")):
         assert found[name].speedup == pytest.approx(rate[label] / rate["Single"])
         assert found[name].efficiency == pytest.approx(rate[label] / rate["Single"] / 2)
-    on_two = [row.entry.of_ideal for row in view.rows if row.run.devices == 2]
-    assert [row.entry.of_ideal for row in shared.rows if row.run.devices == 2] == pytest.approx([2 * x for x in on_two])
+    of_one, of_all = ({row.entry.label: row.entry.of_ideal for row in one.rows} for one in (shared, view))
+    assert of_one["DP"] == pytest.approx(2 * of_all["DP"]) and of_one["TP"] == pytest.approx(2 * of_all["TP"])
+    assert of_all["DP, weak"] is None, "another batch has no ideal over the baseline's"
     page = client.get(f"/studies/{study.pk}/")
     best = max((p for p in found.values() if p.devices == 2), key=lambda p: p.efficiency)
     assert best.name in page.context["verdict"][0] and "of ideal on 2 devices" in page.content.decode()

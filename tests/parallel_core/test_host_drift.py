@@ -67,6 +67,7 @@ def test_the_sentences() -> None:
     assert drift_warning(0.78, ("DP", 1.94, "Single")) == (
         "The host's own pace differed by up to 78 % between runs: at Single's pace DP would be fastest, about 1.94x."
     )
+    assert drift_warning(0.2, hosts=True).startswith("The devices' pace differed by up to 20 % between runs")
     assert drift_warning(0.78, ("Single", 1.0, "Single")).endswith("at one pace Single would be fastest.")
     assert contention_warning({}) == contention_warning({2: 1.1}) == ""
     said = contention_warning({2: 1.6, 4: 3.2})
