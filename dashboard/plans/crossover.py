@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from typing import Any
 
 from django.http import HttpRequest, HttpResponse
@@ -14,6 +15,8 @@ from dashboard.charts.crossover import Dot
 from dashboard.fields import Form, Number, WholeNumber
 from dashboard.plans.views import answered, framed
 from dashboard.runs.models import Run, State
+from dashboard.studies.places import NOWHERE, places_of
+from parallel_core.analysis.disturbance import is_disturbed
 from parallel_core.analysis.quantities import count_text, significant
 from parallel_core.plan.crossover import RANGES, Along, CrossoverCase, limits
 from parallel_core.plan.strategy import family
@@ -96,18 +99,23 @@ def sentences(case: CrossoverCase) -> list[str]:
 
 
 def dots(case: CrossoverCase, along: Along) -> list[Dot]:
-    """Runs of the yard that use only tensor or only pipeline parallelism, with their speedup over the run on one
-    device.
+    """Runs of the yard that use only tensor or only pipeline parallelism, with their speedup over the newest run on one
+    device that did the same work on the same hosts, the whole batch at once.
 
     They equal the case in all but `along`. None for the bandwidth: the yard's links are what they are.
     """
     if along == "bandwidth":
         return []
-    runs = [(run, RunSpec.stored(run.spec)) for run in _runs()]
-    alone = {_key(spec): _step(run) for run, spec in runs if family(spec) == "single" and _plain(spec)}
+    listed = _runs()
+    places = places_of(listed)
+    runs = [(run, RunSpec.stored(run.spec), places.get(run.pk, NOWHERE).hosts) for run in listed]
+    alone: dict[str, float] = {}
+    for run, spec, hosts in runs:
+        if family(spec) == "single" and _plain(spec) and spec.parallel.micro_batches == 1:
+            alone.setdefault(_key(spec, hosts), _step(run))
     found = []
-    for run, spec in runs:
-        kind, single, own = family(spec), alone.get(_key(spec)), _step(run)
+    for run, spec, hosts in runs:
+        kind, single, own = family(spec), alone.get(_key(spec, hosts)), _step(run)
         if kind in ("tp", "pp") and single and own and _plain(spec) and _like(spec, case, along):
             x = spec.model.hidden if along == "hidden" else spec.parallel.micro_batches
             found.append(Dot(run.name, kind, float(x), single / own))
@@ -116,7 +124,13 @@ def dots(case: CrossoverCase, along: Along) -> list[Dot]:
 
 def _runs() -> list[Run]:
     listed = Run.objects.filter(state=State.SUCCEEDED, injected=[]).order_by("-id")[:RECENT]
-    return [run for run in listed if _step(run) and run.spec.get("model", {}).get("kind", "gpt") == "gpt"]
+    return [run for run in listed if _is_quiet(run) and run.spec.get("model", {}).get("kind", "gpt") == "gpt"]
+
+
+def _is_quiet(run: Run) -> bool:
+    """Whether it was timed, and nothing is known to have disturbed it."""
+    kept = run.summary or {}
+    return bool(_step(run)) and not is_disturbed(kept.get("cpu_others")) and not kept.get("others_missing")
 
 
 def _step(run: Run) -> float:
@@ -124,9 +138,10 @@ def _step(run: Run) -> float:
     return float(timed.get("median") or 0.0)
 
 
-def _key(spec: RunSpec) -> str:
-    train = spec.train
-    return json.dumps([spec.model.model_dump(mode="json"), train.global_batch, train.precision, train.device])
+def _key(spec: RunSpec, hosts: Sequence[str]) -> str:
+    """What two runs must share to be held against each other: the work of a step, and where it was done."""
+    train, model = spec.train, spec.model.model_dump(mode="json")
+    return json.dumps([model, train.global_batch, train.precision, train.device, *hosts])
 
 
 def _plain(spec: RunSpec) -> bool:

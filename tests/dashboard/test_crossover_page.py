@@ -11,7 +11,7 @@ from django.test import Client
 from dashboard.charts.crossover import _side
 from dashboard.plans.crossover import CrossoverForm, dots
 from dashboard.runs import services
-from dashboard.runs.models import Run, State
+from dashboard.runs.models import Attempt, Run, State
 
 PAGE = "/planner/crossover/"
 MODEL = {"layers": 4, "hidden": 32, "heads": 2, "seq": 16}
@@ -46,6 +46,15 @@ def test_own_runs_are_dots(reader: Client, alice: Any) -> None:
     assert sorted((dot.family, dot.x, dot.speedup) for dot in found) == [("pp", 32, 1.6), ("tp", 32, 1.25)]
     assert {dot.x for dot in dots(form.case, "micro_batches") if dot.family == "pp"} == {4}
     assert dots(form.case, "bandwidth") == []
+    measured(alice, 3.0, micro_batches=4)
+    noisy = measured(alice, 9.0)
+    Run.objects.filter(pk=noisy.pk).update(summary={"timed": {"median": 9.0}, "cpu_others": 0.5})
+    away = measured(alice, 8.0)
+    node = {"worker": "yard-b", "devices": [0], "first_rank": 0}
+    Attempt.objects.create(run=away, number=1, devices=[node])
+    assert dots(form.case, "hidden") == found, "of another split of the batch, disturbed, and on another host"
+    measured(alice, 4.0)
+    assert {dot.family: dot.speedup for dot in dots(form.case, "hidden")} == {"tp": 2.5, "pp": 3.2}, "the newest one"
     page = reader.get(PAGE, {name: str(form[name].value()) for name in form.fields})
     assert "2 runs of this yard" in page.content.decode()
 
