@@ -149,9 +149,14 @@ class LayerSearch:
         return self.search.largest or 0
 
     @property
+    def bounded(self) -> bool:
+        """Whether as many layers fitted as a spec may have, so that the largest number is not known."""
+        return self.search.refused is None and self.largest == self.search.most
+
+    @property
     def off(self) -> int | None:
-        """Predicted minus measured layers."""
-        return None if self.largest is None else self.predicted - self.largest
+        """Predicted minus measured layers; None while the largest number is not known."""
+        return None if self.largest is None or self.bounded else self.predicted - self.largest
 
     @property
     def best(self) -> Run | None:
@@ -229,6 +234,8 @@ def sentences(found: Sequence[LayerSearch], limit: int | None) -> list[str]:
 def _largest(done: Sequence[LayerSearch], limit: int | None) -> str:
     best = max(done, key=lambda hunt: hunt.largest or 0)
     room = f"in {bytes_text(limit)}" if limit else "on its device"
+    if best.bounded:
+        return f"{best.label} fits at least {layers_text(best.largest or 0)} {room}, the most a spec may have."
     text = f"{best.label} fits {layers_text(best.largest or 0)} {room}"
     single = single_of(done, best)
     if single is None or single is best or not single.largest:
@@ -238,6 +245,9 @@ def _largest(done: Sequence[LayerSearch], limit: int | None) -> str:
 
 def _truth(done: Sequence[LayerSearch]) -> Iterator[str]:
     off = [hunt.off for hunt in done if hunt.off is not None]
+    if not off:
+        yield "Predicted against measured: not known, as no search ended below the most layers a spec may have."
+        return
     counts = {
         "equal": off.count(0),
         "one layer below": off.count(-1),

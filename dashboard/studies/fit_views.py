@@ -12,6 +12,7 @@ from django.shortcuts import render
 from dashboard.accounts.roles import may_change
 from dashboard.charts import fit as fit_chart
 from dashboard.charts.chart import Chart, Entry
+from dashboard.charts.fit import AT_LIMIT
 from dashboard.csv_cells import no_formula
 from dashboard.runs.models import ENDED, Run, State
 from dashboard.studies.entries import shared_room
@@ -84,7 +85,7 @@ def rows(study: Study) -> Iterator[Sequence[Any]]:
     yield COLUMNS
     for line in [_line(found, hunt) for hunt in found]:
         hunt = line.hunt
-        state = "stopped" if hunt.stopped else "found" if hunt.over else "searching"
+        state = "stopped" if hunt.stopped else "bounded" if hunt.bounded else "found" if hunt.over else "searching"
         refused = (hunt.search.refused, no_formula(hunt.refused.detail)) if hunt.refused else (None, None)
         known = (limit, hunt.predicted, hunt.largest, hunt.off, hunt.peak, line.predicted_peak, *refused)
         yield [no_formula(hunt.label), hunt.spec.parallel.world, *_blank(known), len(hunt.runs), state]
@@ -103,13 +104,14 @@ def _chart(found: Sequence[LayerSearch], limit: int | None) -> Chart:
 
 def _entry(hunt: LayerSearch) -> Entry:
     known = hunt.search.largest
-    status = "not found" if hunt.stopped else "" if hunt.over else "still searching"
+    status = "not found" if hunt.stopped else AT_LIMIT if hunt.bounded else "" if hunt.over else "still searching"
     return Entry(hunt.label, largest=hunt.predicted, layers=known or 0, done=known is not None, status=status)
 
 
 def _line(found: Sequence[LayerSearch], hunt: LayerSearch) -> Line:
     single = single_of(found, hunt)
-    times = hunt.largest / single.largest if single and hunt.largest and single.largest else None
+    known = single and not (hunt.bounded or single.bounded)
+    times = hunt.largest / single.largest if known and single and hunt.largest and single.largest else None
     best = RunSpec.stored(hunt.best.spec) if hunt.best else None
     return Line(hunt, times, worst_stage(best).total if best and counted(best) else None)
 

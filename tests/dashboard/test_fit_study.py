@@ -13,9 +13,10 @@ from django.test import Client
 
 from dashboard.runs import services
 from dashboard.runs.models import Run, State
-from dashboard.studies import fit, fit_runs
+from dashboard.studies import fit, fit_runs, fit_views
 from dashboard.studies.fit_views import LIVE_PARTS
 from dashboard.studies.models import Study
+from parallel_core.limits import MAX_LAYERS
 from parallel_core.plan.largest import search_for
 from parallel_core.spec import RunSpec
 from tests.dashboard import factory
@@ -304,3 +305,21 @@ def test_what_fitted_so_far_is_outlined_until_the_search_has_found_the_largest(
     assert over["figure"]["data"][1]["marker"]["color"] == ["rgba(0,0,0,0)", "var(--bar)"]
     assert over["rows"][0][2:] == [f"{truth['Single']} so far", "not found"]
     assert over["rows"][1][2:] == [str(truth["PP-1F1B"]), ""]
+
+
+def test_a_search_that_ends_at_the_most_layers_a_spec_may_have_knows_no_largest(study: Study) -> None:
+    single, pipeline = fit.hunts(study.runs.all())
+    for hunt in (single, pipeline):
+        Run.objects.filter(pk=hunt.runs[0].pk).update(state=State.SUCCEEDED)
+    runs = list(study.runs.order_by("pk"))
+    for run in runs:
+        run.spec["model"]["layers"] = MAX_LAYERS
+    found = fit.hunts(runs)
+    assert [(hunt.bounded, hunt.largest, hunt.off) for hunt in found] == [(True, MAX_LAYERS, None)] * 2
+    said = fit.sentences(found, None)
+    assert said[0] == "Single fits at least 1024 layers on its device, the most a spec may have."
+    assert said[1] == "Predicted against measured: not known, as no search ended below the most layers a spec may have."
+    made = fit_views._chart(found, None)
+    assert "thin outline at 1\N{NO-BREAK SPACE}024 = fitted, and no spec may have more layers" in made.subtitle
+    assert made.rows[0][2:] == ["1\N{NO-BREAK SPACE}024 or more", "no spec may have more layers"]
+    assert fit_views._line(found, found[1]).times is None, "no ratio of two lower bounds"
