@@ -56,7 +56,7 @@ class Postmortem:
 def of_study(study: Study, view: Overview) -> Postmortem | None:
     """The post-mortem; None for any other study, or if one of its three runs was deleted."""
     breakage = BY_KEY.get(study.settings.get("scenario", "")) if study.kind == KIND else None
-    rows = {row.run.position: row for row in view.rows}
+    rows = {row.run.position: row for row in reversed(view.rows)}  # what is done, not its repetition under way
     if breakage is None or not {BEFORE, BROKEN, PROOF} <= set(rows):
         return None
     before, broken, proof = (rows[i] for i in (BEFORE, BROKEN, PROOF))

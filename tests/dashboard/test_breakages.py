@@ -10,7 +10,7 @@ from django.test import Client
 from django.urls import reverse
 
 from dashboard.runs.models import MemoryRecord, Run, SeriesChunk
-from dashboard.studies import breakages, figures, postmortem
+from dashboard.studies import breakages, figures, postmortem, reruns
 from dashboard.studies.breakages import BREAKAGES, NAMES
 from dashboard.studies.models import Study
 from dashboard.studies.selectors import overview
@@ -109,6 +109,17 @@ def test_busy_devices_are_a_caution_and_not_the_cause(client: Client, alice: Any
         "the loss of scaling is reported although other processes ran"
     )
     assert "Read the times with care" in client.get(f"/studies/{study.pk}/findings/").content.decode()
+
+
+def test_what_was_found_stays_while_a_disturbed_run_is_repeated(alice: Any) -> None:
+    study = ended(alice, "naive")
+    broken = study.runs.get(position=breakages.BROKEN)
+    again = factory.queued(alice, {"pp": 2, "schedule": "naive"}, study=study, position=breakages.BROKEN)
+    Run.objects.filter(pk=again.pk).update(repeats=broken)
+    stand = reruns.standing(study.runs.all())
+    assert again in stand and broken in stand
+    found = postmortem.of_study(study, overview(stand, study.baseline))
+    assert found and found.broken.run == broken and found.findings and not found.waits
 
 
 def test_the_loss_comes_first_and_a_missing_run_tells_nothing(alice: Any) -> None:
