@@ -1,4 +1,4 @@
-"""Records and publishes the ends of attempts; a restarted worker does both for the attempts of its earlier life."""
+"""A restarted worker ends the attempts of its earlier life, and publishes their ends."""
 
 from __future__ import annotations
 
@@ -7,21 +7,13 @@ from collections.abc import Iterable
 
 from workers import ending
 from workers.attempt import end_processes
+from workers.conclusion import publish_end
 from workers.ending import Ending
 from workers.folder import Folder, Meta
 from workers.live_attempts import LiveAttempts
 from workers.relay import Relay
 
 log = logging.getLogger(__name__)
-
-
-def publish_end(relay: Relay, folder: Folder, meta: Meta, how: Ending, none_left: bool) -> None:
-    """Stores the end before it is published: from then on, a restart repeats this end and no other. An end that cannot
-    be stored is published as well: else the run would last for ever."""
-    log.info("attempt %d: %s %s", folder.attempt, how.outcome, how.detail)
-    meta.end = how.body(folder.attempt, none_left)
-    folder.try_save(meta)
-    relay.finish(folder.attempt, meta.end)
 
 
 def recover(folders: Iterable[Folder], relay: Relay, roll: LiveAttempts) -> None:

@@ -26,9 +26,10 @@ from typing import Any
 from parallel_core.launch import STOP_GRACE_S, Event, Store
 from parallel_core.observe.suspension import SuspensionDetector
 from parallel_core.observe.trace_request import TraceRequest, ask, read_how
-from workers import checkpoints, corpora, ending, no_progress, preparation
+from workers import deletions, ending, no_progress, preparation
 from workers.attempt import Attempt, end_processes
 from workers.calibration import Calibration
+from workers.conclusion import Ends
 from workers.contract import AttemptBody, ControlEntry, Device
 from workers.ending import Ending
 from workers.folder import Folder, Meta, Stop, unsettled
@@ -36,7 +37,7 @@ from workers.forking import Forking
 from workers.idle_measurements import IdleMeasurements
 from workers.intake import take
 from workers.live_attempts import LiveAttempts
-from workers.recovery import publish_end, recover
+from workers.recovery import recover
 from workers.relay import Relay
 from workers.run_commands import Refused, RunCommand
 from workers.settings import Settings
@@ -67,6 +68,7 @@ class Supervisor(threading.Thread):
         self._server = Forking(lambda event: self._inbox.put(lambda: self._on_event(event)))
         self._live: dict[int, Attempt] = {}
         self.roll = LiveAttempts()
+        self._ends = Ends(settings, relay, self.roll)
         self.on_running: Callable[[], None] = lambda: None
         self._leaving, self._suspensions = False, SuspensionDetector()
         self.idle = threading.Event()
@@ -85,7 +87,7 @@ class Supervisor(threading.Thread):
         if isinstance(what, RunCommand):
             self._inbox.put(lambda: self._accepted(folder, what))
         else:
-            self._inbox.put(lambda: self._end_unstarted(folder, what))
+            self._inbox.put(lambda: self._ends.end_unstarted(folder, what))
         return True
 
     def control(self, entry: ControlEntry) -> None:
@@ -230,15 +232,15 @@ class Supervisor(threading.Thread):
         elif kind == "cancel_profile":
             self.between.cancel(number)
         elif kind == "drop":
-            self._drop(number)
+            deletions.drop_checkpoints(self._settings, self._relay, self._live.values(), number)
         elif kind == "drop_text":
-            self._drop_text(entry["sha256"])
+            deletions.drop_text(self._settings, self._live.values(), entry["sha256"])
         elif kind in _STOPS:
             self._stop_or_forestall(number, *_STOPS[kind])
         elif kind == "rewind":
             self._relay.rewind(number, entry["channel"], int(entry["rank"]), int(entry["offset"]))
         elif kind == "settled" and attempt is None:
-            self._settle(number)
+            self._ends.settle(number)
         elif kind == "trace" and attempt is not None:
             ask(attempt.folder.path, TraceRequest(int(entry["step"]), read_how(entry["how"])))
         elif kind == "up" and attempt is not None and attempt.started:
@@ -248,19 +250,6 @@ class Supervisor(threading.Thread):
         elif kind == "store" and attempt is not None:
             attempt.store = Store(host=entry["host"], port=int(entry["port"]))
 
-    def _drop(self, run: int) -> None:
-        """Deletes the checkpoints of a run that was deleted; if ranks still read or write them, the controller will ask
-        again."""
-        if not any(attempt.command.touches(run) for attempt in self._live.values()):
-            checkpoints.drop(self._settings, run)
-            self._relay.tell("dropped", {"run": run})
-
-    def _drop_text(self, sha256: str) -> None:
-        """Deletes the cached copy of a text that was deleted, unless ranks read it: it may have been uploaded again
-        since. If not, the controller will ask again."""
-        if not any(attempt.command.reads_text(sha256) for attempt in self._live.values()):
-            corpora.drop(self._settings, sha256)
-
     def _stop_or_forestall(self, number: int, reason: Stop, how: Ending) -> None:
         """Stops the attempt; one that never arrived is claimed, so that its late message starts nothing."""
         if attempt := self._live.get(number):
@@ -269,9 +258,9 @@ class Supervisor(threading.Thread):
             if reason == "fenced":
                 folder.settle()
             else:
-                self._end_unstarted(folder, how)
+                self._ends.end_unstarted(folder, how)
         elif reason == "fenced":
-            self._settle(number)
+            self._ends.settle(number)
 
     def _stop(self, attempt: Attempt, reason: Stop, how: Ending, grace: float = STOP_GRACE_S) -> None:
         """Stops the attempt. The first reason stays, but a fence overrides it: then nothing more is reported."""
@@ -301,28 +290,7 @@ class Supervisor(threading.Thread):
         for attempt in list(self._live.values()):
             self._stop(attempt, "interrupted", ending.INTERRUPTED, self._settings.save_s)
 
-    # Ends
-
     def _conclude(self, attempt: Attempt) -> None:
         none_left = end_processes(list(attempt.meta.processes.values()))
         del self._live[attempt.number]
-        if attempt.meta.stop == "fenced":
-            self._settle(attempt.number)
-            return
-        if attempt.launched is None:
-            self._relay.follow(attempt.folder, [])
-        publish_end(self._relay, attempt.folder, attempt.meta, attempt.how_it_ended(), none_left)
-
-    def _end_unstarted(self, folder: Folder, how: Ending) -> None:
-        """Ends an attempt of which nothing was started here."""
-        self.roll.add(folder, [])
-        self._relay.follow(folder, [])
-        publish_end(self._relay, folder, folder.load(), how, none_left=True)
-
-    def _settle(self, number: int) -> None:
-        """Empties the folder after the relay has let go of it, in the relay's thread, which is then the only one to
-        write there."""
-        folder = Folder(self._settings.attempts / str(number))
-        self.roll.remove(number)
-        if folder.path.exists():
-            self._relay.forget(number, folder.settle)
+        self._ends.conclude(attempt, none_left)
