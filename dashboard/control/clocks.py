@@ -7,6 +7,7 @@ unreachable broker, a backlog, or a stopped or restarted controller never look l
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable
 
 MOST_COUNTED_S = 1.0
 """The longest time between two reads that counts: in a longer one the controller was suspended and heard nothing."""
@@ -32,6 +33,14 @@ class Clocks:
         for attempt in attempts:
             self._attempts[attempt, worker] = 0.0
             self._listed.setdefault((attempt, worker), 0.0)
+
+    def expect(self, workers: Iterable[str]) -> None:
+        """Notes that an earlier controller heard these within the lease: they are alive, though not fresh, until they
+        were silent here for a lease."""
+        for worker in workers:
+            self._workers.setdefault(worker, 0.0)
+            self._still.setdefault(worker, frozenset())
+            self._beat_at.setdefault(worker, float("-inf"))
 
     def advance(self, seconds: float) -> None:
         counted = min(max(seconds, 0.0), MOST_COUNTED_S)
@@ -76,7 +85,7 @@ class Clocks:
         self._attempts |= {key: 0.0 for key in self._attempts if key[0] == attempt}
 
     def alive(self, lease: float) -> set[str]:
-        """Workers whose heartbeat was heard within the lease."""
+        """Workers whose heartbeat was heard within the lease, and those that are expected."""
         return {worker for worker in self._beat_at if self._workers[worker] <= lease}
 
     def fresh(self, limit_s: float) -> set[str]:

@@ -2,7 +2,8 @@
 
 A turn: read (at most 200 ms) -> one transaction -> acknowledge, send messages, announce -> sweeps, if there may be
 something to find; one that fails stops no other. Whatever fails is tried again from what the broker still holds and
-what the database says; apart from the clocks, the controller keeps no state that it could not lose.
+what the database says; apart from the clocks, the controller keeps no state that it could not lose. Those begin with
+the workers that the controller before this one had heard.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from dashboard.control import sweeps, wire
 from dashboard.control.changes import Changes
 from dashboard.control.clocks import Clocks
 from dashboard.control.dead_letters import stored_alone
-from dashboard.control.dispatch import ControlMessage, send_messages, send_start
+from dashboard.control.dispatch import Asked, ControlMessage, send_messages, send_start
 from dashboard.control.durability import sync_commits
 from dashboard.control.guard import Guard
 from dashboard.control.ingest import Ingest, applied
@@ -31,6 +32,7 @@ from dashboard.control.starter import Starter
 from dashboard.control.summary import store_summary, unsummarised
 from dashboard.control.wire import Entry, Reader
 from dashboard.fleet.listening import STAMP_EVERY_S, stamp
+from dashboard.fleet.selectors import reporting
 from dashboard.live.announce import publish
 from dashboard.runs.models import Attempt
 from dashboard.studies import fit_runs
@@ -50,7 +52,6 @@ sweep can find hardly anything that the clocks do not show."""
 FRESH_S = 1.5 * HEARTBEAT_S
 """Age of a worker's last heartbeat up to which runs are placed on it: one that is late may be dead. Until its lease is
 over, runs that belong there wait for it."""
-ASK_AGAIN_S = 1.0
 SYNC_EVERY_S = 1.0
 """Interval at which commits are synced to the disk: what a loss of power costs at most."""
 FAILURES = (redis.RedisError, BrokerError, DatabaseError, InterfaceError, OSError)
@@ -74,9 +75,10 @@ class Controller:
         self._resends: dict[int, int] = {}
         self._unsent: dict[int, Attempt] = {}
         self._to_summarise: set[int] | None = None  # None: ask the database first
+        self._succeeded = False
         self._listened_at: float | None = None
         self._last: dict[str, float] = {}
-        self._asked: dict[tuple[object, ...], float] = {}
+        self._asked = Asked()
         self._away = ""
         self._unsynced = False
         self._settled: dict[tuple[str, int], ControlMessage] = {}  # held back until their commits are on the disk
@@ -103,6 +105,7 @@ class Controller:
     def turn(self) -> None:
         """One turn of the loop. Raises one of FAILURES if the broker or the database is unreachable."""
         read = self._reader.read()
+        self._succeed()
         self._news |= self._changes.any()
         done = self._store(read.entries)
         self._news |= any(ingest.news for ingest in done)
@@ -123,6 +126,13 @@ class Controller:
         if self._away:
             log.warning("the broker and the database answer again")
             self._away = ""
+
+    def _succeed(self) -> None:
+        """Expects, once, the workers that the controller before this one had heard, so that runs that belong there wait
+        for their next heartbeat. Comes before the first stamp, which would make them silent."""
+        if not self._succeeded:
+            self._clocks.expect(reporting().values_list("name", flat=True))
+            self._succeeded = True
 
     def _recover(self, error: Exception) -> None:
         if str(error) != self._away:  # retried all the time: logged once
@@ -165,7 +175,7 @@ class Controller:
         for ingest in done:
             for (run, study), what in ingest.topics.items():
                 publish(run, study, what)
-        send_messages(self._redis, self._not_just_asked([one for one in messages if one[1]["kind"] != "settled"]))
+        send_messages(self._redis, self._asked.without_repeats(one for one in messages if one[1]["kind"] != "settled"))
 
     def _sync(self) -> None:
         """Syncs the commits. A disk that fails to may still take writes, so that costs no turn."""
@@ -245,20 +255,6 @@ class Controller:
             # What is not sent for another reason than the broker is sent again when its worker does not list it.
             self._guard.run("send start messages", partial(send_start, attempt))
             del self._unsent[pk]
-
-    def _not_just_asked(self, messages: list[ControlMessage]) -> list[ControlMessage]:
-        """Drops rewinds that were sent a moment ago: every batch after a gap would ask for the same bytes again."""
-        now = time.monotonic()
-        self._asked = {key: at for key, at in self._asked.items() if now - at < ASK_AGAIN_S}
-        out = []
-        for worker, entry in messages:
-            key = (worker, entry["attempt"], entry.get("rank"), entry.get("channel"), entry.get("offset"))
-            if entry["kind"] == "rewind":
-                if key in self._asked:
-                    continue
-                self._asked[key] = now
-            out.append((worker, entry))
-        return out
 
     def _note_ended(self, runs: set[int]) -> None:
         if runs and self._to_summarise is not None:

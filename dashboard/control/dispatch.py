@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterable
 from functools import lru_cache
 
@@ -14,6 +15,7 @@ from dashboard.runs.models import Attempt, Run
 from workers.contract import START_TASK, ControlEntry, ResumeFrom, StartMessage, control_stream, queue_of
 
 KEEP_ENTRIES = 1_000
+ASK_AGAIN_S = 1.0
 ControlMessage = tuple[str, ControlEntry]
 """(worker, entry)."""
 
@@ -27,6 +29,27 @@ def send_messages(client: redis.Redis, messages: Iterable[ControlMessage]) -> No
         for worker, body in unique:
             pipe.xadd(control_stream(worker), {"body": body}, maxlen=KEEP_ENTRIES, approximate=True)
         pipe.execute()
+
+
+class Asked:
+    """The rewinds that were sent a moment ago: every batch after a gap would ask for the same bytes again."""
+
+    def __init__(self) -> None:
+        self._at: dict[tuple[object, ...], float] = {}
+
+    def without_repeats(self, messages: Iterable[ControlMessage]) -> list[ControlMessage]:
+        """The messages but for rewinds equal to one of the last ASK_AGAIN_S seconds."""
+        now = time.monotonic()
+        self._at = {key: at for key, at in self._at.items() if now - at < ASK_AGAIN_S}
+        out = []
+        for worker, entry in messages:
+            key = (worker, entry["attempt"], entry.get("rank"), entry.get("channel"), entry.get("offset"))
+            if entry["kind"] == "rewind":
+                if key in self._at:
+                    continue
+                self._at[key] = now
+            out.append((worker, entry))
+        return out
 
 
 @lru_cache(maxsize=2)

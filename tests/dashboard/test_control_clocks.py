@@ -60,6 +60,18 @@ def test_only_workers_that_beat_are_alive() -> None:
     assert clocks.alive(1.0) == set()
 
 
+def test_who_was_heard_before_is_alive_for_a_lease_but_not_fresh() -> None:
+    clocks = Clocks()
+    clocks.heard("new", set())
+    clocks.expect(["a", "new"])
+    assert (clocks.alive(1.0), clocks.fresh(60), clocks.still(1.0)) == ({"a", "new"}, {"new"}, {})
+    assert clocks.watch("a", 1) == (0.0, 0.0)
+    clocks.advance(0.8)
+    clocks.heard("new", set())
+    clocks.advance(0.8)
+    assert clocks.alive(1.0) == {"new"}
+
+
 def test_a_heartbeat_that_was_read_late_is_not_fresh() -> None:
     clocks = Clocks()
     clocks.heard("late", set(), 5.0)

@@ -5,6 +5,7 @@ for.
 from __future__ import annotations
 
 import time
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -20,6 +21,7 @@ from dashboard.studies.models import Study
 from tests.dashboard import factory
 from tests.dashboard.fake_worker import Peer
 from tests.dashboard.test_control import SHORT_LEASE, started, state_of, submit, until
+from workers.contract import LEASE_S
 
 pytestmark = pytest.mark.django_db
 
@@ -100,6 +102,35 @@ def test_a_host_whose_heartbeat_is_late_is_waited_for(two_hosts: None, alice: An
     assert sweeps.place_queued({"yard-a", "yard-b"}, {"yard-b"}) == []
     assert [one.run_id for one in sweeps.place_queued({"yard-b"}, {"yard-b"})] == [small.pk], "its lease is over"
     assert state_of(wide) == State.QUEUED
+
+
+def test_a_restarted_controller_leaves_a_study_on_its_host(redis_url: str, peer: Peer, alice: Any) -> None:
+    """Until that host has sent its next heartbeat, its devices are waited for, though another host has free ones."""
+    study, other = Study.objects.create(name="s", owner=alice), Peer(redis_url, name="yard-b")
+    before = Controller()
+    first = submit(alice, study=study, exclusive=True)
+    attempt = started(peer, before, first)
+    peer.ended(attempt.pk)
+    until(before, lambda: state_of(first) == State.SUCCEEDED)
+    second = submit(alice, study=study, position=1, exclusive=True)
+    after = Controller()
+    for _ in range(2):
+        other.beat()
+        after.turn()
+    assert (state_of(second), after._alive, after._fresh) == (State.QUEUED, {"yard-a", "yard-b"}, {"yard-b"})
+    peer.beat()
+    until(after, lambda: state_of(second) == State.STARTING)
+    assert second.attempts.get().worker.name == "yard-a"
+
+
+def test_a_restarted_controller_expects_nobody_who_was_silent_before(redis_url: str, peer: Peer, alice: Any) -> None:
+    before = Controller()
+    peer.beat()
+    before.turn()
+    Worker.objects.update(heartbeat_at=timezone.now() - timedelta(seconds=2 * LEASE_S))
+    after = Controller()
+    after.turn()
+    assert after._alive == set()
 
 
 def test_heartbeats_of_a_backlog_are_as_old_as_they_are(peer: Peer, controller: Controller, alice: Any) -> None:
