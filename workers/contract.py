@@ -24,6 +24,7 @@ Nothing here imports Django, Celery or Redis, because both sides import this fil
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Literal, NotRequired
 
 from typing_extensions import TypedDict  # before Python 3.12, pydantic accepts no other TypedDict
@@ -46,6 +47,9 @@ STOP_LIMIT_S = 7.0
 """The longest time for which ranks that were told to end may still hold their devices; the next attempt there waits."""
 MOST_TEXTS = 64
 """How many texts of its cache a worker names in one heartbeat."""
+Task = Literal["", "generate", "links"]
+TASKS: tuple[Task, ...] = ("generate", "links")
+"""What this version can do instead of training: generate text, time messages between two hosts."""
 MAX_LOG_BYTES = 20 * 1024 * 1024
 MAX_BATCH_BYTES = 256 * 1024
 
@@ -56,6 +60,13 @@ def queue_of(worker: str) -> str:
 
 def control_stream(worker: str) -> str:
     return f"trainyard:control:{worker}"
+
+
+def task_of(task: Mapping[str, Any] | None) -> Task:
+    """Which of TASKS the `task` of a StartMessage is; '' = the run trains."""
+    if not task:
+        return ""
+    return "links" if "links" in task else "generate"
 
 
 class Node(TypedDict):
@@ -121,6 +132,9 @@ class HeartbeatBody(TypedDict):
     there."""
     across_hosts: NotRequired[bool]
     """Whether it can have a part of a run over several hosts; True where absent."""
+    tasks: NotRequired[list[str]]
+    """What it can do instead of training (TASKS); absent from workers of a version that ignores a message's `task`, and
+    would train."""
     leaving: NotRequired[bool]
     """It shuts down in an orderly way and takes no more runs. Sent before its attempts end, so that none is placed here
     again."""

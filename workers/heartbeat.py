@@ -14,7 +14,7 @@ from parallel_core.version import version
 from workers import devices
 from workers.address import Address
 from workers.cached_texts import CachedTexts
-from workers.contract import HEARTBEAT_S, Device, HeartbeatBody
+from workers.contract import HEARTBEAT_S, TASKS, Device, HeartbeatBody
 from workers.disk import Disk
 from workers.outage import AWAY
 from workers.settings import Settings
@@ -102,6 +102,7 @@ class Heartbeat(threading.Thread):
             attempts=self._supervisor.roll.progress(),
             shared_checkpoints=self._settings.shared_checkpoints is not None,
             across_hosts=self._settings.across_hosts,
+            tasks=list(TASKS),
             leaving=self._going.is_set(),
             texts=self._texts.shown,
             profiles=self._supervisor.between.profiles,

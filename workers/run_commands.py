@@ -14,7 +14,7 @@ from parallel_core.generation_request import read_request
 from parallel_core.launch import GenerationRequest
 from parallel_core.spec import RunSpec, field_errors
 from workers.checkpoints import Beginning, begin
-from workers.contract import Device, Node, StartMessage
+from workers.contract import Device, Node, StartMessage, task_of
 from workers.settings import Settings
 
 _MESSAGE = TypeAdapter(StartMessage)
@@ -99,7 +99,7 @@ def read_command(raw: Any, worker: str, devices: Sequence[Device]) -> RunCommand
     mine = [node for node in message["nodes"] if node["worker"] == worker]
     if len(mine) != 1:
         raise Refused(f"The attempt was not placed on worker {worker}.")
-    links = "links" in (message.get("task") or {})
+    links = task_of(message.get("task")) == "links"
     command = RunCommand(message, spec, mine[0], request=None if links else _request(message, spec), links=links)
     if links:
         _check_pair(message)

@@ -31,6 +31,7 @@ def keep_beat(entry: Entry, body: Mapping[str, Any]) -> tuple[Worker, bool]:
         "disk_free": body.get("disk_free"),
         "shared_checkpoints": bool(body.get("shared_checkpoints")),
         "across_hosts": bool(body.get("across_hosts", True)),
+        "tasks": [str(task) for task in body.get("tasks") or ()],
         "leaving": bool(body.get("leaving")),
         "refused": str(body.get("refused") or "")[:MAX_CHARACTERS],
         "heartbeat_at": datetime.fromtimestamp(entry.at, UTC),
@@ -64,4 +65,5 @@ def _clash(worker: Worker, entry: Entry) -> dict[str, Any]:
 def _placement_facts(worker: Worker) -> tuple[object, ...]:
     """What about a worker decides which runs can be placed there."""
     where = (worker.host, worker.boot, worker.leaving, worker.clashes)
-    return (*where, devices_of(worker), worker.shared_checkpoints, worker.across_hosts, worker.token_files)
+    able = (worker.shared_checkpoints, worker.across_hosts, worker.token_files, worker.tasks)
+    return (*where, devices_of(worker), *able)

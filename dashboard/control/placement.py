@@ -4,7 +4,8 @@ Rules: oldest first; all devices of a run at once or none; on one host where any
 of those that other hosts reach; never on a host that drains, leaves or is silent, and on one with a requested profile
 only where no other is free. An `exclusive` run needs idle hosts as a whole and blocks them. A run that has to wait
 reserves the hosts it waits for, so that later, smaller runs cannot starve it. Exclusive runs of one study go one after
-another, on the same host while that is connected, because they are meant to be compared.
+another, on the same host while that is connected, because they are meant to be compared; one that no open host can take
+waits alone.
 """
 
 from __future__ import annotations
@@ -27,7 +28,12 @@ class Wait(Enum):
     RESERVED = "reserved"  # an older run waits for the host
     CHECKPOINT = "checkpoint"  # the host that has the checkpoint it begins from, or its token file, is away or draining
     AWAY = "away"  # one of the hosts that the run measures is away, draining or not for runs over several hosts
+    UNABLE = "unable"  # its hosts have the devices, but too few of them know its task
     SIBLING = "sibling"  # a run of the same study is active or ahead
+
+
+UNTAKEN = (Wait.TOO_LARGE, Wait.CHECKPOINT, Wait.AWAY, Wait.UNABLE)
+"""Reasons to wait that no end of another run removes: only another host, or the change of one, does."""
 
 
 @dataclass(frozen=True)
@@ -41,6 +47,7 @@ class Request:
     - `hosts`: how many hosts to spread it over evenly; 0 = as few as it takes.
     - `alone`: never over several hosts.
     - `unit`: ranks that should stay on one host (a tensor group).
+    - `task`: what it does instead of training (one of workers.contract.TASKS); '' = it trains.
     """
 
     run: int
@@ -55,13 +62,14 @@ class Request:
     over: tuple[str, ...] = ()
     unit: int = 1
     among: tuple[str, ...] = ()
+    task: str = ""
 
 
 @dataclass(frozen=True)
 class Host:
     """A worker: its device indices by kind, all and free. `open`: neither draining, leaving nor silent. `profiles`: a
     profile was requested there, for whose end a run sent later waits. `across`: it may have a part of a run over
-    several hosts."""
+    several hosts. `tasks`: what it can do instead of training."""
 
     name: str
     devices: dict[str, tuple[int, ...]]
@@ -70,12 +78,16 @@ class Host:
     open: bool = True
     profiles: bool = False
     across: bool = True
+    tasks: tuple[str, ...] = ()
 
     def count(self, kind: str) -> int:
         return len(self.devices.get(kind, ()))
 
     def left(self, kind: str) -> int:
         return len(self.free.get(kind, ()))
+
+    def knows(self, task: str) -> bool:
+        return not task or task in self.tasks
 
     @property
     def idle(self) -> bool:
@@ -117,18 +129,18 @@ def plan(queue: Iterable[Request], hosts: Iterable[Host], studies_active: Iterab
     busy_studies = set(studies_active)
     result = Plan()
     for request in queue:
-        if request.study is not None and request.study in busy_studies:
-            result.waits[request.run] = (Wait.SIBLING, ())
-            continue
         why, counts = _find(request, by_name, reserved)
+        if request.study is not None and why not in UNTAKEN:
+            if request.study in busy_studies:
+                result.waits[request.run] = (Wait.SIBLING, ())
+                continue
+            busy_studies.add(request.study)  # also when it waits: its younger siblings keep their order
         if why is None:
             result.placed.append((request, _give(request, by_name, counts)))
         else:
             result.waits[request.run] = (why, tuple(counts))
-            if why is not Wait.RESERVED:
-                reserved.update(name for name in counts if name in by_name)
-        if request.study is not None:
-            busy_studies.add(request.study)  # also when it waits: its younger siblings keep their order
+            if why not in (*UNTAKEN, Wait.RESERVED):
+                reserved.update(counts)
     return result
 
 
@@ -145,6 +157,22 @@ def _find(request: Request, hosts: dict[str, Host], reserved: set[str]) -> tuple
         usable = [host for host in usable if host.name in request.among and host.across]
         if away := set(request.among) - {host.name for host in usable}:
             return Wait.AWAY, dict.fromkeys(sorted(away), 1)
+    return _find_able(request, usable, reserved)
+
+
+def _find_able(request: Request, usable: list[Host], reserved: set[str]) -> tuple[Wait | None, Counts]:
+    """Looks among the hosts that know the run's task; the others are named if they are what is missing."""
+    able = [host for host in usable if host.knows(request.task)]
+    unable = {host.name: 1 for host in usable if host not in able and host.count(request.kind)}
+    if unable and request.among:
+        return Wait.UNABLE, unable
+    why, counts = _find_devices(request, able, reserved)
+    if unable and why is Wait.TOO_LARGE and _find_devices(request, usable, reserved)[0] is not Wait.TOO_LARGE:
+        return Wait.UNABLE, unable
+    return why, counts
+
+
+def _find_devices(request: Request, usable: list[Host], reserved: set[str]) -> tuple[Wait | None, Counts]:
     if request.hosts < 2:
         capable = [host for host in usable if host.count(request.kind) >= request.devices]
         if capable:

@@ -30,6 +30,8 @@ class Worker(models.Model):
     """Whether its checkpoints are in a folder that other hosts also have."""
     across_hosts = models.BooleanField(default=True)
     """Whether other hosts reach it, so that it can have a part of a run over several hosts."""
+    tasks = models.JSONField(default=list, blank=True)
+    """What it can do instead of training (workers.contract.TASKS); [] also of a version that does not say so."""
     calibration = models.JSONField(default=dict, blank=True)
     draining = models.BooleanField(default=False)
     leaving = models.BooleanField(default=False)

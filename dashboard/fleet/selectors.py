@@ -116,7 +116,8 @@ class FleetSnapshot:
         for worker in self.every:
             have = devices_of(worker)
             is_open = worker in self.reporting and worker.in_service
-            out.append(Host(worker.name, have, have, open=is_open, across=worker.across_hosts))
+            across, tasks = worker.across_hosts, tuple(worker.tasks)
+            out.append(Host(worker.name, have, have, open=is_open, across=across, tasks=tasks))
         return out
 
 
@@ -174,8 +175,8 @@ def hosts(alive: Collection[str] | None = None, fresh: Collection[str] | None = 
             kind: tuple(i for i in ids if gives and (worker.name, kind, i) not in held) for kind, ids in every.items()
         }
         is_open = there and worker.in_service
-        profiles, across = worker.pk in profile, worker.across_hosts
-        out.append(Host(worker.name, every, free, worker.name in exclusive, is_open, profiles, across))
+        profiles, across, tasks = worker.pk in profile, worker.across_hosts, tuple(worker.tasks)
+        out.append(Host(worker.name, every, free, worker.name in exclusive, is_open, profiles, across, tasks))
     return out
 
 

@@ -1,16 +1,24 @@
-"""What the devices of a host are called on pages, and which hosts are only for runs on one host."""
+"""What the devices of a host are called on pages, and which hosts cannot have any run, in words."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from parallel_core.analysis.quantities import listed_text
 
 WORDS = {"cpu": "CPU device", "cuda": "GPU"}
 """Kind of device -> its name, in the singular."""
+DOES = {"generate": "generate text", "links": "time messages between hosts"}
+"""Task (workers.contract.TASKS) -> what a worker does that has it."""
 
 
 def apart_text(names: Sequence[str]) -> str:
     """A sentence, after a space, that these workers have no part of runs over several hosts; '' without names."""
     takes = "takes" if len(names) == 1 else "take"
     return f" {listed_text(names)} {takes} no part in runs over several hosts." if names else ""
+
+
+def unable_text(workers: Iterable[tuple[str, str]], task: str) -> str:
+    """A clause that these workers, (name, version) each, are too old for the task."""
+    runs = listed_text([f"{name} runs version {version or 'unknown'}" for name, version in workers])
+    return f"{runs}, which cannot {DOES[task]}"

@@ -12,8 +12,9 @@ from dashboard.fleet.listening import away_for
 from dashboard.fleet.selectors import hosts, kind_of
 from dashboard.fleet.words import WORDS, apart_text
 from dashboard.runs.models import Attempt, Checkpoint, Run, State
-from dashboard.runs.spreading import Files, Holder, why_alone
+from dashboard.runs.spreading import Files, Holder, too_old, why_alone
 from parallel_core.analysis.quantities import listed_text
+from workers.contract import task_of
 
 PLANNED = 200
 """How many runs at the front of the queue are planned: a plan of thousands would delay every page that asks."""
@@ -69,6 +70,7 @@ def requests(runs: list[Run]) -> list[Request]:
             unit=run.spec.get("parallel", {}).get("tp") or 1,
             needs=files.needed(run.spec, begins[run.pk]),
             among=tuple(run.between),
+            task=task_of(run.task),
         )
         for run, prefer in zip(runs, _preferences(runs), strict=True)
     ]
@@ -145,6 +147,8 @@ def _planned(runs: list[Run]) -> dict[int, Waiting]:
             full = active.get(run.study_id or 0, ())
         if why in (Wait.CHECKPOINT, Wait.AWAY):
             sentence = _for_absent(run, why, names, awaited)
+        elif why is Wait.UNABLE:
+            sentence = too_old(names, task_of(run.task))
         else:
             sentence = _sentence(run, why, awaited, fleet)
         out[run.pk] = Waiting(sentence + more, ahead, full)

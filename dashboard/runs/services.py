@@ -22,7 +22,7 @@ from parallel_core.analysis.quantities import sentence_text
 from parallel_core.faults import sentences
 from parallel_core.plan.strategy import label
 from parallel_core.spec import RunSpec, field_errors
-from workers.contract import ResumeFrom
+from workers.contract import ResumeFrom, task_of
 
 MAX_TAGS = 20
 MAX_TAG = 40
@@ -144,7 +144,7 @@ def _checked(owner: Any, request: RunRequest) -> Run:
 def _of_spec(spec: RunSpec, task: dict[str, Any] | None) -> dict[str, Any]:
     """The fields of the row that follow from spec and task."""
     return {
-        "label": label(spec) if not task else "Links" if "links" in task else "Generate",
+        "label": task_of(task).capitalize() or label(spec),
         "task": task or {},
         "spec": spec.model_dump(mode="json"),
         "devices": spec.parallel.world,

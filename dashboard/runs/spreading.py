@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
-from dashboard.control.placement import Request, plan
+from dashboard.control.placement import Request, Wait, plan
 from dashboard.fleet.models import Worker
 from dashboard.fleet.selectors import FleetSnapshot
-from dashboard.fleet.words import apart_text
+from dashboard.fleet.words import apart_text, unable_text
 from dashboard.runs.models import Attempt, Checkpoint, Run
 from parallel_core.analysis.quantities import listed_text, plural_text
 from parallel_core.spec import RunSpec
@@ -173,13 +173,23 @@ def expected(request: Request, fleet: FleetSnapshot | None = None) -> list[str]:
 
 def waits_for(request: Request, fleet: FleetSnapshot) -> str:
     """Which workers a run would wait for even if nothing else ran, as a sentence; '' if it could start, or never."""
-    if plan([request], fleet.idle()).placed:
+    found = plan([request], fleet.idle())
+    if found.placed:
         return ""
     if not fleet.every:
         return "No worker has reported yet."
+    why, names = found.waits[request.run]
+    if why is Wait.UNABLE:
+        return too_old(names, request.task)
     could = [worker for worker in fleet.every if _could(worker, request)]
     said = listed_text([f"{worker.name} is {state}" for worker in could if (state := _state(worker, fleet))])
     return f"Too few such devices take runs now: {said}." if said else ""
+
+
+def too_old(names: Sequence[str], task: str) -> str:
+    """A sentence that these workers, which have the devices, are of a version without the task."""
+    versions = Worker.objects.filter(name__in=names).values_list("name", "version")
+    return f"Needs a newer worker: {unable_text(versions, task)}."
 
 
 def _could(worker: Worker, request: Request) -> bool:

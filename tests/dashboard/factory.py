@@ -29,6 +29,7 @@ from parallel_core.schedule import build
 from parallel_core.schedule.ir import RECVS, SENDS, Kind
 from parallel_core.spec import RunSpec
 from tests.parallel_core.tables import table
+from workers.contract import TASKS
 
 BASE: dict[str, Any] = {
     "model": {"layers": 4, "hidden": 64, "heads": 4, "seq": 32},
@@ -69,7 +70,8 @@ def worker(name: str = "yard-a", devices: int = 2) -> Worker:
         {"index": i, "kind": "cpu", "name": f"core {i}", "memory_total": 4 << 30, "memory_used": 1 << 30, "load": 0.1}
         for i in range(devices)
     ]
-    defaults = {"host": "localhost", "boot": "b1", "devices": listed, "heartbeat_at": timezone.now()}
+    lists = {"devices": listed, "tasks": list(TASKS)}
+    defaults = {"host": "localhost", "boot": "b1", "heartbeat_at": timezone.now(), **lists}
     return Worker.objects.get_or_create(name=name, defaults=defaults)[0]
 
 

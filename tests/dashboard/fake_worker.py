@@ -15,7 +15,7 @@ from parallel_core.analysis.step_waits import StepWaits
 from parallel_core.observe.records import POINT, SPAN, STEP_SUM, WAIT, encode
 from parallel_core.schedule.ir import Kind
 from parallel_core.spec import RunSpec
-from workers.contract import EVENTS, Channel, ControlEntry, control_stream, queue_of
+from workers.contract import EVENTS, TASKS, Channel, ControlEntry, control_stream, queue_of
 
 
 def spec(**parallel: Any) -> dict[str, Any]:
@@ -81,7 +81,8 @@ class Peer:
         ]
         live = {str(pk): {"0": {"step": step, "op": "0F1", "age": 0.1}} for pk in attempts}
         about = {"host": "host-a", "version": "1", "time": 0.0, "load": 0.1, "memory_total": 1, "memory_available": 1}
-        self.say("heartbeat", {**about, "devices": devices, "attempts": live, **more}, age=age)
+        lists = {"devices": devices, "attempts": live, "tasks": list(TASKS)}
+        self.say("heartbeat", {**about, **lists, **more}, age=age)
 
     def running(self, attempt: int) -> None:
         self.say("attempt", {"attempt": attempt, "state": "running"})

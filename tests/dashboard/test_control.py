@@ -18,7 +18,7 @@ from dashboard.control.controller import Controller
 from dashboard.control.ingest import UP_LIMIT
 from dashboard.fleet.models import Worker
 from dashboard.fleet.services import drain, enable
-from dashboard.runs import services
+from dashboard.runs import queue, services
 from dashboard.runs.models import Attempt, Run, State
 from tests.dashboard.fake_worker import Peer, points_frame, spec
 from workers.contract import LEASE_S
@@ -129,6 +129,21 @@ def test_two_workers_of_one_name_get_nothing_new_until_one_is_gone(
     Worker.objects.update(clashed_at=timezone.now() - timedelta(seconds=2 * LEASE_S))
     until(controller, lambda: bool(peer.tasks()), each=other.beat)
     assert state_of(run) == State.STARTING
+
+
+def test_a_worker_that_announces_no_task_gets_runs_that_train_alone(
+    peer: Peer, controller: Controller, alice: Any
+) -> None:
+    """A worker of an old version would train instead."""
+    run, other = submit(alice), submit(alice)
+    Run.objects.filter(pk=run.pk).update(task={"prompt": [1]})
+    peer.beat(tasks=None, version="0.0.1")
+    until(controller, lambda: state_of(other) == State.STARTING)
+    assert state_of(run) == State.QUEUED
+    said = "Needs a newer worker: yard-a runs version 0.0.1, which cannot generate text."
+    assert queue.waiting(run).sentence == said
+    peer.beat()
+    until(controller, lambda: state_of(run) == State.STARTING)
 
 
 def test_drained_workers_get_nothing_new(peer: Peer, controller: Controller, alice: Any, admin: Any) -> None:

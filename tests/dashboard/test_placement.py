@@ -149,6 +149,61 @@ def test_exclusive_runs_of_a_study_go_one_after_another_over_all_hosts() -> None
     assert plan(queue, [host("a"), host("b")], studies_active=[7]).placed == []
 
 
+def test_a_run_that_no_host_can_take_does_not_hold_up_its_study() -> None:
+    """It waits alone, also while a sibling runs, and goes in its turn once a host has the devices."""
+    queue = [ask(1, 3, exclusive=True, study=7, alone=True), ask(2, 2, exclusive=True, study=7)]
+    small, large = host("small"), host("large", 4)
+    result = plan(queue, [small])
+    assert set(placed(result)) == {2} and result.waits == {1: (Wait.TOO_LARGE, ())}
+    busy = plan(queue, [small], studies_active=[7])
+    assert busy.waits == {1: (Wait.TOO_LARGE, ()), 2: (Wait.SIBLING, ())}
+    assert plan(queue, [small, large], studies_active=[7]).waits == {1: (Wait.SIBLING, ()), 2: (Wait.SIBLING, ())}
+    result = plan(queue, [small, large])
+    assert placed(result)[1][0].host == "large" and result.waits == {2: (Wait.SIBLING, ())}
+
+
+def test_a_run_whose_checkpoint_is_away_does_not_hold_up_its_study() -> None:
+    queue = [ask(1, exclusive=True, study=7, needs=("b",)), ask(2, exclusive=True, study=7)]
+    result = plan(queue, [host("a"), host("b", open=False)])
+    assert set(placed(result)) == {2} and result.waits == {1: (Wait.CHECKPOINT, ("b",))}
+
+
+def test_a_run_of_a_study_that_only_waits_for_its_host_keeps_its_turn() -> None:
+    queue = [ask(1, exclusive=True, study=7), ask(2, exclusive=True, study=7)]
+    assert plan(queue, [host("a", free=1)]).waits == {1: (Wait.WHOLE_HOST, ("a",)), 2: (Wait.SIBLING, ())}
+
+
+def test_a_task_goes_only_to_hosts_that_announced_it() -> None:
+    request, old, new = ask(1, task="generate"), host("a"), host("b", tasks=("generate",))
+    assert [share.host for share in placed(plan([request], [old, new]))[1]] == ["b"]
+    assert plan([request], [old, host("b", free=0, tasks=("generate",))]).waits == {1: (Wait.BUSY, ("b",))}
+    result = plan([request, ask(2, 2)], [old])
+    assert result.waits == {1: (Wait.UNABLE, ("a",))} and set(placed(result)) == {2}, "it reserves no host"
+    assert plan([ask(1, task="links")], [new]).waits == {1: (Wait.UNABLE, ("b",))}
+
+
+def test_old_hosts_are_named_only_where_they_are_what_is_missing() -> None:
+    old, new = host("a", 2), host("b", 2, tasks=("generate",))
+    assert plan([ask(1, 4, task="generate")], [old, new]).waits == {1: (Wait.UNABLE, ("a",))}
+    assert plan([ask(1, 5, task="generate")], [old, new]).waits == {1: (Wait.TOO_LARGE, ())}
+    assert plan([Request(1, 1, "cuda", task="generate")], [old]).waits == {1: (Wait.TOO_LARGE, ())}
+    assert plan([ask(1, task="generate", needs=("c",))], [old]).waits == {1: (Wait.CHECKPOINT, ("c",))}
+
+
+def test_each_host_that_a_run_measures_must_know_the_task() -> None:
+    about = ask(1, 2, among=("a", "b"), hosts=2, exclusive=True, task="links")
+    able = host("a", tasks=("links",))
+    assert plan([about], [able, host("b")]).waits == {1: (Wait.UNABLE, ("b",))}
+    assert set(placed(plan([about], [able, host("b", tasks=("links",))]))) == {1}
+
+
+def test_hosts_that_a_run_cannot_have_are_not_kept_from_others() -> None:
+    """A worker that takes no part in runs over several hosts is open to all others."""
+    about, other = ask(1, 2, among=("a", "b"), hosts=2), ask(2)
+    result = plan([about, other], [host("a", across=False)])
+    assert result.waits == {1: (Wait.AWAY, ("a", "b"))} and set(placed(result)) == {2}
+
+
 def test_a_study_stays_on_its_host_while_it_is_open() -> None:
     request = ask(1, exclusive=True, study=7, prefer="b")
     assert placed(plan([request], [host("a"), host("b")]))[1][0].host == "b"

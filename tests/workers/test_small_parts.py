@@ -15,7 +15,7 @@ from tests.workers.harness import tiny
 from workers import devices
 from workers.address import Address, own_address
 from workers.calibration import Calibration
-from workers.contract import START_LIMIT_S, AttemptBody
+from workers.contract import START_LIMIT_S, AttemptBody, task_of
 from workers.devices import Devices, core_names, cpu_name
 from workers.disk import Disk
 from workers.folder import KEEP_S, Folder, Meta, unsettled
@@ -217,6 +217,18 @@ def test_a_host_that_others_cannot_reach_says_so_in_its_heartbeat(tmp_path: Path
         assert Worker(settings).heartbeat.body()["across_hosts"] is across
     with pytest.raises(ValueError, match="TRAINYARD_ACROSS_HOSTS='no' must be 0"):
         Settings.from_env(env | {"TRAINYARD_ACROSS_HOSTS": "no"})
+
+
+def test_a_worker_announces_what_it_can_do_instead_of_training(tmp_path: Path) -> None:
+    settings = Settings.from_env({"TRAINYARD_HOME": str(tmp_path)})
+    assert Worker(settings).heartbeat.body()["tasks"] == ["generate", "links"]
+
+
+@pytest.mark.parametrize(
+    ("task", "kind"), [(None, ""), ({}, ""), ({"links": ["a", "b"]}, "links"), ({"prompt": [1]}, "generate")]
+)
+def test_a_task_is_told_from_its_request(task: dict[str, Any] | None, kind: str) -> None:
+    assert task_of(task) == kind
 
 
 def over_two(**changes: Any) -> dict[str, Any]:
