@@ -22,7 +22,7 @@ def workers(request: HttpRequest) -> Any:
 
 def _worker(view: fleet.WorkerView) -> dict[str, Any]:
     worker = view.worker
-    about = ("name", "host", "version", "draining", "leaving", "across_hosts")
+    about = ("name", "host", "version", "draining", "leaving", "across_hosts", "tasks")
     names = (*about, "load", "memory_total", "memory_available", "disk_free")
     fields = ("index", "kind", "name", "memory_total", "memory_used", "load")
     devices = [

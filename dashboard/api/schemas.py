@@ -210,6 +210,19 @@ class StudyDetail(StudyOut):
     members: list[RunOut]
 
 
+class AgainIn(Schema):
+    model_config = ConfigDict(extra="forbid")
+    which: Literal["repeatable", "cancelled"] = Field(
+        default="repeatable", description="repeatable: those that were disturbed or cut off"
+    )
+
+
+class AgainOut(Schema):
+    queued: list[RunOut]
+    refused: dict[str, str] = Field(description="why not, of those that were left out, by name")
+    waits: dict[str, str] = Field(description="of those that no worker takes now, which ones they wait for, by name")
+
+
 class DeviceOut(Schema):
     index: int
     kind: str
@@ -233,6 +246,7 @@ class WorkerOut(Schema):
     memory_available: int
     disk_free: int | None = Field(description="bytes left where its checkpoints go")
     across_hosts: bool = Field(description="whether it takes part in runs over several hosts")
+    tasks: list[str] = Field(description="what it can do instead of training: generate, links")
     devices: list[DeviceOut]
     runs: list[int]
 

@@ -15,7 +15,7 @@ from dashboard.api.paging import LISTS, PageNumber, PerPage, page_of
 from dashboard.api.runs import clean, record
 from dashboard.runs.models import Run
 from dashboard.runs.selectors import Filters, list_runs
-from dashboard.studies import removal
+from dashboard.studies import removal, reruns
 from dashboard.studies.models import Study
 
 router = Router(tags=["studies"])
@@ -49,6 +49,20 @@ def get_study(request: HttpRequest, study_id: StudyId) -> Any:
         "settings": clean(study.settings),
         "members": [record(run) for run in runs],
     }
+    return {"data": data}
+
+
+@router.post(
+    "/{study_id}/again", auth=SUBMIT, response={200: s.Envelope[s.AgainOut], **s.refusals(400, 401, 403, 404, 413, 422)}
+)
+def run_again(request: HttpRequest, study_id: StudyId, payload: s.AgainIn) -> Any:
+    """Queues runs of a study once more, in their places; only for its owner and admins. Settings with a run under way
+    are left out."""
+    require_member(request)
+    refused: dict[str, str] = {}
+    study, which = get_object_or_404(Study, pk=study_id), reruns.WHICH[payload.which]
+    queued = reruns.run_again(study=study, user=request.user, which=which, refused=refused)
+    data = {"queued": [record(run) for run in queued], "refused": refused, "waits": reruns.waits(queued)}
     return {"data": data}
 
 

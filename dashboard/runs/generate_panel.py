@@ -8,6 +8,7 @@ from typing import Any
 from dashboard.runs import selectors
 from dashboard.runs.models import Run
 from dashboard.runs.panel import SHOWN_STAGES, Panel, row_of
+from dashboard.runs.submission import FleetCheck
 from parallel_core.analysis.quantities import bytes_text, percent_text, signed_percent_text
 from parallel_core.plan.generation import by_place, worst_place
 from parallel_core.plan.peak import RankMemory
@@ -17,13 +18,14 @@ from parallel_core.spec import RunSpec
 NAMES = {"params": "weights", "activations": "keys and values", "buffers": "layer at work"}
 
 
-def panel(spec: RunSpec, request: Mapping[str, Any], room: Room | None) -> Panel:
-    """The prediction compared with the room on a device, None if that is not known."""
-    stages = by_place(spec, request)
+def panel(spec: RunSpec, request: Mapping[str, Any], check: FleetCheck) -> Panel:
+    """The prediction compared with the room on a device, if that is known, and what the fleet says otherwise."""
+    stages, room = by_place(spec, request), check.offered.room
     worst, limit = max(stages, key=lambda stage: stage.total), room.usable if room else 0
     full = max(limit, worst.total)
     return Panel(
         memory=_sentence(worst, room),
+        waits=check.waits,
         fits=worst.total <= limit if limit else None,
         rows=[row_of(spec, stage, full, limit, NAMES) for stage in stages[:SHOWN_STAGES]],
         hidden=max(0, len(stages) - SHOWN_STAGES),

@@ -88,11 +88,11 @@ class GenerateForm(TextFields):
         except ValueError as error:
             return self._refused({"prompt": str(error)})
         found = read_request(request, spec)
-        alone, offered = generating.offered_to(spec, {"run": self.run.pk, "step": step})
-        errors = {**found.errors, **generating.crowded(spec, split, alone, offered)}
+        check = generating.fleet_check(spec, {"run": self.run.pk, "step": step})
+        errors = {**found.errors, **generating.crowded(split, check)}
         if found.request is None or errors:
             return self._refused(errors)
-        return generate_panel.panel(spec, found.request, offered.room)
+        return generate_panel.panel(spec, found.request, check)
 
     def _refused(self, errors: Mapping[str, str]) -> Panel:
         """A panel with the errors, each with the label of its field."""

@@ -14,7 +14,6 @@ from pydantic import ValidationError
 from dashboard.fleet.selectors import FleetSnapshot
 from dashboard.runs import generate_panel, resuming, selectors, services, submission
 from dashboard.runs.models import RankInfo, Run
-from dashboard.runs.spreading import Files
 from parallel_core import limits
 from parallel_core.analysis.generated import (
     Generated,
@@ -114,7 +113,7 @@ def submit(*, owner: Any, run: Run, step: int, request: Mapping[str, Any], split
         raise services.Invalid({"step": gone})
     spec = spec_of(run, split)
     found = read_request(request, spec)
-    errors = {**found.errors, **crowded(spec, split, *offered_to(spec, {"run": run.pk, "step": step}))}
+    errors = {**found.errors, **crowded(split, fleet_check(spec, {"run": run.pk, "step": step}))}
     if found.request is None or errors:
         raise services.Invalid(errors)
     start = text(found.request["prompt"], spec.model.vocab)
@@ -128,19 +127,15 @@ def submit(*, owner: Any, run: Run, step: int, request: Mapping[str, Any], split
     )
 
 
-def offered_to(spec: RunSpec, begins: ResumeFrom) -> tuple[str, submission.Capacity]:
-    """Returns (why all ranks must be on one host, '' if they need not be; what the workers that have the checkpoint
-    offer)."""
-    fleet = FleetSnapshot.now()
-    alone, _, offered = submission.offered_to(spec, fleet, Files.of(fleet), begins=begins)
-    return alone, offered
+def fleet_check(spec: RunSpec, begins: ResumeFrom) -> submission.FleetCheck:
+    """What the fleet says to a run that generates text from the checkpoint `begins`."""
+    return submission.fleet_check(spec, FleetSnapshot.now(), begins=begins, task="generate")
 
 
-def crowded(spec: RunSpec, split: Split, alone: str, offered: submission.Capacity) -> dict[str, str]:
-    """Why those workers cannot hold so many ranks, at the field with the largest degree; {} if they can."""
-    said = submission.fleet_errors(spec, offered, alone)
+def crowded(split: Split, check: submission.FleetCheck) -> dict[str, str]:
+    """Why no workers can hold so many ranks, at the field with the largest degree; {} if some can."""
     wide = max(Split._fields, key=lambda name: getattr(split, name))
-    return {wide: " ".join(said.values())} if said else {}
+    return {wide: " ".join(check.errors.values())} if check.errors else {}
 
 
 def spec_of(run: Run, split: Split) -> RunSpec:

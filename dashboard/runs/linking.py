@@ -8,6 +8,7 @@ from typing import Any
 
 from dashboard.fleet.models import Worker
 from dashboard.fleet.selectors import reporting
+from dashboard.fleet.words import unable_text
 from dashboard.ledger import models
 from dashboard.ledger.host_links import pair_of, pairs_of
 from dashboard.runs import services
@@ -53,6 +54,11 @@ def submit(*, owner: Any, first: str, second: str) -> Run:
         name: f"{given} takes no part in runs over several hosts (TRAINYARD_ACROSS_HOSTS=0 there); choose another."
         for name, given in (("first", first), ("second", second))
         if given in workers and not workers[given].across_hosts
+    }
+    errors |= {
+        name: f"{unable_text([(given, workers[given].version)], 'links')}; start it again with a newer one."
+        for name, given in (("first", first), ("second", second))
+        if given in workers and name not in errors and "links" not in workers[given].tasks
     }
     if not errors and first == second:
         errors["second"] = f"Links are timed between two hosts; {first} was chosen twice."

@@ -6,7 +6,7 @@ Form and API use the same checks; `services.submit` then queues what passed.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Required, TypedDict, Unpack
 
 from pydantic import ValidationError
@@ -18,6 +18,7 @@ from dashboard.fleet.words import WORDS, apart_text
 from dashboard.ledger import selectors as ledger
 from dashboard.ledger.selectors import Predicted
 from dashboard.runs import resuming, services
+from dashboard.runs.corpus_checks import corpus_errors
 from dashboard.runs.disk import short_of
 from dashboard.runs.models import Run
 from dashboard.runs.spreading import Files, asked, chosen, hosts_error, several, waits_for
@@ -27,7 +28,7 @@ from parallel_core.plan.memory import Feasibility, RankMemory, needed, verdict
 from parallel_core.plan.room import Room, room_of
 from parallel_core.plan.strategy import label
 from parallel_core.spec import ParallelSpec, RunSpec, field_errors
-from workers.contract import ResumeFrom
+from workers.contract import ResumeFrom, Task
 
 MAX_PREDICTED_RANKS = 4096
 """For more ranks no memory is predicted: no fleet has that many, which the panel says anyway."""
@@ -119,6 +120,39 @@ def capacity(
     return Capacity(kind, largest, max(largest, across), memory, len(devices) - len(mine), across, apart, readers)
 
 
+@dataclass(frozen=True)
+class FleetCheck:
+    """What the fleet says to a run before it is queued."""
+
+    alone: str
+    """Why all its ranks must be on one host, as a clause; '' if they need not be."""
+    asks: Request
+    offered: Capacity
+    errors: dict[str, str]
+    """Why no worker that reports could ever take it, by field; then it is not queued."""
+    waits: str
+    """Which workers it would wait for if nothing else were in the queue, or that the controller is away; '' if it could
+    start, or never."""
+
+
+def fleet_check(
+    spec: RunSpec,
+    fleet: FleetSnapshot,
+    *,
+    begins: ResumeFrom | None = None,
+    host_count: int = 0,
+    task: Task = "",
+) -> FleetCheck:
+    """`begins`: the checkpoint it begins from; `host_count`: as in `assess`; `task`: what it does instead of
+    training."""
+    alone, asks, offered = offered_to(spec, fleet, Files.of(fleet), begins=begins, host_count=host_count)
+    asks = replace(asks, task=task)
+    spread = hosts_error(host_count, asks.devices, asks.kind, WORDS[asks.kind], alone, asks.over)
+    errors = {"hosts": spread} if spread else fleet_errors(spec, offered, alone)  # the second would repeat the first
+    waits = "" if errors else away_sentence() or waits_for(asks, fleet)
+    return FleetCheck(alone, asks, offered, errors, waits)
+
+
 def offered_to(
     spec: RunSpec, fleet: FleetSnapshot, files: Files, *, begins: ResumeFrom | None = None, host_count: int = 0
 ) -> tuple[str, Request, Capacity]:
@@ -138,10 +172,9 @@ def assess(spec: dict[str, Any], resume_from: ResumeFrom | None = None, host_cou
     except ValidationError as error:
         return Assessment(errors=field_errors(error))
     fleet = FleetSnapshot.now()
-    alone, asks, offered = offered_to(parsed, fleet, Files.of(fleet), begins=resume_from, host_count=host_count)
-    spread = hosts_error(host_count, asks.devices, asks.kind, WORDS[asks.kind], alone, asks.over)
-    errors = {"hosts": spread} if spread else fleet_errors(parsed, offered, alone)  # the second would repeat the first
-    errors |= corpus_errors(parsed)
+    check = fleet_check(parsed, fleet, begins=resume_from, host_count=host_count)
+    alone, asks, offered = check.alone, check.asks, check.offered
+    errors = check.errors | corpus_errors(parsed)
     if resume_from is not None:
         errors |= resuming.check(parsed, resume_from)
     if parsed.parallel.world > MAX_PREDICTED_RANKS:
@@ -150,7 +183,7 @@ def assess(spec: dict[str, Any], resume_from: ResumeFrom | None = None, host_cou
     room = room_of(offered.room, parsed.trace.memory_cap)
     limit = room.usable if room else 0
     wrong = found.sentence if found.fits is False else ""
-    workers, waits = chosen(asks, fleet), "" if errors else away_sentence() or waits_for(asks, fleet)
+    workers, waits = chosen(asks, fleet), "" if errors else check.waits
     said, record, where = ledger.predicted(parsed, workers), ledger.time_record().sentence(), several(workers)
     doubt = "" if errors else resuming.doubt(resume_from)
     disk = short_of(parsed, fleet.among(asks.needs))
@@ -254,44 +287,3 @@ def ranks_text(split: ParallelSpec) -> str:
         return f"{' + '.join(map(str, split.copies))} replicas of the stages{wide}"
     degrees = ((split.dp, "replica"), (split.tp, "tensor rank"), (split.pp, "pipeline stage"))
     return " × ".join(plural_text(degree, word) for degree, word in degrees if degree > 1) or "1 rank"
-
-
-def corpus_errors(spec: RunSpec) -> dict[str, str]:
-    """Error by field if the corpus does not exist, or is too short for one sample."""
-    kind, _, sha256 = spec.train.corpus.partition(":")
-    if kind == "tokens":
-        return _token_file_errors(spec, sha256)
-    if kind != "blob":
-        return {}
-    size = services.uploaded_size(sha256)
-    if size is None:
-        return {"train.corpus": services.NO_SUCH_CORPUS}
-    if size <= spec.model.seq:
-        return {
-            "train.corpus": f"The corpus has {size} bytes: too short for one sample of {spec.model.seq} + 1 tokens."
-        }
-    return {}
-
-
-def _token_file_errors(spec: RunSpec, name: str) -> dict[str, str]:
-    """Error by field if no reporting worker has the token file, its vocabulary is larger, or it is too short.
-
-    {} while no worker reports.
-    """
-    fleet = FleetSnapshot.now()
-    workers, readers = fleet.reporting, Files.of(fleet).readers(spec.model_dump(mode="json"))
-    have = [file for worker in workers if worker.name in readers for file in worker.token_files]
-    found = next((file for file in have if file["name"] == name), None)
-    if not workers:
-        return {}
-    if found is None:
-        have = sorted({file["name"] for worker in workers for file in worker.token_files})
-        others = f"they have {', '.join(have[:6])}" if have else "they have none; make one with pack-tokens"
-        return {"train.corpus": f"No worker that reports has the token file {name}; {others}."}
-    if found["vocab"] > spec.model.vocab:
-        return {
-            "model.vocab": f"Token file {name} has tokens up to {found['vocab'] - 1}; use {found['vocab']} or more."
-        }
-    if found["tokens"] <= spec.model.seq:
-        return {"model.seq": f"Token file {name} has {found['tokens']} tokens; use at most {found['tokens'] - 1}."}
-    return {}

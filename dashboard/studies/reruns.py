@@ -3,21 +3,26 @@ setting then represents it is in `dashboard.runs.standing`."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from django.core.exceptions import PermissionDenied
 from django.db import transaction
 
 from dashboard.accounts.roles import may_change
+from dashboard.control.dispatch import resume_from
+from dashboard.fleet.selectors import FleetSnapshot
 from dashboard.runs import services as runs
+from dashboard.runs.corpus_checks import corpus_errors
 from dashboard.runs.models import Run, State
 from dashboard.runs.standing import root_of, standing, stands_for, under_way_of
 from dashboard.runs.states import WORKER_LOST
+from dashboard.runs.submission import FleetCheck, fleet_check
 from dashboard.studies import fit
 from dashboard.studies.models import Study
 from parallel_core.analysis.disturbance import is_disturbed
-from workers.contract import ResumeFrom
+from parallel_core.spec import RunSpec
+from workers.contract import task_of
 
 __all__ = [
     "CUT_OFF",
@@ -85,6 +90,10 @@ def repeatable(every: Iterable[Run]) -> list[Run]:
     return [run for run in _waiting(every) if _is_disturbed(run) or _was_cut_off(run)]
 
 
+WHICH: Mapping[str, Callable[[Iterable[Run]], list[Run]]] = {"repeatable": repeatable, "cancelled": cancelled}
+"""Which runs of a study can be run again, by the name that requests use."""
+
+
 def run_again(
     *,
     study: Study,
@@ -94,16 +103,16 @@ def run_again(
 ) -> list[Run]:
     """Queues each run in `which` once more, at its position in the study.
 
-    Leaves out those that are refused today, such as for a checkpoint that is gone; `refused` gets why, by name. Raises
-    PermissionDenied.
+    Leaves out those that are refused today, such as for a checkpoint that is gone or because no worker that reports
+    could take them; `refused` gets why, by name. Raises PermissionDenied.
     """
     if not may_change(user, study):
         raise PermissionDenied("Only the study's owner and admins may run it again.")
     if study.kind == fit.KIND:
         return []  # nothing is timed
-    why = {} if refused is None else refused
+    why, fleet = {} if refused is None else refused, FleetSnapshot.now()
     while wanted := which(_listed(study)):
-        requests = [_again(run, study) for run in wanted if not _is_refused(run, study, user, why)]
+        requests = [_again(run, study) for run in wanted if not _is_refused(run, study, user, fleet, why)]
         prepared = runs.prepare(owner=user, requests=requests)
         with transaction.atomic():
             # Of two requests at once only one queues the runs; and what the runs refer to may have been deleted.
@@ -124,21 +133,37 @@ def _references(listed: Iterable[Run]) -> list[tuple[int | None, ...]]:
     return [(run.pk, run.repeats_id, run.resume_run_id, run.resume_step) for run in listed]
 
 
-def _is_refused(run: Run, study: Study, user: Any, why: dict[str, str]) -> bool:
+def waits(queued: Iterable[Run]) -> dict[str, str]:
+    """Why the queued runs that no worker takes now would wait even if nothing else ran, as sentences by name."""
+    fleet = FleetSnapshot.now()
+    found = {run.name: _fleet_check(run, fleet).waits for run in queued}
+    return {name: said for name, said in found.items() if said}
+
+
+def _fleet_check(run: Run, fleet: FleetSnapshot) -> FleetCheck:
+    spec, task = RunSpec.stored(run.spec), task_of(run.task)
+    return fleet_check(spec, fleet, begins=resume_from(run), host_count=run.host_count, task=task)
+
+
+def _is_refused(run: Run, study: Study, user: Any, fleet: FleetSnapshot, why: dict[str, str]) -> bool:
     """Whether the run cannot be queued again today; `why` gets the reason."""
     first = run.attempts.order_by("number").values_list("begins", flat=True).first() or {}
     elsewhere = run.generates or (first.get("step") and first.get("run") != run.pk)
     if run.resume_run_id is None and elsewhere:
         why[run.name] = "the run from whose checkpoint it began was deleted."
-    elif errors := runs.refusal(user, _again(run, study)):
+    elif errors := _refusal(run, study, user, fleet):
         why[run.name] = " ".join(errors.values())
     return run.name in why
 
 
+def _refusal(run: Run, study: Study, user: Any, fleet: FleetSnapshot) -> dict[str, str]:
+    """What New run would object to, by field; not the predicted memory, which it lets pass."""
+    if errors := runs.refusal(user, _again(run, study)) or _fleet_check(run, fleet).errors:
+        return errors
+    return {} if run.task else corpus_errors(RunSpec.stored(run.spec))
+
+
 def _again(run: Run, study: Study) -> runs.RunRequest:
-    begins: ResumeFrom | None = None
-    if run.resume_run_id is not None and run.resume_step is not None:
-        begins = {"run": run.resume_run_id, "step": run.resume_step}
     return {
         "spec": run.spec,
         "task": run.task or None,
@@ -149,7 +174,7 @@ def _again(run: Run, study: Study) -> runs.RunRequest:
         "exclusive": True,
         "host_count": run.host_count,
         "retries": _retries_at_first(run),
-        "resume_from": begins,
+        "resume_from": resume_from(run),
         "repeats": root_of(run),
     }
 

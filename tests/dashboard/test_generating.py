@@ -121,6 +121,24 @@ def test_pages_that_show_steps_bear_a_run_without_any(client: Client, made: Run)
         assert client.get(path, follow=True).status_code == 200, path
 
 
+def test_the_form_says_that_no_worker_takes_it_now(client: Client, source: Run) -> None:
+    def said() -> str:
+        return str(client.post(f"/runs/{source.pk}/generate/check", FORM).context["panel"].waits)
+
+    assert said() == ""
+    Worker.objects.update(tasks=[], version="0.0.1")
+    old = "Needs a newer worker: yard-a runs version 0.0.1, which cannot generate text."
+    assert said() == old
+    page = client.post(f"/runs/{source.pk}/generate/check", FORM).content.decode()
+    assert f"It would wait.</strong> {old}" in page
+    made = client.post(
+        f"/api/v1/runs/{source.pk}/generate", {"prompt": "def ", "new": 8}, content_type="application/json"
+    )
+    assert (made.status_code, made.json()["data"]["waits_for"]) == (201, old), "it may be queued all the same"
+    Worker.objects.update(draining=True)
+    assert said() == "Too few such devices take runs now: yard-a is draining."
+
+
 def test_again_is_filled_with_what_was_asked(client: Client, source: Run, made: Run) -> None:
     assert client.get(f"/runs/{made.pk}/clone").headers["Location"].endswith(f"generate?like={made.pk}")
     form = client.get(f"/runs/{source.pk}/generate?like={made.pk}").content.decode()

@@ -88,6 +88,18 @@ def test_links_of_a_host_that_others_cannot_reach_are_not_timed(member: Client, 
     assert refused.value.field_errors == {"second": said}
 
 
+def test_links_of_a_worker_of_an_old_version_are_not_timed(member: Client, two_hosts: None, alice: Any) -> None:
+    run = linking.submit(owner=alice, first="yard-a", second="yard-b")
+    Worker.objects.filter(name="yard-b").update(tasks=["generate"], version="0.0.1")
+    old = "yard-b runs version 0.0.1, which cannot time messages between hosts"
+    assert queue.waiting(run).sentence == f"Needs a newer worker: {old}."
+    told = {row["name"]: row["tasks"] for row in member.get("/api/v1/workers").json()["data"]}
+    assert told == {"yard-a": ["generate", "links"], "yard-b": ["generate"]}
+    with pytest.raises(services.Invalid) as refused:
+        linking.submit(owner=alice, first="yard-a", second="yard-b")
+    assert refused.value.field_errors == {"second": f"{old}; start it again with a newer one."}
+
+
 def test_a_viewer_may_look_but_not_ask(reader: Client, two_hosts: None, bob: Any) -> None:
     assert 'id="time-links"' not in reader.get("/fleet/").content.decode()
     assert reader.post("/runs/links", {"first": "yard-a", "second": "yard-b"}).status_code == 403

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from html import unescape
 from typing import Any
 
 import pytest
 from django.core.exceptions import PermissionDenied
 from django.test import Client
 
-from dashboard.runs import removal, services, states
+from dashboard.fleet.models import Worker
+from dashboard.runs import removal, services, states, submission
 from dashboard.runs.models import Checkpoint, Run, State
 from dashboard.studies import answer_cache, method, reruns
 from dashboard.studies.models import Study
@@ -182,6 +184,61 @@ def test_what_is_refused_today_is_said_and_left_out(study: Study, alice: Any, cl
     study.runs.filter(state=State.QUEUED).update(state=State.CANCELLED)
     study.runs.filter(pk__in=others).delete()
     assert "Nothing was queued. “" in client.post(f"/studies/{study.pk}/again/", follow=True).content.decode()
+
+
+def test_what_no_worker_takes_now_is_queued_and_said(study: Study, member: Client) -> None:
+    Worker.objects.update(draining=True)
+    waits = "Too few such devices take runs now: yard-a is draining."
+    said = member.post(f"/studies/{study.pk}/again/", follow=True).content.decode()
+    assert f"Queued, but no worker takes them now. “DP” and “TP”: {waits}</p>" in said
+    assert study.runs.filter(state=State.QUEUED).count() == 2
+    study.runs.filter(state=State.QUEUED).update(state=State.CANCELLED)
+    Worker.objects.update(draining=False)
+    said = member.post(f"/studies/{study.pk}/again/", follow=True).content.decode()
+    assert "no worker takes" not in said and study.runs.filter(state=State.QUEUED).count() == 2
+
+
+def _of_one_device() -> None:
+    """Makes the only worker one that has a single device."""
+    host = Worker.objects.get()
+    host.devices = host.devices[:1]
+    host.save()
+
+
+def test_what_new_run_would_refuse_is_left_out(study: Study, member: Client) -> None:
+    """No worker that reports could ever take it."""
+    _of_one_device()
+    said = unescape(member.post(f"/studies/{study.pk}/again/", follow=True).content.decode())
+    assert "Nothing was queued. “DP”: 2 replicas need 2 CPU devices; the fleet has 1." in said
+    assert "“TP”: 2 tensor ranks need 2 CPU devices; the fleet has 1." in said
+    refused = submission.assess(study.runs.get(label="DP").spec).errors.values()
+    assert all(why in said for why in refused), "in the words of New run"
+    assert not study.runs.filter(state=State.QUEUED).exists()
+
+
+def test_a_text_that_no_worker_has_any_more_is_said(study: Study, alice: Any) -> None:
+    dp = study.runs.get(label="DP")
+    dp.spec["train"]["corpus"] = "tokens:gone.bin"
+    dp.save()
+    refused: dict[str, str] = {}
+    queued = reruns.run_again(study=study, user=alice, refused=refused)
+    assert [run.label for run in queued] == ["TP"] and refused["DP"].startswith("No worker that reports has the token")
+
+
+def test_the_api_runs_again_and_says_who_waits(study: Study, member: Client, reader: Client) -> None:
+    address, kind = f"/api/v1/studies/{study.pk}/again", "application/json"
+    assert reader.post(address, {}, content_type=kind).status_code == 403
+    Run.objects.filter(study=study, label="TP").update(state=State.CANCELLED, cause="cancelled", summary={})
+    Worker.objects.update(draining=True)
+    waits = "Too few such devices take runs now: yard-a is draining."
+    made = member.post(address, {"which": "cancelled"}, content_type=kind)
+    found = made.json()["data"]
+    assert made.status_code == 200 and [run["strategy"] for run in found["queued"]] == ["TP"]
+    assert (found["refused"], found["waits"]) == ({}, {"TP": waits})
+    _of_one_device()
+    found = member.post(address, {}, content_type=kind).json()["data"]
+    assert found["queued"] == [] and list(found["refused"]) == ["DP"]
+    assert member.post(address, {"which": "all"}, content_type=kind).status_code in (400, 422)
 
 
 def test_a_run_whose_beginning_was_deleted_does_not_begin_at_step_0(study: Study, alice: Any) -> None:

@@ -1,0 +1,49 @@
+"""Whether the text that a run reads exists, and suits its model."""
+
+from __future__ import annotations
+
+from dashboard.fleet.selectors import FleetSnapshot
+from dashboard.runs import services
+from dashboard.runs.spreading import Files
+from parallel_core.spec import RunSpec
+
+
+def corpus_errors(spec: RunSpec) -> dict[str, str]:
+    """Error by field if the corpus does not exist, or is too short for one sample."""
+    kind, _, sha256 = spec.train.corpus.partition(":")
+    if kind == "tokens":
+        return _token_file_errors(spec, sha256)
+    if kind != "blob":
+        return {}
+    size = services.uploaded_size(sha256)
+    if size is None:
+        return {"train.corpus": services.NO_SUCH_CORPUS}
+    if size <= spec.model.seq:
+        return {
+            "train.corpus": f"The corpus has {size} bytes: too short for one sample of {spec.model.seq} + 1 tokens."
+        }
+    return {}
+
+
+def _token_file_errors(spec: RunSpec, name: str) -> dict[str, str]:
+    """Error by field if no reporting worker has the token file, its vocabulary is larger, or it is too short.
+
+    {} while no worker reports.
+    """
+    fleet = FleetSnapshot.now()
+    workers, readers = fleet.reporting, Files.of(fleet).readers(spec.model_dump(mode="json"))
+    have = [file for worker in workers if worker.name in readers for file in worker.token_files]
+    found = next((file for file in have if file["name"] == name), None)
+    if not workers:
+        return {}
+    if found is None:
+        have = sorted({file["name"] for worker in workers for file in worker.token_files})
+        others = f"they have {', '.join(have[:6])}" if have else "they have none; make one with pack-tokens"
+        return {"train.corpus": f"No worker that reports has the token file {name}; {others}."}
+    if found["vocab"] > spec.model.vocab:
+        return {
+            "model.vocab": f"Token file {name} has tokens up to {found['vocab'] - 1}; use {found['vocab']} or more."
+        }
+    if found["tokens"] <= spec.model.seq:
+        return {"model.seq": f"Token file {name} has {found['tokens']} tokens; use at most {found['tokens'] - 1}."}
+    return {}
