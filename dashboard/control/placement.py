@@ -164,8 +164,6 @@ def _find_able(request: Request, usable: list[Host], reserved: set[str]) -> tupl
     """Looks among the hosts that know the run's task; the others are named if they are what is missing."""
     able = [host for host in usable if host.knows(request.task)]
     unable = {host.name: 1 for host in usable if host not in able and host.count(request.kind)}
-    if unable and request.among:
-        return Wait.UNABLE, unable
     why, counts = _find_devices(request, able, reserved)
     if unable and why is Wait.TOO_LARGE and _find_devices(request, usable, reserved)[0] is not Wait.TOO_LARGE:
         return Wait.UNABLE, unable

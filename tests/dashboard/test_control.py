@@ -142,8 +142,12 @@ def test_a_worker_that_announces_no_task_gets_runs_that_train_alone(
     assert state_of(run) == State.QUEUED
     said = "Needs a newer worker: yard-a runs version 0.0.1, which cannot generate text."
     assert queue.waiting(run).sentence == said
+    for _ in range(3):
+        controller.turn()  # until nothing but the heartbeat is new
+    assert not controller._news
     peer.beat()
-    until(controller, lambda: state_of(run) == State.STARTING)
+    controller.turn()
+    assert state_of(run) == State.STARTING
 
 
 def test_drained_workers_get_nothing_new(peer: Peer, controller: Controller, alice: Any, admin: Any) -> None:

@@ -32,6 +32,7 @@ ASKING = {"/": 302, "/partition/graph/": 422}
 BODIES: dict[str, dict[str, Any]] = {
     "/api/v1/runs": {"spec": {}},
     "/api/v1/runs/{run_id}/generate": {"prompt": "a"},
+    "/api/v1/studies/{study_id}/again": {"which": "repeatable"},
     "/api/v1/links": {"first": "yard-a", "second": "yard-b"},
 }
 """Valid bodies, since an invalid one may be refused for that alone."""
