@@ -5,10 +5,12 @@ outside.
 from __future__ import annotations
 
 import os
+import queue
 import re
 import runpy
 import subprocess
 import sys
+import threading
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -17,6 +19,7 @@ import compose_spec
 import pytest
 import yaml
 
+from parallel_core.file_lock import FileLock
 from tests.compose_process import DOCKERFILE, VARIABLE, interpolate
 from workers.settings import Settings
 
@@ -260,6 +263,25 @@ def test_an_environment_of_a_python_that_was_upgraded_is_made_anew(
     run["PYTHON"].unlink()
     run["PYTHON"].symlink_to(sys.executable)
     assert not run["has_pip"]()
+def test_a_second_set_up_waits_for_the_first_and_finds_it_done(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first one's half-made environment must not be taken for an interrupted one, which is deleted."""
+    monkeypatch.setenv("TRAINYARD_VENV", str(tmp_path / "venv"))
+    run = runpy.run_path(str(ROOT / "run"))
+    first, said, made = FileLock(tmp_path / "venv.lock"), queue.SimpleQueue[str](), list[str]()
+    run["set_up"].__globals__.update(install=made.append, make_venv=lambda: made.append("venv"), say=said.put)
+    assert first.hold()
+    second = threading.Thread(target=run["set_up"])
+    second.start()
+    assert "Another set-up is under way" in said.get(timeout=30)
+    run["PYTHON"].parent.mkdir(parents=True)
+    run["PYTHON"].symlink_to(sys.executable)
+    (tmp_path / "venv" / ".requirements.txt.stamp").write_text(run["fingerprint"]("requirements.txt"))
+    first.release()
+    second.join(30)
+    assert not second.is_alive() and not made
+    assert first.hold(), "the second one gave it back"
+
+
     (tmp_path / "pyvenv.cfg").touch()
     run["make_venv"]()
     assert run["has_pip"]() and not record.exists()
