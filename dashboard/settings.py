@@ -6,11 +6,13 @@ import logging
 import os
 import re
 from pathlib import Path
+from typing import Any
 
 import dj_database_url
 from django.core.exceptions import ImproperlyConfigured
 
 from dashboard.static_version import static_version
+from workers.settings import socket_url
 
 BASE_DIR = Path(__file__).resolve().parent.parent
 HOME = Path(os.environ.get("TRAINYARD_HOME", BASE_DIR / ".trainyard")).resolve()
@@ -98,7 +100,12 @@ TEMPLATES = [
 ]
 
 SQLITE_INIT = "PRAGMA journal_mode=WAL; PRAGMA synchronous=NORMAL; PRAGMA busy_timeout=20000;"
-DATABASES = {"default": dj_database_url.config(default=f"sqlite:///{HOME / 'trainyard.sqlite3'}", conn_max_age=0)}
+# The file is named without a URL, in which some characters of a path would mean something else.
+DATABASES: dict[str, Any] = {
+    "default": dj_database_url.parse(url, conn_max_age=0)
+    if (url := os.environ.get("DATABASE_URL"))
+    else {"ENGINE": "django.db.backends.sqlite3", "NAME": str(HOME / "trainyard.sqlite3")}
+}
 if DATABASES["default"]["ENGINE"].endswith("sqlite3"):
     # Measured: WAL with IMMEDIATE transactions does 1 826 commits/s and never answers "database is locked".
     DATABASES["default"]["OPTIONS"] = {"transaction_mode": "IMMEDIATE", "init_command": SQLITE_INIT, "timeout": 20}
@@ -146,8 +153,8 @@ STORAGES = {
 }
 DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
 
-REDIS_URL = os.environ.get("REDIS_URL", f"unix://{HOME / 'redis.sock'}")
-"""Broker and event streams; a Unix socket is written unix:///path."""
+REDIS_URL = os.environ.get("REDIS_URL") or socket_url(HOME / "redis.sock")
+"""Broker and event streams; a Unix socket is written unix:///path, with the path quoted as in any URL."""
 CELERY_BROKER_URL = REDIS_URL.replace("unix://", "redis+socket://")
 
 STARTER_STUDY = flag("TRAINYARD_STARTER", True)

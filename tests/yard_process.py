@@ -20,6 +20,7 @@ from typing import Any, ClassVar, TypeVar
 import httpx
 import psutil
 
+from dashboard.yard.home import Home
 from parallel_core import processes
 from parallel_core.plan.strategy import model_flops
 from parallel_core.spec import ModelSpec
@@ -32,8 +33,20 @@ LOOKS_S = (0.05, 0.2)
 work.
 """
 PORTS = (15_000, 32_000)
-OF_THE_SUITE = {"REDIS_URL", "DATABASE_URL", "TRAINYARD_TESTING", "DJANGO_SETTINGS_MODULE"}
-"""Variables of the test process that a yard must not inherit."""
+OF_ANOTHER_PROJECT = {
+    "DATABASE_URL": "postgres://another:project@127.0.0.1:9/theirs",
+    "REDIS_URL": "redis://127.0.0.1:9/0",
+    "BROKER_URL": "redis://127.0.0.1:9/0",
+    "CELERY_BROKER_URL": "redis://127.0.0.1:9/0",
+    "APP": "theirs",
+    "DJANGO_SETTINGS_MODULE": "theirs.settings",
+    "SECRET_KEY": "theirs",
+    "DEBUG": "true",
+    "LOG_LEVEL": "trace",
+    "GUNICORN_CMD_ARGS": "--worker-class theirs",
+    "http_proxy": "http://127.0.0.1:9",
+}
+"""What a developer's shell may hold. Every yard of the tests is started in such a shell, and must heed none of it."""
 T = TypeVar("T")
 
 
@@ -174,7 +187,7 @@ class YardProcess(Web):
     def __init__(self, **env: str) -> None:
         self.home = fresh_folder("yard")
         self.port = free_port()
-        self.env = {k: v for k, v in os.environ.items() if k not in OF_THE_SUITE}
+        self.env = {k: v for k, v in os.environ.items() if k != "TRAINYARD_TESTING"} | OF_ANOTHER_PROJECT
         self.env |= {"TRAINYARD_HOME": str(self.home), "TRAINYARD_PORT": str(self.port), **env}
         self.process: subprocess.Popen[bytes] | None = None
         self._questions: Questions | None = None
@@ -238,26 +251,21 @@ class YardProcess(Web):
 
         return wait_for(f"a process of {words}", look)
 
-    def _own_env(self) -> dict[str, str]:
+    def own_env(self) -> dict[str, str]:
         """The environment of the yard's own processes, as `./run shell` sets it."""
-        return {
-            **self.env,
-            "SECRET_KEY": (self.home / "secret-key").read_text().strip(),
-            "REDIS_URL": f"unix://{self.home / 'redis' / 'redis.sock'}",
-            "DJANGO_SETTINGS_MODULE": "dashboard.settings",
-        }
+        return Home(self.home).environment(self.port, self.env)
 
     def shell(self, code: str) -> subprocess.CompletedProcess[str]:
         """Runs Python code in the yard's own environment."""
         command = [sys.executable, "-c", code]
         return subprocess.run(
-            command, cwd=ROOT, env=self._own_env(), capture_output=True, text=True, timeout=60, check=False
+            command, cwd=ROOT, env=self.own_env(), capture_output=True, text=True, timeout=60, check=False
         )
 
     def query(self, expression: str) -> Any:
         """The value of a Python expression over the yard's models (`Run`, `Attempt`, `RankInfo`, `Event`)."""
         if self._questions is None:
-            self._questions = Questions(self._own_env())
+            self._questions = Questions(self.own_env())
         return self._questions.ask(expression)
 
     def stop(self, number: int = signal.SIGINT) -> list[psutil.Process]:

@@ -13,7 +13,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable
 from pathlib import Path
-from urllib.parse import parse_qs, urlsplit
+from urllib.parse import parse_qs, unquote, urlsplit
 
 import redis
 from redis.exceptions import NoPermissionError
@@ -131,7 +131,7 @@ def web_refusal(settings: Settings, error: Exception) -> str:
 def address(url: str) -> str:
     """Host and port, or the socket's path; never a password."""
     there = urlsplit(url)
-    return there.path if there.scheme == "unix" else f"{there.hostname}:{there.port or 6379}"
+    return unquote(there.path) if there.scheme == "unix" else f"{there.hostname}:{there.port or 6379}"
 
 
 def _words(error: Exception, there: str) -> str:

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
-from urllib.parse import urlsplit
+from urllib.parse import quote, urlsplit
 
 from parallel_core.limits import NO_PROGRESS_S, SPOOL_BYTES
 
@@ -66,7 +66,7 @@ class Settings:
         cpus, shares = env.get("TRAINYARD_CPU_DEVICES"), env.get("TRAINYARD_GPU_SHARES", "1")
         return cls(
             name=name,
-            redis_url=_broker(env.get("REDIS_URL", f"unix://{shared / 'redis.sock'}")),
+            redis_url=_broker(env.get("REDIS_URL", socket_url(shared / "redis.sock"))),
             home=shared / "workers" / name,
             shared=shared,
             cpu_devices=_number("TRAINYARD_CPU_DEVICES", cpus, int) if cpus else None,
@@ -109,6 +109,11 @@ class Settings:
     def corpora(self) -> Path:
         """Cache of corpora, each named by the sha256 of its bytes."""
         return self.home / "corpora"
+
+
+def socket_url(path: Path) -> str:
+    """The URL of a Redis server that listens on the Unix socket `path`, whatever characters are in it."""
+    return f"unix://{quote(str(path))}"
 
 
 def _broker(url: str) -> str:

@@ -75,8 +75,8 @@ def _note(trace: Trace, read: int) -> bool:
 
 
 def _named(trace: Trace, folder: Path) -> list[str]:
-    """NAME=PATH of each file: its own path if the storage has one, else a copy."""
-    out = []
+    """Name and path of each file, one after the other: its own path if the storage has one, else a copy."""
+    out: list[str] = []
     for file in trace.files.all():
         try:
             path = Path(default_storage.path(file.stored))
@@ -84,7 +84,7 @@ def _named(trace: Trace, folder: Path) -> list[str]:
             path = folder / f"file-{file.pk}"
             with default_storage.open(file.stored) as source, path.open("wb") as target:
                 shutil.copyfileobj(source, target)
-        out.append(f"{file.name}={path}")
+        out += [file.name, str(path)]
     return out
 
 

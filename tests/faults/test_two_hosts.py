@@ -31,12 +31,11 @@ class SecondHost:
         """Starts it if it is not running, and waits until both workers are online."""
         if self.process is None or self.process.poll() is not None:
             own = {"TRAINYARD_WORKER_NAME": SECOND, "TRAINYARD_CPU_DEVICES": "1", "TRAINYARD_ADDRESS": "127.0.0.1"}
-            own["REDIS_URL"] = f"unix://{self._yard.home / 'redis' / 'redis.sock'}"
             calibrate(self._yard.home, SECOND)
             with (self._yard.home / "second.log").open("ab") as log:
                 command = [sys.executable, "-m", "workers"]
                 self.process = subprocess.Popen(
-                    command, cwd=ROOT, env={**self._yard.env, **own}, stdout=log, stderr=subprocess.STDOUT
+                    command, cwd=ROOT, env={**self._yard.own_env(), **own}, stdout=log, stderr=subprocess.STDOUT
                 )
         with self._yard.client() as client:
             wait_for("both workers", lambda: online(client) == 2)

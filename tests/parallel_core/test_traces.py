@@ -144,9 +144,13 @@ def test_gzip_and_the_bare_list_are_the_same(real: list[Path], tmp_path: Path) -
 def test_the_process_that_reads_leaves_a_report_and_tables(
     real: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main([str(tmp_path), *(f"{path.name}={path}" for path in real)]) == 0
+    """Whatever characters the names of files and folders have."""
+    odd = tmp_path / "a=b #1" / "=?.json"
+    odd.parent.mkdir()
+    odd.write_bytes(real[1].read_bytes())
+    assert main([str(tmp_path), "rank0.json", str(real[0]), "rank1=x.json", str(odd)]) == 0
     report = json.loads((tmp_path / "report.json").read_text())
-    assert report["ranks"]["1"]["file"] == "rank1.json"
+    assert report["ranks"]["1"]["file"] == "rank1=x.json"
     assert len(np.load(tmp_path / "0-2.npy")) == report["ranks"]["0"]["steps"]["2"]
     assert json.loads(capsys.readouterr().out.splitlines()[0])["of"] == sum(path.stat().st_size for path in real)
 

@@ -1,0 +1,116 @@
+"""What reaches a yard from outside: other projects' variables, an HTTP proxy, the characters of its folder's name."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+import redis
+from celery import Celery
+
+from dashboard.yard import broker, up
+from dashboard.yard.home import PREFIX, READ, Home
+from tests.answering import answering
+from tests.scratch import fresh_folder
+from tests.yard_process import OF_ANOTHER_PROJECT, ROOT, YardProcess, tiny
+from workers.settings import Settings, socket_url
+
+CLOSED = "http://127.0.0.1:9"
+"""A proxy that is not there."""
+ODD = "C# 100%=?&+"
+LOADED = """
+import json
+from django.conf import settings
+names = ("DEBUG", "ALLOWED_HOSTS", "LOG_LEVEL", "REDIS_URL", "ROOT_URLCONF")
+print(json.dumps({name: getattr(settings, name) for name in names} | settings.DATABASES["default"], default=str))
+"""
+
+
+def loaded(env: dict[str, str]) -> dict[str, str]:
+    """Django's settings in a process of that environment."""
+    done = subprocess.run([sys.executable, "-c", LOADED], cwd=ROOT, env=env, capture_output=True, text=True, check=True)
+    return dict(json.loads(done.stdout))
+
+
+def test_variables_of_another_project_are_not_used(tmp_path: Path) -> None:
+    home = Home(tmp_path)
+    env = home.environment(8000, {**os.environ, **OF_ANOTHER_PROJECT})
+    assert {name for name, value in OF_ANOTHER_PROJECT.items() if env.get(name) == value} == {"http_proxy"}
+    found = loaded(env)
+    assert (found["ROOT_URLCONF"], found["DEBUG"], found["LOG_LEVEL"]) == ("dashboard.urls", False, "INFO")
+    assert found["NAME"] == str(tmp_path / "trainyard.sqlite3")
+    assert found["REDIS_URL"] == Settings.from_env(env).redis_url == f"unix://{home.socket}"
+
+
+def test_with_the_prefix_they_are(tmp_path: Path) -> None:
+    told = {"DATABASE_URL": "postgres://own@127.0.0.1:9/own", "LOG_LEVEL": "debug", "ALLOWED_HOSTS": "yard.example.org"}
+    prefixed = {PREFIX + name: value for name, value in told.items()}
+    found = loaded(Home(tmp_path).environment(8000, {**os.environ, **OF_ANOTHER_PROJECT, **prefixed}))
+    assert (found["HOST"], found["NAME"], found["LOG_LEVEL"]) == ("127.0.0.1", "own", "DEBUG")
+    assert found["ALLOWED_HOSTS"] == ["yard.example.org"]
+
+
+def test_every_variable_without_the_prefix_is_owned_by_the_yard_and_in_the_guide() -> None:
+    """A new setting without the prefix would otherwise be taken from any shell."""
+    settings = (ROOT / "dashboard" / "settings.py").read_text()
+    read = set(re.findall(r'(?:environ\.get|environ|flag|listed)[(\[]"([A-Z_]+)"', settings))
+    assert "DATABASE_URL" in read and "TRAINYARD_HOME" in read
+    assert {name for name in read if not name.startswith(PREFIX)} <= set(READ)
+    guide = (ROOT / "docs" / "deploy.md").read_text().partition("## Settings of `./run`")[2]
+    assert {f"{PREFIX}{name}" for name in READ} <= set(re.findall(r"`([A-Z_]+)`", guide))
+
+
+def test_an_http_proxy_is_not_asked_for_the_yard_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("http_proxy", CLOSED)
+    monkeypatch.setattr(up, "WEB_LIMIT_S", 2.0)
+    yard = up.Yard(Home(tmp_path))
+    yard.web.retry_at = float("inf")  # not started: the server below stands in for it
+    with answering() as yard.port:
+        yard._wait_for_web()
+    yard.lock.release()
+
+
+def test_a_folder_may_have_any_characters_in_its_name() -> None:
+    home = Home(fresh_folder("odd") / ODD)
+    home.prepare()
+    env = home.environment(8000, {k: v for k, v in os.environ.items() if k != "DJANGO_SETTINGS_MODULE"})
+    assert loaded(env)["NAME"] == str(home.path / "trainyard.sqlite3")
+    process, url = broker.start(home.broker)
+    try:
+        assert home.socket.is_socket()
+        for told in (url, env["REDIS_URL"], Settings.from_env(env).redis_url, loaded(env)["REDIS_URL"]):
+            with redis.Redis.from_url(told) as client:
+                assert client.ping()
+        with Celery(broker=Settings.from_env(env).broker_url).connection() as connection:
+            connection.ensure_connection(max_retries=1)
+            assert connection.connected
+    finally:
+        process.kill()
+        process.wait()
+
+
+def test_without_a_broker_address_the_workers_and_the_web_agree() -> None:
+    home = Path("/srv") / ODD
+    env = {k: v for k, v in os.environ.items() if k != "REDIS_URL"}
+    env |= {"TRAINYARD_HOME": str(home), "DJANGO_SETTINGS_MODULE": "dashboard.settings", "SECRET_KEY": "s"}
+    assert loaded(env)["REDIS_URL"] == Settings.from_env(env).redis_url == socket_url(home / "redis.sock")
+
+
+@pytest.mark.full
+@pytest.mark.faults
+def test_a_yard_in_such_a_folder_runs() -> None:
+    with closing(YardProcess(TRAINYARD_STARTER="0", TRAINYARD_CPU_DEVICES="1")) as yard:
+        outer, yard.home = yard.home, yard.home / ODD
+        yard.home.mkdir()
+        yard.env["TRAINYARD_HOME"] = str(yard.home)
+        yard.calibrated().up()
+        with yard.client() as client:
+            run = yard.submit(client, tiny(6))
+            assert yard.wait_state(client, run, "succeeded", "failed", "lost")["state"] == "succeeded"
+        assert not [path.name for path in outer.iterdir() if path != yard.home]
