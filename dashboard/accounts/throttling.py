@@ -1,4 +1,5 @@
-"""Sign-in forms that slow down guessing: after MOST failures, a name is refused from that address for a while."""
+"""Sign-in forms that slow down guessing: after MOST failures, a name is refused from that address for a while; after
+MOST_FROM_ADDRESS, every name is."""
 
 from __future__ import annotations
 
@@ -12,14 +13,19 @@ from django.core.exceptions import ValidationError
 from dashboard.accounts.models import Failures
 
 MOST = 10
+MOST_FROM_ADDRESS = 100
+"""Each password that is checked takes a large part of a second of a core, whatever the name: this bounds what a
+stranger can take of the host. A whole office may share the address."""
 PAUSE_S = 300
 """Seconds from the first failure until the count is forgotten. Failures count by address as well as by name, so that a
-stranger elsewhere cannot lock a member out; behind a proxy all requests come from its address, so only the name counts.
+stranger elsewhere cannot lock a member out. Behind a proxy that does not pass on its visitors' addresses, or is not
+trusted to (FORWARDED_ALLOW_IPS), a stranger can.
 """
 
 
 class ThrottledSignIn(AuthenticationForm):
-    """Counts failures in the database, for all web processes together, and forgets them after the pause."""
+    """Counts failures in the database, for all web processes together, and forgets them after the pause. An attempt
+    counts before its password is checked, so that many at the same time are no more than many in turn."""
 
     error_messages = {
         **AuthenticationForm.error_messages,
@@ -27,23 +33,28 @@ class ThrottledSignIn(AuthenticationForm):
     }
 
     def clean(self) -> dict[str, Any]:
-        key = self._key()
-        if Failures.known(key, PAUSE_S) >= MOST:
-            minutes = PAUSE_S // 60
-            raise ValidationError(f"{MOST} failed sign-ins for this name: try again in {minutes} minutes.", "throttled")
-        try:
-            cleaned = super().clean()
-        except ValidationError:
-            Failures.add(key, PAUSE_S)
-            raise
-        if self.get_user() is not None:  # an empty password is not checked at all, so it is no success either
-            Failures.objects.filter(key=key).delete()
+        name = self.cleaned_data.get("username")
+        if not name or not self.cleaned_data.get("password"):
+            return super().clean()  # nothing is checked: neither a failure nor a success
+        address = self.request.META.get("REMOTE_ADDR", "") if self.request else ""
+        anybody, somebody = _key(address), _key(f"{address} {name.casefold()}")
+        if Failures.add(anybody, PAUSE_S) > MOST_FROM_ADDRESS:
+            raise _refusal(f"{MOST_FROM_ADDRESS} failed sign-ins from your address")
+        if Failures.add(somebody, PAUSE_S) > MOST:
+            Failures.take_back(anybody)  # no password is checked
+            raise _refusal(f"{MOST} failed sign-ins for this name")
+        cleaned = super().clean()
+        Failures.take_back(anybody)
+        Failures.objects.filter(key=somebody).delete()
         return cleaned
 
-    def _key(self) -> str:
-        address = self.request.META.get("REMOTE_ADDR", "") if self.request else ""
-        name = self.cleaned_data.get("username") or ""
-        return hashlib.sha256(f"{address} {name.casefold()}".encode()).hexdigest()
+
+def _key(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _refusal(why: str) -> ValidationError:
+    return ValidationError(f"{why}: try again in {PAUSE_S // 60} minutes.", "throttled")
 
 
 class ThrottledAdminSignIn(ThrottledSignIn, AdminAuthenticationForm):

@@ -7,9 +7,11 @@ from typing import Any
 
 import pytest
 from django.contrib.auth import get_user_model
+from django.contrib.auth.backends import BaseBackend
 from django.test import Client
 from django.utils import timezone
 
+from dashboard.accounts import throttling
 from dashboard.accounts.models import Failures
 from dashboard.accounts.throttling import MOST, PAUSE_S
 
@@ -61,5 +63,50 @@ def test_behind_the_pause_the_failures_are_forgotten(client: Client) -> None:
     assert b"failed sign-ins" in sign_in(client, "/accounts/login/", RIGHT).content
     Failures.objects.update(first_at=timezone.now() - timedelta(seconds=PAUSE_S))
     assert b"failed sign-ins" not in sign_in(client, "/accounts/login/", "wrong").content
-    assert Failures.objects.get().count == 1
-    assert sign_in(client, "/accounts/login/", RIGHT).status_code == 302 and not Failures.objects.exists()
+    assert list(Failures.objects.values_list("count", flat=True)) == [1, 1], "of the name and of the address"
+    assert sign_in(client, "/accounts/login/", RIGHT).status_code == 302
+    assert Failures.objects.get().count == 1, "the address keeps its failure: a stranger may have an account of his own"
+
+
+class Meanwhile(BaseBackend):
+    """While it checks a password, the next guess arrives: as many are under way at once as are let through."""
+
+    under_way = 0
+
+    def authenticate(self, request: Any, **given: Any) -> None:
+        Meanwhile.under_way += 1
+        if Meanwhile.under_way <= 2 * MOST:
+            sign_in(Client(), "/accounts/login/", "wrong")
+
+
+def test_guesses_at_the_same_time_are_no_more_than_guesses_in_turn(client: Client, settings: Any) -> None:
+    settings.AUTHENTICATION_BACKENDS = [f"{__name__}.Meanwhile"]
+    Meanwhile.under_way = 0
+    sign_in(client, "/accounts/login/", "wrong")
+    assert Meanwhile.under_way == MOST
+
+
+@pytest.fixture
+def most_from_address(monkeypatch: pytest.MonkeyPatch) -> int:
+    monkeypatch.setattr(throttling, "MOST_FROM_ADDRESS", 15)
+    return 15
+
+
+def test_an_address_that_tries_many_names_is_refused_for_all(client: Client, most_from_address: int) -> None:
+    """A password is checked for unknown names, too, which takes as long."""
+    for i in range(most_from_address):
+        assert b"from your address" not in sign_in(client, "/accounts/login/", "wrong", name=f"somebody {i}").content
+    stopped = sign_in(client, "/accounts/login/", RIGHT)
+    assert stopped.status_code == 200 and b"15 failed sign-ins from your address: try again in 5" in stopped.content
+    assert sign_in(client, "/accounts/login/", RIGHT, address="10.0.0.2").status_code == 302
+
+
+def test_neither_the_right_password_nor_what_is_refused_counts_for_the_address(
+    client: Client, most_from_address: int
+) -> None:
+    for _ in range(most_from_address + 1):
+        sign_in(client, "/accounts/login/", "wrong", name="another")
+    for _ in range(most_from_address):
+        assert sign_in(client, "/accounts/login/", RIGHT).status_code == 302
+        client.logout()
+    assert Failures.objects.filter(count=MOST).exists(), "those of the address, of which ten were checked"
