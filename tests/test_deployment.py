@@ -63,6 +63,21 @@ def test_redis_and_postgres_publish_no_port(services: dict[str, Any]) -> None:
     assert "--requirepass" in " ".join(services["redis"]["command"])
 
 
+def test_the_web_is_open_to_this_host_alone_unless_that_is_said() -> None:
+    told = ({}, {"PORT": "0.0.0.0:80"})
+    texts = [interpolate(COMPOSE, dict.fromkeys(SECRETS, "secret") | values) for values in told]
+    assert [yaml.safe_load(text)["services"]["web"]["ports"] for text in texts] == [
+        ["127.0.0.1:8000:8000"],
+        ["0.0.0.0:80:8000"],
+    ]
+
+
+def test_no_service_logs_without_end(services: dict[str, Any]) -> None:
+    """The driver is named: with an engine's own default, such as journald, these options would be refused."""
+    wanted = {"driver": "json-file", "options": {"max-size": "20m", "max-file": "5"}}
+    assert {name: service.get("logging") for name, service in services.items()} == dict.fromkeys(services, wanted)
+
+
 def test_every_lasting_service_reaps_and_restarts(services: dict[str, Any]) -> None:
     for name, service in services.items():
         assert service["init"] is True, name
@@ -248,21 +263,6 @@ def test_a_set_up_that_was_interrupted_is_made_whole(tmp_path: Path, monkeypatch
     assert made[2:] == ["requirements-test.txt"]
 
 
-def test_an_environment_of_a_python_that_was_upgraded_is_made_anew(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Its bin/python is the new Python by now, and what it had installed is of the old one."""
-    monkeypatch.setenv("TRAINYARD_VENV", str(tmp_path))
-    run = runpy.run_path(str(ROOT / "run"))
-    record = tmp_path / "lib" / "python3.10" / "site-packages" / "pip-24.0.dist-info" / "RECORD"
-    record.parent.mkdir(parents=True)
-    record.touch()
-    run["PYTHON"].parent.mkdir()
-    run["PYTHON"].symlink_to(tmp_path / "gone")
-    assert not run["has_pip"]()
-    run["PYTHON"].unlink()
-    run["PYTHON"].symlink_to(sys.executable)
-    assert not run["has_pip"]()
 def test_a_second_set_up_waits_for_the_first_and_finds_it_done(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The first one's half-made environment must not be taken for an interrupted one, which is deleted."""
     monkeypatch.setenv("TRAINYARD_VENV", str(tmp_path / "venv"))
@@ -282,6 +282,21 @@ def test_a_second_set_up_waits_for_the_first_and_finds_it_done(tmp_path: Path, m
     assert first.hold(), "the second one gave it back"
 
 
+def test_an_environment_of_a_python_that_was_upgraded_is_made_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its bin/python is the new Python by now, and what it had installed is of the old one."""
+    monkeypatch.setenv("TRAINYARD_VENV", str(tmp_path))
+    run = runpy.run_path(str(ROOT / "run"))
+    record = tmp_path / "lib" / "python3.10" / "site-packages" / "pip-24.0.dist-info" / "RECORD"
+    record.parent.mkdir(parents=True)
+    record.touch()
+    run["PYTHON"].parent.mkdir()
+    run["PYTHON"].symlink_to(tmp_path / "gone")
+    assert not run["has_pip"]()
+    run["PYTHON"].unlink()
+    run["PYTHON"].symlink_to(sys.executable)
+    assert not run["has_pip"]()
     (tmp_path / "pyvenv.cfg").touch()
     run["make_venv"]()
     assert run["has_pip"]() and not record.exists()

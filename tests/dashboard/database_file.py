@@ -24,11 +24,12 @@ def env_of(folder: Path, redis_url: str) -> dict[str, str]:
     return env
 
 
-def make_database(folder: Path, env: dict[str, str], seed: str) -> None:
-    """Creates a migrated database in `folder` and runs the Python code `seed` to fill it."""
+def make_database(folder: Path, env: dict[str, str], seed: str) -> str:
+    """Creates a migrated database in `folder`, runs the Python code `seed` to fill it, and returns what that prints."""
     with closing(sqlite3.connect(_migrated())) as whole, closing(sqlite3.connect(folder / NAME)) as copy:
         whole.backup(copy)
-    subprocess.run([sys.executable, "-c", seed], cwd=ROOT, env=env, check=True)
+    command = [sys.executable, "-c", seed]
+    return subprocess.run(command, cwd=ROOT, env=env, check=True, stdout=subprocess.PIPE, text=True).stdout
 
 
 @cache
