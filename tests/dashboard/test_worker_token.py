@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from datetime import timedelta
 from typing import Any
 
 import pytest
+from django.test import Client
 from django.utils import timezone
 
 from dashboard.api.models import ApiToken, Scope
@@ -37,6 +39,18 @@ def test_that_it_is_good_is_no_warning_in_the_log_of_the_web(
         assert client.get(f"/api/v1/blobs/{name}", headers=bearer).status_code == 404
     (said,) = [record.getMessage() for record in caplog.records if record.name == "django.request"]
     assert "a" * 64 in said
+
+
+def test_a_token_of_one_host_is_made_and_revoked_without_touching_the_others(live_server: Any, admin: Any) -> None:
+    client, secrets = Client(), []
+    client.force_login(admin)
+    for host in ("gpu1", "gpu2"):
+        page = client.post("/accounts/tokens/", {"name": host, "scope": Scope.WORKER, "days": "365"}).content.decode()
+        secrets.append(re.search(r'readonly value="([^"]+)"', page)[1])  # type: ignore[index]
+    assert [preflight.refused_token(of_worker(live_server.url, secret)) for secret in secrets] == ["", ""]
+    client.post(f"/accounts/tokens/{ApiToken.objects.get(name='gpu1').pk}/revoke")
+    first, second = (preflight.refused_token(of_worker(live_server.url, secret)) for secret in secrets)
+    assert ("revoked" in first, second) == (True, "")
 
 
 def test_what_is_wrong_with_a_token_is_told(live_server: Any, admin: Any, tmp_path: Any) -> None:

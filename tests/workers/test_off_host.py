@@ -123,6 +123,40 @@ def test_its_user_reaches_no_other_key_and_no_administration(door: tuple[Bench, 
             refused()
 
 
+def test_its_user_can_add_to_the_events_of_all_workers_but_not_read_answer_or_delete_them(
+    door: tuple[Bench, str],
+) -> None:
+    bench, url = door
+    client = redis.Redis.from_url(url)
+    with contextlib.suppress(redis.ResponseError):  # it is there, from the first time
+        bench.redis.xgroup_create(EVENTS, "of-a-controller", mkstream=True)
+    entry = bench.redis.xadd(EVENTS, {"worker": "another", "boot": "b", "kind": "k", "body": "{}"})
+    for refused in (
+        lambda: client.xread({EVENTS: "0"}),
+        lambda: client.xrange(EVENTS),
+        lambda: client.xreadgroup("of-a-controller", "c", {EVENTS: ">"}),
+        lambda: client.xack(EVENTS, "of-a-controller", entry),
+        lambda: client.xdel(EVENTS, entry),
+        lambda: client.xtrim(EVENTS, maxlen=0),
+        lambda: client.delete(EVENTS),
+        lambda: client.eval("return redis.call('del', KEYS[1])", 1, EVENTS),
+    ):
+        with pytest.raises(redis.exceptions.RedisError, match=r"(?i)no permission|NOPERM|ACL"):
+            refused()
+    assert bench.redis.xrange(EVENTS, entry, entry)
+
+
+def test_what_the_guide_says_that_a_stolen_password_still_allows_is_so(door: tuple[Bench, str]) -> None:
+    """Redis cannot forbid it. If this fails, the guide says too much."""
+    bench, url = door
+    entry = bench.redis.xadd(EVENTS, {"worker": "another", "boot": "b", "kind": "k", "body": "{}"})
+    client = redis.Redis.from_url(url)
+    client.xadd(EVENTS, {"worker": "another", "boot": "b", "kind": "k", "body": "{}"}, maxlen=1, approximate=False)
+    assert not bench.redis.xrange(EVENTS, entry, entry)
+    bench.redis.hset("unacked", "of-another", "its order")
+    assert client.hget("unacked", "of-another") == b"its order" and client.hdel("unacked", "of-another") == 1
+
+
 def test_a_certificate_that_is_not_there_is_named(door: tuple[Bench, str], tmp_path: Path) -> None:
     bench, url = door
     missing = tmp_path / "server.crt"

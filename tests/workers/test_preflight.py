@@ -19,7 +19,7 @@ from workers import preflight
 from workers.contract import EVENTS
 from workers.settings import Settings
 
-ALLOWED = ("~worker.gpu1*", "~trainyard:control:gpu1", f"~{EVENTS}", "+@all", "-@admin", "-@dangerous")
+ALLOWED = ("~worker.gpu1*", "~trainyard:control:gpu1", "+@all", "-@admin", "-@dangerous", f"(~{EVENTS} +xadd +xlen)")
 
 
 @pytest.fixture(scope="module")
