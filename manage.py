@@ -4,8 +4,11 @@
 import os
 import sys
 
+from parallel_core.processes import die_with_told_parent
+
 
 def main() -> None:
+    die_with_told_parent()
     os.environ.setdefault("DJANGO_SETTINGS_MODULE", "dashboard.settings")
     from django.core.management import execute_from_command_line
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from django.template import engines
 
-from parallel_core.processes import die_with
+from parallel_core.processes import die_with, die_with_told_parent
 from parallel_core.version import version
 
 worker_class = "uvicorn_worker.UvicornWorker"
@@ -24,6 +24,11 @@ max_requests = 0
 """0: worker processes are never replaced. On reaching a limit, uvicorn would wait for event streams, which never end,
 and accept nothing until gunicorn kills it after `timeout`. Memory does not require it: a process had 129 MiB after 480
 requests of pages and streams, and the same after 960."""
+
+
+def on_starting(server: Any) -> None:
+    """Makes the arbiter end with the yard that started it, if one did."""
+    die_with_told_parent()
 
 
 def post_worker_init(worker: Any) -> None:

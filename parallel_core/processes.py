@@ -17,6 +17,8 @@ from collections.abc import Iterable
 from pathlib import Path
 
 LINUX = sys.platform.startswith("linux")
+PARENT = "TRAINYARD_PARENT_PID"
+"""Where `die_with_told_parent` reads which process this one ends with."""
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 _LIBC = ctypes.CDLL(None, use_errno=True) if LINUX else None
 """Loaded here, not in a child between fork and exec: another thread may have held the loader's lock at the fork."""
@@ -81,14 +83,24 @@ def die_with(parent: int, number: int = signal.SIGKILL) -> None:
     has.
 
     Must be called early, by the process concerned, since the setting is not inherited. On Linux it takes effect when
-    the parent *thread* that started this process ends. Elsewhere a thread polls getppid(), and ends it at once.
+    the parent *thread* that started this process ends. Elsewhere a thread polls getppid().
     """
     if LINUX:
         _prctl(_PR_SET_PDEATHSIG, number)
     else:
-        threading.Thread(target=_watch, args=(parent,), daemon=True).start()
+        _follow(parent, number)
     if os.getppid() != parent:
         os._exit(1)
+
+
+def die_with_told_parent() -> None:
+    """Makes this process end (SIGTERM) with the one that PARENT in its environment names, if that is set.
+
+    For a program that its parent cannot make so before it begins: the thread of `die_with` does not survive an exec.
+    The variable goes, so that no child takes it for its own.
+    """
+    if parent := os.environ.pop(PARENT, ""):
+        _follow(int(parent), signal.SIGTERM)
 
 
 def adopt_orphans() -> None:
@@ -107,7 +119,12 @@ def _prctl(option: int, value: int) -> None:
         raise OSError(ctypes.get_errno(), "prctl")
 
 
-def _watch(parent: int) -> None:
-    while os.getppid() == parent:
-        time.sleep(0.2)
-    os._exit(1)
+def _follow(parent: int, number: int) -> None:
+    """Sends this process the signal once `parent` is no longer its parent."""
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(0.2)
+        os.kill(os.getpid(), number)
+
+    threading.Thread(target=watch, name="parent", daemon=True).start()

@@ -6,6 +6,7 @@ import os
 import sys
 
 from parallel_core.observe.gpus import gpus, open_nvml
+from parallel_core.processes import die_with_told_parent
 from workers import preflight
 from workers.settings import Settings
 
@@ -16,6 +17,7 @@ def _say(sentence: str) -> None:
 
 
 def main() -> int:
+    die_with_told_parent()
     try:
         settings = Settings.from_env()
         gpus(open_nvml())

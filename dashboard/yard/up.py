@@ -17,7 +17,7 @@ from dashboard.yard import broker, sign_in
 from dashboard.yard.home import ROOT, Home
 from dashboard.yard.processes import Part, last_line, stop_in_order
 from parallel_core.file_lock import FileLock
-from workers.settings import Settings
+from workers.settings import Settings, socket_url
 
 HOST = "127.0.0.1"
 FIRST_PORT = 8000
@@ -104,9 +104,11 @@ class Yard:
         say(f"{name} ended ({code}); starting it again. It said last: {said}\nIts log: {log}")
 
     def run(self) -> int:
-        """Starts everything, watches it, and stops it on INT or TERM. Returns the exit status."""
+        """Starts everything, watches it, and stops it on INT, on TERM, or when the terminal goes away, unless that is
+        to be ignored (nohup). Returns the exit status."""
         started = time.monotonic()
-        for number in (signal.SIGINT, signal.SIGTERM):
+        hangup = () if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN else (signal.SIGHUP,)
+        for number in (signal.SIGINT, signal.SIGTERM, *hangup):
             signal.signal(number, self._stop)
         try:
             self._start()
@@ -126,6 +128,10 @@ class Yard:
         raise SystemExit(0)
 
     def _start(self) -> None:
+        try:
+            broker.end_left(socket_url(self.home.socket))
+        except TimeoutError as error:
+            raise SystemExit(str(error)) from None
         self.broker.start(self.env, ROOT)
         self.preparation = sign_in.prepare(self.home, self.env)
         if self.preparation is None:

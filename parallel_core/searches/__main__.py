@@ -16,7 +16,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from parallel_core.processes import EXIT_MEMORY
+from parallel_core.processes import EXIT_MEMORY, die_with_told_parent
 from parallel_core.searches import KINDS
 
 EVERY_S = 0.3
@@ -67,4 +67,5 @@ def main() -> int:
 
 
 if __name__ == "__main__":
+    die_with_told_parent()
     sys.exit(main())

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from parallel_core.analysis.quantities import plural_text
-from parallel_core.processes import EXIT_MEMORY
+from parallel_core.processes import EXIT_MEMORY, die_with_told_parent
 from parallel_core.traces import kineto, trainyard_export
 from parallel_core.traces.collect import Collected
 from parallel_core.traces.exported_job import join_own
@@ -153,4 +153,5 @@ def main(arguments: list[str]) -> int:
 
 
 if __name__ == "__main__":
+    die_with_told_parent()
     sys.exit(main(sys.argv[1:]))

@@ -267,24 +267,3 @@ def test_a_part_that_ignores_term_is_killed(tmp_path: Path) -> None:
     assert subject.process is not None
     stop_in_order([[subject]])
     assert not processes.alive(subject.process.pid)
-
-
-def test_kill_of_the_parent_takes_the_part_along(tmp_path: Path) -> None:
-    code = f"""
-import os, sys, time
-from pathlib import Path
-from dashboard.yard.processes import Part
-part = Part("part", [sys.executable, "-c", "import time; time.sleep(600)"], Path({str(tmp_path)!r}) / "inner.log")
-part.start(dict(os.environ), Path.cwd())
-print(part.process.pid, flush=True)
-time.sleep(600)
-"""
-    parent = part(tmp_path, code)
-    parent.start(dict(os.environ), Path.cwd())
-    assert parent.process is not None
-    log = tmp_path / "part.log"
-    wait_for(lambda: log.read_text().endswith("\n"))
-    inner = int(log.read_text())
-    parent.process.kill()
-    parent.process.wait()
-    wait_for(lambda: not processes.alive(inner))
