@@ -14,7 +14,7 @@ from dashboard.ledger.fleet_page import FleetForm
 from dashboard.ledger.forms import CutForm
 from dashboard.ledger.models import Profile
 from dashboard.ledger.services import settle
-from tests.dashboard.test_ledger import SPEC, submitted
+from tests.dashboard.test_ledger_predictions import SPEC, submitted
 
 pytestmark = pytest.mark.django_db
 LARGE = ('"ledger_profile"."table"', '"runs_run"."summary"')

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import io
 import logging
 import os
 import signal
 import subprocess
 import sys
 import tracemalloc
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -17,20 +15,11 @@ import pytest
 
 from parallel_core.observe import records
 from parallel_core.observe import spool as spool_module
-from parallel_core.observe.records import OMITTED, POINT, SPAN, FileSink, Frame, decode, events_path, last_of, segments
-from parallel_core.observe.spool import Recorded, Spool, drop_spans, segment_bytes, without_spans
+from parallel_core.observe.records import OMITTED, POINT, FileSink, last_of, segments
+from parallel_core.observe.spool import Recorded, Spool, drop_spans
 from tests.parallel_core.test_records import disk_of
-from tests.workers.test_full_disk import DEVICES, message
-from workers.attempt import Attempt
-from workers.contract import AttemptBody
-from workers.folder import Folder, Meta
-from workers.relay import Relay
-from workers.run_commands import read_command
-from workers.settings import Settings
-from workers.wire import Publisher
+from tests.workers.spooled import SEGMENT, SPANS, frames, others, record
 
-SEGMENT = 16 << 10
-SPANS = 40
 ROOT = Path(__file__).resolve().parents[2]
 KILLED = """
 import os, signal, sys
@@ -52,22 +41,6 @@ def _at_every_look(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(spool_module, "LOOK_S", 0.0)
 
 
-def record(folder: Path, rank: int = 0, steps: int = 300) -> None:
-    """Traces every step, and reports the points of ten at a time; each time into segments of the same sizes."""
-    sink = FileSink(folder, rank, SEGMENT)
-    for step in range(steps):
-        sink.emit("spans", np.zeros(SPANS, SPAN).tobytes(), step=step, count=SPANS, total=SPANS + rank, t=1.5)
-        if step % 10 == 9:
-            sink.emit("points", np.zeros(10, POINT).tobytes(), series=[["loss", 10]], t=1.5)
-    sink.emit("exit", code=0, t=1.5)
-    sink.close()
-
-
-def frames(folder: Path, rank: int = 0) -> Iterator[Frame]:
-    for base, path in segments(folder, rank):
-        yield from decode(path.read_bytes(), base)
-
-
 def held(folder: Path) -> int:
     return sum(path.stat().st_size for path in folder.iterdir())
 
@@ -83,10 +56,6 @@ def steps_of(folder: Path, rank: int = 0) -> tuple[list[int], list[tuple[int, in
     return have, dropped
 
 
-def others(folder: Path, rank: int = 0) -> list[tuple[object, bytes, int]]:
-    return [(f.header, f.blob, f.end) for f in frames(folder, rank) if f.kind not in ("spans", "omitted")]
-
-
 def settle_at(limit: int, *attempts: Recorded) -> None:
     spool = Spool(limit)
     for _ in range(50):
@@ -96,12 +65,6 @@ def settle_at(limit: int, *attempts: Recorded) -> None:
 def waiting(folder: Path, *ranks: int) -> Recorded:
     """Ranks of which nothing was published, and which are still at work."""
     return Recorded(folder, dict.fromkeys(ranks or (0,), 0))
-
-
-def stripped(data: bytes) -> tuple[bytes, int]:
-    target = io.BytesIO()
-    steps = without_spans(io.BytesIO(data), target, 0)
-    return target.getvalue(), steps
 
 
 def test_the_oldest_spans_of_all_ranks_go_first_and_their_disk_is_free(tmp_path: Path) -> None:
@@ -196,49 +159,6 @@ def test_a_segment_that_cannot_be_rewritten_keeps_no_other_from_it(
     assert asked and asked[0] != bad, "those that failed come last"
 
 
-def test_a_relay_that_cannot_drop_says_so_once_and_goes_on(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    class Broken(Spool):
-        def bound(self, attempts: object) -> bool:
-            raise OSError("no space")
-
-    relay = Relay(Publisher(Settings("a", f"unix://{tmp_path}/nobody", tmp_path, tmp_path)), spool=Broken(1))
-    for _ in range(3):
-        relay._bound()
-    assert [line.message for line in caplog.records] == ["spans on disk cannot be dropped; the relay goes on"]
-
-
-def test_a_relay_drops_for_a_moment_and_all_at_once_while_the_broker_is_away(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Then a pass takes seconds: with a few segments in each, ranks could write faster than the worker drops."""
-    monkeypatch.setattr(spool_module, "AT_ONCE_S", 0.0)
-    folder = Folder.claim(tmp_path, 5)
-    assert folder
-    record(folder.path)
-    relay = Relay(Publisher(Settings("a", f"unix://{tmp_path}/nobody", tmp_path, tmp_path)), spool=Spool(1))
-    relay.follow(folder, [0])
-    relay._obey(0)
-    relay._bound()
-    assert bare(folder.path) == 1
-    relay._away = True
-    relay.tell("store", {})
-    relay._bound()
-    assert bare(folder.path) == 2, "an order waits for no more than that"
-    relay._obey(0)
-    relay._bound()
-    assert bare(folder.path) == len(segments(folder.path, 0)) - 1
-    relay.finish(5, AttemptBody(attempt=5, state="ended", outcome="succeeded"))
-    relay._obey(0)
-    relay._bound()
-    assert bare(folder.path) == len(segments(folder.path, 0)), "nobody writes the newest one any more"
-
-
-def bare(folder: Path) -> int:
-    """How many segments have no spans."""
-    every = (decode(path.read_bytes(), base) for base, path in segments(folder, 0))
-    return sum(all(frame.kind != "spans" for frame in some) for some in every)
-
-
 def test_the_only_file_of_an_attempt_that_is_over_is_shortened_in_little_memory(tmp_path: Path) -> None:
     """Files of attempts that an older version began have any size."""
     sink = FileSink(tmp_path, 0)
@@ -316,66 +236,3 @@ def test_a_segment_without_spans_is_not_looked_at_again(tmp_path: Path, monkeypa
     monkeypatch.setattr(spool_module, "segments_by_rank", lambda folder: listed)
     spool.bound([waiting(tmp_path)])
     assert len(found) > 20 and asked == [str(found[-1][1])], "the one that the rank writes"
-
-
-@pytest.mark.parametrize("spoilt", [{"step": None}, {"step": 1 << 40}, {"total": 2.5}, {"total": -1}])
-def test_spans_that_no_row_can_stand_for_stay(spoilt: dict[str, object]) -> None:
-    header = {"kind": "spans", "rank": 0, "t": 0.0, "step": 1, "count": 1, "total": 1}
-    whole, bad = (records.encode({**header, **more}, bytes(50)) for more in ({}, spoilt))
-    shorter, steps = stripped(whole + bad + whole)
-    assert steps == 2
-    assert [frame.kind for frame in decode(shorter)] == ["omitted", "spans", "omitted"]
-
-
-def test_a_record_of_omitted_steps_is_not_long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(spool_module, "MOST_ROWS", 4)
-    sink = FileSink(tmp_path, 0)
-    for step in range(10):
-        sink.emit("spans", np.zeros(1, SPAN).tobytes(), step=step, count=1, total=1)
-    sink.emit("spans", np.zeros(1, SPAN).tobytes(), step=10, contestant="of a benchmark with turns")
-    data = events_path(tmp_path, 0).read_bytes()
-    shorter, steps = stripped(data)
-    assert steps == 10
-    assert [len(f.blob) // OMITTED.itemsize for f in decode(shorter) if f.kind == "omitted"] == [4, 4, 2]
-    assert [f.end for f in decode(shorter)][-1] == len(data)
-    assert stripped(shorter) == (shorter, 0)
-
-
-def test_what_steps_consisted_of_goes_with_their_spans(tmp_path: Path) -> None:
-    """Also where no step was traced; nothing counts it in its place."""
-    sink = FileSink(tmp_path, 0)
-    for step in range(4):
-        sink.emit("waits", bytes(48), steps=1)
-        if step == 2:
-            sink.emit("spans", np.zeros(1, SPAN).tobytes(), step=step, count=1, total=1)
-    sink.emit("points", np.zeros(1, POINT).tobytes(), series=[["loss", 1]])
-    sink.emit("waits", bytes(48), steps=1)
-    data = events_path(tmp_path, 0).read_bytes()
-    kinds = [f.kind for f in decode(data)]
-    shorter, dropped = stripped(data)
-    assert dropped == 6 and kinds.count("waits") == 5
-    found = list(decode(shorter))
-    assert [f.kind for f in found] == ["omitted", "points", "omitted"]
-    assert [np.frombuffer(f.blob, OMITTED).tolist() for f in found[::2]] == [[(2, 1)], []]
-    assert [f.end for f in found] == [f.end for f in decode(data)][4:]
-
-
-def test_bytes_that_are_no_records_stay(tmp_path: Path) -> None:
-    record(tmp_path, steps=5)
-    data = events_path(tmp_path, 0).read_bytes() + b"no record at all" * 10
-    shorter, steps = stripped(data)
-    assert steps == 5 and shorter.endswith(b"no record at all" * 10)
-
-
-def test_ranks_are_told_how_large_their_segments_are(tmp_path: Path) -> None:
-    settings = Settings.from_env({"TRAINYARD_WORKER_NAME": "a", "TRAINYARD_SPOOL_BYTES": str(8 << 20)})
-    folder, command = Folder.claim(tmp_path, 5), read_command(message(), "a", DEVICES)
-    assert folder
-    assert Attempt(folder, Meta(), command).start_command(settings)["segment"] == segment_bytes(8 << 20, 2) == 512 << 10
-
-
-@pytest.mark.parametrize(
-    ("limit", "ranks", "expected"), [(2 << 30, 8, 16 << 20), (64 << 20, 4, 2 << 20), (1, 4, 64 << 10)]
-)
-def test_segments_are_small_parts_of_the_limit(limit: int, ranks: int, expected: int) -> None:
-    assert segment_bytes(limit, ranks) == expected
