@@ -1,17 +1,39 @@
-"""Updates a worker's row from its newest heartbeat."""
+"""Heartbeats: the worker's row is updated from its newest one, and each is answered with what the worker has to do."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from datetime import UTC, datetime
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
+from django.utils import timezone
+
+from dashboard.control import multi_host
+from dashboard.control.dispatch import ControlMessage
 from dashboard.control.wire import Entry
 from dashboard.fleet.models import Worker
 from dashboard.fleet.selectors import devices_of
+from dashboard.ledger import selectors as ledger
+from dashboard.runs.models import Attempt, Corpus, State
+from workers.contract import MOST_TEXTS
 
 MAX_CHARACTERS = 500
 """Length to which a sentence that a worker wrote is cut."""
+UP_LIMIT = timedelta(seconds=10)
+"""How long an attempt may be starting before a worker is asked whether its ranks are up: well below START_LIMIT_S, and
+long enough that nobody is asked for a message that is on its way."""
+
+
+@dataclass
+class Heard:
+    """A heartbeat, for the lease clocks; `at` = Unix seconds by the broker's clock."""
+
+    worker: str
+    attempts: set[int]
+    at: float
+    still: frozenset[int] = frozenset()
+    """Those over several hosts of which no rank moves there."""
 
 
 def keep_beat(entry: Entry, body: Mapping[str, Any]) -> tuple[Worker, bool]:
@@ -67,3 +89,33 @@ def _placement_facts(worker: Worker) -> tuple[object, ...]:
     where = (worker.host, worker.boot, worker.leaving, worker.clashes)
     able = (worker.shared_checkpoints, worker.across_hosts, worker.token_files, worker.tasks)
     return (*where, devices_of(worker), *able)
+
+
+def answers(worker: Worker, body: Mapping[str, Any]) -> list[ControlMessage]:
+    """The messages that answer a heartbeat, apart from those about its attempts: what the worker has to delete, and the
+    profiles that it is, or is no longer, asked for."""
+    gone = worker.leftovers.values_list("run", flat=True)
+    messages: list[ControlMessage] = [(worker.name, {"kind": "drop", "attempt": run}) for run in gone]
+    messages += _drop_texts(worker.name, list(map(str, body.get("texts") or ()))[:MOST_TEXTS])
+    asked = {one.pk: one.spec for one in ledger.asked(worker.name)}
+    for pk, spec in asked.items():
+        messages.append((worker.name, {"kind": "profile", "attempt": pk, "spec": spec}))
+    unasked = (int(pk) for pk in body.get("profiles") or () if int(pk) not in asked)
+    return messages + [(worker.name, {"kind": "cancel_profile", "attempt": pk}) for pk in unasked]
+
+
+def _drop_texts(worker: str, cached: list[str]) -> list[ControlMessage]:
+    """Orders the worker to delete its copies of texts that are not, or no longer, uploaded."""
+    kept = set(Corpus.objects.filter(sha256__in=cached).values_list("sha256", flat=True)) if cached else set()
+    gone = [one for one in cached if one not in kept]
+    return [(worker, {"kind": "drop_text", "attempt": 0, "sha256": one}) for one in gone]
+
+
+def unsaid(attempt: Attempt, worker: str) -> bool:
+    """Whether the worker's ranks should have processes by now but it has not said so.
+
+    A broker that lost its data lost that message with it; unless the worker repeats it, an attempt that trains would be
+    ended as one that never started.
+    """
+    late = attempt.sent_at is not None and timezone.now() - attempt.sent_at > UP_LIMIT
+    return late and attempt.run.state == State.STARTING and worker in multi_host.not_up(attempt.report, attempt.devices)

@@ -21,33 +21,17 @@ from dashboard.control.arrival import is_complete, rewind, sizes_of
 from dashboard.control.batches import Batch
 from dashboard.control.dispatch import ControlMessage
 from dashboard.control.frames import decode_batch
-from dashboard.control.heartbeats import keep_beat
+from dashboard.control.heartbeats import Heard, answers, keep_beat, unsaid
 from dashboard.control.store import FileKey, Store
 from dashboard.control.wire import Entry
 from dashboard.fleet.models import Leftover
 from dashboard.json_values import clean
-from dashboard.ledger import selectors as ledger_selectors
 from dashboard.ledger import services as ledger
 from dashboard.runs import states
-from dashboard.runs.models import Attempt, Corpus, OpenWaits, State
-from workers.contract import LEASE_S, MOST_TEXTS, ControlEntry
+from dashboard.runs.models import Attempt, OpenWaits, State
+from workers.contract import LEASE_S, ControlEntry
 
 log = logging.getLogger(__name__)
-
-UP_LIMIT = timedelta(seconds=10)
-"""How long an attempt may be starting before a worker is asked whether its ranks are up: well below START_LIMIT_S, and
-long enough that nobody is asked for a message that is on its way."""
-
-
-@dataclass
-class Heard:
-    """A heartbeat, for the lease clocks; `at` = Unix seconds by the broker's clock."""
-
-    worker: str
-    attempts: set[int]
-    at: float
-    still: frozenset[int] = frozenset()
-    """Those over several hosts of which no rank moves there."""
 
 
 @dataclass
@@ -125,25 +109,12 @@ class Ingest:
         worker, new = keep_beat(entry, body)
         self.news |= new
         self.topics[None, None].add("fleet")
-        gone = worker.leftovers.values_list("run", flat=True)
-        self.messages += [(entry.worker, {"kind": "drop", "attempt": run}) for run in gone]
-        self._drop_texts(entry.worker, list(map(str, body.get("texts") or ()))[:MOST_TEXTS])
-        asked = {one.pk: one.spec for one in ledger_selectors.asked(entry.worker)}
-        for pk, spec in asked.items():
-            self.messages.append((entry.worker, {"kind": "profile", "attempt": pk, "spec": spec}))
-        unasked = (int(pk) for pk in body.get("profiles") or () if int(pk) not in asked)
-        self.messages += [(entry.worker, {"kind": "cancel_profile", "attempt": pk}) for pk in unasked]
+        self.messages += answers(worker, body)
         live = {int(pk): progress for pk, progress in body["attempts"].items()}
         for pk, progress in live.items():
             self._progress(entry.worker, pk, progress)
         still = frozenset(map(int, body.get("still") or ()))
         self.heard.append(Heard(entry.worker, set(live), entry.at, still))
-
-    def _drop_texts(self, worker: str, cached: list[str]) -> None:
-        """Orders the worker to delete its copies of texts that are not, or no longer, uploaded."""
-        kept = set(Corpus.objects.filter(sha256__in=cached).values_list("sha256", flat=True)) if cached else set()
-        gone = [one for one in cached if one not in kept]
-        self.messages += [(worker, {"kind": "drop_text", "attempt": 0, "sha256": one}) for one in gone]
 
     def _progress(self, worker: str, pk: int, progress: dict[str, Any]) -> None:
         """Fences an attempt that should not be alive there; else notes where its ranks are, and repeats messages that
@@ -296,16 +267,6 @@ def record_omitted(attempt: Attempt, worker: str) -> None:
         "TRAINYARD_SPOOL_BYTES was reached."
     )
     states.record_once(attempt, "omitted", f"Worker {worker} dropped ", rest)
-
-
-def unsaid(attempt: Attempt, worker: str) -> bool:
-    """Whether the worker's ranks should have processes by now but it has not said so.
-
-    A broker that lost its data lost that message with it; unless the worker repeats it, an attempt that trains would be
-    ended as one that never started.
-    """
-    late = attempt.sent_at is not None and timezone.now() - attempt.sent_at > UP_LIMIT
-    return late and attempt.run.state == State.STARTING and worker in multi_host.not_up(attempt.report, attempt.devices)
 
 
 def store_at(attempt: Attempt) -> ControlEntry:

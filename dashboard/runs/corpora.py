@@ -76,7 +76,7 @@ def why_stays(corpus: Corpus, user: Any, users: Sequence[Run]) -> str:
 def delete(*, corpus: Corpus, user: Any) -> None:
     """Deletes the text and its file. Runs that ended keep its sha256.
 
-    Each worker is told to delete its copy when it next names the text in a heartbeat (`control.ingest`).
+    Each worker is told to delete its copy when it next names the text in a heartbeat (`control.heartbeats`).
 
     Raises PermissionDenied unless the user owns it or is an admin, Invalid({"corpus": why}) while a run needs it.
     """

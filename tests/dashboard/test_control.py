@@ -15,7 +15,7 @@ from django.utils import timezone
 
 from dashboard.control.clocks import MOST_COUNTED_S
 from dashboard.control.controller import Controller
-from dashboard.control.ingest import UP_LIMIT
+from dashboard.control.heartbeats import UP_LIMIT
 from dashboard.fleet.models import Worker
 from dashboard.fleet.services import drain, enable
 from dashboard.runs import queue, services
