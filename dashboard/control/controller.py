@@ -16,20 +16,21 @@ from functools import partial
 
 import redis
 from django.conf import settings
-from django.db import DatabaseError, InterfaceError, OperationalError, connection
+from django.db import DatabaseError, InterfaceError, connection
 from kombu.exceptions import OperationalError as BrokerError
 
 from dashboard.control import sweeps, wire
 from dashboard.control.changes import Changes
 from dashboard.control.clocks import Clocks
-from dashboard.control.dead_letters import stored_alone
+from dashboard.control.dead_letters import stored
 from dashboard.control.dispatch import Asked, ControlMessage, send_messages, send_start
 from dashboard.control.durability import sync_commits
 from dashboard.control.guard import Guard
-from dashboard.control.ingest import Ingest, applied
+from dashboard.control.ingest import Ingest
 from dashboard.control.lock import lock_of_database
 from dashboard.control.starter import Starter
 from dashboard.control.summary import store_summary, unsummarised
+from dashboard.control.suspects import UNREACHABLE, Suspects
 from dashboard.control.wire import Entry, Reader
 from dashboard.fleet.listening import STAMP_EVERY_S, stamp
 from dashboard.fleet.selectors import reporting
@@ -69,6 +70,7 @@ class Controller:
         self._changes = Changes()
         self._news = True
         self._guard = Guard()
+        self._suspects = Suspects()
         self._alive: set[str] = set()
         self._fresh: set[str] = set()
         self._starter = Starter()
@@ -147,16 +149,7 @@ class Controller:
         self._stopping.wait(RETRY_S)
 
     def _store(self, entries: list[Entry]) -> list[Ingest]:
-        """Applies all entries in one transaction. If an entry raises, applies each in its own (see `dead_letters`)."""
-        if not entries:
-            return []
-        try:
-            return [applied(entries)]
-        except (OperationalError, InterfaceError):
-            raise
-        except Exception:
-            log.exception("a batch of %s entries failed; trying them one at a time", len(entries))
-        return [ingest for entry in entries for ingest in stored_alone(entry)]
+        return stored(entries, self._suspects)
 
     def _hear(self, done: list[Ingest], at: float) -> None:
         """Notes the heartbeats, read `at` by the broker's clock. They are acknowledged and not read again, so nothing
@@ -268,7 +261,7 @@ class Controller:
             pk = self._to_summarise.pop()
             try:
                 store_summary(pk)
-            except (OperationalError, InterfaceError):  # unreachable: any other error would recur
+            except UNREACHABLE:  # any other error would recur
                 self._to_summarise.add(pk)
                 raise
             except Exception:

@@ -1,22 +1,27 @@
-"""Records that cannot be stored: after TRIES tries they are set aside, and what follows them goes on.
+"""Stores entries, and sets aside records that cannot be stored: what follows them goes on.
 
-A batch that fails is dropped and asked for again, as the fault may be a passing one; the row of its cursor counts how
-often. From the TRIES-th time on its records are stored one at a time, each in a transaction of its own, which moves the
-cursor behind it. A record that fails even then becomes a DeadLetter in the transaction that moves the cursor: at every
-moment, whoever is killed, it is still asked for or it is kept.
+Entries are stored together or, if that fails, one at a time. A batch that fails alone is dropped and asked for again,
+as the fault may be a passing one; the row of its cursor counts how often. From the TRIES-th time on its records are
+stored one at a time, each in a transaction of its own, which moves the cursor behind it. A record that fails even then
+becomes a DeadLetter in the transaction that moves the cursor: at every moment, whoever is killed, it is still asked for
+or it is kept.
 
-A database that cannot be reached is no fault of a record: then everything waits (see `controller`).
+An operational error may be that of a database that is away, which is no fault of a record: then everything waits in the
+broker (see `controller`). Only an entry that is found to be the cause (`suspects`) goes, record by record, the same
+way; its tries are in the stream, so it is not asked for again.
 """
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Hashable, Sequence
 
-from django.db import InterfaceError, OperationalError, transaction
+from django.db import connection, transaction
 
 from dashboard.control.arrival import rewind
 from dashboard.control.batches import Batch, records_of
 from dashboard.control.ingest import Ingest, applied
+from dashboard.control.suspects import UNREACHABLE, Source, Suspects
 from dashboard.control.wire import Entry
 from dashboard.json_values import storable_text
 from dashboard.runs import states
@@ -26,24 +31,42 @@ log = logging.getLogger(__name__)
 
 TRIES = 3
 MAX_ERROR = 400
-UNREACHABLE = (OperationalError, InterfaceError)
 
 
-def stored_alone(entry: Entry) -> list[Ingest]:
+def stored(entries: Sequence[Entry], suspects: Suspects) -> list[Ingest]:
+    """Applies all entries in one transaction. If an entry raises, applies each in its own.
+
+    Raises one of UNREACHABLE if the database may be away: the same entries are then to be tried again.
+    """
+    done: list[Ingest] = []
+    if not entries:
+        return done
+    try:
+        done = [applied(entries)]
+    except UNREACHABLE:
+        if not suspects.try_alone():
+            raise
+    except Exception:
+        log.exception("a batch of %s entries failed; trying them one at a time", len(entries))
+    if not done:
+        done = [ingest for entry in entries for ingest in _stored_alone(entry, suspects)]
+    suspects.forget()
+    return done
+
+
+def _stored_alone(entry: Entry, suspects: Suspects) -> list[Ingest]:
     """Applies one entry. If that fails, a batch of an attempt's file is asked for again or stored record by record; any
     other entry is dropped.
 
     Raises one of UNREACHABLE.
     """
     done: list[Ingest] = []
+    tried = _tried(entry, entry.id, suspects, suspects.patience(_source(entry)))
+    if isinstance(tried, Ingest):
+        return [tried]
+    log.error("entry %r of %s failed: %s %s", entry.id, entry.worker, entry.kind, entry.body, exc_info=tried)
     try:
-        return [applied([entry])]
-    except UNREACHABLE:
-        raise
-    except Exception:
-        log.exception("entry %r of %s failed: %s %s", entry.id, entry.worker, entry.kind, entry.body)
-    try:
-        _after_failure(entry, done)
+        _after_failure(entry, tried, suspects, done)
     except UNREACHABLE:
         raise
     except Exception:
@@ -51,23 +74,46 @@ def stored_alone(entry: Entry) -> list[Ingest]:
     return done
 
 
-def _after_failure(entry: Entry, done: list[Ingest]) -> None:
+def _tried(entry: Entry, unit: Hashable, suspects: Suspects, patience: float) -> Ingest | Exception:
+    """Applies one entry, or returns the error that is its own fault. Raises one of UNREACHABLE as long as that may be
+    the database's, or if the connection was lost: only at the next turn it is known to be the controller's again."""
+    if found := suspects.error_of(unit):
+        return found
+    session = connection.connection
+    try:
+        return applied([entry])
+    except UNREACHABLE as error:
+        if not suspects.is_at_fault(unit, _source(entry), error, patience) or connection.connection is not session:
+            raise
+        return error
+    except Exception as error:
+        return error
+
+
+def _source(entry: Entry) -> Source:
+    return entry.worker, str(entry.body.get("attempt", ""))
+
+
+def _after_failure(entry: Entry, error: Exception, suspects: Suspects, done: list[Ingest]) -> None:
     """Adds to `done` what was stored, or the message that asks again."""
     batch = Batch.of(entry) if entry.kind == "batch" else None
-    row = _count(batch) if batch else None
-    if batch is None or row is None:
+    if batch is None:
         return
-    if row.failures < TRIES:
-        done.append(Ingest(messages=[(entry.worker, rewind(batch.key, row.offset))]))
-        return
+    # An operational error was waited for long enough, and so were all records of the entry.
+    patience = 0.0 if isinstance(error, UNREACHABLE) else suspects.patience(_source(entry))
+    if not isinstance(error, UNREACHABLE):
+        row = _count(batch)
+        if row is None:
+            return
+        if row.failures < TRIES:
+            done.append(Ingest(messages=[(entry.worker, rewind(batch.key, row.offset))]))
+            return
     for record in records_of(entry):
-        try:
-            done.append(applied([record]))
-        except UNREACHABLE:
-            raise
-        except Exception as error:
-            log.exception("a record of attempt %s is set aside: %s", batch.attempt, record.body)
-            done.append(_set_aside(record, error))
+        tried = _tried(record, (batch.key, record.body["start"]), suspects, patience)
+        if isinstance(tried, Exception):
+            log.error("a record of attempt %s is set aside: %s", batch.attempt, record.body, exc_info=tried)
+            tried = _set_aside(record, tried)
+        done.append(tried)
 
 
 @transaction.atomic
@@ -89,7 +135,10 @@ def _set_aside(entry: Entry, error: Exception) -> Ingest:
     attempt = ingest.load(batch.attempt)
     if attempt is None:  # it was deleted meanwhile
         return ingest
-    begin = max(batch.start, ingest.store.offset(batch.key))
+    offset = ingest.store.offset(batch.key)
+    if offset >= batch.end:  # it was set aside in a turn that failed after that
+        return ingest
+    begin = max(batch.start, offset)
     ingest.store.advance(batch.key, batch.end)
     is_log = batch.channel == "log"
     data = entry.data[begin - batch.start :] if is_log else entry.data  # of a record, which is kept whole
