@@ -28,6 +28,7 @@ from dashboard.control.durability import sync_commits
 from dashboard.control.guard import Guard
 from dashboard.control.ingest import Ingest
 from dashboard.control.lock import lock_of_database
+from dashboard.control.restoring import store_asked
 from dashboard.control.starter import Starter
 from dashboard.control.summary import store_summary, unsummarised
 from dashboard.control.suspects import UNREACHABLE, Suspects
@@ -219,11 +220,19 @@ class Controller:
         self._look_at_clocks()
         self._guard.run("place queued runs", self._place)
         self._guard.run("queue the next runs of fit studies", fit_runs.advance)
+        self._guard.run("store again what was set aside", self._store_asked)
 
     def _place(self) -> None:
         for attempt in sweeps.place_queued(self._alive, self._fresh):
             self._clocks.placed(attempt.pk)
             self._unsent[attempt.pk] = attempt
+
+    def _store_asked(self) -> None:
+        """Some at a time: what that writes brings the next sweep."""
+        done = store_asked()
+        for ingest in done:
+            self._note_ended(ingest.ended)
+        self._tell(done)
 
     def _look_at_clocks(self) -> None:
         """Looks for what comes with time even if nobody writes: silent workers, and the step that somebody asked to

@@ -19,6 +19,12 @@ KEPT = ("sizes", "ends")
 """Fields that are still added to the report of an attempt that is already over."""
 
 
+def worker_of(nodes: Nodes, rank: int) -> str:
+    """The worker that has this rank."""
+    first_ranks = sorted((node["first_rank"], node["worker"]) for node in nodes)
+    return str(next(worker for first, worker in reversed(first_ranks) if first <= rank))
+
+
 def is_up(report: Report, nodes: Nodes, worker: str) -> tuple[Report, bool]:
     """Returns the report with this worker added to `up`, and whether all workers now are."""
     if len(nodes) == 1:

@@ -34,7 +34,7 @@ LEAST_ROWS = 16
 """A row that has this part of a rank's bound takes no more, either, because at the bound whole rows go."""
 
 Points = dict[tuple[int, str], list[np.ndarray]]
-"""(rank 0, series) -> its new POINT rows."""
+"""(rank, series) -> its new POINT rows; here of rank 0."""
 Found = dict[int, list[StepWaits]]
 """Rank -> its `waits` records."""
 

@@ -12,8 +12,9 @@ from typing import Any
 import numpy as np
 from django.db.models import Max, Model
 
+from dashboard.control import multi_host
 from dashboard.control.frames import Decoded
-from dashboard.control.step_shares import Found, share_points, traced_share_points
+from dashboard.control.step_shares import Found, Points, share_points, traced_share_points
 from dashboard.json_values import finite
 from dashboard.ledger import host_links
 from dashboard.runs.models import (
@@ -33,6 +34,8 @@ from parallel_core.observe.records import POINT
 
 CHUNK_POINTS = 500
 LOG_CHUNK_BYTES = 64 * 1024
+FILLED = ("first_step", "last_step", "count", "closed", "data")
+"""Columns of a SeriesChunk that `fill` sets."""
 LATEST = {"loss": "loss", "tokens_per_s": "tokens_per_s"}
 """Series of a run -> the column of the run's row that holds its newest value."""
 
@@ -102,13 +105,13 @@ class Store:
             self._rows.append(_memory_row(attempt, rank, header, blob))
         for header, blob in records.profiles:
             self._rows.append(ProfilePart(attempt=attempt, rank=rank, data=blob, **header))
-        _keep_told(attempt, rank, records)
+        self._keep_told(attempt, rank, records)
         return {topic for name, topic in TOPICS.items() if getattr(records, name)}
 
     def flush(self, attempts: dict[int, Attempt | None]) -> None:
         """Stores everything gathered so far. `attempts` by id, with their runs."""
         for pk, series in self._points.items():
-            _append_points(pk, series)
+            self._add_points(pk, series)
         for (pk, rank), parts in self._logs.items():
             _append_log(pk, rank, parts)
         spans = [row for row in self._rows if isinstance(row, SpanChunk)]
@@ -123,7 +126,7 @@ class Store:
         for pk in {*self._points, *(row.attempt_id for row in metered)}:
             attempt = attempts[pk]
             if attempt is not None:
-                _newest_values(attempt, self._points.get(pk, {}), any(row.attempt_id == pk for row in metered))
+                self._show_newest(attempt, self._points.get(pk, {}), any(row.attempt_id == pk for row in metered))
         self._points.clear()
         self._logs.clear()
         self._rows.clear()
@@ -135,10 +138,19 @@ class Store:
         """Stores the shares of the steps of which now everything is there."""
         for pk, steps in self._traced.items():
             if (attempt := attempts[pk]) is not None and (points := traced_share_points(attempt, steps)):
-                _append_points(pk, points)
+                self._add_points(pk, points)
         for pk, found in self._waits.items():
             if (attempt := attempts[pk]) is not None and (points := share_points(attempt, found)):
-                _append_points(pk, points)
+                self._add_points(pk, points)
+
+    def _add_points(self, attempt: int, series: Points) -> None:
+        _append_points(attempt, series)
+
+    def _show_newest(self, attempt: Attempt, series: Points, metered: bool) -> None:
+        _newest_values(attempt, series, metered)
+
+    def _keep_told(self, attempt: Attempt, rank: int, records: Decoded) -> None:
+        _keep_told(attempt, rank, records)
 
 
 def _rewrite(kind: type[Model], rows: Sequence[Model], fields: Sequence[str]) -> None:
@@ -175,7 +187,7 @@ def _keep_text(attempt: Attempt, rank: int, headers: list[dict[str, Any]]) -> No
 
 def _keep_checkpoint(attempt: Attempt, rank: int, header: dict[str, Any]) -> None:
     """Stores a new checkpoint's row, and deletes the rows of checkpoints that its worker has deleted."""
-    worker = next(node["worker"] for node in reversed(attempt.devices) if node["first_rank"] <= rank)
+    worker = multi_host.worker_of(attempt.devices, rank)
     mine = Checkpoint.objects.filter(run=attempt.run_id, worker=worker)
     mine.exclude(step__in=header["kept"]).delete()
     if header["step"] in header["kept"]:
@@ -196,7 +208,7 @@ def _memory_row(attempt: Attempt, rank: int, header: dict[str, Any], blob: bytes
     )
 
 
-def _append_points(attempt: int, series: dict[tuple[int, str], list[np.ndarray]]) -> None:
+def _append_points(attempt: int, series: Points) -> None:
     """Adds points to the open chunk of each series; closes full chunks and opens the next."""
     open_chunks = {
         (chunk.rank, chunk.name): chunk for chunk in SeriesChunk.objects.filter(attempt=attempt, closed=False)
@@ -209,15 +221,17 @@ def _append_points(attempt: int, series: dict[tuple[int, str], list[np.ndarray]]
         points = np.concatenate([*before, *parts])
         for at in range(0, len(points), CHUNK_POINTS):
             row = chunk if chunk and at == 0 else SeriesChunk(attempt_id=attempt, rank=rank, name=name)
-            _fill(row, points[at : at + CHUNK_POINTS])
+            fill(row, points[at : at + CHUNK_POINTS])
             (changed if row.pk else new).append(row)
-    _rewrite(SeriesChunk, changed, ("first_step", "last_step", "count", "closed", "data"))
+    _rewrite(SeriesChunk, changed, FILLED)
     SeriesChunk.objects.bulk_create(new)
 
 
-def _fill(row: SeriesChunk, points: np.ndarray) -> None:
+def fill(row: SeriesChunk, points: np.ndarray) -> None:
+    """Makes these the row's points, POINT rows in step order, at least one. A row that was closed stays so."""
     row.first_step, row.last_step = int(points["step"].min()), int(points["step"].max())
-    row.count, row.closed, row.data = len(points), len(points) == CHUNK_POINTS, points.tobytes()
+    row.count, row.data = len(points), points.tobytes()
+    row.closed = row.closed or len(points) >= CHUNK_POINTS
 
 
 def _append_log(attempt: int, rank: int, parts: list[tuple[int, bytes]]) -> None:
@@ -231,7 +245,7 @@ def _append_log(attempt: int, rank: int, parts: list[tuple[int, bytes]]) -> None
         LogChunk.objects.create(attempt_id=attempt, rank=rank, start=start, end=start + len(data), data=data)
 
 
-def _newest_values(attempt: Attempt, series: dict[tuple[int, str], list[np.ndarray]], metered: bool) -> None:
+def _newest_values(attempt: Attempt, series: Points, metered: bool) -> None:
     """Updates the newest values in the run's row, for lists; late data of an earlier attempt does not change them."""
     if Attempt.objects.filter(run=attempt.run_id, number__gt=attempt.number).exists():
         return

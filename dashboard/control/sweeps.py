@@ -279,10 +279,5 @@ def sweep_unsettled(alive: Iterable[str]) -> list[ControlMessage]:
         if there.isdisjoint(node["worker"] for node in attempt.devices):
             continue
         for key, offset in incomplete_files(attempt).items():
-            messages.append((_worker_of(attempt, key[1]), rewind(key, offset)))
+            messages.append((multi_host.worker_of(attempt.devices, key[1]), rewind(key, offset)))
     return messages
-
-
-def _worker_of(attempt: Attempt, rank: int) -> str:
-    nodes = sorted(attempt.devices, key=lambda node: node["first_rank"])
-    return str(next(node for node in reversed(nodes) if node["first_rank"] <= rank)["worker"])

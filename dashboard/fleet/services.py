@@ -31,7 +31,7 @@ def remove(*, worker: Worker, user: Any) -> None:
 
     Raises PermissionDenied unless staff, CannotRemoveWorker if it cannot be removed now.
     """
-    _require_staff(user)
+    require_staff(user)
     with transaction.atomic():
         if why := selectors.stays(worker):
             raise CannotRemoveWorker(why)
@@ -43,13 +43,14 @@ class CannotRemoveWorker(ValueError):
     """A worker cannot be removed now; the message says why, and when it can be."""
 
 
-def _require_staff(user: Any) -> None:
+def require_staff(user: Any, what: str = "drain, enable or remove a worker") -> None:
+    """Raises PermissionDenied, with a sentence that says who may do `what`, unless the user is active staff."""
     if not (user.is_active and user.is_staff):
-        raise PermissionDenied("Only admins may drain, enable or remove a worker.")
+        raise PermissionDenied(f"Only admins may {what}.")
 
 
 def _set(worker: Worker, user: Any, draining: bool) -> Worker:
-    _require_staff(user)
+    require_staff(user)
     worker.draining = draining
     worker.save(update_fields=("draining",))
     announce(None, None, "fleet")

@@ -33,8 +33,13 @@ class EventAdmin(ReadOnlyAdmin):
 
 @admin.register(DeadLetter)
 class DeadLetterAdmin(ReadOnlyAdmin):
-    list_display = fields = readonly_fields = ("at", "run", "rank", "channel", "start", "end", "error")
+    """They are stored again, or discarded, on a page of the fleet (`fleet.dead_letter_views`)."""
+
+    list_display = fields = readonly_fields = ("at", "run", "rank", "channel", "start", "end", "error", "tried_at")
     list_select_related = ("attempt__run",)
+
+    def view_on_site(self, obj: DeadLetter) -> str:  # type: ignore[override]
+        return f"{reverse('fleet:set_aside')}?run={obj.attempt.run_id}"
 
     @admin.display(ordering="attempt__run")
     def run(self, letter: DeadLetter) -> Run:

@@ -29,13 +29,27 @@ class DeadLetter(models.Model):
     start = models.BigIntegerField()
     end = models.BigIntegerField()
     error = models.CharField(max_length=400)
+    """Of the last try to store it."""
     at = models.DateTimeField(auto_now_add=True)
+    """When it was set aside."""
     data = models.BinaryField()
+    store_asked_at = models.DateTimeField(null=True, blank=True)
+    """When an admin asked to store it again, until the controller tries to."""
+    tried_at = models.DateTimeField(null=True, blank=True)
+    """When that was tried last."""
 
     class Meta:
         ordering = ("id",)
         constraints = [
             models.UniqueConstraint(fields=("attempt", "rank", "channel", "start"), name="one_dead_letter_a_record")
+        ]
+        # Found without a look at the rows, which are large.
+        indexes = [
+            models.Index(
+                fields=("store_asked_at",),
+                name="dead_letters_asked_for",
+                condition=models.Q(store_asked_at__isnull=False),
+            )
         ]
 
 

@@ -49,6 +49,22 @@ def joined(before: Mapping[str, Any] | None, header: Mapping[str, Any]) -> Gener
     }
 
 
+def inserted(before: Mapping[str, Any] | None, header: Mapping[str, Any]) -> Generated:
+    """`before` with a `generated` record that others have passed: what they added follows it. Everything in front of it
+    has to be there, and it must not have been added yet."""
+    first = int(header["first"])
+    whole = joined(before, header)
+    if not before:
+        return whole
+    since = max(first - 1, 0)
+    return {
+        "tokens": [[*a, *b[first:]] for a, b in zip(whole["tokens"], before["tokens"], strict=True)],
+        "prefill": float(before["prefill"]),
+        "seconds": [*whole["seconds"], *before["seconds"][since:]],
+        "kv_bytes": int(before["kv_bytes"]),
+    }
+
+
 def together(headers: Iterable[Mapping[str, Any]]) -> Generated | None:
     """All `generated` records of a rank joined in order; None if there are none."""
     found: Generated | None = None
