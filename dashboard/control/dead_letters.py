@@ -38,20 +38,26 @@ def stored(entries: Sequence[Entry], suspects: Suspects) -> list[Ingest]:
 
     Raises one of UNREACHABLE if the database may be away: the same entries are then to be tried again.
     """
-    done: list[Ingest] = []
     if not entries:
-        return done
-    try:
-        done = [applied(entries)]
-    except UNREACHABLE:
-        if not suspects.try_alone():
-            raise
-    except Exception:
-        log.exception("a batch of %s entries failed; trying them one at a time", len(entries))
-    if not done:
+        return []
+    done = None if suspects.alone else _stored_together(entries, suspects)
+    if done is None:
         done = [ingest for entry in entries for ingest in _stored_alone(entry, suspects)]
     suspects.forget()
     return done
+
+
+def _stored_together(entries: Sequence[Entry], suspects: Suspects) -> list[Ingest] | None:
+    """Applies all entries in one transaction; None if one of them is at fault. Raises one of UNREACHABLE: then the
+    connection may be lost, so that even to try them alone is left to the next turn."""
+    try:
+        return [applied(entries)]
+    except UNREACHABLE:
+        suspects.failed_together()
+        raise
+    except Exception:
+        log.exception("a batch of %s entries failed; trying them one at a time", len(entries))
+        return None
 
 
 def _stored_alone(entry: Entry, suspects: Suspects) -> list[Ingest]:

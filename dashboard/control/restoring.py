@@ -11,7 +11,7 @@ import logging
 from collections import defaultdict
 from collections.abc import Iterable
 
-from django.db import transaction
+from django.db import connection, transaction
 from django.utils import timezone
 
 from dashboard.control import multi_host
@@ -59,12 +59,16 @@ def _begun(pk: int) -> DeadLetter | None:
 
 
 def _tried(letter: DeadLetter) -> Ingest | None:
-    """Returns None if it is refused again."""
+    """Returns None if it is refused again. Raises one of UNREACHABLE if that took the connection, and so perhaps the
+    controller's lock."""
+    session = connection.connection
     try:
         return _stored(letter)
     except Exception as error:  # of a database that is away, the next statement raises it again
         log.exception("record %s of attempt %s is refused again", letter.pk, letter.attempt_id)
         DeadLetter.objects.filter(pk=letter.pk).update(error=first_line(error))
+        if connection.connection is not session:
+            raise
         return None
 
 

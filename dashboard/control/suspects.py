@@ -47,10 +47,16 @@ class Suspects:
         self._found: dict[Hashable, Exception] = {}
         self._sources: dict[Source, float] = {}
 
-    def try_alone(self) -> bool:
-        """Counts a failed transaction of several entries; whether they are now to be tried one at a time."""
+    def failed_together(self) -> None:
+        """Counts an operational error of the transaction of several entries."""
         self._failed_together += 1
-        return self._failed_together >= TRIES_TOGETHER or any(map(self._remembers, self._sources))
+
+    @property
+    def alone(self) -> bool:
+        """Whether the entries are to be tried one at a time from the beginning."""
+        return self._failed_together >= TRIES_TOGETHER or (
+            self._failed_together > 0 and any(map(self._remembers, self._sources))
+        )
 
     def patience(self, source: Source) -> float:
         """For how many seconds an entry of `source` has to fail alone."""

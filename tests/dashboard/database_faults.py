@@ -8,16 +8,19 @@ from django.db import connection
 
 STATES = {False: "23514", True: "57014"}
 """PostgreSQL's codes of a violated check (Django's IntegrityError) and of a cancelled statement (OperationalError)."""
+END_CONNECTION = "PERFORM pg_terminate_backend(pg_backend_pid()), pg_sleep(9)"
+"""A statement of PL/pgSQL that ends the connection, as a server process that dies of a row does."""
 
 
-def refuse(table: str, when: str, operational: bool = False) -> None:
+def refuse(table: str, when: str, operational: bool = False, does: str = "") -> None:
     """From now on no row is added to `table` of which `when` (SQL about NEW) holds: that raises IntegrityError or, if
-    `operational`, OperationalError."""
+    `operational`, OperationalError. `does` = a statement of PL/pgSQL instead, on PostgreSQL alone."""
     postgres = connection.vendor == "postgresql"
     with connection.cursor() as cursor:
         if postgres:
-            raises = f"BEGIN RAISE EXCEPTION 'refused' USING ERRCODE = '{STATES[operational]}'; END"
-            cursor.execute(f"CREATE FUNCTION refuse_{table}() RETURNS trigger LANGUAGE plpgsql AS $$ {raises} $$")
+            does = does or f"RAISE EXCEPTION 'refused' USING ERRCODE = '{STATES[operational]}'"
+            made = f"FUNCTION refuse_{table}() RETURNS trigger LANGUAGE plpgsql"
+            cursor.execute(f"CREATE {made} AS $$ BEGIN {does}; RETURN NEW; END $$")
             body = f"FOR EACH ROW WHEN ({when}) EXECUTE FUNCTION refuse_{table}()"
         else:
             connection.connection.create_function("fail", 0, _fail)
@@ -28,9 +31,11 @@ def refuse(table: str, when: str, operational: bool = False) -> None:
 
 def mend(table: str) -> None:
     """Ends what `refuse` began."""
-    on = f" ON {table}" if connection.vendor == "postgresql" else ""
+    postgres = connection.vendor == "postgresql"
     with connection.cursor() as cursor:
-        cursor.execute(f"DROP TRIGGER refuse_{table}{on}")
+        cursor.execute(f"DROP TRIGGER refuse_{table}{f' ON {table}' if postgres else ''}")
+        if postgres:
+            cursor.execute(f"DROP FUNCTION refuse_{table}")
 
 
 def _fail() -> Any:

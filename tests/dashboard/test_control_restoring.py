@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from django.core.exceptions import PermissionDenied
-from django.db import connection
+from django.db import OperationalError, connection
 
 from dashboard.control import dead_letters, restoring
 from dashboard.control.controller import Controller
@@ -28,7 +28,7 @@ from dashboard.runs.models import (
     SpanChunk,
 )
 from parallel_core.observe.records import encode
-from tests.dashboard.database_faults import mend, refuse
+from tests.dashboard.database_faults import END_CONNECTION, mend, refuse
 from tests.dashboard.fake_worker import Peer, points_frame, spans_frame
 from tests.dashboard.test_dead_letters import REFUSED, Killed, Killer, placed, steps
 from workers.contract import EVENTS, Channel
@@ -112,6 +112,24 @@ def test_an_operational_error_of_one_holds_up_nothing(
     peer.send(attempt.pk, points_frame(0, 2))
     controller.turn()
     assert steps(attempt) == [0, 1] and DeadLetter.objects.get().error.startswith("OperationalError")
+
+
+@pytest.mark.skipif(connection.vendor != "postgresql", reason="SQLite has no connection to lose")
+@pytest.mark.django_db(transaction=True)
+def test_one_that_ends_its_connection_is_tried_once(
+    peer: Peer, controller: Controller, attempt: Attempt, admin: Any
+) -> None:
+    refuse("runs_serieschunk", "NEW.name = 'other'", does=END_CONNECTION)
+    try:
+        put_aside(peer, controller, attempt, points_frame(0, 2, "other"))
+        asked(admin)
+        with pytest.raises(OperationalError, match="terminating connection"):
+            controller.turn()
+        kept = DeadLetter.objects.get()
+        assert kept.error.startswith("OperationalError: terminating connection") and kept.store_asked_at is None
+        controller.turn()
+    finally:
+        mend("runs_serieschunk")
 
 
 def test_bytes_that_are_no_records_stay_where_they_are(

@@ -8,14 +8,15 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from django.db import OperationalError
+from django.db import OperationalError, connection
 
 from dashboard.control import suspects
 from dashboard.control.controller import Controller
+from dashboard.control.lock import lock_of_database
 from dashboard.control.suspects import PATIENCE_AGAIN_S, PATIENCE_S, TRIES_TOGETHER
 from dashboard.fleet.models import ControllerState
 from dashboard.runs.models import Attempt, DeadLetter, Run, State
-from tests.dashboard.database_faults import mend, refuse
+from tests.dashboard.database_faults import END_CONNECTION, mend, refuse
 from tests.dashboard.fake_worker import Peer, points_frame
 from tests.dashboard.test_dead_letters import placed, steps
 from workers.contract import EVENTS
@@ -174,3 +175,29 @@ def test_a_moments_error_costs_nothing(peer: Peer, controller: Controller, clock
     mend(SERIES)
     assert turns(controller, clock, 60) == 0
     assert steps(attempt) == [2, 3] and not DeadLetter.objects.exists() and waiting(peer) == 0
+
+
+@pytest.mark.skipif(connection.vendor != "postgresql", reason="SQLite has no connection to lose")
+@pytest.mark.django_db(transaction=True)
+def test_a_record_that_ends_its_connection_is_set_aside_by_who_has_the_lock(
+    peer: Peer, controller: Controller, clock: Clock, attempt: Attempt
+) -> None:
+    refuse(SERIES, "NEW.name = 'refused'", does=END_CONNECTION)
+    peer.send(attempt.pk, BATCH)
+    lock, begin = lock_of_database(), clock.now
+    try:
+        while waiting(peer) and clock.now - begin < 5 * PATIENCE_S:
+            try:
+                assert lock.hold()
+                held = connection.connection
+                controller.turn()
+                assert connection.connection is held, "what is stored is stored under the lock"
+            except OperationalError:
+                controller._reader.start_over()
+                connection.close()
+                clock.now += 2.0
+        assert PATIENCE_S <= clock.now - begin < 2 * PATIENCE_S
+        assert [bytes(one.data) for one in DeadLetter.objects.all()] == [REFUSED] and steps(attempt) == [2, 3]
+    finally:
+        lock.release()
+        mend(SERIES)
