@@ -82,6 +82,9 @@ def test_one_or_all_are_asked_for_in_the_list(attempt: Attempt, chief: Client, a
     assert "Store all 2 again" in read(chief, mine)
     answer = chief.post(STORE, {"run": attempt.run_id, "of": attempt.run_id}, follow=True)
     assert answer.redirect_chain == [(mine, 302)] and waiting() == [0, 3]
+    assert "; to be stored again, asked <time" in answer.content.decode() and "refused again" not in read(chief, mine)
+    DeadLetter.objects.filter(pk=one.pk).update(store_asked_at=None, tried_at=one.at)
+    assert read(chief, mine).count("; refused again <time") == 1
     chief.post(STORE, {"all": 1})
     other.refresh_from_db()
     assert other.store_asked_at
