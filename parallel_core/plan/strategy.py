@@ -114,7 +114,7 @@ def idle_share(split: ParallelSpec) -> float:
         return (split.pp - 1) / (split.chunks_per_rank * split.micro_batches)
     if split.schedule in IDLE and split.micro_batches >= split.pp:
         each = np.array(float(split.chunks_per_rank))
-        idle = IDLE[split.schedule](np.array(split.pp), np.array(split.micro_batches), each, each, each)
+        idle = IDLE[split.schedule](np.array(split.pp), np.array(split.micro_batches), [each] * 3)
         return float(idle) / (3 * split.chunks_per_rank * split.micro_batches)
     return _shortened(split)
 

@@ -92,8 +92,9 @@ def test_bubbles_in_closed_form_are_those_of_the_simulated_programs(schedule: st
     plan, free = Plan(tp=8, pp=8, dp=16, schedule=schedule, chunks=chunks), replace(SELENE, link=1e18, network=1e18)
     job = replace(GPT3, batch=16 * drawn(GPT3, free, plan).micro_batches)
     drawn_step, found = drawn(job, free, plan), step.of(job, free, Plans.of([plan]))
-    # The last stage's output layer, which the closed form ignores, changes the simulated idle time by a few percent.
-    assert drawn_step.idle / 1e9 == pytest.approx(found.bubble[0], rel=0.15)
+    # 1F1B and interleaved leave out the output layer, which changes the simulated idle time by a few percent.
+    close = 0.005 if schedule.startswith("zb-") else 0.15
+    assert drawn_step.idle / 1e9 == pytest.approx(found.bubble[0], rel=close)
 
 
 @pytest.mark.parametrize(("schedule", "chunks"), [("zb-h1", 1), ("zb-h2", 1), ("zb-v", 2), ("interleaved", 6)])
@@ -101,8 +102,9 @@ def test_a_step_with_one_micro_batch_a_stage_idles_as_long_as_its_programs(sched
     """GPT 175 B on 1 024 devices with 16 stages and a batch of 512: too few micro-batches for a zero bubble."""
     job, plan = replace(GPT3, batch=512), Plan(tp=2, pp=16, dp=32, schedule=schedule, chunks=chunks)
     assert drawn(job, SELENE, plan).micro_batches == 16
-    found = step.of(job, SELENE, Plans.of([plan])).bubble[0]
-    assert drawn(job, replace(SELENE, link=1e18, network=1e18), plan).idle / 1e9 == pytest.approx(found, rel=0.15)
+    free = replace(SELENE, link=1e18, network=1e18)
+    found, close = step.of(job, free, Plans.of([plan])).bubble[0], 0.005 if schedule.startswith("zb-") else 0.15
+    assert drawn(job, free, plan).idle / 1e9 == pytest.approx(found, rel=close)
 
 
 @pytest.mark.parametrize(("schedule", "chunks"), [("gpipe", 1), ("1f1b", 1), ("interleaved", 2), ("zb-h1", 1)])

@@ -7,6 +7,7 @@ tensor group stays in one host where it can.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -66,7 +67,8 @@ def of(job: Job, cluster: Cluster, plans: Plans, efficiency: Efficiency | None =
     short = np.where(job.model.layers % (plans.pp * plans.chunks), 1.0, 0.0)
     last = np.where(inner * layer.total >= (inner - short) * layer.total + head.total, 0.0, 1.0)
     layers = inner - last * short
-    bubble = _bubble(plans, m, inner, layer, last * (head.total - short * layer.total))
+    more = [a + b for a, b in zip(_split(head, last), _split(layer, -last * short), strict=True)]
+    bubble = _bubble(plans, m, _split(layer, inner), more)
     messages = _messages(job, plans, machine, m)
     gradients, offload, optimizer = _update(job, plans, machine, layers * (layer.inputs + layer.weights))
     return Step(
@@ -82,21 +84,25 @@ def of(job: Job, cluster: Cluster, plans: Plans, efficiency: Efficiency | None =
     )
 
 
-def _bubble(plans: Plans, m: Floats, layers: Floats, layer: work.Seconds, extra: Floats) -> Floats:
+def _split(one: work.Seconds, count: Floats) -> Sequence[Floats]:
+    """Seconds of F, B and W of a micro-batch in so many layers."""
+    b = one.inputs + one.recompute + one.collective_backward + one.collective_recompute
+    return count * (one.forward + one.collective_forward), count * b, count * one.weights
+
+
+def _bubble(plans: Plans, m: Floats, each: Sequence[Floats], more: Sequence[Floats]) -> Floats:
     """Idle seconds of a step with a flush, from the first operation of any rank to the last: (p - 1)(F + B + W),
     interleaved a v-th of it (Narayanan et al. 2021, 2.2.2); of zero-bubble schedules `split_bubbles`; 0 without a
-    flush, once the pipeline is full. `extra`: seconds of a micro-batch that the rank of the output layer takes longer
-    than others."""
-    f = layers * (layer.forward + layer.collective_forward)
-    b = layers * (layer.inputs + layer.recompute + layer.collective_backward + layer.collective_recompute)
-    w = layers * layer.weights
+    flush, once the pipeline is full. `each`: seconds of F, B and W of a rank; `more`: by how much those of the output
+    layer's rank are longer, where it is the slowest."""
+    f, b, w = each
     whole = f + b + w
     looped = whole / np.where(plans.schedule == INTERLEAVED, plans.chunks, 1)
     found = (plans.pp - 1) * np.where(plans.asynchronous, 0.0, looped)
     for name, idle in IDLE.items():
         own = plans.schedule == SCHEDULES.index(name)
-        more = (extra,) if name == "zb-v" else ()  # elsewhere the output layer is on the last place, busy to the end
-        found[own] = idle(*(column[own] for column in (plans.pp, m, f, b, w, *more)))
+        times = [np.broadcast_to(column, own.shape)[own] for column in (*each, *more)]
+        found[own] = idle(plans.pp[own], m[own], times[:3], times[3:])
     return found
 
 
