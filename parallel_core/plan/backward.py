@@ -7,11 +7,12 @@ the layer that runs backward needs gradients on top. ZeRO-2 adds the buckets tha
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from functools import lru_cache
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
+import numpy as np
+
+from parallel_core.plan.held_counts import HeldCounts, Moment, What, held_counts
 from parallel_core.plan.in_flight import (
     alike,
     in_flight,
@@ -21,12 +22,10 @@ from parallel_core.plan.in_flight import (
     stream_steps,
     unproven_gradients,
 )
-from parallel_core.plan.messages import HeldMessages
 from parallel_core.plan.segments import Layers, Live, Segment, in_backward, in_forward, segments_of
 from parallel_core.plan.zero_buckets import Whole
-from parallel_core.schedule import plain
-from parallel_core.schedule.ir import AHEAD, Kind, Op, Schedule
-from parallel_core.schedule.passes.communicate import communicate
+from parallel_core.schedule import runs_of
+from parallel_core.schedule.ir import AHEAD, Kind
 from parallel_core.schedule.traits import TRAITS
 from parallel_core.spec import ParallelSpec, RunSpec
 
@@ -66,7 +65,10 @@ def _in_closed_form(split: ParallelSpec, stages: Iterable[int]) -> bool:
 
 
 def walked(split: ParallelSpec) -> int:
-    """About how many compute operations are walked to find the peaks of all ranks; 0 where formulas have them."""
+    """About how many compute operations are walked to find the peaks of all ranks, the first time that they are asked
+    for; 0 where formulas or runs (`plan.held_counts`) have them, however many micro-batches there are."""
+    if runs_of(split, 0) is not None:
+        return 0
     if not split.flushes:
         return 2 * sum(split.copies) * split.micro_batches * stream_steps(split)
     if all(_in_closed_form(split, [stage]) for stage in range(split.stages)) and split.chunks_per_rank == 1:
@@ -101,44 +103,42 @@ class _Part:
 
 
 class _Account:
-    """What a rank holds while its program runs: what all its stages keep, at most one of them in its backward, and the
-    messages held. Between backwards whole buckets are in flight."""
+    """What a rank holds while one of its operations runs: what all its stages keep, at most one of them in its
+    backward, and the messages held. Between backwards whole buckets are in flight."""
 
     def __init__(self, parts: Mapping[int, _Part], edges: Mapping[int, int], full: int, rested: int) -> None:
         """`full`: elements of the whole buckets between backwards, `rested`: those after the first one of a step."""
-        self._parts, self._full, self._rested = parts, full, rested
-        self._both = {n: edges[n + 1] for n, part in parts.items() if n + 1 in parts and not part.again}
+        self._parts, self._edges, self._resting = parts, edges, (0, rested, full)
+        self._both = {n + 1: edges[n + 1] for n, part in parts.items() if n + 1 in parts and not part.again}
         """The output of one stage and the input of the next one of the same rank are one tensor."""
-        self._forward, self._weights = Counter[int](), Counter[int]()
-        """Micro-batches of each stage between F and B, and between B and W."""
-        self._resting, self._once = 0, set[int]()
 
-    def run(self, op: Op, in_hand: int) -> Live:
-        """Runs `op`, with `in_hand` elements of messages held; returns what is live meanwhile."""
-        n = op.stage
-        self._forward[n] += (op.kind is Kind.F) - (op.kind in (Kind.B, Kind.BW))
-        live = self._live(op, in_hand)
-        self._weights[n] += (op.kind is Kind.B) - (op.kind is Kind.W)
-        if op.kind in (Kind.W, Kind.BW):
-            self._resting = self._full if n in self._once else self._rested
-            self._once.add(n)
-        return live
+    def worst(self, counts: HeldCounts) -> Live:
+        """The peak; of equal ones the first."""
+        sizes = np.array([self._size(*column) for column in counts.columns])
+        messages = np.array([what == "message" for what, _ in counts.columns])
+        own = np.array([sum(self._live(moment, 0, 0)) for moment in counts.moments])
+        most = int(np.argmax(counts.rows @ sizes + own[counts.which]))
+        held = counts.rows[most] * sizes
+        moment = counts.moments[counts.which[most]]
+        return self._live(moment, int(held[~messages].sum()), int(held[messages].sum()))
 
-    def _live(self, op: Op, in_hand: int) -> Live:
-        held, part = self._held(), self._parts[op.stage]
-        if op.kind is Kind.W:
+    def _size(self, what: What, stage: int) -> int:
+        """Elements of one of a column."""
+        if what == "message":
+            return self._edges[stage]
+        part = self._parts[stage]
+        return part.weights if what == "weights" else part.keeps - self._both.get(stage, 0)
+
+    def _live(self, moment: Moment, held: int, in_hand: int) -> Live:
+        """Elements at a moment, with `held` waiting for a backward or for W and `in_hand` in messages."""
+        kind, part, resting = moment.kind, self._parts[moment.stage], self._resting[moment.rest]
+        if kind is Kind.W:
             return Live(held, in_hand + part.product, part.grads)
-        if op.kind in (Kind.B, Kind.BW):
-            worst = part.in_b if op.kind is Kind.B else part.worst
-            kept = held + worst.kept - self._both.get(op.stage - 1, 0)
-            return Live(kept, in_hand + worst.passing, max(worst.grads, self._resting), worst.params)
-        return Live(held + part.inside * (op.kind is Kind.F), in_hand, self._resting)
-
-    def _held(self) -> int:
-        """Elements that wait for a backward or for W."""
-        forward, weights = self._forward, self._weights
-        held = sum(part.keeps * forward[n] + weights[n] * part.weights for n, part in self._parts.items())
-        return held - sum(size * forward[n + 1] for n, size in self._both.items())
+        if kind in (Kind.B, Kind.BW):
+            worst = part.in_b if kind is Kind.B else part.worst
+            kept = held + worst.kept - self._both.get(moment.stage, 0)
+            return Live(kept, in_hand + worst.passing, max(worst.grads, resting), worst.params)
+        return Live(held + part.inside * (kind is Kind.F), in_hand, resting)
 
 
 def _walked(
@@ -154,25 +154,9 @@ def _walked(
     edges |= {n + 1: layers.edges[units[-1] + 1] for n, units in stages.items()}
     account = _Account(parts, edges, whole.resting * spec.fp32_elements, whole.rested * spec.fp32_elements)
     again = frozenset(n for n, part in parts.items() if part.again)
-    worst = Live(0, 0)
-    for op, in_hand in _walk(spec.parallel, next(iter(parts)), edges, again, variant):
-        worst = max(worst, account.run(op, in_hand), key=sum)
-    return worst
-
-
-def _walk(
-    split: ParallelSpec, stage: int, edges: Mapping[int, int], again: frozenset[int], variant: RankVariant
-) -> Iterator[tuple[Op, int]]:
-    """Each compute operation of the rank that holds `stage`, and the elements of messages held while it runs. Without
-    turns all replicas are alike, so the first one stands for them."""
-    made = _messaged(alike(saturated(split)))
-    here = made.placement[stage][variant.replica if split.replicas is not None else 0]
-    return HeldMessages(made, here, edges, again, variant.unfed_stages).walk()
-
-
-@lru_cache(maxsize=64)
-def _messaged(split: ParallelSpec) -> Schedule:
-    return communicate(plain(split))
+    near = frozenset(stage + step for stage in parts for step in (-1, 1))
+    unfed = variant.unfed_stages & near
+    return account.worst(held_counts(alike(spec.parallel), tuple(parts), variant.replica, again, unfed))
 
 
 def unproven(spec: RunSpec, stage: int) -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from functools import lru_cache
 
 from parallel_core.outline import outline_of
@@ -46,8 +45,9 @@ def _largest(spec: RunSpec, limit: int) -> int:
 
 def walked_in_search(spec: RunSpec) -> int:
     """About how many operations `largest_layers` walks through at most (`backward.walked`), the first time that it is
-    asked; 0 where formulas have the memory."""
-    return walked(spec.parallel) * (2 + math.ceil(math.log2(EXACT_UP_TO * spec.parallel.stages)))
+    asked; 0 where formulas have the memory. What a walk finds serves any number of layers, unless chosen blocks
+    recompute: then a stage may end with one of them or not."""
+    return walked(spec.parallel) * (1 if spec.parallel.recompute_layers is None else 2)
 
 
 def _along_the_line(spec: RunSpec, limit: int, start: int) -> int:

@@ -46,7 +46,7 @@ _MOST_TRIED = 2 * MOST_WALKED
 """Most operations of all changes that are tried for one run."""
 NOT_COUNTED = (
     "Its memory is not predicted: with so many stages and micro-batches it would have to be counted operation by "
-    "operation. Fewer micro-batches, or a schedule of F and BW alone such as 1F1B, are predicted."
+    "operation. Fewer micro-batches, or another schedule such as 1F1B or zero bubble, are predicted."
 )
 _MOST_FIXES = 3
 

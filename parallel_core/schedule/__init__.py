@@ -32,17 +32,40 @@ from parallel_core.schedule.passes.reduce import reduce_and_step
 from parallel_core.schedule.passes.replicate import replicate
 from parallel_core.schedule.passes.versions import stamp, update
 from parallel_core.schedule.peaks import states
+from parallel_core.schedule.runs import Run, operations
 from parallel_core.schedule.traits import TRAITS, place
 
 if TYPE_CHECKING:
     from parallel_core.spec import ParallelSpec, RunSpec
 
 
-class _Maker(NamedTuple):
-    """Makes the programs of a schedule; `in_flight`: closed form of its micro-batches in flight, if it has one."""
+_Programs = Callable[[int, int, int], list[list[Op]]]
+_Runs = Callable[[int, int, int], list[Run]]
 
-    programs: Callable[[int, int, int], list[list[Op]]]
+
+class _Maker(NamedTuple):
+    """Makes the programs of a schedule from (places, chunks, micro-batches); `in_flight`: closed form of its
+    micro-batches in flight, if it has one."""
+
+    programs: _Programs
     in_flight: Callable[[int, int, int], int] | None = None
+
+
+_RUNS: dict[str, _Runs] = {
+    "zb-h1": zero_bubble.h1,
+    "zb-h2": zero_bubble.h2,
+    "zb-v": zb_v.runs,
+    "v-half": v_blocks.v_half,
+    "v-min": v_blocks.v_min,
+}
+"""Schedules made as runs of (place, places, micro-batches)."""
+
+
+def _written_out(runs: _Runs) -> _Programs:
+    def programs(pp: int, chunks: int, micro_batches: int) -> list[list[Op]]:
+        return [operations(runs(place, pp, micro_batches)) for place in range(pp)]
+
+    return programs
 
 
 _MAKERS = {
@@ -51,11 +74,7 @@ _MAKERS = {
     "1f1b": _Maker(one_f_one_b.programs, one_f_one_b.in_flight),
     "interleaved": _Maker(interleaved.programs),
     "looped-bfs": _Maker(looped_bfs.programs),
-    "zb-h1": _Maker(zero_bubble.h1),
-    "zb-h2": _Maker(zero_bubble.h2),
-    "zb-v": _Maker(zb_v.programs),
-    "v-half": _Maker(v_blocks.v_half),
-    "v-min": _Maker(v_blocks.v_min),
+    **{name: _Maker(_written_out(runs)) for name, runs in _RUNS.items()},
     "dualpipe-v": _Maker(dualpipe_v.programs),
     **{
         name: _Maker(one_f_one_b.programs, one_f_one_b.in_flight)  # the same order, without a flush
@@ -121,6 +140,13 @@ def plain(split: ParallelSpec, steps: int = 1) -> Schedule:
         return read(split.program)
     one = compute_only(split.schedule, split.pp, split.micro_batches, chunks=split.chunks_per_rank, steps=steps)
     return hand_back(one) if split.early_gradients else one
+
+
+def runs_of(split: ParallelSpec, place: int) -> list[Run] | None:
+    """The compute operations of a replica's `place` as runs; None for a schedule that is not made of runs."""
+    if split.pp == 1 or split.schedule not in _RUNS:
+        return None
+    return _RUNS[split.schedule](place, split.pp, split.micro_batches)
 
 
 def in_flight(name: str, stage: int, pp: int, micro_batches: int, chunks: int | None = None) -> int:

@@ -9,23 +9,24 @@ other: activations are about a half and a third of 1F1B's. Where T_F, T_B and T_
 from __future__ import annotations
 
 from functools import cache
-from itertools import product
+from itertools import pairwise, product
 from typing import NamedTuple
 
-from parallel_core.schedule.ir import Kind, Op
+from parallel_core.schedule.ir import Kind
+from parallel_core.schedule.runs import Run
 
 _PERIOD = 6
 """Slots of one micro-batch on a place: F, B and W of two chunks."""
 
 
-def v_half(pp: int, chunks: int, micro_batches: int) -> list[list[Op]]:
-    """Compute operations of each place of V-Half; place s holds stages s and 2p - 1 - s."""
-    return _repeated(_block(pp, (2, 1, 2, 1)), micro_batches)
+def v_half(place: int, pp: int, micro_batches: int) -> list[Run]:
+    """A place of V-Half, which holds stages s and 2p - 1 - s."""
+    return _repeated(_block(pp, (2, 1, 2, 1))[place], micro_batches)
 
 
-def v_min(pp: int, chunks: int, micro_batches: int) -> list[list[Op]]:
-    """Compute operations of each place of V-Min; place s holds stages s and 2p - 1 - s."""
-    return _repeated(_block(pp, (1, 1, 1, 1)), micro_batches)
+def v_min(place: int, pp: int, micro_batches: int) -> list[Run]:
+    """A place of V-Min, which holds stages s and 2p - 1 - s."""
+    return _repeated(_block(pp, (1, 1, 1, 1))[place], micro_batches)
 
 
 class _Pass(NamedTuple):
@@ -36,17 +37,16 @@ class _Pass(NamedTuple):
     stage: int
 
 
-def _repeated(block: tuple[tuple[_Pass, ...], ...], micro_batches: int) -> list[list[Op]]:
+def _repeated(passes: tuple[_Pass, ...], micro_batches: int) -> list[Run]:
     """The block once for each micro-batch, each one period later than the one before; only the order is kept."""
-    return [
-        [
-            Op(kind, stage, i)
-            for _, kind, stage, i in sorted(
-                (slot + _PERIOD * i, kind, stage, i) for slot, kind, stage in passes for i in range(micro_batches)
-            )
-        ]
-        for passes in block
-    ]
+    begins = {one: one.slot // _PERIOD for one in passes}
+    edges = sorted({period + more for period in begins.values() for more in (0, micro_batches)})
+    found = []
+    for begin, end in pairwise(edges):
+        active = [one for one in passes if begins[one] <= begin < begins[one] + micro_batches]
+        active.sort(key=lambda one: one.slot % _PERIOD)
+        found.append(Run(end - begin, tuple((one.kind, one.stage) for one in active)))
+    return [run for run in found if run.passes]
 
 
 @cache

@@ -6,16 +6,18 @@ With T_F = T_B = T_W and free communication it has no idle time with p micro-bat
 
 from __future__ import annotations
 
-from parallel_core.schedule.ir import Kind, Op
+from collections import Counter
+
+from parallel_core.schedule.ir import Kind
+from parallel_core.schedule.runs import Pass, Run, limited
 
 
-def programs(pp: int, chunks: int, micro_batches: int) -> list[list[Op]]:
-    """Compute operations of each place in order; place s holds stages s and 2p - 1 - s.
+def runs(place: int, pp: int, micro_batches: int) -> list[Run]:
+    """A place of ZB-V, which holds stages s and 2p - 1 - s.
 
     The pattern needs 2p - 1 micro-batches; with fewer, the missing ones are left out of it.
     """
-    full = max(2 * pp - 1, micro_batches)
-    return [[op for op in _Place(place, pp).program(full) if op.micro_batch < micro_batches] for place in range(pp)]
+    return limited(_Place(place, pp).runs(max(2 * pp - 1, micro_batches)), micro_batches)
 
 
 class _Place:
@@ -24,27 +26,24 @@ class _Place:
     def __init__(self, place: int, pp: int) -> None:
         self._place, self._pp = place, pp
         self._stages = (place, 2 * pp - 1 - place)
-        self._ops: list[Op] = []
-        self._count: dict[tuple[Kind, int], int] = dict.fromkeys(
-            ((kind, chunk) for kind in (Kind.F, Kind.B, Kind.W) for chunk in (0, 1)), 0
-        )
+        self._runs: list[Run] = []
+        self._count: Counter[Pass] = Counter()
+        """Operations so far of a kind on a chunk."""
 
-    def program(self, micro_batches: int) -> list[Op]:
-        place, rest = self._place, self._pp - self._place
+    def runs(self, micro_batches: int) -> list[Run]:
+        place, rest, count = self._place, self._pp - self._place, self._count
         self._repeat(2 * rest - 1, (Kind.F, 0))
         self._repeat(place, (Kind.F, 1), (Kind.F, 0))
         self._repeat(rest, (Kind.F, 1), (Kind.B, 1), (Kind.W, 1))
-        while self._count[Kind.F, 1] < micro_batches:
-            if self._count[Kind.F, 0] < micro_batches:
-                self._repeat(1, (Kind.F, 0))
-            self._repeat(1, (Kind.B, 0), (Kind.W, 0), (Kind.F, 1), (Kind.B, 1), (Kind.W, 1))
+        steady = ((Kind.B, 0), (Kind.W, 0), (Kind.F, 1), (Kind.B, 1), (Kind.W, 1))
+        self._repeat(micro_batches - count[Kind.F, 0], (Kind.F, 0), *steady)
+        self._repeat(micro_batches - count[Kind.F, 1], *steady)
         self._repeat(place, (Kind.B, 0), (Kind.B, 1))
         self._repeat(rest, (Kind.B, 0), (Kind.W, 0))
-        self._repeat(micro_batches - self._count[Kind.W, 1], (Kind.W, 1))
-        self._repeat(micro_batches - self._count[Kind.W, 0], (Kind.W, 0))
-        return self._ops
+        self._repeat(micro_batches - count[Kind.W, 1], (Kind.W, 1))
+        self._repeat(micro_batches - count[Kind.W, 0], (Kind.W, 0))
+        return self._runs
 
-    def _repeat(self, times: int, *pattern: tuple[Kind, int]) -> None:
-        for kind, chunk in pattern * times:
-            self._ops.append(Op(kind, self._stages[chunk], self._count[kind, chunk]))
-            self._count[kind, chunk] += 1
+    def _repeat(self, times: int, *pattern: Pass) -> None:
+        self._runs.append(Run(times, tuple((kind, self._stages[chunk]) for kind, chunk in pattern)))
+        self._count.update(dict.fromkeys(pattern, times))

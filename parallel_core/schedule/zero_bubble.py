@@ -10,26 +10,31 @@ computed for the input when it computes the weight gradients.
 
 from __future__ import annotations
 
-from parallel_core.schedule.ir import Kind, Op
+from itertools import pairwise
+
+from parallel_core.schedule.ir import Kind
+from parallel_core.schedule.runs import Pass, Run, limited
 
 
-def h1(pp: int, chunks: int, micro_batches: int) -> list[list[Op]]:
-    """Compute operations of each place of ZB-H1: 1F1B whose W lags B by s micro-batches on stage s."""
-    return [_program(stage, pp - stage, stage, micro_batches) for stage in range(pp)]
+def h1(place: int, pp: int, micro_batches: int) -> list[Run]:
+    """A place of ZB-H1: 1F1B whose W lags B by s micro-batches on stage s."""
+    return _runs(place, pp - place, place, micro_batches)
 
 
-def h2(pp: int, chunks: int, micro_batches: int) -> list[list[Op]]:
-    """Compute operations of each place of ZB-H2: more forwards fill the warm-up, W lags B by 2s micro-batches."""
-    return [_program(stage, 2 * (pp - stage) - 1, 2 * stage, micro_batches) for stage in range(pp)]
+def h2(place: int, pp: int, micro_batches: int) -> list[Run]:
+    """A place of ZB-H2: more forwards fill the warm-up, W lags B by 2s micro-batches."""
+    return _runs(place, 2 * (pp - place) - 1, 2 * place, micro_batches)
 
 
-def _program(stage: int, ahead: int, behind: int, micro_batches: int) -> list[Op]:
+def _runs(stage: int, ahead: int, behind: int, micro_batches: int) -> list[Run]:
     """F leads B by `ahead` micro-batches, W lags B by `behind`; weight gradients come in micro-batch order."""
-    ops = [Op(Kind.F, stage, i) for i in range(min(ahead, micro_batches))]
-    for i in range(micro_batches):
-        ops.append(Op(Kind.B if behind else Kind.BW, stage, i))
-        if behind and i >= behind:
-            ops.append(Op(Kind.W, stage, i - behind))
-        if i + ahead < micro_batches:
-            ops.append(Op(Kind.F, stage, i + ahead))
-    return ops + [Op(Kind.W, stage, i) for i in range(max(0, micro_batches - behind), micro_batches)]
+    forward, weights = (Kind.F, stage), (Kind.W, stage)
+    backward = (Kind.B if behind else Kind.BW, stage)
+    first, owed = min(ahead, micro_batches), min(behind, micro_batches)
+    runs = [Run(first, (forward,))]
+    for begin, end in pairwise(sorted({0, owed, micro_batches - first, micro_batches})):
+        passes: list[Pass] = [backward]
+        passes += [weights] if behind and begin >= owed else []
+        passes += [forward] if begin < micro_batches - first else []
+        runs.append(Run(end - begin, tuple(passes)))
+    return limited([*runs, Run(owed, (weights,))], micro_batches)

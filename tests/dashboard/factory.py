@@ -50,7 +50,7 @@ PROFILED = RunSpec.model_validate(
 """The spec of profiles: small, so that predictions from it are quick."""
 UNCOUNTED: dict[str, Any] = {
     "model": {"layers": 1024, "hidden": 64, "heads": 4, "seq": 64},
-    "parallel": {"pp": 512, "micro_batches": 4096, "schedule": "zb-h1"},
+    "parallel": {"pp": 512, "micro_batches": 4096, "schedule": "interleaved"},
     "train": {"global_batch": 4096},
 }
 """A spec whose memory takes too long to count while somebody waits."""

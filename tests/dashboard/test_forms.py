@@ -278,7 +278,7 @@ def test_a_preset_that_cannot_run_here_is_marked_before_anything_is_typed(member
 def test_memory_that_would_take_long_to_count_is_not_predicted(
     member: Client, alice: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """512 stages and a split backward: said in the panel, and on the run's page once it is queued without a worker."""
+    """1024 stages, two a rank: said in the panel, and on the run's page once it is queued without a worker."""
     for module, name in ((submission, "needed"), (page_tiles, "worst_stage")):
         monkeypatch.setattr(module, name, lambda spec: pytest.fail("it was counted"))
     found = submission.assess(factory.UNCOUNTED)

@@ -49,7 +49,7 @@ def test_without_a_limit_no_change_is_named_that_fits() -> None:
 
 
 def test_no_change_is_said_to_fit_only_where_all_were_tried(monkeypatch: pytest.MonkeyPatch) -> None:
-    split = {"pp": 2, "micro_batches": 4, "schedule": "zb-h1"}
+    split = {"pp": 2, "micro_batches": 4, "schedule": "interleaved"}
     run = Run(spec={**BASE, "parallel": split, "trace": {"memory_cap": 100}}, cause="out_of_memory")
     rest = " makes it fit: clone it with a smaller model or batch."
     assert fix(run) == f"No change of the split alone{rest}"
@@ -58,16 +58,18 @@ def test_no_change_is_said_to_fit_only_where_all_were_tried(monkeypatch: pytest.
 
 
 def test_a_fit_study_says_which_searches_take_too_long_to_begin() -> None:
-    """Of 64 stages and 64 micro-batches the memory of one model is predicted, but not that of a dozen."""
-    asked = {"strategies": ["1f1b", "zb-v"], "recompute": ["none"], "precisions": ["fp32"], "micro_batches": [64]}
-    base = {**BASE, "train": {"global_batch": 64}}
-    plan = fit.plan(base, **asked, devices=64, limit=64 * MIB, cap=64 * MIB)
-    assert [variant.spec.parallel.schedule for variant in plan.variants] == ["1f1b"]
-    assert [one.reason for one in plan.skipped if "ZB-V" in one.name] == [NOT_COUNTED]
+    """Of 64 stages and 512 micro-batches: a zero-bubble pipeline of any length is counted, one that keeps every
+    micro-batch of two chunks is not."""
+    asked = {"recompute": ["none"], "precisions": ["fp32"], "micro_batches": [512]}
+    base = {**BASE, "train": {"global_batch": 512}}
+    strategies = ["1f1b", "zb-h1", "zb-v", "looped-bfs"]
+    plan = fit.plan(base, strategies=strategies, **asked, devices=64, limit=64 * MIB, cap=64 * MIB)
+    assert [variant.spec.parallel.schedule for variant in plan.variants] == strategies[:-1]
+    assert [one.reason for one in plan.skipped if "BFS" in one.name] == [NOT_COUNTED]
 
 
 def test_the_searches_of_a_fit_study_share_the_time_that_there_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    two = [{**BASE, "parallel": {"pp": 2, "micro_batches": m, "schedule": "zb-v"}} for m in (4, 8, 2)]
+    two = [{**BASE, "parallel": {"pp": 2, "micro_batches": m, "schedule": "interleaved"}} for m in (4, 8, 2)]
     every = [Variant(str(i), RunSpec.model_validate(spec)) for i, spec in enumerate(two)]
     walks = [walked_in_search(one.spec) for one in every]
     every.append(Variant("3", RunSpec.model_validate({**BASE, "parallel": {"pp": 2, "micro_batches": 8}})))
@@ -79,7 +81,7 @@ def test_the_searches_of_a_fit_study_share_the_time_that_there_is(monkeypatch: p
 
 def test_the_row_of_a_search_has_no_predicted_peak() -> None:
     run = Run(spec=UNCOUNTED, state=State.SUCCEEDED, summary={"memory": {"peak_total": MIB}})
-    hunt = fit.LayerSearch("ZB-H1", DEEP, [run], Search(1024, {1024: True}))
+    hunt = fit.LayerSearch("Interleaved", DEEP, [run], Search(1024, {1024: True}))
     assert hunt.best == run and fit_views._line([hunt], hunt).predicted_peak is None
 
 
