@@ -22,7 +22,10 @@ from parallel_core.spec import DeviceKind, Precision, Recompute
 Part = Literal["forward", "backward", "input", "weights"]
 PARTS: tuple[Part, ...] = ("forward", "backward", "input", "weights")
 """What is measured of a layer: F, BW, and the B and W that BW can be split into."""
-Fixed = Literal["data", "zero", "optimizer", "scaled_optimizer", "norm", "reduce", "report", "operation", "message"]
+Fixed = Literal[
+    "data", "zero", "optimizer", "scaled_optimizer", "norm", "squares", "reduce", "report", "operation", "message"
+]  # fmt: skip
+"""`norm`: the sums of squares of all gradients (`squares`) and their gathering with the totals of a step."""
 
 Level = Literal[2, 3]
 MOST_JITTER = 10.0

@@ -17,6 +17,7 @@ from parallel_core.plan.units import unit_costs
 from parallel_core.profile.curves import What
 from parallel_core.profile.table import CostTable, Fixed
 from parallel_core.schedule.ir import REPLICA_COLLECTIVES, Kind, Op
+from parallel_core.schedule.traits import TRAITS
 from parallel_core.simulate.gradient_overlap import early, shortened
 from parallel_core.simulate.network import Among, Exchange, Network, Pattern
 from parallel_core.simulate.noise import lag
@@ -82,6 +83,7 @@ class Ends:
                 continue
             if op.kind is Kind.DATA:
                 compute[key] = table.overhead("data", samples, self._busy) if samples else 0.0
+                compute[key] += 0.0 if spec.parallel.flushes else self._gathering(flat)  # once a step, not an update
             elif op.kind is Kind.SETUP:
                 compute[key] = zero
             elif op.kind is Kind.STASH:
@@ -189,11 +191,19 @@ class Ends:
         return [bucket for bucket in self._places(self._layout.place(stage)).buckets if bucket.stage == stage]
 
     def _optimizer(self, place: int, flat: Places) -> float:
+        """Seconds of an update. Without a flush that of a part of a step weighs its gradients, and gathers nothing."""
         spec, table = self._spec, self._table
-        owned = flat.size / shards_of(spec)
-        kind: Fixed = "optimizer" if spec.train.clip_norm is None else "scaled_optimizer"
-        seconds = table.overhead("norm", owned, self._busy)
+        owned, split = flat.size / shards_of(spec), spec.parallel
+        parts = TRAITS[split.schedule].sync in ("none", "stash") and split.per_step > split.copies[place]
+        kind: Fixed = "scaled_optimizer" if parts or spec.train.clip_norm is not None else "optimizer"
+        seconds = table.overhead("norm", owned, self._busy) - (0.0 if split.flushes else self._gathering(flat))
         return seconds + table.overhead(kind, owned, self._busy)
+
+    def _gathering(self, flat: Places) -> float:
+        """Seconds of the gradient norm beside its sums of squares; 0 for a profile without the latter."""
+        owned = flat.size / shards_of(self._spec)
+        squares = self._table.overhead("squares", owned, self._busy)
+        return max(0.0, self._table.overhead("norm", owned, self._busy) - squares) if squares else 0.0
 
     def _add_shared(self, place: int, stage: int, known: Seconds) -> None:
         """Adds gradient reductions of a rank with others than its replicas, before its optimizer."""

@@ -37,6 +37,24 @@ def test_every_update_of_a_stream_and_every_copy_of_weights_is_paid() -> None:
     assert -(next(once) - next(once)) < 0.011 + 0.002 + 1e-6
 
 
+def test_sums_of_squares_are_paid_with_every_update_and_their_gathering_once_a_step() -> None:
+    """A profile that does not tell them apart pays both every time."""
+    whole, apart = {"norm": {1: curve(0.01, 0)}}, {"norm": {1: curve(0.01, 0)}, "squares": {1: curve(0.004, 0)}}
+    for name, paid in (("1f1b-stash", (0.04, 0.022)), ("1f1b-2bw", (0.01, 0.01))):
+        spec = stream(name, pp=2, micro_batches=4)
+        free, *both = (predict_step(spec, table(MODEL, fixed=fixed)).seconds for fixed in ({}, whole, apart))
+        assert [seconds - free for seconds in both] == pytest.approx(paid, abs=1e-6)
+
+
+@pytest.mark.parametrize(("name", "scaled"), [("1f1b-naive", 4), ("1f1b-stash", 4), ("1f1b-2bw", 0)])
+def test_an_update_for_a_part_of_a_step_weighs_its_gradients(name: str, scaled: int) -> None:
+    spec = stream(name, pp=2, micro_batches=4)
+    spec = spec.model_copy(update={"train": spec.train.model_copy(update={"clip_norm": None})})
+    fixed = {"optimizer": {1: curve(0, 0)}, "scaled_optimizer": {1: curve(0.01, 0)}}
+    free, paid = (predict_step(spec, table(MODEL, fixed=known)).seconds for known in ({}, fixed))
+    assert paid - free == pytest.approx(0.01 * scaled, abs=1e-6)
+
+
 def test_replicas_of_a_stream_meet_for_each_update() -> None:
     alone, both = (
         predict_step(stream("1f1b-stash", dp=dp, pp=2, micro_batches=4), free_of(4)).seconds for dp in (1, 2)

@@ -79,6 +79,13 @@ def test_bytes_are_those_of_the_model(profiled: CostTable) -> None:
         assert size.saved >= size.boundary
 
 
+def test_both_kinds_of_an_update_and_of_its_norm_are_timed(profiled: CostTable) -> None:
+    """Of each two one is timed in every other turn."""
+    ends = ("optimizer", "scaled_optimizer", "norm", "squares")
+    for busy in profiled.fixed["zero"]:
+        assert all(min(profiled.fixed[name][busy].seconds) > 0 for name in ends)
+
+
 def test_tensor_collectives_are_counted(profiled: CostTable) -> None:
     (row,) = (row for row in profiled.layers if row.key == (2, "none", 2, False, "pairs") and row.samples == 4)
     block = 4 * 4 * MODEL.seq * MODEL.hidden
