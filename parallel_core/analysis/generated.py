@@ -61,6 +61,8 @@ def inserted(before: Mapping[str, Any] | None, header: Mapping[str, Any]) -> Gen
         "tokens": [[*a, *b[first:]] for a, b in zip(whole["tokens"], before["tokens"], strict=True)],
         "prefill": float(before["prefill"]),
         "seconds": [*whole["seconds"], *before["seconds"][since:]],
+        "collective": [*whole["collective"], *before.get("collective", ())[since:]],
+        "p2p": [*whole["p2p"], *before.get("p2p", ())[since:]],
         "kv_bytes": int(before["kv_bytes"]),
     }
 

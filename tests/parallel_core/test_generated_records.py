@@ -12,7 +12,8 @@ from parallel_core.analysis.generated import inserted, together
 def header(first: int, *texts: list[int]) -> dict[str, Any]:
     count = len(texts[0]) - (first == 0)
     seconds = [first + at / 10 for at in range(count)]
-    return {"first": first, "tokens": list(texts), "prefill": 0.5, "seconds": seconds, "kv_bytes": 8 * first}
+    parts = {"collective": [one / 4 for one in seconds], "p2p": [one / 8 for one in seconds]}
+    return {"first": first, "tokens": list(texts), "prefill": 0.5, "seconds": seconds, **parts, "kv_bytes": 8 * first}
 
 
 RECORDS = [header(0, [1, 2], [5, 6]), header(2, [3], [7]), header(3, [4, 9], [8]), header(5, [0], [])]
@@ -27,6 +28,7 @@ def test_those_that_were_missing_find_their_places(missing: tuple[int, ...]) -> 
     whole = together(RECORDS)
     assert held is not None and whole is not None
     assert (held["tokens"], held["seconds"]) == (whole["tokens"], whole["seconds"])
+    assert (held["collective"], held["p2p"]) == (whole["collective"], whole["p2p"])
     if 3 not in missing:
         assert held == whole
 
