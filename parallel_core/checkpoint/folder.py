@@ -8,7 +8,7 @@ import os
 import re
 import shutil
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -45,13 +45,21 @@ def newest(
     Skips damaged ones; `passed` gets the error of each by its step. `look` reads a checkpoint; `verify.verified` also
     checks every byte.
     """
-    for step in reversed(steps(folder)):
-        path = path_of(folder, step)
+    return _newest_in((folder,), look, passed)
+
+
+def _newest_in(
+    folders: Sequence[Path], look: Callable[[Path], Manifest], passed: dict[int, str] | None
+) -> tuple[Path, Manifest] | None:
+    """As `newest`, over several folders; of the same step that in the last of them."""
+    there = sorted((step, place) for place, folder in enumerate(folders) for step in steps(folder))
+    for step, place in reversed(there):
+        path = path_of(folders[place], step)
         try:
             return path, look(path)
         except CheckpointError as error:
             if passed is not None:
-                passed[step] = str(error)
+                passed[step] = f"{passed[step]} {error}" if step in passed else str(error)
     return None
 
 
@@ -59,20 +67,25 @@ def resolve(path: Path, look: Callable[[Path], Manifest] = read) -> tuple[Path, 
     """The checkpoint that a user's path refers to: the folder itself, or the newest whole one inside a run's folder;
     and the errors of the newer ones, which are damaged, by step. `look` reads those of a run's folder.
 
-    Raises CheckpointError if there is none, with what is wrong with each.
+    A run from imported weights may save beside them: the newest is that of the highest step in either place. Raises
+    CheckpointError if there is none, with what is wrong with each.
     """
     passed: dict[int, str] = {}
-    if (path / FILE).exists():
+    if is_one(path):
         return path, read(path), passed
-    for inside in (path, path / CHECKPOINTS):
-        if found := newest(inside, look, passed):
-            return *found, passed
+    if found := _newest_in((path, path / CHECKPOINTS), look, passed):
+        return *found, passed
     raise CheckpointError(" ".join([f"{path} holds no {'whole ' if passed else ''}checkpoint.", *passed.values()]))
+
+
+def is_one(folder: Path) -> bool:
+    """Whether the folder itself is a checkpoint, whole or damaged."""
+    return (folder / FILE).exists()
 
 
 def holds_any(folder: Path) -> bool:
     """Whether there is a checkpoint, whole or damaged, where `resolve` looks for one."""
-    return (folder / FILE).exists() or any(steps(inside) for inside in (folder, folder / CHECKPOINTS))
+    return is_one(folder) or any(steps(inside) for inside in (folder, folder / CHECKPOINTS))
 
 
 def put_back(folder: Path) -> None:

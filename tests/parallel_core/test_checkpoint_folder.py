@@ -50,6 +50,28 @@ def test_an_earlier_one_that_cannot_be_read_counts_for_none_and_goes_in_its_turn
     assert folders.steps(folder) == kept(folder) == [30, 40]
 
 
+@pytest.mark.parametrize(("beside", "inside", "found"), [(0, 4, 4), (4, 2, 4), (3, 3, 3)])
+def test_of_a_folder_with_checkpoints_beside_and_inside_the_newest_counts(
+    beside: int, inside: int, found: int, tmp_path: Path
+) -> None:
+    """A run from imported weights that saves into their folder must not be taken for the weights that it began with."""
+    save(alone(), tmp_path, beside)
+    save(alone(), tmp_path / folders.CHECKPOINTS, inside)
+    where = tmp_path if beside > inside else tmp_path / folders.CHECKPOINTS
+    path, manifest, passed = folders.resolve(tmp_path)
+    assert (path, manifest.step, passed) == (folders.path_of(where, found), found, {})
+
+
+def test_damaged_ones_of_both_places_are_named(tmp_path: Path) -> None:
+    save(alone(), tmp_path, 2)
+    for folder in (tmp_path, tmp_path / folders.CHECKPOINTS):
+        save(alone(), folder, 3)
+        (folders.path_of(folder, 3) / "rank-0.bin").write_bytes(b"short")
+    path, _, passed = folders.resolve(tmp_path)
+    assert path == folders.path_of(tmp_path, 2)
+    assert str(tmp_path / "step-00000003") in passed[3] and "checkpoints/step-00000003" in passed[3]
+
+
 def test_a_part_is_done_once_it_has_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rank 0 may have seen it and published the checkpoint at that moment."""
     where, replace = folders.saving(tmp_path, 1, 5), Path.replace
