@@ -30,7 +30,7 @@ def add(commands: Subparsers) -> None:
     order.add_argument("--keep", type=above(0), help="micro-batches that a rank may keep (default: pp, as 1F1B)")
     order.add_argument("--effort", type=whole(1), default=1_000_000, help="operations timed in the search")
     order.add_argument("--csv", action="store_true", help="print the order alone, as PyTorch spells it")
-    order.add_argument("--out", type=target, help="write the fastest as a spec that `train` takes")
+    order.add_argument("--out", type=target, help="write the fastest within --keep as a spec that `train` takes")
     order.set_defaults(run=run)
 
 
@@ -54,8 +54,8 @@ def run(options: argparse.Namespace) -> int:
     except (CostTableError, CannotPredict, OrderError) as error:
         print(error, file=sys.stderr)
         return 2
-    if options.csv and best.parallel.program:
-        print(best.parallel.program.rstrip())
+    if options.csv:
+        print(_csv(best).rstrip())
     if options.out is not None:
         options.out.write_text(json.dumps(best.model_dump(mode="json"), indent=1) + "\n")
     return 0
@@ -101,19 +101,36 @@ def _measured(spec: RunSpec, options: argparse.Namespace) -> RunSpec:
     from parallel_core.profile.table import CostTable
 
     rows = ordered(spec, CostTable.read(options.table), options.keep, options.effort)
-    found = next((row for row in rows if row.found is not None), None)
-    if found is None:
+    if not any(row.found for row in rows):
         for like in SHAPES.values():
             _allowed(spec, like)
         raise CommandError("No order found for this run may replace its schedule.")
+    room = spec.parallel.pp if options.keep is None else options.keep
     if not options.csv:
-        print("\n".join(map(_line, rows)))
-    return found.spec
+        print("\n".join(_line(row, room) for row in rows))
+    return next(row.spec for row in rows if _kept(row.spec) <= room or row.found)
 
 
-def _line(row: Ordered) -> str:
+def _kept(spec: RunSpec) -> float:
+    """Most micro-batches that a rank keeps, in units of its share of the model."""
+    from parallel_core.schedule import plain
+    from parallel_core.schedule.peaks import peak_kept
+
+    return max(peak_kept(plain(spec.parallel))) / spec.parallel.chunks_per_rank
+
+
+def _csv(spec: RunSpec) -> str:
+    from parallel_core.schedule import plain
+    from parallel_core.schedule.table import to_csv
+
+    return to_csv(plain(spec.parallel))
+
+
+def _line(row: Ordered, room: float) -> str:
     proof = f"  {_proof(row.found)}" if row.found else ""
-    return f"{seconds_text(row.seconds):>10}  {bytes_text(row.memory):>9}  {row.name}{proof}"
+    kept = _kept(row.spec)
+    over = f"  keeps {kept:g} micro-batches, more than --keep" if not row.found and kept > room else ""
+    return f"{seconds_text(row.seconds):>10}  {bytes_text(row.memory):>9}  {row.name}{proof}{over}"
 
 
 def _proof(found: FoundOrder) -> str:

@@ -23,11 +23,12 @@ from parallel_core.plan.orders.local import timed
 from parallel_core.plan.orders.measured import ordered, with_schedule
 from parallel_core.plan.orders.problem import F, OrderError, Problem, peaks
 from parallel_core.plan.orders.search import FoundOrder, find, known_lengths
-from parallel_core.schedule import compute_only
+from parallel_core.schedule import compute_only, plain
 from parallel_core.schedule.check import check
 from parallel_core.schedule.ir import Kind
 from parallel_core.schedule.passes.communicate import communicate
 from parallel_core.schedule.passes.reduce import reduce_and_step
+from parallel_core.schedule.peaks import peak_kept
 from parallel_core.schedule.table import from_csv, from_json, to_csv, to_json
 from parallel_core.schedule.traits import place
 from parallel_core.simulate import Costs, simulate
@@ -198,6 +199,29 @@ def test_the_command_writes_a_spec_and_an_order(tmp_path: Path, capsys: pytest.C
     assert capsys.readouterr().out.strip() == program.strip()
     assert main(["order", "examples/pp2.json", "--keep", "0.5"]) == 2
     assert "must keep at least 1" in capsys.readouterr().err
+
+
+def test_the_command_writes_the_fastest_that_keeps_as_little_as_asked(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    split = {"pp": 2, "micro_batches": 4}
+    given = {"model": {**MODEL, "layers": 8}, "parallel": split, "train": {"global_batch": 8}}
+    path, costs, out = (tmp_path / name for name in ("spec.json", "costs", "best.json"))
+    path.write_text(json.dumps(given))
+    costs.write_text(table(ModelSpec.model_validate(given["model"])).model_dump_json())
+    base = ["order", str(path), "--table", str(costs), "--effort", str(EFFORT), "--out", str(out)]
+    for keep in (1, 2):
+        assert main([*base, "--keep", str(keep)]) == 0
+        rows = capsys.readouterr().out.splitlines()
+        over = [" more than --keep" in row for row in rows]
+        spec = RunSpec.model_validate_json(out.read_text())
+        allowed = rows[over.index(False)]
+        assert ("found order" in allowed) == (spec.parallel.schedule == "custom")
+        assert spec.parallel.schedule == "custom" or allowed.split()[4] == spec.parallel.schedule
+        assert max(peak_kept(plain(spec.parallel))) / spec.parallel.chunks_per_rank <= keep
+        assert any(over) == (keep == 1)
+        assert main([*base, "--keep", str(keep), "--csv"]) == 0
+        assert capsys.readouterr().out == to_csv(plain(spec.parallel))
 
 
 def test_a_run_whose_rules_allow_no_found_order_is_told_the_rule(
