@@ -9,7 +9,7 @@ et al. 2019, section 3.2).
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import isfinite, lcm
 
@@ -26,6 +26,11 @@ MOST_TIME = 1000
 MOST_NAME = 24
 FORWARD_ONLY = ("forward only", "forward-only", "-", "–", "—")
 FIELDS = ("name", "forward", "backward", "replicas")
+_AHEAD: dict[str, Callable[[int], int]] = {
+    "naive": lambda micro_batches: 1,
+    "gpipe": lambda micro_batches: micro_batches,
+}
+"""Schedules that `round_robin` can make beside those with that trait: micro-batches of a step -> those under way."""
 
 
 class StagesError(ValueError):
@@ -74,13 +79,13 @@ def read(text: str) -> tuple[Stage, ...]:
 
 
 def names(stages: Sequence[Stage]) -> list[str]:
-    """Schedules that these stages can have: none with chunks, since a stage has its own devices, and none with a split
-    backward if stages have replicas."""
+    """Schedules that these stages can have: none with chunks, since a stage has its own devices, and of stages with
+    replicas only those that `order` can make."""
     replicated = any(stage.replicas > 1 for stage in stages)
     return [
         name
         for name, traits in TRAITS.items()
-        if traits.shape == "line" and name != CUSTOM and not (replicated and traits.split)
+        if traits.shape == "line" and name != CUSTOM and (not replicated or traits.round_robin or name in _AHEAD)
     ]
 
 
@@ -106,7 +111,7 @@ def order(name: str, replicas: Sequence[int], micro_batches: int, steps: int = 1
     """
     if max(replicas) == 1:
         return schedule.compute_only(name, len(replicas), micro_batches, steps=steps)
-    ahead = {"naive": 1, "gpipe": micro_batches}.get(name)
+    ahead = _AHEAD[name](micro_batches) if name in _AHEAD else None
     return round_robin.compute_only(name, replicas, micro_batches, steps, ahead)
 
 

@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from parallel_core.plan.cluster import changes, search, verdict
+from parallel_core.plan.cluster import changes, plans, search, step, verdict
 from parallel_core.plan.cluster.hardware import clusters
 from parallel_core.plan.cluster.job import Job
 from parallel_core.plan.cluster.model import presets
@@ -32,6 +32,13 @@ def test_a_schedule_that_nothing_is_told_of_is_no_other_ones(name: str) -> None:
     plans = Plans.of([Plan(schedule="gpipe")])
     with pytest.raises(KeyError, match=name):
         plans.chosen("schedule", {other: plans.pp for other in SCHEDULES if other != name})
+
+
+def test_a_schedule_without_a_bubble_of_its_own_gets_no_other_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(plans._CODES, "schedule", (*SCHEDULES, "naive"))
+    job, cluster = Job(presets()["gpt-22b"], 64), clusters()["selene"]
+    with pytest.raises(KeyError, match="naive"):
+        step.of(job, cluster, Plans.of([Plan(pp=4)]))
 
 
 def test_plans_of_each_recomputation_are_told_apart() -> None:

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from parallel_core.schedule.traits import TRAITS, Traits
 from parallel_core.simulate.schedule_preview import UNIT, preview
 from parallel_core.simulate.typed_stages import Stage, StagesError, names, read, typed_preview, wrong_count
 
@@ -44,6 +45,19 @@ def test_what_cannot_be_names_line_and_field(text: str, said: str) -> None:
 def test_equal_stages_are_the_schedule_that_has_the_name(name: str) -> None:
     made, known = typed_preview(name, read("a,1,2\nb,1,2\nc,1,2"), 6, 0.5), preview(name, 3, 6, message=0.5)
     assert (made.length, made.busy, made.kept, made.skewed) == (known.length, known.busy, known.kept, known.skewed)
+
+
+def test_a_schedule_that_cannot_deal_out_micro_batches_is_not_offered_for_replicas(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A schedule that was added with no trait but its place: the page would offer what cannot be drawn."""
+    monkeypatch.setitem(TRAITS, "new", Traits("PP-New"))
+    assert "new" in names(read("a,1,2\nb,1,2")) and "new" not in names(read("a,1,2,2\nb,1,2,1"))
+
+
+@pytest.mark.parametrize("name", names(read("a,1,2,2\nb,1,2,1")))
+def test_every_schedule_that_is_offered_for_replicas_can_be_drawn(name: str) -> None:
+    assert typed_preview(name, read("a,1,2,2\nb,1,2,1"), 4).length > 0
 
 
 COSTS = st.lists(st.tuples(st.integers(1, 5), st.integers(0, 5), st.integers(1, 3)), min_size=1, max_size=4)

@@ -16,7 +16,7 @@ from parallel_core.plan.cluster import memory, work
 from parallel_core.plan.cluster.efficiency import Efficiency, Machine, fitted
 from parallel_core.plan.cluster.hardware import Cluster
 from parallel_core.plan.cluster.job import Job
-from parallel_core.plan.cluster.plans import INTERLEAVED, SCHEDULES, STASH, Floats, Plans
+from parallel_core.plan.cluster.plans import SCHEDULES, STASH, Floats, Plans
 from parallel_core.plan.split_bubbles import IDLE
 
 WORDS = {
@@ -94,11 +94,12 @@ def _bubble(plans: Plans, m: Floats, each: Sequence[Floats], more: Sequence[Floa
     """Idle seconds of a step with a flush, from the first operation of any rank to the last: (p - 1)(F + B + W),
     interleaved a v-th of it (Narayanan et al. 2021, 2.2.2); of zero-bubble schedules `split_bubbles`; 0 without a
     flush, once the pipeline is full. `each`: seconds of F, B and W of a rank; `more`: by how much those of the output
-    layer's rank are longer, where it is the slowest."""
+    layer's rank are longer, where it is the slowest. Raises KeyError for a schedule without a formula."""
     f, b, w = each
-    whole = f + b + w
-    looped = whole / np.where(plans.schedule == INTERLEAVED, plans.chunks, 1)
-    found = (plans.pp - 1) * np.where(plans.asynchronous, 0.0, looped)
+    whole = (plans.pp - 1) * (f + b + w)
+    none = 0 * whole
+    flushed = {"gpipe": whole, "1f1b": whole, "interleaved": whole / plans.chunks, **dict.fromkeys(IDLE, none)}
+    found = plans.chosen("schedule", {**flushed, "1f1b-stash": none, "1f1b-2bw": none})
     for name, idle in IDLE.items():
         own = plans.schedule == SCHEDULES.index(name)
         times = [np.broadcast_to(column, own.shape)[own] for column in (*each, *more)]
