@@ -118,11 +118,11 @@ class State:
 
 
 class Saver:
-    """Saves the state of `trainer` into `order.folder`. Every rank has a saver and calls it at the same steps."""
+    """Saves the state of `trainer` into `config.folder`. Every rank has a saver and calls it at the same steps."""
 
-    def __init__(self, trainer: Trainer, order: CheckpointConfig, sink: Sink, world: Group = None) -> None:
+    def __init__(self, trainer: Trainer, config: CheckpointConfig, sink: Sink, world: Group = None) -> None:
         """`world` is the group of all ranks."""
-        self._trainer, self._order, self._sink, self._world = trainer, order, sink, world
+        self._trainer, self._config, self._sink, self._world = trainer, config, sink, world
         self._state = State(trainer)
         self._every, self._keep = trainer.spec.train.checkpoint_every, trainer.spec.train.keep
         self._thread: threading.Thread | None = None
@@ -131,8 +131,8 @@ class Saver:
         self._moved = False
         """Whether the writing thread has made progress since `wait` last checked."""
         if trainer.rank == 0:
-            order.folder.mkdir(parents=True, exist_ok=True)
-            folders.tidy(order.folder, order.attempt)
+            config.folder.mkdir(parents=True, exist_ok=True)
+            folders.tidy(config.folder, config.attempt)
 
     def after_step(self, done: int) -> None:
         """Saves if a checkpoint is due after `done` steps. Raises CheckpointError where an earlier save failed."""
@@ -196,9 +196,9 @@ class Saver:
     def _write(
         self, done: int, copy: Buffers, stats: Mapping[str, Tensor], scalars: Mapping[str, float], blocked: float
     ) -> None:
-        rank, order, began = self._trainer.rank, self._order, time.perf_counter()
+        rank, config, began = self._trainer.rank, self._config, time.perf_counter()
         try:
-            where = folders.saving(order.folder, order.attempt, done)
+            where = folders.saving(config.folder, config.attempt, done)
             shares = {**self._state.shares(copy, writing=True), **self._state.statistics(stats)}
             part = storage.write(shares, where / f"rank-{rank}.bin", lambda: setattr(self, "_moved", True))
             folders.write_part(where, rank, part)
@@ -212,17 +212,17 @@ class Saver:
     def _publish(self, where: Path, done: int, scalars: Mapping[str, float], blocked: float, began: float) -> None:
         """Waits for the parts of all ranks, writes the manifest, renames the folder into place and emits the record
         (rank 0)."""
-        order, trainer = self._order, self._trainer
+        config, trainer = self._config, self._trainer
         parts = folders.gather_parts(where, trainer.layout.world, PARTS_S)
         manifest = folders.merge(
             parts,
             step=done,
-            run=order.run,
-            attempt=order.attempt,
+            run=config.run,
+            attempt=config.attempt,
             spec=trainer.spec.model_dump(mode="json"),
             scalars=dict(scalars),
         )
-        kept = folders.publish(where, order.folder, manifest, self._keep)
+        kept = folders.publish(where, config.folder, manifest, self._keep)
         took = time.perf_counter() - began
         self._sink.emit("checkpoint", step=done, bytes=manifest.bytes, seconds=took, blocked=blocked, kept=kept)
 

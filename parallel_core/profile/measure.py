@@ -56,7 +56,7 @@ def devices_of(kind: DeviceKind) -> int:
 
 def measure(
     model: ModelSpec,
-    order: ProfileRequest,
+    request: ProfileRequest,
     *,
     ranks: int,
     precision: Precision = "fp32",
@@ -77,16 +77,16 @@ def measure(
     )
     with tempfile.TemporaryDirectory(prefix="trainyard-profile-") as name:
         folder = Path(name)
-        (folder / "order.json").write_text(json.dumps(asdict(order)))
+        (folder / "request.json").write_text(json.dumps(asdict(request)))
         with LocalRunner(command) as runner:
-            outcome = runner.run(spec, folder, devices=[rank % order.devices for rank in range(ranks)], links=True)
+            outcome = runner.run(spec, folder, devices=[rank % request.devices for rank in range(ranks)], links=True)
         if not outcome.ok:
             raise ProfileFailed(outcome.failure(), outcome.traceback())
         found = [frame.header for frames in outcome.frames.values() for frame in frames if frame.kind == "profile"]
-    return _table(spec, order, found)
+    return _table(spec, request, found)
 
 
-def _table(spec: RunSpec, order: ProfileRequest, found: list[dict[str, Any]]) -> CostTable:
+def _table(spec: RunSpec, request: ProfileRequest, found: list[dict[str, Any]]) -> CostTable:
     about: dict[str, list[dict[str, Any]]] = {}
     for header in found:
         about.setdefault(header["about"], []).append(header)
@@ -99,9 +99,9 @@ def _table(spec: RunSpec, order: ProfileRequest, found: list[dict[str, Any]]) ->
             "software": f"torch {first['torch']}",
             "model": spec.model.model_dump(),
             "precision": spec.train.precision,
-            "devices": order.devices,
+            "devices": request.devices,
             "recorded": time.time(),
-            "samples": order.samples[-1],
+            "samples": request.samples[-1],
             "sizes": about["bytes"][0]["rows"],
             "layers": _mean_rows(normalize.layers_at(usual, about["layers"])),
             "links": [header["row"] for header in about.get("link", ())],
@@ -174,7 +174,7 @@ def measure_for(
     kind = spec.train.device
     own = devices_of(kind)
     world = ranks or (own if kind == "cuda" else 4)
-    order = ProfileRequest(
+    request = ProfileRequest(
         samples=samples_up_to(spec.model, spec.train.global_batch),
         tps=(1,) if quick else tensor_widths(spec.model, world),
         splits=tuple(dict.fromkeys((*splits, spec.parallel.cut))),
@@ -182,4 +182,4 @@ def measure_for(
         devices=min(own, world),
         seconds=seconds,
     )
-    return measure(spec.model, order, ranks=world, precision=spec.train.precision, device=kind, command=command)
+    return measure(spec.model, request, ranks=world, precision=spec.train.precision, device=kind, command=command)

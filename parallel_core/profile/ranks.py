@@ -47,20 +47,20 @@ class Paced(NamedTuple):
 
 
 def be_rank(args: RankArgs, sink: FileSink, page: Progress) -> None:
-    """Measures as requested by `order.json` in the folder and emits the results as records of kind 'profile'.
+    """Measures as requested by `request.json` in the folder and emits the results as records of kind 'profile'.
 
     Their `about` is device, layers, bytes, fixed, crowd, own_shards, link or fully_sharded.
     """
-    order = ProfileRequest(**json.loads((args.folder / "order.json").read_text()))
+    request = ProfileRequest(**json.loads((args.folder / "request.json").read_text()))
     at = args.rendezvous()
     device = open_device(args.spec.train.device, at.sharing)
     groups = connect(at, args.rank, Layout.of(args.spec), device.backend)
     with joined():
-        _Rank(args, sink, page, device, order, groups.store).measure()
+        _Rank(args, sink, page, device, request, groups.store).measure()
 
 
 class _Rank:
-    """One rank of `world`; those below `order.devices` have a device of their own and measure layers."""
+    """One rank of `world`; those below `request.devices` have a device of their own and measure layers."""
 
     def __init__(
         self,
@@ -68,24 +68,24 @@ class _Rank:
         sink: FileSink,
         page: Progress,
         device: Device,
-        order: ProfileRequest,
+        request: ProfileRequest,
         store: dist.Store | None,
     ) -> None:
         self.rank, self.world, self.spec = args.rank, args.spec.parallel.world, args.spec
-        self.sink, self.page, self.device, self.order, self.store = sink, page, device, order, store
+        self.sink, self.page, self.device, self.request, self.store = sink, page, device, request, store
         self.reference = Reference() if device.kind == "cpu" else None
 
     def measure(self) -> None:
         self.sink.emit("profile", about="device", name=self.device.name, torch=torch.__version__)
-        for recompute in self.order.recompute:
-            for tp in self.order.tps:
+        for recompute in self.request.recompute:
+            for tp in self.request.tps:
                 for split in self._splits(tp, recompute):
                     self.page.at(0, f"layers tp={tp} recompute={recompute} split={split}")
-                    rows = self._layers(tp, recompute, split, first=(tp, recompute) == (1, self.order.recompute[0]))
+                    rows = self._layers(tp, recompute, split, first=(tp, recompute) == (1, self.request.recompute[0]))
                     for found in rows + self._joined(tp, recompute, split):
                         found_row, took = found.row.model_dump(mode="json"), found.reference
                         self.sink.emit("profile", about="layers", row=found_row, reference=took, paces=found.paces)
-        for tp in self.order.tps:
+        for tp in self.request.tps:
             self.page.at(0, f"shared devices tp={tp}")
             if (longer := self._crowded(tp)) is not None:
                 self.sink.emit("profile", about="crowd", tp=tp, ratio=longer)
@@ -93,7 +93,7 @@ class _Rank:
         self.page.at(0, "links")
         if self.store is not None:
             meeting = links.Meeting(self.rank, self.world, self.store, self.device)
-            for link in links.measure(meeting, self.order.sizes or links.SIZES):
+            for link in links.measure(meeting, self.request.sizes or links.SIZES):
                 self.sink.emit("profile", about="link", row=link.model_dump(mode="json"))
             self._fully_sharded(meeting)
 
@@ -102,44 +102,44 @@ class _Rank:
         if self.device.kind != "cpu":
             return
         self.page.at(0, "ZeRO")
-        busy, samples = self.order.devices, self._middle
-        for recompute in (how for how in self.order.recompute if how != "selective"):
+        busy, samples = self.request.devices, self._middle
+        for recompute in (how for how in self.request.recompute if how != "selective"):
             for level in own_shards.LEVELS:
                 self._together()
                 if self.rank >= busy:
                     continue
                 plain, pacer = self._spec(1, recompute, samples), PaceProbe(self.reference)
-                found = own_shards.measure(plain, self.device, pacer, level, self.order.seconds)
+                found = own_shards.measure(plain, self.device, pacer, level, self.request.seconds)
                 row = {"zero": level, "recompute": recompute, "forward": found.forward, "backward": found.backward}
                 self.sink.emit("profile", about="own_shards", row=row, busy=busy, reference=found.pace)
         self._together()
 
     def _fully_sharded(self, meeting: links.Meeting) -> None:
         self.page.at(0, "fully_shard")
-        samples = self.order.samples[-1 if GATHERS_AHEAD[self.device.kind] else 0]
-        specs = [self._spec(tp, "none", samples) for tp in self.order.tps]
-        if "full" in self.order.recompute:  # recomputation is measured for the first width only
-            specs.append(self._spec(self.order.tps[0], "full", samples))
-        for found in fully_shard.measure(meeting, specs, self.order.devices, self.order.seconds / 2):
+        samples = self.request.samples[-1 if GATHERS_AHEAD[self.device.kind] else 0]
+        specs = [self._spec(tp, "none", samples) for tp in self.request.tps]
+        if "full" in self.request.recompute:  # recomputation is measured for the first width only
+            specs.append(self._spec(self.request.tps[0], "full", samples))
+        for found in fully_shard.measure(meeting, specs, self.request.devices, self.request.seconds / 2):
             self.sink.emit("profile", about="fully_sharded", row=found.model_dump(mode="json"))
 
     def _splits(self, tp: int, recompute: Recompute) -> Sequence[Cut]:
         """Returns the tensor splits that are measured under this condition."""
         if tp == 1 or recompute == "full":
             return ("pairs",)
-        return [split for split in self.order.splits if self._samples(tp, split)]
+        return [split for split in self.request.splits if self._samples(tp, split)]
 
     def _samples(self, tp: int, split: Cut) -> list[int]:
         """The micro-batch sizes that allow this split: sequence parallelism needs rows that are divisible by `tp`."""
         seq = self.spec.model.seq
-        return [n for n in self.order.samples if split != "sequence" or n * seq % tp == 0]
+        return [n for n in self.request.samples if split != "sequence" or n * seq % tp == 0]
 
     def _layers(self, tp: int, recompute: Recompute, split: Cut, first: bool) -> list[Paced]:
         """Measures one condition for every number of samples and of busy devices; with `first`, also fixed costs and
         bytes."""
         specs = [self._spec(tp, recompute, samples, split) for samples in self._samples(tp, split)]
-        levels = sorted({min(tp, self.order.devices), self.order.devices})  # a group keeps one device per rank busy
-        if self.rank >= self.order.devices:
+        levels = sorted({min(tp, self.request.devices), self.request.devices})  # a group keeps one device per rank busy
+        if self.rank >= self.request.devices:
             self._turns([], levels)
             return []
         bench = _Pair(specs, self.device, self.reference)
@@ -157,7 +157,7 @@ class _Rank:
 
     def _joined(self, tp: int, recompute: Recompute, split: Cut) -> list[Paced]:
         """Measures a tensor-parallel group that communicates, each of whose ranks has its own device."""
-        if not 1 < tp <= self.order.devices:
+        if not 1 < tp <= self.request.devices:
             return []
         group = own_group([range(tp)], self.rank, self.store) if self.store is not None else None
         if group is None:
@@ -170,7 +170,7 @@ class _Rank:
 
     def _crowded(self, tp: int) -> float | None:
         """Returns what ranks in groups of `tp` lose by sharing devices; None except on one rank per device."""
-        devices, ranks = self.order.devices, self.world - self.world % self.order.devices
+        devices, ranks = self.request.devices, self.world - self.world % self.request.devices
         if ranks == devices or devices % tp or (tp > 1 and self.store is None):
             return None
         group: Group = None
@@ -180,7 +180,7 @@ class _Rank:
             for _ in range(MEETINGS * self._agree(0) + 1):
                 self._together()
             return None
-        spec = self._spec(tp, self.order.recompute[0], self._middle)
+        spec = self._spec(tp, self.request.recompute[0], self._middle)
         bench = LayerBench(spec, [spec.model.units()], self.device, group)
         bench.read(draw(spec, self.device))
         pacer = PaceProbe(self.reference, group)
@@ -191,7 +191,7 @@ class _Rank:
 
         Before that everything runs once, just as much as allocates every buffer that the repeats use.
         """
-        until = time.monotonic() + self.order.seconds
+        until = time.monotonic() + self.request.seconds
         self._together()
         if self.rank < max(levels):
             for bench in benches:
@@ -213,7 +213,7 @@ class _Rank:
     @property
     def _middle(self) -> int:
         """The number of samples of measurements that are made with a single one."""
-        return self.order.samples[len(self.order.samples) // 2]
+        return self.request.samples[len(self.request.samples) // 2]
 
     def _together(self) -> None:
         if self.world > 1:

@@ -287,10 +287,10 @@ def _saved(spec: RunSpec, rank: int, meeting: Rendezvous, folder: Path) -> None:
 
 
 def _profiled(spec: RunSpec, rank: int, meeting: Rendezvous, folder: Path) -> list[str]:
-    order = ProfileRequest(
+    request = ProfileRequest(
         samples=(1, 2), tps=(1, 2), recompute=("none", "full"), devices=2, seconds=0.05, sizes=(1024, 65536)
     )
-    (folder / "order.json").write_text(json.dumps(asdict(order)))
+    (folder / "request.json").write_text(json.dumps(asdict(request)))
     start: StartCommand = {"folder": str(folder), "devices": [0, 0], "first_rank": 0, "device_kind": "cuda"}  # type: ignore[typeddict-item]
     args = RankArgs(start, spec, rank, 0, {"host": meeting.host, "port": meeting.port}, meeting.listen_fd, True)
     fully_shard.measure = lambda *_: []  # fully_shard needs streams of the device
