@@ -23,29 +23,40 @@ class ModelSpec(BaseModel):
     `outline_of(model).units()` is its list of layers; a pipeline may be cut before any but the first.
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, use_attribute_docstrings=True)
 
     kind: ModelKind = "gpt"
+    """Kind of model; it decides which of the other fields are used."""
     layers: Annotated[int, Field(ge=1, le=limits.MAX_LAYERS)] = 4
+    """Layers; of a GPT, blocks of attention and MLP."""
     hidden: Annotated[int, Field(ge=1, le=limits.MAX_HIDDEN)] = 128
+    """Width of a layer."""
     heads: Annotated[int, Field(ge=1, le=limits.MAX_HIDDEN)] = 4
+    """Heads of attention; divides `hidden`."""
     kv_heads: Annotated[int, Field(ge=1, le=limits.MAX_HIDDEN)] | None = None
     """Heads of keys and values, each shared by heads / kv_heads queries (Ainslie et al. 2023); None = `heads`."""
     ffn: Annotated[int, Field(ge=1, le=limits.MAX_HIDDEN * 4)] | None = None
     """Width of the MLP; None = 4 x hidden, or for SwiGLU 8/3 x hidden rounded up to a multiple of 8 x heads."""
     seq: Annotated[int, Field(ge=1, le=limits.MAX_SEQ)] = 128
+    """Tokens of a sample."""
     vocab: Annotated[int, Field(ge=2, le=limits.MAX_VOCAB)] = 256
+    """Number of tokens that the model knows; 256 reads text as bytes."""
     positions: Positions = "learned"
+    """How a token's place enters: learned vectors, or rotation of queries and keys (RoPE)."""
     rope_base: Annotated[float, Field(ge=1, le=1e9)] = 10_000.0
     """RoPE rotates pair i of a head's d dimensions by rope_base^(-2i/d) per position."""
     activation: Activation = "gelu"
+    """Function between the two layers of an MLP."""
     norm: Norm = "layernorm"
+    """Normalisation before attention, MLP and head."""
     attention: Attention = "fused"
     """`plain` saves the s x s matrix of probabilities for the backward, `fused` never materializes it."""
     bias: bool = True
     """Whether linear layers have a bias (Llama's have none)."""
     tied: bool = False
+    """Whether the output layer uses the weights of the embedding."""
     dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    """Share of activations set to 0."""
 
     width: Annotated[int, Field(ge=1, le=limits.MAX_WIDTH)] = 16
     """Channels of the first convolution: 64 in the papers."""

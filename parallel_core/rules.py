@@ -13,7 +13,10 @@ from parallel_core.analysis.quantities import plural_text, sentence_text, short_
 
 _MOST_SAID = 600
 """Longest message, in characters."""
-
+UNKNOWN = "extra_forbidden"
+"""pydantic's type of the error that a field does not exist."""
+Say = Callable[[Mapping[str, Any], tuple[Any, ...]], tuple[str, str]]
+"""Makes (dotted field, message) of one of pydantic's errors and its location."""
 
 _LONG = 1e15
 """Bounds from here on are written with an exponent."""
@@ -110,15 +113,6 @@ def rule_error(fields: tuple[str, ...], message: str) -> PydanticCustomError:
     return PydanticCustomError("rule", "{message}", {"message": message, "fields": list(fields)})
 
 
-def field_errors(error: ValidationError) -> dict[str, str]:
-    """Dotted field name -> message; the error of a rule between fields is under the first of them."""
-    out: dict[str, str] = {}
-    for item in error.errors(include_url=False):
-        field, message = describe(item, item["loc"])
-        out.setdefault(field, message)
-    return out
-
-
 def describe(item: Mapping[str, Any], loc: tuple[Any, ...]) -> tuple[str, str]:
     """(dotted field, message) of one of pydantic's errors; `loc` = its location relative to the spec."""
     ctx: dict[str, Any] = item.get("ctx") or {}
@@ -126,6 +120,16 @@ def describe(item: Mapping[str, Any], loc: tuple[Any, ...]) -> tuple[str, str]:
     field = named[0] if named else ".".join(str(part) for part in loc) or "spec"
     said = _say(str(item["type"]), item["msg"], _got(item), ctx)
     return short_text(field, _MOST_SAID), short_text(sentence_text(said), _MOST_SAID)  # they quote input of any length
+
+
+def field_errors(error: ValidationError, say: Say = describe) -> dict[str, str]:
+    """Dotted field name -> message, each as `say` puts it; the error of a rule between fields is under the first of
+    them."""
+    out: dict[str, str] = {}
+    for item in error.errors(include_url=False):
+        field, message = say(item, item["loc"])
+        out.setdefault(field, message)
+    return out
 
 
 def _got(item: Mapping[str, Any]) -> str:
@@ -157,7 +161,7 @@ _WORDS = {
     "union_tag_invalid": "Must be {expected_tags}; got {tag!r}.",
     **dict.fromkeys(("model_type", "dict_type", "model_attributes_type"), "An object with named fields is needed."),
     **dict.fromkeys(("missing", "union_tag_not_found"), "This field is needed."),
-    "extra_forbidden": "There is no such field.",
+    UNKNOWN: "There is no such field.",
 }
 """pydantic's error type -> our message, with the error's context and the given input (`got`) filled in."""
 _BOUNDS = {

@@ -11,19 +11,19 @@ forms and for the API (both are in `rules`).
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, ValidationInfo, model_validator
 
-from parallel_core import limits
+from parallel_core import limits, rules
 from parallel_core.all_rules import check_all
 from parallel_core.faults import AnyFault
+from parallel_core.field_names import likely
 from parallel_core.model_spec import ModelSpec
 from parallel_core.outline import BUILT_IN_CORPORA, KINDS, outline_of
 from parallel_core.outline.recompute import Recompute
 from parallel_core.outline.splits import Cut, TensorSplit
-from parallel_core.rules import describe as describe
-from parallel_core.rules import field_errors as field_errors
 from parallel_core.rules import rule_error
 from parallel_core.schedule.custom import read
 from parallel_core.schedule.traits import TRAITS, ScheduleName, flushes
@@ -53,26 +53,27 @@ STORED = "stored"
 
 
 class _Spec(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, use_attribute_docstrings=True)
 
 
 class ParallelSpec(_Spec):
     """How the run is split: dp x tp x pp ranks, with one device each. Where stages differ, `replicas` and `widths` give
-    the number of replicas of each, and of tensor ranks of each replica.
-
-    `micro_batches` counts per data-parallel replica. `chunks` is the number of stages ("model chunks", "virtual
-    stages") on each pipeline rank; None = the schedule's default. `program` is the CSV or JSON of schedule
-    "custom" (`schedule.table`), for one replica. `cuts` are the unit indices (of `ModelSpec.units`) at which the
-    stages 1, 2, .. begin; None lets the engine balance the devices by FLOPs.
-    """
+    the number of replicas of each, and of tensor ranks of each replica."""
 
     dp: Degree = 1
+    """Data-parallel replicas; divides `train.global_batch`."""
     tp: Degree = 1
+    """Tensor-parallel ranks that share each layer."""
     pp: Degree = 1
+    """Pipeline ranks, each with a stage or several."""
     schedule: ScheduleName = "1f1b"
+    """Order of a pipeline's forwards and backwards."""
     micro_batches: Annotated[int, Field(ge=1, le=limits.MAX_MICRO_BATCHES)] = 1
+    """Micro-batches of a step for each replica."""
     chunks: Annotated[int, Field(ge=1, le=limits.MAX_LAYERS)] | None = None
+    """Stages ("model chunks", "virtual stages") on each pipeline rank; None = the schedule's default."""
     program: Annotated[str, Field(max_length=limits.MAX_PROGRAM)] | None = None
+    """CSV or JSON of schedule "custom" (`schedule.table`), for one replica."""
     early_gradients: bool = False
     """Stages send input gradients before they compute weight gradients (`schedule.passes.early_gradients`)."""
     tensor_split: TensorSplit = "pairs"
@@ -81,6 +82,7 @@ class ParallelSpec(_Spec):
     sequence: bool = False
     """Sequence parallelism (Korthikanti et al. 2022): what tensor parallelism replicates is split by rows."""
     recompute: Recompute = "none"
+    """What of a block's activations is computed again in its backward instead of kept."""
     recompute_layers: Annotated[tuple[NotNegative, ...], Field(max_length=limits.MAX_STAGES)] | None = None
     """Indices of the blocks that recompute, from 0; None = all. (A GPT's blocks are its layers.)"""
     zero: Annotated[int, Field(ge=0, le=3)] = 0
@@ -89,6 +91,7 @@ class ParallelSpec(_Spec):
     zero_backend: ZeroBackend = "own"
     """What shards parameters under zero=3: this engine, or torch.distributed.fsdp.fully_shard (FSDP2)."""
     cuts: Annotated[tuple[Positive, ...], Field(max_length=limits.MAX_STAGES)] | None = None
+    """Indices of layers (`ModelSpec.units`) at which the stages 1, 2, .. begin; None = balanced by FLOPs."""
     replicas: ByStage = None
     """Number of replicas of each stage, where they differ (`schedule.round_robin`); then `dp` is 1, and `micro_batches`
     counts over all of them. None = `dp` for every stage."""
@@ -147,29 +150,44 @@ class ParallelSpec(_Spec):
 
 
 class TrainSpec(_Spec):
-    """Optimization, data and duration. `global_batch` counts samples (sequences) per step over all replicas."""
+    """Optimization, data and duration."""
 
     steps: Annotated[int, Field(ge=1, le=limits.MAX_STEPS)] = 43
+    """Optimizer steps, warm-up included."""
     warmup_steps: Annotated[int, Field(ge=0, le=1000)] = 3
+    """First steps, which are not timed."""
     global_batch: Annotated[int, Field(ge=1, le=limits.MAX_GLOBAL_BATCH)] = 16
+    """Samples (sequences) of a step over all replicas."""
     lr: Annotated[float, Field(gt=0, le=100)] = 3e-4
+    """Learning rate of AdamW."""
     weight_decay: Annotated[float, Field(ge=0, le=10)] = 0.1
+    """Weight decay of AdamW."""
     beta1: Annotated[float, Field(ge=0, lt=1)] = 0.9
+    """Decay of the mean of the gradients."""
     beta2: Annotated[float, Field(ge=0, lt=1)] = 0.95
+    """Decay of the mean of their squares."""
     eps: Annotated[float, Field(gt=0, le=1)] = 1e-8
+    """Added to the root of that mean."""
     clip_norm: Annotated[float, Field(gt=0)] | None = 1.0
+    """Norm above which gradients are scaled down to it; None = never."""
     clip: Clip = "global"
     """Which norm `clip_norm` bounds: that of all gradients, or of those of each pipeline place."""
     seed: Annotated[int, Field(ge=0, le=2**31 - 1)] = 7
+    """Seed of weights, samples and dropout."""
     precision: Precision = "fp32"
+    """Type of weights and activations; 16 bits keep fp32 master weights."""
     loss_scale: Annotated[float, Field(ge=1, le=limits.MAX_LOSS_SCALE)] = 2.0**16
     """Initial loss scale; this and the next three fields only apply to fp16 (see engine.precision)."""
     loss_scale_window: Annotated[int, Field(ge=1, le=limits.MAX_STEPS)] = 2000
     """Number of consecutive good steps after which the scale grows."""
     loss_scale_growth: Annotated[float, Field(ge=1, le=16)] = 2.0
+    """Factor by which the scale grows."""
     loss_scale_backoff: Annotated[float, Field(gt=0, lt=1)] = 0.5
+    """Factor by which it falls when gradients overflow."""
     corpus: str = "stdlib"
+    """What is trained on: a built-in corpus, `blob:` and the sha256 of a text, or `tokens:` and a name."""
     device: DeviceKind = "cpu"
+    """Kind of device of every rank; a CPU device is a core."""
     deterministic: bool = False
     """Use only bitwise reproducible algorithms, which may be slower (torch.use_deterministic_algorithms)."""
     checkpoint_every: Annotated[int, Field(ge=0, le=limits.MAX_STEPS)] = 0
@@ -191,14 +209,16 @@ class TrainSpec(_Spec):
 class TraceSpec(_Spec):
     """What is recorded of a run. Steps count from 0; a metered step is never a timed one.
 
-    `trace_every` = 0 traces only one step in the middle of the timed ones; k > 0 also every k-th step. Memory is
-    metered in step 1 if it is a warm-up step, otherwise in an extra step after the last.
+    `trace_every` = k > 0 also traces the step in the middle of the timed ones. Memory is metered in step 1 if it is a
+    warm-up step, otherwise in an extra step after the last.
     """
 
     trace_every: Annotated[int, Field(ge=0, le=limits.MAX_STEPS)] = 10
+    """Steps between traced ones; 0 traces one in the middle of the timed steps."""
     fingerprint_every: Annotated[int, Field(ge=0, le=limits.MAX_STEPS)] = 20
     """Steps between bitwise comparisons of replicas (engine.fingerprint), also made after the last step; 0 = none."""
     memory: bool = True
+    """Whether to meter memory in a step that is not timed."""
     memory_cap: Annotated[int, Field(ge=1, le=limits.MAX_BYTES)] | None = None
     """Live bytes that a rank may hold; above this it ends as out of memory. None = the device's own limit."""
     reference: bool = True
@@ -213,9 +233,13 @@ class RunSpec(_Spec):
     """One training run. All input, from form, API, queue and file, is validated by `RunSpec.model_validate(dict)`."""
 
     model: ModelSpec = ModelSpec()
+    """What is trained."""
     parallel: ParallelSpec = ParallelSpec()
+    """How it is split."""
     train: TrainSpec = TrainSpec()
+    """How it is trained, on what, and how long."""
     trace: TraceSpec = TraceSpec()
+    """What is recorded."""
     inject: Annotated[tuple[AnyFault, ...], Field(max_length=limits.MAX_FAULTS)] = ()
     """Faults injected on purpose, each kind at most once (`parallel_core.faults`)."""
 
@@ -276,3 +300,16 @@ class RunSpec(_Spec):
     def timed_steps(self) -> int:
         """Number of steps after the warm-up."""
         return self.train.steps - self.train.warmup_steps
+
+
+def field_errors(error: ValidationError) -> dict[str, str]:
+    """As `rules.field_errors`; where the error is of a RunSpec, with the fields that were probably meant."""
+    return rules.field_errors(error, describe if error.title == RunSpec.__name__ else rules.describe)
+
+
+def describe(item: Mapping[str, Any], loc: tuple[Any, ...]) -> tuple[str, str]:
+    """As `rules.describe`, for an error at `loc` of a RunSpec: of a field that does not exist it also names the one
+    that was probably meant."""
+    field, said = rules.describe(item, loc)
+    meant = likely(RunSpec, loc) if item["type"] == rules.UNKNOWN else ""
+    return field, f"{said.removesuffix('.')}; use {meant}." if meant else said

@@ -14,6 +14,7 @@ from ninja.errors import HttpError, ValidationError
 from dashboard.api import corpora, fleet, links, runs, studies, traces
 from dashboard.errors import json_error, server_error
 from dashboard.runs.services import Invalid
+from parallel_core import rules
 from parallel_core.spec import describe
 
 log = logging.getLogger(__name__)
@@ -52,7 +53,8 @@ def invalid(request: HttpRequest, error: Invalid) -> HttpResponse:
 def malformed(request: HttpRequest, error: ValidationError) -> HttpResponse:
     fields: dict[str, str] = {}
     for item in error.errors[:MOST_FIELDS]:
-        field, message = describe(item, loc=_place(item["loc"]))
+        say = describe if "spec" in item["loc"][:-1] else rules.describe
+        field, message = say(item, _place(item["loc"]))
         fields.setdefault(field, message)
     shown = f" {MOST_FIELDS} of {len(error.errors)} are shown." if len(error.errors) > MOST_FIELDS else ""
     return json_error(422, f"The request does not fit; see the fields.{shown}", fields)

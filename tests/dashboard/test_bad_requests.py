@@ -101,6 +101,7 @@ def test_a_body_with_very_many_fields_is_told_of_some(client: Client, submit: di
         ("parallel.recompute_layers", [10**400], "recompute_layers"),
         ("trace.memory_cap", 10**400, "Must be at most"),
         ("train." + "x" * 10_000, 1, "There is no such field."),
+        ("train.stpes", 1, "There is no such field; use train.steps."),
         ("train.corpus", "x" * 10_000, "Corpus must be"),
         ("model.kind", "x" * 10_000, "Must be"),
     ],

@@ -249,6 +249,24 @@ def test_unknown_keys_are_refused(rooms: dict[str, Any]) -> None:
     assert list(errors(**rooms).values()) == ["There is no such field."]
 
 
+@pytest.mark.parametrize(
+    ("rooms", "field", "meant"),
+    [
+        ({"paralel": {}}, "paralel", "parallel"),
+        ({"train": {"global_bach": 4}}, "train.global_bach", "train.global_batch"),
+        ({"model": {"Layers": 4}}, "model.Layers", "model.layers"),
+        ({"steps": 10}, "steps", "train.steps"),
+        ({"parallel": {"precision": "fp64"}}, "parallel.precision", "train.precision"),
+    ],
+)
+def test_of_an_unknown_key_the_field_that_was_meant_is_named(rooms: dict[str, Any], field: str, meant: str) -> None:
+    assert errors(**rooms) == {field: f"There is no such field; use {meant}."}
+
+
+def test_a_misspelt_fault_has_no_field_of_the_spec_named() -> None:
+    assert list(errors(inject=[{"kind": "straggler", "rnk": 1}]).values()) == ["There is no such field."]
+
+
 def test_the_limits_themselves_are_allowed() -> None:
     spec = RunSpec.model_validate(
         {"train": {"steps": 10**7, "global_batch": 4096}, "parallel": {"micro_batches": 4096}}
