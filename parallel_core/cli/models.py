@@ -28,9 +28,7 @@ from parallel_core.observe.gpus import gpus, open_nvml
 from parallel_core.spec import CORPUS_PATTERN, RunSpec, field_errors
 
 BYTES = 256
-"""Size of the vocabulary in which each byte is a token."""
-OWN = "own"
-"""Name of the token file in the spec of an imported model: the user has to pack it first."""
+"""Largest vocabulary whose tokens are read as bytes (`analysis.generated.text` writes them so)."""
 
 
 def add(commands: Subparsers) -> None:
@@ -58,7 +56,7 @@ def _add_generate(commands: Subparsers) -> None:
     made = commands.add_parser("generate", help="generate text from a checkpoint of a GPT")
     made.add_argument("checkpoint", type=Path, help="a checkpoint, or a run's folder: its newest one")
     text = made.add_mutually_exclusive_group(required=True)
-    text.add_argument("--prompt", help="text to go on from, read as bytes")
+    text.add_argument("--prompt", help="text to go on from, for a model whose tokens are bytes (vocab up to 256)")
     text.add_argument("--ids", help="numbers of tokens to go on from, e.g. 1,15043")
     made.add_argument("--new", type=int, default=64, help="tokens to generate (default: 64)")
     made.add_argument("--samples", type=int, default=1, help="how many texts (default: 1)")
@@ -75,7 +73,7 @@ def _add_generate(commands: Subparsers) -> None:
 
 
 def _import(options: argparse.Namespace) -> int:
-    from parallel_core.engine.llama import import_weights
+    from parallel_core.engine.llama import OWN_TOKENS, import_weights
 
     if folders.holds_any(options.out):
         raise CommandError(f"--out: {options.out} holds a checkpoint already; name a folder without checkpoints.")
@@ -83,25 +81,16 @@ def _import(options: argparse.Namespace) -> int:
         spec, manifest = import_weights(options.weights, options.out, options.seq)
     except CheckpointError as error:
         raise CommandError(f"{options.weights} cannot be imported: {error}") from error
+    (options.out / "spec.json").write_text(spec.model_dump_json(indent=2))
     print(f"{len(manifest.tensors)} parameters, {bytes_text(manifest.bytes)}; go on from them with:")
-    train = f"python -m parallel_core train {options.out}/spec.json --resume {options.out}"
-    if spec.model.vocab == BYTES:
+    train, vocab = f"python -m parallel_core train {options.out}/spec.json --resume {options.out}", spec.model.vocab
+    if spec.train.corpus != f"tokens:{OWN_TOKENS}":
         print(train)
     else:
-        spec = _with_own_tokens(spec)
-        print(f"python -m parallel_core pack-tokens FILE --vocab {spec.model.vocab} --name {OWN} --out DATA")
+        print(f"python -m parallel_core pack-tokens FILE --vocab {vocab} --name {OWN_TOKENS} --out DATA")
         print(f"{train} --corpora DATA")
-        print(
-            f"Its {spec.model.vocab} tokens are no bytes: FILE holds the numbers that its own tokenizer makes of text."
-        )
-    (options.out / "spec.json").write_text(spec.model_dump_json(indent=2))
+        print(f"Its {vocab} tokens are no bytes: FILE holds the numbers that its own tokenizer makes of text.")
     return 0
-
-
-def _with_own_tokens(spec: RunSpec) -> RunSpec:
-    """Returns the spec with a token file as corpus: text read as bytes would be meaningless to a model with another
-    tokenizer."""
-    return spec.model_copy(update={"train": spec.train.model_copy(update={"corpus": f"tokens:{OWN}"})})
 
 
 def _export(options: argparse.Namespace) -> int:
@@ -167,8 +156,19 @@ def _numbers(ids: str) -> list[int]:
         raise CommandError(f"--ids are numbers with commas between; got {ids!r}") from error
 
 
+def _prompt(options: argparse.Namespace, vocab: int) -> list[int]:
+    """Returns the tokens to go on from. Raises CommandError for text where tokens are no bytes."""
+    if options.prompt is None:
+        return _numbers(options.ids)
+    if vocab > BYTES:
+        raise CommandError(
+            f"--prompt is read as bytes, and the model's {vocab} tokens are none; give their numbers with --ids"
+        )
+    return [*options.prompt.encode(errors="surrogateescape")]
+
+
 def _request(options: argparse.Namespace, spec: RunSpec) -> GenerationRequest:
-    prompt = _numbers(options.ids) if options.prompt is None else [*options.prompt.encode(errors="surrogateescape")]
+    prompt = _prompt(options, spec.model.vocab)
     names = ("new", "samples", "temperature", "top_k", "seed")
     asked = {"prompt": prompt, "cached": not options.no_cache, **{name: getattr(options, name) for name in names}}
     request, errors = read_request(asked, spec)

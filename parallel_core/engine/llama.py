@@ -34,6 +34,10 @@ _NAMES = {dtype: name for name, dtype in TYPES.items()}
 CONFIG = "config.json"
 EPS = 1e-5
 """Epsilon of this engine's RMSNorm."""
+BYTES = 256
+"""Size of the vocabulary in which each byte is a token."""
+OWN_TOKENS = "own"
+"""Name of the token file in the spec of a model with any other vocabulary: the user has to pack it first."""
 
 _ABLE: dict[str, tuple[Any, ...]] = {
     "model_type": ("llama",),
@@ -228,9 +232,15 @@ def _publish(made: Mapping[str, Share], spec: RunSpec, out: Path) -> Manifest:
 
 
 def _spec(config: Mapping[str, Any], seq: int) -> RunSpec:
-    """The spec with the model of a config.json. Raises CheckpointError if no run can have such a model."""
+    """The spec with the model of a config.json. Its corpus is a token file unless its tokens are bytes: text read as
+    bytes would be meaningless to a model with another tokenizer.
+
+    Raises CheckpointError if no run can have such a model.
+    """
+    model = model_of(config, seq)
+    train = {} if model["vocab"] == BYTES else {"corpus": f"tokens:{OWN_TOKENS}"}
     try:
-        return RunSpec.model_validate({"model": model_of(config, seq)})
+        return RunSpec.model_validate({"model": model, "train": train})
     except ValidationError as error:
         said = " ".join(f"{field}: {why}" for field, why in field_errors(error).items())
         raise CheckpointError(f"{CONFIG} describes no model of this engine. {said}") from error

@@ -366,6 +366,30 @@ def test_a_vocabulary_that_is_not_bytes_asks_for_a_token_file(
     assert main(packed) == 0
     assert open_dataset(spec, data).take(np.array([0]))[0].tolist() == [list(range(16))]
 
+    assert manifests.read(folders.path_of(ours, 0)).spec["train"]["corpus"] == "tokens:own"
+
+
+def test_text_is_no_prompt_for_tokens_that_are_no_bytes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder, ours = put(tmp_path / "theirs", tensors(torch.float32, 300), vocab_size=300), tmp_path / "ours"
+    assert main(["import-llama", str(folder), "--out", str(ours), "--seq", "16"]) == 0
+    assert main(["generate", str(ours), "--prompt", "Hi", "--new", "2"]) == 2
+    assert "the model's 300 tokens are none; give their numbers with --ids" in capsys.readouterr().err
+
+
+@pytest.mark.full
+def test_what_was_trained_is_exported_not_the_weights_beside_it(tmp_path: Path) -> None:
+    """The run saves into the folder that it was imported to, as a user may choose."""
+    theirs, ours = put(tmp_path / "theirs", tensors(torch.float32, 256), vocab_size=256), tmp_path / "ours"
+    assert main(["import-llama", str(theirs), "--out", str(ours), "--seq", "16"]) == 0
+    spec = json.loads((ours / "spec.json").read_text())
+    spec["train"] |= {"steps": 2, "warmup_steps": 0, "global_batch": 2, "checkpoint_every": 2}
+    (ours / "spec.json").write_text(json.dumps(spec))
+    assert main(["train", str(ours / "spec.json"), "--resume", str(ours), "--out", str(ours)]) == 0
+    assert main(["export-llama", str(ours), "--out", str(tmp_path / "out")]) == 0
+    name = "lm_head.weight"
+    before, after = (safetensors.open_all(path)[name] for path in (theirs, tmp_path / "out"))
+    assert bytes(before.data(name)) != bytes(after.data(name))
+
 
 def test_a_vocabulary_of_bytes_trains_on_text(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = put(tmp_path / "theirs", tensors(torch.float32, 256), vocab_size=256)
