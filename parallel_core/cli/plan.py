@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from parallel_core.analysis.quantities import bytes_text, count_text, percent_text, seconds_text
 from parallel_core.cli import alpa
-from parallel_core.cli.common import Subparsers
+from parallel_core.cli.common import CommandError, Subparsers
 from parallel_core.cli.numbers import whole
 
 if TYPE_CHECKING:
@@ -41,11 +41,36 @@ def add(commands: Subparsers) -> None:
     plan.add_argument("--spec", type=Path, help="Alpa's two levels for this RunSpec's model and micro-batches instead")
     plan.add_argument("--table", type=Path, help="with --spec: what `profile --out` wrote (default: --cluster)")
     plan.add_argument("--serve", metavar="PROMPT:OUTPUT", help="inference instead: tokens of prompts and answers")
-    plan.set_defaults(run=run)
+    plan.set_defaults(run=run, default_of=plan.get_default)
+
+
+_TAKEN = {
+    "accuracy": (),
+    "spec": ("table", "cluster", "devices"),
+    "table": ("spec", "devices"),
+    "serve": ("model", "cluster", "devices"),
+    "json": ("model", "cluster", "devices", "batch", "adapters", "columns", "top"),
+    "ask": ("model", "cluster", "devices", "batch", "adapters", "columns", "top"),
+}
+"""Option that says what is asked -> the options that it takes; without any of them all others are taken."""
+
+
+def _require_together(options: argparse.Namespace) -> None:
+    """Raises CommandError for an option that another one would make pass unnoticed."""
+    names = ("model", "cluster", "devices", "batch", "adapters", "columns", "top", *_TAKEN)
+    given = [name for name in names if getattr(options, name) != options.default_of(name)]
+    if options.table is not None and options.spec is None:
+        raise CommandError("--table is of a spec's model; give that spec, too, with --spec")
+    for name in _TAKEN:
+        odd = [f"--{other}" for other in given if other not in (name, *_TAKEN[name])]
+        if name in given and odd:
+            takes = ", ".join(f"--{other}" for other in _TAKEN[name]) or "no other option"
+            raise CommandError(f"--{name} takes {takes}; leave out {', '.join(odd)}")
 
 
 def run(options: argparse.Namespace) -> int:
-    """Returns the exit code: 0 a plan fits, 1 none does, 2 the request is invalid."""
+    """Returns the exit code: 0 a plan fits, 1 none does, 2 the request is invalid. Raises CommandError for options that
+    do not go together."""
     from parallel_core.plan.cluster.exported import rows
     from parallel_core.plan.cluster.hardware import clusters
     from parallel_core.plan.cluster.job import Job
@@ -53,6 +78,7 @@ def run(options: argparse.Namespace) -> int:
     from parallel_core.plan.cluster.problems import Unphysical
     from parallel_core.plan.cluster.search import Space, search
 
+    _require_together(options)
     if options.accuracy:
         return _accuracy()
     if options.spec is not None:
