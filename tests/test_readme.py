@@ -88,6 +88,7 @@ def given(folder: Path) -> None:
     # a vocabulary of bytes, so any text will do
     put(folder / "weights", tensors(torch.float32, vocab=256), vocab_size=256)
     (np.arange(5000) % 1000).astype("<u2").tofile(folder / "tokens.bin")
+    (folder / "book.txt").write_text("It was a dark and stormy night.\n" * 100)
 
 
 def change(spec: Path, **train: int) -> None:
@@ -103,7 +104,7 @@ def test_the_page_of_the_command_line_from_top_to_bottom(
     given(tmp_path)
     monkeypatch.chdir(tmp_path)
     lines = fenced(COMMAND_LINE)
-    assert len(lines) == 11
+    assert len(lines) == 13
     for line in lines:
         if " profile " in line:  # the README's command, which is run above; here its cost table is made up
             assert line in ENGINE

@@ -15,6 +15,7 @@ from parallel_core.checkpoint import folder as folders
 from parallel_core.checkpoint.manifest import CheckpointError, Manifest
 from parallel_core.checkpoint.verify import verified
 from parallel_core.faults import parse
+from parallel_core.observe.cores import cores
 from parallel_core.spec import RunSpec, field_errors
 
 Subparsers: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
@@ -23,16 +24,23 @@ MOST_RANKS = 2_048
 """Most pipeline ranks of a schedule whose programs are computed in full."""
 
 
+RANKS_A_CORE = 32
+"""Most ranks that may share a core of this host: each is a process, whose share of the core falls with their number."""
+
+
 class CommandError(Exception):
     """The user's input cannot be used; the message says why."""
 
 
-def read_spec(path: Path, inject: Sequence[str] = ()) -> RunSpec:
-    """Returns the RunSpec in a JSON file, with additional faults in the syntax of the command line.
+def read_spec(path: Path, inject: Sequence[str] = (), corpus: str | None = None) -> RunSpec:
+    """Returns the RunSpec in a JSON file, with additional faults in the syntax of the command line, and with the text
+    `corpus` in place of its own unless that is None.
 
     Raises CommandError with one line per invalid field.
     """
     given = _json(path)
+    if corpus is not None:
+        _put_corpus(given, corpus)
     faults = [_fault(text) for text in inject]
     if faults and isinstance(given, dict) and isinstance(own := given.get("inject", []), list):  # else it is invalid
         given["inject"] = own + faults
@@ -41,6 +49,16 @@ def read_spec(path: Path, inject: Sequence[str] = ()) -> RunSpec:
     except ValidationError as error:
         lines = [f"{path} cannot be trained:", *(f"  {name}: {why}" for name, why in field_errors(error).items())]
         raise CommandError("\n".join(lines)) from error
+
+
+def _put_corpus(given: Any, corpus: str) -> None:
+    """Raises CommandError where the spec names a token file: a model with its own tokens cannot read text as bytes."""
+    train = given.setdefault("train", {}) if isinstance(given, dict) else None
+    if not isinstance(train, dict):
+        return  # it is invalid
+    if str(own := train.get("corpus", "")).startswith("tokens:"):
+        raise CommandError(f"--text is read as bytes, and the spec's corpus {own} are tokens; see pack-tokens")
+    train["corpus"] = corpus
 
 
 def _json(path: Path) -> Any:
@@ -72,6 +90,15 @@ def checkpoint_of(path: Path) -> tuple[Path, Manifest]:
         raise CommandError(f"{path} cannot be used: {error}") from error
     print("".join(f"passed over: {why}\n" for why in passed.values()), end="", file=sys.stderr)
     return found, manifest
+
+
+def require_cores(ranks: int, what: str) -> None:
+    """Raises CommandError where so many ranks are too many for the cores of this host; `what` makes them, in words."""
+    count = len(cores())
+    if ranks > (most := RANKS_A_CORE * count):
+        raise CommandError(
+            f"{what} {ranks:,} ranks, and the {count} cores of this host take turns for {most} at most; use fewer"
+        )
 
 
 def require_few(spec: RunSpec, most: int, verb: str) -> None:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import argparse
 import errno
 import json
+import signal
 import sys
 from collections.abc import Sequence
 
-from parallel_core.cli import fit, models, order, partition, plan, profile, schedule, train
+from parallel_core.cli import fields, fit, models, order, partition, plan, profile, schedule, train
 from parallel_core.cli.common import CommandError
 from parallel_core.cli.numbers import target, whole
+from parallel_core.cli.output import drop_unread, say
 from parallel_core.launch import ServerLost
 from parallel_core.observe.gpus import AmbiguousGpus
 
@@ -20,23 +22,28 @@ NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs a command; returns the exit code: 0 done, 1 the run failed, 2 command, spec or a
-    setting of the environment invalid, 130 interrupted."""
+    setting of the environment invalid, 130 interrupted, 141 nobody reads what it prints."""
     options = _parser().parse_args(arguments)
     try:
-        return int(options.run(options))
+        code = int(options.run(options))
+        sys.stdout.flush()  # at the end of the process a closed pipe would be reported as an exception
+        return code
     except KeyboardInterrupt:
-        print("stopped; no process is left", file=sys.stderr)
+        say("stopped; no process is left", sys.stderr)
         return 130
     except (CommandError, AmbiguousGpus) as error:
-        print(error, file=sys.stderr)
+        say(str(error), sys.stderr)
         return 2
     except ServerLost as error:
-        print(error, file=sys.stderr)
+        say(str(error), sys.stderr)
         return 1
+    except BrokenPipeError:
+        drop_unread()
+        return 128 + signal.SIGPIPE
     except OSError as error:
         if error.filename is None and error.errno not in NO_SPACE:  # not about a file that the user named: our bug
             raise
-        print(f"{error.filename or 'a file cannot be written'}: {error.strerror}", file=sys.stderr)
+        say(f"{error.filename or 'a file cannot be written'}: {error.strerror}", sys.stderr)
         return 2
 
 
@@ -44,6 +51,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m parallel_core", description="The training engine, on its own.")
     commands = parser.add_subparsers(required=True, metavar="command")
     train.add(commands)
+    fields.add(commands)
     schedule.add(commands)
     calibrate = commands.add_parser("calibrate", help="find the model whose step takes 50-200 ms here (JSON)")
     calibrate.add_argument("--device", choices=("cpu", "cuda"), default="cpu")

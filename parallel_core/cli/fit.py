@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from parallel_core.analysis.quantities import bytes_text, plural_text
+from parallel_core.cli import own_text
 from parallel_core.cli.common import CommandError, Subparsers, read_spec
 from parallel_core.cli.numbers import whole
 
@@ -27,7 +28,7 @@ def add(commands: Subparsers) -> None:
     fit = commands.add_parser("fit", help="find the most layers that fit, by real runs, next to the prediction")
     fit.add_argument("spec", type=Path, help="a RunSpec as JSON, of a model with a layer count ('-' reads stdin)")
     fit.add_argument("--cap", type=whole(1), required=True, help="MiB that a rank may hold; more ends it out of memory")
-    fit.add_argument("--corpora", type=Path, help="folder of uploaded texts, named by their sha256")
+    own_text.add(fit)
     fit.set_defaults(run=run)
 
 
@@ -37,14 +38,19 @@ def run(options: argparse.Namespace) -> int:
     from parallel_core.plan.capacity import fixed_depth
     from parallel_core.plan.largest import search_for
 
-    spec, cap = read_spec(options.spec), options.cap * MIB
+    text = own_text.name_of(options.text) if options.text else None
+    spec, cap = read_spec(options.spec, corpus=text), options.cap * MIB
     if fixed := fixed_depth(spec.model):
         print(f"model.kind: {fixed}", file=sys.stderr)
         return 2
     search = search_for(spec, cap)
-    with LocalRunner() as runner, tempfile.TemporaryDirectory(prefix="trainyard-fit-") as folder:
+    with (
+        own_text.folder_of(spec, options.text, options.corpora) as corpora,
+        tempfile.TemporaryDirectory(prefix="trainyard-fit-") as folder,
+        LocalRunner() as runner,
+    ):
         while (layers := search.following) is not None:
-            outcome = runner.run(_trial(spec, layers, cap), Path(folder) / str(layers), corpora=options.corpora)
+            outcome = runner.run(_trial(spec, layers, cap), Path(folder) / str(layers), corpora=corpora)
             if not outcome.ok and not _out_of_memory(outcome):
                 print(outcome.failure(), file=sys.stderr)
                 return 1

@@ -8,8 +8,9 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from parallel_core import limits
 from parallel_core.analysis.quantities import bytes_text, percent_text, seconds_text
-from parallel_core.cli.common import Subparsers, read_spec
+from parallel_core.cli.common import Subparsers, read_spec, require_cores
 from parallel_core.cli.numbers import above, target, whole
 
 if TYPE_CHECKING:
@@ -23,12 +24,16 @@ def add(commands: Subparsers) -> None:
     profile = commands.add_parser("profile", help="time the layers of a spec's model, and this host's links")
     profile.add_argument("spec", type=Path, help="a RunSpec as JSON: its model, batch, precision and device")
     profile.add_argument("--out", type=target, help="write the cost table to this file")
-    profile.add_argument("--ranks", type=whole(1), help="ranks that links are timed between (default: 4, GPUs: all)")
+    profile.add_argument(
+        "--ranks", type=whole(1, limits.MAX_DEGREE), help="ranks that links are timed between (default: 4, GPUs: all)"
+    )
     profile.add_argument("--seconds", type=above(0), default=2.0, help="of each condition of the layers, at least")
     profile.add_argument("--json", action="store_true", help="print the table as JSON")
     profile.add_argument("--quick", action="store_true", help="no tensor groups and no recomputation")
     profile.set_defaults(run=_profile)
-    predict = commands.add_parser("predict", help="how long a step of a spec will take, by a cost table")
+    predict = commands.add_parser(
+        "predict", help="how long a step of a spec will take, by a cost table, and its memory"
+    )
     predict.add_argument("spec", type=Path)
     predict.add_argument("--table", type=Path, required=True, help="what `profile --out` wrote")
     predict.add_argument(
@@ -37,6 +42,7 @@ def add(commands: Subparsers) -> None:
         metavar="OUT",
         help="move the cuts between stages while that shortens the step; write the spec",
     )
+    predict.add_argument("--memory", type=whole(1), metavar="MIB", help="of a device: say whether the spec fits, too")
     predict.set_defaults(run=_predict)
 
 
@@ -44,6 +50,8 @@ def _profile(options: argparse.Namespace) -> int:
     from parallel_core.profile.measure import ProfileFailed, measure_for
 
     spec = read_spec(options.spec)
+    if options.ranks is not None:
+        require_cores(options.ranks, "--ranks makes")
     try:
         table = measure_for(spec, ranks=options.ranks, seconds=options.seconds, quick=options.quick)
     except ProfileFailed as error:
@@ -63,16 +71,26 @@ def _predict(options: argparse.Namespace) -> int:
     try:
         table = CostTable.read(options.table)
         if options.cut is not None:
-            return _cut(spec, table, options.cut)
-        found = predict_step(spec, table)
+            spec = _cut(spec, table, options.cut)
+        else:
+            print(f"{seconds_text(predict_step(spec, table).seconds)} a step")
     except (CostTableError, CannotPredict) as error:
         print(error, file=sys.stderr)
         return 2
-    print(f"{seconds_text(found.seconds)} a step")
+    print(_needs(spec, options.memory))
     return 0
 
 
-def _cut(spec: RunSpec, table: CostTable, out: Path) -> int:
+def _needs(spec: RunSpec, mib: int | None) -> str:
+    """Returns what the fullest rank needs, and whether it fits on a device of so many MiB, or under the spec's cap."""
+    from parallel_core.plan.memory import verdict
+    from parallel_core.plan.room import Room
+
+    return verdict(spec, Room.on(mib << 20 if mib else None, spec.train.device)).sentence
+
+
+def _cut(spec: RunSpec, table: CostTable, out: Path) -> RunSpec:
+    """Writes the spec with the best cuts to `out`, and returns it."""
     from parallel_core.simulate.cuts import best_cuts
 
     found = best_cuts(spec, table)
@@ -81,7 +99,7 @@ def _cut(spec: RunSpec, table: CostTable, out: Path) -> int:
     print(
         f"{seconds_text(found.seconds)} a step, cut at {cuts}; {seconds_text(found.before)} before. Written to {out}."
     )
-    return 0
+    return found.spec
 
 
 def report(table: CostTable) -> list[str]:

@@ -6,7 +6,7 @@ import argparse
 import math
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,23 +14,21 @@ import numpy as np
 
 from parallel_core.analysis.meters import Work, values_of
 from parallel_core.analysis.quantities import flops_text, percent_text
+from parallel_core.checkpoint import folder as folders
 from parallel_core.checkpoint import manifest as manifests
-from parallel_core.cli import stop
-from parallel_core.cli.common import CommandError, Subparsers, checkpoint_of, read_spec
+from parallel_core.cli import own_text, stop
+from parallel_core.cli.common import CommandError, Subparsers, checkpoint_of, read_spec, require_cores
 from parallel_core.cli.numbers import above, places, whole
+from parallel_core.cli.output import say
 from parallel_core.faults import sentences
 from parallel_core.layout import Layout
 from parallel_core.limits import NO_PROGRESS_S, SPOOL_BYTES
 from parallel_core.local import Interrupted, LocalRunner, Outcome, points
-from parallel_core.observe.cores import cores
 from parallel_core.observe.records import Frame
 from parallel_core.outline import outline_of
 from parallel_core.run_findings import case_of
 from parallel_core.run_findings import sentences as findings
 from parallel_core.spec import RunSpec
-
-RANKS_A_CORE = 32
-"""Most ranks that may share a core of this host: each is a process, whose share of the core falls with their number."""
 
 
 def add(commands: Subparsers) -> None:
@@ -39,7 +37,7 @@ def add(commands: Subparsers) -> None:
     train.add_argument("spec", type=Path, help="a RunSpec as JSON ('-' reads stdin)")
     train.add_argument("--out", type=Path, help="folder for records and logs (default: run-<date>-<time>)")
     train.add_argument("--devices", type=places, help="device of each rank, e.g. 0,1 (default: 0 to ranks - 1)")
-    train.add_argument("--corpora", type=Path, help="folder of uploaded texts, named by their sha256")
+    own_text.add(train)
     train.add_argument("--resume", type=Path, help="a checkpoint, or a run's folder: its newest one; any layout")
     still = "end the run when no rank has moved for so long (default: %(default)g)"
     train.add_argument("--no-progress", type=above(0), default=NO_PROGRESS_S, metavar="SECONDS", help=still)
@@ -51,7 +49,8 @@ def add(commands: Subparsers) -> None:
 
 
 def _train(options: argparse.Namespace) -> int:
-    spec = read_spec(options.spec, inject=options.inject)
+    text = own_text.name_of(options.text) if options.text else None
+    spec = read_spec(options.spec, inject=options.inject, corpus=text)
     for sentence in sentences(spec.inject):
         print(f"broken on purpose. {sentence}")
     folder = options.out or Path(time.strftime("run-%Y%m%d-%H%M%S"))
@@ -59,42 +58,59 @@ def _train(options: argparse.Namespace) -> int:
         raise CommandError(f"{folder} holds the records of a run already; give another --out")
     _require_devices(spec, options.devices)
     resume = _checkpoint(options.resume, spec) if options.resume else None
-    outcome = _run(spec, folder, resume, options)
+    _require_room(folder, resume)
+    with own_text.folder_of(spec, options.text, options.corpora) as corpora:
+        outcome = _run(spec, folder, resume, corpora, options)
     print(_ending(outcome, spec))
     if outcome.ok:
         print("\n".join(findings(case_of(spec, outcome))))
     return 0 if outcome.ok else 1
 
 
-def _run(spec: RunSpec, folder: Path, resume: Path | None, options: argparse.Namespace) -> Outcome:
+def _run(
+    spec: RunSpec, folder: Path, resume: Path | None, corpora: Path | None, options: argparse.Namespace
+) -> Outcome:
     """Trains in `folder`; after Ctrl-C says what was saved."""
-    save_s = stop.save_s()
+    save_s, shown = stop.save_s(), Shown(outline_of(spec.model).target)
     folder.mkdir(parents=True, exist_ok=True)
-    with LocalRunner(save_s=save_s, on_stop=lambda: stop.announce(save_s)) as runner:
+
+    def stopping() -> None:
+        shown.stopping = True
+        stop.announce(save_s)
+
+    with LocalRunner(save_s=save_s, on_stop=stopping) as runner:
         try:
             return runner.run(
                 spec,
                 folder,
                 devices=options.devices,
-                corpora=options.corpora,
+                corpora=corpora,
                 resume=resume,
-                on_frame=_shown(outline_of(spec.model).target),
+                on_frame=shown.show,
                 no_progress_s=options.no_progress,
                 spool_bytes=options.spool_bytes,
             )
         except Interrupted as end:
-            print(stop.left(end.outcome), file=sys.stderr)
+            say(stop.left(end.outcome), sys.stderr)
             raise
 
 
 def _require_devices(spec: RunSpec, devices: Sequence[int] | None) -> None:
-    ranks, most = spec.parallel.world, RANKS_A_CORE * len(cores())
+    ranks = spec.parallel.world
     if devices is not None and len(devices) != ranks:
         raise CommandError(f"--devices names {len(devices)} devices, the run has {ranks} ranks")
-    if spec.train.device == "cpu" and ranks > most:
+    if spec.train.device == "cpu":
+        require_cores(ranks, "parallel.dp x tp x pp makes")
+
+
+def _require_room(folder: Path, resume: Path | None) -> None:
+    """Raises CommandError where the run's checkpoints would mix with those of another: the newest of both would be
+    taken for the run's, and saving drops those of later steps."""
+    if folders.is_one(folder):
+        raise CommandError(f"{folder} is a checkpoint; give another --out")
+    if folders.holds_any(folder) and (resume is None or folder.resolve() not in resume.resolve().parents):
         raise CommandError(
-            f"parallel.dp x tp x pp makes {ranks:,} ranks, and the {len(cores())} cores of this host take turns for "
-            f"{most} at most; use fewer"
+            f"{folder} holds checkpoints already; give another --out, or go on from them with --resume {folder}"
         )
 
 
@@ -109,25 +125,33 @@ def _checkpoint(path: Path, spec: RunSpec) -> Path:
     return found
 
 
-def _shown(target: str) -> Callable[[Frame], None]:
-    """Returns a callback that prints a line per step of rank 0, and one per checkpoint.
+class Shown:
+    """Prints a line per step of rank 0, and one per checkpoint.
 
     Step times arrive with their step, the loss without a flush only during later steps, so the line is printed then.
+    `stopping`: the run is ending; until then a line that nobody can read any more ends it as Ctrl-C does.
     """
-    waiting: dict[str, dict[int, float]] = {"step_time": {}, "tokens_per_s": {}}
 
-    def show(frame: Frame) -> None:
+    def __init__(self, target: str) -> None:
+        self.stopping = False
+        self._target = target
+        self._waiting: dict[str, dict[int, float]] = {"step_time": {}, "tokens_per_s": {}}
+
+    def show(self, frame: Frame) -> None:
+        """Prints what the frame completes. Raises KeyboardInterrupt where nobody reads it."""
         if frame.kind == "checkpoint":
             done, size, took = (frame.header[key] for key in ("step", "bytes", "seconds"))
-            print(f"checkpoint of {done} steps: {size:,} bytes in {took:.2f} s")
-        for name, values in waiting.items():
+            self._say(f"checkpoint of {done} steps: {size:,} bytes in {took:.2f} s")
+        for name, values in self._waiting.items():
             values.update((int(point["step"]), float(point["value"])) for point in points([frame], name))
         for point in points([frame], "loss"):
-            seconds, rate = (values.pop(int(point["step"]), math.nan) for values in waiting.values())
-            loss = point["value"]
-            print(f"step {point['step']:>6}  loss {loss:.6f}  {seconds * 1e3:8.1f} ms  {rate:10.0f} {target}/s")
+            seconds, rate = (values.pop(int(point["step"]), math.nan) for values in self._waiting.values())
+            step, loss = point["step"], point["value"]
+            self._say(f"step {step:>6}  loss {loss:.6f}  {seconds * 1e3:8.1f} ms  {rate:10.0f} {self._target}/s")
 
-    return show
+    def _say(self, line: str) -> None:
+        if not say(line) and not self.stopping:
+            raise KeyboardInterrupt
 
 
 def _ending(outcome: Outcome, spec: RunSpec) -> str:

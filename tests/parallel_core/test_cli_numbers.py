@@ -23,7 +23,9 @@ from parallel_core.cli import main
         ("plan --devices 0", "--devices: a whole number from 1 on"),
         ("plan --adapters -1", "--adapters: a whole number from 0 on"),
         ("profile s.json --seconds inf", "--seconds: a number above 0 is needed; got 'inf'"),
-        ("profile s.json --ranks two", "--ranks: a whole number from 1 on"),
+        ("profile s.json --ranks two", "--ranks: a whole number from 1 to 16384 is needed; got 'two'"),
+        ("profile s.json --ranks 20000", "--ranks: a whole number from 1 to 16384 is needed; got '20000'"),
+        ("train s.json --text a --corpora b", "--corpora: not allowed with argument --text"),
         ("profile s.json --out nowhere/costs", "--out: there is no folder nowhere to write costs into"),
         ("predict s.json --table t --cut nowhere/s.json", "--cut: there is no folder nowhere"),
         ("order s.json --out /", "--out: a file to write is needed; / is a folder"),
@@ -62,6 +64,34 @@ def test_more_ranks_than_a_host_can_bear_are_refused(tmp_path: Path, capsys: pyt
     said = capsys.readouterr().err
     assert "parallel.dp x tp x pp makes 16,384 ranks" in said and "at most; use fewer" in said
     assert not (tmp_path / "out").exists()
+
+
+def test_more_ranks_than_a_host_can_bear_are_not_profiled(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["profile", "examples/pp2.json", "--ranks", "16384"]) == 2
+    assert "--ranks makes 16,384 ranks, and the " in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("--table costs", "--table is of a spec's model; give that spec, too, with --spec"),
+        ("--spec examples/pp2.json --json", "--spec takes --table, --cluster, --devices; leave out --json"),
+        ("--spec examples/pp2.json --model gpt-1.3b --top 3", "leave out --model, --top"),
+        (
+            "--spec examples/pp2.json --table t --cluster a100-40",
+            "--table takes --spec, --devices; leave out --cluster",
+        ),
+        ("--serve 8:8 --batch 3", "--serve takes --model, --cluster, --devices; leave out --batch"),
+        ("--accuracy --json", "--accuracy takes no other option; leave out --json"),
+        ("--json --ask all", "leave out --ask"),
+    ],
+)
+def test_options_of_plan_that_would_change_nothing_are_refused(
+    line: str, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["plan", *line.split()]) == 2
+    told = capsys.readouterr()
+    assert said in told.err and not told.out
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,9 @@ from typing import Any
 import pytest
 
 from parallel_core import cli
+from parallel_core.analysis.quantities import bytes_text
 from parallel_core.layout import Layout
+from parallel_core.plan.memory import worst_stage
 from parallel_core.profile.table import CostTable
 from parallel_core.simulate.cost_requirements import CannotPredict
 from parallel_core.simulate.cuts import best_cuts
@@ -79,4 +81,20 @@ def test_the_command_writes_a_spec_that_takes_as_long_as_it_says(
     found = RunSpec.model_validate_json(out.read_text())
     assert found.parallel.cuts != Layout.of(spec).stage_units[1][:1] and f"cut at {found.parallel.cuts[0]};" in told
     assert cli.main(["predict", str(out), "--table", str(costs)]) == 0
-    assert told.startswith(capsys.readouterr().out.strip())
+    seconds, needs = capsys.readouterr().out.splitlines()
+    assert told.startswith(seconds) and needs.startswith("Needs ") and needs in told
+
+
+@pytest.mark.parametrize(
+    ("mib", "said"), [("1000", " of the device's 1000 MiB less 300 MiB"), ("301", "more than the device has")]
+)
+def test_the_command_says_whether_the_fullest_rank_fits(
+    mib: str, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    spec = spec_of(pp=2)
+    given, costs = tmp_path / "spec.json", tmp_path / "costs"
+    given.write_text(spec.model_dump_json())
+    costs.write_text(json.dumps(table(spec.model).dump()))
+    assert cli.main(["predict", str(given), "--table", str(costs), "--memory", mib]) == 0
+    needs = capsys.readouterr().out.splitlines()[1]
+    assert needs.startswith(f"Needs {bytes_text(worst_stage(spec).total)} on rank ") and said in needs

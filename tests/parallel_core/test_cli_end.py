@@ -1,0 +1,170 @@
+"""The end of a command whose output nobody reads any more, and of a run whose terminal is lost."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import pty
+import signal
+import subprocess
+import sys
+import termios
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TextIO
+
+import numpy as np
+import pytest
+
+from parallel_core import processes
+from parallel_core.cli import stop, train
+from parallel_core.cli.common import checkpoint_of
+from parallel_core.cli.output import say
+from parallel_core.observe import progress
+from parallel_core.observe.records import POINT, Frame
+
+LIMIT_S = 120.0
+
+
+@pytest.fixture
+def closed() -> Iterator[TextIO]:
+    """A stream into a pipe that nobody reads."""
+    reading, writing = os.pipe()
+    os.close(reading)
+    with os.fdopen(writing, "w") as stream:
+        yield stream
+
+
+@pytest.fixture
+def handlers() -> Iterator[None]:
+    """Puts the handlers of signals back."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+def loss_of(step: int) -> Frame:
+    """The record with the loss of a step."""
+    return Frame({"kind": "points", "series": [["loss", 1]]}, np.array([(step, 0.0, 1.0)], POINT).tobytes(), 0)
+
+
+def test_from_the_first_line_that_nobody_reads_all_are_dropped(closed: TextIO) -> None:
+    assert not say("read by nobody", closed)
+    assert say("dropped", closed)
+
+
+def test_a_line_that_cannot_be_written_for_another_reason_is_an_error() -> None:
+    with pytest.raises(OSError, match="No space left"), Path("/dev/full").open("w") as full:
+        say("too much", full)
+
+
+def test_a_step_that_nobody_reads_ends_the_run_but_no_later_one(
+    closed: TextIO, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second KeyboardInterrupt would end ranks that are saving."""
+    monkeypatch.setattr(sys, "stdout", closed)
+    shown = train.Shown("tokens")
+    with pytest.raises(KeyboardInterrupt):
+        shown.show(loss_of(1))
+    shown.stopping = True
+    shown.show(loss_of(2))
+
+
+def test_a_run_that_is_stopping_stays_so_though_its_output_breaks_only_then(
+    closed: TextIO, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "stdout", closed)
+    shown = train.Shown("tokens")
+    shown.stopping = True
+    shown.show(loss_of(1))
+
+
+def test_each_step_is_there_at_once_for_who_reads_a_pipe(monkeypatch: pytest.MonkeyPatch) -> None:
+    reading, writing = os.pipe()
+    with os.fdopen(writing, "w") as stream, os.fdopen(reading) as pipe:
+        monkeypatch.setattr(sys, "stdout", stream)
+        train.Shown("tokens").show(loss_of(3))
+        os.set_blocking(reading, False)
+        assert pipe.readline().startswith("step      3  loss 1.000000")
+
+
+def test_a_lost_terminal_is_as_ctrl_c_once(handlers: None) -> None:
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    stop.listen()
+    with pytest.raises(KeyboardInterrupt):
+        signal.raise_signal(signal.SIGHUP)
+    signal.raise_signal(signal.SIGHUP)
+
+
+def test_a_terminal_that_is_lost_during_a_stop_does_not_end_it(
+    handlers: None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    stop.listen()
+    stop.announce(60.0)
+    assert "stopping: the ranks save first" in capsys.readouterr().err
+    signal.raise_signal(signal.SIGHUP)
+
+
+def test_under_nohup_a_lost_terminal_changes_nothing(handlers: None) -> None:
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    stop.listen()
+    signal.raise_signal(signal.SIGHUP)
+
+
+def test_a_pipe_that_is_closed_ends_a_command_without_a_traceback(closed: TextIO) -> None:
+    line = [sys.executable, "-m", "parallel_core", "spec"]
+    done = subprocess.run(line, stdout=closed, stderr=subprocess.PIPE, text=True, timeout=LIMIT_S, check=False)
+    assert (done.stderr, done.returncode) == ("", 128 + signal.SIGPIPE)
+
+
+@pytest.fixture
+def long(tmp_path: Path) -> list[str]:
+    """The command of a run that does not end by itself, with its records in `out`."""
+    model = {"layers": 2, "hidden": 16, "heads": 2, "seq": 16}
+    path = tmp_path / "spec.json"
+    path.write_text(json.dumps({"model": model, "train": {"steps": 1_000_000, "global_batch": 4}}))
+    return [sys.executable, "-m", "parallel_core", "train", str(path), "--out", str(tmp_path / "out")]
+
+
+@pytest.mark.full
+def test_a_run_saves_after_its_pipe_was_closed(long: list[str], tmp_path: Path) -> None:
+    with subprocess.Popen(long, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as running:
+        assert running.stdout is not None and running.stderr is not None
+        assert running.stdout.readline().startswith("step      0")
+        running.stdout.close()
+        said = running.stderr.read()
+        assert running.wait(LIMIT_S) == 130
+    assert "saved after" in said and "Traceback" not in said
+    assert checkpoint_of(tmp_path / "out")[1].step > 0
+
+
+@pytest.mark.full
+@pytest.mark.skipif(not processes.LINUX, reason="reads /proc")
+def test_a_run_saves_after_its_terminal_was_lost(long: list[str], tmp_path: Path) -> None:
+    """The command leads the session of a terminal whose other end is closed, as by a lost connection."""
+    other, terminal = pty.openpty()
+
+    def lead() -> None:
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)  # the tests may run under nohup
+        fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+
+    running = subprocess.Popen(
+        long, stdin=terminal, stdout=terminal, stderr=terminal, start_new_session=True, preexec_fn=lead
+    )
+    os.close(terminal)
+    try:
+        deadline = time.monotonic() + LIMIT_S
+        while not ((where := progress.read(tmp_path / "out", 0)) and where.step > 2):
+            assert running.poll() is None and time.monotonic() < deadline
+            time.sleep(0.05)
+        os.close(other)
+        assert running.wait(LIMIT_S) == 130
+    finally:
+        running.kill()
+        running.wait()
+    assert not processes.alive(where.pid)
+    assert checkpoint_of(tmp_path / "out")[1].step > 2

@@ -1,0 +1,89 @@
+"""A text of the user's own on the command line: its name, its folder, and what is refused."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from parallel_core.cli import main, own_text
+from parallel_core.cli.common import CommandError, read_spec
+from parallel_core.data.dataset import open_dataset
+
+TEXT = b"It was a dark and stormy night.\n" * 10
+
+
+@pytest.fixture
+def book(tmp_path: Path) -> Path:
+    path = tmp_path / "book.txt"
+    path.write_bytes(TEXT)
+    return path
+
+
+@pytest.fixture
+def written(tmp_path: Path) -> Path:
+    path = tmp_path / "spec.json"
+    path.write_text(json.dumps({"model": {"seq": 16}}))
+    return path
+
+
+def test_its_bytes_are_what_a_run_reads(book: Path, written: Path) -> None:
+    spec = read_spec(written, corpus=own_text.name_of(book))
+    assert spec.train.corpus == f"blob:{hashlib.sha256(TEXT).hexdigest()}"
+    with own_text.folder_of(spec, book, None) as corpora:
+        inputs, _ = open_dataset(spec, corpora).take(np.array([3]))
+        assert bytes(inputs[0].tolist()) == TEXT[3:19]
+    assert corpora is not None and not corpora.exists()
+    assert book.read_bytes() == TEXT
+
+
+def test_a_text_in_a_folder_is_the_one_that_its_name_says(tmp_path: Path, book: Path, written: Path) -> None:
+    spec, corpora = read_spec(written, corpus=own_text.name_of(book)), tmp_path / "corpora"
+    corpora.mkdir()
+    kept = corpora / spec.train.corpus.removeprefix("blob:")
+    kept.write_bytes(TEXT)
+    with own_text.folder_of(spec, None, corpora) as found:
+        assert found == corpora
+    kept.write_bytes(TEXT[:-1])
+    with pytest.raises(CommandError, match=f"{kept} was changed: its sha256 is now "):
+        own_text.require_sound(spec, corpora)
+
+
+@pytest.mark.parametrize("command", ["train", "fit"])
+@pytest.mark.parametrize(
+    ("corpus", "more", "said"),
+    [
+        ("stdlib", "--text empty", "--text: empty is empty"),
+        ("stdlib", "--text nowhere", "nowhere: No such file or directory"),
+        ("tokens:own", "--text book.txt", "--text is read as bytes, and the spec's corpus tokens:own are tokens"),
+        (f"blob:{'0' * 64}", "", "is a text of yours; --corpora names the folder that has it, or give it as --text"),
+        (f"blob:{'0' * 64}", "--corpora .", "is a text of yours; . has no such file, or give it as --text FILE"),
+    ],
+)
+def test_what_cannot_be_trained_on_is_said_before_anything_starts(
+    command: str,
+    corpus: str,
+    more: str,
+    said: str,
+    tmp_path: Path,
+    book: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("empty").touch()
+    Path("spec.json").write_text(json.dumps({"train": {"corpus": corpus}}))
+    line = ["--out", "out"] if command == "train" else ["--cap", "100"]
+    assert main([command, "spec.json", *line, *more.split()]) == 2
+    assert said in capsys.readouterr().err
+    assert not Path("out").exists()
+
+
+def test_an_image_model_takes_no_text(tmp_path: Path, book: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "spec.json"
+    path.write_text(json.dumps({"model": {"kind": "mlp"}}))
+    assert main(["train", str(path), "--text", str(book), "--out", str(tmp_path / "out")]) == 2
+    assert "use corpus=digits" in capsys.readouterr().err
