@@ -12,6 +12,7 @@ import sys
 import termios
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TextIO
 
@@ -46,6 +47,15 @@ def handlers() -> Iterator[None]:
         signal.signal(number, handler)
 
 
+@contextmanager
+def uninterrupted() -> Iterator[None]:
+    """Fails where the block is interrupted, which would end all tests."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        pytest.fail("interrupted")
+
+
 def loss_of(step: int) -> Frame:
     """The record with the loss of a step."""
     return Frame({"kind": "points", "series": [["loss", 1]]}, np.array([(step, 0.0, 1.0)], POINT).tobytes(), 0)
@@ -70,7 +80,8 @@ def test_a_step_that_nobody_reads_ends_the_run_but_no_later_one(
     with pytest.raises(KeyboardInterrupt):
         shown.show(loss_of(1))
     shown.stopping = True
-    shown.show(loss_of(2))
+    with uninterrupted():
+        shown.show(loss_of(2))
 
 
 def test_a_run_that_is_stopping_stays_so_though_its_output_breaks_only_then(
@@ -79,7 +90,8 @@ def test_a_run_that_is_stopping_stays_so_though_its_output_breaks_only_then(
     monkeypatch.setattr(sys, "stdout", closed)
     shown = train.Shown("tokens")
     shown.stopping = True
-    shown.show(loss_of(1))
+    with uninterrupted():
+        shown.show(loss_of(1))
 
 
 def test_each_step_is_there_at_once_for_who_reads_a_pipe(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -96,7 +108,8 @@ def test_a_lost_terminal_is_as_ctrl_c_once(handlers: None) -> None:
     stop.listen()
     with pytest.raises(KeyboardInterrupt):
         signal.raise_signal(signal.SIGHUP)
-    signal.raise_signal(signal.SIGHUP)
+    with uninterrupted():
+        signal.raise_signal(signal.SIGHUP)
 
 
 def test_a_terminal_that_is_lost_during_a_stop_does_not_end_it(
@@ -106,17 +119,21 @@ def test_a_terminal_that_is_lost_during_a_stop_does_not_end_it(
     stop.listen()
     stop.announce(60.0)
     assert "stopping: the ranks save first" in capsys.readouterr().err
-    signal.raise_signal(signal.SIGHUP)
+    with uninterrupted():
+        signal.raise_signal(signal.SIGHUP)
 
 
 def test_under_nohup_a_lost_terminal_changes_nothing(handlers: None) -> None:
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     stop.listen()
-    signal.raise_signal(signal.SIGHUP)
+    with uninterrupted():
+        signal.raise_signal(signal.SIGHUP)
 
 
-def test_a_pipe_that_is_closed_ends_a_command_without_a_traceback(closed: TextIO) -> None:
-    line = [sys.executable, "-m", "parallel_core", "spec"]
+@pytest.mark.parametrize("fields", ["", "train.lr"], ids=["much", "a line"])
+def test_a_pipe_that_is_closed_ends_a_command_without_a_traceback(fields: str, closed: TextIO) -> None:
+    """What is longer than a buffer fails while it is printed, a line only at the end."""
+    line = [sys.executable, "-m", "parallel_core", "spec", fields]
     done = subprocess.run(line, stdout=closed, stderr=subprocess.PIPE, text=True, timeout=LIMIT_S, check=False)
     assert (done.stderr, done.returncode) == ("", 128 + signal.SIGPIPE)
 
