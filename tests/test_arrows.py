@@ -128,7 +128,7 @@ for module in sys.argv[1:]:
 @pytest.fixture(scope="module")
 def loaded() -> dict[str, int]:
     """For each module, the exit status of a child process that imported only that module: 0 if torch was not loaded."""
-    out = {}
+    out: dict[str, int] = {}
     env = {**os.environ, "DJANGO_SETTINGS_MODULE": "tests.settings"}
     for code, modules in ((EACH_ALONE, TORCH_FREE), (SET_UP + EACH_ALONE, WITH_DJANGO)):
         command = [sys.executable, "-c", code, *modules]

@@ -50,11 +50,12 @@ OF_ANOTHER_PROJECT = {
 T = TypeVar("T")
 
 
-def wait_for(what: str, probe: Callable[[], T | None], limit: float = 60.0) -> T:
-    """Polls `probe` until it returns something truthy; AssertionError that names `what` after `limit` seconds."""
+def wait_for(what: str, probe: Callable[[], T | None], limit: float = 60, each: Callable[[], object] = object) -> T:
+    """Calls `each`, then `probe`, until that is truthy; AssertionError that names `what` after `limit` seconds."""
     deadline = time.monotonic() + limit
     pause, longest = LOOKS_S
     while True:
+        each()
         if found := probe():
             return found
         assert time.monotonic() < deadline, f"{what}: not within {limit:.0f} s"

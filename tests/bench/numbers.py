@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from itertools import chain
 from typing import Any
 
@@ -87,13 +88,17 @@ def start(yard: YardProcess) -> float:
     return time.perf_counter() - begun
 
 
+def _has_steps(yard: YardProcess, client: httpx.Client, run: int) -> bool:
+    return (yard.run_of(client, run)["step"] or 0) >= 3
+
+
 def of_starts(yard: YardProcess, rounds: int) -> Iterator[Number]:
     """Repeatedly stops the yard with a run under way and three pages open, and starts it again."""
     stops, starts = [], []
     for _ in range(rounds):
         with signed_in(yard) as client:
             run = yard.submit(client, tiny(LONG, dp=2))
-            wait_for("some steps", lambda run=run: (yard.run_of(client, run)["step"] or 0) >= 3)
+            wait_for("some steps", partial(_has_steps, yard, client, run))
             with listening(client, "runs"), listening(client, f"run:{run}"), listening(client, "fleet"):
                 stops.append(_stop(yard))
         starts.append(start(yard))

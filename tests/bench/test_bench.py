@@ -24,7 +24,7 @@ from parallel_core.schedule import build
 from parallel_core.schedule.ir import Kind
 from parallel_core.simulate import Costs, simulate
 from parallel_core.simulate.measured import Measured, measure
-from parallel_core.spec import RunSpec
+from parallel_core.spec import ParallelSpec, RunSpec
 
 RELATIVE = 1e-6
 """Largest relative difference of the losses after the same steps in fp32."""
@@ -54,7 +54,8 @@ def test_a_trillion_parameters_are_simulated_operation_by_operation(
     out = tmp_path / "results.json"
     assert bench.run(["simulate"], 1, out) == 0
     found = json.loads(out.read_text())["simulate"]
-    stages, micro_batches = simulated.SPLIT["pp"], simulated.SPLIT["micro_batches"]
+    split = ParallelSpec.model_validate(simulated.SPLIT)
+    stages, micro_batches = split.pp, split.micro_batches
     assert found["operations"] >= 2 * stages * micro_batches
     forward, backward = simulated.NS[Kind.F], simulated.NS[Kind.BW]
     least = (micro_batches + stages - 1) * (forward + backward)
@@ -132,13 +133,14 @@ def test_another_pace_of_the_host_is_no_error_of_what_if() -> None:
     steps: dict[str, list[Measured]] = {"gpipe": [], "1f1b": []}
     for turn in range(2 * whatif.STEPS):
         pace = 1 + 0.5 * (turn % 2)
-        costs = Costs.uniform(2, *(round(ns * pace) for ns in (5e6, 5e6, 5e6)), message=round(2e5 * pace))
+        each = round(5e6 * pace)
+        costs = Costs.uniform(2, f=each, b=each, w=each, message=round(2e5 * pace))
         for name, own in steps.items():
             spec = whatif.spec_of(name)
             own.append(measure(build(spec), simulate(build(spec), costs), Layout.of(spec)))
     found = whatif.against(steps)
     assert found["worst"] < 0.01 and all(len(own) == 2 for own in found["rounds"].values())
-    off = {**steps, "1f1b": [replace(one, step=one.step * 1.2) for one in steps["1f1b"]]}
+    off = {**steps, "1f1b": [replace(one, step=round(one.step * 1.2)) for one in steps["1f1b"]]}
     assert whatif.against(off)["errors"]["gpipe -> 1f1b"] == pytest.approx(1 / 1.2 - 1, abs=0.01)
 
 

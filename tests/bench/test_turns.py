@@ -88,7 +88,7 @@ def test_a_turn_more_is_taken_where_an_order_would_come_less_often(tmp_path: Pat
 
 def test_losses_are_compared_after_six_updates_on_the_rank_that_knows_them() -> None:
     known = [float(n) for n in range(WARMUP + 2)]
-    ranks = [{"losses": {"ours": [None] * len(known)}}, {"losses": {"ours": known}}]
+    ranks: list[dict[str, Any]] = [{"losses": {"ours": [None] * len(known)}}, {"losses": {"ours": known}}]
     assert turns.loss(ranks, "ours") == WARMUP == 6
 
 

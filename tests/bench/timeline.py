@@ -112,7 +112,7 @@ def _of_pages(
     browser: Browser, yard: YardProcess, name: str, addresses: Sequence[str], count: int, rounds: int
 ) -> Iterator[Number]:
     paint, zoom = COUNTS[count]
-    of_all, again, with_axes, zooms = [], [], [], []
+    of_all, again, with_axes, zooms = (list[float]() for _ in range(4))
     with _signed_in(browser, yard) as context:
         for address, visit in product(addresses, range(max(2, rounds))):
             page = context.new_page()

@@ -141,7 +141,7 @@ def test_the_new_list_comes_when_it_is_asked_for_and_the_keyboard_goes_on_in_it(
     held = hold_refresh(page)
     yard.query(TELL.format(run=newest, study=None, what="state"))
     # the end of the run may have sent a request just before: one is held, whichever it is
-    wait_for("a request of the list", lambda: page.wait_for_timeout(100) or bool(held))
+    wait_for("a request of the list", lambda: bool(held), each=lambda: page.wait_for_timeout(100))
     said.get_by_role("button").press("Enter")  # while another request is in progress
     held[0].continue_()
     expect(names(page).first).to_have_text("Newcomer")

@@ -5,7 +5,7 @@ saved.
 from __future__ import annotations
 
 import re
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 from playwright.sync_api import Locator, Page, Route, expect
@@ -100,8 +100,9 @@ def test_bars_stand_where_the_axis_says_and_say_what_they_are(
     for address in long.values():
         found = opened(page, address, (5.0, 5.4))
         spot = [found["begin"] + 0.25 * found["wide"], found["down"] + 0.02]
-        for scheme in ("light", "dark", "light"):  # each is waited for: drawing anew hides the tip
-            page.emulate_media(color_scheme=scheme)  # type: ignore[arg-type]
+        schemes: tuple[Literal["light", "dark"], ...] = ("light", "dark", "light")
+        for scheme in schemes:  # each is waited for: drawing anew hides the tip
+            page.emulate_media(color_scheme=scheme)
             wanted = page.evaluate(PART, (5.0, 5.4))["colour"]
             until(
                 page,
@@ -161,7 +162,7 @@ def test_news_asked_for_before_a_zoom_do_not_draw_over_it(page: Page, yard: Yard
     page.route("**/data/gantt.json*", held)
     run = int(long["a run"].strip("/").split("/")[-1])
     yard.query(f"""__import__("dashboard.live.announce", fromlist=["x"]).publish({run}, None, ["spans"])""")
-    wait_for("the question", lambda: page.wait_for_timeout(100) or bool(late), RUN_MS / 1000)
+    wait_for("the question", lambda: bool(late), RUN_MS / 1000, lambda: page.wait_for_timeout(100))
     at = plot.bounding_box()
     assert at is not None
     drag(page, at["x"] + 200, at["x"] + 220, at["y"] + at["height"] / 2)
@@ -224,7 +225,7 @@ def test_new_numbers_another_width_and_the_printer_leave_the_reader_where_he_is(
     assert canvas(page).evaluate(ratio) == pytest.approx(3, abs=0.01)
     page.evaluate("window.dispatchEvent(new Event('afterprint'))")
     assert canvas(page).evaluate(ratio) == pytest.approx(1, abs=0.01)
-    page.set_viewport_size(PHONE)  # type: ignore[arg-type]
+    page.set_viewport_size(PHONE)
     same = f"""() => {{
       const at = (name) => document.querySelector(`{BOX} ${{name}}`).getBoundingClientRect();
       const [bars, plot] = [at("canvas.bars"), at(".nsewdrag")];

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from playwright.sync_api import Page, expect
+from playwright.sync_api import FilePayload, Page, expect
 
 from tests.browser.observed_page import PHONE, RUN_MS, WIDE, Troubles, overflow, settle, until, violations
 
@@ -43,8 +43,10 @@ def upload(page: Page, name: str) -> None:
     """Uploads two ranks through the form and waits until the trace has been read."""
     page.goto("/traces/")
     page.get_by_role("link", name="Upload a trace").click()
-    files = [{"name": f"rank{r}.json", "mimeType": "application/json", "buffer": trace(r)} for r in (0, 1)]
-    page.get_by_label("Files").set_input_files(files)  # type: ignore[arg-type]
+    files: list[FilePayload] = [
+        {"name": f"rank{r}.json", "mimeType": "application/json", "buffer": trace(r)} for r in (0, 1)
+    ]
+    page.get_by_label("Files").set_input_files(files)
     page.get_by_label("Name").fill(name)
     page.get_by_role("button", name="Upload", exact=True).click()
     expect(page.locator("#verdict")).to_contain_text(" a step", timeout=RUN_MS)
@@ -72,7 +74,7 @@ def test_a_trace_is_uploaded_looked_at_and_deleted(page: Page, troubles: Trouble
     expect(page.locator(".chart[data-chart=gantt] .main-svg").first).to_be_visible()
     expect(page.locator("#notes")).to_contain_text("Certain: stages")
     for size in (WIDE, PHONE):
-        page.set_viewport_size(size)  # type: ignore[arg-type]
+        page.set_viewport_size(size)
         assert not violations(page)
         assert not overflow(page)
     expect(page.locator("#whatif")).to_contain_text("Replayed unchanged")
@@ -95,8 +97,8 @@ def test_what_is_no_trace_says_so(page: Page, troubles: Troubles) -> None:
     page.goto("/traces/new/")
     page.get_by_role("button", name="Upload", exact=True).click()
     expect(page.locator("#error-files")).to_have_text("Choose at least one file.")
-    nothing = {"name": "notes.txt", "mimeType": "text/plain", "buffer": b"no trace"}
-    page.get_by_label("Files").set_input_files(nothing)  # type: ignore[arg-type]
+    nothing: FilePayload = {"name": "notes.txt", "mimeType": "text/plain", "buffer": b"no trace"}
+    page.get_by_label("Files").set_input_files(nothing)
     page.get_by_role("button", name="Upload", exact=True).click()
     expect(page.get_by_role("heading", name="Nothing could be read")).to_be_visible(timeout=RUN_MS)
     expect(page.get_by_text("This is no Chrome trace")).to_be_visible()

@@ -29,7 +29,7 @@ def test_seven_windows_on_live_pages_share_one_stream_and_outlive_the_one_that_h
 ) -> None:
     streams: list[Request] = []
     context = page.context
-    context.on("request", lambda request: "/live/stream" in request.url and streams.append(request))
+    context.on("request", lambda request: streams.extend([request] if "/live/stream" in request.url else []))
     run = cancel_after(yard.submit(client, endless(), name="In seven windows"))
     yard.wait_state(client, run, "running")
     windows = [page, *(context.new_page() for _ in range(WINDOWS - 1))]

@@ -177,11 +177,12 @@ def study(
 def _points(spec: RunSpec, rank: int, upto: int, seconds: float, shift: float) -> bytes:
     steps = np.arange(upto)
     noise = np.random.default_rng(rank).normal(1, 0.01, upto)
-    series = {"rank_step_time": seconds * noise, "memory": np.full(upto, 8.0 * MIB)}
+    series: dict[str, np.ndarray] = {"rank_step_time": seconds * noise, "memory": np.full(upto, 8.0 * MIB)}
     if rank == 0:
         loss = 5.5 * np.exp(-steps / 60) + shift + 1e-7 * spec.parallel.world
         series |= {"loss": loss, "grad_norm": loss / 3, "step_time": seconds * noise}
-        series |= Work.of(spec).speeds(seconds * noise, PEAK * spec.parallel.world)
+        of_one_second = Work.of(spec).speeds(1.0, PEAK * spec.parallel.world)
+        series |= {name: speed / (seconds * noise) for name, speed in of_one_second.items()}
     rows = np.zeros((len(series), upto), POINT)
     for row, values in zip(rows, series.values(), strict=True):
         row["step"], row["value"] = steps, values

@@ -44,8 +44,9 @@ class Site:
             return False
 
     @asynccontextmanager
-    async def open(self, topics: str, signed_in: bool = True, **headers: str) -> AsyncIterator[httpx.Response]:
-        """Opens the live stream."""
+    async def open(self, topics: str, signed_in: bool = True, resume_after: str = "") -> AsyncIterator[httpx.Response]:
+        """Opens the live stream, after the message with the id `resume_after` if given."""
+        headers = {"Last-Event-ID": resume_after} if resume_after else {}
         cookies = {"sessionid": self.cookie} if signed_in else {}
         transport = httpx.AsyncHTTPTransport(uds=str(self.socket))
         async with (

@@ -38,7 +38,7 @@ CHECKS = (
 )
 
 
-NEW_RUN = {"path": "/api/v1/runs", "method": "POST"}
+NEW_RUN = "/api/v1/runs"
 """The spec has so many fields that requests at the limits of its schema outnumber all other requests."""
 
 
@@ -77,21 +77,21 @@ def tokens(alice: Any, admin: Any) -> dict[str, str]:
     }
 
 
-@schema.exclude(**NEW_RUN).parametrize()
+@schema.exclude(path=NEW_RUN, method="POST").parametrize()
 @FEW
 @pytest.mark.usefixtures("one_connection")
 def test_answers_are_the_documented_ones(case: Any, tokens: dict[str, str]) -> None:
     answer(case, tokens)
 
 
-@drawn_only.include(**NEW_RUN).parametrize()
+@drawn_only.include(path=NEW_RUN, method="POST").parametrize()
 @FEW
 @pytest.mark.usefixtures("one_connection")
 def test_specs_are_taken_or_refused_as_documented(case: Any, tokens: dict[str, str]) -> None:
     answer(case, tokens)
 
 
-@schema.include(**NEW_RUN).parametrize()
+@schema.include(path=NEW_RUN, method="POST").parametrize()
 @FEW
 @pytest.mark.full
 @pytest.mark.usefixtures("one_connection")

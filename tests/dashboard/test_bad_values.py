@@ -119,10 +119,10 @@ def test_a_step_too_long_for_its_clock_is_not_drawn(reader: Client) -> None:
 def test_partitions_that_cannot_be(
     reader: Client, profile: Profile, asked: dict[str, str], field: str, words: str
 ) -> None:
-    page = reader.get("/partition/", {"profile": profile.pk, **asked})
+    page = reader.get("/partition/", {"profile": str(profile.pk), **asked})
     assert page.status_code == 200 and words in " ".join(page.context["form"].errors[field])
     if field == "samples":
-        part = reader.get("/partition/alpa", {"profile": profile.pk, **asked})
+        part = reader.get("/partition/alpa", {"profile": str(profile.pk), **asked})
         assert part.status_code == 422 and words in part.content.decode()
 
 

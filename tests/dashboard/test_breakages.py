@@ -46,7 +46,7 @@ def test_a_card_queues_its_study(client: Client, alice: Any, bob: Any) -> None:
     factory.worker("yard-b", devices=2)
     answer = client.post("/studies/break/doubled")
     study = Study.objects.get()
-    assert answer.url == f"/studies/{study.pk}/" and study.kind == "postmortem"
+    assert answer.headers["Location"] == f"/studies/{study.pk}/" and study.kind == "postmortem"
     assert [bool(run.injected) for run in study.runs.order_by("position")] == [False, True, False]
     address = f"/studies/{study.pk}/findings/"
     waits = client.get(address).content.decode()

@@ -23,9 +23,9 @@ SENTENCE = "Straggler: rank 1 takes 3 times as long to compute"
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_fault_survives_the_way_through_the_form(kind: str) -> None:
-    fault = KINDS[kind]().model_dump(mode="json")
+    fault = KINDS[kind].model_validate({}).model_dump(mode="json")
     (back,) = spec_fields.to_spec(spec_fields.from_spec({"inject": [fault]}))["inject"]
-    assert KINDS[kind].model_validate(back) == KINDS[kind]()
+    assert KINDS[kind].model_validate(back) == KINDS[kind].model_validate({})
 
 
 def test_no_fault_is_asked_for_by_default(member: Client) -> None:

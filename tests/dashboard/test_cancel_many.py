@@ -66,8 +66,8 @@ def test_what_is_left_of_a_study_is_cancelled_from_its_page(client: Client, alic
     answer = client.post(address, {"runs": [run.pk for run in left]})
     assert answer.headers["Location"] == f"/studies/{study.pk}/"
     assert states(done, *left, elsewhere) == ["succeeded", "cancelled", "cancelled", "queued"]
-    page = client.get(f"/studies/{study.pk}/").content.decode()
-    assert address not in page and "cancelled: Cancelled" not in page
+    after = client.get(f"/studies/{study.pk}/").content.decode()
+    assert address not in after and "cancelled: Cancelled" not in after
     assert "No run of this study is left to cancel." in client.get(address, follow=True).content.decode()
     assert "2 cancelled</span>" in client.get("/studies/").content.decode()
     client.force_login(bob)

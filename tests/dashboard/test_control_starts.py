@@ -96,7 +96,7 @@ def test_a_host_whose_heartbeat_is_late_is_waited_for(two_hosts: None, alice: An
     states.finish(factory.start(first), "succeeded")
     assert sweeps.place_queued({"yard-a", "yard-b"}, {"yard-b"}) == []
     (placed,) = sweeps.place_queued({"yard-a", "yard-b"}, {"yard-a", "yard-b"})
-    assert (placed.run_id, placed.worker.name) == (second.pk, "yard-a")
+    assert placed.worker and (placed.run_id, placed.worker.name) == (second.pk, "yard-a")
     states.finish(placed, "succeeded")
     wide, small = factory.queued(alice, {"dp": 4}), factory.queued(alice)
     assert sweeps.place_queued({"yard-a", "yard-b"}, {"yard-b"}) == []

@@ -13,6 +13,7 @@ from dashboard.runs.models import Attempt, Run, State
 from dashboard.runs.page_verdict import verdict
 from parallel_core.observe.records import SPAN, encode
 from tests.dashboard import factory
+from tests.spies import noting
 
 pytestmark = pytest.mark.django_db
 
@@ -48,10 +49,11 @@ def test_the_first_steps_behind_a_checkpoint_are_not_judged(
 
 
 def test_a_run_that_goes_on_is_not_judged_anew_at_every_step(alice: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    run, judged = factory.queued(alice), []
+    run = factory.queued(alice)
+    judged: list[int | None] = []
     attempt = factory.start(run)
     factory.feed_steps(attempt, 20)
-    monkeypatch.setattr(findings, "case_of", lambda run: judged.append(run.step) or case_of(run))
+    monkeypatch.setattr(findings, "case_of", noting(case_of, judged, lambda run: run.step))
     for step in (20, 21):
         Run.objects.filter(pk=run.pk).update(step=step)
         run.refresh_from_db()
@@ -67,10 +69,10 @@ def test_a_run_that_goes_on_is_not_judged_anew_at_every_step(alice: Any, monkeyp
 
 
 def test_a_traced_step_is_analysed_once_for_the_sentence_on_top(alice: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    run, analysed = factory.queued(alice, {"pp": 2, "micro_batches": 4}), []
+    run = factory.queued(alice, {"pp": 2, "micro_batches": 4})
+    analysed: list[int] = []
     factory.feed_steps(factory.start(run), 20)
     run.refresh_from_db()
-    breakdown = selectors.breakdown
-    monkeypatch.setattr(selectors, "breakdown", lambda run, step: analysed.append(step) or breakdown(run, step))
+    monkeypatch.setattr(selectors, "breakdown", noting(selectors.breakdown, analysed, lambda run, step: step))
     said = {verdict(run).sentence for _ in range(3)}
     assert analysed == [10] and "of the step is pipeline bubble" in said.pop() and not said

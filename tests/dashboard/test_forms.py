@@ -270,7 +270,7 @@ def test_a_preset_that_cannot_run_here_is_marked_before_anything_is_typed(member
     form: RunForm = answer.context["form"]
     assert answer.status_code == 200 and form.errors
     for name, (said,) in form.errors.items():
-        assert re.search(rf'id="error-{name}">{re.escape(html.escape(said))}<', answer.content.decode())
+        assert re.search(rf'id="error-{name}">{re.escape(html.escape(str(said)))}<', answer.content.decode())
     assert "Not queued." not in answer.content.decode(), "nothing has been submitted yet"
     assert not member.get("/runs/new/?preset=dp2").context["form"].errors
 

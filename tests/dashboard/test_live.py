@@ -298,7 +298,7 @@ def test_news_reach_the_browser_and_are_resumed_after_a_lost_connection(site: Si
             message = await next_message(lines)
             assert json.loads(message["data"]) == {"topic": "run:7", "what": ["log"]}
         announce.publish(7, None, ["spans"])
-        async with site.open("run:7", **{"Last-Event-ID": message["id"]}) as response:
+        async with site.open("run:7", resume_after=message["id"]) as response:
             lines = response.aiter_lines()
             await next_message(lines)
             assert json.loads((await next_message(lines))["data"])["what"] == ["spans"]

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from django.test import Client
 from django.utils import timezone
+from numpy.typing import NDArray
 
 from dashboard.charts import loss
 from dashboard.live.changes import changed, chart_pieces, digest, pieces
@@ -106,12 +107,13 @@ def test_pieces_make_up_the_text() -> None:
     same = changed({"a": "<li>x</li><li>x</li>"}, {}, ())
     assert len(same["parts"]["a"]) == 2 and len(same["texts"]) == 1
     assert len(changed({"a": "words"}, {}, {digest("words")})["texts"]) == 0
-    chart = {"key": "c", "figure": {"data": [{"x": [1]}, {"x": [2]}], "layout": {"height": 9}}, "rows": [["a"]]}
+    figure: dict[str, Any] = {"data": [{"x": [1]}, {"x": [2]}], "layout": {"height": 9}}
+    chart = {"key": "c", "figure": figure, "rows": [["a"]]}
     assert json.loads("".join(chart_pieces(chart))) == chart and len(chart_pieces(chart)) == 5
     empty = {"key": "c", "figure": {"data": [], "layout": {}}}
     assert json.loads("".join(chart_pieces(empty))) == empty
     first = changed({}, {"c": chart}, ())
-    chart["figure"]["data"][1]["x"] = [3]
+    figure["data"][1]["x"] = [3]
     assert list(changed({}, {"c": chart}, first["texts"])["texts"].values()) == [', {"x": [3]}']
 
 
@@ -171,14 +173,15 @@ def test_a_curve_that_grows_sends_its_end(steps: int) -> None:
     assert len(first["texts"]) < 150, "the names of all pieces of a page fit into a header"
 
 
-def _curve(label: str, values: Any) -> loss.Curve:
+def _curve(label: str, values: NDArray[np.float64]) -> loss.Curve:
     kept = thin(values, LOSS_BUCKETS) if len(values) > 3 * LOSS_BUCKETS else np.arange(len(values))
-    return loss.Curve(label, kept.astype(np.int32), kept * 0.25, values[kept], len(values), samples_per_step=8)
+    seconds = 0.25 * kept.astype(np.float64)
+    return loss.Curve(label, kept.astype(np.int32), seconds, values[kept], len(values), samples_per_step=8)
 
 
 def test_an_answer_says_what_it_cost(reader: Client, study: Study) -> None:
     """live.js derives the polling interval from this cost."""
-    compared = f"/compare/changes.json?runs={study.runs.first().pk}"  # type: ignore[union-attr]
+    compared = f"/compare/changes.json?runs={study.runs.all()[0].pk}"
     for address in (f"/studies/{study.pk}/changes.json", "/studies/changes.json", compared):
         assert float(reader.get(address).headers["X-Cost-Ms"]) > 0, address
 
@@ -192,5 +195,6 @@ def test_a_page_of_runs_that_ended_some_time_ago_is_settled(reader: Client, alic
     assert not settled()
     study.runs.update(ended_at=timezone.now() - timedelta(minutes=2))
     assert settled()
+    assert study.baseline
     study.runs.filter(pk=study.baseline.pk).update(state=State.QUEUED)
     assert not settled()

@@ -111,10 +111,11 @@ def test_metrics_say_where_they_are_measured(alice: Any) -> None:
 def test_tile_study_table_and_csv(alice: Any, client: Client) -> None:
     client.force_login(alice)
     study = factory.study(alice, splits=({}, {"dp": 2}), recompute=False)
-    run = study.runs.first()
+    run = study.runs.all()[0]
     throughput = next(tile for tile in page_tiles.tiles(run) if tile.key == "tokens_per_s")
     assert throughput.note.startswith("MFU ")
     run.refresh_from_db()
+    assert run.tokens_per_s and run.step_time
     assert run.tokens_per_s == pytest.approx(run.summary["meters"]["tokens_per_s"])
     assert run.tokens_per_s * run.step_time == pytest.approx(RunSpec.model_validate(run.spec).tokens_per_step)
     listed = client.get(reverse("runs:list")).content.decode()

@@ -39,7 +39,7 @@ def test_alpas_plans_come_with_the_others(member: Client, profile: Profile) -> N
     assert rows["Alpa, 2 stages"].simulated and rows["PipeDream's optimum"].seconds
     assert "a step is the least of any plan" in answer.content.decode()
     assert member.get("/partition/alpa").status_code == 422
-    odd = member.get("/partition/alpa", {"profile": profile.pk, "workers": 3, "samples": 4, "replicas": "3"})
+    odd = member.get("/partition/alpa", {"profile": str(profile.pk), "workers": "3", "samples": "4", "replicas": "3"})
     assert odd.status_code == 200
 
 
@@ -118,14 +118,14 @@ def test_devices_and_memory_that_cannot_be_are_said_before_anything_is_searched(
         assert none.status_code == 422 and plain(none.content.decode()).count(told) == 1, memory
     alone = member.get("/partition/fleet/found", {"devices": 2})
     assert alone.status_code == 302 and alone.headers["Location"] == "/partition/fleet/?devices=2"
-    odd = member.get("/partition/alpa", {"profile": profile.pk, "cuts": "9,2"}, headers={"HX-Request": "true"})
+    odd = member.get("/partition/alpa", {"profile": str(profile.pk), "cuts": "9,2"}, headers={"HX-Request": "true"})
     assert odd.status_code == 200 and "Cuts must rise" in odd.content.decode()
     assert not Search.objects.exists()
 
 
 def test_wrong_cuts_are_said_at_their_field(member: Client, profile: Profile) -> None:
     """Both in the page and in the fragment that HTMX requests."""
-    asked = {"profile": profile.pk, "cuts": "99,x"}
+    asked = {"profile": str(profile.pk), "cuts": "99,x"}
     told = "Whole numbers are needed, separated by commas; got 99,x."
     whole = member.get("/partition/", asked).content.decode()
     assert f'<p class="error" id="error-cuts">{told}</p>' in whole and "hx-swap-oob" not in whole
@@ -141,7 +141,7 @@ def test_without_a_profile_the_fleet_page_says_what_to_do(member: Client) -> Non
 
 
 def test_the_page_follows_its_address(profile: Profile, member: Client) -> None:
-    page = member.get("/partition/", {"profile": profile.pk, "cuts": "2", "replicas": "1-1", "samples": 4})
+    page = member.get("/partition/", {"profile": str(profile.pk), "cuts": "2", "replicas": "1-1", "samples": "4"})
     text = page.content.decode()
     assert page.status_code == 200
     assert "Stage 1 sets the pace" in text and "Exact min-max split" in text and "NOAM" in text
@@ -158,12 +158,12 @@ def test_the_page_follows_its_address(profile: Profile, member: Client) -> None:
 
 
 def test_unequal_replicas_run_as_pipedream_does(profile: Profile, member: Client) -> None:
-    page = member.get("/partition/", {"profile": profile.pk, "cuts": "5", "replicas": "2-1", "samples": 4})
+    page = member.get("/partition/", {"profile": str(profile.pk), "cuts": "5", "replicas": "2-1", "samples": "4"})
     form = member.get(page.context["run_address"])
     split = form.context["form"].assessment.spec.parallel
     assert (split.replicas, split.cuts, split.schedule, split.world) == ((2, 1), (5,), "1f1b-stash", 3)
     assert 'value="2, 1"' in form.content.decode()
-    page = member.get("/partition/", {"profile": profile.pk, "cuts": "5", "replicas": "3-1", "samples": 16})
+    page = member.get("/partition/", {"profile": str(profile.pk), "cuts": "5", "replicas": "3-1", "samples": "16"})
     assert not page.context["run_address"] and "Replicas of each stage = 3-1 needs at least 3" in page.content.decode()
 
 
@@ -175,10 +175,10 @@ def test_what_is_left_empty_shows_what_stands_in_for_it(profile: Profile, member
 
 
 def test_others_are_held_against_as_many_devices_as_yours_take(profile: Profile, member: Client) -> None:
-    asked = {"profile": profile.pk, "cuts": "2", "replicas": "2-1", "samples": 4}
-    page = member.get("/partition/", {**asked, "workers": 2})
+    asked = {"profile": str(profile.pk), "cuts": "2", "replicas": "2-1", "samples": "4"}
+    page = member.get("/partition/", {**asked, "workers": "2"})
     assert sum(page.context["page"].named_cuts[1].chain.replicas) == page.context["page"].asked.workers == 3
-    page = member.get("/partition/", {**asked, "workers": 4})
+    page = member.get("/partition/", {**asked, "workers": "4"})
     assert "on 3 devices. NOAM = ⌈3 devices / 2" in page.content.decode()
     joined = member.get(page.context["stages"][1]["join"]).context["page"]
     assert (joined.asked.workers, joined.yours.replicas) == (2, (2,))
@@ -193,7 +193,7 @@ def test_others_are_held_against_as_many_devices_as_yours_take(profile: Profile,
     ],
 )
 def test_what_cannot_be_is_said(profile: Profile, member: Client, asked: dict[str, str], told: str) -> None:
-    page = member.get("/partition/", {"profile": profile.pk, **asked})
+    page = member.get("/partition/", {"profile": str(profile.pk), **asked})
     assert page.status_code == 200 and told in page.content.decode()
 
 

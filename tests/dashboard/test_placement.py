@@ -102,7 +102,7 @@ def test_shares_cover_the_ranks_once_and_take_free_devices(
 ) -> None:
     hosts = [host(f"h{i}", every, free=min(free, every)) for i, (every, free) in enumerate(fleet)]
     result = plan([ask(1, devices, unit=unit, hosts=over)], hosts)
-    ranks = []
+    ranks: list[int] = []
     for share in placed(result).get(1, []):
         free = next(one for one in hosts if one.name == share.host).free["cpu"]
         assert set(share.devices) <= set(free)

@@ -68,7 +68,7 @@ def test_why_no_ranks_are_drawn_takes_the_place_of_the_picture(bob: Any, client:
 
 def test_a_layout_that_is_opened_by_itself_is_a_page(bob: Any, client: Client) -> None:
     client.force_login(bob)
-    page = client.get("/planner/layout", {"model": "gpt-125m", "devices": 8, "plan": "PP 2 x DP 4"}).content.decode()
+    page = client.get("/planner/layout", {"model": "gpt-125m", "devices": "8", "plan": "PP 2 x DP 4"}).content.decode()
     assert "<title>Layout of a plan" in page and 'href="/planner/?' in page and "8 ranks: choose one" in page
     refused = client.get("/planner/layout", {"batch": "many"})
     assert (refused.status_code, refused["Location"]) == (302, "/planner/?batch=many")

@@ -16,12 +16,16 @@ import pytest
 from tests.__main__ import ROOT, unneeded
 
 HERE = Path(__file__).resolve().parent
-SUITES = ("test_control*.py", "test_states*.py", "test_ingest*.py", "test_services*.py", "test_multi_host*.py")
-SUITES += ("test_list.py", "test_api.py")
+SUITES = [
+    *("test_control*.py", "test_states*.py", "test_ingest*.py", "test_services*.py", "test_multi_host*.py"),
+    *("test_list.py", "test_api.py"),
+]
 OF_ITS_OWN = "test_controller_process.py"
 """Its controllers are separate processes that share a SQLite file; running it here would only repeat it on SQLite."""
-MORE = ("test_placement*.py", "test_api*.py", "test_list*.py", "test_study*.py", "test_live*.py", "test_fleet*.py")
-MORE += ("test_selectors*.py", "test_spreading*.py", "test_reruns*.py", "test_removal*.py")
+MORE = [
+    *("test_placement*.py", "test_api*.py", "test_list*.py", "test_study*.py", "test_live*.py", "test_fleet*.py"),
+    *("test_selectors*.py", "test_spreading*.py", "test_reruns*.py", "test_removal*.py"),
+]
 
 
 @pytest.fixture(scope="module")
@@ -45,7 +49,7 @@ def _spare_the_disk(folder: str) -> None:
         server.execute("SELECT pg_reload_conf()")
 
 
-def run_suites(patterns: tuple[str, ...], url: str) -> subprocess.CompletedProcess[str]:
+def run_suites(patterns: list[str], url: str) -> subprocess.CompletedProcess[str]:
     paths = {path for pattern in patterns for path in HERE.glob(pattern) if path.name != OF_ITS_OWN}
     files = sorted(str(path.relative_to(ROOT)) for path in paths)
     assert files, "no suite matches"

@@ -21,6 +21,7 @@ pytestmark = pytest.mark.django_db
 def add_series(run: Any, name: str, values: list[float]) -> None:
     """Replaces the run's series `name` by one point per step."""
     attempt = attempt_of(run)
+    assert attempt
     rows = np.zeros(len(values), POINT)
     rows["step"], rows["time"], rows["value"] = np.arange(len(values)), 1.75e9 + np.arange(len(values)), values
     SeriesChunk.objects.filter(attempt=attempt, name=name, rank=0).delete()

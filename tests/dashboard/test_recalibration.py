@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -95,7 +96,7 @@ def test_what_cannot_be_fitted_is_said(member: Client, alice: Any, which: str) -
     _profiled(alice)
     rows = [_ran(alice, {}) for _ in range(5)] if which == "many" else [_ran(alice, {}, which == "disturbed")]
     if which == "two profiles":
-        Profile.objects.all().update(done_at=timezone.now() - timezone.timedelta(days=1))
+        Profile.objects.all().update(done_at=timezone.now() - timedelta(days=1))
         _profiled(alice)
         rows.append(_ran(alice, {}))
     fit = {"none": [], "unknown": [9999]}.get(which, [row.pk for row in rows])

@@ -52,7 +52,7 @@ def test_the_disturbed_ones_are_queued_in_their_places(study: Study, alice: Any)
         ("DP", 1, True, State.QUEUED),
         ("TP", 2, True, State.QUEUED),
     ]
-    assert [run.spec for run in queued] == [study.runs.get(pk=run.repeats_id).spec for run in queued]
+    assert [run.spec for run in queued] == [study.runs.get(repeated_as=run).spec for run in queued]
     assert reruns.run_again(study=study, user=alice) == []  # they are under way
 
 
@@ -267,7 +267,7 @@ def test_a_first_run_that_is_deleted_meanwhile_is_not_referred_to(
 
     monkeypatch.setattr(services, "prepare", slow)
     again = reruns.run_again(study=study, user=alice)
-    assert again and all(Run.objects.filter(pk=run.repeats_id).exists() for run in again)
+    assert again and all(run.repeats_id and Run.objects.filter(pk=run.repeats_id).exists() for run in again)
 
 
 def labels_of_ended_well(study: Study) -> list[str]:

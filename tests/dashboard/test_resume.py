@@ -65,7 +65,7 @@ def test_a_later_attempt_says_where_it_began(member: Client, saved: Run) -> None
     states.lose(first, "Its worker was lost.")
     second = states.place(saved, first.devices, Worker.objects.get(name="yard-a"))
     states.running(second, {"step": 20, "run": saved.pk, "attempt": first.pk, "why": ""})
-    assert "resumed from step 20 of attempt 1" in saved.events.last().text
+    assert "resumed from step 20 of attempt 1" in saved.events.order_by("-pk")[0].text
     assert "resumed from step 20 of attempt 1" in member.get(f"/runs/{saved.pk}/").content.decode()
     begins = {"step": 10, "run": saved.pk, "attempt": first.pk, "why": "the checkpoint of step 20 is damaged"}
     Attempt.objects.filter(pk=second.pk).update(begins=begins)

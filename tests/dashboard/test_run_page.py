@@ -332,6 +332,7 @@ def test_the_verdict_is_read_out_when_the_state_changes_and_not_with_each_step(r
 def test_an_age_goes_on_counting_on_an_open_page(reader: Client, alice: Any) -> None:
     run = factory.finished(alice)
     page = html(reader, run)
+    assert run.ended_at
     assert f'ended <time datetime="{run.ended_at.isoformat()}" data-age="ago">' in page
     assert re.search(r'<html lang="en" data-now="\d+\.\d+">', page) and "js/ages" in page
 

@@ -62,7 +62,7 @@ def test_the_page_says_how_far_it_is_and_what_it_waits_for(reader: Client) -> No
     said = text(reader, "/planner/accuracy/bubbles/28.3B")
     assert "28.3B: simulating every rate: 1 of 2." in said and 'aria-valuenow="50"' in said
     Search.objects.filter(pk=first.pk).delete()
-    Search.objects.filter(pk=second.pk).update(asked_at=timezone.now() - timezone.timedelta(seconds=40))
+    Search.objects.filter(pk=second.pk).update(asked_at=timezone.now() - timedelta(seconds=40))
     assert "no analyst has taken it up for 40 s" in text(reader)
 
 
@@ -73,7 +73,8 @@ def test_progress_and_the_answer_are_kept_as_they_come() -> None:
     assert (search.state, search.tries) == (SearchState.RUNNING, 1)
     finish(lane)
     search.refresh_from_db()
-    assert search.state == SearchState.DONE and search.answer["predicted"][0]["model"] == "1.5B"
+    assert search.state == SearchState.DONE and search.answer
+    assert search.answer["predicted"][0]["model"] == "1.5B"
     assert search.ended_at and shown.unanswered(search, "", "", "") is None
 
 
@@ -185,7 +186,7 @@ def test_nobody_crowds_out_the_others(
     assert "data-search=" in text(member, addresses[3]), "others ask meanwhile"
     assert "data-search=" in text(reader, addresses[3]), "and what they asked is shown to all"
     assert "data-search=" in text(reader, PART), "the tables have few models: who asked for one is all the same"
-    Search.objects.filter(asker=bob).first().delete()
+    Search.objects.filter(asker=bob)[0].delete()
     assert "data-search=" in text(reader, addresses[4])
 
 

@@ -99,7 +99,7 @@ def test_the_api_and_refused_orders_are_told_in_sentences() -> None:
 def test_an_error_of_the_engine_at_a_field_of_a_page(reader: Client, alice: Any) -> None:
     spec = RunSpec.model_validate({"model": {"layers": 4, "hidden": 32, "heads": 2, "seq": 16}})
     profile: Profile = factory.profiled(alice, factory.worker(devices=1), spec)
-    answer = reader.get("/partition/", {"profile": profile.pk, "cuts": "3, 2", "samples": "1"})
+    answer = reader.get("/partition/", {"profile": str(profile.pk), "cuts": "3, 2", "samples": "1"})
     assert "Cuts must rise strictly" in answer.content.decode()
 
 

@@ -18,7 +18,7 @@ def test_the_best_way_within_the_limit(reader: Client) -> None:
     assert page.context["chart"].figure["data"][1]["cliponaxis"] is False, (
         "dots at few tokens a second would be cut in half"
     )
-    assert "No way is that quick" in reader.get(PAGE, {"limit": 0.01}).content.decode()
+    assert "No way is that quick" in reader.get(PAGE, {"limit": "0.01"}).content.decode()
 
 
 def test_what_does_not_fit_says_so(reader: Client) -> None:
@@ -37,6 +37,6 @@ def test_bad_values_are_told_at_their_fields(reader: Client) -> None:
 
 def test_what_is_wrong_is_said_at_the_fields_that_the_page_has(reader: Client) -> None:
     whole = reader.get(PAGE, {"devices": 0}).content.decode()
-    part = reader.get(PAGE, {"devices": 0, "batch": "x"}, headers={"HX-Request": "true"}).content.decode()
+    part = reader.get(PAGE, {"devices": "0", "batch": "x"}, headers={"HX-Request": "true"}).content.decode()
     said = re.findall(r'id="(error-\w+)" hx-swap-oob', part)
     assert said and all(f'id="{name}"' in whole for name in said)

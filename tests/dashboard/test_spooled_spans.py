@@ -26,6 +26,7 @@ from parallel_core.observe.records import OMITTED, POINT, SPAN, STEP_SUM, FileSi
 from parallel_core.observe.spool import Spool, drop_spans
 from tests.dashboard import factory
 from tests.dashboard.fake_worker import Peer, spans_frame
+from tests.dashboard.test_control import until
 from tests.yard_process import ROOT, wait_for
 from workers import relay as relay_module
 from workers.contract import AttemptBody
@@ -134,7 +135,7 @@ def test_spans_that_had_arrived_before_they_were_dropped_stay(
     folder.save_published({})
     second = publish(folder)
     second.finish(attempt.pk, AttemptBody(attempt=attempt.pk, state="ended", outcome="succeeded"))
-    wait_for("the end", lambda: controller.turn() or Attempt.objects.get(pk=attempt.pk).over)
+    until(controller, lambda: Attempt.objects.get(pk=attempt.pk).over)
     check_whole(attempt, range(0))
     base, last = segments(folder.path, 0)[-1]
     assert Cursor.objects.get(attempt=attempt, channel="events").offset == base + last.stat().st_size
@@ -229,7 +230,7 @@ NONE = "0 of 80 spans of step 20 were kept: its worker"
 
 @pytest.mark.parametrize("tab", ["timeline", "accounts", "operators", "whatif"])
 def test_a_step_without_spans_says_how_many_there_were(reader: Client, partly: Run, tab: str) -> None:
-    text = reader.get(f"/runs/{partly.pk}/", {"tab": tab, "step": 20}).content.decode()
+    text = reader.get(f"/runs/{partly.pk}/", {"tab": tab, "step": "20"}).content.decode()
     assert NONE in text.partition('id="tab"')[2]
     assert "The spans of this step were not kept" in text
     gantt = reader.get(reverse("runs:data", args=(partly.pk, "gantt")), {"step": 20}).json()
@@ -252,7 +253,7 @@ MISSING = "he spans of 1 of 2 ranks of step 30 were not kept: its worker&#x27;s 
 def test_a_step_without_the_spans_of_one_rank_says_how_many_are_there(
     reader: Client, partly: Run, tab: str, said: str
 ) -> None:
-    text = reader.get(f"/runs/{partly.pk}/", {"tab": tab, "step": 30}).content.decode()
+    text = reader.get(f"/runs/{partly.pk}/", {"tab": tab, "step": "30"}).content.decode()
     above, _, below = text.partition('id="tab"')
     assert "measured, step 30, 3 of 43 spans" in above
     assert said in below and NONE not in below and "a rank is missing" not in below

@@ -44,7 +44,9 @@ def test_what_splits_saves_memory_and_what_waits_does_not_save_time() -> None:
     assert totals["zero"] < totals["dp"]
     assert totals["sp"] < totals["tp"]
     assert totals["1f1b"] < totals["gpipe"]
-    bars = {bar.category: bar.width for bar in predicted(next(c for c in CARDS if c.key == "ar")).bars}
+    found = predicted(next(c for c in CARDS if c.key == "ar"))
+    assert found
+    bars = {bar.category: bar.width for bar in found.bars}
     assert sum(bars.values()) < 50, "recomputation alone halves the memory of a single device"
 
 

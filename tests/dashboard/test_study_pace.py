@@ -54,6 +54,7 @@ def test_speedups_are_told_at_one_pace_where_the_host_had_another(reader: Client
     view = overview(made.runs.all())
     entries = {entry.label: entry for entry in view.entries}
     dp, factor = entries["DP"], (0.0036 / 1.01 / 0.002) ** POWER
+    assert dp.speed and dp.at_pace
     assert dp.at_pace == pytest.approx(dp.speed.ratio * factor) and factor > 1.4
     assert entries["Single"].at_pace is None and entries["TP"].at_pace is None, (
         "within the precision of the reference work"

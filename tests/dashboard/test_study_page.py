@@ -37,6 +37,7 @@ def test_rows_stand_fastest_first_with_speedup_over_the_baseline(study: Study) -
     view = overview(study.runs.all(), study.baseline)
     medians = [row.run.summary["timed"]["median"] for row in view.rows]
     assert medians == sorted(medians)
+    assert study.baseline is not None
     single = study.baseline.summary["timed"]["median"]
     for row, median in zip(view.rows, medians, strict=True):
         assert row.entry.speed is not None
@@ -108,7 +109,7 @@ def test_unfinished_runs_say_what_they_do(reader: Client, alice: Any) -> None:
 
 
 def test_controls_of_the_page_keep_its_other_parameters(reader: Client, study: Study) -> None:
-    single = study.baseline.pk
+    single = study.baseline_id
     query = f"?baseline={single}&show={single}&target=2.5&axis=seconds"
     page = reader.get(f"/studies/{study.pk}/{query}").content.decode()
     forms = {
@@ -145,7 +146,7 @@ def test_the_progress_card_counts_the_runs_it_hides(
 
 def test_a_page_without_a_choice_names_no_runs_to_draw(reader: Client, study: Study) -> None:
     """So that its timelines are of the runs that are done when they are fetched, not when the page was made."""
-    single = study.baseline.pk
+    single = study.baseline_id
     for asked, fetched in (("", ""), (f"?show={single}", f"?show={single}"), (f"?baseline={single}",) * 2):
         page = reader.get(f"/studies/{study.pk}/{asked}").content.decode()
         assert f'data-src="/studies/{study.pk}/gantt.json{fetched}"' in page
@@ -301,6 +302,7 @@ def test_a_run_added_joins_the_order_of_its_study(alice: Any, reader: Client, st
     owner.force_login(alice)
     form = owner.get(url).context["form"]
     values = {name: form[name].value() for name in form.fields}
+    assert study.baseline is not None
     assert values["model__hidden"] == str(study.baseline.spec["model"]["hidden"])
     sent = {name: value for name, value in values.items() if value is not None and value is not False}
     assert owner.post(url, {**sent, "parallel__tp": "3"}).status_code == 422

@@ -70,6 +70,7 @@ def test_the_page_answers_the_same_questions_and_each_leads_to_its_place(reader:
         else:
             assert reader.get(address.partition("#")[0]).status_code == 200
     assert {"?tab=whatif#details", "?tab=operators#details"} <= {a[a.find("?") :] for o in asked for _, a in o.links}
+    assert study.baseline_id
     study.runs.exclude(pk=study.baseline_id).delete()
     assert "Which is fastest" not in reader.get(f"/studies/{study.pk}/questions/").content.decode()
 

@@ -52,9 +52,10 @@ def test_as_many_queries_create_many_runs_as_few(alice: Any, django_assert_max_n
     worker()
 
     def created(strategies: list[str], repeats: int) -> Study:
-        asked = {"base": BASE, "strategies": strategies, "repeats": repeats, "recompute": ["none"]}
         with django_assert_max_num_queries(20) as seen:
-            made = services.create_matrix(owner=alice, name="S", **asked)
+            made = services.create_matrix(
+                owner=alice, name="S", base=BASE, strategies=strategies, repeats=repeats, recompute=["none"]
+            )
         counts.append(len(seen))
         return made
 

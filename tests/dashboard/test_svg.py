@@ -58,8 +58,9 @@ def test_stacked_bars_begin_where_the_last_one_ended() -> None:
 
 
 def test_names_stay_words_and_colours_are_those_of_the_stylesheet() -> None:
-    curve = Curve("<b>1 & 2</b>", np.arange(5), np.arange(5.0), np.linspace(5, 3, 5), 5)
-    other = Curve("plain", np.arange(5), np.arange(5.0), np.array([5, np.nan, 4, 3.5, 3]), 5, family="dp", dashed=True)
+    steps = np.arange(5, dtype=np.int32)
+    curve = Curve("<b>1 & 2</b>", steps, np.arange(5.0), np.linspace(5, 3, 5), 5)
+    other = Curve("plain", steps, np.arange(5.0), np.array([5, np.nan, 4, 3.5, 3]), 5, family="dp", dashed=True)
     made = svg.drawn(loss.chart([curve, other], "t", "s").figure)
     words = ["".join(found.itertext()) for found in tree(made).iter(f"{TAG}text")]
     assert "<b>1 & 2</b>" in words

@@ -237,5 +237,10 @@ def test_a_run_and_a_trace_say_the_same_of_a_step_but_for_what_nothing_covers() 
     # the median over all steps of a run may differ
     assert step.finding(number=20).startswith("10 ms in step 20: 60 % compute")
     asked: list[float] = []
-    said = step.finding(lambda ns: asked.append(ns) or "between its operations")
+
+    def named(ns: float) -> str:
+        asked.append(ns)
+        return "between its operations"
+
+    said = step.finding(named)
     assert (said, asked) == (step.finding().replace(name, "between its operations"), [4_000_000])

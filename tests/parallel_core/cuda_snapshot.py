@@ -51,7 +51,13 @@ def snapshot() -> dict[str, Any]:
         block(2, 0, "inactive", []),
         block(3, 0, "inactive", []),
     ]
-    segment = {"device": 0, "address": BASE, "total_size": 2048 * KIB, "allocated_size": 1024 * KIB, "stream": STREAM}
+    segment: dict[str, Any] = {
+        "device": 0,
+        "address": BASE,
+        "total_size": 2048 * KIB,
+        "allocated_size": 1024 * KIB,
+        "stream": STREAM,
+    }
     segment |= {"active_size": 1024 * KIB, "requested_size": 350 * KIB, "segment_type": "large", "frames": []}
     segment |= {"segment_pool_id": (0, 0), "is_expandable": False, "blocks": blocks}
     return {

@@ -11,6 +11,7 @@ which are clipped by one factor and updated once a step.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -153,7 +154,7 @@ def _replayed(spec: RunSpec, trainer: Trainer) -> Trained:
         for own in range(per_step):
             micro_batch = step * per_step + own
             trainer.flat.grads.zero_()
-            _put(trainer, stages, lambda s, mb=micro_batch: version_of(spec, s, mb))
+            _put(trainer, stages, partial(version_of, spec, micro_batch=micro_batch))
             loss += float(model.forward(own, None))
             if spec.parallel.schedule == "1f1b-naive":
                 _put(trainer, stages, lambda s: stages[s].newest)

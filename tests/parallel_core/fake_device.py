@@ -24,7 +24,10 @@ from torch.utils.backend_registration import _setup_privateuseone_for_python_bac
 
 from parallel_core.engine import distributed, generate, peak, run
 from parallel_core.engine.device import CpuDevice, Device
+from parallel_core.engine.distributed import Groups
+from parallel_core.layout import Layout
 from parallel_core.profile import ranks
+from parallel_core.spec import DeviceKind
 
 NAME = "elsewhere"
 COPIES = ("aten::copy_", "aten::_to_copy")
@@ -54,24 +57,24 @@ class Memory:
 
 
 class Elsewhere(Tensor):
-    """A tensor on the second device; `inner` holds the values."""
+    """A tensor on the second device; `held` has the values."""
 
-    inner: Tensor
+    held: Tensor
 
     @staticmethod
     def __new__(cls, inner: Tensor) -> Elsewhere:
         about: dict[str, Any] = {"strides": inner.stride(), "storage_offset": inner.storage_offset()}
         place = torch.device(NAME, 0)
         made: Elsewhere = Tensor._make_wrapper_subclass(cls, inner.size(), dtype=inner.dtype, device=place, **about)
-        made.inner = inner
+        made.held = inner
         Memory.count(inner.untyped_storage())
         return made
 
     def untyped_storage(self) -> Any:
-        return self.inner.untyped_storage()
+        return self.held.untyped_storage()
 
     def storage_offset(self) -> int:
-        return int(self.inner.storage_offset())  # `data` may have been replaced since
+        return int(self.held.storage_offset())  # `data` may have been replaced since
 
     def numpy(self, *args: Any, **kwargs: Any) -> Any:
         raise TypeError(f"can't convert {NAME} tensor to numpy: Tensor.cpu() comes first")
@@ -87,18 +90,21 @@ class Elsewhere(Tensor):
 
     def tolist(self) -> Any:
         WAITS["number"] += 1
-        return self.inner.detach().tolist()
+        return self.held.detach().tolist()
 
     @property
     def data(self) -> Tensor:
         return self.detach()
 
     @data.setter
-    def data(self, other: Elsewhere) -> None:
-        self.inner = other.inner
+    def data(self, other: Tensor) -> None:
+        assert isinstance(other, Elsewhere)
+        self.held = other.held
 
     @classmethod
-    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(  # type: ignore[override]  # a variable in Tensor
+        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         return dispatch(func, args, kwargs or {})
 
 
@@ -146,7 +152,7 @@ def _count(name: str, there: list[Elsewhere], goes: bool, args: Any, kwargs: dic
 
 
 def _inner(value: Any) -> Any:
-    return value.inner if isinstance(value, Elsewhere) else value
+    return value.held if isinstance(value, Elsewhere) else value
 
 
 def _outer(value: Any) -> Any:
@@ -156,7 +162,7 @@ def _outer(value: Any) -> Any:
 class OtherDevice(CpuDevice):
     """A device that the engine takes for a GPU."""
 
-    kind = "cuda"
+    kind: DeviceKind = "cuda"
 
     def __init__(self, sharing: int = 1) -> None:
         super().__init__()
@@ -201,12 +207,14 @@ def _take_for_nccl() -> None:
     OtherDevice.backend = "nccl"
     init = dist.init_process_group
     dist.init_process_group = lambda _, **more: init("gloo", **more)
-    dist.get_backend = lambda group=None: "nccl"
+    dist.get_backend = lambda group=None: dist.Backend("nccl")
     torch.cuda.current_device = lambda: 0
     warm_up = distributed.warm_up
-    distributed.warm_up = lambda groups, rank, layout, _, generates: warm_up(
-        groups, rank, layout, torch.device(NAME, 0), generates
-    )
+
+    def there(groups: Groups, rank: int, layout: Layout, device: torch.device, generates: bool = False) -> None:
+        warm_up(groups, rank, layout, torch.device(NAME, 0), generates)
+
+    distributed.warm_up = there
 
 
 def _placed(make: Any) -> Any:

@@ -13,3 +13,9 @@ def named_grads(flat: FlatParameters) -> dict[str, Tensor]:
     if isinstance(flat, FullySharded):
         return {}
     return {slot.name: slot.parameter.grad for slot in flat.slots if slot.parameter.grad is not None}
+
+
+def grad_of(tensor: Tensor | None) -> Tensor:
+    """The gradient of a tensor that a backward pass has reached."""
+    assert tensor is not None and tensor.grad is not None
+    return tensor.grad

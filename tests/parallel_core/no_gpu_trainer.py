@@ -23,11 +23,11 @@ from parallel_core.layout import Layout
 from parallel_core.models import attention
 from parallel_core.observe.progress import Progress
 from parallel_core.observe.recorder import SpanRecorder
-from parallel_core.spec import RunSpec
+from parallel_core.spec import DeviceKind, RunSpec
 
 
 class Gpu(CpuDevice):
-    kind = "cuda"
+    kind: DeviceKind = "cuda"
     backend = "nccl"
 
     def __init__(self) -> None:
@@ -59,7 +59,7 @@ def stand_ins() -> None:
         same = tensor.untyped_storage()._cdata == memory.untyped_storage()._cdata
         return BufferView(tensor.shape, tensor.stride(), int(tensor.storage_offset())) if same else None
 
-    BufferView.of = staticmethod(of)  # type: ignore[method-assign, assignment]
+    BufferView.of = staticmethod(of)  # type: ignore[method-assign]
 
 
 def _accepted(plain: Callable[..., Tensor]) -> Callable[..., Tensor]:

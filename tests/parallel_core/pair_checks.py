@@ -239,6 +239,7 @@ def _check_exported(spec: RunSpec, path: Path) -> None:
 def _check_text(pair: Combination, apart: Leg, alone: Leg) -> None:
     """Ranks of a replica report the same tokens, which are those of one device that computes them the other way."""
     mine, theirs = _tokens(apart), _tokens(alone)
+    assert apart.request is not None
     assert [len(tokens) for tokens in mine] == [len(tokens) for tokens in theirs] == [apart.request["new"]] * len(mine)
     if pair.spec.train.precision in ("fp64", "fp32"):
         assert mine == theirs

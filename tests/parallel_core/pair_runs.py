@@ -248,7 +248,7 @@ def _steps(leg: Leg, source: Path | None, spec: RunSpec, rank: int, meeting: Ren
         losses = [trainer.step(step).loss for step in range(spec.train.steps)]
         parameters = hashlib.sha256()
         for _, (_, values) in sorted(trainer.flat.owned_values().items()):
-            parameters.update(values.detach().contiguous().view(-1).view(torch.uint8).numpy())
+            parameters.update(values.detach().contiguous().view(-1).view(torch.uint8).numpy().data)
         return Steps(losses, parameters.hexdigest())
 
     return ranks.with_trainer(spec, rank, meeting, folder, use, corpora_of(spec))

@@ -23,8 +23,8 @@ from tests.parallel_core import ranks
 from tests.parallel_core.gradients import named_grads
 
 STEPS = 3
-MODEL = {"layers": 2, "hidden": 32, "heads": 4, "seq": 16, "vocab": 64}
-TRAIN = {"steps": 4, "global_batch": 8, "precision": "fp64", "lr": 1e-2, "clip_norm": 0.5}
+MODEL: dict[str, Any] = {"layers": 2, "hidden": 32, "heads": 4, "seq": 16, "vocab": 64}
+TRAIN: dict[str, Any] = {"steps": 4, "global_batch": 8, "precision": "fp64", "lr": 1e-2, "clip_norm": 0.5}
 Tensors = dict[str, np.ndarray]
 
 

@@ -6,6 +6,8 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from pydantic import BaseModel
+
 from parallel_core.faults import KINDS
 from parallel_core.schedule.traits import TRAITS
 from parallel_core.spec import ModelSpec, ParallelSpec, TraceSpec, TrainSpec
@@ -14,7 +16,12 @@ Raw = Mapping[str, Any]
 """A spec as a document: its sections by name, and `inject`, a list of faults."""
 Proposal = dict[str, Any]
 """Dotted field names and their new values, which are set together."""
-ROOMS = {"model": ModelSpec, "parallel": ParallelSpec, "train": TrainSpec, "trace": TraceSpec}
+ROOMS: dict[str, type[BaseModel]] = {
+    "model": ModelSpec,
+    "parallel": ParallelSpec,
+    "train": TrainSpec,
+    "trace": TraceSpec,
+}
 SAID = {leaf: f"{room}.{leaf}" for room, made in ROOMS.items() for leaf in made.model_fields}
 """Field names as used in messages."""
 KINDS_OF_SPLIT = {"parallel.dp": "data", "parallel.tp": "tensor", "parallel.pp": "pipeline"}

@@ -106,8 +106,8 @@ def test_a_real_training_step_in_torchs_own_shape() -> None:
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Linear(256, 512), torch.nn.GELU(), torch.nn.Linear(512, 256))
     x = torch.randn(64, 256)
-    seen = {"profile_memory": True, "record_shapes": True, "with_stack": True}
-    with profile(activities=[ProfilerActivity.CPU], **seen) as profiler:
+    cpu = [ProfilerActivity.CPU]
+    with profile(activities=cpu, profile_memory=True, record_shapes=True, with_stack=True) as profiler:
         model(x).square().sum().backward()
     given = _memory_viz._profile_to_snapshot(profiler)
     trace = given["device_traces"][0]

@@ -187,7 +187,8 @@ def test_stages_on_other_meshes_are_runs() -> None:
         assert (split.world, split.cuts, named.spec.train.global_batch) == (4, named.plan.cuts, 16)
         assert split.micro_batches == (4 if split.replicas is None else 8)
         assert predict_step(named.spec, costs).seconds > 0
-    assert meshes["1 x 2 then 2 x 1"].plan == search.given(meshes["1 x 2 then 2 x 1"].plan.cuts, [(1, 2), (2, 1)])
+    named = meshes["1 x 2 then 2 x 1"]
+    assert named.plan is not None and named.plan == search.given(named.plan.cuts, [(1, 2), (2, 1)])
 
 
 def test_a_layer_takes_each_way_that_the_engine_runs() -> None:

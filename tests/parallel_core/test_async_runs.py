@@ -174,7 +174,7 @@ def test_a_run_that_was_stopped_goes_on_as_one_that_drained_there(name: str, tmp
 
         return ranks.with_trainer(spec, rank, meeting, folder, use)
 
-    kinds = ({"keep": 1}, {"checkpoint_every": first}, {})
+    kinds: tuple[dict[str, int], ...] = ({"keep": 1}, {"checkpoint_every": first}, {})
     went_on, drained, full = ranks.run_many([spec_of(name, long | kind) for kind in kinds], last, tmp_path)
     assert went_on == drained != full
 

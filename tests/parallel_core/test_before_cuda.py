@@ -186,7 +186,12 @@ def test_the_ranks_of_a_profile_post_receives_as_those_of_a_pipeline_do(
         measure(ModelSpec(), ProfileRequest((1,), devices=ranks), ranks=ranks, device="cuda")
     order: Any = Refusing.given.pop()
     seen: list[bool] = []
-    monkeypatch.setattr(launch_rank, "take_gpu", lambda device, devices, ahead: seen.append(ahead) or 1)
+
+    def taken(device: object, devices: object, ahead: bool) -> int:
+        seen.append(ahead)
+        return 1
+
+    monkeypatch.setattr(launch_rank, "take_gpu", taken)
     monkeypatch.setattr(launch_rank, "_prefer_as_victim", lambda: None)
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
     spec = RunSpec.model_validate(order["spec"])

@@ -35,6 +35,7 @@ from parallel_core.spec import RunSpec
 from tests.parallel_core import ranks, stored
 from tests.parallel_core.corrupt import change_byte
 from tests.parallel_core.frames import read_file
+from tests.spies import noting
 
 MODEL = {"layers": 2, "hidden": 32, "heads": 4, "seq": 16, "vocab": 64}
 TRAIN = {"steps": 9, "global_batch": 8, "lr": 1e-2, "clip_norm": 0.5}
@@ -245,10 +246,9 @@ def test_a_save_that_fails_says_why(tmp_path: Path) -> None:
 
 def test_a_piece_is_compared_with_the_parameters_next_to_it_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """Under ZeRO there are as many pieces as parameters or buckets, so all pairs would be too many."""
-    trainer, compared = alone(spec_of({"layers": 8})), []
-    share, writes = checkpoint.State._share, checkpoint.State._writes
-    monkeypatch.setattr(checkpoint.State, "_share", lambda *given: compared.append(1) or share(*given))
-    monkeypatch.setattr(checkpoint.State, "_writes", lambda *given: compared.append(1) or writes(*given))
+    trainer, compared = alone(spec_of({"layers": 8})), list[int]()
+    for name in ("_share", "_writes"):
+        monkeypatch.setattr(checkpoint.State, name, noting(getattr(checkpoint.State, name), compared, lambda *_: 1))
     flat = trainer.flat
     pieces = tuple((slot.start, flat.values[slot.start : slot.stop]) for slot in flat)
     found = checkpoint.State(trainer).shares({"value": pieces}, writing=True)

@@ -25,8 +25,8 @@ def test_a_burst_that_passes_at_once_hides_no_rate() -> None:
     """A link of 50 MB/s that passes bursts of 128 KiB at once, like a traffic shaper: small messages must not set the
     rate.
     """
-    sizes = [1024.0 * 4**i for i in range(8)]
-    seconds = [1e-4 + max(0.0, size - 131072) / 50e6 for size in sizes]
+    sizes = tuple(1024.0 * 4**i for i in range(8))
+    seconds = tuple(1e-4 + max(0.0, size - 131072) / 50e6 for size in sizes)
     alpha, beta = Curve(sizes=sizes, seconds=seconds).line
     assert (alpha, 1 / beta) == (pytest.approx(1e-4, rel=0.5), pytest.approx(50e6, rel=1e-6))
 

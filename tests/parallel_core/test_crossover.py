@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from parallel_core.plan.cluster.problems import Unphysical
-from parallel_core.plan.crossover import RANGES, CrossoverCase, flip, limits
+from parallel_core.plan.crossover import RANGES, Along, CrossoverCase, flip, limits
 
 CASE = CrossoverCase(4096, 32, 2048, 64, 16, 8, 150e12, 25e9)
 FREE = replace(CASE, bandwidth=1e15, alpha=0.0)
@@ -31,14 +32,14 @@ def test_what_one_measure_does() -> None:
 
 
 @given(st.sampled_from(tuple(RANGES)), st.floats(1e8, 1e12), st.sampled_from((64, 1024, 8192)), st.sampled_from((2, 8)))
-def test_both_are_equally_fast_at_the_flip(along: str, bandwidth: float, hidden: int, devices: int) -> None:
+def test_both_are_equally_fast_at_the_flip(along: Along, bandwidth: float, hidden: int, devices: int) -> None:
     case = replace(CASE, bandwidth=bandwidth, hidden=hidden, devices=devices)
-    turn = flip(case, along)  # type: ignore[arg-type]
+    turn = flip(case, along)
     if turn is None:
-        ends = [case.at(along, end) for end in RANGES[along]]  # type: ignore[arg-type, index]
+        ends = [case.at(along, end) for end in RANGES[along]]
         assert len({end.tensor() > end.pipeline() for end in ends}) == 1
     else:
-        there = case.at(along, turn)  # type: ignore[arg-type]
+        there = case.at(along, turn)
         assert there.tensor() == pytest.approx(there.pipeline(), rel=1e-6)
 
 
@@ -51,6 +52,7 @@ def test_limits_are_what_many_devices_tend_to() -> None:
 
 
 def test_what_cannot_be_is_named() -> None:
-    for field, value in (("bandwidth", 0.0), ("flops", -1.0), ("layers", 0), ("alpha", float("nan"))):
+    wrong: dict[str, Any] = {"bandwidth": 0.0, "flops": -1.0, "layers": 0, "alpha": float("nan")}
+    for field, value in wrong.items():
         with pytest.raises(Unphysical, match=field):
             limits(replace(CASE, **{field: value}))

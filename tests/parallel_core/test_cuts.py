@@ -79,6 +79,7 @@ def test_the_command_writes_a_spec_that_takes_as_long_as_it_says(
     assert cli.main(["predict", str(given), "--table", str(costs), "--cut", str(out)]) == 0
     told = capsys.readouterr().out
     found = RunSpec.model_validate_json(out.read_text())
+    assert found.parallel.cuts is not None
     assert found.parallel.cuts != Layout.of(spec).stage_units[1][:1] and f"cut at {found.parallel.cuts[0]};" in told
     assert cli.main(["predict", str(out), "--table", str(costs)]) == 0
     seconds, needs = capsys.readouterr().out.splitlines()

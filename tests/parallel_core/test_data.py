@@ -32,7 +32,7 @@ def sampler_of(spec: RunSpec, text: np.ndarray = TEXT) -> Sampler:
 def _global_batch(spec: RunSpec, step: int = 3) -> np.ndarray:
     """All replicas' samples in global order, (global_batch, seq + 1)."""
     sampler, layout = sampler_of(spec), Layout.of(spec)
-    parts = {}
+    parts: dict[int, np.ndarray] = {}
     for replica in range(layout.dp):
         ids = layout.micro_batches_of(0, replica)
         drawn = sampler.micro_batches(step, ids)

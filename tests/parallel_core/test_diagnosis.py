@@ -36,7 +36,7 @@ def costs(made: RunSpec, message: int = 20, reduction: int = 400, factor: dict[i
     """
     weights, layout = flop_weights(made.model), Layout.of(made)
     units, m = layout.stage_units, made.parallel.micro_batches * made.parallel.dp
-    table = {}
+    table: dict[tuple[int, Kind], int] = {}
     for stage, own in enumerate(units):
         f = sum(weights[unit] for unit in own) / sum(weights) * 8_000 * 8 / m * (factor or {}).get(stage, 1.0)
         f /= layout.widths[layout.place(stage)]

@@ -124,7 +124,8 @@ def test_stages_of_a_pipeline_are_not_held_against_each_other() -> None:
 def test_without_every_rank_nothing_is_judged() -> None:
     made = step()
     del made[0]
-    for steps in ([made], [], [{}]):
+    incomplete: tuple[list[Step], ...] = ([made], [], [{}])
+    for steps in incomplete:
         with pytest.raises(ValueError, match="not every rank"):
             diagnose(steps)
 

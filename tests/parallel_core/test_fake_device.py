@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 import torch
+from torch import Tensor
 
 from parallel_core.checkpoint import folder as folders
 from parallel_core.checkpoint.config import CheckpointConfig
@@ -20,7 +21,7 @@ from parallel_core.engine import generate
 from parallel_core.engine.distributed import Rendezvous, connect, disconnect
 from parallel_core.engine.fingerprint import Fingerprints
 from parallel_core.engine.generate import Generator
-from parallel_core.engine.norm import StepTotals
+from parallel_core.engine.norm import StepTotals, Totals
 from parallel_core.engine.optimizer import FlatAdamW
 from parallel_core.engine.run import run_rank
 from parallel_core.engine.trainer import Trainer
@@ -131,24 +132,24 @@ def _run_elsewhere(spec: RunSpec, rank: int, meeting: Rendezvous, folder: Path) 
     advance, squares, update, numbers = Trainer.advance, StepTotals.squares, FlatAdamW.step, Fingerprints._own_numbers
     before = 0
 
-    def counted(trainer: Trainer, step: int) -> Any:
+    def counted(self: Trainer, step: int) -> list[Totals]:
         fake_device.WAITS.clear()
-        done = advance(trainer, step)
+        done = advance(self, step)
         waits.steps.append(fake_device.WAITS.total())
         return done
 
-    def normed(totals: StepTotals) -> Any:
+    def normed(self: StepTotals) -> Tensor:
         nonlocal before
         before = fake_device.WAITS.total()
-        return squares(totals)
+        return squares(self)
 
-    def updated(*args: Any) -> None:
+    def updated(self: FlatAdamW, factor: float | Tensor = 1.0, skip: bool | Tensor = False) -> None:
         waits.updates.append(fake_device.WAITS.total() - before)
-        update(*args)
+        update(self, factor, skip)
 
-    def printed(prints: Fingerprints, step: int) -> list[int]:
+    def printed(self: Fingerprints, step: int) -> list[int]:
         fake_device.WAITS.clear()
-        found = numbers(prints, step)
+        found = numbers(self, step)
         waits.prints.append(fake_device.WAITS.total())
         return found
 

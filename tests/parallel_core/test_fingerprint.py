@@ -33,6 +33,7 @@ from parallel_core.spec import RunSpec
 from parallel_core.tensor.parallelise import shard
 from tests.parallel_core import ranks
 from tests.parallel_core.frames import read_file
+from tests.spies import noting
 
 MODEL = {"layers": 2, "hidden": 32, "heads": 4, "seq": 16, "vocab": 64}
 
@@ -150,7 +151,7 @@ def _compared_and_left_out(
     spec: RunSpec, rank: int, meeting: Rendezvous, folder: Path
 ) -> tuple[list[float], list[float]]:
     """The seconds of each comparison, and the seconds that are counted in no step."""
-    after_step, leave_out = Fingerprints.after_step, StepTimes.leave_out
+    after_step = Fingerprints.after_step
     compared: list[float] = []
     left: list[float] = []
 
@@ -161,7 +162,7 @@ def _compared_and_left_out(
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Fingerprints, "after_step", noted)
-        patch.setattr(StepTimes, "leave_out", lambda self, seconds: left.append(seconds) or leave_out(self, seconds))
+        patch.setattr(StepTimes, "leave_out", noting(StepTimes.leave_out, left, lambda self, seconds: seconds))
         run_rank(spec, rank, FileSink(folder, rank), meeting, Progress(folder, rank))
     return compared, left
 

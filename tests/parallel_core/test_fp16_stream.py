@@ -41,8 +41,8 @@ CASES: list[dict[str, Any]] = [
 
 
 def spec_of(split: dict[str, Any], **train: Any) -> RunSpec:
-    rooms = {"model": parity.MODEL, "train": parity.TRAIN | TRAIN | train, "parallel": {"pp": 2, **split}}
-    rooms["train"] |= {"warmup_steps": 1}
+    told = parity.TRAIN | TRAIN | train | {"warmup_steps": 1}
+    rooms = {"model": parity.MODEL, "train": told, "parallel": {"pp": 2, **split}}
     return RunSpec.model_validate(rooms)
 
 

@@ -65,7 +65,7 @@ def test_has_the_bits_of_our_own() -> None:
     """In fp32, without clipping. In 16 bits torch rounds bias gradients before adding them; our implementation does
     not.
     """
-    splits = [{"micro_batches": 2}, {"recompute": "full"}]
+    splits: list[dict[str, Any]] = [{"micro_batches": 2}, {"recompute": "full"}]
     bounds = {"fp32": 0.0, "bf16": 1e-4, "fp16": 1e-5}
     cases = [(precision, split) for precision in bounds for split in splits]
     same = {"clip_norm": None, "loss_scale": 2.0**10}

@@ -14,6 +14,7 @@ from parallel_core.engine.trainer import Trainer
 from parallel_core.observe import host
 from parallel_core.observe.progress import Progress
 from parallel_core.spec import RunSpec
+from tests.spies import noting
 
 pytestmark = [
     pytest.mark.gpu,
@@ -52,9 +53,8 @@ def test_no_operation_of_a_step_makes_the_host_wait(precision: str, model: dict[
 def test_the_totals_of_a_step_are_known_before_its_update_is_done(tmp_path: Path, monkeypatch: Any) -> None:
     spec = RunSpec.model_validate({"model": MODEL, "train": {"device": "cuda", "global_batch": 4}})
     trainer = Trainer(spec, 0, Groups(), open_device("cuda"), Progress(tmp_path, 0))
-    want, ends = trainer.step(0).loss, []
-    update = trainer.optimizer.step
-    monkeypatch.setattr(trainer.optimizer, "step", lambda *given: (ends.append(busy()), update(*given)))
+    want, ends = trainer.step(0).loss, list[torch.cuda.Event]()
+    monkeypatch.setattr(trainer.optimizer, "step", noting(trainer.optimizer.step, ends, lambda *_: busy()))
     assert 0 < trainer.step(1).loss < 2 * want
     assert not ends[0].query()
 

@@ -112,7 +112,7 @@ def test_it_can_be_turned_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 def _apart(of: RunSpec, rank: int, meeting: Rendezvous, folder: Path) -> Any:
     """The last rank cannot open the first one's memory, as if on another host."""
     if rank == RANKS - 1:
-        host_memory.open_file = lambda told, length: None  # type: ignore[assignment,misc]
+        host_memory.open_file = lambda told, length: None  # type: ignore[assignment]
     return _gloo(of, rank, meeting, folder)
 
 

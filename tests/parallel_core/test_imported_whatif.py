@@ -62,10 +62,10 @@ def test_unchanged_every_span_stays_where_it_was(
         rows += [(Kind.BUCKET, 30 * k + i + 5, 30 * k + 20 + late) for k in range(collectives)]
         spans[i] = rank(*rows)
     zero = min(int(rows["start"].min()) for rows in spans.values())
-    for i, rows in replayed(spans).items():
+    for i, after in replayed(spans).items():
         before = spans[i][1:][np.argsort(spans[i][1:]["start"], kind="stable")]
-        assert (rows[1:]["start"] == before["start"] - zero).all()
-        assert (rows[1:]["end"] == before["end"] - zero).all()
+        assert (after[1:]["start"] == before["start"] - zero).all()
+        assert (after[1:]["end"] == before["end"] - zero).all()
     assert step_of(replayed(spans, links=FREE)) <= step_of(replayed(spans))
 
 

@@ -290,7 +290,7 @@ def test_a_listener_that_raises_does_not_end_the_ranks(tmp_path: Path) -> None:
     server = ForkServer(listen, COMMAND)
     (tmp_path / "behaviour.json").write_text('{"0": "finish"}')
     server.start(order(1, tmp_path, 1))
-    kinds = []
+    kinds: list[str] = []
     while not kinds or kinds[-1] != "gone":
         kinds.append(seen.get(timeout=LIMIT_S)["event"])
     server.close()

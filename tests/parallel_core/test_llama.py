@@ -11,6 +11,7 @@ import math
 import os
 import struct
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,7 @@ from parallel_core.engine.trainer import Trainer
 from parallel_core.observe.records import FileSink
 from parallel_core.spec import RunSpec
 from tests.parallel_core import ranks
+from tests.spies import noting
 
 CONFIGURED: dict[str, Any] = {
     "model_type": "llama",
@@ -125,9 +127,7 @@ def test_the_model_is_theirs_under_any_layout(split: dict[str, int], tmp_path: P
     train = {"precision": "fp64", "global_batch": 4, "steps": 4}
     spec = RunSpec.model_validate({**made.model_dump(), "parallel": split, "train": train})
 
-    def work(*given: Any) -> Any:
-        return first_loss(*given, imported=tmp_path / "ours")
-
+    work = partial(first_loss, imported=tmp_path / "ours")
     loss, tokens, targets = ranks.run(spec, work, ranks.scratch())[0]
     assert loss == pytest.approx(their_loss(weights, torch.tensor(tokens), torch.tensor(targets)), rel=1e-12)
 
@@ -157,10 +157,7 @@ def test_16_bit_weights_begin_an_fp32_run_and_fill_master_weights(tmp_path: Path
             main = trainer.optimizer.main
             return trainer.flat.values.float(), trainer.flat.values.float() if main is None else main
 
-        def work(*given: Any) -> Any:
-            return ranks.with_trainer(*given, use)
-
-        values, main = ranks.run(spec, work, ranks.scratch())[0]
+        values, main = ranks.run(spec, partial(ranks.with_trainer, use=use), ranks.scratch())[0]
         assert values.abs().sum() > 0
         assert torch.equal(values, main)
 
@@ -187,10 +184,7 @@ def test_what_a_16_bit_run_exports_says_that_it_has_16_bits(tmp_path: Path) -> N
         saver.save(1)
         saver.wait()
 
-    def work(*given: Any) -> Any:
-        return ranks.with_trainer(*given, use)
-
-    ranks.run(spec, work, ranks.scratch())
+    ranks.run(spec, partial(ranks.with_trainer, use=use), ranks.scratch())
     export_weights(folders.path_of(tmp_path / "run", 1), tmp_path / "out")
     assert json.loads((tmp_path / "out" / CONFIG).read_text())["torch_dtype"] == "bfloat16"
     found = safetensors.open_all(tmp_path / "out")
@@ -331,8 +325,8 @@ def test_a_checkpoint_that_is_removed_while_it_is_loaded_is_said_to_be(tmp_path:
 
 def test_a_tensor_is_exported_without_planning_for_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import_weights(put(tmp_path / "in", tensors()), tmp_path / "ours", SEQ)
-    planned, metadata = [], storage._metadata
-    monkeypatch.setattr(storage, "_metadata", lambda given: planned.append(len(given)) or metadata(given))
+    planned: list[int] = []
+    monkeypatch.setattr(storage, "_metadata", noting(storage._metadata, planned, len))
     export_weights(folders.path_of(tmp_path / "ours", 0), tmp_path / "out")
     assert set(planned) == {1}
 

@@ -22,6 +22,7 @@ from parallel_core.layout import Layout
 from parallel_core.schedule import build
 from parallel_core.schedule.ir import SENDS, Kind
 from parallel_core.schedule.stream import Windows
+from parallel_core.schedule.traits import ScheduleName
 from parallel_core.schedule.ways import BACK
 from parallel_core.spec import ParallelSpec, RunSpec, field_errors
 from tests.parallel_core.failing_ranks import failed
@@ -121,7 +122,8 @@ def test_communicators_are_those_of_its_groups_and_pairs(spec: RunSpec) -> None:
 @pytest.mark.parametrize("pp", [12, 24])
 def test_a_rank_of_a_long_pipeline_has_few_communicators(pp: int) -> None:
     """A stream each: PyTorch has 32 (`communicator_rules`)."""
-    for schedule, most in (("1f1b", 4), ("interleaved", 4), ("zb-v", 8)):
+    known: dict[ScheduleName, int] = {"1f1b": 4, "interleaved": 4, "zb-v": 8}
+    for schedule, most in known.items():
         split = ParallelSpec(pp=pp, schedule=schedule, micro_batches=2 * pp, chunks=None if schedule == "1f1b" else 2)
         assert communicators(split, tied=False) == 1 + most
 

@@ -15,7 +15,7 @@ from parallel_core.engine.trainer import Trainer
 from parallel_core.observe.memory import MemoryCapExceeded, MemoryMeter
 from parallel_core.observe.progress import Progress
 from parallel_core.observe.records import CATEGORIES
-from parallel_core.spec import RunSpec
+from parallel_core.spec import DeviceKind, RunSpec
 
 BATCH, IN, HIDDEN, OUT = 16, 32, 64, 8
 W1, W2 = 4 * HIDDEN * IN, 4 * OUT * HIDDEN
@@ -192,7 +192,7 @@ def test_freeing_in_another_thread_is_seen() -> None:
 class OnGpu(CpuDevice):
     """A device that claims to be a GPU although its tensors are the host's."""
 
-    kind = "cuda"
+    kind: DeviceKind = "cuda"
 
 
 def test_what_a_rank_makes_on_its_host_takes_no_memory_of_its_gpu(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ import torch
 
 from parallel_core.analysis.meters import Work, step_shares
 from parallel_core.engine import peak, run
-from parallel_core.engine.device import CpuDevice
+from parallel_core.engine.device import CpuDevice, Device
 from parallel_core.engine.peak import device_peak
 from parallel_core.layout import Layout
 from parallel_core.models.registry import parameter_shapes
@@ -23,7 +23,7 @@ from parallel_core.plan.cluster.hardware import devices
 from parallel_core.schedule import build
 from parallel_core.schedule.ir import Kind
 from parallel_core.simulate import Costs, simulate
-from parallel_core.spec import RunSpec
+from parallel_core.spec import DeviceKind, RunSpec
 
 MODEL = {"layers": 3, "hidden": 64, "heads": 4, "seq": 32, "vocab": 128, "bias": False}
 
@@ -99,7 +99,8 @@ def test_what_is_not_listed_is_measured() -> None:
 class UnlistedGpu(CpuDevice):
     """A GPU on which the run has used 4 bytes at most; the matmuls that measure its peak take `took` bytes."""
 
-    kind, name = "cuda", "NVIDIA H100 NVL"
+    kind: DeviceKind = "cuda"
+    name = "NVIDIA H100 NVL"
 
     def __init__(self, took: int) -> None:
         self.torch, self._peaks, self.forgotten = torch.device("cpu"), iter((4, max(4, took))), 0
@@ -142,7 +143,12 @@ def test_a_gpu_is_measured_once_before_its_pipeline_is_full(monkeypatch: pytest.
     """The first matmul of a size may wait until the device is idle, but posted receives would keep it busy."""
     asked: list[str] = []
     found = peak.Peak(1.0, "measured")
-    monkeypatch.setattr(peak, "measured", lambda device, precision: asked.append("measured") or found)
+
+    def measured(device: Device, precision: str) -> peak.Peak:
+        asked.append("measured")
+        return found
+
+    monkeypatch.setattr(peak, "measured", measured)
     monkeypatch.setattr(run, "rehearse", lambda trainer, step: asked.append("rehearsed"))
     device = UnlistedGpu(4)
     device.backend = "nccl"

@@ -56,7 +56,7 @@ def _loss(tokens: Tensor, targets: Tensor, values: Values) -> Tensor:
 def test_layers_compute_the_formulas() -> None:
     torch.manual_seed(0)
     units = {name: build_unit(MODEL, name, torch.float64, "cpu") for name in MODEL.units()}
-    values = {f"{n}.{local}": p for n, unit in units.items() for local, p in unit.named_parameters()}
+    values: Values = {f"{n}.{local}": p for n, unit in units.items() for local, p in unit.named_parameters()}
     with torch.no_grad():
         for value in values.values():
             value.normal_(0.0, 0.5)

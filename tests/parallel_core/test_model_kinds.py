@@ -22,6 +22,7 @@ from parallel_core.models.registry import build_unit, parameter_shapes
 from parallel_core.outline import KINDS, Outline, outline_of
 from parallel_core.plan.units import parameter_count, unit_costs
 from parallel_core.spec import ModelSpec, RunSpec, field_errors
+from tests.parallel_core.gradients import grad_of
 from tests.parallel_core.test_model_parity import MODELS
 
 SMALL = [
@@ -34,7 +35,7 @@ SMALL = [
 
 def test_every_kind_is_known_wherever_kinds_are() -> None:
     """The page of combinations has a row for each kind, and the tests here and in test_model_parity cover it."""
-    known = {
+    known: dict[str, set[str]] = {
         "outline/__init__.py": set(KINDS),
         "models/registry.py": set(registry.KINDS),
         "combinations/features.py": set(combinations.KINDS),
@@ -144,9 +145,9 @@ def test_batch_norm_over_replicas_is_torchs_over_all_samples(replicas: int) -> N
     for out in outs:
         out.square().mul(torch.linspace(0, 1, 4, dtype=torch.float64)).sum().backward()
     torch.testing.assert_close(outs[0], outs[1][:3])
-    torch.testing.assert_close(inputs[0].grad, inputs[1].grad[:3])
+    torch.testing.assert_close(grad_of(inputs[0]), grad_of(inputs[1])[:3])
     for a, b in zip(mine.parameters(), torchs.parameters(), strict=True):
-        torch.testing.assert_close(a.grad * replicas, b.grad)
+        torch.testing.assert_close(grad_of(a) * replicas, grad_of(b))
     torch.testing.assert_close(mine.running_mean, torchs.running_mean)
     torch.testing.assert_close(mine.running_var, torchs.running_var)
 
@@ -164,10 +165,11 @@ def test_batch_norm_over_replicas_counts_16_bit_numbers_in_fp32(dtype: torch.dty
     wanted.backward(torch.cat([pull.double()] * 2))
     digits = 4 * torch.finfo(dtype).eps
     torch.testing.assert_close(out.double(), wanted[:3], rtol=digits, atol=digits)
-    assert true.grad is not None
-    torch.testing.assert_close(x.grad.double(), true.grad[:3], rtol=digits, atol=digits * float(true.grad.abs().max()))
+    exact = grad_of(true)
+    torch.testing.assert_close(grad_of(x).double(), exact[:3], rtol=digits, atol=digits * float(exact.abs().max()))
     for a, b in zip(mine.parameters(), torchs.parameters(), strict=True):
-        torch.testing.assert_close(a.grad.double() * 2, b.grad, rtol=0.01, atol=digits * float(b.grad.abs().max()))
+        mean, exact = grad_of(a), grad_of(b)
+        torch.testing.assert_close(mean.double() * 2, exact, rtol=0.01, atol=digits * float(exact.abs().max()))
 
 
 def test_recomputation_leaves_running_statistics_alone() -> None:

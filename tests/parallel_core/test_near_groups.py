@@ -31,7 +31,7 @@ from tests.parallel_core.strategies import run_specs
 SIZES = (1024,)
 LIMIT_S = 60.0
 MODEL = {"layers": 6, "hidden": 32, "heads": 4, "seq": 16, "vocab": 64}
-Names = list[tuple[tuple[int, ...], object]]
+Names = list[tuple[tuple[int, ...], tuple[tuple[int, ...], int]]]
 """The torch groups of a rank, in the order in which it opens them: their ranks, and the name under which they meet."""
 
 
@@ -156,8 +156,8 @@ def _opened(
         nonlocal asked
         asked += not use_local_synchronization
         if rank in ranks:
-            name = (tuple(ranks), len(opened)) if use_local_synchronization else asked
-            opened.append((tuple(ranks), name))
+            members = tuple(ranks)
+            opened.append((members, (members, len(opened)) if use_local_synchronization else ((), asked)))
         return object()
 
     def told_by_all(tensor: torch.Tensor) -> None:

@@ -18,8 +18,9 @@ def _kept(inputs: int, width: int, positions: int, samples: int, dtype: torch.dt
     first, cells = (torch.zeros(1, samples, width, dtype=dtype) for _ in range(2))
     x = torch.zeros(positions, samples, inputs, dtype=dtype)
     lstm = 2
+    own, back, bias, more_bias = weights
     *_, workspace = torch.mkldnn_rnn_layer(
-        x, *weights, first, cells, False, [], lstm, width, 1, True, False, False, True
+        x, own, back, bias, more_bias, first, cells, False, [], lstm, width, 1, True, False, False, True
     )
     return int(workspace.untyped_storage().nbytes())
 

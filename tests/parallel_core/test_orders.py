@@ -30,7 +30,7 @@ from parallel_core.schedule.passes.communicate import communicate
 from parallel_core.schedule.passes.reduce import reduce_and_step
 from parallel_core.schedule.peaks import peak_kept
 from parallel_core.schedule.table import from_csv, from_json, to_csv, to_json
-from parallel_core.schedule.traits import place
+from parallel_core.schedule.traits import Shape, place
 from parallel_core.simulate import Costs, simulate
 from parallel_core.simulate.idle import bubble
 from parallel_core.spec import ModelSpec, RunSpec
@@ -44,9 +44,12 @@ SMALL = st.integers(0, 30)
 MODEL = {"layers": 6, "hidden": 32, "heads": 4, "seq": 16, "vocab": 64}
 
 
+SHAPES: tuple[Shape, ...] = ("line", "v")
+
+
 @st.composite
 def problems(draw: st.DrawFn, ranks: int = 4, micro_batches: int = 6) -> Problem:
-    p, m, shape = draw(st.integers(2, ranks)), draw(st.integers(1, micro_batches)), draw(st.sampled_from(("line", "v")))
+    p, m, shape = draw(st.integers(2, ranks)), draw(st.integers(1, micro_batches)), draw(st.sampled_from(SHAPES))
     stages = p * (2 if shape == "v" else 1)
     placement = tuple(place(shape, stage, p) for stage in range(stages))
     f, b, w = (tuple(draw(st.lists(st.integers(1, 30), min_size=stages, max_size=stages))) for _ in range(3))

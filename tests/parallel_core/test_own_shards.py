@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -20,7 +21,7 @@ from parallel_core.spec import ModelSpec, Recompute, RunSpec
 from tests.parallel_core.tables import table
 
 MODEL = ModelSpec(layers=4, hidden=32, heads=2, seq=16, vocab=64)
-ROWS = [
+ROWS: list[dict[str, Any]] = [
     {"zero": 2, "forward": 0.0, "backward": 3.0},
     {"zero": 3, "forward": 1.0, "backward": 5.0},
     {"zero": 3, "recompute": "full", "forward": 2.0, "backward": 7.0},

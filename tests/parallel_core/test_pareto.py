@@ -17,7 +17,7 @@ def test_the_front_is_what_no_other_is_as_good_as() -> None:
     """Against the definition, on points with many ties."""
     chance = random.Random(7)
     for count in (0, 1, 2, 30):
-        points = [(chance.randrange(6), chance.randrange(6), i) for i in range(count)]
+        points: list[Point] = [(chance.randrange(6), chance.randrange(6), i) for i in range(count)]
 
         def beaten(one: Point, points: list[Point] = points) -> bool:
             others = (p for p in points if p[0] <= one[0] and p[1] <= one[1] and p[2] != one[2])

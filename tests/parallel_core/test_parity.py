@@ -162,7 +162,7 @@ def test_without_clipping() -> None:
 
 def test_eight_ranks() -> None:
     """2 x 2 x 2 ranks with 1F1B and recomputation."""
-    split = {"dp": 2, "tp": 2, "pp": 2, "micro_batches": 2, "recompute": "full"}
+    split: dict[str, Any] = {"dp": 2, "tp": 2, "pp": 2, "micro_batches": 2, "recompute": "full"}
     assert_equal(train(spec_of({"tied": True}, **split)), reference(tied=True))
 
 

@@ -81,8 +81,8 @@ def _types_of(trainer: Trainer) -> dict[str, Any]:
     (stage,) = trainer.chunks.stages.values()
     forward = stage.forward
 
-    def seen(*args: Any) -> Tensor:
-        out = forward(*args)
+    def seen(micro_batch: int, x: Tensor | None) -> Tensor:
+        out = forward(micro_batch, x)
         losses.append(_name(out))
         return out
 

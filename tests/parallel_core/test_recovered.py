@@ -157,7 +157,7 @@ def test_the_collective_of_the_norm_is_no_part_of_the_update(dp: int) -> None:
     found = recovered(of, norm_ns=70 * US)
     assert found.off <= 0.001
     assert set(found.measured.norms) == {70 * US}
-    free = costs(of).compute | {(stage, Kind.ALLREDUCE): 0 for stage in range(2)}
+    free = {**costs(of).compute} | {(stage, Kind.ALLREDUCE): 0 for stage in range(2)}
     made = simulate(build(of), Costs(free, 0, norm=True))
     assert found.replay(Change(links=FREE)).step == pytest.approx(step_of(made), rel=1e-3)
 

@@ -51,7 +51,7 @@ def _losses(spec: RunSpec, rank: int, meeting: Rendezvous, folder: Path) -> list
         known += trainer.runner.settle()
         return [(totals.loss, totals.grad_norm) for totals in known]
 
-    return with_trainer(spec, rank, meeting, folder, use)  # type: ignore[no-any-return]
+    return with_trainer(spec, rank, meeting, folder, use)
 
 
 @pytest.mark.parametrize("name", [n if n in QUICK else pytest.param(n, marks=pytest.mark.full) for n in CASES])

@@ -26,6 +26,7 @@ from parallel_core.observe.progress import Progress
 from parallel_core.observe.records import FileSink
 from parallel_core.spec import RunSpec
 from tests.parallel_core import ranks
+from tests.spies import noting
 
 SPEC = RunSpec.model_validate(
     {
@@ -80,8 +81,7 @@ def test_who_waits_for_a_save_says_so_while_it_is_written(tmp_path: Path, monkey
 def test_a_file_goes_to_disk_while_it_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One flush of everything at the end would take minutes with a slow disk."""
     told: list[str] = []
-    flush = os.fsync
-    monkeypatch.setattr(os, "fsync", lambda file: told.append("flush") or flush(file))
+    monkeypatch.setattr(os, "fsync", noting(os.fsync, told, lambda file: "flush"))
     monkeypatch.setattr(storage, "FLUSH_BYTES", 1000)
     sizes = (2500, 100, 100, 400)
     shares = {str(i): Share((n,), [(Box((0,), (n,)), torch.arange(n).double())]) for i, n in enumerate(sizes)}

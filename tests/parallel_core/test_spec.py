@@ -290,7 +290,7 @@ def answer(split: dict[str, Any]) -> RunSpec | list[str]:
 
 def test_a_spec_cannot_be_changed() -> None:
     with pytest.raises(ValidationError):
-        RunSpec().model.layers = 5  # type: ignore[misc]
+        RunSpec().model.layers = 5
 
 
 @given(run_specs())

@@ -108,7 +108,12 @@ def test_the_idle_time_of_an_unknown_order_is_simulated(monkeypatch: pytest.Monk
 def test_kinds_of_recomputation_share_one_simulation() -> None:
     split = ParallelSpec(pp=2, schedule="v-half", micro_batches=4)
     strategy._simulated.cache_clear()
-    kinds = ({}, {"recompute": "full"}, {"recompute": "full", "recompute_layers": (0,)}, {"cuts": (3,)})
+    kinds: tuple[dict[str, Any], ...] = (
+        {},
+        {"recompute": "full"},
+        {"recompute": "full", "recompute_layers": (0,)},
+        {"cuts": (3,)},
+    )
     assert len({strategy.idle_share(split.model_copy(update=kind)) for kind in kinds}) == 1
     assert strategy._simulated.cache_info().misses == 1
 

@@ -208,7 +208,12 @@ def test_a_program_has_a_limit() -> None:
 def test_a_program_that_is_refused_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """A spec that holds it is validated in many places."""
     reads: list[str] = []
-    monkeypatch.setattr(own, "_checked", lambda program: reads.append(program) or from_csv("?"))
+
+    def checked(program: str) -> Schedule:
+        reads.append(program)
+        return from_csv("?")
+
+    monkeypatch.setattr(own, "_checked", checked)
     for _ in range(3):
         with pytest.raises(TableError, match="is no operation"):
             own.read("refused, and read once")

@@ -25,6 +25,7 @@ from parallel_core.tensor.sequence import GatheringColumn, Rows
 from parallel_core.tensor.vocab import VocabCrossEntropy, VocabEmbedding
 from parallel_core.tensor.weights import WeightGradients
 from tests.parallel_core import ranks
+from tests.parallel_core.gradients import grad_of
 
 SPEC = RunSpec.model_validate({"parallel": {"tp": 2}})
 
@@ -67,19 +68,26 @@ def test_column_then_row_equals_two_linears(tmp_path: Path) -> None:
         with torch.no_grad():
             for split, full, name in ((column, up, "fc1"), (row, down, "fc2")):
                 split.weight.copy_(shard(full.weight, f"u.{name}.weight", group.rank, 2))
+                assert split.bias is not None
                 split.bias.copy_(shard(full.bias, f"u.{name}.bias", group.rank, 2))
         out = row(torch.tanh(column(mine)))
         out.square().sum().backward()
         return recorder.end_step()[1:], [
-            t.detach() for t in (out, mine.grad, column.weight.grad, column.bias.grad, row.weight.grad, row.bias.grad)
+            out.detach(),
+            *(grad_of(t).detach() for t in (mine, column.weight, column.bias, row.weight, row.bias)),
         ]
 
     for rank, (spans, got) in enumerate(on_two_ranks(use, tmp_path)):
         assert spans["kind"].tolist() == [Kind.TP_COLLECTIVE, Kind.TP_FLIGHT, Kind.TP_COLLECTIVE]
         assert spans["end"][1] == spans["start"][2] > spans["start"][1], "the flight ends where the wait starts"
         rows, columns = slice(4 * rank, 4 * rank + 4), (slice(None), slice(4 * rank, 4 * rank + 4))
-        parameters = (up.weight.grad[rows], up.bias.grad[rows], down.weight.grad[columns], down.bias.grad)
-        expected = [want.detach(), whole.grad, *parameters]
+        parameters = (
+            grad_of(up.weight)[rows],
+            grad_of(up.bias)[rows],
+            grad_of(down.weight)[columns],
+            grad_of(down.bias),
+        )
+        expected = [want.detach(), grad_of(whole), *parameters]
         torch.testing.assert_close(got, expected, rtol=1e-12, atol=1e-12)
 
 
@@ -183,6 +191,6 @@ def test_vocabulary_cross_entropy_equals_torch(scale: float, tmp_path: Path) -> 
         return [loss.detach(), mine.grad], recorder.end_step()["kind"].tolist()
 
     for rank, (got, kinds) in enumerate(on_two_ranks(use, tmp_path)):
-        want_grad = whole.grad.chunk(2, 1)[rank]
+        want_grad = grad_of(whole).chunk(2, 1)[rank]
         torch.testing.assert_close(got, [want.detach(), want_grad], rtol=1e-12, atol=1e-15)
         assert kinds.count(Kind.TP_COLLECTIVE) == 2, "one maximum, one sum: both are recorded"

@@ -238,8 +238,8 @@ def test_events_are_found_wherever_a_piece_of_the_file_ends(monkeypatch: pytest.
 
 
 def test_times_that_make_no_sense_are_counted() -> None:
-    bad = ({"ts": "x"}, {"ts": 1, "dur": -5}, {"ts": 1e300}, {"ts": float("nan")}, {"ts": 1, "dur": 2})
-    bad += ({"ts": 1.7e15, "dur": 7.6e15}, {"ts": -8e15, "dur": 8.9e15})
+    bad: list[dict[str, Any]] = [{"ts": "x"}, {"ts": 1, "dur": -5}, {"ts": 1e300}, {"ts": float("nan")}]
+    bad += [{"ts": 1, "dur": 2}, {"ts": 1.7e15, "dur": 7.6e15}, {"ts": -8e15, "dur": 8.9e15}]
     trace = Collected({"ph": "X", "cat": "cpu_op", "name": "aten::mm", **times} for times in bad)
     assert (trace.odd, len(trace.host)) == (5, 2)
 

@@ -144,10 +144,11 @@ def test_nesting_against_the_plain_definition() -> None:
 
     def split(start: int, end: int, depth: int) -> None:
         pieces.append((start, end))
-        cuts = np.sort(rng.integers(start + 1, end, 4)) if end - start > 10 and depth < 4 else []
+        deeper = end - start > 10 and depth < 4
+        cuts: list[int] = sorted(rng.integers(start + 1, end, 4).tolist()) if deeper else []
         for a, b in zip(cuts[::2], cuts[1::2], strict=True):
             if b - a > 2:
-                split(int(a), int(b), depth + 1)
+                split(a, b, depth + 1)
 
     for i in range(20):
         split(i * 1000, i * 1000 + 900, 0)

@@ -116,7 +116,7 @@ def _split() -> Step:
     model = nn.Sequential(*(_layers() for _ in range(2)))
     mesh = init_device_mesh("cpu", (2,))
     for block in model:
-        parallelize_module(block, mesh, {"0": ColwiseParallel(), "2": RowwiseParallel()})  # type: ignore[arg-type]
+        parallelize_module(block, mesh, {"0": ColwiseParallel(), "2": RowwiseParallel()})
     return _trained(model, model)
 
 

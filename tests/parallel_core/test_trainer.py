@@ -196,7 +196,7 @@ def test_every_step_has_its_shares(pipeline: Any) -> None:
     steps, values = shares_agree(spec, seen)
     assert steps == list(range(spec.train.steps))
     assert all((value > 0).all() and (value < 1).all() for value in values.values())
-    assert not (sum(values.values()) > 1).any()
+    assert not (np.sum(list(values.values()), axis=0) > 1).any()
 
 
 def test_traced_steps_have_their_shares_whatever_their_number_of_spans(

@@ -26,6 +26,7 @@ from parallel_core.schedule.ir import Kind
 from parallel_core.spec import RunSpec, field_errors
 from tests.parallel_core import parity, ranks
 from tests.parallel_core.parity import MODEL, STEPS, TRAIN, Trained
+from tests.spies import noting
 
 LLAMA = {"positions": "rope", "norm": "rmsnorm", "activation": "swiglu", "kv_heads": 2, "bias": False}
 CASES: list[tuple[dict[str, Any], dict[str, Any]]] = [
@@ -185,9 +186,9 @@ def _peak(spec: RunSpec, rank: int, meeting: Rendezvous, folder: Path) -> Any:
 
 
 def test_what_a_replica_owns_is_found_once_for_all_parameters(monkeypatch: pytest.MonkeyPatch) -> None:
-    layer, found, owned = nn.Linear(7, 5, device="meta"), [], FlatParameters.owned_values
-    monkeypatch.setattr(FlatParameters, "owned_values", lambda flat: found.append(flat) or owned(flat))
-    named = [(name, layer, name) for name in ("weight", "bias")]
+    layer, found, owned = nn.Linear(7, 5, device="meta"), list[FlatParameters](), FlatParameters.owned_values
+    monkeypatch.setattr(FlatParameters, "owned_values", noting(owned, found, lambda flat: flat))
+    named: list[tuple[str, nn.Module, str]] = [(name, layer, name) for name in ("weight", "bias")]
     flat = FlatParameters(named, torch.float64, CpuDevice(), Shard(2, 1, shard_grads=True, shard_values=True))
     flat.fill(lambda name, whole: whole.copy_(torch.arange(whole.numel()).view(whole.shape)))
     assert len(found) == 1

@@ -19,10 +19,11 @@ from workers.ending import Ending
 from workers.folder import Folder, Meta
 from workers.intake import take
 from workers.live_attempts import LiveAttempts
-from workers.relay import Followed, Relay
+from workers.relay import FileKey, Followed, Relay
 from workers.run_commands import Refused, RunCommand, read_command
 from workers.settings import Settings
 from workers.supervisor import Supervisor
+from workers.tail import Piece, Tail
 from workers.wire import Publisher
 
 DEVICES = Devices(cpu_devices=2).read()
@@ -75,8 +76,13 @@ def test_a_cancel_stops_the_ranks_and_its_end_is_published(
 ) -> None:
     live(supervisor, settings)
     stopped: list[int] = []
+
+    def stop(attempt: int, grace: float) -> bool:
+        stopped.append(attempt)
+        return True
+
     supervisor._live[5].launched = time.monotonic()
-    monkeypatch.setattr(supervisor._server, "stop", lambda attempt, grace: bool(stopped.append(attempt)) or True)
+    monkeypatch.setattr(supervisor._server, "stop", stop)
     monkeypatch.setattr(folder, "write_json", no_space)
     supervisor._control({"kind": "cancel", "attempt": 5})
     assert stopped == [5]
@@ -110,7 +116,7 @@ def test_an_attempt_that_a_restart_cannot_end_is_not_listed_as_alive(settings: S
     """As with the record of another version of the worker."""
     claimed, roll = Folder.claim(settings.attempts, 5), LiveAttempts()
     assert claimed
-    claimed.save(Meta(message=None, stop="cancel", stopped_as={"outcome": "cancelled", "unknown": 1}))
+    claimed.save(Meta(message=None, stop="cancelled", stopped_as={"outcome": "cancelled", "unknown": 1}))
     recovery.recover([claimed], relay, roll)
     assert not relay.ends and not roll.progress()
 
@@ -143,12 +149,13 @@ def test_files_that_cannot_be_read_hold_up_no_other_attempt(
     settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Unreadable:
-        def read(self, start: int, final: bool) -> bytes:
+        def read(self, start: int, final: bool) -> Piece:
             no_space()
 
     relay, published = Relay(Publisher(settings)), list[int]()
     monkeypatch.setattr(relay._publisher, "add", lambda kind, body: published.append(body["attempt"]))
-    for attempt, tails in ((5, {("log", 0): Unreadable()}), (6, {})):
+    of_attempts: dict[int, dict[FileKey, Tail]] = {5: {("log", 0): Unreadable()}, 6: {}}
+    for attempt, tails in of_attempts.items():
         claimed = Folder.claim(settings.attempts, attempt)
         assert claimed
         end = AttemptBody(**{**END, "attempt": attempt})

@@ -49,7 +49,8 @@ def test_a_night_without_a_broker_fills_no_disk(bench: Bench) -> None:
     bench.broker, _ = broker.start(bench.broker_home)
     assert bench.wait_end(attempt)["outcome"] == "succeeded"
     for rank in (0, 1):
-        spans, omitted, points = [], [], defaultdict(list)
+        spans, omitted = list[int](), list[int]()
+        points: dict[str, list[int]] = defaultdict(list)
         for some in records_of(bench, attempt, rank):
             spans += [header["step"] for header, _ in some.spans]
             # A record may also stand for steps that had been published: the yard keeps what came first.
