@@ -102,7 +102,8 @@ def test_token_files_are_kept_until_the_worker_has_listed_them_again(peer: Peer,
     """A worker that was restarted does not know them at its first heartbeat."""
     files = [{"name": "tale", "tokens": 4, "vocab": 10}]
     kept = []
-    for listed in ({"token_files": files}, {}, {"token_files": []}):
+    lists: tuple[dict[str, Any], ...] = ({"token_files": files}, {}, {"token_files": []})
+    for listed in lists:
         peer.beat(**listed)
         controller.turn()
         kept.append(Worker.objects.get().token_files)
@@ -249,7 +250,7 @@ def test_a_worker_that_is_back_without_the_attempt(redis_url: str, peer: Peer, a
     attempt.refresh_from_db()
     assert (attempt.over, attempt.cause) == (True, "worker_lost")
     assert state_of(run) == State.STARTING
-    assert run.attempts.last().worker_boot == "boot-2"  # type: ignore[union-attr]
+    assert run.attempts.order_by("-pk")[0].worker_boot == "boot-2"
 
 
 def test_a_heartbeat_keeps_the_lease(redis_url: str, peer: Peer, alice: Any) -> None:
@@ -281,6 +282,7 @@ def test_the_word_that_ranks_run_is_asked_for_again_where_a_broker_lost_it(
     peer.beat(attempt.pk)
     controller.turn()
     assert peer.orders() == []  # the report may still be on its way
+    assert attempt.sent_at
     Attempt.objects.update(sent_at=attempt.sent_at - 2 * UP_LIMIT)
     peer.beat(attempt.pk)
     controller.turn()

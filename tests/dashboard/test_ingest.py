@@ -140,7 +140,7 @@ def test_unreadable_bytes_are_said_and_passed(peer: Peer, controller: Controller
     assert Run.objects.get(pk=attempt.run_id).events.filter(kind="unreadable").count() == 1
 
 
-SPOILT = [
+SPOILT: list[tuple[bytes, dict[str, Any]]] = [
     (b"", {"kind": "omitted", "end": None}),
     (b"", {"kind": "omitted", "end": 1e400}),
     (b"", {"kind": "omitted", "end": 0}),

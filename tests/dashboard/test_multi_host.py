@@ -17,13 +17,13 @@ from tests.dashboard.test_control import state_of, until
 
 LEASE = 1.2 * MOST_COUNTED_S
 NODES = [{"worker": "a", "devices": [0], "first_rank": 0}, {"worker": "b", "devices": [0], "first_rank": 1}]
-KILLED = {
+KILLED: dict[str, Any] = {
     "outcome": "failed",
     "cause": "killed_by_signal",
     "detail": "Rank 1 was killed by signal 9 (SIGKILL).",
     "rank": 1,
 }
-LOST_PEER = {
+LOST_PEER: dict[str, Any] = {
     "outcome": "failed",
     "cause": "user_code",
     "detail": "Rank 0 lost the connection to another rank.",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -48,7 +50,7 @@ def test_specs_that_count_as_the_same_step_take_as_long() -> None:
     for split in ({"dp": 2}, {"pp": 2, "schedule": "1f1b-stash", "micro_batches": 4}):
         train = {"global_batch": 16, "steps": 5, "clip": "stage"}
         first = RunSpec.model_validate({"model": MODEL.model_dump(), "parallel": split, "train": train})
-        more = dict.fromkeys(("lr", "weight_decay", "beta1", "beta2", "eps", "loss_scale_backoff"), 0.5)
+        more: dict[str, Any] = dict.fromkeys(("lr", "weight_decay", "beta1", "beta2", "eps", "loss_scale_backoff"), 0.5)
         more |= {"clip_norm": 3.0, "seed": 9, "warmup_steps": 1, "checkpoint_every": 2, "keep": 5, "corpus": "pattern"}
         more |= {"loss_scale": 8.0, "loss_scale_window": 7, "loss_scale_growth": 3.0}
         trace = first.trace.model_copy(update={"trace_every": 1, "memory": False, "reference": False})
@@ -168,7 +170,7 @@ FULLY = {"dp": 2, "zero": 3, "zero_backend": "fully_shard"}
 
 def by_torch(devices: int = 2, ranks: int = 2, work: float = 1.0) -> CostTable:
     """A table in which only layers, and what `fully_shard` adds, take time."""
-    rows = [
+    rows: list[dict[str, Any]] = [
         {"ranks": ranks, "forward": 1.0, "backward": 2.0},
         {"ranks": ranks, "recompute": "full", "forward": 1.0, "backward": 4.0},
         {"ranks": ranks, "tp": 2, "forward": 0.25, "backward": 0.5},
@@ -267,12 +269,10 @@ def test_the_slowest_of_several_devices_is_waited_for() -> None:
 def test_who_meets_more_often_waits_longer() -> None:
     """ZeRO-2 meets at every layer's gradients, ZeRO-3 also at its parameters, a pipeline at every message."""
     noise = 0.05**2 * 3 * 8 * FORWARD
-    longer = [
-        predicted(noisy(noise), **split) / predicted(**split) - 1
-        for split in ({"dp": 2}, {"dp": 2, "zero": 2}, {"dp": 2, "zero": 3})
-    ]
+    splits: tuple[dict[str, Any], ...] = ({"dp": 2}, {"dp": 2, "zero": 2}, {"dp": 2, "zero": 3})
+    longer = [predicted(noisy(noise), **split) / predicted(**split) - 1 for split in splits]
     assert 0 < longer[0] < longer[1] < longer[2]
-    piped = {"pp": 2, "micro_batches": 8}
+    piped: dict[str, Any] = {"pp": 2, "micro_batches": 8}
     assert predicted(noisy(noise), **piped) > predicted(**piped) * (1 + longer[0] / 4)
     assert predicted(noisy(noise), **piped) == predicted(noisy(noise), **piped), "the same random numbers each time"
 

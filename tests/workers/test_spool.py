@@ -211,8 +211,7 @@ def test_a_look_lists_each_folder_once(tmp_path: Path, monkeypatch: pytest.Monke
     for rank in range(4):
         record(tmp_path, rank, steps=30)
     listed: list[Path] = []
-    scandir = os.scandir
-    monkeypatch.setattr(records.os, "scandir", lambda folder: listed.append(folder) or scandir(folder))
+    monkeypatch.setattr(records.os, "scandir", noting(os.scandir, listed, lambda folder: folder))
     monkeypatch.setattr(Path, "glob", None)
     Spool(1 << 40).bound([waiting(tmp_path, *range(4))])
     assert listed == [tmp_path]
