@@ -5,6 +5,7 @@ escaping.
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -95,3 +96,16 @@ def two_hosts(db: None) -> None:
     """Two hosts, with two and three devices."""
     factory.worker("yard-a", devices=2)
     factory.worker("yard-b", devices=3)
+
+
+@pytest.fixture
+def no_files(settings: Any, tmp_path: Path) -> None:
+    """A yard to which nothing has been uploaded: its files go to `tmp_path`."""
+    settings.MEDIA_ROOT = tmp_path
+
+
+@pytest.fixture
+def yard(member: Client, redis_url: str) -> Client:
+    """A member's client, and a fleet of four devices."""
+    factory.worker(devices=4)
+    return member

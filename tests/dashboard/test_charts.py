@@ -6,22 +6,17 @@ import json
 import re
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 from plotly.graph_objects import Figure
 
-from dashboard.charts import breakdown, gantt, heatmap, loss, losses, memory, speedup, svg, theme, tradeoff, waterfall
+from dashboard.charts import breakdown, loss, losses, memory, speedup, svg, tradeoff, waterfall
 from dashboard.charts import plans as plan_charts
 from dashboard.charts.chart import Chart, Entry
 from dashboard.charts.loss import Curve
 from parallel_core.analysis.breakdown import COMPONENTS
 from parallel_core.analysis.losses import Losses
-from parallel_core.observe.records import SPAN
-from parallel_core.schedule.ir import Kind
-from parallel_core.spec import RunSpec
-from tests.dashboard import factory
 from tests.dashboard.every_chart import ENTRIES, MEMORY, charts, entry
 from tests.dashboard.test_svg import tree
 
@@ -165,54 +160,6 @@ def test_names_of_a_scatter_beside_another_chart_end_inside_it() -> None:
     assert dots["textposition"][1].endswith("right") and dots["meta"]["half"]["textposition"][1].endswith("left")
 
 
-def test_gantt_draws_every_span_at_its_place() -> None:
-    spans = factory.simulate(RunSpec.model_validate(factory.spec_of({"pp": 2, "micro_batches": 2})))
-    figure = gantt.figure({rank: with_offset(rows, 5_000_000) for rank, rows in spans.items()})
-    drawn = sum(len(trace["x"]) for trace in figure["data"])
-    assert drawn == sum(map(len, spans.values())) == figure["layout"]["meta"]["total"]
-    assert min(min(trace["base"]) for trace in figure["data"]) == 0
-    forward = next(trace for trace in figure["data"] if trace["name"] == "forward")
-    assert set(forward["text"]) == {"0", "1"}
-
-
-def with_offset(rows: Any, ns: int) -> Any:
-    moved = rows.copy()
-    moved["start"] += ns
-    moved["end"] += ns
-    return moved
-
-
-def test_gantt_keeps_the_longest_and_says_how_many() -> None:
-    rows = np.zeros(50, SPAN)
-    rows["kind"], rows["end"] = Kind.F, np.arange(50) * 1_000_000
-    chart = gantt.figure({0: rows}, max_bars=10)
-    assert chart["layout"]["meta"] == {"shown": 10, "inside": 50, "total": 50}
-    assert min(chart["data"][0]["x"]) == 40
-    assert "no span" not in gantt.chart([], "t", "s").source
-
-
-def test_several_runs_share_one_axis() -> None:
-    specs = [RunSpec.model_validate(factory.spec_of(split)) for split in ({}, {"dp": 2})]
-    figure = gantt.figure_of([(str(i), factory.simulate(spec)) for i, spec in enumerate(specs)])
-    longest = max(t["base"][i] + t["x"][i] for t in figure["data"] for i in range(len(t["x"])))
-    assert figure["layout"]["xaxis"]["range"][1] == pytest.approx(longest, rel=0.01)
-    assert len(figure["layout"]["yaxis"]["tickvals"]) == 3
-
-
-def test_a_predicted_step_is_outlined_and_a_measured_one_filled() -> None:
-    spans = factory.simulate(RunSpec.model_validate(factory.spec_of({"pp": 2, "micro_batches": 4})))
-    made = gantt.chart([("measured", spans), ("predicted", spans)], "t", "s", predicted=(1,))
-    rows = len(spans)
-    for phase in ("forward", "backward", "communication"):
-        filled, outlined = (trace for trace in made.figure["data"] if trace["name"] == phase)
-        assert max(filled["y"]) < rows - 0.5 < min(outlined["y"]) and len(filled["x"]) == len(outlined["x"])
-        fill = theme.phase_fill(phase)
-        assert (filled["marker"]["color"], outlined["marker"]["line"]["color"]) == (fill, fill)
-        assert outlined["marker"]["color"] == theme.soft(fill)
-    assert made.subtitle.endswith("outlined = predicted")
-    assert "predicted" not in gantt.chart([("measured", spans)], "t", "s").subtitle
-
-
 def test_memory_of_a_plan_is_outlined() -> None:
     made = plan_charts.memory([("peak", {"params": 1e9, "activations": 2e9})], [4e9], "t")
     stack = [trace for trace in made.figure["data"] if trace["type"] == "bar"]
@@ -269,45 +216,6 @@ def test_nothing_measured_draws_nothing_and_keeps_the_size() -> None:
     assert speedup.chart(waiting, "t", "s").rows == [["DP", "queued", "", "", "", ""]]
 
 
-def many(n: int) -> dict[int, np.ndarray]:
-    """Two ranks with n operations of 2 us, 1 us apart, that start long after time zero."""
-    out = {}
-    for rank in (0, 1):
-        rows = np.zeros(n, SPAN)
-        rows["kind"] = np.resize([Kind.F, Kind.BW], n)
-        rows["start"] = 10**12 + 3_000 * np.arange(n)
-        rows["end"] = rows["start"] + 2_000
-        out[rank] = rows
-    return out
-
-
-def test_the_bins_of_a_heatmap_add_up() -> None:
-    rows = many(5_000)[0]
-    edges = np.linspace(int(rows["start"][0]), int(rows["end"][-1]), 101)
-    filled = heatmap.fill(rows, edges)
-    assert np.allclose(filled.sum(axis=0), 1)
-    assert filled[heatmap.PHASES.index("idle")].mean() == pytest.approx(1 / 3, abs=0.01)
-    assert filled[heatmap.PHASES.index("forward")].mean() == pytest.approx(1 / 3, abs=0.01)
-
-
-def test_a_heatmap_shows_the_window_that_is_asked_for() -> None:
-    made = heatmap.chart(many(5_000), "title", "measured", (3.0, 6.0))
-    x = made.figure["data"][0]["x"]
-    assert (x[0], x[-1]) == (pytest.approx(3.0, abs=0.01), pytest.approx(6.0, abs=0.01))
-    assert made.figure["layout"]["xaxis"]["range"] == [0, pytest.approx(15.0, abs=0.1)]
-    assert "10\N{NO-BREAK SPACE}000 spans" in made.source
-    outside = heatmap.chart(many(100), "title", "measured", (10**6, 2 * 10**6))
-    assert len(outside.figure["data"][0]["x"]) == 1
-
-
-def test_a_window_of_bars_says_how_many_are_in_view() -> None:
-    made = gantt.chart([("", many(5_000))], "title", "measured", window=(3.0, 3.3))
-    assert "spans in view, of 10\N{NO-BREAK SPACE}000" in made.source
-    bars = [x for trace in made.figure["data"] for x in trace["base"]]
-    assert min(bars) >= 2.9
-    assert max(bars) <= 3.3
-
-
 def test_the_stair_of_losses_reaches_a_speedup_beyond_the_number_of_devices() -> None:
     found = Losses(devices=2, single=100, bubble=30, smaller_kernels=-60)
     chart = losses.chart(found, "s")
@@ -335,7 +243,3 @@ def test_words_of_a_row_do_not_stand_across_a_line() -> None:
     assert totals["x"] == [78.0, 20.0]
     half = plan_charts.memory([("half", {"params": 55.0 * gib})], [78.0 * gib], "t").figure["data"][-1]
     assert (half["x"], half["meta"]["narrow"]["x"]) == ([55.0], [78.0]), "text takes relatively more room on a phone"
-
-
-def test_the_legend_names_every_colour_of_a_timeline() -> None:
-    assert {phase for phase, _ in theme.LEGEND} >= {theme.phase_of(kind) for kind in Kind}

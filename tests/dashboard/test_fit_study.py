@@ -20,8 +20,8 @@ from parallel_core.limits import MAX_LAYERS
 from parallel_core.plan.largest import search_for
 from parallel_core.spec import RunSpec
 from tests.dashboard import factory
+from tests.dashboard.new_study import MATRIX, NEW, preview
 from tests.dashboard.study_charts import charts_of
-from tests.dashboard.test_study_form import MATRIX, NEW, preview
 
 pytestmark = pytest.mark.django_db
 MIB = 1 << 20

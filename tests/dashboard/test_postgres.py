@@ -18,7 +18,7 @@ from tests.__main__ import ROOT, unneeded
 HERE = Path(__file__).resolve().parent
 SUITES = [
     *("test_control*.py", "test_states*.py", "test_ingest*.py", "test_services*.py", "test_multi_host*.py"),
-    *("test_list.py", "test_api.py"),
+    *("test_list.py", "test_api.py", "test_api_traces.py"),
 ]
 OF_ITS_OWN = "test_controller_process.py"
 """Its controllers are separate processes that share a SQLite file; running it here would only repeat it on SQLite."""

@@ -22,8 +22,8 @@ from dashboard.studies.selectors import overview
 from parallel_core.plan.strategy import recompute_share
 from parallel_core.spec import RunSpec
 from tests.dashboard import factory
+from tests.dashboard.new_study import MATRIX, NEW
 from tests.dashboard.study_charts import charts_of
-from tests.dashboard.test_study_form import MATRIX, NEW
 
 pytestmark = pytest.mark.django_db
 ASKED = {

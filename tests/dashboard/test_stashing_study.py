@@ -22,8 +22,8 @@ from parallel_core.analysis.versions import Use, uses
 from parallel_core.schedule import build
 from parallel_core.spec import RunSpec
 from tests.dashboard import factory
+from tests.dashboard.new_study import MATRIX, NEW
 from tests.dashboard.study_charts import charts_of
-from tests.dashboard.test_study_form import MATRIX, NEW
 
 NAMES = ["1f1b", "1f1b-naive", "1f1b-stash", "1f1b-vertical", "1f1b-2bw"]
 ASKED = {**MATRIX, "kind": "stashing", "name": "Stashing", "devices": "2", "micro_batches": "4", "timed_steps": "20"}

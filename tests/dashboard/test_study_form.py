@@ -11,7 +11,7 @@ from django.urls import reverse
 from django.utils import timezone
 
 from dashboard.runs.models import Run
-from dashboard.runs.spec_fields import ENTRIES, from_spec, html_name, part_of, to_spec
+from dashboard.runs.spec_fields import ENTRIES, html_name, part_of, to_spec
 from dashboard.studies import families, kinds, services, variants
 from dashboard.studies.forms import SweepForm, TrainingForm
 from dashboard.studies.matrix_form import MatrixForm
@@ -20,49 +20,9 @@ from dashboard.studies.strategies import BY_KEY
 from parallel_core.outline import outline_of
 from parallel_core.spec import ModelSpec, RunSpec
 from tests.dashboard import factory
+from tests.dashboard.new_study import MATRIX, NEW, SWEEP, preview
 
-MATRIX: dict[str, Any] = {
-    **{name: value for name, value in from_spec({}).items() if name.startswith("model__")},
-    "kind": "matrix",
-    "name": "Which is fastest?",
-    "strategies": ["single", "dp", "gpipe"],
-    "recompute": ["none", "full"],
-    "precisions": ["fp32"],
-    "micro_batches": "2, 4",
-    "devices": "2",
-    "timed_steps": "20",
-    "repeats": "1",
-    "model__layers": "2",
-    "model__hidden": "32",
-    "model__heads": "4",
-    "model__seq": "32",
-    "model__vocab": "256",
-    "train__global_batch": "16",
-    "train__lr": "0.001",
-    "train__seed": "7",
-    "train__warmup_steps": "3",
-    "train__corpus": "stdlib",
-    "train__device": "cpu",
-}
-SWEEP = {
-    **MATRIX,
-    "kind": "sweep",
-    "field": "train.global_batch",
-    "values": "8, 16, 15",
-    "parallel__dp": "2",
-    "parallel__tp": "1",
-    "parallel__pp": "1",
-    "parallel__schedule": "1f1b",
-    "parallel__micro_batches": "1",
-    "parallel__recompute": "none",
-    "train__precision": "fp32",
-}
-NEW = "/studies/new/"
-
-
-@pytest.fixture(autouse=True)
-def broker(redis_url: str) -> None:
-    """Announcements need a broker."""
+pytestmark = pytest.mark.usefixtures("redis_url")  # announcements need a broker
 
 
 @pytest.fixture
@@ -77,13 +37,6 @@ def member(client: Client, alice: Any) -> Client:
     }
     host.save()
     return client
-
-
-def preview(client: Client, data: dict[str, Any]) -> str:
-    answer = client.post(NEW, {**data, "preview": "1"}, headers={"HX-Request": "true"})
-    assert answer.status_code == 200
-    assert not Study.objects.exists()
-    return str(answer.content.decode())
 
 
 def test_first_page_already_says_what_would_run(member: Client) -> None:

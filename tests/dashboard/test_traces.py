@@ -6,7 +6,6 @@ import gzip
 import html
 import json
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,15 +13,13 @@ import pytest
 from django.core.cache import cache
 from django.core.files.storage import default_storage
 from django.core.files.uploadedfile import SimpleUploadedFile
-from django.db import OperationalError, connection
 from django.test import Client
 from django.urls import reverse
 
-from dashboard.analyst import claims
 from dashboard.body_limit import MAX_BODY, limit_of
 from dashboard.runs.choice_labels import CHOICE_LABELS
 from dashboard.traces import reading, services
-from dashboard.traces.models import Trace, TraceFile, TraceSpans, TraceState
+from dashboard.traces.models import Trace, TraceSpans, TraceState
 from parallel_core import limits
 from parallel_core.observe.records import SPAN
 from parallel_core.schedule.ir import Kind
@@ -31,18 +28,12 @@ from tests.dashboard.run_analyst import analyse_until, finish, lane_of, read_nex
 from tests.dashboard.streamed_body import received
 from tests.parallel_core import profiled
 
-pytestmark = pytest.mark.django_db
-TORN, ODD = gzip.compress(b"[" * 99)[:15], b'[{"ph": "X", "name": "a", "ts": "x", "dur": 1, "pid": 0, "tid": 0}]'
+pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("no_files")]
 
 
 @pytest.fixture(scope="module")
 def real(tmp_path_factory: pytest.TempPathFactory) -> list[bytes]:
     return [path.read_bytes() for path in profiled.record(tmp_path_factory.mktemp("profiled"))]
-
-
-@pytest.fixture(autouse=True)
-def _files(settings: Any, tmp_path: Path) -> None:
-    settings.MEDIA_ROOT = tmp_path
 
 
 def send(client: Client, *files: tuple[str, bytes], name: str = "") -> Any:
@@ -173,28 +164,6 @@ def test_files_go_once_they_are_read(member: Client, real: list[bytes]) -> None:
     assert not Trace.objects.get().files.exists()
 
 
-def test_files_are_stored_before_the_database_is_locked(member: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    save, begun, open_then = default_storage.save, len(connection.savepoint_ids), []
-
-    def saved(*given: Any) -> str:
-        open_then.append(len(connection.savepoint_ids) - begun)
-        return save(*given)
-
-    monkeypatch.setattr(default_storage, "save", saved)
-    send(member, ("rank0.json", b"{}"), ("rank1.json", b"{}"))
-    assert open_then == [0, 0] and Trace.objects.get().files.count() == 2
-
-
-def test_files_without_rows_do_not_stay(member: Client, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    def refused(*_: Any) -> None:
-        raise OperationalError("database is locked")
-
-    monkeypatch.setattr(TraceFile.objects, "bulk_create", refused)
-    with pytest.raises(OperationalError):
-        send(member, ("rank0.json", b"{}"))
-    assert not Trace.objects.exists() and not [path for path in tmp_path.rglob("*") if path.is_file()]
-
-
 def test_while_it_waits_the_page_says_so_and_asks_again(member: Client, real: list[bytes]) -> None:
     send(member, ("rank0.json", real[0]))
     address = reverse("traces:page", args=(Trace.objects.get().pk,))
@@ -207,16 +176,6 @@ def test_while_it_waits_the_page_says_so_and_asks_again(member: Client, real: li
     Trace.objects.update(state=TraceState.QUEUED)
     read_next()
     assert member.get(address, HTTP_HX_REQUEST="true").headers["HX-Refresh"] == "true"
-
-
-@pytest.mark.parametrize("data", [b"", b"not json", b"PK\x03\x04", b'{"traceEvents": []}', TORN, ODD])
-def test_what_is_no_trace_is_told_so(member: Client, data: bytes) -> None:
-    trace, page = shown(member, ("a.json", data))
-    assert trace.state == TraceState.FAILED
-    assert page.status_code == 200
-    assert "Nothing could be read" in page.content.decode()
-    assert trace.detail.startswith("a.json: ")
-    assert "is shown" not in trace.detail and " 1 events" not in trace.detail
 
 
 def test_of_a_damaged_one_the_rest_is_shown(member: Client, real: list[bytes]) -> None:
@@ -269,41 +228,6 @@ def test_names_are_text(member: Client, real: list[bytes]) -> None:
     _, page = shown(member, ("<b>x.json", real[0]), name="<script>alert(1)</script>")
     assert "<script>alert" not in page.content.decode()
     assert "<b>x.json" not in page.content.decode()
-
-
-def test_names_that_no_database_holds_are_mended_and_numbers_too_large_are_no_steps(member: Client) -> None:
-    odd = ["aten::\x00mul", "aten::\ud800add", "aten::\u202eneg", "ProfilerStep#99999999999999999999"]
-    events = [
-        {"ph": "X", "cat": "cpu_op", "name": name, "ts": 10 * i + k, "dur": 4, "pid": 1, "tid": 1}
-        for k, name in enumerate(odd)
-        for i in range(2)
-    ]
-    steps = [{"name": f"ProfilerStep#{i}", "cat": "user_annotation", "ts": 10 * i, "dur": 9} for i in range(2)]
-    events += [{"ph": "X", "pid": 1, "tid": 1} | step for step in steps]
-    trace, page = shown(member, ("rank0.json", json.dumps({"traceEvents": events}).encode()))
-    assert (trace.state, trace.steps) == (TraceState.READY, [0, 1])
-    assert page.status_code == 200
-    assert "aten::\N{REPLACEMENT CHARACTER}mul" in page.content.decode()
-
-
-def test_a_step_without_length_is_shown(member: Client) -> None:
-    event = {"ph": "X", "cat": "cpu_op", "name": "aten::mul", "ts": 10, "pid": 1, "tid": 1}
-    trace, page = shown(member, ("rank0.json", json.dumps({"traceEvents": [event]}).encode()))
-    assert (trace.state, page.status_code) == (TraceState.READY, 200)
-    whatif = member.get(reverse("traces:whatif", args=(trace.pk,)))
-    assert whatif.status_code == 200 and whatif.context["whatif"].check == ""
-    assert member.get(f"/api/v1/traces/{trace.pk}/whatif").status_code == 200
-    assert member.get(f"/api/v1/traces/{trace.pk}/analysis").status_code == 200
-
-
-def test_a_trace_that_ends_its_reader_is_given_up(member: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    send(member, ("rank0.json", b"{}"))
-    Trace.objects.update(tries=claims.MAX_TRIES)
-    assert read_next()
-    assert Trace.objects.get().detail == (
-        f"Reading it was begun {claims.MAX_TRIES} times and never came to its end; the analyst's log says why."
-    )
-    assert not read_next()
 
 
 def test_a_reader_without_memory_says_so(member: Client, real: list[bytes], monkeypatch: pytest.MonkeyPatch) -> None:

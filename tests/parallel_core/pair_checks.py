@@ -29,9 +29,10 @@ from parallel_core.faults.straggler import Straggler
 from parallel_core.layout import Layout
 from parallel_core.local import points
 from parallel_core.spec import RunSpec
-from tests.parallel_core import pair_runs, ranks, stored
+from tests.parallel_core import pair_legs, ranks, stored
 from tests.parallel_core.delayed_updates import replay
-from tests.parallel_core.pair_runs import STEPS, Leg, Ran
+from tests.parallel_core.pair_legs import STEPS, Leg
+from tests.parallel_core.pair_runs import Ran
 
 BOUNDS = {"fp64": 1e-9, "fp32": 1e-5, "bf16": 2e-2, "fp16": 5e-3}
 
@@ -71,10 +72,10 @@ def _check_losses(pair: Combination, ran: Ran) -> None:
 
 def _wanted(pair: Combination) -> list[float]:
     train = pair.spec.train
-    weights = pair_runs.weights(pair.spec.model.model_dump_json(), train.precision) if pair.imported else None
+    weights = pair_legs.weights(pair.spec.model.model_dump_json(), train.precision) if pair.imported else None
     if combinations.proof(pair) == "replay":
         spec = combinations.unfaulted(pair.spec).model_copy(update={"trace": RunSpec().trace})
-        return replay(spec, partial(_begin, weights), pair_runs.corpora_of(spec)).losses
+        return replay(spec, partial(_begin, weights), pair_legs.corpora_of(spec)).losses
     return _alone(combinations.one_device(pair.spec).model_dump_json(), weights)
 
 
@@ -87,7 +88,7 @@ def _alone(text: str, weights: Path | None) -> list[float]:
         return [trainer.step(step).loss for step in range(STEPS + 1)]
 
     def work(spec: RunSpec, rank: int, meeting: Rendezvous, folder: Path) -> list[float]:
-        return ranks.with_trainer(spec, rank, meeting, folder, use, pair_runs.corpora_of(spec))
+        return ranks.with_trainer(spec, rank, meeting, folder, use, pair_legs.corpora_of(spec))
 
     return ranks.run(RunSpec.model_validate_json(text), work, ranks.scratch())[0]
 

@@ -24,7 +24,7 @@ from parallel_core.schedule.ir import Kind
 from parallel_core.spec import RunSpec
 from tests.parallel_core import parity, ranks
 from tests.parallel_core.frames import read_file
-from tests.parallel_core.test_checkpoint import run_until_stopped
+from tests.parallel_core.test_checkpoint_stops import run_until_stopped
 from tests.parallel_core.test_trainer import shares_agree
 
 MODEL = {"layers": 2, "hidden": 32, "heads": 4, "seq": 16, "vocab": 64}

@@ -26,8 +26,6 @@ from parallel_core.engine import checkpoint
 from parallel_core.engine.device import open_device
 from parallel_core.engine.distributed import Groups, Rendezvous
 from parallel_core.engine.norm import Totals
-from parallel_core.engine.run import run_rank
-from parallel_core.engine.stop import Stopped
 from parallel_core.engine.trainer import Trainer
 from parallel_core.observe.progress import Progress
 from parallel_core.observe.records import FileSink, events_path
@@ -187,9 +185,6 @@ def test_running_statistics_go_on_too(after: dict[str, Any], tmp_path: Path) -> 
     assert all(value.any() and (value != 1).any() for value in kept)
 
 
-# In one process: which checkpoints are left
-
-
 def alone(spec: RunSpec | None = None) -> Trainer:
     folder = ranks.scratch()
     return Trainer(spec or spec_of(), 0, Groups(), open_device("cpu"), Progress(folder, 0))
@@ -282,87 +277,3 @@ def test_kill_9_during_a_save_leaves_whole_checkpoints_alone(tmp_path: Path, del
     save(trainer, folder, left[-1] + 1, attempt=1)
     # the next save removes leftovers of the killed one
     assert {path.name[:5] for path in folder.iterdir()} == {"step-"}
-
-
-# The orderly stop
-
-
-class _TermAt(FileSink):
-    """A sink that sends SIGTERM to its own process once rank 1 has written the points of some step."""
-
-    def emit(self, kind: str, blob: bytes = b"", **header: Any) -> None:
-        super().emit(kind, blob, **header)
-        if kind == "points" and self.rank == 1:
-            os.kill(os.getpid(), signal.SIGTERM)
-
-
-def run_until_stopped(spec: RunSpec, rank: int, meeting: Rendezvous, folder: Path) -> int:
-    try:
-        run_rank(
-            spec, rank, _TermAt(folder, rank), meeting, Progress(folder, rank), saves=CheckpointConfig(folder / "run")
-        )
-    except Stopped as stopped:
-        return stopped.step
-    return -1
-
-
-def test_sigterm_of_one_rank_saves_behind_the_same_step_everywhere(tmp_path: Path) -> None:
-    spec = spec_of({}, {"steps": 100_000}, dp=2)
-    steps = ranks.run(spec, run_until_stopped, tmp_path)
-    assert steps[0] == steps[1] > 0
-    assert folders.steps(tmp_path / "run") == [steps[0]]
-    assert manifests.read(folders.path_of(tmp_path / "run", steps[0])).scalars["steps"] == steps[0]
-
-
-def _run_unpublished(spec: RunSpec, rank: int, meeting: Rendezvous, folder: Path) -> str:
-    """How the rank ends if rank 0 cannot publish the checkpoint."""
-    with pytest.MonkeyPatch.context() as patch:
-        if rank == 0:
-            patch.setattr(folders, "publish", _no_space)
-        try:
-            run_until_stopped(spec, rank, meeting, folder)
-        except CheckpointError as error:
-            return str(error)
-        except Exception as error:
-            return type(error).__name__
-    return "said that it had saved"
-
-
-def _no_space(*_: object) -> int:
-    raise OSError("No space left on device")
-
-
-def test_no_rank_says_that_it_saved_before_the_checkpoint_is_whole(tmp_path: Path) -> None:
-    """After SIGTERM, an exit code that reports a saved state makes the yard queue the run again from that
-    checkpoint.
-    """
-    spec = spec_of({}, {"steps": 100_000}, dp=2)
-    ends = ranks.run(spec, _run_unpublished, tmp_path)
-    assert "No space left" in ends[0]
-    assert ends[1] != "said that it had saved"
-    assert folders.steps(tmp_path / "run") == []
-
-
-def _run_whole(spec: RunSpec, rank: int, meeting: Rendezvous, folder: Path, resume: Path | None = None) -> None:
-    order = CheckpointConfig(folder / "run", resume)
-    run_rank(spec, rank, FileSink(folder, rank), meeting, Progress(folder, rank), saves=order)
-
-
-def test_a_run_saves_every_k_steps_and_at_its_end_and_resumes_its_steps(tmp_path: Path) -> None:
-    spec = spec_of({}, {"checkpoint_every": 4, "keep": 9}, pp=2)
-    first, second = tmp_path / "first", tmp_path / "second"
-    for folder in (first, second):
-        folder.mkdir()
-    ranks.run(spec, _run_whole, first)
-    assert folders.steps(first / "run") == [4, 8, 9]
-    ranks.run(spec, partial(_run_whole, resume=folders.path_of(first / "run", 4)), second)
-    assert folders.steps(second / "run") == [8, 9]
-    phases = [(f.header["phase"], f.header["step"]) for f in read_file(events_path(second, 0)) if f.kind == "phase"]
-    assert phases == [("building", 0), ("warmup", 4), ("timed", 7), ("done", 9)]
-    assert tensors_of(first / "run", 9) == tensors_of(second / "run", 9)
-
-
-def tensors_of(folder: Path, step: int) -> dict[str, list[str]]:
-    """The sha256 of every piece, by tensor."""
-    read = manifests.read(folders.path_of(folder, step))
-    return {name: [piece.sha256 for piece in stored.pieces] for name, stored in read.tensors.items()}

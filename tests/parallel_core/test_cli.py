@@ -16,7 +16,6 @@ from typing import Any
 import pytest
 
 from parallel_core import processes
-from parallel_core.cli import main
 from parallel_core.cli.common import checkpoint_of
 from parallel_core.launch import EXIT_STOPPED
 from parallel_core.local import Interrupted, LocalRunner, points
@@ -191,15 +190,6 @@ def test_ranks_that_save_slowly_get_the_time_that_is_set_unless_ctrl_c_comes_aga
     assert end.value.outcome.exits == [(0, code)]
 
 
-def test_a_time_to_save_that_is_no_number_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "spec.json").write_text("{}")
-    monkeypatch.setenv("TRAINYARD_SAVE_S", "soon")
-    assert main(["train", str(tmp_path / "spec.json"), "--out", str(tmp_path / "out")]) == 2
-    assert "TRAINYARD_SAVE_S: a number above 0 is needed; got 'soon'" in capsys.readouterr().err
-
-
 @pytest.mark.skipif(not processes.LINUX, reason="reads /proc")
 @pytest.mark.parametrize("endless", [("--no-progress", "4")], indirect=True)
 def test_a_run_that_stands_still_is_ended_with_the_place_of_every_rank(
@@ -231,74 +221,3 @@ def test_ranks_do_not_outlive_a_killed_command(endless: tuple[subprocess.Popen[s
     running, pids = endless
     running.kill()
     assert processes.wait_gone([(pid, 0) for pid in pids.values()], LIMIT_S) == []
-
-
-@pytest.mark.parametrize(
-    ("parallel", "command", "said"),
-    [
-        ({"dp": 16_384}, "schedule", "16384 pipeline ranks are too many to print; use at most 2048"),
-        ({"pp": 64, "micro_batches": 4096}, "schedule", "524288 operations are too many to print; use at most 1024"),
-        ({"pp": 64, "micro_batches": 512}, "order", "65536 operations are too many to search; use at most 256"),
-    ],
-)
-def test_what_would_take_minutes_is_refused_with_what_would_not(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], parallel: dict[str, Any], command: str, said: str
-) -> None:
-    path = tmp_path / "spec.json"
-    train = {"global_batch": max(parallel.values())}
-    path.write_text(json.dumps({"model": {"layers": 64}, "parallel": parallel, "train": train}))
-    assert main([command, str(path)]) == 2
-    assert said in capsys.readouterr().err
-
-
-OWN = {"parallel": {"pp": 2, "replicas": [2, 1], "micro_batches": 4}}
-TIED = {
-    "model": {"layers": 4, "tied": True},
-    "parallel": {"pp": 2, "micro_batches": 4, "schedule": "zb-v"},
-    "train": {"clip": "stage"},
-}
-
-
-@pytest.mark.parametrize(
-    ("given", "command", "said"),
-    [
-        (OWN, ["schedule", "--csv"], "--csv: stages with their own numbers of replicas have no such table; use JSON."),
-        (OWN, ["order"], "parallel.replicas: orders are searched for equal replicas of all stages"),
-        (TIED, ["order", "--effort", "1000"], "No order found for this run could run: clip=stage multiplies"),
-    ],
-)
-def test_a_valid_run_that_a_command_cannot_take_is_refused_in_a_sentence(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], given: dict[str, Any], command: list[str], said: str
-) -> None:
-    path = tmp_path / "spec.json"
-    path.write_text(json.dumps(given))
-    assert main([command[0], str(path), *command[1:]]) == 2
-    told = capsys.readouterr()
-    assert told.err.startswith(said) and not told.out
-
-
-def test_a_file_of_brackets_alone_is_no_spec(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = tmp_path / "spec.json"
-    path.write_text("[" * 100_000)
-    assert main(["schedule", str(path)]) == 2
-    assert "stand too deep" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ("text", "inject", "said"),
-    [
-        ("{}", "warp", "--inject: there is no fault 'warp'; there are straggler,"),
-        ("{}", "straggler:speed=2", "--inject: 'speed=2' says nothing about a straggler; it takes rank="),
-        ("[1]", "straggler", "spec: An object with named fields is needed."),
-        ('{"inject": 5}', "straggler", "inject: "),
-        (None, "straggler", "spec.json cannot be read: No such file or directory"),
-    ],
-)
-def test_a_fault_that_cannot_be_injected_is_told_where_it_was_asked_for(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str | None, inject: str, said: str
-) -> None:
-    path = tmp_path / "spec.json"
-    if text is not None:
-        path.write_text(text)
-    assert main(["train", str(path), "--inject", inject]) == 2
-    assert said in capsys.readouterr().err

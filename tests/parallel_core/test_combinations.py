@@ -17,7 +17,7 @@ import pytest
 from parallel_core import combinations
 from parallel_core.combinations import Combination
 from parallel_core.combinations.reasons import Reasons, pairs_text, short
-from tests.parallel_core import pair_checks, pair_runs, ranks
+from tests.parallel_core import pair_checks, pair_legs, pair_runs, ranks
 from tests.parallel_core.pair_runs import Ran
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "combinations.md"
@@ -55,7 +55,7 @@ AT_ONCE = 48
 
 
 def _always(name: str) -> bool:
-    every = ALWAYS if pair_runs.only_trains(RUNNING[name]) else ALWAYS_RUN
+    every = ALWAYS if pair_legs.only_trains(RUNNING[name]) else ALWAYS_RUN
     return name in ALWAYS_TOO + ALWAYS_OF_RUNS or int(hashlib.sha256(name.encode()).hexdigest(), 16) % every == 0
 
 

@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from parallel_core.analysis.diagnosis import RULES, Case, Finding, diagnose
-from parallel_core.faults import broken
+from parallel_core.analysis.diagnosis import RULES, Case, diagnose
 from parallel_core.layout import Layout
 from parallel_core.observe.records import SPAN
 from parallel_core.plan import memory as plan_memory
@@ -17,7 +16,6 @@ from parallel_core.plan.memory import by_stage
 from parallel_core.plan.partition import flop_weights
 from parallel_core.schedule.ir import Kind
 from parallel_core.simulate import Costs
-from parallel_core.simulate.replay import Change
 from parallel_core.spec import RunSpec
 from tests.parallel_core.test_replay import step
 
@@ -81,20 +79,6 @@ def slowed(made: RunSpec, rank: int, factor: float) -> list[dict[int, np.ndarray
         rows["end"][rows["kind"] == Kind.STEP] = end
         rows["end"][rows["kind"] == Kind.NORM] = end
     return [out] * 4
-
-
-def crumbled(made: RunSpec, rank: int, more: int) -> list[dict[int, np.ndarray]]:
-    """Steps in which each operation of one rank takes `more` ns longer; the others wait in the norm."""
-    out = {own: rows.copy() for own, rows in step(made, costs(made)).items()}
-    late = 0
-    for row in out[rank]:
-        row["start"] += late
-        late += more if row["kind"] in (Kind.F, Kind.BW) else 0
-        row["end"] += late
-    end = max(int(rows["end"].max()) for rows in out.values())
-    for rows in out.values():
-        rows["end"][np.isin(rows["kind"], (int(Kind.STEP), int(Kind.NORM)))] = end
-    return [out] * 3
 
 
 HEALTHY: list[dict[str, Any]] = [
@@ -252,143 +236,3 @@ def test_findings_are_short_sentences(case: Case) -> None:
             assert text.endswith(".")
             assert max(len(sentence.split()) for sentence in text.split("; ")) <= 25, text
         assert finding.effect_ns >= 0 <= finding.effect_bytes
-
-
-def test_large_loss_scales_have_exponents() -> None:
-    skipped = np.minimum(np.arange(40.0), 20)
-    found = [diagnose(healthy(spec("fp16"), skipped=skipped, loss_scale=np.full(40, last))) for last in (32768.0, 2e23)]
-    assert [one[0].evidence.split(" and is ")[1] for one in found] == ["32768 now.", "2e+23 now."]
-
-
-def test_a_pipeline_that_stays_full_skips_updates() -> None:
-    split = {"pp": 2, "micro_batches": 8, "schedule": "1f1b-stash"}
-    train = {"global_batch": 64, "steps": 40, "precision": "fp16", "clip": "stage"}
-    at_once = RunSpec.model_validate({"model": MODEL, "parallel": split, "train": train})
-    titles = [one.title for one in diagnose(healthy(at_once, skipped=np.minimum(np.arange(40.0) * 8, 100)))]
-    assert "100 of 320 updates of the first stage were skipped: fp16 overflows." in titles
-    later, from_first = np.arange(100, 140), np.full(40, 2.0)
-    skipped = 60.0 + np.minimum(np.arange(40), 20)
-    resumed = healthy(spec("fp16"), loss_steps=later, skipped=skipped, loss_scale=from_first)
-    (own,) = [one for one in diagnose(resumed) if one.rule == "divergence"]
-    assert own.title == "20 of 39 steps were skipped: fp16 overflows.", "the run before it skipped 60"
-    assert own.evidence == "The loss scale began at 2 and is 2 now."
-    calm = diagnose(healthy(spec("fp16"), loss_steps=later, skipped=np.full(40, 60.0), loss_scale=from_first))
-    assert not [one for one in calm if one.rule == "divergence"], "it skipped nothing itself"
-    few = diagnose(healthy(at_once, skipped=np.minimum(np.arange(40.0) * 8, 60)))
-    assert "divergence" not in [one.rule for one in few]
-
-
-def test_what_no_valid_run_has_saves_nothing_and_is_no_error() -> None:
-    made = spec(pp=2, micro_batches=8, cuts=(2,))
-    # As after a fault, or stored under older rules: no such spec would be accepted now.
-    odd = made.model_copy(update={"train": made.train.model_copy(update={"lr": 1e6})})
-    case = healthy(odd, traced=[step(made, costs(made))] * 3)
-    assert case.saved(Change(balanced=True)) == 0
-    assert "unbalanced_stages" not in found(case)
-
-
-def test_a_fault_of_the_loss_scale_hides_no_other_finding() -> None:
-    cut = spec("fp16", pp=2, micro_batches=8, cuts=(2,))
-    made = broken(RunSpec.model_validate(cut.model_dump() | {"inject": [{"kind": "high_scale"}]}))
-    case = healthy(made.model_copy(update={"inject": ()}), traced=[step(cut, costs(cut))] * 3)
-    assert case.spec.train.loss_scale == 2.0**40
-    assert "unbalanced_stages" in found(case)
-
-
-def test_causes_of_a_divergence() -> None:
-    nan = np.where(np.arange(40) < 25, 3.0, np.nan)
-    (overflow,) = diagnose(healthy(spec("fp16"), loss=nan, skipped=np.arange(40.0), loss_scale=np.full(40, 1.0)))
-    assert "overflowed in fp16" in overflow.evidence
-    (rate,) = diagnose(healthy(spec(), loss=nan, grad_norm=np.where(np.arange(40) < 25, 1.0, 50.0)))
-    assert "train.lr is 0.0003" in rate.evidence
-    assert "step 25" in rate.title
-    assert rate.evidence.startswith("It began at 3. ")
-    (fell,) = diagnose(healthy(spec(), loss=np.where(np.arange(40) < 25, 3.0 - 0.01 * np.arange(40), np.nan)))
-    assert fell.evidence.startswith("It had come down to 2.76 at step 24. ")
-    (jump,) = diagnose(healthy(spec(), loss=nan, lr=np.where(np.arange(40) < 24, 3e-4, 3e-2)))
-    assert "jumped from 0.0003 to 0.03 at step 24" in jump.evidence
-    assert "100 times" in jump.change
-    (high,) = diagnose(healthy(spec(), loss=nan, lr=np.full(40, 0.3)))
-    assert "The learning rate was 0.3, 1000 times train.lr" in high.evidence
-    assert high.change == "Train at train.lr, 0.0003."
-
-
-def test_a_loss_that_was_not_finite_and_recovered_is_not_urgent() -> None:
-    falling = 5 * np.exp(-np.arange(40) / 50)
-    once, twice = (np.where(np.isin(np.arange(40), steps), np.nan, falling) for steps in ([5], [0, 5]))
-    (one,) = diagnose(healthy(spec(), loss=once))
-    assert one.title == "The loss was not a number at step 5; it recovered." and not one.urgent
-    (both,) = diagnose(healthy(spec(), loss=twice))
-    assert both.title == "The loss was not a number at steps 0, 5; it recovered." and not both.urgent
-    (ended,) = diagnose(healthy(spec(), loss=np.where(np.arange(40) < 25, once, np.inf)))
-    assert ended.title == "The loss is not a number from step 25 on." and ended.urgent
-    rising = np.concatenate([np.linspace(5, 2, 30), np.linspace(3, 9, 10)])
-    (sprung,) = diagnose(healthy(spec(), loss=np.where(np.arange(40) == 5, np.nan, rising)))
-    assert sprung.title.endswith("times its lowest: the loss has sprung up.") and sprung.urgent
-    (none,) = diagnose(healthy(spec(), loss=np.full(40, np.nan)))
-    assert none.title == "The loss is not a number from step 0 on."
-
-
-def test_a_disturbed_run_is_not_judged_by_its_times() -> None:
-    made = spec(dp=2)
-    assert found(healthy(made, traced=slowed(made, 1, 2.0), others=0.5)) == ["disturbed"]
-
-
-def test_one_rank_that_launches_is_no_straggler() -> None:
-    replicas = spec(dp=2, micro_batches=4)
-    first, *rest = diagnose(healthy(replicas, traced=crumbled(replicas, 1, 4_000 * US)))
-    assert (first.rule, first.rank) == ("tiny_kernels", 1)
-    assert "4 ms more for each operation of rank 1" in first.title
-    assert "straggler" not in [one.rule for one in rest]
-
-
-def test_one_slow_step_makes_no_straggler() -> None:
-    """A run that fails early leaves only one traced step, and it is unknown whether others used its devices."""
-    replicas = spec(dp=2)
-    assert "straggler" not in found(healthy(replicas, traced=slowed(replicas, 1, 2.0)[:1], others=None))
-
-
-def test_the_straggler_is_named() -> None:
-    made = spec(dp=2)
-    first: Finding = diagnose(healthy(made, traced=slowed(made, 1, 2.0)))[0]
-    assert first.rank == 1
-    assert first.title.startswith("2.00x as long as the others")
-    assert first.effect_ns == pytest.approx(96_000 * US, rel=0.05)
-
-
-@pytest.mark.parametrize(
-    ("paces", "said", "change"),
-    [
-        ({}, "", "Look at the device of rank 1"),
-        ({1: 0.003}, "", "Look at the device of rank 1"),  # the other rank did not do the reference work
-        ({0: 0.002, 1: 0.0036}, "took 1.80x as long there: the device is slow.", "Look at the device of rank 1"),
-        ({0: 0.002, 1: 0.0021}, "took 1.05x as long there: it is not the device.", "Look at what rank 1 does"),
-    ],
-)
-def test_the_reference_work_tells_a_slow_device_from_slow_work(paces: dict[int, float], said: str, change: str) -> None:
-    made = spec(dp=2)
-    first: Finding = diagnose(healthy(made, traced=slowed(made, 1, 2.0), paces=paces))[0]
-    assert first.rule == "straggler" and first.change.startswith(change)
-    assert first.evidence.endswith(said or "in 4 traced steps.")
-
-
-def test_a_tensor_group_over_two_hosts_is_named_with_them() -> None:
-    made = spec(tp=2)
-    busy = healthy(made, traced=with_children(made, Kind.TP_COLLECTIVE, 0.6))
-    (beside,) = [found for found in diagnose(busy) if found.rule == "tensor_too_fine"]
-    (apart,) = [found for found in diagnose(replace(busy, hosts=["a", "b"])) if found.rule == "tensor_too_fine"]
-    assert "between hosts" in apart.title and "a and b" in apart.evidence
-    assert "between hosts" not in beside.title
-    assert apart.effect_ns == beside.effect_ns
-
-
-def test_a_slow_link_between_hosts_says_between_which() -> None:
-    made = spec(pp=2, micro_batches=8)
-    slow = healthy(made, traced=[step(made, costs(made, message=2_000)) for _ in range(3)])
-    said = {
-        hosts: next(found.evidence for found in diagnose(replace(slow, hosts=hosts)) if found.rule == "slow_link")
-        for hosts in ((), ("a", "a"), ("a", "b"))
-    }
-    assert said["a", "b"].startswith(said[()].removesuffix("."))
-    assert said["a", "b"].endswith(("between a and b.", "between b and a."))
-    assert said["a", "a"] == said[()]

@@ -17,7 +17,7 @@ from parallel_core.schedule.ir import Kind
 from parallel_core.traces import kineto
 from parallel_core.traces.__main__ import main, read_all
 from parallel_core.traces.collect import Collected
-from parallel_core.traces.job_trace import JobTrace, join, rank_of, ranks_of
+from parallel_core.traces.job_trace import JobTrace, join
 from parallel_core.traces.stream import EventStream, Limits
 from tests.parallel_core import profiled
 
@@ -93,9 +93,6 @@ def test_pauses_inside_an_annotated_operation_of_a_cpu_are_its_own() -> None:
     }
 
 
-# Real traces
-
-
 def test_a_real_trace_becomes_steps_of_phases(real: list[Path]) -> None:
     found = read(*real)
     assert sorted(found.ranks) == [0, 1]
@@ -153,9 +150,6 @@ def test_the_process_that_reads_leaves_a_report_and_tables(
     assert report["ranks"]["1"]["file"] == "rank1=x.json"
     assert len(np.load(tmp_path / "0-2.npy")) == report["ranks"]["0"]["steps"]["2"]
     assert json.loads(capsys.readouterr().out.splitlines()[0])["of"] == sum(path.stat().st_size for path in real)
-
-
-# Damaged traces
 
 
 @pytest.mark.parametrize("packed", [False, True])
@@ -267,65 +261,12 @@ def test_overlapping_operations_are_counted_once() -> None:
     assert any("without lying in it: 1." in note for note in kineto.read(trace).notes)
 
 
-# Ranks and clocks
-
-
 def test_a_missing_rank_and_doubles_are_said(real: list[Path]) -> None:
     traces = [read(path).ranks[rank] for rank, path in enumerate(real)]
     assert any("no trace of rank 0" in note for note in join([("b", 1, traces[1])]).notes)
     found = join([("a", 0, traces[0]), ("b", 0, traces[1])])
     assert sorted(found.ranks) == [0, 1]
     assert any("as another does" in note for note in found.notes)
-
-
-def test_what_is_to_be_said_of_every_file_is_said_once() -> None:
-    traces = [kineto.RankTrace(notes=["the same", f"of {rank} alone"]) for rank in range(3)]
-    found = join([(f"rank{rank}.json", rank, trace) for rank, trace in enumerate(traces)])
-    assert found.notes[:4] == ["All 3 files: the same", *(f"rank{rank}.json: of {rank} alone" for rank in range(3))]
-    assert join([("one.json", 0, traces[0])]).notes[:2] == ["one.json: the same", "one.json: of 0 alone"]
-
-
-@pytest.mark.parametrize(
-    ("header", "name", "rank"),
-    [
-        ({"distributedInfo": {"rank": 3}}, "rank7.json", 3),
-        ({}, "trace_rank7.json.gz", 7),
-        ({}, "worker12.pt.trace.json", 12),
-        ({}, "job_2.json", 2),
-        ({}, "rank_3.1712345678901234567.pt.trace.json", 3),
-        ({}, "vm_30130.1712345678901234567.pt.trace.json", None),
-        ({}, "ip-10-0-0-3.internal_30130.1712345678901.pt.trace.json.gz", None),
-        ({"distributedInfo": 5}, "trace.json", None),
-    ],
-)
-def test_the_rank_is_read_off_the_file_or_its_name(header: dict[str, Any], name: str, rank: int | None) -> None:
-    assert rank_of(header, name) == rank
-
-
-@pytest.mark.parametrize(
-    ("workers", "ranks"),
-    [
-        (["gpu_1", "gpu_0", "gpu_10", *(f"gpu_{rank}" for rank in range(2, 10))], [1, 0, 10, *range(2, 10)]),
-        (["rank1_node_0", "rank0_node_1"], [1, 0]),
-        (["0"], [0]),
-        (["gpu_1", "gpu_2"], [None, None]),
-        (["vm_0", "vm_0"], [None, None]),
-        (["vm_30130", "vm_30131"], [None, None]),
-        (["vm_1"], [None]),
-        (["rank0-a", "rank1-b"], [0, 1]),
-    ],
-)
-def test_worker_names_that_number_all_files_are_ranks(workers: list[str], ranks: list[int | None]) -> None:
-    assert ranks_of([(f"{worker}.1712345678901234567.pt.trace.json", {}) for worker in workers]) == ranks
-
-
-@pytest.mark.parametrize("name", ["vm_30130.1712345678901234567.pt.trace.json", "profile_2024.json"])
-def test_a_process_that_is_alone_is_rank_0(tmp_path: Path, name: str) -> None:
-    event = {"ph": "X", "cat": "cpu_op", "name": "aten::mm", "pid": 30130, "tid": 1, "ts": 1, "dur": 2}
-    (tmp_path / name).write_text(json.dumps({"traceEvents": [event]}))
-    found = read(tmp_path / name)
-    assert list(found.ranks) == [0]
-    assert not any("no trace of" in note for note in found.notes)
 
 
 @pytest.mark.parametrize(("host", "moved"), [("elsewhere", True), ("", True), (None, False)])

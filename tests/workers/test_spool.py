@@ -18,6 +18,7 @@ from parallel_core.observe import spool as spool_module
 from parallel_core.observe.records import OMITTED, POINT, FileSink, last_of, segments
 from parallel_core.observe.spool import Recorded, Spool, drop_spans
 from tests.parallel_core.test_records import disk_of
+from tests.spies import noting
 from tests.workers.spooled import SEGMENT, SPANS, frames, others, record
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -1,0 +1,143 @@
+"""The page of a run that failed: its cause, the last words of its ranks, and what to do next."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+from django.test import Client
+from django.urls import reverse
+
+from dashboard.fleet.models import Worker
+from dashboard.runs.models import Attempt, Checkpoint, LogChunk, Run, State
+from dashboard.runs.page_tabs import TABS
+from dashboard.runs.page_verdict import fix, verdict
+from tests.dashboard import factory
+from tests.dashboard.plain import plain
+from tests.dashboard.test_run_page import PIPELINE, html
+
+pytestmark = pytest.mark.usefixtures("redis_url")  # announcements need a broker
+EVIL = "<script>alert('x')</script>"
+
+
+def failed(owner: Any, cause: str = "out_of_memory", detail: str = "Rank 1 ran out of memory.") -> Run:
+    run = factory.queued(owner, PIPELINE)
+    attempt = factory.start(run)
+    factory.feed_steps(attempt, 12)
+    text = "".join(f"line {i}\n" for i in range(30)).encode()
+    LogChunk.objects.create(attempt=attempt, rank=1, start=0, end=len(text), data=text)
+    Attempt.objects.filter(pk=attempt.pk).update(report={"rank": 1, "traceback": f"Boom {EVIL}", "exits": {"1": 1}})
+    factory.end(run, State.FAILED, detail, cause)
+    return run
+
+
+def test_failed_run_shows_cause_last_lines_and_fix(reader: Client, alice: Any) -> None:
+    run = failed(alice)
+    page = plain(html(reader, run))
+    assert "Rank 1 ran out of memory." in page
+    assert "line 29" in page
+    assert "line 20" in page
+    assert "line 19" not in page
+    assert re.search(r"Clone it and .+ is then predicted to need [\d.]+ MiB", page)
+    assert EVIL not in page
+    assert "Boom &lt;script&gt;" in page
+
+
+def test_a_killed_run_goes_on_from_its_checkpoint(reader: Client, alice: Any) -> None:
+    """The sentence of the cause holds a newer place than the last heartbeat, so the latter is left out."""
+    run = failed(alice, "killed_by_signal", "Rank 1 was killed by signal 9 (SIGKILL) at step 30 in forward 2.")
+    attempt = Attempt.objects.get(run=run)
+    Attempt.objects.filter(run=run).update(progress={"1": {"step": 27, "op": "0F1", "age": 1.0}})
+    found = verdict(run)
+    assert (found.more, found.fix[:15]) == ("", "Clone it as it ")
+    ranks = html(reader, run, "?tab=ranks").split('id="tab"')[1]
+    assert "Last seen at step" in ranks and "forward 1 of stage 0" in ranks and "0F1" not in ranks
+    Checkpoint.objects.create(run=run, attempt=attempt, worker="yard-a", step=20, bytes=1, seconds=0.1)
+    assert verdict(run).fix.startswith("Resume it from step 20 as it is: the signal came from outside")
+
+
+def test_a_rank_that_ended_well_is_in_no_operation_and_behind_the_last_step(reader: Client, alice: Any) -> None:
+    """Whatever place the last heartbeat of a short run reported."""
+    run = factory.finished(alice, {"pp": 2})
+    (attempt,) = run.attempts.all()
+    attempt.progress = {rank: {"step": -1, "op": "connecting", "age": 0.1} for rank in "01"}
+    attempt.report = {**attempt.report, "exits": {"0": 0, "1": 1}}
+    attempt.save()
+    shown = html(reader, run, "?tab=ranks").split('id="tab"')[1]
+    assert shown.count("connecting") == 1 and "Last seen in" in shown
+    assert run.step == 42 and shown.count('<td class="num">42</td>') == 1
+
+
+def test_a_rank_that_failed_before_its_first_step_has_no_step_minus_one(reader: Client, alice: Any) -> None:
+    run = failed(alice, "user_code", "Rank 1 failed.")
+    Attempt.objects.filter(run=run).update(progress={"1": {"step": -1, "op": "building", "age": 1.0}})
+    assert verdict(run).more == "Rank 1 was last seen building, before its first step."
+    assert "-1" not in html(reader, run, "?tab=ranks").split('id="tab"')[1]
+    assert "nothing wrong" not in html(reader, run).lower(), "rules judge steps, and there is none"
+
+
+@pytest.mark.parametrize(
+    "cause", ("user_code", "killed_by_signal", "worker_lost", "timed_out", "no_progress", "refused", "")
+)
+def test_every_cause_has_a_next_step(alice: Any, cause: str) -> None:
+    assert fix(failed(alice, cause)).endswith(".")
+
+
+def test_a_full_disk_is_no_damaged_checkpoint(alice: Any) -> None:
+    run = failed(alice, "user_code", "Rank 0 failed: CheckpointError: [Errno 28] No space left on device")
+    run.resume_run = failed(alice)
+    assert fix(run).startswith("Clone it once its worker's disk has room")
+
+
+def test_a_fix_that_takes_more_devices_than_there_are_says_so(alice: Any) -> None:
+    tight = {"parallel": {"recompute": "full", "micro_batches": 16}, "trace": {"memory_cap": 8_000_000}}
+    run = Run(spec=tight, cause="out_of_memory")
+    anywhere = fix(run)
+    assert "devices than" not in anywhere
+    factory.worker(devices=1)
+    assert fix(run).startswith(anywhere) and fix(run).endswith("than one run can have here: 1.")
+    factory.worker("yard-b", devices=1)
+    Worker.objects.update(across_hosts=False)
+    assert fix(run).endswith("than one run can have here: 1."), "though the fleet has 2"
+
+
+def test_a_fix_of_a_run_that_stays_on_one_host_counts_that_hosts_devices(db: None) -> None:
+    tight = {"parallel": {"recompute": "full", "micro_batches": 16}, "trace": {"memory_cap": 8_000_000}}
+    for name in ("yard-a", "yard-b", "yard-c", "yard-d"):
+        factory.worker(name, devices=1)
+    spread = fix(Run(spec=tight, cause="out_of_memory"))
+    assert "devices than" not in spread, "it may take the devices of several hosts"
+    said = "That takes more devices than one run can have here: 1. All its ranks must be on one host, because "
+    assert fix(Run(spec=tight, cause="out_of_memory", host_count=1)) == f"{spread} {said}one was asked for."
+    saving = {**tight, "train": {"checkpoint_every": 1}}
+    assert f"{spread} {said}its checkpoints lie on one" in fix(Run(spec=saving, cause="out_of_memory"))
+
+
+def test_out_of_memory_fixes_end_with_something_that_still_helps(db: None) -> None:
+    tried = set()
+    for split in (
+        {},
+        {"recompute": "full"},
+        {"recompute": "full", "micro_batches": 16},
+        {"recompute": "full", "micro_batches": 16, "tp": 4},
+    ):
+        run = Run(spec=factory.spec_of(split), cause="out_of_memory")
+        tried.add(fix(run))
+    assert len(tried) == 4
+
+
+def test_names_are_escaped(reader: Client, alice: Any) -> None:
+    run = factory.finished(alice, name=EVIL, tags=[EVIL])
+    for tab in TABS:
+        assert EVIL not in html(reader, run, f"?tab={tab}")
+
+
+def test_log_is_read_on_from_where_it_was(reader: Client, alice: Any) -> None:
+    run = failed(alice)
+    url = reverse("runs:data", args=[run.pk, "log"])
+    part = reader.get(url, {"rank": 1, "start": 7}).json()
+    assert part["text"].startswith("line 1\n")
+    assert part["end"] == part["total"]
+    assert reader.get(url, {"rank": 1, "start": part["end"]}).json()["text"] == ""
+    assert reader.get(url, {"rank": 7}).json()["total"] == 0

@@ -1,0 +1,98 @@
+"""The what-if tab of a run: its answers, its ideas, and what it refuses."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from django.test import Client
+
+from dashboard.runs import whatif_replay, whatif_words
+from dashboard.runs.models import SpanChunk
+from parallel_core.simulate.replay import Change, Replay
+from parallel_core.spec import RunSpec
+from tests.dashboard import factory
+from tests.dashboard.test_run_inspect import PIPELINE, tab, traced
+
+pytestmark = pytest.mark.usefixtures("redis_url")  # announcements need a broker
+
+
+def test_what_if_without_a_change_says_what_was_measured_not_what_was_replayed(alice: Any) -> None:
+    made = Replay(RunSpec.model_validate(factory.spec_of(PIPELINE)), {}, 395e6)
+    assert whatif_words.sentence(Change(), made, 398e6).startswith("398 ms is the step as it was measured.")
+
+
+def test_what_if_answers_and_says_how_sure_it_is(client: Client, alice: Any) -> None:
+    run = factory.finished(alice, PIPELINE)
+    client.force_login(alice)
+    said = tab(client, run, "tab=whatif")
+    assert "is the step as it was measured" in said
+    assert "(0 % off)" in said
+    assert "outlined = predicted; one row a pipeline rank" in said
+    assert "with 4 micro-batches no number of devices could pass 4x" in said.lower()
+    faster = tab(client, run, "tab=whatif&device=2&links=free")
+    assert "faster: free communication, a device 2 times as fast." in faster
+    schedule = tab(client, run, "tab=whatif&schedule=zb-h1")
+    assert "schedule ZB-H1" in schedule
+    marked = client.get(f"/runs/{run.pk}/?tab=whatif&schedule=zb-h1").content.decode()
+    assert 'schedule <span class="whole">ZB-H1' in marked
+    assert "faster" in schedule
+    early = tab(client, run, "tab=whatif&early_gradients=on")
+    assert "faster: early gradients." in early and "Run it" in early
+    run = factory.finished(alice, {**PIPELINE, "early_gradients": True})
+    early = tab(client, run, "tab=whatif")
+    assert 'name="early_gradients"' not in early, "the run already uses them"
+    assert "could pass" not in early
+
+
+def test_ideas_are_sorted_and_lead_to_themselves(client: Client, alice: Any) -> None:
+    run = factory.finished(alice, {**PIPELINE, "recompute": "full"})
+    found = whatif_replay.ideas(traced(run))
+    assert found[0]["words"] == "A device twice as fast"
+    assert any(idea["words"] == "No recomputation" and idea["gain"] > "1.1" for idea in found)
+    client.force_login(alice)
+    for idea in found:
+        assert "or take a line of the table" not in tab(client, run, idea["address"])
+
+
+def test_tabs_use_the_cut_that_was_trained(client: Client, alice: Any) -> None:
+    fault = {"kind": "unbalanced_cut", "stage": 0, "units": 2}
+    run, same = factory.finished(alice, PIPELINE, inject=[fault]), factory.finished(alice, {**PIPELINE, "cuts": [7]})
+    mine, theirs = traced(run), traced(same)
+    assert mine.trained == theirs.spec and mine.about.spec == run.spec
+    client.force_login(alice)
+    sentences = [client.get(f"/runs/{one.pk}/?tab=operators").context["operators_sentence"] for one in (run, same)]
+    assert sentences[0] == sentences[1] and "embed to block.2.mlp" in sentences[0]
+    pictures = [client.get(f"/runs/{one.pk}/?tab=layout").context["layout"] for one in (run, same)]
+    assert pictures[0].sentence == pictures[1].sentence
+    found = client.get(f"/runs/{run.pk}/?tab=whatif&micro_batches=8").context
+    assert found["sentence"] and not found["run_address"], "a run without the fault would not settle the prediction"
+
+
+@pytest.mark.parametrize(
+    ("query", "words"),
+    [
+        ("micro_batches=5", "do not divide"),
+        ("schedule=dualpipe-v&micro_batches=1", "at least 4 micro-batches"),
+        ("device=0", "as fast must be a number from 0.1 to 100; got 0."),
+        ("links=<b>", "; got &lt;b&gt;."),
+    ],
+)
+def test_a_change_that_cannot_be_says_why(client: Client, alice: Any, query: str, words: str) -> None:
+    run = factory.finished(alice, PIPELINE)
+    client.force_login(alice)
+    said = tab(client, run, f"tab=whatif&{query}")
+    assert words in said
+    assert "<b>" not in said
+
+
+def test_a_step_that_was_cut_is_not_replayed(client: Client, alice: Any) -> None:
+    run = factory.finished(alice, PIPELINE)
+    chunk = SpanChunk.objects.filter(attempt__run=run, rank=1).get()
+    size = len(bytes(chunk.data)) // chunk.count
+    chunk.data, chunk.count = bytes(chunk.data)[: 5 * size], 5
+    chunk.save()
+    client.force_login(alice)
+    assert "not whole: rank 1 kept" in tab(client, run, "tab=whatif")
+    assert "not whole" in tab(client, run, "tab=timeline").lower()
+    assert f"{traced(run).kept} of {traced(run).total} spans were kept" in tab(client, run, "tab=accounts")

@@ -1,0 +1,93 @@
+"""Which rank is slow, and whether its device, its host or its work makes it so."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from parallel_core.analysis.diagnosis import Finding, diagnose
+from parallel_core.schedule.ir import Kind
+from parallel_core.spec import RunSpec
+from tests.parallel_core.test_diagnosis import US, costs, found, healthy, slowed, spec, with_children
+from tests.parallel_core.test_replay import step
+
+
+def crumbled(made: RunSpec, rank: int, more: int) -> list[dict[int, np.ndarray]]:
+    """Steps in which each operation of one rank takes `more` ns longer; the others wait in the norm."""
+    out = {own: rows.copy() for own, rows in step(made, costs(made)).items()}
+    late = 0
+    for row in out[rank]:
+        row["start"] += late
+        late += more if row["kind"] in (Kind.F, Kind.BW) else 0
+        row["end"] += late
+    end = max(int(rows["end"].max()) for rows in out.values())
+    for rows in out.values():
+        rows["end"][np.isin(rows["kind"], (int(Kind.STEP), int(Kind.NORM)))] = end
+    return [out] * 3
+
+
+def test_a_disturbed_run_is_not_judged_by_its_times() -> None:
+    made = spec(dp=2)
+    assert found(healthy(made, traced=slowed(made, 1, 2.0), others=0.5)) == ["disturbed"]
+
+
+def test_one_rank_that_launches_is_no_straggler() -> None:
+    replicas = spec(dp=2, micro_batches=4)
+    first, *rest = diagnose(healthy(replicas, traced=crumbled(replicas, 1, 4_000 * US)))
+    assert (first.rule, first.rank) == ("tiny_kernels", 1)
+    assert "4 ms more for each operation of rank 1" in first.title
+    assert "straggler" not in [one.rule for one in rest]
+
+
+def test_one_slow_step_makes_no_straggler() -> None:
+    """A run that fails early leaves only one traced step, and it is unknown whether others used its devices."""
+    replicas = spec(dp=2)
+    assert "straggler" not in found(healthy(replicas, traced=slowed(replicas, 1, 2.0)[:1], others=None))
+
+
+def test_the_straggler_is_named() -> None:
+    made = spec(dp=2)
+    first: Finding = diagnose(healthy(made, traced=slowed(made, 1, 2.0)))[0]
+    assert first.rank == 1
+    assert first.title.startswith("2.00x as long as the others")
+    assert first.effect_ns == pytest.approx(96_000 * US, rel=0.05)
+
+
+@pytest.mark.parametrize(
+    ("paces", "said", "change"),
+    [
+        ({}, "", "Look at the device of rank 1"),
+        ({1: 0.003}, "", "Look at the device of rank 1"),  # the other rank did not do the reference work
+        ({0: 0.002, 1: 0.0036}, "took 1.80x as long there: the device is slow.", "Look at the device of rank 1"),
+        ({0: 0.002, 1: 0.0021}, "took 1.05x as long there: it is not the device.", "Look at what rank 1 does"),
+    ],
+)
+def test_the_reference_work_tells_a_slow_device_from_slow_work(paces: dict[int, float], said: str, change: str) -> None:
+    made = spec(dp=2)
+    first: Finding = diagnose(healthy(made, traced=slowed(made, 1, 2.0), paces=paces))[0]
+    assert first.rule == "straggler" and first.change.startswith(change)
+    assert first.evidence.endswith(said or "in 4 traced steps.")
+
+
+def test_a_tensor_group_over_two_hosts_is_named_with_them() -> None:
+    made = spec(tp=2)
+    busy = healthy(made, traced=with_children(made, Kind.TP_COLLECTIVE, 0.6))
+    (beside,) = [found for found in diagnose(busy) if found.rule == "tensor_too_fine"]
+    (apart,) = [found for found in diagnose(replace(busy, hosts=["a", "b"])) if found.rule == "tensor_too_fine"]
+    assert "between hosts" in apart.title and "a and b" in apart.evidence
+    assert "between hosts" not in beside.title
+    assert apart.effect_ns == beside.effect_ns
+
+
+def test_a_slow_link_between_hosts_says_between_which() -> None:
+    made = spec(pp=2, micro_batches=8)
+    slow = healthy(made, traced=[step(made, costs(made, message=2_000)) for _ in range(3)])
+    said = {
+        hosts: next(found.evidence for found in diagnose(replace(slow, hosts=hosts)) if found.rule == "slow_link")
+        for hosts in ((), ("a", "a"), ("a", "b"))
+    }
+    assert said["a", "b"].startswith(said[()].removesuffix("."))
+    assert said["a", "b"].endswith(("between a and b.", "between b and a."))
+    assert said["a", "a"] == said[()]
