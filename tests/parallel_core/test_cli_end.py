@@ -27,6 +27,8 @@ from parallel_core.observe import progress
 from parallel_core.observe.records import POINT, Frame
 
 LIMIT_S = 120.0
+BUFFERED = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+"""The environment of a command that flushes its output when Python does by default."""
 
 
 @pytest.fixture
@@ -134,7 +136,7 @@ def test_under_nohup_a_lost_terminal_changes_nothing(handlers: None) -> None:
 def test_a_pipe_that_is_closed_ends_a_command_without_a_traceback(fields: str, closed: TextIO) -> None:
     """What is longer than a buffer fails while it is printed, a line only at the end."""
     line = [sys.executable, "-m", "parallel_core", "spec", fields]
-    done = subprocess.run(line, stdout=closed, stderr=subprocess.PIPE, text=True, timeout=LIMIT_S, check=False)
+    done = subprocess.run(line, stdout=closed, stderr=subprocess.PIPE, text=True, timeout=LIMIT_S, env=BUFFERED)
     assert (done.stderr, done.returncode) == ("", 128 + signal.SIGPIPE)
 
 
@@ -149,7 +151,7 @@ def long(tmp_path: Path) -> list[str]:
 
 @pytest.mark.full
 def test_a_run_saves_after_its_pipe_was_closed(long: list[str], tmp_path: Path) -> None:
-    with subprocess.Popen(long, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as running:
+    with subprocess.Popen(long, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=BUFFERED) as running:
         assert running.stdout is not None and running.stderr is not None
         assert running.stdout.readline().startswith("step      0")
         running.stdout.close()

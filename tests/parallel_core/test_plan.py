@@ -20,7 +20,7 @@ from parallel_core.plan.room import FRAMEWORK, Room
 from parallel_core.plan.strategy import label, recompute_share
 from parallel_core.plan.units import boundary_elements, parameter_count, unit_costs
 from parallel_core.schedule import names
-from parallel_core.schedule.traits import flushes
+from parallel_core.schedule.traits import flushes, takes_early_gradients
 from parallel_core.spec import BYTES_PER_ELEMENT, MAIN_BYTES, ModelSpec, ParallelSpec, RunSpec
 from tests.parallel_core.strategies import run_specs
 
@@ -285,7 +285,7 @@ and in `plan.in_flight`."""
     [
         *({"schedule": name} for name in names() if flushes(name) and name not in TO_THE_END),
         {"schedule": "interleaved", "chunks": 3},
-        *({"schedule": name, "early_gradients": True} for name in ("1f1b", "interleaved")),
+        *({"schedule": name, "early_gradients": True} for name in takes_early_gradients() if name not in TO_THE_END),
     ],
 )
 def test_peaks_do_not_grow_with_the_micro_batches_of_a_full_pipeline(
