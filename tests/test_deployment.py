@@ -64,7 +64,7 @@ def test_redis_and_postgres_publish_no_port(services: dict[str, Any]) -> None:
 
 
 def test_the_web_is_open_to_this_host_alone_unless_that_is_said() -> None:
-    told = ({}, {"PORT": "0.0.0.0:80"})
+    told: tuple[dict[str, str], ...] = ({}, {"PORT": "0.0.0.0:80"})
     texts = [interpolate(COMPOSE, dict.fromkeys(SECRETS, "secret") | values) for values in told]
     assert [yaml.safe_load(text)["services"]["web"]["ports"] for text in texts] == [
         ["127.0.0.1:8000:8000"],

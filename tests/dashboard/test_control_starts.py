@@ -120,7 +120,8 @@ def test_a_restarted_controller_leaves_a_study_on_its_host(redis_url: str, peer:
     assert (state_of(second), after._alive, after._fresh) == (State.QUEUED, {"yard-a", "yard-b"}, {"yard-b"})
     peer.beat()
     until(after, lambda: state_of(second) == State.STARTING)
-    assert second.attempts.get().worker.name == "yard-a"
+    worker = second.attempts.get().worker
+    assert worker and worker.name == "yard-a"
 
 
 def test_a_restarted_controller_expects_nobody_who_was_silent_before(redis_url: str, peer: Peer, alice: Any) -> None:

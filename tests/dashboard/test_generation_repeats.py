@@ -63,8 +63,8 @@ def test_of_an_even_number_of_repeats_each_figure_is_the_median(client: Client, 
         (pytest.approx(7.5e-4), pytest.approx(7.5e-4), 7),
         (pytest.approx(3e-3), pytest.approx(3e-3), 7),
     ]
-    tensor, single = view.compared
-    assert tensor.speed and tensor.speed.ratio == pytest.approx(3000 / 750) and single.speed is None
+    fast, slow = view.compared
+    assert fast.speed and fast.speed.ratio == pytest.approx(3000 / 750) and slow.speed is None
     assert "4.00x (4.00x to 4.00x) the single device" in verdict(client, study)[0]
 
 

@@ -55,8 +55,9 @@ def test_a_prediction_says_how_far_the_drift_of_its_devices_may_take_it(
     moments = [(0.8, 1.2), (1.2, 0.8), (1.3, 1.0), (0.7, 1.0)]
     answer_profile("yard-a", {"profile": asked.pk, "table": table(MODEL, spells=moments).dump()})
     run, said = submitted(alice, {"dp": 2})
-    assert said.low_seconds and said.high_seconds and said.low_seconds < said.seconds < said.high_seconds
-    panel = Panel.of(submission.assess(RunSpec.stored(run.spec)))
+    assert said.low_seconds and said.seconds and said.high_seconds
+    assert said.low_seconds < said.seconds < said.high_seconds
+    panel = Panel.of(submission.assess(run.spec))
     assert f"predicted ({range_text(said.low_seconds, said.high_seconds)} as its devices drift)" in panel.step
     within, beyond = (said.high_seconds * share for share in (0.99, 1.01))
     for median, inside in ((within, 1), (beyond, 0)):
@@ -93,6 +94,7 @@ def test_a_run_on_a_slower_host_is_held_against_its_own_pace_too(worker: Worker,
     asked = ask_profile(worker=worker, spec=SPEC, user=alice)
     answer_profile("yard-a", {"profile": asked.pk, "table": table(MODEL, reference={1: 0.002, 2: 0.002}).dump()})
     run, said = submitted(alice, {})
+    assert said.seconds
     measured = {"timed": {"median": 1.5 * said.seconds}, "memory": None, "cpu_others": 0.0}
     settle(run, measured)
     assert Prediction.objects.get(run=run).paced_seconds is None and not selectors.paced_record().errors
@@ -122,6 +124,7 @@ def test_its_pace_is_that_of_whoever_was_slow_at_each_moment(worker: Worker, ali
     answer_profile("yard-a", {"profile": asked.pk, "table": table(MODEL, reference={1: 0.002, 2: 0.002}).dump()})
     run, said = submitted(alice, {"dp": 2})
     paces(run, [0.003] * 3 + [0.001] * 3, [0.001] * 3 + [0.003] * 3 + [0.009])
+    assert said.seconds
     settle(run, {"timed": {"median": said.seconds}, "memory": None, "cpu_others": 0.0})
     assert Prediction.objects.get(run=run).paced_seconds == pytest.approx(1.5 * said.seconds, rel=0.05)
 
@@ -132,9 +135,7 @@ def submitted(owner: Any, split: dict[str, Any]) -> tuple[Run, Prediction]:
     factory.start(run)
     Run.objects.filter(pk=run.pk).update(state=State.SUCCEEDED)
     run.refresh_from_db()
-    said = Prediction.objects.get(run=run)
-    assert said.seconds
-    return run, said
+    return run, Prediction.objects.get(run=run)
 
 
 def paces(run: Run, *of_ranks: Sequence[float]) -> None:

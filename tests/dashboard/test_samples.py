@@ -51,10 +51,8 @@ def test_the_line_over_samples_begins_where_the_run_before_it_ended(alice: Any) 
 
 
 def test_a_line_whose_samples_are_not_known_is_left_out_of_that_axis_alone() -> None:
-    points = np.arange(3)
-    made = loss.chart(
-        [loss.Curve("gone", points, points * 1.0, points * 1.0, 3, 16, samples_shift=None)], "title", "measured"
-    )
+    steps, values = np.arange(3, dtype=np.int32), np.arange(3, dtype=np.float64)
+    made = loss.chart([loss.Curve("gone", steps, values, values, 3, 16, samples_shift=None)], "title", "measured")
     axes = made.figure["layout"]["meta"]["axes"]
     assert axes["samples"] == [[None] * 3] and axes["step"] == [[0, 1, 2]]
     assert f"no line of gone over samples, {loss.UNCOUNTED}" in made.source

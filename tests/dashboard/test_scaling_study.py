@@ -145,6 +145,7 @@ def test_the_page_says_what_scales_and_what_stalls(client: Client, alice: Any) -
         assert found[name].speedup == pytest.approx(rate[label] / rate["Single"])
         assert found[name].efficiency == pytest.approx(rate[label] / rate["Single"] / 2)
     of_one, of_all = ({row.entry.label: row.entry.of_ideal for row in one.rows} for one in (shared, view))
+    assert of_all["DP"] and of_all["TP"]
     assert of_one["DP"] == pytest.approx(2 * of_all["DP"]) and of_one["TP"] == pytest.approx(2 * of_all["TP"])
     assert of_all["DP, weak"] is None, "another batch has no ideal over the baseline's"
     page = client.get(f"/studies/{study.pk}/")

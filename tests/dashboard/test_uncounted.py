@@ -60,10 +60,18 @@ def test_no_change_is_said_to_fit_only_where_all_were_tried(monkeypatch: pytest.
 def test_a_fit_study_says_which_searches_take_too_long_to_begin() -> None:
     """Of 64 stages and 512 micro-batches: a zero-bubble pipeline of any length is counted, one that keeps every
     micro-batch of two chunks is not."""
-    asked = {"recompute": ["none"], "precisions": ["fp32"], "micro_batches": [512]}
     base = {**BASE, "train": {"global_batch": 512}}
     strategies = ["1f1b", "zb-h1", "zb-v", "looped-bfs"]
-    plan = fit.plan(base, strategies=strategies, **asked, devices=64, limit=64 * MIB, cap=64 * MIB)
+    plan = fit.plan(
+        base,
+        strategies=strategies,
+        recompute=["none"],
+        precisions=["fp32"],
+        micro_batches=[512],
+        devices=64,
+        limit=64 * MIB,
+        cap=64 * MIB,
+    )
     assert [variant.spec.parallel.schedule for variant in plan.variants] == strategies[:-1]
     assert [one.reason for one in plan.skipped if "BFS" in one.name] == [NOT_COUNTED]
 

@@ -42,8 +42,8 @@ def train(spec: RunSpec, folder: Path) -> Path:
         saver.save(20)
         saver.wait()
 
-    def work(*given: Any) -> None:
-        ranks.with_trainer(*given, use)
+    def work(spec: RunSpec, rank: int, meeting: Rendezvous, scratch: Path) -> None:
+        ranks.with_trainer(spec, rank, meeting, scratch, use)
 
     ranks.run(spec, work, ranks.scratch())
     return folders.path_of(folder, 20)

@@ -157,7 +157,7 @@ def test_the_first_replica_stays_until_the_others_are_done(trained: dict[str, Pa
 
 
 @pytest.mark.parametrize("split", [{}, {"tp": 2}, {"pp": 2}], ids=str)
-def test_spans_say_where_the_time_of_each_token_goes(split: dict[str, int], trained: dict[str, Path]) -> None:
+def test_spans_say_where_the_time_of_each_token_goes(split: dict[str, Any], trained: dict[str, Path]) -> None:
     spec = spec_of("gpt", **split)
     every = [found[0] for found in generated(spec, trained["gpt"], REQUEST)]
     for told in every:

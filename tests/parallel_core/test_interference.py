@@ -34,11 +34,11 @@ def test_the_share_is_that_of_the_device_used_most(
 
 def test_a_rank_knows_its_own_share_without_the_others() -> None:
     one = Interference(open_device("cpu"), None, 1)
-    assert one.own() is None, "nothing was measured yet"
+    assert one.own_share() is None, "nothing was measured yet"
     one._others = cast(CpuOthers, SimpleNamespace(share=lambda: 0.25))
-    assert one.own() == 0.25
+    assert one.own_share() == 0.25
     one._others = cast(CpuOthers, SimpleNamespace(share=lambda: NAN))
-    assert one.own() is None, "the system does not report it"
+    assert one.own_share() is None, "the system does not report it"
 
 
 def test_the_share_is_told_while_the_run_goes_on(tmp_path: Path) -> None:

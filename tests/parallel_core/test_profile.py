@@ -20,7 +20,7 @@ from parallel_core.profile.layers import LayerBench, draw, spec_of
 from parallel_core.profile.measure import ProfileFailed, measure, samples_up_to, tensor_widths
 from parallel_core.profile.repeats import noise
 from parallel_core.profile.request import ProfileRequest
-from parallel_core.profile.table import PARTS, CostTable
+from parallel_core.profile.table import PARTS, CostTable, Fixed
 from parallel_core.simulate.predict import predict_step
 from parallel_core.spec import ModelSpec, RunSpec
 
@@ -81,7 +81,7 @@ def test_bytes_are_those_of_the_model(profiled: CostTable) -> None:
 
 def test_both_kinds_of_an_update_and_of_its_norm_are_timed(profiled: CostTable) -> None:
     """Of each two one is timed in every other turn."""
-    ends = ("optimizer", "scaled_optimizer", "norm", "squares")
+    ends: tuple[Fixed, ...] = ("optimizer", "scaled_optimizer", "norm", "squares")
     for busy in profiled.fixed["zero"]:
         assert all(min(profiled.fixed[name][busy].seconds) > 0 for name in ends)
 

@@ -16,7 +16,7 @@ from parallel_core.spec import ModelSpec, RunSpec, field_errors
 from tests.parallel_core.strategies import run_specs
 
 
-def errors(**rooms: dict[str, Any]) -> dict[str, str]:
+def errors(**rooms: Any) -> dict[str, str]:
     with pytest.raises(ValidationError) as caught:
         RunSpec.model_validate(rooms)
     return field_errors(caught.value)

@@ -31,7 +31,8 @@ def simulated(name: str, p: int, m: int, each: Whole, more: Whole = NO_MORE) -> 
     """(length of a step with a flush, less the work of the rank with the output layer; its length)."""
     chunks = TRAITS[name].chunks
     made = compute_only(name, p, m)
-    compute = dict(Costs.uniform(made.stages, *(time // chunks for time in each)).compute)
+    f, b, w = (time // chunks for time in each)
+    compute = dict(Costs.uniform(made.stages, f, b, w).compute)
     for kind, longer in zip((Kind.F, Kind.B, Kind.W), more, strict=True):
         compute[made.stages - 1, kind] += longer
     step = last_end(simulate(made, Costs(compute)))

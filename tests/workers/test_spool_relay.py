@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
 
 from parallel_core.observe import spool as spool_module
 from parallel_core.observe.records import decode, segments
-from parallel_core.observe.spool import Spool, segment_bytes
+from parallel_core.observe.spool import Recorded, Spool, segment_bytes
 from tests.workers.spooled import record
 from tests.workers.test_full_disk import DEVICES, message
 from workers.attempt import Attempt
@@ -27,7 +28,7 @@ def _at_every_look(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_relay_that_cannot_drop_says_so_once_and_goes_on(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     class Broken(Spool):
-        def bound(self, attempts: object) -> bool:
+        def bound(self, attempts: Iterable[Recorded], *, last: bool = False) -> bool:
             raise OSError("no space")
 
     relay = Relay(Publisher(Settings("a", f"unix://{tmp_path}/nobody", tmp_path, tmp_path)), spool=Broken(1))
