@@ -12,6 +12,7 @@ import dj_database_url
 from django.core.exceptions import ImproperlyConfigured
 
 from dashboard.static_version import static_version
+from dashboard.yard.home import Home
 from workers.settings import socket_url
 
 BASE_DIR = Path(__file__).resolve().parent.parent
@@ -104,7 +105,7 @@ SQLITE_INIT = "PRAGMA journal_mode=WAL; PRAGMA synchronous=NORMAL; PRAGMA busy_t
 DATABASES: dict[str, Any] = {
     "default": dj_database_url.parse(url, conn_max_age=0)
     if (url := os.environ.get("DATABASE_URL"))
-    else {"ENGINE": "django.db.backends.sqlite3", "NAME": str(HOME / "trainyard.sqlite3")}
+    else {"ENGINE": "django.db.backends.sqlite3", "NAME": str(Home(HOME).database)}
 }
 if DATABASES["default"]["ENGINE"].endswith("sqlite3"):
     # Measured: WAL with IMMEDIATE transactions does 1 826 commits/s and never answers "database is locked".

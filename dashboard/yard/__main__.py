@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 
 from dashboard.yard import sign_in
-from dashboard.yard.home import ADMIN, Home, default_home
+from dashboard.yard.home import ADMIN, Home, default_home, left_out
 
 
 def password(home: Home) -> int:
@@ -42,6 +42,9 @@ def up(home: Home, arguments: Sequence[str]) -> int:
 def main(arguments: list[str]) -> int:
     command, *rest = arguments or ["up"]
     home = Home(default_home())
+    if words := left_out(os.environ):
+        print(words, file=sys.stderr)
+    home.check_database()
     if command == "password":
         return password(home)
     if command == "up":

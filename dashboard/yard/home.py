@@ -14,6 +14,8 @@ from workers.settings import socket_url
 
 ADMIN = "admin"
 ROOT = Path(__file__).resolve().parent.parent.parent
+DATABASE = "trainyard.sqlite3"
+"""File of the embedded database."""
 PREFIX = "TRAINYARD_"
 READ = (
     "ALLOWED_HOSTS",
@@ -36,6 +38,25 @@ begins with CELERY_."""
 
 def default_home() -> Path:
     return Path(os.environ.get("TRAINYARD_HOME", ROOT / ".trainyard")).resolve()
+
+
+def own(given: Mapping[str, str]) -> dict[str, str]:
+    """The variables in `given` without those that another program may have set: READ, FOREIGN and CELERY_*."""
+    return {k: v for k, v in given.items() if k not in (*READ, *FOREIGN) and not k.startswith("CELERY_")}
+
+
+def left_out(given: Mapping[str, str]) -> str:
+    """A sentence about the variables of READ that `given` has without PREFIX alone, so that they do not count; '' if
+    there is none."""
+    names = [name for name in READ if _has(given, name) and not _has(given, PREFIX + name)]
+    if not names:
+        return ""
+    instead = ", ".join(PREFIX + name for name in names)
+    return f"Not used, since another program may have set it: {', '.join(names)}. For this yard, set {instead}."
+
+
+def _has(given: Mapping[str, str], name: str) -> bool:
+    return bool(given.get(name, "").strip())
 
 
 def _said(path: Path) -> str:
@@ -74,6 +95,26 @@ class Home:
     def password_file(self) -> Path:
         return self.path / "admin-password"
 
+    @property
+    def database(self) -> Path:
+        return self.path / DATABASE
+
+    def check_database(self, given: Mapping[str, str] = os.environ) -> None:
+        """Raises SystemExit if this yard was started with a database that only an unprefixed DATABASE_URL names, as
+        earlier versions took it: a new one would number its runs from 1, and their first attempts delete the
+        checkpoints of the runs that had these numbers."""
+        if not _has(given, "DATABASE_URL") or _has(given, f"{PREFIX}DATABASE_URL"):
+            return
+        if self.database.exists() and self.database.stat().st_size:  # empty: one that was opened and never filled
+            return
+        if any(any(self.path.glob(f"workers/*/{kept}")) for kept in ("checkpoints", "attempts")):
+            raise SystemExit(
+                f"Not started: {self.path} has runs, but no {DATABASE}. A new database would number its runs from 1 "
+                f"again, and they would delete the checkpoints that are there. DATABASE_URL is not used without "
+                f"{PREFIX} before it: set {PREFIX}DATABASE_URL to the database of these runs, or {PREFIX}HOME to "
+                "another folder."
+            )
+
     def prepare(self) -> None:
         """Makes the folders, for the owner alone: the database in them has every password's hash and every token's."""
         for folder in (self.path, self.logs, self.broker):
@@ -109,7 +150,6 @@ class Home:
     def environment(self, port: int, given: Mapping[str, str] = os.environ) -> dict[str, str]:
         """The environment of every process of this yard. Of the variables in `given` that name a database, a broker or
         another setting of a web application, only those that begin with PREFIX count."""
-        kept = {k: v for k, v in given.items() if k not in (*READ, *FOREIGN) and not k.startswith("CELERY_")}
         ours = {"SECRET_KEY": self.secret("secret-key"), "REDIS_URL": socket_url(self.socket)}
         told = {name: value for name in READ if (value := given.get(PREFIX + name, "").strip())}
         fixed = {
@@ -117,4 +157,4 @@ class Home:
             "DJANGO_SETTINGS_MODULE": "dashboard.settings",
             "PYTHONUNBUFFERED": "1",
         }
-        return {"TRAINYARD_PORT": str(port), **kept, **ours, **told, **fixed}
+        return {"TRAINYARD_PORT": str(port), **own(given), **ours, **told, **fixed}

@@ -15,7 +15,7 @@ import redis
 from celery import Celery
 
 from dashboard.yard import broker, up
-from dashboard.yard.home import PREFIX, READ, Home
+from dashboard.yard.home import PREFIX, READ, Home, left_out
 from tests.answering import answering
 from tests.scratch import fresh_folder
 from tests.yard_process import OF_ANOTHER_PROJECT, ROOT, YardProcess, tiny
@@ -46,6 +46,40 @@ def test_variables_of_another_project_are_not_used(tmp_path: Path) -> None:
     assert (found["ROOT_URLCONF"], found["DEBUG"], found["LOG_LEVEL"]) == ("dashboard.urls", False, "INFO")
     assert found["NAME"] == str(tmp_path / "trainyard.sqlite3")
     assert found["REDIS_URL"] == Settings.from_env(env).redis_url == f"unix://{home.socket}"
+
+
+def test_what_is_not_used_is_named_with_the_name_that_is() -> None:
+    told = left_out({"DATABASE_URL": "a", "HTTPS": "1", "LOG_LEVEL": " ", "DEBUG": "1", "TRAINYARD_DEBUG": "0"})
+    assert told == (
+        "Not used, since another program may have set it: DATABASE_URL, HTTPS. "
+        "For this yard, set TRAINYARD_DATABASE_URL, TRAINYARD_HTTPS."
+    )
+    assert left_out({"TRAINYARD_DATABASE_URL": "a", "PATH": "/bin"}) == ""
+
+
+@pytest.mark.parametrize("command", ["password", "migrate"])
+def test_a_yard_whose_runs_are_in_another_database_does_not_begin_a_new_one(command: str, tmp_path: Path) -> None:
+    """Run 1 of a new database would delete the checkpoints of the run 1 that is in the other one."""
+    (tmp_path / "workers" / "cpu" / "checkpoints" / "1").mkdir(parents=True)
+    env = {**os.environ, **OF_ANOTHER_PROJECT, "TRAINYARD_HOME": str(tmp_path)}
+    asked = [sys.executable, "-m", "dashboard.yard", command]
+    done = subprocess.run(asked, cwd=ROOT, env=env, capture_output=True, text=True, check=False)
+    assert done.returncode == 1 and done.stderr.startswith("Not used, since another program may have set it: ")
+    assert "set TRAINYARD_DATABASE_URL to the database of these runs" in done.stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["workers"]
+
+
+def test_a_yard_begins_a_database_unless_there_are_runs_of_another(tmp_path: Path) -> None:
+    home, another = Home(tmp_path), {"DATABASE_URL": "postgres://another:project@127.0.0.1:9/theirs"}
+    home.check_database(another)
+    (tmp_path / "workers" / "cpu" / "attempts").mkdir(parents=True)
+    home.check_database({})
+    home.check_database(another | {"TRAINYARD_DATABASE_URL": "postgres://own@127.0.0.1:9/own"})
+    home.database.touch()
+    with pytest.raises(SystemExit, match="Not started"):
+        home.check_database(another)
+    home.database.write_text("SQLite format 3")
+    home.check_database(another)
 
 
 def test_with_the_prefix_they_are(tmp_path: Path) -> None:
