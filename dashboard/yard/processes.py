@@ -20,7 +20,7 @@ STEADY_S = 30.0
 """The back-off of a process that lived this long starts anew."""
 LAST_BYTES = 4096
 LOG_BYTES = 20 << 20
-"""A longer log is begun anew; the one before it is kept."""
+"""A longer log is begun anew; the end of the one before it, of this length, is kept."""
 
 
 def die_with_parent() -> Callable[[], None] | None:
@@ -35,14 +35,26 @@ def told_parent() -> dict[str, str]:
 
 
 def bound(log: Path) -> None:
-    """Moves what is in a log of more than LOG_BYTES to a second file, NAME.1, in place of what was there.
+    """Moves the last LOG_BYTES of a longer log to a second file, NAME.1, in place of what was there.
 
-    The first file stays and is emptied, because a process may have it open for appending.
+    The first file stays and is emptied, because a process may have it open for appending. It is emptied even if the
+    disk has no space for the second one, which then does not stay: what is left out is the log, not the yard's space.
     """
-    with contextlib.suppress(OSError):  # not there, or the disk is full
+    with contextlib.suppress(OSError):  # not there, or not ours
         if log.stat().st_size > LOG_BYTES:
-            shutil.copyfile(log, log.with_name(f"{log.name}.1"))
+            _keep_end(log, log.with_name(f"{log.name}.1"))
             os.truncate(log, 0)
+
+
+def _keep_end(log: Path, kept: Path) -> None:
+    """Copies the last LOG_BYTES of `log`, and what is appended meanwhile, to `kept`; if that fails there is none."""
+    try:
+        with log.open("rb") as source, kept.open("wb") as end:
+            source.seek(-LOG_BYTES, os.SEEK_END)
+            shutil.copyfileobj(source, end)
+    except OSError:
+        with contextlib.suppress(OSError):
+            kept.unlink()
 
 
 @dataclass

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -12,7 +13,7 @@ import pytest
 import redis
 
 from dashboard.yard import broker
-from dashboard.yard.processes import stop_in_order
+from dashboard.yard.processes import bound, stop_in_order
 from parallel_core import processes
 from tests.dashboard.test_yard import DEADLINE_S, part, wait_for
 
@@ -126,10 +127,27 @@ def test_a_log_does_not_grow_without_end(tmp_path: Path, monkeypatch: pytest.Mon
     subject.watch(dict(os.environ), tmp_path)
     (tmp_path / "go").write_text("on")
     wait_for(lambda: subject.log.read_text() == "after\n")
-    assert (tmp_path / "part.log.1").read_text() == "x" * 2000 + "\n"
+    assert (tmp_path / "part.log.1").read_text() == "x" * 999 + "\n"
     subject.log.write_text("y" * 1500)
     stop_in_order([[subject]])
     again = part(tmp_path, "print('begun')")
     again.start(dict(os.environ), tmp_path)
     assert again.process is not None and again.process.wait(DEADLINE_S) == 0
-    assert (subject.log.read_text(), (tmp_path / "part.log.1").read_text()) == ("begun\n", "y" * 1500)
+    assert (subject.log.read_text(), (tmp_path / "part.log.1").read_text()) == ("begun\n", "y" * 1000)
+
+
+def test_a_log_is_emptied_where_the_disk_has_no_space_for_its_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A limit on the size of a file fails a write half-way, as a full disk does."""
+    monkeypatch.setattr("dashboard.yard.processes.LOG_BYTES", 1000)
+    log, kept = tmp_path / "part.log", tmp_path / "part.log.1"
+    log.write_text("x" * 2000)
+    kept.write_text("before")
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (500, hard))
+    try:
+        bound(log)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert log.stat().st_size == 0 and not kept.exists()
