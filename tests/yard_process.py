@@ -20,7 +20,7 @@ from typing import Any, ClassVar, TypeVar
 import httpx
 import psutil
 
-from dashboard.yard.home import Home
+from dashboard.yard.home import PREFIX, READ, Home
 from parallel_core import processes
 from parallel_core.plan.strategy import model_flops
 from parallel_core.spec import ModelSpec
@@ -188,7 +188,9 @@ class YardProcess(Web):
     def __init__(self, **env: str) -> None:
         self.home = fresh_folder("yard")
         self.port = free_port()
-        self.env = {k: v for k, v in os.environ.items() if k != "TRAINYARD_TESTING"} | OF_ANOTHER_PROJECT
+        of_a_real_yard = {PREFIX + name for name in READ}
+        kept = os.environ.keys() - {"TRAINYARD_TESTING"} - of_a_real_yard
+        self.env = {name: os.environ[name] for name in kept} | OF_ANOTHER_PROJECT
         self.env |= {"TRAINYARD_HOME": str(self.home), "TRAINYARD_PORT": str(self.port), **env}
         self.process: subprocess.Popen[bytes] | None = None
         self._questions: Questions | None = None

@@ -31,9 +31,18 @@ READ = (
 )
 """Variables that a yard's processes read and that many other programs use, too: in a shell they may be another
 project's, so `./run` takes them with PREFIX before the name only."""
-FOREIGN = ("APP", "BROKER_URL", "CONFIG_MODULE", "GUNICORN_CMD_ARGS", "LOADER", "RESULT_BACKEND", "SKIP_CHECKS")
-"""Variables by which Celery and gunicorn would take another program's broker, application or options; so would any that
-begins with CELERY_."""
+FOREIGN = (
+    "APP",
+    "BROKER_URL",
+    "CONFIG_MODULE",
+    "DJANGO_SETTINGS_MODULE",
+    "GUNICORN_CMD_ARGS",
+    "LOADER",
+    "RESULT_BACKEND",
+    "SKIP_CHECKS",
+)
+"""Variables by which Celery, Django and gunicorn would take another program's broker, application, settings or options;
+so would any that begins with CELERY_."""
 
 
 def default_home() -> Path:

@@ -1,0 +1,58 @@
+"""The script `run`: what a shell with another project's variables, or a folder of another user, does to it."""
+
+from __future__ import annotations
+
+import json
+import runpy
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.yard_process import OF_ANOTHER_PROJECT, ROOT
+
+FOREIGN = {name: value for name, value in OF_ANOTHER_PROJECT.items() if name != "http_proxy"}
+PREFIXED = {"TRAINYARD_LOG_LEVEL": "debug", "TRAINYARD_NO_MISSING": "1"}
+
+
+def script(**instead: Any) -> dict[str, Any]:
+    """The functions of `run`, with some of them replaced."""
+    functions = runpy.run_path(str(ROOT / "run"))
+    functions["main"].__globals__.update(instead)
+    return functions
+
+
+@pytest.mark.parametrize("command", ["test", "bench"])
+def test_tests_and_benchmarks_use_no_variable_of_another_project(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their databases would otherwise be made, and dropped, on the server of the other project."""
+    for name, value in (FOREIGN | PREFIXED).items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(sys, "argv", ["run", command])
+    became: dict[str, str] = {}
+    script(set_up=str, become=lambda *_, env: became.update(env))["main"]()
+    assert "PATH" in became and not FOREIGN.keys() & became.keys()
+    assert became.items() >= PREFIXED.items()
+
+
+def test_what_is_imported_beforehand_uses_none_either(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in FOREIGN.items():
+        monkeypatch.setenv(name, value)
+    code = f"import json, os; open({str(tmp_path / 'env')!r}, 'w').write(json.dumps(dict(os.environ)))"
+    with script(PYTHON=sys.executable)["importing"](code):
+        pass
+    env = json.loads((tmp_path / "env").read_text())
+    assert FOREIGN.keys() & env.keys() == {"SECRET_KEY", "DJANGO_SETTINGS_MODULE"}
+    assert not FOREIGN.items() & env.items()
+
+
+def test_a_set_up_whose_lock_cannot_be_made_goes_on_and_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TRAINYARD_VENV", str(tmp_path / "venv"))
+    (tmp_path / "venv.lock").mkdir()  # cannot be opened, not by root either
+    said: list[str] = []
+    done: list[str] = []
+    script(say=said.append, bring_up_to_date=done.append)["set_up"]()
+    assert done == ["requirements.txt"]
+    assert len(said) == 1 and "venv.lock" in said[0] and "start none before it has ended" in said[0]
