@@ -38,7 +38,7 @@ def bound(log: Path) -> None:
     """Moves the last LOG_BYTES of a longer log to a second file, NAME.1, in place of what was there.
 
     The first file stays and is emptied, because a process may have it open for appending. It is emptied even if the
-    disk has no space for the second one, which then does not stay: what is left out is the log, not the yard's space.
+    disk has no space for the second one, which is then removed: a part of it would keep the disk full.
     """
     with contextlib.suppress(OSError):  # not there, or not ours
         if log.stat().st_size > LOG_BYTES:
