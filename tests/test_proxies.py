@@ -157,7 +157,7 @@ class BehindNginx:
 @pytest.fixture(scope="module")
 def nginx() -> Iterator[BehindNginx]:
     if not shutil.which("nginx"):
-        pytest.skip("needs nginx")
+        pytest.skip("missing: nginx")
     with ExitStack() as stack:
         yield BehindNginx(stack)
 
