@@ -7,7 +7,8 @@ what reads measurements as well, how many bytes of every file of every attempt h
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 from django.core.cache import cache, caches
@@ -20,6 +21,7 @@ from dashboard.runs.models import ENDED, Cursor, Run, State
 from dashboard.studies import reruns, scaling
 from dashboard.studies.models import Study
 from dashboard.studies.own_pages import OWN_PAGES
+from dashboard.studies.places import Place, places_of
 from dashboard.studies.selectors import overview
 
 KEPT_S = 24 * 3600
@@ -61,14 +63,15 @@ def _verdicts(studies: Sequence[Study]) -> dict[int, str]:
     runs: dict[int, list[Run]] = {study.pk: [] for study in studies}
     for run in Run.objects.filter(_TOLD, study__in=studies):
         runs[run.study_id or 0].append(run)
-    return {study.pk: _verdict(study, runs[study.pk]) for study in studies}
+    places = places_of(chain.from_iterable(runs.values()))
+    return {study.pk: _verdict(study, runs[study.pk], places) for study in studies}
 
 
-def _verdict(study: Study, runs: list[Run]) -> str:
+def _verdict(study: Study, runs: list[Run], places: Mapping[int, Place]) -> str:
     if own := OWN_PAGES.get(study.kind):
         return own.verdict(runs)[0]
     stand = reruns.standing(runs)
-    view = overview(stand, reruns.stands_for(study.baseline, stand), details=False)
+    view = overview(stand, reruns.stands_for(study.baseline, stand), details=False, places=places)
     said = scaling.verdict(study, view) if runs else ["0 runs have finished so far."]
     return " ".join(said[: 1 + view.warned_first])  # if a warning comes first, also what it is about
 

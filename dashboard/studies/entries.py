@@ -40,7 +40,7 @@ class Setting:
     drift: Mapping[int, float | None] = field(default_factory=dict)
     """By run: see `Entry.drift`."""
     places: Mapping[int, Place] = field(default_factory=dict)
-    """By run: where it ran; empty without `details`."""
+    """By run: where it ran."""
 
     def ideal(self, spec: RunSpec) -> float:
         """An upper bound of the speedup over one device: what the strategy allows, or the cores if they allow less.

@@ -245,11 +245,18 @@ class Overview:
         return sentences.parity_sentence(self.parities, label, allowed, normed, unlike, self.losses.every)
 
 
-def overview(runs: Iterable[Run], baseline: Run | None = None, *, details: bool = True) -> Overview:
+def overview(
+    runs: Iterable[Run],
+    baseline: Run | None = None,
+    *,
+    details: bool = True,
+    places: Mapping[int, Place] | None = None,
+) -> Overview:
     """Rows of `runs` against `baseline` (one of them; None = the first with a result, else the first).
 
     If global batches differ, steps are scaled to the baseline's samples: a speedup is samples/s over samples/s. Without
-    `details` only the given rows are read: no losses, no queue, no memory limit.
+    `details` only the given rows are read: no losses, no queue, no memory limit. `places`: see `places_of`; None = read
+    here.
     """
     every = list(runs)
     if not every:
@@ -258,7 +265,7 @@ def overview(runs: Iterable[Run], baseline: Run | None = None, *, details: bool 
     specs = {run.pk: RunSpec.stored(run.spec) for run in every}
     losses = losses_of(every) if details else Losses()
     labels = labels_of(every, specs)
-    setting = _setting(base, every, specs, details)
+    setting = _setting(base, every, specs, details, places_of(every) if places is None else places)
     meters = peaks.over_one_peak(every) if details else {}
     rows = []
     for run in every:
@@ -272,7 +279,9 @@ def overview(runs: Iterable[Run], baseline: Run | None = None, *, details: bool 
     return Overview(rows, own, setting.room, losses, setting.places)
 
 
-def _setting(base: Run, runs: Sequence[Run], specs: Mapping[int, RunSpec], details: bool) -> Setting:
+def _setting(
+    base: Run, runs: Sequence[Run], specs: Mapping[int, RunSpec], details: bool, places: Mapping[int, Place]
+) -> Setting:
     spec = specs[base.pk]
     return Setting(
         base=base,
@@ -283,7 +292,7 @@ def _setting(base: Run, runs: Sequence[Run], specs: Mapping[int, RunSpec], detai
         details=details,
         cores=base.study.shared_cores if base.study else 0,
         drift=drift_of(runs, base),
-        places=places_of(runs) if details else {},
+        places=places,
     )
 
 

@@ -9,9 +9,11 @@ import pytest
 from django.test import Client
 
 from dashboard.runs.models import RankInfo, Run
+from dashboard.studies.models import Study
 from dashboard.studies.places import Place, places_of
 from dashboard.studies.selectors import overview
 from tests.dashboard import factory
+from tests.dashboard.plain import plain
 
 
 def put(run: Run, host: str, device: str) -> Run:
@@ -71,6 +73,15 @@ def test_a_study_counts_the_runs_on_other_machines(alice: Any) -> None:
     moved = [said for said in view.verdict if "their ratio compares the machines, too." in said]
     assert len(moved) == 1 and moved[0] != view.verdict[0] and view.warned_first == 0
     assert all(row.entry.ideal for row in view.rows), "hosts with equal devices have one ideal"
+
+
+def test_the_list_of_studies_warns_of_other_machines_as_the_page_does(reader: Client, alice: Any) -> None:
+    study = Study.objects.create(name="Two hosts", owner=alice)
+    for position, (split, device) in enumerate((({}, "NVIDIA A100"), ({"dp": 2}, "NVIDIA H100"))):
+        put(factory.finished(alice, split, study=study, position=position), f"yard-{position}", device)
+    first, second = reader.get(f"/studies/{study.pk}/").context["verdict"][:2]
+    assert first.endswith("their ratio compares the machines, too.") and "of ideal" not in second
+    assert html.escape(f"{first} {second}") in plain(reader.get("/studies/").content.decode())
 
 
 def test_the_pace_of_two_hosts_is_not_called_that_of_one(alice: Any) -> None:
