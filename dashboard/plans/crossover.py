@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from typing import Any
 
 from django.http import HttpRequest, HttpResponse
@@ -15,7 +14,7 @@ from dashboard.charts.crossover import Dot
 from dashboard.fields import Form, Number, WholeNumber
 from dashboard.plans.views import answered, framed
 from dashboard.runs.models import Run, State
-from dashboard.studies.places import NOWHERE, places_of
+from dashboard.studies.places import NOWHERE, Place, places_of
 from parallel_core.analysis.disturbance import is_disturbed
 from parallel_core.analysis.quantities import count_text, significant
 from parallel_core.plan.crossover import RANGES, Along, CrossoverCase, limits
@@ -100,7 +99,7 @@ def sentences(case: CrossoverCase) -> list[str]:
 
 def dots(case: CrossoverCase, along: Along) -> list[Dot]:
     """Runs of the yard that use only tensor or only pipeline parallelism, with their speedup over the newest run on one
-    device that did the same work on the same hosts, the whole batch at once.
+    device that did the same work, the whole batch at once, and is not known to have run on other machines.
 
     They equal the case in all but `along`. None for the bandwidth: the yard's links are what they are.
     """
@@ -108,14 +107,15 @@ def dots(case: CrossoverCase, along: Along) -> list[Dot]:
         return []
     listed = _runs()
     places = places_of(listed)
-    runs = [(run, RunSpec.stored(run.spec), places.get(run.pk, NOWHERE).hosts) for run in listed]
-    alone: dict[str, float] = {}
-    for run, spec, hosts in runs:
+    runs = [(run, RunSpec.stored(run.spec), places.get(run.pk, NOWHERE)) for run in listed]
+    alone: dict[str, list[tuple[Place, float]]] = {}
+    for run, spec, place in runs:
         if family(spec) == "single" and _plain(spec) and spec.parallel.micro_batches == 1:
-            alone.setdefault(_key(spec, hosts), _step(run))
+            alone.setdefault(_work(spec), []).append((place, _step(run)))
     found = []
-    for run, spec, hosts in runs:
-        kind, single, own = family(spec), alone.get(_key(spec, hosts)), _step(run)
+    for run, spec, place in runs:
+        singles = (seconds for other, seconds in alone.get(_work(spec), ()) if not place.elsewhere(other))
+        kind, single, own = family(spec), next(singles, None), _step(run)
         if kind in ("tp", "pp") and single and own and _plain(spec) and _like(spec, case, along):
             x = spec.model.hidden if along == "hidden" else spec.parallel.micro_batches
             found.append(Dot(run.name, kind, float(x), single / own))
@@ -138,10 +138,10 @@ def _step(run: Run) -> float:
     return float(timed.get("median") or 0.0)
 
 
-def _key(spec: RunSpec, hosts: Sequence[str]) -> str:
-    """What two runs must share to be held against each other: the work of a step, and where it was done."""
+def _work(spec: RunSpec) -> str:
+    """The work of a step, which two runs must share to be held against each other."""
     train, model = spec.train, spec.model.model_dump(mode="json")
-    return json.dumps([model, train.global_batch, train.precision, train.device, *hosts])
+    return json.dumps([model, train.global_batch, train.precision, train.device])
 
 
 def _plain(spec: RunSpec) -> bool:

@@ -4,6 +4,7 @@ fields.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from django.test import Client
@@ -11,16 +12,21 @@ from django.test import Client
 from dashboard.charts.crossover import _side
 from dashboard.plans.crossover import CrossoverForm, dots
 from dashboard.runs import services
-from dashboard.runs.models import Attempt, Run, State
+from dashboard.runs.models import Attempt, RankInfo, Run, State
 
 PAGE = "/planner/crossover/"
 MODEL = {"layers": 4, "hidden": 32, "heads": 2, "seq": 16}
 
 
-def measured(owner: Any, seconds: float, **parallel: Any) -> Run:
+def measured(
+    owner: Any, seconds: float, hosts: Sequence[str] = ("yard-a",), device: str = "x86_64", **parallel: Any
+) -> Run:
     spec = {"model": MODEL, "parallel": parallel, "train": {"global_batch": 8}}
     run = services.submit(owner=owner, spec=spec, name=str(parallel))
     Run.objects.filter(pk=run.pk).update(state=State.SUCCEEDED, summary={"timed": {"median": seconds}})
+    nodes = [{"worker": name, "devices": [0], "first_rank": rank} for rank, name in enumerate(hosts)]
+    attempt = Attempt.objects.create(run=run, number=1, devices=nodes)
+    RankInfo.objects.create(attempt=attempt, rank=0, hello={"device": device})
     return run
 
 
@@ -49,14 +55,17 @@ def test_own_runs_are_dots(reader: Client, alice: Any) -> None:
     measured(alice, 3.0, micro_batches=4)
     noisy = measured(alice, 9.0)
     Run.objects.filter(pk=noisy.pk).update(summary={"timed": {"median": 9.0}, "cpu_others": 0.5})
-    away = measured(alice, 8.0)
-    node = {"worker": "yard-b", "devices": [0], "first_rank": 0}
-    Attempt.objects.create(run=away, number=1, devices=[node])
-    assert dots(form.case, "hidden") == found, "of another split of the batch, disturbed, and on another host"
+    measured(alice, 8.0, ["yard-b"])
+    measured(alice, 8.0, device="arm64")
+    why = "of another split of the batch, disturbed, on another host, and on other devices"
+    assert dots(form.case, "hidden") == found, why
     measured(alice, 4.0)
     assert {dot.family: dot.speedup for dot in dots(form.case, "hidden")} == {"tp": 2.5, "pp": 3.2}, "the newest one"
+    measured(alice, 2.0, ["yard-a", "yard-c"], tp=2)
+    both = sorted(dot.speedup for dot in dots(form.case, "hidden") if dot.family == "tp")
+    assert both == [2.0, 2.5], "a run over the host of the one device and another is not elsewhere"
     page = reader.get(PAGE, {name: str(form[name].value()) for name in form.fields})
-    assert "2 runs of this yard" in page.content.decode()
+    assert "3 runs of this yard" in page.content.decode()
 
 
 def test_bad_values_are_told_at_their_fields(reader: Client) -> None:
