@@ -164,15 +164,16 @@ def _price(both: Sequence[tuple[Result, Result]]) -> str:
 
 
 def _quiet(view: Overview) -> Answer | None:
+    question, target = "CPU of others", "numbers"
     known = [row.entry for row in view.rows if row.entry.others is not None]
-    if not known:
-        return None
-    noisy = sum(entry.disturbed for entry in known)
     missing = sum(bool(row.run.summary.get("others_missing")) for row in view.rows if row.entry.done)
-    rest = f" Not known of {plural_text(missing, 'run')} that {'was' if missing == 1 else 'were'} restarted."
+    without = f"of {plural_text(missing, 'run')} that {'was' if missing == 1 else 'were'} restarted."
+    if not known:
+        return Answer(question, "not known", without, target) if missing else None
+    noisy = sum(entry.disturbed for entry in known)
     detail = (
         f"{noisy} of {len(known)} measured runs were disturbed (above {percent_text(DISTURBED_ABOVE)}: cross-hatched)."
         if noisy
         else "used by other processes at most, in the timed steps: measured quietly."
-    ) + rest * bool(missing)
-    return Answer("CPU of others", percent_text(max(entry.others or 0 for entry in known)), detail, "numbers")
+    ) + f" Not known {without}" * bool(missing)
+    return Answer(question, percent_text(max(entry.others or 0 for entry in known)), detail, target)

@@ -53,6 +53,18 @@ def test_disturbance_is_counted_over_what_was_measured_and_warned_of_first(alice
     assert [shape == "x" for shape in shapes] == [row.entry.disturbed for row in view.rows[:3]]
 
 
+def test_shares_that_restarts_lost_are_told_where_no_other_is_known(alice: Any) -> None:
+    made = Study.objects.create(name="Restarted", owner=alice)
+    run = factory.finished(alice, {}, study=made)
+    for summary, told in (
+        ({"cpu_others": None, "others_missing": True}, [("not known", "of 1 run that was restarted.")]),
+        ({"cpu_others": None, "others_missing": False}, []),
+    ):
+        made.runs.update(summary={**run.summary, **summary})
+        found = answers.of_overview(overview(made.runs.all()))
+        assert [(a.answer, a.detail) for a in found if a.question == "CPU of others"] == told
+
+
 def test_a_disturbed_baseline_is_said_before_every_ratio_over_it(alice: Any) -> None:
     made = Study.objects.create(name="Base", owner=alice)
     for position, (split, others) in enumerate((({}, 0.63), ({"dp": 2}, 0.0), ({"tp": 2}, 0.0))):
