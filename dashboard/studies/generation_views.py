@@ -100,7 +100,7 @@ def _same(view: Generations, row: Row, where: Mapping[int, tuple[int, int]]) -> 
     if not row.done or view.reference is None:
         return ""
     if row.run.pk == view.reference.run.pk:
-        return "the reference" if len(view.compared) > 1 else ""
+        return "the reference" if len(view.splits) > 1 else ""
     if row.digest == view.reference.digest:
         return "yes"
     found = where.get(row.run.pk)

@@ -95,6 +95,13 @@ def test_times_of_a_disturbed_run_are_left_out_but_not_its_text(client: Client, 
     assert verdict(client, study)[0].startswith("TP 2 is fastest")
 
 
+def test_the_reference_of_texts_is_named_where_only_one_split_is_timed(client: Client, study: Study) -> None:
+    finish(run_of(study, "Single"), 2e-3, 9 * MIB, others=0.5)
+    finish(run_of(study, "TP 2"), 1e-3, 6 * MIB, others=0.0)
+    lines = client.get(f"/studies/{study.pk}/").context["lines"]
+    assert {line.row.label: line.same for line in lines if line.row.done} == {"Single": "the reference", "TP 2": "yes"}
+
+
 def test_a_disturbed_single_device_is_no_base(client: Client, study: Study) -> None:
     finish(run_of(study, "Single"), 2e-3, 9 * MIB, others=0.5)
     finish(run_of(study, "TP 2"), 1e-3, 6 * MIB, others=0.0)
