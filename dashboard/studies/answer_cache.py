@@ -69,7 +69,7 @@ def _verdicts(studies: Sequence[Study]) -> dict[int, str]:
 
 def _verdict(study: Study, runs: list[Run], places: Mapping[int, Place]) -> str:
     if own := OWN_PAGES.get(study.kind):
-        return own.verdict(runs)[0]
+        return " ".join(own.verdict(runs, places))
     stand = reruns.standing(runs)
     view = overview(stand, reruns.stands_for(study.baseline, stand), details=False, places=places)
     said = scaling.verdict(study, view) if runs else ["0 runs have finished so far."]

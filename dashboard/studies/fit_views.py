@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +18,7 @@ from dashboard.runs.models import ENDED, Run, State
 from dashboard.studies.entries import shared_room
 from dashboard.studies.fit import LayerSearch, hunts, sentences, single_of
 from dashboard.studies.models import Study
+from dashboard.studies.places import Place
 from dashboard.studies.selectors import held_equal
 from parallel_core.plan.memory import counted, worst_stage
 from parallel_core.spec import RunSpec
@@ -73,9 +74,9 @@ def _equal(found: Sequence[LayerSearch], devices: int) -> str:
     return held_equal(alike, devices).replace(" 1 x ", " N x ", 1)
 
 
-def verdict(runs: Sequence[Run]) -> list[str]:
-    """The sentences of the page, computed only from the runs' rows."""
-    return sentences(hunts(runs), _cap(runs))
+def verdict(runs: Sequence[Run], _: Mapping[int, Place]) -> list[str]:
+    """The first sentence of the page."""
+    return sentences(hunts(runs), _cap(runs))[:1]
 
 
 def rows(study: Study) -> Iterator[Sequence[Any]]:

@@ -7,7 +7,7 @@ did is compared token by token, and no difference is explained away.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from statistics import median
 from typing import Any
@@ -15,6 +15,7 @@ from typing import Any
 from dashboard.runs import generating, services
 from dashboard.runs.generating import ONE, Split
 from dashboard.runs.models import ENDED, Run, State
+from dashboard.studies.places import NOWHERE, Machines, Place, places_of
 from dashboard.studies.variants import Plan, Skipped, Variant
 from parallel_core.analysis.disturbance import DISTURBED_ABOVE
 from parallel_core.analysis.generated import Parts, Stretch
@@ -113,6 +114,8 @@ class Generations:
     rows: Sequence[Row]
     single: Row | None
     """The single device's result, with which all are compared, of repeats the medians; None while there is none."""
+    places: Mapping[int, Place] = field(default_factory=dict)
+    """By run: where it ran."""
 
     @property
     def open(self) -> list[Row]:
@@ -136,6 +139,18 @@ class Generations:
         return [row for row in self.rows if row.done and row.run.pk not in timed]
 
     @property
+    def machines(self) -> Machines:
+        """Where the runs ran whose times are held against the single device's, the first of its repeats."""
+
+        def placed(row: Row) -> tuple[str, Place]:
+            return row.label, self.places.get(row.run.pk, NOWHERE)
+
+        timed = _timed(self.rows)
+        base = next((row for row in timed if self.single and row.run.pk == self.single.run.pk), None)
+        others = [placed(row) for row in timed if row is not base]
+        return Machines(placed(base) if base else ("", NOWHERE), others)
+
+    @property
     def reference(self) -> Row | None:
         """The run whose text all others are compared with: the first one of the single device, else the first one."""
         done = [row for row in self.rows if row.done]
@@ -147,12 +162,14 @@ class Generations:
         return [row for row in self.rows if row.done and self.reference and row.digest != self.reference.digest]
 
 
-def of_runs(runs: Iterable[Run]) -> Generations:
-    """Reads the runs' rows alone."""
-    rows = sorted(map(_row, runs), key=_order)
+def of_runs(runs: Iterable[Run], places: Mapping[int, Place] | None = None) -> Generations:
+    """Reads the runs' rows alone. `places`: see `places_of`; None = read here."""
+    every = list(runs)
+    rows = sorted(map(_row, every), key=_order)
     alone = [row for row in _timed(rows) if row.split == ONE]
     single = _middle(alone) if alone else None
-    return Generations([_against(single, row) for row in rows], single)
+    known = places_of(every) if places is None else places
+    return Generations([_against(single, row) for row in rows], single, known)
 
 
 def _timed(rows: Sequence[Row]) -> list[Row]:

@@ -20,6 +20,7 @@ from dashboard.studies.entries import waits_of
 from dashboard.studies.generation import Generations, Row, of_runs
 from dashboard.studies.generation_words import differences, grown, sentences
 from dashboard.studies.models import Study
+from dashboard.studies.places import Place
 from parallel_core.analysis.quantities import plural_text, significant
 from parallel_core.outline import outline_of
 from parallel_core.spec import RunSpec
@@ -71,9 +72,10 @@ def live_context(request: HttpRequest, study: Study, runs: Sequence[Run]) -> dic
     }
 
 
-def verdict(runs: Sequence[Run]) -> list[str]:
-    """The sentences of the page, computed only from the runs' rows."""
-    return sentences(of_runs(reruns.standing(runs)))
+def verdict(runs: Sequence[Run], places: Mapping[int, Place]) -> list[str]:
+    """The answer, with the warning about machines if there is one."""
+    view = of_runs(reruns.standing(runs), places)
+    return sentences(view)[: 1 + bool(view.machines.warning)]
 
 
 def rows(study: Study) -> Iterator[Sequence[Any]]:

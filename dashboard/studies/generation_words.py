@@ -42,10 +42,13 @@ def differences(view: Generations) -> dict[int, tuple[int, int]]:
 
 
 def sentences(view: Generations, where: Mapping[int, tuple[int, int]] = MappingProxyType({})) -> list[str]:
-    """The first sentences of the page: the fastest split and why, whether the texts are the same, the least memory,
-    what was disturbed, how far the study is, and what has no result. `where`: see `differences`."""
+    """The first sentences of the page: the fastest split and why, with a warning where machines differ, whether the
+    texts are the same, the least memory, what was disturbed, how far the study is, and what has no result. `where`: see
+    `differences`."""
     found = view.compared
-    said = [_answer(view, found), *_sameness(view, where), *_memory(view.splits), *_disturbed(view)]
+    warning = view.machines.warning
+    said = [_answer(view, found), *([warning] if warning else [])]
+    said += [*_sameness(view, where), *_memory(view.splits), *_disturbed(view)]
     done = sum(row.done for row in view.rows)
     if view.open and done:
         said.append(f"{done} of {len(view.rows)} runs have generated their text so far.")

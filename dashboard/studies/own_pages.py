@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 from django.http import HttpRequest, HttpResponse
@@ -10,6 +10,7 @@ from django.http import HttpRequest, HttpResponse
 from dashboard.runs.models import Run
 from dashboard.studies import fit, fit_views, generation, generation_views
 from dashboard.studies.models import Study
+from dashboard.studies.places import Place
 
 
 class OwnPage(Protocol):
@@ -23,8 +24,8 @@ class OwnPage(Protocol):
     def live_context(self, request: HttpRequest, study: Study, runs: Sequence[Run]) -> dict[str, Any]:
         """The context of LIVE_PARTS, with the charts as `charts`."""
 
-    def verdict(self, runs: Sequence[Run]) -> list[str]:
-        """The first sentences of the page, computed only from the runs' rows."""
+    def verdict(self, runs: Sequence[Run], places: Mapping[int, Place], /) -> list[str]:
+        """What the list of studies shows of the sentences of the page, computed only from the runs' rows and places."""
 
     def rows(self, study: Study) -> Iterator[Sequence[Any]]:
         """Rows of the CSV: the names of the columns, then the values; unknown ones are empty."""

@@ -6,6 +6,7 @@ import csv
 from typing import Any
 
 import pytest
+from django.core.cache import cache
 from django.test import Client
 
 from dashboard.runs.models import Run, State
@@ -100,6 +101,19 @@ def test_the_reference_of_texts_is_named_where_only_one_split_is_timed(client: C
     finish(run_of(study, "TP 2"), 1e-3, 6 * MIB, others=0.0)
     lines = client.get(f"/studies/{study.pk}/").context["lines"]
     assert {line.row.label: line.same for line in lines if line.row.done} == {"Single": "the reference", "TP 2": "yes"}
+
+
+def test_a_speed_over_the_single_device_of_another_host_is_warned_of(client: Client, study: Study) -> None:
+    finish_all(study)
+    warned = "TP 2 ran on yard-b, Single on yard-a: their ratio compares the machines, too."
+    assert warned not in verdict(client, study)
+    attempt = run_of(study, "TP 2").attempts.get()
+    attempt.devices = [{**attempt.devices[0], "worker": "yard-b"}]
+    attempt.save()
+    first, second = verdict(client, study)[:2]
+    assert first.startswith("TP 2 is fastest") and second == warned
+    cache.clear()
+    assert f"{first} {second}" in plain(client.get("/studies/").content.decode())
 
 
 def test_a_disturbed_single_device_is_no_base(client: Client, study: Study) -> None:
