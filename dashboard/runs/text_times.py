@@ -14,21 +14,23 @@ from parallel_core.spec import RunSpec
 
 def sentence(run: Run) -> str:
     """The share of communication in a token, and whether late tokens take longer; '' as long as neither is known."""
-    found, said = generating.where_it_goes(run), [_grown(run)]
+    found, said = generating.where_it_goes(run), [grown(run)]
     if found and run.devices > 1:
         said.insert(0, f"Communication takes {percent_text(found.communication)} of a token.")
     return " ".join(filter(None, said))
 
 
-def _grown(run: Run) -> str:
+def grown(run: Run, on: str = "") -> str:
+    """Whether late tokens of a run take longer, `on` its split; '' with too few tokens to see it."""
     made = generating.whole(run)
     found = growth(made["seconds"], len(run.task["prompt"])) if made else None
     if found is None:
         return ""
+    late = f"On {on} late tokens" if on else "Late tokens"
     if found.within_noise:
-        return "Late tokens take as long as early ones, within noise."
+        return f"{late} take as long as early ones, within noise."
     times = f"{seconds_text(found.first.median)} at first, {seconds_text(found.last.median)} at the end"
-    return f"Late tokens take {ratio_text(found.ratio)} the time of early ones: {times}."
+    return f"{late} take {ratio_text(found.ratio)} the time of early ones: {times}."
 
 
 def figure(run: Run) -> tuple[str, str, str]:
@@ -51,6 +53,6 @@ def chart(run: Run) -> Chart | None:
     split = Split(parallel.tp, parallel.pp, parallel.dp)
     line = Line(split.label, split, over_position(made["seconds"], len(run.task["prompt"])))
     count = plural_text(len(made["seconds"]), "token")
-    title = _grown(run) or f"{count} after the first, too few to see whether later ones take longer."
+    title = grown(run) or f"{count} after the first, too few to see whether later ones take longer."
     slowest = " on the slowest replica" if parallel.dp > 1 else ""
     return positions([line], title, f"measured, {count} after the first{slowest}")

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 
-from dashboard.runs import generating
+from dashboard.runs import generating, text_times
 from dashboard.runs.generating import ONE
 from dashboard.runs.models import State
 from dashboard.studies import excluded
@@ -22,7 +22,6 @@ from parallel_core.analysis.quantities import (
     plural_text,
     rate_text,
     ratio_text,
-    seconds_text,
 )
 
 
@@ -161,14 +160,11 @@ def _sameness(view: Generations, where: Mapping[int, tuple[int, int]]) -> list[s
 
 
 def grown(found: Sequence[Row]) -> str:
-    """Whether late tokens of the fastest split take longer, as the title of the chart over the position."""
-    row = next((row for row in found if len(row.positions) > 1), None)
-    if row is None:
-        return "No text is long enough to see whether its tokens take longer." if found else ""
-    first, last = row.positions[0], row.positions[-1]
-    times = f"{seconds_text(first.median)} at first and {seconds_text(last.median)} at the end"
-    noise = ", within noise" if first.p10 <= last.p90 and last.p10 <= first.p90 else ""
-    return f"On {row.label} a token takes {times}{noise}."
+    """Whether late tokens of the fastest split take longer, as the title of the chart over the position. Reads what its
+    ranks have stored."""
+    row = next((row for row in found if row.positions), None)
+    told = text_times.grown(row.run, row.label) if row else ""
+    return told or ("No text is long enough to see whether its tokens take longer." if found else "")
 
 
 def _first(found: tuple[int, int] | None) -> str:
