@@ -38,6 +38,8 @@ class Estimate:
     unknown: str = "no worker has calibrated yet"
     source: str = ""
     """A sentence on what the time is from, where that is not the calibration."""
+    bound: bool = False
+    """Whether each known time is an upper bound."""
 
     @property
     def first(self) -> int:

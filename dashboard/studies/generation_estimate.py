@@ -50,7 +50,7 @@ class Times:
 @dataclass(frozen=True)
 class Known:
     """Measured times of `split`, with `texts` on its first replica after `prompt` tokens. `source` says what they are
-    from."""
+    from. `bound`: they are at most that, on one device."""
 
     split: Split
     texts: float
@@ -60,15 +60,17 @@ class Known:
     source: str
     bound: bool = False
 
-    def of(self, variant: Variant) -> Times:
-        """The times of another split or request. Never less than known for fewer texts, so rather too long."""
+    def of(self, variant: Variant) -> Times | None:
+        """The times of another split or request. Never less than known for fewer texts, so rather too long. None where
+        a bound says nothing: of tensor ranks, as it has no collectives."""
         split, task = split_of(variant.spec), _task(variant)
+        if self.bound and split.tp > 1:
+            return None
         texts, prompt = len(texts_of(task["samples"], split.dp, 0)), len(task["prompt"])
         width = _gain(self.split) / _gain(split)
-        bound = self.bound and split.tp == 1  # what collectives cost is not known
         more = max(1.0, texts / self.texts)
         longer = max(1.0, texts * prompt / (self.texts * self.prompt))
-        return Times(self.prefill * width * longer, self.token * width * more, bound)
+        return Times(self.prefill * width * longer, self.token * width * more, self.bound)
 
 
 def split_of(spec: RunSpec) -> Split:
@@ -92,13 +94,18 @@ class Evidence:
 
     known: Sequence[Known]
 
+    @property
+    def bound(self) -> bool:
+        """Whether all that is known are upper bounds."""
+        return bool(self.known) and all(one.bound for one in self.known)
+
     def times(self, variant: Variant) -> Times | None:
-        """The times of a variant, from the run most like it; None if nothing is known."""
+        """The times of a variant, from the run most like it; None if nothing is known of it."""
         found = self._nearest(split_of(variant.spec))
         return found.of(variant) if found else None
 
     def seconds(self, variant: Variant) -> float | None:
-        """Seconds of the whole run, with its start and the metered prefill and token; None if nothing is known."""
+        """Seconds of the whole run, with its start and the metered prefill and token; None if not known."""
         times = self.times(variant)
         if times is None:
             return None

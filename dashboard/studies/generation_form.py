@@ -28,7 +28,7 @@ from dashboard.studies.models import Study
 from dashboard.studies.study_form import StudyForm
 from dashboard.studies.variants import Plan, Variant
 from dashboard.studies.written_fields import Written
-from parallel_core.analysis.quantities import listed_text
+from parallel_core.analysis.quantities import listed_text, seconds_text
 from parallel_core.generation_request import read_request
 from parallel_core.outline import outline_of
 from parallel_core.spec import RunSpec
@@ -176,13 +176,17 @@ class GenerationForm(TextFields, StudyForm):
         return previewed(self._plan(), self.fleet)
 
     def estimate(self) -> Estimate:
-        """The sum of the runs one after another; unknown where nothing is known of the model's times on its host."""
+        """The sum of the runs one after another; unknown where nothing is known of the times of one of them."""
         plan, repeats = self.planned, self.cleaned_data["repeats"]
         each = [self.evidence.seconds(variant) for variant in plan.variants]
         known = [seconds for seconds in each if seconds is not None]
         minutes = repeats * sum(known) / 60 if known and len(known) == len(each) else None
         why, source = "the first run shows how long a token takes", self.evidence.source(plan.variants)
-        return Estimate(len(each) * repeats, plan.devices, minutes, unknown=why, source=source)
+        if known and minutes is None:
+            count, most = len(known) * repeats, seconds_text(sum(known) * repeats)
+            why += f"; {count} of the runs {'takes' if count == 1 else 'take'} at most {most} in all"
+        bound = self.evidence.bound
+        return Estimate(len(each) * repeats, plan.devices, minutes, unknown=why, source=source, bound=bound)
 
     @cached_property
     def evidence(self) -> Evidence:

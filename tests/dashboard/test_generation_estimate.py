@@ -17,6 +17,7 @@ from dashboard.studies.generation import plan
 from dashboard.studies.generation_estimate import Evidence, Known, Times, evidence
 from dashboard.studies.models import Study
 from dashboard.studies.variants import Variant
+from parallel_core.analysis.quantities import seconds_text
 from parallel_core.spec import RunSpec
 from tests.dashboard import factory
 from tests.dashboard.plain import plain
@@ -24,6 +25,7 @@ from tests.dashboard.test_study_form import NEW, preview
 from tests.dashboard.text_studies import MIB, asked, finish, queued, run_of, saved
 
 pytestmark = pytest.mark.django_db
+FIRST = "the first run shows how long a token takes"
 REQUEST = {"prompt": list(b"def "), "new": 8, "samples": 2}
 
 
@@ -74,7 +76,7 @@ def test_earlier_runs_there_are_the_best_evidence(client: Client, source: Run, s
             client.post(NEW, {**asked(source), "preview": "1"}, headers={"HX-Request": "true"}).content.decode()
         )
 
-    assert "time unknown: the first run shows how long a token takes" in shown()
+    assert f"time unknown: {FIRST}" in shown()
     single, tensor = run_of(study, "Single"), run_of(study, "TP 2")
     finish(single, 2e-3, 9 * MIB, others=0.0)
     finish(tensor, 1e-3, 6 * MIB, others=0.5)
@@ -103,7 +105,12 @@ def test_before_a_run_a_profile_or_the_calibration_bounds_the_time(client: Clien
     worker.save()
     page = plain(preview(client, asked(source)))
     assert f"Times are at most a forward pass of {seq} tokens by the calibration there." in page
-    assert "a token at most 100 ms" in page
+    assert page.count("a token at most 100 ms") == 3 and "; prefill 1" not in page, "no time of tensor ranks"
+    each = START_S + (METERED_STEPS + 8) * 0.1
+    assert f"time unknown: {FIRST}; 3 of the runs take at most {seconds_text(3 * each)} in all" in page
+    assert f"1 dev, at most {each:.0f} s, " in page
+    alone = plain(preview(client, asked(source, degrees="1x2x1", repeats="20")))
+    assert f'at most <strong class="whole">{40 * each / 60:.0f} min</strong>' in alone and "about <strong" not in alone
     assert step_seconds(one, calibration) == pytest.approx(0.3)
     profile = factory.profiled(alice, worker, RunSpec.stored(source.spec))
     found = evidence(source, one, ["yard-a"], calibration)
@@ -111,5 +118,4 @@ def test_before_a_run_a_profile_or_the_calibration_bounds_the_time(client: Clien
     times = found.times(single)
     assert times is not None and times.bound and times.token == pytest.approx(row["whole"]["forward"] / row["samples"])
     assert found.source([single]) == f"Times are at most a forward pass of {seq} tokens in the profile of yard-a."
-    wide = found.times(tensor)
-    assert wide is not None and not wide.bound, "what collectives cost is not known"
+    assert found.bound and found.times(tensor) is None and found.seconds(tensor) is None, "it has no collectives"
