@@ -14,7 +14,7 @@ from dashboard.charts.crossover import Dot
 from dashboard.fields import Form, Number, WholeNumber
 from dashboard.plans.views import answered, framed
 from dashboard.runs.models import Run, State
-from dashboard.studies.places import NOWHERE, Place, places_of
+from dashboard.runs.places import NOWHERE, Place, places_of
 from parallel_core.analysis.disturbance import is_disturbed
 from parallel_core.analysis.quantities import count_text, significant
 from parallel_core.plan.crossover import RANGES, Along, CrossoverCase, limits

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -10,6 +10,7 @@ import numpy as np
 
 from dashboard.runs import selectors
 from dashboard.runs.models import Run, State
+from dashboard.runs.places import NOWHERE, places_of
 from dashboard.runs.standing import standing
 from parallel_core.analysis.breakdown import Account, Breakdown, accounts
 from parallel_core.analysis.diagnosis.case import REPLAYED
@@ -108,17 +109,25 @@ def baseline(run: Run) -> tuple[Run, Breakdown] | None:
     """The one-device run of the same study that did the same work, and the breakdown of its traced step; None if there
     is none.
 
-    It succeeded, was not broken on purpose and represents its setting; of several an undisturbed one, then the first.
+    It succeeded, was not broken on purpose, represents its setting, and is not known to have run on other machines; of
+    several an undisturbed one, then the first.
     """
     study = run.study
     if study is None:
         return None
     mine = RunSpec.stored(run.spec)
-    singles = standing(study.runs.filter(devices=1).exclude(pk=run.pk).order_by("position", "pk"))
+    singles = _nearby(run, standing(study.runs.filter(devices=1).exclude(pk=run.pk).order_by("position", "pk")))
     found = [other for other in singles if _is_single_of(other, mine)]
     quiet = [other for other in found if not is_disturbed(other.summary.get("cpu_others"))]
     best = next(iter(quiet or found), None)
     return (best, Breakdown(**best.summary["breakdown"])) if best else None
+
+
+def _nearby(run: Run, others: Sequence[Run]) -> list[Run]:
+    """Those of the others that are not known to have run on other machines."""
+    places = places_of([run, *others])
+    own = places.get(run.pk, NOWHERE)
+    return [other for other in others if not own.elsewhere(places.get(other.pk, NOWHERE))]
 
 
 def _is_single_of(other: Run, mine: RunSpec) -> bool:

@@ -18,10 +18,10 @@ from django.db.models.functions import Cast
 from dashboard.fleet.models import Worker
 from dashboard.ledger.models import Profile, ProfileState
 from dashboard.runs.models import ENDED, Cursor, Run, State
+from dashboard.runs.places import Place, places_of
 from dashboard.studies import reruns, scaling
 from dashboard.studies.models import Study
 from dashboard.studies.own_pages import OWN_PAGES
-from dashboard.studies.places import Place, places_of
 from dashboard.studies.selectors import overview
 
 KEPT_S = 24 * 3600

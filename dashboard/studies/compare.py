@@ -9,11 +9,11 @@ from typing import Any, NamedTuple
 
 from dashboard.runs.form_words import value_words
 from dashboard.runs.metrics import left_out
+from dashboard.runs.places import Place
 from dashboard.runs.samples import samples_after
 from dashboard.runs.spec_fields import ENTRIES
 from dashboard.studies import streams
 from dashboard.studies.comparability import same_work
-from dashboard.studies.places import Place
 from dashboard.studies.selectors import Overview, Row
 from parallel_core.analysis import sentences
 from parallel_core.analysis.quantities import (

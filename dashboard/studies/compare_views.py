@@ -19,9 +19,9 @@ from dashboard.numbers import number, numbers
 from dashboard.runs.findings import case_of
 from dashboard.runs.list_views import MAX_TICKED
 from dashboard.runs.models import Run
+from dashboard.runs.places import NOWHERE
 from dashboard.schedules.glossary import words_of
 from dashboard.studies import compare, figures
-from dashboard.studies.places import NOWHERE
 from dashboard.studies.selectors import Overview, Row, overview
 from parallel_core.analysis.diagnosis import scaling
 from parallel_core.analysis.diagnosis.case import Finding

@@ -7,10 +7,10 @@ from dataclasses import dataclass, field, replace
 
 from dashboard.charts.chart import Entry
 from dashboard.runs.models import ENDED, Attempt, Run, State
+from dashboard.runs.places import NOWHERE, Place
 from dashboard.runs.queue import everyone_waiting
 from dashboard.runs.selectors import timed
 from dashboard.studies.excluded import ended_of
-from dashboard.studies.places import NOWHERE, Place
 from parallel_core.analysis.breakdown import Breakdown
 from parallel_core.analysis.disturbance import DISTURBED_ABOVE
 from parallel_core.analysis.host_drift import Pace, drifts

@@ -15,10 +15,10 @@ from dashboard.charts.chart import Chart, Entry
 from dashboard.charts.fit import AT_LIMIT
 from dashboard.csv_cells import no_formula
 from dashboard.runs.models import ENDED, Run, State
+from dashboard.runs.places import Place
 from dashboard.studies.entries import shared_room
 from dashboard.studies.fit import LayerSearch, hunts, sentences, single_of
 from dashboard.studies.models import Study
-from dashboard.studies.places import Place
 from dashboard.studies.selectors import held_equal
 from parallel_core.plan.memory import counted, worst_stage
 from parallel_core.spec import RunSpec

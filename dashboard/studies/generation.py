@@ -15,7 +15,7 @@ from typing import Any
 from dashboard.runs import generating, services
 from dashboard.runs.generating import ONE, Split
 from dashboard.runs.models import ENDED, Run, State
-from dashboard.studies.places import NOWHERE, Machines, Place, places_of
+from dashboard.runs.places import NOWHERE, Machines, Place, places_of
 from dashboard.studies.variants import Plan, Skipped, Variant
 from parallel_core.analysis.disturbance import DISTURBED_ABOVE
 from parallel_core.analysis.generated import Parts, Stretch

@@ -15,12 +15,12 @@ from dashboard.charts import generation_parts
 from dashboard.csv_cells import no_formula
 from dashboard.fleet.words import WORDS
 from dashboard.runs.models import Run, State
+from dashboard.runs.places import Place
 from dashboard.studies import reruns
 from dashboard.studies.entries import waits_of
 from dashboard.studies.generation import Generations, Row, of_runs
 from dashboard.studies.generation_words import differences, grown, sentences
 from dashboard.studies.models import Study
-from dashboard.studies.places import Place
 from parallel_core.analysis.quantities import plural_text, significant
 from parallel_core.outline import outline_of
 from parallel_core.spec import RunSpec

@@ -8,9 +8,9 @@ from typing import Any, Protocol
 from django.http import HttpRequest, HttpResponse
 
 from dashboard.runs.models import Run
+from dashboard.runs.places import Place
 from dashboard.studies import fit, fit_views, generation, generation_views
 from dashboard.studies.models import Study
-from dashboard.studies.places import Place
 
 
 class OwnPage(Protocol):

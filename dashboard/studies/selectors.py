@@ -12,12 +12,12 @@ from typing import Any
 
 from dashboard.charts.chart import Entry
 from dashboard.runs.models import ENDED, Run, State
+from dashboard.runs.places import NOWHERE, Machines, Place, places_of
 from dashboard.studies import excluded, peaks
 from dashboard.studies.comparability import same_updates, tolerance, why_not
 from dashboard.studies.entries import Setting, drift_of, entry_of, own_step, shared_room, waits_of
 from dashboard.studies.labels import labels_of
 from dashboard.studies.losses import Losses, losses_of
-from dashboard.studies.places import NOWHERE, Machines, Place, places_of
 from parallel_core.analysis import host_drift, sentences
 from parallel_core.analysis.disturbance import DISTURBED_ABOVE
 from parallel_core.analysis.parity import Parity, parity

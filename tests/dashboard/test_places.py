@@ -9,8 +9,8 @@ import pytest
 from django.test import Client
 
 from dashboard.runs.models import RankInfo, Run
+from dashboard.runs.places import Place, places_of
 from dashboard.studies.models import Study
-from dashboard.studies.places import Place, places_of
 from dashboard.studies.selectors import overview
 from tests.dashboard import factory
 from tests.dashboard.plain import plain

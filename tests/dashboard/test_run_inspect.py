@@ -13,7 +13,7 @@ import pytest
 from django.test import Client
 
 from dashboard.runs import page_timeline, traces
-from dashboard.runs.models import MemoryRecord, Run, SpanChunk, State
+from dashboard.runs.models import Attempt, MemoryRecord, Run, SpanChunk, State
 from dashboard.runs.page_operators import folded
 from dashboard.runs.traces import Trace
 from parallel_core.analysis.diagnosis import RULES
@@ -272,6 +272,10 @@ def test_the_single_device_that_losses_are_held_against_is_the_one_that_stands(a
         found = traces.baseline(run)
         assert found is not None and found[0].pk == again.pk, change
         Run.objects.filter(pk=single.pk).update(**saved)
+    (attempt,) = single.attempts.all()
+    Attempt.objects.filter(pk=attempt.pk).update(devices=[{**attempt.devices[0], "worker": "yard-b"}])
+    found = traces.baseline(run)
+    assert found is not None and found[0].pk == again.pk, "on another host"
     Run.objects.filter(pk__in=(single.pk, again.pk)).update(
         spec={**single.spec, "train": {**single.spec["train"], "device": "cuda"}}
     )
