@@ -40,8 +40,10 @@ def figure(run: Run) -> tuple[str, str, str]:
     found = generating.where_it_goes(run)
     if found is None:
         return "Communication", "–", "of a token"
-    parts = f"{seconds_text(found.collective)} in collectives, {seconds_text(found.p2p)} between stages"
-    return "Communication", percent_text(found.communication), f"of a token: {parts}"
+    parts = [f"{seconds_text(found.collective)} in collectives"] if found.collective else []
+    parts += [f"{seconds_text(found.p2p)} between stages"] if found.p2p else []
+    said = ", ".join(parts) or "nothing is exchanged"
+    return "Communication", percent_text(found.communication), f"of a token: {said}"
 
 
 def chart(run: Run) -> Chart | None:

@@ -152,6 +152,6 @@ def test_the_page_of_a_run_says_where_its_time_goes(client: Client, study: Study
     assert f"L{grown}" in page
     assert charts_of(client, study)["positions"]["title"] == f"On TP 2 l{grown}", "one rule of noise for both pages"
     assert "Other processes used 20 % of one of its devices: read the timing with care." in page
-    assert "of a token: 200 µs in collectives, 0 ns between stages" in page
+    assert "of a token: 200 µs in collectives<" in page.replace("\n", "")
     assert 'data-chart="positions"' in page and "measured, 40 tokens after the first" in page
     assert "4 prompt tokens, 15 % of the time" in page
