@@ -34,7 +34,7 @@ from dashboard.control.summary import store_summary, unsummarised
 from dashboard.control.suspects import UNREACHABLE, Suspects
 from dashboard.control.wire import Entry, Reader
 from dashboard.fleet.listening import STAMP_EVERY_S, stamp
-from dashboard.fleet.selectors import reporting
+from dashboard.fleet.selectors import RETURNS_S, reporting
 from dashboard.live.announce import publish
 from dashboard.runs.models import Attempt
 from dashboard.studies import fit_runs
@@ -223,7 +223,7 @@ class Controller:
         self._guard.run("store again what was set aside", self._store_asked)
 
     def _place(self) -> None:
-        for attempt in sweeps.place_queued(self._alive, self._fresh):
+        for attempt in sweeps.place_queued(self._alive, self._fresh, self._clocks.alive(RETURNS_S)):
             self._clocks.placed(attempt.pk)
             self._unsent[attempt.pk] = attempt
 

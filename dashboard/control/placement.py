@@ -4,8 +4,9 @@ Rules: oldest first; all devices of a run at once or none; on one host where any
 of those that other hosts reach; never on a host that drains, leaves or is silent, and on one with a requested profile
 only where no other is free. An `exclusive` run needs idle hosts as a whole and blocks them. A run that has to wait
 reserves the hosts it waits for, so that later, smaller runs cannot starve it. Exclusive runs of one study go one after
-another, on the same host while that is connected, because they are meant to be compared; one that no open host can take
-waits alone.
+another, on the same host while that is connected, because they are meant to be compared; one that no known host can
+take waits alone. A host that is absent for a short time still counts for that, or the study would be split over two
+hosts.
 """
 
 from __future__ import annotations
@@ -32,6 +33,8 @@ class Wait(Enum):
     SIBLING = "sibling"  # a run of the same study is active or ahead
 
 
+Found = tuple[Wait | None, Counts]
+"""(None, devices by host in rank order) or (why not, devices by host for the hosts to wait for)."""
 UNTAKEN = (Wait.TOO_LARGE, Wait.CHECKPOINT, Wait.AWAY, Wait.UNABLE)
 """Reasons to wait that no end of another run removes: only another host, or the change of one, does."""
 
@@ -67,9 +70,10 @@ class Request:
 
 @dataclass(frozen=True)
 class Host:
-    """A worker: its device indices by kind, all and free. `open`: neither draining, leaving nor silent. `profiles`: a
-    profile was requested there, for whose end a run sent later waits. `across`: it may have a part of a run over
-    several hosts. `tasks`: what it can do instead of training."""
+    """A worker: its device indices by kind, all and free. `open`: it takes new runs: it neither drains, leaves nor
+    is silent, and no other worker has its name. `known`: it is open or may soon be again, as it was heard a short time
+    ago. `profiles`: a profile was requested there, for whose end a run sent later waits. `across`: it may have a part
+    of a run over several hosts. `tasks`: what it can do instead of training."""
 
     name: str
     devices: dict[str, tuple[int, ...]]
@@ -79,6 +83,7 @@ class Host:
     profiles: bool = False
     across: bool = True
     tasks: tuple[str, ...] = ()
+    known: bool = True
 
     def count(self, kind: str) -> int:
         return len(self.devices.get(kind, ()))
@@ -97,6 +102,10 @@ class Host:
     def gives(self) -> bool:
         """Whether at least one run could be placed there now."""
         return self.open and not self.exclusive and any(self.free.values())
+
+    def ready(self) -> Host:
+        """The host as if it were open and nothing ran there."""
+        return replace(self, free=self.devices, exclusive=False, open=True)
 
     def without(self, kind: str, taken: tuple[int, ...], exclusive: bool) -> Host:
         """The host after these devices were given away."""
@@ -125,16 +134,18 @@ def plan(queue: Iterable[Request], hosts: Iterable[Host], studies_active: Iterab
     """Places what can be placed now. `queue` is oldest first; `studies_active` are studies with an exclusive run under
     way."""
     by_name = {host.name: host for host in hosts}
+    untaken = _Untaken(by_name.values())
     reserved: set[str] = set()
     busy_studies = set(studies_active)
     result = Plan()
     for request in queue:
-        why, counts = _find(request, by_name, reserved)
-        if request.study is not None and why not in UNTAKEN:
+        never = None if request.study is None else untaken.why(request)
+        if request.study is not None and never is None:
             if request.study in busy_studies:
                 result.waits[request.run] = (Wait.SIBLING, ())
                 continue
             busy_studies.add(request.study)  # also when it waits: its younger siblings keep their order
+        why, counts = never or _find(request, by_name, reserved)
         if why is None:
             result.placed.append((request, _give(request, by_name, counts)))
         else:
@@ -144,8 +155,30 @@ def plan(queue: Iterable[Request], hosts: Iterable[Host], studies_active: Iterab
     return result
 
 
-def _find(request: Request, hosts: dict[str, Host], reserved: set[str]) -> tuple[Wait | None, Counts]:
-    """Returns (None, devices by host in rank order) or (why not, devices by host for the hosts to wait for)."""
+class _Untaken:
+    """Tells which requests no known host can take, whatever runs there.
+
+    That follows from a request's shape and the number of devices alone, so each shape is looked at once: a study may
+    have thousands of queued runs.
+    """
+
+    def __init__(self, hosts: Iterable[Host]) -> None:
+        every = list(hosts)
+        self._open = {host.name: host.ready() for host in every if host.open}
+        self._known = {host.name: host.ready() for host in every if host.open or host.known}
+        self._found: dict[tuple[object, ...], Found | None] = {}
+
+    def why(self, request: Request) -> Found | None:
+        """What `_find` says of the open hosts, None if known hosts could take it when they are open and idle."""
+        shape = (request.devices, request.kind, request.needs, request.hosts, request.alone, request.over)
+        key = (*shape, request.unit, request.among, request.task)
+        if key not in self._found:
+            taken = _find(request, self._known, set())[0] not in UNTAKEN
+            self._found[key] = None if taken else _find(request, self._open, set())
+        return self._found[key]
+
+
+def _find(request: Request, hosts: dict[str, Host], reserved: set[str]) -> Found:
     usable = [host for host in hosts.values() if host.open]
     if not usable:
         return Wait.NO_HOST, {}
@@ -160,7 +193,7 @@ def _find(request: Request, hosts: dict[str, Host], reserved: set[str]) -> tuple
     return _find_able(request, usable, reserved)
 
 
-def _find_able(request: Request, usable: list[Host], reserved: set[str]) -> tuple[Wait | None, Counts]:
+def _find_able(request: Request, usable: list[Host], reserved: set[str]) -> Found:
     """Looks among the hosts that know the run's task; the others are named if they are what is missing."""
     able = [host for host in usable if host.knows(request.task)]
     unable = {host.name: 1 for host in usable if host not in able and host.count(request.kind)}
@@ -170,7 +203,7 @@ def _find_able(request: Request, usable: list[Host], reserved: set[str]) -> tupl
     return why, counts
 
 
-def _find_devices(request: Request, usable: list[Host], reserved: set[str]) -> tuple[Wait | None, Counts]:
+def _find_devices(request: Request, usable: list[Host], reserved: set[str]) -> Found:
     if request.hosts < 2:
         capable = [host for host in usable if host.count(request.kind) >= request.devices]
         if capable:
@@ -181,7 +214,7 @@ def _find_devices(request: Request, usable: list[Host], reserved: set[str]) -> t
     return _find_several(request, usable, reserved)
 
 
-def _find_one(request: Request, capable: list[Host], reserved: set[str]) -> tuple[Wait | None, Counts]:
+def _find_one(request: Request, capable: list[Host], reserved: set[str]) -> Found:
     preferred = [host for host in capable if host.name == request.prefer]
     capable = preferred or sorted(capable, key=lambda host: (host.profiles, -host.left(request.kind), host.name))
     unreserved = [host for host in capable if host.name not in reserved]
@@ -192,7 +225,7 @@ def _find_one(request: Request, capable: list[Host], reserved: set[str]) -> tupl
     return _why(request, [first], not unreserved), {first.name: request.devices}
 
 
-def _find_several(request: Request, usable: list[Host], reserved: set[str]) -> tuple[Wait | None, Counts]:
+def _find_several(request: Request, usable: list[Host], reserved: set[str]) -> Found:
     """Looks for hosts that together have the devices: free ones now, else the hosts that could give them and are waited
     for."""
     ready = [host for host in usable if host.name not in reserved and _fits(request, host, 1)]

@@ -72,15 +72,15 @@ def sweep_traces() -> list[ControlMessage]:
     return messages
 
 
-def place_queued(alive: Iterable[str], fresh: Iterable[str]) -> list[Attempt]:
+def place_queued(alive: Iterable[str], fresh: Iterable[str], known: Iterable[str] = ()) -> list[Attempt]:
     """Places queued runs on free devices of the `fresh` workers; returns the attempts whose start message is to be
-    sent. Workers that are only `alive` give nothing now but are waited for.
+    sent. Workers that are only `alive` give nothing now but are waited for; those that are `known` may come back.
 
     The queue, which may be long, is not read while no host has anything to give.
     """
     if not Run.objects.filter(state=State.QUEUED, cancel_requested_at=None).exists():
         return []
-    fleet = hosts(set(alive), set(fresh))
+    fleet = hosts(set(alive), set(fresh), set(known))
     if not any(host.gives for host in fleet):
         return []
     runs = queued_runs()

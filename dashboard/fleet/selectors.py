@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -20,6 +20,9 @@ from workers.contract import LEASE_S
 
 OTHERS_ABOVE = 0.25
 """Load of a free device above which its page says that something else uses it; an idle yard itself stays below."""
+RETURNS_S = 600.0
+"""Silence in seconds up to which a host may be expected back: a server takes some minutes to boot, a worker far less.
+Until then the runs of a timed study wait for it rather than go to a smaller host."""
 
 
 @dataclass(frozen=True)
@@ -155,29 +158,38 @@ def kind_of(run: Run) -> str:
     return str(run.spec.get("train", {}).get("device", "cpu"))
 
 
-def hosts(alive: Collection[str] | None = None, fresh: Collection[str] | None = None) -> list[Host]:
+def hosts(
+    alive: Collection[str] | None = None, fresh: Collection[str] | None = None, known: Collection[str] = ()
+) -> list[Host]:
     """Every worker as a Host for the placement.
 
     `alive` = workers whose lease holds; None judges by the age of heartbeats. `fresh` = those that may be given runs
     now, None = all that are alive: the others are open, so that runs that belong there wait, but have nothing free.
+    `known` = those that are expected back although their last heartbeat is older than RETURNS_S.
     """
     attempts = live_attempts()
     held = occupancy(attempts)
     exclusive = {node["worker"] for a in attempts if a.run.exclusive for node in a.devices}
-    since = silent_before()
-    profile = set(Profile.objects.filter(state=ProfileState.ASKED).values_list("worker", flat=True))
+    since, profile = silent_before(), _profiled()
+    returns = since + timedelta(seconds=LEASE_S - RETURNS_S)
     out = []
     for worker in Worker.objects.all():
-        there = worker.name in alive if alive is not None else (worker.heartbeat_at or since) > since
+        heard = worker.heartbeat_at or returns
+        there = worker.name in alive if alive is not None else heard > since
         gives = fresh is None or worker.name in fresh
         every = devices_of(worker)
         free = {
             kind: tuple(i for i in ids if gives and (worker.name, kind, i) not in held) for kind, ids in every.items()
         }
-        is_open = there and worker.in_service
-        profiles, across, tasks = worker.pk in profile, worker.across_hosts, tuple(worker.tasks)
-        out.append(Host(worker.name, every, free, worker.name in exclusive, is_open, profiles, across, tasks))
+        host = Host(worker.name, every, free, worker.name in exclusive, there and worker.in_service)
+        host = replace(host, profiles=worker.pk in profile, across=worker.across_hosts, tasks=tuple(worker.tasks))
+        out.append(replace(host, known=host.open or worker.name in known or heard > returns))
     return out
+
+
+def _profiled() -> set[int]:
+    """Ids of the workers of which a profile was requested."""
+    return set(Profile.objects.filter(state=ProfileState.ASKED).values_list("worker", flat=True))
 
 
 def workers() -> list[WorkerView]:

@@ -14,8 +14,9 @@ from django.utils import timezone
 from dashboard.control import clocks, sweeps
 from dashboard.control.controller import Controller
 from dashboard.fleet.models import Worker
+from dashboard.fleet.selectors import RETURNS_S
 from dashboard.ledger.models import Profile, ProfileState
-from dashboard.runs import states
+from dashboard.runs import queue, states
 from dashboard.runs.models import Attempt, Checkpoint, Corpus, Run, State
 from dashboard.studies.models import Study
 from tests.dashboard import factory
@@ -230,3 +231,25 @@ def test_checkpoints_to_read_through_give_a_retry_more_time(alice: Any) -> None:
     for step in (10, 20):
         Checkpoint.objects.create(run=run, attempt=first, worker="yard-a", step=step, bytes=50 << 20, seconds=1.0)
     assert sweeps._start_limit(Attempt(run=run)) == sweeps.START_LIMIT_S + 100
+
+
+def test_a_large_host_that_was_heard_minutes_ago_keeps_its_study(alice: Any) -> None:
+    """The controller counts the time in which it could listen; the age of the last heartbeat does as well."""
+    large = factory.worker("yard-a", devices=8)
+    factory.worker("yard-b", devices=2)
+    study = Study.objects.create(name="s", owner=alice)
+    wide, small = (
+        factory.queued(alice, {"dp": dp}, study=study, position=i, exclusive=True) for i, dp in enumerate((8, 2))
+    )
+    alive = {"yard-b"}
+
+    def heard(seconds: float) -> None:
+        Worker.objects.filter(pk=large.pk).update(heartbeat_at=timezone.now() - timedelta(seconds=seconds))
+
+    heard(RETURNS_S / 2)
+    assert sweeps.place_queued(alive, alive) == []
+    assert queue.waiting(small).sentence.startswith("Waits for other runs of its study")
+    heard(2 * RETURNS_S)
+    assert sweeps.place_queued(alive, alive, {"yard-a"}) == [], "expected back since the controller began"
+    assert [one.run_id for one in sweeps.place_queued(alive, alive)] == [small.pk]
+    assert state_of(wide) == State.QUEUED

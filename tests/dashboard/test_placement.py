@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dashboard.control import placement
 from dashboard.control.placement import Host, Plan, Request, Share, Wait, plan
 
 
@@ -162,10 +165,34 @@ def test_a_run_that_no_host_can_take_does_not_hold_up_its_study() -> None:
     assert placed(result)[1][0].host == "large" and result.waits == {2: (Wait.SIBLING, ())}
 
 
-def test_a_run_whose_checkpoint_is_away_does_not_hold_up_its_study() -> None:
+def test_a_host_that_is_away_for_a_moment_does_not_split_a_study() -> None:
+    """Its smaller siblings wait for it too; after a longer absence the large run waits alone."""
+    queue = [ask(run, devices, exclusive=True, study=7) for run, devices in enumerate((8, 2, 1), 1)]
+    small, away = host("b"), host("a", 8, open=False)
+    result = plan(queue, [away, small])
+    assert result.waits == {1: (Wait.TOO_LARGE, ()), 2: (Wait.SIBLING, ()), 3: (Wait.SIBLING, ())}
+    gone = plan(queue, [replace(away, known=False), small])
+    assert set(placed(gone)) == {2} and gone.waits == {1: (Wait.TOO_LARGE, ()), 3: (Wait.SIBLING, ())}
+
+
+def test_a_run_whose_checkpoint_is_gone_does_not_hold_up_its_study() -> None:
     queue = [ask(1, exclusive=True, study=7, needs=("b",)), ask(2, exclusive=True, study=7)]
-    result = plan(queue, [host("a"), host("b", open=False)])
+    away = host("b", open=False)
+    assert plan(queue, [host("a"), away]).waits == {1: (Wait.CHECKPOINT, ("b",)), 2: (Wait.SIBLING, ())}
+    result = plan(queue, [host("a"), replace(away, known=False)])
     assert set(placed(result)) == {2} and result.waits == {1: (Wait.CHECKPOINT, ("b",))}
+
+
+@pytest.mark.parametrize("devices", [2, 8], ids=["taken", "untaken"])
+def test_hosts_are_looked_at_once_for_all_siblings_alike(devices: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A study may have thousands of queued runs, and a plan is made at every sweep."""
+    looked: list[int] = []
+    find = placement._find
+    monkeypatch.setattr(placement, "_find", lambda request, *rest: looked.append(request.run) or find(request, *rest))
+    queue = [ask(run, devices, exclusive=True, study=7, prefer=f"h{run}") for run in range(50)]
+    result = plan(queue, [host(f"h{i}", 2, across=False) for i in range(4)], studies_active=[7])
+    assert {why for why, _ in result.waits.values()} == {Wait.SIBLING if devices == 2 else Wait.TOO_LARGE}
+    assert len(result.waits) == 50 and set(looked) == {0}
 
 
 def test_a_run_of_a_study_that_only_waits_for_its_host_keeps_its_turn() -> None:
