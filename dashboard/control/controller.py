@@ -95,11 +95,13 @@ class Controller:
         while not self._stopping.is_set():
             try:
                 if lock.hold():
+                    waiting = False
                     self.turn()
                     continue
                 if not waiting:
                     log.info("another controller is active; waiting for it to end")
                     waiting = True
+                    self._end_term()
                 self._stopping.wait(LOCK_POLL_S)
             except FAILURES as error:
                 self._recover(error)
@@ -130,9 +132,15 @@ class Controller:
             log.warning("the broker and the database answer again")
             self._away = ""
 
+    def _end_term(self) -> None:
+        """Forgets what another controller, which has the lock now, goes on with: whom it hears, and what it has to
+        summarise and to send, is known from the database when its term is over."""
+        self._clocks, self._succeeded, self._to_summarise = Clocks(), False, None
+        self._unsent.clear()
+
     def _succeed(self) -> None:
-        """Expects, once, the workers that the controller before this one had heard, so that runs that belong there wait
-        for their next heartbeat. Comes before the first stamp, which would make them silent."""
+        """Expects, once a term, the workers that the controller before this one had heard, so that runs that belong
+        there wait for their next heartbeat. Comes before the first stamp, which would make them silent."""
         if not self._succeeded:
             self._clocks.expect(reporting().values_list("name", flat=True))
             self._succeeded = True

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from typing import Any, NamedTuple
 
 import pytest
 import redis
+from django.utils import timezone
 
 from dashboard.control import controller as loop
 from dashboard.control.clocks import MOST_COUNTED_S, Clocks
 from dashboard.control.controller import Controller
 from dashboard.control.starter import Starter
+from dashboard.fleet.models import Worker
 from dashboard.runs.models import Attempt, Run
 from parallel_core.file_lock import FileLock
+from tests.dashboard import factory
 from tests.dashboard.fake_worker import Peer
 from tests.dashboard.test_control import submit, until
 from workers.contract import LEASE_S
@@ -111,6 +116,42 @@ def test_a_second_controller_waits_for_the_lock(tmp_path: Any) -> None:
     assert not second.hold()
     first.release()
     assert second.hold()
+
+
+class Lent(NamedTuple):
+    """A lock that another controller has between two terms of this one."""
+
+    controller: Controller
+    terms: Iterator[bool | Callable[[], bool]]
+
+    def hold(self) -> bool:
+        step = next(self.terms, None)
+        if step is None:
+            self.controller.stop()
+            return True
+        return step if isinstance(step, bool) else step()
+
+    def release(self) -> None: ...
+
+
+def test_each_term_of_the_lock_begins_with_whom_the_controller_before_had_heard(
+    controller: Controller, peer: Peer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What this one heard in its own last term is old by then, and so is what it had to send and to summarise."""
+
+    def meanwhile() -> bool:
+        controller._unsent[5], controller._to_summarise = Attempt(pk=5), {6}
+        Worker.objects.update(heartbeat_at=timezone.now() - timedelta(seconds=2 * LEASE_S))
+        factory.worker("yard-b")
+        return False
+
+    lock = Lent(controller, iter([True, meanwhile, True]))
+    monkeypatch.setattr(loop, "lock_of_database", lambda: lock)
+    peer.beat()
+    controller.run()
+    assert controller._clocks.alive(LEASE_S) == {"yard-b"}
+    assert controller._clocks.fresh(60) == set(), "not heard by this controller"
+    assert (controller._unsent, controller._to_summarise) == ({}, set())
 
 
 def test_what_a_sweep_of_leases_found_outlasts_a_broker_that_takes_no_order(
