@@ -19,7 +19,7 @@ from dashboard.live.announce import announce
 from dashboard.runs import spreading
 from dashboard.runs.models import Run, State
 from dashboard.runs.queue import requests
-from parallel_core.analysis.disturbance import is_disturbed
+from parallel_core.analysis.disturbance import is_quiet
 from parallel_core.analysis.quantities import listed_text
 from parallel_core.plan.memory import counted, worst_stage
 from parallel_core.profile.request import measured_with
@@ -157,14 +157,14 @@ def settle(run: Run, summary: Mapping[str, Any]) -> None:
     said = Prediction.objects.filter(run=run).first()
     if run.state != State.SUCCEEDED or run.injected or said is None:
         return
-    timed, memory, others = summary.get("timed"), summary.get("memory"), summary.get("cpu_others")
+    timed, memory = summary.get("timed"), summary.get("memory")
     spec = RunSpec.stored(run.spec)
     workers = spreading.workers_of(run.attempts.order_by("-number").first())
     hosts = spreading.several(workers)
     profile = Profile.objects.filter(prediction__run=run).select_related("worker").defer("table").first()
     elsewhere = _elsewhere(said, hosts)
     left_out = elsewhere or _untimed(said, hosts, spec.train.device) or _of_another(profile, workers)
-    noisy = is_disturbed(others) or bool(summary.get("others_missing"))
+    noisy = not is_quiet(summary)
     if replays.from_elsewhere(said, workers):
         Prediction.objects.filter(pk=said.pk).update(replayed=None, replayed_seconds=None)
     Prediction.objects.filter(pk=said.pk).update(

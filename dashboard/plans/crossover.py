@@ -15,7 +15,7 @@ from dashboard.fields import Form, Number, WholeNumber
 from dashboard.plans.views import answered, framed
 from dashboard.runs.models import Run, State
 from dashboard.runs.places import NOWHERE, Place, places_of
-from parallel_core.analysis.disturbance import is_disturbed
+from parallel_core.analysis.disturbance import is_quiet
 from parallel_core.analysis.quantities import count_text, significant
 from parallel_core.plan.crossover import RANGES, Along, CrossoverCase, limits
 from parallel_core.plan.strategy import family
@@ -123,14 +123,10 @@ def dots(case: CrossoverCase, along: Along) -> list[Dot]:
 
 
 def _runs() -> list[Run]:
+    """The runs of a GPT that were timed, and are not known or suspected to be disturbed."""
     listed = Run.objects.filter(state=State.SUCCEEDED, injected=[]).order_by("-id")[:RECENT]
-    return [run for run in listed if _is_quiet(run) and run.spec.get("model", {}).get("kind", "gpt") == "gpt"]
-
-
-def _is_quiet(run: Run) -> bool:
-    """Whether it was timed, and nothing is known to have disturbed it."""
-    kept = run.summary or {}
-    return bool(_step(run)) and not is_disturbed(kept.get("cpu_others")) and not kept.get("others_missing")
+    timed = [run for run in listed if _step(run) and is_quiet(run.summary)]
+    return [run for run in timed if run.spec.get("model", {}).get("kind", "gpt") == "gpt"]
 
 
 def _step(run: Run) -> float:

@@ -14,7 +14,7 @@ from dashboard.runs.places import NOWHERE, places_of
 from dashboard.runs.standing import standing
 from parallel_core.analysis.breakdown import Account, Breakdown, accounts
 from parallel_core.analysis.diagnosis.case import REPLAYED
-from parallel_core.analysis.disturbance import is_disturbed
+from parallel_core.analysis.disturbance import is_quiet
 from parallel_core.analysis.export import About
 from parallel_core.analysis.quantities import count_text
 from parallel_core.faults import trained
@@ -118,7 +118,7 @@ def baseline(run: Run) -> tuple[Run, Breakdown] | None:
     mine = RunSpec.stored(run.spec)
     singles = _nearby(run, standing(study.runs.filter(devices=1).exclude(pk=run.pk).order_by("position", "pk")))
     found = [other for other in singles if _is_single_of(other, mine)]
-    quiet = [other for other in found if not is_disturbed(other.summary.get("cpu_others"))]
+    quiet = [other for other in found if is_quiet(other.summary)]
     best = next(iter(quiet or found), None)
     return (best, Breakdown(**best.summary["breakdown"])) if best else None
 

@@ -264,6 +264,7 @@ def test_the_single_device_that_losses_are_held_against_is_the_one_that_stands(a
         {"state": State.CANCELLED},
         {"summary": {**single.summary, "cpu_others": 0.5}},
         {"repeats": None, "injected": ["A rank stood still."]},
+        {"summary": {**single.summary, "cpu_others": None, "others_missing": True}},
     ):
         saved = Run.objects.filter(pk=single.pk).values(*change).get()
         Run.objects.filter(pk=single.pk).update(**change)
