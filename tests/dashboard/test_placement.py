@@ -188,7 +188,12 @@ def test_hosts_are_looked_at_once_for_all_siblings_alike(devices: int, monkeypat
     """A study may have thousands of queued runs, and a plan is made at every sweep."""
     looked: list[int] = []
     find = placement._find
-    monkeypatch.setattr(placement, "_find", lambda request, *rest: looked.append(request.run) or find(request, *rest))
+
+    def noted(request: Request, *rest: Any) -> placement.Found:
+        looked.append(request.run)
+        return find(request, *rest)
+
+    monkeypatch.setattr(placement, "_find", noted)
     queue = [ask(run, devices, exclusive=True, study=7, prefer=f"h{run}") for run in range(50)]
     result = plan(queue, [host(f"h{i}", 2, across=False) for i in range(4)], studies_active=[7])
     assert {why for why, _ in result.waits.values()} == {Wait.SIBLING if devices == 2 else Wait.TOO_LARGE}
