@@ -19,6 +19,7 @@ def apart_text(names: Sequence[str]) -> str:
 
 
 def unable_text(workers: Iterable[tuple[str, str]], task: str) -> str:
-    """A clause that these workers, (name, version) each, are too old for the task."""
-    runs = listed_text([f"{name} runs version {version or 'unknown'}" for name, version in workers])
-    return f"{runs}, which cannot {DOES[task]}"
+    """A clause that these workers, (name, version) each, do not announce the task: they are too old."""
+    runs = [f"{name} runs version {version or 'unknown'}" for name, version in workers]
+    announce = "does not announce that it" if len(runs) == 1 else "do not announce that they"
+    return f"{listed_text(runs)}, which {announce} can {DOES[task]}"

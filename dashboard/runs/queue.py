@@ -9,10 +9,10 @@ from datetime import datetime
 from dashboard.ages import span
 from dashboard.control.placement import Host, Request, Wait, plan
 from dashboard.fleet.listening import away_for
-from dashboard.fleet.selectors import hosts, kind_of
+from dashboard.fleet.selectors import FleetSnapshot, hosts, kind_of
 from dashboard.fleet.words import WORDS, apart_text
 from dashboard.runs.models import Attempt, Checkpoint, Run, State
-from dashboard.runs.spreading import Files, Holder, too_old, why_alone
+from dashboard.runs.spreading import Files, Holder, unable_sentence, why_alone
 from parallel_core.analysis.quantities import listed_text
 from workers.contract import task_of
 
@@ -134,11 +134,11 @@ def everyone_waiting(up_to: int | None = None) -> dict[int, Waiting]:
 
 
 def _planned(runs: list[Run]) -> dict[int, Waiting]:
-    fleet, active = hosts(), studies_active()
-    outcome = plan(requests(runs), fleet, active)
+    fleet, active, asked = hosts(), studies_active(), requests(runs)
+    outcome, snapshot = plan(asked, fleet, active), FleetSnapshot.now()
     by_name = {host.name: host for host in fleet}
     out = {}
-    for ahead, run in enumerate(runs):
+    for ahead, (run, request) in enumerate(zip(runs, asked, strict=True)):
         why, names = outcome.waits.get(run.pk, (None, ()))
         more = f" {ahead} {'run' if ahead == 1 else 'runs'} ahead." if ahead else ""
         awaited = [by_name[name] for name in names if name in by_name]
@@ -148,7 +148,7 @@ def _planned(runs: list[Run]) -> dict[int, Waiting]:
         if why in (Wait.CHECKPOINT, Wait.AWAY):
             sentence = _for_absent(run, why, names, awaited)
         elif why is Wait.UNABLE:
-            sentence = too_old(names, task_of(run.task))
+            sentence = unable_sentence(names, request, snapshot)
         else:
             sentence = _sentence(run, why, awaited, fleet)
         out[run.pk] = Waiting(sentence + more, ahead, full)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -180,16 +180,25 @@ def waits_for(request: Request, fleet: FleetSnapshot) -> str:
         return "No worker has reported yet."
     why, names = found.waits[request.run]
     if why is Wait.UNABLE:
-        return too_old(names, request.task)
-    could = [worker for worker in fleet.every if _could(worker, request)]
-    said = listed_text([f"{worker.name} is {state}" for worker in could if (state := _state(worker, fleet))])
+        return unable_sentence(names, request, fleet)
+    return _closed([worker for worker in fleet.every if _could(worker, request)], fleet)
+
+
+def unable_sentence(names: Sequence[str], request: Request, fleet: FleetSnapshot) -> str:
+    """What a run waits for if the workers `names` have the devices but not its task: workers that have both, if those
+    could take it once they take runs again, else a newer version."""
+    old = unable_text([(one.name, one.version) for one in fleet.every if one.name in names], request.task)
+    able = [one for one in fleet.every if request.task in one.tasks and _could(one, request)]
+    closed = _closed(able, fleet)
+    if closed and plan([request], [host.ready() for host in fleet.idle()]).placed:
+        return f"{closed} {old}."
+    return f"Needs a newer worker: {old}."
+
+
+def _closed(workers: Iterable[Worker], fleet: FleetSnapshot) -> str:
+    """A sentence that those of the workers that take no runs now are missing; '' if all take them."""
+    said = listed_text([f"{worker.name} is {state}" for worker in workers if (state := _state(worker, fleet))])
     return f"Too few such devices take runs now: {said}." if said else ""
-
-
-def too_old(names: Sequence[str], task: str) -> str:
-    """A sentence that these workers, which have the devices, are of a version without the task."""
-    versions = Worker.objects.filter(name__in=names).values_list("name", "version")
-    return f"Needs a newer worker: {unable_text(versions, task)}."
 
 
 def _could(worker: Worker, request: Request) -> bool:
@@ -203,6 +212,8 @@ def _state(worker: Worker, fleet: FleetSnapshot) -> str:
     """Why the worker takes no runs; '' if it does."""
     if worker not in fleet.reporting:
         return "silent"
+    if worker.clashes:
+        return "a name that two workers use"
     return "draining" if worker.draining else "leaving" if worker.leaving else ""
 
 

@@ -141,7 +141,7 @@ def test_a_worker_that_announces_no_task_gets_runs_that_train_alone(
     peer.beat(tasks=None, version="0.0.1")
     until(controller, lambda: state_of(other) == State.STARTING)
     assert state_of(run) == State.QUEUED
-    said = "Needs a newer worker: yard-a runs version 0.0.1, which cannot generate text."
+    said = "Needs a newer worker: yard-a runs version 0.0.1, which does not announce that it can generate text."
     assert queue.waiting(run).sentence == said
     for _ in range(3):
         controller.turn()  # until nothing but the heartbeat is new

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import re
+from datetime import timedelta
 from typing import Any
 
 import pytest
 from django.test import Client
 from django.urls import reverse
+from django.utils import timezone
 
 from dashboard.api.models import Scope
 from dashboard.control.dispatch import start_message
@@ -127,7 +129,7 @@ def test_the_form_says_that_no_worker_takes_it_now(client: Client, source: Run) 
 
     assert said() == ""
     Worker.objects.update(tasks=[], version="0.0.1")
-    old = "Needs a newer worker: yard-a runs version 0.0.1, which cannot generate text."
+    old = "Needs a newer worker: yard-a runs version 0.0.1, which does not announce that it can generate text."
     assert said() == old
     page = client.post(f"/runs/{source.pk}/generate/check", FORM).content.decode()
     assert f"It would wait.</strong> {old}" in page
@@ -137,6 +139,28 @@ def test_the_form_says_that_no_worker_takes_it_now(client: Client, source: Run) 
     assert (made.status_code, made.json()["data"]["waits_for"]) == (201, old), "it may be queued all the same"
     Worker.objects.update(draining=True)
     assert said() == "Too few such devices take runs now: yard-a is draining."
+
+
+def test_a_worker_that_has_the_task_but_takes_no_runs_is_named_before_the_old_ones(source: Run, made: Run) -> None:
+    """Its return is enough; a newer worker is needed only where none that is known could take the run."""
+    factory.worker("yard-b")
+    Worker.objects.filter(name="yard-b").update(tasks=[], version="0.0.1")
+    old = "yard-b runs version 0.0.1, which does not announce that it can generate text."
+    wrote = source.attempts.get()
+    wrote.devices = [{**node, "shares": True} for node in wrote.devices]
+    wrote.save()
+    Worker.objects.update(shared_checkpoints=True)
+
+    def said() -> str:
+        made.refresh_from_db()
+        return queue.waiting(made).sentence
+
+    Worker.objects.filter(name="yard-a").update(draining=True)
+    assert said() == f"Too few such devices take runs now: yard-a is draining. {old}"
+    Worker.objects.filter(name="yard-a").update(draining=False, heartbeat_at=timezone.now() - timedelta(hours=1))
+    assert said() == f"Too few such devices take runs now: yard-a is silent. {old}"
+    Worker.objects.filter(name="yard-a").update(devices=[])
+    assert said() == f"Needs a newer worker: {old}"
 
 
 def test_again_is_filled_with_what_was_asked(client: Client, source: Run, made: Run) -> None:

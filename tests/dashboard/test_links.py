@@ -91,7 +91,7 @@ def test_links_of_a_host_that_others_cannot_reach_are_not_timed(member: Client, 
 def test_links_of_a_worker_of_an_old_version_are_not_timed(member: Client, two_hosts: None, alice: Any) -> None:
     run = linking.submit(owner=alice, first="yard-a", second="yard-b")
     Worker.objects.filter(name="yard-b").update(tasks=["generate"], version="0.0.1")
-    old = "yard-b runs version 0.0.1, which cannot time messages between hosts"
+    old = "yard-b runs version 0.0.1, which does not announce that it can time messages between hosts"
     assert queue.waiting(run).sentence == f"Needs a newer worker: {old}."
     told = {row["name"]: row["tasks"] for row in member.get("/api/v1/workers").json()["data"]}
     assert told == {"yard-a": ["generate", "links"], "yard-b": ["generate"]}

@@ -243,5 +243,8 @@ def test_while_no_worker_takes_runs_the_panel_says_whom_a_run_would_wait_for(
     assert will_it_run(client) == said
     page = client.post("/runs/new/check", filled()).content.decode()
     assert "It would wait.</strong> " + said in page
+    Worker.objects.filter(name="yard-a").update(draining=False, clashed_at=timezone.now())
+    said = "Too few such devices take runs now: yard-a is a name that two workers use and yard-b is silent."
+    assert will_it_run(client) == said
     Worker.objects.all().delete()
     assert will_it_run(client) == "No worker has reported yet."
