@@ -220,7 +220,9 @@ class AgainIn(Schema):
 class AgainOut(Schema):
     queued: list[RunOut]
     refused: dict[str, str] = Field(description="why not, of those that were left out, by name")
-    waits: dict[str, str] = Field(description="of those that no worker takes now, which ones they wait for, by name")
+    waits: dict[str, str] = Field(
+        description="why, of those that no worker takes now (all while the controller is away), by name"
+    )
 
 
 class DeviceOut(Schema):

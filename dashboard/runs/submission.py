@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any, Required, TypedDict, Unpack
 
 from pydantic import ValidationError
@@ -130,9 +131,18 @@ class FleetCheck:
     offered: Capacity
     errors: dict[str, str]
     """Why no worker that reports could ever take it, by field; then it is not queued."""
-    waits: str
-    """Which workers it would wait for if nothing else were in the queue, or that the controller is away; '' if it could
-    start, or never."""
+    fleet: FleetSnapshot
+
+    @cached_property
+    def waits(self) -> str:
+        """Which workers it would wait for if nothing else were in the queue, or that the controller is away; '' if it
+        could start, or never."""
+        return "" if self.errors else away_sentence() or self.awaits
+
+    @property
+    def awaits(self) -> str:
+        """`waits` while the controller is at work."""
+        return "" if self.errors else waits_for(self.asks, self.fleet)
 
 
 def fleet_check(
@@ -142,15 +152,16 @@ def fleet_check(
     begins: ResumeFrom | None = None,
     host_count: int = 0,
     task: Task = "",
+    files: Files | None = None,
 ) -> FleetCheck:
-    """`begins`: the checkpoint it begins from; `host_count`: as in `assess`; `task`: what it does instead of
-    training."""
-    alone, asks, offered = offered_to(spec, fleet, Files.of(fleet), begins=begins, host_count=host_count)
+    """`begins`: the checkpoint it begins from; `host_count`: as in `assess`; `task`: what it does instead of training;
+    `files`: those of the fleet, if they are known."""
+    files = files or Files.of(fleet)
+    alone, asks, offered = offered_to(spec, fleet, files, begins=begins, host_count=host_count)
     asks = replace(asks, task=task)
     spread = hosts_error(host_count, asks.devices, asks.kind, WORDS[asks.kind], alone, asks.over)
     errors = {"hosts": spread} if spread else fleet_errors(spec, offered, alone)  # the second would repeat the first
-    waits = "" if errors else away_sentence() or waits_for(asks, fleet)
-    return FleetCheck(alone, asks, offered, errors, waits)
+    return FleetCheck(alone, asks, offered, errors, fleet)
 
 
 def offered_to(

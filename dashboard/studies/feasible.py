@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 
+from dashboard.control.placement import Request
 from dashboard.fleet.selectors import FleetSnapshot
 from dashboard.runs.spreading import Files
-from dashboard.runs.submission import fleet_errors, offered_to
+from dashboard.runs.submission import FleetCheck, fleet_check
 from dashboard.studies.variants import Plan, Skipped, Variant
 from parallel_core.analysis.quantities import bytes_text
 from parallel_core.plan.generation import worst_place
 from parallel_core.plan.memory import counted, worst_stage
 from parallel_core.plan.room import Room, room_of
 from parallel_core.spec import RunSpec
+from workers.contract import task_of
 
 PREVIEWED_PROGRAMS = 128 * 1024
 """Characters of own schedules, once for each variant, whose operations a preview walks through, for memory as for
@@ -46,8 +49,11 @@ def feasible(plan: Plan, fleet: FleetSnapshot | None = None, programs: float = m
     files, allowance, unchecked, uncounted = Files.of(fleet), Allowance(programs), 0, 0
     kept: list[Variant] = []
     skipped: list[Skipped] = []
+    checks: dict[str, FleetCheck] = {}
     for variant in plan.variants:
-        why, room = _place(variant, fleet, files)
+        check = fleet_check(variant.spec, fleet, begins=variant.begins, task=task_of(variant.task), files=files)
+        why = next(iter(check.errors.values()), "")
+        room = None if why else room_of(check.offered.room, variant.spec.trace.memory_cap)
         if room is not None and not counted(variant.spec):
             uncounted += 1
         elif room is not None and not allowance.takes(variant.spec):
@@ -58,21 +64,22 @@ def feasible(plan: Plan, fleet: FleetSnapshot | None = None, programs: float = m
             skipped.append(Skipped(variant.name, why))
         else:
             kept.append(variant)
-    return Plan(tuple(kept), (*plan.skipped, *skipped), plan.cut, unchecked, uncounted)
+            checks[variant.name] = check
+    return Plan(tuple(kept), (*plan.skipped, *skipped), plan.cut, unchecked, uncounted, _waits(checks))
+
+
+def _waits(checks: Mapping[str, FleetCheck]) -> dict[str, str]:
+    """What the variants wait for, by name; each request is looked at once, as a study may have thousands alike."""
+    said: dict[Request, str] = {}
+    for check in checks.values():
+        if check.asks not in said:
+            said[check.asks] = check.awaits
+    return {name: said[check.asks] for name, check in checks.items() if said[check.asks]}
 
 
 def previewed(plan: Plan, fleet: FleetSnapshot) -> Plan:
     """`feasible` while somebody types: own schedules take long, so only the first ones are checked for memory."""
     return feasible(plan, fleet, PREVIEWED_PROGRAMS)
-
-
-def _place(variant: Variant, fleet: FleetSnapshot, files: Files) -> tuple[str, Room | None]:
-    """Why there are too few devices where the run may be placed, '' if there are enough; then also the memory that a
-    rank has there, None if it is not known."""
-    alone, _, offered = offered_to(variant.spec, fleet, files, begins=variant.begins)
-    if wrong := fleet_errors(variant.spec, offered, alone):
-        return next(iter(wrong.values())), None
-    return "", room_of(offered.room, variant.spec.trace.memory_cap)
 
 
 def _too_large(variant: Variant, room: Room) -> str:

@@ -17,7 +17,7 @@ from dashboard.numbers import number
 from dashboard.runs.models import Run
 from dashboard.runs.services import Invalid
 from dashboard.runs.spreading import Files, asked, chosen, several
-from dashboard.studies import breakages
+from dashboard.studies import breakages, reruns
 from dashboard.studies.feasible import Allowance
 from dashboard.studies.forms import initial_of
 from dashboard.studies.kinds import KINDS, MATRIX, StudyKind
@@ -105,6 +105,7 @@ def _preview(form: StudyForm) -> dict[str, Any] | None:
     steps = [row["step"] for row in rows if row["step"]]
     found = {"estimate": form.estimate(), "rows": rows, "total": len(plan.variants), "skipped": plan.skipped}
     found |= {"unchecked": plan.unchecked, "uncounted": plan.uncounted, "note": form.runs_note}
+    found["waits"] = reruns.waiting_text(plan.waits)
     found["untimed"] = next((step.untimed for step in steps if step.untimed), None)
     return {**found, "record": ledger.time_record().sentence() if any(step.seconds for step in steps) else ""}
 

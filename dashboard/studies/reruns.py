@@ -11,6 +11,7 @@ from django.db import transaction
 
 from dashboard.accounts.roles import may_change
 from dashboard.control.dispatch import resume_from
+from dashboard.fleet.listening import away_sentence
 from dashboard.fleet.selectors import FleetSnapshot
 from dashboard.runs import services as runs
 from dashboard.runs.corpus_checks import corpus_errors
@@ -20,7 +21,8 @@ from dashboard.runs.states import WORKER_LOST
 from dashboard.runs.submission import FleetCheck, fleet_check
 from dashboard.studies import fit
 from dashboard.studies.models import Study
-from parallel_core.analysis.disturbance import is_disturbed
+from parallel_core.analysis.disturbance import is_quiet
+from parallel_core.analysis.quantities import listed_text
 from parallel_core.spec import RunSpec
 from workers.contract import task_of
 
@@ -41,9 +43,13 @@ __all__ = [
 CUT_OFF = frozenset({"killed_by_signal", "no_progress", "timed_out", "worker_lost", "interrupted"})
 """Causes outside of what the run was asked to do: the same run may well end otherwise."""
 
+NAMED = 8
+"""How many runs are named that have one reason in common."""
+
 
 def disturbed(every: Iterable[Run]) -> list[Run]:
-    """The runs that represent their setting, succeeded, were disturbed, and are not being run again already."""
+    """The runs that represent their setting, succeeded, were disturbed (see `is_quiet`), and are not being run again
+    already."""
     return [run for run in _waiting(every) if _is_disturbed(run)]
 
 
@@ -134,10 +140,30 @@ def _references(listed: Iterable[Run]) -> list[tuple[int | None, ...]]:
 
 
 def waits(queued: Iterable[Run]) -> dict[str, str]:
-    """Why the queued runs that no worker takes now would wait even if nothing else ran, as sentences by name."""
+    """Why the queued runs that would wait even if nothing else ran do so, as sentences by name: no worker takes them
+    now, or the controller is away."""
     fleet = FleetSnapshot.now()
     found = {run.name: _fleet_check(run, fleet).waits for run in queued}
     return {name: said for name, said in found.items() if said}
+
+
+def waiting_text(found: Mapping[str, str]) -> str:
+    """That runs wait, in words: the sentences of `found` by name; '' without any. While the controller is away that is
+    all there is to say, of every run."""
+    return away_sentence() or (f"No worker takes them now. {by_reason(found)}" if found else "")
+
+
+def by_reason(found: Mapping[str, str]) -> str:
+    """`“DP” and “TP”: why.`: each reason once, after the first NAMED of its runs."""
+    reasons: dict[str, list[str]] = {}
+    for name, why in found.items():
+        reasons.setdefault(why, []).append(f"“{name}”")
+    return " ".join(f"{_named(names)}: {why}" for why, names in reasons.items())
+
+
+def _named(names: list[str]) -> str:
+    more = [f"{len(names) - NAMED} more"] if len(names) > NAMED else []
+    return listed_text([*names[:NAMED], *more])
 
 
 def _fleet_check(run: Run, fleet: FleetSnapshot) -> FleetCheck:
@@ -189,7 +215,7 @@ def _retries_at_first(run: Run) -> int:
 
 
 def _is_disturbed(run: Run) -> bool:
-    return run.state == State.SUCCEEDED and is_disturbed(run.summary.get("cpu_others"))
+    return run.state == State.SUCCEEDED and not is_quiet(run.summary)
 
 
 def _was_cut_off(run: Run) -> bool:

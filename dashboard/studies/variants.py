@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import copy
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
 
@@ -73,6 +73,8 @@ class Plan:
     """The number of variants for whose memory a preview had no time (`feasible.previewed`)."""
     uncounted: int = 0
     """The number of variants whose memory is not predicted (`memory.counted`), also when they are queued."""
+    waits: Mapping[str, str] = field(default_factory=dict)
+    """Why variants that no worker takes now would wait, as sentences by name (`feasible.feasible`)."""
 
     @property
     def devices(self) -> int:

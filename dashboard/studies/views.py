@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from math import isfinite
 from typing import Any
 from urllib.parse import urlencode
@@ -40,7 +40,6 @@ from dashboard.studies.entry_points import ENTRY_POINTS
 from dashboard.studies.models import Study
 from dashboard.studies.own_pages import OWN_PAGES
 from dashboard.studies.selectors import Overview, held_equal, overview
-from parallel_core.analysis.quantities import listed_text
 
 PER_PAGE = 20
 MAX_GANTTS = 12
@@ -247,22 +246,14 @@ def run_again(request: HttpRequest, pk: int) -> HttpResponse:
     refused: dict[str, str] = {}
     study = get_object_or_404(Study, pk=pk)
     queued = reruns.run_again(study=study, user=request.user, which=which, refused=refused)
-    if waiting := reruns.waits(queued):
-        messages.warning(request, f"Queued, but no worker takes them now. {_by_reason(waiting)}")
+    if queued and (waiting := reruns.waiting_text(reruns.waits(queued))):
+        messages.warning(request, f"Queued, but they wait. {waiting}")
     if refused:
-        messages.error(request, f"{'Left out' if queued else 'Nothing was queued'}. {_by_reason(refused)}")
+        messages.error(request, f"{'Left out' if queued else 'Nothing was queued'}. {reruns.by_reason(refused)}")
     elif not queued:
         what = "cancelled" if stopped else "disturbed or cut off"
         messages.info(request, f"Nothing was queued: no run was {what}, or all are under way again.")
     return redirect("studies:page", pk=pk)
-
-
-def _by_reason(found: Mapping[str, str]) -> str:
-    """`“DP” and “TP”: why.`: each reason once, after the names of its runs."""
-    reasons: dict[str, list[str]] = {}
-    for name, why in found.items():
-        reasons.setdefault(why, []).append(f"“{name}”")
-    return " ".join(f"{listed_text(names)}: {why}" for why, names in reasons.items())
 
 
 @require_POST

@@ -67,6 +67,18 @@ def test_the_link_on_the_run_s_page_fills_the_form_and_says_what_would_run(clien
     )
 
 
+def test_a_study_that_no_worker_takes_now_says_so_before_it_is_queued(client: Client, source: Run) -> None:
+    assert "They would wait." not in preview(client, asked(source))
+    Worker.objects.update(tasks=[], version="0.0.1")
+    names = " and ".join((", ".join(f"“{name}”" for name in NAMES[:-1]), f"“{NAMES[-1]}”"))
+    old = "yard-a runs version 0.0.1, which does not announce that it can generate text."
+    said = f"They would wait.</strong> No worker takes them now. {names}: Needs a newer worker: {old}"
+    assert said in preview(client, asked(source))
+    Worker.objects.update(tasks=["generate"], draining=True)
+    assert f"{names}: Too few such devices take runs now: yard-a is draining." in preview(client, asked(source))
+    queued(client, source)
+
+
 def test_runs_are_queued_one_after_another_with_the_same_text(source: Run, study: Study) -> None:
     runs = list(study.runs.order_by("position"))
     assert [run.name for run in runs] == NAMES

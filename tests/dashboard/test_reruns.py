@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from html import unescape
 from typing import Any
 
 import pytest
 from django.core.exceptions import PermissionDenied
 from django.test import Client
+from django.utils import timezone
 
-from dashboard.fleet.models import Worker
+from dashboard.fleet import listening
+from dashboard.fleet.models import ControllerState, Worker
 from dashboard.runs import removal, services, states, submission
 from dashboard.runs.models import Checkpoint, Run, State
 from dashboard.studies import answer_cache, method, reruns
@@ -190,12 +193,40 @@ def test_what_no_worker_takes_now_is_queued_and_said(study: Study, member: Clien
     Worker.objects.update(draining=True)
     waits = "Too few such devices take runs now: yard-a is draining."
     said = member.post(f"/studies/{study.pk}/again/", follow=True).content.decode()
-    assert f"Queued, but no worker takes them now. “DP” and “TP”: {waits}</p>" in said
+    assert f"Queued, but they wait. No worker takes them now. “DP” and “TP”: {waits}</p>" in said
     assert study.runs.filter(state=State.QUEUED).count() == 2
     study.runs.filter(state=State.QUEUED).update(state=State.CANCELLED)
     Worker.objects.update(draining=False)
     said = member.post(f"/studies/{study.pk}/again/", follow=True).content.decode()
     assert "no worker takes" not in said and study.runs.filter(state=State.QUEUED).count() == 2
+
+
+def test_while_the_controller_is_away_that_is_said_once(study: Study, member: Client) -> None:
+    listening.stamp([])
+    since = timezone.now() - timedelta(minutes=40)
+    ControllerState.objects.update(listened_at=since)
+    Worker.objects.update(heartbeat_at=since)
+    said = member.post(f"/studies/{study.pk}/again/", follow=True).content.decode()
+    assert "Queued, but they wait. The controller has not been heard for 40 min: nothing is placed" in said
+    assert "No worker takes them" not in said
+    again = member.post(f"/studies/{study.pk}/again/", follow=True).content.decode()
+    assert "Nothing was queued: no run was" in again and "but they wait" not in again
+
+
+def test_of_many_runs_with_one_reason_the_first_are_named() -> None:
+    found = {f"r{i}": "Why." if i else "Another." for i in range(11)}
+    some = ", ".join(f"“r{i}”" for i in range(1, 9))
+    assert reruns.by_reason(found) == f"“r0”: Another. {some} and 2 more: Why."
+
+
+def test_a_run_of_which_no_disturbance_is_known_for_all_its_steps_is_offered_to_be_repeated(study: Study) -> None:
+    """It settles no prediction either."""
+    single = study.runs.get(position=0)
+    assert single not in reruns.disturbed(study.runs.all())
+    single.summary |= {"cpu_others": None, "others_missing": True}
+    single.save()
+    assert single in reruns.disturbed(study.runs.all())
+    assert reruns.offer(study.runs.all()) == "Run the 3 disturbed again"
 
 
 def _of_one_device() -> None:

@@ -288,12 +288,12 @@ def test_a_matrix_of_too_many_combinations_is_not_worked_out(member: Client, mon
 
 
 def test_the_form_looks_once_however_many_variants_it_lists(member: Client, django_assert_max_num_queries: Any) -> None:
-    """Queries for the user (3), the fleet (2), corpora (of the form and of the specs), and the profiles of all
-    variants. The HTMX response needs the corpora once, and whether there is any study.
+    """Queries for the user (3), the fleet (2), whether the controller is at work, corpora (of the form and of the
+    specs), and the profiles of all variants. The HTMX response needs the corpora once, and whether there is any study.
     """
     listed = str(member.get(NEW).content)
     assert listed.count("<li>") > 8
-    with django_assert_max_num_queries(8):
+    with django_assert_max_num_queries(9):
         member.get(NEW)
-    with django_assert_max_num_queries(8):
+    with django_assert_max_num_queries(9):
         assert "14 runs" in preview(member, {**MATRIX, "micro_batches": "1, 2, 4, 8, 16"})
