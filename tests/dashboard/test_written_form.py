@@ -91,7 +91,7 @@ def test_steps_too_long_to_predict_their_memory_are_told_from_own_schedules(
 ) -> None:
     """Of an interleaved pipeline more operations are walked through than of the own schedule."""
     asked = {**ASKED, "strategies": ["interleaved"], "schedules": EXAMPLE}
-    specs = [row["spec"] for row in yard.post(NEW, {**asked, "preview": "1"}).context["preview"]["rows"]]
+    specs = [row["variant"].spec for row in yard.post(NEW, {**asked, "preview": "1"}).context["preview"]["rows"]]
     many, few = sorted((walked(spec.parallel) for spec in specs), reverse=True)
     monkeypatch.setattr(memory, "MOST_WALKED", few)
     assert few < many and [memory.counted(spec) for spec in specs].count(False) == 1
