@@ -9,8 +9,8 @@ from pydantic import BaseModel
 
 _LONGEST = 40
 """Characters of a name above which no field is proposed for it."""
-_ELSEWHERE = 0.8
-"""Likeness (`difflib`'s ratio, 0 to 1) from which a field of another section is proposed."""
+_SIMILAR, _NEARLY = 0.6, 0.8
+"""Likeness (`difflib`'s ratio, 0 to 1) from which a field of the same section, and of another one, is proposed."""
 
 
 def sections(model: type[BaseModel]) -> dict[str, type[BaseModel]]:
@@ -28,11 +28,12 @@ def likely(model: type[BaseModel], loc: tuple[Any, ...]) -> str:
     section, known = ".".join(path), sections(model)
     if section not in known or len(wrong) > _LONGEST:
         return ""
-    if near := difflib.get_close_matches(wrong.lower(), known[section].model_fields, 1):
-        return _dotted(section, near[0])
+    own = dict.fromkeys(known[section].model_fields, section)
     others = {name: other for other, kind in known.items() if other != section for name in kind.model_fields}
-    near = difflib.get_close_matches(wrong.lower(), others, 1, _ELSEWHERE)
-    return _dotted(others[near[0]], near[0]) if near else ""
+    for names, least in ((own, _NEARLY), (others, _NEARLY), (own, _SIMILAR)):
+        if near := difflib.get_close_matches(wrong.lower(), names, 1, least):
+            return _dotted(names[near[0]], near[0])
+    return ""
 
 
 def _dotted(section: str, name: str) -> str:

@@ -15,6 +15,7 @@ import queue
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -198,7 +199,8 @@ class LocalRunner:
     def _until_gone(self, outcome: Outcome, read: Callable[[], object]) -> None:
         while not self._step(outcome):
             read()
-        read()
+        with suppress(KeyboardInterrupt):  # nothing is left that could be stopped
+            read()
 
     def _end_stuck(self, outcome: Outcome, spec: RunSpec, limit_s: float) -> None:
         """Records where the ranks are while they are still there, and ends them."""

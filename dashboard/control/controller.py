@@ -77,7 +77,8 @@ class Controller:
         self._starter = Starter()
         self._resends: dict[int, int] = {}
         self._unsent: dict[int, Attempt] = {}
-        self._to_summarise: set[int] | None = None  # None: ask the database first
+        self._to_summarise: set[int] = set()
+        self._unsummarised_known = False
         self._succeeded = False
         self._listened_at: float | None = None
         self._last: dict[str, float] = {}
@@ -133,9 +134,9 @@ class Controller:
             self._away = ""
 
     def _end_term(self) -> None:
-        """Forgets what another controller, which has the lock now, goes on with: whom it hears, and what it has to
-        summarise and to send, is known from the database when its term is over."""
-        self._clocks, self._succeeded, self._to_summarise = Clocks(), False, None
+        """Forgets what another controller, which has the lock now, goes on with: whom it hears, which runs it leaves
+        without a summary, and what it has to send, is known from the database when its term is over."""
+        self._clocks, self._succeeded, self._unsummarised_known = Clocks(), False, False
         self._unsent.clear()
 
     def _succeed(self) -> None:
@@ -267,13 +268,13 @@ class Controller:
             del self._unsent[pk]
 
     def _note_ended(self, runs: set[int]) -> None:
-        if runs and self._to_summarise is not None:
-            self._to_summarise |= runs
+        self._to_summarise |= runs
 
     def _summarise_one(self) -> None:
         """Summarises one run a turn, so that events never wait long for analysis."""
-        if self._to_summarise is None:
-            self._to_summarise = unsummarised()
+        if not self._unsummarised_known:
+            self._to_summarise |= unsummarised()
+            self._unsummarised_known = True
         if self._to_summarise:
             pk = self._to_summarise.pop()
             try:

@@ -21,7 +21,7 @@ from dashboard.control.ingest import Ingest
 from dashboard.control.late import LateStore
 from dashboard.control.wire import Entry
 from dashboard.runs import states
-from dashboard.runs.models import Attempt, DeadLetter
+from dashboard.runs.models import ENDED, Attempt, DeadLetter
 from parallel_core.analysis.quantities import plural_text
 
 log = logging.getLogger(__name__)
@@ -85,7 +85,9 @@ def _stored(letter: DeadLetter) -> Ingest:
     if DeadLetter.objects.filter(pk=letter.pk).delete()[0]:  # else it was discarded meanwhile
         ingest.apply(_entry(letter, data))
         ingest.finish()
-    return Ingest(topics=ingest.topics, ended=ingest.ended)  # its worker was told all when the cursor passed it
+    run = letter.attempt.run
+    ended = ingest.ended | ({run.pk} if run.state in ENDED else set())  # also where a lost worker never said how much
+    return Ingest(topics=ingest.topics, ended=ended)  # its worker was told all when the cursor passed it
 
 
 def _entry(letter: DeadLetter, data: bytes) -> Entry:

@@ -11,7 +11,7 @@ from urllib.parse import urlencode
 
 from django.contrib import messages
 from django.core.paginator import Page, Paginator
-from django.db.models import QuerySet, Sum
+from django.db.models import Max, QuerySet, Sum
 from django.db.models.functions import Length
 from django.http import HttpRequest, HttpResponse, HttpResponseBase, QueryDict
 from django.shortcuts import redirect, render
@@ -80,13 +80,16 @@ def discard(request: HttpRequest) -> HttpResponse:
         return redirect(_back(given))
     runs = Run.objects.filter(attempts__dead_letters__in=letters).distinct().order_by("pk")
     context = {"count": count, "size": size, "runs": list(runs.values_list("pk", "name")[:PER_PAGE])}
-    context |= {"meant": _fields(given), "back": _back(given), "first": letters.first()}
+    newest = letters.aggregate(newest=Max("pk"))["newest"]
+    context |= {"meant": [*_fields(given), ("newest", newest)], "back": _back(given), "first": letters.first()}
     return render(request, "fleet/discard.html", context)
 
 
 def _meant(given: QueryDict) -> QuerySet[DeadLetter]:
-    """The records that are meant; none if nothing is said."""
+    """The records that are meant, of which none is newer than `newest`, if that is said; none if nothing is said."""
     every = DeadLetter.objects.all()
+    if (newest := number(given.get("newest"))) is not None:
+        every = every.filter(pk__lte=newest)
     if "all" in given:
         return every
     if "run" in given:

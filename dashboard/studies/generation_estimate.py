@@ -19,7 +19,7 @@ from dashboard.runs.generating import ONE, Split
 from dashboard.runs.models import Attempt, Run, State
 from dashboard.studies.estimate import EFFICIENCY, METERED_STEPS, START_S, step_seconds
 from dashboard.studies.variants import Variant
-from parallel_core.analysis.disturbance import DISTURBED_ABOVE
+from parallel_core.analysis.disturbance import is_quiet
 from parallel_core.analysis.quantities import listed_text, plural_text, seconds_text
 from parallel_core.generation_request import texts_of
 from parallel_core.profile.table import CostTable
@@ -140,7 +140,7 @@ def _earlier(one: RunSpec, workers: Sequence[str]) -> list[Known]:
         split = split_of(spec)
         if split in found or not made or not made["token"] or not run.task.get("cached", True) or not _like(spec, one):
             continue
-        if (run.summary.get("cpu_others") or 0.0) <= DISTURBED_ABOVE and _ran_on(run) <= set(workers):
+        if is_quiet(run.summary) and _ran_on(run) <= set(workers):
             texts = len(texts_of(run.task["samples"], split.dp, 0))
             said = f"those of run {run.pk} ({split.label}, {plural_text(texts, 'text')} at a time)"
             prompt = len(run.task["prompt"])

@@ -26,16 +26,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
     try:
         code = int(options.run(options))
-        sys.stdout.flush()  # at the end of the process a closed pipe would be reported as an exception
+        if sys.stdout is not None:  # it was closed from the beginning
+            sys.stdout.flush()  # at the end of the process a closed pipe would be reported as an exception
         return code
     except KeyboardInterrupt:
-        say("stopped; no process is left", sys.stderr)
+        say("stopped; no process is left", error=True)
         return 130
     except (CommandError, AmbiguousGpus) as error:
-        say(str(error), sys.stderr)
+        say(str(error), error=True)
         return 2
     except ServerLost as error:
-        say(str(error), sys.stderr)
+        say(str(error), error=True)
         return 1
     except BrokenPipeError:
         drop_unread()
@@ -43,7 +44,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except OSError as error:
         if error.filename is None and error.errno not in NO_SPACE:  # not about a file that the user named: our bug
             raise
-        say(f"{error.filename or 'a file cannot be written'}: {error.strerror}", sys.stderr)
+        say(f"{error.filename or 'a file cannot be written'}: {error.strerror}", error=True)
         return 2
 
 

@@ -11,13 +11,15 @@ _GONE = (errno.EPIPE, errno.EIO)
 """What writing to a closed pipe, and to a terminal that has hung up, is reported as."""
 
 
-def say(text: str, stream: TextIO | None = None) -> bool:
-    """Prints a line at once, on stdout unless another stream is given; returns whether somebody can read it. From the
-    first line that nobody reads, whatever is printed on that stream is dropped.
+def say(text: str, *, error: bool = False) -> bool:
+    """Prints a line at once, on stdout or as an error on stderr; returns False once its reader is gone. From then on,
+    whatever is printed on that stream is dropped, as it is where the stream was closed from the beginning.
 
     Raises OSError where the line cannot be written for another reason, such as a full disk.
     """
-    to = stream or sys.stdout
+    to = sys.stderr if error else sys.stdout
+    if to is None:
+        return True
     try:
         print(text, file=to, flush=True)
     except OSError as error:
@@ -30,7 +32,7 @@ def say(text: str, stream: TextIO | None = None) -> bool:
 
 def drop_unread() -> None:
     """Makes the flush at the end of the process succeed on streams that nobody reads."""
-    for stream in (sys.stdout, sys.stderr):
+    for stream in filter(None, (sys.stdout, sys.stderr)):
         try:
             stream.flush()
         except OSError:

@@ -25,12 +25,14 @@ def add(command: argparse.ArgumentParser) -> None:
 
 
 def name_of(text: Path) -> str:
-    """Returns what a spec calls the text as a corpus. Raises CommandError where it is empty, OSError where it cannot be
-    read."""
+    """Returns what a spec calls the text as a corpus. Raises CommandError where it is empty or no file, such as a pipe,
+    which the ranks could not read again; OSError where it cannot be read."""
+    if not text.stat().st_size and text.is_file():
+        raise CommandError(f"--text: {text} is empty")
+    if not text.is_file():
+        raise CommandError(f"--text: {text} is not a file; every rank has to read it")
     with text.open("rb") as file:
         found = hashlib.file_digest(file, "sha256").hexdigest()
-        if not file.tell():
-            raise CommandError(f"--text: {text} is empty")
     return f"{BLOB}{found}"
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import os
 import signal
-import sys
 from types import FrameType
 
 from parallel_core.checkpoint import folder as folders
@@ -49,7 +48,7 @@ def announce(seconds: float) -> None:
     """Says what happens after the first Ctrl-C. A terminal that is lost from now on does not count as a second one."""
     _ignore_hang_up()
     first = f"stopping: the ranks save first, which may take {seconds:g} s at most ({SWITCH})"
-    say(f"{first}; Ctrl-C again ends them at once", sys.stderr)
+    say(f"{first}; Ctrl-C again ends them at once", error=True)
 
 
 def left(outcome: Outcome) -> str:

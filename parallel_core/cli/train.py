@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import math
-import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -91,7 +90,7 @@ def _run(
                 spool_bytes=options.spool_bytes,
             )
         except Interrupted as end:
-            say(stop.left(end.outcome), sys.stderr)
+            say(stop.left(end.outcome), error=True)
             raise
 
 

@@ -20,6 +20,7 @@ from parallel_core.file_lock import FileLock
 from tests.dashboard import factory
 from tests.dashboard.fake_worker import Peer
 from tests.dashboard.test_control import submit, until
+from tests.spies import noting
 from workers.contract import LEASE_S
 
 pytestmark = pytest.mark.django_db
@@ -137,21 +138,24 @@ class Lent(NamedTuple):
 def test_each_term_of_the_lock_begins_with_whom_the_controller_before_had_heard(
     controller: Controller, peer: Peer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What this one heard in its own last term is old by then, and so is what it had to send and to summarise."""
+    """What this one heard in its own last term is old by then, and so is what it had to send; which runs have no
+    summary is asked once a term."""
+    asked: list[int] = []
 
     def meanwhile() -> bool:
-        controller._unsent[5], controller._to_summarise = Attempt(pk=5), {6}
+        controller._unsent[5] = Attempt(pk=5)
         Worker.objects.update(heartbeat_at=timezone.now() - timedelta(seconds=2 * LEASE_S))
         factory.worker("yard-b")
         return False
 
     lock = Lent(controller, iter([True, meanwhile, True]))
     monkeypatch.setattr(loop, "lock_of_database", lambda: lock)
+    monkeypatch.setattr(loop, "unsummarised", noting(loop.unsummarised, asked, lambda: len(asked)))
     peer.beat()
     controller.run()
     assert controller._clocks.alive(LEASE_S) == {"yard-b"}
     assert controller._clocks.fresh(60) == set(), "not heard by this controller"
-    assert (controller._unsent, controller._to_summarise) == ({}, set())
+    assert (controller._unsent, asked) == ({}, [0, 1])
 
 
 def test_what_a_sweep_of_leases_found_outlasts_a_broker_that_takes_no_order(

@@ -20,6 +20,7 @@ from dashboard.runs.models import (
     Cursor,
     DeadLetter,
     Run,
+    State,
 )
 from parallel_core.observe.records import encode
 from tests.dashboard.database_faults import END_CONNECTION, mend, refuse
@@ -175,6 +176,17 @@ def test_a_run_that_is_over_is_summarised_again(
     controller.turn()
     assert Run.objects.get().summary["timed"]["median"] == 6.0, "of the steps after three to warm up"
     assert {order["kind"] for order in peer.orders()} == {"settled"}
+
+
+def test_so_is_one_whose_worker_was_lost(peer: Peer, controller: Controller, attempt: Attempt, admin: Any) -> None:
+    """Its sizes are never told; and who asks while the controller starts is not passed over."""
+    put_aside(peer, controller, attempt, points_frame(0, 9, "step_time"))
+    Run.objects.update(state=State.FAILED, summary={"timed": None})
+    asked(admin)
+    again = Controller()
+    for _ in range(3):
+        again.turn()
+    assert Run.objects.get().summary["timed"]["median"] == 6.0
 
 
 def test_many_are_stored_some_at_a_time(

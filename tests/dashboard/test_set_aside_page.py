@@ -108,6 +108,14 @@ def test_discarding_asks_first_and_is_said_in_the_events(attempt: Attempt, chief
     assert "Nothing is set aside" in read(chief, LIST)
 
 
+def test_what_came_after_the_question_is_not_discarded(attempt: Attempt, chief: Client) -> None:
+    letter(attempt)
+    fields = dict(chief.get(f"{DISCARD}?all=1").context["meant"])
+    later = letter(attempt, 3)
+    chief.post(DISCARD, fields)
+    assert list(DeadLetter.objects.values_list("pk", flat=True)) == [later.pk]
+
+
 @pytest.mark.parametrize("given", [{}, {"record": "x"}, {"record": "9" * 30}, {"run": ""}, {"run": "999"}])
 def test_what_means_no_record_changes_nothing(attempt: Attempt, chief: Client, given: dict[str, str]) -> None:
     letter(attempt)

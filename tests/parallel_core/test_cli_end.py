@@ -20,7 +20,7 @@ import numpy as np
 import pytest
 
 from parallel_core import processes
-from parallel_core.cli import stop, train
+from parallel_core.cli import main, stop, train
 from parallel_core.cli.common import checkpoint_of
 from parallel_core.cli.output import say
 from parallel_core.observe import progress
@@ -63,14 +63,23 @@ def loss_of(step: int) -> Frame:
     return Frame({"kind": "points", "series": [["loss", 1]]}, np.array([(step, 0.0, 1.0)], POINT).tobytes(), 0)
 
 
-def test_from_the_first_line_that_nobody_reads_all_are_dropped(closed: TextIO) -> None:
-    assert not say("read by nobody", closed)
-    assert say("dropped", closed)
+def test_from_the_first_line_that_nobody_reads_all_are_dropped(closed: TextIO, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stderr", closed)
+    assert not say("read by nobody", error=True)
+    assert say("dropped", error=True)
 
 
-def test_a_line_that_cannot_be_written_for_another_reason_is_an_error() -> None:
+def test_a_line_that_cannot_be_written_for_another_reason_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(OSError, match="No space left"), Path("/dev/full").open("w") as full:
-        say("too much", full)
+        monkeypatch.setattr(sys, "stdout", full)
+        say("too much")
+
+
+def test_a_command_ends_well_whose_output_was_closed_from_the_beginning(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdout", None)
+    assert main(["spec", "train"]) == 0
+    monkeypatch.setattr(sys, "stderr", None)
+    assert main(["train", "no such file"]) == 2
 
 
 def test_a_step_that_nobody_reads_ends_the_run_but_no_later_one(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from pathlib import Path
 
 import numpy as np
@@ -87,3 +88,9 @@ def test_an_image_model_takes_no_text(tmp_path: Path, book: Path, capsys: pytest
     path.write_text(json.dumps({"model": {"kind": "mlp"}}))
     assert main(["train", str(path), "--text", str(book), "--out", str(tmp_path / "out")]) == 2
     assert "use corpus=digits" in capsys.readouterr().err
+
+
+def test_a_pipe_is_refused_as_no_rank_could_read_it_again(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(CommandError, match="pipe is not a file; every rank has to read it"):
+        own_text.name_of(tmp_path / "pipe")

@@ -256,6 +256,7 @@ def test_unknown_keys_are_refused(rooms: dict[str, Any]) -> None:
         ({"train": {"global_bach": 4}}, "train.global_bach", "train.global_batch"),
         ({"model": {"Layers": 4}}, "model.Layers", "model.layers"),
         ({"steps": 10}, "steps", "train.steps"),
+        ({"model": {"lrs": 1}}, "model.lrs", "train.lr"),
         ({"parallel": {"precision": "fp64"}}, "parallel.precision", "train.precision"),
     ],
 )
