@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
+import sqlite3
 import stat
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -115,14 +116,30 @@ class Home:
         if not _has(given, "DATABASE_URL") or _has(given, f"{PREFIX}DATABASE_URL"):
             return
         if self.database.exists() and self.database.stat().st_size:  # empty: one that was opened and never filled
-            return
-        if any(any(self.path.glob(f"workers/*/{kept}")) for kept in ("checkpoints", "attempts")):
+            strange = self._newest_kept() > self._newest_numbered()
+        else:
+            strange = any(any(self.path.glob(f"workers/*/{kept}")) for kept in ("checkpoints", "attempts"))
+        if strange:
             raise SystemExit(
-                f"Not started: {self.path} has runs, but no {DATABASE}. A new database would number its runs from 1 "
-                f"again, and they would delete the checkpoints that are there. DATABASE_URL is not used without "
+                f"Not started: {self.path} has runs that are in no {DATABASE} there. It would give their numbers to "
+                f"new runs, which would delete the checkpoints that are there. DATABASE_URL is not used without "
                 f"{PREFIX} before it: set {PREFIX}DATABASE_URL to the database of these runs, or {PREFIX}HOME to "
                 "another folder."
             )
+
+    def _newest_kept(self) -> int:
+        """The highest number of a run that has checkpoints in this folder; 0 if there are none."""
+        names = (path.name for path in self.path.glob("workers/*/checkpoints/*"))
+        return max((int(name) for name in names if name.isdecimal()), default=0)
+
+    def _newest_numbered(self) -> int:
+        """The highest number that the database in this folder gave to a run, also to one that was deleted since."""
+        with contextlib.closing(sqlite3.connect(f"{self.database.resolve().as_uri()}?mode=ro", uri=True)) as database:
+            try:
+                found = database.execute("SELECT seq FROM sqlite_sequence WHERE name = 'runs_run'").fetchone()
+            except sqlite3.DatabaseError:  # no database, or one without tables
+                found = None
+        return int(found[0]) if found else 0
 
     def prepare(self) -> None:
         """Makes the folders, for the owner alone: the database in them has every password's hash and every token's."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import sqlite3
 import subprocess
 import sys
 from contextlib import closing
@@ -78,8 +79,17 @@ def test_a_yard_begins_a_database_unless_there_are_runs_of_another(tmp_path: Pat
     home.database.touch()
     with pytest.raises(SystemExit, match="Not started"):
         home.check_database(another)
-    home.database.write_text("SQLite format 3")
+    with closing(sqlite3.connect(home.database)) as database:
+        database.execute("CREATE TABLE runs_run (id INTEGER PRIMARY KEY AUTOINCREMENT)")
+        database.execute("INSERT INTO runs_run VALUES (4)")
+        database.execute("DELETE FROM runs_run")
+        database.commit()
     home.check_database(another)
+    (tmp_path / "workers" / "cpu" / "checkpoints" / "4").mkdir(parents=True)
+    home.check_database(another)
+    (tmp_path / "workers" / "cpu" / "checkpoints" / "5").mkdir()
+    with pytest.raises(SystemExit, match="runs that are in no"):
+        home.check_database(another)
 
 
 def test_with_the_prefix_they_are(tmp_path: Path) -> None:
