@@ -1,14 +1,16 @@
 """Tells an entry that the database never takes from a database that is away.
 
 Both raise an operational error. While the database is away nothing can be kept, so everything waits. But where one
-entry fails alone for PATIENCE_S, and between any two of its tries a row can be written in a transaction of its own, the
-entry is the cause: it is handled as one that fails with any other error, and what follows it goes on.
+entry fails alone for PATIENCE_S and LEAST_TRIES times, and between any two of its tries a row can be written in a
+transaction of its own, the entry is the cause: it is handled as one that fails with any other error, and what follows it
+goes on.
 """
 
 from __future__ import annotations
 
 import logging
 import time
+from collections import Counter
 from collections.abc import Hashable
 
 from django.db import DatabaseError, InterfaceError, OperationalError, connection, transaction
@@ -25,8 +27,11 @@ TRIES_TOGETHER = 3
 PATIENCE_S = 20.0
 """How long an entry fails alone before it counts as the cause: longer than a lock or a restart of the database that
 spares a trivial write usually takes."""
+LEAST_TRIES = 5
+"""And how often: one try may wait for a lock of SQLite as long as all of PATIENCE_S."""
 PATIENCE_AGAIN_S = 1.0
-"""The same for another entry of a source that had one within REMEMBERED_S, or each of many would hold up the rest."""
+"""For how long, however often, another entry of a source that had one within REMEMBERED_S, or each of many would hold up
+the rest."""
 REMEMBERED_S = 600.0
 SCRATCH_ROW = 2
 """Key of a row of ControllerState that no other transaction ever sees; the only real one has the key 1."""
@@ -44,6 +49,7 @@ class Suspects:
     def __init__(self) -> None:
         self._failed_together = 0
         self._since: dict[Hashable, float] = {}
+        self._tries: Counter[Hashable] = Counter()
         self._found: dict[Hashable, Exception] = {}
         self._sources: dict[Source, float] = {}
 
@@ -70,15 +76,18 @@ class Suspects:
         return self._found.get(unit)
 
     def is_at_fault(self, unit: Hashable, source: Source, error: Exception, patience: float) -> bool:
-        """Notes that the unit failed alone just now; whether it has done so for `patience` seconds, with other writes
-        taken all along. `error_of` knows it from then on."""
+        """Notes that the unit failed alone just now; whether it has done so for `patience` seconds (and often
+        enough), with other writes taken all along. `error_of` knows it from then on."""
         if not takes_writes():
             self._since.clear()  # whatever failed may have failed for that
+            self._tries.clear()
             return False
         now = time.monotonic()
         if unit not in self._since:
             log.warning("%s fails alone, while other writes are taken: %s", unit, error)
-        if now - self._since.setdefault(unit, now) < patience:
+        self._tries[unit] += 1
+        least = LEAST_TRIES if patience >= PATIENCE_S else 1
+        if now - self._since.setdefault(unit, now) < patience or self._tries[unit] < least:
             return False
         self._sources[source] = now + REMEMBERED_S
         self._found[unit] = error
@@ -88,6 +97,7 @@ class Suspects:
         """Everything that was read is stored, kept or dropped. Sources are remembered."""
         self._failed_together = 0
         self._since.clear()
+        self._tries.clear()
         self._found.clear()
 
 

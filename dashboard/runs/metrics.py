@@ -103,7 +103,7 @@ def pause(before: np.ndarray, later: np.ndarray) -> float:
     if not len(kept):
         return float(later["time"][0] - before["time"][0])
     usual = kept if len(kept) > 1 else later
-    seconds = np.diff(usual["time"]) / np.diff(usual["step"])
+    seconds = np.diff(usual["time"].astype(np.float64)) / np.diff(usual["step"].astype(np.float64))
     missed = int(later["step"][0]) - int(kept["step"][-1])
     return float(later["time"][0] - kept["time"][-1] - missed * (np.median(seconds) if len(seconds) else 0.0))
 

@@ -13,7 +13,7 @@ from django.db import OperationalError, connection
 from dashboard.control import suspects
 from dashboard.control.controller import Controller
 from dashboard.control.lock import lock_of_database
-from dashboard.control.suspects import PATIENCE_AGAIN_S, PATIENCE_S, TRIES_TOGETHER
+from dashboard.control.suspects import LEAST_TRIES, PATIENCE_AGAIN_S, PATIENCE_S, TRIES_TOGETHER
 from dashboard.fleet.models import ControllerState
 from dashboard.runs.models import Attempt, DeadLetter, Run, State
 from tests.dashboard.database_faults import END_CONNECTION, mend, refuse
@@ -90,6 +90,18 @@ def test_a_record_that_alone_fails_for_long_is_set_aside_and_the_rest_goes_on(
     said = attempt.run.events.get(kind="set_aside").text
     assert "could not be stored and were set aside. The first error: OperationalError" in said
     assert not peer.orders(), "what is in the stream is not asked for again"
+
+
+def test_two_tries_that_each_waited_for_a_lock_do_not_set_a_record_aside(
+    peer: Peer, controller: Controller, clock: Clock, attempt: Attempt
+) -> None:
+    refuse(SERIES, "NEW.name = 'refused'", operational=True)
+    peer.send(attempt.pk, BATCH)
+    turns(controller, clock, PATIENCE_S * (TRIES_TOGETHER + LEAST_TRIES - 2), each=PATIENCE_S)
+    assert not DeadLetter.objects.exists() and waiting(peer) == 1
+    mend(SERIES)
+    assert turns(controller, clock, PATIENCE_S) == 0
+    assert steps(attempt) == [2, 3] and not DeadLetter.objects.exists()
 
 
 def test_while_no_write_is_taken_all_waits_however_long(
