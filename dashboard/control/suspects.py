@@ -2,8 +2,8 @@
 
 Both raise an operational error. While the database is away nothing can be kept, so everything waits. But where one
 entry fails alone for PATIENCE_S and LEAST_TRIES times, and between any two of its tries a row can be written in a
-transaction of its own, the entry is the cause: it is handled as one that fails with any other error, and what follows it
-goes on.
+transaction of its own, the entry is the cause: it is handled as one that fails with any other error, and what follows
+it goes on.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ spares a trivial write usually takes."""
 LEAST_TRIES = 5
 """And how often: one try may wait for a lock of SQLite as long as all of PATIENCE_S."""
 PATIENCE_AGAIN_S = 1.0
-"""For how long, however often, another entry of a source that had one within REMEMBERED_S, or each of many would hold up
-the rest."""
+"""For how long, however often, another entry of a source that had one within REMEMBERED_S, or each of many would hold
+up the rest."""
 REMEMBERED_S = 600.0
 SCRATCH_ROW = 2
 """Key of a row of ControllerState that no other transaction ever sees; the only real one has the key 1."""

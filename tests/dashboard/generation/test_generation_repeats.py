@@ -14,24 +14,9 @@ from dashboard.runs.models import Checkpoint, Run, State
 from dashboard.studies import generation, reruns
 from dashboard.studies.models import Study
 from tests.dashboard.test_study_form import NEW
-from tests.dashboard.text_studies import MIB, NAMES, asked, finish, queued, run_of, saved, verdict
+from tests.dashboard.text_studies import MIB, NAMES, asked, finish, run_of, verdict
 
 pytestmark = pytest.mark.django_db
-
-
-@pytest.fixture(autouse=True)
-def _broker(redis_url: str) -> None:
-    """Announcements need a broker."""
-
-
-@pytest.fixture
-def source(client: Client, alice: Any) -> Run:
-    return saved(client, alice)
-
-
-@pytest.fixture
-def study(client: Client, source: Run) -> Study:
-    return queued(client, source)
 
 
 def test_of_repeats_the_median_one_is_compared(client: Client, source: Run) -> None:

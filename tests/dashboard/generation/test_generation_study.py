@@ -21,27 +21,12 @@ from tests.dashboard import factory
 from tests.dashboard.plain import plain
 from tests.dashboard.study_charts import charts_of
 from tests.dashboard.test_api import bearer
-from tests.dashboard.text_studies import MIB, NAMES, TEXTS, finish, finish_all, queued, run_of, saved, verdict
+from tests.dashboard.text_studies import MIB, NAMES, TEXTS, finish, finish_all, run_of, verdict
 
 pytestmark = pytest.mark.django_db
 TRAINING_WORDS = ("Loss", "MFU", "ubble", "ideal", "Speedup", "Recompute", "Gantt")
 """What means nothing where nothing is trained."""
 CHARTS = {"tokens", "where", "prefill", "positions"}
-
-
-@pytest.fixture(autouse=True)
-def _broker(redis_url: str) -> None:
-    """Announcements need a broker."""
-
-
-@pytest.fixture
-def source(client: Client, alice: Any) -> Run:
-    return saved(client, alice)
-
-
-@pytest.fixture
-def study(client: Client, source: Run) -> Study:
-    return queued(client, source)
 
 
 def test_the_first_difference_names_text_and_token() -> None:

@@ -9,31 +9,16 @@ import pytest
 from django.core.cache import cache
 from django.test import Client
 
-from dashboard.runs.models import Run, State
+from dashboard.runs.models import State
 from dashboard.studies import generation, reruns
 from dashboard.studies.models import Study
 from parallel_core.observe.records import encode
 from tests.dashboard import factory
 from tests.dashboard.plain import plain
 from tests.dashboard.study_charts import charts_of
-from tests.dashboard.text_studies import MIB, finish, finish_all, queued, run_of, saved, verdict
+from tests.dashboard.text_studies import MIB, finish, finish_all, run_of, verdict
 
 pytestmark = pytest.mark.django_db
-
-
-@pytest.fixture(autouse=True)
-def _broker(redis_url: str) -> None:
-    """Announcements need a broker."""
-
-
-@pytest.fixture
-def source(client: Client, alice: Any) -> Run:
-    return saved(client, alice)
-
-
-@pytest.fixture
-def study(client: Client, source: Run) -> Study:
-    return queued(client, source)
 
 
 def test_charts_say_where_a_token_and_a_text_go(client: Client, study: Study) -> None:

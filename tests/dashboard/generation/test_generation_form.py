@@ -20,24 +20,9 @@ from dashboard.studies.models import Study
 from parallel_core.plan.room import FRAMEWORK
 from tests.dashboard import factory
 from tests.dashboard.test_study_form import NEW, preview
-from tests.dashboard.text_studies import NAMES, asked, queued, saved
+from tests.dashboard.text_studies import NAMES, asked, queued
 
 pytestmark = pytest.mark.django_db
-
-
-@pytest.fixture(autouse=True)
-def _broker(redis_url: str) -> None:
-    """Announcements need a broker."""
-
-
-@pytest.fixture
-def source(client: Client, alice: Any) -> Run:
-    return saved(client, alice)
-
-
-@pytest.fixture
-def study(client: Client, source: Run) -> Study:
-    return queued(client, source)
 
 
 def test_a_split_is_written_as_three_degrees() -> None:

@@ -22,26 +22,11 @@ from parallel_core.spec import RunSpec
 from tests.dashboard import factory
 from tests.dashboard.plain import plain
 from tests.dashboard.test_study_form import NEW, preview
-from tests.dashboard.text_studies import MIB, asked, finish, queued, run_of, saved
+from tests.dashboard.text_studies import MIB, asked, finish, run_of
 
 pytestmark = pytest.mark.django_db
 FIRST = "the first run shows how long a token takes"
 REQUEST = {"prompt": list(b"def "), "new": 8, "samples": 2}
-
-
-@pytest.fixture(autouse=True)
-def _broker(redis_url: str) -> None:
-    """Announcements need a broker."""
-
-
-@pytest.fixture
-def source(client: Client, alice: Any) -> Run:
-    return saved(client, alice)
-
-
-@pytest.fixture
-def study(client: Client, source: Run) -> Study:
-    return queued(client, source)
 
 
 def variants(source: Run, *splits: Split, **change: Any) -> list[Variant]:
