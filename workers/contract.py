@@ -110,6 +110,15 @@ class Device(TypedDict):
     load: float  # 0 .. 1
 
 
+class Unusable(TypedDict):
+    """A device that is there but cannot be used; `why` is a sentence."""
+
+    index: int
+    kind: Literal["cpu", "cuda"]
+    name: str
+    why: str
+
+
 class RankProgress(TypedDict):
     step: int
     op: str
@@ -125,6 +134,8 @@ class HeartbeatBody(TypedDict):
     memory_total: int
     memory_available: int
     attempts: dict[str, dict[str, RankProgress]]  # live attempts -> rank -> where it is
+    unusable: NotRequired[list[Unusable]]
+    """Devices that are not among `devices` because they cannot be used; the others keep their indices."""
     disk_free: NotRequired[int]
     """Bytes free where its checkpoints go."""
     shared_checkpoints: NotRequired[bool]

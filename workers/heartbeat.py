@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable
 from typing import Any
 
 import redis
@@ -14,7 +13,8 @@ from parallel_core.version import version
 from workers import devices
 from workers.address import Address
 from workers.cached_texts import CachedTexts
-from workers.contract import HEARTBEAT_S, TASKS, Device, HeartbeatBody
+from workers.contract import HEARTBEAT_S, TASKS, HeartbeatBody
+from workers.devices import Devices
 from workers.disk import Disk
 from workers.outage import AWAY
 from workers.settings import Settings
@@ -35,7 +35,7 @@ class Heartbeat(threading.Thread):
         self,
         publisher: Publisher,
         supervisor: Supervisor,
-        read_devices: Callable[[], list[Device]],
+        listing: Devices,
         settings: Settings,
         disk: Disk,
         address: Address,
@@ -45,7 +45,7 @@ class Heartbeat(threading.Thread):
         super().__init__(name="heartbeat", daemon=True)
         self._settings, self._disk, self._address = settings, disk, address
         self._token_files, self._texts = token_files, texts
-        self._publisher, self._supervisor, self._devices = publisher, supervisor, read_devices
+        self._publisher, self._supervisor, self._devices = publisher, supervisor, listing
         self._poked = threading.Event()
         self._going, self._gone = threading.Event(), False
         self._told_so = threading.Event()
@@ -91,11 +91,13 @@ class Heartbeat(threading.Thread):
 
     def body(self) -> HeartbeatBody:
         total, available = devices.host_memory()
+        usable, unusable = self._devices.listed()
         body = HeartbeatBody(
             host=self._address.known,
             version=version(),
             time=time.time(),
-            devices=self._devices(),
+            devices=usable,
+            unusable=unusable,
             load=devices.load_average(),
             memory_total=total,
             memory_available=available,

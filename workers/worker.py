@@ -45,18 +45,18 @@ class Worker:
         self.settings = settings
         settings.home.mkdir(parents=True, exist_ok=True, mode=0o700)
         self._lock = _lock(settings)
-        devices = Devices(settings.cpu_devices, settings.gpu_shares)
+        self.devices = Devices(settings.cpu_devices, settings.gpu_shares)
         outage = Outage()
         self.relay = Relay(Publisher(settings, outage), self._ended_published, Spool(settings.spool_bytes))
-        calibration = Calibration(settings.home, devices.kind)
-        self.supervisor = Supervisor(settings, self.relay, devices.read, calibration)
+        calibration = Calibration(settings.home, self.devices.kind)
+        self.supervisor = Supervisor(settings, self.relay, lambda: self.devices.listed()[0], calibration)
         self.disk = Disk(settings.checkpoints)
         self.address = Address(settings)
         self.token_files, self.texts = TokenFiles(settings.corpora), CachedTexts(settings.corpora)
         # A beat that is not answered gives up when the next one is due: else a short outage would cost the lease.
         beats = Publisher(settings, outage, HEARTBEAT_S)
         self.heartbeat = Heartbeat(
-            beats, self.supervisor, devices.read, settings, self.disk, self.address, self.token_files, self.texts
+            beats, self.supervisor, self.devices, settings, self.disk, self.address, self.token_files, self.texts
         )
         self.supervisor.on_running = self.heartbeat.poke
         self.control = ControlReader(settings, self.supervisor.control, outage)
@@ -64,8 +64,9 @@ class Worker:
         self._left = threading.Event()
 
     def start(self) -> None:
-        self.address.look()  # so that the first heartbeat has it
-        looking = (self.disk, self.address, self.token_files, self.texts)
+        for one in (self.address, self.devices):  # so that the first heartbeat has them
+            one.look()
+        looking = (self.devices, self.disk, self.address, self.token_files, self.texts)
         for thread in (self.relay, self.supervisor, *looking, self.heartbeat, self.control):
             thread.start()
         threading.Thread(target=checkpoints.sweep, args=(self.settings,), name="sweep", daemon=True).start()

@@ -16,7 +16,7 @@ from dashboard.fleet.models import Worker
 from dashboard.fleet.selectors import devices_of
 from dashboard.ledger import selectors as ledger
 from dashboard.runs.models import Attempt, Corpus, State
-from workers.contract import MOST_TEXTS
+from workers.contract import MOST_TEXTS, Unusable
 
 MAX_CHARACTERS = 500
 """Length to which a sentence that a worker wrote is cut."""
@@ -47,6 +47,7 @@ def keep_beat(entry: Entry, body: Mapping[str, Any]) -> tuple[Worker, bool]:
         "boot": entry.boot,
         "version": body["version"],
         "devices": body["devices"],
+        "unusable": [_unusable(device) for device in body.get("unusable") or ()],
         "load": body["load"],
         "memory_total": body["memory_total"],
         "memory_available": body["memory_available"],
@@ -69,6 +70,15 @@ def keep_beat(entry: Entry, body: Mapping[str, Any]) -> tuple[Worker, bool]:
         setattr(worker, name, value)
     worker.save(update_fields=values if known else None)
     return worker, not known or _placement_facts(worker) != before
+
+
+def _unusable(device: Mapping[str, Any]) -> Unusable:
+    return Unusable(
+        index=int(device["index"]),
+        kind="cuda" if device["kind"] == "cuda" else "cpu",
+        name=str(device["name"])[:MAX_CHARACTERS],
+        why=str(device["why"])[:MAX_CHARACTERS],
+    )
 
 
 def _clash(worker: Worker, entry: Entry) -> dict[str, Any]:

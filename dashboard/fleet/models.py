@@ -19,6 +19,8 @@ class Worker(models.Model):
     boot = models.CharField(max_length=64, blank=True)
     version = models.CharField(max_length=64, blank=True)
     devices = models.JSONField(default=list)
+    unusable = models.JSONField(default=list, blank=True)
+    """Devices that are there but cannot be used: a list of workers.contract.Unusable."""
     load = models.FloatField(default=0.0)
     memory_total = models.BigIntegerField(default=0)
     memory_available = models.BigIntegerField(default=0)

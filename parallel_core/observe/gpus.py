@@ -8,8 +8,10 @@ process only one.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
+from collections.abc import Iterable
 from importlib.util import find_spec
 from itertools import takewhile
 from pathlib import Path
@@ -24,11 +26,12 @@ class AmbiguousGpus(ValueError):
 
 class Gpu(NamedTuple):
     """`name`: for CUDA_VISIBLE_DEVICES; `board`: the same for all instances of a GPU; `handle`: of NVML, None without
-    it."""
+    it; `fault`: why the driver cannot reach the GPU, which keeps its place among the others; '' if it can."""
 
     name: str
     board: str
     handle: Any = None
+    fault: str = ""
 
 
 def open_nvml() -> Any:
@@ -58,26 +61,54 @@ def built_for_gpus() -> bool:
 def gpus(nvml: Any) -> list[Gpu]:
     """Returns the GPUs that CUDA_VISIBLE_DEVICES selects, in its order; all if it is not set, none if it is empty.
 
-    As in CUDA, names after one that matches no GPU are ignored. Raises AmbiguousGpus.
+    As in CUDA, names after one that matches no GPU are ignored; but while the driver cannot reach a GPU, a unique name
+    that matches none is taken for that one, so that the others keep their places. Raises AmbiguousGpus, and NVMLError
+    if the driver cannot even count.
     """
     given = os.environ.get("CUDA_VISIBLE_DEVICES")
     named = None if given is None else [name.strip() for name in given.split(",")]
     if nvml is None:
         return [Gpu(name, name) for name in takewhile(_says_one, named or ())]
-    boards = [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(nvml.nvmlDeviceGetCount())]
-    every = [_parts(nvml, board, str(index)) for index, board in enumerate(boards)]
+    boards = [_board(nvml, index) for index in range(nvml.nvmlDeviceGetCount())]
+    every = [_parts(nvml, board) for board in boards]
     if named is None:
         return [gpu for parts in every for gpu in parts]
     if any(name.isdigit() for name in named) and os.environ.get("CUDA_DEVICE_ORDER") != "PCI_BUS_ID":
-        _need_alike(sorted({model(nvml, board) for board in boards}))
+        _need_alike(sorted(_models(nvml, boards)))
     found = (_called(name, every) for name in named)
     return [gpu for gpu in takewhile(lambda gpu: gpu is not None, found) if gpu is not None]
 
 
 def model(nvml: Any, handle: Any) -> str:
-    """Returns the product name of a GPU, such as `NVIDIA H100 80GB HBM3`."""
+    """Returns the product name of a GPU, such as `NVIDIA H100 80GB HBM3`. Raises NVMLError."""
     name = nvml.nvmlDeviceGetName(handle)
     return name if isinstance(name, str) else str(name.decode())
+
+
+def lost(nvml: Any, error: Exception) -> bool:
+    """Whether this NVMLError means that nothing can use the GPU before it is reset or the host is started again
+    (NVML API Reference Guide, nvmlReturn_t); most others mean that the GPU does not report a quantity."""
+    return getattr(error, "value", None) in (nvml.NVML_ERROR_GPU_IS_LOST, nvml.NVML_ERROR_RESET_REQUIRED)
+
+
+def _board(nvml: Any, index: int) -> Gpu:
+    """Returns the GPU with this number on the bus, as a whole. It has that number as its name if it reports no UUID."""
+    try:
+        handle = nvml.nvmlDeviceGetHandleByIndex(index)
+    except nvml.NVMLError as error:
+        return Gpu(str(index), str(index), fault=str(error))
+    name = _uuid(nvml, handle) or str(index)
+    return Gpu(name, name, handle)
+
+
+def _models(nvml: Any, boards: Iterable[Gpu]) -> set[str]:
+    """Returns the models of the GPUs that the driver can reach."""
+    found = set()
+    for board in boards:
+        with contextlib.suppress(nvml.NVMLError):
+            if not board.fault:
+                found.add(model(nvml, board.handle))
+    return found
 
 
 def _need_alike(models: list[str]) -> None:
@@ -97,27 +128,30 @@ def _called(name: str, every: list[list[Gpu]]) -> Gpu | None:
     """Returns the GPU by its number on the bus (its first instance, as in CUDA), or by a unique prefix of its name."""
     if name.isdigit():
         return every[int(name)][0] if int(name) < len(every) and every[int(name)] else None
-    matching = [gpu for parts in every for gpu in parts if name and gpu.name.startswith(name)]
+    gpus = [gpu for parts in every for gpu in parts]
+    matching = [gpu for gpu in gpus if name and gpu.name.startswith(name)]
+    nameless = next((gpu for gpu in gpus if gpu.fault), None)
+    if not matching and nameless is not None and name.startswith(("GPU-", "MIG-")):
+        return nameless._replace(name=name, board=name)
     return matching[0] if len(matching) == 1 else None
 
 
-def _parts(nvml: Any, board: Any, number: str) -> list[Gpu]:
+def _parts(nvml: Any, board: Gpu) -> list[Gpu]:
     """Returns the GPU, or its instances where it is partitioned."""
-    name = _uuid(nvml, board) or number
     try:
-        divided = nvml.nvmlDeviceGetMigMode(board)[0] == nvml.NVML_DEVICE_MIG_ENABLE
+        divided = not board.fault and nvml.nvmlDeviceGetMigMode(board.handle)[0] == nvml.NVML_DEVICE_MIG_ENABLE
     except nvml.NVMLError:  # a GPU that cannot be partitioned
         divided = False
     if not divided:
-        return [Gpu(name, name, board)]
+        return [board]
     found = []
-    for index in range(nvml.nvmlDeviceGetMaxMigDeviceCount(board)):
+    for index in range(nvml.nvmlDeviceGetMaxMigDeviceCount(board.handle)):
         try:
-            part = nvml.nvmlDeviceGetMigDeviceHandleByIndex(board, index)
+            part = nvml.nvmlDeviceGetMigDeviceHandleByIndex(board.handle, index)
         except nvml.NVMLError:  # no instance has this number
             continue
         if own := _uuid(nvml, part):
-            found.append(Gpu(own, name, part))
+            found.append(Gpu(own, board.name, part))
     return found
 
 

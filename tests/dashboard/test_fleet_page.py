@@ -11,6 +11,7 @@ from django.test import Client
 from django.urls import reverse
 from django.utils import timezone
 
+from dashboard.control.controller import Controller
 from dashboard.fleet.models import Worker
 from dashboard.ledger import services as ledger
 from dashboard.live.changes import COST
@@ -18,6 +19,7 @@ from dashboard.runs.models import Attempt, Run, State
 from parallel_core.spec import RunSpec
 from parallel_core.version import version
 from tests.dashboard import factory
+from tests.dashboard.fake_worker import Peer
 
 
 @pytest.fixture(autouse=True)
@@ -268,3 +270,23 @@ def test_the_page_of_a_lost_run_leads_to_the_fleet(client: Client, alice: Any) -
     assert leads not in client.get(f"/runs/{run.pk}/").content.decode()
     factory.end(run, State.LOST, "Worker yard-a sent no heartbeat for 6 s.", "worker_lost")
     assert leads in client.get(f"/runs/{run.pk}/").content.decode()
+
+
+def test_a_gpu_that_cannot_be_used_is_told_and_gets_no_run(
+    client: Client, alice: Any, peer: Peer, controller: Controller
+) -> None:
+    why = "The driver cannot read it (GPU is lost): reset it, or start the host again."
+    lost = {"index": 1, "kind": "cpu", "name": "core <1>", "why": why}
+    peer.devices = 1
+    run = factory.queued(alice, {"dp": 2})
+    peer.beat(unusable=[lost])
+    controller.turn()
+    client.force_login(alice)
+    said = page(client)
+    assert f"cpu 1 (core &lt;1&gt;) cannot be used, so no new run starts on it. {why}" in said
+    assert Run.objects.get(pk=run.pk).state == State.QUEUED
+    peer.devices = 2
+    peer.beat()
+    controller.turn()
+    assert "cannot be used" not in page(client)
+    assert Run.objects.get(pk=run.pk).state == State.STARTING

@@ -26,7 +26,7 @@ from workers.supervisor import Supervisor
 from workers.tail import Piece, Tail
 from workers.wire import Publisher
 
-DEVICES = Devices(cpu_devices=2).read()
+DEVICES = Devices(cpu_devices=2)._read_cpu()
 END = AttemptBody(attempt=5, state="ended", outcome="succeeded")
 
 

@@ -22,6 +22,7 @@ from workers import __main__ as worker_main
 from workers import devices, ending
 from workers.devices import Devices
 from workers.settings import Settings
+from workers.worker import Worker
 
 GIB = 2**30
 
@@ -36,6 +37,7 @@ def driver(gpus: int, instances: int = 0) -> Any:
     """A fake pynvml with `gpus` GPUs, of which the first is partitioned into `instances` MIG instances."""
     nvml: Any = ModuleType("pynvml")
     nvml.NVMLError, nvml.NVML_DEVICE_MIG_ENABLE = RuntimeError, 1
+    nvml.NVML_ERROR_GPU_IS_LOST, nvml.NVML_ERROR_RESET_REQUIRED = 15, 16
     nvml.nvmlDeviceGetCount = lambda: gpus
     nvml.nvmlDeviceGetHandleByIndex = lambda index: index
     nvml.nvmlDeviceGetMemoryInfo = lambda handle: SimpleNamespace(total=80 * GIB, used=(int(handle) + 1) * GIB)
@@ -58,14 +60,42 @@ def driver(gpus: int, instances: int = 0) -> Any:
     return nvml
 
 
+class Lost(RuntimeError):
+    """As pynvml.NVMLError_GpuIsLost."""
+
+    value = 15
+
+    def __str__(self) -> str:
+        return "GPU is lost"
+
+
+def losing(nvml: Any, call: str, lost: int) -> None:
+    """From here on this call of the driver fails for one GPU, which has fallen off the bus."""
+    works = getattr(nvml, call)
+
+    def failing(handle: Any, *more: Any) -> Any:
+        if handle == lost:
+            raise Lost
+        return works(handle, *more)
+
+    setattr(nvml, call, failing)
+
+
+def reading(nvml: Any, monkeypatch: pytest.MonkeyPatch, **settings: Any) -> Devices:
+    """The devices of a worker with this driver, read once."""
+    monkeypatch.setattr(devices, "open_nvml", lambda: nvml)
+    found = Devices(**settings)
+    found.look()
+    return found
+
+
 def names() -> list[str]:
     return [gpu.name for gpu in gpus(driver(3))]
 
 
 def test_each_gpu_is_one_device(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    monkeypatch.setattr(devices, "open_nvml", lambda: driver(2))
-    found = Devices().read()
+    found, _ = reading(driver(2), monkeypatch).listed()
     assert [(one["index"], one["name"], one["memory_total"]) for one in found] == [
         (0, "GPU 0", 80 * GIB),
         (1, "GPU 1", 80 * GIB),
@@ -79,20 +109,85 @@ def test_a_gpu_without_memory_of_its_own_has_the_host_s(monkeypatch: pytest.Monk
     nvml = driver(1)
     nvml.nvmlDeviceGetMemoryInfo = none
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    monkeypatch.setattr(devices, "open_nvml", lambda: nvml)
-    (found,) = Devices().read()
+    (found,), _ = reading(nvml, monkeypatch).listed()
     assert found["memory_total"] == devices.host_memory()[0] and 0 < found["memory_used"] < found["memory_total"]
 
 
 def test_shares_go_round_the_gpus_and_ranks_follow(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(devices, "open_nvml", lambda: driver(3))
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,0")
-    found = Devices(gpu_shares=2).read()
+    found, _ = reading(driver(3), monkeypatch, gpu_shares=2).listed()
     assert [one["index"] for one in found] == [0, 1, 2, 3]
     assert [one["name"] for one in found[1:3]] == ["GPU 0, share 1 of 2", "GPU 2, share 2 of 2"]
     assert {one["memory_total"] for one in found} == {40 * GIB}
     seen = [launch_gpu.visible(one["index"], gpus(driver(3))) for one in found]
     assert seen == ["GPU-c2", "GPU-a0", "GPU-c2", "GPU-a0"]
+
+
+LOSING = ("nvmlDeviceGetHandleByIndex", "nvmlDeviceGetName", "nvmlDeviceGetMemoryInfo", "nvmlDeviceGetUtilizationRates")
+
+
+@pytest.mark.parametrize("call", LOSING)
+def test_a_gpu_that_is_lost_is_told_and_takes_no_other_along(call: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The others keep their numbers, which ranks know them by, and are still listed."""
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    nvml = driver(3)
+    mine = reading(nvml, monkeypatch, gpu_shares=2)
+    assert mine.listed()[1] == []
+    losing(nvml, call, 1)
+    mine.look()
+    usable, unusable = mine.listed()
+    assert [one["index"] for one in usable] == [0, 2, 3, 5]
+    assert [(one["index"], one["kind"], one["name"]) for one in unusable] == [
+        (1, "cuda", "GPU 1, share 1 of 2"),
+        (4, "cuda", "GPU 1, share 2 of 2"),
+    ]
+    assert {one["why"] for one in unusable} == {
+        "The driver cannot read it (GPU is lost): reset it, or start the host again."
+    }
+    assert launch_gpu.visible(2, gpus(nvml)) == launch_gpu.visible(5, gpus(nvml)) == "GPU-c2"
+
+
+@pytest.mark.parametrize("given", ["0,1,2", "GPU-a,GPU-b1,GPU-c"])
+def test_named_gpus_keep_their_places_while_one_is_lost(given: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", given)
+    nvml = driver(3)
+    losing(nvml, "nvmlDeviceGetHandleByIndex", 1)
+    assert [launch_gpu.visible(i, gpus(nvml)) for i in (0, 2)] == ["GPU-a0", "GPU-c2"]
+    monkeypatch.delenv("CUDA_DEVICE_ORDER")
+    nvml.nvmlDeviceGetName = lambda handle: "GPU"
+    assert len(gpus(nvml)) == 3, "a GPU that cannot be read is not one of another model"
+
+
+def test_a_driver_that_answers_nothing_costs_the_devices_and_not_the_heartbeat(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    nvml = driver(2)
+    mine = reading(nvml, monkeypatch)
+    nvml.nvmlDeviceGetCount = lambda: losing_all()
+    mine.look()
+    assert mine.listed()[0] == [] and [one["index"] for one in mine.listed()[1]] == [0, 1]
+    assert mine.listed()[1][0]["why"] == "The GPUs of this host cannot be counted (GPU is lost)."
+    nvml.nvmlDeviceGetCount = lambda: 2
+    mine.look()
+    assert len(mine.listed()[0]) == 2 and mine.listed()[1] == []
+
+
+def losing_all() -> int:
+    raise Lost
+
+
+def test_a_driver_that_hangs_keeps_no_heartbeat_waiting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beats go on with what was read last; after a while the yard learns that nothing can be used there."""
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    nvml = driver(2)
+    monkeypatch.setattr(devices, "open_nvml", lambda: nvml)
+    worker = Worker(Settings("a", "redis://yard.invalid:6379", tmp_path, tmp_path))
+    worker.devices.look()
+    nvml.nvmlDeviceGetCount = lambda: pytest.fail("a heartbeat asked the driver")
+    body = worker.heartbeat.body()
+    assert [one["index"] for one in body["devices"]] == [0, 1] and body["unusable"] == []
+    monkeypatch.setattr(devices, "SILENT_S", 0.0)
+    body = worker.heartbeat.body()
+    assert body["devices"] == [] and "has not answered for" in body["unusable"][1]["why"]
 
 
 @pytest.mark.parametrize(
@@ -202,8 +297,8 @@ def test_a_build_of_pytorch_for_cpus_has_no_gpus(
 
 def test_instances_of_a_gpu_are_devices_on_one_board(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    monkeypatch.setattr(devices, "open_nvml", lambda: driver(2, instances=2))
-    assert [one["name"] for one in Devices().read()] == ["GPU 0.1", "GPU 0.2", "GPU 1"]
+    found_devices, _ = reading(driver(2, instances=2), monkeypatch).listed()
+    assert [one["name"] for one in found_devices] == ["GPU 0.1", "GPU 0.2", "GPU 1"]
     found = gpus(driver(2, instances=2))
     assert [launch_gpu.visible(i, found) for i in range(3)] == ["MIG-0.1", "MIG-0.2", "GPU-b1"]
     assert [launch_gpu.board(i, found) for i in range(3)] == ["GPU-a0", "GPU-a0", "GPU-b1"]

@@ -26,7 +26,7 @@ from workers.supervisor import Supervisor
 from workers.wire import Publisher
 from workers.worker import Worker
 
-DEVICES = Devices(cpu_devices=3).read()
+DEVICES = Devices(cpu_devices=3)._read_cpu()
 
 
 def message(**changes: Any) -> dict[str, Any]:
