@@ -70,8 +70,12 @@ class Part:
     started: float = 0.0
     retry_at: float = 0.0
     on_exit: Callable[[str, int], None] | None = field(default=None, repr=False)
+    on_failure: Callable[[str, Exception], None] | None = field(default=None, repr=False)
+    """Called when it could not be started again, but not for the same reason twice in a row."""
+    refusal: str = ""
 
     def start(self, env: dict[str, str], cwd: Path) -> None:
+        """Raises OSError or SubprocessError if the host has no process, memory or disk space left for it."""
         # Its own session, so that Ctrl-C in the terminal reaches only the yard, which then stops the parts in order.
         self.log.parent.mkdir(parents=True, exist_ok=True)
         bound(self.log)
@@ -89,17 +93,32 @@ class Part:
         self.started = time.monotonic()
 
     def watch(self, env: dict[str, str], cwd: Path) -> None:
-        """Checks the process and its log once, and starts a dead one again when its back-off is over."""
+        """Checks the process and its log once, and starts a dead one again when its back-off is over; if it cannot be
+        started now, it is tried again as if it had died."""
         now = time.monotonic()
         if self.process is not None and (code := self.process.poll()) is not None:
             self.process = None
-            self.failures = 0 if now - self.started > STEADY_S else self.failures + 1
-            self.retry_at = now + BACKOFF_S[min(self.failures, len(BACKOFF_S) - 1)]
+            self._back_off(0 if now - self.started > STEADY_S else self.failures + 1)
             if self.on_exit:
                 self.on_exit(self.name, code)
         if self.process is None and now >= self.retry_at:
-            self.start(env, cwd)
+            self._start_again(env, cwd)
         bound(self.log)
+
+    def _back_off(self, failures: int) -> None:
+        self.failures = failures
+        self.retry_at = time.monotonic() + BACKOFF_S[min(failures, len(BACKOFF_S) - 1)]
+
+    def _start_again(self, env: dict[str, str], cwd: Path) -> None:
+        try:
+            self.start(env, cwd)
+        except (OSError, subprocess.SubprocessError) as error:
+            self._back_off(self.failures + 1)
+            if self.on_failure and str(error) != self.refusal:
+                self.on_failure(self.name, error)
+            self.refusal = str(error)
+        else:
+            self.refusal = ""
 
     def terminate(self) -> None:
         if self.process is not None and self.process.poll() is None:

@@ -89,7 +89,8 @@ class Yard:
         return f"http://{HOST}:{self.port}"
 
     def _part(self, name: str, command: list[str], stop_after: float) -> Part:
-        return Part(name, command, self.home.logs / f"{name}.log", stop_after, on_exit=self._announce_exit)
+        log = self.home.logs / f"{name}.log"
+        return Part(name, command, log, stop_after, on_exit=self._announce_exit, on_failure=self._announce_failure)
 
     def _lock(self) -> FileLock:
         """Locks the data folder for this yard. Raises SystemExit if it is locked."""
@@ -102,6 +103,9 @@ class Yard:
         log = self.home.logs / f"{name}.log"
         said = last_line(log) or "nothing"
         say(f"{name} ended ({code}); starting it again. It said last: {said}\nIts log: {log}")
+
+    def _announce_failure(self, name: str, error: Exception) -> None:
+        say(f"{name} cannot be started: {error}. It is tried again.")
 
     def run(self) -> int:
         """Starts everything, watches it, and stops it on INT, on TERM, or when the terminal goes away, unless that is

@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -257,6 +258,31 @@ def test_a_dead_part_is_started_again(tmp_path: Path) -> None:
     wait_for(again)
     assert subject.process is not None and subject.process.pid != first.pid
     assert told == [("part", -9)]
+    stop_in_order([[subject]])
+
+
+@pytest.mark.parametrize("error", [OSError(errno.EAGAIN, "no process left"), subprocess.SubprocessError("preexec_fn")])
+def test_a_part_that_cannot_be_started_now_is_tried_again(
+    error: Exception, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The other parts, and the runs that they look after, go on meanwhile."""
+
+    def refused(*_: Any, **__: Any) -> Any:
+        raise error
+
+    told: list[tuple[str, Exception]] = []
+    subject = part(tmp_path, "import time; time.sleep(600)")
+    subject.on_failure = lambda name, why: told.append((name, why))
+    with monkeypatch.context() as full:
+        full.setattr(subprocess, "Popen", refused)
+        for _ in range(3):
+            subject.retry_at = 0.0
+            subject.watch(dict(os.environ), tmp_path)
+    assert (subject.process, subject.failures, told) == (None, 3, [("part", error)])
+    assert subject.retry_at > 0.0, "it does not wait"
+    subject.retry_at = 0.0
+    subject.watch(dict(os.environ), tmp_path)
+    assert subject.process is not None
     stop_in_order([[subject]])
 
 
