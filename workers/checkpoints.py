@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import shutil
-import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ from parallel_core.generation_request import inference
 from parallel_core.launch import CheckpointOptions
 from parallel_core.spec import RunSpec
 from workers.contract import Begins, StartMessage
+from workers.periodic import Periodic
 from workers.settings import Settings
 
 log = logging.getLogger(__name__)
@@ -126,18 +126,27 @@ def _damaged(steps: list[int]) -> str:
 
 
 def drop(settings: Settings, run: int) -> None:
-    """Removes the checkpoints of a deleted run: renames the folder at once, so that no attempt finds it, and deletes it
-    in a thread, as that may take long. If the worker is killed meanwhile, its next start deletes the rest."""
+    """Removes the checkpoints of a deleted run: renames the folder at once, so that no attempt finds it, and leaves the
+    rest to `Dropped`. Raises OSError if the folder cannot be renamed."""
     folder = settings.checkpoints / str(run)
     with contextlib.suppress(FileNotFoundError):
         folder.rename(folder.with_name(f"{DROPPED}{run}-{time.time_ns()}"))
-    threading.Thread(target=sweep, args=(settings,), name="drop", daemon=True).start()
 
 
-def sweep(settings: Settings) -> None:
-    """Deletes the folders that `drop` renamed."""
-    for path in settings.checkpoints.glob(f"{DROPPED}*"):
-        shutil.rmtree(path, ignore_errors=True)
+class Dropped(Periodic):
+    """Deletes the folders that `drop` renamed, also in an earlier life of the worker: one after another, in a thread of
+    its own, as that may take long."""
+
+    def __init__(self, folder: Path) -> None:
+        """`folder` = that of all checkpoints."""
+        super().__init__("dropped")
+        self._folder = folder
+
+    def look(self) -> None:
+        """Deletes those that are there now; what cannot be deleted is tried again."""
+        with contextlib.suppress(OSError):
+            for path in self._folder.glob(f"{DROPPED}*"):
+                shutil.rmtree(path, ignore_errors=True)
 
 
 def _to_generate(folder: Path, path: Path, spec: RunSpec) -> Beginning:

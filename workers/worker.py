@@ -11,10 +11,11 @@ from typing import Any
 
 from parallel_core.file_lock import FileLock
 from parallel_core.observe.spool import Spool
-from workers import checkpoints, preflight
+from workers import preflight
 from workers.address import Address
 from workers.cached_texts import CachedTexts
 from workers.calibration import Calibration
+from workers.checkpoints import Dropped
 from workers.contract import HEARTBEAT_S
 from workers.devices import Devices
 from workers.disk import Disk
@@ -66,10 +67,10 @@ class Worker:
     def start(self) -> None:
         for one in (self.address, self.devices):  # so that the first heartbeat has them
             one.look()
-        looking = (self.devices, self.disk, self.address, self.token_files, self.texts)
+        dropped = Dropped(self.settings.checkpoints)
+        looking = (self.devices, self.disk, self.address, self.token_files, self.texts, dropped)
         for thread in (self.relay, self.supervisor, *looking, self.heartbeat, self.control):
             thread.start()
-        threading.Thread(target=checkpoints.sweep, args=(self.settings,), name="sweep", daemon=True).start()
         threading.Thread(target=self._ask_the_web, name="web", daemon=True).start()
         threading.Thread(target=self._leave_when_asked, name="leaver", daemon=True).start()
 

@@ -20,6 +20,9 @@ from workers.contract import MOST_TEXTS, Unusable
 
 MAX_CHARACTERS = 500
 """Length to which a sentence that a worker wrote is cut."""
+MOST_DROPS = 50
+"""How many runs a worker is asked at a time to delete the checkpoints of. Its control stream keeps only the newest
+dispatch.KEEP_ENTRIES entries, and others are waiting there."""
 UP_LIMIT = timedelta(seconds=10)
 """How long an attempt may be starting before a worker is asked whether its ranks are up: well below START_LIMIT_S, and
 long enough that nobody is asked for a message that is on its way."""
@@ -104,7 +107,8 @@ def _placement_facts(worker: Worker) -> tuple[object, ...]:
 def answers(worker: Worker, body: Mapping[str, Any]) -> list[ControlMessage]:
     """The messages that answer a heartbeat, apart from those about its attempts: what the worker has to delete, and the
     profiles that it is, or is no longer, asked for."""
-    gone = worker.leftovers.values_list("run", flat=True)
+    # In any order: those that it cannot delete now would else keep the others from their turn.
+    gone = worker.leftovers.order_by("?").values_list("run", flat=True)[:MOST_DROPS]
     messages: list[ControlMessage] = [(worker.name, {"kind": "drop", "attempt": run}) for run in gone]
     messages += _drop_texts(worker.name, list(map(str, body.get("texts") or ()))[:MOST_TEXTS])
     asked = {one.pk: one.spec for one in ledger.asked(worker.name)}

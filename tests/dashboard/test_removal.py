@@ -9,6 +9,7 @@ from django.core.exceptions import PermissionDenied
 from django.test import Client
 
 from dashboard.api.models import Scope
+from dashboard.control import heartbeats
 from dashboard.control.controller import Controller
 from dashboard.fleet.models import Leftover
 from dashboard.runs import removal, services
@@ -125,6 +126,23 @@ def test_a_worker_is_asked_until_it_says_that_they_are_gone(alice: Any, peer: Pe
     peer.beat()
     controller.turn()
     assert not Leftover.objects.exists() and not peer.orders()
+
+
+def test_many_deleted_runs_do_not_crowd_out_other_orders(
+    peer: Peer, controller: Controller, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(heartbeats, "MOST_DROPS", 3)
+    host = factory.worker()
+    Leftover.objects.bulk_create(Leftover(worker=host, run=run) for run in range(1, 9))
+    for most in (3, 3, 2):
+        peer.beat()
+        controller.turn()
+        dropped = {entry["attempt"] for entry in peer.orders() if entry["kind"] == "drop"}
+        assert len(dropped) == most
+        for run in dropped:
+            peer.say("dropped", {"run": run})
+        controller.turn()
+    assert not Leftover.objects.exists()
 
 
 def test_what_still_comes_of_a_deleted_run_is_dropped(alice: Any, peer: Peer, controller: Controller) -> None:

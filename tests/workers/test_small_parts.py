@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import socket
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from typing import Any
 import pytest
 
 from tests.workers.harness import tiny
-from workers import devices
+from workers import checkpoints, devices
 from workers.address import Address, own_address
 from workers.calibration import Calibration
 from workers.contract import START_LIMIT_S, AttemptBody, task_of
@@ -180,6 +181,20 @@ def test_a_broker_that_is_back_is_found_within_seconds(monkeypatch: pytest.Monke
 
 
 # Several hosts
+
+
+def test_checkpoints_of_many_deleted_runs_go_one_after_another(tmp_path: Path) -> None:
+    """The orders only set them aside: a thread for each would delete what all the others delete, too."""
+    settings = Settings("a", "unix://x", tmp_path, tmp_path)
+    before = threading.enumerate()
+    for run in (1, 2, 3):
+        (settings.checkpoints / str(run) / "step-00000010").mkdir(parents=True)
+    for run in (1, 2, 4):
+        checkpoints.drop(settings, run)
+    assert threading.enumerate() == before
+    assert len(list(settings.checkpoints.glob(f"{checkpoints.DROPPED}*"))) == 2
+    checkpoints.Dropped(settings.checkpoints).look()
+    assert [path.name for path in settings.checkpoints.iterdir()] == ["3"]
 
 
 def test_an_address_is_found_where_none_was_told(tmp_path: Path) -> None:
