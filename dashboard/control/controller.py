@@ -77,6 +77,7 @@ class Controller:
         self._starter = Starter()
         self._resends: dict[int, int] = {}
         self._unsent: dict[int, Attempt] = {}
+        self._fences: list[ControlMessage] = []  # of attempts that a sweep ended, which finds them only once
         self._to_summarise: set[int] = set()
         self._unsummarised_known = False
         self._succeeded = False
@@ -150,7 +151,7 @@ class Controller:
         if str(error) != self._away:  # retried all the time: logged once
             log.warning("the broker or the database is away: %s", error)
         self._away = str(error)
-        self._listened_at = None
+        self._listened_at, self._unsummarised_known = None, False
         self._changes.forget()
         self._reader.start_over()
         self._every("sync", SYNC_EVERY_S, self._sync)  # turns that fail do not get that far
@@ -212,7 +213,8 @@ class Controller:
         self._send_unsent()
         self._summarise_one()
         self._every("unsettled", UNSETTLED_EVERY_S, self._ask_for_the_rest)
-        self._every("starter", STARTER_EVERY_S, self._consider_starter)
+        starter = partial(self._guard.run, "queue the starter study", self._starter.consider)
+        self._every("starter", STARTER_EVERY_S, starter)
 
     def _hosts_changed(self) -> bool:
         """Notes which workers are alive and fresh; returns whether runs may have to be placed because of that. A late
@@ -255,11 +257,15 @@ class Controller:
         send_messages(self._redis, sweeps.sweep_standstills(self._clocks, self._lease))
 
     def _check_leases(self) -> None:
-        again, ended, messages = sweeps.sweep_leases(self._clocks, self._lease, self._resends)
-        self._unsent |= {attempt.pk: attempt for attempt in again}
-        self._news |= bool(ended)
-        self._note_ended(ended)
-        send_messages(self._redis, messages)  # last, as it may fail and the sweep finds these attempts only once
+        for attempt, verdict, messages in sweeps.sweep_leases(self._clocks, self._lease, self._resends):
+            self._fences += messages
+            if verdict == "again":
+                self._unsent[attempt.pk] = attempt
+            else:
+                self._news = True
+                self._note_ended({attempt.run_id})
+        send_messages(self._redis, self._fences)
+        self._fences.clear()
 
     def _send_unsent(self) -> None:
         for pk, attempt in list(self._unsent.items()):
@@ -289,9 +295,6 @@ class Controller:
         alive = self._clocks.alive(self._lease)
         ask = "ask workers for missing data"
         self._guard.run(ask, lambda: send_messages(self._redis, sweeps.sweep_unsettled(alive)))
-
-    def _consider_starter(self) -> None:
-        self._guard.run("queue the starter study", self._starter.consider)
 
     def _every(self, name: str, seconds: float, action: Callable[[], None]) -> None:
         now = time.monotonic()

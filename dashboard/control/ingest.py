@@ -23,6 +23,7 @@ from dashboard.control.dispatch import ControlMessage
 from dashboard.control.frames import decode_batch
 from dashboard.control.heartbeats import Heard, answers, keep_beat, unsaid
 from dashboard.control.store import FileKey, Store
+from dashboard.control.summary import outdate
 from dashboard.control.wire import Entry
 from dashboard.fleet.models import Leftover
 from dashboard.json_values import clean
@@ -74,6 +75,7 @@ class Ingest:
                 Attempt.objects.filter(pk=pk).update(settled=True)
                 OpenWaits.objects.filter(attempt=pk).delete()  # what they wait for will not come any more
                 self.messages += [(node["worker"], {"kind": "settled", "attempt": pk}) for node in attempt.devices]
+                outdate(attempt.run_id)
                 self.ended.add(attempt.run_id)
 
     def load(self, pk: int) -> Attempt | None:

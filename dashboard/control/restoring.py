@@ -19,6 +19,7 @@ from dashboard.control.dead_letters import first_line
 from dashboard.control.frames import decode_batch
 from dashboard.control.ingest import Ingest
 from dashboard.control.late import LateStore
+from dashboard.control.summary import outdate
 from dashboard.control.wire import Entry
 from dashboard.runs import states
 from dashboard.runs.models import ENDED, Attempt, DeadLetter
@@ -86,6 +87,7 @@ def _stored(letter: DeadLetter) -> Ingest:
         ingest.apply(_entry(letter, data))
         ingest.finish()
     run = letter.attempt.run
+    outdate(run.pk)
     ended = ingest.ended | ({run.pk} if run.state in ENDED else set())  # also where a lost worker never said how much
     return Ingest(topics=ingest.topics, ended=ended)  # its worker was told all when the cursor passed it
 

@@ -10,6 +10,8 @@ from dataclasses import asdict
 from typing import Any
 
 import numpy as np
+from django.db import transaction
+from django.db.models import Q
 
 from dashboard.control.conditions import conditions
 from dashboard.ledger import services as ledger
@@ -25,8 +27,18 @@ log = logging.getLogger(__name__)
 
 
 def unsummarised() -> set[int]:
-    """Ids of ended runs without a summary: left by a controller that was killed right after their end."""
-    return set(Run.objects.filter(state__in=ENDED, summary={}, attempts__isnull=False).values_list("pk", flat=True))
+    """Ids of ended runs without a summary, or with an outdated one: left by a controller that was killed, or lost the
+    database, right after their end or after more data had arrived."""
+    due = Run.objects.filter(Q(summary={}) | Q(summary__outdated=True), state__in=ENDED, attempts__isnull=False)
+    return set(due.values_list("pk", flat=True))
+
+
+def outdate(pk: int) -> None:
+    """Notes in the summary of an ended run that more data has arrived, inside the caller's transaction: nothing else
+    would remember it. It is shown until `store_summary` replaces it."""
+    found = Run.objects.filter(pk=pk, state__in=ENDED)
+    for summary in found.exclude(summary={}).values_list("summary", flat=True):
+        found.update(summary={**summary, "outdated": True})
 
 
 def store_summary(pk: int) -> None:
@@ -40,10 +52,11 @@ def store_summary(pk: int) -> None:
         changes["step_time"] = summary["timed"]["median"]
     if rate := (summary.get("meters") or {}).get("tokens_per_s"):
         changes["tokens_per_s"] = rate  # at the median step, as the step time is
-    Run.objects.filter(pk=pk).update(**changes)
-    if not run.task:
-        ledger.settle(run, summary)
-    announce(pk, run.study_id, "summary")
+    with transaction.atomic():  # a summary that is there is not computed again to settle the prediction
+        Run.objects.filter(pk=pk).update(**changes)
+        if not run.task:
+            ledger.settle(run, summary)
+        announce(pk, run.study_id, "summary")
 
 
 def summarise(run: Run) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from datetime import timedelta
 from typing import Any, Literal
 
@@ -36,6 +36,8 @@ SLOWEST_READ = 1 << 20
 """The slowest rate, in bytes a second, at which a worker may fetch its corpus and read its checkpoints."""
 
 Verdict = Literal["fine", "again", "ended"]
+Checked = tuple[Attempt, Verdict, list[ControlMessage]]
+"""An attempt, what its lease says, and the messages that follow from that."""
 
 
 def sweep_cancels() -> list[ControlMessage]:
@@ -111,17 +113,13 @@ def _place(run: Run, shares: list[Share]) -> Attempt:
     return states.place(run, nodes, workers[shares[0].host])
 
 
-def sweep_leases(
-    clocks: Clocks, lease: float, resends: dict[int, int]
-) -> tuple[list[Attempt], set[int], list[ControlMessage]]:
+def sweep_leases(clocks: Clocks, lease: float, resends: dict[int, int]) -> Iterator[Checked]:
     """Ends attempts whose worker fell silent or lost them.
 
-    Returns the attempts whose start message is to be sent again, the ids of the runs ended here, and the messages that
-    follow from that. `resends` = attempt -> how often its start message was repeated so far.
+    Yields each attempt whose start message is to be sent again, or that was ended here, as soon as that is committed:
+    the next one may raise, and no later sweep finds it. `resends` = attempt -> how often its start message was repeated
+    so far.
     """
-    again: list[Attempt] = []
-    ended: set[int] = set()
-    messages: list[ControlMessage] = []
     attempts = live_attempts()
     clocks.keep({attempt.pk for attempt in attempts})
     for attempt in attempts:
@@ -130,12 +128,8 @@ def sweep_leases(
         except states.IllegalTransition as error:
             log.info("lease of attempt %s: %s", attempt.pk, error)
             continue
-        if verdict == "again":
-            again.append(attempt)
-        elif verdict == "ended":
-            ended.add(attempt.run_id)
-            messages += _fence_untaken(attempt, clocks)
-    return again, ended, messages
+        if verdict != "fine":
+            yield attempt, verdict, _fence_untaken(attempt, clocks) if verdict == "ended" else []
 
 
 def _fence_untaken(attempt: Attempt, clocks: Clocks) -> list[ControlMessage]:

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import pytest
 import redis
+from django.db import OperationalError
 from django.utils import timezone
 
 from dashboard.control import controller as loop
@@ -18,6 +19,7 @@ from dashboard.fleet.models import Worker
 from dashboard.runs.models import Attempt, Run
 from parallel_core.file_lock import FileLock
 from tests.dashboard import factory
+from tests.dashboard.database_faults import refuse
 from tests.dashboard.fake_worker import Peer
 from tests.dashboard.test_control import submit, until
 from tests.spies import noting
@@ -167,12 +169,50 @@ def test_what_a_sweep_of_leases_found_outlasts_a_broker_that_takes_no_order(
         if orders:
             raise redis.ConnectionError("gone")
 
-    monkeypatch.setattr(loop.sweeps, "sweep_leases", lambda *_: ([again], {6}, [order]))
+    found = iter([(again, "again", []), (Attempt(pk=6, run_id=6), "ended", [order])])
+    monkeypatch.setattr(loop.sweeps, "sweep_leases", lambda *_: found)
     monkeypatch.setattr(loop, "send_messages", away)
     controller._news, controller._to_summarise = False, set()
     with pytest.raises(redis.ConnectionError):
         controller._look_at_clocks()
     assert (controller._unsent, controller._news, controller._to_summarise) == ({5: again}, True, {6})
+    sent: list[Any] = []
+    monkeypatch.setattr(loop, "send_messages", lambda _client, orders: sent.extend(orders))
+    controller._look_at_clocks()
+    assert sent == [order], "the next sweep does not find it, but it is still to be sent"
+
+
+def test_a_database_that_goes_away_in_a_sweep_of_leases_costs_no_summary_and_no_fence(
+    controller: Controller, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each attempt is ended in a transaction of its own."""
+    order = ("a", {"kind": "fence", "attempt": 6})
+
+    def going(*_: Any) -> Iterator[Any]:
+        yield Attempt(pk=6, run_id=6), "ended", [order]
+        raise OperationalError("the connection was lost")
+
+    monkeypatch.setattr(loop.sweeps, "sweep_leases", going)
+    controller._unsummarised_known = True
+    with pytest.raises(OperationalError) as gone:
+        controller._check_leases()
+    assert (controller._to_summarise, controller._fences) == ({6}, [order])
+    monkeypatch.setattr(loop.connection, "close", lambda: None)  # of the test
+    controller._recover(gone.value)
+    assert not controller._unsummarised_known, "what else the failed turn has ended is asked of the database"
+
+
+def test_the_second_of_two_lost_attempts_cannot_take_the_first_along(controller: Controller, alice: Any) -> None:
+    """A sweep whose database fails at the second one has already ended the first."""
+    first, second = (factory.start(factory.queued(alice)) for _ in range(2))
+    controller._clocks.watch("yard-a", first.pk)
+    controller._clocks.watch("yard-a", second.pk)
+    refuse("runs_event", f"NEW.run_id = {second.run_id}", operational=True)
+    for _ in range(8):
+        controller._clocks.advance(MOST_COUNTED_S)
+    with pytest.raises(OperationalError):
+        controller._check_leases()
+    assert controller._to_summarise == {first.run_id}
 
 
 CALIBRATION = {

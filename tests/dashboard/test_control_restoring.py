@@ -12,6 +12,7 @@ from django.db import OperationalError, connection
 from dashboard.control import dead_letters, restoring
 from dashboard.control.controller import Controller
 from dashboard.control.dead_letters import TRIES
+from dashboard.control.summary import unsummarised
 from dashboard.control.wire import Entry
 from dashboard.fleet.dead_letters import discard, store_again
 from dashboard.runs import selectors
@@ -187,6 +188,16 @@ def test_so_is_one_whose_worker_was_lost(peer: Peer, controller: Controller, att
     for _ in range(3):
         again.turn()
     assert Run.objects.get().summary["timed"]["median"] == 6.0
+
+
+def test_a_controller_that_is_killed_then_leaves_the_summary_to_the_next(
+    peer: Peer, controller: Controller, attempt: Attempt, admin: Any
+) -> None:
+    put_aside(peer, controller, attempt, points_frame(0, 9, "step_time"))
+    Run.objects.update(state=State.FAILED, summary={"timed": None})
+    asked(admin)
+    restoring.store_asked()
+    assert unsummarised() == {attempt.run_id}
 
 
 def test_many_are_stored_some_at_a_time(
