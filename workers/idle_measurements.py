@@ -48,8 +48,8 @@ class IdleMeasurements:
             return
         if not self.calibration.tried:
             self.calibration.begin()
-        elif self._profiling.waiting:
-            self._profiling.begin()
+        elif self._profiling.waiting and (answer := self._profiling.begin()):
+            self._tell("profile", answer)
 
     def make_way(self) -> None:
         """For an attempt that has arrived: a calibration is stopped, and begins again once nothing runs. A profile is

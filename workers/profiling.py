@@ -77,10 +77,15 @@ class Profiling:
         self._asked = deque(one for one in self._asked if one[0] != number)
         self._known.discard(number)
 
-    def begin(self) -> None:
-        """Starts the oldest request."""
+    def begin(self) -> ProfileBody | None:
+        """Starts the oldest request. Returns the answer at once if the host has no disk space or process left for
+        it."""
         self._number, spec = self._asked.popleft()
-        self._measurement.begin(self._command, spec)
+        try:
+            self._measurement.begin(self._command, spec)
+        except OSError as error:
+            return self._answered(self._failed(f"it could not be started: {error}"))
+        return None
 
     def poll(self) -> ProfileBody | None:
         """The answer, once, when a profile has ended, successfully or not; else None."""
@@ -92,9 +97,11 @@ class Profiling:
     def _answer(self, ended: Ended) -> ProfileBody:
         if ended.code == 0 and (table := ended.result) is not None:
             return ProfileBody(profile=self._number, table=table)
-        why = cause(ended)
+        return {**self._failed(cause(ended)), "log": ended.text[-_LOGGED:]}
+
+    def _failed(self, why: str) -> ProfileBody:
         log.warning("profile %d failed: %s", self._number, why)
-        return ProfileBody(profile=self._number, error=why, log=ended.text[-_LOGGED:])
+        return ProfileBody(profile=self._number, error=why)
 
     def _answered(self, body: ProfileBody) -> ProfileBody:
         """Keeps the answer; a request whose answer is not kept any more would be measured again."""

@@ -4,13 +4,18 @@ table.
 
 from __future__ import annotations
 
+import errno
 import time
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from parallel_core.profile.table import CostTable
 from parallel_core.spec import RunSpec
-from workers import profiling
+from workers import measurement, profiling
+from workers.calibration import Calibration
+from workers.idle_measurements import IdleMeasurements
 from workers.measurement import Ended
 from workers.profiling import Profiling, cause
 
@@ -46,6 +51,25 @@ def test_an_answer_that_was_lost_is_given_again(monkeypatch: pytest.MonkeyPatch)
     for number in range(2, 2 + profiling._KEPT):
         one.ask(number, {"model": {"heads": 3}})
     assert one.ask(1, SPEC) is None and one.waiting, "what is not kept any more is measured again"
+
+
+def test_a_profile_that_cannot_be_started_is_answered_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The request would else be asked for ever: it waits no longer, and nothing is under way."""
+
+    def full(*_: Any, **__: Any) -> Any:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    told: list[Any] = []
+    idle = IdleMeasurements(Calibration(tmp_path, "cpu"), lambda *event: told.append(event))
+    idle.calibration.tried = True
+    idle.ask(1, SPEC)
+    monkeypatch.setattr(measurement.tempfile, "TemporaryFile", full)
+    idle.begin()
+    error = "it could not be started: [Errno 28] No space left on device"
+    assert told == [("profile", {"profile": 1, "error": error})] and not idle.running
+    monkeypatch.setattr(profiling, "_AGAIN_S", 0.0)
+    idle.ask(1, SPEC)
+    assert told[1:] == told[:1], "the answer may be lost"
 
 
 def test_a_request_that_is_cancelled_frees_the_devices_at_once() -> None:
