@@ -12,7 +12,7 @@ from django.utils import timezone
 from dashboard.control import multi_host
 from dashboard.control.dispatch import ControlMessage
 from dashboard.control.wire import Entry
-from dashboard.fleet.models import Worker
+from dashboard.fleet.models import Leftover, Worker
 from dashboard.fleet.selectors import devices_of
 from dashboard.ledger import selectors as ledger
 from dashboard.runs.models import Attempt, Corpus, State
@@ -108,7 +108,7 @@ def answers(worker: Worker, body: Mapping[str, Any]) -> list[ControlMessage]:
     """The messages that answer a heartbeat, apart from those about its attempts: what the worker has to delete, and the
     profiles that it is, or is no longer, asked for."""
     # In any order: those that it cannot delete now would else keep the others from their turn.
-    gone = worker.leftovers.order_by("?").values_list("run", flat=True)[:MOST_DROPS]
+    gone = Leftover.objects.filter(worker=worker.name).order_by("?").values_list("run", flat=True)[:MOST_DROPS]
     messages: list[ControlMessage] = [(worker.name, {"kind": "drop", "attempt": run}) for run in gone]
     messages += _drop_texts(worker.name, list(map(str, body.get("texts") or ()))[:MOST_TEXTS])
     asked = {one.pk: one.spec for one in ledger.asked(worker.name)}

@@ -143,7 +143,7 @@ class Ingest:
         ledger.answer_profile(entry.worker, clean(entry.body))
 
     def _dropped(self, entry: Entry) -> None:
-        Leftover.objects.filter(worker__name=entry.worker, run=int(entry.body["run"])).delete()
+        Leftover.objects.filter(worker=entry.worker, run=int(entry.body["run"])).delete()
 
     # States and ends of attempts
 

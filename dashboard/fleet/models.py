@@ -86,12 +86,14 @@ class ControllerState(models.Model):
 class Leftover(models.Model):
     """A deleted run whose checkpoints may still be on the worker's disk.
 
-    With every heartbeat the controller asks the worker to delete them, until it has reported that they are gone.
+    With heartbeats the controller asks the worker to delete them, until it has reported that they are gone.
     """
 
-    worker = models.ForeignKey(Worker, on_delete=models.CASCADE, related_name="leftovers")
+    worker = models.CharField(max_length=120)
+    """Its name: it may have been removed from the fleet, and come back."""
     run = models.BigIntegerField()
     """The id that the run had."""
+    created_at = models.DateTimeField(auto_now_add=True)
 
     class Meta:
         constraints = [models.UniqueConstraint(fields=("worker", "run"), name="one_leftover_a_run")]

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any
 
 from django.core.exceptions import PermissionDenied
 from django.db import transaction
 from django.db.models import QuerySet, Sum
+from django.utils import timezone
 
 from dashboard.accounts.roles import may_change
 from dashboard.fleet.models import Leftover, Worker
@@ -16,6 +18,9 @@ from dashboard.live.announce import announce
 from dashboard.runs.models import ENDED, Attempt, Checkpoint, Run
 from dashboard.runs.services import Invalid
 from parallel_core.analysis.quantities import bytes_text, listed_text, plural_text
+
+LEFTOVER_DAYS = 90
+"""How long it is kept in mind what a worker has to delete that is no longer in the fleet."""
 
 
 @dataclass(frozen=True)
@@ -100,10 +105,12 @@ def _pass_on(runs: Sequence[Run]) -> None:
 
 
 def _leave_to_workers(runs: Sequence[Run]) -> None:
-    """Notes for every worker that had ranks of a run that it may have a checkpoint of it, complete or not."""
+    """Notes for every worker that had ranks of a run that it may have a checkpoint of it, complete or not; also for one
+    that was removed from the fleet, as it may come back within LEFTOVER_DAYS."""
     pairs = set(Checkpoint.objects.filter(run__in=runs).values_list("run_id", "worker"))
     for attempt in Attempt.objects.filter(run__in=runs).only("run_id", "devices"):
         pairs |= {(attempt.run_id, node["worker"]) for node in attempt.devices}
-    known = dict(Worker.objects.values_list("name", "pk"))
-    rows = [Leftover(run=run, worker_id=known[name]) for run, name in sorted(pairs) if name in known]
+    rows = [Leftover(run=run, worker=name) for run, name in sorted(pairs)]
     Leftover.objects.bulk_create(rows, ignore_conflicts=True)
+    old = Leftover.objects.filter(created_at__lt=timezone.now() - timedelta(days=LEFTOVER_DAYS))
+    old.exclude(worker__in=Worker.objects.values("name")).delete()

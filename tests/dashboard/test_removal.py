@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from typing import Any
 
 import pytest
 from django.core.exceptions import PermissionDenied
 from django.test import Client
+from django.utils import timezone
 
 from dashboard.api.models import Scope
 from dashboard.control import heartbeats
 from dashboard.control.controller import Controller
-from dashboard.fleet.models import Leftover
+from dashboard.fleet.models import Leftover, Worker
 from dashboard.runs import removal, services
 from dashboard.runs.models import Attempt, Checkpoint, Event, LogChunk, Run, SeriesChunk, State
 from dashboard.studies import reruns
@@ -45,7 +47,7 @@ def test_everything_of_a_run_goes_and_its_worker_is_to_drop_the_checkpoints(memb
     for kind in (Attempt, Checkpoint, Event, SeriesChunk):
         assert kind.objects.exists()
         assert not kind.objects.filter(**{"attempt__run" if kind is SeriesChunk else "run": run.pk}).exists()
-    assert list(Leftover.objects.values_list("worker__name", "run")) == [("yard-a", run.pk)]
+    assert list(Leftover.objects.values_list("worker", "run")) == [("yard-a", run.pk)]
     assert member.get(f"/runs/{run.pk}/").status_code == 404
 
 
@@ -128,12 +130,33 @@ def test_a_worker_is_asked_until_it_says_that_they_are_gone(alice: Any, peer: Pe
     assert not Leftover.objects.exists() and not peer.orders()
 
 
+@pytest.mark.parametrize("first", ["the run", "the worker"])
+def test_a_worker_that_was_removed_deletes_them_when_it_is_back(
+    first: str, alice: Any, peer: Peer, controller: Controller
+) -> None:
+    run = ended(alice)
+    deletions = [lambda: removal.delete(runs=[run.pk], user=alice), Worker.objects.all().delete]
+    for delete in deletions if first == "the run" else reversed(deletions):
+        delete()
+    peer.beat()
+    controller.turn()
+    assert [(entry["kind"], entry["attempt"]) for entry in peer.orders()] == [("drop", run.pk)]
+
+
+def test_what_a_worker_should_delete_is_forgotten_if_it_never_comes_back(alice: Any) -> None:
+    factory.worker("yard-b")
+    Leftover.objects.bulk_create(Leftover(worker=name, run=1) for name in ("yard-b", "gone", "just-gone"))
+    long_ago = timezone.now() - timedelta(days=removal.LEFTOVER_DAYS + 1)
+    Leftover.objects.exclude(worker="just-gone").update(created_at=long_ago)
+    removal.delete(runs=[ended(alice).pk], user=alice)
+    assert set(Leftover.objects.values_list("worker", flat=True)) == {"yard-a", "yard-b", "just-gone"}
+
+
 def test_many_deleted_runs_do_not_crowd_out_other_orders(
     peer: Peer, controller: Controller, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(heartbeats, "MOST_DROPS", 3)
-    host = factory.worker()
-    Leftover.objects.bulk_create(Leftover(worker=host, run=run) for run in range(1, 9))
+    Leftover.objects.bulk_create(Leftover(worker="yard-a", run=run) for run in range(1, 9))
     for most in (3, 3, 2):
         peer.beat()
         controller.turn()
