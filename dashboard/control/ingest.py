@@ -123,7 +123,9 @@ class Ingest:
         still hold."""
         attempt = self.load(pk)
         if attempt is None or attempt.over or all(node["worker"] != worker for node in attempt.devices):
-            self.messages.append((worker, {"kind": "fence", "attempt": pk}))
+            # A heartbeat on its way when the end there was reported: a fence deletes what has not arrived yet.
+            if attempt is None or not _has_ended(attempt, worker):
+                self.messages.append((worker, {"kind": "fence", "attempt": pk}))
             return
         attempt.progress = {**attempt.progress, **progress}
         attempt.lease_until = timezone.now() + timedelta(seconds=LEASE_S)
@@ -260,6 +262,12 @@ def applied(entries: Iterable[Entry]) -> Ingest:
         ingest.apply(entry)
     ingest.finish()
     return ingest
+
+
+def _has_ended(attempt: Attempt, worker: str) -> bool:
+    """Whether the worker had ranks of the attempt and has reported their end."""
+    here = any(node["worker"] == worker for node in attempt.devices)
+    return here and worker not in multi_host.silent(attempt.report, attempt.devices)
 
 
 def record_omitted(attempt: Attempt, worker: str) -> None:

@@ -132,6 +132,23 @@ def test_a_rotten_entry_is_dropped_alone(peer: Peer, controller: Controller, att
     assert peer.redis.xlen(EVENTS) == 0
 
 
+def test_an_end_on_its_way_with_an_older_heartbeat_costs_no_file(
+    redis_url: str, peer: Peer, controller: Controller, attempt: Attempt
+) -> None:
+    """A fence would delete what has not arrived yet."""
+    late = peer.write(attempt.pk, points_frame(0, 5))
+    peer.ended(attempt.pk)
+    peer.beat(attempt.pk)  # built before the end was published
+    controller.turn()
+    assert "fence" not in [order["kind"] for order in peer.orders()]
+    peer.publish(attempt.pk, *late)
+    controller.turn()
+    assert Attempt.objects.get().settled
+    Peer(redis_url, "yard-b").beat(attempt.pk)
+    controller.turn()
+    assert Peer(redis_url, "yard-b").orders() == [{"kind": "fence", "attempt": attempt.pk}], "it had no rank of it"
+
+
 def test_unreadable_bytes_are_said_and_passed(peer: Peer, controller: Controller, attempt: Attempt) -> None:
     peer.send(attempt.pk, b"these are not frames")
     peer.send(attempt.pk, points_frame(0, 3))
