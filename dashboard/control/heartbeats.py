@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from typing import Any
 
 from django.utils import timezone
@@ -60,7 +60,7 @@ def keep_beat(entry: Entry, body: Mapping[str, Any]) -> tuple[Worker, bool]:
         "tasks": [str(task) for task in body.get("tasks") or ()],
         "leaving": bool(body.get("leaving")),
         "refused": str(body.get("refused") or "")[:MAX_CHARACTERS],
-        "heartbeat_at": datetime.fromtimestamp(entry.at, UTC),
+        "heartbeat_at": _arrival(entry),
     }
     if "token_files" in body:
         values["token_files"] = body["token_files"] or []
@@ -73,6 +73,11 @@ def keep_beat(entry: Entry, body: Mapping[str, Any]) -> tuple[Worker, bool]:
         setattr(worker, name, value)
     worker.save(update_fields=values if known else None)
     return worker, not known or _placement_facts(worker) != before
+
+
+def _arrival(entry: Entry) -> datetime:
+    """When it arrived at the broker, by this host's clock: what it is compared with is, and the broker's may differ."""
+    return timezone.now() - timedelta(seconds=entry.age)
 
 
 def _unusable(device: Mapping[str, Any]) -> Unusable:
@@ -93,7 +98,7 @@ def _clash(worker: Worker, entry: Entry) -> dict[str, Any]:
     if not worker.boot or worker.boot == entry.boot:
         return {}
     back = worker.other_boot == entry.boot and not worker.leaving
-    clashed_at = {"clashed_at": datetime.fromtimestamp(entry.at, UTC)} if back else {}
+    clashed_at = {"clashed_at": _arrival(entry)} if back else {}
     return {"other_boot": worker.boot, "other_host": worker.host, **clashed_at}
 
 

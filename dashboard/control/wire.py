@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import redis
@@ -22,6 +22,8 @@ READ_COUNT = 256
 BLOCK_MS = 200
 ANSWER_LIMIT_S = 2.0
 CONSUMER = "controller"
+MOST_LEVELS = 50
+"""How deep a body may be nested. Whatever looks into it by recursion, also to log it, has room for far more."""
 
 
 @dataclass(frozen=True)
@@ -34,6 +36,8 @@ class Entry:
     kind: str
     body: dict[str, Any]
     data: bytes
+    age: float = 0.0
+    """Seconds from its arrival at the broker until it was read, by the broker's clock."""
 
     @property
     def at(self) -> float:
@@ -41,12 +45,18 @@ class Entry:
         return int(self.id.split(b"-")[0]) / 1000
 
 
-def parse(raw_id: bytes, fields: dict[bytes, bytes]) -> Entry:
-    """Parses a stream entry. Raises ValueError or KeyError if it does not follow the contract."""
-    body = json.loads(fields[b"body"])
+def parse(raw_id: bytes, fields: dict[bytes, bytes], now: float = 0.0) -> Entry:
+    """Parses a stream entry, read at `now` by the broker's clock. Raises ValueError or KeyError if it does not follow
+    the contract."""
+    try:
+        body = json.loads(fields[b"body"])
+    except RecursionError:
+        raise ValueError("body is nested too deeply") from None
     if not isinstance(body, dict):
         raise ValueError("body is not an object")
-    return Entry(
+    if _deeper(body, MOST_LEVELS):
+        raise ValueError("body is nested too deeply")
+    entry = Entry(
         id=raw_id,
         worker=fields[b"worker"].decode(),
         boot=fields[b"boot"].decode(),
@@ -54,6 +64,19 @@ def parse(raw_id: bytes, fields: dict[bytes, bytes]) -> Entry:
         body=body,
         data=fields.get(b"data", b""),
     )
+    return replace(entry, age=max(0.0, now - entry.at))
+
+
+def _deeper(value: Any, levels: int) -> bool:
+    """Whether objects and lists are nested in the value more than `levels` deep. Not by recursion, which has no room
+    for what it is to find."""
+    inside = [value]
+    for _ in range(levels + 1):
+        every = (one.values() if isinstance(one, dict) else one for one in inside if isinstance(one, dict | list))
+        inside = [one for each in every for one in each]
+        if not inside:
+            return False
+    return True
 
 
 @dataclass
@@ -113,13 +136,13 @@ class Reader:
         self._group_known = True
 
     def _parsed(self, rows: list[tuple[bytes, dict[bytes, bytes]]], caught_up: bool) -> Read:
-        entries = []
+        entries, now = [], self._now() if rows else 0.0
         for raw_id, fields in rows:
             try:
-                entries.append(parse(raw_id, fields))
+                entries.append(parse(raw_id, fields, now))
             except (ValueError, KeyError) as error:
                 log.error("dropped a malformed entry %r: %r", raw_id, error)
-        return Read([raw_id for raw_id, _ in rows], entries, caught_up, self._now() if rows else 0.0)
+        return Read([raw_id for raw_id, _ in rows], entries, caught_up, now)
 
     def _now(self) -> float:
         seconds, microseconds = self._redis.time()

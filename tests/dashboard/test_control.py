@@ -17,11 +17,12 @@ from dashboard.control.clocks import MOST_COUNTED_S
 from dashboard.control.controller import Controller
 from dashboard.control.heartbeats import UP_LIMIT
 from dashboard.fleet.models import Worker
+from dashboard.fleet.selectors import reporting
 from dashboard.fleet.services import drain, enable
 from dashboard.runs import queue, services
 from dashboard.runs.models import Attempt, Run, State
 from tests.dashboard.fake_worker import Peer, points_frame, spec
-from workers.contract import LEASE_S
+from workers.contract import EVENTS, LEASE_S
 
 SHORT_LEASE = 1.2 * MOST_COUNTED_S
 """Longer than the most that a single turn can add to a clock, so a slow machine alone never ends a lease."""
@@ -96,6 +97,22 @@ def test_the_worker_is_as_its_heartbeat_said(peer: Peer, controller: Controller)
     worker = Worker.objects.get()
     assert worker.calibration["step_time"] == 0.1, "an old calibration is kept"
     assert worker.refused == "", "an old refusal is not kept, and a worker of an older version reports none"
+
+
+def test_a_clock_of_the_broker_that_is_slow_makes_no_worker_silent(
+    peer: Peer, controller: Controller, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Entries have times of the broker's clock; silence is judged by the controller's."""
+    ahead = timezone.now() + timedelta(hours=1)
+    monkeypatch.setattr(timezone, "now", lambda: ahead)
+    peer.beat()
+    controller.turn()
+    assert [worker.name for worker in reporting()] == ["yard-a"]
+    peer.redis.delete(EVENTS)  # a stream takes no entry older than its newest
+    controller._reader.start_over()
+    peer.beat(age=100.0)
+    controller.turn()
+    assert reporting().count() == 0, "it waited in the stream"
 
 
 def test_token_files_are_kept_until_the_worker_has_listed_them_again(peer: Peer, controller: Controller) -> None:

@@ -132,6 +132,21 @@ def test_a_rotten_entry_is_dropped_alone(peer: Peer, controller: Controller, att
     assert peer.redis.xlen(EVENTS) == 0
 
 
+@pytest.mark.parametrize("levels", [100_000, 600])
+def test_an_entry_nested_too_deeply_is_dropped_alone(
+    levels: int, peer: Peer, controller: Controller, attempt: Attempt
+) -> None:
+    """Too deeply to be read, or to be handled or even logged once it was."""
+    about: dict[Any, Any] = {"worker": "yard-a", "boot": "boot-1", "kind": "heartbeat"}
+    peer.redis.xadd(EVENTS, {**about, "body": '{"attempts": ' + "[" * levels + "]" * levels + "}"})
+    peer.send(attempt.pk, points_frame(0, 2))
+    read = controller._reader.read()
+    assert len(read.ids) == 2 and [entry.kind for entry in read.entries] == ["batch"]
+    controller._reader.start_over()
+    controller.turn()
+    assert steps(attempt) == [0, 1] and peer.redis.xlen(EVENTS) == 0
+
+
 def test_an_end_on_its_way_with_an_older_heartbeat_costs_no_file(
     redis_url: str, peer: Peer, controller: Controller, attempt: Attempt
 ) -> None:
