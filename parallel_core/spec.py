@@ -31,6 +31,7 @@ from parallel_core.schedule.traits import TRAITS, ScheduleName, flushes
 Precision = Literal["fp32", "fp64", "bf16", "fp16"]
 DeviceKind = Literal["cpu", "cuda"]
 Clip = Literal["global", "stage"]
+LrSchedule = Literal["constant", "linear", "cosine"]
 ZeroBackend = Literal["own", "fully_shard"]
 
 BYTES_PER_ELEMENT: dict[str, int] = {"fp32": 4, "fp64": 8, "bf16": 2, "fp16": 2}
@@ -159,7 +160,13 @@ class TrainSpec(_Spec):
     global_batch: Annotated[int, Field(ge=1, le=limits.MAX_GLOBAL_BATCH)] = 16
     """Samples (sequences) of a step over all replicas."""
     lr: Annotated[float, Field(gt=0, le=100)] = 3e-4
-    """Learning rate of AdamW."""
+    """Learning rate of AdamW; its peak where it warms up or decays."""
+    lr_schedule: LrSchedule = "constant"
+    """How the learning rate falls after its warm-up, until the last step (`learning_rate.rate_at`)."""
+    lr_warmup_steps: Annotated[int, Field(ge=0, lt=limits.MAX_STEPS)] = 0
+    """First steps, over which the learning rate rises to `lr`; unlike `warmup_steps` they are timed."""
+    lr_final: Annotated[float, Field(ge=0, le=1)] = 0.1
+    """Share of `lr` to which a schedule falls; a tenth as in Brown et al. 2020, appendix B."""
     weight_decay: Annotated[float, Field(ge=0, le=10)] = 0.1
     """Weight decay of AdamW."""
     beta1: Annotated[float, Field(ge=0, lt=1)] = 0.9

@@ -1,4 +1,4 @@
-"""Rules about the corpus, the dropout and the number of steps of a run. Errors name fields and valid values."""
+"""Rules about corpus, dropout, number of steps and learning rate of a run. Errors name fields and valid values."""
 
 from __future__ import annotations
 
@@ -45,3 +45,17 @@ def check_steps(spec: RunSpec) -> None:
             f"steps={spec.train.steps} leaves none to time after {spec.train.warmup_steps} warm-up steps; use steps="
             f"{spec.train.warmup_steps + 1} or more, or warmup_steps={spec.train.steps - 1} or fewer.",
         )
+
+
+def check_rate(spec: RunSpec) -> None:
+    """Checks that the learning rate reaches its peak before the run ends."""
+    train = spec.train
+    if train.lr_warmup_steps < train.steps:
+        return
+    raise refusal(
+        ("train.lr_warmup_steps", "train.steps"),
+        f"lr_warmup_steps={train.lr_warmup_steps} never lets the learning rate reach its peak in {train.steps} steps; "
+        "use",
+        Proposal("lr_warmup_steps={}", "train.lr_warmup_steps", [train.steps - 1]),
+        Proposal("steps={}", "train.steps", [train.lr_warmup_steps + 1]),
+    )

@@ -32,6 +32,8 @@ def condition(path: str) -> Condition | None:
         return Condition("parallel.recompute", ("selective", "full"))
     if path == "parallel.zero_backend":
         return Condition("parallel.zero", ("3",))
+    if path == "train.lr_final":
+        return Condition("train.lr_schedule", ("linear", "cosine"))
     if path.startswith("train.loss_scale"):
         return Condition("train.precision", ("fp16",))
     kinds = kinds_of(path)

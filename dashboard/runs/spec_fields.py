@@ -103,6 +103,9 @@ GROUPS = (
         "fine",
         "Optimiser and tracing",
         (
+            Entry("train.lr_schedule", "Learning-rate schedule"),
+            Entry("train.lr_warmup_steps", "Steps of rate warm-up", "the learning rate rises over them"),
+            Entry("train.lr_final", "Rate at the end", "share of the learning rate to which it falls"),
             Entry("train.weight_decay", "Weight decay"),
             Entry("train.beta1", "AdamW β₁"),
             Entry("train.beta2", "AdamW β₂"),

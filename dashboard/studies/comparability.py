@@ -92,5 +92,8 @@ def why_not(base: RunSpec, others: Sequence[RunSpec]) -> str:
 
 
 def _differing(a: RunSpec, b: RunSpec) -> list[str]:
-    """The fields of SAME_TRAINING that differ."""
-    return [field for field in SAME_TRAINING if getattr(a.train, field) != getattr(b.train, field)]
+    """The training fields that differ and have to be equal: those of SAME_TRAINING, of which a constant rate has no
+    end; and the number of steps, over all of which a rate decays."""
+    decays = {a.train.lr_schedule, b.train.lr_schedule} != {"constant"}
+    names = [*SAME_TRAINING, "steps"] if decays else [name for name in SAME_TRAINING if name != "lr_final"]
+    return [name for name in names if getattr(a.train, name) != getattr(b.train, name)]

@@ -28,6 +28,7 @@ from parallel_core.engine.stream import StreamExecutor
 from parallel_core.engine.updates import scalar_codec
 from parallel_core.engine.versions import WeightVersions
 from parallel_core.layout import Layout
+from parallel_core.learning_rate import rate_at
 from parallel_core.observe.memory import MemoryMeter
 from parallel_core.observe.progress import Progress
 from parallel_core.observe.scope import Scope
@@ -151,7 +152,7 @@ class Trainer:
         The step's spans stay in `recorder` until the next one begins.
         """
         self.recorder.begin_step(step)
-        self.optimizer.lr = self.faults.lr(self.spec.train.lr, step)
+        self.optimizer.lr = self.faults.lr(rate_at(self.spec.train, step), step)
         known = self.runner.advance(step)
         self.faults.flip(self.flat.slots[len(self.flat.slots) // 2].parameter, step)
         return known

@@ -8,6 +8,9 @@ _DEFAULT = RunSpec()
 _WITHOUT_STEP = (
     "warmup_steps",
     "lr",
+    "lr_schedule",
+    "lr_warmup_steps",
+    "lr_final",
     "weight_decay",
     "beta1",
     "beta2",

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from dashboard.studies.comparability import same_updates
+from dashboard.studies.comparability import same_updates, why_not
 from parallel_core.spec import RunSpec
 
 NAIVE, STASH, TWO = "1f1b-naive", "1f1b-stash", "1f1b-2bw"
@@ -71,3 +71,27 @@ def test_what_counts_is_where_stages_begin_not_who_said_so() -> None:
     assert alike(STASH, {"widths": (2, 1), "cuts": (3,)}, {"cuts": (3,)})
     assert not alike(STASH, {"cuts": (3,)}, own), "two replicas update half as often"
     assert not alike(STASH, {}, {"schedule": TWO})
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "why"),
+    [
+        ({}, {"steps": 60}, ""),
+        ({}, {"lr_final": 0.5}, ""),
+        ({"lr_warmup_steps": 5}, {"lr_warmup_steps": 5, "steps": 60}, ""),
+        ({}, {"lr_warmup_steps": 5}, "they differ in steps of rate warm-up"),
+        ({}, {"lr_schedule": "cosine"}, "they differ in learning-rate schedule"),
+        ({"lr_schedule": "cosine"}, {"lr_schedule": "cosine", "steps": 60}, "they differ in steps"),
+        (
+            {"lr_schedule": "linear"},
+            {"lr_schedule": "linear", "lr_final": 0.5, "steps": 60},
+            "they differ in rate at the end and steps",
+        ),
+    ],
+)
+def test_a_rate_that_decays_depends_on_the_number_of_steps(
+    one: dict[str, Any], other: dict[str, Any], why: str
+) -> None:
+    a, b = (RunSpec.model_validate({"train": train}) for train in (one, other))
+    assert same_updates(a, b) == same_updates(b, a) == (not why)
+    assert why_not(a, [b]) == (why or "they update by other rules")

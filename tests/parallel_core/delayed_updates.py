@@ -23,6 +23,7 @@ from parallel_core.engine.distributed import Rendezvous
 from parallel_core.engine.stage import Segment
 from parallel_core.engine.trainer import Trainer
 from parallel_core.layout import Layout
+from parallel_core.learning_rate import rate_at
 from parallel_core.spec import RunSpec
 from tests.parallel_core import parity, ranks
 from tests.parallel_core.gradients import named_grads
@@ -34,6 +35,7 @@ class _Stage:
 
     def __init__(self, spec: RunSpec, first: Tensors) -> None:
         self.train, self.versions, self.newest = spec.train, {0: first}, 0
+        self.per_step = spec.parallel.per_step
         self.mean = {name: np.zeros_like(value) for name, value in first.items()}
         self.square = {name: np.zeros_like(value) for name, value in first.items()}
         self.updates = 0
@@ -49,6 +51,7 @@ class _Stage:
         norm.
         """
         train, before = self.train, self.versions[self.newest]
+        rate = rate_at(train, (version - 1) // self.per_step)
         grads = {name: sum_ / (version - self.newest) for name, sum_ in self.gathered.items()}
         self.gathered = {name: np.zeros_like(value) for name, value in before.items()}
         squared = sum(float(np.square(grads[name]).sum()) for name in before)
@@ -62,8 +65,8 @@ class _Stage:
             self.square[name] = train.beta2 * self.square[name] + (1 - train.beta2) * grad**2
             mean = self.mean[name] / (1 - train.beta1**self.updates)
             square = self.square[name] / (1 - train.beta2**self.updates)
-            decayed = value * (1 - train.lr * train.weight_decay)
-            after[name] = decayed - train.lr * mean / (np.sqrt(square) + train.eps)
+            decayed = value * (1 - rate * train.weight_decay)
+            after[name] = decayed - rate * mean / (np.sqrt(square) + train.eps)
         self.versions[version], self.newest = after, version
         return squared
 

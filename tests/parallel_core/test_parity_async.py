@@ -26,6 +26,7 @@ from tests.parallel_core.parity import Trained, assert_moved_alike, spec_of, tra
 
 NAMES = [name for name, traits in TRAITS.items() if traits.sync != "flush"]
 TRAIN = {"steps": parity.STEPS, "warmup_steps": 1, "clip": "stage", "clip_norm": 0.3}
+TRAIN |= {"lr_schedule": "cosine", "lr_warmup_steps": 1}  # no two steps have the same rate
 Case = dict[str, Any]
 
 

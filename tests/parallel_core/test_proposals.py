@@ -55,6 +55,7 @@ PARALLEL: dict[str, list[Any]] = {
 TRAIN: dict[str, list[Any]] = {
     "steps": [1, 3, 4, 10],
     "warmup_steps": [0, 3, 4],
+    "lr_warmup_steps": [0, 3, 9],
     "global_batch": [1, 2, 4, 5, 6, 12],
     "clip": ["stage"],
     "clip_norm": [None],

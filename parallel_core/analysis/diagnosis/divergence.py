@@ -17,6 +17,7 @@ import numpy as np
 
 from parallel_core.analysis.diagnosis.case import Case, Finding
 from parallel_core.analysis.quantities import few_text, significant
+from parallel_core.learning_rate import rate_at
 from parallel_core.schedule.traits import TRAITS
 from parallel_core.spec import RunSpec
 
@@ -164,11 +165,12 @@ def _older_weights(case: Case, at: int) -> tuple[str, str] | None:
 
 
 def _rate_jump(case: Case, at: int) -> tuple[str, str] | None:
-    """The learning rate rose at once by JUMP or more."""
+    """The learning rate rose at once by JUMP or more, beyond what its schedule asks for."""
     rates = case.lr[: at + 1]
     if len(rates) < 2 or not (rates > 0).all():
         return None
-    rises = rates[1:] / rates[:-1]
+    asked = np.array([rate_at(case.spec.train, int(step)) for step in case.loss_steps[: len(rates)]])
+    rises = rates[1:] / rates[:-1] / (asked[1:] / asked[:-1])
     step = int(rises.argmax()) + 1
     factor = float(rises[step - 1])
     if factor < JUMP:
@@ -196,7 +198,7 @@ def _rate_too_high(case: Case, at: int) -> tuple[str, str]:
     before = case.grad_norm[: at + 1][np.isfinite(case.grad_norm[: at + 1])]
     grew = float(before.max() / np.median(before)) if len(before) and np.median(before) > 0 else 1.0
     more = f"; the gradient norm grew to {significant(grew)} times its median" if grew >= GRADIENTS_GREW else ""
-    lower = f"Lower train.lr, to {case.spec.train.lr / 10:g} say, or warm it up"
+    lower = f"Lower train.lr, to {case.spec.train.lr / 10:g} say, or warm it up (train.lr_warmup_steps)"
     clip = "" if case.spec.train.clip_norm else "; clip the gradient norm"
     return f"{batch}{more}.", f"{lower}{clip}."
 
