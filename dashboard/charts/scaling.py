@@ -183,12 +183,13 @@ def _stalled(points: Sequence[Point]) -> str:
 
 
 def _lines(points: Sequence[Point]) -> list[list[Point]]:
-    """Groups points by model, strategy and way, each beginning with the model's run on one device; sorted by those
-    names."""
-    starts = {point.model: point for point in points if point.devices == 1}
+    """Groups points by model, strategy and way, each beginning with the model's fastest run on one device; sorted by
+    those names. What else ran on one device has a line of its own."""
+    alone = sorted((point for point in points if point.devices == 1), key=lambda point: point.speedup)
+    starts = {point.model: point for point in alone}
     found: dict[tuple[str, str, str], list[Point]] = {}
-    for point in sorted((p for p in points if p.devices > 1), key=lambda p: p.devices):
-        first = [starts[point.model]] if point.model in starts else []
+    for point in sorted((p for p in points if p is not starts.get(p.model)), key=lambda p: p.devices):
+        first = [starts[point.model]] if point.model in starts and point.devices > 1 else []
         found.setdefault((point.model, point.label, point.way), first).append(point)
     return [found[key] for key in sorted(found)]
 

@@ -7,9 +7,11 @@ result: one, where a device alone holds the model.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from statistics import median
+from typing import NamedTuple
 
 from dashboard.charts import scaling as charts
 from dashboard.charts.chart import Chart
@@ -21,6 +23,7 @@ from dashboard.studies.selectors import Overview, Row
 from dashboard.studies.strategies import BY_KEY
 from dashboard.studies.variants import Plan, Skipped, Spec, Variant
 from parallel_core.outline import KINDS
+from parallel_core.plan import strategy as naming
 from parallel_core.plan.strategy import family
 
 KIND = "scaling"
@@ -99,32 +102,79 @@ def points(view: Overview, cores: int = 0) -> list[Point]:
     return [point for rows in models.values() for point in _of_model(rows, several, cores)]
 
 
+class _Split(NamedTuple):
+    """What the repeats of one measured split have in common; `parallel` = the whole ParallelSpec as JSON."""
+
+    devices: int
+    way: str
+    parallel: str
+    precision: str
+    device: str
+
+
 def _of_model(rows: Sequence[Row], several: bool, cores: int) -> list[Point]:
     """The points of one model: its rates over that of its fewest devices with a result, there of the fastest split."""
-    batch = _one_device_batch(rows)
-    splits: dict[tuple[int, str, str], list[Row]] = {}
-    for row in rows:
-        way = _way(row, batch)
-        if way is not None and _rate(row):
-            splits.setdefault((row.run.devices, _label(row), way), []).append(row)
+    splits = _splits(rows)
+    if not splits:
+        return []
+    labels = _labels(splits)
     rates = {split: median(filter(None, map(_rate, own))) for split, own in splits.items()}
-    first = min(rates, key=lambda split: (split[0], -rates[split]), default=(1, "", ""))
+    first = min(rates, key=lambda split: (split.devices, -rates[split]))
     return [
         Point(
             model=KINDS[own[0].spec.model.kind].name if several else "",
-            label=split[1],
+            label=labels[split],
             family=family(own[0].spec),
-            way=split[2],
-            devices=split[0],
+            way=split.way,
+            devices=split.devices,
             speedup=rates[split] / rates[first],
             stall=_stall(own),
             disturbed=any(row.entry.disturbed for row in own),
             cores=cores,
-            fewest=first[0],
-            base=named(*first[1:]),
+            fewest=first.devices,
+            base=named(labels[first], first.way),
         )
         for split, own in splits.items()
     ]
+
+
+def _splits(rows: Sequence[Row]) -> dict[_Split, list[Row]]:
+    """The measured rows of one model by what they measure; several are repeats."""
+    batch = _one_device_batch(rows)
+    splits: dict[_Split, list[Row]] = {}
+    for row in rows:
+        way, train = _way(row, batch), row.spec.train
+        if way is not None and _rate(row):
+            split = row.spec.parallel.model_dump_json()
+            splits.setdefault(_Split(row.run.devices, way, split, train.precision, train.device), []).append(row)
+    return splits
+
+
+def _labels(splits: Mapping[_Split, Sequence[Row]]) -> dict[_Split, str]:
+    """The strategy of each split without its degrees, as a line joins it over numbers of devices; with more words where
+    another on as many devices, scaled in the same way, would have the same label. Precision and device are named if
+    they differ."""
+    precisions, devices = ({split[i] for split in splits} for i in (3, 4))
+
+    def said(split: _Split, label: str) -> str:
+        kind = split.device.upper() if len(devices) > 1 else ""
+        return named(label, split.precision if len(precisions) > 1 else "", kind)
+
+    specs = {split: own[0].spec for split, own in splits.items()}
+    found = {split: said(split, naming.label(spec, degrees=False)) for split, spec in specs.items()}
+    found = _apart(found, {split: said(split, naming.label(spec)) for split, spec in specs.items()})
+    counted = {split: named(found[split], f"m = {spec.parallel.micro_batches}") for split, spec in specs.items()}
+    found = _apart(found, counted)
+    return _apart(found, {split: f"{label} #{splits[split][0].run.pk}" for split, label in found.items()})
+
+
+def _apart(labels: Mapping[_Split, str], longer: Mapping[_Split, str]) -> dict[_Split, str]:
+    """The labels; the longer ones of splits on as many devices, scaled in the same way, that have the same label."""
+    counts = Counter((split.devices, split.way, label) for split, label in labels.items())
+    return {
+        split: longer[split] if counts[split.devices, split.way, label] > 1 else label
+        for split, label in labels.items()
+    }
 
 
 def _stall(rows: Sequence[Row]) -> float | None:
@@ -149,16 +199,6 @@ def _way(row: Row, batch: int) -> str | None:
     if n == 1:
         return "" if own == batch and row.spec.parallel.micro_batches == 1 else None
     return "strong" if own == batch else "weak" if own == n * batch else None
-
-
-def _label(row: Row) -> str:
-    """The strategy without its degrees."""
-    split = row.spec.parallel
-    if split.world == 1:
-        return "Single"
-    if split.pp > 1:
-        return variants.TRAITS[split.schedule].label
-    return f"DP + ZeRO-{split.zero}" if split.zero else "DP" if split.dp > 1 else "TP"
 
 
 def _rate(row: Row) -> float | None:

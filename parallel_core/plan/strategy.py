@@ -28,18 +28,17 @@ _MOST_SIMULATED = 30_000
 """Most pairs of a stage and a micro-batch that are simulated: about 0.3 s."""
 
 
-def label(spec: RunSpec) -> str:
+def label(spec: RunSpec, *, degrees: bool = True) -> str:
     """Name of the strategy: `Single`, `DP`, `PP-1F1B`, `DP 2 x TP 2`, `TP 4`, `... + AR` with recomputation.
 
-    A degree of 2 is omitted if only one axis is split; micro-batches are named if they are mere accumulation. `by
-    columns`: no linear layer is split by rows. `+ SP`: sequence parallelism. `+ early gradients`: gradients leave a
-    stage before W. `+ ZeRO-1`: replicas share the optimizer state.
+    A degree of 2 is omitted if only one axis is split, and every degree without `degrees`; micro-batches are named if
+    they are mere accumulation. `by columns`: no linear layer is split by rows. `+ SP`: sequence parallelism. `+ early
+    gradients`: gradients leave a stage before W. `+ ZeRO-1`: replicas share the optimizer state.
     """
     split = spec.parallel
     axes = _axes(split)
-    text = " x ".join(f"{name} {degree}" for name, degree in axes) if axes else "Single"
-    if len(axes) == 1 and axes[0][1] == 2:
-        text = axes[0][0]
+    named = degrees and not (len(axes) == 1 and axes[0][1] == 2)
+    text = " x ".join(f"{name} {degree}" if named else name for name, degree in axes) or "Single"
     if split.pp == 1 and split.micro_batches > 1:
         text += f" x{split.micro_batches} micro-batches"
     if split.tensor_split == "columns":

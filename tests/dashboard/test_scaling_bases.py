@@ -31,7 +31,7 @@ def study(alice: Any) -> Study:
     return made
 
 
-def add(study: Study, owner: Any, split: dict[str, int], batch: int = 16, seconds: float = 0.0) -> Run:
+def add(study: Study, owner: Any, split: dict[str, Any], batch: int = 16, seconds: float = 0.0) -> Run:
     """A run that succeeded, with median steps of so many seconds if given."""
     run = factory.finished(owner, split, train={"global_batch": batch}, study=study, position=study.runs.count())
     if seconds:
@@ -94,6 +94,58 @@ def test_repeats_count_by_their_median_the_base_too(alice: Any, study: Study) ->
     assert set(found) == {"Single", "DP, strong"} and found["Single"].speedup == 1.0
     one, two = (median(1 / seconds for seconds in times) for times in (singles, pairs))
     assert found["DP, strong"].speedup == pytest.approx(two / one)
+
+
+def test_splits_that_differ_are_no_repeats_of_each_other(alice: Any, study: Study) -> None:
+    """Each has its point: degrees are named where two would have one label, and so is what else tells them apart."""
+    for split, seconds in (
+        ({}, 1.0),
+        ({"recompute": "full"}, 1.25),
+        ({"dp": 2}, 0.5),
+        ({"dp": 4}, 0.25),
+        ({"dp": 2, "tp": 2}, 0.8),
+        ({"dp": 4, "recompute": "full"}, 0.5),
+        ({"dp": 2, "pp": 2}, 0.625),
+        ({"dp": 8}, 0.2),
+        ({"dp": 4, "tp": 2}, 0.4),
+        ({"dp": 2, "tp": 4}, 0.5),
+        ({"pp": 4, "micro_batches": 4}, 0.4),
+        ({"pp": 4, "micro_batches": 8}, 0.3125),
+        ({"pp": 2, "cuts": [3]}, 0.8),
+        ({"pp": 2, "cuts": [4]}, 1.0),
+    ):
+        add(study, alice, split, seconds=seconds)
+    found = scaling.points(view_of(study))
+    by_cuts = [run.pk for run in study.runs.filter(label="PP-1F1B").order_by("pk")]
+    assert {(p.label, p.devices): p.speedup for p in found} == pytest.approx(
+        {
+            ("Single", 1): 1,
+            ("Single + AR", 1): 0.8,
+            ("DP", 2): 2,
+            ("DP", 4): 4,
+            ("DP", 8): 5,
+            ("DP x TP", 4): 1.25,
+            ("DP + AR", 4): 2,
+            ("DP x PP-1F1B", 4): 1.6,
+            ("DP 4 x TP 2", 8): 2.5,
+            ("DP 2 x TP 4", 8): 2,
+            ("PP-1F1B 4, m = 4", 4): 2.5,
+            ("PP-1F1B 4, m = 8", 4): 3.2,
+            **{(f"PP-1F1B, m = 1 #{pk}", 2): speed for pk, speed in zip(by_cuts, (1.25, 1), strict=True)},
+        }
+    )
+    lines = {line["name"]: line["x"] for line in charts.speedup(found, "s").figure["data"][1:]}
+    assert lines["DP, strong"] == [1, 2, 4, 8] and lines["Single + AR"] == [1]
+
+
+def test_another_precision_is_another_split(alice: Any, study: Study) -> None:
+    add(study, alice, {}, seconds=1.0)
+    for precision, seconds in (("fp32", 0.5), ("bf16", 0.25)):
+        run = add(study, alice, {"dp": 2}, seconds=seconds)
+        run.spec["train"]["precision"] = precision
+        run.save(update_fields=["spec"])
+    found = {point.name: point.speedup for point in scaling.points(view_of(study))}
+    assert found == pytest.approx({"Single, fp32": 1.0, "DP, fp32, strong": 2.0, "DP, bf16, strong": 4.0})
 
 
 @pytest.mark.parametrize("batches", [(32, 64), (32, 64, 16), (16, 16), (16, 16, 32, 64)])
