@@ -89,7 +89,6 @@ def forget(runs: Sequence[Run]) -> None:
     """
     _leave_to_workers(runs)
     _pass_on(runs)
-    Run.objects.filter(resume_run__in=runs).update(resume_step=None)  # both are set or neither
     for run in runs:
         announce(run.pk, run.study_id, "state")
     Run.objects.filter(pk__in=[run.pk for run in runs]).delete()

@@ -13,6 +13,7 @@ from django.utils import timezone
 from dashboard.api.models import Scope
 from dashboard.control import heartbeats
 from dashboard.control.controller import Controller
+from dashboard.control.dispatch import resume_from
 from dashboard.fleet.models import Leftover, Worker
 from dashboard.runs import removal, services
 from dashboard.runs.models import Attempt, Checkpoint, Event, LogChunk, Run, SeriesChunk, State
@@ -105,7 +106,8 @@ def test_a_run_that_another_goes_on_from_stays_until_that_has_ended(alice: Any) 
     Run.objects.filter(pk=later.pk).update(state=State.FAILED)
     assert removal.delete(runs=[run.pk], user=alice) == 1
     later.refresh_from_db()
-    assert (later.resume_run_id, later.resume_step) == (None, None)
+    assert (later.resume_run_id, later.resume_step) == (None, 5), "it still did not begin with step 0"
+    assert resume_from(later) is None, "there is no checkpoint left"
 
 
 def test_all_or_none(alice: Any, admin: Any) -> None:

@@ -282,6 +282,16 @@ def test_a_run_whose_beginning_was_deleted_does_not_begin_at_step_0(study: Study
     assert queued and run.pk not in {own.repeats_id for own in queued}
 
 
+def test_nor_does_one_that_was_cancelled_before_it_began(study: Study, alice: Any) -> None:
+    run, _ = _from_a_checkpoint(study, alice)
+    run.attempts.all().delete()
+    Run.objects.filter(pk=run.pk).update(state=State.CANCELLED)
+    removal.delete(runs=[run.resume_run_id or 0], user=alice)
+    refused: dict[str, str] = {}
+    assert reruns.run_again(study=study, user=alice, which=reruns.cancelled, refused=refused) == []
+    assert list(refused.values()) == ["the run from whose checkpoint it began was deleted."]
+
+
 def test_a_first_run_that_is_deleted_meanwhile_is_not_referred_to(
     study: Study, alice: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from dashboard.charts import loss
+from dashboard.runs import removal
 from dashboard.runs.models import Run
 from dashboard.runs.samples import samples_after, samples_shift
 from dashboard.studies import compare, figures, selectors
@@ -28,7 +29,8 @@ def test_each_run_before_it_counts_with_its_own_batch(alice: Any) -> None:
     assert samples_after(second, 100) == 1600
     assert samples_after(third, 150) == 100 * 16 + 50 * 32
     assert samples_after(resumed(alice, first, 100, 16), 100) == 1600, "with the same batch nothing is shifted"
-    Run.objects.filter(pk=second.pk).update(resume_run=None)
+    removal.delete(runs=[second.pk], user=alice)
+    third.refresh_from_db()
     assert samples_shift(third) is None and samples_after(third, 150) is None
 
 
@@ -44,10 +46,17 @@ def test_the_line_over_samples_begins_where_the_run_before_it_ended(alice: Any) 
     steps = {line.label: int(line.step) for line in lines}
     label = next(row.entry.label for row in view.rows if row.run.pk == second.pk)
     assert seen[label] == (steps[label] + 1) * 32 - 1600
-    second.resume_run = None
-    second.save(update_fields=("resume_run",))
-    view = selectors.overview([first, second], first)
+
+
+def test_what_went_on_from_a_deleted_run_still_begins_after_its_steps(alice: Any) -> None:
+    first, other = factory.finished(alice), factory.finished(alice)
+    second = resumed(alice, first, 100, 32)
+    removal.delete(runs=[first.pk], user=alice)
+    second.refresh_from_db()
+    view = selectors.overview([other, second], other)
+    label = next(row.entry.label for row in view.rows if row.run.pk == second.pk)
     assert {line.samples for line in compare.time_to_loss(view).lines if line.label == label} == {"not known"}
+    assert compare.begun(view.rows).startswith(f"Not like for like: {label} begins after 100 trained steps")
 
 
 def test_a_line_whose_samples_are_not_known_is_left_out_of_that_axis_alone() -> None:
