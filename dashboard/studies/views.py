@@ -11,7 +11,8 @@ from urllib.parse import urlencode
 from django.contrib import messages
 from django.core.exceptions import PermissionDenied
 from django.core.paginator import Page, Paginator
-from django.db.models import Count, F, Q
+from django.db.models import Count, Exists, F, OuterRef, Q
+from django.db.models.functions import Coalesce
 from django.http import HttpRequest, HttpResponse, JsonResponse
 from django.shortcuts import get_object_or_404, redirect, render
 from django.urls import reverse
@@ -21,7 +22,7 @@ from dashboard.accounts.roles import may_change, may_submit
 from dashboard.charts.theme import LEGEND
 from dashboard.live.changes import answer, priced
 from dashboard.numbers import number, numbers
-from dashboard.runs.models import ACTIVE, ENDED, State
+from dashboard.runs.models import ACTIVE, ENDED, Run, State
 from dashboard.schedules.glossary import words_of
 from dashboard.studies import (
     answer_cache,
@@ -45,8 +46,16 @@ PER_PAGE = 20
 MAX_GANTTS = 12
 _MEANT = Q(kind=fit.KIND, runs__cause=fit.OUT_OF_MEMORY)
 """A fit study's run that reached its limit, as intended."""
-_LAST = Q(runs__repeated_as=None)
-"""A run that was not run again later."""
+_SETTING = Coalesce(OuterRef("runs__repeats"), OuterRef("runs__pk"))
+_LAST = ~Q(
+    Exists(
+        Run.objects.filter(Q(repeats=_SETTING) | Q(pk=_SETTING))
+        .filter(Q(pk__gt=OuterRef("runs__pk")) | Q(state=State.SUCCEEDED))
+        .order_by()
+    )
+)
+"""The newest run of its setting, none of whose runs succeeded; of others that ended early, pages show another run of
+the setting (`runs.standing`)."""
 QUEUED_SHOWN = 3
 """A queued run is shown in the progress card if it is among so many first unfinished ones; running ones always are."""
 _OPEN = Q(runs__state__in=(State.QUEUED, *ACTIVE))
