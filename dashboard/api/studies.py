@@ -59,11 +59,11 @@ def run_again(request: HttpRequest, study_id: StudyId, payload: s.AgainIn) -> An
     """Queues runs of a study once more, in their places; only for its owner and admins. Settings with a run under way
     are left out."""
     require_member(request)
-    refused: dict[str, str] = {}
+    refused: dict[int, str] = {}
     study, which = get_object_or_404(Study, pk=study_id), reruns.WHICH[payload.which]
     queued = reruns.run_again(study=study, user=request.user, which=which, refused=refused)
-    data = {"queued": [record(run) for run in queued], "refused": refused, "waits": reruns.waits(queued)}
-    return {"data": data}
+    whys = {"refused": reruns.by_label(refused), "waits": reruns.by_label(reruns.waits(queued))}
+    return {"data": {"queued": [record(run) for run in queued], **whys}}
 
 
 @router.delete("/{study_id}", auth=SUBMIT, response={204: None, **s.refusals(*s.SEES)})

@@ -20,6 +20,7 @@ from dashboard.runs.standing import root_of, standing, stands_for, under_way_of
 from dashboard.runs.states import WORKER_LOST
 from dashboard.runs.submission import FleetCheck, fleet_check
 from dashboard.studies import fit
+from dashboard.studies.labels import labels_of
 from dashboard.studies.models import Study
 from parallel_core.analysis.disturbance import is_quiet
 from parallel_core.analysis.quantities import listed_text
@@ -105,12 +106,12 @@ def run_again(
     study: Study,
     user: Any,
     which: Callable[[list[Run]], list[Run]] = repeatable,
-    refused: dict[str, str] | None = None,
+    refused: dict[int, str] | None = None,
 ) -> list[Run]:
     """Queues each run in `which` once more, at its position in the study.
 
     Leaves out those that are refused today, such as for a checkpoint that is gone or because no worker that reports
-    could take them; `refused` gets why, by name. Raises PermissionDenied.
+    could take them; `refused` gets why, by run. Raises PermissionDenied.
     """
     if not may_change(user, study):
         raise PermissionDenied("Only the study's owner and admins may run it again.")
@@ -139,12 +140,19 @@ def _references(listed: Iterable[Run]) -> list[tuple[int | None, ...]]:
     return [(run.pk, run.repeats_id, run.resume_run_id, run.resume_step) for run in listed]
 
 
-def waits(queued: Iterable[Run]) -> dict[str, str]:
-    """Why the queued runs that would wait even if nothing else ran do so, as sentences by name: no worker takes them
+def waits(queued: Iterable[Run]) -> dict[int, str]:
+    """Why the queued runs that would wait even if nothing else ran do so, as sentences by run: no worker takes them
     now, or the controller is away."""
     fleet = FleetSnapshot.now()
-    found = {run.name: _fleet_check(run, fleet).waits for run in queued}
-    return {name: said for name, said in found.items() if said}
+    found = {run.pk: _fleet_check(run, fleet).waits for run in queued}
+    return {pk: said for pk, said in found.items() if said}
+
+
+def by_label(found: Mapping[int, str]) -> dict[str, str]:
+    """The sentences on runs by their names, with additions where several have one name (`labels_of`)."""
+    listed = list(Run.objects.filter(pk__in=found).order_by("position", "pk"))
+    labels = labels_of(listed, {run.pk: RunSpec.stored(run.spec) for run in listed})
+    return {labels[run.pk]: found[run.pk] for run in listed}
 
 
 def waiting_text(found: Mapping[str, str]) -> str:
@@ -171,15 +179,15 @@ def _fleet_check(run: Run, fleet: FleetSnapshot) -> FleetCheck:
     return fleet_check(spec, fleet, begins=resume_from(run), host_count=run.host_count, task=task)
 
 
-def _is_refused(run: Run, study: Study, user: Any, fleet: FleetSnapshot, why: dict[str, str]) -> bool:
+def _is_refused(run: Run, study: Study, user: Any, fleet: FleetSnapshot, why: dict[int, str]) -> bool:
     """Whether the run cannot be queued again today; `why` gets the reason."""
     first = run.attempts.order_by("number").values_list("begins", flat=True).first() or {}
     elsewhere = run.resume_step or run.generates or (first.get("step") and first.get("run") != run.pk)
     if run.resume_run_id is None and elsewhere:
-        why[run.name] = "the run from whose checkpoint it began was deleted."
+        why[run.pk] = "the run from whose checkpoint it began was deleted."
     elif errors := _refusal(run, study, user, fleet):
-        why[run.name] = " ".join(errors.values())
-    return run.name in why
+        why[run.pk] = " ".join(errors.values())
+    return run.pk in why
 
 
 def _refusal(run: Run, study: Study, user: Any, fleet: FleetSnapshot) -> dict[str, str]:

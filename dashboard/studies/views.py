@@ -252,13 +252,14 @@ def run_again(request: HttpRequest, pk: int) -> HttpResponse:
     which of them no worker takes now, and why."""
     stopped = request.POST.get("which") == "cancelled"
     which = reruns.WHICH["cancelled" if stopped else "repeatable"]
-    refused: dict[str, str] = {}
+    refused: dict[int, str] = {}
     study = get_object_or_404(Study, pk=pk)
     queued = reruns.run_again(study=study, user=request.user, which=which, refused=refused)
-    if queued and (waiting := reruns.waiting_text(reruns.waits(queued))):
+    if queued and (waiting := reruns.waiting_text(reruns.by_label(reruns.waits(queued)))):
         messages.warning(request, f"Queued, but they wait. {waiting}")
     if refused:
-        messages.error(request, f"{'Left out' if queued else 'Nothing was queued'}. {reruns.by_reason(refused)}")
+        whys = reruns.by_reason(reruns.by_label(refused))
+        messages.error(request, f"{'Left out' if queued else 'Nothing was queued'}. {whys}")
     elif not queued:
         what = "cancelled" if stopped else "disturbed or cut off"
         messages.info(request, f"Nothing was queued: no run was {what}, or all are under way again.")

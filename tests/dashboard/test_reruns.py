@@ -251,9 +251,9 @@ def test_a_text_that_no_worker_has_any_more_is_said(study: Study, alice: Any) ->
     dp = study.runs.get(label="DP")
     dp.spec["train"]["corpus"] = "tokens:gone.bin"
     dp.save()
-    refused: dict[str, str] = {}
+    refused: dict[int, str] = {}
     queued = reruns.run_again(study=study, user=alice, refused=refused)
-    assert [run.label for run in queued] == ["TP"] and refused["DP"].startswith("No worker that reports has the token")
+    assert [run.label for run in queued] == ["TP"] and refused[dp.pk].startswith("No worker that reports has the token")
 
 
 def test_the_api_runs_again_and_says_who_waits(study: Study, member: Client, reader: Client) -> None:
@@ -272,13 +272,33 @@ def test_the_api_runs_again_and_says_who_waits(study: Study, member: Client, rea
     assert member.post(address, {"which": "all"}, content_type=kind).status_code in (400, 422)
 
 
+def test_of_two_runs_with_one_name_only_the_refused_one_is_left_out(study: Study, alice: Any, member: Client) -> None:
+    """The second DP reads a text that no worker has any more."""
+    study.runs.filter(label="TP").delete()
+    good = study.runs.get(label="DP")
+    gone = factory.finished(alice, {"dp": 2}, study=study, position=0, name=good.name, cpu_others=NOISY)
+    gone.spec["train"]["corpus"] = "tokens:gone.bin"
+    gone.save()
+    address, kind = f"/api/v1/studies/{study.pk}/again", "application/json"
+    Worker.objects.update(draining=True)
+    found = member.post(address, {}, content_type=kind).json()["data"]
+    assert [run["name"] for run in found["queued"]] == [good.name] and list(found["refused"]) == [good.name]
+    assert study.runs.filter(repeats=good).count() == 1
+    study.runs.filter(repeats=good).update(state=State.CANCELLED)
+    Run.objects.filter(pk=gone.pk).update(spec=good.spec)
+    found = member.post(address, {}, content_type=kind).json()["data"]
+    assert (
+        found["waits"].keys() == {f"{good.name} #{run['id']}" for run in found["queued"]} and len(found["waits"]) == 2
+    )
+
+
 def test_a_run_whose_beginning_was_deleted_does_not_begin_at_step_0(study: Study, alice: Any) -> None:
     run, _ = _from_a_checkpoint(study, alice)
     run.attempts.update(begins={"step": 20, "run": run.resume_run_id, "attempt": 1})
     removal.delete(runs=[run.resume_run_id or 0], user=alice)
-    refused: dict[str, str] = {}
+    refused: dict[int, str] = {}
     queued = reruns.run_again(study=study, user=alice, refused=refused)
-    assert refused == {run.label: "the run from whose checkpoint it began was deleted."}
+    assert refused == {run.pk: "the run from whose checkpoint it began was deleted."}
     assert queued and run.pk not in {own.repeats_id for own in queued}
 
 
@@ -287,7 +307,7 @@ def test_nor_does_one_that_was_cancelled_before_it_began(study: Study, alice: An
     run.attempts.all().delete()
     Run.objects.filter(pk=run.pk).update(state=State.CANCELLED)
     removal.delete(runs=[run.resume_run_id or 0], user=alice)
-    refused: dict[str, str] = {}
+    refused: dict[int, str] = {}
     assert reruns.run_again(study=study, user=alice, which=reruns.cancelled, refused=refused) == []
     assert list(refused.values()) == ["the run from whose checkpoint it began was deleted."]
 

@@ -78,9 +78,10 @@ def test_nothing_is_queued_again_from_a_checkpoint_that_is_gone(study: Study, so
     for run in study.runs.all():
         services.request_cancel(run=run, user=alice)
     Checkpoint.objects.all().delete()
-    refused: dict[str, str] = {}
+    refused: dict[int, str] = {}
     assert reruns.run_again(study=study, user=alice, which=reruns.cancelled, refused=refused) == []
-    assert list(refused) == NAMES and "has no checkpoint at step 20" in refused["TP 2"]
+    said = reruns.by_label(refused)
+    assert list(said) == NAMES and "has no checkpoint at step 20" in said["TP 2"]
     removal.delete(runs=[source.pk], user=alice)
     refused.clear()
     assert reruns.run_again(study=study, user=alice, which=reruns.cancelled, refused=refused) == []
