@@ -57,7 +57,8 @@ def get_study(request: HttpRequest, study_id: StudyId) -> Any:
 )
 def run_again(request: HttpRequest, study_id: StudyId, payload: s.AgainIn) -> Any:
     """Queues runs of a study once more, in their places; only for its owner and admins. Settings with a run under way
-    are left out."""
+    are left out. Of a study of kind fit these are the runs that ended a search without an answer; the search goes
+    on."""
     require_member(request)
     refused: dict[int, str] = {}
     study, which = get_object_or_404(Study, pk=study_id), reruns.WHICH[payload.which]

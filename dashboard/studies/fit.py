@@ -13,6 +13,7 @@ from pydantic import ValidationError
 
 from dashboard.runs.models import ENDED, Run, State
 from dashboard.studies import variants
+from dashboard.studies.models import Study
 from dashboard.studies.variants import Plan, Skipped, Spec, Variant
 from parallel_core import limits
 from parallel_core.analysis.quantities import bytes_text, plural_text, ratio_text, short_text
@@ -26,6 +27,8 @@ KIND = "fit"
 OUT_OF_MEMORY = "out_of_memory"
 RETRIES = 2
 """A lost worker is no answer, so the run may be queued again this often."""
+ENDED_EARLY = "The searches ended early"
+"""How a study's note begins where an error ended its searches."""
 MOST_SEARCHED = 4 * MOST_WALKED
 """Most operations that the predictions of a study's first runs walk through: the form plans while somebody types."""
 NONE_LEFT = (
@@ -124,8 +127,10 @@ class LayerSearch:
 
     @property
     def stopped(self) -> Run | None:
-        """A run that ended without an answer: cancelled, lost, or failed for another reason than memory."""
-        return next((run for run in self.runs if run.state in ENDED and not _answers(run)), None)
+        """A run that ended without an answer: cancelled, lost, or failed for another reason than memory. Of runs with
+        as many layers only the newest counts: the others were run again."""
+        newest = {_layers(run): run for run in sorted(self.runs, key=lambda run: run.pk)}
+        return next((run for run in newest.values() if run.state in ENDED and not _answers(run)), None)
 
     @property
     def following(self) -> int | None:
@@ -175,7 +180,20 @@ class LayerSearch:
         return memory["peak_total"] if memory else None
 
     def _of(self, layers: int | None) -> Run | None:
-        return next((run for run in self.runs if layers is not None and _layers(run) == layers), None)
+        return next((run for run in self.runs if _answers(run) and _layers(run) == layers), None)
+
+
+def stopped(runs: Iterable[Run]) -> list[Run]:
+    """The runs that ended the searches of a fit study without an answer; run again, they let them go on."""
+    return [run for hunt in hunts(runs) if (run := hunt.stopped)]
+
+
+def search_on(study: Study) -> None:
+    """Lets the searches of a fit study go on, inside the caller's transaction, which holds the lock of its row."""
+    study.settings = {**study.settings, "searching": True}
+    if study.settings.get("note", "").startswith(ENDED_EARLY):
+        del study.settings["note"]
+    study.save(update_fields=("settings",))
 
 
 def hunts(runs: Iterable[Run]) -> list[LayerSearch]:

@@ -13,7 +13,7 @@ from django.db import InterfaceError, OperationalError, transaction
 from pydantic import ValidationError
 
 from dashboard.runs import services as runs
-from dashboard.studies.fit import KIND, RETRIES, LayerSearch, hunts, run_name
+from dashboard.studies.fit import ENDED_EARLY, KIND, RETRIES, LayerSearch, hunts, run_name
 from dashboard.studies.models import Study
 from parallel_core.plan.largest import trial
 from parallel_core.spec import field_errors
@@ -30,10 +30,10 @@ def advance() -> None:
             raise
         except (PermissionDenied, runs.Invalid) as error:
             log.warning("the searches of study %s end: %s", study.pk, error)
-            _end(study, f"The searches ended early: {error}")
+            _end(study, f"{ENDED_EARLY}: {error}")
         except Exception as error:  # it would recur, and the studies after this one would wait for it
             log.exception("the searches of study %s end", study.pk)
-            _end(study, f"The searches ended early: {_why(error)}")
+            _end(study, f"{ENDED_EARLY}: {_why(error)}")
 
 
 def _why(error: Exception) -> str:

@@ -16,6 +16,7 @@ from dashboard.charts.fit import AT_LIMIT
 from dashboard.csv_cells import no_formula
 from dashboard.runs.models import ENDED, Run, State
 from dashboard.runs.places import Place
+from dashboard.studies import reruns
 from dashboard.studies.entries import shared_room
 from dashboard.studies.fit import LayerSearch, hunts, sentences, single_of
 from dashboard.studies.models import Study
@@ -40,7 +41,7 @@ class Line:
     count."""
 
 
-LIVE_PARTS = {"verdict": "verdict_words", "fit-table": "fit_table"}
+LIVE_PARTS = {"verdict": "verdict_words", "again": "again", "fit-table": "fit_table"}
 """Id of an element that changes while the searches go on -> its template."""
 
 
@@ -57,9 +58,13 @@ def live_context(request: HttpRequest, study: Study, runs: Sequence[Run]) -> dic
     """The context of LIVE_PARTS, and the chart `fit`."""
     found, limit = hunts(runs), _limit(runs)
     mine = may_change(request.user, study)
+    again = reruns.candidates(study, runs) if mine else []
     return {
         "study": study,
         "may_change": mine,
+        "again": reruns.offer(again),
+        "unfinished": reruns.unfinished(again),
+        "again_note": "with as many layers; its search then goes on",
         "cancellable": mine and any(run.state not in {*ENDED, State.CANCELLING} for run in runs),
         "limit": limit,
         "verdict": sentences(found, limit),

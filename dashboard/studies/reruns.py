@@ -111,28 +111,35 @@ def run_again(
     """Queues each run in `which` once more, at its position in the study.
 
     Leaves out those that are refused today, such as for a checkpoint that is gone or because no worker that reports
-    could take them; `refused` gets why, by run. Raises PermissionDenied.
+    could take them; `refused` gets why, by run. The searches of a fit study then go on. Raises PermissionDenied.
     """
     if not may_change(user, study):
         raise PermissionDenied("Only the study's owner and admins may run it again.")
-    if study.kind == fit.KIND:
-        return []  # nothing is timed
     why, fleet = {} if refused is None else refused, FleetSnapshot.now()
     while wanted := which(_listed(study)):
         requests = [_again(run, study) for run in wanted if not _is_refused(run, study, user, fleet, why)]
         prepared = runs.prepare(owner=user, requests=requests)
         with transaction.atomic():
             # Of two requests at once only one queues the runs; and what the runs refer to may have been deleted.
-            if not Study.objects.select_for_update().filter(pk=study.pk).exists():
+            locked = Study.objects.select_for_update().filter(pk=study.pk).first()
+            if locked is None:
                 return []
             if _references(which(_listed(study))) == _references(wanted):
+                if requests and study.kind == fit.KIND:
+                    fit.search_on(locked)
                 return runs.write(prepared)
         why.clear()
     return []
 
 
 def _listed(study: Study) -> list[Run]:
-    return list(study.runs.order_by("position", "pk"))
+    return candidates(study, study.runs.order_by("position", "pk"))
+
+
+def candidates(study: Study, every: Iterable[Run]) -> list[Run]:
+    """The runs of the study that can be run again at all: all of them, but of a fit study, in which nothing is timed,
+    those that ended its searches without an answer."""
+    return fit.stopped(every) if study.kind == fit.KIND else list(every)
 
 
 def _references(listed: Iterable[Run]) -> list[tuple[int | None, ...]]:

@@ -200,6 +200,53 @@ def test_a_cancelled_run_ends_its_search_alone(client: Client, study: Study, ali
     assert "Single was not found: its run of" in text and "still under way" in text
 
 
+def test_a_search_that_was_stopped_goes_on_where_it_was(
+    client: Client, study: Study, alice: Any, reader: Client
+) -> None:
+    """One run was cancelled and one lost; each is queued again with as many layers, and found the answer then."""
+    truth, address = predictions(study), f"/studies/{study.pk}/"
+    single, other = study.runs.order_by("position")
+    services.request_cancel(run=single, user=alice)
+    factory.start(other)
+    factory.end(other, State.LOST, "Its worker was silent.", "worker_lost")
+    fit_runs.advance()
+    study.refresh_from_db()
+    assert not study.settings["searching"]
+    study.settings["note"] = "The searches ended early: something went wrong"
+    study.save()
+    page, viewed = (who.get(address).content.decode() for who in (client, reader))
+    assert "Run the cancelled one</button>" in page and "Run the one cut off again</button>" in page
+    assert "its search then goes on" in page and address + "again/" not in viewed
+    assert reader.post(f"{address}again/").status_code == 403
+    client.post(f"{address}again/")
+    kind = "application/json"
+    made = client.post(f"/api/v1{address}again", {"which": "cancelled"}, content_type=kind).json()["data"]
+    assert [run["name"] for run in made["queued"]] == [single.name]
+    again = {run.repeats_id: run.spec for run in study.runs.filter(state=State.QUEUED)}
+    assert again == {single.pk: single.spec, other.pk: other.spec}
+    page = client.get(address).content.decode()
+    assert "was not found" not in page and "ended early" not in page and address + "again/" not in page
+    layers = finish(study, truth)
+    assert sorted(layers[2:]) == sorted(n + more for n in truth.values() for more in (0, 1))
+    found = {hunt.label: hunt for hunt in fit.hunts(study.runs.all())}
+    assert {label: hunt.largest for label, hunt in found.items()} == truth
+    assert all(hunt.best and hunt.best.state == State.SUCCEEDED for hunt in found.values())
+    listed = client.get("/studies/").content.decode()
+    assert "failed</span>" not in listed and "cancelled</span>" not in listed
+
+
+def test_what_fitted_though_others_disturbed_it_is_not_run_again(client: Client, study: Study) -> None:
+    """Nothing is timed; and an error in the training code would recur."""
+    single, other = study.runs.order_by("position")
+    end(single, predictions(study))
+    Run.objects.filter(pk=single.pk).update(summary={"cpu_others": 0.9})
+    factory.start(other)
+    factory.end(other, State.FAILED, "Rank 0 failed: ValueError", "user_code")
+    assert "again/" not in client.get(f"/studies/{study.pk}/").content.decode()
+    said = client.post(f"/studies/{study.pk}/again/", follow=True).content.decode()
+    assert "Nothing was queued: no run was disturbed or cut off" in said and study.runs.count() == 2
+
+
 def test_the_form_wants_a_cap_on_cpus_and_leaves_out_what_cannot_fit(client: Client, alice: Any) -> None:
     factory.worker(devices=2)
     client.force_login(alice)
