@@ -153,7 +153,7 @@ def spans(request: HttpRequest, run_id: RunId, step: s.Step | None = None) -> An
     shown = selectors.newest_traced_step(run) if step is None else step
     found, recorded = ({}, 0) if shown is None else selectors.spans_and_total(run, shown)
     return {
-        "data": {"step": step, "traced_steps": choice.steps, **limited(found, recorded)},
+        "data": {"step": shown, "traced_steps": choice.steps, **limited(found, recorded)},
         "meta": {"traced": choice.total},
     }
 

@@ -19,6 +19,7 @@ from dashboard.fleet.models import Worker
 from dashboard.runs import services
 from dashboard.runs.models import Corpus, Run
 from dashboard.runs.selectors import SORTS
+from tests.dashboard import factory
 from tests.dashboard.streamed_body import received
 
 pytestmark = pytest.mark.django_db
@@ -194,6 +195,13 @@ def test_series_spans_and_log_of_a_queued_run_are_empty_not_wrong(client: Client
         for part in ("series?name=loss&buckets=10", "spans", "log?start=-100")
     )
     assert (series["total"], spans["ranks"], log["text"], log["attempt"]) == (0, [], "", 0)
+
+
+def test_spans_name_the_step_they_are_of(client: Client, alice: Any) -> None:
+    run, headers = factory.finished(alice), bearer(alice, Scope.READ)
+    for query in ("", "?step=10"):
+        data = client.get(f"/api/v1/runs/{run.pk}/spans{query}", headers=headers).json()["data"]
+        assert data["step"] == 10 and data["shown"] > 0
 
 
 def test_a_worker_token_fetches_corpora_and_resumes(client: Client, alice: Any, admin: Any) -> None:
