@@ -275,7 +275,7 @@ def _elsewhere(source: Run, step: int | None, *, generates: bool) -> str:
     do = "Generate" if generates else "Resume it"
     if others := [own for own in resuming.sound(source) if own != step]:
         return f"{do} from another checkpoint of run {source.pk}: step {others[-1]}."
-    what = f"Clone run {source.pk}, which makes new ones" if generates else "Clone it with Resume from left empty"
+    what = f"Clone run {source.pk}, which makes new ones" if generates else "Clone it with nothing in Resume from"
     return f"Run {source.pk} has no other checkpoint. {what}."
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
+from dashboard.control.dispatch import resume_from
 from dashboard.runs.damaged import damaged
 from dashboard.runs.models import Checkpoint, Run
 from parallel_core.checkpoint.manifest import mismatches
@@ -63,6 +64,15 @@ def missing(named: ResumeFrom) -> dict[str, str]:
     run = Run.objects.filter(pk=named["run"]).first()
     why = f"There is no run {named['run']}." if run is None else absent(run, named["step"])
     return {FIELD: why} if why else {}
+
+
+def lost_beginning(run: Run) -> str:
+    """Why a run like this one cannot begin from the checkpoint that this one began from; '' if it can, or began with
+    step 0."""
+    if run.resume_step is None:
+        return ""
+    begins = resume_from(run)
+    return missing(begins).get(FIELD, "") if begins else "The run whose checkpoint that was has been deleted."
 
 
 def absent(run: Run, step: int) -> str:

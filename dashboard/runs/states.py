@@ -221,3 +221,12 @@ def _list(numbers: list[int]) -> str:
 
 def _retries(left: int) -> str:
     return f"{left} retries" if left > 1 else "1 retry" if left else "no retry"
+
+
+def retries_at_first(run: Run) -> int:
+    """The number of retries that the run was submitted with: those left, and one for each worker lost on the way.
+
+    A loss that ended the run used none.
+    """
+    lost = run.attempts.filter(cause=WORKER_LOST).count()
+    return run.retries_left + max(0, lost - (run.cause == WORKER_LOST))

@@ -16,6 +16,7 @@ from django.views.decorators.http import require_http_methods, require_POST, req
 
 from dashboard.accounts.guards import member_required
 from dashboard.accounts.roles import may_change
+from dashboard.control.dispatch import resume_from
 from dashboard.numbers import number
 from dashboard.runs import next_trace, resuming, services, spec_fields, submission
 from dashboard.runs.damaged import damaged
@@ -23,6 +24,7 @@ from dashboard.runs.forms import RunForm, split_tags
 from dashboard.runs.models import ENDED, Run
 from dashboard.runs.panel import Panel
 from dashboard.runs.presets import BY_KEY, PRESETS
+from dashboard.runs.states import retries_at_first
 from parallel_core import limits
 from parallel_core.analysis.quantities import sentence_text
 from parallel_core.observe.trace_request import read_how
@@ -100,15 +102,16 @@ def check(request: HttpRequest) -> HttpResponse:
 @require_safe
 @member_required
 def clone(request: HttpRequest, pk: int) -> HttpResponse:
-    """The form filled with a run's spec; posting it makes a new run."""
+    """The form filled with a run's spec and the checkpoint that it began from; posting it makes a new run."""
     run = get_object_or_404(Run, pk=pk)
     if run.task and run.resume_run_id:
         return redirect(f"{reverse('runs:generate', args=[run.resume_run_id])}?like={run.pk}")
     if run.between:
         return redirect(f"{reverse('fleet:list')}#links")
-    name = _name_of_next(run, "copy")
-    form = _initial(run.spec, name=name, tags=", ".join(run.tags), hosts=run.host_count)
-    return _form_page(request, form, source=run)
+    name, lost = _name_of_next(run, "copy"), resuming.lost_beginning(run)
+    begins, retries = None if lost else resume_from(run), retries_at_first(run)
+    form = _initial(run.spec, begins, run.host_count, name=name, tags=", ".join(run.tags), retries=retries)
+    return _form_page(request, form, source=run, begins=begins, lost=lost)
 
 
 @require_safe

@@ -17,7 +17,7 @@ from dashboard.runs import services as runs
 from dashboard.runs.corpus_checks import corpus_errors
 from dashboard.runs.models import Run, State
 from dashboard.runs.standing import root_of, standing, stands_for, under_way_of
-from dashboard.runs.states import WORKER_LOST
+from dashboard.runs.states import retries_at_first
 from dashboard.runs.submission import FleetCheck, fleet_check
 from dashboard.studies import fit
 from dashboard.studies.labels import labels_of
@@ -214,19 +214,10 @@ def _again(run: Run, study: Study) -> runs.RunRequest:
         "position": run.position,
         "exclusive": True,
         "host_count": run.host_count,
-        "retries": _retries_at_first(run),
+        "retries": retries_at_first(run),
         "resume_from": resume_from(run),
         "repeats": root_of(run),
     }
-
-
-def _retries_at_first(run: Run) -> int:
-    """The number of retries that the run was submitted with: those left, and one for each worker lost on the way.
-
-    A loss that ended the run used none.
-    """
-    lost = run.attempts.filter(cause=WORKER_LOST).count()
-    return run.retries_left + max(0, lost - (run.cause == WORKER_LOST))
 
 
 def _is_disturbed(run: Run) -> bool:

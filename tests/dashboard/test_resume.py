@@ -14,7 +14,7 @@ from dashboard.control.dispatch import start_message
 from dashboard.control.placement import Wait, plan
 from dashboard.fleet.models import Worker
 from dashboard.fleet.selectors import hosts
-from dashboard.runs import queue, services, spec_fields, states
+from dashboard.runs import queue, removal, services, spec_fields, states
 from dashboard.runs.models import Attempt, Checkpoint, Run, State
 from dashboard.runs.page_verdict import fix
 from parallel_core.analysis.meters import Work
@@ -117,6 +117,34 @@ def test_resume_as_of_a_run_that_is_done_has_steps_left(member: Client, saved: R
     before = member.get(f"/runs/{saved.pk}/resume?step=20")
     assert before.context["form"].initial["train__steps"] == "43"
     assert "as many again" not in before.content.decode()
+
+
+def test_a_clone_begins_from_the_checkpoint_of_its_source_with_as_many_retries(
+    member: Client, alice: Any, saved: Run
+) -> None:
+    spec = {**saved.spec, "parallel": {"tp": 2}}
+    run = services.submit(owner=alice, spec=spec, resume_from={"run": saved.pk, "step": 10}, retries=1)
+    states.lose(factory.start(run), "its worker was silent")
+    address = f"/runs/{run.pk}/clone"
+    page = member.get(address)
+    form = page.context["form"]
+    assert (form["resume_from"].value(), form["retries"].value()) == (f"{saved.pk}:10", 1)
+    assert f'it begins from step 10 of <a href="/runs/{saved.pk}/">' in page.content.decode()
+    sent = form_of(spec, resume_from=form["resume_from"].value(), retries=form["retries"].value())
+    assert member.post("/runs/new/", sent).status_code == 302
+    made = Run.objects.latest("pk")
+    assert (made.resume_run_id, made.resume_step, made.retries_left) == (saved.pk, 10, 1)
+    saved.checkpoints.filter(step=10).delete()
+    page = member.get(address)
+    assert page.context["form"]["resume_from"].value() == "" and not page.context["form"].assessment.errors
+    anew = "That one began from step 10 of another; this one begins anew."
+    assert f"{anew} Run {saved.pk} has no checkpoint at step 10; it has steps 20." in page.content.decode()
+    Run.objects.exclude(pk=saved.pk).update(state=State.CANCELLED)
+    Run.objects.filter(pk=saved.pk).update(state=State.SUCCEEDED)
+    removal.delete(runs=[saved.pk], user=alice)
+    text = member.get(address).content.decode()
+    assert f"{anew} The run whose checkpoint that was has been deleted." in text
+    assert "begins anew." not in member.get(f"/runs/{factory.queued(alice).pk}/clone").content.decode()
 
 
 def test_a_run_without_checkpoints_has_nothing_to_resume(member: Client, alice: Any) -> None:
@@ -252,6 +280,6 @@ def test_a_damaged_checkpoint_leads_to_another_one(alice: Any, saved: Run, cause
     run = Run.objects.get(pk=run.pk)
     assert fix(run) == f"Resume it from another checkpoint of run {saved.pk}: step 10."
     Checkpoint.objects.filter(step=10).delete()
-    assert fix(run) == f"Run {saved.pk} has no other checkpoint. Clone it with Resume from left empty."
+    assert fix(run) == f"Run {saved.pk} has no other checkpoint. Clone it with nothing in Resume from."
     run.task = {"prompt": [1]}
     assert fix(run) == f"Run {saved.pk} has no other checkpoint. Clone run {saved.pk}, which makes new ones."
