@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from typing import Any
 
-from django.db.models import F, Q, QuerySet, TextField
-from django.db.models.functions import Cast
+from django.db.models import F, Q, QuerySet
 
 from dashboard.numbers import number
 from dashboard.runs.models import Run
+from dashboard.runs.tag_lookups import tag_contains, tag_is
 
 
 @dataclass(frozen=True)
@@ -55,10 +54,10 @@ def list_runs(filters: Filters = Filters()) -> QuerySet[Run]:
     """Runs that match, in the order of `filters.sort`; rows without a value come last."""
     runs = Run.objects.select_related("owner", "study")
     if filters.q:
-        matches = Q(name__icontains=filters.q) | Q(label__icontains=filters.q) | _tagged_like(filters.q)
+        matches = Q(name__icontains=filters.q) | Q(label__icontains=filters.q) | Q(tag_contains(filters.q))
         if (pk := number(filters.q)) is not None:
             matches |= Q(pk=pk)
-        runs = runs.annotate(tags_text=Cast("tags", TextField())).filter(matches)
+        runs = runs.filter(matches)
     if filters.states:
         runs = runs.filter(state__in=filters.states)
     if filters.owner:
@@ -66,18 +65,10 @@ def list_runs(filters: Filters = Filters()) -> QuerySet[Run]:
     if filters.strategy:
         runs = runs.filter(label=filters.strategy)
     if filters.tag:
-        quoted = [json.dumps(filters.tag, ensure_ascii=ascii_only) for ascii_only in (True, False)]
-        exact = Q(tags_text__contains=quoted[0]) | Q(tags_text__contains=quoted[1])
-        runs = runs.annotate(tags_text=Cast("tags", TextField())).filter(exact)
+        runs = runs.filter(tag_is(filters.tag))
     if filters.study is not None:
         runs = runs.filter(study_id=filters.study)
     return runs.order_by(*_order(filters.sort))
-
-
-def _tagged_like(text: str) -> Q:
-    # SQLite stores JSON with escapes for non-ASCII letters, PostgreSQL without: search for both spellings.
-    plain, escaped = (json.dumps(text, ensure_ascii=ascii_only)[1:-1] for ascii_only in (False, True))
-    return Q(tags_text__icontains=plain) | Q(tags_text__icontains=escaped)
 
 
 def _order(sort: str) -> tuple[Any, ...]:

@@ -43,6 +43,40 @@ def test_filters_and_their_combination(reader: Client, alice: Any, admin: Any) -
     assert b"No run matches" in reader.get("/runs/?q=nothing-like-it").content
 
 
+TAGGED = {"plain": [], "one": ["Alpha"], "two": ["alpha", "béta"], "odd": ["50%_\\"], "quoted": ['say "hi", ok']}
+
+
+@pytest.mark.parametrize(
+    ("query", "found"),
+    [
+        ("q=[", []),
+        ("q=%5D", []),
+        ("q=,", ["quoted"]),
+        ('q="', ["quoted"]),
+        ("q=u00e", []),
+        ("q=éT", ["two"]),
+        ("q=LPH", ["one", "two"]),
+        ("q=%25", ["odd"]),
+        ("q=_", ["odd"]),
+        ("q=%5C", ["odd"]),
+        ("tag=alpha", ["two"]),
+        ("tag=Alpha", ["one"]),
+        ("tag=lph", []),
+        ("tag=béta", ["two"]),
+        ('tag=say "hi", ok', ["quoted"]),
+        ("tag=50%25_%5C", ["odd"]),
+    ],
+)
+def test_tags_are_searched_one_by_one_and_not_as_the_text_of_a_list(
+    reader: Client, alice: Any, query: str, found: list[str]
+) -> None:
+    for name, tags in TAGGED.items():
+        make(alice, name, tags=tags)
+    assert sorted(names(reader, f"?{query}")) == sorted(found)
+    exported = reader.get(f"/runs/export.json?{query}").json()["data"]
+    assert sorted(row["name"] for row in exported) == sorted(found)
+
+
 def test_only_who_may_submit_is_led_to_the_form_from_an_empty_list(client: Client, alice: Any, bob: Any) -> None:
     for user, led in ((alice, True), (bob, False)):
         client.force_login(user)
