@@ -9,6 +9,7 @@ from functools import partial
 from typing import Any, Literal
 
 from django.contrib.auth.models import Group
+from django.db.models import prefetch_related_objects
 from django.http import HttpRequest
 
 Role = Literal["viewer", "member", "admin"]
@@ -23,10 +24,12 @@ def make_member(user: Any) -> Any:
 
 
 def role_of(user: Any) -> Role:
-    """The role of a signed-in user."""
+    """The role of a signed-in user. The groups are read once for each user object, that is once a request, however many
+    rows ask; changes that are made through the object are seen."""
     if user.is_staff:
         return "admin"
-    return "member" if user.groups.filter(name=MEMBERS).exists() else "viewer"
+    prefetch_related_objects([user], "groups")
+    return "member" if any(group.name == MEMBERS for group in user.groups.all()) else "viewer"
 
 
 def may_submit(user: Any) -> bool:

@@ -8,7 +8,9 @@ from typing import Any
 
 import pytest
 from django.contrib.auth.models import Group, User
+from django.db import connection
 from django.test import Client
+from django.test.utils import CaptureQueriesContext
 from django.urls import URLPattern, URLResolver, get_resolver
 from django.utils import timezone
 
@@ -17,6 +19,7 @@ from dashboard.api.models import ApiToken
 from dashboard.fleet.models import Worker
 from dashboard.runs import services
 from dashboard.runs.models import Run
+from tests.dashboard import factory
 
 pytestmark = pytest.mark.django_db
 OPEN = ("/accounts/login/", "/admin/login/")
@@ -179,6 +182,23 @@ def staff(client: Client, alice: Any) -> Any:
     user = User.objects.create_user("frank", password="frank-secret-1", is_staff=True)
     client.force_login(user)
     return user
+
+
+@pytest.mark.parametrize("verb", ["delete", "cancel"])
+def test_the_role_is_read_once_a_request_however_many_runs_ask(client: Client, alice: Any, verb: str) -> None:
+    client.force_login(alice)
+    runs = [factory.queued(alice) for _ in range(5)]
+    asked = "&".join(f"runs={run.pk}" for run in runs)
+    with CaptureQueriesContext(connection) as made:
+        page = client.get(f"/runs/{verb}?{asked}").content.decode()
+    assert sum(f'"/runs/{run.pk}/"' in page for run in runs) == 5
+    assert sum("auth_user_groups" in query["sql"] for query in made) == 1
+
+
+def test_a_role_that_changes_is_seen_at_once(alice: Any) -> None:
+    assert role_of(alice) == "member"
+    alice.groups.clear()
+    assert role_of(alice) == "viewer" and role_of(make_member(alice)) == "member"
 
 
 def test_staff_make_a_member_in_the_admin(client: Client, staff: Any) -> None:
