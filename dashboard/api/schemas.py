@@ -205,6 +205,7 @@ class StudyOut(Schema):
 
 
 class StudyDetail(StudyOut):
+    notes: str
     base: dict[str, Any]
     settings: dict[str, Any]
     members: list[RunOut]

@@ -16,6 +16,7 @@ from dashboard.api.runs import clean, record
 from dashboard.runs.models import Run
 from dashboard.runs.selectors import Filters, list_runs
 from dashboard.studies import removal, reruns
+from dashboard.studies.listing import Listing
 from dashboard.studies.models import Study
 
 router = Router(tags=["studies"])
@@ -29,11 +30,14 @@ StudyId = Annotated[s.Id, Path(description="number of the study")]
 )
 def list_studies(
     request: HttpRequest,
+    q: s.Text = "",
+    owner: s.Text = "",
+    kind: s.Text = "",
     page: PageNumber = 1,
     per_page: PerPage = 50,
 ) -> Any:
-    """Studies, newest first."""
-    rows = Study.objects.select_related("owner")
+    """Studies, newest first; `q`: in their name or notes, or their number."""
+    rows = Listing(q.strip(), owner, kind).studies().select_related("owner")
     some, meta = page_of(rows, page, per_page)
     counts = _counts([study.pk for study in some])
     return {"data": [_study(study, counts.get(study.pk, {})) for study in some], "meta": meta}
@@ -45,6 +49,7 @@ def get_study(request: HttpRequest, study_id: StudyId) -> Any:
     study = get_object_or_404(Study.objects.select_related("owner"), pk=study_id)
     runs = list_runs(Filters(study=study.pk)).defer("spec", "summary").order_by("position", "pk")
     data = _study(study, _counts([study.pk]).get(study.pk, {})) | {
+        "notes": study.notes,
         "base": clean(study.base),
         "settings": clean(study.settings),
         "members": [record(run) for run in runs],

@@ -64,20 +64,20 @@ class Listing:
     @classmethod
     def parse(cls, query: QueryDict) -> Listing:
         """Parses the query; invalid values are ignored and reported in `ignored`, not refused."""
-        states = dict.fromkeys(_clean(state) for state in query.getlist("state") if _clean(state))
+        states = dict.fromkeys(clean_text(state) for state in query.getlist("state") if clean_text(state))
         asked = query.get("sort") or "-id"
         sort = asked if asked.lstrip("-") in SORTS and asked.count("-") < 2 else "-id"
         filters = Filters(
-            q=_clean(query.get("q", "")),
+            q=clean_text(query.get("q", "")),
             states=tuple(state for state in states if state in State.values),
-            owner=_clean(query.get("owner", "")),
-            strategy=_clean(query.get("strategy", "")),
-            tag=_clean(query.get("tag", "")),
+            owner=clean_text(query.get("owner", "")),
+            strategy=clean_text(query.get("strategy", "")),
+            tag=clean_text(query.get("tag", "")),
             study=number(query.get("study")),
             sort=sort,
         )
         wrong = [(f"state={state}", "a state", State.values) for state in states if state not in State.values]
-        wrong += [(f"sort={_clean(asked)}", "an order", list(SORTS))] * (asked != sort)
+        wrong += [(f"sort={clean_text(asked)}", "an order", list(SORTS))] * (asked != sort)
         return cls(filters, number(query.get("page")) or 1, tuple(_left_out(*one) for one in wrong))
 
     @property
@@ -140,8 +140,8 @@ def _left_out(asked: str, kind: str, known: Sequence[str]) -> str:
     return f"{asked} is not {kind} and was left out; there are {listed_text(known)}."
 
 
-def _clean(text: str) -> str:
-    # PostgreSQL refuses NUL in any text parameter.
+def clean_text(text: str) -> str:
+    """The text of a filter in a query, without what no row can have. PostgreSQL refuses NUL in any text parameter."""
     return text.replace("\x00", "").strip()[:MAX_TEXT]
 
 

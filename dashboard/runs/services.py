@@ -27,6 +27,7 @@ from workers.contract import ResumeFrom, task_of
 MAX_TAGS = 20
 MAX_TAG = 40
 MAX_RETRIES = 10
+NO_NULL = "Null characters cannot be stored."
 NO_SUCH_CORPUS = "This yard has no such corpus; upload it first or use 'stdlib'."
 
 
@@ -224,12 +225,19 @@ def _clean_tags(tags: Sequence[str]) -> list[str]:
     return list(dict.fromkeys(tag.strip() for tag in tags if tag.strip()))
 
 
-def _check_words(name: str, tags: list[str]) -> dict[str, str]:
-    errors: dict[str, str] = {}
+def name_errors(name: str) -> dict[str, str]:
+    """What is wrong with the name of a run or a study, at `name`; {} if nothing is."""
+    if "\x00" in name:
+        return {"name": NO_NULL}
     if len(name) > limits.MAX_NAME:
-        errors["name"] = f"A name has at most {limits.MAX_NAME} characters; this one has {len(name)}."
-    if "\x00" in name or any("\x00" in tag for tag in tags):
-        errors["name" if "\x00" in name else "tags"] = "Null characters cannot be stored."
+        return {"name": f"A name has at most {limits.MAX_NAME} characters; this one has {len(name)}."}
+    return {}
+
+
+def _check_words(name: str, tags: list[str]) -> dict[str, str]:
+    errors = name_errors(name)
+    if any("\x00" in tag for tag in tags):
+        errors["tags"] = NO_NULL
     if len(tags) > MAX_TAGS:
         errors["tags"] = f"At most {MAX_TAGS} tags; got {len(tags)}."
     elif any(len(tag) > MAX_TAG for tag in tags):

@@ -173,5 +173,6 @@ def edit(request: HttpRequest, pk: int) -> HttpResponse:
             errors = error.field_errors
         else:
             return redirect("runs:page", pk)
-    context = {"run": run, "values": values, "errors": errors, "max_name": limits.MAX_NAME}
+    hints = {"name": f"at most {limits.MAX_NAME} characters", "tags": "separated by commas"}
+    context = {"run": run, "values": values, "errors": errors, "hints": hints}
     return render(request, "runs/edit.html", context, status=422 if errors else 200)

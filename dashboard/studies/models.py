@@ -17,6 +17,8 @@ class Study(models.Model):
     """The part of the RunSpec (as a dict) that all runs share."""
     settings = models.JSONField(default=dict)
     baseline = models.ForeignKey("runs.Run", null=True, blank=True, on_delete=models.SET_NULL, related_name="+")
+    notes = models.TextField(blank=True, default="")
+    """What its owner writes on it, in plain text: a question, a finding."""
     created_at = models.DateTimeField(auto_now_add=True)
 
     class Meta:

@@ -8,7 +8,7 @@ from typing import Any
 from django.core.exceptions import PermissionDenied
 from django.db import transaction
 
-from dashboard.accounts.roles import may_submit
+from dashboard.accounts.roles import may_change, may_submit
 from dashboard.fleet.models import Worker
 from dashboard.fleet.selectors import FleetSnapshot, all_cores
 from dashboard.runs import services as runs
@@ -19,7 +19,6 @@ from dashboard.studies.feasible import feasible
 from dashboard.studies.models import Study
 from dashboard.studies.strategies import STARTER
 from dashboard.studies.variants import Plan, Spec
-from parallel_core import limits
 
 __all__ = [
     "Estimate",
@@ -28,10 +27,13 @@ __all__ = [
     "create_matrix",
     "create_starter",
     "create_sweep",
+    "edit",
     "estimate",
 ]
 
 MAX_REPEATS = 20
+MAX_NOTES = 4000
+"""Characters of the notes on a study."""
 STARTER_SECONDS = 220.0
 """The longest estimate for the starter study, so that it is done within 5 minutes of the first page."""
 STARTER_TIMED_STEPS = 40
@@ -190,14 +192,28 @@ def _requests(study: Study, plan: Plan, repeats: int, retries: int) -> list[runs
     ]
 
 
+def edit(*, study: Study, user: Any, name: str, notes: str) -> Study:
+    """Renames a study and replaces its notes. Raises PermissionDenied or Invalid."""
+    if not may_change(user, study):
+        raise PermissionDenied("Only the study's owner and admins may change it.")
+    words, errors = notes.replace("\r\n", "\n").strip(), _name_errors(name)
+    if "\x00" in words:
+        errors["notes"] = runs.NO_NULL
+    elif len(words) > MAX_NOTES:
+        errors["notes"] = f"Notes have at most {MAX_NOTES} characters; these have {len(words)}."
+    if errors:
+        raise Invalid(errors)
+    study.name, study.notes = name.strip(), words
+    study.save(update_fields=("name", "notes"))
+    return study
+
+
+def _name_errors(name: str) -> dict[str, str]:
+    return runs.name_errors(name.strip()) if name.strip() else {"name": "A study needs a name."}
+
+
 def _check(name: str, plan: Plan, repeats: int) -> None:
-    errors: dict[str, str] = {}
-    if not name.strip():
-        errors["name"] = "A study needs a name."
-    elif len(name.strip()) > limits.MAX_NAME:
-        errors["name"] = f"A name has at most {limits.MAX_NAME} characters; this one has {len(name.strip())}."
-    elif "\x00" in name:
-        errors["name"] = "Null characters cannot be stored."
+    errors = _name_errors(name)
     if not 1 <= repeats <= MAX_REPEATS:
         errors["repeats"] = f"repeats must be from 1 to {MAX_REPEATS}; got {repeats}."
     if not plan.variants:

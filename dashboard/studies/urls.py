@@ -2,7 +2,7 @@
 
 from django.urls import URLPattern, URLResolver, path
 
-from dashboard.studies import add_views, compare_views, form_views, removal_views, report_views, views
+from dashboard.studies import add_views, compare_views, edit_views, form_views, removal_views, report_views, views
 
 app_name = "studies"
 urlpatterns: list[URLPattern | URLResolver] = [
@@ -19,6 +19,7 @@ urlpatterns: list[URLPattern | URLResolver] = [
     path("studies/<int:pk>/table.csv", views.table_csv, name="csv"),
     path("studies/<int:pk>/add/", add_views.add_run, name="add"),
     path("studies/<int:pk>/again/", views.run_again, name="again"),
+    path("studies/<int:pk>/edit/", edit_views.edit, name="edit"),
     path("studies/<int:pk>/delete/", removal_views.delete, name="delete"),
     path("studies/<int:pk>/report/", report_views.report, name="report"),
     path("studies/<int:pk>/baseline/", views.save_baseline, name="baseline"),

@@ -38,6 +38,7 @@ from dashboard.studies import (
     table,
 )
 from dashboard.studies.entry_points import ENTRY_POINTS
+from dashboard.studies.listing import Listing
 from dashboard.studies.models import Study
 from dashboard.studies.own_pages import OWN_PAGES
 from dashboard.studies.selectors import Overview, held_equal, overview
@@ -67,8 +68,10 @@ def index(request: HttpRequest) -> HttpResponse:
 
 @require_GET
 def list_page(request: HttpRequest) -> HttpResponse:
-    """Newest first, each with its verdict; `?page=` goes back in time."""
-    return render(request, "studies/list.html", {**list_context(request), "entry_points": ENTRY_POINTS})
+    """Newest first, each with its verdict; `?page=` goes back in time, `?q=`, `?owner=` and `?kind=` filter."""
+    context = list_context(request)
+    context |= {"entry_points": ENTRY_POINTS, "options": context["listing"].options()}
+    return render(request, "studies/list.html", context)
 
 
 @require_GET
@@ -80,14 +83,14 @@ def list_changes(request: HttpRequest) -> JsonResponse:
 
 def list_context(request: HttpRequest) -> dict[str, Any]:
     """The studies of one page of the list."""
-    listed: Page[Any] = Paginator(Study.objects.order_by("-pk").values_list("pk", flat=True), PER_PAGE).get_page(
-        request.GET.get("page")
-    )
+    listing = Listing.parse(request.GET)
+    pks = listing.studies().values_list("pk", flat=True)
+    listed: Page[Any] = Paginator(pks, PER_PAGE).get_page(request.GET.get("page"))
     studies = _counted(list(listed))
     verdicts = answer_cache.verdicts(studies)
     for study in studies:
         study.verdict = verdicts[study.pk]  # type: ignore[attr-defined]
-    return {"page": listed, "studies": studies, "may_submit": may_submit(request.user)}
+    return {"listing": listing, "page": listed, "studies": studies, "may_submit": may_submit(request.user)}
 
 
 def _counted(pks: Sequence[int]) -> list[Study]:

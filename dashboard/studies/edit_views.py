@@ -1,0 +1,38 @@
+"""The page that changes name and notes of a study."""
+
+from __future__ import annotations
+
+from django.core.exceptions import PermissionDenied
+from django.http import HttpRequest, HttpResponse
+from django.shortcuts import get_object_or_404, redirect, render
+from django.views.decorators.http import require_http_methods
+
+from dashboard.accounts.roles import may_change
+from dashboard.studies import services
+from dashboard.studies.models import Study
+from parallel_core import limits
+
+HINTS = {
+    "name": f"at most {limits.MAX_NAME} characters",
+    "notes": f"what it is to find out, or what it found; on its page and in its report; at most {services.MAX_NOTES} "
+    "characters",
+}
+
+
+@require_http_methods(["GET", "HEAD", "POST"])
+def edit(request: HttpRequest, pk: int) -> HttpResponse:
+    """GET: the form. POST: saves, or shows what is wrong (422) with everything kept."""
+    study = get_object_or_404(Study, pk=pk)
+    if not may_change(request.user, study):
+        raise PermissionDenied("Only the study's owner and admins may change it.")
+    values, errors = {"name": study.name, "notes": study.notes}, {}
+    if request.method == "POST":
+        values = {key: request.POST.get(key, "") for key in values}
+        try:
+            services.edit(study=study, user=request.user, name=values["name"], notes=values["notes"])
+        except services.Invalid as error:
+            errors = error.field_errors
+        else:
+            return redirect("studies:page", pk)
+    context = {"study": study, "values": values, "errors": errors, "hints": HINTS}
+    return render(request, "studies/edit.html", context, status=422 if errors else 200)
