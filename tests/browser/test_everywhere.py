@@ -17,6 +17,7 @@ TABS = ("timeline", "accounts", "whatif", "operators", "memory", "metrics", "ran
 def addresses(stocked: dict[str, Any]) -> list[str]:
     """The address of every page, including all tabs of the ended study and run."""
     pages = ["/studies/", f"/studies/{stocked['study']}/", "/studies/new/", "/studies/new/?kind=sweep"]
+    pages += ["/studies/?q=nothing-like-this", f"/studies/{stocked['study']}/edit/"]
     pages += ["/runs/", "/runs/?q=nothing-like-this", "/runs/new/", "/runs/texts/", f"/runs/{stocked['failed']}/"]
     pages += [f"/runs/{stocked['hostile']}/?tab={tab}" for tab in TABS]
     pages += [f"/runs/{stocked['dp']}/clone", f"/runs/{stocked['dp']}/edit", f"/runs/{stocked['dp']}/cancel"]
