@@ -8,17 +8,18 @@ from pathlib import Path
 import pytest
 
 from parallel_core.analysis.quantities import percent_text
-from parallel_core.plan.cluster import accuracy, search, step
+from parallel_core.plan.cluster import accuracy, plan_timeline, search, step
 from parallel_core.plan.cluster.efficiency import fitted
 from parallel_core.plan.cluster.fit import FREE, fit
-from parallel_core.plan.cluster.hardware import clusters
+from parallel_core.plan.cluster.hardware import Cluster, clusters
 from parallel_core.plan.cluster.job import Job
 from parallel_core.plan.cluster.model import presets
 from parallel_core.plan.cluster.plan_timeline import drawn
 from parallel_core.plan.cluster.plans import Plan, Plans, changed
 from parallel_core.plan.cluster.questions import ask
 from parallel_core.plan.cluster.zero_bubble import PREDICTED, bubble_rows, models
-from parallel_core.schedule.ir import Kind
+from parallel_core.schedule import compute_only
+from parallel_core.schedule.ir import Kind, Op
 
 SELENE = clusters()["selene"]
 GPT3 = Job(presets()["gpt-175b"], 1024)
@@ -170,6 +171,46 @@ def test_free_communication_has_no_latency_either() -> None:
 def test_tensor_groups_across_hosts_pay_for_it() -> None:
     inside, across = (step.of(GPT3, SELENE, Plans.of([p])).tensor[0] for p in (BASE, changed(BASE, tp=16, dp=8)))
     assert across > 4 * inside
+
+
+V100 = replace(clusters()["v100"], devices=16)
+TIED = Job(presets()["gpt-2.7b"], 512)
+TWO_HOSTS = Plan(pp=4, dp=4)
+"""Stages of 4 devices on hosts of 8: the middle of their three hops is between hosts."""
+
+
+def _parts(cluster: Cluster, plan: Plan) -> dict[str, float]:
+    return step.of(TIED, cluster, Plans.of([plan])).parts(0)
+
+
+def test_a_pipeline_over_two_hosts_waits_for_the_network_although_most_hops_stay_on_a_host() -> None:
+    slow = replace(V100, network=V100.network / 2)
+    for part in ("messages", "gradients"):  # the tied embedding is on the first and the last host
+        seconds, longer = (_parts(cluster, TWO_HOSTS)[part] for cluster in (V100, slow))
+        assert longer == pytest.approx(2 * seconds, rel=0.05)
+        one_host = changed(TWO_HOSTS, dp=2)
+        assert _parts(slow, one_host)[part] == _parts(V100, one_host)[part] < seconds
+
+
+def test_micro_batches_wait_for_the_slowest_hop_and_the_first_and_the_last_for_all() -> None:
+    boundary, reached = TIED.model.seq * TIED.model.hidden * 2, fitted()
+    near = boundary / (V100.link * reached.link) + reached.latency
+    far = boundary / (V100.network * reached.network) + reached.network_latency
+    assert _parts(V100, TWO_HOSTS)["messages"] == pytest.approx(2 * ((512 / 4 + 1) * far + 2 * near))
+
+
+@pytest.mark.parametrize(
+    ("schedule", "chunks", "far"), [("1f1b", 1, {1}), ("zb-v", 2, {1, 5}), ("interleaved", 2, {1, 3, 5})]
+)
+def test_a_drawn_message_is_slow_only_where_it_leaves_a_host(schedule: str, chunks: int, far: set[int]) -> None:
+    plan = changed(TWO_HOSTS, schedule=schedule, chunks=chunks)
+    costs = plan_timeline._costs(TIED, V100, plan, compute_only(schedule, 4, 8, chunks=chunks))
+    slow = {stage for stage in range(4 * chunks - 1) if costs.latency(Op(Kind.SEND_ACT, stage)) > 2 * costs.message}
+    assert (
+        slow == far == {s - 1 for s in range(1, 4 * chunks) if costs.latency(Op(Kind.SEND_GRAD, s)) > 2 * costs.message}
+    )
+    one_host = replace(V100, per_host=16)
+    assert drawn(TIED, one_host, plan).idle < drawn(TIED, V100, plan).idle
 
 
 def test_zero_3_gathers_weights_for_every_micro_batch() -> None:

@@ -13,7 +13,7 @@ from functools import lru_cache
 import numpy as np
 
 from parallel_core.plan.cluster.hardware import Cluster
-from parallel_core.plan.cluster.plans import PRECISIONS, Floats, Plans
+from parallel_core.plan.cluster.plans import PRECISIONS, Bools, Floats, Plans
 from parallel_core.plan.cluster.store import table
 
 TILE = (128, 256)
@@ -84,10 +84,9 @@ class Machine:
         steps = halves * (ranks - 1)
         return np.where(ranks > 1, steps / ranks * count / rate + steps * np.where(local, latency, far), 0.0)
 
-    def message(self, count: Floats, stride: Floats) -> Floats:
-        """Seconds of one message of `count` bytes to the rank `stride` devices away."""
+    def message(self, count: Floats, local: Bools | bool) -> Floats:
+        """Seconds of one message of `count` bytes to a rank of the same host (`local`) or of another one."""
         link, network, latency, far = self._rates()
-        local = stride < self.cluster.per_host
         return count / np.where(local, link, network) + np.where(local, latency, far)
 
     def _rates(self) -> tuple[float, float, float, float]:

@@ -5,6 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import lru_cache
 
+import numpy as np
+
+from parallel_core.plan.cluster.plans import Floats
 from parallel_core.plan.cluster.problems import Problems
 from parallel_core.plan.cluster.store import rows, table
 from parallel_core.plan.room import FRAMEWORK
@@ -51,6 +54,10 @@ class Cluster:
     def capacity(self) -> float:
         """Bytes of a device available to a plan."""
         return self.device.memory - self.reserved
+
+    def hops_between_hosts(self, devices: Floats, stages: Floats) -> Floats:
+        """Of the stages - 1 hops of pipelines on so many consecutive devices, the least number that leave a host."""
+        return np.minimum(np.ceil(devices / self.per_host), stages) - 1
 
     def problems(self) -> dict[str, str]:
         """`{field: message}` for impossible values."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -14,7 +15,7 @@ from parallel_core.plan.cluster.hardware import Cluster
 from parallel_core.plan.cluster.job import Job
 from parallel_core.plan.cluster.plans import Plan, Plans
 from parallel_core.schedule import compute_only
-from parallel_core.schedule.ir import COMPUTE, Kind
+from parallel_core.schedule.ir import COMPUTE, Kind, Op, Schedule
 from parallel_core.schedule.traits import TRAITS
 from parallel_core.simulate import Costs, Spans, simulate
 from parallel_core.simulate.idle import idle_times
@@ -41,6 +42,21 @@ class Drawn(NamedTuple):
     of: int
 
 
+@dataclass(frozen=True, slots=True)
+class _HostCosts(Costs):
+    """Messages within a host take `message` ns, those from a stage of `far` to the next one and back `between` ns."""
+
+    between: int = 0
+    far: frozenset[int] = frozenset()
+
+    @property
+    def longest(self) -> int:
+        return max(self.message, self.between)
+
+    def latency(self, op: Op) -> int:
+        return self.between if op.stage - (op.kind is Kind.SEND_GRAD) in self.far else self.message
+
+
 def drawn(job: Job, cluster: Cluster, plan: Plan) -> Drawn:
     """One step of one replica. Raises ValueError for more than MOST_RANKS stages or a step longer than MOST_NS."""
     if plan.pp > MOST_RANKS:
@@ -53,8 +69,8 @@ def drawn(job: Job, cluster: Cluster, plan: Plan) -> Drawn:
     if plan.schedule == "interleaved":  # a round has one micro-batch for each stage
         shown = min(m, -(-shown // plan.pp) * plan.pp)
     schedule = compute_only(plan.schedule, plan.pp, shown, chunks=chunks)
-    costs = _costs(job, cluster, plan, schedule.stages)
-    if (most := shown * (sum(costs.compute.values()) + 2 * schedule.stages * costs.message)) > MOST_NS:
+    costs = _costs(job, cluster, plan, schedule)
+    if (most := shown * (sum(costs.compute.values()) + 2 * schedule.stages * costs.longest)) > MOST_NS:
         raise ValueError(f"A step of about {ns_text(most)} is too long to draw.")
     spans = simulate(schedule, costs)
     lines = max(2, min(MOST_ROWS, SHOWN // (shown * each)))
@@ -71,9 +87,9 @@ def _picture(rows: Spans, end: int) -> Spans:
     return np.concatenate([whole, rows[np.isin(rows["kind"], [int(kind) for kind in COMPUTE])]])
 
 
-def _costs(job: Job, cluster: Cluster, plan: Plan, stages: int) -> Costs:
+def _costs(job: Job, cluster: Cluster, plan: Plan, schedule: Schedule) -> _HostCosts:
     """Nanoseconds of each chunk with its collectives and recomputation; the last chunk includes the output layer."""
-    plans = Plans.of([plan])
+    plans, stages = Plans.of([plan]), schedule.stages
     machine = Machine(cluster, fitted(), plans)
     layer, head = work.layer(job, plans, machine), work.head(job, plans, machine)
     layers = float(memory.layers_per_chunk(job, plans)[0]) if plan.pp > 1 else job.model.layers
@@ -88,5 +104,12 @@ def _costs(job: Job, cluster: Cluster, plan: Plan, stages: int) -> Costs:
         for kind, seconds in ((Kind.F, forward), (Kind.B, inputs), (Kind.W, weights)):
             compute[stage, kind] = int(1e9 * float(np.asarray(seconds).reshape(-1)[0]))
     boundary = job.model.seq * plans.micro_batch * job.model.hidden * plans.element
-    message = machine.message(boundary / plans.tp, plans.tp * plans.dp)
-    return Costs(compute, int(1e9 * float(message[0])), int(boundary[0]))
+    inside, between = (int(1e9 * float(machine.message(boundary / plans.tp, local)[0])) for local in (True, False))
+    return _HostCosts(compute, inside, int(boundary[0]), between=between, far=_far(cluster, plan, schedule))
+
+
+def _far(cluster: Cluster, plan: Plan, schedule: Schedule) -> frozenset[int]:
+    """Stages with a rank whose peer in the next stage is on another host."""
+    wide = plan.tp * plan.dp
+    hosts = [(place * wide + np.arange(wide)) // cluster.per_host for (place,) in schedule.placement]
+    return frozenset(stage for stage in range(len(hosts) - 1) if (hosts[stage] != hosts[stage + 1]).any())

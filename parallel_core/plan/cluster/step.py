@@ -108,15 +108,18 @@ def _bubble(plans: Plans, m: Floats, each: Sequence[Floats], more: Sequence[Floa
 
 
 def _messages(job: Job, plans: Plans, machine: Machine, m: Floats) -> Floats:
-    """Exposed seconds of an activation and a gradient for every chunk and micro-batch. Each tensor rank sends its part,
-    which is then all-gathered inside the host unless the sequence stays split (Narayanan et al. 2021, 4.1)."""
+    """Exposed seconds of an activation and a gradient for every chunk and micro-batch: each waits for the slowest hop,
+    and the first and last one for all hops. Each tensor rank sends its part, which is then all-gathered inside the host
+    unless the sequence stays split (Narayanan et al. 2021, 4.1)."""
     boundary = job.model.seq * plans.micro_batch * job.model.hidden * plans.element
-    one = machine.message(boundary / plans.tp, plans.tp * plans.dp)
+    inside, between = (machine.message(boundary / plans.tp, local) for local in (True, False))
     whole = machine.ring(boundary, plans.tp, np.ones_like(plans.tp), halves=1.0)
-    one = one + np.where(plans.sequence_parallel, 0.0, whole)
     hidden = job.software.overlap_pp & (plans.chunks > 1)
-    times = np.where(hidden, machine.efficiency.beside, 1.0) * m * plans.chunks + plans.pp - 1
-    return np.where(plans.pp > 1, 2 * times * one, 0.0)
+    times = np.where(hidden, machine.efficiency.beside, 1.0) * m * plans.chunks
+    far = machine.cluster.hops_between_hosts(plans.devices, plans.pp)
+    sent = times * np.where(far > 0, between, inside) + far * between + (plans.pp - 1 - far) * inside
+    gathered = np.where(plans.sequence_parallel, 0.0, (times + plans.pp - 1) * whole)
+    return np.where(plans.pp > 1, 2 * (sent + gathered), 0.0)
 
 
 def _update(job: Job, plans: Plans, machine: Machine, backward: Floats) -> tuple[Floats, Floats, Floats]:
@@ -140,7 +143,7 @@ def _update(job: Job, plans: Plans, machine: Machine, backward: Floats) -> tuple
         hidden = np.minimum(sent, backward * reduce_times)
         sent = sent - (1 - machine.efficiency.beside) * hidden
     tied = (
-        machine.message(job.model.embedding / plans.tp * g, plans.tp * plans.dp)
+        machine.message(job.model.embedding / plans.tp * g, plans.devices <= machine.cluster.per_host)
         if job.model.tied and not job.adapters
         else 0.0
     )
