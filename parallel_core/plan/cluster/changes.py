@@ -73,7 +73,9 @@ def _steps(job: Job, cluster: Cluster, plan: Plan) -> Iterator[Step]:
         yield "column-row pairs", {"by_columns": False}
     if plan.dp > 1:
         yield from ((f"ZeRO-{z}" if z else "no ZeRO", {"zero": z}) for z in range(4) if z != plan.zero)
-    yield from ((f"micro-batch {b}", {"micro_batch": b}) for b in (1, 2, 4, 8, 16) if b != plan.micro_batch)
+    # All that divide the whole batch: together with another change the replicas may be fewer.
+    sizes = search.micro_batches(job.batch, 1)
+    yield from ((f"micro-batch {size}", {"micro_batch": size}) for size in sizes if size != plan.micro_batch)
     for name, v in _SCHEDULES if plan.pp > 1 else ():
         if (name, v) != (plan.schedule, plan.chunks):
             yield scheduled(name, v), {"schedule": name, "chunks": v}

@@ -14,8 +14,6 @@ from parallel_core.plan.cluster.plans import RECOMPUTE, Plan, Plans, changed
 from parallel_core.plan.cluster.verdict import Judged, judge
 from parallel_core.rules import divisors
 
-MICRO_BATCHES = (1, 2, 4, 8, 16)
-
 
 @dataclass(frozen=True)
 class PureStrategy:
@@ -29,32 +27,31 @@ class PureStrategy:
 def pure_strategies(
     job: Job, cluster: Cluster, together: float | None, state: int, precision: str
 ) -> list[PureStrategy]:
-    """DP, ZeRO, TP and PP alone, each with any recomputation and micro-batch size. `together`: seconds of the best
-    combination, None where nothing fits."""
+    """DP, ZeRO, TP and PP alone, each as wide and with the recomputation and micro-batch that is fastest. `together`:
+    seconds of the best combination, None where nothing fits."""
     n, layers = cluster.devices, job.model.layers
-    # A pure strategy may use fewer devices: as many as the batch, the heads or the layers divide into.
-    wide = max(d for d in divisors(n) if job.batch % d == 0)
-    tall = max(t for t in divisors(job.model.heads) if t <= min(n, 64))
-    deep = max(p for p in range(1, min(n, layers) + 1) if layers % p == 0)
+    # A pure strategy may use fewer devices: as many as the batch, the heads or the layers divide into. Widest first.
+    wide = [d for d in reversed(divisors(n)) if d > 1 and job.batch % d == 0]
+    tall = [t for t in reversed(divisors(job.model.heads)) if 1 < t <= min(n, 64)]
+    deep = [p for p in reversed(divisors(layers)) if 1 < p <= n]
     kinds = {
-        "DP": [Plan(dp=wide)] if wide > 1 else [],
-        "ZeRO": [Plan(dp=wide, zero=zero) for zero in (1, 2, 3)] if wide > 1 else [],
-        "TP": [Plan(tp=tall, sequence_parallel=on) for on in (False, True)] if tall > 1 else [],
-        "PP": [Plan(pp=deep, schedule=name) for name in ("1f1b", "zb-h1")] if deep > 1 else [],
+        "DP": [Plan(dp=d) for d in wide],
+        "ZeRO": [Plan(dp=d, zero=zero) for d in wide for zero in (1, 2, 3)],
+        "TP": [Plan(tp=t, sequence_parallel=on) for t in tall for on in (False, True)],
+        "PP": [Plan(pp=p, schedule=name) for p in deep for name in ("1f1b", "zb-h1")],
     }
     out = []
     for word, bases in kinds.items():
         plans = [
-            _with(base, size, kind, state, precision) for base in bases for size in MICRO_BATCHES for kind in RECOMPUTE
+            changed(base, micro_batch=size, recompute=kind, state=state, precision=precision)
+            for base in bases
+            for size in search.micro_batches(job.batch, base.dp)
+            for kind in RECOMPUTE
         ]
         if plans:
             judged = judge(job, cluster, _best(job, cluster, plans), suggest=False)
             out.append(PureStrategy(word, judged, _sentence(judged, together, n)))
     return out
-
-
-def _with(plan: Plan, size: int, recompute: str, state: int, precision: str) -> Plan:
-    return changed(plan, micro_batch=size, recompute=recompute, state=state, precision=precision)
 
 
 def _best(job: Job, cluster: Cluster, plans: list[Plan]) -> Plan:

@@ -22,6 +22,9 @@ from parallel_core.schedule.traits import TRAITS
 MOST_PLANS = 1_000_000
 """Most plans of a search; of a larger space the layouts with the widest tensor groups are left out."""
 
+MOST_MICRO_BATCH = 32
+"""Most sequences of a micro-batch that are tried: larger ones hardly compute faster."""
+
 
 @dataclass(frozen=True, slots=True)
 class Space:
@@ -31,7 +34,7 @@ class Space:
     most_tp: int = 64
     most_pp: int = 128
     most_chunks: int = 8
-    micro_batches: tuple[int, ...] = (1, 2, 4, 8, 16, 32)
+    most_micro_batch: int = MOST_MICRO_BATCH
     schedules: tuple[str, ...] = ("1f1b", "interleaved", "zb-h1", "zb-h2", "zb-v")
     recompute: tuple[str, ...] = RECOMPUTE
     zero: tuple[int, ...] = (0, 1, 2, 3)
@@ -49,7 +52,7 @@ def lean(space: Space) -> Space:
         space,
         sequence_parallel=(True,),
         schedules=tuple(name for name in space.schedules if name in ("1f1b", "interleaved")) or space.schedules,
-        micro_batches=tuple(size for size in space.micro_batches if size <= 4) or space.micro_batches[:1],
+        most_micro_batch=min(space.most_micro_batch, 8),
         zero=tuple(stage for stage in space.zero if stage != 2) or space.zero,
         by_columns=(False,),
     )
@@ -193,7 +196,7 @@ def _layouts(job: Job, cluster: Cluster, space: Space) -> Iterator[tuple[int, in
 
 def _options(job: Job, space: Space, tp: int, pp: int, dp: int) -> Iterator[tuple[float, ...]]:
     """(chunks, micro-batch, schedule, recompute, ZeRO, SP, precision, state, offload, columns), as codes."""
-    sizes = [b for b in space.micro_batches if b * dp <= job.batch] or [1]
+    sizes = micro_batches(job.batch, dp, space.most_micro_batch)
     zero = space.zero if dp > 1 else (0,)
     split, columns = (space.sequence_parallel, space.by_columns) if tp > 1 else ((False,), (False,))
     more = (
@@ -208,6 +211,12 @@ def _options(job: Job, space: Space, tp: int, pp: int, dp: int) -> Iterator[tupl
     able = [rest for rest in product(*more) if not (rest[2] and rest[-1])]  # by_columns excludes sequence parallel
     for (schedule, chunks), size, rest in product(_schedules(job, space, pp), sizes, able):
         yield (chunks, size, SCHEDULES.index(schedule), *rest)
+
+
+def micro_batches(batch: int, dp: int, most: int = MOST_MICRO_BATCH) -> list[int]:
+    """Sequences that a micro-batch can have, at most `most`: what divides a replica's part of the batch. [1], which
+    `rules` refuses, where the batch does not divide over the replicas."""
+    return [1] if batch % dp else [size for size in divisors(batch // dp) if size <= most]
 
 
 def _schedules(job: Job, space: Space, pp: int) -> list[tuple[str, int]]:
