@@ -87,7 +87,7 @@ def _planned(form: PlannerForm) -> dict[str, Any]:
         "legend": LEGEND,
     }
     if judged and judged.seconds:
-        flags, missing = arguments.megatron(made.setup.job, judged.plan)
+        flags, missing = arguments.megatron(*made.setup, judged.plan)
         launcher = arguments.torchrun(made.setup.cluster, judged.plan)
         context["run_address"], context["why_no_run"] = launch(made.setup.job, judged.plan)
         context |= {"launcher": " ".join(launcher), "flags": flags, "missing": missing}

@@ -8,11 +8,12 @@ from itertools import product
 import pytest
 
 from parallel_core.plan.cluster.arguments import megatron, to_time, torchrun
-from parallel_core.plan.cluster.hardware import clusters
+from parallel_core.plan.cluster.hardware import Cluster, clusters, devices
 from parallel_core.plan.cluster.job import Job
 from parallel_core.plan.cluster.model import presets
 from parallel_core.plan.cluster.plans import Plan
 from parallel_core.plan.cluster.search import Space, search
+from parallel_core.schedule.traits import TRAITS
 
 SELENE = clusters()["selene"]
 JOB = Job(presets()["gpt-22b"], 64)
@@ -31,8 +32,8 @@ ASKS = {
 """Arguments that Megatron-LM asserts, or that its guide requires, in combination with another argument."""
 
 
-def flags(plan: Plan, job: Job = JOB) -> list[str]:
-    return megatron(job, plan)[0]
+def flags(plan: Plan, job: Job = JOB, cluster: Cluster = SELENE) -> list[str]:
+    return megatron(job, cluster, plan)[0]
 
 
 @pytest.mark.parametrize("state", [8, 16, 18, 20])
@@ -73,10 +74,39 @@ def test_bytes_of_a_parameter_are_asked_for_or_said_to_be_others() -> None:
     assert "--fp16" in flags(Plan(dp=8, state=20)) and "--bf16" not in flags(Plan(dp=8, state=20))
     assert "--grad-reduce-in-bf16" not in flags(Plan(dp=8, zero=1))
     assert {"--grad-reduce-in-bf16", "--main-grads-dtype bf16"} <= set(flags(Plan(dp=8, zero=1, state=16)))
-    said = {state: " ".join(megatron(JOB, Plan(dp=8, state=state))[1]) for state in (8, 16, 18, 20)}
+    said = {state: " ".join(megatron(JOB, SELENE, Plan(dp=8, state=state))[1]) for state in (8, 16, 18, 20)}
     assert "18" in said[8] and "20 bytes" in said[16] and not said[18] and not said[20]
     whole = flags(Plan(dp=8, precision="fp32"))
     assert not {"--bf16", "--fp16", "--use-flash-attn"} & set(whole)
+
+
+@pytest.mark.parametrize("state", [8, 16, 18, 20])
+def test_a_device_before_ampere_trains_in_fp16_without_flash_attention(state: int) -> None:
+    """With --fp16 gradients are summed in fp32 only if asked for: 18 bytes a parameter, else 20."""
+    volta, plan = clusters()["v100"], Plan(dp=8, zero=1, state=state)
+    made, said = megatron(JOB, volta, plan)
+    assert "--fp16" in made and not [flag for flag in made if "bf16" in flag or "flash" in flag]
+    assert ("--accumulate-allreduce-grads-in-fp32" in made) == (state in (8, 18))
+    text = " ".join(said)
+    assert "V100-SXM2-16GB has no bf16" in text and "FlashAttention 2 needs an Ampere GPU" in text
+    assert ("these take 20 bytes" in text) == (state == 16)
+    assert megatron(JOB, volta, Plan(dp=8, precision="fp32"))[1] == []
+    assert not {"--accumulate-allreduce-grads-in-fp32"} & set(flags(plan))
+
+
+def test_the_catalogue_knows_which_devices_have_bf16() -> None:
+    assert {name for name, device in devices().items() if not device.bf16} == {
+        "V100-SXM2-16GB",
+        "V100-SXM2-32GB",
+        "V100-PCIE-16GB",
+        "T4",
+    }
+
+
+@pytest.mark.parametrize("name", [name for name in TRAITS if name not in ("1f1b", "interleaved")])
+def test_a_schedule_that_megatron_lacks_is_said_to_be_another(name: str) -> None:
+    assert any(name in line.lower() for line in megatron(JOB, SELENE, Plan(pp=4, schedule=name))[1])
+    assert not megatron(JOB, SELENE, Plan(dp=4, schedule=name))[1], "without a pipeline there is no schedule"
 
 
 def test_layers_that_do_not_divide_count_their_ends_and_so_does_the_fork() -> None:

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from parallel_core.plan.cluster.hardware import Cluster
+from parallel_core.plan.cluster.hardware import Cluster, Device
 from parallel_core.plan.cluster.job import Job
 from parallel_core.plan.cluster.plans import Plan
+from parallel_core.schedule.traits import flushes
 
 ADAPTERS = "Adapters on a frozen base are no argument of Megatron-LM."
 
@@ -41,7 +42,7 @@ def to_time(job: Job) -> str:
     return f"--mock-data --split 99,1,0 {vocabulary} --lr 1e-4 --train-iters 20"
 
 
-def megatron(job: Job, plan: Plan) -> tuple[list[str], list[str]]:
+def megatron(job: Job, cluster: Cluster, plan: Plan) -> tuple[list[str], list[str]]:
     """(arguments, sentences on what Megatron-LM has no argument for)."""
     model = job.model
     out = [
@@ -63,8 +64,9 @@ def megatron(job: Job, plan: Plan) -> tuple[list[str], list[str]]:
         out += ["--attention-dropout 0", "--hidden-dropout 0"]
     if not model.tied:
         out.append("--untie-embeddings-and-output-weights")
-    flags = [*out, *_pipeline(job, plan), *_activations(plan), *_data_parallel(job, plan), *_numbers(job, plan)]
-    return flags, [*_missing(plan), *[ADAPTERS] * (job.adapters > 0)]
+    flags = [*out, *_pipeline(job, plan), *_activations(plan), *_data_parallel(job, plan)]
+    flags += _numbers(job, cluster.device, plan)
+    return flags, [*_missing(job, cluster.device, plan), *[ADAPTERS] * (job.adapters > 0)]
 
 
 def _pipeline(job: Job, plan: Plan) -> list[str]:
@@ -110,10 +112,13 @@ def _data_parallel(job: Job, plan: Plan) -> list[str]:
     return out
 
 
-def _numbers(job: Job, plan: Plan) -> list[str]:
-    """Arguments for precision, and for the bytes a parameter takes."""
+def _numbers(job: Job, device: Device, plan: Plan) -> list[str]:
+    """Arguments for precision, and for the bytes a parameter takes. With --bf16 Megatron-LM sums gradients in fp32
+    unasked, with --fp16 it does not."""
     if plan.precision == "fp32":
         return []
+    if not device.bf16:
+        return ["--fp16", *["--accumulate-allreduce-grads-in-fp32"] * (plan.state not in (16, 20))]
     out = ["--fp16" if plan.state == 20 else "--bf16"]
     if plan.state == 16:
         out += ["--grad-reduce-in-bf16", *["--main-grads-dtype bf16"] * _aware(plan)]
@@ -126,28 +131,40 @@ def _aware(plan: Plan) -> bool:
     return plan.zero > 0 or plan.offload
 
 
-def _missing(plan: Plan) -> list[str]:
+def _missing(job: Job, device: Device, plan: Plan) -> list[str]:
     columns = ["Megatron-LM splits linear layers in column-row pairs, not all by columns."] * plan.by_columns
-    return columns + _no_state(plan) + _no_schedule(plan)
+    return [*columns, *_no_state(device, plan), *_no_kernels(job, device, plan), *_no_schedule(plan)]
 
 
-def _no_state(plan: Plan) -> list[str]:
+def _no_state(device: Device, plan: Plan) -> list[str]:
     """Sentences on bytes a parameter that no argument gives."""
     out = []
     if plan.precision != "fp32" and plan.state == 8:
         out.append("Megatron-LM keeps master weights: 8 bytes a parameter are none of its arguments, these take 18.")
-    if plan.precision != "fp32" and plan.state == 16 and not _aware(plan):
+    if plan.precision != "fp32" and plan.state == 16 and not device.bf16:
+        out.append("Megatron-LM copies fp16 gradients to fp32 for its optimizer: these take 20 bytes.")
+    elif plan.precision != "fp32" and plan.state == 16 and not _aware(plan):
         out.append("Without ZeRO Megatron-LM copies the gradients to fp32 for its optimizer: these take 20 bytes.")
     if plan.offload and not plan.zero and plan.dp > 1:
         out.append("Megatron-LM offloads a distributed optimizer only: with these arguments ZeRO-1 is on.")
     return out
 
 
+def _no_kernels(job: Job, device: Device, plan: Plan) -> list[str]:
+    """Sentences on what a device before Ampere lacks: bf16, and FlashAttention 2 (its README, installation)."""
+    if device.bf16 or plan.precision == "fp32":
+        return []
+    flash = "FlashAttention 2 needs an Ampere GPU or newer: without it attention keeps more memory than predicted, "
+    flash += "unless it is recomputed."
+    return [f"{device.name} has no bf16: these train in fp16.", *[flash] * job.software.flash]
+
+
 def _no_schedule(plan: Plan) -> list[str]:
-    if plan.pp > 1 and plan.schedule.startswith("zb"):
-        return [
-            f"{plan.schedule} needs the zero-bubble fork of Megatron-LM (sail-sg/zero-bubble-pipeline-parallelism)."
-        ]
-    if plan.pp > 1 and plan.schedule in ("1f1b-stash", "1f1b-2bw"):
-        return [f"{plan.schedule} is asynchronous; Megatron-LM runs 1F1B with a flush instead."]
-    return ["GPipe is not one of its schedules; it runs 1F1B."] if plan.schedule == "gpipe" and plan.pp > 1 else []
+    name = plan.schedule
+    if plan.pp == 1 or name in ("1f1b", "interleaved"):
+        return []
+    if name in _FORK:
+        return [f"{name} needs the zero-bubble fork of Megatron-LM (sail-sg/zero-bubble-pipeline-parallelism)."]
+    if not flushes(name):
+        return [f"{name} is asynchronous; Megatron-LM runs 1F1B with a flush instead."]
+    return [f"{'GPipe' if name == 'gpipe' else name} is not one of its schedules; it runs 1F1B."]

@@ -30,6 +30,8 @@ class Device:
     units: int
     pcie: float = 31.5e9
     """B/s to the host, one way."""
+    bf16: bool = True
+    """Whether its 16 bits may be bf16: since Ampere."""
     unverified: tuple[str, ...] = ()
     source: str = ""
 
@@ -90,6 +92,7 @@ def devices() -> dict[str, Device]:
             row["single_tflops"] * 1e12,
             row["units"],
             row["pcie_GBps"] * 1e9,
+            row["bf16"],
             tuple(row["unverified"]),
             row["source"],
         )
