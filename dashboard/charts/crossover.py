@@ -36,11 +36,12 @@ class Dot(NamedTuple):
 
 
 def chart(case: CrossoverCase, along: Along, dots: Sequence[Dot]) -> Chart:
-    """Covers a factor of 16 below and above the case's own value."""
+    """Covers a factor of 16 below and above the case's own value, as far as there are such micro-batches."""
     _, axis, unit = WORDS[along]
     middle = float(getattr(case, along))
     low = max(1.0, middle / 16) if along != "bandwidth" else middle / 16
-    values = np.geomspace(low, middle * 16, POINTS)
+    high = min(middle * 16, case.batch) if along == "micro_batches" else middle * 16
+    values = np.geomspace(low, high, POINTS)
     lines = {
         family: [getattr(case.at(along, float(x)), name)() for x in values]
         for family, name in zip(FAMILIES, ("tensor", "pipeline"), strict=True)

@@ -72,17 +72,22 @@ class CrossoverForm(Form):
 @require_safe
 @vary_on_headers("HX-Request")
 def page(request: HttpRequest) -> HttpResponse:
-    """Three charts around one case, and the limits with unlimited devices."""
+    """Charts around one case, and the limits with unlimited devices."""
     form = CrossoverForm(request.GET.dict())
     context = framed("crossover", form=form, valid=form.is_valid())
     if context["valid"]:
         case = form.case
         context |= {
             "verdict": sentences(case),
-            "charts": [crossover_chart.chart(case, along, dots(case, along)) for along in RANGES],
+            "charts": [crossover_chart.chart(case, along, dots(case, along)) for along in varied(case)],
             "limits": [(one.name, significant(one.speedup), one.formula) for one in limits(case)],
         }
     return answered(request, "crossover", context)
+
+
+def varied(case: CrossoverCase) -> list[Along]:
+    """The measures that can have another value: a batch of one sequence has one micro-batch."""
+    return [along for along in RANGES if along != "micro_batches" or case.batch > 1]
 
 
 def sentences(case: CrossoverCase) -> list[str]:
@@ -93,7 +98,7 @@ def sentences(case: CrossoverCase) -> list[str]:
         f"{significant(both[fast])} times one device with {fast} on {count_text(case.devices)} devices, "
         f"{significant(both[slow])} with {slow}."
     )
-    flips = (crossover_chart.title(case, along).partition(";")[0].rstrip(".") for along in RANGES)
+    flips = (crossover_chart.title(case, along).partition(";")[0].rstrip(".") for along in varied(case))
     return [first, "; ".join(flips) + "."]
 
 

@@ -20,9 +20,9 @@ Along = Literal["hidden", "bandwidth", "micro_batches"]
 RANGES: dict[Along, tuple[float, float]] = {
     "hidden": (32, 65536),
     "bandwidth": (1e6, 1e13),
-    "micro_batches": (1, 1024),
+    "micro_batches": (1, 1 << 20),
 }
-"""Ranges in which a crossover is searched."""
+"""Ranges in which a crossover is searched (`bounds`)."""
 _MOST_DEVICES = 1 << 16
 _HALVINGS = 60
 
@@ -50,6 +50,8 @@ class CrossoverCase:
         found.number("micro_batches", self.micro_batches, 1, 1 << 20)
         for field in ("layers", "seq", "batch", "devices"):
             found.whole(field, getattr(self, field), 1, 1 << 20)
+        if self.micro_batches > self.batch:
+            found.add("micro_batches", f"Must be at most the batch, {self.batch}; got {self.micro_batches:.12g}.")
         found.number("flops", self.flops / 1e12, 0, 1e6, " TFLOP/s")
         found.number("bandwidth", self.bandwidth / 1e9, 0, 1e6, " GB/s")
         if not 0 <= self.alpha <= 10:
@@ -84,14 +86,21 @@ class CrossoverCase:
         return replace(self, **changed)
 
 
+def bounds(case: CrossoverCase, along: Along) -> tuple[float, float]:
+    """The range of a measure in which a crossover is searched. A batch has at most as many micro-batches as
+    sequences."""
+    low, high = RANGES[along]
+    return low, min(high, case.batch) if along == "micro_batches" else high
+
+
 def flip(case: CrossoverCase, along: Along) -> float | None:
     """The value of one measure, all else held constant, at which the faster of the two changes; None where it never
     does.
 
-    Found by bisection on a logarithmic scale within RANGES. Raises Unphysical.
+    Found by bisection on a logarithmic scale within `bounds`. Raises Unphysical.
     """
     require(case.problems())
-    low, high = RANGES[along]
+    low, high = bounds(case, along)
     first = _ahead(case, along, low)
     if _ahead(case, along, high) == first:
         return None

@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import pytest
 from django.test import Client
 
 from dashboard.charts.crossover import _side
@@ -73,6 +74,17 @@ def test_bad_values_are_told_at_their_fields(reader: Client) -> None:
         page = reader.get(PAGE, {field: 0}, headers={"HX-Request": "true"})
         assert "These values cannot be" in page.content.decode()
         assert set(page.context["form"].errors) == {field}
+
+
+def test_no_more_micro_batches_than_sequences_are_taken_or_drawn(reader: Client) -> None:
+    page = reader.get(PAGE, {"batch": 8, "micro_batches": 16}, headers={"HX-Request": "true"})
+    assert page.context["form"].errors == {"micro_batches": ["Must be at most the batch, 8; got 16."]}
+    page = reader.get(PAGE, {"batch": 64, "micro_batches": 16})
+    drawn = page.context["charts"][2].figure["data"][0]["x"]
+    assert (drawn[0], drawn[-1]) == pytest.approx((1, 64))
+    one = reader.get(PAGE, {"batch": 1, "micro_batches": 1})
+    assert [chart.key for chart in one.context["charts"]] == ["along-hidden", "along-bandwidth"]
+    assert "micro-batches" not in one.context["verdict"][1]
 
 
 def test_lines_are_named_behind_their_ends_and_values_are_level_on_a_phone(reader: Client) -> None:

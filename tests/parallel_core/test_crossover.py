@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from parallel_core.plan.cluster.problems import Unphysical
-from parallel_core.plan.crossover import RANGES, Along, CrossoverCase, flip, limits
+from parallel_core.plan.crossover import RANGES, Along, CrossoverCase, bounds, flip, limits
 
 CASE = CrossoverCase(4096, 32, 2048, 64, 16, 8, 150e12, 25e9)
 FREE = replace(CASE, bandwidth=1e15, alpha=0.0)
@@ -36,7 +36,7 @@ def test_both_are_equally_fast_at_the_flip(along: Along, bandwidth: float, hidde
     case = replace(CASE, bandwidth=bandwidth, hidden=hidden, devices=devices)
     turn = flip(case, along)
     if turn is None:
-        ends = [case.at(along, end) for end in RANGES[along]]
+        ends = [case.at(along, end) for end in bounds(case, along)]
         assert len({end.tensor() > end.pipeline() for end in ends}) == 1
     else:
         there = case.at(along, turn)
@@ -56,3 +56,20 @@ def test_what_cannot_be_is_named() -> None:
     for field, value in wrong.items():
         with pytest.raises(Unphysical, match=field):
             limits(replace(CASE, **{field: value}))
+
+
+@pytest.mark.parametrize("batch", [1, 3, 64, 4096])
+def test_a_batch_has_at_most_as_many_micro_batches_as_sequences(batch: int) -> None:
+    with pytest.raises(Unphysical, match=rf"micro_batches: Must be at most the batch, {batch}; got {batch + 1}\."):
+        flip(replace(CASE, batch=batch, micro_batches=batch + 1), "hidden")
+    assert bounds(replace(CASE, batch=batch), "micro_batches") == (1, batch)
+
+
+def test_no_flip_is_found_beyond_the_batch() -> None:
+    """The pipeline would be ahead from four micro-batches on."""
+    assert flip(CASE, "micro_batches") == pytest.approx(3.5, abs=0.5)
+    small = replace(CASE, batch=3, micro_batches=3)
+    assert flip(small, "micro_batches") is None and small.tensor() > small.pipeline()
+    many = replace(CASE, batch=1 << 18, micro_batches=64, bandwidth=1e13)
+    turn = flip(many, "micro_batches")
+    assert turn is not None and turn > 1024
