@@ -13,8 +13,10 @@ from dashboard.ledger.models import Profile
 from parallel_core.analysis.quantities import bytes_text, seconds_text
 from parallel_core.outline.splits import IN_WORDS
 from parallel_core.plan.pipedream import Form
+from parallel_core.plan.room import Room
 from parallel_core.searches.alpa import MOST_DEVICES, Answer, Question
 from parallel_core.searches.alpa import Row as Found
+from parallel_core.spec import RunSpec
 
 
 @dataclass(frozen=True)
@@ -33,11 +35,13 @@ class Row:
 
 class Part:
     """The contents of the part. `samples` = of a micro-batch, `devices` = of one host, `form` = the form of PipeDream's
-    costs, as elsewhere on the page, so that both give the same optimum. Raises ValueError if the profile lacks data."""
+    costs, as elsewhere on the page, so that both give the same optimum. Plans must fit the memory of the profile's
+    worker, if that is known. Raises ValueError if the profile lacks data."""
 
     def __init__(self, profile: Profile, samples: int, devices: int, form: Form, asker: Any) -> None:
         self._asker = asker
         self.profile, self.samples, self.devices, self.form = profile, samples, min(devices, MOST_DEVICES), form
+        self._room = Room.on(profile.worker.device_memory, RunSpec.stored(profile.spec).train.device)
         question = Question.model_validate(self._question())
         question.costs()  # raises if they are incomplete, before the search is queued
         self.micro_batches = question.micro_batches
@@ -49,7 +53,13 @@ class Part:
         return {"spec": self.profile.spec, "table": self.profile.table, **self._asked()}
 
     def _asked(self) -> dict[str, Any]:
-        return {"samples": self.samples, "devices": self.devices, "form": self.form}
+        memory = self._room.usable if self._room else None
+        return {"samples": self.samples, "devices": self.devices, "form": self.form, "memory": memory}
+
+    @property
+    def each(self) -> str:
+        """The memory of a device as text; '' if the worker does not report it."""
+        return f" of {self._room.text}" if self._room else ""
 
     @cached_property
     def search(self) -> Search:
@@ -65,7 +75,8 @@ class Part:
         """The optimum, and whether it can run, as a sentence."""
         best, able = self.found.rows[0], self.found.runnable
         least = best.seconds or 0.0
-        first = f"{seconds_text(least)} a step is the least of any plan: {_shape(best)}."
+        fits = " that fits" if self._room else ""
+        first = f"{seconds_text(least)} a step is the least of any plan{fits}: {_shape(best)}."
         if able is None:
             return f"{first} No run of this model has such a plan."
         if best.spec is not None:

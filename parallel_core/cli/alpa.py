@@ -71,7 +71,7 @@ def _machine(spec: RunSpec, options: argparse.Namespace) -> tuple[Machine, Mesh]
 def _line(named: Named) -> str:
     if named.plan is None:
         return f"{'-':>10}  {'':>9}  {named.name}: {named.why_not}"
-    seconds, most = named.plan.seconds, max(stage.memory for stage in named.plan.stages)
+    seconds, most = named.plan.seconds, named.plan.memory
     shapes = ", ".join(f"{stage.dp} x {stage.tp}" for stage in named.plan.stages)
     note = f" (no run: {named.why_not})" if named.why_not else ""
     return f"{seconds_text(seconds):>10}  {bytes_text(most):>9}  {named.name}: {shapes}{note}"

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from math import inf
 from typing import Any
 
+from parallel_core.analysis.quantities import bytes_text
 from parallel_core.plan.alpa.costs import LayerCosts, Measured
 from parallel_core.plan.alpa.inter import Mesh, Search
 from parallel_core.plan.alpa.plans import Named, summary, with_alternatives
@@ -21,13 +23,14 @@ _OURS = "Alpa, "
 
 
 class Question(Value):
-    """Plans with micro-batches of `samples` samples, on `devices` devices of one host. `form`: cost form of PipeDream's
-    dynamic programme."""
+    """Plans with micro-batches of `samples` samples, on `devices` devices of one host with `memory` bytes for tensors
+    each (None: unlimited). `form`: cost form of PipeDream's dynamic programme."""
 
     spec: RunSpec
     table: CostTable
     samples: int
     devices: int
+    memory: float | None = None
     form: Form = "released"
 
     def costs(self) -> LayerCosts:
@@ -57,8 +60,8 @@ class Row(Value):
 
 
 class Answer(Value):
-    """`rows`: the optimum, the fastest plans that can run, and the plans of others. `stages`: a line per stage of the
-    optimum. `runnable`: seconds of the best plan that can run."""
+    """`rows`: the optimum, a faster one that does not fit, the fastest plans that can run, and the plans of others.
+    `stages`: a line per stage of the optimum. `runnable`: seconds of the best plan that can run."""
 
     rows: tuple[Row, ...]
     stages: tuple[str, ...]
@@ -66,10 +69,14 @@ class Answer(Value):
 
 
 def answer(question: Question, on_progress: ProgressCallback = silent) -> Answer:
-    """Searches both levels. Raises ValueError where the micro-batches cannot be distributed over the devices."""
-    costs = question.costs()
-    found = with_alternatives(Search(costs, Mesh(1, question.devices), question.micro_batches), question.form)
-    best = found[0].plan
+    """Searches both levels. Raises ValueError where the micro-batches cannot be distributed over the devices, or no
+    plan fits their memory."""
+    costs, mesh = question.costs(), Mesh(1, question.devices, question.memory or inf)
+    found = with_alternatives(Search(costs, mesh, question.micro_batches), question.form)
+    best, other = found[0].plan, found[1]
+    if best is None and other.plan is not None:
+        needs = f"{bytes_text(other.plan.memory)} of {bytes_text(mesh.memory)}"
+        raise ValueError(f"No plan fits: the fastest needs {needs} a device.")
     if best is None:
         raise ValueError(f"{question.devices} devices cannot share out these micro-batches.")
     even = [named for named in found if named.name.startswith(_OURS)]
@@ -94,7 +101,7 @@ def _row(named: Named, table: CostTable) -> Row:
         meshes=tuple((stage.dp, stage.tp) for stage in plan.stages),
         seconds=plan.seconds,
         simulated=predict_step(spec, table).seconds if spec else None,
-        memory=max(stage.memory for stage in plan.stages),
+        memory=plan.memory,
         why_not=named.why_not,
         spec=spec.model_dump(mode="json", exclude_defaults=True) if spec else None,
     )

@@ -13,6 +13,7 @@ from dashboard.ledger.fleet_page import MOST_MIB
 from dashboard.ledger.models import Prediction, Profile
 from dashboard.runs import services
 from parallel_core.analysis.quantities import count_text
+from parallel_core.plan.room import FRAMEWORK
 from parallel_core.spec import RunSpec
 from tests.dashboard import factory
 from tests.dashboard.plain import plain
@@ -41,6 +42,20 @@ def test_alpas_plans_come_with_the_others(member: Client, profile: Profile) -> N
     assert member.get("/partition/alpa").status_code == 422
     odd = member.get("/partition/alpa", {"profile": str(profile.pk), "workers": "3", "samples": "4", "replicas": "3"})
     assert odd.status_code == 200
+
+
+def test_alpas_plans_fit_the_devices_of_the_profiles_worker(member: Client, profile: Profile) -> None:
+    address = f"/partition/alpa?profile={profile.pk}&workers=2&samples=4"
+    roomy = answered(member, address, part=True)
+    assert "is the least of any plan that fits" in roomy.context["part"].sentence()
+    assert "2 devices of 4 GiB less 300 MiB for the framework" in plain(roomy.content.decode())
+    worker = profile.worker
+    worker.devices = [{**device, "memory_total": FRAMEWORK["cpu"] + 1_200_000} for device in worker.devices]
+    worker.save()
+    tight = {row.name: row for row in answered(member, address, part=True).context["rows"]}
+    larger = tight["Alpa's optimum with more memory"]
+    assert not larger.run and larger.note == "It needs 1.3 MiB of 1.1 MiB a device."
+    assert "Alpa, 2 replicas" not in tight and tight["Alpa, 2 tensor ranks"].run
 
 
 def test_alpas_table_has_pipedreams_optimum_by_the_form_of_the_page(member: Client, profile: Profile) -> None:

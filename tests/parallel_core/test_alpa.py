@@ -141,6 +141,8 @@ def test_little_memory_makes_other_stages() -> None:
     assert tight.seconds > roomy.seconds
     assert max(stage.memory for stage in tight.stages) <= 7e6 < max(stage.memory for stage in roomy.stages)
     assert search_of(machine, Mesh(1, 2, 1e4)).best() is None
+    split = {n.name: n for n in with_alternatives(search_of(machine, Mesh(1, 2, 1e4)))}["Exact min-max split"]
+    assert split.plan is None and split.why_not.startswith("It needs ")
 
 
 def test_what_runs_and_what_does_not() -> None:

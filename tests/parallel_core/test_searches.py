@@ -81,6 +81,26 @@ def test_alpas_answer_can_be_told_in_full() -> None:
     assert {row.simulated is None for row in runs} == {False}
 
 
+def test_no_plan_of_alpa_exceeds_the_memory_and_those_that_would_say_so() -> None:
+    """Two replicas would be the fastest; one stage of the even split needs 1.12 MB, of the exact one 1.3 MB."""
+    question = {**PROFILED, "samples": 4, "devices": 2, "memory": 1.2e6}
+    found = alpa.Answer.model_validate(said("alpa", question)[-1]["answer"])
+    rows = {row.name: row for row in found.rows}
+    fitting = [row for row in found.rows if row.spec is not None]
+    assert {row.name for row in fitting} >= {"Alpa, 2 tensor ranks", "Megatron's even split"}
+    assert all(row.memory is not None and row.memory <= 1.2e6 for row in [*fitting, rows["Alpa's optimum"]])
+    assert "Alpa, 2 replicas" not in rows
+    more, best = rows["Alpa's optimum with more memory"], rows["Alpa's optimum"]
+    assert more.meshes == ((2, 1),) and more.spec is None and (more.memory or 0) > 1.2e6
+    assert (more.seconds or 0) < (best.seconds or 0) <= (found.runnable or 0)
+    for name, needs in (("Alpa's optimum with more memory", "1.3"), ("PipeDream's optimum", "1.2")):
+        assert rows[name].why_not == f"It needs {needs} MiB of 1.1 MiB a device."
+    refused = said("alpa", {**question, "memory": 1e4})[-1]
+    assert refused == {"refused": "No plan fits: the fastest needs 1.3 MiB of 9.8 KiB a device."}
+    free = said("alpa", {**question, "memory": 1e9})[-1]
+    assert free == said("alpa", {**question, "memory": None})[-1], "ample memory changes nothing"
+
+
 def test_a_process_of_its_own_answers_on_its_output() -> None:
     command = [sys.executable, "-m", "parallel_core.searches", "bubbles"]
     ended = subprocess.run(command, input=b'{"model": "1.5B"}', capture_output=True, check=True)

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from functools import lru_cache
+from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache
 from itertools import combinations, pairwise
 from math import inf
 
@@ -63,6 +63,11 @@ class Plan:
         return sum(times) + (self.micro_batches - 1) * max(times)
 
     @property
+    def memory(self) -> float:
+        """Bytes a device of the fullest stage."""
+        return max(stage.memory for stage in self.stages)
+
+    @property
     def cuts(self) -> tuple[int, ...]:
         """First layers of all stages but the first."""
         return tuple(stage.first for stage in self.stages[1:])
@@ -98,6 +103,11 @@ class Search:
         self.edges = _edges(len(costs.units))
         self.chain = lru_cache(maxsize=None)(self._chain)
         self.stage = lru_cache(maxsize=None)(self._stage)
+
+    @cached_property
+    def unlimited(self) -> Search:
+        """The same search on devices with any memory."""
+        return Search(self.costs, replace(self.mesh, memory=inf), self.micro_batches)
 
     def _chain(
         self, first: int, stop: int, dp: int, tp: int, cut: Cut | None
@@ -187,6 +197,10 @@ class Search:
         return Plan(tuple(found), self.micro_batches)
 
     def _best(self, shapes: Sequence[Shape], cut: Cut | None) -> Plan | None:
+        if self.mesh.memory < inf:  # a search that minds memory takes many times as long: only where it has to
+            free = self.unlimited._best(shapes, cut)
+            if free is None or free.memory <= self.mesh.memory:
+                return free
         tables, sizes = self._tables(shapes, cut), [size for size, _ in shapes]
         candidates = np.unique(np.concatenate([table.seconds[np.isfinite(table.seconds)] for table in tables])).tolist()
         programme = _Programme(tables, sizes, self.mesh.devices)

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain, groupby
-from math import lcm
+from math import inf, lcm
 from typing import Any
 
 from pydantic import ValidationError
 
+from parallel_core.analysis.quantities import bytes_text
 from parallel_core.outline.recompute import recompute_fields
 from parallel_core.outline.splits import IN_WORDS, Cut, cut_fields
 from parallel_core.plan.alpa.costs import CUTS, LayerCosts, uniform
@@ -19,7 +20,7 @@ from parallel_core.plan.pipedream import Form, Level, partition
 from parallel_core.plan.stages import balanced_cut, even_cut
 from parallel_core.spec import RunSpec
 
-UNEVEN = "It does not fit the memory, or its replicas do not divide the samples of a micro-batch."
+UNEVEN = "Its replicas do not divide the samples of a micro-batch."
 NOTHING = "Nothing fits this memory."
 MIXED = (
     "Its layers are split in ways that one run cannot mix: a run takes data, or all column-row and vocab, "
@@ -38,13 +39,20 @@ class Named:
 
 
 def with_alternatives(search: Search, form: Form = "released") -> list[Named]:
-    """Alpa's optimum, its best plans that a run can have (fastest first), then the partitions of PipeDream (by this
-    form of its costs) and others."""
+    """Alpa's optimum, the one that would not fit if a faster one does not, its best plans that a run can have (fastest
+    first), then the partitions of PipeDream (by this form of its costs) and others."""
     best = search.best()
     first = Named("Alpa's optimum", best, *_run(search, best)) if best else Named("Alpa's optimum", None, None, NOTHING)
     plain = sorted(chain(search.even(), search.uneven()), key=lambda plan: plan.seconds)
     able = [Named(f"Alpa, {_shape(plan)}", plan, *_run(search, plan)) for plan in plain]
-    return [first, *able, *_others(search, form)]
+    return [first, *_without_limit(search), *able, *_others(search, form)]
+
+
+def _without_limit(search: Search) -> Iterator[Named]:
+    """Alpa's optimum on devices with any memory, where these have too little for it."""
+    plan = search.unlimited.best() if search.mesh.memory < inf else None
+    if plan is not None and plan.memory > search.mesh.memory:
+        yield Named("Alpa's optimum with more memory", plan, None, _too_large(search, plan))
 
 
 def summary(plan: Plan, units: Sequence[str]) -> list[str]:
@@ -152,5 +160,11 @@ def _pipedream(search: Search, layers: list[GraphLayer], form: Form) -> Named:
 def _priced(search: Search, name: str, cuts: Sequence[int], shapes: Sequence[tuple[int, int]]) -> Named:
     plan = search.given(cuts, shapes)
     if plan is None:
-        return Named(name, None, None, UNEVEN)
+        large = search.unlimited.given(cuts, shapes)
+        return Named(name, None, None, UNEVEN if large is None else _too_large(search, large))
     return Named(name, plan, *_run(search, plan))
+
+
+def _too_large(search: Search, plan: Plan) -> str:
+    """How much the fullest stage of a plan without a limit needs, as a sentence."""
+    return f"It needs {bytes_text(plan.memory)} of {bytes_text(search.mesh.memory)} a device."
