@@ -82,7 +82,7 @@ def test_it_is_typed_judged_launched_and_no_argument_of_megatron() -> None:
     assert judged.fix is not None and not (judged.fix.plan.by_columns and judged.fix.plan.sequence_parallel)
     assert verdict.judge(JOB, SMALL, replace(COLUMNS, tp=1, dp=64), suggest=False).reasons & Reason.COLUMNS
     assert run_of(JOB, COLUMNS, "cuda").parallel.tensor_split == "columns"
-    assert any("column-row pairs" in missing for missing in megatron(JOB, COLUMNS)[1])
+    assert any("column-row pairs" in missing for missing in megatron(JOB, SMALL, COLUMNS)[1])
     assert step.of(JOB, SMALL, Plans.of([COLUMNS])).tensor[0] > step.of(JOB, SMALL, Plans.of([PAIRS])).tensor[0]
 
 
