@@ -35,8 +35,9 @@ def listed(device: str, precision: Precision) -> Peak | None:
     return None
 
 
-_OTHERS = frozenset({"MIG", "NVL"})
-"""Words in the names of partitions of a GPU (MIG) and of cards with a lower power limit than the listed GPU (NVL)."""
+_OTHERS = frozenset({"MIG", "GRID", "NVL", "Laptop", "Max", "D"})
+"""Words in the names of parts of a GPU (MIG, GRID), and of slower ones than the listed GPU: with a lower power limit
+(NVL, Laptop, Max-Q) or fewer multiprocessors (Laptop, D)."""
 
 
 @lru_cache(maxsize=1)

@@ -91,6 +91,9 @@ def test_what_is_not_listed_is_measured() -> None:
     assert listed("NVIDIA L40S", "bf16") is None  # not the L4
     assert listed("NVIDIA H100 80GB HBM3 MIG 1g.10gb", "bf16") is None  # a seventh of one
     assert listed("NVIDIA H100 NVL", "bf16") is None  # a card with less power, whose peak is not in the catalogue
+    for other in ("RTX 4090 Laptop GPU", "RTX 4090 D", "RTX 4090 with Max-Q Design"):
+        assert listed(f"NVIDIA GeForce {other}", "bf16") is None  # fewer multiprocessors or less power
+    assert listed("GRID T4-8C", "fp16") is None  # a share of one
     peak = device_peak(CpuDevice(), "fp64")
     assert peak.flops_per_s > 1e7
     assert "measured" in peak.source
