@@ -80,15 +80,22 @@ def sentences(form: ServingForm, best: int | None) -> list[str]:
     kept = f"Each sequence keeps {bytes_text(cache_bytes(model, ask.prompt + ask.output))} of keys and values."
     if best is None:
         if not made.fits.any():
-            least = float(made.weights.min())
-            room = bytes_text(made.cluster.capacity)
-            return [f"0 ways fit: the weights alone take {bytes_text(least)} of {room} a device.", kept]
+            return [_none_fits(made), kept]
         quick = seconds_text(float(made.token[made.front()[0]]))
         return [f"No way is that quick: the quickest token takes {quick}.", kept]
     rate = count_text(round(float(made.throughput[best])))
     first = f"{rate} tokens a second at {seconds_text(float(made.token[best]))} a token: {made.label(best)}."
     share = float(made.cache[best] / made.cluster.capacity)
     return [first, f"{kept} The cache fills {percent_text(share)} of a device."]
+
+
+def _none_fits(made: Served) -> str:
+    """How much the weights, or weights and cache where those alone would fit, take of a device at least."""
+    room, weights = made.cluster.capacity, float(made.weights.min())
+    least = int((made.weights + made.cache).argmin())
+    what = "the weights alone take" if weights > room else "weights and cache take at least"
+    taken = weights if weights > room else float(made.weights[least] + made.cache[least])
+    return f"0 ways fit: {what} {bytes_text(taken)} of {bytes_text(room)} a device."
 
 
 def rows(made: Served, best: int | None) -> list[Row]:

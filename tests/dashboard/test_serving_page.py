@@ -27,6 +27,14 @@ def test_what_does_not_fit_says_so(reader: Client) -> None:
     assert page.context["chart"] is None
 
 
+def test_where_the_weights_fit_and_the_cache_does_not_both_are_said(reader: Client) -> None:
+    page = reader.get(PAGE, {"devices": 2, "prompt": 1 << 20})
+    said = page.context["verdict"][0]
+    found = re.fullmatch(r"0 ways fit: weights and cache take at least (\d+) GiB of (\d+) GiB a device\.", said)
+    assert found is not None and int(found[1]) > int(found[2])
+    assert page.context["form"].served.weights.min() < page.context["form"].served.cluster.capacity
+
+
 def test_bad_values_are_told_at_their_fields(reader: Client) -> None:
     for field in ("prompt", "network"):
         page = reader.get(PAGE, {field: 0}, headers={"HX-Request": "true"})

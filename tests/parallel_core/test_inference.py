@@ -57,6 +57,17 @@ def test_any_number_of_stages_serves_larger_batches() -> None:
     assert made.batch.max() <= 1 << 14
 
 
+def test_hops_between_stages_on_a_host_take_its_links() -> None:
+    """16 stages of one device on two hosts of 8: one of the 15 hops is between hosts."""
+    near, far = (replace(a100(16), link=1e14, network=rate) for rate in (1e14, 1e6))
+    ask, model = Ask(2048, 2), replace(LLAMA, layers=96)
+    free, slow = (serve(model, cluster, ask) for cluster in (near, far))
+    size = 2 * model.hidden / 1e6
+    for tp, pp, between in ((1, 16, 1), (1, 8, 0), (8, 2, 1), (2, 4, 0), (4, 4, 1)):
+        (i,) = np.flatnonzero((slow.tp == tp) & (slow.pp == pp) & (slow.batch == 1))
+        assert slow.token[i] - free.token[i] == pytest.approx(between * size, rel=1e-6, abs=1e-9)
+
+
 def test_the_front_trades_a_quick_token_for_many() -> None:
     made = serve(LLAMA, a100(16), Ask(512, 256))
     front = made.front()

@@ -150,5 +150,6 @@ def _pass(
     attention = np.maximum(flops, kept / device.bandwidth)
     size = ELEMENT * tokens * model.hidden
     sums = 2 * model.layers * 2 * (t - 1) / t * size / cluster.link
-    hops = (p - 1) * size / np.where(t * p > cluster.per_host, cluster.network, cluster.link)
+    far = cluster.hops_between_hosts(t * p, p)
+    hops = size * ((p - 1 - far) / cluster.link + far / cluster.network)
     return np.asarray(weights + attention + sums + hops)
