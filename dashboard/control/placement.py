@@ -1,12 +1,12 @@
 """Which queued runs get which devices: a pure function from the queue and the hosts to assignments.
 
 Rules: oldest first; all devices of a run at once or none; on one host where any has enough, else on as few as it takes
-of those that other hosts reach; never on a host that drains, leaves or is silent, and on one with a requested profile
-only where no other is free. An `exclusive` run needs idle hosts as a whole and blocks them. A run that has to wait
-reserves the hosts it waits for, so that later, smaller runs cannot starve it. Exclusive runs of one study go one after
-another, on the same host while that is connected, because they are meant to be compared; one that no known host can
-take waits alone. A host that is absent for a short time still counts for that, or the study would be split over two
-hosts.
+of those that other hosts reach; never on a host that drains, leaves or is silent, nor on devices with less memory than
+the fullest rank is predicted to need, and on a host with a requested profile only where no other is free. An
+`exclusive` run needs idle hosts as a whole and blocks them. A run that has to wait reserves the hosts it waits for, so
+that later, smaller runs cannot starve it. Exclusive runs of one study go one after another, on the same host while that
+is connected, because they are meant to be compared; one that no known host can take waits alone. A host that is absent
+for a short time still counts for that, or the study would be split over two hosts.
 """
 
 from __future__ import annotations
@@ -29,13 +29,16 @@ class Wait(Enum):
     RESERVED = "reserved"  # an older run waits for the host
     CHECKPOINT = "checkpoint"  # the host that has the checkpoint it begins from, or its token file, is away or draining
     AWAY = "away"  # one of the hosts that the run measures is away, draining or not for runs over several hosts
+    MEMORY = "memory"  # its hosts have the devices, but too few with the memory that it is predicted to need
     UNABLE = "unable"  # its hosts have the devices, but too few of them know its task
     SIBLING = "sibling"  # a run of the same study is active or ahead
 
 
 Found = tuple[Wait | None, Counts]
 """(None, devices by host in rank order) or (why not, devices by host for the hosts to wait for)."""
-UNTAKEN = (Wait.TOO_LARGE, Wait.CHECKPOINT, Wait.AWAY, Wait.UNABLE)
+TOO_FEW = (Wait.TOO_LARGE, Wait.MEMORY)
+"""Reasons to wait of a run that needs more such devices than its hosts have, busy ones included."""
+UNTAKEN = (*TOO_FEW, Wait.CHECKPOINT, Wait.AWAY, Wait.UNABLE)
 """Reasons to wait that no end of another run removes: only another host, or the change of one, does."""
 
 
@@ -51,6 +54,8 @@ class Request:
     - `alone`: never over several hosts.
     - `unit`: ranks that should stay on one host (a tensor group).
     - `task`: what it does instead of training (one of workers.contract.TASKS); '' = it trains.
+    - `memory`: bytes that each of its devices must have, that of every rank as much as the fullest one's; 0 = any will
+      do.
     """
 
     run: int
@@ -66,6 +71,7 @@ class Request:
     unit: int = 1
     among: tuple[str, ...] = ()
     task: str = ""
+    memory: int = 0
 
 
 @dataclass(frozen=True)
@@ -73,7 +79,8 @@ class Host:
     """A worker: its device indices by kind, all and free. `open`: it takes new runs: it neither drains, leaves nor
     is silent, and no other worker has its name. `known`: it is open or may soon be again, as it was heard a short time
     ago. `profiles`: a profile was requested there, for whose end a run sent later waits. `across`: it may have a part
-    of a run over several hosts. `tasks`: what it can do instead of training."""
+    of a run over several hosts. `tasks`: what it can do instead of training. `memory`: bytes of its devices by kind and
+    index; one that does not report it is taken to have enough."""
 
     name: str
     devices: dict[str, tuple[int, ...]]
@@ -84,12 +91,28 @@ class Host:
     across: bool = True
     tasks: tuple[str, ...] = ()
     known: bool = True
+    memory: dict[str, dict[int, int]] = field(default_factory=dict)
 
     def count(self, kind: str) -> int:
         return len(self.devices.get(kind, ()))
 
     def left(self, kind: str) -> int:
         return len(self.free.get(kind, ()))
+
+    def having(self, request: Request) -> tuple[int, ...]:
+        """Indices of the devices that the run could have if they were free."""
+        return self._large(self.devices.get(request.kind, ()), request)
+
+    def spare(self, request: Request) -> tuple[int, ...]:
+        """Indices of the devices that the run could have now."""
+        return self._large(self.free.get(request.kind, ()), request)
+
+    def _large(self, indices: tuple[int, ...], request: Request) -> tuple[int, ...]:
+        least = request.memory
+        if not least or not indices or request.kind not in self.memory:
+            return indices
+        sizes = self.memory[request.kind]
+        return tuple(i for i in indices if sizes.get(i, least) >= least)
 
     def knows(self, task: str) -> bool:
         return not task or task in self.tasks
@@ -171,7 +194,7 @@ class _Untaken:
     def why(self, request: Request) -> Found | None:
         """What `_find` says of the open hosts, None if known hosts could take it when they are open and idle."""
         shape = (request.devices, request.kind, request.needs, request.hosts, request.alone, request.over)
-        key = (*shape, request.unit, request.among, request.task)
+        key = (*shape, request.unit, request.among, request.task, request.memory)
         if key not in self._found:
             taken = _find(request, self._known, set())[0] not in UNTAKEN
             self._found[key] = None if taken else _find(request, self._open, set())
@@ -197,15 +220,25 @@ def _find_able(request: Request, usable: list[Host], reserved: set[str]) -> Foun
     """Looks among the hosts that know the run's task; the others are named if they are what is missing."""
     able = [host for host in usable if host.knows(request.task)]
     unable = {host.name: 1 for host in usable if host not in able and host.count(request.kind)}
-    why, counts = _find_devices(request, able, reserved)
-    if unable and why is Wait.TOO_LARGE and _find_devices(request, usable, reserved)[0] is not Wait.TOO_LARGE:
+    why, counts = _find_large(request, able, reserved)
+    if unable and why in TOO_FEW and _find_large(request, usable, reserved)[0] not in TOO_FEW:
         return Wait.UNABLE, unable
     return why, counts
 
 
+def _find_large(request: Request, usable: list[Host], reserved: set[str]) -> Found:
+    """Looks for devices with enough memory; hosts with smaller ones are named if that is what is missing."""
+    why, counts = _find_devices(request, usable, reserved)
+    if why is not Wait.TOO_LARGE or not request.memory:
+        return why, counts
+    if _find_devices(replace(request, memory=0), usable, reserved)[0] is Wait.TOO_LARGE:
+        return why, counts
+    return Wait.MEMORY, {h.name: 1 for h in usable if len(h.having(request)) < h.count(request.kind)}
+
+
 def _find_devices(request: Request, usable: list[Host], reserved: set[str]) -> Found:
     if request.hosts < 2:
-        capable = [host for host in usable if host.count(request.kind) >= request.devices]
+        capable = [host for host in usable if len(host.having(request)) >= request.devices]
         if capable:
             return _find_one(request, capable, reserved)
     if request.alone:
@@ -216,7 +249,7 @@ def _find_devices(request: Request, usable: list[Host], reserved: set[str]) -> F
 
 def _find_one(request: Request, capable: list[Host], reserved: set[str]) -> Found:
     preferred = [host for host in capable if host.name == request.prefer]
-    capable = preferred or sorted(capable, key=lambda host: (host.profiles, -host.left(request.kind), host.name))
+    capable = preferred or sorted(capable, key=lambda host: (host.profiles, -len(host.spare(request)), host.name))
     unreserved = [host for host in capable if host.name not in reserved]
     for host in unreserved:
         if _fits(request, host, request.devices):
@@ -229,11 +262,11 @@ def _find_several(request: Request, usable: list[Host], reserved: set[str]) -> F
     """Looks for hosts that together have the devices: free ones now, else the hosts that could give them and are waited
     for."""
     ready = [host for host in usable if host.name not in reserved and _fits(request, host, 1)]
-    if counts := spread(request, ready, lambda host: host.left(request.kind)):
+    if counts := spread(request, ready, lambda host: len(host.spare(request))):
         return None, counts
     unreserved = [host for host in usable if host.name not in reserved]
     for among in (unreserved, usable):
-        if counts := spread(request, among, lambda host: host.count(request.kind)):
+        if counts := spread(request, among, lambda host: len(host.having(request))):
             by_name = {host.name: host for host in among}
             return _why(request, [by_name[name] for name in counts], among is usable and bool(reserved)), counts
     return Wait.TOO_LARGE, {}
@@ -275,7 +308,7 @@ def _why(request: Request, hosts: list[Host], reserved: bool) -> Wait:
 
 
 def _fits(request: Request, host: Host, devices: int) -> bool:
-    if host.exclusive or host.left(request.kind) < devices:
+    if host.exclusive or len(host.spare(request)) < devices:
         return False
     return host.idle or not request.exclusive
 
@@ -284,7 +317,7 @@ def _give(request: Request, hosts: dict[str, Host], counts: Counts) -> list[Shar
     """Takes the devices from `hosts`, in place, and returns them as shares."""
     shares, first = [], 0
     for name, count in counts.items():
-        taken = hosts[name].free[request.kind][:count]
+        taken = hosts[name].spare(request)[:count]
         hosts[name] = hosts[name].without(request.kind, taken, request.exclusive)
         shares.append(Share(name, taken, first))
         first += count

@@ -115,19 +115,24 @@ class FleetSnapshot:
 
     def idle(self) -> list[Host]:
         """Every worker as a Host for the placement, as if nothing ran."""
-        out = []
-        for worker in self.every:
-            have = devices_of(worker)
-            is_open = worker in self.reporting and worker.in_service
-            across, tasks = worker.across_hosts, tuple(worker.tasks)
-            out.append(Host(worker.name, have, have, open=is_open, across=across, tasks=tasks))
-        return out
+        reporting = {worker.name for worker in self.reporting}
+        idle = [(worker, idle_host(worker)) for worker in self.every]
+        return [replace(host, open=host.name in reporting and worker.in_service) for worker, host in idle]
 
 
 def all_cores(fleet: FleetSnapshot) -> int:
     """Number of cores of all CPU devices that report, if some of them share one; 0 if each has its own."""
     found = [(one.name, device["name"]) for one in fleet.reporting for device in one.devices if device["kind"] == "cpu"]
     return len(set(found)) if len(set(found)) < len(found) else 0
+
+
+def idle_host(worker: Worker) -> Host:
+    """The worker for the placement, as if it were open and nothing ran there."""
+    have, memory = devices_of(worker), dict[str, dict[int, int]]()
+    for device in worker.devices:
+        if size := device.get("memory_total"):
+            memory.setdefault(device["kind"], {})[device["index"]] = size
+    return Host(worker.name, have, have, across=worker.across_hosts, tasks=tuple(worker.tasks), memory=memory)
 
 
 def devices_of(worker: Worker) -> dict[str, tuple[int, ...]]:
@@ -177,12 +182,13 @@ def hosts(
         heard = worker.heartbeat_at or returns
         there = worker.name in alive if alive is not None else heard > since
         gives = fresh is None or worker.name in fresh
-        every = devices_of(worker)
+        idle = idle_host(worker)
         free = {
-            kind: tuple(i for i in ids if gives and (worker.name, kind, i) not in held) for kind, ids in every.items()
+            kind: tuple(i for i in ids if gives and (worker.name, kind, i) not in held)
+            for kind, ids in idle.devices.items()
         }
-        host = Host(worker.name, every, free, worker.name in exclusive, there and worker.in_service)
-        host = replace(host, profiles=worker.pk in profile, across=worker.across_hosts, tasks=tuple(worker.tasks))
+        host = replace(idle, free=free, exclusive=worker.name in exclusive, open=there and worker.in_service)
+        host = replace(host, profiles=worker.pk in profile)
         out.append(replace(host, known=host.open or worker.name in known or heard > returns))
     return out
 

@@ -98,6 +98,9 @@ class Run(models.Model):
     """What to do instead of training: the text to generate from that checkpoint
     (parallel_core.generation_request.TextRequest), or {"links": [two workers]} to time messages between them; {} for a
     run that trains."""
+    needs_memory = models.BigIntegerField(null=True, blank=True)
+    """Bytes that each of its devices is predicted to have to have; None: not predicted, or it was queued although it is
+    predicted to fit nowhere, and is placed on any devices."""
     cancel_requested_at = models.DateTimeField(null=True, blank=True)
     trace_asked_at = models.DateTimeField(null=True, blank=True)
     """When somebody asked for a trace of the next step; `trace_step` is the step that the controller then chose."""

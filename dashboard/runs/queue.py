@@ -12,8 +12,8 @@ from dashboard.fleet.listening import away_for
 from dashboard.fleet.selectors import FleetSnapshot, hosts, kind_of
 from dashboard.fleet.words import WORDS, apart_text
 from dashboard.runs.models import Attempt, Checkpoint, Run, State
-from dashboard.runs.spreading import Files, Holder, unable_sentence, why_alone
-from parallel_core.analysis.quantities import listed_text
+from dashboard.runs.spreading import Files, Holder, sizes_text, unable_sentence, why_alone
+from parallel_core.analysis.quantities import bytes_text, listed_text
 from workers.contract import task_of
 
 PLANNED = 200
@@ -71,6 +71,7 @@ def requests(runs: list[Run]) -> list[Request]:
             needs=files.needed(run.spec, begins[run.pk]),
             among=tuple(run.between),
             task=task_of(run.task),
+            memory=run.needs_memory or 0,
         )
         for run, prefer in zip(runs, _preferences(runs), strict=True)
     ]
@@ -149,6 +150,8 @@ def _planned(runs: list[Run]) -> dict[int, Waiting]:
             sentence = _for_absent(run, why, names, awaited)
         elif why is Wait.UNABLE:
             sentence = unable_sentence(names, request, snapshot)
+        elif why is Wait.MEMORY:
+            sentence = _too_small(request, awaited, fleet)
         else:
             sentence = _sentence(run, why, awaited, fleet)
         out[run.pk] = Waiting(sentence + more, ahead, full)
@@ -176,8 +179,8 @@ def _sentence(run: Run, why: Wait | None, awaited: list[Host], fleet: list[Host]
         held = "every worker is draining, leaving or silent" if fleet else "none is connected"
         return f"Waits for a worker: {held}."
     if why is Wait.TOO_LARGE:
-        have = [host for host in fleet if host.open and host.count(kind)]
-        return f"Needs {run.devices} {word}{_too_large(run, kind, have)}{_away(kind, fleet)}"
+        have = [host for host in fleet if host.count(kind)]
+        return f"Needs {run.devices} {word}{_too_large(run, kind, [h for h in have if h.open])}{_away(have)}"
     if why is Wait.SIBLING:
         return "Waits for other runs of its study: they go one after another."
     if not awaited:
@@ -193,9 +196,19 @@ def _sentence(run: Run, why: Wait | None, awaited: list[Host], fleet: list[Host]
     return f"Waits for {run.devices} {word} on {len(awaited)} hosts: {names} have {free} free."
 
 
-def _away(kind: str, fleet: list[Host]) -> str:
-    """A sentence with the workers that have such devices but take no run now; '' if there are none."""
-    names = [host.name for host in fleet if host.count(kind) and not host.open]
+def _too_small(request: Request, awaited: list[Host], fleet: list[Host]) -> str:
+    """The sentence for a run that needs more memory than the devices of the open hosts `awaited` have."""
+    word = WORDS.get(request.kind, request.kind) + ("" if request.devices == 1 else "s")
+    each = "" if request.devices == 1 else " each"
+    needs = f"Needs {request.devices} {word} of {bytes_text(request.memory)}{each}, by its predicted memory"
+    away = _away([host for host in fleet if host.having(request)])
+    no_other = " Cancel it and change it, or queue it although it is predicted not to fit."
+    return f"{needs}; too small: {sizes_text(awaited, request.kind)}.{away or no_other}"
+
+
+def _away(fleet: list[Host]) -> str:
+    """A sentence with those of the workers that take no run now; '' if there are none."""
+    names = [host.name for host in fleet if not host.open]
     return f" {listed_text(names)} {'is' if len(names) == 1 else 'are'} draining, leaving or silent." if names else ""
 
 

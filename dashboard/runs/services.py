@@ -20,6 +20,8 @@ from dashboard.runs.models import ACTIVE, Corpus, Run, State
 from parallel_core import limits
 from parallel_core.analysis.quantities import sentence_text
 from parallel_core.faults import sentences
+from parallel_core.plan.memory import counted, fullest
+from parallel_core.plan.room import device_bytes
 from parallel_core.plan.strategy import label
 from parallel_core.spec import RunSpec, field_errors
 from workers.contract import ResumeFrom, task_of
@@ -28,6 +30,8 @@ MAX_TAGS = 20
 MAX_TAG = 40
 MAX_RETRIES = 10
 NO_NULL = "Null characters cannot be stored."
+MAX_PREDICTED_RANKS = 4096
+"""For more ranks no memory is predicted: no fleet has that many, which the panel says anyway."""
 NO_SUCH_CORPUS = "This yard has no such corpus; upload it first or use 'stdlib'."
 
 
@@ -43,7 +47,8 @@ class RunRequest(TypedDict, total=False):
     """What a run is to be; only `spec` is required.
 
     It may be spread over `host_count` hosts (0: over as few as it takes). With a `task` it generates text from the
-    checkpoint (see `generating.submit`), or times messages (see `linking.submit`).
+    checkpoint (see `generating.submit`), or times messages (see `linking.submit`). `anyway`: it is placed on devices of
+    any size, whatever memory it is predicted to need.
     """
 
     spec: Required[dict[str, Any]]
@@ -57,6 +62,7 @@ class RunRequest(TypedDict, total=False):
     task: dict[str, Any] | None
     host_count: int
     repeats: int | None
+    anyway: bool
 
 
 def submit(*, owner: Any, **request: Unpack[RunRequest]) -> Run:
@@ -136,10 +142,18 @@ def _checked(owner: Any, request: RunRequest) -> Run:
         retries_left=retries,
         host_count=request.get("host_count", 0),
         repeats_id=request.get("repeats"),
+        needs_memory=None if task or request.get("anyway") else predicted_need(parsed),
         name=clean_name or label(parsed)[: limits.MAX_NAME],
         tags=clean_tags,
         queued_at=timezone.now(),
     )
+
+
+def predicted_need(spec: RunSpec) -> int | None:
+    """Bytes that each of its devices must have, by the prediction for its fullest rank; None if that takes too long."""
+    if spec.parallel.world > MAX_PREDICTED_RANKS or not counted(spec):
+        return None
+    return device_bytes(fullest(spec).total, spec.trace.memory_cap, spec.train.device)
 
 
 def _of_spec(spec: RunSpec, task: dict[str, Any] | None) -> dict[str, Any]:

@@ -7,12 +7,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
-from dashboard.control.placement import Request, Wait, plan
+from dashboard.control.placement import Host, Request, Share, Wait, plan
 from dashboard.fleet.models import Worker
-from dashboard.fleet.selectors import FleetSnapshot
+from dashboard.fleet.selectors import FleetSnapshot, idle_host
 from dashboard.fleet.words import apart_text, unable_text
 from dashboard.runs.models import Attempt, Checkpoint, Run
-from parallel_core.analysis.quantities import listed_text, plural_text
+from parallel_core.analysis.quantities import bytes_text, listed_text, plural_text
 from parallel_core.spec import RunSpec
 from workers.contract import ResumeFrom
 
@@ -156,9 +156,47 @@ def asked(spec: RunSpec, files: Files, *, begins: ResumeFrom | None = None, host
 
 def chosen(request: Request, fleet: FleetSnapshot | None = None) -> list[str]:
     """The worker of each rank, as the placement would choose it in an idle fleet; [] if it has too few devices."""
-    idle = (fleet or FleetSnapshot.now()).idle()
-    shares = [share for _, given in plan([request], idle).placed for share in given]
-    return [share.host for share in shares for _ in share.devices]
+    return [share.host for share in given(request, fleet or FleetSnapshot.now()) for _ in share.devices]
+
+
+def given(request: Request, fleet: FleetSnapshot) -> list[Share]:
+    """The devices that the placement would choose in an idle fleet; [] if it has too few."""
+    return [share for _, shares in plan([request], fleet.idle()).placed for share in shares]
+
+
+def least_memory(request: Request, fleet: FleetSnapshot) -> int:
+    """Bytes of the smallest of the devices `given`; 0 if there are none, or if none of them reports its memory."""
+    hosts = {host.name: host.memory.get(request.kind, {}) for host in fleet.idle()}
+    sizes = (hosts[share.host].get(i, 0) for share in given(request, fleet) for i in share.devices)
+    return min(filter(None, sizes), default=0)
+
+
+def most_memory(request: Request, fleet: FleetSnapshot) -> int:
+    """The most bytes that the smallest of the run's devices could have: reporting workers, also draining ones, have
+    enough devices with as much, on as few hosts as the run needs. Of the largest device if they have too few devices;
+    0 if no memory is known."""
+    hosts = [idle_host(worker) for worker in fleet.among(request.needs)]
+    sizes = sorted({size for host in hosts for size in host.memory.get(request.kind, {}).values()}, reverse=True)
+    if len(sizes) < 2:
+        return sum(sizes)
+    return next((size for size in sizes if plan([replace(request, memory=size)], hosts).placed), sizes[0])
+
+
+def too_small(request: Request, fleet: FleetSnapshot) -> str:
+    """Names the open workers that the run could have if their devices had enough memory, as a sentence; '' if there are
+    none."""
+    anywhere = replace(request, memory=0)
+    left = [host for host in fleet.idle() if host.open and _could(host, anywhere) and not _could(host, request)]
+    return f"Left out, as their devices are smaller: {sizes_text(left, request.kind)}." if left else ""
+
+
+def sizes_text(hosts: Iterable[Host], kind: str) -> str:
+    """`yard-b (24 GiB)`: the memory of these hosts' devices of a kind, from the least to the most."""
+    said = []
+    for host in hosts:
+        sizes = [bytes_text(size) for size in sorted(set(host.memory.get(kind, {}).values()))]
+        said.append(f"{host.name} ({' to '.join(dict.fromkeys((sizes[0], sizes[-1])))})" if sizes else host.name)
+    return listed_text(said)
 
 
 def several(workers: Sequence[str]) -> list[str]:
@@ -181,14 +219,14 @@ def waits_for(request: Request, fleet: FleetSnapshot) -> str:
     why, names = found.waits[request.run]
     if why is Wait.UNABLE:
         return unable_sentence(names, request, fleet)
-    return _closed([worker for worker in fleet.every if _could(worker, request)], fleet)
+    return _closed([worker for worker in fleet.every if _could(idle_host(worker), request)], fleet)
 
 
 def unable_sentence(names: Sequence[str], request: Request, fleet: FleetSnapshot) -> str:
     """What a run waits for if the workers `names` have the devices but not its task: workers that have both, if those
     could take it once they take runs again, else a newer version."""
     old = unable_text([(one.name, one.version) for one in fleet.every if one.name in names], request.task)
-    able = [one for one in fleet.every if request.task in one.tasks and _could(one, request)]
+    able = [one for one in fleet.every if request.task in one.tasks and _could(idle_host(one), request)]
     closed = _closed(able, fleet)
     if closed and plan([request], [host.ready() for host in fleet.idle()]).placed:
         return f"{closed} {old}."
@@ -201,11 +239,12 @@ def _closed(workers: Iterable[Worker], fleet: FleetSnapshot) -> str:
     return f"Too few such devices take runs now: {said}." if said else ""
 
 
-def _could(worker: Worker, request: Request) -> bool:
-    """Whether the worker could have all or some ranks of a run if it took runs now."""
-    have = _count(worker.devices, request.kind)
+def _could(host: Host, request: Request) -> bool:
+    """Whether the host could have all or some ranks of a run if it took runs now."""
+    have = len(host.having(request))
     whole = request.hosts < 2 and have >= request.devices
-    return have > 0 and (whole or worker.across_hosts) and (not request.needs or worker.name in request.needs)
+    some = have > 0 and host.across and not request.alone
+    return (whole or some) and (not request.needs or host.name in request.needs)
 
 
 def _state(worker: Worker, fleet: FleetSnapshot) -> str:

@@ -22,7 +22,17 @@ from dashboard.runs import resuming, services
 from dashboard.runs.corpus_checks import corpus_errors
 from dashboard.runs.disk import short_of
 from dashboard.runs.models import Run
-from dashboard.runs.spreading import Files, asked, chosen, hosts_error, several, waits_for
+from dashboard.runs.spreading import (
+    Files,
+    asked,
+    chosen,
+    hosts_error,
+    least_memory,
+    most_memory,
+    several,
+    too_small,
+    waits_for,
+)
 from parallel_core.analysis.quantities import listed_text, plural_text
 from parallel_core.outline import outline_of
 from parallel_core.plan.memory import Feasibility, RankMemory, needed, verdict
@@ -31,10 +41,6 @@ from parallel_core.plan.strategy import label
 from parallel_core.spec import ParallelSpec, RunSpec, field_errors
 from workers.contract import ResumeFrom, Task
 
-MAX_PREDICTED_RANKS = 4096
-"""For more ranks no memory is predicted: no fleet has that many, which the panel says anyway."""
-
-
 MOST_SHARING = 32
 """The most ranks for which sharing the cores of one worker is suggested."""
 
@@ -42,7 +48,7 @@ MOST_SHARING = 32
 @dataclass(frozen=True)
 class Capacity:
     """What reporting workers have of one kind of device: most on one host, most for one run, and bytes of the largest
-    device."""
+    device; of what is offered to one run, of the smallest device that it would have if it had the largest ones."""
 
     kind: str
     largest: int = 0
@@ -64,7 +70,7 @@ class Capacity:
 
     @property
     def room(self) -> Room | None:
-        """What the largest device has for tensors; None if its memory is not known."""
+        """What a device of that size has for tensors; None if its memory is not known."""
         return Room.on(self.memory, self.kind)
 
     def most(self, alone: str = "") -> int:
@@ -153,12 +159,13 @@ def fleet_check(
     host_count: int = 0,
     task: Task = "",
     files: Files | None = None,
+    memory: int = 0,
 ) -> FleetCheck:
     """`begins`: the checkpoint it begins from; `host_count`: as in `assess`; `task`: what it does instead of training;
-    `files`: those of the fleet, if they are known."""
+    `files`: those of the fleet, if they are known; `memory`: bytes that each of its devices must have."""
     files = files or Files.of(fleet)
     alone, asks, offered = offered_to(spec, fleet, files, begins=begins, host_count=host_count)
-    asks = replace(asks, task=task)
+    asks = replace(asks, task=task, memory=memory)
     spread = hosts_error(host_count, asks.devices, asks.kind, WORDS[asks.kind], alone, asks.over)
     errors = {"hosts": spread} if spread else fleet_errors(spec, offered, alone)  # the second would repeat the first
     return FleetCheck(alone, asks, offered, errors, fleet)
@@ -170,7 +177,18 @@ def offered_to(
     """Returns (why all ranks must be on one host, '' if they need not be; the request for the placement; what the
     workers that will do for the run offer it). `files`: those of the fleet; `begins`: the checkpoint it begins from."""
     alone, asks = asked(spec, files, begins=begins, host_count=host_count)
-    return alone, asks, capacity(asks.kind, asks.needs, asks.over, fleet)
+    offered = capacity(asks.kind, asks.needs, asks.over, fleet)
+    return alone, asks, replace(offered, memory=most_memory(asks, fleet))
+
+
+def _for_memory(spec: RunSpec, check: FleetCheck) -> tuple[FleetCheck, Room | None]:
+    """Returns the check of a run that asks for the memory that it is predicted to need, and the room on the devices
+    that it would then have. One that is predicted to fit nowhere asks for none: it can be queued nevertheless."""
+    need = services.predicted_need(spec) or 0
+    if not need or need > check.offered.memory:
+        return check, check.offered.room
+    check = replace(check, asks=replace(check.asks, memory=need))
+    return check, Room.on(least_memory(check.asks, check.fleet), check.asks.kind) or check.offered.room
 
 
 def assess(spec: dict[str, Any], resume_from: ResumeFrom | None = None, host_count: int = 0) -> Assessment:
@@ -184,15 +202,14 @@ def assess(spec: dict[str, Any], resume_from: ResumeFrom | None = None, host_cou
         return Assessment(errors=field_errors(error))
     fleet = FleetSnapshot.now()
     check = fleet_check(parsed, fleet, begins=resume_from, host_count=host_count)
-    alone, asks, offered = check.alone, check.asks, check.offered
-    errors = check.errors | corpus_errors(parsed)
+    errors, offered = check.errors | corpus_errors(parsed), check.offered
     if resume_from is not None:
         errors |= resuming.check(parsed, resume_from)
-    if parsed.parallel.world > MAX_PREDICTED_RANKS:
+    if parsed.parallel.world > services.MAX_PREDICTED_RANKS:
         return Assessment(parsed, errors, offered)
-    found = verdict(parsed, offered.room, offered.most(alone) or None)
-    room = room_of(offered.room, parsed.trace.memory_cap)
-    limit = room.usable if room else 0
+    check, device = _for_memory(parsed, check)
+    asks = check.asks
+    found, limit = _judged(parsed, check, device)
     wrong = found.sentence if found.fits is False else ""
     workers, waits = chosen(asks, fleet), "" if errors else check.waits
     said, record, where = ledger.predicted(parsed, workers), ledger.time_record().sentence(), several(workers)
@@ -200,6 +217,15 @@ def assess(spec: dict[str, Any], resume_from: ResumeFrom | None = None, host_cou
     disk = short_of(parsed, fleet.among(asks.needs))
     stages = needed(parsed) if found.total else []
     return Assessment(parsed, errors, offered, stages, found, limit, wrong, said, record, where, doubt, waits, disk)
+
+
+def _judged(spec: RunSpec, check: FleetCheck, device: Room | None) -> tuple[Feasibility, int]:
+    """Returns whether it fits on such devices, with the workers that are left out, and the bytes that a rank may
+    use."""
+    found, room = verdict(spec, device, check.offered.most(check.alone) or None), room_of(device, spec.trace.memory_cap)
+    left_out = too_small(check.asks, check.fleet) if found.fits else ""
+    sentence = f"{found.sentence} {left_out}".rstrip()
+    return replace(found, sentence=sentence), room.usable if room else 0
 
 
 class Submission(TypedDict, total=False):
@@ -225,10 +251,10 @@ def submit(*, owner: Any, **request: Unpack[Submission]) -> Run:
 def prepare(owner: Any, request: Submission, study: Any = None) -> services.Prepared:
     """The part of `submit` that reads, checks and simulates. `study`: the one that the run joins, at position 0, to be
     run with nothing beside it."""
-    asked = {key: value for key, value in request.items() if key != "anyway"}
     found = assess(request["spec"], request.get("resume_from"), request.get("host_count", 0))
     if errors := _against(found, request.get("anyway", False)):
         raise services.Invalid(errors)
+    asked = {**request, "anyway": bool(found.memory_error) and not _cap_binds(found)}
     joins: services.RunRequest = {"study": study, "exclusive": study is not None, **asked}  # type: ignore[typeddict-item]
     return services.prepare(owner=owner, requests=[joins])
 

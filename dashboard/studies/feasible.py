@@ -12,7 +12,7 @@ from dashboard.runs.submission import FleetCheck, fleet_check
 from dashboard.studies.variants import Plan, Skipped, Variant
 from parallel_core.analysis.quantities import bytes_text
 from parallel_core.plan.generation import worst_place
-from parallel_core.plan.memory import counted, worst_stage
+from parallel_core.plan.memory import counted, fullest
 from parallel_core.plan.room import Room, room_of
 from parallel_core.spec import RunSpec
 from workers.contract import task_of
@@ -85,7 +85,7 @@ def previewed(plan: Plan, fleet: FleetSnapshot) -> Plan:
 def _too_large(variant: Variant, room: Room) -> str:
     """Why the worst rank does not fit; '' if it does."""
     spec, task = variant.spec, variant.task
-    worst = worst_place(spec, task) if task else worst_stage(spec)
+    worst = worst_place(spec, task) if task else fullest(spec)
     if worst.total <= room.usable:
         return ""
     return f"needs {bytes_text(worst.total)} on rank {worst.rank}; there is room for {bytes_text(room.usable)}."

@@ -77,6 +77,7 @@ def _request(study: Study, hunt: LayerSearch, layers: int, position: int) -> run
         "study": study,
         "position": position,
         "exclusive": True,
+        "anyway": True,  # it asks whether what is predicted not to fit does
         "retries": RETRIES,
     }
 

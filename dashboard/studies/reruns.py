@@ -183,7 +183,9 @@ def _named(names: list[str]) -> str:
 
 def _fleet_check(run: Run, fleet: FleetSnapshot) -> FleetCheck:
     spec, task = RunSpec.stored(run.spec), task_of(run.task)
-    return fleet_check(spec, fleet, begins=resume_from(run), host_count=run.host_count, task=task)
+    return fleet_check(
+        spec, fleet, begins=resume_from(run), host_count=run.host_count, task=task, memory=run.needs_memory or 0
+    )
 
 
 def _is_refused(run: Run, study: Study, user: Any, fleet: FleetSnapshot, why: dict[int, str]) -> bool:
@@ -216,6 +218,7 @@ def _again(run: Run, study: Study) -> runs.RunRequest:
         "host_count": run.host_count,
         "retries": retries_at_first(run),
         "resume_from": resume_from(run),
+        "anyway": run.needs_memory is None,
         "repeats": root_of(run),
     }
 

@@ -32,6 +32,7 @@ __all__ = [
     "counted",
     "counted_stages",
     "find_fixes",
+    "fullest",
     "needed",
     "none_fits",
     "predict",
@@ -80,7 +81,7 @@ def verdict(spec: RunSpec, device: Room | None, devices: int | None = None) -> F
     room = room_of(device, spec.trace.memory_cap)
     if not counted(spec):
         return Feasibility(None, 0, 0, NOT_COUNTED)
-    worst = max(needed(spec), key=_total)
+    worst = fullest(spec)
     needs = f"Needs {bytes_text(worst.total)} on rank {worst.rank}"
     category, share = worst.largest()
     most = f"{CATEGORY_NAMES[category]} {'is' if category == 'optimizer' else 'are'} {percent_text(share)}"
@@ -140,6 +141,11 @@ def needed(spec: RunSpec) -> list[RankMemory]:
         else memory
         for memory in by_stage(spec)
     ]
+
+
+def fullest(spec: RunSpec) -> RankMemory:
+    """The one of `needed` that needs most; without faults cached, as `worst_stage`."""
+    return max(needed(spec), key=_total) if spec.inject else worst_stage(spec)
 
 
 def _total(memory: RankMemory) -> int:

@@ -45,6 +45,11 @@ class Room:
         return f" less {bytes_text(self.reserved)} for the framework" if self.reserved else ""
 
 
+def device_bytes(tensors: int, cap: int | None, kind: str) -> int:
+    """Bytes that a device of this kind must have for a rank whose tensors need `tensors`, at most the run's own cap."""
+    return min(tensors, cap or tensors) + FRAMEWORK[kind]
+
+
 def room_of(device: Room | None, cap: int | None) -> Room | None:
     """The room on a device, or within the run's own cap if that is less; None if neither is known."""
     if cap is None or (device is not None and device.usable <= cap):

@@ -288,3 +288,59 @@ def test_a_run_that_is_about_hosts_gets_those_or_waits_for_them() -> None:
     assert placed(plan([about], every)) == {1: [Share("c", (0,), 0), Share("a", (0,), 1)]}
     assert plan([about], [*every[:2], host("c", 2, open=False)]).waits == {1: (Wait.AWAY, ("c",))}
     assert plan([about], [*every[:2], host("c", 2, free=1)]).waits == {1: (Wait.WHOLE_HOST, ("c", "a"))}
+
+
+GIB = 2**30
+
+
+def gpus(name: str, *sizes: int, free: int | None = None, **more: Any) -> Host:
+    """A host with a GPU of each of these sizes in GiB, 0 = it does not report its memory."""
+    every = tuple(range(len(sizes)))
+    memory = {"cuda": {i: size * GIB for i, size in enumerate(sizes) if size}}
+    return Host(name, {"cuda": every}, {"cuda": every if free is None else every[:free]}, memory=memory, **more)
+
+
+def large(run: int, devices: int = 1, memory: int = 40, **more: Any) -> Request:
+    return Request(run, devices, "cuda", memory=memory * GIB, **more)
+
+
+def test_a_run_goes_where_the_devices_have_its_memory() -> None:
+    """The other host has more free devices, and would end it as out of memory."""
+    hosts = [gpus("a", 80), gpus("b", 24, 24)]
+    assert placed(plan([large(1), large(2, memory=20)], hosts)) == {1: [Share("a", (0,), 0)], 2: [Share("b", (0,), 0)]}
+    assert placed(plan([large(1, memory=0)], hosts))[1][0].host == "b", "not predicted: any will do"
+    assert placed(plan([large(1)], [gpus("c", 0, 0), hosts[1]]))[1][0].host == "c", "unknown memory counts as enough"
+
+
+def test_every_device_of_a_run_has_its_memory() -> None:
+    mixed = gpus("a", 24, 80, 80)
+    assert placed(plan([large(1, 2)], [mixed])) == {1: [Share("a", (1, 2), 0)]}
+    assert placed(plan([large(1, 3)], [mixed, gpus("b", 48)])) == {1: [Share("a", (1, 2), 0), Share("b", (0,), 2)]}
+    assert plan([large(1, 3)], [mixed]).waits == {1: (Wait.MEMORY, ("a",))}
+    assert plan([large(1, 2, hosts=2)], [mixed, gpus("b", 24)]).waits == {1: (Wait.MEMORY, ("a", "b"))}
+    held = plan([large(1, exclusive=True)], [gpus("a", 24, 80, free=0)])
+    assert held.waits == {1: (Wait.WHOLE_HOST, ("a",))}, "a small device in use is one in use"
+
+
+def test_too_little_memory_reserves_nothing_and_holds_up_no_sibling() -> None:
+    small, away = gpus("b", 24, 24), gpus("a", 80, open=False)
+    result = plan([large(1), large(2, memory=20)], [small, away])
+    assert result.waits == {1: (Wait.MEMORY, ("b",))} and set(placed(result)) == {2}
+    siblings = [large(run, memory=size, exclusive=True, study=7) for run, size in ((1, 40), (2, 20))]
+    gone = replace(away, known=False)
+    assert set(placed(plan(siblings, [small, gone]))) == {2}
+    assert plan(siblings, [small, away]).waits == {1: (Wait.MEMORY, ("b",)), 2: (Wait.SIBLING, ())}, "it may come back"
+    assert plan([large(1)], [replace(small, free={"cuda": ()})]).waits == {1: (Wait.MEMORY, ("b",))}
+
+
+def test_a_run_waits_for_the_host_that_has_the_memory() -> None:
+    hosts = [gpus("a", 80, free=0), gpus("b", 24, 24)]
+    assert plan([large(1)], hosts).waits == {1: (Wait.BUSY, ("a",))}
+    assert plan([large(1, 2, memory=20, alone=True)], [hosts[0], gpus("b", 24, 24)]).placed
+    assert plan([large(1, 4)], hosts).waits == {1: (Wait.TOO_LARGE, ())}, "that many there are of no size"
+
+
+def test_what_is_missing_is_named_task_before_memory() -> None:
+    old, new = gpus("a", 80), gpus("b", 24, tasks=("generate",))
+    assert plan([large(1, task="generate")], [old, new]).waits == {1: (Wait.UNABLE, ("a",))}
+    assert plan([large(1, memory=90, task="generate")], [old, new]).waits == {1: (Wait.MEMORY, ("b",))}

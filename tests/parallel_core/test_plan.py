@@ -321,7 +321,7 @@ def test_what_takes_too_long_to_count_is_said_and_not_counted(monkeypatch: pytes
         "parallel": {"pp": 512, "micro_batches": 4096, "schedule": "interleaved"},
         "train": {"global_batch": 4096},
     }
-    monkeypatch.setattr(plan_memory, "needed", lambda spec: pytest.fail("it was counted"))
+    monkeypatch.setattr(plan_memory, "by_stage", lambda spec: pytest.fail("it was counted"))
     assert verdict(RunSpec.model_validate(deep), Room(GIB)) == Feasibility(None, 0, 0, NOT_COUNTED)
 
 

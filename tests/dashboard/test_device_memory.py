@@ -1,0 +1,132 @@
+"""Hosts whose devices differ in memory: what the form, the queue and the placement say of a run that fits on some."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from django.utils import timezone
+
+from dashboard.control.sweeps import place_queued
+from dashboard.fleet.models import Worker
+from dashboard.fleet.selectors import FleetSnapshot
+from dashboard.runs import queue, services, spreading, submission
+from dashboard.runs.models import Run
+from dashboard.studies import reruns
+from dashboard.studies.feasible import feasible
+from dashboard.studies.models import Study
+from dashboard.studies.variants import Plan, Variant
+from parallel_core.plan.memory import worst_stage
+from parallel_core.plan.room import FRAMEWORK
+from parallel_core.spec import RunSpec
+from tests.dashboard import factory
+
+pytestmark = pytest.mark.django_db
+
+NEED = worst_stage(RunSpec()).total + FRAMEWORK["cpu"]
+"""Bytes of a device on which a run with the default spec just fits."""
+BOTH = ["yard-a", "yard-b"]
+
+
+def host(name: str, *sizes: int) -> Worker:
+    worker = factory.worker(name, devices=len(sizes))
+    worker.devices = [{**one, "memory_total": size} for one, size in zip(worker.devices, sizes, strict=True)]
+    worker.save()
+    return worker
+
+
+@pytest.fixture
+def mixed(db: None) -> None:
+    """One host with a large device, one with two that are too small by a byte."""
+    host("yard-a", NEED + 1)
+    host("yard-b", NEED - 1, NEED - 1)
+
+
+def spec(dp: int = 1) -> dict[str, Any]:
+    return {"parallel": {"dp": dp}, "train": {"global_batch": 16 * dp}}
+
+
+def silence(name: str) -> None:
+    Worker.objects.filter(name=name).update(heartbeat_at=timezone.now() - timedelta(hours=3))
+
+
+def test_a_run_is_placed_where_it_was_said_to_fit(mixed: None, alice: Any) -> None:
+    found = submission.assess(spec())
+    assert found.feasibility and found.feasibility.fits and found.limit == NEED + 1 - FRAMEWORK["cpu"]
+    assert found.feasibility.sentence.endswith("Left out, as their devices are smaller: yard-b (383 MiB).")
+    run = submission.submit(owner=alice, spec=spec())
+    assert run.needs_memory == NEED
+    assert [attempt.devices[0]["worker"] for attempt in place_queued(BOTH, BOTH)] == ["yard-a"]
+
+
+def test_many_ranks_are_judged_by_the_smallest_device_that_they_would_have(mixed: None, alice: Any) -> None:
+    """Of three devices one is large enough; of two ranks at least one would be on a small one."""
+    found = submission.assess(spec(dp=2))
+    assert found.feasibility and found.feasibility.fits is False and found.limit == NEED - 1 - FRAMEWORK["cpu"]
+    assert "Left out" not in found.feasibility.sentence
+    plan = feasible(Plan((Variant("one", RunSpec()), Variant("two", RunSpec.model_validate(spec(dp=2))))))
+    assert [variant.name for variant in plan.variants] == ["one"] and plan.skipped[0].name == "two"
+
+
+def test_what_is_queued_although_it_fits_nowhere_is_placed(mixed: None, alice: Any) -> None:
+    with pytest.raises(services.Invalid, match="more than the device"):
+        submission.submit(owner=alice, spec=spec(dp=2))
+    run = submission.submit(owner=alice, spec=spec(dp=2), anyway=True)
+    assert run.needs_memory is None and "Starts now" in queue.waiting(run).sentence
+    assert [attempt.run_id for attempt in place_queued(BOTH, BOTH)] == [run.pk]
+
+
+def test_anyway_overrules_nothing_for_a_run_that_fits_or_that_its_own_cap_ends(mixed: None, alice: Any) -> None:
+    assert submission.submit(owner=alice, spec=spec(), anyway=True).needs_memory == NEED
+    capped = submission.submit(owner=alice, spec={**spec(), "trace": {"memory_cap": 2**20}}, anyway=True)
+    assert capped.needs_memory == 2**20 + FRAMEWORK["cpu"], "it can hold no more than the cap"
+
+
+def test_a_queued_run_says_which_memory_it_waits_for(mixed: None, alice: Any) -> None:
+    run = submission.submit(owner=alice, spec=spec())
+    silence("yard-a")
+    said = queue.waiting(run).sentence
+    assert said == (
+        "Needs 1 CPU device of 383 MiB, by its predicted memory; too small: yard-b (383 MiB). "
+        "yard-a is draining, leaving or silent."
+    )
+    assert not place_queued(["yard-b"], ["yard-b"])
+    Worker.objects.filter(name="yard-a").delete()
+    assert "queue it although it is predicted not to fit" in queue.waiting(run).sentence
+
+
+def test_a_draining_host_is_awaited_and_named(mixed: None) -> None:
+    Worker.objects.filter(name="yard-a").update(draining=True)
+    found = submission.assess(spec())
+    assert (
+        found.feasibility
+        and found.feasibility.fits
+        and found.waits == ("Too few such devices take runs now: yard-a is draining.")
+    )
+
+
+def test_devices_of_one_size_are_judged_as_before_and_none_is_left_out(alice: Any) -> None:
+    host("yard-a", NEED, NEED)
+    found = submission.assess(spec())
+    assert found.feasibility and found.feasibility.fits and "Left out" not in found.feasibility.sentence
+    assert found.capacity and found.capacity.memory == NEED
+
+
+def test_the_sizes_of_a_host_are_named_from_the_least_to_the_most() -> None:
+    host("yard-a", 2**30, 3 * 2**30, 2**31)
+    assert spreading.sizes_text(FleetSnapshot.now().idle(), "cpu") == "yard-a (1 GiB to 3 GiB)"
+
+
+def test_a_run_that_is_repeated_is_placed_as_the_first_one(mixed: None, alice: Any) -> None:
+    study = Study.objects.create(name="s", owner=alice, kind="sweep")
+    first = [factory.queued(alice, study=study, anyway=anyway) for anyway in (False, True)]
+    again = services.prepare(owner=alice, requests=[reruns._again(run, study) for run in first]).runs
+    assert [run.needs_memory is None for run in again] == [False, True]
+
+
+def test_no_memory_is_asked_for_before_it_is_known(alice: Any) -> None:
+    """Stages that take too long to count, and runs queued by an earlier version."""
+    run = services.submit(owner=alice, spec=factory.UNCOUNTED)
+    assert run.needs_memory is None and queue.requests([run])[0].memory == 0
+    assert Run(spec=RunSpec().model_dump(mode="json")).needs_memory is None
