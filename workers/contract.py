@@ -92,6 +92,7 @@ class StartMessage(TypedDict):
     attempt: int  # primary key of the Attempt row: unique over all runs, also those of earlier, deleted databases
     number: int  # 1 for the first attempt of the run
     spec: dict[str, Any]
+    """A RunSpec, without fields at their default that one of the nodes' workers does not know."""
     nodes: list[Node]
     resume: NotRequired[ResumeFrom | None]
     """Where a first attempt begins; a later one prefers the run's own newest whole checkpoint on its host."""
@@ -146,6 +147,9 @@ class HeartbeatBody(TypedDict):
     tasks: NotRequired[list[str]]
     """What it can do instead of training (TASKS); absent from workers of a version that ignores a message's `task`, and
     would train."""
+    fields: NotRequired[list[str]]
+    """Fields of a RunSpec, and kinds of faults, that it knows beyond parallel_core.known_fields.EARLIEST; none where
+    absent."""
     leaving: NotRequired[bool]
     """It shuts down in an orderly way and takes no more runs. Sent before its attempts end, so that none is placed here
     again."""

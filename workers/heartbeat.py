@@ -9,6 +9,7 @@ from typing import Any
 
 import redis
 
+from parallel_core.known_fields import later
 from parallel_core.version import version
 from workers import devices
 from workers.address import Address
@@ -105,6 +106,7 @@ class Heartbeat(threading.Thread):
             shared_checkpoints=self._settings.shared_checkpoints is not None,
             across_hosts=self._settings.across_hosts,
             tasks=list(TASKS),
+            fields=later(),
             leaving=self._going.is_set(),
             texts=self._texts.shown,
             profiles=self._supervisor.between.profiles,

@@ -6,12 +6,15 @@ import json
 import time
 from collections.abc import Iterable
 from functools import lru_cache
+from typing import Any
 
 import redis
 from celery import Celery
 from django.conf import settings
 
+from dashboard.fleet.models import Worker
 from dashboard.runs.models import Attempt, Run
+from parallel_core.known_fields import without_unknown
 from workers.contract import START_TASK, ControlEntry, ResumeFrom, StartMessage, control_stream, queue_of
 
 KEEP_ENTRIES = 1_000
@@ -78,11 +81,18 @@ def start_message(attempt: Attempt) -> StartMessage:
         "run": attempt.run_id,
         "attempt": attempt.pk,
         "number": attempt.number,
-        "spec": attempt.run.spec,
+        "spec": _known_spec(attempt),
         "nodes": attempt.devices,
         "resume": resume_from(attempt.run),
         "task": attempt.run.task or None,
     }
+
+
+def _known_spec(attempt: Attempt) -> dict[str, Any]:
+    """The run's spec, without fields at their default that one of its workers does not know and would refuse."""
+    names = [node["worker"] for node in attempt.devices]
+    announced = [set(fields) for fields in Worker.objects.filter(name__in=names).values_list("fields", flat=True)]
+    return without_unknown(attempt.run.spec, set.intersection(*announced) if announced else ())
 
 
 def send_start(attempt: Attempt) -> None:

@@ -16,6 +16,7 @@ from dashboard.fleet.models import Leftover, Worker
 from dashboard.fleet.selectors import devices_of
 from dashboard.ledger import selectors as ledger
 from dashboard.runs.models import Attempt, Corpus, State
+from parallel_core.known_fields import without_unknown
 from workers.contract import MOST_TEXTS, Unusable
 
 MAX_CHARACTERS = 500
@@ -58,6 +59,7 @@ def keep_beat(entry: Entry, body: Mapping[str, Any]) -> tuple[Worker, bool]:
         "shared_checkpoints": bool(body.get("shared_checkpoints")),
         "across_hosts": bool(body.get("across_hosts", True)),
         "tasks": [str(task) for task in body.get("tasks") or ()],
+        "fields": [str(name) for name in body.get("fields") or ()],
         "leaving": bool(body.get("leaving")),
         "refused": str(body.get("refused") or "")[:MAX_CHARACTERS],
         "heartbeat_at": _arrival(entry),
@@ -105,7 +107,7 @@ def _clash(worker: Worker, entry: Entry) -> dict[str, Any]:
 def _placement_facts(worker: Worker) -> tuple[object, ...]:
     """What about a worker decides which runs can be placed there."""
     where = (worker.host, worker.boot, worker.leaving, worker.clashes)
-    able = (worker.shared_checkpoints, worker.across_hosts, worker.token_files, worker.tasks)
+    able = (worker.shared_checkpoints, worker.across_hosts, worker.token_files, worker.tasks, worker.fields)
     return (*where, devices_of(worker), *able)
 
 
@@ -118,7 +120,8 @@ def answers(worker: Worker, body: Mapping[str, Any]) -> list[ControlMessage]:
     messages += _drop_texts(worker.name, list(map(str, body.get("texts") or ()))[:MOST_TEXTS])
     asked = {one.pk: one.spec for one in ledger.asked(worker.name)}
     for pk, spec in asked.items():
-        messages.append((worker.name, {"kind": "profile", "attempt": pk, "spec": spec}))
+        known = without_unknown(spec, worker.fields)
+        messages.append((worker.name, {"kind": "profile", "attempt": pk, "spec": known}))
     unasked = (int(pk) for pk in body.get("profiles") or () if int(pk) not in asked)
     return messages + [(worker.name, {"kind": "cancel_profile", "attempt": pk}) for pk in unasked]
 

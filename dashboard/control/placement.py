@@ -30,7 +30,7 @@ class Wait(Enum):
     CHECKPOINT = "checkpoint"  # the host that has the checkpoint it begins from, or its token file, is away or draining
     AWAY = "away"  # one of the hosts that the run measures is away, draining or not for runs over several hosts
     MEMORY = "memory"  # its hosts have the devices, but too few with the memory that it is predicted to need
-    UNABLE = "unable"  # its hosts have the devices, but too few of them know its task
+    UNABLE = "unable"  # its hosts have the devices, but too few of them know its task or its fields
     SIBLING = "sibling"  # a run of the same study is active or ahead
 
 
@@ -56,6 +56,7 @@ class Request:
     - `task`: what it does instead of training (one of workers.contract.TASKS); '' = it trains.
     - `memory`: bytes that each of its devices must have, that of every rank as much as the fullest one's; 0 = any will
       do.
+    - `fields`: fields of its spec that a host has to know (parallel_core.known_fields).
     """
 
     run: int
@@ -72,6 +73,7 @@ class Request:
     among: tuple[str, ...] = ()
     task: str = ""
     memory: int = 0
+    fields: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -79,7 +81,8 @@ class Host:
     """A worker: its device indices by kind, all and free. `open`: it takes new runs: it neither drains, leaves nor
     is silent, and no other worker has its name. `known`: it is open or may soon be again, as it was heard a short time
     ago. `profiles`: a profile was requested there, for whose end a run sent later waits. `across`: it may have a part
-    of a run over several hosts. `tasks`: what it can do instead of training. `memory`: bytes of its devices by kind and
+    of a run over several hosts. `tasks`: what it can do instead of training; `fields`: later fields of specs that it
+    knows. `memory`: bytes of its devices by kind and
     index; one that does not report it is taken to have enough."""
 
     name: str
@@ -91,6 +94,7 @@ class Host:
     across: bool = True
     tasks: tuple[str, ...] = ()
     known: bool = True
+    fields: frozenset[str] = frozenset()
     memory: dict[str, dict[int, int]] = field(default_factory=dict)
 
     def count(self, kind: str) -> int:
@@ -114,8 +118,8 @@ class Host:
         sizes = self.memory[request.kind]
         return tuple(i for i in indices if sizes.get(i, least) >= least)
 
-    def knows(self, task: str) -> bool:
-        return not task or task in self.tasks
+    def knows(self, request: Request) -> bool:
+        return (not request.task or request.task in self.tasks) and self.fields.issuperset(request.fields)
 
     @property
     def idle(self) -> bool:
@@ -194,7 +198,7 @@ class _Untaken:
     def why(self, request: Request) -> Found | None:
         """What `_find` says of the open hosts, None if known hosts could take it when they are open and idle."""
         shape = (request.devices, request.kind, request.needs, request.hosts, request.alone, request.over)
-        key = (*shape, request.unit, request.among, request.task, request.memory)
+        key = (*shape, request.unit, request.among, request.task, request.memory, request.fields)
         if key not in self._found:
             taken = _find(request, self._known, set())[0] not in UNTAKEN
             self._found[key] = None if taken else _find(request, self._open, set())
@@ -217,8 +221,8 @@ def _find(request: Request, hosts: dict[str, Host], reserved: set[str]) -> Found
 
 
 def _find_able(request: Request, usable: list[Host], reserved: set[str]) -> Found:
-    """Looks among the hosts that know the run's task; the others are named if they are what is missing."""
-    able = [host for host in usable if host.knows(request.task)]
+    """Looks among the hosts that know the run's task and fields; the others are named if they are what is missing."""
+    able = [host for host in usable if host.knows(request)]
     unable = {host.name: 1 for host in usable if host not in able and host.count(request.kind)}
     why, counts = _find_large(request, able, reserved)
     if unable and why in TOO_FEW and _find_large(request, usable, reserved)[0] not in TOO_FEW:

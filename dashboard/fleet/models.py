@@ -34,6 +34,8 @@ class Worker(models.Model):
     """Whether other hosts reach it, so that it can have a part of a run over several hosts."""
     tasks = models.JSONField(default=list, blank=True)
     """What it can do instead of training (workers.contract.TASKS); [] also of a version that does not say so."""
+    fields = models.JSONField(default=list, blank=True)
+    """Later fields of a RunSpec that it knows (HeartbeatBody.fields)."""
     calibration = models.JSONField(default=dict, blank=True)
     draining = models.BooleanField(default=False)
     leaving = models.BooleanField(default=False)

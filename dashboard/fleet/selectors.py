@@ -132,7 +132,8 @@ def idle_host(worker: Worker) -> Host:
     for device in worker.devices:
         if size := device.get("memory_total"):
             memory.setdefault(device["kind"], {})[device["index"]] = size
-    return Host(worker.name, have, have, across=worker.across_hosts, tasks=tuple(worker.tasks), memory=memory)
+    knows: dict[str, Any] = {"tasks": tuple(worker.tasks), "fields": frozenset(worker.fields)}
+    return Host(worker.name, have, have, across=worker.across_hosts, memory=memory, **knows)
 
 
 def devices_of(worker: Worker) -> dict[str, tuple[int, ...]]:

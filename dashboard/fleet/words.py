@@ -18,8 +18,12 @@ def apart_text(names: Sequence[str]) -> str:
     return f" {listed_text(names)} {takes} no part in runs over several hosts." if names else ""
 
 
-def unable_text(workers: Iterable[tuple[str, str]], task: str) -> str:
-    """A clause that these workers, (name, version) each, do not announce the task: they are too old."""
+def unable_text(workers: Iterable[tuple[str, str]], task: str, fields: Sequence[str] = ()) -> str:
+    """A clause that these workers, (name, version) each, do not announce the task and the fields of a spec: they are
+    too old."""
     runs = [f"{name} runs version {version or 'unknown'}" for name, version in workers]
     announce = "does not announce that it" if len(runs) == 1 else "do not announce that they"
-    return f"{listed_text(runs)}, which {announce} can {DOES[task]}"
+    know = "knows" if len(runs) == 1 else "know"
+    what = [f"can {DOES[task]}"] if task else []
+    what += [f"{know} {listed_text(list(fields))}"] if fields else []
+    return f"{listed_text(runs)}, which {announce} {listed_text(what)}"

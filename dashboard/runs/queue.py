@@ -14,6 +14,7 @@ from dashboard.fleet.words import WORDS, apart_text
 from dashboard.runs.models import Attempt, Checkpoint, Run, State
 from dashboard.runs.spreading import Files, Holder, sizes_text, unable_sentence, why_alone
 from parallel_core.analysis.quantities import bytes_text, listed_text
+from parallel_core.known_fields import needs_later
 from workers.contract import task_of
 
 PLANNED = 200
@@ -72,6 +73,7 @@ def requests(runs: list[Run]) -> list[Request]:
             among=tuple(run.between),
             task=task_of(run.task),
             memory=run.needs_memory or 0,
+            fields=needs_later(run.spec),
         )
         for run, prefer in zip(runs, _preferences(runs), strict=True)
     ]

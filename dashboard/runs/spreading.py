@@ -13,6 +13,7 @@ from dashboard.fleet.selectors import FleetSnapshot, idle_host
 from dashboard.fleet.words import apart_text, unable_text
 from dashboard.runs.models import Attempt, Checkpoint, Run
 from parallel_core.analysis.quantities import bytes_text, listed_text, plural_text
+from parallel_core.known_fields import needs_later
 from parallel_core.spec import RunSpec
 from workers.contract import ResumeFrom
 
@@ -151,7 +152,7 @@ def asked(spec: RunSpec, files: Files, *, begins: ResumeFrom | None = None, host
     alone = alone_because(plain, files, resumes=resumes, host_count=host_count, holder=holder)
     needs, over = files.needed(plain, holder), files.reach(plain, resumes=resumes)
     where = Request(0, spec.parallel.world, spec.train.device, needs=needs, hosts=host_count, over=over)
-    return alone, replace(where, alone=bool(alone), unit=spec.parallel.tp)
+    return alone, replace(where, alone=bool(alone), unit=spec.parallel.tp, fields=needs_later(plain))
 
 
 def chosen(request: Request, fleet: FleetSnapshot | None = None) -> list[str]:
@@ -223,10 +224,10 @@ def waits_for(request: Request, fleet: FleetSnapshot) -> str:
 
 
 def unable_sentence(names: Sequence[str], request: Request, fleet: FleetSnapshot) -> str:
-    """What a run waits for if the workers `names` have the devices but not its task: workers that have both, if those
-    could take it once they take runs again, else a newer version."""
-    old = unable_text([(one.name, one.version) for one in fleet.every if one.name in names], request.task)
-    able = [one for one in fleet.every if request.task in one.tasks and _could(idle_host(one), request)]
+    """What a run waits for if the workers `names` have the devices but do not know its task or its fields: workers that
+    have both, if those could take it once they take runs again, else a newer version."""
+    old = unable_text([(w.name, w.version) for w in fleet.every if w.name in names], request.task, request.fields)
+    able = [one for one in fleet.every if (host := idle_host(one)).knows(request) and _could(host, request)]
     closed = _closed(able, fleet)
     if closed and plan([request], [host.ready() for host in fleet.idle()]).placed:
         return f"{closed} {old}."

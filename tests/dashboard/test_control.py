@@ -87,16 +87,22 @@ def test_a_whole_life(peer: Peer, controller: Controller, alice: Any) -> None:
 
 
 def test_the_worker_is_as_its_heartbeat_said(peer: Peer, controller: Controller) -> None:
-    peer.beat(calibration={"device": "cpu", "step_time": 0.1}, refused="TRAINYARD_TOKEN is not set. " + 9_999 * "!")
+    peer.beat(
+        calibration={"device": "cpu", "step_time": 0.1},
+        refused="TRAINYARD_TOKEN is not set. " + 9_999 * "!",
+        fields=["train.new"],
+    )
     controller.turn()
     worker = Worker.objects.get()
     assert (worker.host, worker.boot, len(worker.devices)) == ("host-a", "boot-1", 2)
+    assert worker.fields == ["train.new"]
     assert worker.refused.startswith("TRAINYARD_TOKEN is not set.") and len(worker.refused) < 1_000
     peer.beat()
     controller.turn()
     worker = Worker.objects.get()
     assert worker.calibration["step_time"] == 0.1, "an old calibration is kept"
     assert worker.refused == "", "an old refusal is not kept, and a worker of an older version reports none"
+    assert worker.fields == [], "it was started again with an older version"
 
 
 def test_a_clock_of_the_broker_that_is_slow_makes_no_worker_silent(

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from parallel_core.known_fields import later
 from tests.workers.harness import tiny
 from workers import checkpoints, devices
 from workers.address import Address, own_address
@@ -236,7 +237,8 @@ def test_a_host_that_others_cannot_reach_says_so_in_its_heartbeat(tmp_path: Path
 
 def test_a_worker_announces_what_it_can_do_instead_of_training(tmp_path: Path) -> None:
     settings = Settings.from_env({"TRAINYARD_HOME": str(tmp_path)})
-    assert Worker(settings).heartbeat.body()["tasks"] == ["generate", "links"]
+    body = Worker(settings).heartbeat.body()
+    assert body["tasks"] == ["generate", "links"] and body["fields"] == later()
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,93 @@
+"""Which fields of a RunSpec a worker of an older version knows, and specs without those that it does not.
+
+A worker refuses a spec with a field that its version lacks, even at its default, and stored specs contain all fields.
+So a worker announces the fields that were added after EARLIEST; a run that needs no others is sent to it without the
+rest, and any other run waits for a newer worker. This is exact because a new field's default is what versions without
+the field do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from functools import lru_cache
+from typing import Any
+
+from pydantic import BaseModel
+from pydantic_core import to_jsonable_python
+
+from parallel_core.faults import KINDS
+from parallel_core.field_names import sections
+from parallel_core.spec import RunSpec
+
+_FIRST = {
+    "model": "kind layers hidden heads kv_heads ffn seq vocab positions rope_base activation norm attention bias tied "
+    "dropout width image",
+    "parallel": "dp tp pp schedule micro_batches chunks program early_gradients tensor_split sequence recompute "
+    "recompute_layers zero zero_backend cuts replicas widths",
+    "train": "steps warmup_steps global_batch lr weight_decay beta1 beta2 eps clip_norm clip seed precision loss_scale "
+    "loss_scale_window loss_scale_growth loss_scale_backoff corpus device deterministic checkpoint_every keep",
+    "trace": "trace_every fingerprint_every memory memory_cap reference profile_steps profile_ranks",
+    "inject": "straggler straggler.rank straggler.factor slow_link slow_link.rank slow_link.peer slow_link.ms "
+    "slow_group slow_group.axis slow_group.ms unbalanced_cut unbalanced_cut.stage unbalanced_cut.units slow_data "
+    "slow_data.ms tiny_kernels tiny_kernels.rank tiny_kernels.count memory_hog memory_hog.rank memory_hog.mib high_lr "
+    "high_lr.factor high_lr.step high_scale high_scale.scale flipped_bit flipped_bit.rank flipped_bit.step",
+}
+EARLIEST = frozenset(f"{section}.{name}" for section, words in _FIRST.items() for name in words.split())
+"""Dotted names of the fields, and of the kinds of faults with theirs, when workers began to announce later ones. What
+is added to a spec is not added here."""
+
+
+def later() -> list[str]:
+    """Dotted names of this version's fields, and kinds of faults, beyond EARLIEST: what a worker announces."""
+    found = {f"{at}.{name}" for at, kind in sections(RunSpec).items() if at for name in kind.model_fields}
+    found |= {f"inject.{kind}" for kind in KINDS}
+    found |= {f"inject.{kind}.{name}" for kind, made in KINDS.items() for name in made.fields()}
+    return sorted(found - EARLIEST)
+
+
+def needs_later(spec: Mapping[str, Any]) -> tuple[str, ...]:
+    """Dotted names beyond EARLIEST that a worker must know for this dumped spec: those of fields that do not have their
+    default, and of kinds of faults."""
+    return tuple(sorted({name for name, is_default in _leaves(spec) if not is_default and name not in EARLIEST}))
+
+
+def without_unknown(spec: Mapping[str, Any], announced: Collection[str]) -> dict[str, Any]:
+    """A dumped spec without those fields at their default that a worker with these later fields does not know."""
+    unknown = {name for name, is_default in _leaves(spec) if is_default} - EARLIEST - set(announced)
+    if not unknown:
+        return dict(spec)
+    out: dict[str, Any] = {}
+    for at, value in spec.items():
+        if isinstance(value, Mapping):
+            kept = _kept(at, value, unknown)
+            if kept or not value:  # a section of which nothing is known has to go, too
+                out[at] = kept
+        else:
+            out[at] = [_kept(f"inject.{fault['kind']}", fault, unknown) for fault in value] if at == "inject" else value
+    return out
+
+
+def _kept(at: str, values: Mapping[str, Any], unknown: set[str]) -> dict[str, Any]:
+    return {name: value for name, value in values.items() if f"{at}.{name}" not in unknown}
+
+
+def _leaves(spec: Mapping[str, Any]) -> Iterator[tuple[str, bool]]:
+    """(dotted name, whether the value is the default) of all fields of a dumped spec; a fault's kind is none."""
+    kinds = sections(RunSpec)
+    for at, values in spec.items():
+        if at in kinds:
+            defaults = _defaults(kinds[at])
+            yield from ((f"{at}.{name}", defaults.get(name, ...) == value) for name, value in values.items())
+    for fault in spec.get("inject", ()):
+        at, made = f"inject.{fault['kind']}", KINDS.get(fault["kind"])
+        defaults = _defaults(made) if made else {}
+        yield at, False
+        named = ((name, value) for name, value in fault.items() if name != "kind")
+        yield from ((f"{at}.{name}", defaults.get(name, ...) == value) for name, value in named)
+
+
+@lru_cache(maxsize=64)
+def _defaults(kind: type[BaseModel]) -> dict[str, Any]:
+    """Name -> default, as in a dumped spec; only of fields that have one."""
+    fields = {name: info for name, info in kind.model_fields.items() if not info.is_required()}
+    return {name: to_jsonable_python(info.get_default(call_default_factory=True)) for name, info in fields.items()}

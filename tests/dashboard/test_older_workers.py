@@ -1,0 +1,88 @@
+"""Workers of a version that lacks a field of the spec: what they are sent, and which runs wait for a newer one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from pydantic import ConfigDict, create_model
+
+from dashboard.control.dispatch import start_message
+from dashboard.control.heartbeats import answers
+from dashboard.control.placement import Wait, plan
+from dashboard.control.sweeps import place_queued
+from dashboard.fleet.models import Worker
+from dashboard.fleet.selectors import hosts
+from dashboard.ledger.services import ask_profile
+from dashboard.runs import queue, submission
+from dashboard.runs.models import Run
+from parallel_core import known_fields
+from parallel_core.spec import RunSpec, TrainSpec
+from tests.dashboard import factory
+from workers import run_commands
+from workers.run_commands import Refused, read_command
+
+pytestmark = pytest.mark.django_db
+NEW = "train.deterministic"
+"""The field that these tests take for new."""
+
+
+@pytest.fixture
+def old(monkeypatch: pytest.MonkeyPatch) -> Worker:
+    """A worker that announces no fields, as before there was one to announce; what it runs lacks NEW."""
+    monkeypatch.setattr(known_fields, "EARLIEST", known_fields.EARLIEST - {NEW})
+    Worker.objects.filter(pk=factory.worker("yard-a").pk).update(version="0.0.1")
+    return Worker.objects.get()
+
+
+@pytest.fixture
+def older_code(monkeypatch: pytest.MonkeyPatch) -> None:
+    own = {name: (one.annotation, one) for name, one in TrainSpec.model_fields.items() if f"train.{name}" != NEW}
+    train: Any = create_model("TrainSpec", __config__=ConfigDict(extra="forbid", frozen=True), **own)  # type: ignore[call-overload]
+    monkeypatch.setattr(run_commands, "RunSpec", create_model("RunSpec", __base__=RunSpec, train=(train, train())))
+
+
+def placed() -> Run:
+    (attempt,) = place_queued(["yard-a"], ["yard-a"])
+    return attempt.run
+
+
+def test_an_older_worker_takes_a_run_that_leaves_the_new_field_alone(old: Worker, older_code: None, alice: Any) -> None:
+    run = factory.queued(alice)
+    message = start_message(placed().attempts.get())
+    assert read_command(message, "yard-a", old.devices).attempt == message["attempt"]
+    with pytest.raises(Refused, match=f"{NEW}: There is no such field"):
+        read_command({**message, "spec": run.spec}, "yard-a", old.devices)
+
+
+def test_a_worker_is_sent_the_fields_that_it_announces(old: Worker, alice: Any) -> None:
+    run = factory.queued(alice)
+    Worker.objects.update(fields=[NEW])
+    assert start_message(placed().attempts.get())["spec"] == run.spec
+
+
+def test_of_several_workers_each_must_know_a_field(old: Worker, alice: Any) -> None:
+    factory.worker("yard-b")
+    Worker.objects.filter(name="yard-b").update(fields=[NEW])
+    run = factory.queued(alice, {"dp": 4})
+    (attempt,) = place_queued(["yard-a", "yard-b"], ["yard-a", "yard-b"])
+    assert attempt.run_id == run.pk and "deterministic" not in start_message(attempt)["spec"]["train"]
+
+
+def test_a_run_that_uses_the_new_field_waits_for_a_newer_worker(old: Worker, alice: Any) -> None:
+    run = factory.queued(alice, train={"deterministic": True})
+    said = f"Needs a newer worker: yard-a runs version 0.0.1, which does not announce that it knows {NEW}."
+    assert plan(queue.requests([run]), hosts()).waits == {run.pk: (Wait.UNABLE, ("yard-a",))}
+    assert queue.waiting(run).sentence == said == submission.assess(run.spec).waits
+    assert not place_queued(["yard-a"], ["yard-a"])
+    Worker.objects.update(fields=[NEW])
+    assert submission.assess(run.spec).waits == "" and placed() == run
+
+
+def test_a_profile_is_requested_without_the_new_field(old: Worker, alice: Any) -> None:
+    profile = ask_profile(worker=old, spec=RunSpec(), user=alice)
+    ((_, asked),) = answers(old, {})
+    assert "deterministic" not in asked["spec"]["train"] and "deterministic" in profile.spec["train"]
+    old.fields = [NEW]
+    ((_, asked),) = answers(old, {})
+    assert asked["spec"] == profile.spec

@@ -1,0 +1,58 @@
+"""What a worker of an older version is sent of a spec."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from parallel_core import known_fields
+from parallel_core.field_names import sections
+from parallel_core.known_fields import EARLIEST, later, needs_later, without_unknown
+from parallel_core.spec import RunSpec
+
+
+def dumped(**parts: Any) -> dict[str, Any]:
+    return RunSpec.model_validate(parts).model_dump(mode="json")
+
+
+@pytest.fixture
+def two_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if a field of `train`, all of `trace`, a kind of fault and a field of another were new."""
+    old = {"train.deterministic", "inject.flipped_bit", "inject.flipped_bit.rank", "inject.flipped_bit.step"}
+    old |= {"inject.straggler.factor"} | {name for name in EARLIEST if name.startswith("trace.")}
+    monkeypatch.setattr(known_fields, "EARLIEST", EARLIEST - old)
+
+
+def test_every_field_is_one_of_the_first_or_announced() -> None:
+    every = {f"{at}.{name}" for at, kind in sections(RunSpec).items() if at for name in kind.model_fields}
+    assert every <= EARLIEST | set(later()) and not EARLIEST & set(later())
+    assert without_unknown(dumped(), later()) == dumped() and not set(needs_later(dumped())) - set(later())
+
+
+def test_defaults_that_are_unknown_are_left_out_and_nothing_else(two_later: None) -> None:
+    spec = dumped(
+        train={"lr": 0.5}, model={"kind": "mlp"}, inject=[{"kind": "straggler", "rank": 1}], parallel={"dp": 2}
+    )
+    sent = without_unknown(spec, ())
+    assert "trace" not in sent and "deterministic" not in sent["train"]
+    assert sent["inject"] == [{"kind": "straggler", "rank": 1}]
+    assert RunSpec.model_validate(sent).model_dump(mode="json") == spec, "the default of the kind's corpus is sent"
+    assert sent["train"] == {name: value for name, value in spec["train"].items() if name != "deterministic"}
+    assert without_unknown(spec, later()) == spec and spec == dumped(**spec), "the stored spec is not changed"
+    assert without_unknown(spec, ["train.deterministic"])["train"]["deterministic"] is False
+    assert needs_later(spec) == ()
+
+
+def test_what_is_not_at_its_default_is_needed_and_sent(two_later: None) -> None:
+    faults = [{"kind": "flipped_bit"}, {"kind": "straggler", "factor": 3.0}]
+    spec = dumped(train={"deterministic": True}, trace={"trace_every": 7}, inject=faults, parallel={"dp": 2})
+    assert needs_later(spec) == (
+        "inject.flipped_bit",
+        "inject.straggler.factor",
+        "trace.trace_every",
+        "train.deterministic",
+    )
+    sent = without_unknown(spec, ())
+    assert sent["train"]["deterministic"] is True and sent["trace"] == {"trace_every": 7}
+    assert [fault["kind"] for fault in sent["inject"]] == ["flipped_bit", "straggler"]
