@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from typing import Any
 
@@ -12,9 +11,12 @@ from dashboard.fields import Choice, Form, WholeNumber
 from dashboard.fleet.selectors import reporting
 from dashboard.ledger.model_words import differences, with_details
 from dashboard.ledger.models import Profile, ProfileState
+from dashboard.ledger.selectors import profile_key
 from dashboard.runs.models import Run
 from dashboard.runs.presets import PRESETS
 from parallel_core.outline import outline_of
+from parallel_core.outline.splits import Cut
+from parallel_core.profile.request import other_kernels
 from parallel_core.spec import ModelSpec, RunSpec
 
 MOST_STAGES, MOST_REPLICAS = 64, 64
@@ -41,15 +43,15 @@ def models() -> dict[str, RunSpec]:
             continue
     found: dict[str, RunSpec] = {}
     firsts: dict[str, ModelSpec] = {}
-    known: set[str] = set()
+    known: set[tuple[str, Cut]] = set()
     for spec in specs:
-        cut = spec.parallel.cut
-        key = json.dumps([spec.model.model_dump(mode="json"), spec.train.precision, spec.train.device, cut])
+        cut, key = spec.parallel.cut, (profile_key(spec), spec.parallel.cut)
         if key not in known:
             known.add(key)
             title = outline_of(spec.model).title
             first = firsts.setdefault(title, spec.model)
             more = f"{spec.train.global_batch} samples, {spec.train.precision}, {spec.train.device}{CUTS[cut]}"
+            more += ", deterministic" if other_kernels(spec) else ""
             found[f"{with_details(title, differences(spec.model, first))}: {more}"] = spec
     return found
 

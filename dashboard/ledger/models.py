@@ -8,6 +8,7 @@ from django.utils import timezone
 
 from dashboard.ledger.model_words import titled
 from parallel_core.analysis.quantities import range_text, ratio_text, signed_percent_text
+from parallel_core.profile.request import other_kernels
 from parallel_core.spec import RunSpec
 
 
@@ -29,9 +30,9 @@ class Profile(models.Model):
     worker = models.ForeignKey("fleet.Worker", on_delete=models.CASCADE, related_name="profiles")
     asked_by = models.ForeignKey(settings.AUTH_USER_MODEL, null=True, on_delete=models.SET_NULL)
     spec = models.JSONField()
-    """A RunSpec whose model, batch, precision and device are profiled."""
+    """A RunSpec whose model, batch, precision, device and kernels are profiled."""
     key = models.CharField(max_length=64, db_index=True)
-    """sha256 of model, precision and device (selectors.profile_key)."""
+    """sha256 of model, precision, device and kernels (selectors.profile_key)."""
     state = models.CharField(max_length=8, choices=ProfileState.choices, default=ProfileState.ASKED, db_index=True)
     software = models.CharField(max_length=100, blank=True)
     table = models.JSONField(default=dict, blank=True)
@@ -65,9 +66,9 @@ class Profile(models.Model):
 
     @property
     def title(self) -> str:
-        """Model and precision in a few words."""
+        """Model, precision and kernels in a few words."""
         spec = RunSpec.stored(self.spec)
-        return f"{titled(spec.model)}, {spec.train.precision}"
+        return f"{titled(spec.model)}, {spec.train.precision}{', deterministic' if other_kernels(spec) else ''}"
 
 
 class LinksBetween(models.Model):

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from statistics import median
+from typing import Any
 
 from django.db.models import Exists, F, OuterRef, QuerySet
 
@@ -19,6 +20,7 @@ from dashboard.runs import metrics
 from dashboard.runs.models import Attempt, Run
 from dashboard.runs.spreading import several
 from parallel_core.analysis.quantities import count_text, signed_percent_text
+from parallel_core.profile.request import other_kernels
 from parallel_core.simulate.device_drift import spells_beside
 from parallel_core.simulate.network import ALONE, Where
 from parallel_core.simulate.predict import operations, predict_step
@@ -118,8 +120,9 @@ ASKED_AT_MOST = 4
 
 
 def profile_key(spec: RunSpec) -> str:
-    """A hash that is equal for runs that one profile serves: same model, precision and kind of device."""
-    what = [spec.model.model_dump(mode="json"), spec.train.precision, spec.train.device]
+    """A hash that is equal for runs that one profile serves: same model, precision, kind of device and kernels."""
+    what: list[Any] = [spec.model.model_dump(mode="json"), spec.train.precision, spec.train.device]
+    what += ["deterministic"] if other_kernels(spec) else []  # the others keep the keys of their stored profiles
     return hashlib.sha256(json.dumps(what, sort_keys=True).encode()).hexdigest()
 
 

@@ -160,7 +160,8 @@ def _ran_on(run: Run) -> set[str]:
 
 def _by_table(source: Run, one: RunSpec, workers: Sequence[str]) -> Known | None:
     """The forward pass of a sequence in the newest cost table of these hosts; None if there is none."""
-    key = profile_key(RunSpec.stored(source.spec))
+    usual = {**source.spec, "train": {**source.spec["train"], "deterministic": False}}  # as generation's kernels are
+    key = profile_key(RunSpec.stored(usual))
     done = Profile.objects.filter(key=key, state=ProfileState.DONE, worker__name__in=workers).select_related("worker")
     newest = done.order_by("-done_at").first()
     rows = CostTable.model_validate(newest.table).of(1, "none", 1) if newest else []

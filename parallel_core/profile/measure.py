@@ -22,7 +22,7 @@ from parallel_core.outline import outline_of
 from parallel_core.outline.splits import Cut
 from parallel_core.profile import normalize
 from parallel_core.profile.curves import Curve
-from parallel_core.profile.request import RECOMPUTES, SPLITS, ProfileRequest
+from parallel_core.profile.request import RECOMPUTES, SPLITS, ProfileRequest, other_kernels
 from parallel_core.profile.table import CostTable, Layers
 from parallel_core.spec import DeviceKind, ModelSpec, Precision, Recompute, RunSpec
 
@@ -61,9 +61,11 @@ def measure(
     ranks: int,
     precision: Precision = "fp32",
     device: DeviceKind = "cpu",
+    deterministic: bool = False,
     command: tuple[str, ...] = COMMAND,
 ) -> CostTable:
-    """Profiles `model` with `ranks` ranks on devices 0, 1, ... of this host. Raises ProfileFailed."""
+    """Profiles `model` with `ranks` ranks on devices 0, 1, ... of this host; `deterministic` as in TrainSpec. Raises
+    ProfileFailed."""
     spec = RunSpec.model_validate(
         {
             "model": model.model_dump(),
@@ -72,6 +74,7 @@ def measure(
                 "global_batch": ranks * outline_of(model).least_samples,
                 "precision": precision,
                 "device": device,
+                "deterministic": deterministic,
             },
         }
     )
@@ -99,6 +102,7 @@ def _table(spec: RunSpec, request: ProfileRequest, found: list[dict[str, Any]]) 
             "software": f"torch {first['torch']}",
             "model": spec.model.model_dump(),
             "precision": spec.train.precision,
+            "deterministic": other_kernels(spec),
             "devices": request.devices,
             "recorded": time.time(),
             "samples": request.samples[-1],
@@ -166,7 +170,7 @@ def measure_for(
     splits: tuple[Cut, ...] = SPLITS,
     command: tuple[str, ...] = COMMAND,
 ) -> CostTable:
-    """Profiles this host so that all splits of `spec`'s model, batch, precision and device can be predicted.
+    """Profiles this host so that all splits of `spec`'s model, batch, precision, device and kernels can be predicted.
 
     `quick` leaves out tensor groups and recomputation. `recompute` and `splits` = the kinds of recomputation and of
     tensor splits to profile, in addition to those of `spec`. Raises ProfileFailed.
@@ -182,4 +186,5 @@ def measure_for(
         devices=min(own, world),
         seconds=seconds,
     )
-    return measure(spec.model, request, ranks=world, precision=spec.train.precision, device=kind, command=command)
+    train: dict[str, Any] = spec.train.model_dump(include={"precision", "device", "deterministic"})
+    return measure(spec.model, request, ranks=world, command=command, **train)

@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 
 from parallel_core.engine.collectives import Group
-from parallel_core.engine.device import Device, open_device
+from parallel_core.engine.device import Device, open_device, use_deterministic_algorithms
 from parallel_core.engine.distributed import connect, joined
 from parallel_core.engine.near_groups import own_group
 from parallel_core.launch_rank import RankArgs
@@ -52,6 +52,8 @@ def be_rank(args: RankArgs, sink: FileSink, page: Progress) -> None:
     Their `about` is device, layers, bytes, fixed, crowd, own_shards, link or fully_sharded.
     """
     request = ProfileRequest(**json.loads((args.folder / "request.json").read_text()))
+    if args.spec.train.deterministic:
+        use_deterministic_algorithms()
     at = args.rendezvous()
     device = open_device(args.spec.train.device, at.sharing)
     groups = connect(at, args.rank, Layout.of(args.spec), device.backend)

@@ -33,8 +33,17 @@ class ProfileRequest:
     sizes: Sequence[int] | None = None
 
 
+def other_kernels(spec: RunSpec) -> bool:
+    """Whether a run does not use PyTorch's usual kernels but, by `train.deterministic`, the deterministic ones.
+
+    Only on GPUs: on CPUs a step of each kind of model consists of the same operations of PyTorch with both.
+    """
+    return spec.train.deterministic and spec.train.device == "cuda"
+
+
 def measured_with(spec: RunSpec, other: RunSpec) -> bool:
-    """Whether a profile for `other`, of the same model, precision and device, measures all that `spec`'s would."""
+    """Whether a profile for `other`, of the same model, precision, device and kernels, measures all that `spec`'s
+    would."""
     own, its = spec.parallel, other.parallel
     return (
         spec.train.global_batch == other.train.global_batch

@@ -141,6 +141,8 @@ class CostTable(Value):
     software: Annotated[str, Field(max_length=100)]
     model: ModelSpec
     precision: Precision
+    deterministic: bool = False
+    """Whether it is for runs with deterministic kernels (`request.other_kernels`)."""
     devices: Count
     """Number of devices that ranks were bound to; with more ranks than that, several share one."""
     recorded: float = 0.0

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from parallel_core.outline.splits import IN_WORDS
+from parallel_core.profile.request import other_kernels
 from parallel_core.profile.table import CostTable
 from parallel_core.spec import RunSpec
 
@@ -23,12 +24,14 @@ class NeverTimed(CannotPredict):
 
 
 def require(spec: RunSpec, table: CostTable, together: int) -> None:
-    """Raises CannotPredict where `table` is for another model, precision, device or tensor width than the run's.
+    """Raises CannotPredict where `table` is for another model, precision, device, kernels or tensor width than the
+    run's.
     `together`: ranks on the fullest host."""
     same = {
         "model": spec.model == table.model,
         "train.precision": spec.train.precision == table.precision,
         "train.device": spec.train.device == table.device,
+        "train.deterministic": other_kernels(spec) == table.deterministic,
     }
     for what, fits in same.items():
         if not fits:

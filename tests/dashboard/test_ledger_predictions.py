@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,9 +12,10 @@ import pytest
 from django.db import connection
 from django.test import Client
 from django.urls import reverse
+from django.utils import timezone
 
 from dashboard.fleet.models import Worker
-from dashboard.ledger import selectors
+from dashboard.ledger import forms, selectors
 from dashboard.ledger import simulated as simulated_steps
 from dashboard.ledger.models import Prediction, Profile
 from dashboard.ledger.services import answer_profile, ask_profile, settle
@@ -31,6 +34,7 @@ from tests.parallel_core.tables import table
 pytestmark = pytest.mark.django_db
 SPEC = factory.PROFILED
 MODEL = SPEC.model
+EXACT: dict[str, Any] = {"device": "cuda", "deterministic": True}
 
 
 def test_a_run_is_predicted_when_queued_and_settled_when_done(profile: Profile, alice: Any) -> None:
@@ -46,6 +50,37 @@ def test_a_run_is_predicted_when_queued_and_settled_when_done(profile: Profile, 
     assert selectors.memory_record().sentence() == "1 prediction, mean error 50.0 %, bias −50.0 %, worst −50.0 %."
     settle(run, {**measured, "cpu_others": 0.5})
     assert selectors.time_record().sentence() == "No predictions settled yet (1 disturbed left out)."
+
+
+def test_runs_with_deterministic_kernels_have_profiles_of_their_own(worker: Worker, alice: Any) -> None:
+    """Profiles stored before are of the usual kernels, under the keys that they have."""
+    plain, exact = (
+        RunSpec.model_validate({"model": MODEL.model_dump(), "train": {"device": "cuda", "deterministic": how}})
+        for how in (False, True)
+    )
+    stored = hashlib.sha256(json.dumps([MODEL.model_dump(mode="json"), "fp32", "cuda"], sort_keys=True).encode())
+    assert selectors.profile_key(plain) == stored.hexdigest() != selectors.profile_key(exact)
+    asked = ask_profile(worker=worker, spec=plain, user=alice)
+    answer_profile("yard-a", {"profile": asked.pk, "table": table(MODEL, device="cuda").dump()})
+    assert selectors.predicted(plain).seconds and selectors.predicted(exact).unprofiled
+    again = ask_profile(worker=worker, spec=exact, user=alice)
+    assert again.spec["train"]["deterministic"] is True and again.title == "GPT 4 x 32, fp32, deterministic"
+    answer_profile("yard-a", {"profile": again.pk, "table": table(MODEL, device="cuda").dump()})
+    assert "another train.deterministic" in selectors.predicted(exact).why_not, "the worker is of an older version"
+    Profile.objects.filter(pk=again.pk).update(done_at=timezone.now(), table=table(MODEL, **EXACT).dump())
+    assert selectors.predicted(exact).profile == again and selectors.predicted(plain).profile == asked
+
+
+def test_on_cpus_a_profile_serves_deterministic_runs_too(profile: Profile) -> None:
+    exact = SPEC.model_copy(update={"train": SPEC.train.model_copy(update={"deterministic": True})})
+    assert selectors.predicted(exact).profile == profile
+
+
+def test_models_are_offered_with_either_kernels(alice: Any) -> None:
+    for how in (False, True):
+        factory.queued(alice, train={"device": "cuda", "deterministic": how})
+    titles = [title for title in forms.models() if title.startswith("GPT 4 x 64") and ", cuda" in title]
+    assert len(titles) == 2 and sum(title.endswith(", deterministic") for title in titles) == 1
 
 
 def test_a_prediction_says_how_far_the_drift_of_its_devices_may_take_it(

@@ -183,8 +183,9 @@ def test_the_ranks_of_a_profile_post_receives_as_those_of_a_pipeline_do(
     """
     monkeypatch.setattr(local, "ForkServer", Refusing)
     with pytest.raises(ProfileFailed, match="not here"):
-        measure(ModelSpec(), ProfileRequest((1,), devices=ranks), ranks=ranks, device="cuda")
+        measure(ModelSpec(), ProfileRequest((1,), devices=ranks), ranks=ranks, device="cuda", deterministic=True)
     order: Any = Refusing.given.pop()
+    assert order["spec"]["train"]["deterministic"] is True
     seen: list[bool] = []
 
     def taken(device: object, devices: object, ahead: bool) -> int:

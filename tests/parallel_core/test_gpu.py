@@ -175,6 +175,14 @@ def test_a_profile_times_the_messages_between_two_gpus(monkeypatch: pytest.Monke
     assert all(seconds > 0 for link in table.links for seconds in link.time.seconds)
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_deterministic_kernels_can_be_profiled(kind: str) -> None:
+    """An operation of which CUDA has no deterministic version would raise."""
+    order = ProfileRequest(samples=(4,), recompute=("none", "full"), seconds=0.05)
+    table = measure(ModelSpec.model_validate(KINDS[kind]), order, ranks=1, device="cuda", deterministic=True)
+    assert table.deterministic and all(row.seconds["forward"] for row in table.layers)
+
+
 def test_a_rank_that_fails_under_posted_receives_ends_the_run(tmp_path: Path) -> None:
     """The posted receives of all ranks are kernels that would wait forever; over NCCL if there are two GPUs."""
     outcome = failed(tmp_path, "cuda")

@@ -12,6 +12,7 @@ from django.test import Client
 from dashboard.fleet.models import Worker
 from dashboard.runs.generating import ONE, Split
 from dashboard.runs.models import Run
+from dashboard.studies import generation_estimate
 from dashboard.studies.estimate import EFFICIENCY, METERED_STEPS, START_S, step_seconds
 from dashboard.studies.generation import plan
 from dashboard.studies.generation_estimate import Evidence, Known, Times, evidence
@@ -108,3 +109,14 @@ def test_before_a_run_a_profile_or_the_calibration_bounds_the_time(client: Clien
     assert times is not None and times.bound and times.token == pytest.approx(row["whole"]["forward"] / row["samples"])
     assert found.source([single]) == f"Times are at most a forward pass of {seq} tokens in the profile of yard-a."
     assert found.bound and found.times(tensor) is None and found.seconds(tensor) is None, "it has no collectives"
+
+
+def test_a_deterministic_run_generates_with_the_usual_kernels(source: Run, alice: Any) -> None:
+    """So a profile of those bounds the time, not one of the kernels with which it was trained."""
+    train = {**source.spec["train"], "device": "cuda"}
+    worker, one = Worker.objects.get(name="yard-a"), variants(source, Split())[0].spec
+    for deterministic in (False, True):
+        source.spec = {**source.spec, "train": {**train, "deterministic": deterministic}}
+        if not deterministic:
+            factory.profiled(alice, worker, RunSpec.stored(source.spec))
+        assert generation_estimate._by_table(source, one, ["yard-a"]) is not None
