@@ -6,7 +6,7 @@ from django.db import migrations, models
 class Migration(migrations.Migration):
 
     dependencies = [
-        ('fleet', '0011_tasks'),
+        ('fleet', '0013_leftover_names'),
     ]
 
     operations = [
