@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from dashboard.charts import theme
 from dashboard.charts.chart import Chart
 from dashboard.json_values import finite_list
+from parallel_core.analysis.downsample import Means
 from parallel_core.analysis.quantities import significant
 
 AXES = ("step", "samples", "seconds")
@@ -41,6 +42,8 @@ class Curve:
     """Plotly's dash pattern, where lines of one hue must be distinguished; '' = solid, or dashed if `dashed`."""
     role: str = ""
     """What the run stands for (a key of ROLES), where that decides hue and pattern instead of its strategy; else ''."""
+    means: Means | None = None
+    """What the points stand for, if they are a part of those that there are: smoothing counts all of them."""
     samples_shift: int | None = 0
     """Added to the samples of each step, for a run that went on from a checkpoint of another batch; None = not known:
     then there is no line over samples."""
@@ -65,7 +68,8 @@ def chart(
     top: float | None = None,
 ) -> Chart:
     """Draws the first MAX_LINES curves that have points. `layout.meta.axes` = axis -> the x values of every trace; the
-    figure starts with steps.
+    figure starts with steps. The browser smooths with a trace's `meta.mean` and `meta.count`, where it is thinned, and
+    never one with `meta.replaced`.
 
     `replaced` are points of earlier attempts that a later attempt trained again: drawn faint, all in one trace, the
     last. Where a value is more than twice `top`, the figure starts with the range from 0 to `top` and says how many
@@ -157,6 +161,7 @@ def _faint(older: Sequence[Curve]) -> dict[str, Any]:
         "x": _faint_x(older, "step")[0],
         "y": values,
         "opacity": 0.35,
+        "meta": {"replaced": True},
         "line": {"color": theme.var("ink-2"), "width": 1},
         "marker": {"color": theme.var("ink-2"), "size": 4},
         "hovertemplate": "an earlier attempt: %{y:.6g}<extra></extra>",
@@ -172,9 +177,14 @@ def _trace(curve: Curve) -> dict[str, Any]:
         "name": theme.escape_label(curve.label),
         "x": _x(curve, "step"),
         "y": finite_list(curve.value),
+        **({"meta": _of_all(curve.means)} if curve.means else {}),
         "line": {"color": theme.var(hue), "width": 1.75, "dash": dash},
         "hovertemplate": f"{theme.escape_label(curve.label)}: %{{y:.6g}}<extra></extra>",
     }
+
+
+def _of_all(means: Means) -> dict[str, list[Any]]:
+    return {"mean": [float(f"{mean:.6g}") for mean in means.mean.tolist()], "count": means.count.tolist()}
 
 
 def _told_apart(traces: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import reduce
 from itertools import groupby
 from operator import itemgetter
@@ -13,7 +13,7 @@ import numpy as np
 from django.db.models import Case, F, Min, QuerySet, When
 
 from dashboard.runs.models import Attempt, Run, SeriesChunk
-from parallel_core.analysis.downsample import thin
+from parallel_core.analysis.downsample import Means, thin
 from parallel_core.analysis.stats import Stats, summarise
 from parallel_core.observe.records import POINT
 from parallel_core.spec import RunSpec
@@ -26,20 +26,27 @@ _NEWEST_FIRST = tuple(f"-{field}" for field in _IN_ORDER)
 
 @dataclass(frozen=True)
 class Series:
-    """`shown` of `total` points; step i4, time (unix seconds) f8, value f8, all of length `shown`."""
+    """`shown` of `total` points; step i4, time (unix seconds) f8, value f8, all of length `shown`. `means` = what they
+    stand for where they are not all of them."""
 
     step: np.ndarray
     time: np.ndarray
     value: np.ndarray
     shown: int
     total: int
+    means: Means | None = None
+
+    def times(self, scale: float) -> Series:
+        """The same with values in another unit."""
+        return replace(self, value=self.value * scale, means=self.means and self.means.times(scale))
 
     def thinned(self, buckets: int) -> Series:
         """The least, greatest and last point of each of so many parts (and NaNs): at most about three a bucket."""
         if self.shown <= 3 * buckets:
             return self
         kept = thin(self.value, buckets)
-        return Series(self.step[kept], self.time[kept], self.value[kept], len(kept), self.total)
+        means = Means.of(self.value, kept)
+        return Series(self.step[kept], self.time[kept], self.value[kept], len(kept), self.total, means)
 
 
 def series(

@@ -184,13 +184,13 @@ def beginnings(run: Run) -> dict[str, str]:
 def _series(run: Run, metric: Metric, since: int = -1) -> selectors.Series:
     """The points after step `since`, in the unit of the chart."""
     found = selectors.series(run, metric.name, since_step=since, buckets=BUCKETS)
-    return replace(found, value=found.value * metric.scale)
+    return found.times(metric.scale)
 
 
 def _with_replaced(run: Run, metric: Metric) -> list[selectors.Series]:
     """The points in the unit of the chart; behind them, those of each earlier attempt that were trained again."""
     found, replaced = selectors.series_and_replaced(run, metric.name, buckets=BUCKETS)
-    return [replace(part, value=part.value * metric.scale) for part in (found, *replaced)]
+    return [part.times(metric.scale) for part in (found, *replaced)]
 
 
 def _metric(run: Run, metric: Metric, begins: str) -> Chart:
@@ -225,6 +225,7 @@ def _curve(run: Run, points: selectors.Series, begun: float) -> loss.Curve:
         samples_per_step=spec.train.global_batch,
         samples_shift=samples_shift(run),
         family=family(spec),
+        means=points.means,
     )
 
 

@@ -30,7 +30,7 @@ from dashboard.studies.losses import Losses, Points
 from dashboard.studies.selectors import Overview, Row
 from parallel_core.analysis import sentences
 from parallel_core.analysis.align import Side, align_sides
-from parallel_core.analysis.downsample import thin
+from parallel_core.analysis.downsample import Means, thin
 from parallel_core.analysis.quantities import percent_text
 from parallel_core.analysis.waits import step_start, waited_if_whole
 from parallel_core.faults import trained
@@ -123,7 +123,8 @@ def _loss_curve(row: Row, read: Losses, points: Points, origin: float | None = N
 def _curve(row: Row, points: Points, origin: float | None = None) -> Curve:
     """The run's curve; seconds count from `origin` (on the clock of the points), else from the first point."""
     start = origin if origin is not None else float(points["time"][0]) if len(points) else 0.0
-    kept = points[thin(points["value"], LOSS_BUCKETS)] if len(points) > 3 * LOSS_BUCKETS else points
+    thinned = thin(points["value"], LOSS_BUCKETS) if len(points) > 3 * LOSS_BUCKETS else None
+    kept = points if thinned is None else points[thinned]
     return Curve(
         label=row.entry.marked,
         step=kept["step"],
@@ -136,6 +137,7 @@ def _curve(row: Row, points: Points, origin: float | None = None) -> Curve:
         dashed=row.entry.recompute,
         dash=DASHES.get(row.spec.parallel.schedule, ""),
         role=role_of(row.run),
+        means=None if thinned is None else Means.of(points["value"], thinned),
     )
 
 
@@ -144,10 +146,11 @@ def steps(view: Overview) -> Chart:
     steps of a run are slow."""
     curves, tops = [], []
     for row in view.rows:
-        points = series(row.run, "step_time", buckets=LOSS_BUCKETS, pauses=False)
+        points = series(row.run, "step_time", buckets=LOSS_BUCKETS, pauses=False).times(1e3)
         curve = _curve(row, np.empty(0, POINT))
         seconds = points.time - (points.time[0] if points.shown else 0.0)
-        curves.append(replace(curve, step=points.step, seconds=seconds, value=points.value * 1e3, total=points.total))
+        line = replace(curve, step=points.step, seconds=seconds, value=points.value, means=points.means)
+        curves.append(replace(line, total=points.total))
         timed = curves[-1].value[points.step >= row.spec.train.warmup_steps]
         tops += [ROOM * float(np.percentile(timed, USUAL))] if len(timed) else []
     title = view.on_times if view.results else "0 steps have been timed so far."

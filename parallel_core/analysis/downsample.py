@@ -2,7 +2,33 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
+from numpy.typing import NDArray
+
+
+@dataclass(frozen=True)
+class Means:
+    """What the points kept of a longer series stand for: each for the values after the one kept before it, up to its
+    own. Both arrays have the length of the points kept."""
+
+    mean: NDArray[np.float64]
+    """Mean of these values, without those that are not finite; 0 if none is."""
+    count: NDArray[np.int64]
+    """How many of them are finite."""
+
+    @staticmethod
+    def of(values: NDArray[np.float64], kept: NDArray[np.int64]) -> Means:
+        """`kept` = indices of at least one of the values, ascending. Values after the last index count for it."""
+        finite = np.isfinite(values)
+        starts = np.concatenate([[0], kept[:-1] + 1])
+        count = np.add.reduceat(finite.astype(np.int64), starts)
+        return Means(np.add.reduceat(np.where(finite, values, 0.0), starts) / np.maximum(count, 1), count)
+
+    def times(self, scale: float) -> Means:
+        """The same of values in another unit."""
+        return Means(self.mean * scale, self.count)
 
 
 def thin(values: np.ndarray, buckets: int) -> np.ndarray:

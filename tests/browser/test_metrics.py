@@ -62,6 +62,18 @@ def test_a_later_attempt_takes_the_place_of_the_points_before_it(page: Page, und
     page.unroute_all(behavior="wait")
 
 
+def test_a_smoothed_curve_grows_with_its_points(page: Page, under_way: int) -> None:
+    page.goto(f"/runs/{under_way}/?tab=metrics&smoothing=light&scale=log")
+    drawn(page, ["loss"])
+    box = "document.querySelector('.chart[data-chart=loss] .chart-box')"
+    before = len(chart_points(page, "loss"))
+    until(page, f"(before) => {box}.data[0].y.length > before + 2", before)
+    assert page.evaluate(f"{box}.data.map((one) => [one.x.length === {box}.data[0].x.length, one.opacity ?? 1])") == [
+        [True, 0.3],
+        [True, 1],
+    ]
+
+
 def test_a_curve_that_has_grown_long_is_fetched_again_thinned(page: Page, under_way: int) -> None:
     def many(found: Any) -> None:
         for points in found["series"].values():

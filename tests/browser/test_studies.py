@@ -161,13 +161,14 @@ def test_another_baseline_stands_in_the_address_and_changes_the_speedups(page: P
     expect(row(page, "DP")).to_contain_text("baseline")
 
 
-def test_another_baseline_keeps_the_axis_that_was_chosen(page: Page, stocked: dict[str, Any]) -> None:
+def test_another_baseline_keeps_how_curves_are_drawn(page: Page, stocked: dict[str, Any]) -> None:
     page.goto(f"/studies/{stocked['study']}/?target=2.5")
     page.get_by_label("Over").select_option("seconds")  # written into the address by a script
+    page.get_by_label("Smoothing").select_option("light (0.9)")
     choice = page.get_by_label("Baseline")
     dp = choice.locator("option", has_text="DP").get_attribute("value")
     choice.select_option("DP")
-    page.wait_for_url(f"**?target=2.5&baseline={dp}&axis=seconds")
+    page.wait_for_url(f"**?target=2.5&baseline={dp}&axis=seconds&smoothing=light")
 
 
 def test_csv_and_report_say_what_the_page_says(page: Page, stocked: dict[str, Any]) -> None:

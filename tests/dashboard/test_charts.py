@@ -16,6 +16,7 @@ from dashboard.charts import plans as plan_charts
 from dashboard.charts.chart import Chart, Entry
 from dashboard.charts.loss import Curve
 from parallel_core.analysis.breakdown import COMPONENTS
+from parallel_core.analysis.downsample import Means
 from parallel_core.analysis.losses import Losses
 from tests.dashboard.every_chart import ENTRIES, MEMORY, charts, entry
 from tests.dashboard.test_svg import tree
@@ -178,6 +179,17 @@ def test_loss_has_every_axis_for_every_line() -> None:
         "seconds": [[0, 0.5, 1]],
     }
     assert made.source.endswith("3 of 30 points")
+
+
+def test_a_thinned_line_says_what_each_point_stands_for() -> None:
+    values = np.array([3.0, 1.0, 4.0, 2.0])
+    kept = np.array([1, 2, 3])
+    curve = Curve("DP", kept.astype(np.int32), kept / 2, values[kept], 4, means=Means.of(values, kept))
+    line, older = loss.chart([curve], "t", "measured", replaced=[curve]).figure["data"]
+    assert line["meta"] == {"mean": [2.0, 4.0, 2.0], "count": [2, 1, 1]}
+    assert older["meta"] == {"replaced": True}
+    (whole,) = loss.chart([replace(curve, means=None)], "t", "measured").figure["data"]
+    assert "meta" not in whole
 
 
 @pytest.mark.parametrize(("first", "above"), [(50.0, 1), (1.5, 0)])

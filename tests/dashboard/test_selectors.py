@@ -16,7 +16,7 @@ from dashboard.runs import queue, selectors, services, states
 from dashboard.runs.models import Attempt, Cursor, LogChunk, MemoryRecord, Run, SeriesChunk, SpanChunk
 from dashboard.runs.page_tiles import memory_limit
 from dashboard.runs.selectors import Filters
-from parallel_core.analysis.downsample import thin
+from parallel_core.analysis.downsample import Means, thin
 from parallel_core.observe.records import POINT, SPAN
 from tests.dashboard.fake_worker import spec
 
@@ -144,6 +144,20 @@ def test_thinning_hides_neither_spikes_nor_gaps() -> None:
     assert {1234, 4321, 5678, 9_999} <= set(kept.tolist())
     assert len(kept) <= 4 * 100
     assert (np.diff(kept) > 0).all()
+
+
+def test_means_of_what_is_kept_count_every_finite_value_once() -> None:
+    values = np.random.default_rng(3).exponential(size=5_000)
+    values[[7, 8, 9, 4_000]] = np.nan
+    kept = thin(values, 100)
+    means = Means.of(values, kept)
+    whole = np.nanmean(values)
+    assert means.count.sum() == 4_996 and np.average(means.mean, weights=means.count) == pytest.approx(whole)
+    assert np.nanmean(values[kept]) > 1.5 * whole, "those that are kept are extremes"
+    before = values[kept[9] + 1 : kept[10] + 1]
+    assert (means.mean[10], means.count[10]) == (pytest.approx(np.nanmean(before)), np.isfinite(before).sum())
+    alone = Means.of(np.array([np.nan, 2.0]), np.array([0, 1])).times(3)
+    assert (alone.mean.tolist(), alone.count.tolist()) == ([0, 6], [0, 1])
 
 
 def test_a_flat_line_is_thinned_too() -> None:

@@ -44,7 +44,7 @@ def test_another_step_keeps_the_tab_and_the_zoom_but_no_span_of_the_old_step() -
     text = page(StepChoice.among([0, 5], 5), 5, query=query)
     hidden = dict(re.findall(r'<input type="hidden" name="(\w+)" value="([^"]*)">', text))
     assert hidden == {"tab": "operators", "a": "1", "from": "1", "to": "2"}
-    assert text.count('data-keeps="from to axis"') == 2, "also where a script changed them since"
+    assert text.count('data-keeps="from to axis smoothing scale"') == 2, "also where a script changed them since"
 
 
 def test_one_step_is_no_choice() -> None:

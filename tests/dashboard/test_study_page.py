@@ -109,14 +109,14 @@ def test_unfinished_runs_say_what_they_do(reader: Client, alice: Any) -> None:
 
 def test_controls_of_the_page_keep_its_other_parameters(reader: Client, study: Study) -> None:
     single = study.baseline_id
-    query = f"?baseline={single}&show={single}&target=2.5&axis=seconds"
+    query = f"?baseline={single}&show={single}&target=2.5&axis=seconds&smoothing=light&scale=log"
     page = reader.get(f"/studies/{study.pk}/{query}").content.decode()
     forms = {
         re.search(r'name="(baseline|target)"|data-numbers="(show)"', re.sub(HIDDEN, "", form)): form
         for form in re.findall(r'<form [^>]*method="get".*?</form>', page, re.S)
     }
     kept = {found[1] or found[2]: set(re.findall(HIDDEN, form)) for found, form in forms.items() if found}
-    every = {"baseline", "show", "target", "axis"}
+    every = {"baseline", "show", "target", "axis", "smoothing", "scale"}
     assert kept == {changed: every - {changed} for changed in kept}
     assert {"baseline", "show"} <= set(kept)
     report = f"/studies/{study.pk}/report/?baseline={single}&show={single}&target=2.5"

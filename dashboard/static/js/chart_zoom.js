@@ -35,7 +35,7 @@ export function followZoom(entry, update) {
 }
 
 /* Sets the note under the chart; without a text, removes it. */
-function note(entry, words) {
+export function note(entry, words) {
   entry.element.querySelector(":scope > .zoom-note")?.remove();
   if (!words) return;
   const said = document.createElement("p");

@@ -15,10 +15,11 @@
 import { lift, paint } from "./chart_bars.js";
 import { nameCells } from "./chart_cells.js";
 import { painted } from "./chart_colours.js";
+import { followChoices, shape } from "./chart_curves.js";
 import { empty, failed } from "./chart_notes.js";
 import { picture } from "./chart_picture.js";
 import "./sections.js"; // before charts are mounted: those of closed sections are not
-import { followAddress, followed, followZoom, part, stay } from "./chart_zoom.js";
+import { followAddress, followed, followZoom, note, part, stay } from "./chart_zoom.js";
 
 const CONFIG = { displayModeBar: false, responsive: true, displaylogo: false, doubleClick: "reset", doubleClickDelay: 500 };
 const mounted = new Map(); // key -> {element, box, figure}
@@ -52,7 +53,7 @@ function fitted(figure, box) {
     if (layout.yaxis?.tickfont) layout.yaxis.tickfont.size = 10;
     if (layout.yaxis?.ticktext) roomy(layout);
   }
-  applyAxis(copy);
+  shape(copy);
   nameCells(copy.data);
   return copy;
 }
@@ -103,6 +104,7 @@ async function draw(entry) {
   paint(entry.box);
   followZoom(entry, update);
   followAddress(entry);
+  if (layout.meta?.axes) note(entry, layout.meta.unshown);
   entry.element.dispatchEvent(new CustomEvent("chartdrawn", { bubbles: true }));
 }
 
@@ -218,32 +220,6 @@ export async function reload(key, src) {
   }
 }
 
-/* Axis switch: <select data-axis-for="KEY"> or radio inputs; the choice is kept in the URL as ?axis= --------------- */
-
-function chosenAxis() {
-  return new URLSearchParams(location.search).get("axis") || "step";
-}
-
-function applyAxis(figure) {
-  const axes = figure.layout.meta?.axes;
-  const axis = chosenAxis();
-  if (!axes || !axes[axis]) return;
-  figure.data.forEach((trace, i) => {
-    if (axes[axis][i]) trace.x = axes[axis][i];
-  });
-  figure.layout.xaxis.title.text = axis;
-  figure.layout.uirevision = `axis-${axis}`;
-}
-
-document.addEventListener("change", (event) => {
-  const control = event.target.closest("[data-axis-for]");
-  if (!control) return;
-  const url = new URL(location.href);
-  url.searchParams.set("axis", control.value);
-  history.replaceState(null, "", url);
-  for (const entry of mounted.values()) if (entry.figure.layout.meta?.axes) draw(entry);
-});
-
 /* Life ------------------------------------------------------------------------------------------------------------ */
 
 const NEAR_PX = 300; // px below or above the screen
@@ -290,5 +266,7 @@ document.addEventListener("themechange", () => {
 window.matchMedia("(min-width: 1001px)").addEventListener("change", () => {
   for (const entry of mounted.values()) draw(entry);
 });
-for (const control of document.querySelectorAll("[data-axis-for]")) control.value = chosenAxis();
+followChoices(() => {
+  for (const entry of mounted.values()) if (entry.figure.layout.meta?.axes) draw(entry);
+});
 watch();

@@ -1,5 +1,5 @@
-/* Links and forms that keep what scripts wrote into the page's address after it was rendered (a zoom, the axis of the
- * curves): <a data-keeps="from to">, <form data-keeps="axis"> name those parameters. */
+/* Links and forms that keep what scripts wrote into the page's address after it was rendered (a zoom, how curves
+ * are drawn): <a data-keeps="from to">, <form data-keeps="axis"> name those parameters. */
 
 /* [name, value or null] of each parameter that the element keeps. */
 function kept(element) {
