@@ -146,6 +146,40 @@ def test_a_dragged_part_is_asked_for_and_a_double_click_shows_the_whole_again(
     assert page.evaluate(RANGE) == whole and "from=" not in page.url
 
 
+def test_buttons_and_keys_zoom_to_single_operations_and_back(page: Page, long: dict[str, str]) -> None:
+    page.goto(long["a run"])
+    buttons = page.get_by_role("group", name="Zoom")
+    expect(buttons).to_be_visible(timeout=RUN_MS)
+    first, last = page.evaluate(RANGE)
+    back = buttons.get_by_role("button", name="Whole step")
+    expect(back).to_be_hidden()
+    expect(buttons.get_by_role("button", name="Zoom out")).to_have_attribute("aria-disabled", "true")
+    buttons.get_by_role("button", name="Zoom in").focus()
+    page.keyboard.press("Enter")
+    assert page.evaluate(RANGE) == pytest.approx([(last - first) / 4, 3 * (last - first) / 4])
+    buttons.get_by_role("button", name="Later").click()
+    assert page.evaluate(RANGE) == pytest.approx([(last - first) / 2, last])
+    expect(buttons.get_by_role("button", name="Later")).to_have_attribute("aria-disabled", "true")
+    page.locator(f"{BOX} .nsewdrag").first.click()  # the chart has the focus
+    for key in "wwww":
+        page.keyboard.press(key)
+    expect(canvas(page)).to_be_visible(timeout=RUN_MS)
+    low, high = page.evaluate(RANGE)
+    assert high - low == pytest.approx((last - first) / 32)
+    for key, moved in (("a", -0.5), ("ArrowRight", 0.0), ("d", 0.5)):
+        page.keyboard.press(key)
+        assert page.evaluate(RANGE)[0] == pytest.approx(low + moved * (high - low))
+    page.keyboard.press("Control+s")  # the browser's own
+    page.keyboard.press("s")
+    now = page.evaluate(RANGE)
+    assert now[1] - now[0] == pytest.approx(2 * (high - low)) and "from=" in page.url
+    back.focus()
+    page.keyboard.press("Enter")
+    expect(back).to_be_hidden()
+    assert page.evaluate(RANGE) == [first, last] and "from=" not in page.url
+    expect(buttons.get_by_role("button", name="Zoom in")).to_be_focused()
+
+
 def test_news_asked_for_before_a_zoom_do_not_draw_over_it(page: Page, yard: YardProcess, long: dict[str, str]) -> None:
     late: list[Route] = []
 

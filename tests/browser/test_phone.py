@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from playwright.sync_api import Page, expect
 
-from tests.browser.observed_page import PHONE
+from tests.browser.observed_page import PHONE, drawn, until
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(300)]
 
@@ -40,6 +40,36 @@ def test_no_line_below_the_name_of_a_run_begins_or_ends_with_a_dot(
     first, *others = line.evaluate(LINES)
     assert not any(first) and others, "the badge begins the first line, and there are more"
     assert all(outside is (i == 0) for row in others for i, outside in enumerate(row))
+
+
+def swipe(page: Page, x: float, y: float, down: float) -> None:
+    """Moves a finger from a point of the window so far down (or, if negative, up)."""
+    session = page.context.new_cdp_session(page)
+    steps = [("touchStart", 0.0), *(("touchMove", i / 8) for i in range(1, 9))]
+    for kind, part in steps:
+        touched = {"type": kind, "touchPoints": [{"x": x + part, "y": y + part * down}]}
+        session.send("Input.dispatchTouchEvent", touched)
+    session.send("Input.dispatchTouchEvent", {"type": "touchEnd", "touchPoints": []})
+
+
+def test_a_finger_on_a_chart_scrolls_the_page(
+    window: Callable[..., Page], session: Any, stocked: dict[str, Any]
+) -> None:
+    page = window(storage_state=session, viewport=PHONE, has_touch=True, is_mobile=True)
+    page.goto(f"/runs/{stocked['dp']}/")
+    drawn(page, ["gantt"])
+    page.locator(".chart[data-chart=gantt] .nsewdrag").first.evaluate("(e) => e.scrollIntoView({ block: 'center' })")
+    at = page.locator(".chart[data-chart=gantt] .nsewdrag").first.bounding_box()
+    assert at is not None
+    before = page.evaluate("scrollY")
+    swipe(page, at["x"] + at["width"] / 2, at["y"] + at["height"] / 2, -200)
+    until(page, "(before) => scrollY > before + 100", before)
+    assert "from=" not in page.url
+    page.get_by_role("button", name="Zoom in").tap()
+    page.wait_for_url("**from=*&to=*")
+    page.get_by_role("button", name="Whole step").tap()
+    expect(page.get_by_role("button", name="Whole step")).to_be_hidden()
+    assert "from=" not in page.url
 
 
 COVERED = """() => {

@@ -1,6 +1,7 @@
 /* The text in place of a chart that has nothing to draw, or could not be drawn. */
 
 import { forget } from "./chart_bars.js";
+import { withdrawZoom } from "./chart_buttons.js";
 import { unfollow } from "./chart_zoom.js";
 
 /* Puts the text in place of the drawing. The library must let go of the box: it would draw later numbers into the
@@ -11,6 +12,7 @@ function replaceDrawing(box, text, ...classes) {
   note.textContent = text;
   forget(box);
   unfollow(box);
+  withdrawZoom(box);
   window.Plotly?.purge(box);
   box.replaceChildren(note);
 }

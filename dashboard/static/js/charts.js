@@ -13,6 +13,7 @@
  */
 
 import { lift, paint } from "./chart_bars.js";
+import { offerZoom } from "./chart_buttons.js";
 import { nameCells } from "./chart_cells.js";
 import { painted } from "./chart_colours.js";
 import { followChoices, shape } from "./chart_curves.js";
@@ -44,6 +45,7 @@ function fitted(figure, box) {
   const { layout } = copy;
   layout.uirevision = "kept"; // keeps a zoom when new numbers arrive
   layout.autosize = true;
+  if (window.matchMedia("(pointer: coarse)").matches) layout.dragmode = false; // a finger scrolls the page
   const wide = window.matchMedia("(min-width: 1001px)").matches;
   if (layout.meta?.sharesRows && wide && box.closest(".grid2")) layout.yaxis.showticklabels = false;
   if (box.clientWidth < 760) adopt(copy, "half");
@@ -104,6 +106,7 @@ async function draw(entry) {
   paint(entry.box);
   followZoom(entry, update);
   followAddress(entry);
+  offerZoom(entry);
   if (layout.meta?.axes) note(entry, layout.meta.unshown);
   entry.element.dispatchEvent(new CustomEvent("chartdrawn", { bubbles: true }));
 }
