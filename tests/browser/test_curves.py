@@ -86,7 +86,7 @@ FEW = (
 def test_a_logarithmic_scale_says_what_it_cannot_show(page: Page, stocked: dict[str, Any]) -> None:
     page.goto(f"/runs/{stocked['single']}/?tab=metrics&smoothing=light&scale=log")
     drawn(page, ["loss"])
-    said = page.locator(".chart[data-chart=loss] .zoom-note")
+    said = page.locator(".chart[data-chart=loss] .chart-note")
     for values, kind, note in FEW:
         page.evaluate(PUT, values)
         assert page.evaluate(f"{BOX}._fullLayout.yaxis.type") == kind

@@ -237,7 +237,7 @@ def test_a_part_that_cannot_be_fetched_is_said_until_one_can(
     zoom = f"(range) => window.Plotly.relayout(document.querySelector('{BOX}'), {{'xaxis.range': range}})"
     page.route("**/data/gantt.json*", lambda route: route.abort())
     page.evaluate(zoom, [5.0, 5.4])
-    said = page.locator(".chart[data-chart=gantt] .zoom-note")
+    said = page.locator(".chart[data-chart=gantt] .chart-note")
     expect(said).to_contain_text("zoom again to try once more")
     page.unroute("**/data/gantt.json*")
     page.evaluate(zoom, [5.0, 5.3])

@@ -8,7 +8,7 @@ import pytest
 from playwright.sync_api import Page, Route, expect
 
 from tests.browser.observed_page import TELL, Troubles, drawn
-from tests.yard_process import YardProcess
+from tests.yard_process import YardProcess, wait_for
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(300)]
 
@@ -120,22 +120,57 @@ SETTLE = """__import__("dashboard.runs.models", fromlist=["x"]).Run.objects.filt
     ended_at=__import__("datetime").datetime(2026, 1, 1, tzinfo=__import__("datetime").UTC))"""
 
 
-def test_a_timeline_whose_fetch_failed_once_is_drawn_at_the_next_news(
+RELOAD = """async () => {
+  const { reload } = await import(document.querySelector("script[src*='js/charts.js']").src);
+  return reload("gantt").then(() => "", ({ message }) => message);
+}"""
+GANTT, BOX = "**/gantt.json*", ".chart[data-chart=gantt] .chart-box"
+
+
+def test_a_drawn_timeline_stays_when_newer_numbers_cannot_be_fetched(
     page: Page, stocked: dict[str, Any], troubles: Troubles
 ) -> None:
-    troubles.expected += ["503"]
+    troubles.expected += ["503", "401", "ERR_FAILED", "Failed to fetch"]
     page.goto(f"/studies/{stocked['study']}/")
     drawn(page, ["gantt"])
-    bars = page.locator(".chart[data-chart=gantt] .chart-box canvas.bars").count()
-    page.route("**/gantt.json*", lambda route: route.fulfill(status=503))
-    reload = """async () => {
-      const { reload } = await import(document.querySelector("script[src*='js/charts.js']").src);
-      await reload("gantt");
-    }"""
-    page.evaluate(reload)
-    box = page.locator(".chart[data-chart=gantt] .chart-box")
-    expect(box).to_contain_text("This chart could not be shown")
+    canvases, said = page.locator(f"{BOX} canvas.bars"), page.locator(".chart[data-chart=gantt] .chart-note")
+    bars = canvases.count()
+    for route, sentence in (
+        (lambda route: route.fulfill(status=503), "The server answered 503."),
+        (lambda route: route.abort(), "The server could not be reached."),
+        (lambda route: route.fulfill(body="<!doctype html>"), "The answer of the server was cut off."),
+    ):
+        page.route(GANTT, route)
+        assert page.evaluate(RELOAD) == sentence
+        expect(said).to_have_text(f"The newest numbers are not shown. {sentence} What is drawn is from before.")
+        expect(canvases).to_have_count(bars)
+        page.unroute_all(behavior="wait")
+    assert page.evaluate(RELOAD) == ""
+    expect(said).to_have_count(0)
+    expect(canvases).to_have_count(bars)
+    page.context.clear_cookies(name="sessionid")
+    assert page.evaluate(RELOAD) == "You are signed out."
+    expect(said).to_contain_text("You are signed out.")
+
+
+def test_a_timeline_that_could_not_be_fetched_is_asked_for_again_and_drawn(
+    page: Page, yard: YardProcess, stocked: dict[str, Any], troubles: Troubles
+) -> None:
+    troubles.expected.append("503")
+    asked: list[str] = []
+
+    def refuse(route: Route) -> None:
+        asked.append(route.request.url)
+        route.fulfill(status=503)
+
+    page.route(GANTT, refuse)
+    page.goto(f"/studies/{stocked['study']}/")
+    page.locator(BOX).scroll_into_view_if_needed()
+    expect(page.locator(BOX)).to_have_text(
+        "This chart could not be shown. The server answered 503. Reload the page to try again."
+    )
+    before = len(asked)
+    yard.query(TELL.format(run=stocked["runs"][0], study=stocked["study"], what="summary"))
+    wait_for("another attempt", lambda: len(asked) > before, each=lambda: page.wait_for_timeout(50))
     page.unroute_all(behavior="wait")
-    page.evaluate(reload)
-    expect(box.locator("svg.main-svg").first).to_be_visible()
-    expect(box.locator("canvas.bars")).to_have_count(bars)
+    expect(page.locator(f"{BOX} svg.main-svg").first).to_be_visible()  # without further news

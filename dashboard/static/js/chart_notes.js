@@ -2,6 +2,7 @@
 
 import { forget } from "./chart_bars.js";
 import { withdrawZoom } from "./chart_buttons.js";
+import { note, reason } from "./chart_fetch.js";
 import { unfollow } from "./chart_zoom.js";
 
 /* Puts the text in place of the drawing. The library must let go of the box: it would draw later numbers into the
@@ -22,6 +23,9 @@ export function empty(box, text) {
 }
 
 export function failed(element, error) {
-  const text = `This chart could not be shown: ${error.message} Reload the page to try again.`;
+  if (!error.sentence) console.warn(error); // unforeseen, so that its own words are for whoever mends it
+  const text = `This chart could not be shown. ${reason(error)} Reload the page to try again.`;
+  note(element);
+  note(element, "", "scale");
   replaceDrawing(element.querySelector(".chart-box"), text, "failed");
 }

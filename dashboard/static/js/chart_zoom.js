@@ -1,5 +1,7 @@
 /* Zoom of a long timeline: fetches the part that is shown, and keeps it in the page's address. */
 
+import { fetchChart, note, reason } from "./chart_fetch.js";
+
 const following = new WeakSet(); // boxes with a listener of `followZoom`
 const addressed = new WeakSet(); // the same of `followAddress`
 
@@ -21,28 +23,15 @@ export function followZoom(entry, update) {
     if (!src || !Object.keys(change).some((name) => name.startsWith("xaxis."))) return;
     const mine = ++asked;
     try {
-      const answer = await fetch(src + part(entry), { headers: { Accept: "application/json" } });
-      if (answer.status === 404) return location.reload(); // deleted: the page says so
-      if (!answer.ok) throw new Error(`The server answered ${answer.status}.`);
-      const chart = await answer.json();
+      const chart = await fetchChart(src + part(entry));
       if (mine !== asked) return;
       await update({ [entry.element.dataset.chart]: chart });
-      note(entry);
+      note(entry.element);
     } catch (error) {
-      note(entry, `This part could not be fetched: ${error.message} What is drawn is of the zoom before; zoom again to try once more.`);
+      if (error.status === 404) return location.reload(); // deleted: the page says so
+      note(entry.element, `This part could not be fetched. ${reason(error)} What is drawn is of the zoom before; zoom again to try once more.`);
     }
   });
-}
-
-/* Sets the note under the chart; without a text, removes it. */
-export function note(entry, words) {
-  entry.element.querySelector(":scope > .zoom-note")?.remove();
-  if (!words) return;
-  const said = document.createElement("p");
-  said.className = "notice warning small zoom-note";
-  said.setAttribute("role", "status");
-  said.textContent = words;
-  entry.box.after(said);
 }
 
 /* Zooms a figure with meta.addressed to ?from= and ?to= of the page's address, and writes later zooms there. */

@@ -7,7 +7,7 @@
  *
  *   import { update, reload } from "./charts.js";
  *   update({speedup: chart, ...});   // new numbers for charts of this page, by key
- *   reload("gantt");                 // fetch a data-src chart again
+ *   reload("gantt");                 // fetch a data-src chart again; throws if that fails
  *   view("gantt")                    // "&from=1&to=2": the zoom of a long timeline, or ""
  *   "chartdrawn"                     // event of the <figure> after each drawing; its box has Plotly's data and layout
  */
@@ -17,10 +17,11 @@ import { offerZoom } from "./chart_buttons.js";
 import { nameCells } from "./chart_cells.js";
 import { painted } from "./chart_colours.js";
 import { followChoices, shape } from "./chart_curves.js";
+import { fetchChart, note, reason, told } from "./chart_fetch.js";
 import { empty, failed } from "./chart_notes.js";
 import { picture } from "./chart_picture.js";
 import "./sections.js"; // before charts are mounted: those of closed sections are not
-import { followAddress, followed, followZoom, note, part, stay } from "./chart_zoom.js";
+import { followAddress, followed, followZoom, part, stay } from "./chart_zoom.js";
 
 const CONFIG = { displayModeBar: false, responsive: true, displaylogo: false, doubleClick: "reset", doubleClickDelay: 500 };
 const mounted = new Map(); // key -> {element, box, figure}
@@ -32,7 +33,10 @@ function plotly() {
     const script = document.createElement("script");
     script.src = document.querySelector('meta[name="plotly-src"]').content;
     script.onload = () => resolve(window.Plotly);
-    script.onerror = () => reject(new Error("The chart library could not be loaded."));
+    script.onerror = () => {
+      loading = null; // the next chart tries again
+      reject(told(Error, "The chart library could not be loaded."));
+    };
     document.head.append(script);
   });
   return loading;
@@ -107,7 +111,7 @@ async function draw(entry) {
   followZoom(entry, update);
   followAddress(entry);
   offerZoom(entry);
-  if (layout.meta?.axes) note(entry, layout.meta.unshown);
+  if (layout.meta?.axes) note(entry.element, layout.meta.unshown, "scale");
   entry.element.dispatchEvent(new CustomEvent("chartdrawn", { bubbles: true }));
 }
 
@@ -117,26 +121,23 @@ export function view(key) {
   return entry && followed(entry.box) && entry.box.layout?.xaxis ? part(entry) : "";
 }
 
-async function fetched(element) {
-  const answer = await fetch(element.dataset.src, { headers: { Accept: "application/json" } });
-  if (!answer.ok) throw new Error(`The server answered ${answer.status}.`);
-  return answer.json();
+async function show(element) {
+  let figure;
+  if (element.dataset.src) {
+    const chart = await fetchChart(element.dataset.src);
+    describe(element, chart);
+    figure = chart.figure;
+  } else {
+    figure = JSON.parse(element.querySelector("script[type='application/json']").textContent);
+  }
+  const entry = { element, box: element.querySelector(".chart-box"), figure };
+  mounted.set(element.dataset.chart, entry);
+  await draw(entry);
 }
 
 async function mount(element) {
-  const key = element.dataset.chart;
   try {
-    let figure;
-    if (element.dataset.src) {
-      const chart = await fetched(element);
-      describe(element, chart);
-      figure = chart.figure;
-    } else {
-      figure = JSON.parse(element.querySelector("script[type='application/json']").textContent);
-    }
-    const entry = { element, box: element.querySelector(".chart-box"), figure };
-    mounted.set(key, entry);
-    await draw(entry);
+    await show(element);
   } catch (error) {
     failed(element, error);
   }
@@ -211,15 +212,20 @@ document.addEventListener("chartnews", (event) => {
   renew(event.target, event.detail).catch((error) => failed(event.target, error));
 });
 
-export async function reload(key, src) {
+/* What was drawn stays when the fetch fails; the error is thrown on, for another attempt. */
+export async function reload(key) {
   const element = document.querySelector(`.chart[data-chart="${CSS.escape(key)}"]`);
   if (!element) return;
-  if (src) element.dataset.src = src;
-  if (!mounted.has(key)) return;
+  const unshown = element.querySelector(":scope > .chart-box > .failed") !== null;
+  if (!unshown && !mounted.has(key)) return; // fetched when it comes near the screen
   try {
-    await update({ [key]: await fetched(element) });
+    if (unshown) await show(element);
+    else await update({ [key]: await fetchChart(element.dataset.src) });
+    note(element);
   } catch (error) {
-    failed(element, error);
+    if (unshown) failed(element, error);
+    else note(element, `The newest numbers are not shown. ${reason(error)} What is drawn is from before.`);
+    throw error;
   }
 }
 

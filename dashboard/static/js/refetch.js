@@ -17,7 +17,7 @@ const URGENT = ["*", "state", "summary"]; // more has changed than the progress 
 
 export const isUrgent = (what) => [...what].some((one) => URGENT.includes(one));
 
-class Refused extends Error {}
+export class Refused extends Error {}
 
 export function check(answer) {
   if (answer.ok) return;
