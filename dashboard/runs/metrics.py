@@ -68,6 +68,13 @@ def series_and_replaced(run: Run, name: str, buckets: int = 0) -> tuple[Series, 
     return _series(_joined(parts), buckets), [_series(one, buckets) for one in replaced]
 
 
+def after(points: Series, step: int) -> Series:
+    """The points after a step."""
+    kept = points.step > step
+    count = int(kept.sum())
+    return Series(points.step[kept], points.time[kept], points.value[kept], count, count)
+
+
 def _chunks(run: Run, name: str, rank: int) -> QuerySet[SeriesChunk]:
     return SeriesChunk.objects.filter(attempt__run=run, name=name, rank=rank)
 

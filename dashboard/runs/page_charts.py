@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -31,6 +32,8 @@ MIB = 1 << 20
 KEPT_S = 3600
 MEMORY_PX = 96
 BUCKETS = 600
+AROUND = ("title", "source", "columns", "rows")
+"""What a page shows around a chart of a series, fields of Chart."""
 
 
 def timeline(run: Run, step: int | None = None, window: Window | None = None, lit: Lit | None = None) -> Chart | None:
@@ -153,26 +156,25 @@ def _expected(run: Run) -> str:
 
 
 def points_since(run: Run, step: int) -> dict[str, Any]:
-    """What `metrics` would add: for each series its points after `step`, and the chart's new title."""
+    """What `metrics` would add: for each series with points after `step` these, thinned, and what stands around the
+    chart, which is of the whole series: title, source, and the table's columns and rows."""
     out: dict[str, Any] = {}
     for metric in metrics_of(run):
-        found = _series(run, metric, step)
-        if len(found.step):
-            value = finite_list(found.value)
-            title = f"{metric.title}: {_newest(metric, found)}"
-            out[metric.name] = {
-                "title": title,
-                "step": found.step.tolist(),
-                "time": found.time.tolist(),
-                "value": value,
-            }
+        whole, *replaced = _with_replaced(run, metric)
+        new = selectors.after(whole, step).thinned(BUCKETS)
+        if not len(new.step):
+            continue
+        chart = _metric(run, metric, [whole.thinned(BUCKETS), *(one.thinned(BUCKETS) for one in replaced)])
+        points = {"step": new.step.tolist(), "time": new.time.tolist(), "value": finite_list(new.value)}
+        out[metric.name] = {name: getattr(chart, name) for name in AROUND} | points
     return out
 
 
 def metrics(run: Run) -> list[Chart]:
     """One chart for each series of the run, thinned to a chart's width."""
     begun = beginnings(run)  # before the points: if these are of a newer attempt, a page fetches them once more
-    return [_metric(run, metric, begun[metric.name]) for metric in metrics_of(run)]
+    found = ((metric, _with_replaced(run, metric, BUCKETS)) for metric in metrics_of(run))
+    return [_metric(run, metric, points, begun[metric.name]) for metric, points in found]
 
 
 def beginnings(run: Run) -> dict[str, str]:
@@ -181,20 +183,16 @@ def beginnings(run: Run) -> dict[str, str]:
     return {metric.name: found.get(metric.name, "") for metric in metrics_of(run)}
 
 
-def _series(run: Run, metric: Metric, since: int = -1) -> selectors.Series:
-    """The points after step `since`, in the unit of the chart."""
-    found = selectors.series(run, metric.name, since_step=since, buckets=BUCKETS)
-    return found.times(metric.scale)
-
-
-def _with_replaced(run: Run, metric: Metric) -> list[selectors.Series]:
-    """The points in the unit of the chart; behind them, those of each earlier attempt that were trained again."""
-    found, replaced = selectors.series_and_replaced(run, metric.name, buckets=BUCKETS)
+def _with_replaced(run: Run, metric: Metric, buckets: int = 0) -> list[selectors.Series]:
+    """The points in the unit of the chart, thinned where `buckets` > 0; behind them, those of each earlier attempt that
+    were trained again."""
+    found, replaced = selectors.series_and_replaced(run, metric.name, buckets)
     return [part.times(metric.scale) for part in (found, *replaced)]
 
 
-def _metric(run: Run, metric: Metric, begins: str) -> Chart:
-    found, *replaced = _with_replaced(run, metric)
+def _metric(run: Run, metric: Metric, points: Sequence[selectors.Series], begins: str = "") -> Chart:
+    """The chart of the points of `_with_replaced`."""
+    found, *replaced = points
     begun = float(found.time[0]) if len(found.time) else 0.0
     curve, *older = (_curve(run, part, begun) for part in (found, *replaced))
     title = f"{metric.title}: {_range(metric, found)}"

@@ -74,6 +74,22 @@ def test_a_smoothed_curve_grows_with_its_points(page: Page, under_way: int) -> N
     ]
 
 
+AS_DRAWN = """(least) => {
+  const chart = document.querySelector(".chart[data-chart=loss]");
+  const [drawn, points] = [chart.querySelector(".chart-box").data[0].x.length, chart.querySelector("tbody td").textContent];
+  const source = chart.querySelector(".chart-source").textContent;
+  const title = chart.querySelector("figcaption").textContent;
+  return drawn > least && points === `${drawn}` && source.includes(`; ${drawn} of ${drawn} points`) &&
+    title.includes(` at step ${drawn - 1}, first `);
+}"""
+
+
+def test_title_source_and_numbers_stay_true_while_a_curve_grows(page: Page, under_way: int) -> None:
+    page.goto(f"/runs/{under_way}/?tab=metrics")
+    drawn(page, ["loss"])
+    until(page, AS_DRAWN, len(chart_points(page, "loss")) + 3)
+
+
 def test_a_curve_that_has_grown_long_is_fetched_again_thinned(page: Page, under_way: int) -> None:
     def many(found: Any) -> None:
         for points in found["series"].values():

@@ -40,6 +40,18 @@ def test_points_since_a_step_leave_no_gap(reader: Client, alice: Any) -> None:
     assert reader.get(url, {"since": "x"}).json()["series"]["loss"]["step"][0] == 0
 
 
+def test_new_points_bring_the_title_source_and_numbers_of_the_whole_series(reader: Client, alice: Any) -> None:
+    run = factory.queued(alice)
+    factory.feed_steps(factory.start(run), 12)
+    new = reader.get(reverse("runs:data", args=[run.pk, "points"]), {"since": 9}).json()["series"]
+    drawn = reader.get(reverse("runs:data", args=[run.pk, "metrics"])).json()["charts"]
+    assert new["loss"]["step"] == [10, 11] and set(new) == {key for key, one in drawn.items() if one["rows"][0][2]}
+    for key, points in new.items():
+        around = {name: drawn[key][name] for name in ("title", "source", "columns", "rows")}
+        assert {name: points[name] for name in around} == around
+    assert ", first " in new["loss"]["title"] and "12 of 12 points" in new["loss"]["source"]
+
+
 def test_points_say_when_a_later_attempt_has_replaced_earlier_ones(reader: Client, alice: Any) -> None:
     run = factory.queued(alice)
     factory.feed_steps(factory.start(run), 12)

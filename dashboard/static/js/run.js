@@ -96,12 +96,10 @@ async function fetchPoints() {
   return update(changed);
 }
 
-function append(chart, { title, step: steps, time, value }) {
+function append(chart, { step: steps, time, value, ...around }) {
   const { axes, t0, per_step: perStep } = chart.figure.layout.meta;
   const last = lastStep(chart);
-  const from = steps.findIndex((at) => at > last);
-  chart.title = title;
-  if (from < 0) return;
+  const from = steps.filter((at) => at <= last).length;
   const fresh = steps.slice(from);
   chart.added = (chart.added ?? 0) + fresh.length;
   const seen = axes.samples[0].at(-1); // null where it is not known how many came before this run
@@ -110,6 +108,9 @@ function append(chart, { title, step: steps, time, value }) {
   axes.samples[0].push(...fresh.map((at) => (seen === null ? null : seen + (at - last) * perStep)));
   axes.seconds[0].push(...time.slice(from).map((at) => at - t0));
   chart.figure.data[0].x = axes.step[0];
+  Object.assign(chart, around);
+  // The server counts the points that it would draw; this line was thinned when it was fetched, and has grown since.
+  chart.source = chart.source.replace(/\d+(?= of \d+ points)/, axes.step[0].length);
 }
 
 /* Log ----------------------------------------------------------------------------------------------------------- */
