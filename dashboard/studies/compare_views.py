@@ -65,15 +65,24 @@ def compare_page(request: HttpRequest) -> HttpResponse:
         "words": words_of(row.spec for row in rows),
         "swap": _swapped(request, runs),
         "fewer": _address(request, runs[:MAX_DRAWN]) if len(runs) > MAX_DRAWN else "",
-        "scaling": _scaling(rows),
         "ranks": range(min(MAX_LINKED, *(run.devices for run in runs))),
         "others": _others(runs[0]) if len(runs) == 1 else (),
     }
     return render(request, "studies/compare.html", live | context)
 
 
-LIVE_PARTS = {"verdict": "verdict_words", "reached": "reached", "table": "table"}
+LIVE_PARTS = {
+    "chips": "compare_chips",
+    "verdict": "verdict_words",
+    "scaling": "compare_scaling",
+    "times": "compare_times",
+    "tradeoff": "compare_tradeoff",
+    "reached": "reached",
+    "table": "table",
+}
 """Id of an element that changes while the runs go on -> its template."""
+IN_PARTS = ("waterfall", "speedup", "tradeoff")
+"""The charts inside LIVE_PARTS, as it depends on the results so far which of them there are."""
 
 
 def live_context(runs: list[Run]) -> dict[str, Any]:
@@ -87,6 +96,7 @@ def live_context(runs: list[Run]) -> dict[str, Any]:
         "drawn": min(len(rows), MAX_DRAWN),
         "verdict": compare.verdict(view, rows[1:]),
         "charts": _compare_charts(view, rows),
+        "scaling": None if view.open else _scaling(rows),
         "reached": compare.time_to_loss(view) if same else compare.Reaches(),
     }
 
@@ -99,7 +109,8 @@ def compare_changes(request: HttpRequest) -> JsonResponse:
     if not runs:
         raise Http404("none of these runs exist")
     live = live_context(runs)
-    return answer(request, "studies/parts", LIVE_PARTS, live, {key: one for key, one in live["charts"].items() if one})
+    charts = {key: one for key, one in live["charts"].items() if one and key not in IN_PARTS}
+    return answer(request, "studies/parts", LIVE_PARTS, live, charts)
 
 
 class Asked(NamedTuple):

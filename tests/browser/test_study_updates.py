@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+import httpx
 import pytest
 from playwright.sync_api import Page, Route, expect
 
-from tests.browser.observed_page import TELL, Troubles, drawn
-from tests.yard_process import YardProcess, wait_for
+from tests.browser.observed_page import RUN_MS, TELL, Troubles, drawn, mark, same_page
+from tests.yard_process import YardProcess, tiny, wait_for
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(300)]
 
@@ -118,6 +119,19 @@ def test_each_chart_of_an_ended_study_is_drawn_once(page: Page, yard: YardProces
 
 SETTLE = """__import__("dashboard.runs.models", fromlist=["x"]).Run.objects.filter(study={study}).update(
     ended_at=__import__("datetime").datetime(2026, 1, 1, tzinfo=__import__("datetime").UTC))"""
+
+
+def test_a_comparison_draws_the_waterfall_as_soon_as_both_runs_have_ended(
+    page: Page, yard: YardProcess, client: httpx.Client, stocked: dict[str, Any]
+) -> None:
+    other = yard.submit(client, tiny(micro_batches=4), name="Compared while it runs")
+    page.goto(f"/compare/?runs={stocked['single']},{other}")
+    mark(page)
+    expect(page.locator("#times .chart")).to_have_attribute("data-chart", "speedup")
+    bars = page.locator("#times .chart[data-chart=waterfall] svg.main-svg").first
+    expect(bars).to_be_visible(timeout=RUN_MS)
+    expect(page.locator("#times .chart")).to_have_count(1)
+    assert same_page(page)
 
 
 RELOAD = """async () => {

@@ -144,7 +144,7 @@ def test_a_comparison_sends_what_changed(reader: Client, study: Study) -> None:
     first = turn(reader, f"/compare/changes.json{asked}")
     assert set(first["parts"]) == set(compare_views.LIVE_PARTS)
     assert all(text.strip() in page for text in joined(first, first["texts"]).values())
-    assert set(first["charts"]) >= {"speedup", "loss", "steps"}
+    assert set(first["charts"]) >= {"loss", "steps", "memory"}
     Run.objects.filter(name="run 3").update(step=20, loss=1.25)
     told = turn(reader, f"/compare/changes.json{asked}", first["texts"])
     assert [">run 3<" in text for text in told["texts"].values() if "<tr" in text] == [True]
@@ -153,6 +153,28 @@ def test_a_comparison_sends_what_changed(reader: Client, study: Study) -> None:
     assert reader.get("/compare/changes.json?runs=999999").status_code == 404, (
         "the page explains it when it is reloaded"
     )
+
+
+def test_a_comparison_sends_what_there_is_only_once_its_runs_have_ended(reader: Client, alice: Any) -> None:
+    split = {"pp": 4, "schedule": "naive", "micro_batches": 4}
+    runs = factory.finished(alice), factory.queued(alice, split), factory.queued(alice, split)
+    address = "/compare/changes.json?runs={},{}"
+
+    def told(other: Run) -> tuple[dict[str, str], set[str]]:
+        found = turn(reader, address.format(runs[0].pk, other.pk))
+        return joined(found, found["texts"]), set(found["charts"])
+
+    parts, charts = told(runs[1])
+    assert 'data-chart="speedup"' in parts["times"] and not parts["scaling"].strip()
+    assert not charts & set(compare_views.IN_PARTS), "they are in the parts, so they are not sent twice"
+    factory.feed_steps(factory.start(runs[1]), 43)
+    assert not told(runs[1])[0]["scaling"].strip(), "the times of a run that goes on are not judged"
+    factory.end(runs[1], State.SUCCEEDED)
+    parts, _ = told(runs[1])
+    assert 'data-chart="waterfall"' in parts["times"] and "bubble grew most" in parts["scaling"]
+    assert 'data-chart="tradeoff"' in parts["tradeoff"] and "cancelled" not in parts["chips"]
+    factory.end(runs[2], State.CANCELLED)
+    assert "· cancelled" in told(runs[2])[0]["chips"]
 
 
 @pytest.mark.parametrize("steps", [400, 2_000])

@@ -2,10 +2,10 @@
  *
  * [data-live-topic="study:3"] on a page subscribes it. On news it fetches data-live-changes = URL, which answers with
  * parts and charts as lists of digests, and the texts that this page does not have yet. Every element [data-live] with
- * the id of a part takes its new content, and pulses once if it changed. data-live-reload = keys of data-src charts to
- * fetch again when a run has begun or ended; with data-live-spans also when a running one was traced. Parts that take
- * long to make have addresses of their own, [data-live-src], from which they are fetched at first, too. With data-settled,
- * nothing has changed since the page was made.
+ * the id of a part takes its new content, with charts that it did not have, and pulses once if it changed.
+ * data-live-reload = keys of data-src charts to fetch again when a run has begun or ended; with data-live-spans also
+ * when a running one was traced. Parts that take long to make have addresses of their own, [data-live-src], from which
+ * they are fetched at first, too. With data-settled, nothing has changed since the page was made.
  */
 
 import "./copy_address.js";
@@ -25,9 +25,10 @@ let news = new Set();
 let held = new Map(); // digest -> text, of the last answer
 let shown = {}; // id of a part or key of a chart -> its digests
 
-function put(element, fresh) {
+async function put(element, fresh) {
   const before = element.textContent;
   morph(element, fresh, "innerHTML");
+  if (element.querySelector(".chart[data-chart]")) (await import("./charts.js")).watch(element);
   if (element.textContent === before) return;
   element.classList.remove("pulse");
   void element.offsetWidth; // restarts the animation
@@ -73,7 +74,7 @@ async function refreshChanged() {
     if (!element || made[id] === shown[id]) continue;
     const fresh = element.cloneNode(false);
     fresh.innerHTML = digests.map(text).join("");
-    put(element, fresh);
+    await put(element, fresh);
   }
   const drawn = {};
   for (const [key, digests] of Object.entries(charts)) {
