@@ -1,4 +1,4 @@
-"""Ages as text in one unit ('3 min'); on an open page static/js/ages.js keeps counting, in the same words."""
+"""Ages as text in one unit ('3 min'), which static/js/ages.js keeps counting on an open page, and times of day."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Callable
 from datetime import datetime
 
 from django.utils import timezone
+from django.utils.dateformat import format as date_text
 from django.utils.html import format_html
 from django.utils.safestring import SafeString
 
@@ -29,6 +30,11 @@ def ago(seconds: float) -> str:
 
 
 WORDS: dict[str, Callable[[float], str]] = {"span": span, "short": short, "ago": ago}
+
+
+def clock(at: datetime, today: datetime, how: str = "H:i:s") -> str:
+    """The time of day as `how` says, `14:20:05`, with the day before it unless that is the day of `today`."""
+    return date_text(at, how if at.date() == today.date() else f"j M {how}")
 
 
 def since(value: datetime, words: str) -> SafeString:

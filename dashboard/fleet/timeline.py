@@ -9,6 +9,7 @@ from django.db.models import Q
 from django.urls import reverse
 from django.utils import timezone
 
+from dashboard.ages import clock
 from dashboard.fleet.selectors import WorkerView, kind_of
 from dashboard.runs.models import Attempt, Run
 
@@ -17,6 +18,8 @@ MAX_BARS = 200
 """The most attempts drawn, newest first; the timeline says "N of M" where there are more."""
 MAX_LISTED = 50
 """The most attempts that are also in the table below it, newest first."""
+TICKS = 4
+"""Parts of the window between ticks."""
 LEAST = 0.3
 """Width of the shortest bar, in percent of the window."""
 
@@ -24,9 +27,9 @@ LEAST = 0.3
 @dataclass(frozen=True)
 class Bar:
     """`look` and `state` = the look and text of the attempt's badge; `left` and `width` in percent of the window;
-    `idle` = percent of the bar before the attempt's processes had started.
+    `idle` = percent of the bar before the attempt's processes had started; `begin` and `end` as `ages.clock` says them.
 
-    `end` is None while the run holds the device.
+    `end` is "now" while the run holds the device.
     """
 
     run: Run
@@ -37,8 +40,8 @@ class Bar:
     idle: float
     words: str
     attempt: int
-    begin: datetime
-    end: datetime | None
+    begin: str
+    end: str
     href: str
 
     @property
@@ -67,10 +70,11 @@ class Held:
 
 @dataclass(frozen=True)
 class Timeline:
-    """`ticks` = (percent, clock time). `table` = newest attempts first."""
+    """`ticks` = (percent, time of day, with the day where it is another than that of the tick before, at first than
+    today). `table` = newest attempts first."""
 
     rows: list[Row]
-    ticks: list[tuple[float, datetime]]
+    ticks: list[tuple[float, str]]
     table: list[Held]
     shown: int
     total: int
@@ -90,9 +94,14 @@ def timeline(workers: list[WorkerView], hours: int, now: datetime | None = None)
             for index in node["devices"]:
                 if row := rows.get((node["worker"], kind_of(attempt.run), index)):
                     row.bars.append(bar)
-    ticks = [(25.0 * i, since + (now - since) * i / 4) for i in range(5)]
     table = [Held(bar, _devices(attempt)) for attempt, bar in drawn[:MAX_LISTED]]
-    return Timeline(list(rows.values()), ticks, table, len(drawn), total)
+    return Timeline(list(rows.values()), _ticks(since, now), table, len(drawn), total)
+
+
+def _ticks(since: datetime, now: datetime) -> list[tuple[float, str]]:
+    at = [since + (now - since) * i / TICKS for i in range(TICKS + 1)]
+    texts = [clock(one, before, "H:i") for one, before in zip(at, [now, *at[:-1]], strict=True)]
+    return [(100 / TICKS * i, text) for i, text in enumerate(texts)]
 
 
 def _devices(attempt: Attempt) -> str:
@@ -110,11 +119,11 @@ def _bar(attempt: Attempt, since: datetime, now: datetime) -> Bar | None:
     width = max(LEAST, (end - since).total_seconds() / window * 100 - left)
     started = attempt.started_at or end
     held = max(0.0, (started - max(begin, since)).total_seconds()) / window * 100
-    until = f"{begin:%H:%M:%S} to {attempt.ended_at or now:%H:%M:%S}"
+    began, ended = clock(begin, now), clock(attempt.ended_at, now) if attempt.ended_at else "now"
     look, state = attempt.look, attempt.state_text
-    words = f"{attempt.run.name}, attempt {attempt.number}: {until}, {state.lower()}"
+    words = f"{attempt.run.name}, attempt {attempt.number}: {began} to {ended}, {state.lower()}"
     left = min(left, 100 - LEAST)  # even a bar at the right edge lies inside the window
     width = min(width, 100 - left)
     idle = min(100.0, held / width * 100)
     href = reverse("runs:page", args=[attempt.run_id])
-    return Bar(attempt.run, look, state, left, width, idle, words, attempt.number, begin, attempt.ended_at, href)
+    return Bar(attempt.run, look, state, left, width, idle, words, attempt.number, began, ended, href)

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from datetime import datetime
 
 from django.utils import timezone
-from django.utils.dateformat import format as date_text
 
+from dashboard.ages import clock
 from dashboard.ledger.models import Prediction
 from dashboard.runs.models import Run
 
@@ -53,4 +53,4 @@ def _predicted(runs: Sequence[int]) -> float | None:
 def _clock(now: datetime, minutes: int) -> str:
     """A time in whole minutes since 1970, in UTC: `14:20`, with the day unless that is today."""
     at = datetime.fromtimestamp(minutes * MINUTE_S, tz=now.tzinfo)
-    return date_text(at, "H:i" if at.date() == now.date() else "j M H:i")
+    return clock(at, now, "H:i")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
@@ -31,6 +31,23 @@ def test_timeline_bars_lie_where_the_attempts_were(alice: Any) -> None:
     bar = found.rows[0].bars[0]
     assert (bar.left, bar.width, bar.idle) == pytest.approx((50, 25, 20))
     assert (found.shown, found.total) == (1, 1)
+
+
+def test_times_of_another_day_say_which(alice: Any) -> None:
+    now = datetime(2026, 3, 1, 6, 30, tzinfo=UTC)
+    over, held = (factory.start(factory.queued(alice)) for _ in range(2))
+    sent = {"sent_at": datetime(2026, 2, 28, 23, 50, 7, tzinfo=UTC)}
+    Attempt.objects.filter(pk=over.pk).update(**sent, ended_at=datetime(2026, 3, 1, 0, 10, tzinfo=UTC), over=True)
+    Attempt.objects.filter(pk=held.pk).update(sent_at=datetime(2026, 3, 1, 5, 0, tzinfo=UTC))
+    found = timeline(selectors.workers(), 24, now)
+    held_bar, over_bar = (one.bar for one in found.table)
+    assert (over_bar.begin, over_bar.end) == ("28 Feb 23:50:07", "00:10:00")
+    assert "28 Feb 23:50:07 to 00:10:00" in over_bar.words
+    assert (held_bar.begin, held_bar.end) == ("05:00:00", "now") and "05:00:00 to now" in held_bar.words
+    ticks = ["28 Feb 06:30", "12:30", "18:30", "1 Mar 00:30", "06:30"]
+    assert [said for _, said in found.ticks] == ticks
+    assert [at for at, _ in found.ticks] == [0, 25, 50, 75, 100]
+    assert timeline(selectors.workers(), 1, now).ticks[0][1] == "05:30"
 
 
 def test_the_table_under_the_timeline_lists_the_newest_attempts(
