@@ -9,12 +9,15 @@ from typing import Any
 
 import numpy as np
 import pytest
+from django.db import connection
 from django.test import Client
+from django.test.utils import CaptureQueriesContext
 from django.urls import reverse
 
 from dashboard.live.changes import COST
-from dashboard.runs import selectors
+from dashboard.runs import log_views, selectors
 from dashboard.runs.models import Attempt, LogChunk, Run, SeriesChunk, State
+from dashboard.streaming import BLOCK
 from parallel_core.observe.records import POINT
 from tests.dashboard import factory
 from tests.dashboard.streamed_body import received
@@ -116,6 +119,43 @@ def test_a_log_says_which_attempt_wrote_it(reader: Client, alice: Any) -> None:
         LogChunk.objects.create(attempt=attempt, rank=0, start=0, end=len(text), data=text)
         assert reader.get(url).json()["attempt"] == number
         assert f'data-attempt="{number}">{text.decode()}</pre>' in reader.get(page).content.decode()
+
+
+def test_the_whole_log_of_a_rank_is_a_file_that_says_which_attempt_wrote_what(client: Client, alice: Any) -> None:
+    run = factory.queued(alice)
+    url = reverse("runs:log", args=[run.pk, 0])
+    assert client.get(url).status_code == 302, "nobody is signed in"
+    client.force_login(alice)
+    assert received(client.get(url)) == b""
+    lines = [b"%07d\n" % i for i in range(BLOCK // 4)]
+    first = Attempt.objects.create(run=run, number=1)
+    for start in range(0, len(lines), 1 << 13):
+        data = b"".join(lines[start : start + (1 << 13)])
+        LogChunk.objects.create(attempt=first, rank=0, start=8 * start, end=8 * start + len(data), data=data)
+    answer = client.get(url)
+    assert answer["Content-Disposition"] == f'attachment; filename="run-{run.pk}-rank-0.txt"'
+    assert answer["Content-Type"].startswith("text/plain") and received(answer) == b"".join(lines)
+    second = Attempt.objects.create(run=run, number=2)
+    LogChunk.objects.create(attempt=second, rank=0, start=0, end=7, data=b"no line")
+    third = Attempt.objects.create(run=run, number=3)
+    LogChunk.objects.create(attempt=third, rank=0, start=0, end=5, data=b"\xffend\n")
+    LogChunk.objects.create(attempt=third, rank=1, start=0, end=5, data=b"other")
+    told = received(client.get(url))
+    assert told == b"=== attempt 1 ===\n%b=== attempt 2 ===\nno line\n=== attempt 3 ===\n\xffend\n" % b"".join(lines)
+    assert client.get(reverse("runs:log", args=[run.pk, run.devices])).status_code == 404
+    assert f'href="{url}" download' in client.get(reverse("runs:page", args=[run.pk]) + "?tab=logs").content.decode()
+
+
+def test_a_file_of_a_long_log_holds_a_block_of_it_at_a_time(alice: Any) -> None:
+    run = factory.queued(alice)
+    attempt = Attempt.objects.create(run=run, number=1)
+    for i in range(3):
+        LogChunk.objects.create(attempt=attempt, rank=0, start=i * BLOCK, end=i * BLOCK + BLOCK, data=b"x" * BLOCK)
+    with CaptureQueriesContext(connection) as read:
+        pieces = log_views.pieces(run, 0)
+        next(pieces)
+        assert len(read) == 2, "the list of its chunks, and the first of them"
+        assert sum(map(len, pieces)) == 2 * BLOCK and len(read) == 4
 
 
 def test_who_reads_a_log_in_parts_comes_to_its_end(alice: Any) -> None:

@@ -100,6 +100,7 @@ export class Log {
     Object.assign(element.dataset, { start, end, total, attempt: this.attempt });
     element.hidden = total === 0;
     this.earlier.hidden = start === 0;
+    document.getElementById("log-whole").hidden = total === 0;
     document.getElementById("log-empty").hidden = total !== 0;
     const tail = start ? `, from byte ${start} on` : "";
     document.getElementById("log-size").textContent = `${end - start} of ${total} bytes${tail}`;
