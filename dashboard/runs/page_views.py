@@ -53,8 +53,8 @@ def page(request: HttpRequest, pk: int) -> HttpResponse:
 @require_safe
 @priced
 def fragment(request: HttpRequest, pk: int, name: str) -> HttpResponseBase:
-    """One part of the page, for live updates: `head`, `tiles`, `findings`, `tab`, or `text` of a run that does not
-    train. `series-csv` is a download. 404 for any other name.
+    """One part of the page, for live updates: `head`, `tiles`, `steps`, `findings`, `tab`, or `text` of a run that does
+    not train. `series-csv` is a download. 404 for any other name.
     """
     run = _run(pk)
     if name == "head":
@@ -64,10 +64,12 @@ def fragment(request: HttpRequest, pk: int, name: str) -> HttpResponseBase:
     if name == "text" and run.task:
         made = _made(run)
         return render(request, made["part"], {"run": run, **made})
+    if name == "steps":
+        return render(request, "runs/page_steps.html", _steps(run, _number(request, "step")))
     if name == "findings":
         return render(request, "runs/page_findings.html", {"run": run, "findings": findings(run)})
     if name == "tab":
-        return render(request, "runs/page_tab.html", {"run": run, **_tab(request, run, _number(request, "step"))})
+        return render(request, "runs/page_tab.html", _alone(request, run))
     if name == "series-csv":
         return series_files.as_csv(run)
     raise Http404(f"a run's page has no part '{name}'")
@@ -132,15 +134,20 @@ def _head(request: HttpRequest, run: Run) -> dict[str, Any]:
     }
 
 
-def _first_screen(run: Run, step: int | None, lit: Lit | None) -> dict[str, Any]:
+def _steps(run: Run, step: int | None) -> dict[str, Any]:
+    """Which step is shown, None for the newest, and which others can be chosen."""
     choice = selectors.step_choice(run, step)
     shown = None if step is None else choice.shown
+    return {"choice": choice, "step": shown, "heading": page_charts.heading(run, shown)}
+
+
+def _first_screen(run: Run, step: int | None, lit: Lit | None) -> dict[str, Any]:
+    steps = _steps(run, step)
+    shown = steps["step"]
     return {
+        **steps,
         "tiles": tiles(run),
         "gantt": page_charts.timeline(run, shown, lit=lit) or page_charts.no_timeline(run, shown),
-        "choice": choice,
-        "step": shown,
-        "heading": page_charts.heading(run, shown),
         "findings": findings(run, wait=False),
         "legend": LEGEND,
         "words": words_of([RunSpec.stored(run.spec)]),
@@ -153,6 +160,11 @@ def _tab(request: HttpRequest, run: Run, step: int | None) -> dict[str, Any]:
     tabs = OF_TEXT if run.task else TABS
     tab = asked if asked in tabs else next(iter(tabs))
     return {"tabs": tabs, "tab": tab, **tab_context(tab, run, _number(request, "rank") or 0, step, request.GET)}
+
+
+def _alone(request: HttpRequest, run: Run) -> dict[str, Any]:
+    """The context of the tab without the page around it."""
+    return {"run": run, "may_submit": may_submit(request.user), **_tab(request, run, _number(request, "step"))}
 
 
 def _gantt(request: HttpRequest, run: Run) -> dict[str, Any]:

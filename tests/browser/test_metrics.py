@@ -76,7 +76,8 @@ def test_a_smoothed_curve_grows_with_its_points(page: Page, under_way: int) -> N
 
 AS_DRAWN = """(least) => {
   const chart = document.querySelector(".chart[data-chart=loss]");
-  const [drawn, points] = [chart.querySelector(".chart-box").data[0].x.length, chart.querySelector("tbody td").textContent];
+  const drawn = chart.querySelector(".chart-box").data[0].x.length;
+  const points = chart.querySelector("tbody td").textContent;
   const source = chart.querySelector(".chart-source").textContent;
   const title = chart.querySelector("figcaption").textContent;
   return drawn > least && points === `${drawn}` && source.includes(`; ${drawn} of ${drawn} points`) &&

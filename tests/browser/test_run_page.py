@@ -93,6 +93,24 @@ def test_everything_on_the_page_moves_without_a_reload(page: Page, under_way: in
     assert same_page(page)
 
 
+def test_the_choice_of_steps_grows_but_not_while_it_is_in_use(page: Page, under_way: int) -> None:
+    page.goto(f"/runs/{under_way}/")
+    mark(page)
+    select, options = page.locator("#step"), page.locator("#step option")
+    expect(select).to_have_value("", timeout=RUN_MS)
+    before = options.count()
+    until(page, "(before) => document.querySelectorAll('#step option').length > before", before)
+    select.select_option(index=1)
+    select.focus()
+    chosen, offered = select.input_value(), options.all_inner_texts()
+    page.wait_for_timeout(3_000)
+    assert options.all_inner_texts() == offered
+    select.blur()
+    until(page, "(before) => document.querySelectorAll('#step option').length > before", len(offered))
+    expect(select).to_have_value(chosen)  # not sent yet
+    assert chosen and same_page(page)
+
+
 def test_tabs_stand_in_the_address(page: Page, under_way: int) -> None:
     page.goto(f"/runs/{under_way}/")
     tabs = page.get_by_role("navigation", name="Details of the run")

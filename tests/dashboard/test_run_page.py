@@ -16,7 +16,7 @@ from django.utils import timezone
 from dashboard.ledger import services as ledger
 from dashboard.ledger.models import Profile, ProfileState
 from dashboard.runs import states
-from dashboard.runs.models import Run, State
+from dashboard.runs.models import Run, SpanChunk, State
 from dashboard.runs.page_tabs import TABS
 from dashboard.runs.page_tiles import WIDTH, line, tiles
 from dashboard.runs.page_verdict import planned_bubble, verdict
@@ -179,12 +179,27 @@ def test_signed_out_readers_see_nothing(client: Client, alice: Any) -> None:
 
 def test_fragments(reader: Client, alice: Any) -> None:
     run = factory.finished(alice)
-    for name in ("head", "tiles", "tab"):
+    for name in ("head", "tiles", "steps", "tab"):
         answer = reader.get(reverse("runs:fragment", args=[run.pk, name]))
         assert f'id="{name}"' in answer.content.decode()
     assert reader.get(reverse("runs:fragment", args=[run.pk, "other"])).status_code == 404
     assert reader.get(reverse("runs:data", args=[run.pk, "other"])).status_code == 404
     assert reader.get(reverse("runs:page", args=[999])).status_code == 404
+
+
+def test_the_choice_of_steps_is_a_part_of_its_own(reader: Client, alice: Any) -> None:
+    """As on the page with the same parameters, which its links and form keep."""
+    run = factory.queued(alice)
+    address, part = reverse("runs:page", args=[run.pk]), reverse("runs:fragment", args=[run.pk, "steps"])
+    factory.feed_steps(factory.start(run), 30)
+    assert 'name="step"' not in reader.get(part).content.decode(), "one step is no choice"
+    for chunk in list(SpanChunk.objects.filter(step=10)):
+        chunk.pk, chunk.step = None, 20
+        chunk.save()
+    for query in ("", "?tab=memory&step=20", "?tab=memory&step=7"):
+        told = reader.get(part + query).content.decode()
+        assert told.strip() in reader.get(address + query).content.decode() and 'name="step"' in told
+    assert ">traced step 20<" in reader.get(f"{part}?step=20").content.decode().lower()
 
 
 def test_ranks_of_a_finished_run_have_no_empty_columns_and_name_their_device(reader: Client, alice: Any) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -43,6 +44,18 @@ def test_what_if_answers_and_says_how_sure_it_is(client: Client, alice: Any) -> 
     early = tab(client, run, "tab=whatif")
     assert 'name="early_gradients"' not in early, "the run already uses them"
     assert "could pass" not in early
+
+
+def test_a_slider_asks_for_the_tab_alone_and_gets_what_the_page_says(client: Client, alice: Any) -> None:
+    run = factory.finished(alice, PIPELINE)
+    client.force_login(alice)
+    page, query = f"/runs/{run.pk}/", "?tab=whatif&schedule=1f1b"
+    whole = client.get(page + query).content.decode()
+    asked = re.search(r'id="whatif-form"[^>]* action="([^"]*)#details"[^>]* data-whatif="([^"]*)"', whole)
+    assert asked and asked[1] == page, "without scripts the form leads to the page"
+    part = client.get(asked[2] + query).content.decode()
+    assert part.strip() in whole and 'id="whatif-result"' in part and "Run it" in part
+    assert 'data-chart="gantt"' not in part and len(part) < len(whole) / 2
 
 
 def test_ideas_are_sorted_and_lead_to_themselves(client: Client, alice: Any) -> None:

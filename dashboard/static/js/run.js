@@ -3,6 +3,7 @@
  *
  *   state, summary   the head: badge, verdict, actions        points    the tiles, and new points of the metrics
  *   spans, memory    the timeline, the findings              log       the bytes after the last one shown
+ *   spans            the choice of the traced step
  *   text             the text so far of a run that generates
  *   "*"              after a lost connection: all of these, each from its current state on
  */
@@ -142,6 +143,7 @@ function news(what) {
   }
   if (any("points", "series", "memory", "summary")) fetchPart("tiles", QUICKEST_MS);
   if (any("spans", "memory", "summary", "state")) fetchPart("findings", SLOWEST_MS);
+  if (any("spans", "state")) soon("steps", swapSteps, SLOWEST_MS, urgent);
   const drawn = document.querySelector("[data-chart='gantt'] .chart-box .empty") === null;
   if (step === undefined && (any("spans", "memory") || (!drawn && any("state", "points")))) {
     soon("gantt", reloadGantt, drawn ? QUICKEST_MS : SLOWEST_MS, urgent);
@@ -155,6 +157,15 @@ function showTab(any, urgent) {
   const topics = TAB_TOPICS[tab] ?? (document.querySelector("#tab > .empty") ? FILLED_ONCE[tab] : undefined);
   if (topics && any(...topics)) soon("tab", () => swap("tab", `part/tab${location.search}`), SLOWEST_MS, urgent);
 }
+
+/* The choice of the traced step: not while it is in use, as its list may be open; then once it is no longer. */
+async function swapSteps() {
+  if (document.activeElement?.id !== "step") await swap("steps", `part/steps${location.search}`);
+}
+
+document.addEventListener("focusout", ({ target }) => {
+  if (target.id === "step") soon("steps", swapSteps, QUICKEST_MS);
+});
 
 /* Fetches the shown part of the timeline again; if the zoom changes meanwhile, the part that is then shown. */
 async function reloadGantt() {
