@@ -70,7 +70,7 @@ class Held:
 
 @dataclass(frozen=True)
 class Timeline:
-    """`ticks` = (percent, time of day, with the day where it is another than that of the tick before, at first than
+    """`ticks` = (percent, time of day, with the day where it is another than that of a tick before, at first than
     today). `table` = newest attempts first."""
 
     rows: list[Row]
@@ -100,8 +100,10 @@ def timeline(workers: list[WorkerView], hours: int, now: datetime | None = None)
 
 def _ticks(since: datetime, now: datetime) -> list[tuple[float, str]]:
     at = [since + (now - since) * i / TICKS for i in range(TICKS + 1)]
-    texts = [clock(one, before, "H:i") for one, before in zip(at, [now, *at[:-1]], strict=True)]
-    return [(100 / TICKS * i, text) for i, text in enumerate(texts)]
+    # A phone shows every second one, so these also say what the one between would say.
+    before = [now, *(at[i - 2 if i % 2 == 0 else i - 1] for i in range(1, TICKS + 1))]
+    texts = [clock(one, other, "H:i") for one, other in zip(at, before, strict=True)]
+    return [(100 / TICKS * i, text.replace(" ", "\N{NO-BREAK SPACE}", 1)) for i, text in enumerate(texts)]
 
 
 def _devices(attempt: Attempt) -> str:

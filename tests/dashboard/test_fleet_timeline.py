@@ -44,8 +44,9 @@ def test_times_of_another_day_say_which(alice: Any) -> None:
     assert (over_bar.begin, over_bar.end) == ("28 Feb 23:50:07", "00:10:00")
     assert "28 Feb 23:50:07 to 00:10:00" in over_bar.words
     assert (held_bar.begin, held_bar.end) == ("05:00:00", "now") and "05:00:00 to now" in held_bar.words
-    ticks = ["28 Feb 06:30", "12:30", "18:30", "1 Mar 00:30", "06:30"]
-    assert [said for _, said in found.ticks] == ticks
+    ticks = ["28 Feb 06:30", "12:30", "18:30", "1 Mar 00:30", "1 Mar 06:30"]
+    assert [said.replace("\N{NO-BREAK SPACE}", " ") for _, said in found.ticks] == ticks
+    assert all(said.count(" ") <= 1 for _, said in found.ticks), "a phone breaks it into at most two lines"
     assert [at for at, _ in found.ticks] == [0, 25, 50, 75, 100]
     assert timeline(selectors.workers(), 1, now).ticks[0][1] == "05:30"
 
