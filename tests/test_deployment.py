@@ -11,6 +11,7 @@ import runpy
 import subprocess
 import sys
 import threading
+import zipfile
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -193,17 +194,23 @@ def test_no_secret_of_the_operator_enters_the_image() -> None:
     ],
 )
 def test_pytorch_comes_from_where_it_was_said(
-    gpu: bool, named: str, taken: bool, monkeypatch: pytest.MonkeyPatch
+    gpu: bool, named: str, taken: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A CPU-only build would leave the GPU unused, and an older driver needs a build for an older CUDA version: the
     named index is used exactly where it has to be.
     """
     monkeypatch.setenv("TRAINYARD_TORCH_INDEX", named)
+    monkeypatch.setenv("TRAINYARD_VENV", str(tmp_path))
     run = runpy.run_path(str(ROOT / "run"))
     asked: list[tuple[str, ...]] = []
+
+    def pip(*arguments: str, vital: bool = True) -> bool:
+        asked.append(arguments)
+        return True
+
     scope = run["install"].__globals__
-    scope |= {"has_gpu": lambda: gpu, "pip": lambda *arguments: asked.append(arguments), "say": lambda text: None}
-    scope["importing"] = lambda code: nullcontext()
+    scope |= {"has_gpu": lambda: gpu, "say": lambda text: None, "importing": lambda code: nullcontext()}
+    scope["pip"] = pip
     run["install"]("requirements.txt")
     assert (asked[0][-2:] == ("--extra-index-url", named)) == taken
     exact, build = run["pinned"]("torch"), named.rpartition("/")[2]
@@ -211,9 +218,112 @@ def test_pytorch_comes_from_where_it_was_said(
 
 
 @pytest.mark.parametrize("index", ["", "https://mirror.example/simple"])
-def test_an_index_of_no_build_is_asked_for_the_version_alone(index: str) -> None:
+def test_an_index_of_no_build_is_asked_for_the_version_alone(
+    index: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TRAINYARD_VENV", str(tmp_path))
     run = runpy.run_path(str(ROOT / "run"))
     assert run["torch_from"](index)[0] == run["pinned"]("torch")
+
+
+PYTORCH = "https://download.pytorch.org/whl"
+
+
+def set_up_before(venv: Path, build: str) -> Path:
+    """Makes `venv` look as after a set-up with this build of PyTorch; returns the record of the latter."""
+    run = runpy.run_path(str(ROOT / "run"))
+    (venv / "bin").mkdir(parents=True)
+    (venv / "bin" / "python").symlink_to(sys.executable)
+    exact = run["pinned"]("torch").replace("==", "-")
+    record = venv / "lib" / "python3.12" / "site-packages" / f"{exact}{build}.dist-info" / "RECORD"
+    record.parent.mkdir(parents=True)
+    record.touch()
+    for requirements in ("requirements.txt", "requirements-test.txt"):
+        (venv / f".{requirements}.stamp").write_text(run["fingerprint"](requirements))
+    return record
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the builds for other systems have no names")
+@pytest.mark.parametrize(
+    ("installed", "named", "gpu", "is_wanted"),
+    [
+        ("", "", False, True),
+        ("+cpu", "", False, True),
+        ("+cpu", f"{PYTORCH}/cpu", False, True),
+        ("", f"{PYTORCH}/cpu", False, False),
+        ("+cpu", "", True, False),
+        ("+cpu", f"{PYTORCH}/cpu", True, False),
+        ("+cu126", f"{PYTORCH}/cpu", True, True),
+        ("+cu126", f"{PYTORCH}/cu128/", True, False),
+        ("+cpu", "https://mirror.example/simple", False, True),
+    ],
+)
+def test_a_set_up_environment_is_kept_unless_another_build_of_pytorch_is_wanted(
+    installed: str, named: str, gpu: bool, is_wanted: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The index is named for the first start: a later one without it, also offline, needs no pip."""
+    set_up_before(tmp_path / "venv", installed)
+    monkeypatch.setenv("TRAINYARD_VENV", str(tmp_path / "venv"))
+    monkeypatch.setenv("TRAINYARD_TORCH_INDEX", named)
+    run = runpy.run_path(str(ROOT / "run"))
+    run["is_up_to_date"].__globals__["has_gpu"] = lambda: gpu
+    assert run["is_up_to_date"]("requirements.txt") == is_wanted
+
+
+def test_a_build_of_pytorch_that_cannot_be_replaced_is_used_and_one_that_is_half_replaced_is_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Offline, pip leaves what is installed. Interrupted, it may leave no PyTorch at all: no stamp may hide that."""
+    record = set_up_before(tmp_path / "venv", "+cpu")
+    monkeypatch.setenv("TRAINYARD_VENV", str(tmp_path / "venv"))
+    run = runpy.run_path(str(ROOT / "run"))
+    said: list[str] = []
+    stamps: list[bool] = []
+
+    def offline(*arguments: str, vital: bool = True) -> bool:
+        stamps.append(any(run["VENV"].glob(".*.stamp")))
+        assert not vital or "torch" not in str(arguments), "the set-up would end here"
+        return "torch" not in str(arguments)
+
+    scope = run["install"].__globals__
+    scope |= {"has_gpu": lambda: True, "say": said.append, "pip": offline, "importing": lambda code: nullcontext()}
+    run["install"]("requirements.txt")
+    assert any("was not replaced" in line for line in said) and stamps == [False, False]
+    record.unlink()
+    assert not run["is_up_to_date"]("requirements.txt")
+
+
+def wheel(folder: Path, name: str, version: str, code: str = "") -> None:
+    """Writes the smallest wheel that pip installs."""
+    about = f"{name}-{version}.dist-info"
+    with zipfile.ZipFile(folder / f"{name}-{version}-py3-none-any.whl", "w") as out:
+        out.writestr(f"{name}.py", code)
+        out.writestr(f"{about}/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+        out.writestr(f"{about}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        out.writestr(f"{about}/RECORD", f"{name}.py,,\n{about}/METADATA,,\n{about}/WHEEL,,\n{about}/RECORD,,\n")
+
+
+@pytest.mark.full
+@pytest.mark.skipif(sys.platform != "linux", reason="the builds for other systems have no names")
+def test_pip_replaces_a_build_by_the_one_that_is_wanted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The real pip, with small wheels of PyTorch's name: to PyPI's build where there is a GPU, and back."""
+    venv, wheels = tmp_path / "venv", tmp_path / "wheels"
+    monkeypatch.setenv("TRAINYARD_VENV", str(venv))
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(wheels))
+    run = runpy.run_path(str(ROOT / "run"))
+    exact, numpy = (run["pinned"](name).partition("==")[2] for name in ("torch", "numpy"))
+    wheels.mkdir()
+    for name, version in (("torch", exact), ("torch", f"{exact}+cpu"), ("numpy", numpy)):
+        wheel(wheels, name, version, f"build = {version!r}")
+    run["make_venv"]()
+    scope = run["install_torch"].__globals__
+    for index, gpu, build in (("", False, "+cpu"), ("", True, ""), ("", False, ""), (f"{PYTORCH}/cpu", False, "+cpu")):
+        scope |= {"TORCH_INDEX": index, "has_gpu": lambda gpu=gpu: gpu}
+        run["install_torch"]()
+        assert run["has_wanted_torch"]()
+        told = subprocess.run([run["PYTHON"], "-c", "import torch; print(torch.build)"], capture_output=True, text=True)
+        assert told.stdout.strip() == exact + build
 
 
 @pytest.mark.parametrize(
