@@ -37,7 +37,8 @@ class Metric:
     """One series.
 
     `title` is the quantity, `unit` that of the axis, `text` formats a value; both apply to the stored value times
-    `scale`. `measured` is the source shown under the chart; `only` = the one precision that has this series.
+    `scale`. `measured` is the source shown under the chart; `only` = the one precision that has this series; `by_stage`
+    = each stage has its own, where the pipeline is not flushed: a line for each, from its first rank.
     """
 
     name: str
@@ -45,6 +46,7 @@ class Metric:
     unit: str
     measured: str = "measured"
     only: str = ""
+    by_stage: bool = False
     scale: float = 1.0
     text: Callable[[float], str] = _four_digits
 
@@ -75,6 +77,7 @@ METRICS = (
     ),
     Metric("tokens_per_s", "Throughput", "tokens/s", "measured: tokens of the global batch over the step's wall time"),
     Metric("grad_norm", "Gradient norm", "gradient norm"),
+    Metric("lr", "Learning rate", "learning rate", "as set for the step"),
     Metric(
         "mfu",
         "Model FLOPs utilisation (MFU)",
@@ -127,13 +130,31 @@ METRICS = (
     ),
     Metric("loss_scale", "Loss scale", "loss scale", only="fp16", text=figure_text),
     Metric("skipped_steps", "Steps skipped so far", "steps", only="fp16"),
+    Metric(
+        "staleness",
+        "Staleness by stage",
+        "updates",
+        "measured: updates of the stage between the forward of a micro-batch and the one by its gradient, mean over "
+        "the micro-batches of the step",
+        by_stage=True,
+    ),
+    Metric("stage_loss_scale", "Loss scale by stage", "loss scale", only="fp16", by_stage=True, text=figure_text),
+    Metric("stage_skipped", "Updates skipped so far by stage", "updates", only="fp16", by_stage=True),
 )
+NOT_DRAWN = {
+    "rank_step_time": "ranks wait for one another, so all end a step at about the time of step_time",
+    "reference_time": "not of the run but of its host: studies draw what follows from it, the pace",
+    "memory": "sampled between steps, when activations are free: the Memory tab has the peaks",
+    "cpu_others": "one share so far, which the page says in words where it disturbed the run",
+}
+"""The other recorded series and why no chart shows them; the CSV and JSON files have them."""
 
 
 def metrics_of(run: Run) -> list[Metric]:
     """The metrics of `run`, in the order of the page, with titles and units that fit it."""
-    precision = run.spec.get("train", {}).get("precision")
-    found = [_worded(metric, run) for metric in METRICS if metric.only in ("", precision)]
+    precision, flushes = run.spec.get("train", {}).get("precision"), RunSpec.stored(run.spec).parallel.flushes
+    own = (metric for metric in METRICS if metric.only in ("", precision) and not (metric.by_stage and flushes))
+    found = [_worded(metric, run) for metric in own]
     metering = RankInfo.objects.filter(attempt__run=run, rank=0, hello__waits=True)
     attempt = metering.order_by("-attempt__number").values_list("attempt", flat=True).first()
     if attempt is None:

@@ -62,9 +62,9 @@ def series(
     return _series(points[points["step"] > since_step], buckets)
 
 
-def series_and_replaced(run: Run, name: str, buckets: int = 0) -> tuple[Series, list[Series]]:
-    """The series of rank 0, and of each earlier attempt the points that a later one replaced, if there are any."""
-    parts, replaced = _merged(_chunks(run, name, rank=0))
+def series_and_replaced(run: Run, name: str, rank: int = 0, buckets: int = 0) -> tuple[Series, list[Series]]:
+    """The series of a rank, and of each earlier attempt the points that a later one replaced, if there are any."""
+    parts, replaced = _merged(_chunks(run, name, rank))
     return _series(_joined(parts), buckets), [_series(one, buckets) for one in replaced]
 
 
@@ -91,14 +91,15 @@ def newest(run: Run, name: str) -> float | None:
     return float(np.frombuffer(bytes(data), POINT)["value"][-1]) if data else None
 
 
-def beginnings(run: Run) -> dict[str, str]:
-    """For each series of rank 0: the newest attempt that has points of it, and the first step of these, as `2:20`.
+def beginnings(run: Run, ranks: Iterable[int] = (0,)) -> dict[tuple[str, int], str]:
+    """For each series by name and rank: the newest attempt that has points of it, and the first step of these, as
+    `2:20`.
 
     While this stays the same, points are only added; when it changes, later points have replaced earlier ones.
     """
-    found = SeriesChunk.objects.filter(attempt__run=run, rank=0).order_by("attempt__number")
-    rows = found.values_list("name", "attempt__number").annotate(first=Min("first_step"))
-    return {name: f"{number}:{first}" for name, number, first in rows}
+    found = SeriesChunk.objects.filter(attempt__run=run, rank__in=list(ranks)).order_by("attempt__number")
+    rows = found.values_list("name", "rank", "attempt__number").annotate(first=Min("first_step"))
+    return {(name, rank): f"{number}:{first}" for name, rank, number, first in rows}
 
 
 def by_rank(run: Run, name: str, ranks: int) -> list[list[float]]:

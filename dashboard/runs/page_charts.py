@@ -1,39 +1,31 @@
-"""Charts of a run's page: the newest traced step with the memory curve below, metrics, memory by category."""
+"""Charts of a run's page: the newest traced step with the memory curve below, and memory by category."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 from django.urls import reverse
 
-from dashboard.charts import gantt, loss, theme
+from dashboard.charts import gantt, theme
 from dashboard.charts.chart import Chart
 from dashboard.charts.heatmap import Window
 from dashboard.charts.timeline import Lit, Step, kept
-from dashboard.json_values import finite_list
 from dashboard.once import once
 from dashboard.runs import selectors
-from dashboard.runs.metric_rows import Metric, metrics_of
 from dashboard.runs.models import ENDED, MemoryRecord, Run
-from dashboard.runs.samples import samples_shift
 from dashboard.runs.spreading import hosts_of
 from parallel_core.analysis.names import CATEGORY_NAMES
 from parallel_core.analysis.quantities import bytes_text, ns_text, percent_text
 from parallel_core.layout import Layout
 from parallel_core.observe.observed_steps import first_traced
 from parallel_core.observe.records import CATEGORIES, MEMORY
-from parallel_core.plan.strategy import family
 from parallel_core.spec import RunSpec
 
 MIB = 1 << 20
 KEPT_S = 3600
 MEMORY_PX = 96
-BUCKETS = 600
-AROUND = ("title", "source", "columns", "rows")
-"""What a page shows around a chart of a series, fields of Chart."""
 
 
 def timeline(run: Run, step: int | None = None, window: Window | None = None, lit: Lit | None = None) -> Chart | None:
@@ -153,88 +145,6 @@ def _expected(run: Run) -> str:
         return "This run is too short: none of its steps is traced."
     # Without the current step: this text is not updated until the traced step has arrived.
     return f"Here you will see forward, backward, communication and idle time of each rank, once step {first} is done."
-
-
-def points_since(run: Run, step: int) -> dict[str, Any]:
-    """What `metrics` would add: for each series with points after `step` these, thinned, and what stands around the
-    chart, which is of the whole series: title, source, and the table's columns and rows."""
-    out: dict[str, Any] = {}
-    for metric in metrics_of(run):
-        whole, *replaced = _with_replaced(run, metric)
-        new = selectors.after(whole, step).thinned(BUCKETS)
-        if not len(new.step):
-            continue
-        chart = _metric(run, metric, [whole.thinned(BUCKETS), *(one.thinned(BUCKETS) for one in replaced)])
-        points = {"step": new.step.tolist(), "time": new.time.tolist(), "value": finite_list(new.value)}
-        out[metric.name] = {name: getattr(chart, name) for name in AROUND} | points
-    return out
-
-
-def metrics(run: Run) -> list[Chart]:
-    """One chart for each series of the run, thinned to a chart's width."""
-    begun = beginnings(run)  # before the points: if these are of a newer attempt, a page fetches them once more
-    found = ((metric, _with_replaced(run, metric, BUCKETS)) for metric in metrics_of(run))
-    return [_metric(run, metric, points, begun[metric.name]) for metric, points in found]
-
-
-def beginnings(run: Run) -> dict[str, str]:
-    """`selectors.beginnings` of each chart of `metrics`, '' without points."""
-    found = selectors.beginnings(run)
-    return {metric.name: found.get(metric.name, "") for metric in metrics_of(run)}
-
-
-def _with_replaced(run: Run, metric: Metric, buckets: int = 0) -> list[selectors.Series]:
-    """The points in the unit of the chart, thinned where `buckets` > 0; behind them, those of each earlier attempt that
-    were trained again."""
-    found, replaced = selectors.series_and_replaced(run, metric.name, buckets)
-    return [part.times(metric.scale) for part in (found, *replaced)]
-
-
-def _metric(run: Run, metric: Metric, points: Sequence[selectors.Series], begins: str = "") -> Chart:
-    """The chart of the points of `_with_replaced`."""
-    found, *replaced = points
-    begun = float(found.time[0]) if len(found.time) else 0.0
-    curve, *older = (_curve(run, part, begun) for part in (found, *replaced))
-    title = f"{metric.title}: {_range(metric, found)}"
-    made = loss.chart([curve], title, metric.measured, key=metric.name, unit=metric.unit, replaced=older)
-    # A single line needs no hue of its own: it has the accent colour.
-    for trace in made.figure["data"][:1]:
-        trace["line"] = {"color": theme.var("accent"), "width": 1.75}
-    made.figure["layout"]["height"] = 240
-    if metric.is_share:
-        made.figure["layout"]["yaxis"]["rangemode"] = "tozero"
-    made.figure["layout"]["meta"] |= {
-        "t0": begun if len(found.time) else None,
-        "begins": begins,
-        "per_step": curve.samples_per_step,
-    }
-    return replace(made, subtitle="")
-
-
-def _curve(run: Run, points: selectors.Series, begun: float) -> loss.Curve:
-    """The line of the points; seconds count from `begun`."""
-    spec = RunSpec.stored(run.spec)
-    return loss.Curve(
-        label=run.label or run.name,
-        step=points.step,
-        seconds=points.time - begun,
-        value=points.value,
-        total=points.total,
-        samples_per_step=spec.train.global_batch,
-        samples_shift=samples_shift(run),
-        family=family(spec),
-        means=points.means,
-    )
-
-
-def _range(metric: Metric, found: selectors.Series) -> str:
-    if not found.total:
-        return "no point yet"
-    return f"{_newest(metric, found)}, first {metric.said(float(found.value[0]))}"
-
-
-def _newest(metric: Metric, found: selectors.Series) -> str:
-    return f"{metric.said(float(found.value[-1]))} at step {found.step[-1]}"
 
 
 def memory_rows(run: Run, limit: int | None) -> list[dict[str, Any]]:

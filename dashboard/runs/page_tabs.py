@@ -10,6 +10,7 @@ from pydantic import ValidationError
 
 from dashboard.runs import (
     layout_picture,
+    metric_charts,
     page_accounts,
     page_charts,
     page_memory,
@@ -102,7 +103,7 @@ _CONTEXTS: dict[str, Callable[[_Asked], dict[str, Any]]] = {
     "whatif": lambda asked: page_whatif.context(asked.run, asked.step, asked.given),
     "operators": lambda asked: page_operators.context(asked.run, asked.step, asked.given),
     "memory": _memory,
-    "metrics": lambda asked: {"charts": page_charts.metrics(asked.run)},
+    "metrics": lambda asked: {"charts": metric_charts.metrics(asked.run)},
     "ranks": _ranks,
     "layout": _layout_of_rank,
     "logs": lambda asked: _logs(asked.run, asked.rank),

@@ -17,6 +17,7 @@ from dashboard.live.changes import priced
 from dashboard.runs import (
     generating,
     linking,
+    metric_charts,
     next_trace,
     page_charts,
     resuming,
@@ -33,7 +34,6 @@ from dashboard.runs.page_tiles import tiles
 from dashboard.runs.page_verdict import cause_of, verdict
 from dashboard.runs.states import beginning
 from dashboard.schedules.glossary import words_of
-from parallel_core.observe.records import RANK_SERIES, RUN_SERIES, SHARE_SERIES
 from parallel_core.outline import outline_of
 from parallel_core.spec import RunSpec
 
@@ -151,7 +151,6 @@ def _first_screen(run: Run, step: int | None, lit: Lit | None) -> dict[str, Any]
         "findings": findings(run, wait=False),
         "legend": LEGEND,
         "words": words_of([RunSpec.stored(run.spec)]),
-        "metric_names": [*RUN_SERIES, *SHARE_SERIES, *RANK_SERIES],
     }
 
 
@@ -174,15 +173,15 @@ def _gantt(request: HttpRequest, run: Run) -> dict[str, Any]:
 
 
 def _metrics(request: HttpRequest, run: Run) -> dict[str, Any]:
-    return {"charts": {chart.key: chart.as_dict() for chart in page_charts.metrics(run)}}
+    return {"charts": {chart.key: chart.as_dict() for chart in metric_charts.metrics(run)}}
 
 
 def _points(request: HttpRequest, run: Run) -> dict[str, Any]:
     """The points after step `since` (-1 or absent: all), each series thinned to a chart's width. When `begins` of a
     series has changed, earlier points were replaced, too."""
     since = _number(request, "since", least=-1)
-    begins = page_charts.beginnings(run)  # before the points, as in `page_charts.metrics`
-    return {"begins": begins, "series": page_charts.points_since(run, -1 if since is None else since)}
+    begins = metric_charts.beginnings(run)  # before the points, as in `metric_charts.metrics`
+    return {"begins": begins, "series": metric_charts.points_since(run, -1 if since is None else since)}
 
 
 def _log(request: HttpRequest, run: Run) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from django.utils import timezone
 from django.views.decorators.http import require_safe
 
 from dashboard.charts import svg, theme
-from dashboard.runs import findings, page_charts, selectors, spec_table
+from dashboard.runs import findings, metric_charts, page_charts, selectors, spec_table
 from dashboard.runs.metric_rows import metrics_of
 from dashboard.runs.models import ENDED, Run
 from dashboard.runs.page_tiles import memory_limit, tiles
@@ -52,7 +52,7 @@ def report(request: HttpRequest, pk: int) -> HttpResponse:
     If the step's Gantt chart would be a heatmap, its longest spans are drawn instead.
     """
     run = get_object_or_404(Run.objects.select_related("owner", "study"), pk=pk)
-    metrics = zip(metrics_of(run), page_charts.metrics(run), strict=True)
+    metrics = zip(metrics_of(run), metric_charts.metrics(run), strict=True)
     context = _step(run) | {
         "run": run,
         "verdict": verdict(run),

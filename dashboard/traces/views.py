@@ -53,7 +53,7 @@ def new(request: HttpRequest) -> HttpResponse:
             errors = error.field_errors
         else:
             return redirect("traces:page", trace.pk)
-    context = {"values": values, "errors": errors, "max_bytes": limits.MAX_TRACE_BYTES, "max_mib": services.MAX_MIB}
+    context = {"values": values, "errors": errors, "max_mib": services.MAX_MIB}
     context |= {"max_name": limits.MAX_NAME, "max_files": services.MAX_FILES}
     return render(request, "traces/new.html", context, status=422 if errors else 200)
 

@@ -19,7 +19,10 @@ POINTS, METRICS = "**/data/points.json*", "**/data/metrics.json*"
 
 @pytest.fixture(scope="module")
 def under_way(yard: YardProcess, client: httpx.Client) -> Iterator[int]:
-    run = yard.submit(client, endless(), name="Measured")
+    spec = endless()
+    spec["parallel"] = {"pp": 2, "schedule": "1f1b-stash", "micro_batches": 4}
+    spec["train"]["clip"] = "stage"
+    run = yard.submit(client, spec, name="Measured")
     yard.wait_state(client, run, "running")
     yield run
     client.post(f"/api/v1/runs/{run}/cancel")
@@ -136,3 +139,15 @@ def test_a_tab_that_waits_for_a_traced_step_fills_by_itself(page: Page, under_wa
     page.locator("#tab").evaluate("(tab, html) => { tab.innerHTML = html; }", empty)
     expect(page.locator("#tab")).to_contain_text(re.compile(filled))
     expect(page.locator("#tab > .empty")).to_have_count(0)
+
+
+def test_the_lines_of_stages_grow_in_place(page: Page, under_way: int) -> None:
+    page.goto(f"/runs/{under_way}/?tab=metrics")
+    drawn(page, ["staleness"])
+    lines = "document.querySelector('.chart[data-chart=staleness] .chart-box').data.map((line) => line.x.length)"
+    until(page, f"() => {lines}.length === 2")
+    fetched: list[str] = []
+    page.on("request", lambda asked: fetched.append(asked.url))
+    before = page.evaluate(f"() => {lines}")
+    until(page, f"() => {lines}.every((count) => count > {max(before) + 6})")
+    assert any("points.json" in url for url in fetched) and not any("metrics.json" in url for url in fetched)

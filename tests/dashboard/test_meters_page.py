@@ -12,7 +12,7 @@ from django.test import Client
 from django.urls import reverse
 
 from dashboard.ledger.models import Prediction
-from dashboard.runs import page_charts, page_tiles, selectors
+from dashboard.runs import metric_charts, page_tiles, selectors
 from dashboard.runs.metric_rows import metrics_of
 from dashboard.runs.models import Attempt, Run, State
 from dashboard.runs.page_tabs import equal_sentence
@@ -49,7 +49,7 @@ def test_a_traced_step_has_its_shares(alice: Any) -> None:
 def test_share_charts_say_in_which_steps_they_are_measured(alice: Any) -> None:
     """A run of an engine that sent the spans of traced steps only keeps its words, and its points."""
     run, keys = factory.finished(alice, {"pp": 2}), ("bubble_share", "exposed_share", "recompute_share")
-    old = {chart.key: chart.source for chart in page_charts.metrics(run)}
+    old = {chart.key: chart.source for chart in metric_charts.metrics(run)}
     assert all("in every traced step from" in old[key] and "1 of 1 points" in old[key] for key in keys)
     said = {"kind": "hello", "rank": 0, "t": 1.0, "waits": True}
     for steps, ended, words in (
@@ -65,7 +65,7 @@ def test_share_charts_say_in_which_steps_they_are_measured(alice: Any) -> None:
         factory.feed(attempt, 1, waits_frame(steps, rank=1, late=100))
         if ended:
             factory.end(run, State.SUCCEEDED)
-        new = {chart.key: chart.source for chart in page_charts.metrics(run)}
+        new = {chart.key: chart.source for chart in metric_charts.metrics(run)}
         assert all(f"measured in {words} from the spans of all ranks" in new[key] for key in keys)
         assert not any("traced" in source for source in new.values())
 
@@ -98,13 +98,13 @@ def test_traced_steps_among_the_shares_do_not_change_their_stride(
 
 def test_metrics_say_where_they_are_measured(alice: Any) -> None:
     run = factory.finished(alice, {"pp": 2})
-    charts = {chart.key: chart for chart in page_charts.metrics(run)}
+    charts = {chart.key: chart for chart in metric_charts.metrics(run)}
     assert "Chowdhery et al. 2022" in charts["mfu"].source
     assert "spans of all ranks" in charts["bubble_share"].source
     assert " GFLOP/s at step 42" in charts["tflops"].title  # on CPU cores
     utilisation = selectors.series(run, "mfu").value[-1]
     assert charts["mfu"].title.startswith(f"Model FLOPs utilisation (MFU): {significant(100 * utilisation)} % at step")
-    assert page_charts.points_since(run, 41)["mfu"]["value"] == [pytest.approx(100 * utilisation)]
+    assert metric_charts.points_since(run, 41)["mfu"]["value"] == [pytest.approx(100 * utilisation)]
     assert all(not charts[name].empty for name in ("mfu", "hfu", "tflops", "bubble_share", "exposed_share"))
 
 
@@ -254,13 +254,13 @@ def test_low_rates_are_not_rounded_to_whole_numbers(rate: float, text: str) -> N
 def test_titles_of_metrics_are_numbers_as_people_read_them(alice: Any) -> None:
     """No exponents, and the unit next to the number, as everywhere else."""
     run = factory.finished(alice, {"pp": 2})
-    charts = {chart.key: chart for chart in page_charts.metrics(run)}
+    charts = {chart.key: chart for chart in metric_charts.metrics(run)}
     newest = selectors.series(run, "step_time").value[-1]
     assert charts["step_time"].title.startswith(f"Step time: {seconds_text(newest)} at step 42, first ")
     assert " k tokens/s at step 42" in charts["tokens_per_s"].title
     assert not [chart.title for chart in charts.values() if re.search(r"\de[+-]\d", chart.title)]
     shares = [chart for key, chart in charts.items() if key.endswith("_share")]
     assert shares and all(chart.figure["layout"]["yaxis"]["rangemode"] == "tozero" for chart in shares)
-    live = page_charts.points_since(run, 41)["step_time"]
+    live = metric_charts.points_since(run, 41)["step_time"]
     assert live["title"] == charts["step_time"].title
     assert live["value"] == [pytest.approx(1e3 * newest)]

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from dashboard.runs.metric_charts import metrics
 from dashboard.runs.models import SeriesChunk
-from dashboard.runs.page_charts import metrics
 from dashboard.runs.page_verdict import numerics, verdict
 from dashboard.runs.selectors import attempt_of
 from parallel_core.observe.records import POINT

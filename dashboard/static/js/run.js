@@ -62,8 +62,12 @@ async function swap(id, path) {
 
 const charts = new Map();
 
-/* The last step of a chart's line; -1 if it has none. */
-const lastStep = ({ figure }) => figure.layout.meta?.axes?.step?.[0]?.at(-1) ?? -1;
+/* The last step of a line of a chart; -1 if it has none. */
+const lastStep = ({ figure }, line = 0) => figure.layout.meta?.axes?.step?.[line]?.at(-1) ?? -1;
+
+/* Those of all lines of a chart: of one, or of each of its `lines`, which are numbers of stages. Traces behind them are of
+ * earlier attempts. */
+const lastSteps = (chart) => (chart.figure.layout.meta?.lines ?? [0]).map((_, line) => lastStep(chart, line));
 
 function readCharts() {
   for (const element of document.querySelectorAll("#tab .chart[data-chart]")) {
@@ -82,36 +86,39 @@ async function fetchAll() {
 async function fetchPoints() {
   // The server reads one series after another while points arrive, so their ends may differ: requests all points after
   // the end of the shortest line, and each line takes those that it does not have.
-  const ends = [...charts.values()].map(lastStep).filter((step) => step >= 0);
+  const ends = [...charts.values()].flatMap(lastSteps).filter((step) => step >= 0);
   if (!ends.length || [...charts.values()].some(({ added }) => added > MOST_ADDED)) return fetchAll();
   const { series, begins } = await getJson("points", `data/points.json?since=${Math.min(...ends)}`);
   // From its first step on, a later attempt's points take the place of those that are drawn.
   if ([...charts].some(([key, { figure }]) => figure.layout.meta.begins !== begins[key])) return fetchAll();
   const changed = {};
-  for (const [key, points] of Object.entries(series)) {
+  for (const [name, points] of Object.entries(series)) {
+    const [key, stage] = name.split(":"); // "loss", or "staleness:1" in a chart with a line for each stage
     const chart = charts.get(key);
-    if (!chart?.figure.data.length) return fetchAll();
-    append(chart, points);
+    const line = stage === undefined ? 0 : (chart?.figure.layout.meta.lines?.indexOf(Number(stage)) ?? -1);
+    if (!chart?.figure.data.length || line < 0) return fetchAll();
+    append(chart, line, points);
     changed[key] = chart;
   }
   return update(changed);
 }
 
-function append(chart, { step: steps, time, value, ...around }) {
-  const { axes, t0, per_step: perStep } = chart.figure.layout.meta;
-  const last = lastStep(chart);
+function append(chart, line, { step: steps, time, value, ...around }) {
+  const { axes, lines = [0], t0, per_step: perStep } = chart.figure.layout.meta;
+  const last = lastStep(chart, line);
   const from = steps.filter((at) => at <= last).length;
   const fresh = steps.slice(from);
   chart.added = (chart.added ?? 0) + fresh.length;
-  const seen = axes.samples[0].at(-1); // null where it is not known how many came before this run
-  chart.figure.data[0].y.push(...value.slice(from));
-  axes.step[0].push(...fresh);
-  axes.samples[0].push(...fresh.map((at) => (seen === null ? null : seen + (at - last) * perStep)));
-  axes.seconds[0].push(...time.slice(from).map((at) => at - t0));
-  chart.figure.data[0].x = axes.step[0];
+  const seen = axes.samples[line].at(-1); // null where it is not known how many came before this run
+  chart.figure.data[line].y.push(...value.slice(from));
+  axes.step[line].push(...fresh);
+  axes.samples[line].push(...fresh.map((at) => (seen === null ? null : seen + (at - last) * perStep)));
+  axes.seconds[line].push(...time.slice(from).map((at) => at - t0));
+  chart.figure.data[line].x = axes.step[line];
   Object.assign(chart, around);
-  // The server counts the points that it would draw; this line was thinned when it was fetched, and has grown since.
-  chart.source = chart.source.replace(/\d+(?= of \d+ points)/, axes.step[0].length);
+  // The server counts the points that it would draw; these lines were thinned when they were fetched, and have grown since.
+  const drawn = lines.reduce((sum, _, own) => sum + axes.step[own].length, 0);
+  chart.source = chart.source.replace(/\d+(?= of \d+ points)/, drawn);
 }
 
 /* Log ----------------------------------------------------------------------------------------------------------- */

@@ -1,0 +1,161 @@
+"""Charts of a run's Metrics tab: one for each series; of a series of stages, a line for each stage."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+from dashboard.charts import loss, theme
+from dashboard.charts.chart import Chart
+from dashboard.json_values import finite_list
+from dashboard.runs import selectors
+from dashboard.runs.metric_rows import Metric, metrics_of
+from dashboard.runs.models import Run
+from dashboard.runs.samples import samples_shift
+from parallel_core.layout import Layout
+from parallel_core.plan.strategy import family
+from parallel_core.spec import RunSpec
+
+BUCKETS = 600
+METRIC_PX = 240
+AROUND = ("title", "source", "columns", "rows")
+"""What a page shows around a chart of a series, fields of Chart."""
+DASHES = ("solid", "dash", "dot")
+"""Of stages, which share a hue."""
+
+
+def points_since(run: Run, step: int) -> dict[str, Any]:
+    """What `metrics` would add: for each line with points after `step` these, thinned, and what stands around its
+    chart, which is of the whole series: title, source, and the table's columns and rows. The lines of a chart by stage
+    have keys such as `staleness:1`."""
+    out: dict[str, Any] = {}
+    for metric in metrics_of(run):
+        lines = _lines(run, metric)
+        whole = [_with_replaced(run, metric, line.rank) for line in lines]
+        grown = {line: selectors.after(own, step) for line, (own, *_) in zip(lines, whole, strict=True)}
+        grown = {line: points.thinned(BUCKETS) for line, points in grown.items() if len(points.step)}
+        if not grown:
+            continue
+        chart = _metric(run, metric, [[part.thinned(BUCKETS) for part in parts] for parts in whole])
+        around = {name: getattr(chart, name) for name in AROUND}
+        for line, points in grown.items():
+            out[metric.name if line.stage is None else f"{metric.name}:{line.stage}"] = around | {
+                "step": points.step.tolist(),
+                "time": points.time.tolist(),
+                "value": finite_list(points.value),
+            }
+    return out
+
+
+def metrics(run: Run) -> list[Chart]:
+    """One chart for each series of the run, thinned to a chart's width."""
+    begun = beginnings(run)  # before the points: if these are of a newer attempt, a page fetches them once more
+    found = (
+        (metric, [_with_replaced(run, metric, line.rank, BUCKETS) for line in _lines(run, metric)])
+        for metric in metrics_of(run)
+    )
+    return [_metric(run, metric, parts, begun[metric.name]) for metric, parts in found]
+
+
+def beginnings(run: Run) -> dict[str, str]:
+    """`selectors.beginnings` of each chart of `metrics`, those of its lines with commas between them; '' for a line
+    without points."""
+    ranks = {metric.name: [line.rank for line in _lines(run, metric)] for metric in metrics_of(run)}
+    found = selectors.beginnings(run, set().union(*ranks.values()))
+    return {name: ",".join(found.get((name, rank), "") for rank in own) for name, own in ranks.items()}
+
+
+class _Line(NamedTuple):
+    """A line of a metric's chart: of what, and the rank whose points they are."""
+
+    label: str
+    rank: int
+    stage: int | None = None
+
+
+def _lines(run: Run, metric: Metric) -> list[_Line]:
+    """The lines of the metric's chart: at most as many stages as one figure tells apart."""
+    if not metric.by_stage:
+        return [_Line(run.label or run.name, 0)]
+    layout = Layout.of(RunSpec.stored(run.spec))
+    drawn = range(min(layout.stages, loss.MAX_LINES))
+    return [_Line(f"stage {stage}", layout.rank(layout.place(stage)), stage) for stage in drawn]
+
+
+def _with_replaced(run: Run, metric: Metric, rank: int, buckets: int = 0) -> list[selectors.Series]:
+    """The points of a line in the unit of the chart, thinned where `buckets` > 0; behind them, those of each earlier
+    attempt that were trained again."""
+    found, replaced = selectors.series_and_replaced(run, metric.name, rank, buckets)
+    return [part.times(metric.scale) for part in (found, *replaced)]
+
+
+def _metric(run: Run, metric: Metric, parts: Sequence[Sequence[selectors.Series]], begins: str = "") -> Chart:
+    """The chart of the points of `_with_replaced`, line by line of `_lines`."""
+    lines = _lines(run, metric)
+    found = [own for own, *_ in parts]
+    begun = min((float(own.time[0]) for own in found if len(own.time)), default=None)
+    curves = [_curve(run, line, own, begun or 0.0) for line, own in zip(lines, found, strict=True)]
+    older = [
+        _curve(run, line, part, begun or 0.0)
+        for line, (_, *replaced) in zip(lines, parts, strict=True)
+        for part in replaced
+    ]
+    made = loss.chart(
+        curves,
+        f"{metric.title}: {_range(metric, found)}",
+        metric.measured + _undrawn(run, metric, lines),
+        key=metric.name,
+        unit=metric.unit,
+        replaced=older,
+    )
+    layout = made.figure["layout"]
+    layout["height"] += METRIC_PX - loss.HEIGHT
+    if metric.is_share:
+        layout["yaxis"]["rangemode"] = "tozero"
+    layout["meta"] |= {"t0": begun, "begins": begins, "per_step": curves[0].samples_per_step}
+    if metric.by_stage:
+        layout["meta"]["lines"] = [line.stage for line, own in zip(lines, found, strict=True) if len(own.value)]
+        return replace(made, subtitle="", columns=("stage", *loss.COLUMNS[1:]))
+    # A single line needs no hue of its own: it has the accent colour.
+    for trace in made.figure["data"][:1]:
+        trace["line"] = {"color": theme.var("accent"), "width": 1.75}
+    return replace(made, subtitle="")
+
+
+def _undrawn(run: Run, metric: Metric, lines: Sequence[_Line]) -> str:
+    """Says of how many stages there is a line, where not of all."""
+    stages = RunSpec.stored(run.spec).parallel.stages
+    return f"; {len(lines)} of {stages} stages drawn" if metric.by_stage and len(lines) < stages else ""
+
+
+def _curve(run: Run, line: _Line, points: selectors.Series, begun: float) -> loss.Curve:
+    """The line of the points; seconds count from `begun`."""
+    spec = RunSpec.stored(run.spec)
+    return loss.Curve(
+        label=line.label,
+        step=points.step,
+        seconds=points.time - begun,
+        value=points.value,
+        total=points.total,
+        samples_per_step=spec.train.global_batch,
+        samples_shift=samples_shift(run),
+        family=family(spec),
+        means=points.means,
+        dash="" if line.stage is None else DASHES[line.stage % len(DASHES)],
+    )
+
+
+def _range(metric: Metric, found: Sequence[selectors.Series]) -> str:
+    if not any(own.total for own in found):
+        return "no point yet"
+    newest = _newest(metric, found)
+    return newest if metric.by_stage else f"{newest}, first {metric.said(float(found[0].value[0]))}"
+
+
+def _newest(metric: Metric, found: Sequence[selectors.Series]) -> str:
+    """The newest value; of several lines the least and the greatest."""
+    ends = [own for own in found if len(own.step)]
+    values, step = [float(own.value[-1]) for own in ends], max(int(own.step[-1]) for own in ends)
+    words = dict.fromkeys(metric.said(value) for value in (min(values), max(values)))
+    return f"{' to '.join(words)} at step {step}"

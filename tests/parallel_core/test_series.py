@@ -1,0 +1,30 @@
+"""The metric series that ranks emit are those that `observe.records` lists; those of the run come from rank 0 alone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from parallel_core.engine.device import CpuDevice
+from parallel_core.engine.norm import Totals
+from parallel_core.engine.reference_probe import ProbeReading
+from parallel_core.engine.reporter import Reporter
+from parallel_core.engine.stream import Staleness
+from parallel_core.observe.records import RANK_SERIES, RUN_SERIES, FileSink, read_stream
+from parallel_core.plan.chips import Peak
+from parallel_core.spec import RunSpec
+
+
+@pytest.mark.parametrize(("rank", "listed"), [(0, {*RUN_SERIES, *RANK_SERIES}), (1, {*RANK_SERIES})])
+def test_all_series_that_a_rank_emits_are_listed(rank: int, listed: set[str], tmp_path: Path) -> None:
+    """In fp16 without a flush, where a rank has all of them."""
+    split = {"pp": 2, "schedule": "1f1b-stash", "micro_batches": 2}
+    spec = RunSpec.model_validate({"parallel": split, "train": {"precision": "fp16", "clip": "stage"}})
+    report = Reporter(spec, rank, FileSink(tmp_path, rank), CpuDevice())
+    report.peak(Peak(1e11, "measured"), 2e11)
+    report.others = lambda: 0.25
+    report.reference(0, ProbeReading(0.1, None, 0.1))
+    report.step(0, [Totals(5.0, 1.0, step=0)], 0.1, Staleness(0.5, 1), 1e-3, last=True)
+    points = [frame.header["series"] for frame in read_stream(tmp_path, rank) if frame.kind == "points"]
+    assert {name for each in points for name, _ in each} == listed
