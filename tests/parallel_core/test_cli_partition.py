@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from parallel_core.cli import main
+from tests.parallel_core.pipedream_profiles import released
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 EXAMPLE = str(ROOT / "examples" / "branches.graph.txt")
-PROFILES = ROOT.parent / "shared" / "data" / "pipedream_profiles"
 
 
 def test_stages_and_sentences(capsys: pytest.CaptureFixture[str]) -> None:
@@ -35,9 +35,8 @@ def test_one_worker_is_one_stage(capsys: pytest.CaptureFixture[str]) -> None:
     assert found["seconds"] == pytest.approx(0.111) and [len(s["layers"]) for s in found["stages"]] == [8]
 
 
-@pytest.mark.skipif(not PROFILES.is_dir(), reason="PipeDream's own profiles are not beside the repository")
 def test_vgg_on_sixteen_workers_as_the_released_tool_has_it(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["partition", str(PROFILES / "vgg16.graph.txt"), "--level", "16@0.4", "--json"]) == 0
+    assert main(["partition", str(released("vgg16")), "--level", "16@0.4", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["seconds"] == pytest.approx(0.08078, abs=5e-6) and found["stages"][0]["replicas"] == 15
 

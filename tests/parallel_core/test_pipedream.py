@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from itertools import combinations, pairwise, product
-from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -14,16 +13,37 @@ from hypothesis import strategies as st
 from parallel_core.plan.graph_plan import takes_long
 from parallel_core.plan.layer_graph import GraphError, GraphLayer, LayerGraph, read_graph
 from parallel_core.plan.pipedream import Form, Level, partition
+from tests.parallel_core.pipedream_profiles import released
 
-PROFILES = Path(__file__).resolve().parents[3] / "shared" / "data" / "pipedream_profiles"
 GBS = 1e9
+BRANCHES = """
+node1 -- Input -- forward_compute_time=9, backward_compute_time=0, activation_size=1, parameter_size=0
+node2 -- Stem -- forward_compute_time=500, backward_compute_time=500, activation_size=5e9, parameter_size=0
+node3 -- Arm -- forward_compute_time=500, backward_compute_time=2000, activation_size={half}, parameter_size=0
+node4 -- Arm -- forward_compute_time=1500, backward_compute_time=1000, activation_size={half}, parameter_size=0
+node5 -- Head -- forward_compute_time=1000, backward_compute_time=2000, activation_size=4, parameter_size=1e9
+\tnode1 -- node2
+\tnode2 -- node3
+\tnode2 -- node4
+\tnode3 -- node5
+\tnode4 -- node5
+"""
+"""The head computes 3 s and has 1 GB of parameters; all before it computes 6 s and has none."""
 
 
-def released(name: str) -> LayerGraph:
-    path = PROFILES / f"{name}.graph.txt"
-    if not path.exists():
-        pytest.skip(f"PipeDream's profiles are not kept in this project: no {path}")
-    return read_graph(path.read_text())
+@pytest.mark.parametrize(
+    ("gigabytes", "text", "seconds"),
+    [
+        (0.2, "2-1", 6 / 2),  # each stage computes for 3 s
+        (1.8, "2-1", 2 * 1.8),  # what both arms send to the head, and its gradient
+        (2.0, "3", (9 + 4 * 2 / 3) / 3),  # 4 s of messages are more than the gradients of data parallelism
+    ],
+)
+def test_a_small_graph_by_the_released_cost_model(gigabytes: float, text: str, seconds: float) -> None:
+    """On three workers at 1 GB/s. Where the stem alone would be sent, its 5 GB cost more than any other cut."""
+    graph = read_graph(BRANCHES.format(half=gigabytes * GBS / 2))
+    found = partition(graph, [Level(3, GBS)])
+    assert (found.text, found.seconds) == (text, pytest.approx(seconds))
 
 
 @pytest.mark.parametrize(
@@ -38,7 +58,7 @@ def released(name: str) -> LayerGraph:
 def test_objective_values_of_the_released_optimizer(
     name: str, levels: list[Level], seconds: float, text: str | None
 ) -> None:
-    found = partition(released(name), levels)
+    found = partition(read_graph(released(name).read_text()), levels)
     assert found.seconds == pytest.approx(seconds, abs=5e-6)
     assert text is None or found.text == text
     assert found.workers == math.prod(level.workers for level in levels)
