@@ -11,7 +11,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from dashboard.runs.form_words import short_label
-from parallel_core.spec import ModelSpec, ParallelSpec, RunSpec, TraceSpec, TrainSpec
+from parallel_core.spec import ModelSpec, ParallelSpec, TraceSpec, TrainSpec
 
 _SECTIONS: dict[str, type[BaseModel]] = {
     "model": ModelSpec,
@@ -22,13 +22,12 @@ _SECTIONS: dict[str, type[BaseModel]] = {
 _NOT_ONE_VALUE = {"kind", "program", "profile_steps", "profile_ranks"}
 _BY_STAGE = {"parallel.cuts", "parallel.replicas", "parallel.widths"}
 """Lists that are written as `2-1`, `2, 1` or `2 1`; other lists without `-`, as `0-2` could be a range."""
-_LISTS = _BY_STAGE | {"parallel.recompute_layers"}
 _BEGIN = {
-    **dict.fromkeys(_LISTS, "2-1; 1-2"),
+    **dict.fromkeys(_BY_STAGE, "2-1; 1-2"),
     "parallel.cuts": "1; 2",
     "parallel.recompute_layers": "0; 0, 2",
 }
-_BEGIN_NUMBERS = "1, 2, 4, 8"
+_BEGIN_LISTS, _BEGIN_NUMBERS = "1; 1, 2", "1, 2, 4, 8"
 _HELD_EQUAL = {"corpus", "steps"}
 """Equal in the whole study."""
 
@@ -46,12 +45,12 @@ def fields() -> dict[str, str]:
 
 def separator(field: str) -> str:
     """What stands between two values of a field: a list has commas of its own."""
-    return ";" if field in _LISTS else ","
+    return ";" if _is_list(field) else ","
 
 
 def begin(field: str) -> str:
     """The text that a form begins with, in the notation of the field."""
-    return _BEGIN.get(field, _BEGIN_NUMBERS)
+    return _BEGIN.get(field, _BEGIN_LISTS if _is_list(field) else _BEGIN_NUMBERS)
 
 
 def begun(before: str, field: str, text: str) -> str:
@@ -63,7 +62,7 @@ def begun(before: str, field: str, text: str) -> str:
 
 def split(field: str, text: str) -> list[str]:
     """The values in a text. Raises ValueError, with words for the form, where lists have no semicolons between them."""
-    if field in _LISTS and ";" not in text:
+    if _is_list(field) and ";" not in text:
         if "," in text and any(re.search(r"\S[\s-]+\S", part) for part in text.split(",")):
             raise ValueError(f"Write semicolons between lists, such as {begin(field)}: commas stand within a list.")
         if text.strip() == _BEGIN_NUMBERS:  # other fields begin with it: perhaps nobody wrote it
@@ -75,7 +74,7 @@ def split(field: str, text: str) -> list[str]:
 def joined(field: str, values: Iterable[Any]) -> str:
     """The inverse of `split`."""
     several = list(map(str, values))
-    alone = field in _LISTS and len(several) == 1 and "," in several[0]
+    alone = _is_list(field) and len(several) == 1 and "," in several[0]
     return f"{several[0]};" if alone else f"{separator(field)} ".join(several)
 
 
@@ -87,7 +86,7 @@ def parse(field: str, text: str) -> Any:
     nullable = isinstance(annotation, types.UnionType) or typing.get_origin(annotation) is typing.Union
     if text.lower() == "none" and nullable:
         return None
-    if field not in _LISTS:
+    if not _is_list(field):
         return text
     by_stage = field in _BY_STAGE and "-" in text
     return [part.strip() for part in text.split("-")] if by_stage else text.replace(",", " ").split()
@@ -95,4 +94,18 @@ def parse(field: str, text: str) -> Any:
 
 def _annotation(field: str) -> Any:
     section, leaf = field.split(".", 1)
-    return RunSpec.model_fields[section].annotation.model_fields[leaf].annotation  # type: ignore[union-attr]
+    return _SECTIONS[section].model_fields[leaf].annotation
+
+
+def _is_list(field: str) -> bool:
+    """Whether a value of the field is a tuple of values; False for what is no field."""
+    return field in fields() and _has_tuple(_annotation(field))
+
+
+def _has_tuple(annotation: Any) -> bool:
+    """Whether the annotation is a tuple, or a union with one, such as `tuple[int, ...] | None`."""
+    if typing.get_origin(annotation) is typing.Annotated:
+        return _has_tuple(typing.get_args(annotation)[0])
+    if typing.get_origin(annotation) in (types.UnionType, typing.Union):
+        return any(map(_has_tuple, typing.get_args(annotation)))
+    return typing.get_origin(annotation) is tuple

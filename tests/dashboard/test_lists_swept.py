@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import html
 import re
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import pytest
 from django.test import Client
+from pydantic import Field
 
 from dashboard.runs.models import Run
 from dashboard.studies import sweepable
 from dashboard.studies.models import Study
 from parallel_core.schedule.custom import EXAMPLE
+from parallel_core.spec import TrainSpec
 from tests.dashboard.new_study import NEW, SWEEP, preview
 from tests.dashboard.test_written_form import error_at
 
@@ -68,6 +70,30 @@ def test_two_lists_with_a_comma_between_them_are_refused(yard: Client, field: st
 )
 def test_one_list_may_have_commas(field: str, text: str, several: list[str]) -> None:
     assert sweepable.split(field, text) == several
+
+
+class Later(TrainSpec):
+    """With fields that a later version might have."""
+
+    milestones: Annotated[tuple[Annotated[int, Field(ge=1)], ...], Field(max_length=8)] | None = None
+    betas: tuple[float, float] = (0.9, 0.999)
+    named: Literal["tuple", "list"] | None = None
+
+
+def test_a_new_field_that_holds_a_list_can_be_swept_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sweepable._SECTIONS, "train", Later)
+    assert (
+        sweepable.parse("train.milestones", "1, 2") == ["1", "2"]
+        and sweepable.parse("train.milestones", "none") is None
+    )
+    assert (
+        sweepable.parse("train.betas", "0.9 0.95") == ["0.9", "0.95"]
+        and sweepable.parse("train.named", "list") == "list"
+    )
+    for field in ("train.milestones", "train.betas"):
+        begun = sweepable.split(field, sweepable.begin(field))
+        assert begun == ["1", "1, 2"] and sweepable.joined(field, begun) == "1; 1, 2"
+    assert sweepable.separator("train.named") == sweepable.separator("of no section") == ","
 
 
 LISTS_SWEPT: dict[str, Any] = {
