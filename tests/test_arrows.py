@@ -9,7 +9,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pytest
@@ -20,71 +20,29 @@ FORBIDDEN = {
     "workers": {"django", "dashboard", "torch"},
     "dashboard": {"torch"},
 }
-TORCH_FREE = (
-    "parallel_core.spec",
-    "parallel_core.faults",
-    "parallel_core.layout",
-    "parallel_core.schedule",
-    "parallel_core.schedule.check",
-    "parallel_core.schedule.round_robin",
-    "parallel_core.schedule.stream",
-    "parallel_core.simulate",
-    "parallel_core.plan.alpa.plans",
-    "parallel_core.plan.chips",
-    "parallel_core.plan.cluster.accuracy",
-    "parallel_core.plan.crossover",
-    "parallel_core.plan.cluster.fit",
-    "parallel_core.plan.cluster.inference",
-    "parallel_core.plan.cluster.questions",
-    "parallel_core.plan.cluster.zero_bubble",
-    "parallel_core.simulate.schedule_preview",
-    "parallel_core.simulate.typed_stages",
-    "parallel_core.simulate.imported",
-    "parallel_core.analysis.diagnosis.place",
-    "parallel_core.simulate.replay",
-    "parallel_core.plan.fleet",
-    "parallel_core.searches.__main__",
-    "parallel_core.searches.alpa",
-    "parallel_core.searches.bubbles",
-    "parallel_core.searches.splits",
-    "parallel_core.plan.memory",
-    "parallel_core.plan.bubble_rates",
-    "parallel_core.plan.orders.measured",
-    "parallel_core.plan.orders.search",
-    "parallel_core.plan.partition",
-    "parallel_core.generation_request",
-    "parallel_core.plan.pipedream",
-    "parallel_core.profile.measure",
-    "parallel_core.profile.table",
-    "parallel_core.simulate.cost_requirements",
-    "parallel_core.plan.graph_plan",
-    "parallel_core.simulate.predict",
-    "parallel_core.simulate.recalibrate",
-    "parallel_core.simulate.recovered_replay",
-    "parallel_core.zero_rules",
-    "parallel_core.plan.strategy",
-    "parallel_core.analysis.align",
-    "parallel_core.analysis.bins",
-    "parallel_core.analysis.breakdown",
-    "parallel_core.analysis.critical",
-    "parallel_core.analysis.diagnosis",
-    "parallel_core.analysis.diagnosis.imported",
-    "parallel_core.analysis.export",
-    "parallel_core.analysis.generated",
-    "parallel_core.analysis.lateness",
-    "parallel_core.analysis.losses",
-    "parallel_core.analysis.meters",
-    "parallel_core.analysis.target",
-    "parallel_core.analysis.versions",
-    "parallel_core.analysis.stats",
-    "parallel_core.observe.records",
-    "parallel_core.traces.__main__",
-    "workers.contract",
-    "workers.supervisor",
-    "workers.relay",
-    "workers.__main__",
-    "workers.celery",
+OF_WORKERS = {"workers.contract", "workers.settings", "workers.wire"}
+"""What the dashboard may import of the workers: the message contract, and how both connect to the broker."""
+WITH_TORCH = (
+    "parallel_core.bench",
+    "parallel_core.engine",
+    "parallel_core.models",
+    "parallel_core.observe.memory",
+    "parallel_core.observe.reference",
+    "parallel_core.observe.scope",
+    "parallel_core.profile.cpu_steal",
+    "parallel_core.profile.fixed",
+    "parallel_core.profile.fully_shard",
+    "parallel_core.profile.host_link_bench",
+    "parallel_core.profile.layers",
+    "parallel_core.profile.links",
+    "parallel_core.profile.oversubscription",
+    "parallel_core.profile.own_shards",
+    "parallel_core.profile.pace_probe",
+    "parallel_core.profile.ranks",
+    "parallel_core.profile.server",
+    "parallel_core.tensor",
 )
+"""Packages and modules that may load torch, as only ranks and the fork server import them; all others must not."""
 WITH_DJANGO = (
     "dashboard.asgi",
     "dashboard.urls",
@@ -94,55 +52,123 @@ WITH_DJANGO = (
 """What the web and the other processes of the dashboard load at their start, and every page."""
 
 
-def imported(path: Path) -> Iterator[str]:
-    for node in ast.walk(ast.parse(path.read_text())):
+def modules(package: str) -> list[str]:
+    """The names of all modules in the folder `package`."""
+    files = sorted(path.relative_to(ROOT).with_suffix("") for path in (ROOT / package).rglob("*.py"))
+    return [".".join(file.parts).removesuffix(".__init__") for file in files]
+
+
+def in_any(module: str, names: Iterable[str]) -> bool:
+    return any(module == name or module.startswith(f"{name}.") for name in names)
+
+
+def torch_free() -> dict[str, list[str]]:
+    """The modules that must not load torch, by the package that they lie in, such as parallel_core.plan."""
+    found: dict[str, list[str]] = {}
+    for module in (*modules("parallel_core"), *modules("workers")):
+        package, *inner = module.split(".")
+        if not in_any(module, WITH_TORCH):
+            own = inner and (ROOT / package / inner[0]).is_dir()
+            found.setdefault(f"{package}.{inner[0]}" if own else package, []).append(module)
+    return found
+
+
+TORCH_FREE = torch_free()
+
+
+def imported(source: str) -> Iterator[str]:
+    """The modules that a file imports, with the package before them; names that are imported from one are left out."""
+    for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import):
-            yield from (alias.name.split(".")[0] for alias in node.names)
+            yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
-            yield node.module.split(".")[0]
+            if "." in node.module:
+                yield node.module
+            else:
+                yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def wrong(package: str, source: str) -> list[str]:
+    """Which imports a file of the package must not make."""
+    return [
+        name
+        for name in imported(source)
+        if name.split(".")[0] in FORBIDDEN[package]
+        or (package == "dashboard" and in_any(name, ["workers"]) and not in_any(name, OF_WORKERS))
+    ]
 
 
 @pytest.mark.parametrize("package", FORBIDDEN)
 def test_imports_follow_the_arrows(package: str) -> None:
-    wrong = [
-        f"{path.relative_to(ROOT)}: {name}"
-        for path in (ROOT / package).rglob("*.py")
-        for name in imported(path)
-        if name in FORBIDDEN[package]
-    ]
-    assert not wrong
+    files = (ROOT / package).rglob("*.py")
+    assert not [f"{path.relative_to(ROOT)}: {name}" for path in files for name in wrong(package, path.read_text())]
+
+
+@pytest.mark.parametrize(
+    ("package", "line", "is_wrong"),
+    [
+        ("dashboard", "from workers.contract import LIVE", False),
+        ("dashboard", "from workers import contract, wire", False),
+        ("dashboard", "from workers.supervisor import Supervisor", True),
+        ("dashboard", "from workers import celery", True),
+        ("dashboard", "import workers", True),
+        ("dashboard", "def later():\n    import workers.contract_of_another", True),
+        ("dashboard", "import torch.nn", True),
+        ("workers", "from dashboard import settings", True),
+        ("workers", "import parallel_core.spec", False),
+        ("parallel_core", "from workers.contract import LIVE", True),
+    ],
+)
+def test_an_import_against_the_arrows_is_found(package: str, line: str, is_wrong: bool) -> None:
+    assert bool(wrong(package, line)) == is_wrong
 
 
 SET_UP = "import django; django.setup()\n"
-EACH_ALONE = """
+EACH_GROUP = """
 import importlib, json, os, sys
 import numpy, scipy.optimize, parallel_core.spec  # most of them import these; of torch all would be found guilty
-for module in sys.argv[1:]:
+for group in sys.argv[1:]:
+    reader, writer = os.pipe()
     if (child := os.fork()) == 0:
-        importlib.import_module(module)
-        os._exit("torch" in sys.modules)
-    print(json.dumps([module, os.waitpid(child, 0)[1]]), flush=True)
+        for module in group.split():
+            importlib.import_module(module)
+            if "torch" in sys.modules:
+                os.write(writer, module.encode())
+                break
+        os._exit(0)
+    status = os.waitpid(child, 0)[1]
+    os.close(writer)
+    print(json.dumps([group, "no import" if status else os.read(reader, 1000).decode()]), flush=True)
 """
+"""For each group of modules, a child process imports one after another, and tells the first that loaded torch."""
+
+
+def first_with_torch(groups: Iterable[str], before: str = "") -> dict[str, str]:
+    """For each group, the first module of it that loaded torch; "" where none did, "no import" where one failed."""
+    env = {**os.environ, "DJANGO_SETTINGS_MODULE": "tests.settings"}
+    command = [sys.executable, "-c", before + EACH_GROUP, *groups]
+    told = subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.PIPE, env=env)
+    return dict(json.loads(line) for line in told.stdout.splitlines())
 
 
 @pytest.fixture(scope="module")
-def loaded() -> dict[str, int]:
-    """For each module, the exit status of a child process that imported only that module: 0 if torch was not loaded."""
-    out: dict[str, int] = {}
-    env = {**os.environ, "DJANGO_SETTINGS_MODULE": "tests.settings"}
-    for code, modules in ((EACH_ALONE, TORCH_FREE), (SET_UP + EACH_ALONE, WITH_DJANGO)):
-        command = [sys.executable, "-c", code, *modules]
-        told = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, env=env)
-        out |= dict(json.loads(line) for line in told.stdout.splitlines())
-    return out
+def loaded() -> dict[str, str]:
+    return first_with_torch(map(" ".join, TORCH_FREE.values())) | first_with_torch(WITH_DJANGO, SET_UP)
 
 
-@pytest.mark.parametrize("module", (*TORCH_FREE, *WITH_DJANGO))
-def test_module_does_not_load_torch(module: str, loaded: dict[str, int]) -> None:
-    assert loaded[module] == 0
+@pytest.mark.parametrize("group", (*map(" ".join, TORCH_FREE.values()), *WITH_DJANGO), ids=(*TORCH_FREE, *WITH_DJANGO))
+def test_no_module_loads_torch(group: str, loaded: dict[str, str]) -> None:
+    assert loaded[group] == "", "if only ranks import it, name it in WITH_TORCH"
 
 
 def test_a_module_that_loads_torch_would_be_found() -> None:
-    command = [sys.executable, "-c", EACH_ALONE, "parallel_core.engine.peak", "no.such.module"]
-    told = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout.splitlines()
-    assert [json.loads(line)[1] != 0 for line in told] == [True, True]
+    groups = {"parallel_core.layout parallel_core.engine.peak": "parallel_core.engine.peak", "no.such": "no import"}
+    assert first_with_torch(groups) == groups
+
+
+def test_every_module_is_judged() -> None:
+    """Also those of a package that is new, and none that may load torch is misspelt."""
+    every = {*modules("parallel_core"), *modules("workers")}
+    free = {module for own in TORCH_FREE.values() for module in own}
+    assert free >= {"parallel_core.plan.cluster.fit", "parallel_core.spec", "workers.celery", "workers"}
+    assert every - free == {module for module in every if in_any(module, WITH_TORCH)} and every >= {*WITH_TORCH}
