@@ -112,6 +112,15 @@ def unneeded(paths: Sequence[str]) -> list[str]:
     return [f"-pno:{plugin}" for plugin, of_path in PLUGINS.items() if of_path not in paths]
 
 
+def selects(chosen: Sequence[str], folder: str) -> bool:
+    """Whether pytest with these arguments may run tests of `folder`: one of its files, a folder around it, or, where no
+    path is among them, the whole suite.
+    """
+    wanted = [(ROOT / argument.partition("::")[0]).resolve() for argument in chosen]
+    paths, own = [path for path in wanted if path.exists()], ROOT / folder
+    return not paths or any(path.is_relative_to(own) or own.is_relative_to(path) for path in paths)
+
+
 def files(folder: str) -> list[str]:
     """The test files in `folder`, without those listed in KILLS."""
     found = sorted(str(path.relative_to(ROOT)) for path in (ROOT / folder).rglob("test_*.py"))
@@ -172,7 +181,8 @@ def main() -> int:
     os.environ["TRAINYARD_TESTING"] = "1"
     # Hundreds of processes import the same sources; without cached bytecode each of them would compile all of it again.
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
-    chromium.bring()
+    if selects(chosen, BROWSER):
+        chromium.bring()
     wanted = ELSEWHERE if full else f"{ELSEWHERE} and not full"
     if chosen:
         return int(step("pytest", pytest_of(wanted, *chosen)) != 0)

@@ -17,13 +17,13 @@ def found() -> str | None:
 
 
 def bring() -> None:
-    """Installs Chromium with apt if we are root: the headless shell, or the full package on distributions without the
-    shell. Without any Chromium the browser tests are skipped with a message.
+    """Installs Chromium with apt if there is none and we are root: the headless shell, or the full package on
+    distributions without the shell. Without any Chromium the browser tests are skipped with a message.
     """
-    if shutil.which(SHELL) or not shutil.which("apt-get") or os.geteuid() != 0:
+    if found() or not shutil.which("apt-get") or os.geteuid() != 0:
         return
     _apt("update")
-    if _apt("install", "-y", "--no-install-recommends", SHELL) and not found():
+    if _apt("install", "-y", "--no-install-recommends", SHELL):
         _apt("install", "-y", "--no-install-recommends", "chromium")
 
 

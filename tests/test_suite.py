@@ -55,6 +55,48 @@ def test_sigterm_ends_the_steps_that_run_and_begins_no_other(tmp_path: Path) -> 
     assert not (tmp_path / str(suite.AT_A_TIME)).exists()
 
 
+@pytest.mark.parametrize(
+    ("chosen", "does"),
+    [
+        ([], True),
+        (["-k", "study", "-x"], True),
+        (["tests"], True),
+        (["tests/parallel_core/test_layout.py", "tests/browser/test_metrics.py::test_any[a::b]"], True),
+        (["tests/browser/"], True),
+        (["tests/parallel_core/test_layout.py"], False),
+        (["-x", "tests/dashboard", "tests/test_suite.py::test_any"], False),
+    ],
+)
+def test_a_part_without_browser_tests_wants_no_browser(chosen: list[str], does: bool) -> None:
+    assert suite.selects(chosen, suite.BROWSER) == does
+
+
+@pytest.mark.parametrize("name", ["", "chromium-headless-shell", "chromium"])
+def test_root_installs_a_browser_only_where_there_is_none(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The shell is not asked for again where only the whole browser is packaged."""
+    for program in filter(None, ("apt-get", name)):
+        (tmp_path / program).write_text(f'#!/bin/sh\necho "$@" >> {tmp_path}/asked\n')
+        (tmp_path / program).chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    suite.chromium.bring()
+    assert (tmp_path / "asked").exists() == (not name)
+
+
+@pytest.mark.parametrize("chosen", ["tests/test_suite.py", "tests/browser"])
+def test_a_browser_is_brought_for_its_tests(chosen: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    brought: list[str] = []
+    monkeypatch.setattr(suite.chromium, "bring", lambda: brought.append(chosen))
+    monkeypatch.setattr(suite, "step", lambda title, command: 0)
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
+    monkeypatch.setattr(sys, "argv", ["tests", chosen])
+    monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")  # main removes it
+    assert suite.main() == 0
+    assert brought == ([chosen] if chosen == suite.BROWSER else [])
+
+
 @pytest.mark.parametrize("full", [False, True])
 def test_each_engine_test_is_in_one_part_and_all_pairs_begin_first(full: bool) -> None:
     parts = [command for _, command in suite.suite("", full)]
