@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import tomllib
 from functools import cache
-from importlib import metadata
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -30,9 +29,6 @@ def version() -> str:
 
 
 def _release() -> str:
-    """Returns the version of the package, also for a checkout that was not installed; otherwise "unknown"."""
-    try:
-        return metadata.version("trainyard")
-    except metadata.PackageNotFoundError:
-        project = ROOT / "pyproject.toml"
-        return str(tomllib.loads(project.read_text())["project"]["version"]) if project.exists() else "unknown"
+    """Returns the version that the checkout's pyproject.toml says; "unknown" without that file."""
+    project = ROOT / "pyproject.toml"
+    return str(tomllib.loads(project.read_text())["tool"]["trainyard"]["version"]) if project.exists() else "unknown"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -36,3 +37,15 @@ def test_it_changes_with_a_source_of_either_side_and_with_nothing_else(
     monkeypatch.undo()
     of_package.version.cache_clear()
     assert of_package.version() not in seen
+
+
+def test_the_release_is_that_of_the_checkout_whatever_is_installed_under_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing of this project is installed: a package of the same name is another one."""
+    (tmp_path / "trainyard-9.9.dist-info").mkdir()
+    (tmp_path / "trainyard-9.9.dist-info" / "METADATA").write_text("Name: trainyard\nVersion: 9.9\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    project = tomllib.loads((of_package.ROOT / "pyproject.toml").read_text())
+    assert of_package._release() == project["tool"]["trainyard"]["version"]
+    assert "project" not in project or "build-system" in project, "pip install . would begin, and fail"
