@@ -20,7 +20,18 @@ from numpy.typing import NDArray
 from parallel_core.analysis import waits
 from parallel_core.analysis.rows import durations, ends, last_end, starts
 from parallel_core.layout import Layout
-from parallel_core.schedule.ir import COMPUTE, INSIDE, P2P, RECVS, REPLICA_COLLECTIVES, Kind, Op, Schedule, other_end
+from parallel_core.schedule.ir import (
+    COMPUTE,
+    INSIDE,
+    P2P,
+    RECVS,
+    REPLICA_COLLECTIVES,
+    SENDS,
+    Kind,
+    Op,
+    Schedule,
+    other_end,
+)
 
 Key = tuple[Kind, int, int, int]
 """(kind, stage, micro-batch, replica)."""
@@ -145,12 +156,12 @@ class _Reader:
         norm = own[own["kind"] == Kind.NORM]
         # Nothing is waited for after the norm, so the rest of the step belongs to the last operation.
         last_end = own["end"].max() if len(norm) else own["end"][chosen[-1]]
-        follows = np.append(own["start"][chosen[1:]], last_end)
+        follows = _follows(own[chosen], last_end)
         took = 0
         if len(norm) and (rank, Kind.NORM) in self._arrivals:
             took = self._cut_at_norm(own, chosen, ready, follows, norm, int(self._arrivals[rank, Kind.NORM].at[0]))
-        moved = self._inside(own, ends(own) - ready, INSIDE)
-        again = self._inside(own, durations(own), (Kind.R,))
+        moved = self._inside(own, chosen, ends(own) - ready, INSIDE)
+        again = self._inside(own, chosen, durations(own), (Kind.R,))
         costs, found = {}, {}
         for place, i in enumerate(chosen.tolist()):
             op, busy = ops[names[i]], max(0, int(follows[place] - ready[i]))
@@ -195,17 +206,34 @@ class _Reader:
         ready[here] = np.maximum(begun[here], (sent + latency[here]).astype(np.int64))
         return ready, latency
 
-    def _inside(self, own: NDArray[np.void], took: NDArray[np.int64], kinds: Collection[Kind]) -> dict[int, int]:
+    def _inside(
+        self, own: NDArray[np.void], chosen: NDArray[np.int64], took: NDArray[np.int64], kinds: Collection[Kind]
+    ) -> dict[int, int]:
         """Sum of `took`, which has a value for each row, over the child spans of these kinds, by the row of the compute
-        span that contains them."""
-        holders = np.flatnonzero(np.isin(own["kind"], [int(k) for k in COMPUTE - {Kind.R}]))
-        chosen = waits.among(own, kinds)
+        span among the `chosen` that contains them: of a PAIR, not its halves."""
+        holders = chosen[waits.among(own[chosen], COMPUTE)]
+        inner = waits.among(own, kinds)
         out: dict[int, int] = {}
-        if len(holders) and chosen.any():
-            at = holders[np.maximum(np.searchsorted(starts(own)[holders], starts(own)[chosen], side="right") - 1, 0)]
-            for i, ns in zip(at.tolist(), took[chosen].tolist(), strict=True):
+        if len(holders) and inner.any():
+            at = holders[np.maximum(np.searchsorted(starts(own)[holders], starts(own)[inner], side="right") - 1, 0)]
+            for i, ns in zip(at.tolist(), took[inner].tolist(), strict=True):
                 out[i] = out.get(i, 0) + ns
         return out
+
+
+def _follows(rows: NDArray[np.void], last_end: int) -> NDArray[np.int64]:
+    """Until when each operation of a program keeps its rank: the next one's start, `last_end` after the last.
+
+    A SEND within a PAIR, which goes on after it (`engine.executor`), ends by itself; its time is not the PAIR's.
+    """
+    follows, pairs = ends(rows).copy(), np.flatnonzero(rows["kind"] == Kind.PAIR)
+    before = np.searchsorted(pairs, np.arange(len(rows))) - 1
+    inside = np.flatnonzero(waits.among(rows, SENDS) & (before >= 0))
+    inside = inside[starts(rows)[inside] < ends(rows)[pairs[before[inside]]]]
+    outside = np.delete(np.arange(len(rows)), inside)
+    follows[outside] = np.append(starts(rows)[outside[1:]], last_end)
+    np.subtract.at(follows, pairs[before[inside]], durations(rows)[inside])
+    return follows
 
 
 def _split(kind: Kind, took: int, moved: int, again: int) -> Cost:
