@@ -21,7 +21,8 @@ torch.profiler). Operations that the rank started in between did not depend on i
 of them; pauses before are `other`.
 
 `waits` determines who waited for whom. A group of one has no collectives: there NORM is only a part of its OPT_STEP. A
-RECV without its SEND among the spans counts as exposed_p2p. All spans must use one clock (a host's monotonic clock).
+RECV whose SEND is not known (`waits.awaited_sends`) counts as exposed_p2p. All spans must use one clock (a host's
+monotonic clock).
 
 An `Account` adds what is not part of the sum: when the bubble occurred, and the overlapped communication.
 """
@@ -124,7 +125,7 @@ class Account:
 def accounts(spans: Mapping[int, NDArray[np.void]], layout: Layout) -> dict[int, Account]:
     """Account of one traced step for each global rank in `spans` (SPAN rows, any order)."""
     rows = waits.ordered(spans)
-    arrivals, sends = waits.arrivals(rows, layout), waits.sends(rows, layout)
+    arrivals, sends = waits.arrivals(rows, layout), waits.awaited_sends(rows, layout)
     out = {}
     for rank, own in rows.items():
         last = {kind: arrivals[rank, kind].at for kind in waits.BLOCKING if (rank, kind) in arrivals}
@@ -152,7 +153,7 @@ def _of_rank(rows: NDArray[np.void], arrivals: Mapping[Kind, Times], sent: Times
     if not len(rows):
         return Account()
     names, pieces = zip(*_layers(rows, arrivals, sent), strict=True)
-    window = _window(rows)
+    window = waits.window(rows)
     first_backward, last_forward = _turns(rows, window)
     found = sweep(pieces, window, (first_backward, last_forward))
     parts = dict.fromkeys((*COMPONENTS, "forward"), 0)
@@ -204,7 +205,7 @@ def phases(
     begun = rows["start"] if waited is None else waited.until
     arrived = {kind: begun[waits.among(rows, (kind,))] for kind in waits.BLOCKING}
     names, pieces = zip(*_layers(rows, arrived, begun[waits.among(rows, RECVS)]), strict=True)
-    low, high = _window(rows) if window is None else _clipped(_window(rows), window)
+    low, high = waits.window(rows) if window is None else _clipped(waits.window(rows), window)
     for name, ns in zip((*names, "idle"), sweep(pieces, (low, high)).owned(), strict=True):
         out[_PHASE_OF.get(name, name)] += ns
     return out
@@ -243,12 +244,6 @@ def _layers(rows: NDArray[np.void], arrivals: Mapping[Kind, Times], sent: Times)
         ("exposed_collective", waits.pieces(rows, Kind.BUCKET)),
         (_MOVING, _join(arriving, (given["start"], given["end"]), waits.pieces(rows, Kind.TP_FLIGHT))),
     ]
-
-
-def _window(rows: NDArray[np.void]) -> tuple[int, int]:
-    step = rows[rows["kind"] == Kind.STEP]
-    bounds = step if len(step) else rows
-    return int(bounds["start"].min()), int(bounds["end"].max())
 
 
 def _none() -> Pieces:

@@ -77,7 +77,7 @@ def _walk(nodes: _Nodes, window: tuple[int, int]) -> list[tuple[int, int, int]]:
 def _nodes(spans: Mapping[int, NDArray[np.void]], layout: Layout) -> _Nodes:
     order = {rank: np.argsort(table["start"], kind="stable") for rank, table in spans.items()}
     rows = {rank: table[order[rank]] for rank, table in spans.items()}
-    arrivals, sends = waits.arrivals(rows, layout), waits.sends(rows, layout)
+    arrivals, sends = waits.arrivals(rows, layout), waits.awaited_sends(rows, layout)
     ends: dict[int, Times] = {}
     first: dict[int, int] = {}
     parts, count = [], 0

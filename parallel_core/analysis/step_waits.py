@@ -7,7 +7,9 @@ step; before a collective behind computation also its flight), and all ranks' ro
 (`shares_of`).
 
 The result is that of `breakdown`, whose components and their precedence are used: on equal clocks the nanoseconds are
-the same. Both functions take many steps at once, because a call costs as much for one short step as for ten.
+the same (where nothing flushes, nearly: the sends of the step before are mostly at hand here, see
+`waits.awaited_sends`). Both functions take many steps at once, because a call costs as much for one short step as for
+ten.
 """
 
 from __future__ import annotations
@@ -28,7 +30,7 @@ from parallel_core.schedule.ir import COMPUTE, RECVS, SENDS, Kind
 _LAYERS = ("waiting", "recompute", "busy", "waiting", "exposed", "busy", "exposed")
 """What owns an instant, highest precedence first, as in `breakdown`; `busy` is everything that is no share."""
 _STRIDE = 1 << 20
-"""Distance between the micro-batch ids of two steps that are joined at once; more than a step has."""
+"""Distance between the micro-batch ids of two steps that are joined at once and flush; more than a step has."""
 _TOGETHER = 1024
 """Most steps that are joined at once: their ids fit 32 bits, and more are no faster."""
 
@@ -191,13 +193,16 @@ def _bubble(found: Mapping[int, StepWaits], layout: Layout) -> Times:
     count = len(found[0].sums)
     step = {rank: np.repeat(np.arange(count), one.sums["count"]) for rank, one in found.items()}
     rows = {rank: one.rows.copy() for rank, one in found.items()}
+    begins = _begins(found[0].sums["step"], layout)
+    early = {rank: _sent_before(one, step[rank], begins, layout) for rank, one in found.items()}
     for rank, own in rows.items():
-        own["micro_batch"] += (step[rank] * _STRIDE).astype(np.int32)
+        own["micro_batch"] += begins[step[rank]]
     present = set(np.unique(np.concatenate([own["kind"] for own in rows.values()])).tolist())
     blocking = [kind for kind in waits.BLOCKING if kind in present]
     for rank, kept in _attended(rows, step, layout, blocking, count).items():
         rows[rank], step[rank] = rows[rank][kept], step[rank][kept]
-    arrivals, sent = waits.arrivals(rows, layout), waits.sends(rows, layout)
+    arrivals = waits.arrivals(rows, layout)
+    sent = waits.sends({rank: np.concatenate([own, early[rank]]) for rank, own in rows.items()}, layout)
     bubble = np.zeros(count, np.int64)
     for rank, own in rows.items():
         until = own["start"].copy()
@@ -207,6 +212,28 @@ def _bubble(found: Mapping[int, StepWaits], layout: Layout) -> Times:
                 until[own["kind"] == kind] = causes.at
         bubble += _covered(own["start"], np.minimum(until, own["end"]), step[rank], count)
     return bubble
+
+
+def _begins(steps: NDArray[np.int32], layout: Layout) -> NDArray[np.int32]:
+    """What is added to the micro-batch ids of each step, so that a message has one id at both ends, and no other has.
+
+    Where nothing flushes, a message may be sent in a step and received in the next: ids count on from step to step.
+    """
+    if layout.flushes:
+        return np.arange(len(steps), dtype=np.int32) * np.int32(_STRIDE)
+    return (steps - steps[0] + 1) * np.int32(layout.micro_batches)
+
+
+def _sent_before(one: StepWaits, step: NDArray[np.intp], begins: NDArray[np.int32], layout: Layout) -> NDArray[np.void]:
+    """What the rank had sent ahead before each step whose predecessor is not here, as in a single traced step."""
+    if layout.flushes:
+        return one.rows[:0]
+    steps = one.sums["step"]
+    alone = np.diff(steps, prepend=steps[:1] - 2) != 1
+    chosen = waits.among(one.rows, SENDS) & alone[step] & (one.rows["micro_batch"] >= layout.micro_batches)
+    early = waits.sent_before(one.rows[chosen], layout.micro_batches, one.sums["total"][step[chosen]])
+    early["micro_batch"] += begins[step[chosen]]
+    return early
 
 
 def _attended(

@@ -146,6 +146,40 @@ def sends(rows: Rows, layout: Layout) -> Sends:
     return Sends(*(column[order] for column in joined))
 
 
+def awaited_sends(rows: Rows, layout: Layout) -> Sends:
+    """As `sends`; in a pipeline that never flushes also what the step before had sent for micro-batches of this one.
+
+    That was as long before the same message of this step, for the next one, as the step took: while the pipeline is
+    full, steps are the same (schedule.stream). At both ends of a stream it is not, and such a message remains unknown.
+    """
+    if layout.flushes:
+        return sends(rows, layout)
+    joined = {}
+    for rank, table in rows.items():
+        if len(table):
+            begin, end = window(table)
+            before = sent_before(of_kinds(table, *SENDS), layout.micro_batches, end - begin)
+            joined[rank] = np.concatenate([table, before])
+    return sends(joined, layout)
+
+
+def sent_before(given: NDArray[np.void], per_step: int, took: Times | int) -> NDArray[np.void]:
+    """The sends of the step before whose messages are received in this one, from the sends `given` of this step, which
+    `took` so many ns; micro-batches are numbered from the first of this step, which has `per_step`."""
+    out = given.copy()
+    for side in ("start", "end"):
+        out[side] -= took
+    out["micro_batch"] -= per_step
+    return out[out["micro_batch"] >= 0]
+
+
+def window(rows: NDArray[np.void]) -> tuple[int, int]:
+    """Start and end of a step of one rank: of its span STEP, without one from its first span to its last."""
+    step = rows[rows["kind"] == Kind.STEP]
+    bounds = step if len(step) else rows
+    return int(bounds["start"].min()), int(bounds["end"].max())
+
+
 def received(rank: int, rows: NDArray[np.void], layout: Layout, every: Sends) -> Causes:
     """The send of each of the rank's receives; if missing, the receive's own start and rank -1.
 
@@ -199,7 +233,7 @@ def waited(spans: Rows, layout: Layout) -> dict[int, Waited]:
     """Waits of every rank, with its rows in any order."""
     order = {rank: np.argsort(table["start"], kind="stable") for rank, table in spans.items()}
     rows = {rank: table[order[rank]] for rank, table in spans.items()}
-    came, sent = arrivals(rows, layout), sends(rows, layout)
+    came, sent = arrivals(rows, layout), awaited_sends(rows, layout)
     out = {}
     for rank, own in rows.items():
         ns, who, until = np.zeros(len(own), np.int64), np.full(len(own), -1, np.int64), own["start"].copy()
