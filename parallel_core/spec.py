@@ -217,7 +217,7 @@ class TraceSpec(_Spec):
     """What is recorded of a run. Steps count from 0; a metered step is never a timed one.
 
     `trace_every` = k > 0 also traces the step in the middle of the timed ones. Memory is metered in step 1 if it is a
-    warm-up step, otherwise in an extra step after the last.
+    warm-up step, otherwise in an extra step after the last; without a flush, in the first step with a full pipeline.
     """
 
     trace_every: Annotated[int, Field(ge=0, le=limits.MAX_STEPS)] = 10

@@ -26,7 +26,7 @@ from parallel_core.engine.stop import Stopped
 from parallel_core.engine.trainer import Trainer
 from parallel_core.faults import broken
 from parallel_core.layout import Layout
-from parallel_core.observe.observed_steps import first_timed, followed_steps, is_traced, metered_step
+from parallel_core.observe.observed_steps import extra_steps, first_timed, followed_steps, is_traced, metered_step
 from parallel_core.observe.progress import Progress
 from parallel_core.observe.records import Sink
 from parallel_core.observe.trace_request import TraceRequests
@@ -165,7 +165,7 @@ def _train(
         _save(saver, report, step + 1, stop, spec.train.steps)
         times.leave_out(report.spent())
     others = interference.share()
-    _finish(trainer, report, metered, saver)
+    _finish(trainer, report, first, saver)
     report.summary(times, others)
     report.phase("done", spec.train.steps)
 
@@ -174,7 +174,7 @@ def _end(trainer: Trainer, report: Reporter, saver: checkpoint.Saver | None) -> 
     """Ends a run of which an earlier attempt trained every step but was killed before its end. There is no summary, as
     that attempt's measurements are lost."""
     steps = trainer.spec.train.steps
-    _finish(trainer, report, metered_step(trainer.spec, steps), saver)
+    _finish(trainer, report, steps, saver)
     report.phase("done", steps)
 
 
@@ -194,15 +194,23 @@ def _probe_reference(probe: ReferenceProbe, report: Reporter, times: StepTimes, 
         times.leave_out(done.lasted)
 
 
-def _finish(trainer: Trainer, report: Reporter, metered: int, saver: checkpoint.Saver | None) -> None:
-    """After the last step: waits for the last checkpoint, then runs the metered step if no trained step was metered.
+def _finish(trainer: Trainer, report: Reporter, first: int, saver: checkpoint.Saver | None) -> None:
+    """After the last step of a run from `first` on: waits for the last checkpoint, then runs the metered step if no
+    trained step was metered.
 
     The metered step may fail, most likely for lack of memory, which ends every rank; by then the checkpoint is saved.
     """
     if saver is not None:
         saver.wait()
-    if metered == trainer.spec.train.steps:
-        report.memory(metered, trainer.metered_step(metered)[1])
+    metered, extra = metered_step(trainer.spec, first), extra_steps(trainer.spec, first)
+    if not extra:
+        return
+    trainer.runner.extend(extra)
+    for step in range(extra.start, metered + 1):
+        _, meter = trainer.metered_step(step)
+    report.memory(metered, meter)
+    for step in range(metered + 1, extra.stop):
+        trainer.advance(step)
 
 
 def _report_step(trainer: Trainer, report: Reporter, done: TrainedStep) -> bool:

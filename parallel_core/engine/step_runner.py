@@ -35,6 +35,9 @@ class StepRunner(Protocol):
     def settle(self) -> list[Totals]:
         """Waits for the remaining totals of all steps run so far and returns them."""
 
+    def extend(self, steps: range) -> None:
+        """Allows for `steps` after the last of the run: without a flush, they fill and drain the pipeline once."""
+
     @property
     def staleness(self) -> Staleness | None:
         """Staleness of the gradients of the last step; None under a flush, where gradients cannot be stale."""
@@ -61,6 +64,9 @@ class FlushingRunner:
 
     def settle(self) -> list[Totals]:
         return []
+
+    def extend(self, steps: range) -> None:
+        """Nothing depends on how many steps follow."""
 
 
 class StreamingRunner:
@@ -109,6 +115,9 @@ class StreamingRunner:
 
     def settle(self) -> list[Totals]:
         return self._wait(0)
+
+    def extend(self, steps: range) -> None:
+        self._begin, self._end = steps.start, steps.stop
 
     def _until(self, step: int) -> int:
         """Returns the step before which the pipeline that starts to fill at `step` is empty again."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from parallel_core.schedule.stream import steps_apart
 from parallel_core.spec import RunSpec
 
 
@@ -11,22 +12,34 @@ def first_timed(spec: RunSpec, first: int = 0) -> int:
 
 
 def metered_step(spec: RunSpec, first: int = 0) -> int:
-    """Returns the step that is run under the memory meter: the second if it is a warm-up step, otherwise an extra one
-    after the last.
+    """Returns the step that is run under the memory meter, -1 if the run does not measure memory. `first`: the step at
+    which the run starts.
 
-    -1 if the run does not measure memory. `first`: the step at which the run starts.
+    It is the second; without a flush, the first in which the pipeline is full and keeps all its weight versions, if
+    that is later. If it is no warm-up step, an extra one after the last (`extra_steps`).
     """
     if not spec.trace.memory:
         return -1
-    return first + 1 if first_timed(spec, first) > first + 1 else spec.train.steps
+    full = steps_apart(spec)
+    metered = first + max(1, full)
+    return metered if first_timed(spec, first) > metered else spec.train.steps + full
 
 
 def followed_steps(spec: RunSpec, first: int = 0) -> frozenset[int]:
-    """Returns the steps that run under the memory meter: the metered one and, if without a flush the pipeline is
-    already full when that begins, the step before, in which it filled."""
+    """Returns the steps that run under the memory meter: the metered one and, without a flush, those before it, in
+    which the pipeline filled."""
     metered = metered_step(spec, first)
-    full = not spec.parallel.flushes and metered == first + 1
-    return frozenset({metered} | ({first} if full else set()))
+    if spec.parallel.flushes or metered < 0:
+        return frozenset({metered})
+    begin = first if metered < spec.train.steps else spec.train.steps
+    return frozenset(range(begin, metered + 1))
+
+
+def extra_steps(spec: RunSpec, first: int = 0) -> range:
+    """Returns the steps after the last that are run only for the metered one, which is among them: it alone or, without
+    a flush, a stream that fills before it and is still full in it."""
+    metered = metered_step(spec, first)
+    return range(spec.train.steps, metered + 1 + steps_apart(spec) if metered >= spec.train.steps else 0)
 
 
 def is_traced(spec: RunSpec, step: int, first: int = 0) -> bool:

@@ -67,8 +67,9 @@ TRIAL_STEPS = 3
 
 
 def trial(spec: RunSpec, layers: int, cap: int | None) -> RunSpec:
-    """The run that shows whether `layers` layers fit: three steps, the second under the memory meter, with `cap` bytes
-    a rank (None: the device's own memory), and without faults of later steps.
+    """The run that shows whether `layers` layers fit: three steps, the second under the memory meter (later where a
+    pipeline without flushes fills more slowly, see observe.observed_steps), with `cap` bytes a rank (None: the device's
+    own memory), and without faults of later steps.
 
     Raises pydantic's ValidationError where the spec is invalid.
     """

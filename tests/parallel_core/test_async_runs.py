@@ -205,6 +205,17 @@ def test_memory_is_as_predicted(name: str, parallel: dict[str, Any], precision: 
         assert measured["peak_total"] == pytest.approx(predicted.total, rel=0.03)
 
 
+def test_memory_has_all_versions_where_the_warm_up_is_shorter_than_it_takes_to_fill(tmp_path: Path) -> None:
+    """With one micro-batch a step the last version comes in the third step, which is not a warm-up step here."""
+    spec = spec_of("1f1b-stash", {"steps": 4}, pp=3, micro_batches=1)
+    seen = ranks.run(spec, _whole, tmp_path)
+    for predicted, frames in zip(predict(spec), seen, strict=True):
+        (measured,) = (frame.header for frame in frames if frame.kind == "memory")
+        assert measured["step"] == 4 + 2
+        assert measured["peak"]["params"] == predicted.params
+        assert measured["peak"]["activations"] == pytest.approx(predicted.activations, rel=0.01)
+
+
 def _trained(trainer: Trainer) -> tuple[list[Any], dict[str, np.ndarray]]:
     totals = [trainer.step(step) for step in range(3)]
     return totals, {name: value.numpy().copy() for name, value in trainer.flat.named().items()}

@@ -1,0 +1,91 @@
+"""The metered step of a pipeline that never flushes: one in which every rank keeps its most."""
+
+from __future__ import annotations
+
+from itertools import accumulate, pairwise
+from typing import Any
+
+import pytest
+
+from parallel_core.observe.observed_steps import extra_steps, followed_steps, is_traced, metered_step
+from parallel_core.schedule import build
+from parallel_core.schedule.ir import Kind, Program
+from parallel_core.schedule.stream import Windows, end_of
+from parallel_core.spec import RunSpec
+
+CHANGES = {Kind.STASH: (1, 0), Kind.DROP: (-1, 0), Kind.F: (0, 1), Kind.BW: (0, -1)}
+
+
+def spec(warmup: int = 3, steps: int = 20, **split: Any) -> RunSpec:
+    train = {"global_batch": 48, "clip": "stage", "steps": steps, "warmup_steps": warmup}
+    return RunSpec.model_validate({"model": {"layers": 8}, "parallel": split, "train": train})
+
+
+def kept(program: Program, per_step: int, steps: int) -> list[tuple[int, int]]:
+    """The most old weight versions and micro-batches that a rank keeps in each step of a stream."""
+    now = list(accumulate((CHANGES.get(op.kind, (0, 0)) for op in program), _added, initial=(0, 0)))
+    edges = [0, *(end_of(program, per_step * (step + 1)) for step in range(steps - 1)), len(program)]
+    return [_most(now[a : b + 1]) for a, b in pairwise(edges)]
+
+
+def _added(one: tuple[int, int], other: tuple[int, int]) -> tuple[int, int]:
+    return one[0] + other[0], one[1] + other[1]
+
+
+def _most(states: list[tuple[int, int]]) -> tuple[int, int]:
+    return max(one for one, _ in states), max(other for _, other in states)
+
+
+@pytest.mark.parametrize("warmup", [0, 9], ids=["extra", "warm-up"])
+@pytest.mark.parametrize("schedule", ["1f1b-naive", "1f1b-stash", "1f1b-vertical", "1f1b-2bw"])
+@pytest.mark.parametrize(
+    "split",
+    [
+        {"pp": 2, "micro_batches": 4},
+        {"pp": 4, "micro_batches": 1},
+        {"pp": 4, "micro_batches": 2, "dp": 2},
+        {"pp": 8, "micro_batches": 2},
+        {"pp": 3, "micro_batches": 2, "replicas": (2, 1, 1)},
+        {"pp": 2, "micro_batches": 3, "replicas": (1, 3)},
+    ],
+    ids=str,
+)
+def test_every_rank_keeps_its_most_in_the_metered_step(warmup: int, schedule: str, split: dict[str, Any]) -> None:
+    """Steps of the run and those of the extra stream after it, which does not end too soon for that."""
+    if schedule == "1f1b-2bw" and split["micro_batches"] < split["pp"]:
+        split = split | {"micro_batches": 2 * split["pp"]}  # fewer than pp - 1 are refused
+    made = spec(warmup, schedule=schedule, **split)
+    metered, windows = metered_step(made), Windows(made)
+    extra = extra_steps(made)
+    assert bool(extra) == (warmup == 0) == (metered >= made.train.steps)
+    begin, steps = (extra.start, len(extra)) if extra else (0, made.train.steps)
+    assert followed_steps(made) == {*range(begin, metered + 1)}, "all from the one on in which it began to fill"
+    long = 2 * windows.edge + 1
+    for own, of_long in zip(build(made, steps).programs, build(made, long).programs, strict=True):
+        here = kept(own, windows.per_step, steps)[metered - begin]
+        assert here == _most(kept(of_long, windows.per_step, long))
+
+
+@pytest.mark.parametrize(
+    ("warmup", "split", "first", "metered"),
+    [
+        (4, {"pp": 4, "micro_batches": 1}, 0, 3),
+        (3, {"pp": 4, "micro_batches": 1}, 0, 23),
+        (4, {"pp": 4, "micro_batches": 1}, 10, 13),
+        (2, {"pp": 4, "micro_batches": 8}, 0, 1),
+        (1, {"pp": 4, "micro_batches": 8}, 0, 21),
+    ],
+)
+def test_it_is_a_warm_up_step_where_that_is_long_enough(
+    warmup: int, split: dict[str, int], first: int, metered: int
+) -> None:
+    made = spec(warmup, schedule="1f1b-stash", **split)
+    assert metered_step(made, first) == metered
+    assert not any(is_traced(made, step, first) for step in followed_steps(made, first))
+    assert (metered in extra_steps(made, first)) == (metered >= made.train.steps)
+
+
+def test_under_a_flush_one_extra_step_is_enough() -> None:
+    made = spec(0, schedule="1f1b", pp=4, micro_batches=2)
+    assert (metered_step(made), extra_steps(made), followed_steps(made)) == (20, range(20, 21), {20})
+    assert not extra_steps(spec(2, schedule="1f1b", pp=4, micro_batches=2))
