@@ -1,18 +1,23 @@
-"""Ranks without progress: for how long none has moved, and where each was last seen, in words and in the schedule's
-grid."""
+"""Ranks without progress: for how long none has moved, and where each was last seen, in words and in its
+program."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from parallel_core.layout import Layout
 from parallel_core.observe import progress
 from parallel_core.observe.suspension import SuspensionDetector
 from parallel_core.schedule import build
-from parallel_core.schedule.text import grid, spoken
+from parallel_core.schedule.ir import Program
+from parallel_core.schedule.stream import Windows
+from parallel_core.schedule.text import around, spoken
 from parallel_core.spec import RunSpec
+
+STACKS = "Stacks of all ranks are at the end of their logs."
 
 
 class Watch:
@@ -56,15 +61,65 @@ def sentence(folder: Path, ranks: Sequence[int], limit_s: float) -> str:
 
 
 def marked(folder: Path, ranks: Sequence[int], spec: RunSpec) -> str:
-    """Returns the schedule with `>...<` around the operation of each rank that is within a step.
+    """Returns where the stacks are, then a line for each rank that is within a step: its program around its operation,
+    which is in `>...<`.
 
-    The ranks of a tensor-parallel group execute one program, so several cells of one line may be marked.
+    The ranks of a tensor-parallel group execute one program: those in one step share a line, with the marks of all.
     """
-    steps = 1 if spec.parallel.flushes else 2  # without a flush, a step contains forwards of the next one
-    schedule, layout = build(spec, steps), Layout.of(spec)
-    marks = set()
+    layout, programs = Layout.of(spec), _Programs(spec)
+    lines: dict[tuple[int, int, int], _Line] = {}
     for rank in ranks:
-        where, line = progress.read(folder, rank), layout.pipeline_rank(rank)
-        if where is not None and where.step >= 0:
-            marks |= {(line, i) for i, op in enumerate(schedule.programs[line]) if str(op) == where.op}
-    return f"{grid(schedule, *sorted(marks))}\nStacks of all ranks are at the end of their logs."
+        where, q = progress.read(folder, rank), layout.pipeline_rank(rank)
+        if where is None or where.step < 0:
+            continue
+        for which, made in enumerate(programs.of(where.step)):
+            if at := {i for i, op in enumerate(made[q]) if str(op) == where.op}:
+                lines.setdefault((q, where.step, which), _Line(made[q], where.step)).add(rank, at)
+                break
+    shown = [str(line) for line in sorted(lines.values(), key=lambda line: line.ranks)]
+    return "\n".join([STACKS, *([programs.title] if shown else []), *shown])
+
+
+@dataclass
+class _Line:
+    """The ranks that are in one step of one program, and the positions of their operations."""
+
+    program: Program
+    step: int
+    ranks: list[int] = field(default_factory=list)
+    marks: set[int] = field(default_factory=set)
+
+    def add(self, rank: int, marks: set[int]) -> None:
+        self.ranks.append(rank)
+        self.marks |= marks
+
+    def __str__(self) -> str:
+        who = f"rank{'s' if len(self.ranks) > 1 else ''} {', '.join(map(str, self.ranks))}"
+        return f"{who}, step {self.step} | {around(self.program, self.marks)}"
+
+
+class _Programs:
+    """The programs of a run's steps, by pipeline rank."""
+
+    def __init__(self, spec: RunSpec) -> None:
+        train, split = spec.train, spec.parallel
+        self._windows = None if split.flushes else Windows(spec)
+        self._whole = build(spec).programs if split.flushes else ()
+        self._steps, self._every = train.steps, train.checkpoint_every or train.steps
+        since = "" if split.flushes else "; micro-batches count from the first of the rank's step"
+        self.title = f"{split.schedule}: operations around that of each rank, after the number of the first{since}"
+
+    def of(self, step: int) -> Iterator[tuple[Program, ...]]:
+        """Yields what the ranks may run in a step, the likeliest first.
+
+        Without a flush it depends on the length of the stream and the place of the step in it, which is not known of a
+        resumed run: steps of a full pipeline, of one that fills and one that drains follow.
+        """
+        if self._windows is None:
+            yield self._whole
+            return
+        begin, long = step // self._every * self._every, 2 * self._windows.edge + 1
+        own = step - begin, min(begin + self._every, self._steps) - begin
+        for at, steps in (own, (self._windows.edge, long), (0, long), (long - 1, long)):
+            if at < steps:
+                yield self._windows.window(at, steps).programs

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
-from parallel_core.schedule.ir import Kind, Op, Schedule
+from parallel_core.schedule.ir import Kind, Program, Schedule
 
 _SHOWN_AROUND_MARK = 6
 WORDS = {
@@ -50,28 +50,40 @@ def spoken(op: str) -> str:
     return f"{WORDS.get(Kind[found[2]], found[2])}{which} of stage {found[1]}"
 
 
-def grid(schedule: Schedule, *marks: tuple[int, int]) -> str:
+def grid(schedule: Schedule, mark: tuple[int, int] | None = None) -> str:
     """One line for each pipeline rank, its operations side by side in program order.
 
-    A mark (pipeline rank, position) is shown as `>2F0<`, or `>missing<` after the end of that program; columns far from
-    every mark are cut away, and the first line says which remain.
+    The `mark` (pipeline rank, position) is shown as `>2F0<`, or `>missing<` after the end of that program; columns far
+    from it are cut away, and the first line says which remain.
     """
     width = max((len(program) for program in schedule.programs), default=0)
     first, last = 0, width
-    if marks:
-        columns = [i for _, i in marks]
-        first, last = max(0, min(columns) - _SHOWN_AROUND_MARK), min(width, max(columns) + _SHOWN_AROUND_MARK + 1)
-        last = max(last, max(columns) + 1)
-    cells = [[_cell(program, q, i, marks) for i in range(first, last)] for q, program in enumerate(schedule.programs)]
+    if mark is not None:
+        at = mark[1]
+        first, last = max(0, at - _SHOWN_AROUND_MARK), max(min(width, at + _SHOWN_AROUND_MARK + 1), at + 1)
+    cells = [
+        [_cell(program, i, marked=(q, i) == mark) for i in range(first, last)]
+        for q, program in enumerate(schedule.programs)
+    ]
     head = f"{schedule.name}: operations {first} to {max(first, min(last, width) - 1)} of {width}"
     return "\n".join([head, *align(cells)])
 
 
-def _cell(program: Sequence[Op], rank: int, i: int, marks: Sequence[tuple[int, int]]) -> str:
+def around(program: Program, marks: Collection[int]) -> str:
+    """The operations of a program near the positions `marks`, which are shown as `>2F0<`; the number of the first is in
+    front of each stretch."""
+    shown = {i for at in marks for i in range(at - _SHOWN_AROUND_MARK, at + _SHOWN_AROUND_MARK + 1)}
+    words: list[str] = []
+    for i in sorted(shown & set(range(len(program)))):
+        if i - 1 not in shown or not words:
+            words += [*(["..."] if words else []), f"{i}:"]
+        words.append(_cell(program, i, marked=i in marks))
+    return " ".join(words)
+
+
+def _cell(program: Program, i: int, *, marked: bool) -> str:
     text = str(program[i]) if i < len(program) else ""
-    if (rank, i) in marks:
-        return f">{text or 'missing'}<"
-    return text
+    return f">{text or 'missing'}<" if marked else text
 
 
 def align(rows: Sequence[Sequence[str]]) -> list[str]:

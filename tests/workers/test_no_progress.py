@@ -27,12 +27,13 @@ def test_ranks_that_stand_still_are_ended_with_their_places(bench: Bench) -> Non
     assert (end["outcome"], end["cause"]) == ("failed", "no_progress")
     assert "rank 0 at step" in end["detail"] and "rank 1 at step" in end["detail"]
     assert none_alive(recorded)
-    head, *lines, last = end["traceback"].splitlines()
-    assert head.startswith("1f1b: operations ") and last.startswith("Stacks of all ranks")
+    first, head, *lines = end["traceback"].splitlines()
+    assert first.startswith("Stacks of all ranks") and head.startswith("1f1b: operations ")
     for rank, line in enumerate(lines):
         marked = re.findall(r">(\w+)<", line)
-        assert line.startswith(f"rank {rank} | ") and len(marked) == 1
-        assert re.search(rf"rank {rank} at step \d+ in {re.escape(spoken(marked[0]))}\b", end["detail"])
+        step = re.match(rf"rank {rank}, step (\d+) \| \d+: ", line)
+        assert step and len(marked) == 1
+        assert re.search(rf"rank {rank} at step {step[1]} in {re.escape(spoken(marked[0]))}\b", end["detail"])
     stacks = (bench.folder / "attempts" / str(attempt) / "log-0.txt").read_text()
     assert "most recent call first" in stacks and "executor.py" in stacks
 

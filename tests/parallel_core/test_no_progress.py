@@ -1,0 +1,96 @@
+"""Where ranks without progress are in their programs: each near its own operation, whatever its step."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from parallel_core.no_progress import marked
+from parallel_core.observe.progress import Progress
+from parallel_core.schedule import build, text
+from parallel_core.schedule.stream import Windows
+from parallel_core.spec import RunSpec
+from workers.no_progress import MAX_MARKED, report
+
+
+def spec(train: dict[str, Any] | None = None, **split: Any) -> RunSpec:
+    fixed = {"global_batch": 512, "clip": "stage", "steps": 40} | (train or {})
+    return RunSpec.model_validate({"model": {"layers": 8}, "parallel": split, "train": fixed})
+
+
+def lines(folder: Path, made: RunSpec, *places: tuple[int, str]) -> list[str]:
+    """The lines of ranks that stand at these (step, operation)."""
+    for rank, (step, op) in enumerate(places):
+        Progress(folder, rank).at(step, op)
+    return marked(folder, range(len(places)), made).splitlines()
+
+
+def test_the_rank_at_fault_is_shown_however_far_apart_the_ranks_are(tmp_path: Path) -> None:
+    """In GPipe all other ranks have sent 256 micro-batches ahead of it."""
+    made = spec(pp=4, schedule="gpipe", micro_batches=256)
+    places = [(3, "0RECV_GRAD0"), (3, "1RECV_GRAD0"), (3, "2RECV_GRAD0"), (3, "3F0")]
+    first, head, *shown = lines(tmp_path, made, *places)
+    assert first.startswith("Stacks of all ranks") and head.startswith("gpipe: operations around")
+    assert [re.findall(r">(\w+)<", line) for line in shown] == [[op] for _, op in places]
+    for rank, line in enumerate(shown):
+        number, *words = line.removeprefix(f"rank {rank}, step 3 | ").split()
+        program = [str(op) for op in build(made).programs[rank]]
+        begin = int(number.removesuffix(":"))
+        assert [word.strip("><") for word in words] == program[begin : begin + len(words)]
+        assert len(words) in (8, 13), "six on either side; rank 3 has done one operation"
+    assert report(tmp_path, range(4), 5.0, made).traceback == "\n".join([first, head, *shown])
+
+
+@pytest.mark.parametrize("every", [0, 5])
+@pytest.mark.parametrize(("schedule", "micro_batches"), [("1f1b-stash", 1), ("1f1b-2bw", 4), ("1f1b-vertical", 2)])
+def test_in_a_stream_the_operation_of_every_step_is_found(
+    schedule: str, micro_batches: int, every: int, tmp_path: Path
+) -> None:
+    """From the step in which the pipeline fills to that in which it drains, each rank in one of its operations."""
+    steps = 10
+    made = spec({"checkpoint_every": every, "steps": steps}, pp=4, schedule=schedule, micro_batches=micro_batches)
+    windows, length = Windows(made), every or steps
+    for step in range(steps):
+        programs = windows.window(step % length, length).programs
+        at = [step % len(program) for program in programs]
+        places = [(step, str(program[i])) for program, i in zip(programs, at, strict=True)]
+        _, head, *shown = lines(tmp_path, made, *places)
+        assert "micro-batches count from the first of the rank's step" in head
+        for rank, (line, program, i) in enumerate(zip(shown, programs, at, strict=True)):
+            assert line == f"rank {rank}, step {step} | {text.around(program, {i})}"
+            assert f">{program[i]}<" in line
+
+
+def test_ranks_of_a_stream_may_be_in_different_steps_of_a_resumed_run(tmp_path: Path) -> None:
+    """It fills in step 7, which is in the middle of a stream of a run from step 0 on."""
+    made = spec(pp=4, schedule="1f1b-stash", micro_batches=1)
+    _, _, *shown = lines(tmp_path, made, (8, "0RECV_GRAD0"), (7, "1RECV_ACT1"), (7, "2F0"), (7, "3RECV_ACT0"))
+    assert [re.sub(r"\|.*>(.*)<.*", r"\1", line) for line in shown] == [
+        "rank 0, step 8 0RECV_GRAD0",
+        "rank 1, step 7 1RECV_ACT1",
+        "rank 2, step 7 2F0",
+        "rank 3, step 7 3RECV_ACT0",
+    ]
+
+
+def test_ranks_that_still_connect_have_no_lines(tmp_path: Path) -> None:
+    made = spec(pp=2, schedule="gpipe", micro_batches=256)
+    assert lines(tmp_path, made, (-1, "connecting"), (-1, "connecting")) == [
+        "Stacks of all ranks are at the end of their logs."
+    ]
+
+
+def test_ranks_of_a_tensor_group_share_a_line(tmp_path: Path) -> None:
+    made = spec(pp=2, tp=2, schedule="gpipe", micro_batches=64)
+    _, _, *shown = lines(tmp_path, made, (1, "0F3"), (1, "0F40"), (2, "1F0"), (1, "1BW63"))
+    assert [line.split(" | ")[0] for line in shown] == ["ranks 0, 1, step 1", "rank 2, step 2", "rank 3, step 1"]
+    assert re.fullmatch(r"ranks 0, 1, step 1 \| 0: .* >0F3< .* \.\.\. \d+: .* >0F40< .*", shown[0])
+
+
+def test_the_ranks_of_a_large_host_fit(tmp_path: Path) -> None:
+    made = spec(pp=4, dp=16, schedule="1f1b", micro_batches=8)
+    shown = lines(tmp_path, made, *[(7, f"{rank // 16}BW{rank % 16}") for rank in range(64)])
+    assert len(shown) == 2 + 64 and len("\n".join(shown)) < MAX_MARKED
