@@ -155,7 +155,9 @@ def _train(
             known, meter = trainer.metered_step(step) if step in followed else (trainer.advance(step), None)
             traced = is_traced(spec, step, first) or (meter is None and report.requested(step))
             report.ended(traced)  # before anything else, as this ends the step's span: a profile has yet to be written
-        took = times.ended()
+            took = times.ended()
+        _meet_after_profile(trainer.spec, step, interference)
+        times.restart()  # the time in which a profile was written is that of no step
         if meter is not None and step == metered:
             report.memory(step, meter)
         stop = _report_step(trainer, report, TrainedStep(step, first, known, took, traced))
@@ -168,6 +170,16 @@ def _train(
     _finish(trainer, report, first, saver)
     report.summary(times, others)
     report.phase("done", spec.train.steps)
+
+
+def _meet_after_profile(spec: RunSpec, step: int, interference: Interference) -> None:
+    """After a step that some ranks profile: waits for them, so that no rank does so within the next step.
+
+    Only where all ranks know of it, and every one has ended the step: not without a flush, nor for a user's request,
+    which a rank may have read too late.
+    """
+    if spec.parallel.flushes and step in spec.trace.profile_steps:
+        interference.total(0.0)
 
 
 def _end(trainer: Trainer, report: Reporter, saver: checkpoint.Saver | None) -> None:

@@ -16,8 +16,9 @@ import pytest
 from pydantic import ValidationError
 
 from parallel_core.analysis.step_waits import StepWaits
-from parallel_core.engine import pieces, profiled
+from parallel_core.engine import pieces, profiled, reporter
 from parallel_core.engine.distributed import Rendezvous
+from parallel_core.engine.reporter import StepTimes
 from parallel_core.engine.run import run_rank
 from parallel_core.local import waits
 from parallel_core.observe.progress import Progress
@@ -26,6 +27,7 @@ from parallel_core.schedule.ir import Kind
 from parallel_core.spec import RunSpec, field_errors
 from parallel_core.traces.__main__ import read_all
 from parallel_core.traces.stream import EventStream
+from tests.parallel_core import ranks
 from tests.parallel_core.frames import read_file
 from tests.parallel_core.test_trainer import frames, series, spec_of
 
@@ -84,6 +86,63 @@ def test_the_step_s_span_ends_before_its_profile_is_written(tmp_path: Path, monk
     assert step["end"] < written
     sums = StepWaits.chain([*waits(seen)]).sums
     assert sums["total"][sums["step"] == 4].tolist() == [step["end"] - step["start"]]
+
+
+def test_the_time_to_write_a_profile_is_that_of_no_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It takes an hour, by the clock of steps."""
+    spec = spec_of(trace={"profile_steps": [4]}, train={"steps": 6})
+    clock, write = SlowClock(), profiled.emit
+
+    def emit(*given: Any) -> None:
+        clock.late_s += 3600
+        write(*given)
+
+    monkeypatch.setattr(profiled, "emit", emit)
+    monkeypatch.setattr(reporter, "time", clock)
+    run_rank(spec, 0, FileSink(tmp_path, 0), Rendezvous("", 0, 1, True), Progress(tmp_path, 0))
+    seen = read_file(events_path(tmp_path, 0))
+    times = series(seen, "step_time")
+    assert clock.late_s == 3600 and times["step"].tolist() == list(range(6))
+    assert times["value"].max() < 3600
+
+
+class SlowClock:
+    """The module `time`, whose performance counter is `late_s` ahead."""
+
+    late_s = 0.0
+    time = staticmethod(time.time)
+
+    def perf_counter(self) -> float:
+        return time.perf_counter() + self.late_s
+
+
+def _watched(spec: RunSpec, rank: int, meeting: Rendezvous, folder: Path) -> tuple[list[int], list[int]]:
+    """When a profile was written, and when the rank began to measure another step."""
+    written, begun = list[int](), list[int]()
+    write, restart = profiled.emit, StepTimes.restart
+
+    def emit(*given: Any) -> None:
+        time.sleep(0.2)
+        write(*given)
+        written.append(time.monotonic_ns())
+
+    def noted(times: StepTimes) -> None:
+        restart(times)
+        begun.append(time.monotonic_ns())
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(profiled, "emit", emit)
+        patch.setattr(StepTimes, "restart", noted)
+        run_rank(spec, rank, FileSink(folder, rank), meeting, Progress(folder, rank))
+    return written, begun
+
+
+def test_other_ranks_do_not_wait_for_a_profile_within_their_next_step(tmp_path: Path) -> None:
+    step = 4
+    spec = spec_of(trace={"profile_steps": [step], "profile_ranks": [1]}, train={"steps": 6}, pp=2, micro_batches=2)
+    (none, begun), ((written,), _) = ranks.run(spec, _watched, tmp_path)
+    assert not none and len(begun) == 1 + 6, "once where the timed steps begin, and after each step"
+    assert sum(at < written for at in begun) == 1 + step
 
 
 class Heard:
