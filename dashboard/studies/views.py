@@ -44,6 +44,8 @@ from dashboard.studies.own_pages import OWN_PAGES
 from dashboard.studies.selectors import Overview, held_equal, overview
 
 PER_PAGE = 20
+FEW = 8
+"""So many studies are seen at a glance: the list begins with them, not with fields to search it."""
 MAX_GANTTS = 12
 _MEANT = Q(kind=fit.KIND, runs__cause=fit.OUT_OF_MEMORY)
 """A fit study's run that reached its limit, as intended."""
@@ -70,7 +72,8 @@ def index(request: HttpRequest) -> HttpResponse:
 def list_page(request: HttpRequest) -> HttpResponse:
     """Newest first, each with its verdict; `?page=` goes back in time, `?q=`, `?owner=` and `?kind=` filter."""
     context = list_context(request)
-    context |= {"entry_points": ENTRY_POINTS, "options": context["listing"].options()}
+    many = context["listing"].filtered or context["page"].paginator.count > FEW
+    context |= {"entry_points": ENTRY_POINTS, "options": context["listing"].options(), "many": many}
     return render(request, "studies/list.html", context)
 
 

@@ -11,7 +11,7 @@ from django.test.utils import CaptureQueriesContext
 
 from dashboard.runs.models import Run, State
 from dashboard.studies.models import Study
-from dashboard.studies.views import PER_PAGE
+from dashboard.studies.views import FEW, PER_PAGE
 from tests.dashboard import factory
 
 
@@ -50,6 +50,8 @@ def test_studies_are_searched_and_filtered_by_owner_and_kind(reader: Client, ali
 def test_pages_and_live_changes_keep_the_filter(reader: Client, alice: Any) -> None:
     for i in range(PER_PAGE + 1):
         Study.objects.create(name=f"study {i}", owner=alice, kind="fit")
+        page = reader.get("/studies/").content.decode()
+        assert ('id="filters"' in page) == (i >= FEW), "a few are seen at a glance"
     Study.objects.create(name="another", owner=alice)
     page = reader.get("/studies/?q=study&kind=fit").content.decode()
     assert 'href="?q=study&amp;kind=fit&amp;page=2"' in page and "<option selected>fit</option>" in page
