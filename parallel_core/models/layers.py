@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from parallel_core.models.loss import CrossEntropySum
+from parallel_core.models.row_sums import LayerNorm, embedding
 from parallel_core.spec import ModelSpec
 
 
@@ -26,6 +27,9 @@ class Embedding(nn.Embedding):
 
     def reset_parameters(self) -> None:
         return
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return embedding(ids, self.weight)
 
 
 class Positions(Embedding):
@@ -58,7 +62,7 @@ class _RmsNorm(torch.autograd.Function):
         inner.sub_(scaled * (inner * scaled).mean(-1, keepdim=True)).mul_(inverse)
         out = inner.to(x.dtype)
         del inner  # fp32 in 16-bit runs: the largest tensor that is live here
-        return out, scaled.mul_(grad).flatten(0, -2).sum(0).to(weight.dtype), None
+        return out, scaled.mul_(grad).flatten(0, -2).sum(0), None
 
 
 class RmsNorm(nn.Module):
@@ -78,7 +82,7 @@ class RmsNorm(nn.Module):
 
 def norm_of(model: ModelSpec, **like: Any) -> nn.Module:
     """Returns the model's norm layer over its hidden size."""
-    return nn.LayerNorm(model.hidden, **like) if model.norm == "layernorm" else RmsNorm(model.hidden, **like)
+    return LayerNorm(model.hidden, **like) if model.norm == "layernorm" else RmsNorm(model.hidden, **like)
 
 
 class Convolution(nn.Conv2d):

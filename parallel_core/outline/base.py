@@ -114,6 +114,26 @@ def made(spec: RunSpec, weight: int) -> int:
     return 0 if spec.parallel.zero_backend == "fully_shard" else weight
 
 
+def widened_rows(width: int) -> int:
+    """Returns how many rows of `width` elements a CPU widens to fp32 at a time: as many as fit a core's cache."""
+    return max(1, 2**16 // width)
+
+
+def widened(spec: RunSpec, elements: int, width: int) -> int:
+    """Returns the temporaries of widening a tensor of so many elements for sums over its rows (`models.row_sums`), in
+    elements of the run's dtype; 0 where torch's own kernels sum."""
+    if spec.train.device != "cpu" or spec.fp32_elements == 1:
+        return 0
+    return spec.fp32_elements * min(elements, widened_rows(width) * width)
+
+
+def in_embedding(spec: RunSpec, table: int, out: int, width: int) -> int:
+    """Returns what an embedding's backward holds in addition to the gradient of its output [`out` elements]: the
+    gradient of its `table`, and in 16-bit runs on a CPU the fp32 tensor that it is summed in."""
+    block = widened(spec, out, width)
+    return table * spec.fp32_elements + block if block else made(spec, table)
+
+
 def at_once(device: str) -> int:
     """Returns how many 64-bit numbers a dropout draws at a time: on a CPU as many as fit a core's cache."""
     return 2**14 if device == "cpu" else 2**20

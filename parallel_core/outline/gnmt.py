@@ -11,7 +11,7 @@ from functools import cached_property
 from math import prod
 from typing import TYPE_CHECKING
 
-from parallel_core.outline.base import Outline, UnitCost, apart, made, product
+from parallel_core.outline.base import Outline, UnitCost, apart, in_embedding, product
 from parallel_core.outline.onednn import lstm_bytes
 from parallel_core.rules import rule_error
 
@@ -95,7 +95,7 @@ class GnmtOutline(Outline):
     def costs(self, spec: RunSpec) -> list[UnitCost]:
         h, vocab, rows = self.model.hidden, self.model.vocab, spec.micro_batch_size * self.model.seq
         logits, table = rows * vocab, vocab * h
-        costs = [UnitCost((table,), 0, 0, rows * h + made(spec, table))]
+        costs = [UnitCost((table,), 0, 0, rows * h + in_embedding(spec, table, rows * h, h))]
         for i in range(2 * self.model.layers):
             entering = spec.micro_batch_size * prod(self.boundaries()[i + 1])
             costs.append(self._layer(spec, i, entering))

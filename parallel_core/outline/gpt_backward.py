@@ -6,7 +6,7 @@ rank's rows; it is live throughout, since it also flows through the residual con
 
 from __future__ import annotations
 
-from parallel_core.outline.base import product
+from parallel_core.outline.base import product, widened
 from parallel_core.outline.gpt_forward import GptForward
 from parallel_core.outline.gpt_sizes import fused_attention, gathers_columns
 
@@ -44,10 +44,12 @@ class GptBackward(GptForward):
         return gathered + mixed + self._matrix()
 
     def _in_norm(self) -> int:
-        """Live in a norm's backward: gradients of its output and input; or, for RMSNorm on a CPU, the former and what
-        `models.layers` computes with."""
-        alone = self.model.norm == "rmsnorm" and self.spec.train.device == "cpu"
-        return self._entering() * (1 + 3 * self.spec.fp32_elements if alone else 2)
+        """Live in a norm's backward: gradients of its output and input; or, on a CPU, the former and what RMSNorm
+        (`models.layers`) or in 16 bits LayerNorm (`models.row_sums`) computes with."""
+        entering = self._entering()
+        if self.model.norm == "rmsnorm" and self.spec.train.device == "cpu":
+            return entering * (1 + 3 * self.spec.fp32_elements)
+        return entering + max(entering, widened(self.spec, entering, self.model.hidden))
 
     def _in_attention(self, again: bool) -> int:
         """Peak in the backward of attention: second linear layer, core, and first linear layer, by when what the core

@@ -24,7 +24,7 @@ from __future__ import annotations
 from dataclasses import replace
 from math import prod
 
-from parallel_core.outline.base import UnitCost, apart, drawn, made, product
+from parallel_core.outline.base import UnitCost, apart, drawn, in_embedding, product
 from parallel_core.outline.gpt_backward import GptBackward
 from parallel_core.outline.gpt_sizes import fused_attention, gathers_columns
 from parallel_core.outline.recompute import recomputed
@@ -56,11 +56,10 @@ class GptCosts(GptBackward):
     def _embed(self) -> UnitCost:
         model = self.model
         table, out = model.vocab * model.hidden // self.tp, self._bsh()
+        passing = out + in_embedding(self.spec, table, out, model.hidden)
         kept, drawing = self._found(), drawn(self.spec, self._entering())
         forward = self._embedding()
-        return UnitCost(
-            self._parameters(0), 0, kept, out + made(self.spec, table), drawn=drawing, aside=kept, forward=forward
-        )
+        return UnitCost(self._parameters(0), 0, kept, passing, drawn=drawing, aside=kept, forward=forward)
 
     def _attention(self, again: bool = False) -> UnitCost:
         """Returns the memory of attention, with its core saved, or recomputed (`again`)."""

@@ -22,6 +22,7 @@ from torch.autograd.function import once_differentiable
 
 from parallel_core.models.dropout import Held
 from parallel_core.models.layers import Positions
+from parallel_core.models.row_sums import embedding, sums_in_16_bits
 from parallel_core.tensor.group import TensorGroup
 from parallel_core.tensor.linear import ColumnLinear, RowLinear
 from parallel_core.tensor.vocab import VocabEmbedding
@@ -147,5 +148,8 @@ class SharedPositions(nn.Module):
         self.weight, self.rows = full.weight, rows
 
     def forward(self, x: Tensor) -> Tensor:
-        pieces = [self.weight[start:stop] for _, start, stop in self.rows.held.runs(x.shape[1])]
+        runs = [(start, stop) for _, start, stop in self.rows.held.runs(x.shape[1])]
+        if len(runs) > 1 and sums_in_16_bits(self.weight):  # autograd would add up the gradients of slices in 16 bits
+            return x + embedding(torch.cat([torch.arange(*run) for run in runs]), self.weight)
+        pieces = [self.weight[start:stop] for start, stop in runs]
         return x + (pieces[0] if len(pieces) == 1 else torch.cat(pieces))

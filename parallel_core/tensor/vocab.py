@@ -10,11 +10,11 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from parallel_core.models.numerics import wide
+from parallel_core.models.row_sums import embedding
 from parallel_core.tensor.group import TensorGroup
 
 
@@ -54,7 +54,7 @@ class VocabEmbedding(nn.Module):
     def mine(self, ids: Tensor) -> Tensor:
         """Returns the vectors of rows that this rank holds, zeros for other ids: [batch, seq, hidden]."""
         local, foreign = local_ids(ids, len(self.weight), self.group.rank)
-        return F.embedding(local, self.weight).masked_fill(foreign.unsqueeze(-1), 0.0)
+        return embedding(local, self.weight).masked_fill(foreign.unsqueeze(-1), 0.0)
 
 
 class _CrossEntropy(torch.autograd.Function):

@@ -272,6 +272,11 @@ def test_a_layer_that_gathers_in_a_forward_with_its_graph_has_columns_twice(
     assert_predicted(runner, tmp_path, {**GPT, "layers": 4}, split, "fp32", within=0.01)
 
 
+def test_an_embedding_of_16_bits_has_its_gradient_in_fp32(runner: LocalRunner, tmp_path: Path) -> None:
+    split = {**PIPELINE, "micro_batches": 2, "schedule": "zb-h2", "recompute": "full", "cuts": [1]}
+    assert_predicted(runner, tmp_path, {**GPT, "vocab": 4096}, split, "bf16", within=0.01)
+
+
 def test_an_embedding_alone_has_its_rows_while_positions_are_added(runner: LocalRunner, tmp_path: Path) -> None:
     split = {**PIPELINE, "micro_batches": 2, "schedule": "zb-h2", "recompute": "full", "cuts": [1]}
     assert_predicted(runner, tmp_path, {**GPT, "hidden": 32}, split, "fp64", within=0.01)
