@@ -44,6 +44,24 @@ def all_reduce(tensor: Tensor, group: Group, op: Any = dist.ReduceOp.SUM) -> Wor
     return host_staging.Staged(_all_reduce(host, group, op), host, tensor)
 
 
+def sum_in_rank_order(tensor: Tensor, group: dist.ProcessGroup | HostGroup) -> None:
+    """Sums `tensor` (contiguous, at least fp32) over the group, in place, and waits for it: (rank 0 + rank 1) + rank 2
+    ..., so that groups of equal size get the same bits of equal terms over any transport.
+
+    `HostGroup` adds so. Of more than two terms, the order in an all-reduce of gloo and NCCL follows their algorithm.
+    """
+    if isinstance(group, HostGroup) or size_of(group) == 2:
+        all_reduce(tensor, group).wait()
+        return
+    flat, size = tensor.view(-1), size_of(group)
+    parts = flat.new_empty(size * len(flat))
+    all_gather(parts, flat, group).wait()
+    first, *others = parts.view(size, -1)
+    flat.copy_(first)
+    for other in others:
+        flat.add_(other)
+
+
 def all_gather(out: Tensor, mine: Tensor, group: TableGroup) -> Work:
     """Starts an all-gather of every rank's `mine` into `out`, in rank order; both are flat."""
     if not host_staging.is_staged(out, group):

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from parallel_core.engine.collectives import Group, TableGroup, all_gather, all_reduce
+from parallel_core.engine.collectives import Group, TableGroup, all_gather, sum_in_rank_order
 from parallel_core.engine.device import Device
 from parallel_core.engine.flat import FlatParameters
 from parallel_core.engine.host_copies import Download
@@ -146,8 +146,8 @@ class StepTotals:
 class StageNorm:
     """The gradient norm of one pipeline rank: of all its layers, over the tensor-parallel group.
 
-    A parameter that every tensor rank holds whole is counted once. Replicas have the same reduced gradients, so the
-    same norm.
+    A parameter that every tensor rank holds whole is counted once. Replicas have the same reduced gradients,
+    added in the same order, so the same norm.
     """
 
     def __init__(self, flat: FlatParameters, group: Group, tensor: int, how: TensorSplit) -> None:
@@ -165,7 +165,7 @@ class StageNorm:
             return float(np.sqrt(counted.numpy().sum()))
         total = counted.sum()
         if self._group is not None:
-            all_reduce(total, self._group).wait()
+            sum_in_rank_order(total, self._group)
         return float(total.sqrt()) if total.is_cpu else total.sqrt()
 
     def read(self, squares: torch.Tensor) -> float:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +16,13 @@ from parallel_core import launch
 from parallel_core.engine import host_memory
 from parallel_core.engine.async_all_gather import AsyncAllGather
 from parallel_core.engine.collectives import all_gather, all_reduce, irecv, isend, reduce_scatter
-from parallel_core.engine.distributed import Rendezvous, connect, disconnect
+from parallel_core.engine.device import CpuDevice
+from parallel_core.engine.distributed import Groups, Rendezvous, connect, disconnect
+from parallel_core.engine.flat import FlatParameters
 from parallel_core.engine.host_group import HALF, HostGroup
 from parallel_core.engine.host_links import SLOTS, ChannelLayout, HostLinks
+from parallel_core.engine.norm import StageNorm
+from parallel_core.engine.shared_gradients import SharedGradients
 from parallel_core.layout import Layout
 from parallel_core.observe.memory import MemoryMeter
 from parallel_core.spec import RunSpec
@@ -118,6 +123,33 @@ def _apart(of: RunSpec, rank: int, meeting: Rendezvous, folder: Path) -> Any:
 
 def test_ranks_that_share_no_memory_all_take_gloo(tmp_path: Path) -> None:
     assert run(spec(), _apart, tmp_path) == [(False, [6.0] * 5)] * RANKS
+
+
+def _totals(rank: int, groups: Groups) -> list[torch.Tensor]:
+    """A norm's gradient summed over the tensor group, and the norm of a stage."""
+    name, module = "block.0.attn.norm.weight", torch.nn.LayerNorm(999)
+    flat = FlatParameters([(name, module, "weight")], torch.float32, CpuDevice())
+    flat.grads.copy_(drawn(rank, flat.size, torch.float32))
+    SharedGradients(flat, groups, sequence=True).sum()
+    squares = StageNorm(flat, groups.tensor, 0, "pairs").of(drawn(50 + rank, 1, torch.float64))
+    return [flat.grads, torch.as_tensor(squares)]
+
+
+def _of_two_replicas(of: RunSpec, rank: int, meeting: Rendezvous, folder: Path) -> Any:
+    """The same numbers in a tensor group on one host, and in one on several."""
+    groups = connect(meeting, rank, Layout.of(of), "gloo")
+    try:
+        near = replace(groups, tensor=groups.data)
+        return _totals(rank, near), _totals(rank, replace(near, tensor=dist.group.WORLD)), type(near.tensor).__name__
+    finally:
+        disconnect()
+
+
+@shared
+def test_replicas_sum_alike_although_the_tensor_group_of_one_spans_hosts(tmp_path: Path) -> None:
+    for one, other, kind in run(spec(), _of_two_replicas, tmp_path):
+        assert kind == HostGroup.__name__
+        assert all(map(torch.equal, one, other)), "replicas would drift apart"
 
 
 @pytest.mark.parametrize(("seen", "value", "reached"), [(4, 5, False), (5, 5, True), (2**31 - 1, -(2**31), False)])
