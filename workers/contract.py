@@ -156,6 +156,8 @@ class HeartbeatBody(TypedDict):
     token_files: NotRequired[list[dict[str, Any]]]
     """{name, tokens, vocab} of the token files in this worker's data folder (parallel_core.data.token_file);
     absent until they were listed for the first time."""
+    more_token_files: NotRequired[int]
+    """How many others it has, where `token_files` would be too long with them."""
     texts: NotRequired[list[str]]
     """sha256 of uploaded texts in its cache, at most MOST_TEXTS; later heartbeats name the others."""
     profiles: NotRequired[list[int]]

@@ -116,7 +116,7 @@ class Heartbeat(threading.Thread):
         if self._disk.free is not None:
             body["disk_free"] = self._disk.free
         if self._token_files.known is not None:
-            body["token_files"] = self._token_files.known
+            body["token_files"], body["more_token_files"] = self._token_files.known
         calibration: dict[str, Any] | None = self._supervisor.between.calibration.result
         if calibration:
             body["calibration"] = calibration

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 from pathlib import Path
-from typing import Any
 
 from parallel_core.data import token_file
 from workers.periodic import Periodic
@@ -13,14 +12,15 @@ LOOK_S = 2.0
 
 
 class TokenFiles(Periodic):
-    """`known` = {name, tokens, vocab} of each file as last listed; None before that."""
+    """`known` = the files as last listed; None before that."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__("token-files", LOOK_S)
-        self.known: list[dict[str, Any]] | None = None
+        self.known: token_file.Listing | None = None
+        self._read: token_file.Known = {}
         self._folder = folder
 
     def look(self) -> None:
         """Lists them now; while that fails, the last list stays."""
         with contextlib.suppress(OSError, ValueError):  # ValueError: a file was cut while it was mapped
-            self.known = token_file.listing(self._folder)
+            self.known = token_file.listing(self._folder, self._read)

@@ -83,6 +83,8 @@ class WorkerAdmin(ReadOnlyAdmin):
     @admin.display(description="token files")
     def files(self, worker: Worker) -> str:
         found = [f"{file['name']} ({plural_text(file['tokens'], 'token')})" for file in worker.token_files]
+        if worker.more_token_files:
+            found.append(f"... ({len(found)} of {len(found) + worker.more_token_files})")
         return ", ".join(found) or "none"
 
     @admin.display(description="load", ordering="load")

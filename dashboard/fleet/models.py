@@ -27,7 +27,9 @@ class Worker(models.Model):
     disk_free = models.BigIntegerField(null=True, blank=True)
     """Bytes free where its checkpoints go, which others may share; None while the worker does not report it."""
     token_files = models.JSONField(default=list, blank=True)
-    """{name, tokens, vocab} of each token file in its data folder."""
+    """{name, tokens, vocab} of each token file in its data folder, apart from those in `more_token_files`."""
+    more_token_files = models.PositiveIntegerField(default=0)
+    """How many others it has, whose names it does not report."""
     shared_checkpoints = models.BooleanField(default=False)
     """Whether its checkpoints are in a folder that other hosts also have."""
     across_hosts = models.BooleanField(default=True)

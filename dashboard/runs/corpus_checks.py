@@ -7,6 +7,9 @@ from dashboard.runs import services
 from dashboard.runs.spreading import Files
 from parallel_core.spec import RunSpec
 
+MOST_NAMED = 6
+NONE = "they have none; make one with pack-tokens"
+
 
 def corpus_errors(spec: RunSpec) -> dict[str, str]:
     """Error by field if the corpus does not exist, or is too short for one sample."""
@@ -28,17 +31,18 @@ def corpus_errors(spec: RunSpec) -> dict[str, str]:
 def _token_file_errors(spec: RunSpec, name: str) -> dict[str, str]:
     """Error by field if no reporting worker has the token file, its vocabulary is larger, or it is too short.
 
-    {} while no worker reports.
+    {} while no worker reports, and for a name that no worker lists if one has more files than it lists.
     """
     fleet = FleetSnapshot.now()
     workers, readers = fleet.reporting, Files.of(fleet).readers(spec.model_dump(mode="json"))
     have = [file for worker in workers if worker.name in readers for file in worker.token_files]
     found = next((file for file in have if file["name"] == name), None)
-    if not workers:
+    if not workers or (found is None and any(worker.more_token_files for worker in workers)):
         return {}
     if found is None:
         have = sorted({file["name"] for worker in workers for file in worker.token_files})
-        others = f"they have {', '.join(have[:6])}" if have else "they have none; make one with pack-tokens"
+        part = f" ({MOST_NAMED} of {len(have)})" if len(have) > MOST_NAMED else ""
+        others = f"they have {', '.join(have[:MOST_NAMED])}{part}" if have else NONE
         return {"train.corpus": f"No worker that reports has the token file {name}; {others}."}
     if found["vocab"] > spec.model.vocab:
         return {

@@ -40,6 +40,8 @@ class Files:
     """Reporting workers that keep their checkpoints in a folder that others also have."""
     tokens: Mapping[str, tuple[str, ...]]
     """Token file -> the workers that have it, or had it when last heard of."""
+    unlisted: tuple[str, ...] = ()
+    """Workers with more token files than they report: any of them may have one that is not in `tokens`."""
     _holders: dict[tuple[int, int], Holder | None] = field(default_factory=dict)
     """(run, step) -> who wrote that checkpoint, of those that `holder` has looked up."""
 
@@ -61,12 +63,14 @@ class Files:
             counts = Counter(size for size, worker in found if worker in fresh) or Counter(size for size, _ in found)
             usual = counts.most_common(1)[0][0]
             tokens[name] = tuple(worker for size, worker in found if size == usual)
-        return cls(tuple(w.name for w in workers if w.shared_checkpoints and w.name in fresh), tokens)
+        sharing = tuple(worker.name for worker in workers if worker.shared_checkpoints and worker.name in fresh)
+        return cls(sharing, tokens, tuple(worker.name for worker in workers if worker.more_token_files))
 
     def readers(self, spec: Mapping[str, Any]) -> tuple[str, ...]:
-        """Workers that have the token file named by the spec; () if it names none."""
+        """Workers that have, or where no worker lists it may have, the token file named by the spec; () if it names
+        none."""
         kind, _, name = str(spec.get("train", {}).get("corpus", "")).partition(":")
-        return self.tokens.get(name, ()) if kind == "tokens" else ()
+        return self.tokens.get(name, self.unlisted) if kind == "tokens" else ()
 
     def holder(self, begins: ResumeFrom) -> Holder | None:
         """Who wrote the checkpoint, of several the last one; None if it no longer exists."""

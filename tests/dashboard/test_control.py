@@ -125,12 +125,13 @@ def test_token_files_are_kept_until_the_worker_has_listed_them_again(peer: Peer,
     """A worker that was restarted does not know them at its first heartbeat."""
     files = [{"name": "tale", "tokens": 4, "vocab": 10}]
     kept = []
-    lists: tuple[dict[str, Any], ...] = ({"token_files": files}, {}, {"token_files": []})
+    lists: tuple[dict[str, Any], ...] = ({"token_files": files, "more_token_files": 7}, {}, {"token_files": []})
     for listed in lists:
         peer.beat(**listed)
         controller.turn()
-        kept.append(Worker.objects.get().token_files)
-    assert kept == [files, files, []]
+        worker = Worker.objects.get()
+        kept.append((worker.token_files, worker.more_token_files))
+    assert kept == [(files, 7), (files, 7), ([], 0)]
 
 
 def test_two_workers_of_one_name_get_nothing_new_until_one_is_gone(

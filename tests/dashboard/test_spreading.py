@@ -70,6 +70,19 @@ def test_a_token_file_that_two_workers_have_is_read_on_both(two_hosts: None, ali
     )
 
 
+def test_a_token_file_that_no_list_names_may_be_where_a_list_is_cut(two_hosts: None, alice: Any) -> None:
+    files = [{"name": f"part-{i}", "tokens": 10_000, "vocab": 64} for i in range(7)]
+    Worker.objects.update(token_files=files)
+    said = submission.assess(spec(4, corpus="tokens:web")).errors["train.corpus"]
+    assert said.endswith("they have part-0, part-1, part-2, part-3, part-4, part-5 (6 of 7).")
+    Worker.objects.filter(name="yard-b").update(more_token_files=9)
+    found = submission.assess(spec(2, corpus="tokens:web"))
+    assert not found.errors
+    run = services.submit(owner=alice, spec=found.spec.model_dump(mode="json") if found.spec else {})
+    (request,) = queue.requests([run])
+    assert request.needs == ("yard-b",)
+
+
 @pytest.mark.parametrize(
     ("hosts", "dp", "said"),
     [

@@ -106,5 +106,40 @@ def test_an_image_model_has_no_tokens() -> None:
 def test_a_data_folder_lists_its_whole_files(tmp_path: Path) -> None:
     pack(raw(tmp_path), 2, 1000, "web", tmp_path)
     (tmp_path / "torn.tokens").write_bytes((tmp_path / "web.tokens").read_bytes()[:-3])
-    assert token_file.listing(tmp_path) == [{"name": "web", "tokens": 5000, "vocab": 1000}]
-    assert token_file.listing(tmp_path / "nowhere") == []
+    (tmp_path / "of two words.tokens").write_bytes((tmp_path / "web.tokens").read_bytes())  # no spec can name it
+    assert token_file.listing(tmp_path, {}) == ([{"name": "web", "tokens": 5000, "vocab": 1000}], 0)
+    assert token_file.listing(tmp_path / "nowhere", {}) == ([], 0)
+
+
+def test_a_listing_counts_whole_files_only_and_says_how_many_it_leaves_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pack(raw(tmp_path), 2, 1000, "web", tmp_path)
+    for i in range(60):
+        (tmp_path / f"a{i:02}.tokens").write_bytes(b"")
+        (tmp_path / f"b{i:02}.tokens").write_bytes((tmp_path / "web.tokens").read_bytes())
+    files, more = token_file.listing(tmp_path, {})
+    assert [file["name"] for file in files] == [*(f"b{i:02}" for i in range(60)), "web"] and not more
+    monkeypatch.setattr(token_file, "MOST_LISTED", 50)
+    files, more = token_file.listing(tmp_path, {})
+    assert (len(files), more) == (50, 11)
+
+
+def test_a_listing_reads_again_only_what_has_changed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    known: token_file.Known = {}
+    for name in ("tale", "web"):
+        pack(raw(tmp_path), 2, 1000, name, tmp_path)
+    first, plain = token_file.listing(tmp_path, known), token_file.open
+    read: list[str] = []
+
+    def noted(name: str, folder: Path | None) -> tuple[np.ndarray, int]:
+        read.append(name)
+        return plain(name, folder)
+
+    monkeypatch.setattr(token_file, "open", noted)
+    assert token_file.listing(tmp_path, known) == first and not read
+    with (tmp_path / "web.tokens").open("ab") as file:
+        file.write(b"more")
+    (tmp_path / "tale.tokens").unlink()
+    assert token_file.listing(tmp_path, known) == ([], 0) and read == ["web"]
+    assert known.keys() == {"web"}

@@ -81,18 +81,20 @@ def test_a_beat_before_token_files_were_listed_says_nothing_of_them(tmp_path: Pa
     assert "token_files" not in worker.heartbeat.body()
     worker.token_files.look()
     assert worker.heartbeat.body()["token_files"] == []
+    worker.token_files.known = token_file.Listing([], 3)
+    assert worker.heartbeat.body()["more_token_files"] == 3
 
 
 def test_token_files_stay_known_while_their_disk_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     files = TokenFiles(tmp_path)
-    files.known = [{"name": "tale", "tokens": 4, "vocab": 10}]
+    files.known = listed = token_file.Listing([{"name": "tale", "tokens": 4, "vocab": 10}], 0)
 
     def failing(*_: Any) -> Any:
         raise OSError("stale file handle")
 
     monkeypatch.setattr(token_file, "listing", failing)
     files.look()
-    assert files.known == [{"name": "tale", "tokens": 4, "vocab": 10}]
+    assert files.known == listed
     monkeypatch.undo()
     files.look()
-    assert files.known == []
+    assert files.known == ([], 0)
