@@ -11,6 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from parallel_core import limits
 from parallel_core.analysis.quantities import plural_text
 from parallel_core.launch import GenerationRequest
+from parallel_core.plan.partition import generation_weights, min_max_cut
 from parallel_core.rules import field_errors
 from parallel_core.spec import DeviceKind, RunSpec
 
@@ -92,7 +93,7 @@ def _room(request: TextRequest, spec: RunSpec) -> dict[str, str]:
 
 def inference(saved: Mapping[str, Any], tp: int, pp: int = 1, dp: int = 1, device: DeviceKind | None = None) -> RunSpec:
     """Returns the spec to generate with a checkpoint's model on `dp` replicas of `pp` stages of `tp` devices, without
-    dropout.
+    dropout. Stages are balanced by memory, as more of them make room and not speed: one stage works at a time.
 
     `saved`: the spec of the checkpoint's run, whose kind of device is used unless `device` is given. Raises
     ValidationError where the model cannot be split in this way, ValueError where it does not generate text.
@@ -102,4 +103,8 @@ def inference(saved: Mapping[str, Any], tp: int, pp: int = 1, dp: int = 1, devic
         raise ValueError(f"only kind=gpt generates text, and this checkpoint has kind={model['kind']}")
     kept = {"precision": train["precision"], "device": device or train["device"], "global_batch": dp}
     split = {"dp": dp, "tp": tp, "pp": pp}
-    return RunSpec.model_validate({"model": {**model, "dropout": 0.0}, "parallel": split, "train": kept})
+    spec = RunSpec.model_validate({"model": {**model, "dropout": 0.0}, "parallel": split, "train": kept})
+    if pp == 1:
+        return spec
+    cuts = min_max_cut(generation_weights(spec.model), pp)
+    return RunSpec.model_validate({**spec.model_dump(mode="json"), "parallel": {**split, "cuts": cuts}})

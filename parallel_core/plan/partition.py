@@ -1,19 +1,33 @@
-"""Where to cut a model into pipeline stages: FLOPs of each layer, and the cut that keeps the slowest stage shortest."""
+"""Where to cut a model into pipeline stages: FLOPs of each layer (or memory, where it generates text), and the cut that
+keeps the largest stage smallest."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
+from math import prod
 
 import numpy as np
 
 from parallel_core.outline import outline_of
+from parallel_core.outline.gpt import GptOutline
 from parallel_core.spec import ModelSpec
 
 
 def flop_weights(model: ModelSpec) -> tuple[int, ...]:
     """Forward FLOPs of one sample in each of `model.units()`."""
     return outline_of(model).flops()
+
+
+def generation_weights(model: ModelSpec) -> tuple[int, ...]:
+    """Elements that each of `model.units()` of a GPT holds while it generates a text as long as its sequence:
+    parameters, and keys and values in attention layers."""
+    outline = GptOutline(model)
+    kept = 2 * model.seq * outline.kv_heads * outline.head_dim
+    return tuple(
+        sum(map(prod, named.values())) + kept * unit.endswith(".attn")
+        for unit, named in zip(outline.units(), outline.matrices(), strict=True)
+    )
 
 
 def min_max_cut(weights: Sequence[int], stages: int) -> tuple[int, ...]:

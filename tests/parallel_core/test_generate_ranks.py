@@ -92,6 +92,17 @@ def test_each_layer_counts_as_progress(trained: dict[str, Path]) -> None:
         }
 
 
+@pytest.mark.parametrize("tied", [False, True])
+def test_stages_of_a_large_vocabulary_share_its_memory(tied: bool) -> None:
+    """By FLOPs, the stage of the head would have no other layer, and the first one nearly all caches."""
+    model = {"hidden": 128, "layers": 4, "vocab": 8192, "tied": tied}
+    saved = RunSpec.model_validate({"model": model}).model_dump(mode="json")
+    request: GenerationRequest = {**REQUEST, "samples": 1}
+    first, last = by_place(inference(saved, 1, 2), request)
+    assert first.activations == last.activations > 0
+    assert max(first.total, last.total) < 1.1 * min(first.total, last.total)
+
+
 @pytest.mark.parametrize("split", [{"tp": 2}, {"pp": 2}, {"dp": 2}], ids=str)
 def test_memory_is_what_is_predicted(split: dict[str, Any], trained: dict[str, Path]) -> None:
     """Weights and caches to the byte; the temporary memory of a layer, and so the total, within 2 %."""
