@@ -200,20 +200,22 @@ def import_weights(path: Path, out: Path, seq: int) -> tuple[RunSpec, Manifest]:
     spec = _spec(_config(path), seq)
     files = safetensors.open_all(path)
 
-    def get(name: str) -> Tensor:
+    def shape(name: str) -> Tensor:
         if name not in files:
             raise CheckpointError(f"{path} has no {name}.")
         entry = files[name].entries[name]
         if entry.dtype not in TYPES:
             raise CheckpointError(f"{path} holds {name} as {entry.dtype}; weights are {', '.join(TYPES)}.")
-        dtype, data = TYPES[entry.dtype], bytearray(files[name].data(name))
-        return (torch.frombuffer(data, dtype=dtype) if data else torch.empty(0, dtype=dtype)).view(entry.shape)
+        return torch.empty(entry.shape, dtype=TYPES[entry.dtype], device="meta")
 
-    dtype = get("model.norm.weight").dtype  # a small tensor; all have the same type
-    made: dict[str, Share] = {
-        f"value/{name}": ComputedShare(shape, dtype, partial(_of_shape, spec.model, name, shape, get))
-        for name, shape in parameter_shapes(spec.model).items()
-    }
+    def get(name: str) -> Tensor:
+        like, data = shape(name), bytearray(files[name].data(name))
+        return (torch.frombuffer(data, dtype=like.dtype) if data else torch.empty(0, dtype=like.dtype)).view(like.shape)
+
+    made: dict[str, Share] = {}
+    for name, full in parameter_shapes(spec.model).items():
+        dtype = _of_shape(spec.model, name, full, shape).dtype  # the widest of the tensors that it is combined from
+        made[f"value/{name}"] = ComputedShare(full, dtype, partial(_of_shape, spec.model, name, full, get))
     return spec, _publish(made, spec, out)
 
 

@@ -26,7 +26,7 @@ from parallel_core.data.corpus import CorpusError
 from parallel_core.data.dataset import open_dataset
 from parallel_core.engine import checkpoint, storage
 from parallel_core.engine.distributed import Rendezvous
-from parallel_core.engine.llama import CONFIG, export_weights, import_weights
+from parallel_core.engine.llama import CONFIG, TYPES, export_weights, import_weights
 from parallel_core.engine.trainer import Trainer
 from parallel_core.observe.records import FileSink
 from parallel_core.spec import RunSpec
@@ -138,6 +138,20 @@ def test_out_come_the_bits_that_went_in(dtype: torch.dtype, tied: bool, tmp_path
     assert {name: bytes(file.data(name)) for name, file in found.items()} == {n: _bytes(t) for n, t in weights.items()}
     config = json.loads((tmp_path / "out" / CONFIG).read_text())
     assert {key: config[key] for key in CONFIGURED} == {**CONFIGURED, "tie_word_embeddings": tied}
+
+
+def test_weights_of_several_types_keep_their_values(tmp_path: Path) -> None:
+    """The last norm, from which nothing about the others follows, has the narrowest type."""
+    widest = {"input_layernorm": torch.float64, "q_proj": torch.float32, "up_proj": torch.float32}
+    weights = {name: tensor.to(widest.get(name.split(".")[-2], torch.bfloat16)) for name, tensor in tensors().items()}
+    _, manifest = import_weights(put(tmp_path / "in", weights), tmp_path / "ours", SEQ)
+    types = {name.removeprefix("value/block.0."): stored.dtype for name, stored in manifest.tensors.items()}
+    assert types["attn.norm.weight"] == "float64" and types["attn.proj.weight"] == "bfloat16"
+    assert types["attn.qkv.weight"] == types["mlp.fc1.weight"] == "float32"
+    export_weights(folders.path_of(tmp_path / "ours", 0), tmp_path / "out")
+    for name, file in safetensors.open_all(tmp_path / "out").items():
+        found = torch.frombuffer(bytearray(file.data(name)), dtype=TYPES[file.entries[name].dtype])
+        assert torch.equal(found.double(), weights[name].double().flatten()), name
 
 
 def test_16_bit_weights_begin_an_fp32_run_and_fill_master_weights(tmp_path: Path) -> None:
