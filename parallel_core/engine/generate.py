@@ -179,7 +179,8 @@ class Generator:
             self._recorder.begin_step(number)  # discards the spans of the last token
             began = time.perf_counter()
             logits = self.logits(fresh, text.shape[1] - fresh.shape[1])
-            drawn = self._relay.tokens(None if logits is None else self._draw(logits, number, request), len(text))
+            tokens = None if logits is None else draw(logits, number, request, self._mine(request))
+            drawn = self._relay.tokens(tokens, len(text))
             token = torch.tensor(drawn, device=text.device)[:, None]
             text = torch.cat([text, token], 1)
             fresh = token if request["cached"] else text
@@ -223,18 +224,29 @@ class Generator:
         out: Tensor = head.get_submodule("output")(head.get_submodule("norm")(x))
         return out
 
-    def _draw(self, logits: Tensor, number: int, request: GenerationRequest) -> list[int]:
-        """Returns one token per sample: a function of the logits and of (seed, number of the token, sample)."""
-        if request["temperature"] == 0:
-            likeliest: list[int] = logits.argmax(-1).tolist()
-            return likeliest
-        logits = _keep_top_k(logits, request.get("top_k", 0))
-        key = np.array([request["seed"], number], np.uint64)
-        every = np.random.Generator(np.random.Philox(key=key)).random(request["samples"])
-        at = torch.from_numpy(every[self._mine(request)])[:, None]
-        sums = torch.softmax(logits.double().cpu() / request["temperature"], -1).cumsum(-1)
-        found: list[int] = torch.searchsorted(sums, at * sums[:, -1:], right=True).squeeze(1).tolist()
-        return [min(token, logits.shape[1] - 1) for token in found]
+
+def draw(logits: Tensor, number: int, request: GenerationRequest, samples: range) -> list[int]:
+    """Returns one token for each of the `samples` with these logits [samples, vocabulary]: a function of the logits and
+    of (seed, number of the token, sample).
+
+    Raises FloatingPointError where no token is the likeliest: a logit is not a number, or infinite.
+    """
+    top = logits.amax(-1, keepdim=True)  # not a number if any is none
+    if wrong := torch.isfinite(top).logical_not().flatten().nonzero().flatten().tolist():
+        raise FloatingPointError(
+            f"Token {number + 1} of text {samples[wrong[0]] + 1} cannot be chosen: the model's logits are not finite."
+        )
+    if request["temperature"] == 0:
+        likeliest: list[int] = logits.argmax(-1).tolist()
+        return likeliest
+    below = _keep_top_k(logits, request.get("top_k", 0)).double() - top.double()
+    key = np.array([request["seed"], number], np.uint64)
+    every = np.random.Generator(np.random.Philox(key=key)).random(request["samples"])
+    at = torch.from_numpy(every[samples])[:, None]
+    # Divided after the subtraction: the largest one is 0 at any temperature, where a quotient may overflow.
+    sums = torch.softmax(below.cpu() / request["temperature"], -1).cumsum(-1)
+    found: list[int] = torch.searchsorted(sums, at * sums[:, -1:], right=True).squeeze(1).tolist()
+    return [min(token, logits.shape[1] - 1) for token in found]
 
 
 def _keep_top_k(logits: Tensor, k: int) -> Tensor:

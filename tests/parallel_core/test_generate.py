@@ -4,6 +4,7 @@ stages.
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from parallel_core.analysis.generated import merged, rate, replicas
 from parallel_core.engine import checkpoint, host_memory, relay
 from parallel_core.engine.device import open_device
 from parallel_core.engine.distributed import Rendezvous, connect
-from parallel_core.engine.generate import Generator
+from parallel_core.engine.generate import Generator, draw
 from parallel_core.engine.trainer import Trainer
 from parallel_core.generation_request import inference
 from parallel_core.launch import GenerationRequest
@@ -37,6 +38,22 @@ def test_cached_text_is_that_of_the_whole_sequence(model: str, tp: int, trained:
     assert len(likeliest["tokens"][0]) == NEW
     assert len(set(mixed["tokens"][0])) > NEW // 3
     assert whole["kv_bytes"] == 0
+
+
+@pytest.mark.parametrize("heat", [0.0, 1.0])
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_logits_that_are_not_finite_are_no_text(heat: float, bad: float) -> None:
+    logits = torch.zeros(3, 8)
+    logits[1, 5] = bad
+    request: GenerationRequest = {**REQUEST, "samples": 6, "temperature": heat}
+    with pytest.raises(FloatingPointError, match="Token 8 of text 5 "):
+        draw(logits, 7, request, range(3, 6))
+
+
+def test_the_lowest_temperature_takes_the_likeliest_token() -> None:
+    logits = torch.randn(4, 50, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    request: GenerationRequest = {**REQUEST, "samples": 4, "temperature": 1e-310, "top_k": 3}
+    assert draw(logits, 0, request, range(4)) == logits.argmax(-1).tolist()
 
 
 def test_a_temperature_draws_the_same_under_any_layout(trained: dict[str, Path]) -> None:
