@@ -12,8 +12,6 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from pydantic import ValidationError
-
 from parallel_core.layout import Layout
 from parallel_core.spec import RunSpec
 from parallel_core.untrusted import PARSE_ERRORS
@@ -143,7 +141,15 @@ def mismatches(
             was, now = before.get(name, default[name]), mine[section][name]
             if was != now:
                 out[f"{section}.{name}"] = f"The checkpoint was saved with {name}={was}; this run has {name}={now}."
-    if before := _own_stages(saved, scalars):
+    try:
+        before = _own_stages(saved, scalars)
+    except ValueError:
+        before = None
+        out["parallel.pp"] = (
+            "The checkpoint's stages have made different numbers of updates, so each must stay whole, and this version "
+            "does not understand which layers each of them has: its spec is of another version."
+        )
+    if before is not None:
         now = Layout.of(spec)
         if (before.stage_units, before.places) != (now.stage_units, now.places):
             cuts = ", ".join(str(units[0]) for units in before.stage_units[1:])
@@ -157,13 +163,19 @@ def mismatches(
 
 
 def _own_stages(saved: Mapping[str, Any], scalars: Mapping[str, float]) -> Layout | None:
-    """The layout of the spec `saved` if its stages have made different numbers of updates, else None."""
+    """The layout of the spec `saved` if its stages have made different numbers of updates, else None.
+
+    Raises ValueError if they have, according to `scalars`, but the spec is not understood.
+    """
+    apart = any(name.startswith("steps.") for name in scalars)
     try:
-        spec = RunSpec.model_validate(saved)
-    except ValidationError:
+        spec = RunSpec.stored(saved)
+        uneven = len({spec.parallel.updates(place) for place in range(spec.parallel.pp)}) > 1
+        return Layout.of(spec) if uneven or apart else None
+    except ValueError:  # such as pydantic's
+        if apart:
+            raise
         return None
-    uneven = len({spec.parallel.updates(place) for place in range(spec.parallel.pp)}) > 1
-    return Layout.of(spec) if uneven or any(name.startswith("steps.") for name in scalars) else None
 
 
 def require_match(manifest: Manifest, spec: RunSpec, run: int = 0) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+from pydantic import ValidationError
 
 from parallel_core.checkpoint import folder as folders
 from parallel_core.checkpoint import manifest as manifests
@@ -174,3 +175,28 @@ def test_a_pickle_in_place_of_numbers_is_never_run(spoilt: Path, tmp_path: Path)
     assert not touched.exists()
     pickle.loads(trap)
     assert touched.exists()
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"train": {"clip": "global", "clip_norm": 1.0}}, "use pp=2 and cuts=3"),
+        ({"parallel": {"schedule": "of a later version"}}, "does not understand which layers"),
+    ],
+)
+def test_stages_with_own_updates_stay_whole_whatever_rules_came_later(changed: dict[str, Any], said: str) -> None:
+    """The saved spec breaks a rule that its run did not know, or is not understood at all."""
+    spec = RunSpec.model_validate(
+        {
+            "parallel": {"pp": 2, "cuts": [3], "schedule": "1f1b-stash", "micro_batches": 4},
+            "train": {"clip": "stage", "steps": 9},
+        }
+    )
+    dumped = spec.model_dump(mode="json")
+    saved = {**dumped, **{section: {**dumped[section], **fields} for section, fields in changed.items()}}
+    with pytest.raises(ValidationError):
+        RunSpec.model_validate(saved)
+    other = RunSpec.model_validate({**dumped, "parallel": {**dumped["parallel"], "cuts": [4]}})
+    steps = {"steps.0": 8.0, "steps.1": 12.0}
+    assert said in manifests.mismatches(saved, other, 4, steps)["parallel.pp"]
+    assert not manifests.mismatches(saved, other, 4, {"steps": 8.0})
