@@ -25,6 +25,7 @@ import numpy as np
 
 from parallel_core import launch
 from parallel_core.analysis.step_waits import Shares, StepWaits, shares_in_turn
+from parallel_core.checkpoint import folder as folders
 from parallel_core.checkpoint.folder import CHECKPOINTS
 from parallel_core.launch import CheckpointOptions, Event, ForkServer, GenerationRequest, StartCommand
 from parallel_core.layout import Layout
@@ -164,6 +165,8 @@ class LocalRunner:
         self._attempt += 1
         folder.mkdir(parents=True, exist_ok=True)
         outcome, tail = Outcome(folder, time.monotonic()), Tail(folder, 0)
+        if request is None:  # the number of every attempt in its checkpoints is 0: no rank could tell what is old
+            folders.tidy(folder / CHECKPOINTS, None)
         command = self._command(spec, folder, devices, corpora, resume)
         if spool_bytes is not None:
             command["segment"] = segment_bytes(spool_bytes, spec.parallel.world)

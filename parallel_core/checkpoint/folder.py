@@ -103,12 +103,13 @@ def put_back(folder: Path) -> None:
                 aside.rename(target)
 
 
-def tidy(folder: Path, attempt: int) -> None:
-    """Removes incomplete folders of earlier attempts that were killed; `attempt` is the one that saves from now on."""
+def tidy(folder: Path, attempt: int | None) -> None:
+    """Removes incomplete folders of earlier attempts that were killed; `attempt` is the one that saves from now on,
+    None where no rank saves yet."""
     put_back(folder)
     for pattern in (_SAVING, _DROPPED):
         for path in folder.glob(f"{pattern}*"):
-            if not path.name.startswith(f"{_SAVING}{attempt}-"):
+            if attempt is None or not path.name.startswith(f"{_SAVING}{attempt}-"):
                 shutil.rmtree(path, ignore_errors=True)
 
 

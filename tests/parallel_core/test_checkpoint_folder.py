@@ -10,7 +10,9 @@ import pytest
 
 from parallel_core.checkpoint import folder as folders
 from parallel_core.checkpoint import manifest as manifests
+from parallel_core.local import LocalRunner
 from parallel_core.observe.records import events_path
+from parallel_core.spec import RunSpec
 from tests.parallel_core.frames import read_file
 from tests.parallel_core.test_checkpoint import alone, save, spec_of
 
@@ -84,6 +86,21 @@ def test_a_part_is_done_once_it_has_its_name(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setattr(Path, "replace", replace_and_publish)
     folders.write_part(where, 1, {"tensors": {}, "bytes": 0})
     assert [path.name for path in folders.path_of(tmp_path, 5).iterdir()] == ["rank-1.json"]
+
+
+def test_a_run_on_this_host_publishes_nothing_of_a_killed_one(runner: LocalRunner, tmp_path: Path) -> None:
+    """Both save under one number of an attempt, so rank 0 would take a part that is left for a new one."""
+    saved = tmp_path / folders.CHECKPOINTS
+    for step in (1, 99):
+        left = folders.saving(saved, 0, step)
+        (left / "rank-7.bin").write_bytes(b"of more ranks")
+        folders.write_part(left, 0, {"tensors": {}, "bytes": 0})
+    spec = RunSpec.model_validate(
+        {"model": {"kind": "mlp"}, "train": {"steps": 1, "warmup_steps": 0, "checkpoint_every": 1}}
+    )
+    assert runner.run(spec, tmp_path).ok
+    assert [path.name for path in saved.iterdir()] == ["step-00000001"]
+    assert {path.name for path in folders.path_of(saved, 1).iterdir()} == {"rank-0.bin", manifests.FILE}
 
 
 @pytest.mark.parametrize("renames", [1, 2, 3])
