@@ -190,9 +190,7 @@ def _fleet_check(run: Run, fleet: FleetSnapshot) -> FleetCheck:
 
 def _is_refused(run: Run, study: Study, user: Any, fleet: FleetSnapshot, why: dict[int, str]) -> bool:
     """Whether the run cannot be queued again today; `why` gets the reason."""
-    first = run.attempts.order_by("number").values_list("begins", flat=True).first() or {}
-    elsewhere = run.resume_step or run.generates or (first.get("step") and first.get("run") != run.pk)
-    if run.resume_run_id is None and elsewhere:
+    if run.resume_run_id is None and (run.resume_step or run.generates):
         why[run.pk] = "the run from whose checkpoint it began was deleted."
     elif errors := _refusal(run, study, user, fleet):
         why[run.pk] = " ".join(errors.values())

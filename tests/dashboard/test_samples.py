@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import Any
 
 import numpy as np
+from django.apps import apps
 
 from dashboard.charts import loss
 from dashboard.runs import removal
-from dashboard.runs.models import Run
+from dashboard.runs.models import Run, State
 from dashboard.runs.samples import samples_after, samples_shift
 from dashboard.studies import compare, figures, selectors
 from tests.dashboard import factory
@@ -65,3 +67,24 @@ def test_a_line_whose_samples_are_not_known_is_left_out_of_that_axis_alone() -> 
     axes = made.figure["layout"]["meta"]["axes"]
     assert axes["samples"] == [[None] * 3] and axes["step"] == [[0, 1, 2]]
     assert f"no line of gone over samples, {loss.UNCOUNTED}" in made.source
+
+
+def test_what_went_on_from_a_run_deleted_by_an_earlier_version_begins_after_its_steps_too(alice: Any) -> None:
+    """That version forgot the step with the run. What went on from its own checkpoint began with step 0."""
+    first = factory.finished(alice)
+    second, retried, plain = resumed(alice, first, 100, 32), factory.finished(alice), factory.finished(alice)
+    for run, step, source in ((second, 100, first.pk), (retried, 0, 0), (retried, 40, retried.pk), (plain, 0, 0)):
+        attempt = factory.start(run)
+        attempt.begins = {"step": step, "run": source, "attempt": 1, "why": ""}
+        attempt.save()
+    later = factory.start(second)
+    later.begins = {"step": 120, "run": second.pk, "attempt": 2, "why": ""}
+    later.save()
+    Run.objects.update(state=State.SUCCEEDED)
+    removal.delete(runs=[first.pk], user=alice)
+    Run.objects.filter(pk=second.pk).update(resume_step=None)
+    import_module("dashboard.runs.migrations.0021_lost_beginnings").find_steps(apps, None)
+    for run in (second, retried, plain):
+        run.refresh_from_db()
+    assert [run.resume_step for run in (second, retried, plain)] == [100, None, None]
+    assert samples_shift(second) is None and samples_shift(retried) == 0
