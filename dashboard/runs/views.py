@@ -77,7 +77,8 @@ def _create(request: HttpRequest) -> HttpResponse:
         else:
             messages.success(request, f"“{run.name}” was submitted.")
             return redirect(reverse("runs:page", args=(run.pk,)))
-    return _form_page(request, form, status=422, **_resumed(form.cleaned_data.get("resume_from")))
+    named = form.cleaned_data.get("resume_from") if request.POST.get("resumes") else None
+    return _form_page(request, form, status=422, **_resumed(named))
 
 
 def _resumed(named: ResumeFrom | None) -> dict[str, Any]:

@@ -198,9 +198,13 @@ def test_what_does_not_fit_is_said_at_its_field(
 
 def test_what_was_refused_is_still_to_be_resumed(member: Client, saved: Run) -> None:
     """The heading, the list of checkpoints and all input are kept; a reference to no known checkpoint makes it a new
-    run.
+    run, and so does another form that names a checkpoint, such as that of a clone.
     """
-    form = form_of(saved.spec, resume_from=f"{saved.pk}:10", name="my words", tags="a, b", train__lr="fast")
+    asks = 'name="resumes" value="1"'
+    assert asks in member.get(f"/runs/{saved.pk}/resume").content.decode()
+    form = form_of(
+        saved.spec, resumes="1", resume_from=f"{saved.pk}:10", name="my words", tags="a, b", train__lr="fast"
+    )
     page = member.post("/runs/new/", form).content.decode()
     assert f"<h1>Resume “{saved.name}” as…</h1>" in page and 'Put right <a href="#f-train__lr">' in page
     assert f'href="/runs/{saved.pk}/resume?step=10" aria-current="true"' in page
@@ -208,6 +212,9 @@ def test_what_was_refused_is_still_to_be_resumed(member: Client, saved: Run) -> 
     for other in ("", "99999:1", "words"):
         page = member.post("/runs/new/", form | {"resume_from": other}).content.decode()
         assert "<h1>New run</h1>" in page
+    del form["resumes"]
+    page = member.post("/runs/new/", form).content.decode()
+    assert "<h1>New run</h1>" in page and asks not in page and f'value="{saved.pk}:10"' in page
 
 
 def test_the_api_takes_and_shows_it(client: Client, alice: Any, saved: Run) -> None:
