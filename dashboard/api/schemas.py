@@ -221,7 +221,8 @@ class AgainIn(Schema):
 class AgainOut(Schema):
     queued: list[RunOut]
     refused: dict[str, str] = Field(
-        description="why not, of those that were left out, by name; with the run's number where several have one name"
+        description="why not, of those that were left out, by name; with ` #` and the run's number behind it where "
+        "several of them have one name"
     )
     waits: dict[str, str] = Field(
         description="why, of those that no worker takes now (all while the controller is away), in the same way"

@@ -62,13 +62,14 @@ def get_study(request: HttpRequest, study_id: StudyId) -> Any:
 )
 def run_again(request: HttpRequest, study_id: StudyId, payload: s.AgainIn) -> Any:
     """Queues runs of a study once more, in their places; only for its owner and admins. Settings with a run under way
-    are left out. Of a study of kind fit these are the runs that ended a search without an answer; the search goes
-    on."""
+    are left out. Of a study of kind fit these are the runs that were cut off or cancelled and so ended a search without
+    an answer: the search goes on. One that a worker refused, or whose own error ended it, is not run again, and its
+    search stays stopped."""
     require_member(request)
     refused: dict[int, str] = {}
     study, which = get_object_or_404(Study, pk=study_id), reruns.WHICH[payload.which]
     queued = reruns.run_again(study=study, user=request.user, which=which, refused=refused)
-    whys = {"refused": reruns.by_label(refused), "waits": reruns.by_label(reruns.waits(queued))}
+    whys = {"refused": reruns.by_name(refused), "waits": reruns.by_name(reruns.waits(queued))}
     return {"data": {"queued": [record(run) for run in queued], **whys}}
 
 

@@ -23,6 +23,11 @@ def labels_of(runs: Sequence[Run], specs: Mapping[int, RunSpec]) -> dict[int, st
     else:
         names = _apart(names, {pk: outline.title for pk, outline in outlines.items()})
     names = _apart(names, {run.pk: specs[run.pk].train.precision for run in runs})
+    return numbered(names)
+
+
+def numbered(names: Mapping[int, str]) -> dict[int, str]:
+    """The names by run id, each with the id where several runs have it."""
     counts = Counter(names.values())
     return {pk: f"{name} #{pk}" if counts[name] > 1 else name for pk, name in names.items()}
 

@@ -20,7 +20,7 @@ from dashboard.runs.standing import root_of, standing, stands_for, under_way_of
 from dashboard.runs.states import retries_at_first
 from dashboard.runs.submission import FleetCheck, fleet_check
 from dashboard.studies import fit
-from dashboard.studies.labels import labels_of
+from dashboard.studies.labels import numbered
 from dashboard.studies.models import Study
 from parallel_core.analysis.disturbance import is_quiet
 from parallel_core.analysis.quantities import listed_text
@@ -155,11 +155,10 @@ def waits(queued: Iterable[Run]) -> dict[int, str]:
     return {pk: said for pk, said in found.items() if said}
 
 
-def by_label(found: Mapping[int, str]) -> dict[str, str]:
-    """The sentences on runs by their names, with additions where several have one name (`labels_of`)."""
-    listed = list(Run.objects.filter(pk__in=found).order_by("position", "pk"))
-    labels = labels_of(listed, {run.pk: RunSpec.stored(run.spec) for run in listed})
-    return {labels[run.pk]: found[run.pk] for run in listed}
+def by_name(found: Mapping[int, str]) -> dict[str, str]:
+    """The sentences on runs by their names, with the run's number where several have one name."""
+    names = numbered(dict(Run.objects.filter(pk__in=found).order_by("position", "pk").values_list("pk", "name")))
+    return {name: found[pk] for pk, name in names.items()}
 
 
 def waiting_text(found: Mapping[str, str]) -> str:

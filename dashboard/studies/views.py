@@ -261,10 +261,10 @@ def run_again(request: HttpRequest, pk: int) -> HttpResponse:
     refused: dict[int, str] = {}
     study = get_object_or_404(Study, pk=pk)
     queued = reruns.run_again(study=study, user=request.user, which=which, refused=refused)
-    if queued and (waiting := reruns.waiting_text(reruns.by_label(reruns.waits(queued)))):
+    if queued and (waiting := reruns.waiting_text(reruns.by_name(reruns.waits(queued)))):
         messages.warning(request, f"Queued, but they wait. {waiting}")
     if refused:
-        whys = reruns.by_reason(reruns.by_label(refused))
+        whys = reruns.by_reason(reruns.by_name(refused))
         messages.error(request, f"{'Left out' if queued else 'Nothing was queued'}. {whys}")
     elif not queued:
         what = "cancelled" if stopped else "disturbed or cut off"

@@ -292,6 +292,18 @@ def test_of_two_runs_with_one_name_only_the_refused_one_is_left_out(study: Study
     )
 
 
+def test_only_a_number_tells_runs_with_one_name_apart(study: Study, alice: Any) -> None:
+    """Clients find a run by its name: neither its kind of model nor its precision is added to it."""
+    dp, tp = study.runs.get(label="DP"), study.runs.get(label="TP")
+    assert reruns.by_name({dp.pk: "a", tp.pk: "b"}) == {"DP": "a", "TP": "b"}
+    dp.spec["train"]["precision"], tp.spec["model"] = "bf16", {"kind": "mlp", "layers": 2, "hidden": 32}
+    dp.save()
+    tp.save()
+    assert reruns.by_name({dp.pk: "a", tp.pk: "b"}) == {"DP": "a", "TP": "b"}
+    Run.objects.filter(pk=tp.pk).update(name="DP")
+    assert reruns.by_name({dp.pk: "a", tp.pk: "b"}) == {f"DP #{dp.pk}": "a", f"DP #{tp.pk}": "b"}
+
+
 def test_a_run_whose_beginning_was_deleted_does_not_begin_at_step_0(study: Study, alice: Any) -> None:
     run, _ = _from_a_checkpoint(study, alice)
     run.attempts.update(begins={"step": 20, "run": run.resume_run_id, "attempt": 1})

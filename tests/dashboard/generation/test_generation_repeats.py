@@ -80,7 +80,7 @@ def test_nothing_is_queued_again_from_a_checkpoint_that_is_gone(study: Study, so
     Checkpoint.objects.all().delete()
     refused: dict[int, str] = {}
     assert reruns.run_again(study=study, user=alice, which=reruns.cancelled, refused=refused) == []
-    said = reruns.by_label(refused)
+    said = reruns.by_name(refused)
     assert list(said) == NAMES and "has no checkpoint at step 20" in said["TP 2"]
     removal.delete(runs=[source.pk], user=alice)
     refused.clear()
