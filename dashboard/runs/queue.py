@@ -12,8 +12,8 @@ from dashboard.fleet.listening import away_for
 from dashboard.fleet.selectors import FleetSnapshot, hosts, kind_of
 from dashboard.fleet.words import WORDS, apart_text
 from dashboard.runs.models import Attempt, Checkpoint, Run, State
-from dashboard.runs.spreading import Files, Holder, sizes_text, unable_sentence, why_alone
-from parallel_core.analysis.quantities import bytes_text, listed_text
+from dashboard.runs.spreading import FITS_NOWHERE, Files, Holder, too_small_text, unable_sentence, why_alone
+from parallel_core.analysis.quantities import listed_text
 from parallel_core.known_fields import needs_later
 from workers.contract import task_of
 
@@ -200,12 +200,8 @@ def _sentence(run: Run, why: Wait | None, awaited: list[Host], fleet: list[Host]
 
 def _too_small(request: Request, awaited: list[Host], fleet: list[Host]) -> str:
     """The sentence for a run that needs more memory than the devices of the open hosts `awaited` have."""
-    word = WORDS.get(request.kind, request.kind) + ("" if request.devices == 1 else "s")
-    each = "" if request.devices == 1 else " each"
-    needs = f"Needs {request.devices} {word} of {bytes_text(request.memory)}{each}, by its predicted memory"
     away = _away([host for host in fleet if host.having(request)])
-    no_other = " Cancel it and change it, or queue it although it is predicted not to fit."
-    return f"{needs}; too small: {sizes_text(awaited, request.kind)}.{away or no_other}"
+    return f"{too_small_text(awaited, request)}.{away or f' {FITS_NOWHERE}'}"
 
 
 def _away(fleet: list[Host]) -> str:

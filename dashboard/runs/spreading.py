@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from dashboard.control.placement import Host, Request, Share, Wait, plan
 from dashboard.fleet.models import Worker
 from dashboard.fleet.selectors import FleetSnapshot, idle_host
-from dashboard.fleet.words import apart_text, unable_text
+from dashboard.fleet.words import WORDS, apart_text, unable_text
 from dashboard.runs.models import Attempt, Checkpoint, Run
 from parallel_core.analysis.quantities import bytes_text, listed_text, plural_text
 from parallel_core.known_fields import needs_later
@@ -18,6 +18,7 @@ from parallel_core.spec import RunSpec
 from workers.contract import ResumeFrom
 
 MOST_HOSTS = 64
+FITS_NOWHERE = "Cancel it and change it, or queue it although it is predicted not to fit."
 
 
 class Holder(NamedTuple):
@@ -215,7 +216,8 @@ def expected(request: Request, fleet: FleetSnapshot | None = None) -> list[str]:
 
 
 def waits_for(request: Request, fleet: FleetSnapshot) -> str:
-    """Which workers a run would wait for even if nothing else ran, as a sentence; '' if it could start, or never."""
+    """What a run would wait for even if nothing else ran, as a sentence: workers, or devices with the memory that it
+    asks for; '' if it could start, or if there are never so many devices of its kind."""
     found = plan([request], fleet.idle())
     if found.placed:
         return ""
@@ -224,6 +226,8 @@ def waits_for(request: Request, fleet: FleetSnapshot) -> str:
     why, names = found.waits[request.run]
     if why is Wait.UNABLE:
         return unable_sentence(names, request, fleet)
+    if why is Wait.MEMORY and not _takes_once_open(request, fleet):
+        return f"{too_small_text([host for host in fleet.idle() if host.name in names], request)}. {FITS_NOWHERE}"
     return _closed([worker for worker in fleet.every if _could(idle_host(worker), request)], fleet)
 
 
@@ -233,9 +237,23 @@ def unable_sentence(names: Sequence[str], request: Request, fleet: FleetSnapshot
     old = unable_text([(w.name, w.version) for w in fleet.every if w.name in names], request.task, request.fields)
     able = [one for one in fleet.every if (host := idle_host(one)).knows(request) and _could(host, request)]
     closed = _closed(able, fleet)
-    if closed and plan([request], [host.ready() for host in fleet.idle()]).placed:
+    if closed and _takes_once_open(request, fleet):
         return f"{closed} {old}."
     return f"Needs a newer worker: {old}."
+
+
+def _takes_once_open(request: Request, fleet: FleetSnapshot) -> bool:
+    """Whether the known workers could take the run once all of them take runs."""
+    return bool(plan([request], [host.ready() for host in fleet.idle()]).placed)
+
+
+def too_small_text(hosts: Iterable[Host], request: Request) -> str:
+    """That the run needs more memory than the devices of these hosts have: `Needs 1 GPU of 40 GiB, …`, without a full
+    stop."""
+    word = WORDS.get(request.kind, request.kind) + ("" if request.devices == 1 else "s")
+    each = "" if request.devices == 1 else " each"
+    needs = f"Needs {request.devices} {word} of {bytes_text(request.memory)}{each}, by its predicted memory"
+    return f"{needs}; too small: {sizes_text(hosts, request.kind)}"
 
 
 def _closed(workers: Iterable[Worker], fleet: FleetSnapshot) -> str:

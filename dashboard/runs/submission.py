@@ -141,8 +141,8 @@ class FleetCheck:
 
     @cached_property
     def waits(self) -> str:
-        """Which workers it would wait for if nothing else were in the queue, or that the controller is away; '' if it
-        could start, or never."""
+        """What it would wait for if nothing else were in the queue (`waits_for`), or that the controller is away; '' if
+        it could start, or never."""
         return "" if self.errors else away_sentence() or self.awaits
 
     @property

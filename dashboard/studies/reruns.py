@@ -111,7 +111,8 @@ def run_again(
     """Queues each run in `which` once more, at its position in the study.
 
     Leaves out those that are refused today, such as for a checkpoint that is gone or because no worker that reports
-    could take them; `refused` gets why, by run. The searches of a fit study then go on. Raises PermissionDenied.
+    could take them; `refused` gets why, by run. Those for which only the predicted memory is too much today are queued
+    and wait (`waits`). The searches of a fit study then go on. Raises PermissionDenied.
     """
     if not may_change(user, study):
         raise PermissionDenied("Only the study's owner and admins may run it again.")
@@ -149,7 +150,7 @@ def _references(listed: Iterable[Run]) -> list[tuple[int | None, ...]]:
 
 def waits(queued: Iterable[Run]) -> dict[int, str]:
     """Why the queued runs that would wait even if nothing else ran do so, as sentences by run: no worker takes them
-    now, or the controller is away."""
+    now, such as for their predicted memory, or the controller is away."""
     fleet = FleetSnapshot.now()
     found = {run.pk: _fleet_check(run, fleet).waits for run in queued}
     return {pk: said for pk, said in found.items() if said}
@@ -197,7 +198,8 @@ def _is_refused(run: Run, study: Study, user: Any, fleet: FleetSnapshot, why: di
 
 
 def _refusal(run: Run, study: Study, user: Any, fleet: FleetSnapshot) -> dict[str, str]:
-    """What New run would object to, by field; not the predicted memory, which it lets pass."""
+    """What New run would object to, by field; not the predicted memory, which it lets pass: a run that was to have
+    enough waits for it, as a device that is too small would end it, and `waits` says so."""
     if errors := runs.refusal(user, _again(run, study)) or _fleet_check(run, fleet).errors:
         return errors
     return {} if run.task else corpus_errors(RunSpec.stored(run.spec))

@@ -12,7 +12,7 @@ from dashboard.control.sweeps import place_queued
 from dashboard.fleet.models import Worker
 from dashboard.fleet.selectors import FleetSnapshot
 from dashboard.runs import queue, services, spreading, submission
-from dashboard.runs.models import Run
+from dashboard.runs.models import Run, State
 from dashboard.studies import reruns
 from dashboard.studies.feasible import feasible
 from dashboard.studies.models import Study
@@ -130,3 +130,15 @@ def test_no_memory_is_asked_for_before_it_is_known(alice: Any) -> None:
     run = services.submit(owner=alice, spec=factory.UNCOUNTED)
     assert run.needs_memory is None and queue.requests([run])[0].memory == 0
     assert Run(spec=RunSpec().model_dump(mode="json")).needs_memory is None
+
+
+def test_a_run_whose_large_host_is_gone_is_run_again_and_says_what_it_waits_for(mixed: None, alice: Any) -> None:
+    study = Study.objects.create(name="s", owner=alice, kind="sweep")
+    factory.end(services.submit(owner=alice, spec=spec(), study=study), State.CANCELLED)
+    Worker.objects.filter(name="yard-a").delete()
+    (run,) = reruns.run_again(study=study, user=alice, which=reruns.cancelled)
+    small = "383 MiB"
+    assert reruns.waits([run]) == {
+        run.pk: f"Needs 1 CPU device of {small}, by its predicted memory; too small: yard-b ({small}). "
+        "Cancel it and change it, or queue it although it is predicted not to fit."
+    }
