@@ -6,7 +6,7 @@ database (`parallel_core.plan.largest` decides from them), so it survives the de
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from pydantic import ValidationError
@@ -46,11 +46,11 @@ def plan(
     precisions: Sequence[str],
     micro_batches: Sequence[int],
     devices: int,
-    limit: int,
+    limit: Callable[[RunSpec], int],
     cap: int | None,
 ) -> Plan:
-    """The first run of each search: the number of layers that the memory model predicts as the largest within `limit`
-    bytes.
+    """The first run of each search: the number of layers that the memory model predicts as the largest within the bytes
+    that `limit` says of a spec, as the devices that it can have may differ from those of another.
 
     `cap` = bytes above which a run ends out of memory; None = only the device's own memory limits it.
     """
@@ -68,7 +68,7 @@ def plan(
     return Plan(tuple(one for one in made if isinstance(one, Variant)), (*every.skipped, *skipped), every.cut)
 
 
-def _firsts(every: Iterable[Variant], limit: int, cap: int | None) -> Iterator[Variant | Skipped]:
+def _firsts(every: Iterable[Variant], limit: Callable[[RunSpec], int], cap: int | None) -> Iterator[Variant | Skipped]:
     """The first run of each search, until MOST_SEARCHED operations have been walked through; those that need no walk
     follow anyhow. Counted as if none were cached, so that what is queued is what the form showed."""
     left = MOST_SEARCHED
@@ -78,7 +78,7 @@ def _firsts(every: Iterable[Variant], limit: int, cap: int | None) -> Iterator[V
             yield Skipped(variant.name, NOT_COUNTED if walk > MOST_SEARCHED else NONE_LEFT)
         else:
             left -= walk
-            yield _first(variant, limit, cap)
+            yield _first(variant, limit(variant.spec), cap)
 
 
 def _first(variant: Variant, limit: int, cap: int | None) -> Variant | Skipped:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -10,7 +10,8 @@ from django import forms
 
 from dashboard.fields import WholeNumber
 from dashboard.runs.spec_fields import MIB
-from dashboard.runs.submission import capacity
+from dashboard.runs.spreading import Files
+from dashboard.runs.submission import capacity, fleet_check
 from dashboard.studies import fit, services
 from dashboard.studies.estimate import Estimate, estimate
 from dashboard.studies.feasible import previewed
@@ -19,6 +20,7 @@ from dashboard.studies.matrix_form import MatrixForm
 from dashboard.studies.models import Study
 from dashboard.studies.variants import Plan
 from parallel_core.plan.capacity import fixed_depth
+from parallel_core.spec import RunSpec
 
 MODEL_WITHOUT_DEPTH = tuple(path for path in MODEL if path not in ("model.layers", "model.width"))
 TRAIN_OF_ONE = tuple(path for path in TRAIN if path != "train.warmup_steps")
@@ -78,19 +80,30 @@ class FitForm(MatrixForm):
         return cleaned
 
     def _limit(self, cleaned: dict[str, Any]) -> int:
-        """Bytes that a rank may hold; 0 if it is not known."""
+        """The most bytes that a rank of any run may hold; 0 if it is not known."""
         if cleaned.get("cap"):
             return int(cleaned["cap"]) * MIB
         device = cleaned.get("train__device", "cpu")
         room = capacity(device, fleet=self.fleet).room if device == "cuda" else None
         return room.usable if room else 0
 
+    def _limits(self) -> Callable[[RunSpec], int]:
+        """Says how many bytes a rank of a run may hold: without a cap, on the devices that it can have, as the largest
+        ones may be too few for it."""
+        most, files = self._limit(self.cleaned_data), Files.of(self.fleet)
+
+        def limit(spec: RunSpec) -> int:
+            room = None if self.cleaned_data["cap"] else fleet_check(spec, self.fleet, files=files).offered.room
+            return room.usable if room else most
+
+        return limit
+
     def _asked(self) -> dict[str, Any]:
         return {name: self.cleaned_data[name] for name in self.axes}
 
     def _plan(self) -> Plan:
-        cap, limit = self.cleaned_data["cap"], self._limit(self.cleaned_data)
-        return fit.plan(self.base(), **self._asked(), limit=limit, cap=cap * MIB if cap else None)
+        cap = self.cleaned_data["cap"]
+        return fit.plan(self.base(), **self._asked(), limit=self._limits(), cap=cap * MIB if cap else None)
 
     def plan(self) -> Plan:
         return previewed(self._plan(), self.fleet)

@@ -75,6 +75,14 @@ def worker(name: str = "yard-a", devices: int = 2) -> Worker:
     return Worker.objects.get_or_create(name=name, defaults=defaults)[0]
 
 
+def sized(name: str, *sizes: int, kind: str = "cpu") -> Worker:
+    """A live worker with a device of each of these sizes in bytes."""
+    made = worker(name, devices=len(sizes))
+    made.devices = [{**one, "kind": kind, "memory_total": size} for one, size in zip(made.devices, sizes, strict=True)]
+    made.save()
+    return made
+
+
 def profiled(owner: Any, worker: Worker, spec: RunSpec) -> Profile:
     """A finished profile of the spec's model, with made-up times."""
     asked = ask_profile(worker=worker, spec=spec, user=owner)

@@ -18,6 +18,7 @@ from dashboard.studies.fit_views import LIVE_PARTS
 from dashboard.studies.models import Study
 from parallel_core.limits import MAX_LAYERS
 from parallel_core.plan.largest import search_for
+from parallel_core.plan.room import FRAMEWORK
 from parallel_core.spec import RunSpec
 from tests.dashboard import factory
 from tests.dashboard.new_study import MATRIX, NEW, preview
@@ -257,6 +258,24 @@ def test_the_form_wants_a_cap_on_cpus_and_leaves_out_what_cannot_fit(client: Cli
     refused = client.post(NEW, {**ASKED, "cap": "1", "model__hidden": "512"})
     assert refused.status_code == 422 and "there is room for 1 MiB" in refused.content.decode()
     assert not Study.objects.exists()
+
+
+def test_each_search_begins_with_what_fits_the_devices_that_it_can_have(client: Client, alice: Any) -> None:
+    """One large GPU, and two small ones on another host: without a cap the room of a run with two ranks is theirs."""
+    large, small = 5 << 29, 9 << 28
+    factory.sized("yard-a", large, kind="cuda")
+    factory.sized("yard-b", small, small, kind="cuda")
+    client.force_login(alice)
+    answer = client.post(NEW, {**ASKED, "train__device": "cuda", "cap": "", "model__hidden": "512"})
+    assert answer.status_code == 302, answer.content.decode()
+    study = Study.objects.latest("pk")
+    assert study.settings["skipped"] == []
+    specs = [RunSpec.model_validate(run.spec) for run in study.runs.order_by("position")]
+    rooms = [size - FRAMEWORK["cuda"] for size in (large, small)]
+    assert [spec.parallel.pp for spec in specs] == [1, 2]
+    assert [spec.model.layers for spec in specs] == [
+        search_for(spec, room).guess for spec, room in zip(specs, rooms, strict=True)
+    ]
 
 
 def test_one_strategy_in_two_precisions_is_two_searches(client: Client, alice: Any) -> None:

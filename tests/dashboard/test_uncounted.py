@@ -69,7 +69,7 @@ def test_a_fit_study_says_which_searches_take_too_long_to_begin() -> None:
         precisions=["fp32"],
         micro_batches=[512],
         devices=64,
-        limit=64 * MIB,
+        limit=lambda _: 64 * MIB,
         cap=64 * MIB,
     )
     assert [variant.spec.parallel.schedule for variant in plan.variants] == strategies[:-1]
@@ -82,7 +82,7 @@ def test_the_searches_of_a_fit_study_share_the_time_that_there_is(monkeypatch: p
     walks = [walked_in_search(one.spec) for one in every]
     every.append(Variant("3", RunSpec.model_validate({**BASE, "parallel": {"pp": 2, "micro_batches": 8}})))
     monkeypatch.setattr(fit, "MOST_SEARCHED", walks[1] + walks[2])
-    made = list(fit._firsts(every, 64 * MIB, None))
+    made = list(fit._firsts(every, lambda _: 64 * MIB, None))
     assert walks[0] < walks[1] and [isinstance(one, Skipped) for one in made] == [False, True, False, False]
     assert made[1] == Skipped("1", fit.NONE_LEFT)
 
