@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
+from functools import cached_property
 from typing import Any
 
 from django.db.models import QuerySet
 from django.utils import timezone
 
-from dashboard.control.placement import Host
+from dashboard.control.placement import Host, Request
 from dashboard.fleet.listening import listened_until
 from dashboard.fleet.models import Worker
 from dashboard.ledger.models import Profile, ProfileState
@@ -103,6 +104,8 @@ class FleetSnapshot:
 
     every: tuple[Worker, ...]
     reporting: tuple[Worker, ...]
+    most_memory: dict[Request, int] = field(default_factory=dict, compare=False, repr=False)
+    """The answers of `spreading.most_memory` so far: a study may have thousands of runs that ask alike."""
 
     @classmethod
     def now(cls) -> FleetSnapshot:
@@ -115,6 +118,10 @@ class FleetSnapshot:
 
     def idle(self) -> list[Host]:
         """Every worker as a Host for the placement, as if nothing ran."""
+        return list(self._idle)
+
+    @cached_property
+    def _idle(self) -> list[Host]:
         reporting = {worker.name for worker in self.reporting}
         idle = [(worker, idle_host(worker)) for worker in self.every]
         return [replace(host, open=host.name in reporting and worker.in_service) for worker, host in idle]

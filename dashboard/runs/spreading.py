@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -180,12 +181,19 @@ def least_memory(request: Request, fleet: FleetSnapshot) -> int:
 def most_memory(request: Request, fleet: FleetSnapshot) -> int:
     """The most bytes that the smallest of the run's devices could have: reporting workers, also draining ones, have
     enough devices with as much, on as few hosts as the run needs. Of the largest device if they have too few devices;
-    0 if no memory is known."""
-    hosts = [idle_host(worker) for worker in fleet.among(request.needs)]
+    0 if no memory is known. Looked up once for each request."""
+    if request not in fleet.most_memory:
+        fleet.most_memory[request] = _most_memory(request, [idle_host(one) for one in fleet.among(request.needs)])
+    return fleet.most_memory[request]
+
+
+def _most_memory(request: Request, hosts: Sequence[Host]) -> int:
+    """`most_memory` on these hosts, by bisection: devices that are enough with one size are enough with any less."""
     sizes = sorted({size for host in hosts for size in host.memory.get(request.kind, {}).values()}, reverse=True)
     if len(sizes) < 2:
         return sum(sizes)
-    return next((size for size in sizes if plan([replace(request, memory=size)], hosts).placed), sizes[0])
+    first = bisect_left(sizes, True, key=lambda size: bool(plan([replace(request, memory=size)], hosts).placed))
+    return sizes[first] if first < len(sizes) else sizes[0]
 
 
 def too_small(request: Request, fleet: FleetSnapshot) -> str:

@@ -48,7 +48,7 @@ MOST_SHARING = 32
 @dataclass(frozen=True)
 class Capacity:
     """What reporting workers have of one kind of device: most on one host, most for one run, and bytes of the largest
-    device; of what is offered to one run, of the smallest device that it would have if it had the largest ones."""
+    device; in a FleetCheck, of the smallest device that the run would have if it had the largest ones."""
 
     kind: str
     largest: int = 0
@@ -165,6 +165,7 @@ def fleet_check(
     `files`: those of the fleet, if they are known; `memory`: bytes that each of its devices must have."""
     files = files or Files.of(fleet)
     alone, asks, offered = offered_to(spec, fleet, files, begins=begins, host_count=host_count)
+    offered = replace(offered, memory=most_memory(asks, fleet))
     asks = replace(asks, task=task, memory=memory)
     spread = hosts_error(host_count, asks.devices, asks.kind, WORDS[asks.kind], alone, asks.over)
     errors = {"hosts": spread} if spread else fleet_errors(spec, offered, alone)  # the second would repeat the first
@@ -177,18 +178,22 @@ def offered_to(
     """Returns (why all ranks must be on one host, '' if they need not be; the request for the placement; what the
     workers that will do for the run offer it). `files`: those of the fleet; `begins`: the checkpoint it begins from."""
     alone, asks = asked(spec, files, begins=begins, host_count=host_count)
-    offered = capacity(asks.kind, asks.needs, asks.over, fleet)
-    return alone, asks, replace(offered, memory=most_memory(asks, fleet))
+    return alone, asks, capacity(asks.kind, asks.needs, asks.over, fleet)
 
 
-def _for_memory(spec: RunSpec, check: FleetCheck) -> tuple[FleetCheck, Room | None]:
-    """Returns the check of a run that asks for the memory that it is predicted to need, and the room on the devices
-    that it would then have. One that is predicted to fit nowhere asks for none: it can be queued nevertheless."""
+def with_need(spec: RunSpec, check: FleetCheck) -> FleetCheck:
+    """The check of a run that asks for the memory that it is predicted to need, as once it is queued. One that is
+    predicted to fit nowhere asks for none: it can be queued nevertheless."""
     need = services.predicted_need(spec) or 0
-    if not need or need > check.offered.memory:
-        return check, check.offered.room
-    check = replace(check, asks=replace(check.asks, memory=need))
-    return check, Room.on(least_memory(check.asks, check.fleet), check.asks.kind) or check.offered.room
+    if need > check.offered.memory:
+        return check
+    return replace(check, asks=replace(check.asks, memory=need))
+
+
+def _device(check: FleetCheck) -> Room | None:
+    """The room on the devices that a run with this check `with_need` would have; None if it is not known."""
+    least = least_memory(check.asks, check.fleet) if check.asks.memory else 0
+    return Room.on(least, check.asks.kind) or check.offered.room
 
 
 def assess(spec: dict[str, Any], resume_from: ResumeFrom | None = None, host_count: int = 0) -> Assessment:
@@ -207,9 +212,9 @@ def assess(spec: dict[str, Any], resume_from: ResumeFrom | None = None, host_cou
         errors |= resuming.check(parsed, resume_from)
     if parsed.parallel.world > services.MAX_PREDICTED_RANKS:
         return Assessment(parsed, errors, offered)
-    check, device = _for_memory(parsed, check)
+    check = with_need(parsed, check)
     asks = check.asks
-    found, limit = _judged(parsed, check, device)
+    found, limit = _judged(parsed, check, _device(check))
     wrong = found.sentence if found.fits is False else ""
     workers, waits = chosen(asks, fleet), "" if errors else check.waits
     said, record, where = ledger.predicted(parsed, workers), ledger.time_record().sentence(), several(workers)

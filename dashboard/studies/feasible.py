@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 
 from dashboard.control.placement import Request
 from dashboard.fleet.selectors import FleetSnapshot
 from dashboard.runs.spreading import Files
-from dashboard.runs.submission import FleetCheck, fleet_check
+from dashboard.runs.submission import FleetCheck, fleet_check, with_need
 from dashboard.studies.variants import Plan, Skipped, Variant
 from parallel_core.analysis.quantities import bytes_text
 from parallel_core.plan.generation import worst_place
@@ -58,22 +59,28 @@ def feasible(plan: Plan, fleet: FleetSnapshot | None = None, programs: float = m
             uncounted += 1
         elif room is not None and not allowance.takes(variant.spec):
             unchecked += 1
-        elif room is not None:
-            why = _too_large(variant, room)
+        elif room is not None and not (why := _too_large(variant, room)) and not variant.task:
+            check = with_need(variant.spec, check)
         if why:
             skipped.append(Skipped(variant.name, why))
         else:
             kept.append(variant)
             checks[variant.name] = check
-    return Plan(tuple(kept), (*plan.skipped, *skipped), plan.cut, unchecked, uncounted, _waits(checks))
+    asks = {name: check.asks for name, check in checks.items()}
+    return Plan(tuple(kept), (*plan.skipped, *skipped), plan.cut, unchecked, uncounted, _waits(checks), asks)
 
 
 def _waits(checks: Mapping[str, FleetCheck]) -> dict[str, str]:
-    """What the variants wait for, by name; each request is looked at once, as a study may have thousands alike."""
+    """What the variants wait for, by name. A study may have thousands alike, so each request is looked at once, and
+    none that only asks for less memory than one that waits for nothing."""
     said: dict[Request, str] = {}
-    for check in checks.values():
+    starts: set[Request] = set()
+    for check in sorted(checks.values(), key=lambda check: -check.asks.memory):
+        shape = replace(check.asks, memory=0)
         if check.asks not in said:
-            said[check.asks] = check.awaits
+            said[check.asks] = "" if shape in starts else check.awaits
+        if not said[check.asks]:
+            starts.add(shape)
     return {name: said[check.asks] for name, check in checks.items() if said[check.asks]}
 
 

@@ -16,7 +16,7 @@ from dashboard.ledger import selectors as ledger
 from dashboard.numbers import number
 from dashboard.runs.models import Run
 from dashboard.runs.services import Invalid
-from dashboard.runs.spreading import Files, asked, chosen, several
+from dashboard.runs.spreading import chosen, several
 from dashboard.studies import breakages, reruns
 from dashboard.studies.feasible import Allowance
 from dashboard.studies.forms import initial_of
@@ -111,15 +111,15 @@ def _preview(form: StudyForm) -> dict[str, Any] | None:
 
 
 def _rows(plan: Plan, fleet: FleetSnapshot) -> list[dict[str, Any]]:
-    """Each variant with the hosts on which its ranks would be, if they are several; the first ones with their predicted
-    step, or the memory of a rank if they generate text."""
+    """Each variant of a plan made by `feasible` with the hosts on which its ranks would be, if they are several; the
+    first ones with their predicted step, or the memory of a rank if they generate text."""
     shown = plan.variants[:SHOWN_ROWS]
-    files, trained = Files.of(fleet), [variant.spec for variant in shown[:PREDICTED_ROWS] if not variant.task]
+    trained = [variant.spec for variant in shown[:PREDICTED_ROWS] if not variant.task]
     sources = ledger.Sources(trained)
     allowance = Allowance()
     out = []
     for i, variant in enumerate(shown):
-        workers = chosen(asked(variant.spec, files, begins=variant.begins)[1], fleet)
+        workers = chosen(plan.asks[variant.name], fleet)
         quick = i < PREDICTED_ROWS and allowance.takes(variant.spec) and not variant.task
         step = sources.predicted(variant.spec, workers) if quick else None
         memory = worst_place(variant.spec, variant.task).total if variant.task else None

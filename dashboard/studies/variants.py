@@ -14,6 +14,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from dashboard.control.placement import Request
 from dashboard.runs.form_words import short_label
 from dashboard.studies.strategies import Strategy, chosen
 from dashboard.studies.sweepable import parse
@@ -75,6 +76,8 @@ class Plan:
     """The number of variants whose memory is not predicted (`memory.counted`), also when they are queued."""
     waits: Mapping[str, str] = field(default_factory=dict)
     """Why variants that no worker takes now would wait, as sentences by name (`feasible.feasible`)."""
+    asks: Mapping[str, Request] = field(default_factory=dict)
+    """What the variants ask the placement for, by name (`feasible.feasible`)."""
 
     @property
     def devices(self) -> int:

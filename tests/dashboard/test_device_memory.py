@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import random
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from django.utils import timezone
 
+from dashboard.control.placement import Request, plan
 from dashboard.control.sweeps import place_queued
 from dashboard.fleet.models import Worker
-from dashboard.fleet.selectors import FleetSnapshot
+from dashboard.fleet.selectors import FleetSnapshot, idle_host
 from dashboard.runs import queue, services, spreading, submission
 from dashboard.runs.models import Run, State
-from dashboard.studies import reruns
+from dashboard.studies import form_views, reruns
 from dashboard.studies.feasible import feasible
 from dashboard.studies.models import Study
 from dashboard.studies.variants import Plan, Variant
@@ -29,18 +33,11 @@ NEED = worst_stage(RunSpec()).total + FRAMEWORK["cpu"]
 BOTH = ["yard-a", "yard-b"]
 
 
-def host(name: str, *sizes: int) -> Worker:
-    worker = factory.worker(name, devices=len(sizes))
-    worker.devices = [{**one, "memory_total": size} for one, size in zip(worker.devices, sizes, strict=True)]
-    worker.save()
-    return worker
-
-
 @pytest.fixture
 def mixed(db: None) -> None:
     """One host with a large device, one with two that are too small by a byte."""
-    host("yard-a", NEED + 1)
-    host("yard-b", NEED - 1, NEED - 1)
+    factory.sized("yard-a", NEED + 1)
+    factory.sized("yard-b", NEED - 1, NEED - 1)
 
 
 def spec(dp: int = 1) -> dict[str, Any]:
@@ -65,8 +62,35 @@ def test_many_ranks_are_judged_by_the_smallest_device_that_they_would_have(mixed
     found = submission.assess(spec(dp=2))
     assert found.feasibility and found.feasibility.fits is False and found.limit == NEED - 1 - FRAMEWORK["cpu"]
     assert "Left out" not in found.feasibility.sentence
-    plan = feasible(Plan((Variant("one", RunSpec()), Variant("two", RunSpec.model_validate(spec(dp=2))))))
-    assert [variant.name for variant in plan.variants] == ["one"] and plan.skipped[0].name == "two"
+    found_both = feasible(Plan((Variant("one", RunSpec()), Variant("two", RunSpec.model_validate(spec(dp=2))))))
+    assert [variant.name for variant in found_both.variants] == ["one"] and found_both.skipped[0].name == "two"
+
+
+def test_a_study_says_which_large_hosts_its_variants_wait_for(mixed: None) -> None:
+    Worker.objects.filter(name="yard-a").update(draining=True)
+    found = feasible(Plan((Variant("one", RunSpec()),)))
+    assert found.waits == {"one": "Too few such devices take runs now: yard-a is draining."}
+
+
+def test_of_variants_that_start_only_the_fullest_is_looked_at(mixed: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    counted = Mock(wraps=spreading.waits_for)
+    monkeypatch.setattr(submission, "waits_for", counted)
+    small = RunSpec.model_validate({**spec(), "model": {"hidden": 64}})
+    every = Plan((Variant("small", small), Variant("one", RunSpec())))
+    assert feasible(every).waits == {} and counted.call_count == 1
+    Worker.objects.filter(name="yard-a").update(draining=True)
+    assert list(feasible(every).waits) == ["one"] and counted.call_count == 3
+
+
+def test_a_study_shows_the_hosts_that_have_the_memory() -> None:
+    """Two ranks would be together on small devices; the large ones are on a host each."""
+    two = RunSpec.model_validate(spec(dp=2))
+    need = services.predicted_need(two) or 0
+    for name, *sizes in (("yard-a", need), ("yard-b", need - 1, need - 1), ("yard-c", need)):
+        factory.sized(name, *sizes)
+    fleet = FleetSnapshot.now()
+    (row,) = form_views._rows(feasible(Plan((Variant("two", two),)), fleet), fleet)
+    assert row["over"] == "yard-a and yard-c"
 
 
 def test_what_is_queued_although_it_fits_nowhere_is_placed(mixed: None, alice: Any) -> None:
@@ -107,14 +131,14 @@ def test_a_draining_host_is_awaited_and_named(mixed: None) -> None:
 
 
 def test_devices_of_one_size_are_judged_as_before_and_none_is_left_out(alice: Any) -> None:
-    host("yard-a", NEED, NEED)
+    factory.sized("yard-a", NEED, NEED)
     found = submission.assess(spec())
     assert found.feasibility and found.feasibility.fits and "Left out" not in found.feasibility.sentence
     assert found.capacity and found.capacity.memory == NEED
 
 
 def test_the_sizes_of_a_host_are_named_from_the_least_to_the_most() -> None:
-    host("yard-a", 2**30, 3 * 2**30, 2**31)
+    factory.sized("yard-a", 2**30, 3 * 2**30, 2**31)
     assert spreading.sizes_text(FleetSnapshot.now().idle(), "cpu") == "yard-a (1 GiB to 3 GiB)"
 
 
@@ -142,3 +166,19 @@ def test_a_run_whose_large_host_is_gone_is_run_again_and_says_what_it_waits_for(
         run.pk: f"Needs 1 CPU device of {small}, by its predicted memory; too small: yard-b ({small}). "
         "Cancel it and change it, or queue it although it is predicted not to fit."
     }
+
+
+def test_the_most_memory_is_found_by_bisection_and_once_for_each_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn = random.Random(7)
+    for i in range(8):
+        factory.sized(f"yard-{i}", *(drawn.randrange(2**30, 2**36) for _ in range(4)))
+    fleet = FleetSnapshot.now()
+    hosts = [idle_host(worker) for worker in fleet.every]
+    sizes = sorted((size for host in hosts for size in host.memory["cpu"].values()), reverse=True)
+    each = [Request(0, n, "cpu", alone=alone) for n in (1, 2, 3, 4, 5, 12, 32, 33) for alone in (False, True)]
+    best = [next((s for s in sizes if plan([replace(one, memory=s)], hosts).placed), sizes[0]) for one in each]
+    counted = Mock(wraps=plan)
+    monkeypatch.setattr(spreading, "plan", counted)
+    assert [spreading.most_memory(one, fleet) for one in each] == best
+    assert (count := counted.call_count) <= len(each) * len(sizes).bit_length()
+    assert spreading.most_memory(Request(0, 5, "cpu"), fleet) == best[8] and counted.call_count == count
