@@ -11,7 +11,7 @@ from parallel_core.engine.executor import Executor
 from parallel_core.engine.norm import Gathering, StepTotals, Totals
 from parallel_core.engine.stage import Batch
 from parallel_core.engine.stream import Staleness, StreamExecutor
-from parallel_core.schedule.stream import Windows, steps_apart
+from parallel_core.schedule.stream import Windows, steps_apart, stream_end
 from parallel_core.spec import RunSpec
 
 Read = Callable[[int], Batch]
@@ -77,7 +77,7 @@ class StreamingRunner:
         self, spec: RunSpec, executor: StreamExecutor, totals: StepTotals, windows: Windows, read: Read
     ) -> None:
         self._executor, self._totals, self._windows, self._read = executor, totals, windows, read
-        self._steps, self._every = spec.train.steps, spec.train.checkpoint_every
+        self._train = spec.train
         self._lag = steps_apart(spec)
         """Steps after which totals are waited for."""
         self._begin = self._end = -1
@@ -99,7 +99,7 @@ class StreamingRunner:
 
     def advance(self, step: int) -> list[Totals]:
         if not self._begin <= step < self._end:
-            self._begin, self._end = step, self._until(step)
+            self._begin, self._end = step, max(stream_end(self._train, step), step + 1)
         at, steps = step - self._begin, self._end - self._begin
         wanted = 1 + self._executor.ahead(at, steps)
         while len(self._batches) < wanted:
@@ -118,11 +118,6 @@ class StreamingRunner:
 
     def extend(self, steps: range) -> None:
         self._begin, self._end = steps.start, steps.stop
-
-    def _until(self, step: int) -> int:
-        """Returns the step before which the pipeline that starts to fill at `step` is empty again."""
-        saved = (step // self._every + 1) * self._every if self._every else self._steps
-        return max(min(saved, self._steps), step + 1)
 
     def _wait(self, left: int) -> list[Totals]:
         """Waits for the totals of all but the last `left` steps and returns them."""

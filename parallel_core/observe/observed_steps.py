@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from parallel_core.schedule.stream import steps_apart
+from parallel_core.schedule.stream import steps_apart, stream_end
 from parallel_core.spec import RunSpec
 
 
@@ -16,20 +16,24 @@ def metered_step(spec: RunSpec, first: int = 0) -> int:
     which the run starts.
 
     It is the second; without a flush, the first in which the pipeline is full and keeps all its weight versions, if
-    that is later. If it is no warm-up step, an extra one after the last (`extra_steps`).
+    that is later. If that is no warm-up step, or the stream ends too soon after it (`stream_end`), so that the pipeline
+    already drains in it, the metered step is an extra one after the last (`extra_steps`).
     """
     if not spec.trace.memory:
         return -1
     full = steps_apart(spec)
     metered = first + max(1, full)
-    return metered if first_timed(spec, first) > metered else spec.train.steps + full
+    is_full = stream_end(spec.train, first) > first + 2 * full
+    return metered if is_full and first_timed(spec, first) > metered else spec.train.steps + full
 
 
 def followed_steps(spec: RunSpec, first: int = 0) -> frozenset[int]:
     """Returns the steps that run under the memory meter: the metered one and, without a flush, those before it, in
-    which the pipeline filled."""
+    which the pipeline filled. Empty if the run does not measure memory."""
     metered = metered_step(spec, first)
-    if spec.parallel.flushes or metered < 0:
+    if metered < 0:
+        return frozenset()
+    if spec.parallel.flushes:
         return frozenset({metered})
     begin = first if metered < spec.train.steps else spec.train.steps
     return frozenset(range(begin, metered + 1))
@@ -55,5 +59,6 @@ def is_traced(spec: RunSpec, step: int, first: int = 0) -> bool:
 def first_traced(spec: RunSpec) -> int | None:
     """Returns the earliest traced step; None where the run is too short."""
     every, middle = spec.trace.trace_every, spec.train.warmup_steps + spec.timed_steps // 2
-    found = [step for step in (every, 2 * every, middle) if step < spec.train.steps and is_traced(spec, step)]
+    regular = (step for step in range(every, spec.train.steps, every) if is_traced(spec, step)) if every else iter(())
+    found = [step for step in (next(regular, middle), middle) if step < spec.train.steps and is_traced(spec, step)]
     return min(found, default=None)

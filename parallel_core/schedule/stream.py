@@ -16,13 +16,18 @@ from parallel_core.schedule import build
 from parallel_core.schedule.ir import COMPUTE, RECVS, Kind, Op, Program, Schedule
 
 if TYPE_CHECKING:
-    from parallel_core.spec import RunSpec
+    from parallel_core.spec import RunSpec, TrainSpec
 
 
 def edge(pipeline_ranks: int, per_step: int) -> int:
     """Steps of `per_step` micro-batches (over all replicas) within which a pipeline fills, and within which it
     drains."""
     return 2 + -(-3 * pipeline_ranks // per_step)
+
+
+def longest_built(pipeline_ranks: int, per_step: int) -> int:
+    """Steps of the longest stream from which `Windows` takes a step: in the one in the middle, the pipeline is full."""
+    return 2 * edge(pipeline_ranks, per_step) + 1
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,6 +61,7 @@ class Windows:
         one = build(spec)
         self.per_step = one.micro_batches
         self.edge = edge(one.pipeline_ranks, self.per_step)
+        self.longest = longest_built(one.pipeline_ranks, self.per_step)
         self._spec = spec
         self._made: dict[tuple[int, int], Window] = {}
         self._streams: dict[int, Schedule] = {}
@@ -69,7 +75,7 @@ class Windows:
 
     def _stand_in(self, step: int, steps: int) -> tuple[int, int]:
         """(length of a short stream, the step in it that looks like step `step` of `steps`)."""
-        made = min(steps, 2 * self.edge + 1)
+        made = min(steps, self.longest)
         if step < self.edge:
             return made, step
         if steps - step <= self.edge or made == steps:
@@ -90,6 +96,13 @@ def steps_apart(spec: RunSpec) -> int:
     """
     split = spec.parallel
     return 0 if split.flushes else -(-(split.pp - 1) * max(split.copies) // split.per_step)
+
+
+def stream_end(train: TrainSpec, step: int) -> int:
+    """Returns the step before which the pipeline that is filled at `step` is empty again: it drains where a checkpoint
+    is due and after the last step."""
+    every = train.checkpoint_every or train.steps
+    return min((step // every + 1) * every, train.steps)
 
 
 def end_of(program: Program, before: int) -> int:

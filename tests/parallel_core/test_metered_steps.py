@@ -7,18 +7,19 @@ from typing import Any
 
 import pytest
 
-from parallel_core.observe.observed_steps import extra_steps, followed_steps, is_traced, metered_step
+from parallel_core.observe.observed_steps import extra_steps, first_traced, followed_steps, is_traced, metered_step
 from parallel_core.schedule import build
 from parallel_core.schedule.ir import Kind, Program
-from parallel_core.schedule.stream import Windows, end_of
+from parallel_core.schedule.stream import Windows, end_of, stream_end
 from parallel_core.spec import RunSpec
 
 CHANGES = {Kind.STASH: (1, 0), Kind.DROP: (-1, 0), Kind.F: (0, 1), Kind.BW: (0, -1)}
 
 
-def spec(warmup: int = 3, steps: int = 20, **split: Any) -> RunSpec:
-    train = {"global_batch": 48, "clip": "stage", "steps": steps, "warmup_steps": warmup}
-    return RunSpec.model_validate({"model": {"layers": 8}, "parallel": split, "train": train})
+def spec(warmup: int = 3, steps: int = 20, every: int = 0, traced: int = 0, **split: Any) -> RunSpec:
+    train = {"global_batch": 48, "clip": "stage", "steps": steps, "warmup_steps": warmup, "checkpoint_every": every}
+    made = {"model": {"layers": 8}, "parallel": split, "train": train, "trace": {"trace_every": traced}}
+    return RunSpec.model_validate(made)
 
 
 def kept(program: Program, per_step: int, steps: int) -> list[tuple[int, int]]:
@@ -55,15 +56,47 @@ def test_every_rank_keeps_its_most_in_the_metered_step(warmup: int, schedule: st
     if schedule == "1f1b-2bw" and split["micro_batches"] < split["pp"]:
         split = split | {"micro_batches": 2 * split["pp"]}  # fewer than pp - 1 are refused
     made = spec(warmup, schedule=schedule, **split)
-    metered, windows = metered_step(made), Windows(made)
-    extra = extra_steps(made)
-    assert bool(extra) == (warmup == 0) == (metered >= made.train.steps)
-    begin, steps = (extra.start, len(extra)) if extra else (0, made.train.steps)
-    assert followed_steps(made) == {*range(begin, metered + 1)}, "all from the one on in which it began to fill"
-    long = 2 * windows.edge + 1
+    assert bool(extra_steps(made)) == (warmup == 0)
+    _assert_most_is_kept(made)
+
+
+def _assert_most_is_kept(made: RunSpec, first: int = 0) -> None:
+    """In the metered step of a run from step `first` on: as much as in any step of a long stream."""
+    metered, windows = metered_step(made, first), Windows(made)
+    extra = extra_steps(made, first)
+    assert bool(extra) == (metered >= made.train.steps)
+    begin, steps = (extra.start, len(extra)) if extra else (first, stream_end(made.train, first) - first)
+    assert followed_steps(made, first) == {*range(begin, metered + 1)}, "all from the one on in which it began to fill"
+    long = windows.longest
     for own, of_long in zip(build(made, steps).programs, build(made, long).programs, strict=True):
         here = kept(own, windows.per_step, steps)[metered - begin]
         assert here == _most(kept(of_long, windows.per_step, long))
+
+
+@pytest.mark.parametrize(
+    ("micro_batches", "pp", "train", "first", "extra"),
+    [
+        (1, 4, {"warmup": 10, "every": 4}, 0, True),
+        (1, 8, {"warmup": 10, "every": 8}, 0, True),
+        (2, 8, {"warmup": 10, "every": 5}, 0, True),
+        (1, 4, {"warmup": 4, "steps": 5}, 0, True),
+        (1, 4, {"warmup": 10, "every": 3}, 0, True),
+        (1, 4, {"warmup": 10, "every": 6}, 0, True),
+        (1, 4, {"warmup": 10, "every": 7}, 0, False),
+        (1, 4, {"warmup": 4, "steps": 7}, 0, False),
+        (1, 4, {"warmup": 4, "every": 12}, 10, True),
+        (1, 4, {"warmup": 4, "every": 16}, 9, False),
+        (8, 4, {"warmup": 3, "every": 2}, 0, True),
+        (8, 4, {"warmup": 3, "every": 3}, 0, False),
+    ],
+)
+def test_a_warm_up_step_is_metered_only_if_its_stream_is_long_enough(
+    micro_batches: int, pp: int, train: dict[str, int], first: int, *, extra: bool
+) -> None:
+    """A stream ends at a checkpoint and after the last step: the pipeline is not full in what follows or drains."""
+    made = spec(**train, schedule="1f1b-stash", pp=pp, micro_batches=micro_batches)
+    assert bool(extra_steps(made, first)) == extra
+    _assert_most_is_kept(made, first)
 
 
 @pytest.mark.parametrize(
@@ -89,3 +122,17 @@ def test_under_a_flush_one_extra_step_is_enough() -> None:
     made = spec(0, schedule="1f1b", pp=4, micro_batches=2)
     assert (metered_step(made), extra_steps(made), followed_steps(made)) == (20, range(20, 21), {20})
     assert not extra_steps(spec(2, schedule="1f1b", pp=4, micro_batches=2))
+
+
+@pytest.mark.parametrize("traced", [0, 1, 2, 3, 4, 9])
+@pytest.mark.parametrize("steps", [12, 50])
+def test_the_first_traced_step_may_come_long_after_the_first_multiple(steps: int, traced: int) -> None:
+    """The steps before it are followed by the memory meter."""
+    made = spec(10, steps=steps, traced=traced, schedule="1f1b-stash", pp=8, micro_batches=1)
+    assert first_traced(made) == next(step for step in range(steps) if is_traced(made, step))
+
+
+def test_without_a_memory_meter_no_step_is_followed() -> None:
+    measured = spec(0, schedule="1f1b-stash", pp=4, micro_batches=2)
+    made = measured.model_copy(update={"trace": measured.trace.model_copy(update={"memory": False})})
+    assert followed_steps(measured) and not followed_steps(made) and not extra_steps(made)
