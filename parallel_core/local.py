@@ -209,8 +209,8 @@ class LocalRunner:
         """Records where the ranks are while they are still there, and ends them."""
         ranks = range(spec.parallel.world)
         outcome.message = sentence(outcome.folder, ranks, limit_s)
-        outcome.stood = marked(outcome.folder, ranks, spec)
         self.server.dump(self._attempt)
+        outcome.stood = marked(outcome.folder, ranks, spec)
         self.server.stop(self._attempt)
 
     def _command(

@@ -13,11 +13,14 @@ from parallel_core.observe import progress
 from parallel_core.observe.suspension import SuspensionDetector
 from parallel_core.schedule import build
 from parallel_core.schedule.ir import Program
-from parallel_core.schedule.stream import Windows
+from parallel_core.schedule.stream import Windows, longest_built, stream_end
 from parallel_core.schedule.text import around, spoken
 from parallel_core.spec import RunSpec
 
 STACKS = "Stacks of all ranks are at the end of their logs."
+MOST_PASSES = 10_000
+"""Most pairs of micro-batch and stage for which programs are made, which takes up to two seconds: the worker's
+supervisor, which also starts and stops other runs, waits for it."""
 
 
 class Watch:
@@ -62,10 +65,12 @@ def sentence(folder: Path, ranks: Sequence[int], limit_s: float) -> str:
 
 def marked(folder: Path, ranks: Sequence[int], spec: RunSpec) -> str:
     """Returns where the stacks are, then a line for each rank that is within a step: its program around its operation,
-    which is in `>...<`.
+    which is in `>...<`. Without these lines where the programs are too long to make them at once (MOST_PASSES).
 
     The ranks of a tensor-parallel group execute one program: those in one step share a line, with the marks of all.
     """
+    if _passes(spec) > MOST_PASSES:
+        return f"{STACKS}\n{spec.parallel.schedule}: the programs are too long to show the operations around each rank."
     layout, programs = Layout.of(spec), _Programs(spec)
     lines: dict[tuple[int, int, int], _Line] = {}
     for rank in ranks:
@@ -78,6 +83,13 @@ def marked(folder: Path, ranks: Sequence[int], spec: RunSpec) -> str:
                 break
     shown = [str(line) for line in sorted(lines.values(), key=lambda line: line.ranks)]
     return "\n".join([STACKS, *([programs.title] if shown else []), *shown])
+
+
+def _passes(spec: RunSpec) -> int:
+    """Returns the pairs of micro-batch and stage in the longest schedule that `_Programs` makes."""
+    split = spec.parallel
+    steps = 1 if split.flushes else longest_built(sum(split.copies), split.per_step)
+    return steps * split.per_step * split.stages
 
 
 @dataclass
@@ -105,7 +117,7 @@ class _Programs:
         train, split = spec.train, spec.parallel
         self._windows = None if split.flushes else Windows(spec)
         self._whole = build(spec).programs if split.flushes else ()
-        self._steps, self._every = train.steps, train.checkpoint_every or train.steps
+        self._train, self._every = train, train.checkpoint_every or train.steps
         since = "" if split.flushes else "; micro-batches count from the first of the rank's step"
         self.title = f"{split.schedule}: operations around that of each rank, after the number of the first{since}"
 
@@ -118,8 +130,8 @@ class _Programs:
         if self._windows is None:
             yield self._whole
             return
-        begin, long = step // self._every * self._every, 2 * self._windows.edge + 1
-        own = step - begin, min(begin + self._every, self._steps) - begin
+        begin, long = step // self._every * self._every, self._windows.longest
+        own = step - begin, stream_end(self._train, step) - begin
         for at, steps in (own, (self._windows.edge, long), (0, long), (long - 1, long)):
             if at < steps:
                 yield self._windows.window(at, steps).programs

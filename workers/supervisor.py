@@ -281,8 +281,8 @@ class Supervisor(threading.Thread):
 
     def _end_standstill(self, attempt: Attempt) -> None:
         limit = self._settings.no_progress_s
+        self._server.dump(attempt.number)  # first, as the report may take seconds
         how = no_progress.report(attempt.folder.path, attempt.command.ranks, limit, attempt.command.spec)
-        self._server.dump(attempt.number)
         self._stop(attempt, "no_progress", how)
 
     def _leave(self) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from parallel_core import no_progress
 from parallel_core.no_progress import marked
 from parallel_core.observe.progress import Progress
 from parallel_core.schedule import build, text
@@ -94,3 +95,32 @@ def test_the_ranks_of_a_large_host_fit(tmp_path: Path) -> None:
     made = spec(pp=4, dp=16, schedule="1f1b", micro_batches=8)
     shown = lines(tmp_path, made, *[(7, f"{rank // 16}BW{rank % 16}") for rank in range(64)])
     assert len(shown) == 2 + 64 and len("\n".join(shown)) < MAX_MARKED
+
+
+@pytest.mark.parametrize(
+    ("split", "shown"),
+    [
+        ({"schedule": "1f1b-stash", "micro_batches": 64}, True),
+        ({"schedule": "1f1b-stash", "micro_batches": 256}, False),
+        ({"schedule": "1f1b-stash", "micro_batches": 4, "dp": 64}, False),
+        ({"schedule": "1f1b", "micro_batches": 256}, True),
+        ({"schedule": "1f1b", "micro_batches": 4096}, False),
+    ],
+    ids=str,
+)
+def test_programs_that_take_long_to_make_are_left_out(split: dict[str, Any], shown: bool, tmp_path: Path) -> None:
+    """The supervisor of the worker would stand still. The sentence still has every rank's place."""
+    made = spec({"global_batch": 4096}, pp=8, **split)
+    for rank in range(8):
+        Progress(tmp_path, rank).at(20, f"{rank}F3")
+    with pytest.MonkeyPatch.context() as patch:
+        if not shown:
+            patch.setattr(no_progress, "_Programs", _refused)
+        end = report(tmp_path, range(8), 5.0, made)
+    assert (">0F3<" in end.traceback) == shown
+    assert ("programs are too long" in end.traceback) != shown
+    assert end.detail.count("at step 20 in forward 3") == 8 and end.traceback.startswith(no_progress.STACKS)
+
+
+def _refused(made: RunSpec) -> None:
+    raise AssertionError("a program is made")
