@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from dashboard.fleet.selectors import FleetSnapshot, devices_of
+from parallel_core.observe.observed_steps import extra_steps, followed_steps
 from parallel_core.plan.partition import flop_weights
 from parallel_core.plan.strategy import ideal_speedup
 from parallel_core.spec import ModelSpec, RunSpec
@@ -14,7 +15,7 @@ from parallel_core.spec import ModelSpec, RunSpec
 START_S = 3.0
 """Seconds from one run of a study to the next: place, fork, build the model, write the end."""
 METERED_STEPS = 3.0
-"""The metered step takes about as long as this many plain ones."""
+"""A step under the memory meter takes about as long as this many plain ones."""
 COST = {
     "cpu": {"fp32": 1.0, "fp64": 2.0, "bf16": 1.8, "fp16": 1.8},
     "cuda": {"fp32": 1.0, "fp64": 2.0, "bf16": 0.5, "fp16": 0.5},
@@ -70,7 +71,7 @@ def step_seconds(spec: RunSpec, calibration: Mapping[str, Any]) -> float:
 
 def run_seconds(spec: RunSpec, calibration: Mapping[str, Any]) -> float:
     """Expected seconds of a whole run, including its start."""
-    steps = spec.train.steps + (METERED_STEPS if spec.trace.memory else 0)
+    steps = spec.train.steps + len(extra_steps(spec)) + (METERED_STEPS - 1) * len(followed_steps(spec))
     return START_S + steps * step_seconds(spec, calibration)
 
 
