@@ -8,8 +8,9 @@ step; before a collective behind computation also its flight), and all ranks' ro
 
 The result is that of `breakdown`, whose components and their precedence are used: on equal clocks the nanoseconds are
 the same (where nothing flushes, nearly: the sends of the step before are mostly at hand here, see
-`waits.awaited_sends`). Both functions take many steps at once, because a call costs as much for one short step as for
-ten.
+`waits.awaited_sends`; where they are not, as for a traced step by itself, the bubble of the last steps of a stream is
+understated, and their communication overstated). Both functions take many steps at once, because a call costs as much
+for one short step as for ten.
 """
 
 from __future__ import annotations

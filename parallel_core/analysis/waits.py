@@ -150,7 +150,8 @@ def awaited_sends(rows: Rows, layout: Layout) -> Sends:
     """As `sends`; in a pipeline that never flushes also what the step before had sent for micro-batches of this one.
 
     That was as long before the same message of this step, for the next one, as the step took: while the pipeline is
-    full, steps are the same (schedule.stream). At both ends of a stream it is not, and such a message remains unknown.
+    full, steps are the same (schedule.stream). In the last steps of a stream, in which it drains, less or nothing is
+    sent for the next one, so that such a message remains unknown: of the waiting for it, nothing counts as bubble.
     """
     if layout.flushes:
         return sends(rows, layout)
