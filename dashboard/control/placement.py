@@ -83,7 +83,8 @@ class Host:
     ago. `profiles`: a profile was requested there, for whose end a run sent later waits. `across`: it may have a part
     of a run over several hosts. `tasks`: what it can do instead of training; `fields`: later fields of specs that it
     knows. `memory`: bytes of its devices by kind and
-    index; one that does not report it is taken to have enough."""
+    index; one that does not report it is taken to have enough. `held`: a run holds devices there, also if it does not
+    list them any more, as they cannot be used."""
 
     name: str
     devices: dict[str, tuple[int, ...]]
@@ -96,6 +97,7 @@ class Host:
     known: bool = True
     fields: frozenset[str] = frozenset()
     memory: dict[str, dict[int, int]] = field(default_factory=dict)
+    held: bool = False
 
     def count(self, kind: str) -> int:
         return len(self.devices.get(kind, ()))
@@ -123,7 +125,7 @@ class Host:
 
     @property
     def idle(self) -> bool:
-        return self.free == self.devices
+        return self.free == self.devices and not self.held
 
     @property
     def gives(self) -> bool:
@@ -132,7 +134,7 @@ class Host:
 
     def ready(self) -> Host:
         """The host as if it were open and nothing ran there."""
-        return replace(self, free=self.devices, exclusive=False, open=True)
+        return replace(self, free=self.devices, exclusive=False, open=True, held=False)
 
     def without(self, kind: str, taken: tuple[int, ...], exclusive: bool) -> Host:
         """The host after these devices were given away."""

@@ -183,6 +183,7 @@ def hosts(
     attempts = live_attempts()
     held = occupancy(attempts)
     exclusive = {node["worker"] for a in attempts if a.run.exclusive for node in a.devices}
+    holding = {name for name, _, _ in held}
     since, profile = silent_before(), _profiled()
     returns = since + timedelta(seconds=LEASE_S - RETURNS_S)
     out = []
@@ -196,7 +197,7 @@ def hosts(
             for kind, ids in idle.devices.items()
         }
         host = replace(idle, free=free, exclusive=worker.name in exclusive, open=there and worker.in_service)
-        host = replace(host, profiles=worker.pk in profile)
+        host = replace(host, profiles=worker.pk in profile, held=worker.name in holding)
         out.append(replace(host, known=host.open or worker.name in known or heard > returns))
     return out
 

@@ -135,6 +135,13 @@ def test_exclusive_needs_an_idle_host_and_blocks_it() -> None:
     assert result.waits == {2: (Wait.WHOLE_HOST, ("a",))}
 
 
+def test_exclusive_is_not_beside_what_holds_a_device_that_cannot_be_used() -> None:
+    """All devices that the host still lists are free then."""
+    held = host(held=True)
+    assert plan([ask(1, exclusive=True)], [held]).waits == {1: (Wait.WHOLE_HOST, ("a",))}
+    assert placed(plan([ask(1)], [held])) and placed(plan([ask(1, exclusive=True)], [held.ready()]))
+
+
 def test_a_waiting_exclusive_run_reserves_its_host() -> None:
     result = plan([ask(1, exclusive=True), ask(2)], [host(free=1)])
     assert result.placed == []

@@ -285,6 +285,9 @@ def test_the_fleet_says_who_holds_which_device(alice: Any) -> None:
     assert (view.silent, view.runs) == (False, [run])
     (host,) = fleet.hosts()
     assert host.free == {"cpu": (0,)}
+    Worker.objects.update(devices=here.devices[:1])  # the other one cannot be used any more
+    (host,) = fleet.hosts()
+    assert host.free == host.devices == {"cpu": (0,)} and host.held and not host.idle
 
 
 def test_a_worker_that_never_beat_is_silent() -> None:
