@@ -14,6 +14,7 @@ from django.db import transaction
 from django.db.models import Q
 
 from dashboard.control.conditions import conditions
+from dashboard.control.suspects import UNREACHABLE
 from dashboard.ledger import services as ledger
 from dashboard.live.announce import announce
 from dashboard.runs import generating, selectors
@@ -55,8 +56,20 @@ def store_summary(pk: int) -> None:
     with transaction.atomic():  # a summary that is there is not computed again to settle the prediction
         Run.objects.filter(pk=pk).update(**changes)
         if not run.task:
-            ledger.settle(run, summary)
+            _settle(run, summary)
         announce(pk, run.study_id, "summary")
+
+
+def _settle(run: Run, summary: Mapping[str, Any]) -> None:
+    """Settles the run's prediction, inside the caller's transaction. One that fails to be settled stays open, and takes
+    no summary along: only an error of UNREACHABLE is raised."""
+    try:
+        with transaction.atomic():
+            ledger.settle(run, summary)
+    except UNREACHABLE:
+        raise
+    except Exception:
+        log.exception("could not settle the prediction of run %s", run.pk)
 
 
 def summarise(run: Run) -> dict[str, Any]:

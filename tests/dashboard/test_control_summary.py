@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from django.db import OperationalError
 
 from dashboard.control import summary
 from dashboard.control.controller import Controller
@@ -37,6 +38,32 @@ def test_a_summary_is_not_stored_without_the_prediction_that_it_settles(
     assert unsummarised() == {run.pk}
     store_summary(run.pk)
     assert unsummarised() == set() and Run.objects.get(pk=run.pk).summary == run.summary
+
+
+def test_a_prediction_that_cannot_be_settled_costs_no_summary(
+    redis_url: str, alice: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """But a database that is away is asked for both again."""
+    run = factory.finished(alice, {"dp": 2})
+    cleared = {"summary": {}, "step_time": None, "tokens_per_s": None}
+
+    def failing(error: Exception) -> None:
+        def settle(*_: Any) -> None:
+            Run.objects.filter(pk=run.pk).update(name="half settled")
+            raise error
+
+        Run.objects.filter(pk=run.pk).update(**cleared)
+        monkeypatch.setattr(summary.ledger, "settle", settle)
+
+    failing(OperationalError("the connection was lost"))
+    with pytest.raises(OperationalError):
+        store_summary(run.pk)
+    assert unsummarised() == {run.pk}
+    failing(KeyError("timed"))
+    store_summary(run.pk)
+    now = Run.objects.get(pk=run.pk)
+    assert all(getattr(now, name) == getattr(run, name) for name in (*cleared, "name"))
+    assert now.step_time and now.tokens_per_s and "could not settle the prediction" in caplog.text
 
 
 def test_a_controller_killed_after_late_data_leaves_the_summary_to_the_next(
