@@ -257,15 +257,17 @@ class Controller:
         send_messages(self._redis, sweeps.sweep_standstills(self._clocks, self._lease))
 
     def _check_leases(self) -> None:
-        for attempt, verdict, messages in sweeps.sweep_leases(self._clocks, self._lease, self._resends):
-            self._fences += messages
-            if verdict == "again":
-                self._unsent[attempt.pk] = attempt
-            else:
-                self._news = True
-                self._note_ended({attempt.run_id})
-        send_messages(self._redis, self._fences)
-        self._fences.clear()
+        try:
+            for attempt, verdict, messages in sweeps.sweep_leases(self._clocks, self._lease, self._resends):
+                self._fences += messages
+                if verdict == "again":
+                    self._unsent[attempt.pk] = attempt
+                else:
+                    self._news = True
+                    self._note_ended({attempt.run_id})
+        finally:  # a sweep that fails at one attempt each time must not keep back the fences of others
+            send_messages(self._redis, self._fences)
+            self._fences.clear()
 
     def _send_unsent(self) -> None:
         for pk, attempt in list(self._unsent.items()):

@@ -185,18 +185,19 @@ def test_what_a_sweep_of_leases_found_outlasts_a_broker_that_takes_no_order(
 def test_a_database_that_goes_away_in_a_sweep_of_leases_costs_no_summary_and_no_fence(
     controller: Controller, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each attempt is ended in a transaction of its own."""
-    order = ("a", {"kind": "fence", "attempt": 6})
+    """Each attempt is ended in a transaction of its own. The sweep may fail at the same one each time."""
+    order, sent = ("a", {"kind": "fence", "attempt": 6}), list[Any]()
 
     def going(*_: Any) -> Iterator[Any]:
         yield Attempt(pk=6, run_id=6), "ended", [order]
         raise OperationalError("the connection was lost")
 
     monkeypatch.setattr(loop.sweeps, "sweep_leases", going)
+    monkeypatch.setattr(loop, "send_messages", lambda _client, orders: sent.extend(orders))
     controller._unsummarised_known = True
     with pytest.raises(OperationalError) as gone:
         controller._check_leases()
-    assert (controller._to_summarise, controller._fences) == ({6}, [order])
+    assert (controller._to_summarise, controller._fences, sent) == ({6}, [], [order])
     monkeypatch.setattr(loop.connection, "close", lambda: None)  # of the test
     controller._recover(gone.value)
     assert not controller._unsummarised_known, "what else the failed turn has ended is asked of the database"
