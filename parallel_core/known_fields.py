@@ -8,7 +8,7 @@ the field do.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from functools import lru_cache
 from typing import Any
 
@@ -53,7 +53,17 @@ def needs_later(spec: Mapping[str, Any]) -> tuple[str, ...]:
 
 def without_unknown(spec: Mapping[str, Any], announced: Collection[str]) -> dict[str, Any]:
     """A dumped spec without those fields at their default that a worker with these later fields does not know."""
-    unknown = {name for name, is_default in _leaves(spec) if is_default} - EARLIEST - set(announced)
+    return _without(spec, {name for name, is_default in _leaves(spec) if is_default} - EARLIEST - set(announced))
+
+
+def without_later(spec: Mapping[str, Any], needs: Callable[[str], bool]) -> dict[str, Any]:
+    """A dumped spec without faults, and without those fields beyond EARLIEST, whatever their values, for whose dotted
+    names `needs` is False: for a worker that does something else with it than train."""
+    sound = {**spec, "inject": []}
+    return _without(sound, {name for name, _ in _leaves(sound) if name not in EARLIEST and not needs(name)})
+
+
+def _without(spec: Mapping[str, Any], unknown: set[str]) -> dict[str, Any]:
     if not unknown:
         return dict(spec)
     out: dict[str, Any] = {}

@@ -13,6 +13,12 @@ SPLITS: tuple[Cut, ...] = ("pairs",)
 """Tensor splits that every profile measures, in addition to that of its run; `RECOMPUTES` likewise."""
 
 
+_NEEDED = frozenset(
+    {"parallel.recompute", "parallel.tensor_split"}
+    | {f"train.{name}" for name in ("global_batch", "precision", "device", "deterministic")}
+)
+
+
 @dataclass(frozen=True)
 class ProfileRequest:
     """What to measure: `samples` per micro-batch (ascending), tensor-parallel widths `tps`, kinds of recomputation.
@@ -39,6 +45,11 @@ def other_kernels(spec: RunSpec) -> bool:
     Only on GPUs: on CPUs a step of each kind of model consists of the same operations of PyTorch with both.
     """
     return spec.train.deterministic and spec.train.device == "cuda"
+
+
+def needs(name: str) -> bool:
+    """Whether a profile depends on the field of a RunSpec with this dotted name."""
+    return name.startswith("model.") or name in _NEEDED
 
 
 def measured_with(spec: RunSpec, other: RunSpec) -> bool:

@@ -45,7 +45,7 @@ def test_a_prediction_that_cannot_be_settled_costs_no_summary(
 ) -> None:
     """But a database that is away is asked for both again."""
     run = factory.finished(alice, {"dp": 2})
-    cleared = {"summary": {}, "step_time": None, "tokens_per_s": None}
+    cleared: dict[str, Any] = {"summary": {}, "step_time": None, "tokens_per_s": None}
 
     def failing(error: Exception) -> None:
         def settle(*_: Any) -> None:

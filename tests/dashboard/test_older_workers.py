@@ -13,10 +13,12 @@ from dashboard.control.placement import Wait, plan
 from dashboard.control.sweeps import place_queued
 from dashboard.fleet.models import Worker
 from dashboard.fleet.selectors import hosts
+from dashboard.ledger.selectors import profile_key
 from dashboard.ledger.services import ask_profile
 from dashboard.runs import queue, submission
 from dashboard.runs.models import Run
 from parallel_core import known_fields
+from parallel_core.profile.request import measured_with
 from parallel_core.spec import RunSpec, TrainSpec
 from tests.dashboard import factory
 from workers import run_commands
@@ -57,7 +59,7 @@ def test_an_older_worker_takes_a_run_that_leaves_the_new_field_alone(old: Worker
 
 def test_a_worker_is_sent_the_fields_that_it_announces(old: Worker, alice: Any) -> None:
     run = factory.queued(alice)
-    Worker.objects.update(fields=[NEW])
+    Worker.objects.update(fields=known_fields.later())
     assert start_message(placed().attempts.get())["spec"] == run.spec
 
 
@@ -85,4 +87,16 @@ def test_a_profile_is_requested_without_the_new_field(old: Worker, alice: Any) -
     assert "deterministic" not in asked["spec"]["train"] and "deterministic" in profile.spec["train"]
     old.fields = [NEW]
     ((_, asked),) = answers(old, {})
-    assert asked["spec"] == profile.spec
+    assert asked["spec"]["train"]["deterministic"] is False
+
+
+def test_a_profile_is_requested_without_new_fields_that_change_nothing_of_it(old: Worker, alice: Any) -> None:
+    """The learning rate of the run that the model is of; what is kept still says it, for runs that are begun there."""
+    train = {"lr_schedule": "cosine", "lr_warmup_steps": 2, "deterministic": True}
+    spec = RunSpec.model_validate({"train": train, "inject": [{"kind": "straggler"}]})
+    profile = ask_profile(worker=old, spec=spec, user=alice)
+    ((_, asked),) = answers(old, {})
+    assert not [name for name in asked["spec"]["train"] if name.startswith("lr_")] and asked["spec"]["inject"] == []
+    assert asked["spec"]["train"]["deterministic"] and profile.spec["train"]["lr_schedule"] == "cosine"
+    sent = RunSpec.model_validate(asked["spec"])
+    assert profile_key(sent) == profile.key and measured_with(spec, sent) and sent.model == spec.model
