@@ -14,7 +14,7 @@ SPLITS: tuple[Cut, ...] = ("pairs",)
 
 
 _NEEDED = frozenset(
-    {"parallel.recompute", "parallel.tensor_split"}
+    {"parallel.recompute", "parallel.tensor_split", "parallel.sequence"}
     | {f"train.{name}" for name in ("global_batch", "precision", "device", "deterministic")}
 )
 

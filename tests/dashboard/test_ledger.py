@@ -49,7 +49,7 @@ def test_a_request_goes_out_with_each_heartbeat_until_it_is_answered(
         peer.beat()
         controller.turn()
         (order,) = peer.orders()
-        assert (order["kind"], order["attempt"], order["spec"]) == ("profile", asked.pk, SPEC.model_dump(mode="json"))
+        assert (order["kind"], order["attempt"], RunSpec.model_validate(order["spec"])) == ("profile", asked.pk, SPEC)
     peer.say("profile", {"profile": asked.pk, "table": table(MODEL).dump()})
     peer.beat()
     controller.turn()
