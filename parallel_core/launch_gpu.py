@@ -32,13 +32,13 @@ FEW_CHANNELS = {
 """Defaults, which variables set by the user override."""
 
 
-def take_gpu(device: int, devices: Sequence[int], ahead: bool) -> int:
+def take_gpu(device: int, devices: Sequence[int], ahead: bool, known: Sequence[tuple[str, str]] = ()) -> int:
     """Makes only GPU number `device` of the host visible to this process; returns the ranks on the most shared GPU.
 
-    `devices`: those of all ranks of this host. `ahead`: ranks post receives ahead, and send after them. Where the
-    host was given no GPU, none is made visible. Raises AmbiguousGpus.
+    `devices`: those of all ranks of this host. `ahead`: ranks post receives ahead, and send after them. `known`: as
+    `StartCommand.gpus`. Where the host was given no GPU, none is made visible. Raises AmbiguousGpus.
     """
-    found = gpus(open_nvml())
+    found = [Gpu(*one) for one in known] or gpus(open_nvml())
     if found or "CUDA_VISIBLE_DEVICES" not in os.environ:
         os.environ["CUDA_VISIBLE_DEVICES"] = visible(device, found)
     sharing = max(Counter(board(other, found) for other in devices).values())

@@ -152,7 +152,8 @@ def _take_place(args: RankArgs) -> RankArgs:
     if args.command["device_kind"] == "cuda":
         split = args.spec.parallel
         ahead = split.pp > 1 or (split.world > 1 and bool(args.command.get("links")))
-        args = replace(args, sharing=take_gpu(args.device, args.command["devices"], ahead))
+        known = args.command.get("gpus", ())
+        args = replace(args, sharing=take_gpu(args.device, args.command["devices"], ahead, known))
     elif hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, {core_of(args.device)})
     import torch

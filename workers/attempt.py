@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 
 from parallel_core import no_progress, processes
@@ -60,7 +61,8 @@ class Attempt:
         same_kind = mine.spec.train.device == theirs.spec.train.device
         return same_kind and not set(mine.node["devices"]).isdisjoint(theirs.node["devices"])
 
-    def start_command(self, settings: Settings) -> StartCommand:
+    def start_command(self, settings: Settings, gpus: Sequence[tuple[str, str]] = ()) -> StartCommand:
+        """`gpus`: as `Devices.gpus`."""
         node = self.command.node
         return StartCommand(
             attempt=self.number,
@@ -76,6 +78,7 @@ class Attempt:
             request=self.command.request,
             links=self.command.links,
             segment=segment_bytes(settings.spool_bytes, len(self.command.ranks)),
+            gpus=list(gpus),
         )
 
     def running(self) -> AttemptBody:

@@ -13,7 +13,7 @@ from typing import Any, Literal
 import psutil
 
 from parallel_core.observe.cores import before, cores
-from parallel_core.observe.gpus import AmbiguousGpus, Gpu, gpus, lost, model, open_nvml
+from parallel_core.observe.gpus import AmbiguousGpus, Gpu, Places, gpus, lost, model, open_nvml, unreadable
 from workers.contract import HEARTBEAT_S, Device, Unusable
 from workers.periodic import Periodic
 
@@ -32,7 +32,10 @@ class Devices(Periodic):
         `launch_rank`."""
         super().__init__("devices", HEARTBEAT_S)
         nvml = open_nvml()
-        self._nvml, self._shares = nvml if nvml is not None and gpus(nvml) else None, gpu_shares
+        self._places: Places = {}
+        self.gpus: list[tuple[str, str]] = []
+        """(name, board) of the GPUs in the order of their numbers, for ranks, which may find fewer of them later."""
+        self._nvml, self._shares = nvml if nvml is not None and gpus(nvml, self._places) else None, gpu_shares
         self._cores = cores()
         self._count = cpu_devices or len(self._cores)
         self._names = core_names(self._cores)
@@ -70,7 +73,9 @@ class Devices(Periodic):
         return none_of(listed, f"The driver has not answered for {SILENT_S:.0f} s: start the host again.")
 
     def _read_cuda(self, nvml: Any) -> Listed:
-        found = [self._gpu(nvml, index, gpu) for index, gpu in enumerate(gpus(nvml))]
+        there = gpus(nvml, self._places)
+        found = [self._gpu(nvml, index, gpu) for index, gpu in enumerate(there)]
+        self.gpus = [(gpu.name, gpu.board) for gpu in there]
         usable: list[Device] = []
         unusable: list[Unusable] = []
         for share in range(self._shares):
@@ -84,13 +89,10 @@ class Devices(Periodic):
 
     def _gpu(self, nvml: Any, index: int, gpu: Gpu) -> Device | str:
         """Returns the whole GPU, or why it cannot be used."""
-        fault = gpu.fault
-        if not fault:
-            try:
-                return self._read_gpu(nvml, index, gpu.handle)
-            except nvml.NVMLError as error:
-                fault = str(error)
-        return f"The driver cannot read it ({fault}): reset it, or start the host again."
+        try:
+            return gpu.fault or self._read_gpu(nvml, index, gpu.handle)
+        except nvml.NVMLError as error:
+            return unreadable(error)
 
     def _read_gpu(self, nvml: Any, index: int, handle: Any) -> Device:
         """Raises NVMLError if the GPU cannot be used, but not for a quantity that it does not report."""

@@ -59,10 +59,16 @@ class Supervisor(threading.Thread):
     handler."""
 
     def __init__(
-        self, settings: Settings, relay: Relay, devices: Callable[[], list[Device]], calibration: Calibration
+        self,
+        settings: Settings,
+        relay: Relay,
+        devices: Callable[[], list[Device]],
+        calibration: Calibration,
+        gpus: Callable[[], list[tuple[str, str]]] = list,
     ) -> None:
+        """`devices`: those that can be used; `gpus`: as `Devices.gpus`."""
         super().__init__(name="supervisor", daemon=True)
-        self._settings, self._relay, self._devices = settings, relay, devices
+        self._settings, self._relay, self._devices, self._gpus = settings, relay, devices, gpus
         self.between = IdleMeasurements(calibration, relay.tell)
         self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._server = Forking(lambda event: self._inbox.put(lambda: self._on_event(event)))
@@ -167,7 +173,7 @@ class Supervisor(threading.Thread):
             return
         self._relay.follow(attempt.folder, attempt.command.ranks)
         attempt.launched = time.monotonic()
-        if not self._server.start(attempt.start_command(self._settings)):
+        if not self._server.start(attempt.start_command(self._settings, self._gpus())):
             attempt.launched = None  # the event `lost` will follow; the next server gets the command
 
     def _holds_devices_of(self, attempt: Attempt) -> bool:

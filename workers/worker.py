@@ -50,7 +50,8 @@ class Worker:
         outage = Outage()
         self.relay = Relay(Publisher(settings, outage), self._ended_published, Spool(settings.spool_bytes))
         calibration = Calibration(settings.home, self.devices.kind)
-        self.supervisor = Supervisor(settings, self.relay, lambda: self.devices.listed()[0], calibration)
+        usable, named = lambda: self.devices.listed()[0], lambda: self.devices.gpus
+        self.supervisor = Supervisor(settings, self.relay, usable, calibration, named)
         self.disk = Disk(settings.checkpoints)
         self.address = Address(settings)
         self.token_files, self.texts = TokenFiles(settings.corpora), CachedTexts(settings.corpora)

@@ -186,10 +186,11 @@ def test_the_ranks_of_a_profile_post_receives_as_those_of_a_pipeline_do(
         measure(ModelSpec(), ProfileRequest((1,), devices=ranks), ranks=ranks, device="cuda", deterministic=True)
     order: Any = Refusing.given.pop()
     assert order["spec"]["train"]["deterministic"] is True
-    seen: list[bool] = []
+    order["gpus"] = [("GPU-a", "GPU-a")]
+    seen: list[object] = []
 
-    def taken(device: object, devices: object, ahead: bool) -> int:
-        seen.append(ahead)
+    def taken(device: object, devices: object, ahead: bool, known: object) -> int:
+        seen.extend((ahead, known))
         return 1
 
     monkeypatch.setattr(launch_rank, "take_gpu", taken)
@@ -197,7 +198,7 @@ def test_the_ranks_of_a_profile_post_receives_as_those_of_a_pipeline_do(
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
     spec = RunSpec.model_validate(order["spec"])
     launch_rank._take_place(launch_rank.RankArgs(order, spec, 0, 0, launch.Store(host="", port=0), None, True))
-    assert seen == [ahead]
+    assert seen == [ahead, order["gpus"]]
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="needs a host without CUDA")

@@ -69,7 +69,10 @@ class Lost(RuntimeError):
         return "GPU is lost"
 
 
-def losing(nvml: Any, call: str, lost: int) -> None:
+LOST = "The driver cannot read it (GPU is lost): reset it, or start the host again."
+
+
+def losing(nvml: Any, call: str, lost: float) -> None:
     """From here on this call of the driver fails for one GPU, which has fallen off the bus."""
     works = getattr(nvml, call)
 
@@ -123,7 +126,8 @@ def test_shares_go_round_the_gpus_and_ranks_follow(monkeypatch: pytest.MonkeyPat
     assert seen == ["GPU-c2", "GPU-a0", "GPU-c2", "GPU-a0"]
 
 
-LOSING = ("nvmlDeviceGetHandleByIndex", "nvmlDeviceGetName", "nvmlDeviceGetMemoryInfo", "nvmlDeviceGetUtilizationRates")
+NAMING = ("nvmlDeviceGetHandleByIndex", "nvmlDeviceGetUUID")
+LOSING = (*NAMING, "nvmlDeviceGetName", "nvmlDeviceGetMemoryInfo", "nvmlDeviceGetUtilizationRates")
 
 
 @pytest.mark.parametrize("call", LOSING)
@@ -141,21 +145,109 @@ def test_a_gpu_that_is_lost_is_told_and_takes_no_other_along(call: str, monkeypa
         (1, "cuda", "GPU 1, share 1 of 2"),
         (4, "cuda", "GPU 1, share 2 of 2"),
     ]
-    assert {one["why"] for one in unusable} == {
-        "The driver cannot read it (GPU is lost): reset it, or start the host again."
-    }
+    assert {one["why"] for one in unusable} == {LOST}
     assert launch_gpu.visible(2, gpus(nvml)) == launch_gpu.visible(5, gpus(nvml)) == "GPU-c2"
 
 
+@pytest.mark.parametrize("call", NAMING)
 @pytest.mark.parametrize("given", ["0,1,2", "GPU-a,GPU-b1,GPU-c"])
-def test_named_gpus_keep_their_places_while_one_is_lost(given: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_named_gpus_keep_their_places_while_one_is_lost(given: str, call: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", given)
     nvml = driver(3)
-    losing(nvml, "nvmlDeviceGetHandleByIndex", 1)
+    losing(nvml, call, 1)
     assert [launch_gpu.visible(i, gpus(nvml)) for i in (0, 2)] == ["GPU-a0", "GPU-c2"]
     monkeypatch.delenv("CUDA_DEVICE_ORDER")
     nvml.nvmlDeviceGetName = lambda handle: "GPU"
     assert len(gpus(nvml)) == 3, "a GPU that cannot be read is not one of another model"
+
+
+PARTS = ("nvmlDeviceGetMigMode", "nvmlDeviceGetMaxMigDeviceCount", "nvmlDeviceGetMigDeviceHandleByIndex")
+
+
+@pytest.mark.parametrize("given", [None, "0,MIG-0.2,GPU-b,2", "MIG-0.1,MIG-0.2,GPU-b,GPU-c"])
+@pytest.mark.parametrize("call", (*NAMING, *PARTS))
+def test_instances_of_a_gpu_that_is_lost_keep_their_places(
+    call: str, given: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So a run on an instance of another GPU keeps its device, which would else look free under another number."""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", given or "")
+    if given is None:
+        monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
+    nvml = driver(3, instances=2)
+    works = getattr(nvml, call)
+    mine = reading(nvml, monkeypatch)
+    before, named = mine.listed(), mine.gpus
+    losing(nvml, call, 0)
+    for _ in range(2):
+        mine.look()
+        usable, unusable = mine.listed()
+        assert [(one["index"], one["name"]) for one in usable] == [(2, "GPU 1"), (3, "GPU 2")]
+        assert [(one["index"], one["name"]) for one in unusable] == [(0, "GPU 0.1"), (1, "GPU 0.2")]
+        assert {one["why"] for one in unusable} == {LOST} and mine.gpus == named
+    setattr(nvml, call, works)
+    mine.look()
+    assert mine.listed() == before and before[1] == []
+
+
+def test_an_instance_without_a_readable_name_keeps_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    nvml = driver(2, instances=2)
+    losing(nvml, "nvmlDeviceGetUUID", 0.1)
+    assert [gpu.name for gpu in gpus(nvml)][1:] == ["MIG-0.2", "GPU-b1"]
+    usable, unusable = reading(nvml, monkeypatch).listed()
+    assert ([one["index"] for one in usable], [one["why"] for one in unusable]) == ([1, 2], [LOST])
+
+
+def test_a_gpu_that_is_partitioned_otherwise_moves_no_other_while_the_worker_runs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    nvml = driver(2, instances=2)
+    mine = reading(nvml, monkeypatch)
+    anew = driver(2, instances=3)
+    nvml.nvmlDeviceGetMigDeviceHandleByIndex = lambda handle, index: anew.nvmlDeviceGetMigDeviceHandleByIndex(
+        handle, 0 if index == 1 else index
+    )
+    mine.look()
+    usable, unusable = mine.listed()
+    assert [(one["index"], one["name"]) for one in usable] == [(1, "GPU 0.2"), (2, "GPU 1")]
+    assert [(one["index"], one["why"]) for one in unusable] == [(0, observed.CHANGED)]
+    assert [name for name, _ in mine.gpus] == ["MIG-0.1", "MIG-0.2", "GPU-b1"]
+    nvml.nvmlDeviceGetCount = lambda: 1
+    mine.look()
+    assert [one["index"] for one in mine.listed()[0]] == [1] and len(mine.gpus) == 3
+
+
+@pytest.mark.parametrize("instances", [0, 2])
+def test_a_gpu_that_was_lost_when_the_worker_started_comes_back_in_its_place(
+    instances: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """But as instances it takes more places than it had."""
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    nvml = driver(2, instances)
+    works = nvml.nvmlDeviceGetHandleByIndex
+    losing(nvml, "nvmlDeviceGetHandleByIndex", 0)
+    mine = reading(nvml, monkeypatch)
+    assert [one["index"] for one in mine.listed()[0]] == [1] and mine.gpus[1] == ("GPU-b1", "GPU-b1")
+    nvml.nvmlDeviceGetHandleByIndex = works
+    mine.look()
+    usable, unusable = mine.listed()
+    assert [one["name"] for one in usable] == ["GPU 0", "GPU 1"][bool(instances) :]
+    assert [one["why"] for one in unusable] == [observed.CHANGED] * bool(instances)
+    assert mine.gpus == [("0", "0") if instances else ("GPU-a0", "GPU-a0"), ("GPU-b1", "GPU-b1")]
+
+
+def test_a_rank_takes_the_gpu_that_its_worker_knows_by_the_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The rank's driver may have lost one and count the others anew."""
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    nvml = driver(3, instances=2)
+    known = reading(nvml, monkeypatch).gpus
+    losing(nvml, "nvmlDeviceGetMigMode", 0)
+    monkeypatch.setattr(launch_gpu, "open_nvml", lambda: nvml)
+    assert launch_gpu.take_gpu(2, [2, 3], ahead=False, known=known) == 1
+    assert os.environ["CUDA_VISIBLE_DEVICES"] == "GPU-b1"
+    assert launch_gpu.take_gpu(1, [0, 1], ahead=False, known=known) == 2, "on one board"
+    assert os.environ["CUDA_VISIBLE_DEVICES"] == "MIG-0.2"
 
 
 def test_a_driver_that_answers_nothing_costs_the_devices_and_not_the_heartbeat(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -185,6 +277,7 @@ def test_a_driver_that_hangs_keeps_no_heartbeat_waiting(tmp_path: Path, monkeypa
     nvml.nvmlDeviceGetCount = lambda: pytest.fail("a heartbeat asked the driver")
     body = worker.heartbeat.body()
     assert [one["index"] for one in body["devices"]] == [0, 1] and body["unusable"] == []
+    assert [name for name, _ in worker.supervisor._gpus()] == ["GPU-a0", "GPU-b1"], "for its ranks"
     monkeypatch.setattr(devices, "SILENT_S", 0.0)
     body = worker.heartbeat.body()
     assert body["devices"] == [] and "has not answered for" in body["unusable"][1]["why"]

@@ -69,11 +69,13 @@ def bare(folder: Path) -> int:
     return sum(all(frame.kind != "spans" for frame in some) for some in every)
 
 
-def test_ranks_are_told_how_large_their_segments_are(tmp_path: Path) -> None:
+def test_ranks_are_told_how_large_their_segments_are_and_which_gpus_there_are(tmp_path: Path) -> None:
     settings = Settings.from_env({"TRAINYARD_WORKER_NAME": "a", "TRAINYARD_SPOOL_BYTES": str(8 << 20)})
     folder, command = Folder.claim(tmp_path, 5), read_command(message(), "a", DEVICES)
     assert folder
-    assert Attempt(folder, Meta(), command).start_command(settings)["segment"] == segment_bytes(8 << 20, 2) == 512 << 10
+    order = Attempt(folder, Meta(), command).start_command(settings, [("MIG-a", "GPU-a")])
+    assert order["segment"] == segment_bytes(8 << 20, 2) == 512 << 10
+    assert order["gpus"] == [("MIG-a", "GPU-a")]
 
 
 @pytest.mark.parametrize(
