@@ -28,7 +28,8 @@ Until then the runs of a timed study wait for it rather than go to a smaller hos
 
 @dataclass(frozen=True)
 class DeviceView:
-    """One device of a worker; `run` = the run that holds it now, or None. Memory in bytes; load 0 .. 1."""
+    """One device of a worker; `run` = the run that holds it now, or None. Memory in bytes; load 0 .. 1. `why` = why it
+    cannot be used, as a sentence; '' if it can."""
 
     index: int
     kind: str
@@ -37,6 +38,7 @@ class DeviceView:
     memory_used: int
     load: float
     run: Run | None
+    why: str = ""
 
     @property
     def used_by_others(self) -> bool:
@@ -46,17 +48,23 @@ class DeviceView:
 
 @dataclass(frozen=True)
 class WorkerView:
-    """A worker with its devices. `age` = seconds since its last heartbeat, None if it never sent one; `profiles` = the
-    oldest profile that was requested of it and not answered."""
+    """A worker with its devices, those that can be used and those that cannot. `age` = seconds since its last
+    heartbeat, None if it never sent one; `profiles` = the oldest profile that was requested of it and not answered."""
 
     worker: Worker
     age: float | None
     silent: bool
     devices: list[DeviceView]
+    unusable: list[DeviceView]
     runs: list[Run]
     profiles: Profile | None = None
     profiling: bool = False
     """Whether it is working on that profile now, which it does as soon as no run sent before is left."""
+
+    @property
+    def every(self) -> list[DeviceView]:
+        """All its devices, those of one kind by index: a run may hold one that cannot be used any more."""
+        return sorted([*self.devices, *self.unusable], key=lambda device: (device.kind, device.index))
 
     @property
     def other_version(self) -> str:
@@ -224,7 +232,15 @@ def _view(
     worker: Worker, since: datetime, attempts: list[Attempt], held: dict[Any, Run], profiles: Profile | None
 ) -> WorkerView:
     age = age_of(worker)
-    devices = [
+    devices, unusable = (_devices(worker, listed, held) for listed in (worker.devices, worker.unusable))
+    here = [a for a in attempts if any(node["worker"] == worker.name for node in a.devices)]
+    silent = worker.heartbeat_at is None or worker.heartbeat_at < since
+    profiling = profiles is not None and not silent and all(_waits_for_profile(attempt, profiles) for attempt in here)
+    return WorkerView(worker, age, silent, devices, unusable, [a.run for a in here], profiles, profiling)
+
+
+def _devices(worker: Worker, listed: list[dict[str, Any]], held: dict[Any, Run]) -> list[DeviceView]:
+    return [
         DeviceView(
             index=device["index"],
             kind=device["kind"],
@@ -233,13 +249,10 @@ def _view(
             memory_used=device.get("memory_used", 0),
             load=device.get("load", 0.0),
             run=held.get((worker.name, device["kind"], device["index"])),
+            why=device.get("why", ""),
         )
-        for device in worker.devices
+        for device in listed
     ]
-    here = [a for a in attempts if any(node["worker"] == worker.name for node in a.devices)]
-    silent = worker.heartbeat_at is None or worker.heartbeat_at < since
-    profiling = profiles is not None and not silent and all(_waits_for_profile(attempt, profiles) for attempt in here)
-    return WorkerView(worker, age, silent, devices, [a.run for a in here], profiles, profiling)
 
 
 def _waits_for_profile(attempt: Attempt, profile: Profile) -> bool:

@@ -84,7 +84,7 @@ def timeline(workers: list[WorkerView], hours: int, now: datetime | None = None)
     """The last `hours` of every device of `workers`."""
     now = now or timezone.now()
     since = now - timedelta(hours=hours)
-    rows = {(w.worker.name, d.kind, d.index): Row(w.worker.name, d.index, d.kind) for w in workers for d in w.devices}
+    rows = {(w.worker.name, d.kind, d.index): Row(w.worker.name, d.index, d.kind) for w in workers for d in w.every}
     attempts = Attempt.objects.filter(Q(ended_at__gte=since) | Q(over=False), sent_at__isnull=False)
     total = attempts.count()
     newest = attempts.select_related("run__study").defer("report", "progress", "run__summary").order_by("-pk")

@@ -94,8 +94,8 @@ def _context(request: HttpRequest) -> dict[str, Any]:
     profiles = [view.profiles for view in workers if view.profiles is not None]
     return {
         "workers": workers,
-        "devices": sum(not worker.silent or device.run is not None for worker in workers for device in worker.devices),
-        "busy": sum(device.run is not None for worker in workers for device in worker.devices),
+        "devices": sum(not worker.silent or device.run is not None for worker in workers for device in worker.every),
+        "busy": sum(device.run is not None for worker in workers for device in worker.every),
         "queue": [_queue_line(group, waits) for group in groups[:QUEUE_SHOWN]],
         "queue_shown": sum(map(len, groups[:QUEUE_SHOWN])),
         "queued": len(order),

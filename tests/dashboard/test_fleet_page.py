@@ -12,7 +12,9 @@ from django.urls import reverse
 from django.utils import timezone
 
 from dashboard.control.controller import Controller
+from dashboard.fleet import selectors
 from dashboard.fleet.models import Worker
+from dashboard.fleet.timeline import timeline
 from dashboard.ledger import services as ledger
 from dashboard.live.changes import COST
 from dashboard.runs.models import Attempt, Run, State
@@ -290,3 +292,30 @@ def test_a_gpu_that_cannot_be_used_is_told_and_gets_no_run(
     controller.turn()
     assert "cannot be used" not in page(client)
     assert Run.objects.get(pk=run.pk).state == State.STARTING
+
+
+def test_a_run_on_a_device_that_cannot_be_used_any_more_is_still_shown_there(client: Client, alice: Any) -> None:
+    """Among the busy ones and in the timeline; a free one beside it is no device that was not reported."""
+    run = factory.queued(alice, name="held on")
+    factory.start(run)
+    why = "The driver cannot read it (GPU is lost): reset it, or start the host again."
+    lost = [{"index": i, "kind": "cpu", "name": f"core {i}", "why": why} for i in (0, 1)]
+    Worker.objects.update(devices=[], unusable=lost)
+    client.force_login(alice)
+    said = page(client)
+    assert "1 of 2 devices busy" in said and "It reported no devices." not in said
+    assert f'class="device-run" href="/runs/{run.pk}/">held on</a>' in said
+    assert '<span class="sub device-run">cannot be used</span>' in said and "device-meter" not in said
+    (bar,) = (bar for row in timeline(selectors.workers(), 1).rows for bar in row.bars)
+    assert bar.run == run and said.count('class="lane-name small"') == 2
+    Worker.objects.update(unusable=[])
+    assert "It reported no devices." in page(client)
+
+
+def test_devices_are_shown_by_number_whether_they_can_be_used_or_not(alice: Any) -> None:
+    host = factory.worker(devices=3)
+    lost = {"index": 1, "kind": "cpu", "name": "core 1", "why": "It is lost."}
+    Worker.objects.update(devices=[host.devices[0], host.devices[2]], unusable=[lost])
+    (view,) = selectors.workers()
+    assert [(device.index, device.why) for device in view.every] == [(0, ""), (1, "It is lost."), (2, "")]
+    assert [row.index for row in timeline([view], 1).rows] == [0, 1, 2]
