@@ -293,6 +293,58 @@ def test_a_build_of_pytorch_that_cannot_be_replaced_is_used_and_one_that_is_half
     assert not run["is_up_to_date"]("requirements.txt")
 
 
+@pytest.fixture
+def offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Runs `./run` with the given arguments where a GPU is beside a CPU build that pip cannot replace; returns what pip
+    is asked to replace."""
+    set_up_before(tmp_path / "venv", "+cpu")
+    monkeypatch.setenv("TRAINYARD_VENV", str(tmp_path / "venv"))
+    monkeypatch.setenv("TRAINYARD_HOME", str(tmp_path / "yard"))
+    monkeypatch.setenv("TRAINYARD_TORCH_INDEX", "")
+
+    def called(*arguments: str, index: str = "") -> list[str]:
+        asked: list[str] = []
+
+        def pip(*wanted: str, vital: bool = True) -> bool:
+            asked.extend(one for one in wanted if one.startswith("torch="))
+            return "-r" in wanted
+
+        run = runpy.run_path(str(ROOT / "run"))
+        scope = run["main"].__globals__
+        scope |= {"has_gpu": lambda: True, "importing": lambda code: nullcontext(), "has_pip": lambda: True}
+        scope |= {"pip": pip, "become": lambda *_, **__: None, "TORCH_INDEX": index}
+        monkeypatch.setattr(sys, "argv", ["run", *arguments])
+        run["main"]()
+        return asked
+
+    return called
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the builds for other systems have no names")
+def test_a_pytorch_that_could_not_be_replaced_is_tried_again_only_by_a_set_up_or_for_another_one(
+    offline: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Each start would else wait for pip's retries."""
+    assert offline("password") == [], "it needs no PyTorch"
+    assert len(offline()) == 1 and "./run setup tries that again." in capsys.readouterr().out
+    assert [offline(), offline("test"), offline("password"), offline("migrate")] == [[]] * 4
+    assert len(offline("setup")) == 1 and offline() == []
+    assert len(offline(index=f"{PYTORCH}/cu126")) == 1 and offline(index=f"{PYTORCH}/cu126") == []
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the builds for other systems have no names")
+def test_pytorch_is_not_replaced_under_a_running_yard(
+    offline: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    yard = FileLock(tmp_path / "yard" / "yard.lock")
+    assert yard.hold()
+    assert [offline("setup"), offline("migrate")] == [[], []]
+    assert capsys.readouterr().out.count("while a yard is running") == 1
+    yard.release()
+    assert len(offline("setup")) == 1
+    assert yard.hold(), "it was only looked at"
+
+
 def wheel(folder: Path, name: str, version: str, code: str = "") -> None:
     """Writes the smallest wheel that pip installs."""
     about = f"{name}-{version}.dist-info"
@@ -361,7 +413,7 @@ def test_a_set_up_that_was_interrupted_is_made_whole(tmp_path: Path, monkeypatch
     version = f"python{sys.version_info[0]}.{sys.version_info[1]}"
     record = tmp_path / "lib" / version / "site-packages" / "pip-24.0.dist-info" / "RECORD"
     run["set_up"].__globals__.update(
-        install=lambda requirements: made.append(requirements), make_venv=lambda: made.append("venv"), say=str
+        install=lambda requirements, keep: made.append(requirements), make_venv=lambda: made.append("venv"), say=str
     )
     run["PYTHON"].parent.mkdir()
     run["PYTHON"].symlink_to(sys.executable)
@@ -378,7 +430,11 @@ def test_a_second_set_up_waits_for_the_first_and_finds_it_done(tmp_path: Path, m
     monkeypatch.setenv("TRAINYARD_VENV", str(tmp_path / "venv"))
     run = runpy.run_path(str(ROOT / "run"))
     first, said, made = FileLock(tmp_path / "venv.lock"), queue.SimpleQueue[str](), list[str]()
-    run["set_up"].__globals__.update(install=made.append, make_venv=lambda: made.append("venv"), say=said.put)
+    run["set_up"].__globals__.update(
+        install=lambda requirements, keep: made.append(requirements),
+        make_venv=lambda: made.append("venv"),
+        say=said.put,
+    )
     assert first.hold()
     second = threading.Thread(target=run["set_up"])
     second.start()
@@ -413,7 +469,7 @@ def test_an_environment_of_a_python_that_was_upgraded_is_made_anew(
 
 
 def test_ctrl_c_during_the_set_up_shows_no_stack_trace(monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupted(requirements: str) -> None:
+    def interrupted(requirements: str, keep: bool) -> None:
         raise KeyboardInterrupt
 
     run = runpy.run_path(str(ROOT / "run"))

@@ -30,7 +30,7 @@ def test_tests_and_benchmarks_use_no_variable_of_another_project(command: str, m
         monkeypatch.setenv(name, value)
     monkeypatch.setattr(sys, "argv", ["run", command])
     became: dict[str, str] = {}
-    script(set_up=str, become=lambda *_, env: became.update(env))["main"]()
+    script(set_up=lambda *_: None, become=lambda *_, env: became.update(env))["main"]()
     assert "PATH" in became and not FOREIGN.keys() & became.keys()
     assert became.items() >= PREFIXED.items()
 
@@ -53,6 +53,6 @@ def test_a_set_up_whose_lock_cannot_be_made_goes_on_and_says_so(
     (tmp_path / "venv.lock").mkdir()  # cannot be opened, not by root either
     said: list[str] = []
     done: list[str] = []
-    script(say=said.append, bring_up_to_date=done.append)["set_up"]()
+    script(say=said.append, bring_up_to_date=lambda requirements, _: done.append(requirements))["set_up"]()
     assert done == ["requirements.txt"]
     assert len(said) == 1 and "venv.lock" in said[0] and "start none before it has ended" in said[0]
