@@ -7,6 +7,7 @@ listed are measured instead (`engine.peak`).
 
 from __future__ import annotations
 
+import re
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -24,7 +25,7 @@ class Peak(NamedTuple):
 def listed(device: str, precision: Precision) -> Peak | None:
     """Peak of the device with this driver name; None where the catalogue does not list the device or the precision."""
     tokens = device.replace("-", " ").split()
-    if not _OTHERS.isdisjoint(tokens):
+    if not _OTHERS.isdisjoint(tokens) or _SHARE.search(device):
         return None
     for row in _named():
         driver = row["driver"]
@@ -38,6 +39,9 @@ def listed(device: str, precision: Precision) -> Peak | None:
 _OTHERS = frozenset({"MIG", "GRID", "NVL", "Laptop", "Max", "D"})
 """Words in the names of parts of a GPU (MIG, GRID), and of slower ones than the listed GPU: with a lower power limit
 (NVL, Laptop, Max-Q) or fewer multiprocessors (Laptop, D)."""
+_SHARE = re.compile(r"-\d+[ABCQ](ME)?$")
+"""The end of the name of a virtual GPU: GiB of memory and a series (NVIDIA vGPU, "Virtual GPU Types"). Even one with
+all the memory is scheduled with others, so it has no peak of its own."""
 
 
 @lru_cache(maxsize=1)

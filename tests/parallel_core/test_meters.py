@@ -93,7 +93,8 @@ def test_what_is_not_listed_is_measured() -> None:
     assert listed("NVIDIA H100 NVL", "bf16") is None  # a card with less power, whose peak is not in the catalogue
     for other in ("RTX 4090 Laptop GPU", "RTX 4090 D", "RTX 4090 with Max-Q Design"):
         assert listed(f"NVIDIA GeForce {other}", "bf16") is None  # fewer multiprocessors or less power
-    assert listed("GRID T4-8C", "fp16") is None  # a share of one
+    for share in ("GRID T4-8C", "NVIDIA A100-40C", "NVIDIA L4-12Q", "NVIDIA H100-40C", "NVIDIA A100-1-5CME"):
+        assert listed(share, "fp16") is None  # virtual GPUs
     peak = device_peak(CpuDevice(), "fp64")
     assert peak.flops_per_s > 1e7
     assert "measured" in peak.source
