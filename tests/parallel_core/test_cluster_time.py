@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from parallel_core.analysis.quantities import percent_text
@@ -192,11 +193,29 @@ def test_a_pipeline_over_two_hosts_waits_for_the_network_although_most_hops_stay
         assert _parts(slow, one_host)[part] == _parts(V100, one_host)[part] < seconds
 
 
+@pytest.mark.parametrize("per_host", [1, 2, 6, 8])
+def test_a_hop_leaves_its_host_where_any_rank_has_its_peer_on_another(per_host: int) -> None:
+    """Also where the width of a stage does not divide a host: with 3 ranks a stage on hosts of 8 two hops leave the
+    first one."""
+    cluster, each = replace(V100, per_host=per_host), range(1, 13)
+    wide, stages = (axis.ravel() for axis in np.meshgrid(np.array(each, float), np.array(each, float)))
+    counted = [
+        sum(
+            any((s * w + rank) // per_host != ((s + 1) * w + rank) // per_host for rank in range(w))
+            for s in range(p - 1)
+        )
+        for w, p in zip(wide.astype(int), stages.astype(int), strict=True)
+    ]
+    assert cluster.hops_between_hosts(wide, stages).tolist() == counted
+
+
 def test_micro_batches_wait_for_the_slowest_hop_and_the_first_and_the_last_for_all() -> None:
     boundary, reached = TIED.model.seq * TIED.model.hidden * 2, fitted()
     near = boundary / (V100.link * reached.link) + reached.latency
     far = boundary / (V100.network * reached.network) + reached.network_latency
     assert _parts(V100, TWO_HOSTS)["messages"] == pytest.approx(2 * ((512 / 4 + 1) * far + 2 * near))
+    uneven = Plan(pp=4, dp=3)  # the third stage is on both hosts
+    assert _parts(V100, uneven)["messages"] == pytest.approx(2 * ((512 / 3 + 2) * far + near))
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from parallel_core.plan.cluster.plans import Floats
+from parallel_core.plan.cluster.plans import Bools, Floats
 from parallel_core.plan.cluster.problems import Problems
 from parallel_core.plan.cluster.store import rows, table
 from parallel_core.plan.room import FRAMEWORK
@@ -57,9 +57,19 @@ class Cluster:
         """Bytes of a device available to a plan."""
         return self.device.memory - self.reserved
 
-    def hops_between_hosts(self, devices: Floats, stages: Floats) -> Floats:
-        """Of the stages - 1 hops of pipelines on so many consecutive devices, the least number that leave a host."""
-        return np.minimum(np.ceil(devices / self.per_host), stages) - 1
+    def between_hosts(self, stage: Floats, other: Floats, wide: Floats) -> Bools:
+        """Whether a rank of the pipeline rank `stage` has its peer in `other` on another host, if each has `wide`
+        consecutive devices: then the end of a host lies after the first device of one and before the last of the
+        other."""
+        first, last = np.minimum(stage, other) * wide, (np.maximum(stage, other) + 1) * wide - 1
+        return (stage != other) & (first // self.per_host != last // self.per_host)
+
+    def hops_between_hosts(self, wide: Floats, stages: Floats) -> Floats:
+        """Of the stages - 1 hops of pipelines with `wide` consecutive devices a stage, those `between_hosts`."""
+        widths, hops = np.unique(wide), np.arange(np.max(stages, initial=1.0) - 1)
+        far = np.cumsum(self.between_hosts(hops, hops + 1, widths[:, None]), axis=1, dtype=np.float64)
+        found = np.pad(far, ((0, 0), (1, 0)))[np.searchsorted(widths, wide), np.asarray(stages, np.int64) - 1]
+        return np.asarray(found)
 
     def problems(self) -> dict[str, str]:
         """`{field: message}` for impossible values."""

@@ -150,6 +150,6 @@ def _pass(
     attention = np.maximum(flops, kept / device.bandwidth)
     size = ELEMENT * tokens * model.hidden
     sums = 2 * model.layers * 2 * (t - 1) / t * size / cluster.link
-    far = cluster.hops_between_hosts(t * p, p)
+    far = cluster.hops_between_hosts(t, p)
     hops = size * ((p - 1 - far) / cluster.link + far / cluster.network)
     return np.asarray(weights + attention + sums + hops)

@@ -110,6 +110,6 @@ def _costs(job: Job, cluster: Cluster, plan: Plan, schedule: Schedule) -> _HostC
 
 def _far(cluster: Cluster, plan: Plan, schedule: Schedule) -> frozenset[int]:
     """Stages with a rank whose peer in the next stage is on another host."""
-    wide = plan.tp * plan.dp
-    hosts = [(place * wide + np.arange(wide)) // cluster.per_host for (place,) in schedule.placement]
-    return frozenset(stage for stage in range(len(hosts) - 1) if (hosts[stage] != hosts[stage + 1]).any())
+    places = np.array([place for (place,) in schedule.placement], np.float64)
+    far = cluster.between_hosts(places[:-1], places[1:], np.array(float(plan.tp * plan.dp)))
+    return frozenset(np.flatnonzero(far).tolist())

@@ -116,7 +116,7 @@ def _messages(job: Job, plans: Plans, machine: Machine, m: Floats) -> Floats:
     whole = machine.ring(boundary, plans.tp, np.ones_like(plans.tp), halves=1.0)
     hidden = job.software.overlap_pp & (plans.chunks > 1)
     times = np.where(hidden, machine.efficiency.beside, 1.0) * m * plans.chunks
-    far = machine.cluster.hops_between_hosts(plans.devices, plans.pp)
+    far = machine.cluster.hops_between_hosts(plans.dp * plans.tp, plans.pp)
     sent = times * np.where(far > 0, between, inside) + far * between + (plans.pp - 1 - far) * inside
     gathered = np.where(plans.sequence_parallel, 0.0, (times + plans.pp - 1) * whole)
     return np.where(plans.pp > 1, 2 * (sent + gathered), 0.0)
