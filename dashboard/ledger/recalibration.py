@@ -39,11 +39,14 @@ def eligible() -> QuerySet[Prediction]:
     """Predictions that a table can be fitted to, newest first.
 
     They are from a profile in use, settled by a run on one host (links between hosts are not part of a profile) that
-    nobody disturbed.
+    nobody disturbed. Runs with deterministic kernels that were predicted from the usual ones, before these had
+    profiles of their own, are left out: such a table cannot predict them (`profile.request.other_kernels`).
     """
-    return selectors.settled().filter(
+    rows = selectors.settled().filter(
         profile__state=ProfileState.DONE, seconds__isnull=False, measured_seconds__gt=0, disturbed=False, hosts=[]
     )
+    exact = {"run__spec__train__device": "cuda", "run__spec__train__deterministic": True}
+    return rows.exclude(**exact, profile__spec__train__deterministic=False)
 
 
 def among(rows: Sequence[Prediction]) -> set[int]:

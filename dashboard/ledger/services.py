@@ -22,7 +22,7 @@ from dashboard.runs.queue import requests
 from parallel_core.analysis.disturbance import is_quiet
 from parallel_core.analysis.quantities import listed_text
 from parallel_core.plan.memory import counted, worst_stage
-from parallel_core.profile.request import measured_with
+from parallel_core.profile.request import measured_with, other_kernels
 from parallel_core.profile.table import CostTable, CostTableError
 from parallel_core.spec import RunSpec
 
@@ -59,7 +59,10 @@ def withdraw_profile(profile: Profile, user: Any) -> bool:
 
 
 def answer_profile(worker: str, body: Mapping[str, Any]) -> None:
-    """Stores a worker's answer: a table, or why there is none. A second answer, or another worker's, is ignored."""
+    """Stores a worker's answer: a table, or why there is none. A second answer, or another worker's, is ignored.
+
+    Workers of older versions always measure the usual kernels; a run with deterministic ones cannot use that table.
+    """
     profile = Profile.objects.filter(pk=body["profile"], worker__name=worker, state=ProfileState.ASKED).first()
     if profile is None:
         return
@@ -67,6 +70,8 @@ def answer_profile(worker: str, body: Mapping[str, Any]) -> None:
         table = CostTable.parse(json.dumps(body["table"])) if "table" in body else None
     except CostTableError as error:
         table, body = None, {**body, "error": str(error)}
+    if table is not None and table.deterministic != other_kernels(RunSpec.stored(profile.spec)):
+        table, body = None, {"error": f"{worker} is too old to profile deterministic kernels; update it and ask again."}
     profile.state = ProfileState.DONE if table else ProfileState.FAILED
     profile.table, profile.software = (table.dump(), table.software) if table else ({}, "")
     profile.error = "" if table else str(body.get("error", "it gave no reason"))[:MAX_ERROR]

@@ -5,10 +5,12 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Sequence
+from importlib import import_module
 from typing import Any
 
 import numpy as np
 import pytest
+from django.apps import apps
 from django.db import connection
 from django.test import Client
 from django.urls import reverse
@@ -17,7 +19,7 @@ from django.utils import timezone
 from dashboard.fleet.models import Worker
 from dashboard.ledger import forms, selectors
 from dashboard.ledger import simulated as simulated_steps
-from dashboard.ledger.models import Prediction, Profile
+from dashboard.ledger.models import Prediction, Profile, ProfileState
 from dashboard.ledger.services import answer_profile, ask_profile, settle
 from dashboard.runs import services, submission
 from dashboard.runs.findings import case_of
@@ -35,6 +37,7 @@ pytestmark = pytest.mark.django_db
 SPEC = factory.PROFILED
 MODEL = SPEC.model
 EXACT: dict[str, Any] = {"device": "cuda", "deterministic": True}
+SPEC_EXACT = RunSpec.model_validate({"model": MODEL.model_dump(), "train": EXACT})
 
 
 def test_a_run_is_predicted_when_queued_and_settled_when_done(profile: Profile, alice: Any) -> None:
@@ -65,10 +68,55 @@ def test_runs_with_deterministic_kernels_have_profiles_of_their_own(worker: Work
     assert selectors.predicted(plain).seconds and selectors.predicted(exact).unprofiled
     again = ask_profile(worker=worker, spec=exact, user=alice)
     assert again.spec["train"]["deterministic"] is True and again.title == "GPT 4 x 32, fp32, deterministic"
-    answer_profile("yard-a", {"profile": again.pk, "table": table(MODEL, device="cuda").dump()})
-    assert "another train.deterministic" in selectors.predicted(exact).why_not, "the worker is of an older version"
-    Profile.objects.filter(pk=again.pk).update(done_at=timezone.now(), table=table(MODEL, **EXACT).dump())
+    answer_profile("yard-a", {"profile": again.pk, "table": table(MODEL, **EXACT).dump()})
     assert selectors.predicted(exact).profile == again and selectors.predicted(plain).profile == asked
+
+
+def test_a_worker_that_knows_only_the_usual_kernels_has_not_profiled_the_deterministic_ones(
+    worker: Worker, alice: Any, member: Client
+) -> None:
+    asked = ask_profile(worker=worker, spec=SPEC_EXACT, user=alice)
+    answer_profile("yard-a", {"profile": asked.pk, "table": table(MODEL, device="cuda").dump()})
+    asked.refresh_from_db()
+    assert asked.state == ProfileState.FAILED and not asked.table
+    assert selectors.predicted(SPEC_EXACT).unprofiled and selectors.last_failure() == asked
+    page = member.get(reverse("ledger:partition")).content.decode()
+    assert "yard-a is too old to profile deterministic kernels" in page
+
+
+@pytest.mark.parametrize(
+    ("state", "keyed", "has", "now"),
+    [
+        ("done", "usual", {}, "usual"),  # before deterministic kernels had profiles of their own
+        ("failed", "usual", None, "usual"),
+        ("asked", "usual", None, "exact"),
+        ("done", "exact", {"deterministic": False}, "usual"),  # a worker of an older version answered
+        ("done", "usual", {"deterministic": True}, "exact"),  # asked for before, answered after
+        ("done", "exact", {"deterministic": True}, "exact"),
+        ("failed", "exact", None, "exact"),
+    ],
+)
+def test_profiles_from_before_say_which_kernels_they_measured(
+    worker: Worker, alice: Any, state: str, keyed: str, has: dict[str, bool] | None, now: str
+) -> None:
+    usual = SPEC_EXACT.model_copy(update={"train": SPEC_EXACT.train.model_copy(update={"deterministic": False})})
+    specs = {"usual": usual, "exact": SPEC_EXACT}
+    costs = table(MODEL, device="cuda").dump()
+    del costs["deterministic"]
+    profile = Profile.objects.create(
+        worker=worker,
+        spec=SPEC_EXACT.model_dump(mode="json"),
+        key=selectors.profile_key(specs[keyed]),
+        state=state,
+        table={} if has is None else costs | has,
+        done_at=timezone.now(),
+    )
+    for _ in range(2):
+        import_module("dashboard.ledger.migrations.0015_kernels").tell_kernels(apps, None)
+        profile.refresh_from_db()
+        assert RunSpec.stored(profile.spec) == specs[now] and profile.key == selectors.profile_key(specs[now])
+    if state == "done":
+        assert selectors.predicted(specs[now]).profile == profile
 
 
 def test_on_cpus_a_profile_serves_deterministic_runs_too(profile: Profile) -> None:

@@ -25,20 +25,22 @@ SPLITS: tuple[dict[str, Any], ...] = ({}, {"dp": 2}, {"pp": 2, "micro_batches": 
 SLOWER = 1.5
 
 
-def _spec(split: dict[str, Any]) -> RunSpec:
-    return RunSpec.model_validate({"model": MODEL.model_dump(), "parallel": split, "train": {"global_batch": 16}})
+def _spec(split: dict[str, Any], **train: Any) -> RunSpec:
+    return RunSpec.model_validate(
+        {"model": MODEL.model_dump(), "parallel": split, "train": {"global_batch": 16, **train}}
+    )
 
 
-def _profiled(alice: Any) -> Profile:
+def _profiled(alice: Any, **train: Any) -> Profile:
     worker, _ = Worker.objects.get_or_create(name="yard-a", defaults={"devices": [], "heartbeat_at": timezone.now()})
-    asked = ask_profile(worker=worker, spec=_spec({}), user=alice)
-    answer_profile("yard-a", {"profile": asked.pk, "table": table(MODEL).dump()})
+    asked = ask_profile(worker=worker, spec=_spec({}, **train), user=alice)
+    answer_profile("yard-a", {"profile": asked.pk, "table": table(MODEL, **train).dump()})
     return Profile.objects.get(pk=asked.pk)
 
 
-def _ran(alice: Any, split: dict[str, Any], disturbed: bool = False) -> Prediction:
+def _ran(alice: Any, split: dict[str, Any], disturbed: bool = False, **train: Any) -> Prediction:
     """A finished run that took SLOWER times its predicted time."""
-    run = services.submit(owner=alice, spec=_spec(split).model_dump(mode="json"))
+    run = services.submit(owner=alice, spec=_spec(split, **train).model_dump(mode="json"))
     said = Prediction.objects.get(run=run)
     assert said.seconds
     Run.objects.filter(pk=run.pk).update(state=State.SUCCEEDED)
@@ -112,6 +114,29 @@ def test_what_cannot_be_fitted_is_said(member: Client, alice: Any, which: str) -
     kept = member.get(answer["Location"]).content.decode().count(" checked ")
     assert kept == {"many": 5, "two profiles": 2}.get(which, 0), "marked runs stay marked"
     assert not Profile.objects.filter(base__isnull=False).exists()
+
+
+def test_runs_predicted_from_other_kernels_take_no_part(member: Client, alice: Any) -> None:
+    """Rows from before deterministic kernels of GPUs had profiles of their own: the table cannot predict those runs."""
+    profile, rows = _profiled(alice, device="cuda"), []
+    for exact in (False, True, False):
+        rows.append(_ran(alice, {}, device="cuda"))
+        Run.objects.filter(pk=rows[-1].run_id).update(
+            spec=_spec({}, device="cuda", deterministic=exact).model_dump(mode="json")
+        )
+    page = member.get("/partition/record/").content.decode()
+    assert page.count('name="fit"') == 2
+    assert "cannot be used" in _said(member.post("/partition/recalibrate", {"fit": [rows[1].pk]}))
+    assert "1 run held out" in _said(member.post("/partition/recalibrate", {"fit": [rows[0].pk]}))
+    assert Profile.objects.get(base=profile).recalibration["factor"] == pytest.approx(SLOWER, rel=0.01)
+
+
+def test_runs_with_deterministic_kernels_recalibrate_their_own_profile(member: Client, alice: Any) -> None:
+    exact = {"device": "cuda", "deterministic": True}
+    profile = _profiled(alice, **exact)
+    row = _ran(alice, {}, **exact)
+    assert "from now on" in _said(member.post("/partition/recalibrate", {"fit": [row.pk]}))
+    assert Profile.objects.get(base=profile).table["deterministic"] is True
 
 
 def test_a_viewer_may_look_but_not_recalibrate(reader: Client, alice: Any) -> None:
