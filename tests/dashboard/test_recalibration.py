@@ -132,7 +132,7 @@ def test_runs_predicted_from_other_kernels_take_no_part(member: Client, alice: A
 
 
 def test_runs_with_deterministic_kernels_recalibrate_their_own_profile(member: Client, alice: Any) -> None:
-    exact = {"device": "cuda", "deterministic": True}
+    exact: dict[str, Any] = {"device": "cuda", "deterministic": True}
     profile = _profiled(alice, **exact)
     row = _ran(alice, {}, **exact)
     assert "from now on" in _said(member.post("/partition/recalibrate", {"fit": [row.pk]}))
