@@ -12,6 +12,7 @@ from dashboard.ledger.fleet_page import run_address
 from dashboard.ledger.models import Profile
 from parallel_core.analysis.quantities import bytes_text, seconds_text
 from parallel_core.outline.splits import IN_WORDS
+from parallel_core.plan.alpa.plans import OVERSIZE
 from parallel_core.plan.pipedream import Form
 from parallel_core.plan.room import Room
 from parallel_core.searches.alpa import MOST_DEVICES, Answer, Question
@@ -72,13 +73,16 @@ class Part:
         return Answer.model_validate(self.search.answer)
 
     def sentence(self) -> str:
-        """The optimum, and whether it can run, as a sentence."""
-        best, able = self.found.rows[0], self.found.runnable
-        least = best.seconds or 0.0
-        fits = " that fits" if self._room else ""
-        first = f"{seconds_text(least)} a step is the least of any plan{fits}: {_shape(best)}."
+        """The optimum, or what was found of it, and whether it can run, as a sentence."""
+        best, able, unfinished = self.found.rows[0], self.found.runnable, self.found.unfinished
+        least, fits = best.seconds or 0.0, " that fits" if self._room else ""
+        step = f"{seconds_text(least)} a step is the least"
+        if best.name == OVERSIZE:
+            return f"{unfinished} With more memory {step} of any plan: {_shape(best)}."
+        among = "of the plans found" if unfinished else f"of any plan{fits}"
+        first = f"{unfinished} {step} {among}: {_shape(best)}.".lstrip()
         if able is None:
-            return f"{first} No run of this model has such a plan."
+            return f"{first} {_no_run(unfinished, fits)}"
         if best.spec is not None:
             return f"{first} It can run."
         return f"{first} The best that can run takes {able / least:.2f} times as long."
@@ -90,6 +94,12 @@ class Part:
     def rows(self) -> list[Row]:
         """The optimum, the fastest plan that can run, and the plans of other methods."""
         return [_row(found) for found in self.found.rows]
+
+
+def _no_run(unfinished: str, fits: str) -> str:
+    if unfinished:
+        return "None that can run was found."
+    return f"No run of this model has {f'a plan{fits}' if fits else 'such a plan'}."
 
 
 def _row(found: Found) -> Row:

@@ -22,9 +22,9 @@ REACHED = 0.5
 
 
 def run(options: argparse.Namespace) -> int:
-    """Returns the exit code: 0 a plan fits, 1 none does, 2 the request is invalid."""
+    """Returns the exit code: 0 a plan fits, 1 none was found, 2 the request is invalid."""
     from parallel_core.plan.alpa.costs import LayerCosts
-    from parallel_core.plan.alpa.inter import Search
+    from parallel_core.plan.alpa.inter import SEARCH_S, Search
     from parallel_core.plan.alpa.plans import summary, with_alternatives
     from parallel_core.profile.table import CostTableError
     from parallel_core.simulate.predict import CannotPredict
@@ -35,14 +35,15 @@ def run(options: argparse.Namespace) -> int:
     micro_batches = spec.parallel.micro_batches * spec.parallel.dp
     try:
         machine, mesh = _machine(spec, options)
-        search = Search(LayerCosts(spec, machine, spec.train.global_batch // micro_batches), mesh, micro_batches)
+        costs = LayerCosts(spec, machine, spec.train.global_batch // micro_batches)
+        search = Search(costs, mesh, micro_batches, SEARCH_S)
         found = with_alternatives(search)
     except (CostTableError, CannotPredict) as error:
         print(error, file=sys.stderr)
         return 2
     print("\n".join(map(_line, found)))
     best = found[0].plan
-    for line in summary(best, search.costs.units) if best else []:
+    for line in summary(best, costs.units) if best else []:
         print(f"  {line}")
     return 0 if best else 1
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from math import inf
 from typing import Any
 
 from parallel_core.analysis.quantities import bytes_text
 from parallel_core.plan.alpa.costs import LayerCosts, Measured
-from parallel_core.plan.alpa.inter import Mesh, Search
-from parallel_core.plan.alpa.plans import Named, summary, with_alternatives
+from parallel_core.plan.alpa.inter import SEARCH_S, Mesh, Plan, Search
+from parallel_core.plan.alpa.plans import OPTIMUM, OVERSIZE, Named, summary, with_alternatives
 from parallel_core.plan.pipedream import Form
 from parallel_core.profile.table import CostTable
 from parallel_core.searches import ProgressCallback, Value, silent
@@ -16,7 +17,7 @@ from parallel_core.simulate.predict import predict_step
 from parallel_core.spec import RunSpec
 
 MOST_DEVICES = 16
-"""Most devices of a host; with more there are too many plans to search in seconds."""
+"""Most devices of a host; with more there are too many plans to search."""
 MOST_RUNS = 6
 """How many of the plans that can run are returned, the fastest ones."""
 _OURS = "Alpa, "
@@ -61,34 +62,58 @@ class Row(Value):
 
 class Answer(Value):
     """`rows`: the optimum, a faster one that does not fit, the fastest plans that can run, and the plans of others.
-    `stages`: a line per stage of the optimum. `runnable`: seconds of the best plan that can run."""
+    `stages`: a line per stage of the first row. `runnable`: seconds of the best plan that can run.
+
+    `unfinished`: '', or a sentence if there was no time to search all plans that fit. Then the first row is the
+    fastest plan found, or the optimum that does not fit if none was found.
+    """
 
     rows: tuple[Row, ...]
     stages: tuple[str, ...]
     runnable: float | None
+    unfinished: str = ""
 
 
 def answer(question: Question, on_progress: ProgressCallback = silent) -> Answer:
-    """Searches both levels. Raises ValueError where the micro-batches cannot be distributed over the devices, or no
-    plan fits their memory."""
+    """Searches both levels, for about `inter.SEARCH_S` at most. Raises ValueError where the micro-batches cannot be
+    distributed over the devices, or no plan fits their memory."""
+    told = 0
+
+    def searching(done: int, of: int) -> None:
+        nonlocal told
+        told = of
+        on_progress(done, of + MOST_RUNS)  # rows follow
+
     costs, mesh = question.costs(), Mesh(1, question.devices, question.memory or inf)
-    found = with_alternatives(Search(costs, mesh, question.micro_batches), question.form)
-    best, other = found[0].plan, found[1]
-    if best is None and other.plan is not None:
-        needs = f"{bytes_text(other.plan.memory)} of {bytes_text(mesh.memory)}"
-        raise ValueError(f"No plan fits: the fastest needs {needs} a device.")
-    if best is None:
-        raise ValueError(f"{question.devices} devices cannot share out these micro-batches.")
+    search = Search(costs, mesh, question.micro_batches, SEARCH_S, searching)
+    found = with_alternatives(search, question.form)
+    best = _first(found, search)
     even = [named for named in found if named.name.startswith(_OURS)]
     shown = [named for named in found if named not in even[MOST_RUNS:]]
+    shown.sort(key=lambda named: named.plan is not best)
     rows = []
     for done, named in enumerate(shown):
-        on_progress(done, len(shown))
+        on_progress(told + done, told + len(shown))
         rows.append(_row(named, question.table))
     able = next((named.plan for named in found if named.spec is not None and named.plan is not None), None)
     return Answer(
-        rows=tuple(rows), stages=tuple(summary(best, costs.units)), runnable=able.seconds if able else None
-    )  # fmt: skip
+        rows=tuple(rows),
+        stages=tuple(summary(best, costs.units)),
+        runnable=able.seconds if able else None,
+        unfinished="" if search.finished else next(named.why_not for named in found if named.name == OPTIMUM),
+    )
+
+
+def _first(found: Sequence[Named], search: Search) -> Plan:
+    """The plan to show first. Raises ValueError as `answer` does."""
+    oversize = next((named.plan for named in found if named.name == OVERSIZE), None)
+    best = found[0].plan or (None if search.finished else oversize)
+    if best is None and oversize is not None:
+        needs = f"{bytes_text(oversize.memory)} of {bytes_text(search.mesh.memory)}"
+        raise ValueError(f"No plan fits: the fastest needs {needs} a device.")
+    if best is None:
+        raise ValueError(f"{search.mesh.devices} devices cannot share out these micro-batches.")
+    return best
 
 
 def _row(named: Named, table: CostTable) -> Row:

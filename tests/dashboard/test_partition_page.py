@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
@@ -9,11 +10,14 @@ from django.test import Client
 from django.urls import reverse
 
 from dashboard.analyst.models import Search
+from dashboard.ledger.alpa_part import Part
 from dashboard.ledger.fleet_page import MOST_MIB
 from dashboard.ledger.models import Prediction, Profile
 from dashboard.runs import services
 from parallel_core.analysis.quantities import count_text
+from parallel_core.plan.alpa.plans import OPTIMUM, OVERSIZE
 from parallel_core.plan.room import FRAMEWORK
+from parallel_core.searches.alpa import Answer
 from parallel_core.spec import RunSpec
 from tests.dashboard import factory
 from tests.dashboard.plain import plain
@@ -56,6 +60,44 @@ def test_alpas_plans_fit_the_devices_of_the_profiles_worker(member: Client, prof
     larger = tight["Alpa's optimum with more memory"]
     assert not larger.run and larger.note == "It needs 1.3 MiB of 1.1 MiB a device."
     assert "Alpa, 2 replicas" not in tight and tight["Alpa, 2 tensor ranks"].run
+
+
+CUT_OFF = "The search within 1 MiB a device did not finish."
+LEAST = "500 ms a step is the least"
+
+
+@pytest.mark.parametrize(
+    ("name", "answer", "told"),
+    [
+        (OPTIMUM, {}, f"{LEAST} of any plan that fits: 2 × 1. No run of this model has a plan that fits."),
+        (
+            OPTIMUM,
+            {"unfinished": CUT_OFF},
+            f"{CUT_OFF} {LEAST} of the plans found: 2 × 1. None that can run was found.",
+        ),
+        (
+            OPTIMUM,
+            {"unfinished": CUT_OFF, "runnable": 1.0},
+            f"{CUT_OFF} {LEAST} of the plans found: 2 × 1. The best that can run takes 2.00 times as long.",
+        ),
+        (OVERSIZE, {"unfinished": CUT_OFF}, f"{CUT_OFF} With more memory {LEAST} of any plan: 2 × 1."),
+    ],
+)
+def test_alpas_sentence_claims_no_more_than_was_searched(
+    name: str, answer: dict[str, Any], told: str, profile: Profile
+) -> None:
+    rows = [{"name": name, "meshes": [[2, 1]], "seconds": 0.5, "memory": 1e6}]
+    part = Part(profile, 4, 2, "paper", None)
+    part.found = Answer.model_validate({"rows": rows, "stages": [], "runnable": None, **answer})
+    assert part.sentence() == told
+
+
+def test_without_a_known_memory_alpas_sentence_has_no_limit(profile: Profile) -> None:
+    profile.worker.devices = []
+    part = Part(profile, 4, 2, "paper", None)
+    rows = [{"name": OPTIMUM, "meshes": [[2, 1]], "seconds": 0.5}]
+    part.found = Answer.model_validate({"rows": rows, "stages": [], "runnable": None})
+    assert part.sentence() == f"{LEAST} of any plan: 2 × 1. No run of this model has such a plan."
 
 
 def test_alpas_table_has_pipedreams_optimum_by_the_form_of_the_page(member: Client, profile: Profile) -> None:

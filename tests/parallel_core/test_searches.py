@@ -14,6 +14,9 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
+from parallel_core.analysis.quantities import bytes_text
+from parallel_core.plan.alpa.inter import Mesh, Search
+from parallel_core.plan.alpa.plans import OPTIMUM, OVERSIZE, Named
 from parallel_core.plan.cluster.zero_bubble import bubble_rows
 from parallel_core.plan.fleet import splits
 from parallel_core.plan.graph_plan import plan_graph
@@ -99,6 +102,48 @@ def test_no_plan_of_alpa_exceeds_the_memory_and_those_that_would_say_so() -> Non
     assert refused == {"refused": "No plan fits: the fastest needs 1.3 MiB of 9.8 KiB a device."}
     free = said("alpa", {**question, "memory": 1e9})[-1]
     assert free == said("alpa", {**question, "memory": None})[-1], "ample memory changes nothing"
+
+
+@pytest.mark.parametrize(("memory", "first"), [(1.2e6, "Alpa's best plan found"), (9e5, OVERSIZE)])
+def test_without_time_to_search_what_fits_alpa_still_answers(
+    memory: float, first: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With 0.9 MB all stages that might fit need an integer linear programme."""
+    monkeypatch.setattr(alpa, "SEARCH_S", 0.0)
+    question = {**PROFILED, "samples": 4, "devices": 2, "memory": memory}
+    found = alpa.Answer.model_validate(said("alpa", question)[-1]["answer"])
+    rows = {row.name: row for row in found.rows}
+    assert found.unfinished == f"The search within {bytes_text(memory)} a device did not finish."
+    assert (rows[OPTIMUM].seconds, rows[OPTIMUM].why_not) == (None, found.unfinished)
+    best, larger = found.rows[0], rows[OVERSIZE]
+    assert best.name == first and len(found.stages) == len(best.meshes)
+    assert larger.meshes == ((2, 1),) and (larger.memory or 0) > memory
+    assert best == larger or (best.memory or 0) <= memory < (larger.memory or 0)
+    assert all(row.seconds is None or row == larger or row.seconds >= (best.seconds or 0) for row in found.rows)
+
+
+def test_where_no_stage_can_fit_alpa_needs_no_time_to_say_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(alpa, "SEARCH_S", 0.0)
+    assert "No plan fits" in said("alpa", {**PROFILED, "samples": 4, "devices": 2, "memory": 1e4})[-1]["refused"]
+
+
+def test_alpa_says_how_far_its_search_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    """First the tables of the search, then the rows of the answer."""
+    monkeypatch.setattr("parallel_core.searches.__main__.EVERY_S", -1.0)
+    *lines, last = said("alpa", {**PROFILED, "samples": 4, "devices": 2, "memory": 1.2e6})
+    tables = 2 * 2  # one or two stages left, on one or two devices
+    rows = len(last["answer"]["rows"])
+    assert [line["done"] for line in lines] == [*range(1, tables + 1), *range(tables, tables + rows)]
+    assert all(line["done"] < line["of"] for line in lines)
+
+
+def test_a_plan_of_others_is_not_taken_for_the_optimum_that_does_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where Alpa itself has no plan at all."""
+    plan = Search(alpa.Question.model_validate({**PROFILED, "samples": 4, "devices": 2}).costs(), Mesh(1, 2), 4).best()
+    others = [Named(OPTIMUM, None, None, "Nothing."), Named("PipeDream's optimum", plan)]
+    monkeypatch.setattr(alpa, "with_alternatives", lambda *_: others)
+    refused = said("alpa", {**PROFILED, "samples": 4, "devices": 2, "memory": 1e4})[-1]
+    assert refused == {"refused": "2 devices cannot share out these micro-batches."}
 
 
 def test_a_process_of_its_own_answers_on_its_output() -> None:

@@ -8,6 +8,7 @@ tile the cluster (theorem 1 of the paper).
 
 from __future__ import annotations
 
+import time
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -21,7 +22,8 @@ from numpy.typing import NDArray
 from parallel_core.outline import block_of
 from parallel_core.outline.splits import Cut
 from parallel_core.plan.alpa.costs import LayerCosts, LayerSharding, uniform
-from parallel_core.plan.alpa.intra import Chain, fastest, within
+from parallel_core.plan.alpa.intra import Chain, fastest, solve, within
+from parallel_core.searches import ProgressCallback, silent
 
 MOST_GROUPS = 24
 """Most groups of layers between which a stage may begin; layers of deeper models are clustered first (section 5.2)."""
@@ -29,6 +31,9 @@ MOST_T_MAX = 128
 """Most values of t_max that are tried, evenly spread over all candidates."""
 MOST_MESHES = 3
 """Most stages of a plan whose meshes differ; with more stages there are too many combinations."""
+SEARCH_S = 300.0
+"""Seconds for the integer linear programmes of a search: they may be thousands, of 30 ms and more. By the clock on the
+wall, as the process may get a small part of a core, and whoever waits for it gives up by that clock."""
 Shape = tuple[int, Sequence[tuple[int, int]]]
 """Devices of a submesh, and its logical views (dp, tp)."""
 
@@ -96,10 +101,22 @@ class Mesh:
 
 
 class Search:
-    """The search for the fastest plan of one model on one cluster."""
+    """The search for the fastest plan of one model on one cluster.
 
-    def __init__(self, costs: LayerCosts, mesh: Mesh, micro_batches: int) -> None:
+    After `limit_s` seconds stages that need an integer linear programme count as too large: then `finished` is False,
+    and a faster plan may fit than those found. `on_progress` is told the parts of `best` that are done.
+    """
+
+    def __init__(
+        self,
+        costs: LayerCosts,
+        mesh: Mesh,
+        micro_batches: int,
+        limit_s: float = inf,
+        on_progress: ProgressCallback = silent,
+    ) -> None:
         self.costs, self.mesh, self.micro_batches = costs, mesh, micro_batches
+        self.finished, self._end, self._on_progress = True, time.monotonic() + limit_s, on_progress
         self.edges = _edges(len(costs.units))
         self.chain = lru_cache(maxsize=None)(self._chain)
         self.stage = lru_cache(maxsize=None)(self._stage)
@@ -142,11 +159,17 @@ class Search:
         chain, chosen = made
         in_flight = min(remaining, self.micro_batches)
         if chain.memory(chosen, in_flight) > self.mesh.memory:
-            shorter = within(chain, self.mesh.memory, in_flight)
+            shorter = within(chain, self.mesh.memory, in_flight, self._solve)
             if shorter is None:
                 return None
             chosen = shorter
         return Stage(first, stop, dp, tp, tuple(chosen), chain.seconds(chosen), chain.memory(chosen, in_flight))
+
+    def _solve(self, chain: Chain, limit: float, in_flight: int) -> list[LayerSharding] | None:
+        if time.monotonic() < self._end:
+            return solve(chain, limit, in_flight)
+        self.finished = False
+        return None
 
     def best(self) -> Plan | None:
         """The fastest plan, with any mesh shapes; None where nothing fits."""
@@ -224,11 +247,12 @@ class Search:
         """[s] -> the possible stages where s + 1 stages are left, itself included; entries are shared where as many
         micro-batches are in flight."""
         most = min(len(self.edges) - 1, self.mesh.devices // min(size for size, _ in shapes))
-        kinds = most if self.mesh.memory < inf else 1
-        made = [self._table(shapes, remaining, cut) for remaining in range(1, min(kinds, self.micro_batches) + 1)]
+        kinds = min(most if self.mesh.memory < inf else 1, self.micro_batches)
+        made = [self._table(shapes, remaining, cut, kinds) for remaining in range(1, kinds + 1)]
         return [made[min(i, len(made) - 1)] for i in range(most)]
 
-    def _table(self, shapes: Sequence[Shape], remaining: int, cut: Cut | None) -> _Table:
+    def _table(self, shapes: Sequence[Shape], remaining: int, cut: Cut | None, kinds: int) -> _Table:
+        """One of `kinds` tables."""
         groups = len(self.edges) - 1
         table = _Table(np.full((len(shapes), groups, groups + 1), inf), {})
         for k, (_, views) in enumerate(shapes):
@@ -237,6 +261,8 @@ class Search:
                 if known:
                     best = min(known, key=lambda stage: stage.seconds)
                     table.stages[k, i, j], table.seconds[k, i, j] = best, best.seconds
+            if cut is None:
+                self._on_progress((remaining - 1) * len(shapes) + k + 1, kinds * len(shapes))
         return table
 
     def _known(self, i: int, j: int, views: Sequence[tuple[int, int]], remaining: int, cut: Cut | None) -> list[Stage]:

@@ -10,7 +10,7 @@ what a backward needs beside the activations: its temporaries, and the block tha
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise, product
 
@@ -66,6 +66,10 @@ class Chain:
         return sum(sharding.state + (in_flight - 1) * sharding.activations for sharding in chosen) + worst
 
 
+Solver = Callable[[Chain, float, int], list[LayerSharding] | None]
+"""A function like `solve`."""
+
+
 def fastest(chain: Chain) -> list[LayerSharding]:
     """The shardings with the least time, without a memory limit: dynamic programming along the chain."""
     best: list[tuple[float, list[LayerSharding]]] = [
@@ -85,17 +89,10 @@ def fastest(chain: Chain) -> list[LayerSharding]:
     return min(best, key=lambda found: found[0])[1]
 
 
-def within(chain: Chain, limit: float, in_flight: int) -> list[LayerSharding] | None:
-    """The fastest shardings that need at most `limit` bytes a device; None where there are none."""
-    chosen = fastest(chain)
-    if chain.memory(chosen, in_flight) <= limit:
-        return chosen
-    return solve(chain, limit, in_flight) if _Programme(chain).least(in_flight) <= limit else None
-
-
 def solve(chain: Chain, limit: float, in_flight: int) -> list[LayerSharding] | None:
-    """As `within`, always by the integer linear programme: a 0/1 vector for each layer and a matrix for each pair of
-    neighbours, whose rows and columns sum to the vectors (equation 1, linearised as in section 4.2)."""
+    """The fastest shardings that need at most `limit` bytes a device, None where there are none, by the integer linear
+    programme: a 0/1 vector for each layer and a matrix for each pair of neighbours, whose rows and columns sum to the
+    vectors (equation 1, linearised as in section 4.2)."""
     from scipy.optimize import Bounds, LinearConstraint, milp  # slow to import, and only needed where memory is short
 
     programme = _Programme(chain)
@@ -113,6 +110,14 @@ def solve(chain: Chain, limit: float, in_flight: int) -> list[LayerSharding] | N
         shardings[int(np.argmax(found.x[a:b]))]
         for shardings, (a, b) in zip(chain.shardings, programme.spans, strict=True)
     ]
+
+
+def within(chain: Chain, limit: float, in_flight: int, by: Solver = solve) -> list[LayerSharding] | None:
+    """As `by`, which is not asked where the fastest shardings of all fit, or none can."""
+    chosen = fastest(chain)
+    if chain.memory(chosen, in_flight) <= limit:
+        return chosen
+    return by(chain, limit, in_flight) if _Programme(chain).least(in_flight) <= limit else None
 
 
 class _Programme:

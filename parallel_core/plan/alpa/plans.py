@@ -20,6 +20,7 @@ from parallel_core.plan.pipedream import Form, Level, partition
 from parallel_core.plan.stages import balanced_cut, even_cut
 from parallel_core.spec import RunSpec
 
+OPTIMUM, OVERSIZE = "Alpa's optimum", "Alpa's optimum with more memory"
 UNEVEN = "Its replicas do not divide the samples of a micro-batch."
 NOTHING = "Nothing fits this memory."
 MIXED = (
@@ -40,19 +41,33 @@ class Named:
 
 def with_alternatives(search: Search, form: Form = "released") -> list[Named]:
     """Alpa's optimum, the one that would not fit if a faster one does not, its best plans that a run can have (fastest
-    first), then the partitions of PipeDream (by this form of its costs) and others."""
+    first), then the partitions of PipeDream (by this form of its costs) and others.
+
+    If the search did not finish, the fastest plan found comes first, if there is one."""
     best = search.best()
-    first = Named("Alpa's optimum", best, *_run(search, best)) if best else Named("Alpa's optimum", None, None, NOTHING)
     plain = sorted(chain(search.even(), search.uneven()), key=lambda plan: plan.seconds)
     able = [Named(f"Alpa, {_shape(plan)}", plan, *_run(search, plan)) for plan in plain]
-    return [first, *_without_limit(search), *able, *_others(search, form)]
+    return [*_first(search, best, plain), *_without_limit(search), *able, *_others(search, form)]
+
+
+def _first(search: Search, best: Plan | None, plain: Sequence[Plan]) -> Iterator[Named]:
+    if not search.finished:
+        found = min(filter(None, [best, *plain]), key=lambda plan: plan.seconds, default=None)
+        if found is not None:
+            yield Named("Alpa's best plan found", found, *_run(search, found))
+        each = bytes_text(search.mesh.memory)
+        yield Named(OPTIMUM, None, None, f"The search within {each} a device did not finish.")
+    elif best is None:
+        yield Named(OPTIMUM, None, None, NOTHING)
+    else:
+        yield Named(OPTIMUM, best, *_run(search, best))
 
 
 def _without_limit(search: Search) -> Iterator[Named]:
     """Alpa's optimum on devices with any memory, where these have too little for it."""
     plan = search.unlimited.best() if search.mesh.memory < inf else None
     if plan is not None and plan.memory > search.mesh.memory:
-        yield Named("Alpa's optimum with more memory", plan, None, _too_large(search, plan))
+        yield Named(OVERSIZE, plan, None, _too_large(search, plan))
 
 
 def summary(plan: Plan, units: Sequence[str]) -> list[str]:
