@@ -90,9 +90,13 @@ def test_a_profile_is_requested_without_the_new_field(old: Worker, alice: Any) -
     assert asked["spec"]["train"]["deterministic"] is False
 
 
-def test_a_profile_is_requested_without_new_fields_that_change_nothing_of_it(old: Worker, alice: Any) -> None:
+def test_a_profile_is_requested_without_new_fields_that_change_nothing_of_it(
+    old: Worker, alice: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The learning rate of the run that the model is of; what is kept still says it, for runs that are begun there."""
     train = {"lr_schedule": "cosine", "lr_warmup_steps": 2, "deterministic": True}
+    rates = {"train.lr_schedule", "train.lr_warmup_steps", "train.lr_final"}
+    monkeypatch.setattr(known_fields, "EARLIEST", known_fields.EARLIEST - rates)
     spec = RunSpec.model_validate({"train": train, "inject": [{"kind": "straggler"}]})
     profile = ask_profile(worker=old, spec=spec, user=alice)
     ((_, asked),) = answers(old, {})
