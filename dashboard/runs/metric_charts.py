@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -25,37 +25,55 @@ DASHES = ("solid", "dash", "dot")
 """Of stages, which share a hue."""
 
 
-def points_since(run: Run, step: int) -> dict[str, Any]:
-    """What `metrics` would add: for each line with points after `step` these, thinned, and what stands around its
-    chart, which is of the whole series: title, source, and the table's columns and rows. The lines of a chart by stage
-    have keys such as `staleness:1`."""
+def points_since(run: Run, step: int, steps: Mapping[str, int] | None = None) -> dict[str, Any]:
+    """What `metrics` would add: for each line with points after `step` these, and what stands around its chart: title,
+    source, and the table's columns and rows. The lines of a chart by stage have keys such as `staleness:1`; those among
+    `steps` are asked for from another step on.
+
+    Points before it are not read, so two things are left to whoever has them: the source does not count them as drawn,
+    and in `rows` the last of COLUMNS is the least of the points that were read. `thinned` lines do not tell what their
+    points stand for: the chart is to be fetched again.
+    """
     out: dict[str, Any] = {}
+    shift = samples_shift(run)
     for metric in metrics_of(run):
         lines = _lines(run, metric)
-        whole = [_with_replaced(run, metric, line.rank) for line in lines]
-        grown = {line: selectors.after(own, step) for line, (own, *_) in zip(lines, whole, strict=True)}
-        grown = {line: points.thinned(BUCKETS) for line, points in grown.items() if len(points.step)}
-        if not grown:
+        since = [(steps or {}).get(_key(metric, line), step) for line in lines]
+        read = [
+            _in_unit(metric, selectors.grown(run, metric.name, line.rank, at))
+            for line, at in zip(lines, since, strict=True)
+        ]
+        new = [selectors.after(own, at).thinned(BUCKETS) for (own, *_), at in zip(read, since, strict=True)]
+        if not any(len(points.step) for points in new):
             continue
-        chart = _metric(run, metric, [[part.thinned(BUCKETS) for part in parts] for parts in whole])
+        chart = _metric(run, metric, [[part.thinned(BUCKETS) for part in parts] for parts in read], shift)
         around = {name: getattr(chart, name) for name in AROUND}
-        for line, points in grown.items():
-            out[metric.name if line.stage is None else f"{metric.name}:{line.stage}"] = around | {
-                "step": points.step.tolist(),
-                "time": points.time.tolist(),
-                "value": finite_list(points.value),
-            }
+        grown = [(line, points) for line, points in zip(lines, new, strict=True) if len(points.step)]
+        out |= {_key(metric, line): around | _points(points) for line, points in grown}
     return out
+
+
+def _key(metric: Metric, line: _Line) -> str:
+    return metric.name if line.stage is None else f"{metric.name}:{line.stage}"
+
+
+def _points(points: selectors.Series) -> dict[str, Any]:
+    return {
+        "step": points.step.tolist(),
+        "time": points.time.tolist(),
+        "value": finite_list(points.value),
+        "thinned": points.means is not None,
+    }
 
 
 def metrics(run: Run) -> list[Chart]:
     """One chart for each series of the run, thinned to a chart's width."""
     begun = beginnings(run)  # before the points: if these are of a newer attempt, a page fetches them once more
+    shift = samples_shift(run)
     found = (
-        (metric, [_with_replaced(run, metric, line.rank, BUCKETS) for line in _lines(run, metric)])
-        for metric in metrics_of(run)
+        (metric, [_with_replaced(run, metric, line.rank) for line in _lines(run, metric)]) for metric in metrics_of(run)
     )
-    return [_metric(run, metric, parts, begun[metric.name]) for metric, parts in found]
+    return [_metric(run, metric, parts, shift, begun[metric.name]) for metric, parts in found]
 
 
 def beginnings(run: Run) -> dict[str, str]:
@@ -83,21 +101,27 @@ def _lines(run: Run, metric: Metric) -> list[_Line]:
     return [_Line(f"stage {stage}", layout.rank(layout.place(stage)), stage) for stage in drawn]
 
 
-def _with_replaced(run: Run, metric: Metric, rank: int, buckets: int = 0) -> list[selectors.Series]:
-    """The points of a line in the unit of the chart, thinned where `buckets` > 0; behind them, those of each earlier
-    attempt that were trained again."""
-    found, replaced = selectors.series_and_replaced(run, metric.name, rank, buckets)
+def _with_replaced(run: Run, metric: Metric, rank: int) -> list[selectors.Series]:
+    """The points of a line, thinned to a chart's width; behind them, those of each earlier attempt that were trained
+    again. All in the unit of the chart."""
+    return _in_unit(metric, selectors.series_and_replaced(run, metric.name, rank, BUCKETS))
+
+
+def _in_unit(metric: Metric, read: tuple[selectors.Series, list[selectors.Series]]) -> list[selectors.Series]:
+    found, replaced = read
     return [part.times(metric.scale) for part in (found, *replaced)]
 
 
-def _metric(run: Run, metric: Metric, parts: Sequence[Sequence[selectors.Series]], begins: str = "") -> Chart:
-    """The chart of the points of `_with_replaced`, line by line of `_lines`."""
+def _metric(
+    run: Run, metric: Metric, parts: Sequence[Sequence[selectors.Series]], shift: int | None, begins: str = ""
+) -> Chart:
+    """The chart of the points of `_with_replaced`, line by line of `_lines`; `shift` = samples_shift of the run."""
     lines = _lines(run, metric)
     found = [own for own, *_ in parts]
     begun = min((float(own.time[0]) for own in found if len(own.time)), default=None)
-    curves = [_curve(run, line, own, begun or 0.0) for line, own in zip(lines, found, strict=True)]
+    curves = [_curve(run, line, own, begun or 0.0, shift) for line, own in zip(lines, found, strict=True)]
     older = [
-        _curve(run, line, part, begun or 0.0)
+        _curve(run, line, part, begun or 0.0, shift)
         for line, (_, *replaced) in zip(lines, parts, strict=True)
         for part in replaced
     ]
@@ -114,6 +138,7 @@ def _metric(run: Run, metric: Metric, parts: Sequence[Sequence[selectors.Series]
     if metric.is_share:
         layout["yaxis"]["rangemode"] = "tozero"
     layout["meta"] |= {"t0": begun, "begins": begins, "per_step": curves[0].samples_per_step}
+    layout["meta"]["least"] = [row[-1] for row in made.rows]
     if metric.by_stage:
         layout["meta"]["lines"] = [line.stage for line, own in zip(lines, found, strict=True) if len(own.value)]
         return replace(made, subtitle="", columns=("stage", *loss.COLUMNS[1:]))
@@ -129,7 +154,7 @@ def _undrawn(run: Run, metric: Metric, lines: Sequence[_Line]) -> str:
     return f"; {len(lines)} of {stages} stages drawn" if metric.by_stage and len(lines) < stages else ""
 
 
-def _curve(run: Run, line: _Line, points: selectors.Series, begun: float) -> loss.Curve:
+def _curve(run: Run, line: _Line, points: selectors.Series, begun: float, shift: int | None) -> loss.Curve:
     """The line of the points; seconds count from `begun`."""
     spec = RunSpec.stored(run.spec)
     return loss.Curve(
@@ -139,7 +164,7 @@ def _curve(run: Run, line: _Line, points: selectors.Series, begun: float) -> los
         value=points.value,
         total=points.total,
         samples_per_step=spec.train.global_batch,
-        samples_shift=samples_shift(run),
+        samples_shift=shift,
         family=family(spec),
         means=points.means,
         dash="" if line.stage is None else DASHES[line.stage % len(DASHES)],

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import math
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
 from itertools import groupby
-from operator import itemgetter
-from typing import Any
+from operator import attrgetter, itemgetter
+from typing import Any, NamedTuple
 
 import numpy as np
-from django.db.models import Case, F, Min, QuerySet, When
+from django.db.models import Case, F, Min, Q, QuerySet, When
 
 from dashboard.runs.models import Attempt, Run, SeriesChunk
 from parallel_core.analysis.downsample import Means, thin
@@ -65,7 +67,40 @@ def series(
 def series_and_replaced(run: Run, name: str, rank: int = 0, buckets: int = 0) -> tuple[Series, list[Series]]:
     """The series of a rank, and of each earlier attempt the points that a later one replaced, if there are any."""
     parts, replaced = _merged(_chunks(run, name, rank))
-    return _series(_joined(parts), buckets), [_series(one, buckets) for one in replaced]
+    return _series(_joined(parts), buckets), [_series(one, buckets) for one in replaced.values()]
+
+
+class _Head(NamedTuple):
+    """A chunk without its points."""
+
+    pk: int
+    attempt: int
+    first: int
+    last: int
+    points: int
+
+
+def grown(run: Run, name: str, rank: int, step: int) -> tuple[Series, list[Series]]:
+    """`series_and_replaced`, read without most of the chunks up to `step`: the first and the newest point, all after
+    `step`, and some before it; of what was replaced some points. `total` counts those left out, too."""
+    chunks = _chunks(run, name, rank)
+    fields = ("pk", "attempt__number", "first_step", "last_step", "count")
+    heads = [_Head(*row) for row in chunks.order_by(*_IN_ORDER).values_list(*fields)]
+    own = {number: list(group) for number, group in groupby(heads, attrgetter("attempt"))}
+    ends = {number: min((own[later][0].first for later in own if later > number), default=math.inf) for number in own}
+    read = {head.pk for group in own.values() for head in (group[0], group[-1])}
+    read |= {head.pk for head in heads if head.first < ends[head.attempt] <= head.last}  # replaced in part
+    parts, replaced = _merged(chunks.filter(Q(pk__in=read) | Q(last_step__gt=step)))
+    held, over = 0, Counter[int]()
+    for head in heads:
+        if head.pk in read or head.last > step:
+            continue
+        if head.last < ends[head.attempt]:
+            held += head.points
+        else:
+            over[head.attempt] += head.points
+    older = [_series(points, 0, over[number]) for number, points in replaced.items()]
+    return _series(_joined(parts), 0, held), older
 
 
 def after(points: Series, step: int) -> Series:
@@ -79,8 +114,9 @@ def _chunks(run: Run, name: str, rank: int) -> QuerySet[SeriesChunk]:
     return SeriesChunk.objects.filter(attempt__run=run, name=name, rank=rank)
 
 
-def _series(points: np.ndarray, buckets: int) -> Series:
-    every = Series(points["step"], points["time"], points["value"], len(points), len(points))
+def _series(points: np.ndarray, buckets: int, unread: int = 0) -> Series:
+    """Of these points, and so many that were not read."""
+    every = Series(points["step"], points["time"], points["value"], len(points), len(points) + unread)
     return every.thinned(buckets) if buckets > 0 else every
 
 
@@ -147,9 +183,9 @@ def _end_to_end(parts: Sequence[Part]) -> np.ndarray:
     return held
 
 
-def _merged(chunks: QuerySet[SeriesChunk], since_step: int = -1) -> tuple[list[Part], list[np.ndarray]]:
-    """The points of all attempts; each later attempt replaces the earlier ones from its first step on. And of each
-    attempt those that were replaced, if there are any."""
+def _merged(chunks: QuerySet[SeriesChunk], since_step: int = -1) -> tuple[list[Part], dict[int, np.ndarray]]:
+    """The points of all attempts; each later attempt replaces the earlier ones from its first step on. And by the
+    attempt's number those that were replaced, if there are any."""
     # The first step of a later attempt is needed even if its early chunks are not.
     firsts: dict[int, int] = {}
     rows: list[tuple[int, Any]] = []
@@ -168,7 +204,7 @@ def _merged(chunks: QuerySet[SeriesChunk], since_step: int = -1) -> tuple[list[P
         parts.append((number, points[valid]))
         if not valid.all():
             replaced.setdefault(number, []).append(points[~valid])
-    return parts, [np.concatenate(own) for own in replaced.values()]
+    return parts, {number: np.concatenate(own) for number, own in replaced.items()}
 
 
 def timed_values(run: Run, name: str = "step_time", points: Series | None = None) -> np.ndarray:

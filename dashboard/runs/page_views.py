@@ -177,11 +177,12 @@ def _metrics(request: HttpRequest, run: Run) -> dict[str, Any]:
 
 
 def _points(request: HttpRequest, run: Run) -> dict[str, Any]:
-    """The points after step `since` (-1 or absent: all), each series thinned to a chart's width. When `begins` of a
-    series has changed, earlier points were replaced, too."""
-    since = _number(request, "since", least=-1)
+    """The points after step `since` (-1 or absent: all), each series thinned to a chart's width. A parameter with the
+    key of a line gives that line's own step. When `begins` of a series has changed, earlier points were replaced,
+    too."""
+    asked = {key: since for key in request.GET if (since := _number(request, key, least=-1)) is not None}
     begins = metric_charts.beginnings(run)  # before the points, as in `metric_charts.metrics`
-    return {"begins": begins, "series": metric_charts.points_since(run, -1 if since is None else since)}
+    return {"begins": begins, "series": metric_charts.points_since(run, asked.get("since", -1), asked)}
 
 
 def _log(request: HttpRequest, run: Run) -> dict[str, Any]:

@@ -21,7 +21,17 @@ from dashboard.runs.kept_spans import (
     newest_words,
     span_counts,
 )
-from dashboard.runs.metrics import Series, after, beginnings, newest, series, series_and_replaced, timed, timed_values
+from dashboard.runs.metrics import (
+    Series,
+    after,
+    beginnings,
+    grown,
+    newest,
+    series,
+    series_and_replaced,
+    timed,
+    timed_values,
+)
 from dashboard.runs.models import ENDED, Attempt, Cursor, LogChunk, MemoryRecord, RankInfo, Run
 from dashboard.runs.queue import Waiting, waiting
 from dashboard.runs.run_list import SORTS, Filters, list_runs
@@ -53,6 +63,7 @@ __all__ = [
     "beginnings",
     "breakdown",
     "dropped_text",
+    "grown",
     "kept_text",
     "list_runs",
     "log",

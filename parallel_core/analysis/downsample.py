@@ -32,7 +32,8 @@ class Means:
 
 
 def thin(values: np.ndarray, buckets: int) -> np.ndarray:
-    """Indices, ascending, of each bucket's least, greatest, last and NaN values, for at most `buckets` buckets.
+    """Indices, ascending, of the first value and of each bucket's least, greatest, last and NaN values, for at most
+    `buckets` buckets.
 
     Bucket edges stay where they were with fewer values until there are about half as many again, so that the points of
     a growing curve stay.
@@ -49,7 +50,7 @@ def thin(values: np.ndarray, buckets: int) -> np.ndarray:
     picks = [first_low[np.unique(owner[first_low], return_index=True)[1]]]
     picks += [first_high[np.unique(owner[first_high], return_index=True)[1]]]
     nans = np.flatnonzero(nan)
-    picks += [nans[np.unique(owner[nans], return_index=True)[1]], edges[1:] - 1]
+    picks += [nans[np.unique(owner[nans], return_index=True)[1]], edges[1:] - 1, starts[:1]]
     return np.unique(np.concatenate(picks))
 
 

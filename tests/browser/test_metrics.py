@@ -11,7 +11,7 @@ import pytest
 from playwright.sync_api import Page, Route, expect
 
 from tests.browser.observed_page import chart_points, drawn, endless, until
-from tests.yard_process import YardProcess
+from tests.yard_process import YardProcess, wait_for
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(300)]
 POINTS, METRICS = "**/data/points.json*", "**/data/metrics.json*"
@@ -94,6 +94,41 @@ def test_title_source_and_numbers_stay_true_while_a_curve_grows(page: Page, unde
     until(page, AS_DRAWN, len(chart_points(page, "loss")) + 3)
 
 
+LEAST = "document.querySelector('.chart[data-chart=loss] tbody').rows[0].cells[4].textContent"
+
+
+def test_the_least_value_is_of_points_that_the_server_did_not_read_again_too(page: Page, under_way: int) -> None:
+    told = ["0.25", "900"]
+
+    def other(found: Any) -> None:
+        if "loss" in found["series"] and told:
+            found["series"]["loss"]["rows"][0][4] = told.pop(0)
+
+    page.goto(f"/runs/{under_way}/?tab=metrics")
+    drawn(page, ["loss"])
+    before = page.evaluate(LEAST)
+    change(page, POINTS, other)
+    until(page, f"() => {LEAST} === '0.25'")
+    wait_for("later answers", lambda: not told, 60, lambda: page.wait_for_timeout(100))
+    until(page, AS_DRAWN, len(chart_points(page, "loss")))
+    assert float(before) > 0.25 and page.evaluate(LEAST) == "0.25"
+    page.unroute_all(behavior="wait")
+
+
+def test_a_curve_whose_new_points_are_thinned_is_fetched_as_a_whole(page: Page, under_way: int) -> None:
+    def thinned(found: Any) -> None:
+        for points in found["series"].values():
+            points |= {"thinned": True, "step": points["step"][-1:], "value": [1e6], "time": points["time"][-1:]}
+
+    page.goto(f"/runs/{under_way}/?tab=metrics")
+    drawn(page, ["loss"])
+    change(page, POINTS, thinned)
+    box = "document.querySelector('.chart[data-chart=loss] .chart-box')"
+    until(page, f"(least) => {box}.data[0].y.length > least", len(chart_points(page, "loss")) + 3)
+    assert page.evaluate(f"Math.max(...{box}.data[0].y)") < 1e6
+    page.unroute_all(behavior="wait")
+
+
 def test_a_curve_that_has_grown_long_is_fetched_again_thinned(page: Page, under_way: int) -> None:
     def many(found: Any) -> None:
         for points in found["series"].values():
@@ -142,12 +177,12 @@ def test_a_tab_that_waits_for_a_traced_step_fills_by_itself(page: Page, under_wa
 
 
 def test_the_lines_of_stages_grow_in_place(page: Page, under_way: int) -> None:
+    fetched: list[str] = []
+    page.on("request", lambda asked: fetched.append(asked.url))
     page.goto(f"/runs/{under_way}/?tab=metrics")
     drawn(page, ["staleness"])
     lines = "document.querySelector('.chart[data-chart=staleness] .chart-box').data.map((line) => line.x.length)"
     until(page, f"() => {lines}.length === 2")
-    fetched: list[str] = []
-    page.on("request", lambda asked: fetched.append(asked.url))
     before = page.evaluate(f"() => {lines}")
     until(page, f"() => {lines}.every((count) => count > {max(before) + 6})")
     assert any("points.json" in url for url in fetched) and not any("metrics.json" in url for url in fetched)

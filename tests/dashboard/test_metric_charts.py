@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 from django.test import Client
 from django.urls import reverse
@@ -11,8 +12,8 @@ from django.urls import reverse
 from dashboard.charts.loss import MAX_LINES
 from dashboard.runs import metric_charts
 from dashboard.runs.metric_rows import METRICS, NOT_DRAWN
-from dashboard.runs.models import Attempt, Run
-from parallel_core.observe.records import RANK_SERIES, RUN_SERIES, SHARE_SERIES
+from dashboard.runs.models import Attempt, Run, SeriesChunk
+from parallel_core.observe.records import POINT, RANK_SERIES, RUN_SERIES, SHARE_SERIES
 from tests.dashboard import factory
 from tests.dashboard.fake_worker import points_frame
 
@@ -59,6 +60,60 @@ def test_lines_of_stages_grow_by_their_own_points(alice: Any) -> None:
     live = metric_charts.points_since(run, 2)
     assert live["staleness:0"]["step"] == [3, 4] and live["staleness:1"]["value"] == [3.5]
     assert metric_charts.points_since(run, 3).keys() == {"staleness:0"}
+
+
+def test_a_line_is_asked_for_from_its_own_step_on(alice: Any) -> None:
+    run, _ = stream(alice, 5, 4)
+    live = metric_charts.points_since(run, 4, {"staleness:1": 1})
+    assert live.keys() == {"staleness:1"} and live["staleness:1"]["step"] == [2, 3]
+    assert [row[:2] for row in live["staleness:1"]["rows"]] == [["stage 0", "5"], ["stage 1", "4"]]
+
+
+CHUNKS, EACH = 8, 500
+
+
+@pytest.fixture
+def long(alice: Any) -> Run:
+    """A run with CHUNKS chunks of EACH losses, the least in the third one."""
+    run = factory.queued(alice)
+    attempt = factory.start(run)
+    for i in range(CHUNKS):
+        points = np.zeros(EACH, POINT)
+        points["step"], points["value"] = np.arange(i * EACH, (i + 1) * EACH), 5.0 - i / 8 - 3 * (i == 2)
+        about: dict[str, Any] = {"rank": 0, "name": "loss", "count": EACH, "closed": True}
+        steps = {"first_step": i * EACH, "last_step": (i + 1) * EACH - 1}
+        SeriesChunk.objects.create(attempt=attempt, data=points.tobytes(), **about, **steps)
+    return run
+
+
+def test_news_of_a_long_curve_are_told_without_reading_all_of_it(long: Run) -> None:
+    whole = next(chart for chart in metric_charts.metrics(long) if chart.key == "loss")
+    SeriesChunk.objects.filter(name="loss", first_step__in=[EACH * i for i in range(1, CHUNKS - 1)]).update(data=b"?")
+    live = metric_charts.points_since(long, CHUNKS * EACH - 4)["loss"]
+    assert live["title"] == whole.title == "Loss: 4.125 at step 3999, first 5"
+    assert live["source"].endswith(f"of {CHUNKS * EACH} points") and not live["thinned"]
+    assert live["rows"][0][:-1] == whole.rows[0][:-1]
+    assert (live["rows"][0][-1], whole.figure["layout"]["meta"]["least"]) == ("4.125", ["1.75"])
+
+
+def test_points_after_a_gap_say_that_they_are_thinned(long: Run) -> None:
+    gap = metric_charts.points_since(long, -1)["loss"]
+    assert gap["thinned"] and gap["step"][0] == 0 and len(gap["step"]) < CHUNKS * EACH
+    assert not metric_charts.points_since(long, (CHUNKS - 3) * EACH)["loss"]["thinned"]
+
+
+def test_samples_are_counted_once_for_all_lines(alice: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    run, _ = stream(alice, 5, 4)
+    counted: list[Run] = []
+
+    def shift(run: Run) -> int:
+        counted.append(run)
+        return 7
+
+    monkeypatch.setattr(metric_charts, "samples_shift", shift)
+    (chart,) = [chart for chart in metric_charts.metrics(run) if chart.key == "staleness"]
+    assert metric_charts.points_since(run, 2) and len(counted) == 2
+    assert chart.figure["layout"]["meta"]["axes"]["samples"][1][0] == 7
 
 
 def test_a_stage_that_begins_to_tell_and_an_attempt_that_replaces_one_have_the_chart_fetched(alice: Any) -> None:

@@ -113,6 +113,24 @@ def test_what_later_attempts_replaced_is_kept_apart_for_each_attempt(alice: Any)
     assert [set(one.value.tolist()) for one in replaced] == [{1.0}, {2.0}]
 
 
+def test_a_series_that_has_grown_counts_points_that_are_not_read(alice: Any) -> None:
+    run, here = submit(alice), worker()
+    for begin, value in ((0, 1.0), (25, 2.0), (62, 3.0)):
+        attempt = place(run, here, [0])
+        for first in range(begin, 100, 10):
+            add_points(attempt, first, 10, value)
+        states.finish(attempt, "interrupted")
+        run.refresh_from_db()
+    for step in (-1, 0, 24, 61, 62, 85, 103, 500):
+        whole, replaced = selectors.series_and_replaced(run, "loss")
+        some, some_replaced = selectors.grown(run, "loss", 0, step)
+        assert selectors.after(some, step).step.tolist() == selectors.after(whole, step).step.tolist()
+        for every, own in zip((whole, *replaced), (some, *some_replaced), strict=True):
+            assert own.total == every.total and len(own.step) and set(own.step.tolist()) <= set(every.step.tolist())
+        assert [some.step[0], some.step[-1]] == [whole.step[0], whole.step[-1]]
+    assert len(some.step) < len(whole.step)
+
+
 @pytest.mark.skipif(connection.vendor != "sqlite", reason="the plan is read in SQLite's words")
 def test_a_series_is_read_by_its_own_index(alice: Any) -> None:
     run = submit(alice)
@@ -141,7 +159,7 @@ def test_thinning_hides_neither_spikes_nor_gaps() -> None:
     values = np.random.default_rng(7).normal(size=10_000)
     values[1234], values[4321], values[5678] = 99.0, -99.0, np.nan
     kept = thin(values, 100)
-    assert {1234, 4321, 5678, 9_999} <= set(kept.tolist())
+    assert {0, 1234, 4321, 5678, 9_999} <= set(kept.tolist())
     assert len(kept) <= 4 * 100
     assert (np.diff(kept) > 0).all()
 

@@ -65,9 +65,12 @@ const charts = new Map();
 /* The last step of a line of a chart; -1 if it has none. */
 const lastStep = ({ figure }, line = 0) => figure.layout.meta?.axes?.step?.[line]?.at(-1) ?? -1;
 
-/* Those of all lines of a chart: of one, or of each of its `lines`, which are numbers of stages. Traces behind them are of
- * earlier attempts. */
-const lastSteps = (chart) => (chart.figure.layout.meta?.lines ?? [0]).map((_, line) => lastStep(chart, line));
+/* Those of all lines of a chart by their keys: of one, "loss", or of each of its `lines`, which are numbers of stages,
+ * "staleness:1". Traces behind them are of earlier attempts. */
+function lastSteps([key, chart]) {
+  const { lines } = chart.figure.layout.meta ?? {};
+  return (lines ?? [0]).map((stage, line) => [lines ? `${key}:${stage}` : key, lastStep(chart, line)]);
+}
 
 function readCharts() {
   for (const element of document.querySelectorAll("#tab .chart[data-chart]")) {
@@ -84,16 +87,17 @@ async function fetchAll() {
 }
 
 async function fetchPoints() {
-  // The server reads one series after another while points arrive, so their ends may differ: requests all points after
-  // the end of the shortest line, and each line takes those that it does not have.
-  const ends = [...charts.values()].flatMap(lastSteps).filter((step) => step >= 0);
+  // Each line asks for what comes after its own end: some have a point only in traced steps, and the server reads one
+  // series after another while points arrive.
+  const ends = [...charts].flatMap(lastSteps).filter(([, step]) => step >= 0);
   if (!ends.length || [...charts.values()].some(({ added }) => added > MOST_ADDED)) return fetchAll();
-  const { series, begins } = await getJson("points", `data/points.json?since=${Math.min(...ends)}`);
+  const { series, begins } = await getJson("points", `data/points.json?${new URLSearchParams(ends)}`);
   // From its first step on, a later attempt's points take the place of those that are drawn.
   if ([...charts].some(([key, { figure }]) => figure.layout.meta.begins !== begins[key])) return fetchAll();
+  if (Object.values(series).some(({ thinned }) => thinned)) return fetchAll();
   const changed = {};
   for (const [name, points] of Object.entries(series)) {
-    const [key, stage] = name.split(":"); // "loss", or "staleness:1" in a chart with a line for each stage
+    const [key, stage] = name.split(":");
     const chart = charts.get(key);
     const line = stage === undefined ? 0 : (chart?.figure.layout.meta.lines?.indexOf(Number(stage)) ?? -1);
     if (!chart?.figure.data.length || line < 0) return fetchAll();
@@ -104,22 +108,24 @@ async function fetchPoints() {
 }
 
 function append(chart, line, { step: steps, time, value, ...around }) {
-  const { axes, lines = [0], t0, per_step: perStep } = chart.figure.layout.meta;
+  const { axes, lines = [0], t0, per_step: perStep, least } = chart.figure.layout.meta;
   const last = lastStep(chart, line);
-  const from = steps.filter((at) => at <= last).length;
-  const fresh = steps.slice(from);
-  chart.added = (chart.added ?? 0) + fresh.length;
+  chart.added = (chart.added ?? 0) + steps.length;
   const seen = axes.samples[line].at(-1); // null where it is not known how many came before this run
-  chart.figure.data[line].y.push(...value.slice(from));
-  axes.step[line].push(...fresh);
-  axes.samples[line].push(...fresh.map((at) => (seen === null ? null : seen + (at - last) * perStep)));
-  axes.seconds[line].push(...time.slice(from).map((at) => at - t0));
+  chart.figure.data[line].y.push(...value);
+  axes.step[line].push(...steps);
+  axes.samples[line].push(...steps.map((at) => (seen === null ? null : seen + (at - last) * perStep)));
+  axes.seconds[line].push(...time.map((at) => at - t0));
   chart.figure.data[line].x = axes.step[line];
   Object.assign(chart, around);
-  // The server counts the points that it would draw; these lines were thinned when they were fetched, and have grown since.
+  // What is known of the points that the server did not read again: how many are drawn, and the least of them.
   const drawn = lines.reduce((sum, _, own) => sum + axes.step[own].length, 0);
   chart.source = chart.source.replace(/\d+(?= of \d+ points)/, drawn);
+  chart.rows.forEach((row, i) => row.splice(-1, 1, (least[i] = lesser(least[i], row.at(-1)))));
 }
+
+/* Of two numbers as texts the lesser one; "not finite" only if both are. */
+const lesser = (known, fresh) => (Number(fresh) < Number(known) || Number.isNaN(Number(known)) ? fresh : known);
 
 /* Log ----------------------------------------------------------------------------------------------------------- */
 
