@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 from playwright.sync_api import Page, expect
 
-from tests.browser.observed_page import mark, same_page
+from tests.browser.observed_page import TELL, mark, same_page
+from tests.yard_process import YardProcess
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(300)]
 
@@ -35,6 +36,20 @@ def test_a_slider_changes_what_if_and_its_chart_stays_the_same_element(page: Pag
     page.reload()
     expect(device).to_have_value("4")  # the slider's value is the exponent: 2 to the 4th
     expect(said).to_contain_text("free communication, a device 16 times as fast")
+
+
+def test_news_after_a_change_of_what_if_keep_the_choice_of_the_newest_step(
+    page: Page, yard: YardProcess, stocked: dict[str, Any]
+) -> None:
+    page.goto(f"/runs/{stocked['dp']}/?tab=whatif")
+    heading = page.locator("#timeline-title")
+    expect(heading).to_contain_text("Newest")
+    page.get_by_role("slider", name="Links").press("End")
+    expect(page).to_have_url(re.compile(r"\bstep=\d"))
+    with page.expect_response("**/part/steps?*"):
+        yard.query(TELL.format(run=stocked["dp"], study=None, what="spans"))
+    page.wait_for_timeout(300)
+    expect(heading).to_contain_text("Newest")
 
 
 def test_what_is_laid_open_stays_open_when_its_part_is_replaced(page: Page, stocked: dict[str, Any]) -> None:

@@ -173,7 +173,9 @@ function showTab(any, urgent) {
 
 /* The choice of the traced step: not while it is in use, as its list may be open; then once it is no longer. */
 async function swapSteps() {
-  if (document.activeElement?.id !== "step") await swap("steps", `part/steps${location.search}`);
+  const asked = new URLSearchParams(location.search);
+  if (step === undefined) asked.delete("step"); // What if writes there which one it replays
+  if (document.activeElement?.id !== "step") await swap("steps", `part/steps?${asked}`);
 }
 
 document.addEventListener("focusout", ({ target }) => {
