@@ -55,6 +55,18 @@ def test_smoothing_and_scale_are_drawn_said_and_kept_in_the_address(page: Page, 
     assert "smoothing" not in page.url and "scale" not in page.url
 
 
+def test_the_only_line_cannot_be_hidden_for_good(page: Page, stocked: dict[str, Any]) -> None:
+    page.goto(f"/runs/{stocked['single']}/?tab=metrics&smoothing=light")
+    drawn(page, ["loss"])
+    at = page.locator(".chart[data-chart=loss] .legendtext").first.bounding_box()
+    assert at is not None
+    page.mouse.click(at["x"] + at["width"] / 2, at["y"] + at["height"] / 2)
+    page.wait_for_timeout(700)  # the chart library waits for a second click
+    page.get_by_label("Smoothing").select_option("none")
+    until(page, f"() => {BOX}.data.length === 1")
+    assert page.evaluate(f"{BOX}._fullData.map((one) => one.visible)") == [True]
+
+
 def test_an_average_begins_at_the_first_value_and_leaves_out_what_is_no_number(
     page: Page, stocked: dict[str, Any]
 ) -> None:

@@ -59,9 +59,11 @@ function smooth({ data, layout }, factor) {
   });
   data.push(...added);
   layout.height += LEGEND_ROW * (layout.showlegend ? 1 : 2);
-  layout.showlegend = true;
   const text = `thick: moving average, factor ${factor}; faint: each point`;
   layout.legend = { ...layout.legend, title: { text, side: "top", font: { size: 12 } } };
+  // Without smoothing there would be no legend to show the only line again.
+  if (!layout.showlegend) Object.assign(layout.legend, { itemclick: false, itemdoubleclick: false });
+  layout.showlegend = true;
 }
 
 /* A logarithmic scale, if there is anything above 0; meta.unshown says how many values it cannot show. */
