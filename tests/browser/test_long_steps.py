@@ -13,7 +13,7 @@ from playwright.sync_api import Locator, Page, Route, expect
 from dashboard.charts.heatmap import PHASES
 from parallel_core.analysis.quantities import count_text
 from tests.bench.timeline import seeded
-from tests.browser.observed_page import LIVE_MS, PHONE, RUN_MS, Troubles, until
+from tests.browser.observed_page import LIVE_MS, PHONE, RUN_MS, TELL, Troubles, until
 from tests.yard_process import YardProcess, wait_for
 
 pytestmark = pytest.mark.browser
@@ -148,7 +148,7 @@ def test_a_dragged_part_is_asked_for_and_a_double_click_shows_the_whole_again(
 
 def test_buttons_and_keys_zoom_to_single_operations_and_back(page: Page, long: dict[str, str]) -> None:
     page.goto(long["a run"])
-    buttons = page.get_by_role("group", name="Zoom")
+    buttons = page.locator("#chart-gantt").get_by_role("group", name="Zoom")
     expect(buttons).to_be_visible(timeout=RUN_MS)
     first, last = page.evaluate(RANGE)
     back = buttons.get_by_role("button", name="Whole step")
@@ -195,7 +195,7 @@ def test_news_asked_for_before_a_zoom_do_not_draw_over_it(page: Page, yard: Yard
     expect(plot).to_be_attached(timeout=RUN_MS)
     page.route("**/data/gantt.json*", held)
     run = int(long["a run"].strip("/").split("/")[-1])
-    yard.query(f"""__import__("dashboard.live.announce", fromlist=["x"]).publish({run}, None, ["spans"])""")
+    yard.query(TELL.format(run=run, study=None, what="spans"))
     wait_for("the question", lambda: bool(late), RUN_MS / 1000, lambda: page.wait_for_timeout(100))
     at = plot.bounding_box()
     assert at is not None
@@ -243,6 +243,34 @@ def test_a_part_that_cannot_be_fetched_is_said_until_one_can(
     page.evaluate(zoom, [5.0, 5.3])
     expect(canvas(page)).to_be_visible(timeout=RUN_MS)
     expect(said).to_have_count(0)
+
+
+def test_of_two_zooms_the_first_says_nothing_and_news_that_draw_the_second_unsay_it(
+    page: Page, yard: YardProcess, troubles: Troubles, long: dict[str, str]
+) -> None:
+    troubles.expected += ["net::ERR_FAILED", "Failed to fetch"]
+    page.goto(long["a run"])
+    expect(page.locator("#chart-gantt .zoom")).to_be_visible(timeout=RUN_MS)
+    zoom = f"(range) => window.Plotly.relayout(document.querySelector('{BOX}'), {{'xaxis.range': range}})"
+    said = page.locator(".chart[data-chart=gantt] .chart-note")
+    held: list[Route] = []
+    page.route("**/data/gantt.json*to=5.4", lambda route: held.append(route))
+    page.route("**/data/gantt.json*to=5.2", lambda route: route.abort())
+    page.evaluate(zoom, [5.0, 5.4])
+    page.evaluate(zoom, [5.0, 5.3])
+    expect(canvas(page)).to_be_visible(timeout=RUN_MS)
+    assert held
+    with page.expect_event("requestfailed"):
+        for route in held:
+            route.abort()
+    page.wait_for_timeout(300)
+    expect(said).to_have_count(0)
+    page.evaluate(zoom, [5.0, 5.2])
+    expect(said).to_contain_text("What is drawn is of the zoom before")
+    page.unroute_all(behavior="wait")
+    run = int(long["a run"].strip("/").split("/")[-1])
+    yard.query(TELL.format(run=run, study=None, what="spans"))
+    expect(said).to_have_count(0, timeout=RUN_MS)
 
 
 def test_new_numbers_another_width_and_the_printer_leave_the_reader_where_he_is(

@@ -26,9 +26,9 @@ export function followZoom(entry, update) {
       const chart = await fetchChart(src + part(entry));
       if (mine !== asked) return;
       await update({ [entry.element.dataset.chart]: chart });
-      note(entry.element);
     } catch (error) {
       if (error.status === 404) return location.reload(); // deleted: the page says so
+      if (mine !== asked) return;
       note(entry.element, `This part could not be fetched. ${reason(error)} What is drawn is of the zoom before; zoom again to try once more.`);
     }
   });

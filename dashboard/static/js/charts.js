@@ -185,6 +185,7 @@ export async function update(charts) {
     if (entry) {
       entry.figure = chart.figure;
       await draw(entry);
+      note(element);
     } else {
       const script = element.querySelector("script[type='application/json']");
       if (script) script.textContent = JSON.stringify(chart.figure);
@@ -221,7 +222,6 @@ export async function reload(key) {
   try {
     if (unshown) await show(element);
     else await update({ [key]: await fetchChart(element.dataset.src) });
-    note(element);
   } catch (error) {
     if (unshown) failed(element, error);
     else note(element, `The newest numbers are not shown. ${reason(error)} What is drawn is from before.`);
