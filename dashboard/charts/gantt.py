@@ -48,8 +48,8 @@ LEAST_DIGIT = 0.006
 def figure(
     spans_by_rank: Spans, label: str = "", *, max_bars: int = MAX_BARS, waited: Mapping[int, Waited] | None = None
 ) -> Figure:
-    """The figure of one run. `layout.meta` has the numbers of bars `shown` and in `total`; `layout.xaxis.range` is [0,
-    step in ms]."""
+    """The figure of one run. `layout.meta` has the numbers of bars `shown` and in `total`, and `zooms`, for which the
+    page has buttons. `layout.xaxis.range` is [0, step in ms]."""
     return figure_of([(label, spans_by_rank)], max_bars=max_bars, waited=[waited or {}])
 
 
@@ -79,6 +79,7 @@ def figure_of(
     data = _data(kept, span_ms, window, words)
     layout = _layout(words.axis, span_ms, ticks, height)
     layout["meta"] = {
+        "zooms": True,
         "shown": len(kept),
         "inside": len(table),
         "total": sum(len(rows) for _, own in runs for rows in own.values()),

@@ -99,7 +99,7 @@ def _figure(
         max(LEAST_ROW_PX * len(ranks), min(ROW_PX * len(ranks), 400)) + 56,
         xaxis=theme.axis("ms from the start of the step", range=[0, full], zeroline=False),
         yaxis=theme.rows_axis([f"rank {rank}" for rank in ranks]),
-        meta={"bins": len(edges) - 1},
+        meta={"zooms": True, "bins": len(edges) - 1},
     )
     return {"data": [_trace(z, edges, zero, ranks)], "layout": layout}, shares
 

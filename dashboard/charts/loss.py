@@ -23,6 +23,8 @@ HEIGHT = 320
 LEGEND_ROW, LEGEND_COLUMNS = 20, 4
 """Pixels that each row of the legend adds, and how many names a row holds."""
 COLUMNS = ("run", "points", "first", "last", "least")
+ALL = "All values"
+"""The button of static/js/chart_buttons.js."""
 
 
 @dataclass(frozen=True)
@@ -83,6 +85,7 @@ def chart(
     figure: dict[str, Any] = {"data": traces, "layout": _layout(len(drawn), unit, {"axes": axes})}
     if above:
         figure["layout"]["yaxis"] |= {"range": [0, top], "autorange": False}
+        figure["layout"]["meta"]["above"] = above  # the page offers a button that shows them
         figure["config"] = {"doubleClick": "reset+autosize"}
     subtitle = f"{unit.capitalize()} of each run; {_patterns(drawn)}"
     subtitle += f"; all {len(drawn)} lines lie on one another" if _alike(drawn) else ""
@@ -98,7 +101,7 @@ def _counted(drawn: Sequence[Curve], older: Sequence[Curve], runs: int, above: i
     if older:
         text += f"; faint: {sum(c.total for c in older)} points of earlier attempts, trained again"
     text += "".join(f"; no line of {one.label} over samples, {UNCOUNTED}" for one in drawn if one.samples_shift is None)
-    return text + (f", {above} of them above this view: a double click shows them" if above else "")
+    return text + (f", {above} of them above this view: “{ALL}” shows them" if above else "")
 
 
 def _layout(lines: int, unit: str, meta: dict[str, Any]) -> dict[str, Any]:

@@ -42,6 +42,37 @@ def test_no_line_below_the_name_of_a_run_begins_or_ends_with_a_dot(
     assert all(outside is (i == 0) for row in others for i, outside in enumerate(row))
 
 
+CLICKS_MS = 700  # longer than doubleClickDelay of static/js/charts.js
+ABOVE = """async (top) => {
+  const { update } = await import(document.querySelector("script[src*='js/charts.js']").src);
+  const figure = JSON.parse(document.querySelector(".chart[data-chart=loss] script").textContent);
+  const { layout } = figure;
+  Object.assign(layout.yaxis, { range: [0, top], autorange: false });
+  layout.meta.above = 1;
+  window.again = () => update({ loss: { figure } });
+  await window.again();
+}"""
+"""Draws the chart of losses with a first view that ends at `top`, as charts of step times have."""
+
+
+def test_values_above_the_first_view_are_one_tap_away(
+    window: Callable[..., Page], session: Any, stocked: dict[str, Any]
+) -> None:
+    page = window(storage_state=session, viewport=PHONE, has_touch=True, is_mobile=True)
+    page.goto(f"/runs/{stocked['single']}/?tab=metrics")
+    drawn(page, ["loss"])
+    page.evaluate(ABOVE, 1.0)
+    shown = "document.querySelector('.chart[data-chart=loss] .chart-box')._fullLayout.yaxis.range.map(Number)"
+    assert page.evaluate(shown) == [0, 1]
+    buttons = page.get_by_role("group", name="Range")
+    buttons.get_by_role("button", name="All values").tap()
+    until(page, f"() => {shown}[1] > 2")
+    page.evaluate("() => window.again()")
+    assert page.evaluate(f"{shown}[1] > 2"), "new numbers leave it so"
+    buttons.get_by_role("button", name="First view").tap()
+    until(page, f"() => {shown}[1] === 1")
+
+
 def swipe(page: Page, x: float, y: float, down: float) -> None:
     """Moves a finger from a point of the window so far down (or, if negative, up)."""
     session = page.context.new_cdp_session(page)
@@ -65,10 +96,14 @@ def test_a_finger_on_a_chart_scrolls_the_page(
     swipe(page, at["x"] + at["width"] / 2, at["y"] + at["height"] / 2, -200)
     until(page, "(before) => scrollY > before + 100", before)
     assert "from=" not in page.url
-    page.get_by_role("button", name="Zoom in").tap()
+    chart = page.locator("#chart-gantt")
+    chart.get_by_role("button", name="Zoom in").tap()
     page.wait_for_url("**from=*&to=*")
-    page.get_by_role("button", name="Whole step").tap()
-    expect(page.get_by_role("button", name="Whole step")).to_be_hidden()
+    chart.locator(".nsewdrag").first.tap()
+    page.wait_for_timeout(CLICKS_MS)
+    assert "from=" in page.url, "a tap is no double-click"
+    chart.get_by_role("button", name="Whole step").tap()
+    expect(chart.get_by_role("button", name="Whole step")).to_be_hidden()
     assert "from=" not in page.url
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from playwright.sync_api import Page, expect
 
-from tests.browser.observed_page import TELL, mark, same_page
+from tests.browser.observed_page import TELL, drawn, mark, same_page
 from tests.yard_process import YardProcess
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(300)]
@@ -50,6 +50,22 @@ def test_news_after_a_change_of_what_if_keep_the_choice_of_the_newest_step(
         yard.query(TELL.format(run=stocked["dp"], study=None, what="spans"))
     page.wait_for_timeout(300)
     expect(heading).to_contain_text("Newest")
+
+
+def test_any_timeline_is_zoomed_by_buttons_but_only_that_of_the_step_in_the_address(
+    page: Page, stocked: dict[str, Any]
+) -> None:
+    page.goto(f"/runs/{stocked['dp']}/?tab=whatif")
+    drawn(page, ["whatif"])
+    shown = "document.querySelector('.chart[data-chart=whatif] .chart-box').layout.xaxis.range.map(Number)"
+    low, high = page.evaluate(shown)
+    page.locator("#chart-whatif").get_by_role("button", name="Zoom in").click()
+    zoomed = [(high - low) / 4, 3 * (high - low) / 4]
+    assert page.evaluate(shown) == pytest.approx(zoomed) and "from=" not in page.url
+    page.emulate_media(color_scheme="dark")
+    page.get_by_role("slider", name="Links").press("End")
+    expect(page.locator("#whatif-result .verdict")).to_contain_text("free communication")
+    assert page.evaluate(shown) == pytest.approx(zoomed), "a new answer leaves the reader where he is"
 
 
 def test_what_is_laid_open_stays_open_when_its_part_is_replaced(page: Page, stocked: dict[str, Any]) -> None:

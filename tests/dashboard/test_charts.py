@@ -199,7 +199,8 @@ def test_a_first_step_to_warm_up_does_not_press_the_others_together(first: float
     made = loss.chart([curve], "t", "measured", top=1.4)
     axis = made.figure["layout"]["yaxis"]
     assert (axis.get("range") == [0, 1.4]) == bool(above)
-    assert ("1 of them above this view" in made.source) == bool(above)
+    assert ("1 of them above this view: “All values” shows them" in made.source) == bool(above)
+    assert made.figure["layout"]["meta"].get("above", 0) == above
     assert made.figure["data"][0]["y"] == values.tolist()  # the point outside the view is still in the data
 
 

@@ -101,6 +101,7 @@ def test_many_bars_and_parts_of_long_steps_are_painted_and_wait_in_hatches_as_wh
         chart.figure["layout"]["meta"].get("canvas") for chart in (few.chart("t", "s"), many.chart("t", "s"), part)
     ]
     assert painted == [False, True, True]
+    assert all(chart.figure["layout"]["meta"]["zooms"] for chart in (few.chart("t", "s"), long.chart("t", "s"), part))
     assert not long.chart("t", "s").figure["layout"]["meta"].get("canvas"), "bins are not drawn as bars"
     waiting = next(trace for trace in part.figure["data"] if trace["name"] == "waiting")
     assert waiting["marker"]["pattern"] and "hatched is idle" in part.subtitle

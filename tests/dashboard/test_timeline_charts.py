@@ -35,7 +35,7 @@ def test_gantt_keeps_the_longest_and_says_how_many() -> None:
     rows = np.zeros(50, SPAN)
     rows["kind"], rows["end"] = Kind.F, np.arange(50) * 1_000_000
     chart = gantt.figure({0: rows}, max_bars=10)
-    assert chart["layout"]["meta"] == {"shown": 10, "inside": 50, "total": 50}
+    assert chart["layout"]["meta"] == {"zooms": True, "shown": 10, "inside": 50, "total": 50}
     assert min(chart["data"][0]["x"]) == 40
     assert "no span" not in gantt.chart([], "t", "s").source
 

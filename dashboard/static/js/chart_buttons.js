@@ -1,5 +1,5 @@
-/* Buttons and keys that zoom a figure with meta.addressed, for all who do not drag over it. They change its axis as
- * dragging does; the listeners in chart_zoom.js do the rest. */
+/* Buttons and keys that zoom a figure with meta.zooms, for all who do not drag over it. They change its axis as dragging
+ * does; the listeners in chart_zoom.js do the rest. A figure with meta.above has a button for what a double-click does. */
 
 import { part } from "./chart_zoom.js";
 
@@ -16,6 +16,7 @@ const MOVES = [
   { label: "Later", sign: "→", keys: ["d", "ArrowRight"], to: ([low, high]) => shifted(low, high, 0.5) },
   { label: "Whole step", sign: "Whole step", keys: ["0"], to: (_, full) => full },
 ];
+const [ALL, FIRST] = ["All values", "First view"]; // ALL as in dashboard/charts/loss.py
 const HINT = "Drag to zoom in, double-click for the whole step. Keys: W, S, A, D, 0.";
 
 const shown = ({ box }) => box.layout.xaxis.range.map(Number);
@@ -42,8 +43,10 @@ function go(entry, move) {
   if (next) window.Plotly.relayout(entry.box, { "xaxis.range": next });
 }
 
+const plain = (text) => Object.assign(document.createElement("button"), { type: "button", className: "button small", textContent: text });
+
 function button(entry, move) {
-  const made = Object.assign(document.createElement("button"), { type: "button", className: "button small", textContent: move.sign });
+  const made = plain(move.sign);
   made.setAttribute("aria-label", move.label);
   made.setAttribute("aria-keyshortcuts", move.keys.join(" ").replace("+", "Plus"));
   made.title = `${move.label} (${move.keys[0].toUpperCase()})`;
@@ -73,15 +76,42 @@ function listener(entry) {
   };
 }
 
+const offered = (element) => element.querySelector(":scope > .zoom") !== null;
+
+function group(name, ...parts) {
+  const row = Object.assign(document.createElement("div"), { className: "zoom" });
+  row.setAttribute("role", "group");
+  row.setAttribute("aria-label", name);
+  row.append(...parts);
+  return row;
+}
+
+/* Puts a button below a chart of which some values lie above the first view: it shows them all, and leads back. */
+export function offerAll(entry) {
+  const { box, element } = entry;
+  if (!entry.first || offered(element)) return;
+  const made = plain(ALL);
+  const row = group("Range", made);
+  const all = () => box.layout.yaxis.autorange === true;
+  const follow = () => {
+    made.textContent = all() ? FIRST : ALL;
+    row.hidden = !entry.first;
+  };
+  made.addEventListener("click", () => {
+    window.Plotly.relayout(box, all() ? { "yaxis.range": [...entry.first] } : { "yaxis.autorange": true });
+  });
+  box.after(row);
+  for (const name of ["plotly_afterplot", "plotly_relayout"]) box.on(name, follow);
+  follow();
+}
+
 /* Puts the buttons below the chart; keys work while they or the chart have the focus. */
 export function offerZoom(entry) {
   const { box, element, figure } = entry;
-  if (!figure.layout.meta?.addressed || element.querySelector(":scope > .zoom")) return;
-  const row = Object.assign(document.createElement("div"), { className: "zoom" });
-  row.setAttribute("role", "group");
-  row.setAttribute("aria-label", "Zoom");
+  if (!figure.layout.meta?.zooms || offered(element)) return;
   const buttons = MOVES.map((move) => button(entry, move));
-  row.append(...buttons, Object.assign(document.createElement("span"), { className: "sub small", textContent: HINT }));
+  const hint = Object.assign(document.createElement("span"), { className: "sub small", textContent: HINT });
+  const row = group("Zoom", ...buttons, hint);
   box.after(row);
   row.onkeydown = box.onkeydown = listener(entry);
   box.tabIndex = -1; // a click gives it the focus; with Tab, the buttons get it

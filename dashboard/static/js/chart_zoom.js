@@ -53,10 +53,21 @@ export function followAddress(entry) {
   if (low < high) window.Plotly.relayout(entry.box, { "xaxis.range": [low, high] });
 }
 
-/* Keeps the zoom when new numbers arrive, whether it came from dragging or from the address. `entry.full` = the full
- * axis of the previous figure. */
-export function stay(entry, { meta, xaxis }) {
-  if (!meta?.addressed) return;
+/* Keeps what is shown when new numbers arrive. `entry.first` = the first range of a figure with meta.above. */
+export function stay(entry, layout) {
+  stayZoomed(entry, layout);
+  const { meta, yaxis } = layout;
+  const all = entry.first && entry.box.layout?.yaxis?.autorange === true;
+  entry.first = meta?.above ? [...yaxis.range] : null;
+  if (!entry.first || !all) return;
+  delete yaxis.range;
+  yaxis.autorange = true;
+}
+
+/* Keeps the zoom, whether it came from dragging, from a button or from the address. `entry.full` = the full axis of the
+ * previous figure. */
+function stayZoomed(entry, { meta, xaxis }) {
+  if (!meta?.zooms) return;
   const now = entry.box.layout?.xaxis?.range?.map(Number);
   const { full } = entry;
   entry.full = [...xaxis.range];

@@ -13,7 +13,7 @@
  */
 
 import { lift, paint } from "./chart_bars.js";
-import { offerZoom } from "./chart_buttons.js";
+import { offerAll, offerZoom } from "./chart_buttons.js";
 import { nameCells } from "./chart_cells.js";
 import { painted } from "./chart_colours.js";
 import { followChoices, shape } from "./chart_curves.js";
@@ -24,6 +24,7 @@ import "./sections.js"; // before charts are mounted: those of closed sections a
 import { followAddress, followed, followZoom, part, stay } from "./chart_zoom.js";
 
 const CONFIG = { displayModeBar: false, responsive: true, displaylogo: false, doubleClick: "reset", doubleClickDelay: 500 };
+const COARSE = window.matchMedia("(pointer: coarse)");
 const mounted = new Map(); // key -> {element, box, figure}
 let loading = null;
 
@@ -49,7 +50,7 @@ function fitted(figure, box) {
   const { layout } = copy;
   layout.uirevision = "kept"; // keeps a zoom when new numbers arrive
   layout.autosize = true;
-  if (window.matchMedia("(pointer: coarse)").matches) layout.dragmode = false; // a finger scrolls the page
+  if (COARSE.matches) layout.dragmode = false; // a finger scrolls the page
   const wide = window.matchMedia("(min-width: 1001px)").matches;
   if (layout.meta?.sharesRows && wide && box.closest(".grid2")) layout.yaxis.showticklabels = false;
   if (box.clientWidth < 760) adopt(copy, "half");
@@ -94,6 +95,10 @@ function wrapped(label) {
   }).join("<br>");
 }
 
+/* Without dragging, the library takes a tap for two clicks: for the one of the finger, and for the mouse's that the browser
+ * makes of it. */
+const configured = ({ config }) => ({ ...CONFIG, ...config, ...(COARSE.matches ? { doubleClick: false } : {}) });
+
 async function draw(entry) {
   if (!window.Plotly) picture(entry.figure, entry.box);
   const library = await plotly();
@@ -106,11 +111,12 @@ async function draw(entry) {
   }
   entry.box.querySelectorAll(".skeleton, .empty, .picture").forEach((node) => node.remove());
   stay(entry, layout);
-  await library.react(entry.box, lift(entry.box, figure), layout, { ...CONFIG, ...figure.config });
+  await library.react(entry.box, lift(entry.box, figure), layout, configured(figure));
   paint(entry.box);
   followZoom(entry, update);
   followAddress(entry);
   offerZoom(entry);
+  offerAll(entry);
   if (layout.meta?.axes) note(entry.element, layout.meta.unshown, "scale");
   entry.element.dispatchEvent(new CustomEvent("chartdrawn", { bubbles: true }));
 }
