@@ -31,6 +31,7 @@ class Wait(Enum):
     AWAY = "away"  # one of the hosts that the run measures is away, draining or not for runs over several hosts
     MEMORY = "memory"  # its hosts have the devices, but too few with the memory that it is predicted to need
     UNABLE = "unable"  # its hosts have the devices, but too few of them know its task or its fields
+    VERSIONS = "versions"  # hosts of different versions have the devices together, no hosts of one version do
     SIBLING = "sibling"  # a run of the same study is active or ahead
 
 
@@ -38,7 +39,7 @@ Found = tuple[Wait | None, Counts]
 """(None, devices by host in rank order) or (why not, devices by host for the hosts to wait for)."""
 TOO_FEW = (Wait.TOO_LARGE, Wait.MEMORY)
 """Reasons to wait of a run that needs more such devices than its hosts have, busy ones included."""
-UNTAKEN = (*TOO_FEW, Wait.CHECKPOINT, Wait.AWAY, Wait.UNABLE)
+UNTAKEN = (*TOO_FEW, Wait.CHECKPOINT, Wait.AWAY, Wait.UNABLE, Wait.VERSIONS)
 """Reasons to wait that no end of another run removes: only another host, or the change of one, does."""
 
 
@@ -78,13 +79,13 @@ class Request:
 
 @dataclass(frozen=True)
 class Host:
-    """A worker: its device indices by kind, all and free. `open`: it takes new runs: it neither drains, leaves nor
-    is silent, and no other worker has its name. `known`: it is open or may soon be again, as it was heard a short time
+    """A worker: its device indices by kind, all and free. `open`: it takes new runs: it neither drains, leaves nor is
+    silent, and no other worker has its name. `known`: it is open or may soon be again, as it was heard a short time
     ago. `profiles`: a profile was requested there, for whose end a run sent later waits. `across`: it may have a part
     of a run over several hosts. `tasks`: what it can do instead of training; `fields`: later fields of specs that it
-    knows. `memory`: bytes of its devices by kind and
-    index; one that does not report it is taken to have enough. `held`: a run holds devices there, also if it does not
-    list them any more, as they cannot be used."""
+    knows. `memory`: bytes of its devices by kind and index; one that does not report it is taken to have enough.
+    `version`: of the program it runs. `held`: a run holds devices there, also if it does not list them any more, as
+    they cannot be used."""
 
     name: str
     devices: dict[str, tuple[int, ...]]
@@ -98,6 +99,7 @@ class Host:
     fields: frozenset[str] = frozenset()
     memory: dict[str, dict[int, int]] = field(default_factory=dict)
     held: bool = False
+    version: str = ""
 
     def count(self, kind: str) -> int:
         return len(self.devices.get(kind, ()))
@@ -250,7 +252,18 @@ def _find_devices(request: Request, usable: list[Host], reserved: set[str]) -> F
     if request.alone:
         return Wait.TOO_LARGE, {}
     usable = [host for host in usable if host.across and (not request.over or host.name in request.over)]
-    return _find_several(request, usable, reserved)
+    return _find_several(request, usable, reserved) if request.task else _find_alike(request, usable, reserved)
+
+
+def _find_alike(request: Request, usable: list[Host], reserved: set[str]) -> Found:
+    """Looks among the hosts of each version: the ranks of a training run follow rules that another version may have
+    changed, such as which collective sums a gradient, or which step is metered."""
+    versions = dict.fromkeys(host.version for host in usable)
+    each = [_find_several(request, [host for host in usable if host.version == one], reserved) for one in versions]
+    best = min(each, key=lambda found: (found[0] is not None, found[0] in TOO_FEW), default=(Wait.TOO_LARGE, {}))
+    if best[0] in TOO_FEW and len(versions) > 1 and _find_several(request, usable, reserved)[0] not in TOO_FEW:
+        return Wait.VERSIONS, {host.name: 1 for host in usable if host.having(request)}
+    return best
 
 
 def _find_one(request: Request, capable: list[Host], reserved: set[str]) -> Found:

@@ -148,6 +148,7 @@ def idle_host(worker: Worker) -> Host:
         if size := device.get("memory_total"):
             memory.setdefault(device["kind"], {})[device["index"]] = size
     knows: dict[str, Any] = {"tasks": tuple(worker.tasks), "fields": frozenset(worker.fields)}
+    knows["version"] = worker.version
     return Host(worker.name, have, have, across=worker.across_hosts, memory=memory, **knows)
 
 

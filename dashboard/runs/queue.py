@@ -12,7 +12,15 @@ from dashboard.fleet.listening import away_for
 from dashboard.fleet.selectors import FleetSnapshot, hosts, kind_of
 from dashboard.fleet.words import WORDS, apart_text
 from dashboard.runs.models import Attempt, Checkpoint, Run, State
-from dashboard.runs.spreading import FITS_NOWHERE, Files, Holder, too_small_text, unable_sentence, why_alone
+from dashboard.runs.spreading import (
+    FITS_NOWHERE,
+    Files,
+    Holder,
+    too_small_text,
+    unable_sentence,
+    versions_sentence,
+    why_alone,
+)
 from parallel_core.analysis.quantities import listed_text
 from parallel_core.known_fields import needs_later
 from workers.contract import task_of
@@ -152,6 +160,8 @@ def _planned(runs: list[Run]) -> dict[int, Waiting]:
             sentence = _for_absent(run, why, names, awaited)
         elif why is Wait.UNABLE:
             sentence = unable_sentence(names, request, snapshot)
+        elif why is Wait.VERSIONS:
+            sentence = versions_sentence(names, request, snapshot)
         elif why is Wait.MEMORY:
             sentence = _too_small(request, awaited, fleet)
         else:

@@ -234,6 +234,8 @@ def waits_for(request: Request, fleet: FleetSnapshot) -> str:
     why, names = found.waits[request.run]
     if why is Wait.UNABLE:
         return unable_sentence(names, request, fleet)
+    if why is Wait.VERSIONS:
+        return versions_sentence(names, request, fleet)
     if why is Wait.MEMORY and not _takes_once_open(request, fleet):
         return f"{too_small_text([host for host in fleet.idle() if host.name in names], request)}. {FITS_NOWHERE}"
     return _closed([worker for worker in fleet.every if _could(idle_host(worker), request)], fleet)
@@ -248,6 +250,15 @@ def unable_sentence(names: Sequence[str], request: Request, fleet: FleetSnapshot
     if closed and _takes_once_open(request, fleet):
         return f"{closed} {old}."
     return f"Needs a newer worker: {old}."
+
+
+def versions_sentence(names: Sequence[str], request: Request, fleet: FleetSnapshot) -> str:
+    """What a run waits for that only those of the workers `names` could take which differ in version."""
+    said = [
+        f"{worker.name} runs {worker.version or 'an unknown one'}" for worker in fleet.every if worker.name in names
+    ]
+    ranks = plural_text(request.devices, "rank")
+    return f"Needs workers of one version for its {ranks}: {listed_text(said)}. Update the older ones."
 
 
 def _takes_once_open(request: Request, fleet: FleetSnapshot) -> bool:

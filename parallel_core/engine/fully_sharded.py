@@ -93,7 +93,7 @@ class FullySharded(FlatParameters):
         time."""
         self.mesh, self._dtype, main = mesh, dtype, main_dtype(dtype)
         policy = MixedPrecisionPolicy(dtype if dtype != main else None, main, cast_forward_inputs=False)
-        self.shard_grads = self.shard_values = True
+        self.sharded = self.shard_grads = self.shard_values = True
         self.buckets, self.parts = (), []
         self.layers = [module for module, _ in layers]
         found: list[tuple[str, nn.Parameter]] = []

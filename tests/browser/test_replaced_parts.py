@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from playwright.sync_api import Page, expect
 
-from tests.browser.observed_page import TELL, drawn, mark, same_page
+from tests.browser.observed_page import TELL, drawn, mark, same_page, until
 from tests.yard_process import YardProcess
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(300)]
@@ -66,6 +66,22 @@ def test_any_timeline_is_zoomed_by_buttons_but_only_that_of_the_step_in_the_addr
     page.get_by_role("slider", name="Links").press("End")
     expect(page.locator("#whatif-result .verdict")).to_contain_text("free communication")
     assert page.evaluate(shown) == pytest.approx(zoomed), "a new answer leaves the reader where he is"
+
+
+def test_a_zoom_into_what_a_shorter_answer_does_not_reach_ends(page: Page, stocked: dict[str, Any]) -> None:
+    page.goto(f"/runs/{stocked['dp']}/?tab=whatif")
+    drawn(page, ["whatif"])
+    shown = "document.querySelector('.chart[data-chart=whatif] .chart-box').layout.xaxis.range.map(Number)"
+    _, high = page.evaluate(shown)
+    device = page.get_by_role("slider", name="Device")
+    device.press("Home")
+    until(page, f"(high) => {shown}[1] > 2 * high", high)
+    chart = page.locator("#chart-whatif")
+    for name in ("Zoom in", "Zoom in", "Later", "Later"):
+        chart.get_by_role("button", name=name).click()
+    assert page.evaluate(shown)[0] > 1.1 * high
+    device.press("End")
+    until(page, f"(high) => {shown}[0] < 0.1 * high && {shown}[1] < 1.1 * high", high)
 
 
 def test_what_is_laid_open_stays_open_when_its_part_is_replaced(page: Page, stocked: dict[str, Any]) -> None:

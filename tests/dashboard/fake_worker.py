@@ -12,6 +12,7 @@ import numpy as np
 import redis
 
 from parallel_core.analysis.step_waits import StepWaits
+from parallel_core.known_fields import later
 from parallel_core.observe.records import POINT, SPAN, STEP_SUM, WAIT, encode
 from parallel_core.schedule.ir import Kind
 from parallel_core.spec import RunSpec
@@ -81,7 +82,7 @@ class Peer:
         ]
         live = {str(pk): {"0": {"step": step, "op": "0F1", "age": 0.1}} for pk in attempts}
         about = {"host": "host-a", "version": "1", "time": 0.0, "load": 0.1, "memory_total": 1, "memory_available": 1}
-        lists = {"devices": devices, "attempts": live, "tasks": list(TASKS)}
+        lists = {"devices": devices, "attempts": live, "tasks": list(TASKS), "fields": later()}
         self.say("heartbeat", {**about, **lists, **more}, age=age)
 
     def running(self, attempt: int) -> None:

@@ -97,7 +97,7 @@ def test_the_worker_is_as_its_heartbeat_said(peer: Peer, controller: Controller)
     assert (worker.host, worker.boot, len(worker.devices)) == ("host-a", "boot-1", 2)
     assert worker.fields == ["train.new"]
     assert worker.refused.startswith("TRAINYARD_TOKEN is not set.") and len(worker.refused) < 1_000
-    peer.beat()
+    peer.beat(fields=[])
     controller.turn()
     worker = Worker.objects.get()
     assert worker.calibration["step_time"] == 0.1, "an old calibration is kept"

@@ -65,7 +65,7 @@ def test_a_worker_is_sent_the_fields_that_it_announces(old: Worker, alice: Any) 
 
 def test_of_several_workers_each_must_know_a_field(old: Worker, alice: Any) -> None:
     factory.worker("yard-b")
-    Worker.objects.filter(name="yard-b").update(fields=[NEW])
+    Worker.objects.filter(name="yard-b").update(fields=[NEW], version="0.0.1")
     run = factory.queued(alice, {"dp": 4})
     (attempt,) = place_queued(["yard-a", "yard-b"], ["yard-a", "yard-b"])
     assert attempt.run_id == run.pk and "deterministic" not in start_message(attempt)["spec"]["train"]
@@ -79,6 +79,18 @@ def test_a_run_that_uses_the_new_field_waits_for_a_newer_worker(old: Worker, ali
     assert not place_queued(["yard-a"], ["yard-a"])
     Worker.objects.update(fields=[NEW])
     assert submission.assess(run.spec).waits == "" and placed() == run
+
+
+def test_a_run_over_hosts_of_two_versions_waits_for_one(old: Worker, alice: Any) -> None:
+    factory.worker("yard-b")
+    Worker.objects.filter(name="yard-b").update(version="0.0.2")
+    run = factory.queued(alice, {"dp": 4})
+    said = (
+        "Needs workers of one version for its 4 ranks: yard-a runs 0.0.1 and yard-b runs 0.0.2. Update the older ones."
+    )
+    assert queue.waiting(run).sentence == said == submission.assess(run.spec).waits
+    Worker.objects.update(version="0.0.2")
+    assert submission.assess(run.spec).waits == "" and queue.waiting(run).sentence == "Starts now."
 
 
 def test_a_profile_is_requested_without_the_new_field(old: Worker, alice: Any) -> None:

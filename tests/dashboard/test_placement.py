@@ -54,6 +54,20 @@ def test_a_run_that_must_be_alone_never_goes_over_several_hosts() -> None:
     assert plan([ask(1, 3, alone=True)], [host("a"), host("b")]).waits == {1: (Wait.TOO_LARGE, ())}
 
 
+def test_ranks_of_a_run_are_on_hosts_of_one_version() -> None:
+    old, new = (host(f"{name}-{version}", version=version) for name, version in (("a", "1"), ("b", "2")))
+    assert plan([ask(1, 4)], [old, new]).waits == {1: (Wait.VERSIONS, ("a-1", "b-2"))}
+    assert placed(plan([ask(1, 2)], [old, new])) == {1: [Share("a-1", (0, 1), 0)]}, "one host is of one version"
+    more = host("c-2", version="2")
+    assert {share.host for share in placed(plan([ask(1, 4)], [old, new, more]))[1]} == {"b-2", "c-2"}
+    assert plan([ask(1, 6)], [old, new]).waits == {1: (Wait.TOO_LARGE, ())}, "no version is what is missing"
+    busy = host("c-2", version="2", free=0)
+    assert plan([ask(1, 4)], [old, new, busy]).waits == {1: (Wait.BUSY, ("b-2", "c-2"))}, "an update would not help"
+    timing = ask(1, 2, hosts=2, task="links", among=("a-1", "b-2"))
+    able = [replace(one, tasks=("links",)) for one in (old, new)]
+    assert len(placed(plan([timing], able))[1]) == 2, "what is not trained may be on both"
+
+
 def test_what_no_host_has_alone_goes_over_as_few_as_it_takes() -> None:
     result = plan([ask(1, 5)], [host("small"), host("big", 4), host("mid", 3)])
     assert placed(result) == {1: [Share("big", (0, 1, 2, 3), 0), Share("mid", (0,), 4)]}

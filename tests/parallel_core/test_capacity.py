@@ -96,6 +96,9 @@ def test_a_kind_of_fixed_depth_says_what_can_be_varied(kind: str) -> None:
 OTHER: dict[str, Any] = {
     "warmup_steps": 1,
     "lr": 1e-2,
+    "lr_schedule": "cosine",
+    "lr_warmup_steps": 2,
+    "lr_final": 0.5,
     "weight_decay": 0.5,
     "beta1": 0.5,
     "beta2": 0.5,

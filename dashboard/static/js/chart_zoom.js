@@ -70,8 +70,9 @@ function stayZoomed(entry, { meta, xaxis }) {
   if (!meta?.zooms) return;
   const now = entry.box.layout?.xaxis?.range?.map(Number);
   const { full } = entry;
-  entry.full = [...xaxis.range];
-  if (now && full && (now[0] > full[0] || now[1] < full[1])) xaxis.range = now;
+  const [low, high] = (entry.full = [...xaxis.range]);
+  if (!now || !full || now[0] >= high || now[1] <= low) return; // nothing of the new axis would be seen
+  if (now[0] > full[0] || now[1] < full[1]) xaxis.range = now;
 }
 
 /* The zoom as parameters for an address; "" if the whole axis is shown. */
