@@ -75,8 +75,8 @@ class Answer(Value):
 
 
 def answer(question: Question, on_progress: ProgressCallback = silent) -> Answer:
-    """Searches both levels, for about `inter.SEARCH_S` at most. Raises ValueError where the micro-batches cannot be
-    distributed over the devices, or no plan fits their memory."""
+    """Searches both levels, with integer programmes for memory only during the first `inter.SEARCH_S`. Raises
+    ValueError where the micro-batches cannot be distributed over the devices, or no plan fits their memory."""
     told = 0
 
     def searching(done: int, of: int) -> None:
