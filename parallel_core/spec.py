@@ -191,6 +191,10 @@ class TrainSpec(_Spec):
     """Factor by which the scale grows."""
     loss_scale_backoff: Annotated[float, Field(gt=0, lt=1)] = 0.5
     """Factor by which it falls when gradients overflow."""
+    eval_every: Annotated[int, Field(ge=0, le=limits.MAX_STEPS)] = 0
+    """Steps between evaluations of the held-out loss (`engine.evaluation`), also made after the last; 0 = none."""
+    eval_samples: Annotated[int, Field(ge=1, le=limits.MAX_HELD_OUT)] = 64
+    """Samples of an evaluation: the last ones of the corpus, which are then never trained on."""
     corpus: str = "stdlib"
     """What is trained on: a built-in corpus, `blob:` and the sha256 of a text, or `tokens:` and a name."""
     device: DeviceKind = "cpu"
@@ -201,6 +205,11 @@ class TrainSpec(_Spec):
     """Steps between checkpoints; one is also saved after the last step. 0: only when the run is stopped by SIGTERM."""
     keep: Annotated[int, Field(ge=1, le=limits.MAX_KEPT)] = 2
     """How many checkpoints are kept, the newest ones."""
+
+    @property
+    def held_out(self) -> int:
+        """Number of samples that are kept for evaluations, and never trained on."""
+        return self.eval_samples if self.eval_every else 0
 
     @model_validator(mode="after")
     def _corpus_is_named_by_content(self) -> Self:

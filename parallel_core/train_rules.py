@@ -1,4 +1,4 @@
-"""Rules about corpus, dropout, number of steps and learning rate of a run. Errors name fields and valid values."""
+"""Rules about corpus, dropout, steps, learning rate and evaluations of a run. Errors name fields and valid values."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from parallel_core.limits import DROPOUT_STEPS
 from parallel_core.outline import outline_of
-from parallel_core.rules import Proposal, refusal, rule_error
+from parallel_core.rules import Proposal, nearest, refusal, rule_error
 
 if TYPE_CHECKING:
     from parallel_core.spec import RunSpec
@@ -58,4 +58,26 @@ def check_rate(spec: RunSpec) -> None:
         "use",
         Proposal("lr_warmup_steps={}", "train.lr_warmup_steps", [train.steps - 1]),
         Proposal("steps={}", "train.steps", [train.lr_warmup_steps + 1]),
+    )
+
+
+def check_evaluations(spec: RunSpec) -> None:
+    """Checks that the pipeline is empty where the held-out loss is evaluated: filling it again would change what it
+    learns."""
+    train, split = spec.train, spec.parallel
+    if not train.eval_every or split.flushes or train.eval_every >= train.steps:
+        return
+    saves = train.checkpoint_every
+    if saves and train.eval_every % saves == 0:
+        return
+    where = f"other than after checkpoints, every {saves} steps, and" if saves else "before"
+    below = train.eval_every // saves * saves if saves else 0
+    multiples = nearest([value for value in (below, below + saves) if 0 < value < train.steps], train.eval_every)
+    raise refusal(
+        ("train.eval_every", "train.checkpoint_every", "parallel.schedule"),
+        f"eval_every={train.eval_every} would drain the pipeline of schedule={split.schedule} {where} the last step, "
+        "which changes its updates; use",
+        Proposal("eval_every={}, after the last step alone", "train.eval_every", [train.steps]),
+        *([Proposal("eval_every={}", "train.eval_every", multiples)] if multiples else []),
+        Proposal("schedule={}", "parallel.schedule", ["1f1b"]),
     )

@@ -88,6 +88,7 @@ def summarise(run: Run) -> dict[str, Any]:
     - references: seconds of the reference work by rank; [] unless all ranks measured it.
     - company: how many times longer it took than on one device alone, mean over the ranks.
     - final_loss: the last loss; None if it is not finite.
+    - held_out: {step, loss} of the last evaluation of held-out samples; None if there was none, or if it is not finite.
     - params_total: number of parameters.
     """
     timed = selectors.timed(run)
@@ -104,6 +105,7 @@ def summarise(run: Run) -> dict[str, Any]:
         "staleness": _staleness(run),
         **_conditions(run, infos),
         "final_loss": _final_loss(run),
+        "held_out": _held_out(run),
         "params_total": next((s["params_total"] for s in summaries if s.get("params_total")), None),
     }
 
@@ -118,6 +120,13 @@ def _conditions(run: Run, infos: Mapping[int, RankInfo]) -> dict[str, Any]:
 def _final_loss(run: Run) -> float | None:
     values = selectors.series(run, "loss").value
     return float(values[-1]) if len(values) and math.isfinite(values[-1]) else None
+
+
+def _held_out(run: Run) -> dict[str, float] | None:
+    found = selectors.series(run, "eval_loss")
+    if not len(found.value) or not math.isfinite(found.value[-1]):
+        return None
+    return {"step": int(found.step[-1]), "loss": float(found.value[-1])}
 
 
 def _staleness(run: Run) -> dict[str, dict[str, float]]:

@@ -5,9 +5,14 @@ from __future__ import annotations
 from dashboard.fleet.selectors import FleetSnapshot
 from dashboard.runs import services
 from dashboard.runs.spreading import Files
+from parallel_core.data.corpus import CorpusError
+from parallel_core.data.dataset import open_dataset
+from parallel_core.data.held_out import most_sequences
 from parallel_core.spec import RunSpec
 
 MOST_NAMED = 6
+COUNTED = frozenset({"digits", "django"})
+"""Built-in corpora of so few samples that a run can ask to hold out all of them."""
 NONE = "they have none; make one with pack-tokens"
 
 
@@ -16,6 +21,8 @@ def corpus_errors(spec: RunSpec) -> dict[str, str]:
     kind, _, sha256 = spec.train.corpus.partition(":")
     if kind == "tokens":
         return _token_file_errors(spec, sha256)
+    if kind in COUNTED:
+        return _held_out_errors(spec)
     if kind != "blob":
         return {}
     size = services.uploaded_size(sha256)
@@ -25,7 +32,27 @@ def corpus_errors(spec: RunSpec) -> dict[str, str]:
         return {
             "train.corpus": f"The corpus has {size} bytes: too short for one sample of {spec.model.seq} + 1 tokens."
         }
+    return _sequences_errors(spec, size)
+
+
+def _held_out_errors(spec: RunSpec) -> dict[str, str]:
+    """Error by field if a built-in corpus of few samples would have none left to train."""
+    try:
+        if spec.train.held_out:
+            open_dataset(spec).hold_out(spec.train.held_out)
+    except CorpusError as error:
+        return {"train.eval_samples": f"{str(error)[:1].upper()}{str(error)[1:]}"}
     return {}
+
+
+def _sequences_errors(spec: RunSpec, tokens: int) -> dict[str, str]:
+    """Error by field if a text of so many tokens has too few to hold out what the run evaluates."""
+    most = most_sequences(tokens, spec.model.seq)
+    if spec.train.held_out <= most:
+        return {}
+    field, use = ("eval_samples", f"at most {most}") if most else ("eval_every", "0")
+    held = f"{spec.train.held_out} sequences of {spec.model.seq} tokens"
+    return {f"train.{field}": f"The corpus has {tokens} tokens, too few to hold out {held}; use {use}."}
 
 
 def _token_file_errors(spec: RunSpec, name: str) -> dict[str, str]:
@@ -50,4 +77,4 @@ def _token_file_errors(spec: RunSpec, name: str) -> dict[str, str]:
         }
     if found["tokens"] <= spec.model.seq:
         return {"model.seq": f"Token file {name} has {found['tokens']} tokens; use at most {found['tokens'] - 1}."}
-    return {}
+    return _sequences_errors(spec, found["tokens"])

@@ -1,4 +1,5 @@
-"""Charts of a run's Metrics tab: one for each series; of a series of stages, a line for each stage."""
+"""Charts of a run's Metrics tab: one for each series. A series of stages has a line for each stage, the loss one for
+held-out samples."""
 
 from __future__ import annotations
 
@@ -27,8 +28,8 @@ DASHES = ("solid", "dash", "dot")
 
 def points_since(run: Run, step: int, steps: Mapping[str, int] | None = None) -> dict[str, Any]:
     """What `metrics` would add: for each line with points after `step` these, and what stands around its chart: title,
-    source, and the table's columns and rows. The lines of a chart by stage have keys such as `staleness:1`; those among
-    `steps` are asked for from another step on.
+    source, and the table's columns and rows. The lines of a chart with several have keys such as `staleness:1`; those
+    among `steps` are asked for from another step on.
 
     Points before it are not read, so two things are left to whoever has them: the source does not count them as drawn,
     and in `rows` the last of COLUMNS is the least of the points that were read. `thinned` lines do not tell what their
@@ -40,7 +41,7 @@ def points_since(run: Run, step: int, steps: Mapping[str, int] | None = None) ->
         lines = _lines(run, metric)
         since = [(steps or {}).get(_key(metric, line), step) for line in lines]
         read = [
-            _in_unit(metric, selectors.grown(run, metric.name, line.rank, at))
+            _in_unit(metric, selectors.grown(run, line.series, line.rank, at))
             for line, at in zip(lines, since, strict=True)
         ]
         new = [selectors.after(own, at).thinned(BUCKETS) for (own, *_), at in zip(read, since, strict=True)]
@@ -54,7 +55,7 @@ def points_since(run: Run, step: int, steps: Mapping[str, int] | None = None) ->
 
 
 def _key(metric: Metric, line: _Line) -> str:
-    return metric.name if line.stage is None else f"{metric.name}:{line.stage}"
+    return metric.name if line.number is None else f"{metric.name}:{line.number}"
 
 
 def _points(points: selectors.Series) -> dict[str, Any]:
@@ -71,7 +72,7 @@ def metrics(run: Run) -> list[Chart]:
     begun = beginnings(run)  # before the points: if these are of a newer attempt, a page fetches them once more
     shift = samples_shift(run)
     found = (
-        (metric, [_with_replaced(run, metric, line.rank) for line in _lines(run, metric)]) for metric in metrics_of(run)
+        (metric, [_with_replaced(run, metric, line) for line in _lines(run, metric)]) for metric in metrics_of(run)
     )
     return [_metric(run, metric, parts, shift, begun[metric.name]) for metric, parts in found]
 
@@ -79,32 +80,36 @@ def metrics(run: Run) -> list[Chart]:
 def beginnings(run: Run) -> dict[str, str]:
     """`selectors.beginnings` of each chart of `metrics`, those of its lines with commas between them; '' for a line
     without points."""
-    ranks = {metric.name: [line.rank for line in _lines(run, metric)] for metric in metrics_of(run)}
-    found = selectors.beginnings(run, set().union(*ranks.values()))
-    return {name: ",".join(found.get((name, rank), "") for rank in own) for name, own in ranks.items()}
+    lines = {metric.name: _lines(run, metric) for metric in metrics_of(run)}
+    found = selectors.beginnings(run, {line.rank for own in lines.values() for line in own})
+    return {name: ",".join(found.get((line.series, line.rank), "") for line in own) for name, own in lines.items()}
 
 
 class _Line(NamedTuple):
-    """A line of a metric's chart: of what, and the rank whose points they are."""
+    """A line of a metric's chart: of what, the series and the rank whose points they are, and its number (of a stage)
+    where the chart has several."""
 
     label: str
-    rank: int
-    stage: int | None = None
+    series: str
+    rank: int = 0
+    number: int | None = None
 
 
 def _lines(run: Run, metric: Metric) -> list[_Line]:
     """The lines of the metric's chart: at most as many stages as one figure tells apart."""
+    if metric.held_out:
+        return [_Line("trained", metric.name, number=0), _Line("held out", metric.held_out, number=1)]
     if not metric.by_stage:
-        return [_Line(run.label or run.name, 0)]
+        return [_Line(run.label or run.name, metric.name)]
     layout = Layout.of(RunSpec.stored(run.spec))
     drawn = range(min(layout.stages, loss.MAX_LINES))
-    return [_Line(f"stage {stage}", layout.rank(layout.place(stage)), stage) for stage in drawn]
+    return [_Line(f"stage {stage}", metric.name, layout.rank(layout.place(stage)), stage) for stage in drawn]
 
 
-def _with_replaced(run: Run, metric: Metric, rank: int) -> list[selectors.Series]:
+def _with_replaced(run: Run, metric: Metric, line: _Line) -> list[selectors.Series]:
     """The points of a line, thinned to a chart's width; behind them, those of each earlier attempt that were trained
     again. All in the unit of the chart."""
-    return _in_unit(metric, selectors.series_and_replaced(run, metric.name, rank, BUCKETS))
+    return _in_unit(metric, selectors.series_and_replaced(run, line.series, line.rank, BUCKETS))
 
 
 def _in_unit(metric: Metric, read: tuple[selectors.Series, list[selectors.Series]]) -> list[selectors.Series]:
@@ -139,13 +144,22 @@ def _metric(
         layout["yaxis"]["rangemode"] = "tozero"
     layout["meta"] |= {"t0": begun, "begins": begins, "per_step": curves[0].samples_per_step}
     layout["meta"]["least"] = [row[-1] for row in made.rows]
+    if lines[0].number is not None:
+        layout["meta"]["lines"] = [line.number for line, own in zip(lines, found, strict=True) if len(own.value)]
     if metric.by_stage:
-        layout["meta"]["lines"] = [line.stage for line, own in zip(lines, found, strict=True) if len(own.value)]
         return replace(made, subtitle="", columns=("stage", *loss.COLUMNS[1:]))
-    # A single line needs no hue of its own: it has the accent colour.
-    for trace in made.figure["data"][:1]:
-        trace["line"] = {"color": theme.var("accent"), "width": 1.75}
-    return replace(made, subtitle="")
+    # A single line needs no hue of its own, nor do two of one quantity: they have the accent colour.
+    for trace in made.figure["data"][: len(layout["meta"].get("lines", lines))]:
+        trace["line"] |= {"color": theme.var("accent"), "dash": trace["line"]["dash"] if metric.held_out else "solid"}
+    _mark_evaluations(made.figure["data"], metric)
+    return replace(made, subtitle="", columns=("samples", *loss.COLUMNS[1:]) if metric.held_out else made.columns)
+
+
+def _mark_evaluations(traces: Sequence[dict[str, Any]], metric: Metric) -> None:
+    """Gives the line of held-out samples, whose points are few, a symbol at each."""
+    for trace in traces if metric.held_out else ():
+        if trace["name"] == "held out":
+            trace |= {"mode": "lines+markers", "marker": {"color": theme.var("accent"), "size": 6}}
 
 
 def _undrawn(run: Run, metric: Metric, lines: Sequence[_Line]) -> str:
@@ -167,13 +181,15 @@ def _curve(run: Run, line: _Line, points: selectors.Series, begun: float, shift:
         samples_shift=shift,
         family=family(spec),
         means=points.means,
-        dash="" if line.stage is None else DASHES[line.stage % len(DASHES)],
+        dash="" if line.number is None else DASHES[line.number % len(DASHES)],
     )
 
 
 def _range(metric: Metric, found: Sequence[selectors.Series]) -> str:
     if not any(own.total for own in found):
         return "no point yet"
+    if metric.held_out:
+        return ", held out ".join(_newest(metric, [own]) for own in found if own.total)
     newest = _newest(metric, found)
     return newest if metric.by_stage else f"{newest}, first {metric.said(float(found[0].value[0]))}"
 

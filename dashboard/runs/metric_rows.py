@@ -10,6 +10,7 @@ from functools import partial
 import numpy as np
 from django.db.models import Max, Min, QuerySet, Sum
 
+from dashboard.runs import selectors
 from dashboard.runs.models import ENDED, RankInfo, Run, SeriesChunk, SpanChunk
 from dashboard.runs.page_verdict import target_of
 from parallel_core.analysis.diagnosis.divergence import what_is_skipped
@@ -38,7 +39,8 @@ class Metric:
 
     `title` is the quantity, `unit` that of the axis, `text` formats a value; both apply to the stored value times
     `scale`. `measured` is the source shown under the chart; `only` = the one precision that has this series; `by_stage`
-    = each stage has its own, where the pipeline is not flushed: a line for each, from its first rank.
+    = each stage has its own, where the pipeline is not flushed: a line for each, from its first rank. `held_out` = the
+    series that is a second line: the same of held-out samples, where the run evaluates them.
     """
 
     name: str
@@ -47,6 +49,7 @@ class Metric:
     measured: str = "measured"
     only: str = ""
     by_stage: bool = False
+    held_out: str = ""
     scale: float = 1.0
     text: Callable[[float], str] = _four_digits
 
@@ -66,7 +69,7 @@ _TRACED = "every traced step"
 _SPANS = f"measured in {_TRACED} from the spans of all ranks, mean over them"
 _PEAK, _STEP = "% of the devices' peak", "% of a step"
 METRICS = (
-    Metric("loss", "Loss", "loss"),
+    Metric("loss", "Loss", "loss", held_out="eval_loss"),
     Metric(
         "step_time",
         "Step time",
@@ -146,6 +149,7 @@ NOT_DRAWN = {
     "reference_time": "not of the run but of its host: studies draw what follows from it, the pace",
     "memory": "sampled between steps, when activations are free: the Memory tab has the peaks",
     "cpu_others": "one share so far, which the page says in words where it disturbed the run",
+    "eval_time": "of no step, and about as long each time: said under the chart of the loss",
 }
 """The other recorded series and why no chart shows them; the CSV and JSON files have them."""
 
@@ -198,11 +202,24 @@ def _most_spans(run: Run) -> int:
 
 
 def _worded(metric: Metric, run: Run) -> Metric:
+    if metric.held_out:
+        return _evaluated(metric, run)
     if metric.name == "tflops" and run.spec.get("train", {}).get("device") != "cuda":
         return _on_cpu(metric)
     if metric.name == "skipped_steps":
         return _skipping(metric, what_is_skipped(RunSpec.stored(run.spec))[0])
     return _counting(metric, target_of(run)) if metric.name == "tokens_per_s" else metric
+
+
+def _evaluated(metric: Metric, run: Run) -> Metric:
+    """With what is evaluated, and how long it took; without a second line where nothing is."""
+    held_out = RunSpec.stored(run.spec).train.held_out
+    if not held_out:
+        return replace(metric, held_out="")
+    seconds = selectors.series(run, "eval_time").value
+    took = f", in {seconds_text(float(np.median(seconds)))} each time, between steps" if len(seconds) else ""
+    what = f"held out: mean over the last {held_out} samples of the corpus, never trained on, without dropout"
+    return replace(metric, measured=f"{metric.measured}; {what}{took}")
 
 
 def _skipping(metric: Metric, what: str) -> Metric:

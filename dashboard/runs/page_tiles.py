@@ -43,7 +43,7 @@ def tiles(run: Run) -> list[Tile]:
     """Loss, step time, tokens a second, and memory of the worst rank against its limit."""
     loss, rate = (selectors.series(run, name, buckets=BUCKETS) for name in ("loss", "tokens_per_s"))
     return [
-        Tile("loss", "Loss", _last(loss, lambda v: significant(v, 4)), _fall(loss), line(loss.value)),
+        Tile("loss", "Loss", _last(loss, lambda v: significant(v, 4)), _loss_note(run, loss), line(loss.value)),
         _step_time(run),
         Tile("tokens_per_s", "Throughput", *_throughput(run, rate), line(rate.value)),
         _memory(run),
@@ -73,6 +73,14 @@ def _last(series: selectors.Series, text: object) -> str:
 
 def _fall(series: selectors.Series) -> str:
     return f"from {significant(float(series.value[0]), 4)} at step {series.step[0]}" if len(series.value) > 1 else ""
+
+
+def _loss_note(run: Run, loss: selectors.Series) -> str:
+    """Where the loss began; where held-out samples are evaluated, the last held-out loss instead."""
+    held_out = selectors.series(run, "eval_loss") if RunSpec.stored(run.spec).train.held_out else None
+    if held_out is None or not len(held_out.value):
+        return _fall(loss)
+    return f"held out {significant(float(held_out.value[-1]), 4)} at step {held_out.step[-1]}"
 
 
 def _step_time(run: Run) -> Tile:

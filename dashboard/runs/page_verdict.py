@@ -160,10 +160,17 @@ def _succeeded(run: Run) -> Verdict:
     memory = run.summary.get("memory")
     second = f" Rank {memory['rank']} held most: {bytes_text(memory['peak_total'])}." if memory else ""
     busy = UNKNOWN_OTHERS if run.summary.get("others_missing") else disturbance(run.summary.get("cpu_others"))
-    loss = run.summary.get("final_loss")
-    ending = f" Final loss {significant(loss, 4)}." if loss is not None else ""
+    ending = _final_losses(run)
     more = [numerics(run), busy, lateness(run.summary.get("staleness") or {})]
     return Verdict(f"{first}.{second}{ending}", more=" ".join(part for part in more if part))
+
+
+def _final_losses(run: Run) -> str:
+    loss, held_out = run.summary.get("final_loss"), run.summary.get("held_out")
+    if loss is None:
+        return ""
+    beside = f", held out {significant(held_out['loss'], 4)}" if held_out else ""
+    return f" Final loss {significant(loss, 4)}{beside}."
 
 
 UNKNOWN_OTHERS = (

@@ -117,6 +117,8 @@ GROUPS = (
             Entry("train.loss_scale_growth", "Loss scale growth"),
             Entry("train.loss_scale_backoff", "Loss scale back-off", "when gradients overflow"),
             Entry("train.deterministic", "Deterministic algorithms"),
+            Entry("train.eval_every", "Evaluate held-out loss every", "steps; 0 never does"),
+            Entry("train.eval_samples", "Held-out samples", "the last of the corpus, never trained on"),
             Entry("train.checkpoint_every", "Checkpoint every", "steps; 0 saves only when stopped"),
             Entry("train.keep", "Checkpoints kept", "the newest ones"),
             Entry("trace.trace_every", "Trace every", "steps; 0 traces one step only"),

@@ -28,7 +28,7 @@ FREE = frozenset(
     }
 )
 """Training fields that may differ: how long, where and how exactly the same updates are computed."""
-APART = frozenset({"global_batch", "clip", "clip_norm"})
+APART = frozenset({"global_batch", "clip", "clip_norm", "eval_every", "eval_samples"})
 """Training fields that `same_updates` compares by rules of their own."""
 TOLERANCES = {"fp32": 1e-5, "fp64": 1e-12, "bf16": 1e-2, "fp16": 2e-3}
 """Relative difference of losses up to which two runs of this precision count as equal."""
@@ -93,7 +93,8 @@ def why_not(base: RunSpec, others: Sequence[RunSpec]) -> str:
 
 def _differing(a: RunSpec, b: RunSpec) -> list[str]:
     """The training fields that differ and have to be equal: those of SAME_TRAINING, of which a constant rate has no
-    end; and the number of steps, over all of which a rate decays."""
+    end; the number of steps, over all of which a rate decays; and the samples that are held out, if any."""
     decays = {a.train.lr_schedule, b.train.lr_schedule} != {"constant"}
+    held_out = ["eval_samples"] if a.train.held_out != b.train.held_out else []
     names = [*SAME_TRAINING, "steps"] if decays else [name for name in SAME_TRAINING if name != "lr_final"]
-    return [name for name in names if getattr(a.train, name) != getattr(b.train, name)]
+    return [*held_out, *(name for name in names if getattr(a.train, name) != getattr(b.train, name))]

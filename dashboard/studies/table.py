@@ -20,7 +20,7 @@ COLUMNS = (
     "memory_bytes",
     *(f"{component}_ns" for component in COMPONENTS),
     *("cpu_others", "reference_s", "company", "speedup_at_baseline_pace"),
-    *("final_loss", "largest_loss_difference"),
+    *("final_loss", "held_out_loss", "largest_loss_difference"),
 )
 
 
@@ -48,5 +48,7 @@ def _measured(row: Row) -> list[Any]:
 def _tail(row: Row) -> list[Any]:
     entry, pace = row.entry, row.entry.pace
     values = [entry.others, *((pace.seconds, pace.company) if pace else (None, None)), entry.at_pace]
-    values += [row.run.summary.get("final_loss"), row.parity.largest if row.parity and row.parity.steps else None]
+    summary = row.run.summary
+    values += [summary.get("final_loss"), (summary.get("held_out") or {}).get("loss")]
+    values += [row.parity.largest if row.parity and row.parity.steps else None]
     return ["" if value is None else value for value in values]

@@ -125,7 +125,7 @@ def _checkpoint(path: Path, spec: RunSpec) -> Path:
 
 
 class Shown:
-    """Prints a line per step of rank 0, and one per checkpoint.
+    """Prints a line per step of rank 0, and one per checkpoint and evaluation.
 
     Step times arrive with their step, the loss without a flush only during later steps, so the line is printed then.
     `stopping`: the run is ending; until then a line that nobody can read any more ends it as Ctrl-C does.
@@ -147,6 +147,9 @@ class Shown:
             seconds, rate = (values.pop(int(point["step"]), math.nan) for values in self._waiting.values())
             step, loss = point["step"], point["value"]
             self._say(f"step {step:>6}  loss {loss:.6f}  {seconds * 1e3:8.1f} ms  {rate:10.0f} {self._target}/s")
+
+        for point in points([frame], "eval_loss"):
+            self._say(f"step {point['step']:>6}  held-out loss {point['value']:.6f}")
 
     def _say(self, line: str) -> None:
         if not say(line) and not self.stopping:

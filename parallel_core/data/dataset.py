@@ -9,6 +9,7 @@ from typing import Protocol, cast
 import numpy as np
 
 from parallel_core.data import corpus
+from parallel_core.data.held_out import HeldOut
 from parallel_core.data.images import Images
 from parallel_core.data.pairs import Pairs
 from parallel_core.data.token_file import FileTokens
@@ -29,6 +30,9 @@ class Dataset(Protocol):
 
     def count(self, numbers: np.ndarray) -> int:
         """Returns how many targets of these samples count."""
+
+    def hold_out(self, samples: int) -> HeldOut:
+        """Returns the last `samples`, none of which overlap. Raises CorpusError where none would be left to train."""
 
 
 def open_dataset(spec: RunSpec, cache: Path | None = None) -> Dataset:

@@ -13,6 +13,8 @@ from pathlib import Path
 
 import numpy as np
 
+from parallel_core.data.held_out import HeldOut, last_samples
+
 SIDE, WHITE = 8, 16.0
 
 
@@ -47,3 +49,6 @@ class Images:
     def count(self, numbers: np.ndarray) -> int:
         """Returns one target per image."""
         return len(numbers)
+
+    def hold_out(self, samples: int) -> HeldOut:
+        return last_samples(self.length, samples, "images")

@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from parallel_core.data.corpus import CorpusError
+from parallel_core.data.held_out import HeldOut, last_samples
 from parallel_core.outline.gnmt import MARKS
 
 LANGUAGE = "de"
@@ -78,3 +79,6 @@ class Pairs:
     def count(self, numbers: np.ndarray) -> int:
         """Returns the number of target words, end tokens included."""
         return int((self._targets[numbers] >= 0).sum())
+
+    def hold_out(self, samples: int) -> HeldOut:
+        return last_samples(self.length, samples, "sentence pairs")

@@ -25,21 +25,23 @@ class MicroBatches(NamedTuple):
 
 
 class Sampler:
-    """Draws the samples of each step from `dataset`."""
+    """Draws the samples of each step from `dataset`, but none that is held out."""
 
     def __init__(self, spec: RunSpec, dataset: Dataset) -> None:
         self.seed, self.batch, self.size = spec.train.seed, spec.train.global_batch, spec.micro_batch_size
-        self._dataset = dataset
+        self.dataset = dataset
+        held = spec.train.held_out
+        self._length = dataset.hold_out(held).before if held else dataset.length
 
     def numbers(self, step: int) -> np.ndarray:
         """Returns the numbers of the step's samples, [global_batch] int64."""
         random = np.random.Generator(np.random.Philox(key=np.array([self.seed, step], dtype=np.uint64)))
-        return random.integers(0, self._dataset.length, size=self.batch)
+        return random.integers(0, self._length, size=self.batch)
 
     def micro_batches(self, step: int, ids: tuple[int, ...]) -> MicroBatches:
         """Returns the samples of these micro-batches, in the order of `ids`."""
         numbers = self.numbers(step)
         mine = numbers.reshape(-1, self.size)[list(ids)]
-        parts = self._dataset.take(mine.reshape(-1))
+        parts = self.dataset.take(mine.reshape(-1))
         inputs, targets = (part.reshape(len(ids), self.size, *part.shape[1:]) for part in parts)
-        return MicroBatches(inputs, targets, self._dataset.count(numbers))
+        return MicroBatches(inputs, targets, self.dataset.count(numbers))

@@ -18,7 +18,7 @@ from parallel_core.engine.p2p import Links, Traffic
 from parallel_core.engine.precision import LossScale
 from parallel_core.engine.reduction import Reducer
 from parallel_core.engine.shared_gradients import SharedGradients
-from parallel_core.engine.stage import Batch
+from parallel_core.engine.stage import Batch, Stage
 from parallel_core.observe.progress import Progress
 from parallel_core.observe.recorder import LANE_COLLECTIVE, LANE_COMPUTE, LANE_HOST, LANE_P2P
 from parallel_core.observe.scope import Scope
@@ -120,12 +120,16 @@ class BaseExecutor:
 
     def _forward(self, op: Op) -> int:
         stage, x = self._stages[op.stage], self._arrived.pop((Kind.RECV_ACT, op.stage, op.micro_batch), None)
-        out = stage.forward(op.micro_batch, x)
+        out = self._pass(stage, op.micro_batch, x)
         if stage.is_last:
             self._losses[op.micro_batch] = out
         else:
             self._hand_on(op, op.stage + 1, Kind.SEND_ACT, Kind.RECV_ACT, out)
         return 0
+
+    def _pass(self, stage: Stage, micro_batch: int, x: Tensor | None) -> Tensor:
+        """Runs the forward of a stage."""
+        return stage.forward(micro_batch, x)
 
     def _backward(self, op: Op) -> int:
         stage, grad = self._stages[op.stage], self._arrived.pop((Kind.RECV_GRAD, op.stage, op.micro_batch), None)

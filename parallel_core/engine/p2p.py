@@ -135,7 +135,11 @@ class Links:
 
     def end_step(self) -> None:
         """Waits until every send has arrived."""
-        for sent in list(self._sent):
+        self.wait_for_all_but(0)
+
+    def wait_for_all_but(self, last: int) -> None:
+        """Waits until every send but the `last` ones has arrived."""
+        for sent in list(self._sent)[: max(len(self._sent) - last, 0)]:
             self._release(sent)
 
     def renumber(self, by: int) -> None:

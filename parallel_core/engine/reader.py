@@ -7,10 +7,11 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
+from parallel_core.data.held_out import HeldOutBatches
 from parallel_core.data.sampler import Sampler
 from parallel_core.engine.device import Device
 from parallel_core.engine.fingerprint import of_arrays
-from parallel_core.engine.host_copies import Uploads
+from parallel_core.engine.host_copies import PlainUploads, Uploads
 from parallel_core.engine.injected import Injected
 from parallel_core.engine.precision import DTYPES
 from parallel_core.engine.stage import Batch
@@ -39,6 +40,7 @@ class Reader:
         self.sampler, self._ids, self._scope, self._faults = sampler, ids, scope, faults
         # Two for each step whose totals may be under way: until they are known, so may be its copies.
         self._inputs, self._targets = (device.uploads(2 * (1 + steps_apart(spec))) for _ in range(2))
+        self._held_out = PlainUploads(device.torch)
         self._reads = bool(outline_of(spec.model).readers & set(units))
         self._dtype = DTYPES[spec.train.precision]
 
@@ -50,6 +52,13 @@ class Reader:
         self._scope.micro_batch = -1
         self._scope.span(Kind.DATA, LANE_HOST, start)
         return batch
+
+    def held_out(self, batches: HeldOutBatches, number: int, ids: tuple[int, ...]) -> dict[int, Sample]:
+        """Returns the micro-batches `ids` of a round of held-out samples, by id; {} where `read` returns none."""
+        if not (self._reads and ids):
+            return {}
+        inputs, targets = (self._to_device(part, self._held_out).unbind(0) for part in batches.take(number, ids))
+        return dict(zip(ids, map(Sample, inputs, targets), strict=True))
 
     def prints(self, step: int) -> tuple[int, int]:
         """Returns 64-bit hashes of the numbers of the samples drawn in `step` for all ranks, and of the samples read by

@@ -18,6 +18,7 @@ from parallel_core.analysis.meters import Work
 from parallel_core.analysis.stats import summarise
 from parallel_core.engine.clocks import Clock
 from parallel_core.engine.device import Device
+from parallel_core.engine.evaluation import Evaluated
 from parallel_core.engine.fingerprint import Print
 from parallel_core.engine.flat import FlatParameters
 from parallel_core.engine.norm import Totals
@@ -195,6 +196,13 @@ class Reporter:
         self._references.append(reading.together)
         if reading.alone:
             self._company.append(reading.together / reading.alone)
+
+    def evaluated(self, found: Evaluated) -> None:
+        """Writes the held-out loss after a step, which rank 0 alone reports."""
+        if self._rank == 0:
+            log.info("step %d: held-out loss %.6g, in %.4g ms", found.step, found.loss, found.seconds * 1e3)
+            self._add(found.step, time.time(), {"eval_loss": found.loss, "eval_time": found.seconds})
+            self._write_points()
 
     def _of_all_ranks(self, totals: Totals) -> dict[str, float]:
         values = {"loss": totals.loss, "grad_norm": totals.grad_norm}

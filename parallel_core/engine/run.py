@@ -14,6 +14,7 @@ from parallel_core.engine.clocks import open_clock
 from parallel_core.engine.collectives import Group
 from parallel_core.engine.device import disable_cudnn, open_device, use_deterministic_algorithms
 from parallel_core.engine.distributed import Rendezvous, connect, joined
+from parallel_core.engine.evaluation import Evaluation
 from parallel_core.engine.fingerprint import Fingerprints
 from parallel_core.engine.interference import Interference
 from parallel_core.engine.norm import Totals
@@ -145,6 +146,7 @@ def _train(
     spec, timed_from = trainer.spec, first_timed(trainer.spec, first)
     metered = metered_step(spec, first)
     times, followed = StepTimes(timed_from - first), followed_steps(spec, first)
+    evaluation = Evaluation(trainer, interference) if spec.train.eval_every else None
     probe = ReferenceProbe(spec, trainer.device, interference, trainer.rank)
     report.phase("warmup" if timed_from > first else "timed", first)
     for step in range(first, spec.train.steps):
@@ -162,6 +164,8 @@ def _train(
             report.memory(step, meter)
         stop = _report_step(trainer, report, TrainedStep(step, first, known, took, traced))
         _compare(prints, report, times, step, trainer.runner.drained)
+        if evaluation is not None and not stop:
+            _evaluate(evaluation, report, times, step, trainer.runner.drained)
         if step >= timed_from:
             _probe_reference(probe, report, times, step, took)
         _save(saver, report, step + 1, stop, spec.train.steps)
@@ -197,6 +201,13 @@ def _compare(prints: Fingerprints, report: Reporter, times: StepTimes, step: int
     for check in found:
         report.fingerprint(check)
     times.leave_out(spent)
+
+
+def _evaluate(evaluation: Evaluation, report: Reporter, times: StepTimes, step: int, drained: bool) -> None:
+    """Evaluates the held-out loss after a step if it is due; its time is not counted in any step."""
+    if (found := evaluation.after_step(step, drained=drained)) is not None:
+        report.evaluated(found)
+        times.leave_out(found.seconds)
 
 
 def _probe_reference(probe: ReferenceProbe, report: Reporter, times: StepTimes, step: int, took: float) -> None:

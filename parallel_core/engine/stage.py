@@ -196,6 +196,28 @@ class Stage:
             x = y
         return x.detach()
 
+    @torch.no_grad()
+    def evaluate(self, micro_batch: int, x: Tensor | None) -> Tensor:
+        """Runs the forward of a held-out micro-batch: as `forward`, without dropout, keeping nothing for a backward."""
+        self._passing.held_out = True
+        try:
+            if self.unsharder is None:
+                return self._evaluate(micro_batch, x)
+            return self.unsharder.through(lambda: self._evaluate(micro_batch, x))
+        finally:
+            self._passing.held_out = False
+
+    def _evaluate(self, micro_batch: int, x: Tensor | None) -> Tensor:
+        batch, own = self._batch_of(micro_batch)
+        sample = batch.samples.get(own, NOTHING)
+        self._passing.at(batch.step, own * self._size, sample, again=False)
+        x = sample.inputs if x is None else x
+        for unit in self._units[:-1]:
+            x = self._call(unit, (x,), goes_back=False)
+        if self.is_last:
+            return self._call(self._units[-1], (x, sample.targets), goes_back=False) * batch.scale
+        return self._call(self._units[-1], (x,), goes_back=False)
+
     def backward(self, micro_batch: int, grad: Tensor | None) -> Tensor | None:
         """Runs the backward of a micro-batch. `grad`: gradient of the stage's output (None on the last stage, which
         starts from the loss scale).

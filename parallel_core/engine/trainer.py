@@ -70,7 +70,8 @@ class Trainer:
         self.reader = Reader(spec, sampler, self._ids, self.units, device, self.scope, self.faults)
         self._versions: WeightVersions | None = None
         self._meter: MemoryMeter | None = None
-        self.runner = self._make_runner(groups, progress)
+        self.parts = self._make_parts(groups)
+        self.runner = self._make_runner(progress)
 
     def _make_chunks(self, groups: Groups) -> Chunks:
         spec, layout, here = self.spec, self.layout, self.place
@@ -82,8 +83,8 @@ class Trainer:
         built = partial(self.progress.at, -1, "building")  # drawing the initial values of a large model takes minutes
         return Chunks(spec, stages, tensor, groups.data, self.device, self.scope, shards, built)
 
-    def _make_runner(self, groups: Groups, progress: Progress) -> StepRunner:
-        spec, here, parts = self.spec, self.layout.pipeline_rank(self.rank), self._parts(groups)
+    def _make_runner(self, progress: Progress) -> StepRunner:
+        spec, here, parts = self.spec, self.layout.pipeline_rank(self.rank), self.parts
         if spec.parallel.flushes:
             schedule = build(spec)
             program = schedule.programs[here]
@@ -94,7 +95,7 @@ class Trainer:
         self._versions = executor.versions
         return StreamingRunner(spec, executor, parts.totals, windows, self.reader.read)
 
-    def _parts(self, groups: Groups) -> Parts:
+    def _make_parts(self, groups: Groups) -> Parts:
         spec, layout, flat = self.spec, self.layout, self.chunks.flat
         here = layout.pipeline_rank(self.rank)
         others = [q for q in layout.linked(self.place.replica) if q != here]

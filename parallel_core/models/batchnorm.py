@@ -4,7 +4,8 @@ once.
 A single replica normalizes a micro-batch with its own mean and variance (Ioffe and Szegedy 2015). Several replicas
 compute what one would on their joined micro-batches: they exchange means and variances in forward, two sums of
 gradients in backward. Running statistics are updated by the first forward pass of each micro-batch, not by its
-recomputation. 16-bit values are normalized and summed in fp32, as in torch's own kernel.
+recomputation; held-out samples are normalized with them. 16-bit values are normalized and summed in fp32, as in torch's
+own kernel.
 
 Many consecutive norms amplify rounding errors at a high learning rate, about tenfold per step in ResNet-50 at 1e-2:
 replicas diverge from a single device as fast as that does from itself when perturbed by 1e-15 (tests: `test_rounding`).
@@ -78,6 +79,8 @@ class BatchNorm(Follower):
         self.register_buffer("running_var", torch.ones(channels, **like))
 
     def forward(self, x: Tensor) -> Tensor:
+        if self.passing.held_out:
+            return F.batch_norm(x, self.running_mean, self.running_var, self.weight, self.bias, False, MOMENTUM, EPS)
         if self.gather is None:
             mean, var = (None, None) if self.passing.again else (self.running_mean, self.running_var)
             return F.batch_norm(x, mean, var, self.weight, self.bias, True, MOMENTUM, EPS)

@@ -150,7 +150,7 @@ class Dropout(Follower):
         self.dropped, self.layer = round(p * DROPOUT_STEPS), layer
 
     def forward(self, x: Tensor) -> Tensor:
-        if not self.dropped:
+        if not self.dropped or self.passing.held_out:
             return x
         out: Tensor = _Mask.apply(x, self._runs(x), self.dropped)
         return out

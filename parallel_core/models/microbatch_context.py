@@ -31,6 +31,8 @@ class MicroBatchContext:
     again: bool = False
     """Whether this is a recomputation, which must not change any state (running statistics)."""
     sample: Sample = NOTHING
+    held_out: bool = False
+    """Whether it is evaluated, not trained on: no dropout, no change of state, and the statistics gathered so far."""
 
     def at(self, step: int, first: int, sample: Sample, again: bool) -> None:
         """Sets everything but the seed."""

@@ -132,10 +132,12 @@ LAST_WINDOW = 1 << 20
 # staleness (mean of the step, in updates) only if the pipeline does not flush. Then each stage has its own loss scale
 # and skips its own updates, and the run-level ones are those of the first stage, which overflows of later ones reach.
 # cpu_others, a few times a second: the share of this rank's device that other processes used in the timed steps of this
-# attempt so far, as that of the summary at its end; an attempt that is cut off has no summary.
+# attempt so far, as that of the summary at its end; an attempt that is cut off has no summary. eval_loss and eval_time
+# (seconds, of no step): of the evaluations of held-out samples, after the steps in which there was one.
 RUN_SERIES = (
     *("loss", "grad_norm", "step_time", "lr", "tokens_per_s", "tflops", "mfu", "hfu"),
     *("loss_scale", "skipped_steps"),
+    *("eval_loss", "eval_time"),
 )
 SHARE_SERIES = ("bubble_share", "exposed_share", "recompute_share")
 """Series that no rank emits: computed from what all ranks recorded of a step (analysis.meters). One point for each step

@@ -11,6 +11,8 @@ _WITHOUT_STEP = (
     "lr_schedule",
     "lr_warmup_steps",
     "lr_final",
+    "eval_every",
+    "eval_samples",
     "weight_decay",
     "beta1",
     "beta2",

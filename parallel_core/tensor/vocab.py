@@ -68,8 +68,10 @@ class _CrossEntropy(torch.autograd.Function):
         at_target = shifted.gather(1, local[:, None]).squeeze(1).masked_fill(foreign, 0.0)
         weights = shifted.exp_()
         sums = group.all_reduce(torch.stack([weights.sum(1), at_target]))
-        ctx.save_for_backward(weights.div_(sums[0][:, None]), local, foreign)
-        return (sums[0].log() - sums[1]).sum()
+        left_out = targets < 0
+        shares = weights.div_(sums[0].masked_fill(left_out, torch.inf)[:, None])  # 0, so that no gradient follows
+        ctx.save_for_backward(shares, local, foreign)
+        return (sums[0].log() - sums[1]).masked_fill_(left_out, 0.0).sum()
 
     @staticmethod
     @once_differentiable  # type: ignore[untyped-decorator]
@@ -81,7 +83,8 @@ class _CrossEntropy(torch.autograd.Function):
 
 
 class VocabCrossEntropy(nn.Module):
-    """Sum of negative log likelihoods: logits [n, vocab / size], targets [n] -> scalar, equal on every rank.
+    """Sum of negative log likelihoods: logits [n, vocab / size], targets [n] (-1: not counted) -> scalar, equal on
+    every rank.
 
     Overwrites the logits, unless they have 16 bits.
     """

@@ -82,6 +82,10 @@ def test_what_counts_is_where_stages_begin_not_who_said_so() -> None:
         ({}, {"lr_warmup_steps": 5}, "they differ in steps of rate warm-up"),
         ({}, {"lr_schedule": "cosine"}, "they differ in learning-rate schedule"),
         ({"lr_schedule": "cosine"}, {"lr_schedule": "cosine", "steps": 60}, "they differ in steps"),
+        ({}, {"eval_samples": 8}, ""),
+        ({"eval_every": 5}, {"eval_every": 10}, ""),
+        ({}, {"eval_every": 5}, "they differ in held-out samples"),
+        ({"eval_every": 5}, {"eval_every": 5, "eval_samples": 8}, "they differ in held-out samples"),
         (
             {"lr_schedule": "linear"},
             {"lr_schedule": "linear", "lr_final": 0.5, "steps": 60},
@@ -89,7 +93,7 @@ def test_what_counts_is_where_stages_begin_not_who_said_so() -> None:
         ),
     ],
 )
-def test_a_rate_that_decays_depends_on_the_number_of_steps(
+def test_what_is_learned_depends_on_the_rate_of_each_step_and_on_what_is_held_out(
     one: dict[str, Any], other: dict[str, Any], why: str
 ) -> None:
     a, b = (RunSpec.model_validate({"train": train}) for train in (one, other))

@@ -21,6 +21,7 @@ from dashboard.fleet.selectors import reporting
 from dashboard.fleet.services import drain, enable
 from dashboard.runs import queue, services
 from dashboard.runs.models import Attempt, Run, State
+from dashboard.runs.page_verdict import verdict
 from tests.dashboard.fake_worker import Peer, points_frame, spec
 from workers.contract import EVENTS, LEASE_S
 
@@ -76,11 +77,14 @@ def test_a_queued_run_is_sent_to_a_worker(peer: Peer, controller: Controller, al
 def test_a_whole_life(peer: Peer, controller: Controller, alice: Any) -> None:
     run = submit(alice)
     attempt = started(peer, controller, run)
-    peer.send(attempt.pk, points_frame(0, 43) + points_frame(0, 43, "step_time"))
+    evaluated = points_frame(20, 1, "eval_loss") + points_frame(42, 1, "eval_loss")
+    peer.send(attempt.pk, points_frame(0, 43) + points_frame(0, 43, "step_time") + evaluated)
     peer.ended(attempt.pk)
     until(controller, lambda: bool(Run.objects.get(pk=run.pk).summary))
     run.refresh_from_db()
     assert run.state == State.SUCCEEDED
+    assert run.summary["held_out"] == {"step": 42, "loss": 42.5}
+    assert "Final loss 42.5, held out 42.5." in verdict(run).sentence
     assert run.summary["timed"]["n"] == 40
     assert run.summary["timed"]["median"] == run.step_time == 23.0
     assert run.summary["final_loss"] == 42.5

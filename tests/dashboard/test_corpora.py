@@ -17,7 +17,7 @@ from django.test import Client
 
 from dashboard.api.models import Scope
 from dashboard.control.controller import Controller
-from dashboard.runs import corpora, relevance
+from dashboard.runs import corpora, relevance, submission
 from dashboard.runs.choice_labels import CORPUS_LABELS
 from dashboard.runs.models import Corpus, Run, State
 from dashboard.runs.services import Invalid
@@ -178,3 +178,19 @@ def test_a_text_is_deleted_by_the_api(tale: Corpus, client: Client, alice: Any) 
     Run.objects.filter(pk=run.pk).update(state=State.SUCCEEDED)
     assert client.delete(address, headers=headers).status_code == 204
     assert client.delete(address, headers=headers).status_code == 404
+
+
+def test_samples_to_hold_out_that_a_corpus_does_not_have_are_refused(folder: Path, alice: Any) -> None:
+    short = corpora.store(owner=alice, upload=SimpleUploadedFile("short.txt", b"a" * 1000))
+    text = {"corpus": f"blob:{short.sha256}", "eval_every": 5}
+    digits = {"kind": "mlp", "layers": 2, "hidden": 32}
+    for model, train, field, said in (
+        ({"seq": 16}, {**text, "eval_samples": 62}, "eval_samples", "1000 tokens, too few to hold out 62 sequences of"),
+        ({"seq": 16}, {**text, "eval_samples": 62}, "eval_samples", "use at most 61."),
+        ({"seq": 600}, text, "eval_every", "use 0."),
+        (digits, {"eval_every": 5, "eval_samples": 2000}, "eval_samples", "use at most train.eval_samples=1796."),
+    ):
+        spec = {"model": model, "train": {"global_batch": 8, **train}}
+        with pytest.raises(Invalid) as refused:
+            submission.submit(owner=alice, spec=spec)
+        assert said in refused.value.field_errors[f"train.{field}"]

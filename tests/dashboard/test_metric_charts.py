@@ -10,7 +10,7 @@ from django.test import Client
 from django.urls import reverse
 
 from dashboard.charts.loss import MAX_LINES
-from dashboard.runs import metric_charts
+from dashboard.runs import metric_charts, page_tiles
 from dashboard.runs.metric_rows import METRICS, NOT_DRAWN
 from dashboard.runs.models import Attempt, Run, SeriesChunk
 from parallel_core.observe.records import POINT, RANK_SERIES, RUN_SERIES, SHARE_SERIES
@@ -27,6 +27,7 @@ LAST_RANK = 2
 def test_every_recorded_series_is_drawn_or_left_out_for_a_reason() -> None:
     drawn, recorded = {metric.name for metric in METRICS}, {*RUN_SERIES, *SHARE_SERIES, *RANK_SERIES}
     assert len(METRICS) == len(drawn)
+    drawn |= {metric.held_out for metric in METRICS if metric.held_out}
     assert recorded - drawn - NOT_DRAWN.keys() == set(), (
         "add it to METRICS or NOT_DRAWN of dashboard/runs/metric_rows.py"
     )
@@ -67,6 +68,37 @@ def test_a_line_is_asked_for_from_its_own_step_on(alice: Any) -> None:
     live = metric_charts.points_since(run, 4, {"staleness:1": 1})
     assert live.keys() == {"staleness:1"} and live["staleness:1"]["step"] == [2, 3]
     assert [row[:2] for row in live["staleness:1"]["rows"]] == [["stage 0", "5"], ["stage 1", "4"]]
+
+
+def test_the_held_out_loss_is_a_second_line_of_the_loss(alice: Any) -> None:
+    run = factory.queued(alice, train={"eval_every": 4, "eval_samples": 8})
+    attempt = factory.start(run)
+    factory.feed(attempt, 0, points_frame(0, 5) + points_frame(3, 1, "eval_loss") + points_frame(3, 1, "eval_time"))
+    chart = next(chart for chart in metric_charts.metrics(run) if chart.key == "loss")
+    trained, held_out = chart.figure["data"]
+    assert (trained["name"], held_out["name"]) == ("trained", "held out") and held_out["x"] == [3]
+    assert (trained["line"]["dash"], held_out["line"]["dash"], held_out["mode"]) == ("solid", "dash", "lines+markers")
+    assert chart.title == "Loss: 4.5 at step 4, held out 3.5 at step 3"
+    assert (
+        "mean over the last 8 samples of the corpus, never trained on, without dropout, in 3.5 s each time"
+        in chart.source
+    )
+    assert [row[:2] for row in chart.rows] == [["trained", "5"], ["held out", "1"]] and chart.columns[0] == "samples"
+    assert chart.figure["layout"]["meta"]["lines"] == [0, 1]
+    factory.feed(attempt, 0, points_frame(5, 3) + points_frame(7, 1, "eval_loss"))
+    live = metric_charts.points_since(run, 4, {"loss:0": 4, "loss:1": 3})
+    assert (live["loss:0"]["step"], live["loss:1"]["step"]) == ([5, 6, 7], [7])
+    assert "loss" not in live and live["loss:1"]["title"] == "Loss: 7.5 at step 7, held out 7.5 at step 7"
+    loss = next(tile for tile in page_tiles.tiles(run) if tile.key == "loss")
+    assert loss.note == "held out 7.5 at step 7"
+
+
+def test_a_run_without_evaluations_has_one_line_of_loss(alice: Any) -> None:
+    run = factory.queued(alice)
+    factory.feed(factory.start(run), 0, points_frame(0, 5))
+    chart = next(chart for chart in metric_charts.metrics(run) if chart.key == "loss")
+    assert len(chart.figure["data"]) == 1 and "held out" not in chart.source + chart.title
+    assert "lines" not in chart.figure["layout"]["meta"]
 
 
 CHUNKS, EACH = 8, 500

@@ -7,7 +7,7 @@ from __future__ import annotations
 import math
 from functools import cache, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -19,6 +19,8 @@ from parallel_core.checkpoint.verify import verified
 from parallel_core.combinations import Combination
 from parallel_core.engine import checkpoint
 from parallel_core.engine.distributed import Rendezvous
+from parallel_core.engine.evaluation import Evaluation
+from parallel_core.engine.interference import Interference
 from parallel_core.engine.llama import export_weights, import_weights
 from parallel_core.engine.trainer import Trainer
 from parallel_core.faults.base import Fault
@@ -67,7 +69,22 @@ def _check_losses(pair: Combination, ran: Ran) -> None:
         return
     updated = {"": 1, "same": 1, "another": 2}[pair.resume]
     comparable = updated if proof == "first step" else len(losses)
-    assert losses[:comparable] == pytest.approx(_wanted(pair)[:comparable], rel=BOUNDS[pair.spec.train.precision])
+    bound = BOUNDS[pair.spec.train.precision]
+    assert losses[:comparable] == pytest.approx(_wanted(pair)[:comparable], rel=bound)
+    if proof == "one device" and not pair.resume:
+        _check_held_out(pair, ran, bound)
+
+
+def _check_held_out(pair: Combination, ran: Ran, bound: float) -> None:
+    """The held-out loss after the last step is that of one device; a run of bare steps evaluates none."""
+    leg = ran.named("run")
+    if leg.kind == "steps" or not pair.spec.train.held_out or not combinations.ends(leg.spec):
+        return
+    weights = pair_legs.weights(pair.spec.model.model_dump_json(), pair.spec.train.precision) if pair.imported else None
+    (found,) = points(leg.frames("points")[0], "eval_loss")
+    assert found["step"] == STEPS - 1
+    wanted = _alone(combinations.one_device(pair.spec).model_dump_json(), weights).held_out
+    assert found["value"] == pytest.approx(wanted, rel=bound)
 
 
 def _wanted(pair: Combination) -> list[float]:
@@ -76,21 +93,35 @@ def _wanted(pair: Combination) -> list[float]:
     if combinations.proof(pair) == "replay":
         spec = combinations.unfaulted(pair.spec).model_copy(update={"trace": RunSpec().trace})
         return replay(spec, partial(_begin, weights), pair_legs.corpora_of(spec)).losses
-    return _alone(combinations.one_device(pair.spec).model_dump_json(), weights)
+    return _alone(combinations.one_device(pair.spec).model_dump_json(), weights).losses
+
+
+class _Alone(NamedTuple):
+    """The losses on one device, one step beyond the last, and the held-out loss after the last."""
+
+    losses: list[float]
+    held_out: float | None
 
 
 @cache
-def _alone(text: str, weights: Path | None) -> list[float]:
-    """The losses on one device."""
+def _alone(text: str, weights: Path | None) -> _Alone:
 
-    def use(trainer: Trainer) -> list[float]:
+    def use(trainer: Trainer) -> _Alone:
         _begin(weights, trainer)
-        return [trainer.step(step).loss for step in range(STEPS + 1)]
+        losses, held_out = [], None
+        for step in range(STEPS + 1):
+            losses.append(trainer.step(step).loss)
+            if step + 1 == STEPS and trainer.spec.train.held_out:
+                exchange = Interference(trainer.device, None, 1)
+                found = Evaluation(trainer, exchange).after_step(trainer.spec.train.steps - 1, drained=True)
+                held_out = found.loss if found else None
+        return _Alone(losses, held_out)
 
-    def work(spec: RunSpec, rank: int, meeting: Rendezvous, folder: Path) -> list[float]:
+    def work(spec: RunSpec, rank: int, meeting: Rendezvous, folder: Path) -> _Alone:
         return ranks.with_trainer(spec, rank, meeting, folder, use, pair_legs.corpora_of(spec))
 
-    return ranks.run(RunSpec.model_validate_json(text), work, ranks.scratch())[0]
+    found: _Alone = ranks.run(RunSpec.model_validate_json(text), work, ranks.scratch())[0]
+    return found
 
 
 def _begin(weights: Path | None, trainer: Trainer) -> None:

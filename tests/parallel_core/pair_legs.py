@@ -108,7 +108,7 @@ def _capped(leg: Leg) -> Iterator[Leg]:
 def only_trains(pair: Combination) -> bool:
     """Whether a pair has no feature of a whole run: then only its steps are run, which takes less time."""
     plain = pair.spec.trace == TraceSpec() and not pair.spec.inject and not pair.spec.train.checkpoint_every
-    return plain and not pair.imported and pair.hosts == 1
+    return plain and not pair.spec.train.held_out and not pair.imported and pair.hosts == 1
 
 
 def steps(spec: RunSpec, count: int) -> RunSpec:

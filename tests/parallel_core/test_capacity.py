@@ -99,6 +99,8 @@ OTHER: dict[str, Any] = {
     "lr_schedule": "cosine",
     "lr_warmup_steps": 2,
     "lr_final": 0.5,
+    "eval_every": 2,
+    "eval_samples": 5,
     "weight_decay": 0.5,
     "beta1": 0.5,
     "beta2": 0.5,

@@ -58,9 +58,9 @@ def uninterrupted() -> Iterator[None]:
         pytest.fail("interrupted")
 
 
-def loss_of(step: int) -> Frame:
+def loss_of(step: int, series: str = "loss") -> Frame:
     """The record with the loss of a step."""
-    return Frame({"kind": "points", "series": [["loss", 1]]}, np.array([(step, 0.0, 1.0)], POINT).tobytes(), 0)
+    return Frame({"kind": "points", "series": [[series, 1]]}, np.array([(step, 0.0, 1.0)], POINT).tobytes(), 0)
 
 
 def test_from_the_first_line_that_nobody_reads_all_are_dropped(closed: TextIO, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -196,3 +196,8 @@ def test_a_run_saves_after_its_terminal_was_lost(long: list[str], tmp_path: Path
         running.wait()
     assert not processes.alive(where.pid)
     assert checkpoint_of(tmp_path / "out")[1].step > 2
+
+
+def test_a_held_out_loss_is_a_line_of_its_own(capsys: pytest.CaptureFixture[str]) -> None:
+    train.Shown("tokens").show(loss_of(3, "eval_loss"))
+    assert capsys.readouterr().out == "step      3  held-out loss 1.000000\n"

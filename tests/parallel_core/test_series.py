@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from parallel_core.engine.device import CpuDevice
+from parallel_core.engine.evaluation import Evaluated
 from parallel_core.engine.norm import Totals
 from parallel_core.engine.reference_probe import ProbeReading
 from parallel_core.engine.reporter import Reporter
@@ -26,5 +27,6 @@ def test_all_series_that_a_rank_emits_are_listed(rank: int, listed: set[str], tm
     report.others = lambda: 0.25
     report.reference(0, ProbeReading(0.1, None, 0.1))
     report.step(0, [Totals(5.0, 1.0, step=0)], 0.1, Staleness(0.5, 1), 1e-3, last=True)
+    report.evaluated(Evaluated(0, 5.5, 0.2))
     points = [frame.header["series"] for frame in read_stream(tmp_path, rank) if frame.kind == "points"]
     assert {name for each in points for name, _ in each} == listed

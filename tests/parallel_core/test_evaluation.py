@@ -1,0 +1,287 @@
+"""The held-out loss: the same under every layout, of samples that are never trained on, without effect on training."""
+
+from __future__ import annotations
+
+from collections import Counter
+from functools import cache, partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from pydantic import ValidationError
+
+from parallel_core.data import corpus
+from parallel_core.data.corpus import CorpusError
+from parallel_core.data.dataset import open_dataset
+from parallel_core.data.held_out import HeldOutBatches
+from parallel_core.data.sampler import Sampler
+from parallel_core.data.tokens import Tokens
+from parallel_core.engine import trainer
+from parallel_core.engine.distributed import Rendezvous
+from parallel_core.engine.evaluation import Evaluation
+from parallel_core.engine.run import run_rank
+from parallel_core.learning_rate import rate_at
+from parallel_core.local import points
+from parallel_core.observe.progress import Progress
+from parallel_core.observe.records import FileSink, events_path
+from parallel_core.schedule import plain
+from parallel_core.schedule.custom import EXAMPLE
+from parallel_core.schedule.forward_only import forward_only
+from parallel_core.schedule.ir import AHEAD, Kind, Program
+from parallel_core.schedule.passes.replicate import replicate
+from parallel_core.spec import RunSpec, field_errors
+from tests.parallel_core import ranks
+from tests.parallel_core.frames import read_file
+
+MODEL = {"layers": 4, "hidden": 32, "heads": 4, "seq": 16, "vocab": 64}
+TRAIN: dict[str, Any] = {"steps": 5, "warmup_steps": 1, "global_batch": 8, "lr": 1e-3}
+Series = dict[str, list[tuple[int, float]]]
+
+
+def spec_of(train: dict[str, Any] | None = None, model: dict[str, Any] | None = None, **parallel: Any) -> RunSpec:
+    """Evaluates 11 samples every 2 steps: no multiple of a micro-batch, and more than a global batch."""
+    rooms = {
+        "model": model or MODEL,
+        "train": TRAIN | {"eval_every": 2, "eval_samples": 11} | (train or {}),
+        "parallel": parallel,
+        "trace": {"memory": False, "reference": False},
+    }
+    return RunSpec.model_validate(rooms)
+
+
+def run(spec: RunSpec, rank: int, meeting: Rendezvous, folder: Path, patched: str = "") -> Series:
+    """The series of rank 0. In this forked process alone, evaluations are left out, or step 4 reads what they read and
+    changes no weight.
+    """
+    if patched == "without":
+        Evaluation.after_step = lambda self, step, drained: None  # type: ignore[method-assign,misc]
+    if patched == "trained":
+        drawn = Sampler.numbers
+
+        def numbers(self: Sampler, step: int) -> np.ndarray:
+            return self.dataset.hold_out(self.batch).numbers if step == 4 else drawn(self, step)
+
+        Sampler.numbers = numbers  # type: ignore[method-assign]
+        trainer.rate_at = lambda train, step: rate_at(train, step) * (step < 4)
+    run_rank(spec, rank, FileSink(folder, rank), meeting, Progress(folder, rank))
+    frames = list(read_file(events_path(folder, 0))) if rank == 0 else []
+    return {
+        name: [(int(p["step"]), float(p["value"])) for p in points(frames, name)]
+        for name in ("loss", "eval_loss", "eval_time")
+    }
+
+
+def series(spec: RunSpec, patched: str = "") -> Series:
+    found: Series = ranks.run(spec, partial(run, patched=patched), ranks.scratch())[0]
+    return found
+
+
+@cache
+def alone(spec: RunSpec) -> Series:
+    """On one device, with as many micro-batches of a step."""
+    return series(spec.model_copy(update={"parallel": RunSpec().parallel}))
+
+
+SPLITS: dict[str, dict[str, Any]] = {
+    "micro-batches": {"micro_batches": 4},
+    "data": {"dp": 2, "micro_batches": 2},
+    "tensor": {"tp": 2},
+    "sequence": {"tp": 2, "sequence": True},
+    "pipeline": {"pp": 2, "micro_batches": 4, "schedule": "1f1b"},
+    "three stages": {"pp": 3, "micro_batches": 4, "schedule": "gpipe"},
+    "interleaved": {"pp": 2, "micro_batches": 4, "schedule": "interleaved"},
+    "ZB-V": {"pp": 2, "micro_batches": 4, "schedule": "zb-v"},
+    "DualPipe-V": {"pp": 2, "micro_batches": 4, "schedule": "dualpipe-v"},
+    "own schedule": {"pp": 2, "micro_batches": 4, "schedule": "custom", "program": EXAMPLE},
+    "early gradients": {"pp": 2, "micro_batches": 4, "schedule": "1f1b", "early_gradients": True},
+    "replicas": {"pp": 2, "micro_batches": 4, "schedule": "1f1b", "replicas": [2, 1]},
+    "widths": {"pp": 2, "micro_batches": 4, "schedule": "1f1b", "widths": [1, 2]},
+    "full recomputation": {"pp": 2, "micro_batches": 4, "schedule": "1f1b", "recompute": "full"},
+    "selective recomputation": {"recompute": "selective"},
+    "ZeRO-1": {"dp": 2, "zero": 1},
+    "ZeRO-3": {"dp": 2, "micro_batches": 2, "zero": 3},
+    "fully_shard": {"dp": 2, "micro_batches": 2, "zero": 3, "zero_backend": "fully_shard"},
+    "three ways": {"dp": 2, "tp": 2, "pp": 2, "micro_batches": 2, "schedule": "1f1b"},
+}
+
+
+@pytest.mark.parametrize("split", SPLITS.values(), ids=SPLITS)
+def test_it_is_that_of_a_single_device(split: dict[str, Any]) -> None:
+    spec = spec_of(**split)
+    found, wanted = series(spec), alone(spec)
+    assert [step for step, _ in found["eval_loss"]] == [1, 3, 4] == [step for step, _ in wanted["eval_loss"]]
+    for name in ("loss", "eval_loss"):
+        np.testing.assert_allclose(found[name], wanted[name], rtol=1e-6)
+    assert all(seconds > 0 for _, seconds in found["eval_time"])
+
+
+@pytest.mark.parametrize("schedule", ["1f1b-naive", "1f1b-stash", "1f1b-vertical", "1f1b-2bw"])
+def test_without_a_flush_it_is_evaluated_where_the_pipeline_is_empty(schedule: str) -> None:
+    """After the last step, and where a checkpoint drains it: the loss then is that of the same weights trained on."""
+    train = {"clip": "stage", "precision": "fp64", "eval_samples": 8, "checkpoint_every": 2, "eval_every": 4}
+    spec = spec_of(train, pp=2, micro_batches=4, schedule=schedule)
+    found, trained = series(spec), series(spec, "trained")
+    assert [step for step, _ in found["eval_loss"]] == [3, 4]
+    assert found["loss"][:4] == trained["loss"][:4]
+    assert found["eval_loss"][0][1] == pytest.approx(trained["loss"][4][1], rel=1e-12)
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        MODEL | {"tied": True},
+        {"kind": "mlp", "layers": 4, "hidden": 32},
+        {"kind": "gnmt", "layers": 4, "hidden": 16, "seq": 8, "vocab": 64},
+    ],
+    ids=["gpt", "mlp", "gnmt"],
+)
+def test_it_is_the_loss_that_training_on_the_same_samples_would_have(model: dict[str, Any]) -> None:
+    spec = spec_of({"precision": "fp64", "eval_samples": 8}, model, pp=2, micro_batches=2, schedule="1f1b")
+    found, trained = series(spec), series(spec, "trained")
+    assert found["loss"][:4] == trained["loss"][:4]
+    assert found["eval_loss"][1][1] == pytest.approx(trained["loss"][4][1], rel=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("model", "parallel"),
+    [
+        (MODEL | {"dropout": 0.2}, {"dp": 2, "micro_batches": 2}),
+        ({"kind": "resnet50", "width": 2}, {"dp": 2}),
+        (MODEL | {"dropout": 0.2}, {"pp": 2, "micro_batches": 4, "schedule": "1f1b-stash"}),
+    ],
+    ids=["dropout", "batch norm", "stream"],
+)
+def test_it_changes_nothing_of_training(model: dict[str, Any], parallel: dict[str, Any]) -> None:
+    """Losses have the same bits as those of the run whose evaluations are left out."""
+    flushes = parallel.get("schedule") is None
+    train = {} if flushes else {"clip": "stage", "eval_every": 2, "checkpoint_every": 2}
+    spec = spec_of(train, model, **parallel)
+    found, without = series(spec), series(spec, "without")
+    assert found["loss"] == without["loss"] and found["eval_loss"] and not without["eval_loss"]
+    assert all(np.isfinite(value) for _, value in found["eval_loss"])
+
+
+def test_dropout_is_off_and_batch_norms_use_their_running_statistics() -> None:
+    """Before any update: with dropout the held-out loss is that without; a batch norm's does not depend on which
+    samples share a micro-batch."""
+    first = {"steps": 2, "eval_every": 1, "warmup_steps": 1, "lr": 1e-30}
+    dropped, whole = (series(spec_of(first, MODEL | {"dropout": p}))["eval_loss"][0] for p in (0.3, 0.0))
+    assert dropped == pytest.approx(whole, rel=1e-6)
+    images = {"kind": "resnet50", "width": 2}
+    one, several = (
+        series(spec_of(first | {"precision": "fp64"}, images, micro_batches=m))["eval_loss"][0] for m in (1, 4)
+    )
+    assert one != several  # micro-batches of other sizes gathered other statistics
+    assert np.isfinite([one[1], several[1]]).all()
+
+
+@pytest.mark.parametrize("count", range(1, 5))
+@pytest.mark.parametrize("name", [name for name in SPLITS if "pp" in SPLITS[name]])
+def test_forwards_alone_are_a_valid_schedule(name: str, count: int) -> None:
+    """Each stage runs each micro-batch once, after its input has come, with few receives posted ahead."""
+    split = spec_of(**SPLITS[name]).parallel
+    made = forward_only(replicate(plain(split), split.dp), count)
+    assert {op.kind for program in made.programs for op in program} <= {Kind.F, Kind.SEND_ACT, Kind.RECV_ACT}
+    ran = sorted((op.stage, op.micro_batch) for program in made.programs for op in program if op.kind is Kind.F)
+    assert ran == [(stage, i) for stage in range(made.stages) for i in range(count)]
+    assert _ends(made.programs)
+
+
+def _ends(programs: tuple[Program, ...]) -> bool:
+    """Whether all programs end where a message arrives once its receive is posted, AHEAD receives before the one that a
+    rank has reached on the link, and a rank that sends waits for all its sends but the last AHEAD.
+    """
+    at, sent = [0] * len(programs), [list[tuple[int, int]]() for _ in programs]
+    on_link, taken, moved = Counter[tuple[int, int]](), Counter[tuple[int, int]](), True
+    while moved:
+        moved = False
+        for q, program in enumerate(programs):
+            while at[q] < len(program):
+                op = program[at[q]]
+                if op.kind is Kind.RECV_ACT:
+                    if on_link[op.peer, q] <= taken[op.peer, q]:
+                        break
+                    taken[op.peer, q] += 1
+                if op.kind is Kind.SEND_ACT:
+                    older = sent[q][: max(len(sent[q]) + 1 - AHEAD, 0)]
+                    if any(number >= taken[q, peer] + AHEAD for peer, number in older):
+                        break
+                    sent[q].append((op.peer, on_link[q, op.peer]))
+                    on_link[q, op.peer] += 1
+                at[q], moved = at[q] + 1, True
+    return all(place == len(program) for place, program in zip(at, programs, strict=True))
+
+
+def test_no_step_draws_what_is_held_out() -> None:
+    text = np.arange(16 * 40 + 1, dtype=np.int64) % 251
+    spec = spec_of({"eval_samples": 30}, MODEL | {"vocab": 256})
+    tokens = Tokens(16, 256, text.astype(np.uint8))
+    held = tokens.hold_out(30)
+    read = {token for first in held.numbers for token in range(first, first + 17)}
+    assert len(read) == 30 * 16 + 1 and max(read) == len(text) - 1
+    sampler = Sampler(spec, tokens)
+    drawn = np.concatenate([sampler.numbers(step) for step in range(200)])
+    assert not read & {token for first in set(drawn.tolist()) for token in range(first, first + 17)}
+    assert set(drawn.tolist()) == set(range(held.before))
+
+
+def test_without_evaluations_the_samples_are_the_same_as_ever() -> None:
+    dataset = Tokens(16, 64, np.frombuffer(corpus.open("stdlib")[:4096].tobytes(), np.uint8))
+    off = Sampler(spec_of({"eval_every": 0}), dataset)
+    key = np.array([off.seed, 3], dtype=np.uint64)
+    expected = np.random.Generator(np.random.Philox(key=key)).integers(0, dataset.length, size=8)
+    assert off.numbers(3).tolist() == expected.tolist()
+
+
+def test_all_samples_are_read_once_whatever_the_batch() -> None:
+    dataset = Tokens(16, 256, np.arange(4096, dtype=np.int64).astype(np.uint8))
+    wanted = sorted(map(bytes, dataset.take(dataset.hold_out(11).numbers)[0].astype(np.uint8)))
+    for train, parallel in (({}, {"dp": 2, "micro_batches": 2}), ({"global_batch": 64}, {"dp": 4, "micro_batches": 4})):
+        spec = spec_of({**train, "eval_samples": 11}, MODEL | {"vocab": 256}, **parallel)
+        batches, read, ran = HeldOutBatches(spec, dataset), list[bytes](), 0
+        for number in range(batches.rounds):
+            count = batches.micro_batches(number)
+            assert count % spec.parallel.dp == 0  # every replica has as many
+            inputs, targets = batches.take(number, tuple(range(count)))
+            ran += count
+            for sample, target in zip(inputs.reshape(-1, 16), targets.reshape(-1, 16), strict=True):
+                assert (target < 0).all() or (target >= 0).all()
+                if target[0] >= 0:
+                    read.append(bytes(sample.astype(np.uint8)))
+        assert sorted(read) == wanted and batches.targets == 11 * 16
+        assert ran * spec.micro_batch_size < 11 + spec.micro_batch_size * spec.parallel.dp
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "most"), [("mlp", "digits", 1796), ("gpt", "blob", 61), ("gnmt", "django", 0)]
+)
+def test_more_than_the_corpus_can_spare_is_refused(kind: str, name: str, most: int, tmp_path: Path) -> None:
+    model = {"kind": kind} if kind == "mlp" else {"kind": kind, "seq": 16, "vocab": 256}
+    train: dict[str, Any] = {"eval_every": 1, "corpus": name}
+    if name == "blob":
+        (tmp_path / ("0" * 64)).write_bytes(bytes(1000))
+        train["corpus"] = "blob:" + "0" * 64
+    spec = RunSpec.model_validate({"model": model, "train": train | {"eval_samples": 60_000}})
+    dataset = open_dataset(spec, tmp_path)
+    with pytest.raises(CorpusError) as refused:
+        Sampler(spec, dataset)
+    most = most or dataset.length - 1
+    assert f"use at most train.eval_samples={most}." in str(refused.value)
+    held = spec.train.model_copy(update={"eval_samples": most})
+    assert Sampler(spec.model_copy(update={"train": held}), dataset).numbers(0).max() <= dataset.length
+
+
+@pytest.mark.parametrize(
+    ("train", "said"),
+    [
+        ({"eval_every": 2}, "before the last step"),
+        ({"eval_every": 3, "checkpoint_every": 2}, "other than after checkpoints, every 2 steps"),
+    ],
+)
+def test_a_pipeline_that_never_flushes_is_not_drained_for_it(train: dict[str, Any], said: str) -> None:
+    with pytest.raises(ValidationError) as refused:
+        spec_of({"clip": "stage"} | train, pp=2, micro_batches=4, schedule="1f1b-stash")
+    found = field_errors(refused.value)["train.eval_every"]
+    assert said in found and "use eval_every=5" in found and "schedule=1f1b" in found
+    assert ("or eval_every=2, or" in found) == ("checkpoint_every" in train)
