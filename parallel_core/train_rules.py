@@ -75,7 +75,7 @@ def check_evaluations(spec: RunSpec) -> None:
     multiples = nearest([value for value in (below, below + saves) if 0 < value < train.steps], train.eval_every)
     raise refusal(
         ("train.eval_every", "train.checkpoint_every", "parallel.schedule"),
-        f"eval_every={train.eval_every} would drain the pipeline of schedule={split.schedule} {where} the last step, "
+        f"eval_every={train.eval_every} would drain schedule={split.schedule} {where} the last step, "
         "which changes its updates; use",
         Proposal("eval_every={}, after the last step alone", "train.eval_every", [train.steps]),
         *([Proposal("eval_every={}", "train.eval_every", multiples)] if multiples else []),

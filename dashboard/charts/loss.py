@@ -66,6 +66,7 @@ def chart(
     *,
     key: str = "loss",
     unit: str = "loss",
+    of: str = "runs",
     replaced: Sequence[Curve] = (),
     top: float | None = None,
 ) -> Chart:
@@ -73,9 +74,9 @@ def chart(
     figure starts with steps. The browser smooths with a trace's `meta.mean` and `meta.count`, where it is thinned, and
     never one with `meta.replaced`.
 
-    `replaced` are points of earlier attempts that a later attempt trained again: drawn faint, all in one trace, the
-    last. Where a value is more than twice `top`, the figure starts with the range from 0 to `top` and says how many
-    values lie above.
+    `of` = what there is a curve for. `replaced` are points of earlier attempts that a later attempt trained again:
+    drawn faint, all in one trace, the last. Where a value is more than twice `top`, the figure starts with the range
+    from 0 to `top` and says how many values lie above.
     """
     drawn = [curve for curve in curves if len(curve.value)][:MAX_LINES]
     older = [curve for curve in replaced if len(curve.value)]
@@ -89,14 +90,15 @@ def chart(
         figure["config"] = {"doubleClick": "reset+autosize"}
     subtitle = f"{unit.capitalize()} of each run; {_patterns(drawn)}"
     subtitle += f"; all {len(drawn)} lines lie on one another" if _alike(drawn) else ""
-    source = f"{source}; {_counted(drawn, older, len(curves), above)}"
+    of_all = f"{len(curves)} {of}" if len(drawn) < len(curves) else ""
+    source = f"{source}; {_counted(drawn, older, of_all, above)}"
     return Chart(key, title, subtitle, source, figure, COLUMNS, [_row(curve) for curve in curves])
 
 
-def _counted(drawn: Sequence[Curve], older: Sequence[Curve], runs: int, above: int) -> str:
-    """Says how many of the runs and points the figure shows."""
+def _counted(drawn: Sequence[Curve], older: Sequence[Curve], of_all: str, above: int) -> str:
+    """Says how many of the points the figure shows, and of the curves where they are not `of_all`."""
     shown, total = sum(len(c.value) for c in drawn), sum(c.total for c in drawn)
-    lines = f"{len(drawn)} of {runs} runs drawn, " if len(drawn) < runs else ""
+    lines = f"{len(drawn)} of {of_all} drawn, " if of_all else ""
     text = f"{lines}{shown} of {total} points"
     if older:
         text += f"; faint: {sum(c.total for c in older)} points of earlier attempts, trained again"

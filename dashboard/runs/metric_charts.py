@@ -136,6 +136,7 @@ def _metric(
         metric.measured + _undrawn(run, metric, lines),
         key=metric.name,
         unit=metric.unit,
+        of="lines",
         replaced=older,
     )
     layout = made.figure["layout"]
