@@ -141,7 +141,7 @@ def _metric(
     )
     layout = made.figure["layout"]
     layout["height"] += METRIC_PX - loss.HEIGHT
-    if metric.is_share:
+    if metric.from_zero:
         layout["yaxis"]["rangemode"] = "tozero"
     layout["meta"] |= {"t0": begun, "begins": begins, "per_step": curves[0].samples_per_step}
     layout["meta"]["least"] = [row[-1] for row in made.rows]

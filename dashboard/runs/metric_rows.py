@@ -64,6 +64,11 @@ class Metric:
     def is_share(self) -> bool:
         return self.unit.startswith("%")
 
+    @property
+    def from_zero(self) -> bool:
+        """Whether the axis begins at 0: of a share, and of a rate, which is often the same in all steps."""
+        return self.is_share or self.name == "lr"
+
 
 _TRACED = "every traced step"
 _SPANS = f"measured in {_TRACED} from the spans of all ranks, mean over them"
