@@ -80,7 +80,8 @@ class _ForwardExecutor(BaseExecutor):
         self._parts.links.begin_step(traffic)
         self._parts.links.expect(traffic)
         self._losses.clear()
-        self._walk(step, program)
+        with trainer.scope.muted():  # its spans are those of no step
+            self._walk(step, program)
         self._parts.links.end_step()
         loss = total_loss(self._losses) if trainer.place.tensor == 0 else None
         return 0.0 if loss is None else float(loss)
@@ -88,7 +89,8 @@ class _ForwardExecutor(BaseExecutor):
     def _program(self, count: int) -> tuple[list[Prepared], Traffic]:
         if count not in self._programs:
             program = forward_only(self._plain, count).programs[self._here]
-            self._programs[count] = self._prepare(program), Traffic.of(program, {})
+            named = [op._replace(text=f"{op.text} of held-out samples") for op in self._prepare(program)]
+            self._programs[count] = named, Traffic.of(program, {})
         return self._programs[count]
 
     def _pass(self, stage: Stage, micro_batch: int, x: Tensor | None) -> Tensor:

@@ -39,6 +39,8 @@ def rehearse(trainer: Trainer, step: int) -> None:
         shape = shapes[trainer.layout.stage_units[number][0]]
         for split in (False, True):
             _through(stage, ids[0], shape, split, trainer)
+        if trainer.spec.train.eval_every:  # without gradients, attention may choose other kernels
+            stage.evaluate(ids[0], _input(stage, shape, trainer))
     trainer.reducer.finish()
     chunks.flat.grads.zero_()
     for name, buffer in chunks.buffers().items():
@@ -47,12 +49,15 @@ def rehearse(trainer: Trainer, step: int) -> None:
     trainer.device.synchronise()
 
 
+def _input(stage: Stage, shape: tuple[int, ...], trainer: Trainer) -> Tensor | None:
+    """Zeros in place of what a stage receives; None for the first, which reads samples."""
+    dtype = DTYPES[trainer.spec.train.precision]
+    return None if stage.is_first else torch.zeros(shape, dtype=dtype, device=trainer.device.torch)
+
+
 def _through(stage: Stage, micro_batch: int, shape: tuple[int, ...], split: bool, trainer: Trainer) -> None:
     """Runs forward and backward of a stage; with `split`, the backward as B and W."""
-    dtype, x = DTYPES[trainer.spec.train.precision], None
-    if not stage.is_first:
-        x = torch.zeros(shape, dtype=dtype, device=trainer.device.torch)
-    out = stage.forward(micro_batch, x)
+    out = stage.forward(micro_batch, _input(stage, shape, trainer))
     grad: Tensor | None = None if stage.is_last else torch.zeros_like(out)
     if split:
         stage.backward_input(micro_batch, grad)

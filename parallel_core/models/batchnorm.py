@@ -75,17 +75,43 @@ class BatchNorm(Follower):
         self.gather: Gather | None = None
         self.weight = nn.Parameter(torch.empty(channels, **like))
         self.bias = nn.Parameter(torch.empty(channels, **like))
-        self.register_buffer("running_mean", torch.zeros(channels, **like))
-        self.register_buffer("running_var", torch.ones(channels, **like))
+        # In 16 bits a tenth of a small difference would be rounded away: the statistics would stop short.
+        at_least_fp32 = wide(torch.empty(channels, **like))
+        self.register_buffer("running_mean", torch.zeros_like(at_least_fp32))
+        self.register_buffer("running_var", torch.ones_like(at_least_fp32))
 
     def forward(self, x: Tensor) -> Tensor:
         if self.passing.held_out:
-            return F.batch_norm(x, self.running_mean, self.running_var, self.weight, self.bias, False, MOMENTUM, EPS)
+            return self._normalise_by_running(x)
         if self.gather is None:
-            mean, var = (None, None) if self.passing.again else (self.running_mean, self.running_var)
-            return F.batch_norm(x, mean, var, self.weight, self.bias, True, MOMENTUM, EPS)
+            return self._normalise_by_own(x)
         out: Tensor = _AcrossReplicas.apply(x, self.weight, self.bias, self._moments(x, self.gather), self.gather)
         return out
+
+    def _normalise_by_running(self, x: Tensor) -> Tensor:
+        mean, var = self.running_mean, self.running_var
+        if mean.dtype == x.dtype:
+            return F.batch_norm(x, mean, var, self.weight, self.bias, False, MOMENTUM, EPS)
+        scale = self.weight * torch.rsqrt(var + EPS)
+        return (x * _planes(scale) + _planes(self.bias - mean * scale)).to(x.dtype)
+
+    def _normalise_by_own(self, x: Tensor) -> Tensor:
+        """Normalizes by the moments of `x` alone; torch's kernel updates the running ones, in 16 bits aside, as it
+        takes no others there."""
+        if self.passing.again:
+            return F.batch_norm(x, None, None, self.weight, self.bias, True, MOMENTUM, EPS)
+        if self.running_mean.dtype == x.dtype:
+            return F.batch_norm(x, self.running_mean, self.running_var, self.weight, self.bias, True, MOMENTUM, EPS)
+        mean, var = torch.zeros_like(self.bias), torch.zeros_like(self.bias)
+        out = F.batch_norm(x, mean, var, self.weight, self.bias, True, 1.0, EPS)
+        self._update(mean, var)
+        return out
+
+    @torch.no_grad()
+    def _update(self, mean: Tensor, var: Tensor) -> None:
+        """Takes in the moments of a micro-batch; `var` is the unbiased estimate."""
+        self.running_mean.lerp_(mean.to(self.running_mean.dtype), MOMENTUM)
+        self.running_var.lerp_(var.to(self.running_var.dtype), MOMENTUM)
 
     @torch.no_grad()
     def _moments(self, x: Tensor, gather: Gather) -> Tensor:
@@ -97,6 +123,5 @@ class BatchNorm(Follower):
         var = (variances + (means - mean).square()).mean(0)
         if not self.passing.again:
             count = len(means) * x.numel() // x.shape[1]
-            self.running_mean.lerp_(mean.to(x.dtype), MOMENTUM)
-            self.running_var.lerp_((var * count / (count - 1)).to(x.dtype), MOMENTUM)
+            self._update(mean, var * count / (count - 1))
         return torch.stack([mean, torch.rsqrt(var + EPS)])

@@ -24,6 +24,13 @@ def unnamed(text: str) -> AbstractContextManager[Any]:
     return _NOTHING
 
 
+class _Discarded(SpanRecorder):
+    """A recorder that records nothing."""
+
+    def add(self, *span: Any) -> None:
+        return
+
+
 class Scope:
     """Span recorder, memory meter (None outside of metered steps) and current operation of one rank."""
 
@@ -42,6 +49,16 @@ class Scope:
         """Records a span of the current operation from `start` to `end`, two marks (no `end`: until now)."""
         end = self.mark() if end is None else end
         self.recorder.add(kind, lane, self.stage, self.micro_batch, start, end, bytes, self.replica, self.version)
+
+    @contextmanager
+    def muted(self) -> Iterator[None]:
+        """Context in which no spans are recorded, and marks cost nothing."""
+        recorder, mark = self.recorder, self.mark
+        self.recorder, self.mark = _Discarded(), int
+        try:
+            yield
+        finally:
+            self.recorder, self.mark = recorder, mark
 
     def keeping(self) -> AbstractContextManager[None]:
         """Returns a context in which new tensors count as activations."""

@@ -95,9 +95,9 @@ class ResNet50Outline(ConvolutionOutline):
         return [*(tuple(out for out in channels for _ in range(3)) for channels in self._channels()), (CLASSES,) * 2]
 
     def standing(self, units: Collection[str], real: int) -> int:
-        """Bytes of running means and variances."""
+        """Bytes of running means and variances, which are at least fp32."""
         channels = dict(zip(self.units(), self._channels(), strict=False))
-        return 2 * real * sum(sum(channels.get(unit, [])) for unit in units)
+        return 2 * max(real, 4) * sum(sum(channels.get(unit, [])) for unit in units)
 
     def _channels(self) -> list[list[int]]:
         """Returns the channels of each norm, for each layer but the last."""

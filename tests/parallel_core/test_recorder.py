@@ -12,6 +12,7 @@ from parallel_core.observe import host, progress
 from parallel_core.observe.cores import core_of
 from parallel_core.observe.recorder import LANE_COMPUTE, LANE_P2P, SpanRecorder
 from parallel_core.observe.records import SPAN
+from parallel_core.observe.scope import Scope
 from parallel_core.schedule.ir import Kind
 
 
@@ -151,3 +152,15 @@ def test_resident_memory_is_seen_to_grow() -> None:
     block = np.ones(8 << 20)
     assert host.rss() - before > block.nbytes // 2
     assert host.peak_rss() >= before + block.nbytes // 2
+
+
+def test_a_muted_scope_records_nothing_and_then_goes_on() -> None:
+    recorder = SpanRecorder()
+    scope = Scope(recorder)
+    recorder.begin_step(3)
+    with scope.muted():
+        scope.span(Kind.F, LANE_COMPUTE, scope.mark())
+    assert recorder.end_step()["kind"].tolist() == [Kind.STEP]
+    recorder.begin_step(4)
+    scope.span(Kind.F, LANE_COMPUTE, scope.mark())
+    assert recorder.end_step()["kind"].tolist() == [Kind.STEP, Kind.F] and scope.mark is recorder.mark

@@ -6,12 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from parallel_core.engine.distributed import Rendezvous
 from parallel_core.engine.rehearsal import rehearse
 from parallel_core.engine.trainer import Trainer
 from parallel_core.spec import RunSpec
-from tests.parallel_core.ranks import run, with_trainer
+from tests.parallel_core.ranks import run, scratch, with_trainer
 
 GPT = {"layers": 4, "hidden": 32, "heads": 4, "seq": 16, "vocab": 64, "dropout": 0.1}
 PIPE = {"pp": 2, "micro_batches": 4}
@@ -39,7 +40,7 @@ def spec_of(name: str) -> RunSpec:
     case = CASES[name]
     model = case.get("model", GPT)
     clip = "stage" if case["parallel"].get("schedule", "").startswith("1f1b-") else "global"
-    train = {"steps": 4, "warmup_steps": 1, "global_batch": 8, "clip": clip, **case.get("train", {})}
+    train = {"steps": 4, "warmup_steps": 1, "global_batch": 8, "clip": clip, "eval_every": 4, **case.get("train", {})}
     return RunSpec.model_validate({"model": model, "parallel": case["parallel"], "train": train})
 
 
@@ -52,6 +53,23 @@ def _losses(spec: RunSpec, rank: int, meeting: Rendezvous, folder: Path) -> list
         return [(totals.loss, totals.grad_norm) for totals in known]
 
     return with_trainer(spec, rank, meeting, folder, use)
+
+
+@pytest.mark.parametrize(("every", "kinds"), [(0, set()), (4, {False})])
+def test_forwards_without_gradients_are_rehearsed_where_they_will_run(every: int, kinds: set[bool]) -> None:
+    spec = RunSpec.model_validate({"model": GPT, "train": {"steps": 4, "warmup_steps": 1, "eval_every": every}})
+
+    def use(trainer: Trainer) -> set[bool]:
+        (stage,) = trainer.chunks.stages.values()
+        head, seen = stage.layers[-1], set[bool]()
+        head.register_forward_pre_hook(lambda *_: seen.add(torch.is_grad_enabled()))
+        rehearse(trainer, 0)
+        return seen
+
+    def work(spec: RunSpec, rank: int, meeting: Rendezvous, folder: Path) -> set[bool]:
+        return with_trainer(spec, rank, meeting, folder, use)
+
+    assert run(spec, work, scratch()) == [{True} | kinds]
 
 
 @pytest.mark.parametrize("name", [n if n in QUICK else pytest.param(n, marks=pytest.mark.full) for n in CASES])
