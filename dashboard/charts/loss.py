@@ -72,7 +72,7 @@ def chart(
 ) -> Chart:
     """Draws the first MAX_LINES curves that have points. `layout.meta.axes` = axis -> the x values of every trace; the
     figure starts with steps. The browser smooths with a trace's `meta.mean` and `meta.count`, where it is thinned, and
-    never one with `meta.replaced`.
+    never one with `meta.whole`.
 
     `of` = what there is a curve for. `replaced` are points of earlier attempts that a later attempt trained again:
     drawn faint, all in one trace, the last. Where a value is more than twice `top`, the figure starts with the range
@@ -166,7 +166,7 @@ def _faint(older: Sequence[Curve]) -> dict[str, Any]:
         "x": _faint_x(older, "step")[0],
         "y": values,
         "opacity": 0.35,
-        "meta": {"replaced": True},
+        "meta": {"whole": True},
         "line": {"color": theme.var("ink-2"), "width": 1},
         "marker": {"color": theme.var("ink-2"), "size": 4},
         "hovertemplate": "an earlier attempt: %{y:.6g}<extra></extra>",

@@ -88,7 +88,8 @@ def summarise(run: Run) -> dict[str, Any]:
     - references: seconds of the reference work by rank; [] unless all ranks measured it.
     - company: how many times longer it took than on one device alone, mean over the ranks.
     - final_loss: the last loss; None if it is not finite.
-    - held_out: {step, loss} of the last evaluation of held-out samples; None if there was none, or if it is not finite.
+    - held_out: {step, loss} of the last evaluation of held-out samples, and `best`, the same of that with the lowest
+      loss; None if there was none, or if the last one is not finite.
     - params_total: number of parameters.
     """
     timed = selectors.timed(run)
@@ -122,11 +123,14 @@ def _final_loss(run: Run) -> float | None:
     return float(values[-1]) if len(values) and math.isfinite(values[-1]) else None
 
 
-def _held_out(run: Run) -> dict[str, float] | None:
+def _held_out(run: Run) -> dict[str, Any] | None:
     found = selectors.series(run, "eval_loss")
     if not len(found.value) or not math.isfinite(found.value[-1]):
         return None
-    return {"step": int(found.step[-1]), "loss": float(found.value[-1])}
+    last, best = (
+        {"step": int(found.step[at]), "loss": float(found.value[at])} for at in (-1, int(np.nanargmin(found.value)))
+    )
+    return {**last, "best": best}
 
 
 def _staleness(run: Run) -> dict[str, dict[str, float]]:

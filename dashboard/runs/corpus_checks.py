@@ -11,8 +11,8 @@ from parallel_core.data.held_out import most_sequences
 from parallel_core.spec import RunSpec
 
 MOST_NAMED = 6
-COUNTED = frozenset({"digits", "django"})
-"""Built-in corpora of so few samples that a run can ask to hold out all of them."""
+MANY = 1 << 20
+"""Fewer tokens than these are not looked for in the standard library, all of which would have to be read."""
 NONE = "they have none; make one with pack-tokens"
 
 
@@ -21,10 +21,8 @@ def corpus_errors(spec: RunSpec) -> dict[str, str]:
     kind, _, sha256 = spec.train.corpus.partition(":")
     if kind == "tokens":
         return _token_file_errors(spec, sha256)
-    if kind in COUNTED:
-        return _held_out_errors(spec)
     if kind != "blob":
-        return {}
+        return _held_out_errors(spec)
     size = services.uploaded_size(sha256)
     if size is None:
         return {"train.corpus": services.NO_SUCH_CORPUS}
@@ -36,10 +34,12 @@ def corpus_errors(spec: RunSpec) -> dict[str, str]:
 
 
 def _held_out_errors(spec: RunSpec) -> dict[str, str]:
-    """Error by field if a built-in corpus of few samples would have none left to train."""
+    """Error by field if a built-in corpus would have no samples left to train."""
+    held_out = spec.train.held_out
+    if not held_out or (spec.train.corpus == "stdlib" and held_out * spec.model.seq < MANY):
+        return {}
     try:
-        if spec.train.held_out:
-            open_dataset(spec).hold_out(spec.train.held_out)
+        open_dataset(spec).hold_out(held_out)
     except CorpusError as error:
         return {"train.eval_samples": f"{str(error)[:1].upper()}{str(error)[1:]}"}
     return {}

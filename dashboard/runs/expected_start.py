@@ -10,7 +10,10 @@ from django.utils import timezone
 
 from dashboard.ages import clock
 from dashboard.ledger.models import Prediction
+from dashboard.runs.metrics import newest
 from dashboard.runs.models import Run
+from parallel_core.plan.evaluations import evaluation_steps, evaluations
+from parallel_core.spec import RunSpec
 
 MINUTE_S = 60
 LONGEST_S = 30 * 24 * 3600
@@ -20,8 +23,21 @@ LONGEST_S = 30 * 24 * 3600
 def seconds_left(run: Run) -> float | None:
     """How long a running run will still take, at the median of its steps so far; None if no step has been timed, or it
     does not train."""
-    left = run.spec["train"]["steps"] - (run.step or 0) - 1
-    return max(0, left) * run.step_time if run.step_time and not run.task else None
+    if not run.step_time or run.task:
+        return None
+    done, steps = (run.step or 0) + 1, run.spec["train"]["steps"]
+    return max(0, steps - done) * run.step_time + evaluation_seconds(run, done)
+
+
+def evaluation_seconds(run: Run, done: int) -> float:
+    """How long the evaluations of held-out samples after `done` steps will take: as the last one, before the first as
+    `evaluation_steps`."""
+    train = RunSpec.stored(run.spec).train
+    left = evaluations(train, done)
+    if not left:
+        return 0.0
+    each = newest(run, "eval_time")
+    return left * (evaluation_steps(train) * (run.step_time or 0.0) if each is None else each)
 
 
 def expected_start(holding: Sequence[Run], ahead: Sequence[int]) -> str:
@@ -44,10 +60,16 @@ def expected_start(holding: Sequence[Run], ahead: Sequence[int]) -> str:
 def _predicted(runs: Sequence[int]) -> float | None:
     """Seconds that the runs are predicted to take one after another; None if one of them has no prediction."""
     said = Prediction.objects.filter(run__in=runs, seconds__isnull=False) if runs else Prediction.objects.none()
-    rows = list(said.values_list("seconds", "run__spec__train__steps", "run__resume_step"))
+    rows = list(said.values_list("seconds", "run__spec", "run__resume_step"))
     if len(rows) < len(runs):
         return None
-    return math.fsum(seconds * max(0, steps - (begins or 0)) for seconds, steps, begins in rows)
+    return math.fsum(seconds * _step_times(RunSpec.stored(spec), begins or 0) for seconds, spec, begins in rows)
+
+
+def _step_times(spec: RunSpec, begins: int) -> float:
+    """How long a run that begins with step `begins` takes, in times of its steps."""
+    train = spec.train
+    return max(0, train.steps - begins) + evaluations(train, begins) * evaluation_steps(train)
 
 
 def _clock(now: datetime, minutes: int) -> str:

@@ -157,10 +157,12 @@ def _metric(
 
 
 def _mark_evaluations(traces: Sequence[dict[str, Any]], metric: Metric) -> None:
-    """Gives the line of held-out samples, whose points are few, a symbol at each."""
+    """Gives the line of held-out samples, whose points are few and means of many samples, a symbol at each, and leaves
+    it out of smoothing."""
     for trace in traces if metric.held_out else ():
         if trace["name"] == "held out":
-            trace |= {"mode": "lines+markers", "marker": {"color": theme.var("accent"), "size": 6}}
+            marks = {"mode": "lines+markers", "marker": {"color": theme.var("accent"), "size": 6}}
+            trace |= marks | {"meta": {**trace.get("meta", {}), "whole": True}}
 
 
 def _undrawn(run: Run, metric: Metric, lines: Sequence[_Line]) -> str:

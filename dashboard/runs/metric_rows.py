@@ -223,8 +223,20 @@ def _evaluated(metric: Metric, run: Run) -> Metric:
         return replace(metric, held_out="")
     seconds = selectors.series(run, "eval_time").value
     took = f", in {seconds_text(float(np.median(seconds)))} each time, between steps" if len(seconds) else ""
-    what = f"held out: mean over the last {held_out} samples of the corpus, never trained on, without dropout"
+    what = f"held out: mean over the last {held_out} samples of the corpus, {_untrained(run)}, without dropout"
     return replace(metric, measured=f"{metric.measured}; {what}{took}")
+
+
+def _untrained(run: Run) -> str:
+    """Whether the run has trained on held-out samples: a run that it went on from may have, or one that is deleted."""
+    at: Run | None = run
+    while at is not None and at.resume_step:
+        before, train = at.resume_run, RunSpec.stored(run.spec).train
+        known = RunSpec.stored(before.spec).train if before else None
+        if known is None or (known.corpus == train.corpus and known.held_out < train.held_out):
+            return f"which may have been trained on before step {at.resume_step}"
+        at = before
+    return "never trained on"
 
 
 def _skipping(metric: Metric, what: str) -> Metric:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
 from itertools import groupby
 from operator import attrgetter, itemgetter
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,7 +18,7 @@ from django.db.models import Case, F, Min, Q, QuerySet, When
 from dashboard.runs.models import Attempt, Run, SeriesChunk
 from parallel_core.analysis.downsample import Means, thin
 from parallel_core.analysis.stats import Stats, summarise
-from parallel_core.observe.records import POINT
+from parallel_core.observe.records import POINT, SPARSE_SERIES
 from parallel_core.spec import RunSpec
 
 _IN_ORDER = ("attempt__number", "first_step", "id")
@@ -59,14 +60,14 @@ def series(
     `buckets` > 0 thins them; 0 keeps all. Without `pauses`, times go on as if no time had passed between attempts (see
     `pause`).
     """
-    parts, _ = _merged(_chunks(run, name, rank), since_step)
+    parts, _ = _merged(_chunks(run, name, rank), since_step, _begun(run, name))
     points = _joined(parts) if pauses else _end_to_end(parts)
     return _series(points[points["step"] > since_step], buckets)
 
 
 def series_and_replaced(run: Run, name: str, rank: int = 0, buckets: int = 0) -> tuple[Series, list[Series]]:
     """The series of a rank, and of each earlier attempt the points that a later one replaced, if there are any."""
-    parts, replaced = _merged(_chunks(run, name, rank))
+    parts, replaced = _merged(_chunks(run, name, rank), begun=_begun(run, name))
     return _series(_joined(parts), buckets), [_series(one, buckets) for one in replaced.values()]
 
 
@@ -87,10 +88,14 @@ def grown(run: Run, name: str, rank: int, step: int) -> tuple[Series, list[Serie
     fields = ("pk", "attempt__number", "first_step", "last_step", "count")
     heads = [_Head(*row) for row in chunks.order_by(*_IN_ORDER).values_list(*fields)]
     own = {number: list(group) for number, group in groupby(heads, attrgetter("attempt"))}
-    ends = {number: min((own[later][0].first for later in own if later > number), default=math.inf) for number in own}
+    begun = _begun(run, name)
+    firsts = {**begun, **{number: min(heads[0].first, begun.get(number, math.inf)) for number, heads in own.items()}}
+    ends = {
+        number: min((first for later, first in firsts.items() if later > number), default=math.inf) for number in own
+    }
     read = {head.pk for group in own.values() for head in (group[0], group[-1])}
     read |= {head.pk for head in heads if head.first < ends[head.attempt] <= head.last}  # replaced in part
-    parts, replaced = _merged(chunks.filter(Q(pk__in=read) | Q(last_step__gt=step)))
+    parts, replaced = _merged(chunks.filter(Q(pk__in=read) | Q(last_step__gt=step)), begun=begun)
     held, over = 0, Counter[int]()
     for head in heads:
         if head.pk in read or head.last > step:
@@ -114,6 +119,15 @@ def _chunks(run: Run, name: str, rank: int) -> QuerySet[SeriesChunk]:
     return SeriesChunk.objects.filter(attempt__run=run, name=name, rank=rank)
 
 
+def _begun(run: Run, name: str) -> dict[int, int]:
+    """For a series that has points in a few steps alone, the first step of each attempt that has come to one, by its
+    number: what comes from there on replaces earlier points before there is a new one. {} for other series."""
+    if name not in SPARSE_SERIES:
+        return {}
+    found = SeriesChunk.objects.filter(attempt__run=run, name="loss", rank=0).order_by()
+    return dict(found.values_list("attempt__number").annotate(Min("first_step")))
+
+
 def _series(points: np.ndarray, buckets: int, unread: int = 0) -> Series:
     """Of these points, and so many that were not read."""
     every = Series(points["step"], points["time"], points["value"], len(points), len(points) + unread)
@@ -135,7 +149,8 @@ def beginnings(run: Run, ranks: Iterable[int] = (0,)) -> dict[tuple[str, int], s
     """
     found = SeriesChunk.objects.filter(attempt__run=run, rank__in=list(ranks)).order_by("attempt__number")
     rows = found.values_list("name", "rank", "attempt__number").annotate(first=Min("first_step"))
-    return {(name, rank): f"{number}:{first}" for name, rank, number, first in rows}
+    begun = {(name, rank): f"{number}:{first}" for name, rank, number, first in rows}
+    return begun | {(name, 0): begun["loss", 0] for name in SPARSE_SERIES if ("loss", 0) in begun}
 
 
 def by_rank(run: Run, name: str, ranks: int) -> list[list[float]]:
@@ -183,11 +198,13 @@ def _end_to_end(parts: Sequence[Part]) -> np.ndarray:
     return held
 
 
-def _merged(chunks: QuerySet[SeriesChunk], since_step: int = -1) -> tuple[list[Part], dict[int, np.ndarray]]:
-    """The points of all attempts; each later attempt replaces the earlier ones from its first step on. And by the
-    attempt's number those that were replaced, if there are any."""
+def _merged(
+    chunks: QuerySet[SeriesChunk], since_step: int = -1, begun: Mapping[int, int] = MappingProxyType({})
+) -> tuple[list[Part], dict[int, np.ndarray]]:
+    """The points of all attempts; each later attempt replaces the earlier ones from its first step on, or from the one
+    in `begun`. And by the attempt's number those that were replaced, if there are any."""
     # The first step of a later attempt is needed even if its early chunks are not.
-    firsts: dict[int, int] = {}
+    firsts: dict[int, int] = dict(begun)
     rows: list[tuple[int, Any]] = []
     wanted = Case(When(last_step__gt=since_step, then=F("data")), default=None)
     fields = ("attempt__number", "first_step", "wanted")

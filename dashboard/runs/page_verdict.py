@@ -169,8 +169,15 @@ def _final_losses(run: Run) -> str:
     loss, held_out = run.summary.get("final_loss"), run.summary.get("held_out")
     if loss is None:
         return ""
-    beside = f", held out {significant(held_out['loss'], 4)}" if held_out else ""
-    return f" Final loss {significant(loss, 4)}{beside}."
+    return f" Final loss {significant(loss, 4)}{_beside(run, held_out) if held_out else ''}."
+
+
+def _beside(run: Run, held_out: Mapping[str, Any]) -> str:
+    """The last held-out loss, with its step where that is not the run's last, and the lowest one if it came earlier."""
+    step, best = held_out["step"], held_out["best"]
+    said = f", held out {significant(held_out['loss'], 4)}"
+    said += f" at step {step}" if step + 1 < run.spec["train"]["steps"] else ""
+    return said + (f" (lowest {significant(best['loss'], 4)} at step {best['step']})" if best["step"] < step else "")
 
 
 UNKNOWN_OTHERS = (

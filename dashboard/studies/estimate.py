@@ -8,6 +8,7 @@ from typing import Any
 
 from dashboard.fleet.selectors import FleetSnapshot, devices_of
 from parallel_core.observe.observed_steps import extra_steps, followed_steps
+from parallel_core.plan.evaluations import evaluation_steps, evaluations
 from parallel_core.plan.partition import flop_weights
 from parallel_core.plan.strategy import ideal_speedup
 from parallel_core.spec import ModelSpec, RunSpec
@@ -72,7 +73,8 @@ def step_seconds(spec: RunSpec, calibration: Mapping[str, Any]) -> float:
 def run_seconds(spec: RunSpec, calibration: Mapping[str, Any]) -> float:
     """Expected seconds of a whole run, including its start."""
     steps = spec.train.steps + len(extra_steps(spec)) + (METERED_STEPS - 1) * len(followed_steps(spec))
-    return START_S + steps * step_seconds(spec, calibration)
+    held_out = evaluations(spec.train) * evaluation_steps(spec.train)
+    return START_S + (steps + held_out) * step_seconds(spec, calibration)
 
 
 def estimate(specs: Iterable[RunSpec], calibration: Mapping[str, Any] | None, repeats: int = 1) -> Estimate:

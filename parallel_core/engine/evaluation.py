@@ -33,6 +33,10 @@ class Evaluated(NamedTuple):
     seconds: float
 
 
+class BrokenOff(Exception):
+    """Some rank was asked to stop during an evaluation; raised on all of them."""
+
+
 class Evaluation:
     """Evaluates the held-out loss: every rank calls `after_step` after the same steps."""
 
@@ -43,15 +47,22 @@ class Evaluation:
         self._executor = _ForwardExecutor(trainer)
 
     def after_step(self, step: int, *, drained: bool) -> Evaluated | None:
-        """Evaluates after `step` if it is due and no rank is at an earlier step (`drained`); else returns None."""
+        """Evaluates after `step` if it is due and no rank is at an earlier step (`drained`); else returns None.
+
+        Raises BrokenOff where a rank is asked to stop meanwhile.
+        """
         if not (self._is_due(step) and drained):
             return None
         self._trainer.device.synchronise()
         self._exchange.total(0.0)  # what other ranks have yet to do of the step is no cost of the evaluation
         began = time.perf_counter()
-        loss = self._exchange.total(
-            sum(self._executor.run(step, self._batches, n) for n in range(self._batches.rounds))
-        )
+        loss = 0.0
+        for number in range(self._batches.rounds):
+            mine = self._executor.run(step, self._batches, number)
+            part, stops = self._exchange.totals([mine, float(self._trainer.stop.asked)])
+            loss += part
+            if stops and number + 1 < self._batches.rounds:
+                raise BrokenOff
         return Evaluated(step, loss, time.perf_counter() - began)
 
     def _is_due(self, step: int) -> bool:

@@ -198,11 +198,12 @@ class Reporter:
             self._company.append(reading.together / reading.alone)
 
     def evaluated(self, found: Evaluated) -> None:
-        """Writes the held-out loss after a step, which rank 0 alone reports."""
+        """Adds the held-out loss after a step, which rank 0 alone reports. Writes it where no step follows."""
         if self._rank == 0:
             log.info("step %d: held-out loss %.6g, in %.4g ms", found.step, found.loss, found.seconds * 1e3)
             self._add(found.step, time.time(), {"eval_loss": found.loss, "eval_time": found.seconds})
-            self._write_points()
+            if found.step + 1 == self._spec.train.steps:
+                self._write_points()
 
     def _of_all_ranks(self, totals: Totals) -> dict[str, float]:
         values = {"loss": totals.loss, "grad_norm": totals.grad_norm}

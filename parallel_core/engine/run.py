@@ -14,7 +14,7 @@ from parallel_core.engine.clocks import open_clock
 from parallel_core.engine.collectives import Group
 from parallel_core.engine.device import disable_cudnn, open_device, use_deterministic_algorithms
 from parallel_core.engine.distributed import Rendezvous, connect, joined
-from parallel_core.engine.evaluation import Evaluation
+from parallel_core.engine.evaluation import BrokenOff, Evaluation
 from parallel_core.engine.fingerprint import Fingerprints
 from parallel_core.engine.interference import Interference
 from parallel_core.engine.norm import Totals
@@ -165,7 +165,7 @@ def _train(
         stop = _report_step(trainer, report, TrainedStep(step, first, known, took, traced))
         _compare(prints, report, times, step, trainer.runner.drained)
         if evaluation is not None and not stop:
-            _evaluate(evaluation, report, times, step, trainer.runner.drained)
+            stop = _evaluate(evaluation, report, times, step, trainer.runner.drained)
         if step >= timed_from:
             _probe_reference(probe, report, times, step, took)
         _save(saver, report, step + 1, stop, spec.train.steps)
@@ -203,11 +203,17 @@ def _compare(prints: Fingerprints, report: Reporter, times: StepTimes, step: int
     times.leave_out(spent)
 
 
-def _evaluate(evaluation: Evaluation, report: Reporter, times: StepTimes, step: int, drained: bool) -> None:
-    """Evaluates the held-out loss after a step if it is due; its time is not counted in any step."""
-    if (found := evaluation.after_step(step, drained=drained)) is not None:
+def _evaluate(evaluation: Evaluation, report: Reporter, times: StepTimes, step: int, drained: bool) -> bool:
+    """Evaluates the held-out loss after a step if it is due; its time is not counted in any step. Returns whether it
+    was broken off, as the run is to stop."""
+    try:
+        found = evaluation.after_step(step, drained=drained)
+    except BrokenOff:
+        return True
+    if found is not None:
         report.evaluated(found)
         times.leave_out(found.seconds)
+    return False
 
 
 def _probe_reference(probe: ReferenceProbe, report: Reporter, times: StepTimes, step: int, took: float) -> None:

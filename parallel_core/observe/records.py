@@ -139,6 +139,8 @@ RUN_SERIES = (
     *("loss_scale", "skipped_steps"),
     *("eval_loss", "eval_time"),
 )
+SPARSE_SERIES = ("eval_loss", "eval_time")
+"""Series that have points in a few steps alone."""
 SHARE_SERIES = ("bubble_share", "exposed_share", "recompute_share")
 """Series that no rank emits: computed from what all ranks recorded of a step (analysis.meters). One point for each step
 with `waits` records of all ranks; without such records, for each traced step."""

@@ -187,7 +187,7 @@ def test_a_thinned_line_says_what_each_point_stands_for() -> None:
     curve = Curve("DP", kept.astype(np.int32), kept / 2, values[kept], 4, means=Means.of(values, kept))
     line, older = loss.chart([curve], "t", "measured", replaced=[curve]).figure["data"]
     assert line["meta"] == {"mean": [2.0, 4.0, 2.0], "count": [2, 1, 1]}
-    assert older["meta"] == {"replaced": True}
+    assert older["meta"] == {"whole": True}
     (whole,) = loss.chart([replace(curve, means=None)], "t", "measured").figure["data"]
     assert "meta" not in whole
 

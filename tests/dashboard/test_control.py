@@ -83,8 +83,8 @@ def test_a_whole_life(peer: Peer, controller: Controller, alice: Any) -> None:
     until(controller, lambda: bool(Run.objects.get(pk=run.pk).summary))
     run.refresh_from_db()
     assert run.state == State.SUCCEEDED
-    assert run.summary["held_out"] == {"step": 42, "loss": 42.5}
-    assert "Final loss 42.5, held out 42.5." in verdict(run).sentence
+    assert run.summary["held_out"] == {"step": 42, "loss": 42.5, "best": {"step": 20, "loss": 20.5}}
+    assert "Final loss 42.5, held out 42.5 (lowest 20.5 at step 20)." in verdict(run).sentence
     assert run.summary["timed"]["n"] == 40
     assert run.summary["timed"]["median"] == run.step_time == 23.0
     assert run.summary["final_loss"] == 42.5

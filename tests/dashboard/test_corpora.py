@@ -188,6 +188,12 @@ def test_samples_to_hold_out_that_a_corpus_does_not_have_are_refused(folder: Pat
         ({"seq": 16}, {**text, "eval_samples": 62}, "eval_samples", "1000 tokens, too few to hold out 62 sequences of"),
         ({"seq": 16}, {**text, "eval_samples": 62}, "eval_samples", "use at most 61."),
         ({"seq": 600}, text, "eval_every", "use 0."),
+        (
+            {"seq": 1024},
+            {"eval_every": 5, "eval_samples": 60_000},
+            "eval_samples",
+            "too few to hold out 60000 sequences",
+        ),
         (digits, {"eval_every": 5, "eval_samples": 2000}, "eval_samples", "use at most train.eval_samples=1796."),
     ):
         spec = {"model": model, "train": {"global_batch": 8, **train}}

@@ -14,6 +14,7 @@ from dashboard.runs.models import Run
 from dashboard.runs.page_verdict import verdict
 from dashboard.studies.models import Study
 from tests.dashboard import factory
+from tests.dashboard.fake_worker import points_frame
 
 pytestmark = pytest.mark.django_db
 STEPS = 101
@@ -90,3 +91,14 @@ def test_a_run_ahead_that_resumes_takes_only_the_steps_that_are_left(alice: Any)
     assert verdict(queued(alice, None)).more == "Expected to start between 14:02 and 14:04 UTC."
     Prediction.objects.filter(run=first).update(seconds=1e300)
     assert verdict(queued(alice, None)).more == "It cannot be expected to start before 14:02 UTC."
+
+
+def test_evaluations_of_held_out_samples_are_counted(alice: Any) -> None:
+    """As the last one took; before the first, as forwards of so many samples."""
+    run = factory.queued(alice, train={"steps": STEPS, "eval_every": 10, "eval_samples": 48, "global_batch": 16})
+    attempt = factory.start(run)
+    Run.objects.filter(pk=run.pk).update(step=50, step_time=2.0)
+    run.refresh_from_db()
+    assert expected_start.seconds_left(run) == pytest.approx(50 * 2.0 + 6 * 2.0)
+    factory.feed(attempt, 0, points_frame(49, 1, "eval_time"))
+    assert expected_start.seconds_left(run) == pytest.approx(50 * 2.0 + 6 * 49.5)

@@ -93,6 +93,23 @@ def test_the_held_out_loss_is_a_second_line_of_the_loss(alice: Any) -> None:
     assert loss.note == "held out 7.5 at step 7"
 
 
+def test_samples_that_an_earlier_run_trained_on_are_not_called_new(alice: Any) -> None:
+    old = factory.finished(alice)
+    run = factory.queued(alice, train={"eval_every": 4})
+
+    def source(**changes: Any) -> str:
+        Run.objects.filter(pk=run.pk).update(**changes)
+        run.refresh_from_db()
+        return next(chart.source for chart in metric_charts.metrics(run) if chart.key == "loss")
+
+    assert "never trained on" in source()
+    assert "which may have been trained on before step 20" in source(resume_run=old, resume_step=20)
+    assert "which may have been trained on before step 20" in source(resume_run=None)
+    old.spec["train"]["eval_every"] = 7
+    old.save()
+    assert "never trained on" in source(resume_run=old)
+
+
 def test_a_run_without_evaluations_has_one_line_of_loss(alice: Any) -> None:
     run = factory.queued(alice)
     factory.feed(factory.start(run), 0, points_frame(0, 5))

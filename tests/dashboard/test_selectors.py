@@ -18,7 +18,8 @@ from dashboard.runs.page_tiles import memory_limit
 from dashboard.runs.selectors import Filters
 from parallel_core.analysis.downsample import Means, thin
 from parallel_core.observe.records import POINT, SPAN
-from tests.dashboard.fake_worker import spec
+from tests.dashboard import factory
+from tests.dashboard.fake_worker import points_frame, spec
 
 pytestmark = pytest.mark.django_db
 
@@ -313,3 +314,19 @@ def test_a_worker_that_never_beat_is_silent() -> None:
     (view,) = fleet.workers()
     assert (view.age, view.silent) == (None, True)
     assert not fleet.hosts()[0].open
+
+
+def test_a_later_attempt_replaces_held_out_losses_before_it_has_one(alice: Any) -> None:
+    """They have points in a few steps alone, so what counts is where the attempt's losses begin."""
+    run = factory.queued(alice, train={"eval_every": 20, "steps": 100})
+    first = factory.start(run)
+    factory.feed(first, 0, points_frame(0, 61) + b"".join(points_frame(at, 1, "eval_loss") for at in (19, 39, 59)))
+    assert selectors.series(run, "eval_loss").step.tolist() == [19, 39, 59]
+    before = selectors.beginnings(run)
+    factory.feed(factory.start(run), 0, points_frame(30, 3))
+    assert selectors.series(run, "eval_loss").step.tolist() == [19]
+    found, (older,) = selectors.series_and_replaced(run, "eval_loss")
+    assert (found.step.tolist(), older.step.tolist()) == ([19], [39, 59])
+    grown, (older,) = selectors.grown(run, "eval_loss", 0, 25)
+    assert (grown.total, older.total) == (1, 2)
+    assert selectors.beginnings(run)["eval_loss", 0] == "2:30" != before["eval_loss", 0]

@@ -159,6 +159,10 @@ def broken_cases() -> list[tuple[str, Case]]:
         ("divergence", healthy(spec(), loss=nan)),
         ("divergence", healthy(spec(), loss=np.where(np.arange(40) == 4, 10.3, 4.9))),
         ("divergence", healthy(spec("fp16"), skipped=skipped, loss_scale=np.full(40, 2.0))),
+        (
+            "overfitting",
+            healthy(spec(), held_out_steps=np.array([9, 19, 29, 39]), held_out=np.array([3.0, 2.5, 2.6, 2.7])),
+        ),
         ("scaling", healthy(replicas, traced=doubled * 3, earlier=ended)),
     ]
 

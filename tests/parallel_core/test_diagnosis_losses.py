@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 
-from parallel_core.analysis.diagnosis import diagnose
+from parallel_core.analysis.diagnosis import Case, diagnose
 from parallel_core.faults import broken
 from parallel_core.simulate.replay import Change
 from parallel_core.spec import RunSpec
@@ -85,3 +86,37 @@ def test_a_loss_that_was_not_finite_and_recovered_is_not_urgent() -> None:
     assert sprung.title.endswith("times its lowest: the loss has sprung up.") and sprung.urgent
     (none,) = diagnose(healthy(spec(), loss=np.full(40, np.nan)))
     assert none.title == "The loss is not a number from step 0 on."
+
+
+TRAINED = np.linspace(3.0, 1.0, 40)
+EVALUATED = np.array([9, 19, 29, 39])
+
+
+@pytest.mark.parametrize(
+    ("held_out", "trained", "found"),
+    [
+        ([3.0, 2.5, 2.6, 2.7], TRAINED, True),
+        ([3.0, 2.5, 2.51, 2.52], TRAINED, False),
+        ([3.0, 2.5, 2.6, 2.5], TRAINED, False),
+        ([3.0, 2.9, 2.8, 2.7], TRAINED, False),
+        ([3.0, 2.5, 2.6, 2.7], TRAINED[::-1], False),
+        ([2.5, 2.6, 2.7, 2.8], TRAINED, True),
+    ],
+    ids=["risen", "hardly", "once", "falling", "both rise", "from the first"],
+)
+def test_a_held_out_loss_that_rises_while_that_of_training_falls(
+    held_out: list[float], trained: np.ndarray, found: bool
+) -> None:
+    case = Case(spec(), loss_steps=np.arange(40), loss=trained, held_out_steps=EVALUATED, held_out=np.array(held_out))
+    said = [finding for finding in diagnose(case) if finding.rule == "overfitting"]
+    assert bool(said) == found
+    if found:
+        low = int(np.argmin(held_out))
+        assert f"has risen since step {EVALUATED[low]}" in said[0].title and said[0].tab == "metrics"
+
+
+def test_one_evaluation_or_none_says_nothing_of_over_fitting() -> None:
+    for count in range(3):
+        held_out = np.array([2.0, 2.6, 2.7])[:count]
+        case = Case(spec(), loss_steps=np.arange(40), loss=TRAINED, held_out_steps=EVALUATED[:count], held_out=held_out)
+        assert "overfitting" not in {finding.rule for finding in diagnose(case)}

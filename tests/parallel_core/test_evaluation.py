@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from pydantic import ValidationError
 
 from parallel_core.data import corpus
@@ -19,12 +20,15 @@ from parallel_core.data.sampler import Sampler
 from parallel_core.data.tokens import Tokens
 from parallel_core.engine import trainer
 from parallel_core.engine.distributed import Rendezvous
-from parallel_core.engine.evaluation import Evaluation
+from parallel_core.engine.evaluation import BrokenOff, Evaluation
+from parallel_core.engine.interference import Interference
 from parallel_core.engine.run import run_rank
+from parallel_core.engine.trainer import Trainer
 from parallel_core.learning_rate import rate_at
 from parallel_core.local import points
 from parallel_core.observe.progress import Progress
 from parallel_core.observe.records import FileSink, events_path
+from parallel_core.plan.evaluations import evaluations
 from parallel_core.schedule import plain
 from parallel_core.schedule.custom import EXAMPLE
 from parallel_core.schedule.forward_only import forward_only
@@ -285,3 +289,62 @@ def test_a_pipeline_that_never_flushes_is_not_drained_for_it(train: dict[str, An
     found = field_errors(refused.value)["train.eval_every"]
     assert said in found and "use eval_every=5" in found and "schedule=1f1b" in found
     assert ("or eval_every=2, or" in found) == ("checkpoint_every" in train)
+
+
+@pytest.mark.parametrize("every", [1, 3, 5, 20])
+@pytest.mark.parametrize("steps", [1, 5, 6])
+def test_evaluations_to_come_are_counted(every: int, steps: int) -> None:
+    train = RunSpec().train.model_copy(update={"steps": steps, "eval_every": every})
+    due = [step for step in range(steps) if not (step + 1) % every or step + 1 == steps]
+    for done in range(steps + 2):
+        assert evaluations(train, done) == sum(step >= done for step in due)
+    assert evaluations(train.model_copy(update={"eval_every": 0})) == 0
+
+
+def test_statistics_of_batch_norms_stay_as_they_are(tmp_path: Path) -> None:
+    spec = spec_of({"eval_samples": 8}, {"kind": "resnet50", "width": 2}, dp=2)
+
+    def use(trainer: Trainer) -> tuple[float, bool]:
+        trainer.step(0)
+        before = {name: buffer.clone() for name, buffer in trainer.chunks.buffers().items()}
+        found = Evaluation(trainer, Interference(trainer.device, None, 1)).after_step(1, drained=True)
+        assert found is not None
+        same = all(torch.equal(buffer, before[name]) for name, buffer in trainer.chunks.buffers().items())
+        return found.loss, same and len(before) > 50
+
+    def work(spec: RunSpec, rank: int, meeting: Rendezvous, folder: Path) -> tuple[float, bool]:
+        return ranks.with_trainer(spec, rank, meeting, folder, use)
+
+    (first, same), (second, also) = ranks.run(spec, work, tmp_path)
+    assert same and also
+    split = {**spec.model_dump(), "parallel": {"micro_batches": 1}}
+    ((whole, _),) = ranks.run(RunSpec.model_validate(split), work, tmp_path)
+    assert first + second == pytest.approx(whole, rel=1e-5)
+
+
+def test_a_request_to_stop_breaks_an_evaluation_off(tmp_path: Path) -> None:
+    """After the round in which it comes; one that comes in the last round does not."""
+
+    def use(trainer: Trainer) -> list[str]:
+        evaluation, said = Evaluation(trainer, Interference(trainer.device, None, 1)), []
+        trainer.step(0)
+        for asked_in in (0, 1, 2):
+            trainer.stop.asked, rounds = False, iter(range(3))
+            ran = evaluation._executor.run
+
+            def run(at: int, rounds: Any, ran: Any, step: int, batches: HeldOutBatches, number: int) -> float:
+                trainer.stop.asked |= next(rounds) == at
+                return float(ran(step, batches, number))
+
+            evaluation._executor.run = partial(run, asked_in, rounds, ran)  # type: ignore[method-assign]
+            try:
+                said.append("whole" if evaluation.after_step(1, drained=True) else "none")
+            except BrokenOff:
+                said.append(f"left {len(list(rounds))}")
+            evaluation._executor.run = ran  # type: ignore[method-assign]
+        return said
+
+    def work(spec: RunSpec, rank: int, meeting: Rendezvous, folder: Path) -> list[str]:
+        return ranks.with_trainer(spec, rank, meeting, folder, use)
+
+    assert ranks.run(spec_of({"eval_samples": 20}), work, tmp_path) == [["left 2", "left 1", "whole"]]

@@ -26,7 +26,7 @@ def test_all_series_that_a_rank_emits_are_listed(rank: int, listed: set[str], tm
     report.peak(Peak(1e11, "measured"), 2e11)
     report.others = lambda: 0.25
     report.reference(0, ProbeReading(0.1, None, 0.1))
-    report.step(0, [Totals(5.0, 1.0, step=0)], 0.1, Staleness(0.5, 1), 1e-3, last=True)
     report.evaluated(Evaluated(0, 5.5, 0.2))
+    report.step(0, [Totals(5.0, 1.0, step=0)], 0.1, Staleness(0.5, 1), 1e-3, last=True)
     points = [frame.header["series"] for frame in read_stream(tmp_path, rank) if frame.kind == "points"]
     assert {name for each in points for name, _ in each} == listed

@@ -50,7 +50,7 @@ export function averaged(values, factor, { mean = [], count = [] } = {}) {
 /* Adds the average of each line over the line itself, which becomes faint. */
 function smooth({ data, layout }, factor) {
   const added = data.flatMap((raw, i) => {
-    if (raw.meta?.replaced) return []; // points of earlier attempts are faint already
+    if (raw.meta?.whole) return []; // points of earlier attempts are faint already, a held-out loss is a mean already
     const same = { legendgroup: `line ${i}` }; // a click in the legend hides both
     const average = { ...raw, ...same, y: averaged(raw.y, factor, raw.meta), line: { ...raw.line, width: 2.25 } };
     average.hovertemplate = `${raw.name}, smoothed: %{y:.6g}<extra></extra>`;

@@ -21,6 +21,7 @@ from parallel_core.analysis.diagnosis import (
     memory_headroom,
     memory_surplus,
     needless_recompute,
+    overfitting,
     scaling,
     slow_link,
     straggler,
@@ -48,6 +49,7 @@ class _Rule(NamedTuple):
 
 RULES: dict[str, _Rule] = {
     "divergence": _Rule(divergence.check, timing=False),
+    "overfitting": _Rule(overfitting.check, timing=False),
     "disturbed": _Rule(disturbed.check, timing=False),
     "straggler": _Rule(straggler.check, steps=straggler.LEAST),
     "slow_link": _Rule(slow_link.check, replays=True, steps=1),

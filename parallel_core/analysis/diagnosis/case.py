@@ -60,6 +60,9 @@ class Case:
     _: KW_ONLY
     loss_steps: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
     loss: Floats = field(default_factory=lambda: NO_POINTS)
+    held_out_steps: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
+    held_out: Floats = field(default_factory=lambda: NO_POINTS)
+    """Loss of held-out samples after each of `held_out_steps`."""
     grad_norm: Floats = field(default_factory=lambda: NO_POINTS)
     loss_scale: Floats = field(default_factory=lambda: NO_POINTS)
     skipped: Floats = field(default_factory=lambda: NO_POINTS)

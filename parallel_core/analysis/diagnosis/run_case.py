@@ -54,12 +54,15 @@ def case_from(
     """
     spec = trained(spec)
     loss_steps, loss = records.curve("loss")
+    evaluated, held_out = records.curve("eval_loss")
     ranks = range(spec.parallel.world if spec.train.device == "cpu" else 0)  # others do no reference work
     return Case(
         spec,
         _newest_whole(records, spec.parallel.world),
         loss_steps=loss_steps.astype(np.int64),
         loss=loss,
+        held_out_steps=evaluated.astype(np.int64),
+        held_out=held_out,
         grad_norm=records.curve("grad_norm")[1],
         loss_scale=records.curve("loss_scale")[1],
         skipped=records.curve("skipped_steps")[1],

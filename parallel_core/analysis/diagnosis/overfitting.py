@@ -1,0 +1,44 @@
+"""The held-out loss rises while the loss of training falls: the model learns its samples, not what holds beyond them.
+
+Threshold: at the last two evaluations the held-out loss is at least 2 % above its lowest, and the mean loss of training
+before the last one is below that before the lowest. All evaluations are of the same samples, so without learning they
+do not differ; between updates of one small batch each they fluctuate by less than a per cent.
+"""
+
+from __future__ import annotations
+
+from parallel_core.analysis.diagnosis.case import Case, Finding
+from parallel_core.analysis.quantities import percent_text, significant
+
+RISE, LAST = 1.02, 2
+
+
+def check(case: Case) -> Finding | None:
+    """Judges from three evaluations on."""
+    steps, held_out = case.held_out_steps, case.held_out
+    if len(held_out) <= LAST:
+        return None
+    best = int(held_out.argmin())
+    low, last = float(held_out[best]), float(held_out[-1])
+    if low <= 0 or not (held_out[-LAST:] >= RISE * low).all():
+        return None
+    then, now = (_trained(case, at) for at in (best, len(held_out) - 1))
+    if then is None or now is None or now >= then:
+        return None
+    return Finding(
+        "overfitting",
+        f"{percent_text(last / low - 1)} above its lowest: the held-out loss has risen since step {steps[best]}, while "
+        "that of training fell.",
+        f"Held out: {significant(low, 4)} at step {steps[best]}, {significant(last, 4)} at step {steps[-1]}. Trained, "
+        f"mean since the evaluation before: {significant(then, 4)}, then {significant(now, 4)}.",
+        "Stop earlier, train on more text, or raise dropout (model.dropout) or weight decay (train.weight_decay).",
+        tab="metrics",
+    )
+
+
+def _trained(case: Case, at: int) -> float | None:
+    """The mean loss of the steps between an evaluation and the one before; None where no loss of them is known."""
+    steps = case.held_out_steps
+    since = steps[at - 1] if at else -1
+    values = case.loss[(case.loss_steps > since) & (case.loss_steps <= steps[at])]
+    return float(values.mean()) if len(values) else None
