@@ -13,9 +13,9 @@ from dashboard.ledger.models import Prediction
 from dashboard.runs.metrics import newest
 from dashboard.runs.models import Run
 from parallel_core.plan.evaluations import evaluation_steps, evaluations
-from parallel_core.spec import RunSpec
 
 MINUTE_S = 60
+_COUNTED = ("steps", "global_batch", "eval_every", "eval_samples")
 LONGEST_S = 30 * 24 * 3600
 """Nothing is said of what lies further ahead: predictions of so many steps are not that good."""
 
@@ -32,12 +32,14 @@ def seconds_left(run: Run) -> float | None:
 def evaluation_seconds(run: Run, done: int) -> float:
     """How long the evaluations of held-out samples after `done` steps will take: as the last one, before the first as
     `evaluation_steps`."""
-    train = RunSpec.stored(run.spec).train
-    left = evaluations(train, done)
+    train = run.spec["train"]
+    left = evaluations(train.get("eval_every", 0), train["steps"], done)
     if not left:
         return 0.0
     each = newest(run, "eval_time")
-    return left * (evaluation_steps(train) * (run.step_time or 0.0) if each is None else each)
+    if each is None:
+        each = evaluation_steps(train["eval_samples"], train["global_batch"]) * (run.step_time or 0.0)
+    return left * each
 
 
 def expected_start(holding: Sequence[Run], ahead: Sequence[int]) -> str:
@@ -60,16 +62,16 @@ def expected_start(holding: Sequence[Run], ahead: Sequence[int]) -> str:
 def _predicted(runs: Sequence[int]) -> float | None:
     """Seconds that the runs are predicted to take one after another; None if one of them has no prediction."""
     said = Prediction.objects.filter(run__in=runs, seconds__isnull=False) if runs else Prediction.objects.none()
-    rows = list(said.values_list("seconds", "run__spec", "run__resume_step"))
+    rows = list(said.values_list("seconds", "run__resume_step", *(f"run__spec__train__{name}" for name in _COUNTED)))
     if len(rows) < len(runs):
         return None
-    return math.fsum(seconds * _step_times(RunSpec.stored(spec), begins or 0) for seconds, spec, begins in rows)
+    return math.fsum((seconds or 0.0) * _step_times(begins or 0, *counted) for seconds, begins, *counted in rows)
 
 
-def _step_times(spec: RunSpec, begins: int) -> float:
-    """How long a run that begins with step `begins` takes, in times of its steps."""
-    train = spec.train
-    return max(0, train.steps - begins) + evaluations(train, begins) * evaluation_steps(train)
+def _step_times(begins: int, steps: int, batch: int, every: int | None, samples: int | None) -> float:
+    """How long a run that begins with step `begins` takes, in times of its steps; the rest as _COUNTED."""
+    held_out = evaluation_steps(samples or 0, batch)
+    return max(0, steps - begins) + evaluations(every or 0, steps, begins) * held_out
 
 
 def _clock(now: datetime, minutes: int) -> str:

@@ -73,7 +73,8 @@ def step_seconds(spec: RunSpec, calibration: Mapping[str, Any]) -> float:
 def run_seconds(spec: RunSpec, calibration: Mapping[str, Any]) -> float:
     """Expected seconds of a whole run, including its start."""
     steps = spec.train.steps + len(extra_steps(spec)) + (METERED_STEPS - 1) * len(followed_steps(spec))
-    held_out = evaluations(spec.train) * evaluation_steps(spec.train)
+    train = spec.train
+    held_out = evaluations(train.eval_every, train.steps) * evaluation_steps(train.eval_samples, train.global_batch)
     return START_S + (steps + held_out) * step_seconds(spec, calibration)
 
 

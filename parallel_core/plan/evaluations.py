@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-from parallel_core.spec import TrainSpec
-
 FORWARD_SHARE = 1 / 3
 """Of a step's work, the forward's: the backward takes about twice as much (Narayanan et al. 2021b, section 5.1)."""
 
 
-def evaluations(train: TrainSpec, done: int = 0) -> int:
-    """Returns how many evaluations follow after `done` steps: every `eval_every` steps and after the last."""
-    if not train.eval_every or done >= train.steps:
-        return 0
-    every = train.eval_every
-    return -(-train.steps // every) - done // every
+def evaluations(every: int, steps: int, done: int = 0) -> int:
+    """Returns how many evaluations follow after `done` of `steps` steps: every `every` steps (0: never) and after the
+    last."""
+    return -(-steps // every) - done // every if every and done < steps else 0
 
 
-def evaluation_steps(train: TrainSpec) -> float:
-    """Returns about how many step times an evaluation takes."""
-    return FORWARD_SHARE * train.held_out / train.global_batch
+def evaluation_steps(samples: int, batch: int) -> float:
+    """Returns about how many times as long as a step of `batch` samples an evaluation of `samples` takes."""
+    return FORWARD_SHARE * samples / batch
