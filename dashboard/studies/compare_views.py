@@ -21,7 +21,7 @@ from dashboard.runs.list_views import MAX_TICKED
 from dashboard.runs.models import Run
 from dashboard.runs.places import NOWHERE
 from dashboard.schedules.glossary import words_of
-from dashboard.studies import compare, figures
+from dashboard.studies import compare, figures, held_out
 from dashboard.studies.selectors import Overview, Row, overview
 from parallel_core.analysis.diagnosis import scaling
 from parallel_core.analysis.diagnosis.case import Finding
@@ -163,7 +163,7 @@ def _compare_charts(view: Overview, rows: list[Row]) -> dict[str, Any]:
     if len(like.rows) < len(rows) and not compare.held(rows[1:]):
         made |= {"speedup": None, "tradeoff": None}
     if len(rows) <= MAX_DRAWN:
-        made |= {"loss": _losses(view, rows), "steps": figures.steps(view)}
+        made |= {"loss": _losses(view, rows), **held_out.chart(view), "steps": figures.steps(view)}
     if len(rows) == len(like.rows) == 2:
         made["waterfall"] = figures.difference(rows[0], rows[1])
     return made

@@ -117,10 +117,10 @@ def losses(view: Overview) -> Chart:
 
 
 def _loss_curve(row: Row, read: Losses, points: Points, origin: float | None = None) -> Curve:
-    return replace(_curve(row, points, origin), total=read.total(points))
+    return replace(curve(row, points, origin), total=read.total(points))
 
 
-def _curve(row: Row, points: Points, origin: float | None = None) -> Curve:
+def curve(row: Row, points: Points, origin: float | None = None) -> Curve:
     """The run's curve; seconds count from `origin` (on the clock of the points), else from the first point."""
     start = origin if origin is not None else float(points["time"][0]) if len(points) else 0.0
     thinned = thin(points["value"], LOSS_BUCKETS) if len(points) > 3 * LOSS_BUCKETS else None
@@ -147,9 +147,9 @@ def steps(view: Overview) -> Chart:
     curves, tops = [], []
     for row in view.rows:
         points = series(row.run, "step_time", buckets=LOSS_BUCKETS, pauses=False).times(1e3)
-        curve = _curve(row, np.empty(0, POINT))
+        one = curve(row, np.empty(0, POINT))
         seconds = points.time - (points.time[0] if points.shown else 0.0)
-        line = replace(curve, step=points.step, seconds=seconds, value=points.value, means=points.means)
+        line = replace(one, step=points.step, seconds=seconds, value=points.value, means=points.means)
         curves.append(replace(line, total=points.total))
         timed = curves[-1].value[points.step >= row.spec.train.warmup_steps]
         tops += [ROOM * float(np.percentile(timed, USUAL))] if len(timed) else []

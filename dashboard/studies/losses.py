@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from dashboard.runs.metrics import pause
 from dashboard.runs.models import Run, SeriesChunk
-from parallel_core.observe.records import POINT
+from parallel_core.observe.records import POINT, SPARSE_SERIES
 
 MOST_POINTS = 1_000_000
 """About the most points that are read for one page; of longer series, every second, fourth, eighth ... step is read."""
@@ -47,10 +47,15 @@ class Losses:
         return f"one of every {self.every} losses is read" if self.every > 1 else ""
 
 
-def losses_of(runs: Sequence[Run]) -> Losses:
-    """The losses of all steps of the runs, or of every n-th if they are more than MOST_POINTS; from one query."""
-    every = _stride(sum(max(0, run.step + 1 - (run.resume_step or 0)) for run in runs if run.step is not None))
-    chunks = SeriesChunk.objects.filter(attempt__run__in=[run.pk for run in runs], name="loss", rank=0)
+def losses_of(runs: Sequence[Run], name: str = "loss") -> Losses:
+    """The losses of all steps of the runs, or of every n-th if they are more than MOST_POINTS; from one query. `name` =
+    their series; one of SPARSE_SERIES is read whole."""
+    every = (
+        1
+        if name in SPARSE_SERIES
+        else _stride(sum(max(0, run.step + 1 - (run.resume_step or 0)) for run in runs if run.step is not None))
+    )
+    chunks = SeriesChunk.objects.filter(attempt__run__in=[run.pk for run in runs], name=name, rank=0)
     read = _read(chunks, every)
     held: dict[int, Points] = {}
     replaced: dict[int, Points] = {}

@@ -19,6 +19,7 @@ from dashboard.studies import (
     answers,
     figures,
     findings,
+    held_out,
     method,
     postmortem,
     report_answers,
@@ -108,6 +109,7 @@ def _charts(request: HttpRequest, study: Study, view: Overview) -> list[Chart]:
         *figures.of_overview(scaling.like_for_like(study.kind, view)).values(),
         figures.gantts(figures.default_gantts(view, numbers(request.GET.get("show", "")))),
         figures.losses(view),
+        *held_out.chart(view).values(),
     ]
 
 

@@ -30,6 +30,7 @@ from dashboard.studies import (
     figures,
     findings,
     fit,
+    held_out,
     postmortem,
     report_answers,
     reruns,
@@ -174,7 +175,7 @@ def live_context(request: HttpRequest, study: Study) -> dict[str, Any]:
         "open_shown": shown,
         "open_hidden": len(view.open) - len(shown),
         "answers": [*answers.of_overview(alike), *stream_answers],
-        "charts": {**figures.of_overview(alike), "loss": figures.losses(view), **stream_charts}
+        "charts": {**figures.of_overview(alike), "loss": figures.losses(view), **held_out.chart(view), **stream_charts}
         | scaling.of_overview(study, view),
         "verdict": scaling.verdict(study, view),
         "may_change": may_change(request.user, study),

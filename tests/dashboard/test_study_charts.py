@@ -6,11 +6,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from django.test import Client
 
 from dashboard.charts import capacity
 from dashboard.charts.chart import Entry
 from dashboard.runs.models import Run, SeriesChunk, State
-from dashboard.studies import figures, losses
+from dashboard.studies import figures, held_out, losses
 from dashboard.studies.models import Study
 from dashboard.studies.selectors import overview
 from parallel_core.observe.records import POINT
@@ -137,3 +138,34 @@ def test_a_runs_summary_says_how_much_of_its_compute_is_forward(alice: Any) -> N
     assert 0 < stored["forward"] < stored["compute"]
     names = [trace["name"] for trace in figures.breakdowns(overview([run])).figure["data"]]
     assert names[:3] == ["forward", "backward", "recomputation"]
+
+
+def evaluated(owner: Any, made: Study, position: int, values: dict[int, float], **train: Any) -> Run:
+    run = factory.finished(owner, {}, study=made, position=position, train={"eval_every": 10, **train})
+    attempt = run.attempts.get()
+    for step, value in values.items():
+        points = np.zeros(1, POINT)
+        points["step"], points["value"] = step, value
+        about: dict[str, Any] = {"rank": 0, "name": "eval_loss", "count": 1, "closed": True}
+        SeriesChunk.objects.create(attempt=attempt, data=points.tobytes(), first_step=step, last_step=step, **about)
+    return run
+
+
+def test_held_out_losses_of_runs_are_compared(alice: Any, client: Client) -> None:
+    made = Study.objects.create(name="Held out", owner=alice)
+    first = evaluated(alice, made, 0, {9: 3.0, 19: 2.5, 29: 2.75})
+    second = evaluated(alice, made, 1, {9: 3.5, 19: 2.625}, eval_samples=32)
+    factory.finished(alice, {}, study=made, position=2)
+    chart = held_out.chart(overview(made.runs.all()))["held_out"]
+    assert chart.title == f"Held-out loss: the lowest is 2.5 of {first.label} #1, at step 19."
+    assert [trace["y"] for trace in chart.figure["data"]] == [[3.0, 2.5, 2.75], [3.5, 2.625]]
+    assert {trace["mode"] for trace in chart.figure["data"]} == {"lines+markers"}
+    assert "mean over the last 32 and 64 samples" in chart.source and "5 of 5 points" in chart.source
+    client.force_login(alice)
+    for address in (f"/studies/{made.pk}/", f"/compare/?runs={first.pk},{second.pk}", f"/studies/{made.pk}/report/"):
+        assert 'data-chart="held_out"' in client.get(address).content.decode(), address
+
+
+def test_without_evaluations_there_is_no_chart_of_them(alice: Any) -> None:
+    made = factory.study(alice, "Plain", factory.SPLITS[:2])
+    assert held_out.chart(overview(made.runs.all())) == {}

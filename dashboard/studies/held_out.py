@@ -1,0 +1,52 @@
+"""The held-out losses of several runs, where any of them evaluates samples that it does not train on."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from dashboard.charts import loss
+from dashboard.charts.chart import Chart
+from dashboard.studies import figures
+from dashboard.studies.losses import Losses, losses_of
+from dashboard.studies.selectors import Overview, Row
+from parallel_core.analysis.quantities import listed_text, significant
+
+
+def chart(view: Overview) -> dict[str, Chart]:
+    """The chart by its key; {} where no run evaluates any."""
+    rows = [row for row in view.rows if row.spec.train.held_out]
+    if not rows:
+        return {}
+    read = losses_of([row.run for row in rows], "eval_loss")
+    curves = [figures.curve(row, read.of(row.run), _begun(view, row)) for row in rows if row.run.pk in read.held]
+    sizes = sorted({row.spec.train.held_out for row in rows})
+    source = f"measured: mean over the last {listed_text([str(size) for size in sizes])} samples of the corpus"
+    made = loss.chart(curves, _title(rows, read), source, key="held_out", unit="held-out loss")
+    for trace in made.figure["data"]:  # few points, each a mean already
+        marker = trace.get("marker") or {"color": trace["line"]["color"], "size": 6}
+        trace |= {"mode": "lines+markers", "marker": marker, "meta": {**trace.get("meta", {}), "whole": True}}
+    return {"held_out": made}
+
+
+def _begun(view: Overview, row: Row) -> float | None:
+    """When the run's first loss was recorded, from which seconds count; None if there is none."""
+    points = view.losses.of(row.run)
+    return float(points["time"][0]) if len(points) else None
+
+
+def _title(rows: Sequence[Row], read: Losses) -> str:
+    """Which run reached the lowest, and when."""
+    lowest = [(float(np.nanmin(points["value"])), row, points) for row in rows if len(points := _finite(row, read))]
+    if not lowest:
+        return "No held-out loss has arrived so far."
+    value, row, points = min(lowest, key=lambda each: each[0])
+    step = int(points["step"][int(points["value"].argmin())])
+    who = f" of {row.entry.marked}" if len(rows) > 1 else ""
+    return f"Held-out loss: the lowest is {significant(value, 4)}{who}, at step {step}."
+
+
+def _finite(row: Row, read: Losses) -> np.ndarray:
+    points = read.of(row.run)
+    return points[np.isfinite(points["value"])]
