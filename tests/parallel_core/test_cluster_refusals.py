@@ -40,6 +40,8 @@ def test_a_refused_plan_gets_the_fastest_single_change_that_mends_it() -> None:
     ("change", "reason", "words"),
     [
         ({"tp": 5}, Reason.HEADS, "TP 5 does not divide the 96 heads"),
+        ({"tp": 6, "sequence_parallel": True}, Reason.SEQUENCE,
+         "TP 6 does not divide a sequence of 2\xa0048, which SP splits; use no SP or TP 2, 4, 8, 16, 32."),
         ({"pp": 9}, Reason.LAYERS, "96 layers do not divide over 9 stages; try"),
         ({"micro_batch": 7}, Reason.BATCH, "does not divide over 16 replicas x 7 a micro-batch; try 1\xa0456 or 1"),
         ({"schedule": "interleaved", "chunks": 2, "micro_batch": 32}, Reason.ROUNDS, "of 8 stages; there are 3"),
@@ -51,6 +53,20 @@ def test_each_reason_has_its_words(change: dict[str, object], reason: Reason, wo
     judged = verdict.judge(GPT3, SELENE, changed(Plan(16, 8, 8, zero=1), **change), suggest=False)
     assert reason in judged.reasons
     assert any(words in sentence for sentence in judged.sentences), judged.sentences
+
+
+def test_layers_that_a_tensor_group_cannot_share_are_refused() -> None:
+    """Megatron-LM divides the inner width, too, and key heads unless each rank has a copy of one."""
+    model = replace(presets()["llama-8b"], heads=24, hidden=3072, kv_heads=8, ffn=8200, seq=1)
+    job = Job(model, 64)
+    assert model.tensor_widths == [1, 2, 4, 8]
+    for tp, split, reason, words in (
+        (24, False, Reason.FFN, "TP 24 does not divide the inner width 8\xa0200; try 1, 2, 4, 8."),
+        (3, False, Reason.HEADS, "TP 3 does not divide the 24 heads and 8 key heads; try 1, 2, 4, 8."),
+        (8, True, Reason.SEQUENCE, "TP 8 does not divide a sequence of 1, which SP splits; use no SP."),
+    ):
+        judged = verdict.judge(job, SELENE, Plan(tp=tp, sequence_parallel=split), suggest=False)
+        assert reason in judged.reasons and words in judged.sentences, judged.sentences
 
 
 def test_a_host_too_small_for_the_offloaded_state_is_told() -> None:

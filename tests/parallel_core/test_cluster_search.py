@@ -78,6 +78,15 @@ def test_fewer_devices_join_the_search_where_the_space_says_so() -> None:
     assert wide.plans.devices[front].min() == 8
 
 
+@pytest.mark.parametrize("space", [search.Space(most_micro_batch=1), search.lean(search.Space())])
+def test_a_sequence_is_split_only_over_ranks_that_divide_it(space: search.Space) -> None:
+    """2 048 tokens over a third of 48 devices: the other tensor groups are searched without SP, in any space."""
+    found = search.search(Job(GPT3.model, 96), replace(clusters()["h100"], devices=48), space)
+    odd, split = GPT3.model.seq % found.plans.tp != 0, found.plans.sequence_parallel
+    assert set(found.plans.tp[odd].tolist()) == {3.0, 6.0, 12.0, 24.0, 48.0} and (found.codes[odd] == 0).any()
+    assert not (odd & split).any() and split[(found.plans.tp > 1) & ~odd].any()
+
+
 @pytest.fixture(scope="module")
 def odd() -> tuple[Job, Cluster, search.SearchResult]:
     """105 layers on 1 024 devices, a power of two: with all of them, only tensor groups and replicas."""
@@ -168,7 +177,7 @@ def test_fewest_need_be_no_power_of_two(model: str, batch: int, offload: bool, s
 
 def test_fewest_are_found_among_thousands_of_devices() -> None:
     """The answer, 1 536, is no power of two: doubling the number of devices would miss it and say 3 072."""
-    small = replace(SELENE, devices=3072, device=replace(SELENE.device, memory=6 * GIB))
+    small = replace(SELENE, devices=3072, device=replace(SELENE.device, memory=7 * GIB))
     space = search.Space(offload=(False,))
     sentence = ask("fewest", GPT3, small, search.search(GPT3, small, space)).sentence
     assert sentence.startswith("1\N{NO-BREAK SPACE}536 devices are the fewest")

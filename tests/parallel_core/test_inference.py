@@ -51,6 +51,14 @@ def test_only_the_last_token_of_a_prompt_passes_the_output_layer() -> None:
     assert twice - once == pytest.approx(2 * LLAMA.embedding / cluster.device.half)
 
 
+def test_tensor_groups_share_or_copy_whole_key_heads() -> None:
+    """Qwen2.5 7B has 28 heads and 4 key heads: 7 ranks divide the heads alone."""
+    model = replace(LLAMA, hidden=3584, layers=28, heads=28, kv_heads=4, ffn=18944, vocab=152064)
+    assert set(serve(model, a100(8), Ask(1000, 500)).tp) == {1, 2, 4}
+    copied = replace(model, ffn=28 * 512)
+    assert copied.tensor_widths == [1, 2, 4, 28]
+
+
 def test_any_number_of_stages_serves_larger_batches() -> None:
     made = serve(replace(LLAMA, layers=81), a100(8), Ask(512, 256))
     assert {1, 3, 6, 12, 1536} <= set(made.batch[made.pp == 3]) <= {1, *range(3, 1 << 14, 3)}

@@ -27,7 +27,7 @@ def counts(job: Job, cluster: Cluster, space: Space, least_stages: int = 1) -> l
     able = np.array(sorted({*(n for n in whole if n < cluster.devices), cluster.devices}))
     most = min(space.most_pp, job.model.layers)
     stages = [pp for pp in range(least_stages, most + 1) if memory.even(job.model.layers, pp)]
-    ways = [tp for tp in divisors(job.model.heads) if tp <= space.most_tp]
+    ways = [tp for tp in job.model.tensor_widths if tp <= space.most_tp]
     made = np.unique(np.multiply.outer(np.array(stages, np.int64), ways))
     return [int(n) for n in np.intersect1d(able, np.multiply.outer(made, divisors(job.batch)))]
 

@@ -106,7 +106,7 @@ def serve(model: Transformer, cluster: Cluster, ask: Ask) -> Served:
     require({**model.problems(), **cluster.problems(), **ask.problems()})
     shapes = [
         (t, p)
-        for t in divisors(model.heads)
+        for t in model.tensor_widths
         if t <= min(cluster.per_host, cluster.devices)
         for p in divisors(model.layers)
         if t * p <= cluster.devices

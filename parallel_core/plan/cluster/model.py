@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 from functools import lru_cache
+from typing import Any
 
 from parallel_core.plan.cluster.problems import Problems
 from parallel_core.plan.cluster.store import rows
+from parallel_core.rules import divisors
 
 MOST = {"hidden": 1 << 20, "layers": 4096, "heads": 4096, "kv_heads": 4096, "ffn": 1 << 22, "vocab": 1 << 24}
 MOST_SEQ = 1 << 22
@@ -53,6 +55,16 @@ class Transformer:
         if self.gated:
             return 2 * self.hidden
         return 4 * self.hidden + (self.hidden + 2 * self.kv_width) + 2 * self.hidden + self.ffn
+
+    def splits_heads(self, tp: Any) -> Any:
+        """Whether `tp` ranks (a number or an array) can share the attention: they divide the heads, and the key heads,
+        or are a multiple of these, which then have copies (Megatron-LM's TransformerConfig)."""
+        return (self.heads % tp == 0) & ((self.kv_heads % tp == 0) | (tp % self.kv_heads == 0))
+
+    @property
+    def tensor_widths(self) -> list[int]:
+        """Sizes of a tensor group that the layers can be split over, ascending. The vocabulary is padded to any."""
+        return [tp for tp in divisors(self.heads) if self.splits_heads(tp) and self.ffn % tp == 0]
 
     def adapter(self, rank: int) -> int:
         """Elements of low-rank adapters for all matrices of a layer, r (in + out) each (Hu et al. 2021, 4.1)."""

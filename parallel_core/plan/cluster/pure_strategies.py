@@ -32,7 +32,7 @@ def pure_strategies(
     n, layers = cluster.devices, job.model.layers
     # A pure strategy may use fewer devices: as many as the batch, the heads or the layers divide into. Widest first.
     wide = [d for d in reversed(divisors(n)) if d > 1 and job.batch % d == 0]
-    tall = [t for t in reversed(divisors(job.model.heads)) if 1 < t <= min(n, 64)]
+    tall = [t for t in reversed(job.model.tensor_widths) if 1 < t <= min(n, 64)]
     deep = [p for p in reversed(divisors(layers)) if 1 < p <= n]
     kinds = {
         "DP": [Plan(dp=d) for d in wide],

@@ -25,15 +25,18 @@ class Reason(IntFlag):
     HOST = 64
     MEMORY = 128
     COLUMNS = 256
+    SEQUENCE = 512
+    FFN = 1024
 
 
 def structure(job: Job, cluster: Cluster, plans: Plans) -> Ints:
     """Reasons other than memory: what does not divide, and the requirements of a schedule."""
     model = job.model
     m = job.batch / (plans.dp * plans.micro_batch)
-    kv = (model.kv_heads % plans.tp != 0) & (plans.tp % model.kv_heads != 0)
     wrong = {
-        Reason.HEADS: (model.heads % plans.tp != 0) | kv,
+        Reason.HEADS: ~model.splits_heads(plans.tp),
+        Reason.FFN: model.ffn % plans.tp != 0,
+        Reason.SEQUENCE: plans.sequence_parallel & (model.seq % plans.tp != 0),
         Reason.LAYERS: ~memory.divides(job, plans),
         Reason.BATCH: job.batch % (plans.dp * plans.micro_batch) != 0,
         Reason.ROUNDS: (plans.schedule == INTERLEAVED) & (plans.pp > 1) & (m % plans.pp != 0),

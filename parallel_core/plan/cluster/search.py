@@ -166,7 +166,7 @@ def evaluate(job: Job, cluster: Cluster, plans: Plans) -> tuple[Ints, Floats, Fl
 
 def grid(job: Job, cluster: Cluster, space: Space) -> Plans:
     """The combinations of a space, without those that change nothing: a schedule without a pipeline, ZeRO without
-    replicas, sequence parallel without tensor ranks."""
+    replicas, sequence parallel without tensor ranks, and without those that divide no sequence."""
     blocks: list[np.ndarray] = []
     total = 0
     for devices, tp, pp in _layouts(job, cluster, space):
@@ -198,7 +198,8 @@ def _options(job: Job, space: Space, tp: int, pp: int, dp: int) -> Iterator[tupl
     """(chunks, micro-batch, schedule, recompute, ZeRO, SP, precision, state, offload, columns), as codes."""
     sizes = micro_batches(job.batch, dp, space.most_micro_batch)
     zero = space.zero if dp > 1 else (0,)
-    split, columns = (space.sequence_parallel, space.by_columns) if tp > 1 else ((False,), (False,))
+    split = space.sequence_parallel if tp > 1 and job.model.seq % tp == 0 else (False,)
+    columns = space.by_columns if tp > 1 else (False,)
     more = (
         [RECOMPUTE.index(word) for word in space.recompute],
         zero,

@@ -16,7 +16,7 @@ from parallel_core.plan.cluster.memory import Memory
 from parallel_core.plan.cluster.plans import Plan, Plans, changed
 from parallel_core.plan.cluster.rules import Reason
 from parallel_core.plan.cluster.search import SearchResult
-from parallel_core.rules import divisors, few
+from parallel_core.rules import few
 from parallel_core.schedule.traits import TRAITS
 
 _ENDLESS = 1e12
@@ -118,13 +118,17 @@ def none_fits(job: Job, cluster: Cluster, found: SearchResult) -> str:
 def _structure(job: Job, cluster: Cluster, plan: Plan) -> dict[Reason, str]:
     model, m = job.model, job.batch // (plan.dp * plan.micro_batch)
     kv = f" and {model.kv_heads} key heads" if model.kv_heads != model.heads else ""
-    heads = few(divisors(model.heads), plan.tp)
+    widths = few(model.tensor_widths, plan.tp)
+    whole = few((tp for tp in model.tensor_widths if tp > 1 and model.seq % tp == 0), plan.tp)
     stages = few([p for p in range(1, model.layers + 1) if memory.even(model.layers, p * plan.chunks)], plan.pp)
     cut = f"{plan.pp} stages" + (f" of {plan.chunks} chunks" if plan.chunks > 1 else "")
     batch = count_text(job.batch)
     return {
         Reason.DEVICES: f"It takes {count_text(plan.devices)} devices; there are {count_text(cluster.devices)}.",
-        Reason.HEADS: f"TP {plan.tp} does not divide the {model.heads} heads{kv}; try {heads}.",
+        Reason.HEADS: f"TP {plan.tp} does not divide the {model.heads} heads{kv}; try {widths}.",
+        Reason.FFN: f"TP {plan.tp} does not divide the inner width {count_text(model.ffn)}; try {widths}.",
+        Reason.SEQUENCE: f"TP {plan.tp} does not divide a sequence of {count_text(model.seq)}, which SP splits; "
+        f"use no SP{whole and f' or TP {whole}'}.",
         Reason.LAYERS: f"{model.layers} layers do not divide over {cut}; try {stages or 1} stages.",
         Reason.BATCH: f"A batch of {batch} does not divide over {plan.dp} replicas x {plan.micro_batch} a micro-batch; "
         f"try {_multiples(job.batch, plan.dp * plan.micro_batch)}.",
