@@ -209,6 +209,41 @@ def test_a_hop_leaves_its_host_where_any_rank_has_its_peer_on_another(per_host: 
     assert cluster.hops_between_hosts(wide, stages).tolist() == counted
 
 
+@pytest.mark.parametrize("per_host", [1, 2, 6, 8])
+def test_a_group_has_as_many_ranks_on_a_host_as_its_worst_placed_one(per_host: int) -> None:
+    """Of all tensor and data groups, laid out rank by rank: also where they straddle hosts or stages do."""
+    cluster, sizes = replace(V100, per_host=per_host), [*range(1, 10), 12, 16]
+    layouts = [
+        (tp, dp, devices)
+        for tp in sizes
+        for dp in sizes
+        for devices in (tp * dp, tp * dp * per_host)  # one stage, or as many as fill hosts
+        if devices % per_host == 0 or devices < per_host
+    ]
+    tp, dp, devices = np.array(layouts, float).T
+    tensor = [_worst([np.arange(at, at + t) for at in range(0, n, t)], per_host) for t, _, n in layouts]
+    data = [
+        _worst([np.arange(at + r, at + t * d, t) for at in range(0, n, t * d) for r in range(t)], per_host)
+        for t, d, n in layouts
+    ]
+    assert cluster.fewest_in_host(tp, np.ones_like(tp), devices).tolist() == tensor
+    assert cluster.fewest_in_host(dp, tp, devices).tolist() == data
+
+
+def _worst(groups: list[np.ndarray], per_host: int) -> int:
+    return min(int(np.unique(group // per_host, return_counts=True)[1].min()) for group in groups)
+
+
+def test_groups_that_straddle_hosts_wait_for_the_network() -> None:
+    """Tensor groups of 6 on hosts of 8: ranks 6 to 11 have two on the first host. Replicas of 6 on 24 devices alike."""
+    pair = replace(V100, devices=24, per_host=2)  # here no group has more than two on a host
+    for plan, part in ((Plan(tp=6, pp=4), "tensor"), (Plan(dp=6, pp=4), "gradients")):
+        found, two, inside = (
+            _parts(cluster, plan)[part] for cluster in (replace(V100, devices=24), pair, replace(pair, per_host=6))
+        )
+        assert found == pytest.approx(two) and found > 2 * inside
+
+
 def test_micro_batches_wait_for_the_slowest_hop_and_the_first_and_the_last_for_all() -> None:
     boundary, reached = TIED.model.seq * TIED.model.hidden * 2, fitted()
     near = boundary / (V100.link * reached.link) + reached.latency

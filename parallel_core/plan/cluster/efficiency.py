@@ -75,10 +75,11 @@ class Machine:
         """Seconds of an all-reduce of `count` bytes over `ranks` that are `stride` devices apart; `halves=1`: of a
         reduce-scatter or an all-gather alone.
 
-        A ring that leaves its host uses the network share of each of its ranks in the host.
+        A ring that leaves its host uses the network share of each of its ranks in the host, where it has fewest. The
+        slowest of a plan's rings counts: all others wait for it.
         """
         link, network, latency, far = self._rates()
-        inside = np.clip(self.cluster.per_host / stride, 1, ranks)
+        inside = self.cluster.fewest_in_host(ranks, stride, self.plans.devices)
         local = inside >= ranks
         rate = np.where(local, link, np.minimum(link, network * inside))
         steps = halves * (ranks - 1)

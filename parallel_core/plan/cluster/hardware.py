@@ -71,6 +71,15 @@ class Cluster:
         found = np.pad(far, ((0, 0), (1, 0)))[np.searchsorted(widths, wide), np.asarray(stages, np.int64) - 1]
         return np.asarray(found)
 
+    def fewest_in_host(self, ranks: Floats, stride: Floats, devices: Floats) -> Floats:
+        """Fewest ranks of a group that share a host, of all groups of `ranks`, `stride` devices apart, of plans with
+        `devices` devices; `ranks` where every group is inside a host.
+
+        Groups fill blocks of ranks x stride devices. Unless a block fills a part of a host, some block has a host end
+        after its first gcd(block, host) devices, if the plan fills its hosts."""
+        first = np.gcd((ranks * stride).astype(np.int64), self.per_host)
+        return np.where(devices <= self.per_host, ranks, np.maximum(first // stride, 1.0))
+
     def problems(self) -> dict[str, str]:
         """`{field: message}` for impossible values."""
         found = Problems()
