@@ -129,7 +129,7 @@ def tiles(made: View) -> list[tuple[str, str, str]]:
             f"{count_text(round(rate / judged.plan.devices))} a device",
         ),
         ("Of the peak (MFU)", percent_text(share), _in_use(judged.plan.devices)),
-        ("Memory", judged.room, f"fullest is the {'first' if judged.first_rank else 'last'} rank"),
+        ("Memory", judged.room, f"fullest is {judged.fullest}"),
         (f"Days{only}", figure_text(days), f"for {figure_text(values['tokens'])} billion tokens"),
         (
             f"Price{only}",

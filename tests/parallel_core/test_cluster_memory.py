@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from parallel_core.pipeline_rules import fewest_micro_batches
@@ -15,6 +16,8 @@ from parallel_core.plan.cluster.plans import STATES, Plan, Plans, changed
 from parallel_core.plan.cluster.questions import what_fits
 from parallel_core.plan.cluster.rules import Reason
 from parallel_core.plan.in_flight import copies, in_flight
+from parallel_core.schedule import compute_only
+from parallel_core.schedule.ir import Kind
 from parallel_core.spec import ParallelSpec, RunSpec
 
 GPT3 = Job(presets()["gpt-175b"], 1024)
@@ -168,7 +171,7 @@ LOGITS = 512 * (1 << 20)
 def test_the_last_rank_keeps_logits_of_all_micro_batches_that_still_need_them(schedule: str, more: int) -> None:
     """GPipe: all eight, in fp32. ZB-H1 and ZB-H2: the 16-bit gradients of those whose W is still to come."""
     found = memory.of(Job(WIDE, 8), Plans.of([Plan(pp=4, schedule=schedule)]))
-    assert not found.first[0]
+    assert found.place[0] == memory.LAST
     inner = 2 * memory.activations.of_layer(Job(WIDE, 8), Plans.of([Plan(pp=4)])).kept[0]
     flight = memory.activations.in_flight(Job(WIDE, 8), Plans.of([Plan(pp=4, schedule=schedule)]), -1)[0]
     assert found.activations[0] - flight * inner - 4 * LOGITS == pytest.approx(more, abs=0.002 * LOGITS * 8)
@@ -182,7 +185,6 @@ def test_frozen_weights_need_no_gradient_of_the_logits() -> None:
 
 def test_flight_agrees_with_the_engines_own_schedules() -> None:
     """The closed forms agree with the programs that ranks execute."""
-    from parallel_core.schedule import compute_only
     from parallel_core.schedule.peaks import peak_in_flight
 
     for schedule, chunks in (("gpipe", 1), ("1f1b", 1), ("interleaved", 2), ("zb-h1", 1)):
@@ -199,7 +201,7 @@ def test_first_and_last_rank_hold_embedding_and_output_layer() -> None:
     small = Transformer("wide vocabulary", 512, 8, 8, 8, 2048, 1 << 20, 512)
     found = memory.of(Job(small, 16), Plans.of([Plan(pp=4)]))
     assert found.peak[0] > 18 * small.embedding
-    assert not found.first[0]  # the logits of a million words outweigh four micro-batches in flight
+    assert found.place[0] == memory.LAST  # the logits of a million words outweigh four micro-batches in flight
 
 
 def test_instants_grow_to_the_peak_and_activations_are_gone_in_the_step() -> None:
@@ -213,6 +215,55 @@ def test_llama_405_in_126_layers_divides_with_the_ends_in_place_of_two() -> None
     plans = Plans.of([Plan(pp=16), Plan(pp=9), Plan(pp=10)])
     assert memory.divides(job, plans).tolist() == [True, True, False]
     assert memory.layers_per_chunk(job, plans).tolist()[:2] == [8, 14]
+
+
+UNEVEN = [
+    ("1f1b", 1, 16),
+    ("interleaved", 2, 16),
+    ("interleaved", 2, 2),
+    ("zb-h1", 1, 8),
+    ("zb-v", 2, 8),
+    ("zb-v", 2, 2),
+]
+
+
+@pytest.mark.parametrize("layers", [126, 128])
+@pytest.mark.parametrize(("schedule", "chunks", "stages"), UNEVEN)
+def test_ranks_have_all_parameters_of_the_model(schedule: str, chunks: int, stages: int, layers: int) -> None:
+    job = Job(replace(presets()["llama-405b"], layers=layers), 256)
+    plans = Plans.of([Plan(pp=stages, schedule=schedule, chunks=chunks)])
+    first, second, last = (float(np.sum(memory.parameters(job, plans, place))) for place in (0, 1, -1))
+    inner = second if stages > 2 else 0
+    assert first + max(0, stages - 2) * inner + last == pytest.approx(job.model.parameters)
+
+
+@pytest.mark.parametrize("layers", [126, 128])
+@pytest.mark.parametrize(("schedule", "chunks", "stages"), UNEVEN)
+def test_layers_in_flight_are_those_of_the_programs(schedule: str, chunks: int, stages: int, layers: int) -> None:
+    """Walked through: a forward keeps its chunk's layers until the last part of its backward."""
+    job = Job(replace(presets()["llama-405b"], layers=layers), 64)
+    plans = Plans.of([Plan(pp=stages, schedule=schedule, chunks=chunks)])
+    made = compute_only(schedule, stages, 64, chunks=chunks)
+    each, short = memory.layers_per_chunk(job, plans)[0], layers % (stages * chunks) > 0
+    for place in (0, 1, -1):
+        kept, most = 0.0, 0.0
+        for op in made.programs[place]:
+            count = each - short * (op.stage in (0, made.stages - 1))
+            kept += count * ((op.kind is Kind.F) - (op.kind in (Kind.W, Kind.BW)))
+            most = max(most, kept)
+        flight = memory.activations.in_flight(job, plans, place)
+        found = memory._layers_in_flight(job, plans, place, flight)[0]
+        assert found == pytest.approx(most, rel=0.07) and found >= most - 1e-9
+
+
+def test_the_second_rank_may_hold_most_where_the_ends_count_as_layers() -> None:
+    """Llama 3 405 B over 16 stages: it has eight layers, the first one seven and the embedding."""
+    job, plan = Job(presets()["llama-405b"], 256), Plan(tp=8, pp=16, dp=8, zero=1, recompute="full")
+    found, plans = memory.of(job, Plans.of([plan])), Plans.of([plan])
+    peaks = [float(memory._rank(job, plans, place).peak[0]) for place in (0, 1, -1)]
+    assert found.place[0] == memory.SECOND and found.peak[0] == max(peaks) == peaks[1] > peaks[0]
+    large = verdict.judge(job, replace(clusters()["selene"], devices=128), replace(plan, dp=1, zero=0), suggest=False)
+    assert large.fullest == "the second rank" and " on the second rank, of 78 GiB" in large.sentences[0]
 
 
 def test_parts_add_up_to_the_peak_in_whole_bytes() -> None:

@@ -176,13 +176,13 @@ def test_fewest_need_be_no_power_of_two(model: str, batch: int, offload: bool, s
 
 
 def test_fewest_are_found_among_thousands_of_devices() -> None:
-    """The answer, 1 536, is no power of two: doubling the number of devices would miss it and say 3 072."""
+    """The answer, 1 344, is no power of two: doubling the number of devices would miss it and say 1 536."""
     small = replace(SELENE, devices=3072, device=replace(SELENE.device, memory=7 * GIB))
     space = search.Space(offload=(False,))
     sentence = ask("fewest", GPT3, small, search.search(GPT3, small, space)).sentence
-    assert sentence.startswith("1\N{NO-BREAK SPACE}536 devices are the fewest")
+    assert sentence.startswith("1\N{NO-BREAK SPACE}344 devices are the fewest")
     few = questions.lean(space)
-    assert not any(search.search(GPT3, replace(small, devices=n), few).timed for n in range(8, 1536, 8))
+    assert not any(search.search(GPT3, replace(small, devices=n), few).timed for n in range(8, 1344, 8))
 
 
 def test_advice_names_the_bottleneck_and_a_faster_neighbour() -> None:

@@ -9,22 +9,27 @@ import numpy as np
 import pytest
 
 from parallel_core.analysis.quantities import percent_text
+from parallel_core.analysis.rows import last_end
 from parallel_core.plan.cluster import accuracy, plan_timeline, search, step
 from parallel_core.plan.cluster.efficiency import fitted
 from parallel_core.plan.cluster.fit import FREE, fit
 from parallel_core.plan.cluster.hardware import Cluster, clusters
 from parallel_core.plan.cluster.job import Job
-from parallel_core.plan.cluster.model import presets
+from parallel_core.plan.cluster.model import Transformer, presets
 from parallel_core.plan.cluster.plan_timeline import drawn
 from parallel_core.plan.cluster.plans import Plan, Plans, changed
 from parallel_core.plan.cluster.questions import ask
 from parallel_core.plan.cluster.zero_bubble import PREDICTED, bubble_rows, models
 from parallel_core.schedule import compute_only
 from parallel_core.schedule.ir import Kind, Op
+from parallel_core.simulate import simulate
 
 SELENE = clusters()["selene"]
 GPT3 = Job(presets()["gpt-175b"], 1024)
 BASE = Plan(tp=8, pp=8, dp=16)
+
+
+FREE_LINKS = replace(SELENE, link=1e18, network=1e18)
 
 
 def seconds(*plans: Plan) -> list[float]:
@@ -91,9 +96,9 @@ def test_better_schedules_wait_less() -> None:
     ("schedule", "chunks"), [("gpipe", 1), ("1f1b", 1), ("interleaved", 2), ("zb-h1", 1), ("zb-h2", 1), ("zb-v", 2)]
 )
 def test_bubbles_in_closed_form_are_those_of_the_simulated_programs(schedule: str, chunks: int) -> None:
-    plan, free = Plan(tp=8, pp=8, dp=16, schedule=schedule, chunks=chunks), replace(SELENE, link=1e18, network=1e18)
-    job = replace(GPT3, batch=16 * drawn(GPT3, free, plan).micro_batches)
-    drawn_step, found = drawn(job, free, plan), step.of(job, free, Plans.of([plan]))
+    plan = Plan(tp=8, pp=8, dp=16, schedule=schedule, chunks=chunks)
+    job = replace(GPT3, batch=16 * drawn(GPT3, FREE_LINKS, plan).micro_batches)
+    drawn_step, found = drawn(job, FREE_LINKS, plan), step.of(job, FREE_LINKS, Plans.of([plan]))
     # 1F1B and interleaved leave out the output layer, which changes the simulated idle time by a few percent.
     close = 0.005 if schedule.startswith("zb-") else 0.15
     assert drawn_step.idle / 1e9 == pytest.approx(found.bubble[0], rel=close)
@@ -104,9 +109,31 @@ def test_a_step_with_one_micro_batch_a_stage_idles_as_long_as_its_programs(sched
     """GPT 175 B on 1 024 devices with 16 stages and a batch of 512: too few micro-batches for a zero bubble."""
     job, plan = replace(GPT3, batch=512), Plan(tp=2, pp=16, dp=32, schedule=schedule, chunks=chunks)
     assert drawn(job, SELENE, plan).micro_batches == 16
-    free = replace(SELENE, link=1e18, network=1e18)
-    found, close = step.of(job, free, Plans.of([plan])).bubble[0], 0.005 if schedule.startswith("zb-") else 0.15
-    assert drawn(job, free, plan).idle / 1e9 == pytest.approx(found, rel=close)
+    found, close = step.of(job, FREE_LINKS, Plans.of([plan])).bubble[0], 0.005 if schedule.startswith("zb-") else 0.15
+    assert drawn(job, FREE_LINKS, plan).idle / 1e9 == pytest.approx(found, rel=close)
+
+
+@pytest.mark.parametrize(
+    ("schedule", "stages", "layers"),
+    [
+        *(("zb-v", stages, layers) for stages in (2, 4, 8) for layers in (30, 32, 62)),
+        *(("interleaved", 2, layers) for layers in (10, 12)),
+        *(("zb-h1", 8, layers) for layers in (30, 32)),
+    ],
+)
+def test_a_step_is_as_long_as_its_programs_whether_or_not_the_layers_divide(
+    schedule: str, stages: int, layers: int
+) -> None:
+    """Where they do not, the first and the last chunk have one layer less; in ZB-V one rank has both."""
+    chunks, close = (1, 0.02) if schedule == "zb-h1" else (2, 0.01)
+    plan = Plan(pp=stages, schedule=schedule, chunks=chunks)
+    made = compute_only(schedule, stages, 24, chunks=chunks)
+    for hidden, vocabulary in ((4096, 2560), (4096, 51200), (4096, 128256)):  # an output layer of 0.05 to 2.7 layers
+        job = Job(Transformer("small", hidden, layers, 16, 16, 4 * hidden, vocabulary, 1024), 24)
+        costs = replace(plan_timeline._costs(job, FREE_LINKS, plan, made), message=0, between=0)
+        parts = step.of(job, FREE_LINKS, Plans.of([plan])).parts(0)
+        found = sum(parts[part] for part in ("compute", "recompute", "tensor", "bubble"))
+        assert found == pytest.approx(last_end(simulate(made, costs)) / 1e9, rel=close), (hidden, vocabulary)
 
 
 @pytest.mark.parametrize(("schedule", "chunks"), [("gpipe", 1), ("1f1b", 1), ("interleaved", 2), ("zb-h1", 1)])

@@ -81,7 +81,8 @@ def deferred_head(job: Job, plans: Plans) -> Floats:
 
 
 def in_flight(job: Job, plans: Plans, stage: int) -> Floats:
-    """Most micro-batches whose activations the first (`stage` 0) or last (-1) rank keeps at once, for all its layers.
+    """Most micro-batches whose activations a rank keeps at once, for all its layers: `stage` 0 or 1 from the first one
+    on, -1 the last.
 
     1F1B: p - i on rank i; GPipe: all; interleaved: 1 + (p - 1) / (p v) times 1F1B (Korthikanti et al. 2022, 4.2.3);
     ZB-H1: p, and ZB-H2: 2p - 1 (Qi et al. 2024, Table 2); ZB-V: p on every rank. Without a flush as 1F1B, also where a
@@ -89,10 +90,9 @@ def in_flight(job: Job, plans: Plans, stage: int) -> Floats:
     """
     p, v = plans.pp, plans.chunks
     m = np.maximum(job.batch / (plans.dp * plans.micro_batch), 1.0)  # however many replicas: each has one at least
-    last = stage == -1
-    line = np.ones_like(p) if last else p
+    line = np.ones_like(p) if stage == -1 else np.maximum(p - stage, 1)
     # A rank's chunks in flight: those of the warm-up and one more, each a v-th of the rank's layers.
-    looped = (p * (v - 1) + 1) / v if last else (p * v + p - 1) / v
+    looped = (p * (v - 1) + 2 * line - 1) / v
     by_schedule = {
         "gpipe": m, "1f1b": line, "interleaved": np.where(v > 1, looped, line), "1f1b-stash": line, "1f1b-2bw": line,
         "zb-h1": p, "zb-h2": 2 * p - 1, "zb-v": p,

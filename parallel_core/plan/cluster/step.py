@@ -16,7 +16,7 @@ from parallel_core.plan.cluster import memory, work
 from parallel_core.plan.cluster.efficiency import Efficiency, Machine, fitted
 from parallel_core.plan.cluster.hardware import Cluster
 from parallel_core.plan.cluster.job import Job
-from parallel_core.plan.cluster.plans import SCHEDULES, STASH, Floats, Plans
+from parallel_core.plan.cluster.plans import SCHEDULES, STASH, ZB_V, Floats, Plans
 from parallel_core.plan.split_bubbles import IDLE
 
 WORDS = {
@@ -61,14 +61,14 @@ def of(job: Job, cluster: Cluster, plans: Plans, efficiency: Efficiency | None =
     machine = Machine(cluster, efficiency or fitted(), plans)
     m = job.batch / (plans.dp * plans.micro_batch)
     layer, head = work.layer(job, plans, machine), work.head(job, plans, machine)
-    chunk = memory.layers_per_chunk(job, plans)
-    # The slowest rank: a middle one, or the last, which has one layer less where embedding and head count as layers.
-    inner = np.where(plans.pp == 1, float(job.model.layers), chunk * plans.chunks)
-    short = np.where(job.model.layers % (plans.pp * plans.chunks), 1.0, 0.0)
+    # The slowest rank: an inner one, or that of the output layer, which has fewer layers where the ends count as such.
+    inner, outer, final = (
+        memory.layers_of_rank(job, plans, place) for place in (memory.SECOND, memory.FIRST, memory.LAST)
+    )
+    short = inner - np.where(plans.schedule == ZB_V, outer, final)
     last = np.where(inner * layer.total >= (inner - short) * layer.total + head.total, 0.0, 1.0)
     layers = inner - last * short
-    more = [a + b for a, b in zip(_split(head, last), _split(layer, -last * short), strict=True)]
-    bubble = _bubble(plans, m, _split(layer, inner), more)
+    bubble = _bubble(plans, m, layer, head, (inner, short, last))
     messages = _messages(job, plans, machine, m)
     gradients, offload, optimizer = _update(job, plans, machine, layers * (layer.inputs + layer.weights))
     return Step(
@@ -90,21 +90,36 @@ def _split(one: work.Seconds, count: Floats) -> Sequence[Floats]:
     return count * (one.forward + one.collective_forward), count * b, count * one.weights
 
 
-def _bubble(plans: Plans, m: Floats, each: Sequence[Floats], more: Sequence[Floats]) -> Floats:
+def _bubble(
+    plans: Plans, m: Floats, layer: work.Seconds, head: work.Seconds, ranks: tuple[Floats, Floats, Floats]
+) -> Floats:
     """Idle seconds of a step with a flush, from the first operation of any rank to the last: (p - 1)(F + B + W),
     interleaved a v-th of it (Narayanan et al. 2021, 2.2.2); of zero-bubble schedules `split_bubbles`; 0 without a
-    flush, once the pipeline is full. `each`: seconds of F, B and W of a rank; `more`: by how much those of the output
-    layer's rank are longer, where it is the slowest. Raises KeyError for a schedule without a formula."""
-    f, b, w = each
+    flush, once the pipeline is full. `ranks`: layers of an inner rank, by how many that of the output layer has fewer,
+    and whether it is the slowest, nevertheless. Raises KeyError for a schedule without a formula."""
+    inner, short, last = ranks
+    each = f, b, w = _split(layer, inner)
     whole = (plans.pp - 1) * (f + b + w)
     none = 0 * whole
     flushed = {"gpipe": whole, "1f1b": whole, "interleaved": whole / plans.chunks, **dict.fromkeys(IDLE, none)}
     found = plans.chosen("schedule", {**flushed, "1f1b-stash": none, "1f1b-2bw": none})
     for name, idle in IDLE.items():
         own = plans.schedule == SCHEDULES.index(name)
-        times = [np.broadcast_to(column, own.shape)[own] for column in (*each, *more)]
-        found[own] = idle(plans.pp[own], m[own], times[:3], times[3:])
+        parts = [each, *_differences(name, layer, head, short, last)]
+        times = [[np.broadcast_to(column, own.shape)[own] for column in columns] for columns in parts]
+        found[own] = idle(plans.pp[own], m[own], *times) + m[own] * np.minimum(sum(times[1]), 0.0)
     return found
+
+
+def _differences(
+    schedule: str, layer: work.Seconds, head: work.Seconds, short: Floats, last: Floats
+) -> list[Sequence[Floats]]:
+    """By how much F, B and W of the output layer's rank are longer than those of others, where it is the slowest; in a
+    V schedule everywhere, and by how much those of its first chunk are shorter, for which the rank may wait."""
+    vee = schedule == "zb-v"
+    counted = np.ones_like(last) if vee else last
+    longer = [a - b for a, b in zip(_split(head, counted), _split(layer, counted * short), strict=True)]
+    return [longer, _split(layer, short / 2)] if vee else [longer]
 
 
 def _messages(job: Job, plans: Plans, machine: Machine, m: Floats) -> Floats:
@@ -127,7 +142,8 @@ def _update(job: Job, plans: Plans, machine: Machine, backward: Floats) -> tuple
 
     ZeRO 2 and 3 reduce gradients after every micro-batch; ZeRO-3 gathers weights before every forward and backward.
     """
-    whole, count = memory.counts(job, plans, False)
+    places = (memory.FIRST, memory.SECOND)  # an inner rank has more where the ends count as layers
+    whole, count = (np.maximum(*parts) for parts in zip(*(memory.counts(job, plans, at) for at in places), strict=True))
     w, g, o = (plans.bytes_each(part) for part in ("weights", "sent", "optimizer"))
     m = job.batch / (plans.dp * plans.micro_batch)
     gathered = np.where(plans.zero >= 3, whole, count) * w

@@ -19,15 +19,17 @@ from parallel_core.plan.cluster.search import SearchResult
 from parallel_core.rules import few
 from parallel_core.schedule.traits import TRAITS
 
+_PLACES = {memory.FIRST: "the first rank", memory.SECOND: "the second rank", memory.LAST: "the last rank"}
+
 _ENDLESS = 1e12
 """Replicas that stand for an unlimited number of them: what memory of a rank remains then."""
 
 
 @dataclass(frozen=True)
 class Judged:
-    """All about one plan. `peak`, `parts` and `instants`: bytes of the fullest rank. `seconds` of a step are given even
-    if the plan does not fit, None if it cannot be built; `forward` is that part of the compute in `times`. `hopeless`:
-    no number of replicas makes it fit."""
+    """All about one plan. `peak`, `parts` and `instants`: bytes of the `fullest` rank. `seconds` of a step are given
+    even if the plan does not fit, None if it cannot be built; `forward` is that part of the compute in `times`.
+    `hopeless`: no number of replicas makes it fit."""
 
     plan: Plan
     reasons: Reason
@@ -35,7 +37,7 @@ class Judged:
     capacity: float
     parts: dict[str, int]
     instants: dict[str, float]
-    first_rank: bool
+    fullest: str
     seconds: float | None
     times: dict[str, float]
     forward: float
@@ -73,7 +75,7 @@ def judge(job: Job, cluster: Cluster, plan: Plan, suggest: bool = True) -> Judge
         cluster.capacity,
         found.parts(0),
         found.at(0),
-        bool(found.first[0]),
+        _PLACES[int(found.place[0])],
         float(timed.total[0]) if buildable else None,
         timed.parts(0) if buildable else {},
         float(timed.forward[0]) if buildable else 0.0,
@@ -153,7 +155,7 @@ def _multiples(batch: int, unit: int) -> str:
 
 def _too_large(job: Job, cluster: Cluster, plan: Plan, found: Memory) -> str:
     """What takes the memory, and that more replicas do not help where this is so."""
-    where = "every rank" if plan.pp == 1 else "the first rank" if found.first[0] else "the last rank"
+    where = "every rank" if plan.pp == 1 else _PLACES[int(found.place[0])]
     left = memory.of(job, Plans.of([changed(plan, dp=int(_ENDLESS))]))
     state = float(left.built[0])
     if state > cluster.capacity:
