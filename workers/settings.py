@@ -15,6 +15,7 @@ from urllib.parse import quote, urlsplit
 from parallel_core.limits import NO_PROGRESS_S, SPOOL_BYTES
 
 ROOT = Path(__file__).resolve().parent.parent
+NAME_VARIABLE = "TRAINYARD_WORKER_NAME"
 NAME_PATTERN = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._-]{0,119}$")
 SAVE_S = 2.0
 SEND_S = 1.0
@@ -59,9 +60,9 @@ class Settings:
     def from_env(cls, env: Mapping[str, str] | None = None) -> Settings:
         """Reads REDIS_URL and TRAINYARD_*; an empty value counts as not set. Raises ValueError for an invalid value."""
         env = {key: value for key, value in (os.environ if env is None else env).items() if value.strip()}
-        name = env.get("TRAINYARD_WORKER_NAME", socket.gethostname())
+        name = env.get(NAME_VARIABLE, socket.gethostname())
         if not NAME_PATTERN.match(name):
-            raise ValueError(f"TRAINYARD_WORKER_NAME={name!r}: use letters, digits, '.', '_' and '-', at most 120.")
+            raise ValueError(f"{NAME_VARIABLE}={name!r}: use letters, digits, '.', '_' and '-', at most 120.")
         shared = Path(env.get("TRAINYARD_HOME", str(ROOT / ".trainyard"))).resolve()
         cpus, shares = env.get("TRAINYARD_CPU_DEVICES"), env.get("TRAINYARD_GPU_SHARES", "1")
         return cls(

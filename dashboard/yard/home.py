@@ -5,18 +5,21 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
+import socket
 import sqlite3
 import stat
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from workers.settings import socket_url
+from workers.settings import NAME_PATTERN, NAME_VARIABLE, socket_url
 
 ADMIN = "admin"
 ROOT = Path(__file__).resolve().parent.parent.parent
 DATABASE = "trainyard.sqlite3"
 """File of the embedded database."""
+WORKER_NAME = "worker-name"
+"""File with the name of the embedded worker."""
 PREFIX = "TRAINYARD_"
 READ = (
     "ALLOWED_HOSTS",
@@ -151,7 +154,22 @@ class Home:
             self.path.chmod(0o700)
 
     def secret(self, name: str) -> str:
-        """The secret in the file `name`, created on first use, and never readable by others than its owner.
+        """The secret in the file `name`, created on first use, and never readable by others than its owner."""
+        return self._kept(name, secrets.token_urlsafe(48 if name == "secret-key" else 12))
+
+    def worker_name(self) -> str:
+        """The name of this yard's own worker, in the file WORKER_NAME from the first use on: what it has on this disk
+        stays its own whatever the host is called later, and wherever this folder is moved.
+
+        First it is that of the only worker that has a folder here, else the hostname; one that no worker may have is
+        not kept, so that whoever starts the worker refuses it.
+        """
+        there = [path.name for path in self.path.glob("workers/*") if path.is_dir() and NAME_PATTERN.match(path.name)]
+        first = there[0] if len(there) == 1 else socket.gethostname()
+        return self._kept(WORKER_NAME, first) if NAME_PATTERN.match(first) else first
+
+    def _kept(self, name: str, first: str) -> str:
+        """The content of the file `name`, which gets the content `first` if there is none.
 
         The file gets its name when it is complete: a process that dies half-way leaves none, and no reader sees a part
         of it.
@@ -160,12 +178,12 @@ class Home:
         if not _said(path):
             aside = path.with_name(f".{name}.{secrets.token_hex(8)}")
             with open(aside, "w", opener=_for_the_owner) as file:
-                file.write(secrets.token_urlsafe(48 if name == "secret-key" else 12) + "\n")
+                file.write(first + "\n")
                 file.flush()
                 os.fsync(file.fileno())
             if path.exists() and not _said(path):  # never one that another process has just made
                 path.unlink()  # empty after a power failure
-            with contextlib.suppress(FileExistsError):  # another process was first: its secret counts
+            with contextlib.suppress(FileExistsError):  # another process was first: its content counts
                 os.link(aside, path)
             aside.unlink()
         return _said(path)
@@ -183,4 +201,5 @@ class Home:
             "DJANGO_SETTINGS_MODULE": "dashboard.settings",
             "PYTHONUNBUFFERED": "1",
         }
-        return {"TRAINYARD_PORT": str(port), **own(given), **ours, **told, **fixed}
+        named = {} if _has(given, NAME_VARIABLE) else {NAME_VARIABLE: self.worker_name()}
+        return {"TRAINYARD_PORT": str(port), **own(given), **ours, **told, **fixed, **named}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import socket
 import sqlite3
 import subprocess
 import sys
@@ -98,6 +99,48 @@ def test_with_the_prefix_they_are(tmp_path: Path) -> None:
     found = loaded(Home(tmp_path).environment(8000, {**os.environ, **OF_ANOTHER_PROJECT, **prefixed}))
     assert (found["HOST"], found["NAME"], found["LOG_LEVEL"]) == ("127.0.0.1", "own", "DEBUG")
     assert found["ALLOWED_HOSTS"] == ["yard.example.org"]
+
+
+def named(home: Home, **given: str) -> str:
+    """The name of the worker that `./run` would start."""
+    return Settings.from_env(home.environment(8000, given)).name
+
+
+def test_the_worker_keeps_its_name_when_the_host_is_called_otherwise(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its checkpoints, and the records that the yard does not have yet, are in a folder of that name."""
+    monkeypatch.setattr(socket, "gethostname", lambda: "laptop.local")
+    before = Settings.from_env(Home(tmp_path).environment(8000, {}))
+    assert (before.name, before.home) == ("laptop.local", tmp_path / "workers" / "laptop.local")
+    monkeypatch.setattr(socket, "gethostname", lambda: "laptop.fritz.box")
+    after = Settings.from_env(Home(tmp_path).environment(8000, {}))
+    assert (after.name, after.home) == (before.name, before.home)
+    assert named(Home(tmp_path), TRAINYARD_WORKER_NAME="gpu1") == "gpu1" and named(Home(tmp_path)) == "laptop.local"
+    by_hand = Settings.from_env({"TRAINYARD_HOME": str(tmp_path)})
+    assert by_hand.name == "laptop.fritz.box", "a worker that is started by hand is no yard's own"
+
+
+@pytest.mark.parametrize(
+    ("workers", "name"), [((), "here"), (("before",), "before"), (("before", "here"), "here"), ((".hidden",), "here")]
+)
+def test_the_worker_of_a_folder_from_before_it_had_a_name_goes_on(
+    workers: tuple[str, ...], name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(socket, "gethostname", lambda: "here")
+    for one in workers:
+        (tmp_path / "workers" / one).mkdir(parents=True)
+    assert named(Home(tmp_path)) == name
+    (tmp_path / "workers" / "another").mkdir(parents=True)
+    assert named(Home(tmp_path)) == name
+
+
+def test_a_hostname_that_is_no_name_is_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(socket, "gethostname", lambda: "my laptop")
+    with pytest.raises(ValueError, match="TRAINYARD_WORKER_NAME='my laptop': use letters"):
+        named(Home(tmp_path))
+    monkeypatch.setattr(socket, "gethostname", lambda: "mylaptop")
+    assert named(Home(tmp_path)) == "mylaptop"
 
 
 def test_every_variable_without_the_prefix_is_owned_by_the_yard_and_in_the_guide() -> None:
