@@ -17,7 +17,8 @@ from parallel_core.checkpoint.manifest import CheckpointError, Manifest
 from parallel_core.generation_request import inference
 from parallel_core.launch import CheckpointOptions
 from parallel_core.spec import RunSpec
-from workers.contract import Begins, StartMessage
+from workers import run_folders
+from workers.contract import Begins, RunIdentity, StartMessage
 from workers.periodic import Periodic
 from workers.settings import Settings
 
@@ -66,43 +67,43 @@ def begin(
 
     Text is always generated from the checkpoint that the run names, from the first token on.
 
+    Checkpoints of another run with the same number are as if they were not there (see `run_folders`).
+
     Raises CheckpointError for a command that is older than what is in the folder, before it changes anything there.
     """
-    folder = settings.checkpoints / str(message["run"])
-    if message.get("task") and (named := message.get("resume")):
-        return _to_generate(folder, _named(settings, named["run"], named["step"]), spec)
+    folder = run_folders.of_run(settings.checkpoints, message["run"], message.get("identity"))
+    if message.get("task") and message.get("resume"):
+        return _to_generate(folder, _named(settings, message), spec)
     damaged = ""
     if opens:
         _refuse_if_outdated(folder, message)
     if message["number"] == 1 and opens:
-        shutil.rmtree(folder, ignore_errors=True)  # of a run with this number in an earlier database
+        # Saved before its row was restored from a backup; of a run without a uid, in an earlier database.
+        shutil.rmtree(folder, ignore_errors=True)
     elif message["number"] > 1:
         found, damaged = _newest(folder, opens, look)
         if found is not None:
             manifests.require_match(found[1], spec, message["run"])
             return _at(folder, *found, damaged)
-    if named := message.get("resume"):
-        path = _named(settings, named["run"], named["step"])
+    if message.get("resume"):
+        path = _named(settings, message)
         manifest = manifests.read(path)
         manifests.require_match(manifest, spec)
         return _at(folder, path, manifest, damaged)
-    return _from_step_0(settings, message, damaged)
+    return _from_step_0(settings, folder, message, damaged)
 
 
-def _from_step_0(settings: Settings, message: StartMessage, damaged: str) -> Beginning:
+def _from_step_0(settings: Settings, folder: Path, message: StartMessage, damaged: str) -> Beginning:
     nothing = f"{damaged}, and no other is" if damaged else "no checkpoint of it is"
     why = f"{nothing} on {settings.name}" if message["number"] > 1 else ""
     begins = Begins(step=0, run=message["run"], attempt=0, why=why)
-    return Beginning(settings.checkpoints / str(message["run"]), begins)
+    return Beginning(folder, begins)
 
 
 def _refuse_if_outdated(folder: Path, message: StartMessage) -> None:
     """Raises CheckpointError if a later attempt has saved here: the message was sent to a host that was silent, and the
     run went on elsewhere, with the same folder. Ids of attempts only grow, also from one database to the next."""
-    saved = 0
-    for step in folders.steps(folder):
-        with contextlib.suppress(CheckpointError):  # damaged
-            saved = max(saved, manifests.read(folders.path_of(folder, step)).attempt)
+    saved = max(run_folders.attempts_in(folder), default=0)
     if saved > message["attempt"]:
         raise CheckpointError(f"The run went on elsewhere: its later attempt {saved} has checkpoints in {folder}.")
 
@@ -125,12 +126,12 @@ def _damaged(steps: list[int]) -> str:
     return f"the checkpoint of step {every} is damaged" if steps else ""
 
 
-def drop(settings: Settings, run: int) -> None:
-    """Removes the checkpoints of a deleted run: renames the folder at once, so that no attempt finds it, and leaves the
-    rest to `Dropped`. Raises OSError if the folder cannot be renamed."""
-    folder = settings.checkpoints / str(run)
-    with contextlib.suppress(FileNotFoundError):
-        folder.rename(folder.with_name(f"{DROPPED}{run}-{time.time_ns()}"))
+def drop(settings: Settings, run: int, identity: RunIdentity | None = None) -> None:
+    """Removes the checkpoints of a deleted run: renames its folders at once, so that no attempt finds them, and leaves
+    the rest to `Dropped`. Raises OSError if a folder cannot be renamed, CheckpointError as `run_folders.all_of_run`."""
+    for folder in run_folders.all_of_run(settings.checkpoints, run, identity):
+        with contextlib.suppress(FileNotFoundError):
+            folder.rename(folder.with_name(f"{DROPPED}{folder.name}-{time.time_ns()}"))
 
 
 class Dropped(Periodic):
@@ -162,8 +163,12 @@ def _at(folder: Path, path: Path, manifest: Manifest, damaged: str = "") -> Begi
     return Beginning(folder, begins, path)
 
 
-def _named(settings: Settings, run: int, step: int) -> Path:
-    folder = settings.checkpoints / str(run)
+def _named(settings: Settings, message: StartMessage) -> Path:
+    """The checkpoint that the message names. Raises CheckpointError if it is not here."""
+    named = message.get("resume")
+    assert named
+    run, step = named["run"], named["step"]
+    folder = run_folders.of_run(settings.checkpoints, run, message.get("resume_identity"))
     here = folders.steps(folder)
     if step not in here:
         has = f"it has steps {', '.join(map(str, here))}" if here else "it has none of that run"

@@ -87,6 +87,15 @@ class ResumeFrom(TypedDict):
     step: int
 
 
+class RunIdentity(TypedDict):
+    """Which run a number means: another database, or a backup that was restored, gives the same numbers again."""
+
+    uid: str
+    """Random, drawn with the run: lower-case hexadecimal digits."""
+    attempts: list[int]
+    """Ids of the run's attempts so far: by them, a worker recognises the checkpoints of versions that know no uid."""
+
+
 class StartMessage(TypedDict):
     run: int
     attempt: int  # primary key of the Attempt row: unique over all runs, also those of earlier, deleted databases
@@ -96,6 +105,10 @@ class StartMessage(TypedDict):
     nodes: list[Node]
     resume: NotRequired[ResumeFrom | None]
     """Where a first attempt begins; a later one prefers the run's own newest whole checkpoint on its host."""
+    identity: NotRequired[RunIdentity]
+    """Of `run`; absent for a run that was made before there were any: its number alone means it."""
+    resume_identity: NotRequired[RunIdentity]
+    """Of the run in `resume`, likewise."""
     task: NotRequired[dict[str, Any] | None]
     """What to do instead of training: text to generate from that checkpoint
     (parallel_core.generation_request.TextRequest), or {"links": [two workers]} between which to time messages
@@ -250,7 +263,8 @@ class ControlEntry(TypedDict):
     - profile: measure the model of `spec` when nothing else runs; `attempt` is the id of the request.
     - cancel_profile: nobody waits for that request any more.
     - trace: let the ranks trace `step`, as `how` says (parallel_core.observe.trace_request.How).
-    - drop: delete the checkpoints of a run that was deleted; `attempt` is the id of the run.
+    - drop: delete the checkpoints of a run that was deleted; `attempt` is the id of the run, and `identity` tells it
+      from others of this id.
     - drop_text: delete the cached copy of the text `sha256`, which was deleted; `attempt` is 0.
     - up: report again that all its ranks have a process.
     - stuck: stop it because no rank moves on any of its hosts, and report where those here are.
@@ -281,3 +295,4 @@ class ControlEntry(TypedDict):
     host: NotRequired[str]
     port: NotRequired[int]
     sha256: NotRequired[str]
+    identity: NotRequired[RunIdentity]

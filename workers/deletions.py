@@ -6,15 +6,18 @@ from collections.abc import Iterable
 
 from workers import checkpoints, corpora
 from workers.attempt import Attempt
+from workers.contract import RunIdentity
 from workers.relay import Relay
 from workers.settings import Settings
 
 
-def drop_checkpoints(settings: Settings, relay: Relay, live: Iterable[Attempt], run: int) -> None:
+def drop_checkpoints(
+    settings: Settings, relay: Relay, live: Iterable[Attempt], run: int, identity: RunIdentity | None
+) -> None:
     """Deletes the checkpoints of a run that was deleted, and reports that; not while an attempt in `live` may read or
     write them."""
     if not any(attempt.command.touches(run) for attempt in live):
-        checkpoints.drop(settings, run)
+        checkpoints.drop(settings, run, identity)
         relay.tell("dropped", {"run": run})
 
 

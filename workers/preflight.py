@@ -13,13 +13,13 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable
 from pathlib import Path
-from urllib.parse import parse_qs, unquote, urlsplit
+from urllib.parse import parse_qs, urlsplit
 
 import redis
 from redis.exceptions import NoPermissionError
 
 from workers.contract import EVENTS, NO_SUCH_BLOB, control_stream, queue_of
-from workers.settings import Settings
+from workers.settings import Settings, address_of
 from workers.wire import connect
 
 log = logging.getLogger(__name__)
@@ -45,7 +45,7 @@ def wait(settings: Settings, say: Callable[[str], None]) -> None:
 
 def barred_by(settings: Settings) -> str:
     """Why this worker cannot use the broker, as a sentence; '' if it can."""
-    there = address(settings.redis_url)
+    there = address_of(settings.redis_url)
     if unread := _unread_certificate(settings.redis_url):
         return unread
     try:
@@ -126,12 +126,6 @@ def web_refusal(settings: Settings, error: Exception) -> str:
         )
     said = error.reason if isinstance(error, urllib.error.URLError) else error
     return f"TRAINYARD_URL={settings.url} does not answer as a yard does: {said}."
-
-
-def address(url: str) -> str:
-    """Host and port, or the socket's path; never a password."""
-    there = urlsplit(url)
-    return unquote(there.path) if there.scheme == "unix" else f"{there.hostname}:{there.port or 6379}"
 
 
 def _words(error: Exception, there: str) -> str:

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
-from urllib.parse import quote, urlsplit
+from urllib.parse import quote, unquote, urlsplit
 
 from parallel_core.limits import NO_PROGRESS_S, SPOOL_BYTES
 
@@ -103,7 +103,7 @@ class Settings:
 
     @property
     def checkpoints(self) -> Path:
-        """Has one folder for each run, named by its id (see parallel_core.checkpoint)."""
+        """Has one folder for each run (see `run_folders` and parallel_core.checkpoint)."""
         return self.shared_checkpoints or self.home / "checkpoints"
 
     @property
@@ -115,6 +115,12 @@ class Settings:
 def socket_url(path: Path) -> str:
     """The URL of a Redis server that listens on the Unix socket `path`, whatever characters are in it."""
     return f"unix://{quote(str(path))}"
+
+
+def address_of(url: str) -> str:
+    """Of a Redis server's URL: host and port, or the socket's path; never a password."""
+    there = urlsplit(url)
+    return unquote(there.path) if there.scheme == "unix" else f"{there.hostname}:{there.port or 6379}"
 
 
 def _broker(url: str) -> str:

@@ -238,7 +238,8 @@ class Supervisor(threading.Thread):
         elif kind == "cancel_profile":
             self.between.cancel(number)
         elif kind == "drop":
-            deletions.drop_checkpoints(self._settings, self._relay, self._live.values(), number)
+            live, whose = self._live.values(), entry.get("identity")
+            deletions.drop_checkpoints(self._settings, self._relay, live, number, whose)
         elif kind == "drop_text":
             deletions.drop_text(self._settings, self._live.values(), entry["sha256"])
         elif kind in _STOPS:

@@ -15,7 +15,7 @@ from django.conf import settings
 from dashboard.fleet.models import Worker
 from dashboard.runs.models import Attempt, Run
 from parallel_core.known_fields import without_unknown
-from workers.contract import START_TASK, ControlEntry, ResumeFrom, StartMessage, control_stream, queue_of
+from workers.contract import START_TASK, ControlEntry, ResumeFrom, RunIdentity, StartMessage, control_stream, queue_of
 
 KEEP_ENTRIES = 1_000
 ASK_AGAIN_S = 1.0
@@ -77,15 +77,25 @@ def resume_from(run: Run) -> ResumeFrom | None:
 
 def start_message(attempt: Attempt) -> StartMessage:
     """The argument of the Celery task that starts an attempt; the same for all its nodes."""
-    return {
-        "run": attempt.run_id,
+    run = attempt.run
+    message: StartMessage = {
+        "run": run.pk,
         "attempt": attempt.pk,
         "number": attempt.number,
         "spec": _known_spec(attempt),
         "nodes": attempt.devices,
-        "resume": resume_from(attempt.run),
-        "task": attempt.run.task or None,
+        "resume": resume_from(run),
+        "task": run.task or None,
     }
+    if run.uid:
+        message["identity"] = _identity(run)
+    if run.resume_run is not None and run.resume_run.uid:
+        message["resume_identity"] = _identity(run.resume_run)
+    return message
+
+
+def _identity(run: Run) -> RunIdentity:
+    return {"uid": run.uid, "attempts": list(run.attempts.order_by("pk").values_list("pk", flat=True))}
 
 
 def _known_spec(attempt: Attempt) -> dict[str, Any]:

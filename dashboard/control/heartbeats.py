@@ -18,7 +18,7 @@ from dashboard.ledger import selectors as ledger
 from dashboard.runs.models import Attempt, Corpus, State
 from parallel_core.known_fields import without_later, without_unknown
 from parallel_core.profile import request
-from workers.contract import MOST_TEXTS, Unusable
+from workers.contract import MOST_TEXTS, ControlEntry, Unusable
 
 MAX_CHARACTERS = 500
 """Length to which a sentence that a worker wrote is cut."""
@@ -118,8 +118,8 @@ def answers(worker: Worker, body: Mapping[str, Any]) -> list[ControlMessage]:
     """The messages that answer a heartbeat, apart from those about its attempts: what the worker has to delete, and the
     profiles that it is, or is no longer, asked for."""
     # In any order: those that it cannot delete now would else keep the others from their turn.
-    gone = Leftover.objects.filter(worker=worker.name).order_by("?").values_list("run", flat=True)[:MOST_DROPS]
-    messages: list[ControlMessage] = [(worker.name, {"kind": "drop", "attempt": run}) for run in gone]
+    gone = Leftover.objects.filter(worker=worker.name).order_by("?")[:MOST_DROPS]
+    messages: list[ControlMessage] = [(worker.name, _drop(leftover)) for leftover in gone]
     messages += _drop_texts(worker.name, list(map(str, body.get("texts") or ()))[:MOST_TEXTS])
     asked = {one.pk: one.spec for one in ledger.asked(worker.name)}
     for pk, spec in asked.items():
@@ -127,6 +127,14 @@ def answers(worker: Worker, body: Mapping[str, Any]) -> list[ControlMessage]:
         messages.append((worker.name, {"kind": "profile", "attempt": pk, "spec": known}))
     unasked = (int(pk) for pk in body.get("profiles") or () if int(pk) not in asked)
     return messages + [(worker.name, {"kind": "cancel_profile", "attempt": pk}) for pk in unasked]
+
+
+def _drop(leftover: Leftover) -> ControlEntry:
+    """Orders the worker to delete the checkpoints of the run, and of no other that has the same number."""
+    entry: ControlEntry = {"kind": "drop", "attempt": leftover.run}
+    if leftover.uid:
+        entry["identity"] = {"uid": leftover.uid, "attempts": leftover.attempts}
+    return entry
 
 
 def _drop_texts(worker: str, cached: list[str]) -> list[ControlMessage]:

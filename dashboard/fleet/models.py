@@ -97,6 +97,9 @@ class Leftover(models.Model):
     """Its name: it may have been removed from the fleet, and come back."""
     run = models.BigIntegerField()
     """The id that the run had."""
+    uid = models.CharField(max_length=32, blank=True)
+    attempts = models.JSONField(default=list)
+    """Its `uid` and the ids of its attempts, by which the worker knows which checkpoints are meant."""
     created_at = models.DateTimeField(auto_now_add=True)
 
     class Meta:

@@ -22,6 +22,7 @@ from dashboard.runs.measured import (
     SeriesChunk,
     SpanChunk,
 )
+from dashboard.uids import new_uid
 from parallel_core.observe.trace_request import HOWS
 
 __all__ = [
@@ -66,6 +67,9 @@ class Run(models.Model):
     """One training run as users see it. The newest attempt does the work; this row holds the state of the run."""
 
     name = models.CharField(max_length=120)
+    uid = models.CharField(max_length=32, blank=True, default=new_uid, editable=False)
+    """Tells it from a run to which another database, or a backup that is restored, gives the same number
+    (workers.contract.RunIdentity); '' for runs that are older than this field."""
     owner = models.ForeignKey(settings.AUTH_USER_MODEL, on_delete=models.PROTECT, related_name="runs")
     study = models.ForeignKey("studies.Study", null=True, blank=True, on_delete=models.CASCADE, related_name="runs")
     position = models.IntegerField(default=0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
@@ -107,9 +108,12 @@ def _leave_to_workers(runs: Sequence[Run]) -> None:
     """Notes for every worker that had ranks of a run that it may have a checkpoint of it, complete or not; also for one
     that was removed from the fleet, as it may come back within LEFTOVER_DAYS."""
     pairs = set(Checkpoint.objects.filter(run__in=runs).values_list("run_id", "worker"))
+    attempts = defaultdict(list)
     for attempt in Attempt.objects.filter(run__in=runs).only("run_id", "devices"):
+        attempts[attempt.run_id].append(attempt.pk)
         pairs |= {(attempt.run_id, node["worker"]) for node in attempt.devices}
-    rows = [Leftover(run=run, worker=name) for run, name in sorted(pairs)]
+    uids = dict(Run.objects.filter(pk__in=attempts).values_list("pk", "uid"))
+    rows = [Leftover(run=run, worker=name, uid=uids[run], attempts=attempts[run]) for run, name in sorted(pairs)]
     Leftover.objects.bulk_create(rows, ignore_conflicts=True)
     old = Leftover.objects.filter(created_at__lt=timezone.now() - timedelta(days=LEFTOVER_DAYS))
     old.exclude(worker__in=Worker.objects.values("name")).delete()

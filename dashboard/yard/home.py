@@ -114,8 +114,8 @@ class Home:
 
     def check_database(self, given: Mapping[str, str] = os.environ) -> None:
         """Raises SystemExit if this yard was started with a database that only an unprefixed DATABASE_URL names, as
-        earlier versions took it: a new one would number its runs from 1, and their first attempts delete the
-        checkpoints of the runs that had these numbers."""
+        earlier versions took it: a new one would begin without the runs that are there, and give their numbers to
+        others."""
         if not _has(given, "DATABASE_URL") or _has(given, f"{PREFIX}DATABASE_URL"):
             return
         if self.database.exists() and self.database.stat().st_size:  # empty: one that was opened and never filled
@@ -124,15 +124,14 @@ class Home:
             strange = any(any(self.path.glob(f"workers/*/{kept}")) for kept in ("checkpoints", "attempts"))
         if strange:
             raise SystemExit(
-                f"Not started: {self.path} has runs that are in no {DATABASE} there. It would give their numbers to "
-                f"new runs, which would delete the checkpoints that are there. DATABASE_URL is not used without "
-                f"{PREFIX} before it: set {PREFIX}DATABASE_URL to the database of these runs, or {PREFIX}HOME to "
-                "another folder."
+                f"Not started: {self.path} has runs that are in no {DATABASE} there. It would begin without them, and "
+                f"give their numbers to new runs. DATABASE_URL is not used without {PREFIX} before it: set "
+                f"{PREFIX}DATABASE_URL to the database of these runs, or {PREFIX}HOME to another folder."
             )
 
     def _newest_kept(self) -> int:
         """The highest number of a run that has checkpoints in this folder; 0 if there are none."""
-        names = (path.name for path in self.path.glob("workers/*/checkpoints/*"))
+        names = (path.name.partition("-")[0] for path in self.path.glob("workers/*/checkpoints/*"))
         return max((int(name) for name in names if name.isdecimal()), default=0)
 
     def _newest_numbered(self) -> int:

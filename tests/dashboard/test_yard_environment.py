@@ -61,7 +61,7 @@ def test_what_is_not_used_is_named_with_the_name_that_is() -> None:
 
 @pytest.mark.parametrize("command", ["password", "migrate"])
 def test_a_yard_whose_runs_are_in_another_database_does_not_begin_a_new_one(command: str, tmp_path: Path) -> None:
-    """Run 1 of a new database would delete the checkpoints of the run 1 that is in the other one."""
+    """It would begin without the run 1 that is in the other one, and give its number to another."""
     (tmp_path / "workers" / "cpu" / "checkpoints" / "1").mkdir(parents=True)
     env = {**os.environ, **OF_ANOTHER_PROJECT, "TRAINYARD_HOME": str(tmp_path)}
     asked = [sys.executable, "-m", "dashboard.yard", command]
@@ -88,7 +88,7 @@ def test_a_yard_begins_a_database_unless_there_are_runs_of_another(tmp_path: Pat
     home.check_database(another)
     (tmp_path / "workers" / "cpu" / "checkpoints" / "4").mkdir(parents=True)
     home.check_database(another)
-    (tmp_path / "workers" / "cpu" / "checkpoints" / "5").mkdir()
+    (tmp_path / "workers" / "cpu" / "checkpoints" / "5-0a0b").mkdir()
     with pytest.raises(SystemExit, match="runs that are in no"):
         home.check_database(another)
 

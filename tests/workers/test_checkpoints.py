@@ -168,19 +168,21 @@ def test_a_checkpoint_that_is_not_here_or_does_not_fit_is_refused(bench: Bench) 
 
 
 def test_the_checkpoints_of_a_deleted_run_go_once_no_rank_uses_them(bench: Bench) -> None:
-    saved = bench.send(saving(20, every=10), run=913)
+    whose = {"uid": "0a" * 8, "attempts": [bench.next_attempt]}
+    saved = bench.send(saving(20, every=10), run=913, identity=whose)
     assert bench.wait_end(saved)["outcome"] == "succeeded"
-    reader = bench.send(saving(1_000_000), run=914, resume={"run": 913, "step": 20})
+    folder = bench.folder / "checkpoints" / f"913-{'0a' * 8}"
+    reader = bench.send(saving(1_000_000), run=914, resume={"run": 913, "step": 20}, resume_identity=whose)
     bench.wait_running(reader)
-    bench.control("drop", 913)
+    bench.control("drop", 913, identity=whose)
     bench.control("drop", 915)  # this host has no checkpoint of that run
     bench.wait("answer", lambda: dropped(bench))
-    assert dropped(bench) == [915] and folders.steps(run_folder(bench, 913)) == [10, 20]
+    assert dropped(bench) == [915] and folders.steps(folder) == [10, 20]
     bench.control("cancel", reader)
     bench.wait_end(reader)
-    bench.control("drop", 913)
+    bench.control("drop", 913, identity=whose)
     bench.wait("answer", lambda: 913 in dropped(bench))
-    assert not run_folder(bench, 913).exists() and run_folder(bench, 914).exists()
+    assert not folder.exists() and run_folder(bench, 914).exists()
     bench.wait("free disk", lambda: not list(bench.folder.glob("checkpoints/.dropped-*")))
 
 
