@@ -37,6 +37,9 @@ LIVE = "trainyard:live"
 """Stream of short 'new data' entries for the SSE reader: fields run, study (or ''), or search, and what (JSON list of
 topics)."""
 
+YARD = "trainyard:yard"
+"""Key with the id of the yard whose broker it is (control.claim); only its controller reads and writes it."""
+
 START_TASK = "workers.start"
 HEARTBEAT_S = 2.0
 LEASE_S = 3 * HEARTBEAT_S

@@ -21,6 +21,7 @@ from kombu.exceptions import OperationalError as BrokerError
 
 from dashboard.control import sweeps, wire
 from dashboard.control.changes import Changes
+from dashboard.control.claim import Claim
 from dashboard.control.clocks import Clocks
 from dashboard.control.dead_letters import stored
 from dashboard.control.dispatch import Asked, ControlMessage, send_messages, send_start
@@ -67,6 +68,7 @@ class Controller:
         self._stopping = threading.Event()
         self._redis = connect(settings.REDIS_URL, wire.ANSWER_LIMIT_S)
         self._reader = Reader(self._redis)
+        self._claim = Claim(self._redis)
         self._clocks = Clocks()
         self._changes = Changes()
         self._news = True
@@ -92,7 +94,8 @@ class Controller:
         self._stopping.set()
 
     def run(self) -> None:
-        """Works until stopped. Waits while another controller has the lock."""
+        """Works until stopped. Waits while another controller has the lock. Raises Claimed if the broker is another
+        yard's."""
         lock, waiting = lock_of_database(), False
         while not self._stopping.is_set():
             try:
@@ -110,7 +113,9 @@ class Controller:
         lock.release()
 
     def turn(self) -> None:
-        """One turn of the loop. Raises one of FAILURES if the broker or the database is unreachable."""
+        """One turn of the loop. Raises one of FAILURES if the broker or the database is unreachable, Claimed if the
+        broker is another yard's."""
+        self._claim.hold()
         read = self._reader.read()
         self._succeed()
         self._news |= self._changes.any()
@@ -139,6 +144,7 @@ class Controller:
         without a summary, and what it has to send, is known from the database when its term is over."""
         self._clocks, self._succeeded, self._unsummarised_known = Clocks(), False, False
         self._unsent.clear()
+        self._claim.forget()
 
     def _succeed(self) -> None:
         """Expects, once a term, the workers that the controller before this one had heard, so that runs that belong
@@ -154,6 +160,7 @@ class Controller:
         self._listened_at, self._unsummarised_known = None, False
         self._changes.forget()
         self._reader.start_over()
+        self._claim.forget()
         self._every("sync", SYNC_EVERY_S, self._sync)  # turns that fail do not get that far
         if not isinstance(error, redis.RedisError | BrokerError):
             connection.close()

@@ -8,6 +8,7 @@ from datetime import timedelta
 from django.db import models
 from django.utils import timezone
 
+from dashboard.uids import new_uid
 from workers.contract import LEASE_S
 
 
@@ -85,6 +86,12 @@ class ControllerState(models.Model):
     """When it last had read everything that workers sent."""
     failing = models.JSONField(default=list)
     """Its parts that fail (`control.guard.Guard.failing`)."""
+
+
+class Yard(models.Model):
+    """The one row that says which yard this is, also after it was restored from a backup (see `control.claim`)."""
+
+    uid = models.CharField(max_length=32, default=new_uid, editable=False)
 
 
 class Leftover(models.Model):

@@ -17,12 +17,18 @@ class Command(BaseCommand):
 
     def add_arguments(self, parser: CommandParser) -> None:
         parser.add_argument("--check", action="store_true", help="only tell, by the exit code, whether one is at work")
+        how = "only make the broker this yard's, although it is another's"
+        parser.add_argument("--take-over", action="store_true", help=how)
 
     def handle(self, *args: Any, **options: Any) -> None:
         if options["check"]:
             if not is_at_work():
                 raise CommandError("The controller has not listened to the workers of late.")
             return
+        if options["take_over"]:
+            self._take_over()
+            return
+        from dashboard.control.claim import Claimed
         from dashboard.control.controller import Controller  # most of a second, which the health check does without
 
         controller = Controller()
@@ -32,4 +38,20 @@ class Command(BaseCommand):
 
         signal.signal(signal.SIGTERM, stop)
         signal.signal(signal.SIGINT, stop)
-        controller.run()
+        try:
+            controller.run()
+        except Claimed as error:  # what keeps it running starts it again
+            raise CommandError(str(error)) from None
+
+    def _take_over(self) -> None:
+        import redis
+        from django.conf import settings
+
+        from dashboard.control.claim import Claim
+        from workers.wire import connect
+
+        try:
+            said = Claim(connect(settings.REDIS_URL)).take_over()
+        except redis.RedisError as error:
+            raise CommandError(f"The broker does not answer: {error} With ./run, the yard must be up.") from None
+        self.stdout.write(said)

@@ -1,0 +1,91 @@
+"""One yard has one broker: what a controller does at the broker of another yard."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+from django.core.management import CommandError, call_command
+
+from dashboard.control import claim
+from dashboard.control.claim import Claimed, yard_uid
+from dashboard.control.controller import Controller
+from dashboard.fleet.models import Worker, Yard
+from dashboard.yard.processes import last_line
+from tests.dashboard.fake_worker import Peer
+from workers.contract import EVENTS, YARD
+
+pytestmark = pytest.mark.django_db
+
+
+@pytest.fixture
+def broker(redis_url: str) -> Iterator[redis.Redis]:
+    with redis.Redis.from_url(redis_url) as client:
+        yield client
+
+
+@pytest.fixture
+def handlers() -> Iterator[None]:
+    """Puts back the signal handlers that the command sets."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+def test_a_controller_leaves_the_broker_of_another_yard_alone(
+    broker: redis.Redis, peer: Peer, controller: Controller, tmp_path: Path
+) -> None:
+    controller.turn()
+    first = yard_uid()
+    assert broker.get(YARD) == first.encode()
+    Yard.objects.all().delete()  # as in the database of another yard
+    peer.beat()
+    peer.ended(7)
+    with pytest.raises(Claimed, match=f"that of another yard \\({first}; this one is {yard_uid()}\\)") as caught:
+        Controller().turn()
+    assert "TRAINYARD_REDIS_URL" in str(caught.value) and "--take-over" in str(caught.value)
+    (tmp_path / "controller.log").write_text(said := f"CommandError: {caught.value}")
+    assert last_line(tmp_path / "controller.log") == said, "./run prints all of it"
+    assert yard_uid() != first and broker.xlen(EVENTS) == 2 and not Worker.objects.exists() and not peer.orders()
+    Yard.objects.update(uid=first)  # as restored from its backup
+    Controller().turn()
+    assert Worker.objects.exists() and peer.orders()
+
+
+def test_a_broker_that_was_emptied_is_claimed_again(
+    broker: redis.Redis, controller: Controller, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(claim, "CLAIM_EVERY_S", 0.0)
+    controller.turn()
+    broker.flushall()
+    with pytest.raises(redis.ResponseError):  # the group is gone, too
+        controller.turn()
+    assert broker.get(YARD) == yard_uid().encode()
+
+
+def test_a_controller_that_works_ends_when_another_yard_takes_its_broker_over(
+    broker: redis.Redis, controller: Controller, monkeypatch: pytest.MonkeyPatch, handlers: None, capsys: Any
+) -> None:
+    monkeypatch.setattr(claim, "CLAIM_EVERY_S", 0.0)
+    controller.turn()
+    first = yard_uid()
+    Yard.objects.update(uid="0b" * 8)
+    with pytest.raises(CommandError, match=f"that of another yard \\({first}; this one is {'0b' * 8}\\)"):
+        call_command("controller")
+    call_command("controller", "--take-over")
+    assert f", which was that of yard {first}, is this yard's now." in capsys.readouterr().out
+    controller.turn()
+    Yard.objects.update(uid=first)
+    with pytest.raises(Claimed):
+        controller.turn()
+
+
+def test_a_broker_that_is_away_cannot_be_taken_over(settings: Any) -> None:
+    settings.REDIS_URL = "unix:///nowhere/redis.sock"
+    with pytest.raises(CommandError, match="The broker does not answer: "):
+        call_command("controller", "--take-over")
