@@ -12,12 +12,12 @@ from dashboard.yard.home import ADMIN, Home, default_home, left_out
 
 
 def password(home: Home) -> int:
-    """Prints the admin's password, or that another was chosen since; returns the exit status."""
+    """Prints the admin's password, or that it no longer signs in; returns the exit status."""
     if not home.password_file.exists():
         print("No sign-in yet: it is made at the first ./run.")
         return 1
-    known = sign_in.holds(home)
-    print(f"user: {ADMIN}\npassword: {home.admin_password()}" if known else sign_in.words(home, known))
+    told = sign_in.now(home)
+    print(sign_in.words(home, told) if told else f"user: {ADMIN}\npassword: {home.admin_password()}")
     return 0
 
 

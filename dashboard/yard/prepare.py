@@ -8,7 +8,7 @@ from datetime import timedelta
 
 import django
 
-from dashboard.yard.sign_in import CHECK, CHOSEN, PREPARE_AND_CHECK, PREPARED
+from dashboard.yard.sign_in import CHECK, CHOSEN, NO_ADMIN, PREPARE_AND_CHECK, PREPARED
 
 WORKER_USER = "worker-service"
 """Owner of the token that a deployment's workers share. It has no password, so nobody can sign in with it."""
@@ -51,31 +51,39 @@ def collect_static() -> None:
 
 
 def make_admin(password: str) -> None:
-    """Makes the admin account, unless there is one. Raises SystemExit without a password."""
+    """Makes the admin account in a yard without a superuser. Raises SystemExit without a password.
+
+    So an account that was renamed, or deleted by another superuser, does not come back with its first password.
+    """
     from django.contrib.auth import get_user_model
+    from django.db.models import Q
 
     from dashboard.yard.home import ADMIN
 
     users = get_user_model().objects
-    if users.filter(username=ADMIN).exists():
+    if users.filter(Q(is_superuser=True) | Q(username=ADMIN)).exists():
         return
     if not password:
         raise SystemExit("There is no admin account yet and no password for it: set ADMIN_PASSWORD.")
     users.create_superuser(ADMIN, password=password)
 
 
-def is_the_admins(password: str) -> bool:
-    """Whether the admin signs in with `password`; True if that cannot be asked, as without a database."""
+def sign_in_now(password: str) -> str:
+    """How the admin signs in if not with `password`: CHOSEN, or NO_ADMIN. '' if with it, or if that cannot be asked, as
+    without a database."""
     from django.contrib.auth import get_user_model
     from django.db import DatabaseError
 
     from dashboard.yard.home import ADMIN
 
+    users = get_user_model().objects
     try:
-        admin = get_user_model().objects.filter(username=ADMIN).first()
+        admin = users.filter(username=ADMIN, is_active=True).first()
+        if admin is None:
+            return NO_ADMIN if users.filter(is_superuser=True).exists() else ""
     except DatabaseError:
-        return True
-    return admin is None or admin.check_password(password)
+        return ""
+    return "" if admin.check_password(password) else CHOSEN
 
 
 def keep_worker_token(secret: str) -> None:
@@ -106,5 +114,5 @@ if __name__ == "__main__":
         prepare(given, os.environ.get("WORKER_TOKEN", "").strip())
     if asked == [PREPARE_AND_CHECK]:
         print(PREPARED, flush=True)  # whoever started this goes on meanwhile
-    if asked and not is_the_admins(given):
-        print(CHOSEN, flush=True)
+    if asked:
+        print(sign_in_now(given), flush=True)

@@ -14,7 +14,9 @@ PREPARE_AND_CHECK = "--and-check"
 PREPARED = "prepared"
 """What `prepare` prints with `--and-check` once the other processes may start."""
 CHOSEN = "The admin signs in with a password that was chosen later."
-"""What `prepare` prints if the password that it was asked to verify is no longer the admin's."""
+NO_ADMIN = "No account that may sign in has the admin's first name."
+"""What `prepare` prints if the password that it was asked to verify no longer signs in: another was chosen, or the
+account was renamed, deleted or deactivated."""
 
 
 def prepare(home: Home, env: dict[str, str]) -> subprocess.Popen[str] | None:
@@ -37,11 +39,16 @@ def prepare(home: Home, env: dict[str, str]) -> subprocess.Popen[str] | None:
     return None
 
 
-def verified(process: subprocess.Popen[str]) -> bool:
-    """Whether the password of the data folder is still the admin's, once the process has found out."""
+def verified(process: subprocess.Popen[str]) -> str:
+    """CHOSEN or NO_ADMIN if the password of the data folder no longer signs in, else ''; waits until the process has
+    found out."""
     assert process.stdout is not None
     with process:
-        return CHOSEN not in process.stdout.read().splitlines()
+        return _told(process.stdout.read())
+
+
+def _told(printed: str) -> str:
+    return next((line for line in printed.splitlines() if line in (CHOSEN, NO_ADMIN)), "")
 
 
 def stop(process: subprocess.Popen[str]) -> None:
@@ -50,8 +57,9 @@ def stop(process: subprocess.Popen[str]) -> None:
         pass  # waits, and closes the pipes
 
 
-def holds(home: Home) -> bool:
-    """Whether the password of the data folder is still the admin's; True if that cannot be found out."""
+def now(home: Home) -> str:
+    """CHOSEN or NO_ADMIN if the password of the data folder no longer signs in; '' if it does, or if that is not
+    known."""
     done = subprocess.run(
         _command(CHECK),
         input=home.admin_password(),
@@ -62,15 +70,17 @@ def holds(home: Home) -> bool:
         text=True,
         check=False,
     )
-    return CHOSEN not in done.stdout.splitlines()
+    return _told(done.stdout)
 
 
 def _command(option: str) -> list[str]:
     return [sys.executable, "-m", "dashboard.yard.prepare", option]
 
 
-def words(home: Home, known: bool) -> str:
-    """How to sign in, where `known` says whether the password of the data folder still does."""
-    if not known:
+def words(home: Home, told: str) -> str:
+    """How to sign in, where `told` is CHOSEN, NO_ADMIN, or '' if the password of the data folder still does."""
+    if told == CHOSEN:
         return f"Sign in as {ADMIN} with the password you chose   (to set another: ./run changepassword {ADMIN})"
+    if told == NO_ADMIN:
+        return f"Sign in with your own account: none is named {ADMIN} now   (to make one more: ./run createsuperuser)"
     return f"Sign in as {ADMIN} with {home.admin_password()}   (again: ./run password)"

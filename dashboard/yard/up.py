@@ -73,7 +73,7 @@ class Yard:
         self.env = home.environment(self.port)
         self.stopping = False
         self.preparation: subprocess.Popen[str] | None = None
-        self.password_holds = True
+        self.signs_in = ""
         python = sys.executable
         serve = [python, "-m", "gunicorn", "-c", "python:dashboard.gunicorn", "dashboard.asgi:application"]
         web = [*serve, "--bind", f"{HOST}:{self.port}", "--workers", "1"]
@@ -144,7 +144,7 @@ class Yard:
         for part in self.parts[1:]:
             part.start(self.env, ROOT)
         self._wait_for_web()
-        self.password_holds = sign_in.verified(self.preparation)
+        self.signs_in = sign_in.verified(self.preparation)
         self.lock.write_note(f"{self.url}\n")
 
     def _wait_for_broker(self) -> None:
@@ -167,7 +167,7 @@ class Yard:
 
     def _greet(self, seconds: float) -> None:
         say(f"\nTrainyard is up in {seconds:.1f} s:  {self.url}")
-        say(sign_in.words(self.home, self.password_holds))
+        say(sign_in.words(self.home, self.signs_in))
         say(f"Data: {self.home.path}   Stop: Ctrl-C\n")
 
     def _finish(self) -> None:

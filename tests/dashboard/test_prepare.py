@@ -10,7 +10,8 @@ from django.core.management import call_command
 from django.test import Client
 
 from dashboard.api.models import ApiToken, Scope
-from dashboard.yard.prepare import WORKER_USER, is_the_admins, keep_worker_token, make_admin
+from dashboard.yard.prepare import WORKER_USER, keep_worker_token, make_admin, sign_in_now
+from dashboard.yard.sign_in import CHOSEN, NO_ADMIN
 
 SECRET = "a-long-random-worker-secret"
 BLOB = f"/api/v1/blobs/{'0' * 64}"
@@ -70,6 +71,32 @@ def test_the_admin_is_made_once_and_keeps_its_password() -> None:
         make_admin("")
     make_admin("first-secret")
     make_admin("second-secret")
-    assert is_the_admins("first-secret") and not is_the_admins("second-secret")
+    assert (sign_in_now("first-secret"), sign_in_now("second-secret")) == ("", CHOSEN)
     assert authenticate(username="admin", password="first-secret") is not None
     assert get_user_model().objects.count() == 1
+
+
+@pytest.mark.parametrize("what", ["renamed", "deleted", "deactivated", "demoted"])
+def test_an_admin_who_is_gone_does_not_come_back_with_the_first_password(what: str) -> None:
+    make_admin("first-secret")
+    users = get_user_model().objects
+    if what != "renamed":
+        users.create_superuser("anna", password="annas-secret")
+    admin = users.get(username="admin")
+    admin.username = "anna" if what == "renamed" else "admin"
+    admin.is_active, admin.is_superuser = what != "deactivated", what != "demoted"
+    admin.save()
+    if what == "deleted":
+        admin.delete()
+    before = list(users.values("username", "is_active", "is_superuser"))
+    make_admin("first-secret")
+    make_admin("")
+    assert list(users.values("username", "is_active", "is_superuser")) == before
+    assert sign_in_now("first-secret") == ("" if what == "demoted" else NO_ADMIN)
+
+
+def test_a_demoted_admin_stays_one_even_where_no_superuser_is_left() -> None:
+    make_admin("first-secret")
+    get_user_model().objects.update(is_superuser=False)
+    make_admin("second-secret")
+    assert not get_user_model().objects.filter(is_superuser=True).exists()

@@ -154,22 +154,26 @@ def test_a_terminal_that_is_gone_ends_nothing(monkeypatch: pytest.MonkeyPatch) -
     say("worker ended (1); starting it again.")
 
 
-@pytest.mark.parametrize("known", [True, False])
+@pytest.mark.parametrize(
+    ("told", "words"),
+    [("", ""), (sign_in.CHOSEN, "./run changepassword admin"), (sign_in.NO_ADMIN, "none is named admin now")],
+)
 def test_a_password_that_no_longer_signs_in_is_not_shown(
-    known: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    told: str, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    home, said = Home(tmp_path), "" if known else sign_in.CHOSEN
+    home = Home(tmp_path)
     secret = home.admin_password()
-    code = f"import sys; assert sys.stdin.read() == {secret!r}; print('Applied one migration.\\nprepared\\n{said}')"
+    said = f"Applied one migration.\nprepared\n{told}"
+    code = f"import sys; assert sys.stdin.read() == {secret!r}; print({said!r})"
     monkeypatch.setattr(sign_in, "_command", lambda option: [sys.executable, "-c", code])
     monkeypatch.setenv("TRAINYARD_HOME", str(tmp_path))
     process = sign_in.prepare(home, dict(os.environ))
-    assert process is not None and sign_in.verified(process) == known
+    assert process is not None and sign_in.verified(process) == told
     assert capsys.readouterr().out == "Applied one migration.\n"
     main(["password"])
     shown = capsys.readouterr().out
-    assert (secret in shown, "./run changepassword admin" in shown) == (known, not known)
-    assert (secret in sign_in.words(home, known)) == known
+    assert (secret in shown, words in shown) == (not told, True)
+    assert (secret in sign_in.words(home, told)) == (not told)
 
 
 def test_a_preparation_that_fails_is_told_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
