@@ -59,12 +59,14 @@ def _keep_end(log: Path, kept: Path) -> None:
 
 @dataclass
 class Part:
-    """One process of the yard. `stop_after` = seconds from TERM to KILL."""
+    """One process of the yard. `stop_after` = seconds from TERM to KILL, `pass_fds` = open files that it gets under the
+    same numbers."""
 
     name: str
     command: Sequence[str]
     log: Path
     stop_after: float = 3.0
+    pass_fds: Sequence[int] = ()
     process: subprocess.Popen[bytes] | None = None
     failures: int = 0
     started: float = 0.0
@@ -88,6 +90,7 @@ class Part:
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
+                pass_fds=self.pass_fds,
                 preexec_fn=die_with_parent(),
             )
         self.started = time.monotonic()

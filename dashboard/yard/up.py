@@ -41,24 +41,36 @@ def port_number(text: str) -> int:
     return int(text)
 
 
-def free_port() -> int:
-    """TRAINYARD_PORT if it is set, else the first free port from 8000 on. Raises SystemExit if none is free."""
+def web_socket() -> socket.socket:
+    """A socket that listens on TRAINYARD_PORT if it is set, else on the first free port from 8000 on.
+
+    It listens at once: two sockets that are only bound can share a port, and two yards would take the same one. Raises
+    SystemExit if no port is free.
+    """
     wanted = os.environ.get("TRAINYARD_PORT", "")
     try:
         candidates = [port_number(wanted)] if wanted else range(FIRST_PORT, FIRST_PORT + 100)
     except ValueError as error:
         raise SystemExit(f"TRAINYARD_PORT: {error}.") from None
     for port in candidates:
-        with socket.socket() as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            try:
-                probe.bind((HOST, port))
-            except PermissionError:
-                raise SystemExit(f"Only root may open port {port} on this host; use one above 1023.") from None
-            except OSError:
-                continue
-            return port
+        if found := _listening(port):
+            return found
     raise SystemExit(f"Port {wanted or '8000-8099'} is taken. Name a free one: ./run --port NUMBER.")
+
+
+def _listening(port: int) -> socket.socket | None:
+    """A socket that listens on the port; None if it is taken. Raises SystemExit if only root may open it."""
+    made = socket.socket()
+    made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        made.bind((HOST, port))
+        made.listen()
+    except OSError as error:
+        made.close()
+        if isinstance(error, PermissionError):
+            raise SystemExit(f"Only root may open port {port} on this host; use one above 1023.") from None
+        return None
+    return made
 
 
 class Yard:
@@ -69,16 +81,18 @@ class Yard:
         self.home = home
         home.prepare()
         self.lock = self._lock()
-        self.port = free_port()
+        self.listener = web_socket()
+        self.port = self.listener.getsockname()[1]
         self.env = home.environment(self.port)
         self.stopping = False
         self.preparation: subprocess.Popen[str] | None = None
         self.signs_in = ""
         python = sys.executable
         serve = [python, "-m", "gunicorn", "-c", "python:dashboard.gunicorn", "dashboard.asgi:application"]
-        web = [*serve, "--bind", f"{HOST}:{self.port}", "--workers", "1"]
+        # Each gunicorn gets the yard's own socket, also one that is started again: no other program takes the port.
+        web = [*serve, "--bind", f"fd://{self.listener.fileno()}", "--workers", "1"]
         self.broker = self._part("redis", broker.command(home.broker, home.socket), 0.5)
-        self.web = self._part("web", web, 1.0)
+        self.web = self._part("web", web, 1.0, pass_fds=(self.listener.fileno(),))
         self.controller = self._part("controller", [python, "manage.py", "controller"], 1.0)
         self.worker = self._part("worker", [python, "-m", "workers"], EXIT_S + Settings.from_env(self.env).leave_s)
         self.analyst = self._part("analyst", [python, "manage.py", "analyst"], 1.0)
@@ -88,9 +102,9 @@ class Yard:
     def url(self) -> str:
         return f"http://{HOST}:{self.port}"
 
-    def _part(self, name: str, command: list[str], stop_after: float) -> Part:
-        log = self.home.logs / f"{name}.log"
-        return Part(name, command, log, stop_after, on_exit=self._announce_exit, on_failure=self._announce_failure)
+    def _part(self, name: str, command: list[str], stop_after: float, pass_fds: tuple[int, ...] = ()) -> Part:
+        log, told = self.home.logs / f"{name}.log", (self._announce_exit, self._announce_failure)
+        return Part(name, command, log, stop_after, pass_fds, on_exit=told[0], on_failure=told[1])
 
     def _lock(self) -> FileLock:
         """Locks the data folder for this yard. Raises SystemExit if it is locked."""
@@ -176,6 +190,7 @@ class Yard:
         if self.preparation is not None:
             sign_in.stop(self.preparation)
         running = any(part.process is not None for part in self.parts)
+        self.listener.close()
         stop_in_order([[self.worker], [self.web, self.controller, self.analyst], [self.broker]])
         if running:
             say("Stopped.")

@@ -20,7 +20,7 @@ from dashboard.yard import sign_in
 from dashboard.yard.__main__ import main
 from dashboard.yard.home import Home
 from dashboard.yard.processes import Part, last_line, stop_in_order
-from dashboard.yard.up import free_port
+from dashboard.yard.up import web_socket
 from parallel_core import processes
 
 DEADLINE_S = 30.0
@@ -207,7 +207,7 @@ def test_a_second_yard_in_the_same_folder_is_refused(tmp_path: Path) -> None:
 def test_a_port_that_is_none_is_refused_with_the_ports_that_are(wanted: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRAINYARD_PORT", wanted)
     with pytest.raises(SystemExit, match=r"TRAINYARD_PORT: a port is a whole number from 1 to 65535, not"):
-        free_port()
+        web_socket()
 
 
 def test_options_of_up_are_read_and_others_refused(
@@ -227,7 +227,44 @@ def test_a_port_that_is_taken_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
         other.listen()
         monkeypatch.setenv("TRAINYARD_PORT", str(other.getsockname()[1]))
         with pytest.raises(SystemExit, match=r"is taken\. Name a free one: \./run --port NUMBER"):
-            free_port()
+            web_socket()
+
+
+def test_yards_that_are_started_together_take_different_ports(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("TRAINYARD_PORT", raising=False)
+    with web_socket() as first, web_socket() as second:
+        ports = [one.getsockname()[1] for one in (first, second)]
+    assert ports[0] != ports[1]
+
+
+ANSWERS = """
+import os, socket, sys
+with socket.socket(fileno=int(sys.argv[1])) as listener:
+    while True:
+        with listener.accept()[0] as client:
+            client.sendall(f"{os.getpid()}\\n".encode())
+"""
+
+
+def test_whoever_asks_while_the_web_is_started_again_waits_for_it(tmp_path: Path) -> None:
+    """The port stays the yard's: no other program can take it in between."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        command = [sys.executable, "-c", ANSWERS, str(listener.fileno())]
+        subject = Part("web", command, tmp_path / "web.log", pass_fds=(listener.fileno(),))
+        subject.start(dict(os.environ), tmp_path)
+        first = subject.process
+        assert first is not None
+        first.kill()
+        first.wait()
+        with socket.create_connection(listener.getsockname(), DEADLINE_S) as client, client.makefile() as answer:
+
+            def again() -> bool:
+                subject.watch(dict(os.environ), tmp_path)
+                return subject.process not in (None, first)
+
+            wait_for(again)
+            assert subject.process is not None and int(answer.readline()) == subject.process.pid
+        stop_in_order([[subject]])
 
 
 def test_the_last_line_of_a_log_is_the_last_that_says_anything(tmp_path: Path) -> None:
