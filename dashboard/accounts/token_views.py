@@ -1,4 +1,4 @@
-"""The pages of a user's own API tokens: create one, see its secret once, revoke it."""
+"""The pages of API tokens: create one, see its secret once, revoke it; admins revoke those of workers, too."""
 
 from __future__ import annotations
 
@@ -50,8 +50,8 @@ class TokenForm(Form):
 @never_cache
 @require_http_methods(["GET", "HEAD", "POST"])
 def tokens(request: HttpRequest) -> HttpResponse:
-    """Lists the user's tokens and creates one on POST. The response to a valid POST is the only page that holds the
-    secret."""
+    """Lists what the user may revoke and creates a token on POST. The response to a valid POST is the only page that
+    holds the secret."""
     form = TokenForm(request.POST or None, user=request.user)
     secret, made = "", None
     if request.method == "POST" and form.is_valid():
@@ -63,19 +63,21 @@ def tokens(request: HttpRequest) -> HttpResponse:
             expires_at=expires_at,
         )
         form = TokenForm(user=request.user)
+    found = list(ApiToken.revocable(request.user))
     context = {
         "form": form,
         "secret": secret,
         "made": made,
         "host": request.build_absolute_uri("/").rstrip("/"),
-        "tokens": ApiToken.objects.filter(user=request.user),  # type: ignore[misc]
+        "tokens": [token for token in found if token.user_id == request.user.pk],
+        "of_workers": [token for token in found if token.user_id != request.user.pk],
     }
     return render(request, "accounts/tokens.html", context, status=422 if form.errors else 200)
 
 
 @require_POST
 def revoke(request: HttpRequest, pk: int) -> HttpResponse:
-    token = get_object_or_404(ApiToken, pk=pk, user=request.user)
+    token = get_object_or_404(ApiToken.revocable(request.user), pk=pk)
     token.delete()
     messages.success(request, f"The token “{token.name}” is revoked.")
     return redirect("accounts:tokens")

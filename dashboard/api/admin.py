@@ -15,7 +15,7 @@ from dashboard.api.models import ApiToken
 class ApiTokenAdmin(ReadOnlyAdmin):
     """Staff may delete a token; it is refused from then on."""
 
-    list_display = ("name", "user", "scope", "start", "expires_at")
+    list_display = ("name", "user", "made_by", "scope", "start", "expires_at")
     list_filter = ("scope",)
     list_select_related = ("user",)
     exclude = ("hashed",)

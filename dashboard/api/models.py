@@ -8,10 +8,14 @@ from datetime import datetime
 from typing import Any
 
 from django.conf import settings
+from django.contrib.auth import get_user_model
+from django.contrib.auth.hashers import make_password
 from django.db import models
 from django.utils import timezone
 
 PREFIX = "ty_"
+WORKER_USER = "worker-service"
+"""Owner of the tokens of workers. It has no password, so nobody can sign in with it."""
 
 
 def digest(secret: str) -> str:
@@ -25,8 +29,16 @@ class Scope(models.TextChoices):
     WORKER = "worker", "Worker: fetch corpora"
 
 
+def worker_user() -> Any:
+    """The account that owns the tokens of workers, made on first use."""
+    return get_user_model().objects.get_or_create(username=WORKER_USER, defaults={"password": make_password(None)})[0]
+
+
 class ApiToken(models.Model):
-    """A bearer token. Its secret is shown once; only its hash and its first characters, to recognise it, are stored."""
+    """A bearer token. Its secret is shown once; only its hash and its first characters, to recognise it, are stored.
+
+    A worker's belongs to WORKER_USER: the host goes on when the admin who made it leaves.
+    """
 
     user = models.ForeignKey(settings.AUTH_USER_MODEL, on_delete=models.CASCADE, related_name="api_tokens")
     name = models.CharField(max_length=60)
@@ -35,6 +47,8 @@ class ApiToken(models.Model):
     hashed = models.CharField(max_length=64, unique=True)
     expires_at = models.DateTimeField()
     created_at = models.DateTimeField(auto_now_add=True)
+    made_by = models.CharField(max_length=150, blank=True)
+    """Of a worker's token: the name that its maker had then; '' for the one that the deployment sets."""
 
     class Meta:
         ordering = ("-id",)
@@ -49,12 +63,23 @@ class ApiToken(models.Model):
 
     @classmethod
     def make(cls, *, user: Any, name: str, scope: str, expires_at: datetime) -> tuple[ApiToken, str]:
-        """Creates a token; returns it and its secret, which cannot be read again."""
+        """Creates a token that `user` asked for; returns it and its secret, which cannot be read again."""
         secret = PREFIX + secrets.token_urlsafe(32)
+        owned = {"user": user}
+        if scope == Scope.WORKER:
+            owned = {"user": worker_user(), "made_by": user.get_username()}
         token = cls.objects.create(
-            user=user, name=name, scope=scope, start=secret[:9], hashed=digest(secret), expires_at=expires_at
+            **owned, name=name, scope=scope, start=secret[:9], hashed=digest(secret), expires_at=expires_at
         )
         return token, secret
+
+    @classmethod
+    def revocable(cls, user: Any) -> models.QuerySet[ApiToken]:
+        """Tokens that `user` may list and revoke: their own; an admin also those that any admin made for a worker."""
+        own = models.Q(user=user)
+        return cls.objects.filter(
+            own | (models.Q(scope=Scope.WORKER) & ~models.Q(made_by="")) if user.is_staff else own
+        )
 
     @classmethod
     def find(cls, secret: str) -> ApiToken | None:

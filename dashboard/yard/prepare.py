@@ -10,8 +10,6 @@ import django
 
 from dashboard.yard.sign_in import CHECK, CHOSEN, NO_ADMIN, PREPARE_AND_CHECK, PREPARED
 
-WORKER_USER = "worker-service"
-"""Owner of the token that a deployment's workers share. It has no password, so nobody can sign in with it."""
 STATIC_STAMP = ".collected"
 """File next to the collected ones with the URL they were collected for; written when all of them are there."""
 LEAST_SECRET = 20
@@ -87,22 +85,18 @@ def sign_in_now(password: str) -> str:
 
 
 def keep_worker_token(secret: str) -> None:
-    """Makes `secret` the only token of WORKER_USER; it allows fetching corpora and nothing else."""
-    from django.contrib.auth import get_user_model
+    """Makes `secret` the only token of workers that no admin made; it allows fetching corpora and nothing else."""
     from django.utils import timezone
 
-    from dashboard.api.models import ApiToken, Scope, digest
+    from dashboard.api.models import ApiToken, Scope, digest, worker_user
 
     if len(secret) < LEAST_SECRET:
         raise SystemExit(f"WORKER_TOKEN has {len(secret)} characters; at least {LEAST_SECRET} random ones are needed.")
-    user, made = get_user_model().objects.get_or_create(username=WORKER_USER)
-    if made:
-        user.set_unusable_password()
-        user.save(update_fields=["password"])
-    fields = {"user": user, "name": "WORKER_TOKEN", "scope": Scope.WORKER, "start": secret[:4]}
+    user = worker_user()
+    fields = {"user": user, "made_by": "", "name": "WORKER_TOKEN", "scope": Scope.WORKER, "start": secret[:4]}
     fields["expires_at"] = timezone.now() + TOKEN_LIFE
     token, _ = ApiToken.objects.update_or_create(hashed=digest(secret), defaults=fields)
-    ApiToken.objects.filter(user=user).exclude(pk=token.pk).delete()
+    ApiToken.objects.filter(user=user, made_by="").exclude(pk=token.pk).delete()
 
 
 if __name__ == "__main__":

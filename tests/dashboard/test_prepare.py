@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from typing import Any
 
 import pytest
 from django.contrib.auth import authenticate, get_user_model
 from django.core.management import call_command
 from django.test import Client
+from django.utils import timezone
 
-from dashboard.api.models import ApiToken, Scope
-from dashboard.yard.prepare import WORKER_USER, keep_worker_token, make_admin, sign_in_now
+from dashboard.api.models import WORKER_USER, ApiToken, Scope
+from dashboard.yard.prepare import keep_worker_token, make_admin, sign_in_now
 from dashboard.yard.sign_in import CHOSEN, NO_ADMIN
 
 SECRET = "a-long-random-worker-secret"
@@ -51,6 +53,15 @@ def test_again_is_the_same_and_a_new_secret_revokes_the_old(client: Client) -> N
     keep_worker_token(SECRET + "-2")
     assert client.get(BLOB, **bearer(SECRET)).status_code == 401
     assert client.get(BLOB, **bearer(SECRET + "-2")).status_code == 404
+
+
+def test_a_new_secret_revokes_none_that_an_admin_made(admin: Any) -> None:
+    expires = timezone.now() + timedelta(days=1)
+    _, secret = ApiToken.make(user=admin, name="WORKER_TOKEN", scope=Scope.WORKER, expires_at=expires)
+    admin.delete()
+    for text in (SECRET, SECRET + "-2"):
+        keep_worker_token(text)
+    assert ApiToken.find(secret) and not ApiToken.find(SECRET)
 
 
 def test_a_short_secret_is_refused() -> None:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import re
 from datetime import timedelta
+from importlib import import_module
 from typing import Any
 
 import pytest
+from django.apps import apps
 from django.test import Client
 from django.utils import timezone
 
-from dashboard.api.models import ApiToken, Scope
+from dashboard.api.models import ApiToken, Scope, digest
 from workers import corpora, preflight
 from workers.contract import NO_SUCH_BLOB
 from workers.settings import Settings
@@ -51,6 +53,41 @@ def test_a_token_of_one_host_is_made_and_revoked_without_touching_the_others(liv
     client.post(f"/accounts/tokens/{ApiToken.objects.get(name='gpu1').pk}/revoke")
     first, second = (preflight.refused_token(of_worker(live_server.url, secret)) for secret in secrets)
     assert ("revoked" in first, second) == (True, "")
+
+
+@pytest.mark.parametrize("how", ["deactivated", "deleted"])
+def test_a_worker_goes_on_when_the_admin_who_made_its_token_leaves(how: str, admin: Any, alice: Any) -> None:
+    secret, theirs = token(admin, Scope.WORKER), token(admin, Scope.READ)
+    if how == "deleted":
+        admin.delete()
+    else:
+        admin.is_active = False
+        admin.save()
+    found = ApiToken.find(secret)
+    assert found is not None and found.made_by == "root" and ApiToken.find(theirs) is None
+    client, page = Client(), "/accounts/tokens/"
+    client.force_login(alice)
+    assert "Tokens of workers" not in client.get(page).content.decode()
+    assert client.post(f"{page}{found.pk}/revoke").status_code == 404
+    alice.is_staff = True
+    alice.save()
+    shown = client.get(page).content.decode()
+    assert "Tokens of workers" in shown and found.start in shown and '<td class="given">root</td>' in shown
+    assert client.post(f"{page}{found.pk}/revoke").status_code == 302 and ApiToken.find(secret) is None
+
+
+def test_tokens_of_workers_made_by_an_older_version_are_handed_over(admin: Any, alice: Any) -> None:
+    """Those of an admin who had left by then stay refused."""
+    kept, gone, own = token(admin, Scope.WORKER), token(alice, Scope.WORKER), token(admin, Scope.SUBMIT)
+    for user, secret in ((admin, kept), (alice, gone)):
+        ApiToken.objects.filter(hashed=digest(secret)).update(user=user, made_by="")
+    alice.is_active = False
+    alice.save()
+    import_module("dashboard.api.migrations.0004_tokens_of_workers").hand_over(apps, None)
+    admin.is_active = False
+    admin.save()
+    assert [ApiToken.find(secret) is not None for secret in (kept, gone, own)] == [True, False, False]
+    assert ApiToken.objects.get(hashed=digest(kept)).made_by == "root"
 
 
 def test_what_is_wrong_with_a_token_is_told(live_server: Any, admin: Any, tmp_path: Any) -> None:
