@@ -24,11 +24,33 @@ def prepare(password: str, worker_token: str = "") -> None:
     """
     from django.core.management import call_command
 
+    refuse_newer_schema()
     call_command("migrate", verbosity=0, interactive=False)
     collect_static()
     make_admin(password)
     if worker_token:
         keep_worker_token(worker_token)
+
+
+def refuse_newer_schema() -> None:
+    """Raises SystemExit if a newer version has changed the schema: Django's `migrate` ignores that, and this version
+    would fail to fill columns that it does not know."""
+    from django.apps import apps
+    from django.db import connection
+    from django.db.migrations.loader import MigrationLoader
+
+    loader = MigrationLoader(connection)
+    ours = {config.label for config in apps.get_app_configs() if config.name.startswith("dashboard.")}
+    known = {*loader.disk_migrations, *(old for one in loader.disk_migrations.values() for old in one.replaces)}
+    newer = sorted(
+        f"{app} {name}" for app, name in loader.applied_migrations if app in ours and (app, name) not in known
+    )
+    if newer:
+        raise SystemExit(
+            "Not started: a newer version of Trainyard has changed this database, and this one could not write to it "
+            f"(it lacks {', '.join(newer)}). Take the newer version again, or restore the backup from before that "
+            "upgrade: docs/deploy.md, Upgrade."
+        )
 
 
 def collect_static() -> None:

@@ -8,11 +8,13 @@ from typing import Any
 import pytest
 from django.contrib.auth import authenticate, get_user_model
 from django.core.management import call_command
+from django.db import connection
+from django.db.migrations.recorder import MigrationRecorder
 from django.test import Client
 from django.utils import timezone
 
 from dashboard.api.models import WORKER_USER, ApiToken, Scope
-from dashboard.yard.prepare import keep_worker_token, make_admin, sign_in_now
+from dashboard.yard.prepare import keep_worker_token, make_admin, prepare, refuse_newer_schema, sign_in_now
 from dashboard.yard.sign_in import CHOSEN, NO_ADMIN
 
 SECRET = "a-long-random-worker-secret"
@@ -68,6 +70,17 @@ def test_a_short_secret_is_refused() -> None:
     with pytest.raises(SystemExit, match="WORKER_TOKEN has 6 characters"):
         keep_worker_token("secret")
     assert not ApiToken.objects.exists()
+
+
+def test_a_database_that_a_newer_version_changed_is_refused() -> None:
+    """Django's `migrate` says nothing about it, and columns that this version does not fill would fail each INSERT."""
+    applied = MigrationRecorder(connection)
+    applied.record_applied("auth", "9999_of_django")
+    refuse_newer_schema()
+    applied.record_applied("runs", "9999_a_column")
+    with pytest.raises(SystemExit, match=r"it lacks runs 9999_a_column\).*docs/deploy\.md"):
+        prepare("")
+    assert not get_user_model().objects.exists()
 
 
 def test_a_start_is_not_held_up_by_the_check_of_a_password(monkeypatch: pytest.MonkeyPatch) -> None:
