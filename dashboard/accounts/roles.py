@@ -37,8 +37,9 @@ def may_submit(user: Any) -> bool:
 
 
 def may_change(user: Any, owned: Any) -> bool:
-    """Whether `user` may cancel, edit or delete something with an `owner`."""
-    return may_submit(user) and (user.is_staff or owned.owner_id == user.pk)
+    """Whether `user` may cancel, edit or delete something with an `owner`; without one, as after its account was
+    deleted, any member may."""
+    return may_submit(user) and (user.is_staff or owned.owner_id in (None, user.pk))
 
 
 def in_templates(request: HttpRequest) -> dict[str, Any]:

@@ -34,7 +34,8 @@ class Search(models.Model):
     """Number of parts of the search, of which `done` are done; 0 while unknown."""
     tries = models.IntegerField(default=0)
     asker = models.ForeignKey(settings.AUTH_USER_MODEL, null=True, on_delete=models.SET_NULL, related_name="+")
-    """The user whose limit of waiting searches it counts against; None for kinds without a limit (services.ask)."""
+    """The user whose limit of waiting searches it counts against, and who may stop it; None for kinds without a limit
+    (services.ask), which any member may stop."""
     asked_at = models.DateTimeField(auto_now_add=True)
     ended_at = models.DateTimeField(null=True, blank=True)
 
@@ -44,6 +45,11 @@ class Search(models.Model):
 
     def __str__(self) -> str:
         return f"{self.kind} {self.pk}: {self.state}"
+
+    @property
+    def owner_id(self) -> int | None:
+        """Who may stop it, for `roles.may_change`."""
+        return self.asker_id
 
     @property
     def waiting(self) -> bool:

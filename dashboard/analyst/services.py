@@ -16,7 +16,7 @@ from django.utils import timezone
 
 import parallel_core
 from dashboard.accounts.guards import MAY_NOT_SUBMIT
-from dashboard.accounts.roles import may_submit
+from dashboard.accounts.roles import may_change, may_submit
 from dashboard.analyst.models import WAITING, Search, SearchState
 from dashboard.live.announce import announce_search
 
@@ -24,6 +24,7 @@ MOST_WAITING = 100
 TOO_MANY = f"{MOST_WAITING} searches wait already. Load the page again when some of them are done."
 MOST_OF_ONE = 3
 TOO_MANY_OF_ONE = f"{MOST_OF_ONE} searches of yours wait already. Load the page again when one of them is done."
+MAY_NOT_STOP = "Only the person who asked for a search and admins may stop it."
 KEPT = 500
 """How many finished searches are kept, the newest."""
 
@@ -85,11 +86,17 @@ def again(*, search: Search, user: Any) -> str:
 
 
 def stop(*, search: Search, user: Any) -> None:
-    """Stops a search that waits or runs; the analyst kills its process. Raises PermissionDenied for viewers."""
-    _check(user)
+    """Stops a search that waits or runs; the analyst kills its process. Raises PermissionDenied unless `may_stop`."""
+    if not may_stop(search, user):
+        raise PermissionDenied(MAY_NOT_STOP)
     ended = {"state": SearchState.FAILED, "detail": f"Stopped by {user.get_username()}."}
     if Search.objects.filter(pk=search.pk, state__in=WAITING).update(**ended):
         announce_search(search.pk)
+
+
+def may_stop(search: Search, user: Any) -> bool:
+    """Whether `user` asked for the search, be it a viewer, or may change what anybody asked."""
+    return search.asker_id == user.pk or may_change(user, search)
 
 
 def _check(user: Any) -> None:

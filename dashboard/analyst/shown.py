@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from django.utils import timezone
 
 from dashboard.analyst.models import WAITING, Search, SearchState
+from dashboard.analyst.services import may_stop
 from parallel_core.analysis.quantities import plural_text, seconds_text
 
 PATIENCE_S = 10
@@ -16,12 +18,13 @@ PATIENCE_S = 10
 @dataclass(frozen=True)
 class Unanswered:
     """A search without an answer. `what` = the activity, such as `Simulating every split`; `part` = address of the part
-    of the page that shows it, `page` = address of the page."""
+    of the page that shows it, `page` = address of the page, `may_stop` = whether who looks at it may stop it."""
 
     search: Search
     what: str
     part: str
     page: str
+    may_stop: bool
 
     @property
     def refused(self) -> bool:
@@ -41,6 +44,8 @@ class Unanswered:
         return f"{self.what}: begins in a moment."
 
 
-def unanswered(search: Search, what: str, part: str, page: str) -> Unanswered | None:
-    """What to show for the search; None if it has an answer."""
-    return None if search.state == SearchState.DONE else Unanswered(search, what, part, page)
+def unanswered(search: Search, what: str, part: str, page: str, user: Any) -> Unanswered | None:
+    """What to show `user` for the search; None if it has an answer."""
+    if search.state == SearchState.DONE:
+        return None
+    return Unanswered(search, what, part, page, may_stop(search, user))

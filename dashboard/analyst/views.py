@@ -25,7 +25,6 @@ def again(request: HttpRequest, pk: int) -> HttpResponse:
 
 
 @require_POST
-@member_required
 def stop(request: HttpRequest, pk: int) -> HttpResponse:
     """Stops a search, for everyone who waits for it."""
     services.stop(search=get_object_or_404(Search, pk=pk), user=request.user)

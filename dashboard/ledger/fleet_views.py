@@ -58,8 +58,8 @@ def _found(form: FleetForm, user: Any) -> dict[str, Any]:
     if not form.is_valid():
         return {}
     page = FleetPage(form.cleaned_data, user)
-    addresses = (f"{reverse(name)}?{page.query}" for name in ("ledger:fleet-found", "ledger:fleet"))
-    wait = unanswered(page.search, "Simulating every split", *addresses)
+    part, whole = (f"{reverse(name)}?{page.query}" for name in ("ledger:fleet-found", "ledger:fleet"))
+    wait = unanswered(page.search, "Simulating every split", part, whole, user)
     if wait:
         return {"page": page, "wait": wait}
     return {"page": page, "chart": page.chart(), "record": selectors.time_record().sentence()}

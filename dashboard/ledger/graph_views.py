@@ -177,7 +177,7 @@ def _searched(question: Question, sha256: str, query: str, user: Any) -> dict[st
     known = {"graph": sha256, **about}
     search = ask("partition", known, lambda: question.model_dump(mode="json"), asker=user)
     part, page = (f"{reverse(f'ledger:{name}', args=[sha256])}?{query}" for name in ("graph-found", "graph-answer"))
-    if wait := unanswered(search, "Partitioning the graph", part, page):
+    if wait := unanswered(search, "Partitioning the graph", part, page, user):
         return {"wait": wait}
     answered = Answer.model_validate(search.answer)
     return _shown(GraphPlan(read_graph(question.text), question.levels, answered.found, answered.together))

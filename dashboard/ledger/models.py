@@ -38,6 +38,7 @@ class Profile(models.Model):
     table = models.JSONField(default=dict, blank=True)
     """parallel_core.profile.table.CostTable."""
     error = models.TextField(blank=True)
+    """Why there is no table, or who took it back."""
     log = models.TextField(blank=True)
     """The end of the output of a failed profile."""
     base = models.ForeignKey("self", null=True, on_delete=models.SET_NULL, related_name="recalibrated")
@@ -57,7 +58,7 @@ class Profile(models.Model):
 
     @property
     def owner_id(self) -> int | None:
-        """Who may withdraw the request, for `roles.may_change`."""
+        """Who may withdraw the request, recalibrate its table, or undo that, for `roles.may_change`."""
         return self.asked_by_id
 
     @property

@@ -9,6 +9,7 @@ from urllib.parse import urlencode
 
 from django import forms
 from django.contrib import messages
+from django.core.exceptions import PermissionDenied
 from django.db.models import QuerySet
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import get_object_or_404, redirect
@@ -17,6 +18,7 @@ from django.utils import timezone
 from django.views.decorators.http import require_POST
 
 from dashboard.accounts.guards import member_required
+from dashboard.accounts.roles import may_change
 from dashboard.fields import Form
 from dashboard.ledger import selectors
 from dashboard.ledger.models import Prediction, Profile, ProfileState
@@ -29,6 +31,8 @@ from parallel_core.spec import RunSpec
 MOST_FITTED, MOST_HELD_OUT = 4, 8
 SHOWN = 5
 FROM_NOW_ON = "Runs are predicted with it from now on; the rows below keep what was predicted for them."
+MAY_NOT = "Only the person who asked for a profile and admins may recalibrate its table."
+MAY_NOT_UNDO = "Only the person who recalibrated a table and admins may undo that."
 RULE = (
     f"Mark at most {MOST_FITTED} runs that one profile predicted: its table is made anew, to give their steps. "
     f"The newest {MOST_HELD_OUT} others stay out of the fit and say whether it helped."
@@ -80,9 +84,12 @@ class RecalibrationForm(Form):
 
 
 def recalibrated(rows: Sequence[Prediction], user: Any) -> Profile:
-    """Creates and returns a new profile, which is used from now on. Raises ValueError if no factor fits the runs."""
+    """Creates and returns a new profile, which is used from now on. Raises PermissionDenied for anyone but the person
+    who asked for the old one and admins, ValueError if no factor fits the runs."""
     base = rows[0].profile
     assert base is not None
+    if not may_change(user, base):
+        raise PermissionDenied(MAY_NOT)
     table = CostTable.model_validate(base.table)
     fitted = _measured(rows)
     factor = factor_of(table, fitted)
@@ -131,10 +138,19 @@ def _errors(known: tuple[float, float, int], how: str) -> str:
     return f"{runs}: mean error {before * 100:.1f} % before, {after * 100:.1f} % now."
 
 
-def latest() -> list[tuple[Profile, str]]:
-    """Recalibrated profiles with a sentence on each, newest first."""
-    found = Profile.objects.exclude(recalibration={}).select_related("worker").defer("table")[:SHOWN]
-    return [(profile, sentence(profile)) for profile in found]
+def undone(profile: Profile, user: Any) -> bool:
+    """Takes a recalibrated table back; returns whether it still counted. Raises PermissionDenied for anyone but the
+    person who made it and admins."""
+    if not may_change(user, profile):
+        raise PermissionDenied(MAY_NOT_UNDO)
+    used = Profile.objects.filter(pk=profile.pk, state=ProfileState.DONE)
+    return bool(used.update(state=ProfileState.UNDONE, error=f"Undone by {user}."))
+
+
+def latest(user: Any) -> list[tuple[Profile, str, bool]]:
+    """Recalibrated profiles, newest first, with a sentence on each and whether `user` may undo it."""
+    found = Profile.objects.exclude(recalibration={}).select_related("worker", "asked_by").defer("table")[:SHOWN]
+    return [(one, sentence(one), one.state == ProfileState.DONE and may_change(user, one)) for one in found]
 
 
 @require_POST
@@ -164,6 +180,6 @@ def undo(request: HttpRequest, pk: int) -> HttpResponse:
     """Takes a recalibrated table back, so that the one it was made from is used again. A second request changes
     nothing."""
     profile = get_object_or_404(Profile.objects.exclude(recalibration={}).defer("table"), pk=pk)
-    if Profile.objects.filter(pk=pk, state=ProfileState.DONE).update(state=ProfileState.UNDONE):
+    if undone(profile, request.user):
         messages.success(request, f"{profile} is undone; predictions use the table that counted before.")
     return redirect("ledger:record")

@@ -12,7 +12,7 @@ from django.views.decorators.http import require_POST, require_safe
 from django.views.decorators.vary import vary_on_headers
 
 from dashboard.accounts.guards import member_required
-from dashboard.accounts.roles import may_submit
+from dashboard.accounts.roles import may_change, may_submit
 from dashboard.analyst.shown import unanswered
 from dashboard.charts import layers
 from dashboard.ledger import recalibration, selectors, services
@@ -98,13 +98,13 @@ def alpa(request: HttpRequest) -> HttpResponse:
     except ValueError as error:
         context |= {"part": None, "why_not": sentence_text(str(error))}
     else:
-        context |= _alpa(part, request.get_full_path(), context["back"])
+        context |= _alpa(part, request.get_full_path(), context["back"], request.user)
     alone = not request.headers.get("HX-Request")
     return render(request, "ledger/alpa_page.html" if alone else "ledger/alpa.html", context)
 
 
-def _alpa(part: Part, here: str, page: str) -> dict[str, Any]:
-    wait = unanswered(part.search, "Searching Alpa's plans", here, page)
+def _alpa(part: Part, here: str, page: str, user: Any) -> dict[str, Any]:
+    wait = unanswered(part.search, "Searching Alpa's plans", here, page, user)
     return {"wait": wait} if wait else {"part": part, "rows": part.rows()}
 
 
@@ -152,6 +152,8 @@ def withdraw(request: HttpRequest, pk: int) -> HttpResponse:
 def record(request: HttpRequest) -> HttpResponse:
     """The newest settled predictions next to what was measured."""
     rows, times = list(selectors.settled()[:SHOWN]), selectors.time_record()
+    usable = recalibration.among(rows) if may_submit(request.user) else set()
+    mine = {row.pk for row in rows if row.pk in usable and may_change(request.user, row.profile)}
     context = {
         "tabs": TABS,
         "tab": "record",
@@ -159,11 +161,11 @@ def record(request: HttpRequest) -> HttpResponse:
         "total": selectors.settled().count(),
         "times": times,
         "both": selectors.of_both(times, selectors.memory_record()),
-        "eligible": recalibration.among(rows) if may_submit(request.user) else (),
+        "eligible": mine,
+        "may_not": recalibration.MAY_NOT if usable - mine else "",
         "marked": set(numbers(",".join(request.GET.getlist("fit")))),
         "rule": recalibration.RULE,
-        "recalibrated": recalibration.latest(),
-        "may_undo": may_submit(request.user),
+        "recalibrated": recalibration.latest(request.user),
         "replays": selectors.replay_record(),
         "paced": selectors.paced_record(),
     }

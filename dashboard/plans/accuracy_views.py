@@ -29,7 +29,7 @@ def bubbles(request: HttpRequest, model: str) -> HttpResponse:
     if model not in models():
         raise Http404(f"The tables have no model {model}.")
     search = ask("bubbles", {"model": model}, lambda: {"model": model}, asker=None)  # one a model of the tables
-    wait = unanswered(search, f"{model}: simulating every rate", request.path, reverse("plans:accuracy"))
+    wait = unanswered(search, f"{model}: simulating every rate", request.path, reverse("plans:accuracy"), request.user)
     context = framed("accuracy", model=model, wait=wait)
     if wait is None:
         context["tables"] = accuracy_bubbles.tables_of(model, Answer.model_validate(search.answer))

@@ -13,11 +13,12 @@ from django.core.files.uploadedfile import SimpleUploadedFile
 from django.test import Client
 from django.utils import timezone
 
+from dashboard.accounts.roles import make_member
 from dashboard.analyst.models import Search
 from dashboard.api.models import ApiToken, Scope
 from dashboard.api.v1 import api
 from dashboard.fleet.models import Worker
-from dashboard.ledger.models import Profile
+from dashboard.ledger.models import Prediction, Profile, ProfileState
 from dashboard.runs.models import Corpus, Run
 from dashboard.studies.models import Study
 from dashboard.traces.models import Trace
@@ -29,6 +30,24 @@ OWN = (*OPEN, "/accounts/logout/", "/accounts/password/", "/accounts/tokens/")
 """Where a viewer changes what is only his own."""
 ASKING = {"/": 302, "/partition/graph/": 422}
 """Where a POST leads on, or asks a question that everybody may ask."""
+THEIRS = {
+    "/runs/cancel": {"runs": 1},
+    "/runs/delete": {"runs": 1},
+    "/partition/recalibrate": {"fit": 1},
+}
+"""What a form names that is alice's, where the address does not."""
+OF_MEMBERS = ASKING | {
+    "/runs/new/": 422,
+    "/runs/new/check": 200,
+    "/runs/cancel": 302,
+    "/runs/delete": 200,
+    "/runs/links": 302,
+    "/partition/profile": 302,
+    "/searches/1/again": 302,
+    "/traces/new/": 422,
+    "/studies/new/": 422,
+}
+"""Where a POST of any member is taken: what begins something, and what leaves alone those of others that are ticked."""
 BODIES: dict[str, dict[str, Any]] = {
     "/api/v1/runs": {"spec": {}},
     "/api/v1/runs/{run_id}/generate": {"prompt": "a"},
@@ -49,16 +68,36 @@ def things(alice: Any) -> None:
     study = Study.objects.create(pk=1, owner=alice, name="hers")
     spec = RunSpec().model_dump(mode="json")
     Run.objects.create(pk=1, owner=alice, study=study, name="hers", spec=spec, queued_at=timezone.now())
-    profile = {"spec": spec, "key": "k", "asked_by": alice}
-    Profile.objects.create(pk=1, worker_id=1, **profile)
+    profile = {"spec": spec, "key": "k", "asked_by": alice, "worker_id": 1}
+    Profile.objects.create(pk=1, **profile)
+    Profile.objects.create(pk=2, **profile, state=ProfileState.DONE, recalibration={"factor": 1.1})
+    made = {"seconds": 0.1, "measured_seconds": 0.2, "settled_at": timezone.now()}
+    Prediction.objects.create(pk=1, run_id=1, profile_id=2, **made)
     Trace.objects.create(pk=1, owner=alice, name="hers")
-    Search.objects.create(pk=1, kind="splits", key="k", question={})
+    Search.objects.create(pk=1, kind="splits", key="k", question={}, asker=alice)
     Corpus.objects.create(pk=1, owner=alice, name="hers", sha256="0" * 64, size=3)
-    ApiToken.objects.filter(pk=token(alice, Scope.SUBMIT)[0].pk).update(name="hers")
+    ApiToken.objects.filter(pk=token(alice, Scope.SUBMIT)[0].pk).update(id=1, name="hers")
+
+
+@pytest.fixture
+def carol(django_user_model: Any) -> Any:
+    """A second member."""
+    return make_member(django_user_model.objects.create_user("carol"))
 
 
 def token(user: Any, scope: Scope) -> tuple[ApiToken, str]:
     return ApiToken.make(user=user, name="t", scope=scope, expires_at=timezone.now() + timedelta(days=1))
+
+
+def changing() -> list[str]:
+    """The addresses at which somebody may change more than what is only their own."""
+    return [address.replace("recalibrated/1/", "recalibrated/2/") for address in addresses() if address not in OWN]
+
+
+def each() -> dict[tuple[str, Any], str]:
+    """(Model, key) -> each row of the dashboard's own tables."""
+    listed = {name: json.loads(text) for name, text in rows().items()}
+    return {(name, row["pk"]): json.dumps(row["fields"]) for name, found in listed.items() for row in found}
 
 
 def rows() -> dict[str, str]:
@@ -71,11 +110,21 @@ def rows() -> dict[str, str]:
 def test_a_viewer_changes_nothing_at_any_address(client: Client, bob: Any, redis_url: str) -> None:
     client.force_login(bob)
     before = rows()
-    tried = [address for address in addresses() if address not in OWN]
+    tried = changing()
     assert len(tried) > 60
     answers = {address: client.post(address).status_code for address in tried}
     assert {address: status for address, status in answers.items() if status not in {403, 404, 405}} == ASKING
     assert rows() == before
+
+
+@pytest.mark.usefixtures("things")
+def test_a_member_changes_nothing_of_somebody_else_at_any_address(client: Client, carol: Any, redis_url: str) -> None:
+    client.force_login(carol)
+    before = each()
+    answers = {address: client.post(address, THEIRS.get(address, {})).status_code for address in changing()}
+    assert {address: status for address, status in answers.items() if status not in {403, 404, 405}} == OF_MEMBERS
+    after = each()
+    assert [row for row, was in before.items() if after.get(row) != was] == []
 
 
 def ask(client: Client, method: str, path: str, secret: str = "") -> Any:
@@ -114,3 +163,17 @@ def test_neither_a_token_to_read_nor_a_viewers_changes_anything(
     after = rows()
     assert {name for name in before if before[name] != after[name]} <= {"ApiToken"}, "it may note when it was used"
     assert Run.objects.get().state == "queued"
+
+
+BEGINNING = {"runs": 201, "runs/{run_id}/generate": 422, "corpora": 201, "traces": 201, "links": 422}
+"""Operations that begin something of the asker's own (422: with a run and with hosts that are no good for it)."""
+
+
+@pytest.mark.usefixtures("things", "no_files")
+@pytest.mark.parametrize(("method", "path"), CHANGING)
+def test_a_members_token_changes_nothing_of_somebody_else(client: Client, carol: Any, method: str, path: str) -> None:
+    secret, before = token(carol, Scope.SUBMIT)[1], each()
+    begins = BEGINNING.get(path.removeprefix("/api/v1/"), 403) if method == "post" else 403
+    assert ask(client, method, path, secret).status_code == begins
+    after = each()
+    assert [row for row, was in before.items() if after.get(row) != was] == []

@@ -10,9 +10,11 @@ from django.contrib.messages import get_messages
 from django.test import Client
 from django.utils import timezone
 
+from dashboard.accounts.roles import make_member
 from dashboard.fleet.models import Worker
 from dashboard.ledger import selectors
 from dashboard.ledger.models import Prediction, Profile
+from dashboard.ledger.recalibration import MAY_NOT
 from dashboard.ledger.services import answer_profile, ask_profile, settle
 from dashboard.runs import services
 from dashboard.runs.models import Run, State
@@ -88,9 +90,29 @@ def test_a_recalibration_is_undone(member: Client, reader: Client, alice: Any) -
     told.refresh_from_db()
     assert told.profile == made, "the earlier prediction stays on the record"
     text = member.get("/partition/record/").content.decode()
-    assert "Undone: the table before it counts." in text and address not in text
+    assert "Undone by alice. The table before it counts." in text and address not in text
     assert text.count('name="fit"') == 1, "a run that an undone table predicted cannot be used for a fit"
     assert member.post(f"/partition/recalibrated/{profile.pk}/undo").status_code == 404
+
+
+def test_a_member_changes_no_table_of_somebody_else(member: Client, alice: Any, bob: Any) -> None:
+    profile, row, other = _profiled(alice), _ran(alice, {}), Client()
+    other.force_login(make_member(bob))
+    page = other.get("/partition/record/").content.decode()
+    assert 'name="fit"' not in page and MAY_NOT in page
+    assert other.post("/partition/recalibrate", {"fit": [row.pk]}).status_code == 403
+    assert not Profile.objects.exclude(pk=profile.pk).exists()
+    member.post("/partition/recalibrate", {"fit": [row.pk]})
+    made = Profile.objects.get(base=profile)
+    address = f"/partition/recalibrated/{made.pk}/undo"
+    page = other.get("/partition/record/").content.decode()
+    assert address not in page and "Recalibrated by alice." in page
+    assert other.post(address).status_code == 403 and selectors.predicted(_spec({})).profile == made
+    Profile.objects.update(asked_by=None)
+    page = other.get("/partition/record/").content.decode()
+    assert address in page and MAY_NOT not in page, "whose account is gone"
+    assert "undone" in _said(other.post(address))
+    assert "Undone by bob." in member.get("/partition/record/").content.decode()
 
 
 @pytest.mark.parametrize("which", ["none", "disturbed", "unknown", "many", "two profiles"])

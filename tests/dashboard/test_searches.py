@@ -75,7 +75,7 @@ def test_progress_and_the_answer_are_kept_as_they_come() -> None:
     search.refresh_from_db()
     assert search.state == SearchState.DONE and search.answer
     assert search.answer["predicted"][0]["model"] == "1.5B"
-    assert search.ended_at and shown.unanswered(search, "", "", "") is None
+    assert search.ended_at and shown.unanswered(search, "", "", "", None) is None
 
 
 def test_a_question_without_an_answer_says_why_and_offers_no_second_try(reader: Client) -> None:
@@ -115,6 +115,20 @@ def test_one_that_is_stopped_ends_its_process(member: Client, reader: Client, mo
     finish(lane)
     assert not alive(started[0])
     assert "Stopped by alice." in text(reader, "/planner/accuracy/bubbles/28.3B")
+
+
+def test_only_who_asked_stops_a_search_and_admins(member: Client, reader: Client, admin: Any, bob: Any) -> None:
+    address, theirs = f"/searches/{asked().pk}/stop", "Stop this search"
+    assert theirs in text(member) and "Members may stop it." in text(reader), "nobody in particular asked for it"
+    Search.objects.update(asker=bob)
+    assert theirs in text(reader) and theirs not in text(member) and "bob asked for it" in text(member)
+    assert member.post(address).status_code == 403
+    assert Search.objects.get().waiting
+    assert reader.post(address).status_code == 302, "a viewer may ask, so may stop that"
+    assert Search.objects.get().detail == "Stopped by bob."
+    Search.objects.update(state=SearchState.QUEUED)
+    member.force_login(admin)
+    assert member.post(address).status_code == 302 and not Search.objects.get().waiting
 
 
 def _noted(child: Child, started: list[int]) -> Child:
