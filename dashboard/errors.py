@@ -13,6 +13,7 @@ from django.shortcuts import render
 from django.template.loader import render_to_string
 from django.utils.log import log_response
 
+from dashboard.disk_full import SAID, is_disk_full
 from parallel_core.analysis.quantities import sentence_text
 
 CODES = {
@@ -115,6 +116,8 @@ def too_large(request: HttpRequest) -> HttpResponse:
 def server_error(request: HttpRequest) -> HttpResponse:
     """Uses neither the session nor the database, which may be what failed."""
     error = sys.exc_info()[1]
+    if error is not None and is_disk_full(error):
+        return disk_full(request, error)
     if isinstance(error, OperationalError | InterfaceError):
         return database_away(request, error)
     if request.path.startswith("/api/"):
@@ -130,6 +133,16 @@ def database_away(request: HttpRequest, error: Exception) -> HttpResponse:
         response = HttpResponse(render_to_string("503.html"), status=503)
     response["Retry-After"] = str(RETRY_AFTER)
     _log_line(f"The database does not answer: {error}", request, response)
+    return response
+
+
+def disk_full(request: HttpRequest, error: BaseException) -> HttpResponse:
+    """Answers 503 without Retry-After, as it does not pass by itself, and says what to delete; logs one line."""
+    if request.path.startswith("/api/"):
+        response: HttpResponse = json_error(503, SAID)
+    else:
+        response = HttpResponse(render_to_string("disk_full.html"), status=503)
+    _log_line(f"The disk is full: {error}", request, response)
     return response
 
 

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+import psycopg
 import pytest
-from django.db import connections
+from django.db import OperationalError, connection, connections
 from django.http import HttpRequest, HttpResponse
 from django.test import Client
 from django.urls import path
 from pytest_django.plugin import DjangoDbBlocker
 
+from dashboard.disk_full import SAID, is_disk_full
 from dashboard.urls import handler500
 
 __all__ = ["handler500"]
@@ -22,7 +27,21 @@ def broken(request: HttpRequest) -> HttpResponse:
     raise ZeroDivisionError("a secret of the code")
 
 
-urlpatterns = [path("broken/", broken), path("api/v1/broken", broken)]
+def full(request: HttpRequest) -> HttpResponse:
+    """Writes more than the database may take: on SQLite a limit of pages stands for the disk's end."""
+    with connection.cursor() as cursor:
+        if connection.vendor == "postgresql":
+            cursor.execute("DO $$ BEGIN RAISE 'no space left' USING ERRCODE = '53100'; END $$")
+        pages = cursor.execute("PRAGMA page_count").fetchone()[0]
+        cursor.execute(f"PRAGMA max_page_count = {pages}")
+        try:
+            cursor.execute("CREATE TABLE filling AS SELECT zeroblob(1 << 26) AS filled")
+        finally:
+            cursor.execute("PRAGMA max_page_count = 4294967294")
+    return HttpResponse()
+
+
+urlpatterns = [path("broken/", broken), path("api/v1/broken", broken), path("full/", full), path("api/v1/full", full)]
 
 
 @pytest.fixture
@@ -56,6 +75,38 @@ def test_a_page_that_fails_says_so_without_a_stack_trace(browser: Client) -> Non
 def test_the_api_fails_in_its_own_shape(browser: Client) -> None:
     response = browser.get("/api/v1/broken")
     assert (response.status_code, response.json()["error"]["code"]) == (500, "internal_error")
+
+
+@pytest.mark.urls(__name__)
+def test_a_full_disk_is_told_from_a_database_that_is_away(
+    browser: Client, bob: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It does not pass by itself: no script is told to ask again in a moment."""
+    browser.force_login(bob)
+    page, answer = browser.get("/full/"), browser.get("/api/v1/full")
+    assert (page.status_code, answer.status_code) == (503, 503)
+    assert "The disk of the server is full" in page.content.decode()
+    assert answer.json()["error"]["message"] == SAID
+    assert "Retry-After" not in page and "Retry-After" not in answer
+    said = [record.getMessage() for record in caplog.records if record.name == "django.request"]
+    assert [text.startswith("The disk is full: ") for text in said] == [True, True]
+
+
+@pytest.mark.parametrize(
+    ("cause", "full"),
+    [
+        (OSError(errno.ENOSPC, "No space left on device"), True),
+        (OSError(errno.EDQUOT, "Disk quota exceeded"), True),
+        (psycopg.errors.DiskFull("could not extend file"), True),
+        (OSError(errno.ENOENT, "No such file"), False),
+        (psycopg.errors.AdminShutdown("terminating connection"), False),
+        (sqlite3.OperationalError("database is locked"), False),
+    ],
+)
+def test_which_errors_mean_a_full_disk(cause: Exception, full: bool) -> None:
+    wrapped = OperationalError("as Django raises it")
+    wrapped.__cause__ = cause
+    assert (is_disk_full(cause), is_disk_full(wrapped)) == (full, full)
 
 
 @pytest.mark.usefixtures("no_database")

@@ -1,0 +1,25 @@
+"""Whether an error says that the disk of the server is full: of a file, of SQLite, or of PostgreSQL."""
+
+from __future__ import annotations
+
+import errno
+import sqlite3
+
+NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
+SQLSTATE = "53100"
+"""disk_full, PostgreSQL's documentation, appendix A."""
+SAID = (
+    "The disk of the server is full, so this was not kept. Whoever runs the server has to free some of it first, such "
+    "as old checkpoints and logs. Then delete runs, traces and texts that nobody needs: what they took is used again."
+)
+
+
+def is_disk_full(error: BaseException | None) -> bool:
+    """Whether `error`, or what it was raised from (Django's errors are raised from the driver's), means a full disk."""
+    while error is not None:
+        of_file = isinstance(error, OSError) and error.errno in NO_SPACE
+        of_sqlite = getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_FULL
+        if of_file or of_sqlite or getattr(error, "sqlstate", None) == SQLSTATE:
+            return True
+        error = error.__cause__
+    return False
