@@ -31,7 +31,8 @@ MEMORY_BYTES = 4 << 30
 
 
 def recover() -> None:
-    """Queues again what an earlier analyst was reading."""
+    """Queues again what an earlier analyst was reading; deletes uploads that were cut off."""
+    services.sweep()
     Trace.objects.filter(state=TraceState.READING).update(state=TraceState.QUEUED)
 
 

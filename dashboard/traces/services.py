@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import secrets
 from collections.abc import Sequence
+from datetime import timedelta
 from typing import Any
 
 from django.core.exceptions import PermissionDenied
 from django.core.files.base import File
 from django.core.files.storage import default_storage
 from django.db import transaction
+from django.utils import timezone
 
 from dashboard.accounts.roles import may_change, may_submit
 from dashboard.file_names import shown_name
@@ -19,6 +22,9 @@ from parallel_core import limits
 
 MAX_FILES = 64
 MAX_TRACES = 500
+FOLDER = "traces"
+LEFT_S = 24 * 3600
+"""Age in seconds after which an upload without a row is deleted: the process that stored it must have been killed."""
 MAX_MIB = limits.MAX_TRACE_BYTES >> 20
 
 
@@ -34,7 +40,8 @@ def upload(*, owner: Any, name: str, files: Sequence[File[bytes]]) -> Trace:
         raise Invalid(errors)
     title = name.strip() or _plain(files[0].name)[: limits.MAX_NAME]
     folder = secrets.token_hex(8)
-    stored = [f"traces/{folder}/{number}" for number in range(len(files))]
+    sweep()
+    stored = [f"{FOLDER}/{folder}/{number}" for number in range(len(files))]
     try:
         # Before the transaction: copying may take long, and SQLite has one writer at a time.
         for place, file in zip(stored, files, strict=True):
@@ -80,6 +87,22 @@ def drop_files(trace: Trace) -> None:
     for file in trace.files.all():
         default_storage.delete(file.stored)
         file.delete()
+
+
+def sweep() -> None:
+    """Deletes folders of uploads that no row names and that are older than LEFT_S, also empty ones."""
+    with contextlib.suppress(OSError):  # nothing has been uploaded yet; or this process may not delete there
+        named = {stored.split("/")[1] for stored in TraceFile.objects.values_list("stored", flat=True)}
+        for folder in set(default_storage.listdir(FOLDER)[0]) - named:
+            _sweep(f"{FOLDER}/{folder}")
+
+
+def _sweep(folder: str) -> None:
+    places = [f"{folder}/{name}" for name in default_storage.listdir(folder)[1]]
+    newest = max(map(default_storage.get_modified_time, places or [folder]))
+    if newest < timezone.now() - timedelta(seconds=LEFT_S):
+        for place in [*places, folder]:
+            default_storage.delete(place)
 
 
 def _plain(name: str | None) -> str:

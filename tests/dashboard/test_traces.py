@@ -5,12 +5,16 @@ from __future__ import annotations
 import gzip
 import html
 import json
+import os
+import time
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from django.core.cache import cache
+from django.core.files.base import ContentFile
 from django.core.files.storage import default_storage
 from django.core.files.uploadedfile import SimpleUploadedFile
 from django.test import Client
@@ -182,6 +186,24 @@ def test_of_a_damaged_one_the_rest_is_shown(member: Client, real: list[bytes]) -
     trace, page = shown(member, ("rank0.json", real[0][: len(real[0]) * 3 // 4]), ("rank1.json", real[1]))
     assert trace.state == TraceState.READY
     assert "cut off" in (text := plain(page.content.decode())) and "Part of what rank 0 recorded could not be" in text
+
+
+def test_an_upload_that_was_cut_off_is_swept_once_it_is_a_day_old(member: Client, tmp_path: Path) -> None:
+    """A web process that is killed between the files and their row leaves up to a GiB that nobody can see."""
+    assert send(member, ("rank0.json", b"{}")).status_code == 302
+    (kept,) = Trace.objects.get().files.values_list("stored", flat=True)
+    places = {name: f"traces/{name}/0" for name in ("old", "young")}
+    for place in places.values():
+        default_storage.save(place, ContentFile(b"half of it"))
+    (tmp_path / "traces" / "empty").mkdir()
+    aged = time.time() - services.LEFT_S - 60
+    for path in ("old/0", "empty", kept.removeprefix("traces/")):
+        os.utime(tmp_path / "traces" / path, (aged, aged))
+    reading.recover()
+    assert sorted(default_storage.listdir("traces")[0]) == sorted(["young", kept.split("/")[1]])
+    os.utime(tmp_path / "traces" / "young/0", (aged, aged))
+    assert send(member, ("rank0.json", b"{}")).status_code == 302
+    assert "young" not in default_storage.listdir("traces")[0] and default_storage.exists(kept)
 
 
 def test_uploads_are_bounded(member: Client, real: list[bytes], monkeypatch: pytest.MonkeyPatch) -> None:
