@@ -8,6 +8,7 @@ from datetime import timedelta
 
 import django
 
+from dashboard.yard.compact import compact
 from dashboard.yard.sign_in import CHECK, CHOSEN, NO_ADMIN, PREPARE_AND_CHECK, PREPARED
 
 STATIC_STAMP = ".collected"
@@ -19,13 +20,16 @@ TOKEN_LIFE = timedelta(days=3650)
 
 
 def prepare(password: str, worker_token: str = "") -> None:
-    """Migrates, collects static files, makes the admin account (its password is set only then), and the token of
-    workers on other hosts if there is one. Can be repeated. Raises SystemExit with what to change.
+    """Migrates, gives free space of the database back, collects static files, makes the admin account (its password is
+    set only then), and the token of workers on other hosts if there is one. Can be repeated. Raises SystemExit with
+    what to change.
     """
     from django.core.management import call_command
+    from django.db import connection
 
     refuse_newer_schema()
     call_command("migrate", verbosity=0, interactive=False)
+    compact(connection)
     collect_static()
     make_admin(password)
     if worker_token:

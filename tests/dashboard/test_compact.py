@@ -1,0 +1,77 @@
+"""A start gives the space that deleted runs left in the embedded database back to the disk."""
+
+from __future__ import annotations
+
+import shutil
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from django.db import connections
+from pytest_django.plugin import DjangoDbBlocker
+
+from dashboard.yard import compact
+
+BLOB = 4 << 20
+
+
+@pytest.fixture
+def database(tmp_path: Path, django_db_blocker: DjangoDbBlocker, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """A connection to a file as `./run` makes it: three blobs, of which two were deleted."""
+    monkeypatch.setattr(compact, "LEAST_FREE", BLOB)
+    options = {"init_command": "PRAGMA journal_mode=WAL;", "timeout": 0.1}
+    with django_db_blocker.unblock():
+        made = connections.create_connection("default")
+        name = str(tmp_path / "yard.sqlite3")
+        made.settings_dict = {**made.settings_dict, "ENGINE": "django.db.backends.sqlite3", "NAME": name}
+        made.settings_dict["OPTIONS"] = options
+        with made.cursor() as cursor:
+            cursor.execute("CREATE TABLE chunk (id INTEGER PRIMARY KEY, data BLOB)")
+            cursor.execute(f"INSERT INTO chunk VALUES (1, zeroblob({BLOB})), (2, zeroblob({BLOB})), (3, x'07')")
+            cursor.execute("DELETE FROM chunk WHERE id < 3")
+            cursor.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        try:
+            yield made
+        finally:
+            made.close()
+
+
+def size(database: Any) -> int:
+    return Path(database.settings_dict["NAME"]).stat().st_size
+
+
+def test_the_file_shrinks_and_keeps_what_is_in_it(database: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    assert size(database) > 2 * BLOB
+    compact.compact(database)
+    assert size(database) < BLOB / 8
+    with database.cursor() as cursor:
+        assert cursor.execute("SELECT id, data FROM chunk").fetchall() == [(3, b"\x07")]
+    assert "gives 8 MiB of deleted runs back" in capsys.readouterr().out
+    compact.compact(database)
+    assert capsys.readouterr().out == "", "there is nothing more"
+
+
+@pytest.mark.parametrize("why", ["little is free", "a small part is free", "the disk has no room"])
+def test_no_start_waits_for_little(database: Any, why: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = size(database)
+    if why == "little is free":
+        monkeypatch.setattr(compact, "LEAST_FREE", 3 * BLOB)
+    elif why == "a small part is free":
+        monkeypatch.setattr(compact, "LEAST_SHARE", 0.9999)
+    else:
+        monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=1000))
+    compact.compact(database)
+    assert size(database) == before
+
+
+def test_one_that_another_process_writes_to_is_left_as_it_is(database: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    before = size(database)
+    with closing(sqlite3.connect(database.settings_dict["NAME"], isolation_level=None)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        compact.compact(database)
+    assert size(database) == before
+    assert "It could not: database is locked." in capsys.readouterr().out
