@@ -12,6 +12,7 @@ from dashboard.runs import removal
 from dashboard.runs.list_views import NONE_TICKED, back_to, ticked
 from dashboard.runs.models import Run
 from dashboard.runs.services import Invalid
+from dashboard.runs.stored import space_sentence
 from parallel_core.analysis.quantities import plural_text
 
 
@@ -34,4 +35,5 @@ def delete(request: HttpRequest) -> HttpResponse:
         messages.success(request, f"{plural_text(count, 'run')} {'was' if count == 1 else 'were'} deleted.")
         return redirect(back)
     context = {"going": going, "back": back, "checkpoints": removal.checkpoints_sentence(going.runs)}
+    context["space"] = space_sentence(Run.objects.filter(pk__in=[run.pk for run in going.runs]))
     return render(request, "runs/delete.html", context)

@@ -11,6 +11,7 @@ from django.views.decorators.http import require_http_methods
 from dashboard.accounts.roles import may_change
 from dashboard.runs.removal import checkpoints_sentence
 from dashboard.runs.services import Invalid
+from dashboard.runs.stored import space_sentence
 from dashboard.studies import removal
 from dashboard.studies.models import Study
 
@@ -30,4 +31,5 @@ def delete(request: HttpRequest, pk: int) -> HttpResponse:
         return redirect("studies:list")
     context = {"study": study, "staying": removal.staying(study), "count": study.runs.count()}
     context["checkpoints"] = checkpoints_sentence(list(study.runs.only("pk")))
+    context["space"] = space_sentence(study.runs.all())
     return render(request, "studies/delete.html", context)

@@ -20,6 +20,7 @@ from dashboard.charts.timeline import lit_of, window_of
 from dashboard.numbers import number
 from dashboard.runs import page_accounts
 from dashboard.runs.services import Invalid
+from dashboard.runs.stored import blob_bytes, sentence_of
 from dashboard.runs.trace_views import FORMS, as_file
 from dashboard.runs.traced import StepChoice
 from dashboard.traces import page, services
@@ -165,4 +166,5 @@ def delete(request: HttpRequest, pk: int) -> HttpResponse:
     if request.method == "POST":
         services.delete(trace=trace, user=request.user)
         return redirect("traces:list")
-    return render(request, "traces/delete.html", {"trace": trace})
+    space = sentence_of(blob_bytes(trace.spans.order_by(), "data"))
+    return render(request, "traces/delete.html", {"trace": trace, "space": space})

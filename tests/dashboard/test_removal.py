@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from datetime import timedelta
 from typing import Any
 
@@ -16,9 +17,10 @@ from dashboard.control.controller import Controller
 from dashboard.control.dispatch import resume_from
 from dashboard.fleet.models import Leftover, Worker
 from dashboard.runs import removal, services
-from dashboard.runs.models import Attempt, Checkpoint, Event, LogChunk, Run, SeriesChunk, State
+from dashboard.runs.models import Attempt, Checkpoint, Corpus, Event, LogChunk, Run, SeriesChunk, State
 from dashboard.studies import reruns
 from dashboard.studies.models import Study
+from parallel_core.analysis.quantities import bytes_text
 from tests.dashboard import factory
 from tests.dashboard.fake_worker import Peer, points_frame
 from tests.dashboard.test_api import bearer
@@ -37,10 +39,34 @@ def ended(owner: Any, **about: Any) -> Run:
     return Run.objects.get(pk=run.pk)
 
 
+def chunk_bytes(run: Run) -> int:
+    """Bytes of the points of the run, as they are read back."""
+    found = SeriesChunk.objects.filter(attempt__run=run).values_list("data", flat=True)
+    assert found
+    return sum(map(len, found))
+
+
+def test_a_study_says_what_its_runs_take_and_the_administration_what_takes_room(
+    member: Client, alice: Any, admin: Any
+) -> None:
+    study = Study.objects.create(owner=alice, name="mine")
+    runs = [ended(alice, study=study), ended(alice, study=study)]
+    Corpus.objects.create(owner=alice, name="text", sha256="0" * 64, size=3 << 20)
+    ended(alice)
+    page = member.get(f"/studies/{study.pk}/delete/").content.decode()
+    assert f"That is {bytes_text(sum(map(chunk_bytes, runs)))} of the database." in page
+    member.force_login(admin)
+    index = member.get("/admin/").content.decode()
+    rows = dict(re.findall(r">([^<>]+)(?:<br><span[^>]*>[^<]*</span>)?</th><td>([^<]+)</td>", index))
+    assert rows["Checkpoints on yard-a"] == bytes_text(3000) and rows["Uploaded texts"] == "3 MiB"
+    assert "Database" in rows and "are left on the disk" in index and "Recent actions" in index
+
+
 def test_everything_of_a_run_goes_and_its_worker_is_to_drop_the_checkpoints(member: Client, alice: Any) -> None:
     run, other = ended(alice), ended(alice)
     page = member.get(f"/runs/delete?runs={run.pk}").content.decode()
     assert f"Delete “{run.name}”?" in page and "1 checkpoint on yard-a (1000 B) will be deleted, too." in page
+    assert f"That is {bytes_text(chunk_bytes(run))} of the database." in page
     assert Run.objects.filter(pk=run.pk).exists()
     answer = member.post("/runs/delete", {"runs": [run.pk]}, follow=True)
     assert "1 run was deleted." in answer.content.decode()

@@ -25,6 +25,7 @@ from dashboard.runs.choice_labels import CHOICE_LABELS
 from dashboard.traces import reading, services
 from dashboard.traces.models import Trace, TraceSpans, TraceState
 from parallel_core import limits
+from parallel_core.analysis.quantities import bytes_text
 from parallel_core.observe.records import SPAN
 from parallel_core.schedule.ir import Kind
 from tests.dashboard.plain import plain
@@ -228,12 +229,14 @@ def test_owner_and_admin_delete_others_may_not(member: Client, bob: Any, admin: 
         trace, _ = shown(member, ("rank0.json", real[0]))
         other = Client()
         other.force_login(who)
-        page = other.get(f"/traces/{trace.pk}/")
-        assert ("Delete" in page.content.decode()) == allowed
+        seen = other.get(f"/traces/{trace.pk}/")
+        assert ("Delete" in seen.content.decode()) == allowed
         assert other.post(f"/traces/{trace.pk}/delete/").status_code == (302 if allowed else 403)
         assert Trace.objects.filter(pk=trace.pk).exists() != allowed
     trace = Trace.objects.get()
-    assert "Delete “rank0.json”?" in member.get(f"/traces/{trace.pk}/delete/").content.decode()
+    page = member.get(f"/traces/{trace.pk}/delete/").content.decode()
+    size = bytes_text(sum(map(len, TraceSpans.objects.values_list("data", flat=True))))
+    assert "Delete “rank0.json”?" in page and f"That is {size} of the database." in page
     assert member.post(f"/traces/{trace.pk}/delete/").status_code == 302
     assert not TraceSpans.objects.exists()
 
