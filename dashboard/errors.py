@@ -33,6 +33,10 @@ CODES = {
 RETRY_AFTER = 5
 """Seconds."""
 DATABASE_AWAY = "The database does not answer; ask again in a moment."
+MAY_BE_DONE = (
+    "It may have been away only for the answer: where a request makes something, send the header Idempotency-Key, so "
+    "that to ask again makes nothing twice."
+)
 MOST_OF_A_HOST = 200
 """Characters of a host name that are shown: names have at most 253, but a client may send anything."""
 
@@ -128,7 +132,8 @@ def server_error(request: HttpRequest) -> HttpResponse:
 def database_away(request: HttpRequest, error: Exception) -> HttpResponse:
     """Answers 503 with Retry-After, because it is nobody's mistake and passes; logs one line."""
     if request.path.startswith("/api/"):
-        response: HttpResponse = json_error(503, DATABASE_AWAY)
+        message = f"{DATABASE_AWAY} {MAY_BE_DONE}" if request.method == "POST" else DATABASE_AWAY
+        response: HttpResponse = json_error(503, message)
     else:
         response = HttpResponse(render_to_string("503.html"), status=503)
     response["Retry-After"] = str(RETRY_AFTER)

@@ -1,4 +1,5 @@
-"""Decorators that restrict a view to a role. The sentence they raise PermissionDenied with is shown on the 403 page."""
+"""Decorators that say who may call a view: a role, or also a script. The sentence that they raise PermissionDenied with
+is shown on the 403 page."""
 
 from __future__ import annotations
 
@@ -26,3 +27,10 @@ def member_required(view: View) -> View:
         return view(request, *args, **kwargs)
 
     return guarded  # type: ignore[return-value]
+
+
+def token_may_read(view: View) -> View:
+    """Marks a view that only reads, such as the download of a file: a GET with a token that may read needs no session
+    (see `accounts.middleware.SignedInMiddleware`). The outermost decorator of the view."""
+    view.token_may_read = True  # type: ignore[attr-defined]
+    return view

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from typing import Any
 
 from asgiref.sync import iscoroutinefunction, markcoroutinefunction
 from django.contrib.auth.middleware import LoginRequiredMiddleware
 from django.http import HttpRequest, HttpResponse, HttpResponseBase, HttpResponseNotAllowed
 from django.middleware.gzip import GZipMiddleware
 from django.utils.deprecation import MiddlewareMixin
+from ninja.errors import HttpError
 
 from dashboard import errors
+from dashboard.api.auth import ReadToken
 
 # Plotly needs inline styles and, for its PNG export, data: and blob: images; scripts come from our own files only.
 POLICY = (
@@ -48,7 +51,19 @@ class ContentSecurityPolicyMiddleware:
 
 class SignedInMiddleware(LoginRequiredMiddleware):
     """Django's LoginRequiredMiddleware, but an htmx request gets a plain 401: htmx would follow the redirect and put
-    the sign-in page into the middle of the open page."""
+    the sign-in page into the middle of the open page. A GET of a view marked `guards.token_may_read` may bring a bearer
+    token instead of a session; one that is no good is refused as by the API."""
+
+    def process_view(  # type: ignore[override]
+        self, request: HttpRequest, view_func: Callable[..., HttpResponseBase], view_args: Any, view_kwargs: Any
+    ) -> HttpResponseBase | None:
+        bearer = request.headers.get("Authorization", "").lower().startswith("bearer ")
+        if bearer and request.method in ("GET", "HEAD") and getattr(view_func, "token_may_read", False):
+            try:
+                ReadToken()(request)
+            except HttpError as refused:
+                return errors.json_error(refused.status_code, str(refused))
+        return super().process_view(request, view_func, view_args, view_kwargs)
 
     def handle_no_permission(  # type: ignore[override]
         self, request: HttpRequest, view_func: Callable[..., HttpResponseBase]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import datetime
+from functools import partial
 from typing import Annotated, Any
 
 from django.http import HttpRequest
@@ -11,7 +12,8 @@ from pydantic import ConfigDict, Field
 
 from dashboard.api import schemas as s
 from dashboard.api.auth import READ, SUBMIT, require_member
-from dashboard.api.runs import detail
+from dashboard.api.idempotency import Key, made_once
+from dashboard.api.runs import MADE, RUNS, detail
 from dashboard.ledger import host_links, models
 from dashboard.runs import linking
 from parallel_core.profile.curves import Link, LinksBetween
@@ -59,12 +61,14 @@ def list_links(request: HttpRequest) -> Any:
     return {"data": [_pair(row) for row in host_links.newest()]}
 
 
-@router.post("", auth=SUBMIT, response={201: s.Envelope[s.RunDetail], **s.refusals(400, 401, 403, 413, 422)})
-def time_links(request: HttpRequest, payload: LinksIn) -> Any:
+@router.post("", auth=SUBMIT, response={**MADE, **s.refusals(400, 401, 403, 413, 422)})
+def time_links(request: HttpRequest, payload: LinksIn, key: Key = None) -> Any:
     """Queues a run that times messages between two workers while nothing else runs there. If one for this pair has not
     ended yet, that one is returned. 422 with the field if the two cannot be timed."""
     require_member(request)
-    return Status(201, {"data": detail(linking.submit(owner=request.user, first=payload.first, second=payload.second))})
+    make = partial(linking.submit, owner=request.user, first=payload.first, second=payload.second)
+    status, run = made_once(request, key, payload.model_dump_json().encode(), RUNS, lambda also: make(also=also))
+    return Status(status, {"data": detail(run)})
 
 
 def _pair(row: models.LinksBetween) -> dict[str, Any]:

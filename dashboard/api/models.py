@@ -1,4 +1,4 @@
-"""API tokens for scripts, and for workers on other hosts."""
+"""API tokens for scripts and for workers on other hosts, and keys of requests that must not be done twice."""
 
 from __future__ import annotations
 
@@ -16,6 +16,8 @@ from django.utils import timezone
 PREFIX = "ty_"
 WORKER_USER = "worker-service"
 """Owner of the tokens of workers. It has no password, so nobody can sign in with it."""
+MOST_OF_A_KEY = 120
+"""Characters."""
 
 
 def digest(secret: str) -> str:
@@ -89,3 +91,21 @@ class ApiToken(models.Model):
             .filter(hashed=digest(secret), expires_at__gt=timezone.now(), user__is_active=True)
             .first()
         )
+
+
+class IdempotencyKey(models.Model):
+    """A key that a client sent with a request, and what the request made (see `dashboard.api.idempotency`)."""
+
+    owner = models.ForeignKey(settings.AUTH_USER_MODEL, on_delete=models.CASCADE, related_name="+")
+    key = models.CharField(max_length=MOST_OF_A_KEY)
+    asked = models.CharField(max_length=64)
+    """sha256 of method, path and body."""
+    made = models.BigIntegerField()
+    """The number of the run, study or trace: the path says which."""
+    at = models.DateTimeField(default=timezone.now, db_index=True)
+
+    class Meta:
+        constraints = [models.UniqueConstraint(fields=("owner", "key"), name="one_request_a_key")]
+
+    def __str__(self) -> str:
+        return self.key

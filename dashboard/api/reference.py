@@ -16,7 +16,7 @@ from django.views.decorators.http import require_safe
 
 from dashboard.api.auth import ReadToken, SubmitToken, WorkerToken
 from dashboard.api.models import ApiToken
-from dashboard.api.v1 import api
+from dashboard.api.v1 import schema as made_schema
 from dashboard.runs.models import Run
 from dashboard.studies.models import Study
 from dashboard.traces.models import Trace
@@ -79,8 +79,7 @@ def page(request: HttpRequest) -> HttpResponse:
     }
     known = {name: rows.order_by("-pk").values_list("pk", flat=True).first() for name, rows in every.items()}
     address = request.build_absolute_uri("/").rstrip("/")
-    schema = api.get_openapi_schema()
-    operations = sorted(operations_of(schema, address, known), key=lambda one: list(TITLES).index(one.tag))
+    operations = sorted(operations_of(made_schema(), address, known), key=lambda one: list(TITLES).index(one.tag))
     groups = [Group(TITLES[tag], list(own)) for tag, own in groupby(operations, key=lambda one: one.tag)]
     tokens = [one for one in ApiToken.objects.filter(user=request.user) if not one.expired]  # type: ignore[misc]
     count = len(operations)

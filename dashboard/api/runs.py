@@ -2,31 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Annotated, Any
 
-import numpy as np
-from django.http import Http404, HttpRequest
+from django.http import HttpRequest
 from django.shortcuts import get_object_or_404
 from ninja import Path, Query, Router, Status
-from ninja.errors import HttpError
 
 from dashboard.api import schemas as s
-from dashboard.api import whatif as w
 from dashboard.api.auth import READ, SUBMIT, require_member
+from dashboard.api.idempotency import Key, made_once
 from dashboard.api.paging import LISTS, PageNumber, page_of
-from dashboard.control.dispatch import resume_from
-from dashboard.json_values import clean, finite_list
-from dashboard.runs import generating, removal, resuming, selectors, services, submission, traces, whatif_replay
+from dashboard.json_values import clean
+from dashboard.runs import generating, removal, resuming, selectors, services, submission
+from dashboard.runs.damaged import damaged
 from dashboard.runs.list_views import as_row
 from dashboard.runs.models import Run
-from dashboard.runs.trace_views import as_file
-from parallel_core.observe.records import LANES, RANK_SERIES, RUN_SERIES, SHARE_SERIES
-from parallel_core.schedule.ir import Kind
+from dashboard.studies import joining
+from dashboard.studies.models import Study
 
 router = Router(tags=["runs"])
-MAX_SPANS = 20_000
-MAX_LOG_BYTES = 256 * 1024
+RUNS = Run.objects.select_related("owner")
 RunId = Annotated[s.Id, Path(description="number of the run")]
 Sort = Annotated[
     str,
@@ -35,25 +30,47 @@ Sort = Annotated[
         description="a column, with - the other way; those without it last",
     ),
 ]
-SeriesName = Annotated[str, Query(max_length=60, pattern=r"^[A-Za-z0-9_.\-/]+$", description="e.g. loss, step_time")]
 
 
-@router.post("", auth=SUBMIT, response={201: s.Envelope[s.RunDetail], **s.refusals(400, 401, 403, 413, 422)})
-def submit(request: HttpRequest, payload: s.SubmitIn) -> Any:
-    """Queues a run. 422 with a message by field if the spec is invalid, or no worker has the devices or the memory."""
+MADE = {200: s.Envelope[s.RunDetail], 201: s.Envelope[s.RunDetail]}
+"""Responses to a request that queues a run, which may come twice with one key."""
+
+
+@router.post("", auth=SUBMIT, response={**MADE, **s.refusals(400, 401, 403, 413, 422)})
+def submit(request: HttpRequest, payload: s.SubmitIn, key: Key = None) -> Any:
+    """Queues a run, of its own or after the others of a `study`. 422 with a message by field if the spec is invalid, or
+    no worker has the devices or the memory."""
     require_member(request)
+    study, asked = _study(payload.study), _submission(payload)
+
+    def make(also: services.Also) -> Run:
+        if study is None:
+            return submission.submit(owner=request.user, also=also, **asked)
+        return joining.submit(owner=request.user, study=study, request=asked, also=also)
+
+    status, run = made_once(request, key, payload.model_dump_json().encode(), RUNS, make)
+    return Status(status, {"data": detail(run)})
+
+
+def _submission(payload: s.SubmitIn) -> submission.Submission:
     named = payload.resume_from
-    run = submission.submit(
-        owner=request.user,
-        spec=payload.spec.model_dump(mode="json"),
-        name=payload.name,
-        tags=payload.tags,
-        retries=payload.retries,
-        host_count=payload.hosts,
-        anyway=payload.anyway,
-        resume_from={"run": named.run, "step": named.step} if named else None,
-    )
-    return Status(201, {"data": detail(run)})
+    return {
+        "spec": payload.spec.model_dump(mode="json"),
+        "name": payload.name,
+        "tags": payload.tags,
+        "retries": payload.retries,
+        "host_count": payload.hosts,
+        "anyway": payload.anyway,
+        "resume_from": {"run": named.run, "step": named.step} if named else None,
+    }
+
+
+def _study(pk: int | None) -> Study | None:
+    """Raises Invalid if there is no such study."""
+    found = None if pk is None else Study.objects.filter(pk=pk).first()
+    if pk is not None and found is None:
+        raise services.Invalid({joining.FIELD: f"There is no study {pk}."})
+    return found
 
 
 @router.get("", auth=READ, response={200: s.Envelope[list[s.RunOut]], **s.refusals(*LISTS)})
@@ -79,14 +96,25 @@ def list_runs(
 @router.get("/{run_id}", auth=READ, response={200: s.Envelope[s.RunDetail], **s.refusals(*s.SEES)})
 def get_run(request: HttpRequest, run_id: RunId) -> Any:
     """One run with its spec and, once it has ended, its summary."""
-    return {"data": detail(_run(run_id))}
+    return {"data": detail(run_of(run_id))}
 
 
 @router.post("/{run_id}/cancel", auth=SUBMIT, response={200: s.Envelope[s.RunDetail], **s.refusals(*s.SEES)})
 def cancel_run(request: HttpRequest, run_id: RunId) -> Any:
     """Requests that the run is stopped. A run that has ended is not changed; a second request has no effect."""
     require_member(request)
-    return {"data": detail(services.request_cancel(run=_run(run_id), user=request.user))}
+    return {"data": detail(services.request_cancel(run=run_of(run_id), user=request.user))}
+
+
+@router.patch(
+    "/{run_id}", auth=SUBMIT, response={200: s.Envelope[s.RunDetail], **s.refusals(400, 401, 403, 404, 413, 422)}
+)
+def edit_run(request: HttpRequest, run_id: RunId, payload: s.RunEdit) -> Any:
+    """Renames a run, or replaces its tags; only for its owner and admins."""
+    require_member(request)
+    run = run_of(run_id)
+    changed = {"name": run.name, "tags": run.tags} | payload.model_dump(exclude_none=True)
+    return {"data": detail(services.edit(run=run, user=request.user, **changed))}
 
 
 @router.delete("/{run_id}", auth=SUBMIT, response={204: None, **s.refusals(*s.SEES)})
@@ -94,118 +122,61 @@ def delete_run(request: HttpRequest, run_id: RunId) -> Any:
     """Deletes a run that has ended, with all its data and its checkpoints on the workers' disks; only for its owner and
     admins. 422 if it has not ended, or another run resumes from its checkpoint."""
     require_member(request)
-    removal.delete(runs=[_run(run_id).pk], user=request.user)
+    removal.delete(runs=[run_of(run_id).pk], user=request.user)
     return Status(204, None)
 
 
-@router.post(
-    "/{run_id}/generate",
-    auth=SUBMIT,
-    response={201: s.Envelope[s.RunDetail], **s.refusals(400, 401, 403, 404, 413, 422)},
-)
-def generate(request: HttpRequest, run_id: RunId, payload: s.GenerateIn) -> Any:
+@router.post("/{run_id}/generate", auth=SUBMIT, response={**MADE, **s.refusals(400, 401, 403, 404, 413, 422)})
+def generate(request: HttpRequest, run_id: RunId, payload: s.GenerateIn, key: Key = None) -> Any:
     """Queues a run that generates text from a checkpoint of this one. 422 with a message by field."""
     require_member(request)
-    run = _run(run_id)
+    run = run_of(run_id)
     asked = payload.model_dump(exclude={"step", "tp", "pp", "dp", "name", "ids", "prompt"})
     step = payload.step if payload.step is not None else resuming.first_choice(run) or 0
+    asked |= {"prompt": _prompt(run, payload)}
+    split = generating.Split(payload.tp, payload.pp, payload.dp)
+
+    def make(also: services.Also) -> Run:
+        return generating.submit(
+            owner=request.user, run=run, step=step, request=asked, split=split, name=payload.name, also=also
+        )
+
+    try:
+        status, made = made_once(request, key, payload.model_dump_json().encode(), RUNS, make)
+    except services.Invalid as error:
+        fields = {"ids" if name == "prompt" and payload.ids else name: why for name, why in error.field_errors.items()}
+        raise services.Invalid(fields) from error
+    return Status(status, {"data": detail(made)})
+
+
+def _prompt(run: Run, payload: s.GenerateIn) -> list[int]:
+    """The tokens to go on from. Raises Invalid at the field that does not suit the model."""
     vocab = run.spec.get("model", {}).get("vocab", 0)
+    if payload.prompt and payload.ids:
+        raise services.Invalid({"ids": "Send prompt or ids, not both: each is where the text begins."})
     if payload.prompt and vocab > 256:
         raise services.Invalid({"prompt": f"The model has {vocab} tokens: give their numbers as ids."})
-    prompt = payload.ids or generating.prompt_tokens(payload.prompt, 256)
-    split = generating.Split(payload.tp, payload.pp, payload.dp)
-    made = generating.submit(
-        owner=request.user, run=run, step=step, request={**asked, "prompt": prompt}, split=split, name=payload.name
-    )
-    return Status(201, {"data": detail(made)})
+    return payload.ids or generating.prompt_tokens(payload.prompt, 256)
 
 
-@router.get("/{run_id}/series", auth=READ, response={200: s.Envelope[s.SeriesOut], **s.refusals(*s.SEES)})
-def series(
-    request: HttpRequest,
-    run_id: RunId,
-    name: SeriesName = "loss",
-    rank: s.Rank = 0,
-    buckets: Annotated[int, Query(ge=0, le=10_000, description="0 = every point")] = 0,
-    since_step: Annotated[int, Query(ge=-1, le=2**31 - 1)] = -1,
-) -> Any:
-    """One metric. With `buckets`, the least, greatest and last value of each of that many parts. `meta.names`: the
-    names of all series."""
-    found = selectors.series(_run(run_id), name, rank, buckets, since_step)
-    data = {
-        "name": name,
-        "rank": rank,
-        "step": found.step.tolist(),
-        "time": found.time.tolist(),
-        "value": finite_list(found.value),
-        "shown": found.shown,
-        "total": found.total,
-    }
-    return {"data": data, "meta": {"names": [*RUN_SERIES, *SHARE_SERIES, *RANK_SERIES]}}
-
-
-@router.get("/{run_id}/spans", auth=READ, response={200: s.Envelope[s.SpansOut], **s.refusals(*s.SEES)})
-def spans(request: HttpRequest, run_id: RunId, step: s.Step | None = None) -> Any:
-    """The spans of one traced step, the newest complete one by default; at most 20 000 spans in all, of `total` that
-    its ranks recorded. `traced_steps`: the newest traced steps and those beside `step`, of `meta.traced` in all."""
-    run = _run(run_id)
-    choice = selectors.step_choice(run, step)
-    shown = selectors.newest_traced_step(run) if step is None else step
-    found, recorded = ({}, 0) if shown is None else selectors.spans_and_total(run, shown)
-    return {
-        "data": {"step": shown, "traced_steps": choice.steps, **limited(found, recorded)},
-        "meta": {"traced": choice.total},
-    }
-
-
-@router.get("/{run_id}/chrome", auth=READ, response={200: None, **s.refusals(*s.SEES)})
-def chrome(request: HttpRequest, run_id: RunId, step: s.Step | None = None, gzip: s.Gzip = False) -> Any:
-    """A traced step (the newest by default) as a Chrome trace, which Perfetto opens and `POST /traces` of any yard
-    accepts. 404 if the run has no such traced step."""
-    run = _run(run_id)
-    found = traces.trace(run, step)
-    if found is None:
-        dropped = selectors.dropped_text(run, step)
-        raise HttpError(404, dropped) if dropped else Http404
-    return as_file(found, "chrome-gz" if gzip else "chrome", f"run-{run_id}-step-{found.step}", found.about)
-
-
-@router.get("/{run_id}/whatif", auth=READ, response={200: s.Envelope[w.WhatIfOut], **s.refusals(*s.SEES)})
-def whatif(request: HttpRequest, run_id: RunId, change: w.Change) -> Any:
-    """A traced step (the newest by default) replayed with a change, and the gain of each single change. 422 with a
-    message by field if the step cannot be changed in this way."""
-    asked = change.asked()
-    try:
-        trace = whatif_replay.replayable(_run(run_id), change.step)
-    except whatif_replay.CannotReplay as why:
-        return {"data": w.nothing(change.step, str(why))}
-    found, ideas = whatif_replay.answer(trace, asked), whatif_replay.ideas(trace)
-    return {"data": w.answer(trace.step, asked, found.form, found.times, found.sentence, ideas)}
-
-
-@router.get("/{run_id}/log", auth=READ, response={200: s.Envelope[s.LogOut], **s.refusals(*s.SEES)})
-def log(
-    request: HttpRequest,
-    run_id: RunId,
-    rank: s.Rank = 0,
-    start: Annotated[int, Query(ge=-(2**40), le=2**40, description="byte; below 0 from the end")] = 0,
-    limit: Annotated[int, Query(ge=1, le=MAX_LOG_BYTES)] = 64 * 1024,
-) -> Any:
-    """Bytes [start, end) of a rank's stdout and stderr, of whole characters: at least one, also where a `limit`
-    below 4 has no room for it. Continue at `end` until it equals `total`; begin again at 0 when `attempt` has
-    changed."""
-    run = _run(run_id)
-    part = selectors.log(run, rank, start, limit)
-    data = {name: getattr(part, name) for name in ("attempt", "text", "start", "end", "total")} | {"rank": rank}
-    return {"data": data, "meta": {"ranks": selectors.log_ranks(run)}}
-
-
-def _run(pk: int) -> Run:
-    return get_object_or_404(Run.objects.select_related("owner"), pk=pk)
+def run_of(pk: int) -> Run:
+    return get_object_or_404(RUNS, pk=pk)
 
 
 def record(run: Run) -> dict[str, Any]:
     return as_row(run)
+
+
+def _checkpoints(run: Run) -> dict[str, Any]:
+    """The fields of RunDetail on checkpoints."""
+    rows, bad = list(run.checkpoints.order_by("step", "worker")), damaged(run)
+    names = ("step", "bytes", "at", "seconds", "worker")
+    return {
+        "checkpoints": sorted({row.step for row in rows} - bad.keys()),
+        "checkpoints_detail": [
+            {**{name: getattr(row, name) for name in names}, "damaged": row.step in bad} for row in rows
+        ],
+    }
 
 
 def detail(run: Run) -> dict[str, Any]:
@@ -215,31 +186,11 @@ def detail(run: Run) -> dict[str, Any]:
         "summary": clean(run.summary),
         "retries_left": run.retries_left,
         "cancel_requested_at": run.cancel_requested_at,
-        "resume_from": resume_from(run),
-        "checkpoints": resuming.sound(run),
+        "resume_from": None if run.resume_step is None else {"run": run.resume_run_id, "step": run.resume_step},
+        **_checkpoints(run),
         "task": run.task,
         "generated": clean(generating.api_record(run)),
         "waits_for": selectors.waiting(run).sentence,
         "hosts": run.host_count,
         "placed": attempt.devices if (attempt := selectors.attempt_of(run)) else [],
-    }
-
-
-def limited(found: Mapping[int, np.ndarray], recorded: int = 0) -> dict[str, Any]:
-    """The first MAX_SPANS spans, rank by rank, with their number and the number of all spans, also of those `recorded`
-    that are not among the found."""
-    left, ranks = MAX_SPANS, []
-    for rank, rows in sorted(found.items()):
-        ranks.append(_columns(rank, rows[:left]))
-        left -= min(left, len(rows))
-    return {"ranks": ranks, "shown": MAX_SPANS - left, "total": max(recorded, sum(map(len, found.values())))}
-
-
-def _columns(rank: int, rows: np.ndarray) -> dict[str, Any]:
-    names = ("stage", "micro_batch", "replica", "start", "end", "bytes")
-    return {
-        "rank": rank,
-        "kind": [Kind(kind).name for kind in rows["kind"].tolist()],
-        "lane": [LANES[lane] for lane in rows["lane"].tolist()],
-        **{name: rows[name].tolist() for name in names},
     }

@@ -25,6 +25,7 @@ Id = Annotated[int, Field(ge=1, le=MAX_ID)]
 Step = Annotated[int, Field(ge=0, le=limits.MAX_STEPS + 1)]
 Gzip = Annotated[bool, Field(description="packed by gzip")]
 Rank = Annotated[int, Field(ge=0, le=2**31 - 1)]
+Tags = Annotated[list[Annotated[str, Field(max_length=MAX_TAG, pattern=r"^[^\x00]*$")]], Field(max_length=MAX_TAGS)]
 Text = Annotated[str, Field(max_length=200, pattern=r"^[^\x00]*$")]
 
 
@@ -70,20 +71,30 @@ class SubmitIn(Schema):
     model_config = ConfigDict(extra="forbid", json_schema_extra={"example": FIRST_RUN})
     spec: Annotated[RunSpec, Field(description="what is trained and how: the tab Spec of any run shows one")]
     name: Annotated[str, Field(max_length=limits.MAX_NAME, pattern=r"^[^\x00]*$")] = ""
-    tags: Annotated[
-        list[Annotated[str, Field(max_length=MAX_TAG, pattern=r"^[^\x00]*$")]], Field(max_length=MAX_TAGS)
-    ] = []
+    tags: Tags = []
     retries: Annotated[int, Field(ge=0, le=MAX_RETRIES)] = 0
     hosts: Annotated[int, Field(ge=0, le=MOST_HOSTS)] = 0
     anyway: bool = False
     resume_from: ResumeFrom | None = None
+    study: Annotated[
+        Id | None, Field(description="yours, which the run joins: it then runs with nothing beside it")
+    ] = None
+
+
+class RunEdit(Schema):
+    """What is left out stays."""
+
+    model_config = ConfigDict(extra="forbid", json_schema_extra={"example": {"tags": ["kept"]}})
+    name: Annotated[str, Field(min_length=1, max_length=limits.MAX_NAME, pattern=r"^[^\x00]*$")] | None = None
+    tags: Tags | None = None
 
 
 class GenerateIn(Schema):
     """Text to generate from the run's checkpoint of `step` (null: the newest) on `pp` stages of `tp` devices; `dp`
     replicas of them share the `samples`.
 
-    `prompt` is text if the vocabulary has at most 256 tokens (bytes); else `ids` has the numbers of tokens.
+    `prompt` is text if the vocabulary has at most 256 tokens (bytes); else `ids` has the numbers of tokens. One of them
+    is sent, never both.
     """
 
     model_config = ConfigDict(extra="forbid", json_schema_extra={"example": {"prompt": "import ", "new": 64}})
@@ -115,7 +126,7 @@ class RunOut(Schema):
     tags: list[str]
     broken: list[str] = Field(description="faults injected on purpose, a sentence each; empty for a usual run")
     devices: int
-    step: int | None
+    step: int | None = Field(description="the newest step, as an index from 0; null before the first")
     loss: float | None
     step_time_s: float | None
     tokens_per_s: float | None
@@ -123,6 +134,7 @@ class RunOut(Schema):
     created_at: datetime
     started_at: datetime | None
     ended_at: datetime | None
+    steps_done: int = Field(description="as pages and checkpoints count: `step` + 1, 0 before the first")
 
 
 class Placed(Schema):
@@ -133,6 +145,24 @@ class Placed(Schema):
     first_rank: int
 
 
+class ResumedFrom(Schema):
+    """A checkpoint after `step` steps done."""
+
+    run: int | None = Field(description="null where that run has been deleted: a run like this one would begin anew")
+    step: int
+
+
+class CheckpointOut(Schema):
+    """A checkpoint on one worker's disk."""
+
+    step: int = Field(description="steps done, as `resume_from` names it")
+    bytes: int
+    at: datetime = Field(description="when it was complete")
+    seconds: float = Field(description="time to write it, beside training")
+    worker: str
+    damaged: bool = Field(description="whether a run that was to begin from it found it damaged")
+
+
 class RunDetail(RunOut):
     spec: dict[str, Any]
     summary: dict[str, Any]
@@ -141,8 +171,11 @@ class RunDetail(RunOut):
     waits_for: str
     hosts: int = Field(description="over how many its ranks are spread evenly; 0: as few as it takes")
     placed: list[Placed] = Field(description="where its newest attempt is, or was; empty before the first")
-    resume_from: ResumeFrom | None
-    checkpoints: list[int] = Field(description="steps at which it can be resumed; none that a run found damaged")
+    resume_from: ResumedFrom | None = Field(description="the checkpoint it begins from; null of one that begins anew")
+    checkpoints: list[int] = Field(
+        description="at how many steps done it can be resumed; none that a run found damaged"
+    )
+    checkpoints_detail: list[CheckpointOut] = Field(description="every copy that a worker has, also damaged ones")
     task: dict[str, Any] = Field(
         description="the text to generate, or the two workers whose `links` are timed; {} of a run that trains"
     )
@@ -152,7 +185,8 @@ class RunDetail(RunOut):
 
 
 class SeriesOut(Schema):
-    """`shown` of `total` points; the three lists have the length `shown`. null = not a finite number."""
+    """`shown` of `total` points; the three lists have the length `shown`. Steps count from 0. null = not a finite
+    number."""
 
     name: str
     rank: int
@@ -178,6 +212,8 @@ class RankSpans(Schema):
 
 
 class SpansOut(Schema):
+    """Steps count from 0."""
+
     step: int | None
     traced_steps: list[int]
     ranks: list[RankSpans]
@@ -192,41 +228,6 @@ class LogOut(Schema):
     start: int
     end: int
     total: int
-
-
-class StudyOut(Schema):
-    id: int
-    name: str
-    kind: str
-    owner: str
-    created_at: datetime
-    runs: dict[str, int] = Field(description="number of runs by state")
-    baseline: int | None
-
-
-class StudyDetail(StudyOut):
-    notes: str
-    base: dict[str, Any]
-    settings: dict[str, Any]
-    members: list[RunOut]
-
-
-class AgainIn(Schema):
-    model_config = ConfigDict(extra="forbid")
-    which: Literal["repeatable", "cancelled"] = Field(
-        default="repeatable", description="repeatable: those that were disturbed or cut off"
-    )
-
-
-class AgainOut(Schema):
-    queued: list[RunOut]
-    refused: dict[str, str] = Field(
-        description="why not, of those that were left out, by name; with ` #` and the run's number behind it where "
-        "several of them have one name"
-    )
-    waits: dict[str, str] = Field(
-        description="why, of those that no worker takes now (all while the controller is away), in the same way"
-    )
 
 
 class DeviceOut(Schema):

@@ -10,23 +10,27 @@ from django.shortcuts import get_object_or_404
 from ninja import Path, Router, Status
 
 from dashboard.api import schemas as s
+from dashboard.api import study_schemas as t
 from dashboard.api.auth import READ, SUBMIT, require_member
+from dashboard.api.idempotency import Key, made_once
 from dashboard.api.paging import LISTS, PageNumber, PerPage, page_of
 from dashboard.api.runs import clean, record
 from dashboard.runs.models import Run
 from dashboard.runs.selectors import Filters, list_runs
-from dashboard.studies import removal, reruns
+from dashboard.runs.services import Also, Invalid
+from dashboard.studies import removal, reruns, services
 from dashboard.studies.listing import Listing
 from dashboard.studies.models import Study
 
 router = Router(tags=["studies"])
+STUDIES = Study.objects.select_related("owner")
 StudyId = Annotated[s.Id, Path(description="number of the study")]
 
 
 @router.get(
     "",
     auth=READ,
-    response={200: s.Envelope[list[s.StudyOut]], **s.refusals(*LISTS)},
+    response={200: s.Envelope[list[t.StudyOut]], **s.refusals(*LISTS)},
 )
 def list_studies(
     request: HttpRequest,
@@ -43,24 +47,49 @@ def list_studies(
     return {"data": [_study(study, counts.get(study.pk, {})) for study in some], "meta": meta}
 
 
-@router.get("/{study_id}", auth=READ, response={200: s.Envelope[s.StudyDetail], **s.refusals(*s.SEES)})
+@router.post(
+    "",
+    auth=SUBMIT,
+    response={200: s.Envelope[t.StudyDetail], 201: s.Envelope[t.StudyDetail], **s.refusals(400, 401, 403, 413, 422)},
+)
+def create_study(request: HttpRequest, payload: t.StudyIn, key: Key = None) -> Any:
+    """Queues runs as one study, as New study does: those that no worker could run are left out, and `meta.skipped` says
+    why by label. 422 if none is left, or a label is not unique."""
+    require_member(request)
+
+    def make(also: Also) -> Study:
+        listed = [(one.label, one.spec) for one in payload.runs]
+        more: dict[str, Any] = {"repeats": payload.repeats, "retries": payload.retries, "also": also}
+        return services.create_listed(owner=request.user, name=payload.name, listed=listed, **more)
+
+    try:
+        status, study = made_once(request, key, payload.model_dump_json().encode(), STUDIES, make)
+    except Invalid as error:
+        raise Invalid({"runs" if name == "plan" else name: why for name, why in error.field_errors.items()}) from error
+    return Status(status, {"data": _detail(study), "meta": {"skipped": dict(study.settings.get("skipped", ()))}})
+
+
+@router.get("/{study_id}", auth=READ, response={200: s.Envelope[t.StudyDetail], **s.refusals(*s.SEES)})
 def get_study(request: HttpRequest, study_id: StudyId) -> Any:
     """One study with its runs in order."""
-    study = get_object_or_404(Study.objects.select_related("owner"), pk=study_id)
+    return {"data": _detail(get_object_or_404(STUDIES, pk=study_id))}
+
+
+def _detail(study: Study) -> dict[str, Any]:
+    """All fields of one study, as StudyDetail."""
     runs = list_runs(Filters(study=study.pk)).defer("spec", "summary").order_by("position", "pk")
-    data = _study(study, _counts([study.pk]).get(study.pk, {})) | {
+    return _study(study, _counts([study.pk]).get(study.pk, {})) | {
         "notes": study.notes,
         "base": clean(study.base),
         "settings": clean(study.settings),
-        "members": [record(run) for run in runs],
+        "members": [record(run) | {"position": run.position, "repeats": run.repeats_id} for run in runs],
     }
-    return {"data": data}
 
 
 @router.post(
-    "/{study_id}/again", auth=SUBMIT, response={200: s.Envelope[s.AgainOut], **s.refusals(400, 401, 403, 404, 413, 422)}
+    "/{study_id}/again", auth=SUBMIT, response={200: s.Envelope[t.AgainOut], **s.refusals(400, 401, 403, 404, 413, 422)}
 )
-def run_again(request: HttpRequest, study_id: StudyId, payload: s.AgainIn) -> Any:
+def run_again(request: HttpRequest, study_id: StudyId, payload: t.AgainIn) -> Any:
     """Queues runs of a study once more, in their places; only for its owner and admins. Settings with a run under way
     are left out. Of a study of kind fit these are the runs that were cut off or cancelled and so ended a search without
     an answer: the search goes on. One that a worker refused, or whose own error ended it, is not run again, and its
@@ -73,11 +102,31 @@ def run_again(request: HttpRequest, study_id: StudyId, payload: s.AgainIn) -> An
     return {"data": {"queued": [record(run) for run in queued], **whys}}
 
 
+@router.patch(
+    "/{study_id}", auth=SUBMIT, response={200: s.Envelope[t.StudyDetail], **s.refusals(400, 401, 403, 404, 413, 422)}
+)
+def edit_study(request: HttpRequest, study_id: StudyId, payload: t.StudyEdit) -> Any:
+    """Renames a study, or replaces its notes; only for its owner and admins."""
+    require_member(request)
+    study = get_object_or_404(STUDIES, pk=study_id)
+    changed = {"name": study.name, "notes": study.notes} | payload.model_dump(exclude_none=True)
+    return {"data": _detail(services.edit(study=study, user=request.user, **changed))}
+
+
+@router.post("/{study_id}/cancel", auth=SUBMIT, response={200: s.Envelope[t.CancelOut], **s.refusals(*s.SEES)})
+def cancel_study(request: HttpRequest, study_id: StudyId) -> Any:
+    """Requests that all runs of a study are stopped that have not ended; only for its owner and admins. A second
+    request has no effect."""
+    require_member(request)
+    cancelled, left = services.cancel(study=get_object_or_404(STUDIES, pk=study_id), user=request.user)
+    return {"data": {"cancelled": [record(run) for run in cancelled], "left": [record(run) for run in left]}}
+
+
 @router.delete("/{study_id}", auth=SUBMIT, response={204: None, **s.refusals(*s.SEES)})
 def delete_study(request: HttpRequest, study_id: StudyId) -> Any:
     """Deletes a study with all its runs; only for its owner and admins. 422 if one of the runs has not ended."""
     require_member(request)
-    removal.delete(study=get_object_or_404(Study.objects.select_related("owner"), pk=study_id), user=request.user)
+    removal.delete(study=get_object_or_404(STUDIES, pk=study_id), user=request.user)
     return Status(204, None)
 
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Annotated, Any
 
-from django.http import Http404, HttpRequest
+from django.http import HttpRequest
 from django.shortcuts import get_object_or_404
 from ninja import File, Form, Path, Router, Status
 from ninja.files import UploadedFile
@@ -13,8 +14,10 @@ from dashboard.api import schemas as s
 from dashboard.api import trace_schemas as t
 from dashboard.api import whatif as w
 from dashboard.api.auth import READ, SUBMIT, require_member
+from dashboard.api.idempotency import Key, contents, made_once
+from dashboard.api.measured import limited
 from dashboard.api.paging import LISTS, PageNumber, PerPage, page_of, part_of
-from dashboard.api.runs import limited
+from dashboard.api.steps import require_traced
 from dashboard.runs.trace_views import as_file
 from dashboard.runs.traced import StepChoice
 from dashboard.traces import page, services
@@ -25,6 +28,7 @@ from dashboard.traces.whatif_pipeline import of_trace
 from parallel_core import limits
 
 router = Router(tags=["traces"])
+TRACES = Trace.objects.select_related("owner")
 TraceId = Annotated[s.Id, Path(description="number of the trace")]
 Name = Annotated[
     str, Form(max_length=limits.MAX_NAME, pattern=r"^[^\x00]*$", description="empty: the name of the first file")
@@ -43,7 +47,15 @@ def list_traces(
     return {"data": [_record(row) for row in some], "meta": meta}
 
 
-@router.post("", auth=SUBMIT, response={201: s.Envelope[t.TraceDetail], **s.refusals(400, 401, 403, 413, 422)})
+@router.post(
+    "",
+    auth=SUBMIT,
+    response={
+        200: s.Envelope[t.TraceDetail],
+        201: s.Envelope[t.TraceDetail],
+        **s.refusals(400, 401, 403, 413, 422),
+    },
+)
 def upload_trace(
     request: HttpRequest,
     files: Annotated[
@@ -54,11 +66,15 @@ def upload_trace(
         ),
     ],
     name: Name = "",
+    key: Key = None,
 ) -> Any:
     """Stores the files (multipart form, field `files` for each rank) and queues them. Get the trace until its `state`
     shows that they have been read."""
     require_member(request)
-    return Status(201, {"data": _detail(services.upload(owner=request.user, name=name, files=files))})
+    asked = contents(name, files) if key else b""
+    make = partial(services.upload, owner=request.user, name=name, files=files)
+    status, trace = made_once(request, key, asked, TRACES, lambda also: make(also=also))
+    return Status(status, {"data": _detail(trace)})
 
 
 @router.get("/{trace_id}", auth=READ, response={200: s.Envelope[t.TraceDetail], **s.refusals(*s.SEES)})
@@ -147,17 +163,16 @@ def delete_trace(request: HttpRequest, trace_id: TraceId) -> Any:
 
 
 def _trace(pk: int) -> Trace:
-    return get_object_or_404(Trace.objects.select_related("owner"), pk=pk)
+    return get_object_or_404(TRACES, pk=pk)
 
 
 def _step(pk: int, step: int | None) -> tuple[Trace, int]:
-    """The trace and the requested step, by default the middle one. Raises Http404 if the trace is not ready or lacks
-    the step."""
+    """The trace and the requested step, by default the middle one. Raises Http404 if the trace is not ready, HttpError
+    404 with the nearest step if it lacks this one."""
     trace = get_object_or_404(Trace, pk=pk, state=TraceState.READY)
     steps = trace.steps
     shown = steps[len(steps) // 2] if step is None else step
-    if shown not in steps:
-        raise Http404
+    require_traced(StepChoice.among(steps, shown))
     return trace, shown
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import logging
+from functools import cache
 from typing import Any
 
 from django.core.exceptions import BadRequest, PermissionDenied, RequestDataTooBig, SuspiciousOperation
@@ -11,7 +13,8 @@ from django.http.multipartparser import MultiPartParserError
 from ninja import NinjaAPI
 from ninja.errors import HttpError, ValidationError
 
-from dashboard.api import corpora, fleet, links, runs, studies, traces
+from dashboard.api import corpora, fleet, links, measured, runs, studies, traces
+from dashboard.api.auth import READ
 from dashboard.errors import json_error, server_error
 from dashboard.runs.services import Invalid
 from parallel_core import rules
@@ -32,16 +35,33 @@ api = NinjaAPI(
     version="1",
     description="Submit, follow, cancel and delete training runs. Sign in with a bearer token (/accounts/tokens/).",
     docs_url=None,
-    openapi_url="/openapi.json",
+    openapi_url=None,  # below, as ninja's own is open to anybody and made anew for each request
     urls_namespace="api:v1",
 )
 api.add_router("/runs", runs.router)
+api.add_router("/runs", measured.router)
 api.add_router("/corpora", corpora.router)
 api.add_router("/traces", traces.router)
 api.add_router("/links", links.router)
 api.add_router("/studies", studies.router)
 api.add_router("/workers", fleet.router)
 api.add_router("/blobs", corpora.blobs)
+
+
+@cache
+def schema() -> dict[str, Any]:
+    """The OpenAPI document, made once a process. It is shared: not to be changed."""
+    return api.get_openapi_schema()
+
+
+@cache
+def _schema_text() -> bytes:
+    return json.dumps(schema()).encode()
+
+
+@api.get("/openapi.json", auth=READ, include_in_schema=False, url_name="openapi-json")
+def openapi(request: HttpRequest) -> HttpResponse:
+    return HttpResponse(_schema_text(), content_type="application/json")
 
 
 @api.exception_handler(Invalid)
@@ -54,10 +74,20 @@ def malformed(request: HttpRequest, error: ValidationError) -> HttpResponse:
     fields: dict[str, str] = {}
     for item in error.errors[:MOST_FIELDS]:
         say = describe if "spec" in item["loc"][:-1] else rules.describe
-        field, message = say(item, _place(item["loc"]))
-        fields.setdefault(field, message)
+        before, place = _split(_place(item["loc"]))
+        field, message = say(item, place)
+        whole = not place and field == "spec"  # which the spec as a whole is called
+        fields.setdefault(".".join(filter(None, (before, "" if before and whole else field))), message)
     shown = f" {MOST_FIELDS} of {len(error.errors)} are shown." if len(error.errors) > MOST_FIELDS else ""
     return json_error(422, f"The request does not fit; see the fields.{shown}", fields)
+
+
+def _split(place: tuple[Any, ...]) -> tuple[str, tuple[Any, ...]]:
+    """Returns where a spec of several is, as `runs.1.spec` ('' of anything else), and the location within it."""
+    if "spec" not in place[1:]:
+        return "", place
+    at = place.index("spec", 1) + 1
+    return ".".join(map(str, place[:at])), place[at:]
 
 
 def _place(loc: tuple[Any, ...]) -> tuple[Any, ...]:

@@ -102,9 +102,18 @@ ONE = Split()
 """A single device."""
 
 
-def submit(*, owner: Any, run: Run, step: int, request: Mapping[str, Any], split: Split = ONE, name: str = "") -> Run:
+def submit(
+    *,
+    owner: Any,
+    run: Run,
+    step: int,
+    request: Mapping[str, Any],
+    split: Split = ONE,
+    name: str = "",
+    also: services.Also = services.nothing_else,
+) -> Run:
     """Queues a run that generates from `run`'s checkpoint of `step`, on the host that has it or on hosts that share its
-    folder.
+    folder; `also` gets it.
 
     Raises services.Invalid with a message by field (`step`, those of Split, or of
     parallel_core.generation_request.TextRequest).
@@ -120,6 +129,7 @@ def submit(*, owner: Any, run: Run, step: int, request: Mapping[str, Any], split
     made = name.strip() or f"{LABEL}: {start[:_NAME]}{'…' if len(start) > _NAME else ''}".replace("\x00", "")
     return services.submit(
         owner=owner,
+        also=also,
         spec=spec.model_dump(mode="json"),
         name=made,
         resume_from={"run": run.pk, "step": step},

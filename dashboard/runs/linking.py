@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from django.db import transaction
+
 from dashboard.fleet.models import Worker
 from dashboard.fleet.selectors import reporting
 from dashboard.fleet.words import unable_text
@@ -37,8 +39,8 @@ class Row:
     large: str
 
 
-def submit(*, owner: Any, first: str, second: str) -> Run:
-    """Queues a run that times messages between two workers while nothing else runs there.
+def submit(*, owner: Any, first: str, second: str, also: services.Also = services.nothing_else) -> Run:
+    """Queues a run that times messages between two workers while nothing else runs there; `also` gets it.
 
     If such a run of the pair has not ended yet, returns that one. Raises services.Invalid (`first`, `second`),
     PermissionDenied for viewers.
@@ -64,12 +66,22 @@ def submit(*, owner: Any, first: str, second: str) -> Run:
         errors["second"] = f"Links are timed between two hosts; {first} was chosen twice."
     if errors:
         raise services.Invalid(errors)
-    if under_way := _under_way(pair):
-        return under_way
     kind, each = _share(*(workers[name] for name in pair))
     spec = spec_between(kind, each).model_dump(mode="json")
-    name = f"Links between {listed_text(pair)}"
-    return services.submit(owner=owner, spec=spec, name=name, exclusive=True, task={"links": list(pair)}, host_count=2)
+    name, task = f"Links between {listed_text(pair)}", {"links": list(pair)}
+    asked: services.RunRequest = {"spec": spec, "name": name, "exclusive": True, "task": task, "host_count": 2}
+    return _written(services.prepare(owner=owner, requests=[asked]), pair, also)
+
+
+@transaction.atomic
+def _written(prepared: services.Prepared, pair: tuple[str, str], also: services.Also) -> Run:
+    """The run that was prepared, unless one of the pair is under way: then that one."""
+    # Of two requests at once the second waits here (SQLite: for the transaction) and then finds the run of the first.
+    list(Worker.objects.select_for_update(no_key=True).filter(name__in=pair).order_by("pk").values_list("pk"))
+    if under_way := _under_way(pair):
+        also(under_way)
+        return under_way
+    return services.write_one(prepared, also)
 
 
 def _under_way(pair: tuple[str, str]) -> Run | None:

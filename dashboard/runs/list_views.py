@@ -11,6 +11,7 @@ from django.shortcuts import redirect, render
 from django.urls import reverse
 from django.views.decorators.http import require_safe
 
+from dashboard.accounts.guards import token_may_read
 from dashboard.accounts.roles import may_submit
 from dashboard.csv_cells import no_formula
 from dashboard.json_values import finite
@@ -46,7 +47,9 @@ FIELDS = (
     "created_at",
     "started_at",
     "ended_at",
+    "steps_done",
 )
+"""Names of a run's record. A new one comes last: some read the file by the position of a column."""
 
 
 @require_safe
@@ -87,6 +90,7 @@ def ticked(given: QueryDict) -> list[int]:
     return numbers(",".join(given.getlist("runs")))[:MAX_TICKED]
 
 
+@token_may_read
 @require_safe
 def export_csv(request: HttpRequest) -> StreamingHttpResponse:
     """The filtered list, all pages."""
@@ -96,6 +100,7 @@ def export_csv(request: HttpRequest) -> StreamingHttpResponse:
     )
 
 
+@token_may_read
 @require_safe
 def export_json(request: HttpRequest) -> HttpResponse:
     """The first `limit` of the filtered list, whatever its page, and how many there are, in the envelope of the API."""
@@ -140,7 +145,7 @@ def as_row(run: Run) -> dict[str, Any]:
             run.tokens_per_s,
             run.memory_peak,
         ),
-        *(run.created_at, run.started_at, run.ended_at),
+        *(run.created_at, run.started_at, run.ended_at, run.steps_done),
     )
     return dict(zip(FIELDS, values, strict=True))
 

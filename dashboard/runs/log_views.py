@@ -10,10 +10,12 @@ from django.http import Http404, HttpRequest, StreamingHttpResponse
 from django.shortcuts import get_object_or_404
 from django.views.decorators.http import require_safe
 
+from dashboard.accounts.guards import token_may_read
 from dashboard.runs.models import LogChunk, Run
 from dashboard.streaming import streamed
 
 
+@token_may_read
 @require_safe
 def whole(request: HttpRequest, pk: int, rank: int) -> StreamingHttpResponse:
     """What a rank has written so far, as the bytes that it wrote; empty if it wrote nothing. 404 for a rank that the

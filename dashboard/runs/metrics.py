@@ -85,14 +85,8 @@ def grown(run: Run, name: str, rank: int, step: int) -> tuple[Series, list[Serie
     """`series_and_replaced`, read without most of the chunks up to `step`: the first and the newest point, all after
     `step`, and some before it; of what was replaced some points. `total` counts those left out, too."""
     chunks = _chunks(run, name, rank)
-    fields = ("pk", "attempt__number", "first_step", "last_step", "count")
-    heads = [_Head(*row) for row in chunks.order_by(*_IN_ORDER).values_list(*fields)]
-    own = {number: list(group) for number, group in groupby(heads, attrgetter("attempt"))}
     begun = _begun(run, name)
-    firsts = {**begun, **{number: min(heads[0].first, begun.get(number, math.inf)) for number, heads in own.items()}}
-    ends = {
-        number: min((first for later, first in firsts.items() if later > number), default=math.inf) for number in own
-    }
+    heads, own, ends = _heads(chunks, begun)
     read = {head.pk for group in own.values() for head in (group[0], group[-1])}
     read |= {head.pk for head in heads if head.first < ends[head.attempt] <= head.last}  # replaced in part
     parts, replaced = _merged(chunks.filter(Q(pk__in=read) | Q(last_step__gt=step)), begun=begun)
@@ -106,6 +100,45 @@ def grown(run: Run, name: str, rank: int, step: int) -> tuple[Series, list[Serie
             over[head.attempt] += head.points
     older = [_series(points, 0, over[number]) for number, points in replaced.items()]
     return _series(_joined(parts), 0, held), older
+
+
+def first_after(run: Run, name: str, rank: int, step: int, limit: int) -> Series:
+    """The first `limit` points with a step > `step`, as `series` has them; `total` counts all of these points. Chunks
+    behind them are not read."""
+    chunks = _chunks(run, name, rank)
+    begun = _begun(run, name)
+    heads, own, ends = _heads(chunks, begun)
+    read, wanted, unread = {group[0].pk for group in own.values()}, limit, 0
+    for head in heads:
+        if head.last <= step or head.first >= ends[head.attempt]:
+            continue
+        if not step < head.first <= head.last < ends[head.attempt]:
+            read.add(head.pk)  # only some of its points count, so which must be seen
+        elif wanted > 0:
+            read.add(head.pk)
+            wanted -= head.points
+        elif head.pk not in read:
+            unread += head.points
+    parts, _ = _merged(chunks.filter(pk__in=read), step, begun)
+    points = _joined(parts)
+    found = _series(points[points["step"] > step], 0, unread)
+    shown = min(limit, found.shown)
+    return Series(found.step[:limit], found.time[:limit], found.value[:limit], shown, found.total)
+
+
+def _heads(
+    chunks: QuerySet[SeriesChunk], begun: Mapping[int, int]
+) -> tuple[list[_Head], dict[int, list[_Head]], dict[int, float]]:
+    """The chunks of a series without their points: in order, by attempt, and by attempt the step from which on a later
+    one replaces its points (infinity: none does). `begun` as in `_merged`."""
+    fields = ("pk", "attempt__number", "first_step", "last_step", "count")
+    heads = [_Head(*row) for row in chunks.order_by(*_IN_ORDER).values_list(*fields)]
+    own = {number: list(group) for number, group in groupby(heads, attrgetter("attempt"))}
+    firsts = {**begun, **{number: min(group[0].first, begun.get(number, math.inf)) for number, group in own.items()}}
+    ends = {
+        number: min((first for later, first in firsts.items() if later > number), default=math.inf) for number in own
+    }
+    return heads, own, ends
 
 
 def after(points: Series, step: int) -> Series:

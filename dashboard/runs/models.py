@@ -117,7 +117,7 @@ class Run(models.Model):
     ended_at = models.DateTimeField(null=True, blank=True)
 
     # Newest values, for lists: written with the points they come from.
-    step = models.IntegerField(null=True, blank=True)
+    step = models.IntegerField(null=True, blank=True)  # counts from 0
     loss = models.FloatField(null=True, blank=True)
     step_time = models.FloatField(null=True, blank=True)  # median of the timed steps so far, seconds
     tokens_per_s = models.FloatField(null=True, blank=True)
@@ -151,6 +151,11 @@ class Run(models.Model):
     def at_rest(self) -> bool:
         """Whether it ended so long ago that all its data has arrived."""
         return self.state in ENDED and self.ended_at is not None and timezone.now() - self.ended_at > ARRIVES_WITHIN
+
+    @property
+    def steps_done(self) -> int:
+        """Number of steps done: `step` counts from 0."""
+        return 0 if self.step is None else self.step + 1
 
     @property
     def diverged(self) -> bool:

@@ -10,6 +10,7 @@ from django.http import Http404, HttpRequest, HttpResponse, HttpResponseBase, Js
 from django.shortcuts import get_object_or_404, render
 from django.views.decorators.http import require_safe
 
+from dashboard.accounts.guards import token_may_read
 from dashboard.accounts.roles import may_change, may_submit
 from dashboard.charts.theme import LEGEND
 from dashboard.charts.timeline import Lit, lit_of, window_of
@@ -50,6 +51,7 @@ def page(request: HttpRequest, pk: int) -> HttpResponse:
     return render(request, "runs/page.html", context)
 
 
+@token_may_read
 @require_safe
 @priced
 def fragment(request: HttpRequest, pk: int, name: str) -> HttpResponseBase:
@@ -75,6 +77,7 @@ def fragment(request: HttpRequest, pk: int, name: str) -> HttpResponseBase:
     raise Http404(f"a run's page has no part '{name}'")
 
 
+@token_may_read
 @require_safe
 @priced
 def data(request: HttpRequest, pk: int, name: str) -> HttpResponseBase:

@@ -9,7 +9,7 @@ from django.shortcuts import get_object_or_404, redirect
 from django.urls import reverse
 from django.views.decorators.http import require_POST, require_safe
 
-from dashboard.accounts.guards import member_required
+from dashboard.accounts.guards import member_required, token_may_read
 from dashboard.runs import profiles
 from dashboard.runs.models import Run
 from dashboard.runs.services import Invalid
@@ -18,6 +18,7 @@ from parallel_core import limits
 from parallel_core.observe.snapshot import for_viewer, unpacked
 
 
+@token_may_read
 @require_safe
 def download(request: HttpRequest, pk: int, step: int, rank: int) -> HttpResponse:
     """The gzipped Chrome trace of one rank's step, which Perfetto opens. 404 if there is none."""
@@ -28,6 +29,7 @@ def download(request: HttpRequest, pk: int, step: int, rank: int) -> HttpRespons
     return HttpResponse(found, content_type="application/gzip", headers=headers)
 
 
+@token_may_read
 @require_safe
 def snapshot(request: HttpRequest, pk: int, step: int, rank: int, form: str) -> HttpResponse:
     """The CUDA allocator's history over one rank's step, as `json.gz` (as recorded) or as the `pickle` that PyTorch's

@@ -13,6 +13,7 @@ from django.urls import reverse
 from django.utils import timezone
 from django.views.decorators.http import require_safe
 
+from dashboard.accounts.guards import token_may_read
 from dashboard.charts import svg, theme
 from dashboard.runs import findings, metric_charts, page_charts, selectors, spec_table
 from dashboard.runs.metric_rows import metrics_of
@@ -45,6 +46,7 @@ class Strip:
     bars: list[Bar]
 
 
+@token_may_read
 @require_safe
 def report(request: HttpRequest, pk: int) -> HttpResponse:
     """Verdict, findings, one traced step, and each chart with its sentence, picture and numbers.

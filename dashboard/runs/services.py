@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Required, TypedDict, Unpack
 
@@ -65,14 +65,22 @@ class RunRequest(TypedDict, total=False):
     anyway: bool
 
 
-def submit(*, owner: Any, **request: Unpack[RunRequest]) -> Run:
-    """Queues a run and returns it.
+Also = Callable[[Any], object]
+"""Called with what was just written, in the same transaction: if it raises, nothing was written."""
+
+
+def nothing_else(written: Any) -> None:
+    """The `Also` that does nothing."""
+
+
+def submit(*, owner: Any, also: Also = nothing_else, **request: Unpack[RunRequest]) -> Run:
+    """Queues a run and returns it; `also` gets the run.
 
     1. Refuses owners who may not submit (PermissionDenied).
     2. Validates everything together; Invalid names every wrong field, and nothing is written.
     3. Writes the queued row with its Event; the controller finds it there.
     """
-    return submit_all(owner=owner, requests=[request])[0]
+    return write_one(prepare(owner=owner, requests=[request]), also)
 
 
 def submit_all(*, owner: Any, requests: Sequence[RunRequest]) -> list[Run]:
@@ -110,6 +118,14 @@ def write(prepared: Prepared) -> list[Run]:
     said = [f"Submitted by {prepared.owner.get_username()}{origin}." for origin in prepared.origins]
     states.record_all(zip(runs, said, strict=True), "queued", actor=prepared.owner)
     return runs
+
+
+@transaction.atomic
+def write_one(prepared: Prepared, also: Also = nothing_else) -> Run:
+    """`write` of the only run that was prepared."""
+    (run,) = write(prepared)
+    also(run)
+    return run
 
 
 def refusal(owner: Any, request: RunRequest) -> dict[str, str]:

@@ -245,12 +245,12 @@ class Submission(TypedDict, total=False):
     host_count: int
 
 
-def submit(*, owner: Any, **request: Unpack[Submission]) -> Run:
-    """Queues the run if there is no objection.
+def submit(*, owner: Any, also: services.Also = services.nothing_else, **request: Unpack[Submission]) -> Run:
+    """Queues the run if there is no objection; `also` gets it.
 
     Raises services.Invalid with every wrong field, PermissionDenied for viewers.
     """
-    return services.write(prepare(owner, request))[0]
+    return services.write_one(prepare(owner, request), also)
 
 
 def prepare(owner: Any, request: Submission, study: Any = None) -> services.Prepared:

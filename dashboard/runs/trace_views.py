@@ -13,6 +13,7 @@ from django.shortcuts import get_object_or_404
 from django.views.decorators.http import require_safe
 
 from dashboard import errors
+from dashboard.accounts.guards import token_may_read
 from dashboard.runs import selectors, traces
 from dashboard.runs.models import Run
 from dashboard.streaming import Echo, streamed
@@ -30,6 +31,7 @@ class Spans(Protocol):
     def layout(self) -> Layout: ...
 
 
+@token_may_read
 @require_safe
 def trace(request: HttpRequest, pk: int, step: int, form: str) -> HttpResponseBase:
     """The file of a step; `form` is one of FORMS. 404 if the run has no such traced step, or no spans of it."""

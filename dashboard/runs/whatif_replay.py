@@ -30,6 +30,7 @@ from parallel_core.spec import RunSpec
 
 TRIED = tuple(name for name, traits in TRAITS.items() if traits.tried_in_whatif)
 """Schedules tried in the list of single changes."""
+NONE_TRACED = "No traced step has arrived yet."
 
 
 @dataclass(frozen=True)
@@ -59,11 +60,17 @@ class CannotReplay(Exception):
     """Why no step can be replayed, in a sentence."""
 
 
+def absent_text(run: Run, step: int | None) -> str:
+    """Why there is no trace of a step (None: the newest)."""
+    nothing = NONE_TRACED if step is None else f"No span of step {step} was recorded."
+    return selectors.dropped_text(run, step) or nothing
+
+
 def replayable(run: Run, step: int | None) -> Trace:
     """The traced step `step` of the run (None: the one that the page shows). Raises CannotReplay unless it is whole."""
     trace = traces.trace(run, step)
     if trace is None:
-        raise CannotReplay(selectors.dropped_text(run, step) or "No traced step has arrived yet.")
+        raise CannotReplay(absent_text(run, step))
     try:
         trace.measured  # noqa: B018 - costs are measured, and kept, here
     except ValueError as error:

@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from django.contrib import messages
-from django.core.exceptions import PermissionDenied
-from django.db import transaction
-from django.db.models import Max
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import get_object_or_404, redirect, render
 from django.views.decorators.http import require_http_methods
 
 from dashboard.accounts.guards import member_required
-from dashboard.accounts.roles import may_change
 from dashboard.runs import services, spec_fields, submission
 from dashboard.runs.forms import RunForm
-from dashboard.runs.models import Run
 from dashboard.runs.panel import Panel
+from dashboard.studies import joining
 from dashboard.studies.models import Study
 from dashboard.studies.own_pages import OWN_PAGES
 
@@ -30,8 +24,7 @@ def add_run(request: HttpRequest, pk: int) -> HttpResponse:
     404 for a study that compares something else than runs that train.
     """
     study = get_object_or_404(Study.objects.exclude(kind__in=tuple(OWN_PAGES)).select_related("baseline"), pk=pk)
-    if not may_change(request.user, study):
-        raise PermissionDenied("Only the study's owner and admins may add runs to it.")
+    joining.check(study, request.user)
     if request.method != "POST":
         spec = study.baseline.spec if study.baseline else study.base
         form = RunForm(initial=spec_fields.from_spec(spec))
@@ -40,7 +33,7 @@ def add_run(request: HttpRequest, pk: int) -> HttpResponse:
     form = RunForm.sent(request)
     if form.is_valid():
         try:
-            run = _submit(request.user, study, form.submission())
+            run = joining.submit(owner=request.user, study=study, request=form.submission())
         except services.Invalid as error:
             form.show(error.field_errors)
         else:
@@ -52,12 +45,3 @@ def add_run(request: HttpRequest, pk: int) -> HttpResponse:
 def _page(request: HttpRequest, study: Study, form: RunForm, status: int = 200) -> HttpResponse:
     context = {"form": form, "study": study, "panel": Panel.of(form.assessment)}
     return render(request, "runs/form.html", context, status=status)
-
-
-def _submit(user: Any, study: Study, request: submission.Submission) -> Run:
-    prepared = submission.prepare(user, request, study)
-    with transaction.atomic():
-        get_object_or_404(Study.objects.select_for_update(), pk=study.pk)  # two requests at once get two positions
-        last = study.runs.aggregate(last=Max("position"))["last"]
-        prepared.runs[0].position = 0 if last is None else last + 1
-        return services.write(prepared)[0]

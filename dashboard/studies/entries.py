@@ -194,7 +194,7 @@ def shared_room(runs: Sequence[Run], specs: Mapping[int, RunSpec]) -> Room | Non
 def _status(run: Run, spec: RunSpec, wait: str) -> str:
     """A few words for the row of a run without a final result."""
     if run.state == State.RUNNING:
-        return f"running: step {0 if run.step is None else run.step + 1} of {spec.train.steps}"
+        return f"running: step {run.steps_done} of {spec.train.steps}"
     if run.state == State.QUEUED:
         return f"queued: {wait}" if wait else "queued"
     if run.detail.lower().startswith(run.state):  # "Cancelled while it was queued …"

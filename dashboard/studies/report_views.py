@@ -11,6 +11,7 @@ from django.template.loader import render_to_string
 from django.utils import timezone
 from django.views.decorators.http import require_GET
 
+from dashboard.accounts.guards import token_may_read
 from dashboard.charts import svg
 from dashboard.charts.chart import Chart
 from dashboard.numbers import numbers
@@ -43,6 +44,7 @@ SHARES = {
 """Column of the table of strategies -> components; together they are the whole traced step."""
 
 
+@token_may_read
 @require_GET
 def report(request: HttpRequest, pk: int) -> HttpResponse:
     """Method, table of strategies, written answers, and each chart with its sentence and numbers.

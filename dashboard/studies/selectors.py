@@ -47,7 +47,7 @@ class Row:
 
     @property
     def steps_done(self) -> int:
-        return 0 if self.run.step is None else self.run.step + 1
+        return self.run.steps_done
 
     @property
     def progress(self) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -12,18 +13,22 @@ from dashboard.accounts.roles import may_change, may_submit
 from dashboard.fleet.models import Worker
 from dashboard.fleet.selectors import FleetSnapshot, all_cores
 from dashboard.runs import services as runs
+from dashboard.runs.models import ENDED, Run
 from dashboard.runs.services import Invalid
 from dashboard.studies import sweepable, variants
 from dashboard.studies.estimate import START_S, Estimate, estimate, step_seconds
 from dashboard.studies.feasible import feasible
 from dashboard.studies.models import Study
 from dashboard.studies.strategies import STARTER
-from dashboard.studies.variants import Plan, Spec
+from dashboard.studies.variants import Plan, Spec, Variant
+from parallel_core.spec import RunSpec
 
 __all__ = [
     "Estimate",
     "Invalid",
+    "cancel",
     "create",
+    "create_listed",
     "create_matrix",
     "create_starter",
     "create_sweep",
@@ -91,6 +96,35 @@ def create_sweep(
     return create(owner=owner, name=name, kind="sweep", base=base, plan=plan, asked=asked, repeats=repeats)
 
 
+def create_listed(
+    *,
+    owner: Any,
+    name: str,
+    listed: Sequence[tuple[str, RunSpec]],
+    repeats: int = 1,
+    retries: int = 0,
+    also: runs.Also = runs.nothing_else,
+) -> Study:
+    """A study of the runs that are `listed` (name, spec), the first of them the baseline. Raises as `create`; a name
+    that two of them have is wrong at `plan`."""
+    names = [called.strip() for called, _ in listed]
+    if twice := [called for called, count in Counter(names).items() if count > 1]:
+        raise Invalid({"plan": f"Each run needs a name of its own; several have “{twice[0]}”."})
+    plan = Plan(tuple(Variant(called, spec) for called, (_, spec) in zip(names, listed, strict=True)))
+    base = listed[0][1].model_dump(mode="json")
+    return create(
+        owner=owner,
+        name=name,
+        kind="listed",
+        base=base,
+        plan=plan,
+        asked={},
+        repeats=repeats,
+        retries=retries,
+        also=also,
+    )
+
+
 def create_starter(*, owner: Any, worker: Worker) -> Study:
     """The study that every new yard begins with: single, naive, DP, TP and both pipelines, plain and with AR.
 
@@ -144,8 +178,9 @@ def create(
     repeats: int = 1,
     retries: int = 0,
     note: str = "",
+    also: runs.Also = runs.nothing_else,
 ) -> Study:
-    """Creates the study and queues its runs, in one transaction.
+    """Creates the study and queues its runs, in one transaction; `also` gets the study.
 
     1. Refuses users who may not submit (PermissionDenied).
     2. Leaves out what no reporting worker could run. Raises Invalid if there is nothing to run, too much, or no valid
@@ -165,6 +200,7 @@ def create(
         study.save()
         study.baseline = runs.write(prepared)[0]
         study.save(update_fields=("baseline",))
+        also(study)
     return study
 
 
@@ -206,6 +242,18 @@ def edit(*, study: Study, user: Any, name: str, notes: str) -> Study:
     study.name, study.notes = name.strip(), words
     study.save(update_fields=("name", "notes"))
     return study
+
+
+def cancel(*, study: Study, user: Any) -> tuple[list[Run], list[Run]]:
+    """Cancels the runs of a study that have not ended. Returns them, and those of others, which are left as they are.
+
+    Raises PermissionDenied.
+    """
+    if not may_change(user, study):
+        raise PermissionDenied("Only the study's owner and admins may cancel its runs.")
+    going = list(study.runs.exclude(state__in=ENDED).select_related("owner").order_by("position", "pk"))
+    mine = [runs.request_cancel(run=run, user=user) for run in going if may_change(user, run)]
+    return mine, [run for run in going if not may_change(user, run)]
 
 
 def _name_errors(name: str) -> dict[str, str]:

@@ -18,6 +18,7 @@ from django.shortcuts import get_object_or_404, redirect, render
 from django.urls import reverse
 from django.views.decorators.http import require_GET, require_POST
 
+from dashboard.accounts.guards import token_may_read
 from dashboard.accounts.roles import may_change, may_submit
 from dashboard.charts.theme import LEGEND
 from dashboard.live.changes import answer, priced
@@ -239,6 +240,7 @@ def gantt(request: HttpRequest, pk: int) -> JsonResponse:
     return JsonResponse(figures.gantts(rows).as_dict())
 
 
+@token_may_read
 @require_GET
 def table_csv(request: HttpRequest, pk: int) -> HttpResponse:
     """The full table; numbers in SI units without rounding."""

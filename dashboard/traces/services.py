@@ -16,7 +16,7 @@ from django.utils import timezone
 
 from dashboard.accounts.roles import may_change, may_submit
 from dashboard.file_names import shown_name
-from dashboard.runs.services import Invalid
+from dashboard.runs.services import Also, Invalid, nothing_else
 from dashboard.traces.models import Trace, TraceFile
 from parallel_core import limits
 
@@ -28,8 +28,8 @@ LEFT_S = 24 * 3600
 MAX_MIB = limits.MAX_TRACE_BYTES >> 20
 
 
-def upload(*, owner: Any, name: str, files: Sequence[File[bytes]]) -> Trace:
-    """Stores the files and queues them for the analyst.
+def upload(*, owner: Any, name: str, files: Sequence[File[bytes]], also: Also = nothing_else) -> Trace:
+    """Stores the files and queues them for the analyst; `also` gets the trace.
 
     Raises PermissionDenied for viewers, Invalid({"files" or "name": why}).
     """
@@ -52,6 +52,7 @@ def upload(*, owner: Any, name: str, files: Sequence[File[bytes]]) -> Trace:
                 TraceFile(trace=trace, name=_plain(file.name), size=file.size or 0, stored=place)
                 for place, file in zip(stored, files, strict=True)
             )
+            also(trace)
     except BaseException:
         for place in stored:
             default_storage.delete(place)

@@ -13,7 +13,7 @@ from django.shortcuts import get_object_or_404, redirect, render
 from django.urls import reverse
 from django.views.decorators.http import require_http_methods, require_safe
 
-from dashboard.accounts.guards import member_required
+from dashboard.accounts.guards import member_required, token_may_read
 from dashboard.accounts.roles import may_change, may_submit
 from dashboard.charts.theme import LEGEND
 from dashboard.charts.timeline import lit_of, window_of
@@ -106,6 +106,7 @@ def operators(request: HttpRequest, pk: int) -> HttpResponse:
     return render(request, "traces/operators.html", context)
 
 
+@token_may_read
 @require_safe
 def saved(request: HttpRequest, pk: int, step: int, form: str) -> StreamingHttpResponse:
     """The spans of a step as a file in one of FORMS."""

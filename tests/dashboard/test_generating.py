@@ -141,6 +141,20 @@ def test_the_form_says_that_no_worker_takes_it_now(client: Client, source: Run) 
     assert said() == "Too few such devices take runs now: yard-a is draining."
 
 
+@pytest.mark.parametrize(
+    ("body", "field"),
+    [
+        ({"prompt": "def ", "ids": [1]}, "ids"),
+        ({"ids": [256]}, "ids"),
+        ({"prompt": "x" * 32}, "prompt"),
+        ({}, "prompt"),
+    ],
+)
+def test_the_api_blames_what_was_sent(client: Client, source: Run, body: dict[str, Any], field: str) -> None:
+    answer = client.post(f"/api/v1/runs/{source.pk}/generate", body, content_type="application/json")
+    assert (answer.status_code, list(answer.json()["error"]["fields"])) == (422, [field])
+
+
 def test_a_worker_that_has_the_task_but_takes_no_runs_is_named_before_the_old_ones(source: Run, made: Run) -> None:
     """Its return is enough; a newer worker is needed only where none that is known could take the run."""
     factory.worker("yard-b")

@@ -53,6 +53,7 @@ BODIES: dict[str, dict[str, Any]] = {
     "/api/v1/runs/{run_id}/generate": {"prompt": "a"},
     "/api/v1/studies/{study_id}/again": {"which": "repeatable"},
     "/api/v1/links": {"first": "yard-a", "second": "yard-b"},
+    "/api/v1/studies": {"name": "s", "runs": [{"label": "a", "spec": {}}]},
 }
 """Valid bodies, since an invalid one may be refused for that alone."""
 METHODS = ("get", "post", "put", "patch", "delete")
@@ -135,8 +136,8 @@ def ask(client: Client, method: str, path: str, secret: str = "") -> Any:
     if path in ("/api/v1/corpora", "/api/v1/traces") and method == "post":
         file = SimpleUploadedFile("a.txt", b"some text")
         return client.post(address, {"upload": file, "files": file, "name": "x"}, headers=headers)
-    body = BODIES.get(path) if method == "post" else None
-    text = json.dumps(body) if body else ""
+    body = BODIES.get(path) if method == "post" else {} if method == "patch" else None
+    text = "" if body is None else json.dumps(body)
     return client.generic(method.upper(), address, text, "application/json", headers=headers)
 
 

@@ -1,0 +1,111 @@
+"""Request and response schemas of the API's operations on studies."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Annotated, Any, Literal
+
+from ninja import Schema
+from pydantic import ConfigDict, Field
+
+from dashboard.api import schemas as s
+from dashboard.runs.services import MAX_RETRIES
+from dashboard.studies.services import MAX_NOTES, MAX_REPEATS
+from dashboard.studies.variants import MAX_RUNS, MOST_CALLED
+from parallel_core import limits
+from parallel_core.spec import RunSpec
+
+
+class StudyOut(Schema):
+    id: int
+    name: str
+    kind: str
+    owner: str
+    created_at: datetime
+    runs: dict[str, int] = Field(description="number of runs by state")
+    baseline: int | None
+
+
+class MemberOut(s.RunOut):
+    """A run of a study."""
+
+    position: int = Field(description="its place in the study, from 0; those that repeat it have the same")
+    repeats: int | None = Field(description="the first run with its setting, which it was to repeat; null of that one")
+
+
+class StudyDetail(StudyOut):
+    notes: str
+    base: dict[str, Any]
+    settings: dict[str, Any]
+    members: list[MemberOut]
+
+
+class MemberIn(Schema):
+    """One of the runs of a new study."""
+
+    model_config = ConfigDict(extra="forbid")
+    label: Annotated[
+        str,
+        Field(
+            min_length=1,
+            max_length=MOST_CALLED,
+            pattern=r"^[^\x00]*[^\x00\s][^\x00]*$",
+            description="the run's name, another for each",
+        ),
+    ]
+    spec: RunSpec
+
+
+class StudyIn(Schema):
+    """Runs to compare, in this order, each with nothing beside it; the first is the baseline."""
+
+    model_config = ConfigDict(
+        extra="forbid",
+        json_schema_extra={
+            "example": {
+                "name": "two batches",
+                "runs": [
+                    {
+                        "label": f"batch {batch}",
+                        "spec": s.FIRST_RUN["spec"] | {"train": {"steps": 20, "global_batch": batch}},
+                    }
+                    for batch in (8, 16)
+                ],
+            }
+        },
+    )
+    name: Annotated[str, Field(min_length=1, max_length=limits.MAX_NAME, pattern=r"^[^\x00]*$")]
+    runs: Annotated[list[MemberIn], Field(min_length=1, max_length=MAX_RUNS)]
+    repeats: Annotated[int, Field(ge=1, le=MAX_REPEATS, description="of each run: the whole list once, then again")] = 1
+    retries: Annotated[int, Field(ge=0, le=MAX_RETRIES, description="of each run, when a worker is lost")] = 0
+
+
+class StudyEdit(Schema):
+    """What is left out stays."""
+
+    model_config = ConfigDict(extra="forbid", json_schema_extra={"example": {"name": "two batches, again"}})
+    name: Annotated[str, Field(min_length=1, max_length=limits.MAX_NAME, pattern=r"^[^\x00]*$")] | None = None
+    notes: Annotated[str, Field(max_length=MAX_NOTES, pattern=r"^[^\x00]*$")] | None = None
+
+
+class CancelOut(Schema):
+    cancelled: list[s.RunOut] = Field(description="those that had not ended: cancelled now, or asked to stop")
+    left: list[s.RunOut] = Field(description="those of others, which go on")
+
+
+class AgainIn(Schema):
+    model_config = ConfigDict(extra="forbid")
+    which: Literal["repeatable", "cancelled"] = Field(
+        default="repeatable", description="repeatable: those that were disturbed or cut off"
+    )
+
+
+class AgainOut(Schema):
+    queued: list[s.RunOut]
+    refused: dict[str, str] = Field(
+        description="why not, of those that were left out, by name; with ` #` and the run's number behind it where "
+        "several of them have one name"
+    )
+    waits: dict[str, str] = Field(
+        description="why, of those that no worker takes now (all while the controller is away), in the same way"
+    )
