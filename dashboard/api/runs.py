@@ -12,6 +12,7 @@ from dashboard.api import schemas as s
 from dashboard.api.auth import READ, SUBMIT, require_member
 from dashboard.api.idempotency import Key, made_once
 from dashboard.api.paging import LISTS, PageNumber, page_of
+from dashboard.api.waiting import MOST_S
 from dashboard.json_values import clean
 from dashboard.runs import generating, removal, resuming, selectors, services, submission
 from dashboard.runs.damaged import damaged
@@ -94,8 +95,13 @@ def list_runs(
 
 
 @router.get("/{run_id}", auth=READ, response={200: s.Envelope[s.RunDetail], **s.refusals(*s.SEES)})
-def get_run(request: HttpRequest, run_id: RunId) -> Any:
-    """One run with its spec and, once it has ended, its summary."""
+def get_run(
+    request: HttpRequest,
+    run_id: RunId,
+    wait: Annotated[int, Query(ge=0, le=MOST_S, description="seconds; the answer comes when `state` changes")] = 0,
+) -> Any:
+    """One run with its spec and, once it has ended, its summary. With `wait` it comes once the state is another one, or
+    after so many seconds; at once if the run has ended. So a script that follows a run asks again with each answer."""
     return {"data": detail(run_of(run_id))}
 
 

@@ -12,9 +12,12 @@ from django.views.decorators.csrf import csrf_exempt
 
 from dashboard.api import reference
 from dashboard.api.v1 import api
+from dashboard.api.waiting import patient
 from dashboard.errors import json_error
 
 View = Callable[..., HttpResponseBase]
+OF_ONE_RUN = ("get_run", "edit_run", "delete_run")
+"""Names of the address of one run, one for each method: all have the same view."""
 
 
 def authenticates_itself(view: View) -> View:
@@ -43,7 +46,8 @@ def _patterns() -> list[URLPattern | URLResolver]:
     patterns = api.urls[0]
     for pattern in patterns:
         if isinstance(pattern, URLPattern):
-            pattern.callback = authenticates_itself(pattern.callback)
+            view = authenticates_itself(pattern.callback)
+            pattern.callback = patient(view) if pattern.name in OF_ONE_RUN else view
     return patterns
 
 

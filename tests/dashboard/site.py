@@ -19,15 +19,21 @@ import django; django.setup()
 from django.conf import settings
 from django.contrib.auth.models import User
 from django.test import Client
-client = Client(); client.force_login(User.objects.create_user("bob"))
+from django.utils import timezone
+from dashboard.runs.models import Run
+from parallel_core.spec import RunSpec
+bob = User.objects.create_user("bob")
+client = Client(); client.force_login(bob)
+Run.objects.create(pk=1, owner=bob, name="r", spec=RunSpec().model_dump(mode="json"), queued_at=timezone.now())
 (settings.HOME / "cookie").write_text(client.session.session_key)
 """
 
 
 class Site:
-    """A uvicorn server on a unix socket, with its own database and one signed-in viewer."""
+    """A uvicorn server on a unix socket, with its own database, one signed-in viewer, and the queued run 1."""
 
     def __init__(self, folder: Path, redis_url: str) -> None:
+        self.folder = folder
         self.socket = folder / "web.sock"
         env = env_of(folder, redis_url)
         make_database(folder, env, SIGN_IN)
@@ -54,6 +60,12 @@ class Site:
             client.stream("GET", f"http://localhost/live/stream?topics={topics}", headers=headers) as response,
         ):
             yield response
+
+    async def get(self, path: str) -> httpx.Response:
+        transport = httpx.AsyncHTTPTransport(uds=str(self.socket))
+        cookies = {"sessionid": self.cookie}
+        async with httpx.AsyncClient(transport=transport, cookies=cookies, timeout=DEADLINE_S) as client:
+            return await client.get(f"http://localhost{path}")
 
     def close(self) -> None:
         self.process.kill()

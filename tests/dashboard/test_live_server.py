@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import json
+import sqlite3
 from collections.abc import Iterator
 
 import pytest
 import redis
 
 from dashboard.live import announce
+from dashboard.yard.home import Home
 from tests.dashboard.site import DEADLINE_S, Site, next_message
 from workers.contract import LIVE
 
@@ -49,14 +51,55 @@ def test_news_reach_the_browser_and_are_resumed_after_a_lost_connection(site: Si
     asyncio.run(main())
 
 
-def test_the_server_ends_with_streams_open(site: Site, redis_url: str) -> None:
+def move(site: Site, state: str) -> None:
+    """Changes the state of run 1 and announces it, as the controller does."""
+    with sqlite3.connect(Home(site.folder).database) as database:
+        database.execute("UPDATE runs_run SET state = ? WHERE id = 1", (state,))
+    database.close()
+    announce.publish(1, None, ["state"])
+
+
+def test_who_waits_for_a_run_is_answered_when_its_state_changes(site: Site, redis_url: str) -> None:
+    """It would wait a minute, but the client only half of one: an answer is due to the change."""
+
+    async def told(wait: int) -> str:
+        answer = await site.get(f"/api/v1/runs/1?wait={wait}")
+        assert answer.status_code == 200, answer.text
+        return str(answer.json()["data"]["state"])
+
     async def main() -> None:
+        assert await told(1) == "queued", "nothing changes"
+        for state in ("starting", "running", "succeeded"):
+            async with site.open("run:1") as response:
+                await next_message(response.aiter_lines())  # news arrive
+                waiting = [asyncio.create_task(told(60)) for _ in range(3)]
+                done, _ = await asyncio.wait(waiting, timeout=1.0)
+                assert not done, "the state is the same"
+                announce.publish(1, None, ["points"])
+                done, _ = await asyncio.wait(waiting, timeout=0.5)
+                assert not done, "points are no change of the state"
+                move(site, state)
+                assert await asyncio.gather(*waiting) == [state] * 3
+        assert await told(60) == "succeeded", "a run that has ended is not waited for"
+        assert (await site.get("/api/v1/runs/2?wait=60")).status_code == 404
+        assert (await site.get("/api/v1/runs/1?wait=61")).status_code == 422
+
+    asyncio.run(main())
+
+
+def test_the_server_ends_with_streams_open_and_answers_who_waits(site: Site, redis_url: str) -> None:
+    move(site, "running")
+
+    async def main() -> None:
+        waiting = asyncio.create_task(site.get("/api/v1/runs/1?wait=60"))
         async with site.open("fleet") as response:
             lines = response.aiter_lines()
             await next_message(lines)
+            await asyncio.wait([waiting], timeout=1.0)
             site.process.terminate()
             assert (await next_message(lines))["event"] == "bye"
+        assert (await waiting).json()["data"]["state"] == "running"
 
     asyncio.run(main())
     assert site.process.wait(DEADLINE_S) in (0, -15)
-    assert redis.Redis.from_url(redis_url).xlen(LIVE) == 0
+    assert redis.Redis.from_url(redis_url).xlen(LIVE) == 1  # what `move` announced
