@@ -107,6 +107,17 @@ class FullySharded(Value):
     backward: Seconds
     work: Annotated[float, Field(ge=0, le=1)] = 1.0
 
+    def busy(self, devices: int) -> float:
+        """Share of the seconds, 0 .. 1, in which a device is at work: its ranks took turns where there were fewer
+        `devices` than ranks."""
+        return min(1.0, max(1.0, self.ranks / devices) * self.work)
+
+    def times(self, factor: float, devices: int) -> FullySharded:
+        """Returns the row with the work multiplied by `factor`, with all turns of it; what is waited stays."""
+        longer = 1 + self.busy(devices) * (factor - 1)
+        seconds = {"forward": longer * self.forward, "backward": longer * self.backward}
+        return self.model_copy(update={**seconds, "work": min(1.0, factor * self.work / longer)})
+
 
 class OwnShards(Value):
     """Processor seconds that this engine's ZeRO (stage `zero`) adds to forward and backward of a micro-batch through

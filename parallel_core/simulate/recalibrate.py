@@ -35,6 +35,7 @@ def scaled(table: CostTable, factor: float) -> CostTable:
                 name: {busy: curve.times(factor) for busy, curve in curves.items()}
                 for name, curves in table.fixed.items()
             },
+            "fully_sharded": tuple(row.times(factor, table.devices) for row in table.fully_sharded),
             "own_shards": tuple(row.times(factor) for row in table.own_shards),
             "reference": {},
         }

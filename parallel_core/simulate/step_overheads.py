@@ -174,8 +174,7 @@ class Ends:
         if known is None or kind not in (Kind.F, Kind.BW):
             return 0.0, 0.0
         seconds = known.forward if kind is Kind.F else known.backward
-        turns = max(1.0, known.ranks / self._table.devices)  # the seconds include taking turns
-        return known.work * seconds, max(0.0, 1.0 - turns * known.work) * seconds
+        return known.work * seconds, (1.0 - known.busy(self._table.devices)) * seconds
 
     def _gathers(self, kind: Kind) -> Sequence[int]:
         """Bytes of each parameter gather in one operation."""
