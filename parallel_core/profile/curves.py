@@ -82,6 +82,18 @@ class Link(Value):
     spread: tuple[Seconds, ...] = ()
     work: Curve | None = None
 
+    def collective(self, ranks: int, size: float) -> tuple[float, float]:
+        """(seconds, seconds of these beyond latency) of this collective of `size` bytes on a ring of `ranks`.
+
+        Each rank takes part in n - 1 turns (twice that in an all-reduce), each of which moves 1/n of the bytes
+        (Patarasuk and Yuan 2009), so a timing with another number of ranks is scaled.
+        """
+        seconds = self.time.at(size)
+        latency = min(self.time.seconds[0], seconds)
+        turns = (ranks - 1) / (self.ranks - 1)
+        moving = (seconds - latency) * turns * self.ranks / ranks
+        return latency * turns + moving, moving
+
     def arrival(self, size: float, each: float) -> float:
         """Returns the seconds from the start of a send until the waiting receiver has the tensor.
 

@@ -140,10 +140,12 @@ class Network:
         ranks = sum(count for _, count in pattern)
         if len(pattern) > 1:
             links = (link for pair in self._pairs(pattern) if (link := pair.link(what, ranks)))
-            seconds, moving = max((_ring(link, ranks, size) for link in links), default=(0.0, 0.0))
+            seconds, moving = max((link.collective(ranks, size) for link in links), default=(0.0, 0.0))
             return Exchange(seconds, True, moving)
         link = self._table.link(what, ranks)
-        return Exchange(link.time.at(size), link.ranks > self._table.devices) if link else Exchange(0.0, False)
+        if link is None:
+            return Exchange(0.0, False)
+        return Exchange(link.collective(ranks, size)[0], link.ranks > self._table.devices)
 
     def _pairs(self, pattern: Pattern) -> list[LinksBetween]:
         return [self._between[frozenset(pair)] for pair in combinations((host for host, _ in pattern), 2)]
@@ -242,15 +244,3 @@ def _slower(between: LinksBetween, size: float) -> tuple[tuple[int, float], ...]
     alone = link.time.at(size) - latency
     wider = sorted((one for one in between.links if _is_send(one) and one.ranks > 2), key=lambda one: one.ranks)
     return tuple((one.ranks // 2, max(1.0, (one.time.at(size) - latency) / alone)) for one in wider) if alone else ()
-
-
-def _ring(link: Link, ranks: int, size: float) -> tuple[float, float]:
-    """(seconds, seconds of these beyond latency) on a ring of `ranks`, from a timing with `link.ranks` ranks: each
-    takes part in n - 1 turns (twice that in an all-reduce), each of which moves 1/n of the bytes."""
-    seconds = link.time.at(size)
-    latency = min(link.time.seconds[0], seconds)
-    if ranks == link.ranks:
-        return seconds, seconds - latency
-    turns = (ranks - 1) / (link.ranks - 1)
-    moving = (seconds - latency) * turns * link.ranks / ranks
-    return latency * turns + moving, moving

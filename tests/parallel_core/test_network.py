@@ -8,6 +8,7 @@ import pytest
 
 from parallel_core.layout import Layout
 from parallel_core.outline import outline_of
+from parallel_core.plan.alpa.costs import Measured
 from parallel_core.plan.peak import places_of
 from parallel_core.plan.units import unit_costs
 from parallel_core.profile.curves import Link, LinksBetween, What
@@ -148,3 +149,24 @@ def test_one_host_is_what_it_was() -> None:
 def test_what_torch_shards_is_predicted_on_one_host_alone() -> None:
     with pytest.raises(CannotPredict, match="fully_shard is timed on one host"):
         predicted(["a", "b"], dp=2, zero=3, zero_backend="fully_shard")
+
+
+@pytest.mark.parametrize(("what", "rounds"), [("all_reduce", 2), ("all_gather", 1)])
+@pytest.mark.parametrize("ranks", [2, 3, 4, 6, 8])
+def test_a_ring_inside_a_host_is_scaled_to_its_ranks(what: What, rounds: int, ranks: int) -> None:
+    """Links of 2 and 4 ranks were timed; those of any other number follow from the ring, in a step and in a plan."""
+
+    def ring(n: int, size: float) -> float:
+        return rounds * (n - 1) * (ALPHA_S + size / n * BYTE_S)
+
+    sizes = [0, 1 << 20, 1 << 24]
+    links = [
+        {"what": what, "ranks": n, "time": {"sizes": sizes, "seconds": [ring(n, size) for size in sizes]}}
+        for n in (2, 4)
+    ]
+    timed = table(MODEL, links=links, devices=8)
+    made = Network(Layout.of(spec(dp=ranks)), timed)
+    found = made.exchange(what, made.data(0), 1 << 24)
+    assert found.seconds == pytest.approx(ring(ranks, 1 << 24)) and not found.waited
+    priced = Measured(timed).all_reduce if what == "all_reduce" else Measured(timed).gather
+    assert priced(ranks, 1 << 24) == found.seconds and priced(1, 1 << 24) == 0.0

@@ -32,6 +32,7 @@ from parallel_core.plan.partition import flop_weights
 from parallel_core.plan.strategy import recomputed_flops
 from parallel_core.plan.traffic import unit_volumes
 from parallel_core.plan.units import boundary_elements, unit_costs
+from parallel_core.profile.curves import What
 from parallel_core.profile.table import CostTable
 from parallel_core.simulate.predict import CannotPredict
 from parallel_core.simulate.stage_costs import unit_times
@@ -105,12 +106,14 @@ class Measured:
         return unit_times(spec, self.table)
 
     def all_reduce(self, ranks: int, size: float, stride: int = 1) -> float:
-        link = self.table.link("all_reduce", ranks)
-        return link.time.at(size) if link and ranks > 1 else 0.0
+        return self._collective("all_reduce", ranks, size)
 
     def gather(self, ranks: int, size: float) -> float:
-        link = self.table.link("all_gather", ranks)
-        return link.time.at(size) if link and ranks > 1 else 0.0
+        return self._collective("all_gather", ranks, size)
+
+    def _collective(self, what: What, ranks: int, size: float) -> float:
+        link = self.table.link(what, ranks)
+        return link.collective(ranks, size)[0] if link else 0.0
 
     def send(self, size: float, inside: bool) -> float:
         link = self.table.link("send", 2)
