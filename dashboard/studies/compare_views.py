@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple
 from urllib.parse import urlencode
@@ -19,7 +20,7 @@ from dashboard.numbers import number, numbers
 from dashboard.runs.findings import case_of
 from dashboard.runs.list_views import MAX_TICKED
 from dashboard.runs.models import Run
-from dashboard.runs.places import NOWHERE
+from dashboard.runs.places import NOWHERE, Place
 from dashboard.schedules.glossary import words_of
 from dashboard.studies import compare, figures, held_out
 from dashboard.studies.selectors import Overview, Row, overview
@@ -96,7 +97,7 @@ def live_context(runs: list[Run]) -> dict[str, Any]:
         "drawn": min(len(rows), MAX_DRAWN),
         "verdict": compare.verdict(view, rows[1:]),
         "charts": _compare_charts(view, rows),
-        "scaling": None if view.open else _scaling(rows),
+        "scaling": None if view.open else _scaling(rows, view.places),
         "reached": compare.time_to_loss(view) if same else compare.Reaches(),
     }
 
@@ -150,9 +151,13 @@ def _in_order(view: Overview, runs: list[Run]) -> list[Row]:
     return [by_run[run.pk] for run in runs]
 
 
-def _scaling(rows: list[Row]) -> Finding | None:
-    """For two runs, whether more devices gained less than they should: judged by times, so only if undisturbed."""
+def _scaling(rows: list[Row], places: Mapping[int, Place]) -> Finding | None:
+    """For two runs, whether more devices gained less than they should: judged by times, so only if undisturbed, and on
+    the same machines or more of their kind."""
     if len(rows) != 2 or any(row.entry.disturbed for row in rows):
+        return None
+    first, second = (places.get(row.run.pk, NOWHERE) for row in rows)
+    if second.elsewhere(first):
         return None
     return scaling.check(case_of(rows[1].run, earlier=rows[0].run))
 

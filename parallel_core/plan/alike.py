@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from parallel_core.outline.recompute import recomputed
 from parallel_core.spec import RunSpec
 
 _DEFAULT = RunSpec()
@@ -47,3 +48,14 @@ def _reduced(spec: RunSpec, **same: object) -> RunSpec:
         same["steps"] = _DEFAULT.train.steps
     train = spec.train.model_copy(update=same)
     return spec.model_copy(update={"train": train, "trace": _DEFAULT.trace, "inject": ()})
+
+
+def same_sample(a: RunSpec, b: RunSpec) -> bool:
+    """Whether a sample costs both runs the same work, so that only batch, split and devices decide on samples/s."""
+    return _per_sample(a) == _per_sample(b)
+
+
+def _per_sample(spec: RunSpec) -> tuple[object, ...]:
+    same = {name: getattr(_DEFAULT.train, name) for name in ("global_batch", "steps", "clip")}
+    split, train = spec.parallel, of_step(spec).train.model_copy(update=same)
+    return spec.model, train, split.recompute, recomputed(split, spec.model.units()), spec.inject

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
 import pytest
 
-from parallel_core.analysis.diagnosis import diagnose
+from parallel_core import faults
+from parallel_core.analysis.diagnosis import diagnose, scaling
 from parallel_core.analysis.diagnosis.case import Case
 from parallel_core.schedule.ir import Kind
 from parallel_core.simulate import Costs
@@ -37,3 +41,36 @@ def test_compute_that_follows_the_batch_has_not_grown(
     (finding,) = [one for one in diagnose(later) if one.rule == "scaling"]
     assert finding.evidence.endswith(f"; for the same samples a device, {words}.")
     assert finding.effect_ns == lost * MS
+
+
+@pytest.mark.parametrize(
+    ("changed", "found"),
+    [
+        ({"train": {"precision": "fp64"}}, False),
+        ({"train": {"device": "cuda"}}, False),
+        ({"train": {"deterministic": True}}, False),
+        ({"train": {"clip_norm": None}}, False),
+        ({"parallel": {"recompute": "full"}}, False),
+        ({"parallel": {"recompute": "full", "recompute_layers": [0]}}, False),
+        ({"inject": [faults.parse("straggler:rank=1,factor=2")]}, False),
+        ({"train": {"seed": 3, "lr": 1e-2, "steps": 99, "clip": "stage"}}, True),
+        ({"parallel": {"zero": 1, "micro_batches": 2}}, True),
+    ],
+)
+def test_only_runs_that_do_the_same_work_for_a_sample_are_compared(changed: dict[str, Any], found: bool) -> None:
+    """Half the speed in fp64, or with everything computed twice, is not lost by the split."""
+    later = case(2, 16, 80, 8, earlier=case(1, 16, 96, 0))
+    told = later.spec.model_dump(mode="json")
+    more = {name: {**told[name], **value} if isinstance(value, dict) else value for name, value in changed.items()}
+    other = replace(later, spec=RunSpec.model_validate({**told, **more}))
+    assert (scaling.check(other) is not None) is found
+
+
+def test_the_same_layers_recomputed_are_the_same_work_however_they_are_listed() -> None:
+    def again(made: Case, layers: list[int] | None) -> Case:
+        split = made.spec.parallel.model_copy(update={"recompute": "full", "recompute_layers": layers})
+        return replace(made, spec=made.spec.model_copy(update={"parallel": split}))
+
+    every = list(range(MODEL["layers"]))
+    earlier = again(case(1, 16, 96, 0), None)
+    assert scaling.check(again(case(2, 16, 80, 8, earlier=earlier), every)) is not None

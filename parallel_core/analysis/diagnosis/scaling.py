@@ -1,4 +1,4 @@
-"""Compared with an earlier run of the same model, more devices gained less than they should have.
+"""Compared with an earlier run of the same work, more devices gained less than they should have.
 
 Threshold: less than 70 % of the earlier run's samples per second and device, on more devices. Weak scaling of a healthy
 run keeps 80 to 95 % of it (Narayanan et al. 2021, table 1). The loss is attributed to the account that grew most for
@@ -12,15 +12,16 @@ from parallel_core.analysis.breakdown import COMPONENTS
 from parallel_core.analysis.diagnosis.case import Case, Finding
 from parallel_core.analysis.names import COMPONENT_NAMES
 from parallel_core.analysis.quantities import ns_text, percent_text, plural_text
+from parallel_core.plan import alike
 
 LEAST = 0.70
 
 
 def check(case: Case) -> Finding | None:
     before = case.earlier
-    if before is None or not case.step_ns or not before.step_ns or case.spec.model != before.spec.model:
+    if before is None or not case.step_ns or not before.step_ns or case.layout.world <= before.layout.world:
         return None
-    if case.layout.world <= before.layout.world:
+    if not alike.same_sample(case.spec, before.spec):
         return None
     kept = _rate(case) / _rate(before)
     if kept >= LEAST:
