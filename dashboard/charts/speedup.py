@@ -8,7 +8,7 @@ from typing import Any
 from dashboard.charts import theme
 from dashboard.charts.chart import Chart, Entry, row_height, standing, ticks
 from dashboard.charts.theme import var
-from parallel_core.analysis.quantities import percent_text, ratio_text
+from parallel_core.analysis.quantities import percent_text, plural_text, ratio_text
 
 MAX_CHARACTERS = 44
 """Length of a status in the figure; the table has all of it."""
@@ -217,10 +217,11 @@ def _row(entry: Entry) -> list[str]:
     if speed is None:
         return [entry.label, entry.status or "not measured", *[""] * (len(COLUMNS) - 2)]
     noise = " (within noise)" if speed.within_noise and not entry.baseline else ""
+    whiskers = f"{ratio_text(speed.low)} to {ratio_text(speed.high)}"
     return [
         entry.label,
         ratio_text(speed.ratio) + noise,
-        f"{ratio_text(speed.low)} to {ratio_text(speed.high)}",
+        plural_text(speed.n, "timed step") if speed.few else whiskers,
         ratio_text(entry.ideal) if entry.ideal else "",
         percent_text(speed.ratio / entry.ideal) if entry.ideal else "",
         percent_text(entry.others) if entry.others is not None else "",

@@ -11,6 +11,7 @@ from statistics import median
 from dashboard.charts.chart import pairs
 from dashboard.studies.selectors import Overview, Row
 from dashboard.studies.written import Again, shown
+from parallel_core.analysis import sentences
 from parallel_core.analysis.disturbance import DISTURBED_ABOVE
 from parallel_core.analysis.quantities import (
     bytes_text,
@@ -97,7 +98,7 @@ def _pipelines(view: Overview) -> Answer | None:
     if row.entry.result is None or like.entry.result is None:
         return None
     gain = speedup(like.entry.result.step, row.entry.result.step)
-    noise = ", within noise" if gain.within_noise else ""
+    noise = sentences.noise(gain)
     noise += ", disturbed by other processes" if row.entry.disturbed or like.entry.disturbed else ""
     detail = f"{row.entry.label} over {like.entry.label}: the same micro-batches on one device{noise}."
     return Answer("Pipelining alone", ratio_text(gain.ratio), detail, "numbers")

@@ -88,7 +88,7 @@ def rows(study: Study) -> Iterator[Sequence[Any]]:
         same = row.digest == view.reference.digest if row.done and view.reference else None
         known = (
             *(row.prefill, *((token.median, token.p10, token.p90, token.n) if token else (None,) * 4), row.rate),
-            *((speed.ratio, speed.low, speed.high) if speed else (None,) * 3),
+            *((speed.ratio, *speed.interval) if speed else (None,) * 3),
             *(row.parts.communication if row.parts else None, row.others),
             *(row.kv_bytes, row.peak, row.predicted, same, *where.get(row.run.pk, (None, None))),
         )

@@ -78,11 +78,11 @@ def _speed(view: Generations, found: Sequence[Row]) -> str:
         return f"{best.label} is fastest of {len(found)}, {reached}; the single device {_without_single(view)}"
     if best.split == ONE:
         other = found[1]
-        noise = ", within noise" if other.speed and other.speed.within_noise else ""
+        noise = common.noise(other.speed, "token") if other.speed else ""
         reaches = f"{other.label} reaches {_over(other)} of it{noise}"
         return f"No split is faster than the single device, {reached}: {reaches}"
-    if best.speed and best.speed.within_noise:
-        return f"{best.label} is fastest, but within noise: {reached}, {_over(best)} the single device"
+    if best.speed and (noise := common.noise(best.speed, "token")):
+        return f"{best.label} is fastest, but{noise.removeprefix(',')}: {reached}, {_over(best)} the single device"
     return f"{best.label} is fastest: {reached}, {_over(best)} the single device"
 
 
@@ -125,9 +125,11 @@ def _disturbed(view: Generations) -> list[str]:
 
 
 def _over(row: Row) -> str:
-    """The ratio of its tokens/s to those of the single device, with its whiskers."""
+    """The ratio of its tokens/s to those of the single device, with its whiskers if enough tokens were timed."""
     speed = row.speed
-    return f"{ratio_text(speed.ratio)} ({ratio_text(speed.low)} to {ratio_text(speed.high)})" if speed else ""
+    if speed is None or speed.few:
+        return ratio_text(speed.ratio) if speed else ""
+    return f"{ratio_text(speed.ratio)} ({ratio_text(speed.low)} to {ratio_text(speed.high)})"
 
 
 def _memory(found: Sequence[Row]) -> list[str]:

@@ -120,6 +120,7 @@ class Overview:
         before, after = ([warning], [""]) if self.mostly_disturbed else ([self._baseline_warning], [warning])
         machines = self.machines
         (before if machines.mostly else after).append(machines.warning)
+        (before if self._few_steps_in_all else after).append(sentences.few_steps(self.like_for_like.results))
         if not self.mostly_disturbed:
             after.append(host_drift.drift_warning(self.pace_spread, self._at_one_pace, hosts=bool(machines.moved)))
         after.append(host_drift.contention_warning(self.companies))
@@ -139,7 +140,12 @@ class Overview:
     @property
     def warned_first(self) -> int:
         """The number of warnings before the first sentence of a verdict."""
-        return (self.mostly_disturbed or bool(self._baseline_warning)) + self.machines.mostly
+        return (self.mostly_disturbed or bool(self._baseline_warning)) + self.machines.mostly + self._few_steps_in_all
+
+    @property
+    def _few_steps_in_all(self) -> bool:
+        """Whether too few timed steps are part of every ratio over the baseline, as it has too few itself."""
+        return self.base is not None and bool(sentences.few_steps(self.like_for_like.results)) and self.base.step.few
 
     @property
     def machines(self) -> Machines:

@@ -37,7 +37,7 @@ def _measured(row: Row) -> list[Any]:
         *((step.median, step.p10, step.p90, step.n) if step else [""] * 4),
         row.spec.train.global_batch,
         result.step.median if result else "",
-        *((speed.ratio, speed.low, speed.high) if speed else [""] * 3),
+        *([speed.ratio, *speed.interval] if speed else [""] * 3),
         row.entry.ideal,
         *("" if row.meters.get(name) is None else row.meters[name] for name in METERS),
         (result.memory_total if result else None) or "",

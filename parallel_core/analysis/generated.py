@@ -10,7 +10,7 @@ from typing import Any, Literal, NamedTuple, TypedDict
 import numpy as np
 
 from parallel_core.analysis.quantities import seconds_text, significant
-from parallel_core.analysis.stats import speedup, summarise
+from parallel_core.analysis.stats import LEAST, speedup, summarise
 from parallel_core.layout import Layout
 
 PerToken = Literal["seconds", "collective", "p2p"]
@@ -188,9 +188,10 @@ class Growth(NamedTuple):
 
 
 def growth(seconds: Sequence[float], prompt: int) -> Growth | None:
-    """How much longer late tokens take, as they read more keys and values; None with fewer than 8 of them."""
+    """How much longer late tokens take, as they read more keys and values; None with fewer than LEAST in a
+    quarter."""
     quarter = len(seconds) // 4
-    if quarter < 2:
+    if quarter < LEAST:
         return None
     early, late = summarise(seconds[:quarter]), summarise(seconds[-quarter:])
     found = speedup(late, early)

@@ -19,10 +19,11 @@ from parallel_core.analysis.quantities import (
     minus_text,
     ns_text,
     percent_text,
+    plural_text,
     ratio_text,
     significant,
 )
-from parallel_core.analysis.stats import Speedup, Stats, speedup
+from parallel_core.analysis.stats import LEAST, Speedup, Stats, speedup
 
 
 @dataclass(frozen=True)
@@ -64,10 +65,11 @@ def fastest(results: Sequence[Result], baseline: Result) -> str:
     best = min(results, key=lambda r: r.step.median)
     if best is baseline:
         time = ns_text(best.step.median * 1e9)
-        return f"{baseline.label}, the baseline, is fastest: {time} a step{_rivals(results, best, baseline)}."
+        verb = "has the fastest median" if best.step.few else "is fastest"
+        return f"{baseline.label}, the baseline, {verb}: {time} a step{_rivals(results, best, baseline)}."
     gain = speedup(baseline.step, best.step)
     verb = "has the fastest median" if gain.within_noise else "is fastest"
-    times = f"{_times(gain)} {baseline.label}{_of_ideal(gain, best, baseline)}{_noise(gain)}"
+    times = f"{_times(gain)} {baseline.label}{_of_ideal(gain, best, baseline)}{noise(gain)}"
     return f"{best.label} {verb}: {times}{'' if gain.within_noise else _busy(best)}{_rivals(results, best, baseline)}."
 
 
@@ -75,9 +77,20 @@ def slowest(results: Sequence[Result], baseline: Result) -> str:
     """Which run is slowest, its speedup over the baseline, and why."""
     worst = max(results, key=lambda r: r.step.median)
     if worst is baseline:
-        return f"{baseline.label}, the baseline, is slowest: {ns_text(worst.step.median * 1e9)} a step."
+        verb = "has the slowest median" if worst.step.few else "is slowest"
+        return f"{baseline.label}, the baseline, {verb}: {ns_text(worst.step.median * 1e9)} a step."
     gain = speedup(baseline.step, worst.step)
-    return f"{worst.label} is slowest: {ratio_text(gain.ratio)}{_noise(gain)}{_why(worst)}."
+    verb = "has the slowest median" if gain.within_noise else "is slowest"
+    return f"{worst.label} {verb}: {ratio_text(gain.ratio)}{noise(gain)}{_why(worst)}."
+
+
+def few_steps(results: Sequence[Result]) -> str:
+    """A warning if runs that are compared have too few timed steps to tell them apart; '' if not."""
+    short = sum(result.step.few for result in results)
+    if not short or len(results) < 2:
+        return ""
+    have = f"{short} of {len(results)} runs {'has' if short == 1 else 'have'} fewer than {LEAST} timed steps"
+    return f"{have}, too few to tell a difference from noise: train more steps."
 
 
 def disturbed_baseline(baseline: Result) -> str:
@@ -124,7 +137,7 @@ def speedup_title(results: Sequence[Result], baseline: Result) -> str:
     best, label = max(gains, key=lambda pair: pair[0].ratio)
     return (
         f"{faster} of {len(others)} beat {baseline.label} beyond noise; "
-        f"{label} reaches {ratio_text(best.ratio)}{_noise(best)}."
+        f"{label} reaches {ratio_text(best.ratio)}{noise(best)}."
     )
 
 
@@ -208,7 +221,7 @@ def gantt_title(label: str, breakdown: Breakdown) -> str:
 def pair_sentence(a: Result, b: Result) -> str:
     """Comparison of two runs: the speedup of b over a."""
     gain = speedup(a.step, b.step)
-    return f"{b.label} is {_times(gain)} {a.label}{_noise(gain)}."
+    return f"{b.label} is {_times(gain)} {a.label}{noise(gain)}."
 
 
 def difference_sentence(a: Breakdown, b: Breakdown) -> str:
@@ -231,6 +244,8 @@ _LOPSIDED = 0.25
 
 
 def _times(gain: Speedup) -> str:
+    if gain.few:
+        return f"{ratio_text(gain.ratio)} of"
     if gain.spread > _LOPSIDED * gain.ratio:
         return f"{ratio_text(gain.ratio)} ({gain.low:.2f} to {gain.high:.2f}) of"
     return f"{ratio_text(gain.ratio)} ± {gain.spread:.2f} of"
@@ -252,8 +267,12 @@ def _rivals(results: Sequence[Result], best: Result, baseline: Result) -> str:
     return f"{lost}; {len(close)} others are within noise" if close else lost
 
 
-def _noise(gain: Speedup) -> str:
-    return ", within noise" if gain.within_noise else ""
+def noise(gain: Speedup, of: str = "timed step") -> str:
+    """A clause on whether the ratio is within noise, with the number of its values, one of which is called `of`, where
+    they are too few to tell; else ''."""
+    if not gain.within_noise:
+        return ""
+    return f", within noise ({plural_text(gain.n, of)})" if gain.few else ", within noise"
 
 
 def _busy(result: Result) -> str:

@@ -67,7 +67,7 @@ def entry(label: str, ms: float, ratio: float, **more: Any) -> Entry:
     step = Stats(ms / 1e3, ms / 1e3, ms / 1e3, ms / 1e3, 40)
     parts = Breakdown(compute=int(ms * 6e5), bubble=int(ms * 3e5), exposed_p2p=int(ms * 1e5), forward=int(ms * 2e5))
     memory_of = more.pop("memory", MEMORY)
-    speed = Speedup(ratio, ratio * 0.98, ratio * 1.03, False)
+    speed = Speedup(ratio, ratio * 0.98, ratio * 1.03, False, 40)
     return Entry(label, result=Result(label, step, 1.0, memory_of, parts), speed=speed, ideal=2.0, **more)
 
 

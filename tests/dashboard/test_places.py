@@ -98,7 +98,9 @@ def test_other_work_has_no_ideal_over_the_baseline(alice: Any, change: dict[str,
     ideals = {row.run.pk: row.entry.ideal for row in view.rows}
     assert ideals == {a.pk: 1.0, b.pk: None, c.pk: 2.0}
     assert all(row.entry.result.ideal is None for row in view.rows if row.run.pk == b.pk and row.entry.result)
-    Run.objects.filter(pk=b.pk).update(summary={**b.summary, "timed": dict.fromkeys(b.summary["timed"], 1e-3)})
+    Run.objects.filter(pk=b.pk).update(
+        summary={**b.summary, "timed": {**dict.fromkeys(b.summary["timed"], 1e-3), "n": 40}}
+    )
     b.refresh_from_db()
     alone = overview([a, b], a)
     assert "is fastest: " in alone.verdict[0] and "of ideal" not in alone.verdict[0]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import csv
 import html
+import io
 import re
 from typing import Any
 
@@ -63,6 +65,36 @@ def test_shares_that_restarts_lost_are_told_where_no_other_is_known(alice: Any) 
         made.runs.update(summary={**run.summary, **summary})
         found = answers.of_overview(overview(made.runs.all()))
         assert [(a.answer, a.detail) for a in found if a.question == "CPU of others"] == told
+
+
+def test_a_study_of_one_timed_step_says_that_more_are_needed(alice: Any) -> None:
+    """Its runs were called different with an interval of no width."""
+    made = Study.objects.create(name="Short", owner=alice)
+    train = {"steps": 4, "warmup_steps": 3}
+    for position, split in enumerate(({}, {"dp": 2}, {"tp": 2})):
+        factory.finished(alice, split, study=made, position=position, train=train)
+    view = overview(made.runs.all())
+    assert {result.step.n for result in view.results} == {1}
+    assert view.verdict[0].startswith("3 of 3 runs have fewer than 5 timed steps") and view.warned_first == 1
+    assert "within noise (1 timed step)" in view.on_times and "±" not in " ".join(view.verdict)
+    reader = Client()
+    reader.force_login(alice)
+    page = plain(reader.get(f"/studies/{made.pk}/").content.decode())
+    assert view.verdict[0] in page and page.count("within noise (1 timed step)</span>") == 2
+    bars = figures.speedups(view)
+    assert [row[2] for row in bars.rows] == ["1 timed step"] * 3
+    table = list(csv.DictReader(io.StringIO(reader.get(f"/studies/{made.pk}/table.csv").content.decode())))
+    assert [line["timed_steps"] for line in table] == ["1"] * 3
+    assert all(line["speedup"] and not line["speedup_low"] and not line["speedup_high"] for line in table)
+
+
+def test_one_run_with_too_few_timed_steps_is_said_after_the_answer(alice: Any) -> None:
+    made = Study.objects.create(name="Mixed", owner=alice)
+    factory.finished(alice, {}, study=made)
+    factory.finished(alice, {"tp": 2}, study=made, position=1)
+    factory.finished(alice, {"dp": 2}, study=made, position=2, train={"steps": 5, "warmup_steps": 3})
+    view = overview(made.runs.all())
+    assert view.warned_first == 0 and "1 of 3 runs has fewer than 5 timed steps" in " ".join(view.verdict[1:])
 
 
 def test_a_disturbed_baseline_is_said_before_every_ratio_over_it(alice: Any) -> None:

@@ -66,6 +66,44 @@ def test_overlapping_whiskers_are_within_noise() -> None:
     assert not speedup(stats(0.100, 0.01), stats(0.075, 0.01)).within_noise
 
 
+def normal(count: int, seed: int) -> Stats:
+    """Times of `count` steps of 100 ms with a standard deviation of 3 ms."""
+    return summarise(np.random.default_rng(seed).normal(0.1, 0.003, count))
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 4, 5, 40])
+def test_two_samples_of_one_distribution_are_rarely_told_apart(count: int) -> None:
+    """Of 300 pairs; with one value each the whiskers of every pair are apart."""
+    pairs = [(normal(count, 2 * i), normal(count, 2 * i + 1)) for i in range(300)]
+    assert sum(not speedup(a, b).within_noise for a, b in pairs) <= 0.05 * len(pairs)
+
+
+@pytest.mark.parametrize(("one", "other", "few"), [(4, 40, True), (40, 4, True), (1, 1, True), (5, 5, False)])
+def test_too_few_values_on_either_side_are_within_noise(one: int, other: int, few: bool) -> None:
+    """Though one takes twice as long: whiskers of so few values say next to nothing."""
+    gain = speedup(summarise([0.2] * one), summarise([0.1] * other))
+    assert (gain.ratio, gain.within_noise, gain.few, gain.n) == (2.0, few, few, min(one, other))
+    assert gain.interval == ((None, None) if few else (2.0, 2.0))
+
+
+def test_one_timed_step_is_said_instead_of_a_spread() -> None:
+    a, b = (Result(label, summarise([seconds])) for label, seconds in (("A", 0.1), ("B", 0.0995)))
+    words = "within noise (1 timed step)"
+    assert sentences.pair_sentence(a, b) == f"B is 1.01x of A, {words}."
+    assert sentences.fastest([a, b], a) == f"B has the fastest median: 1.01x of A (101 % of ideal), {words}."
+    assert sentences.slowest([a, b], b) == f"A has the slowest median: 0.99x, {words}."
+    assert sentences.fastest([a, b], b).startswith("B, the baseline, has the fastest median: 99.5 ms a step")
+    assert sentences.slowest([a, b], a) == "A, the baseline, has the slowest median: 100 ms a step."
+    assert sentences.speedup_title([a, b], a) == f"0 of 1 beat A beyond noise; B reaches 1.01x, {words}."
+
+
+def test_more_steps_are_asked_for_where_runs_have_too_few() -> None:
+    short = replace(DP, step=summarise([0.06]))
+    told = sentences.few_steps([SINGLE, short, NAIVE])
+    assert told.startswith("1 of 3 runs has fewer than 5 timed steps, too few") and len(told.split()) <= 25
+    assert sentences.few_steps(ALL) == sentences.few_steps([short]) == ""
+
+
 positive = st.floats(1e-6, 1e3)
 
 
@@ -92,7 +130,7 @@ def test_parity_of_equal_and_of_broken_losses() -> None:
 def test_verdict_of_a_study() -> None:
     assert sentences.verdict(ALL, SINGLE) == [
         "DP is fastest: 1.59x (1.23 to 2.08) of Single (79 % of ideal); 1.6 of its 2 devices compute on average.",
-        "Naive is slowest: 0.83x, within noise; 55 % of its step is bubble.",
+        "Naive has the slowest median: 0.83x, within noise; 55 % of its step is bubble.",
         "Least memory: 30 MiB on its worst rank, Naive.",
     ]
 

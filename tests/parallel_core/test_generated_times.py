@@ -77,9 +77,9 @@ def test_growth_is_of_the_last_quarter_over_the_first() -> None:
     found = growth([1.0] * 10 + [2.0] * 20 + [3.0] * 10, prompt=4)
     assert found is not None and (found.ratio, found.within_noise) == (3.0, False)
     assert (found.first.first, found.first.last, found.last.first, found.last.last) == (6, 15, 36, 45)
-    noisy = growth([1.0, 1.5, 2.0, 2.5] * 4, prompt=4)
+    noisy = growth([1.0, 1.5, 2.0, 2.5] * 5, prompt=4)
     assert noisy is not None and noisy.within_noise
-    assert growth([1.0] * 7, prompt=4) is None
+    assert growth([1.0, 1.0, 1.0, 2.0] * 4 + [1.0] * 3, prompt=4) is None, "4 tokens of a quarter tell nothing"
 
 
 @pytest.mark.parametrize(("lasted", "pids", "share"), [(0.1, 1, 0.3), (0.1, 2, 0.4), (2.0, 1, 0.02)])

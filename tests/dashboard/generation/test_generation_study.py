@@ -134,6 +134,11 @@ def test_within_noise_is_said(client: Client, study: Study) -> None:
     run.save()
     assert verdict(client, study)[0].startswith("TP 2 is fastest, but within noise: 1.05 k tokens/s, 1.05x (0.91x")
     assert "within noise</span>" in client.get(f"/studies/{study.pk}/").content.decode()
+    run.summary["generation"]["token"]["n"] = 1
+    run.save()
+    said = verdict(client, study)[0]
+    assert said.startswith("TP 2 is fastest, but within noise (1 token): 1.05 k tokens/s, 1.05x the single device")
+    assert "within noise (1 token)</span>" in client.get(f"/studies/{study.pk}/").content.decode()
 
 
 def test_without_the_single_device_nothing_is_compared_with_it(client: Client, study: Study) -> None:
