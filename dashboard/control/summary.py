@@ -81,8 +81,8 @@ def summarise(run: Run) -> dict[str, Any]:
     - memory: of the rank with the highest peak, bytes.
     - breakdown: mean over the ranks of the traced step nearest the median, ns, with the forward part of
       its compute; breakdown_step: that step.
-    - meters: tokens_per_s, tflops (a device), mfu and hfu at the median step, peak_flops_per_s of all devices, and
-      peak_source.
+    - meters: tokens_per_s, tflops (a device), mfu and hfu at the median step, peak_flops_per_s of all devices,
+      peak_source, and peak_devices: how many devices that is, fewer than ranks where these share some.
     - fingerprint: see observe.records.
     - staleness: {stage: {mean, max}} in updates; {} for schedules that flush.
     - references: seconds of the reference work by rank; [] unless all ranks measured it.
@@ -148,7 +148,7 @@ def _meters(run: Run, summaries: list[dict[str, Any]], timed: Stats | None) -> d
         return None
     peak = next((s["peak"] for s in summaries if s.get("peak")), None) or {}
     speeds = Work.of(RunSpec.stored(run.spec)).speeds(timed.median, peak.get("flops_per_s"))
-    about = {"peak_flops_per_s": peak.get("flops_per_s"), "peak_source": peak.get("source")}
+    about = {f"peak_{name}": peak.get(name) for name in ("flops_per_s", "source", "devices")}
     shares = {} if peak else {name: _median(run, name) for name in ("mfu", "hfu")}
     return {"mfu": None, "hfu": None, **shares, **speeds, **about}
 

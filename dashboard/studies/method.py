@@ -17,6 +17,7 @@ from dashboard.runs import linking
 from dashboard.runs.models import Attempt, RankInfo, Run, State
 from dashboard.runs.page_tabs import TABS as RUN_TABS
 from dashboard.runs.traces import Trace
+from dashboard.studies import peaks
 from dashboard.studies.link_rates import Rate, rates
 from dashboard.studies.selectors import Overview, held_equal
 from parallel_core.analysis.disturbance import DISTURBED_ABOVE
@@ -102,8 +103,8 @@ def _hardware(newest: Sequence[Attempt]) -> tuple[str, list[Link]]:
     said = [_host(name, devices, hosts.get(name)) for name, devices in sorted(used.items())]
     if not said:
         return "No run has been given devices yet.", []
-    peaks = (((run.summary.get("meters") or {}).get("peak_flops_per_s"), run) for run in (one.run for one in newest))
-    best, run = max(((peak / run.devices, run) for peak, run in peaks if peak), default=(0, None), key=itemgetter(0))
+    found = ((peaks.of_device(one.run), one.run) for one in newest)
+    best, run = max(((peak, run) for peak, run in found if peak), default=(0, None), key=itemgetter(0))
     hosts_said = f"{'; '.join(said)}."
     if run is None:
         return hosts_said, []

@@ -20,7 +20,7 @@ _Alike = tuple[str, tuple[str, ...]]
 def over_one_peak(runs: Sequence[Run]) -> dict[int, dict[str, Any]]:
     """run id -> its summary's meters, with the common peak and MFU and HFU over it; without runs that have none."""
     own = {run.pk: dict(run.summary["meters"]) for run in runs if run.summary.get("meters")}
-    devices = {run.pk: run.devices for run in runs}
+    devices = {run.pk: devices_of(run) for run in runs}
     highest: dict[_Alike, float] = {}
     alike = _alike(own)
     for pk, group in alike.items():
@@ -33,13 +33,25 @@ def over_one_peak(runs: Sequence[Run]) -> dict[int, dict[str, Any]]:
     return own
 
 
+def devices_of(run: Run) -> int:
+    """Number of devices whose peaks are summed in the run's meters: fewer than its ranks where some share one. Runs of
+    earlier versions counted each rank."""
+    return (run.summary.get("meters") or {}).get("peak_devices") or run.devices
+
+
+def of_device(run: Run) -> float | None:
+    """Peak FLOP/s of one device of the run, by its own summary; None if it is not known."""
+    peak = (run.summary.get("meters") or {}).get("peak_flops_per_s")
+    return peak / devices_of(run) if peak else None
+
+
 def sentence(runs: Sequence[Run], meters: Mapping[int, Mapping[str, Any]]) -> str:
     """Says over which peak MFU is computed; '' if no run has it, or none measured its peak."""
     measured = [run for run in runs if run.pk in meters and _measured(run.summary["meters"])]
-    each = {(meters[run.pk]["peak_flops_per_s"] / run.devices, _what(run)) for run in measured}
+    each = {(meters[run.pk]["peak_flops_per_s"] / devices_of(run), _what(run)) for run in measured}
     if not each:
         return ""
-    found = sorted(run.summary["meters"]["peak_flops_per_s"] / run.devices for run in measured)
+    found = sorted(filter(None, map(of_device, measured)))
     several = len({what for _, what in each}) > 1
     told = " or ".join(flops_text(peak) + (f" ({what})" if several else "") for peak, what in sorted(each))
     spread = f" ({flops_text(found[0])} to {flops_text(found[-1])})" if len(found) > 1 and not several else ""

@@ -9,7 +9,7 @@ from dashboard.csv_cells import no_formula
 from dashboard.studies.selectors import Overview, Row
 from parallel_core.analysis.breakdown import COMPONENTS
 
-METERS = ("tokens_per_s", "tflops", "mfu", "hfu", "peak_flops_per_s")
+METERS = ("tokens_per_s", "tflops", "mfu", "hfu", "peak_flops_per_s", "peak_devices")
 """At the median step (see control.summary): tokens are what the run's speed counts, tflops is per device."""
 # Steps and their parts (`*_ns`) are the run's own; `step_at_baseline_batch_s` is the time for the baseline's samples.
 COLUMNS = (

@@ -172,7 +172,7 @@ def _meters(outcome: Outcome, spec: RunSpec, summary: dict[str, Any]) -> str:
     if peak and summary["timed"]["median"] > 0:
         speeds = Work.of(spec).speeds(summary["timed"]["median"], peak["flops_per_s"])
         used = f"MFU {percent_text(speeds['mfu'])}, HFU {percent_text(speeds['hfu'])}"
-        rate, most = speeds["tflops"] * 1e12, peak["flops_per_s"] / spec.parallel.world
+        rate, most = (total / peak["devices"] for total in (speeds["mfu"] * peak["flops_per_s"], peak["flops_per_s"]))
         lines.append(f"{used}: {flops_text(rate)} a device of {flops_text(most)} ({peak['source']})")
     steps, shares = values_of(outcome.shares(Layout.of(spec)))
     timed = np.isin(steps, outcome.series("step_time")["step"][-summary.get("timed", {}).get("n", 0) :])

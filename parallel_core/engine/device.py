@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import platform
 from typing import Protocol
+from zlib import crc32
 
 import torch
 from torch import Tensor
@@ -62,6 +63,10 @@ class Device(Protocol):
     def core(self) -> int | None:
         """Returns the CPU core that the process is bound to; None on a GPU, or if it is not bound to a single core."""
 
+    def number(self) -> int | None:
+        """Returns a number that only ranks on this very device of the host have; None on a CPU if the process is not
+        bound to a single core."""
+
     def recorder(self, stage: int, replica: int) -> SpanRecorder: ...
 
     def __hash__(self) -> int:
@@ -106,6 +111,9 @@ class CpuDevice:
         bound = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set()
         return next(iter(bound)) if len(bound) == 1 else None
 
+    def number(self) -> int | None:
+        return self.core()
+
     def recorder(self, stage: int, replica: int) -> SpanRecorder:
         return SpanRecorder(stage=stage, replica=replica)
 
@@ -145,6 +153,9 @@ class CudaDevice:
 
     def core(self) -> int | None:
         return None
+
+    def number(self) -> int | None:
+        return crc32(os.environ.get("CUDA_VISIBLE_DEVICES", "").encode())  # the launcher leaves only this one there
 
     def recorder(self, stage: int, replica: int) -> SpanRecorder:
         return CudaSpanRecorder(stage=stage, replica=replica)

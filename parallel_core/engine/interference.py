@@ -9,6 +9,7 @@ import torch
 
 from parallel_core.engine.collectives import Group, all_gather
 from parallel_core.engine.device import Device
+from parallel_core.observe.cores import cores
 from parallel_core.observe.host import CpuOthers
 
 
@@ -21,12 +22,15 @@ class Interference:
         numbers."""
         self._device, self._group, self._world, self._node = device, group, world, node
         self._others: CpuOthers | None = None
+        self._together = 1.0
 
     def start(self) -> None:
-        core = self._device.core()
-        every = self._exchange([-1.0 if core is None else core, float(os.getpid()), float(self._node)])
-        pids = [int(pid) for theirs, pid, node in every if theirs == core and node == self._node]
+        core, device, node = self._device.core(), self._device.number(), float(self._node)
+        every = self._exchange([float(os.getpid()), node, _coded(core), _coded(device)])
+        pids = [int(pid) for pid, at, theirs, _ in every if (at, theirs) == (node, _coded(core))]
         self._others = None if core is None else CpuOthers(core, lambda: pids)
+        alike = sum((at, theirs) == (node, _coded(device)) for _, at, _, theirs in every)
+        self._together = max(1.0, alike / (len(cores()) if device is None else 1))  # unbound ranks share all cores
 
     def share(self) -> float | None:
         """The share, 0 .. 1, of the device that others used most, whose rank delays all ranks. None if unknown (a rank
@@ -41,6 +45,12 @@ class Interference:
             return 1 - 1 / self._device.sharing  # other ranks of this run on the device disturb it like other processes
         mine = nan if self._others is None else self._others.share()
         return None if isnan(mine) else mine
+
+    def of_devices(self, mine: float) -> tuple[float, int]:
+        """(sum over the run's devices, their number), from each rank's measurement of its own device, after `start`;
+        ranks that share a device count as one, with their mean. A collective."""
+        total, devices = self.totals([mine / self._together, 1 / self._together])
+        return total, round(devices)
 
     def total(self, mine: float) -> float:
         """The sum of the numbers of all ranks (a collective)."""
@@ -59,3 +69,7 @@ class Interference:
         all_gather(out, given, self._group).wait()
         rows: list[list[float]] = out.view(self._world, -1).tolist()
         return rows
+
+
+def _coded(number: int | None) -> float:
+    return -1.0 if number is None else float(number)

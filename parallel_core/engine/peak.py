@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from functools import lru_cache
+from typing import NamedTuple
 
 import torch
 
@@ -20,6 +21,15 @@ SIDES = {"cpu": (128, 256, 512), "cuda": (1024, 4096, 8192)}
 BUDGET_S = 0.015
 """Time budget of the counted products in seconds, after which none is started: a dtype with slow products stays at
 small sizes. The first product of each size is not counted, since a GPU library may load its kernels then."""
+
+
+class TotalPeak(NamedTuple):
+    """Peak FLOP/s of all `devices` of a run, and where the number comes from. Ranks that share a device, a GPU or a
+    core, share its peak."""
+
+    flops_per_s: float
+    source: str
+    devices: int
 
 
 def device_peak(device: Device, precision: Precision) -> Peak:

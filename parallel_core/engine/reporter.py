@@ -15,6 +15,7 @@ import numpy as np
 import torch
 
 from parallel_core.analysis.meters import Work
+from parallel_core.analysis.quantities import plural_text
 from parallel_core.analysis.stats import summarise
 from parallel_core.engine.clocks import Clock
 from parallel_core.engine.device import Device
@@ -22,6 +23,7 @@ from parallel_core.engine.evaluation import Evaluated
 from parallel_core.engine.fingerprint import Print
 from parallel_core.engine.flat import FlatParameters
 from parallel_core.engine.norm import Totals
+from parallel_core.engine.peak import TotalPeak
 from parallel_core.engine.profiled import is_profiled, profiled
 from parallel_core.engine.reference_probe import ProbeReading
 from parallel_core.engine.snapshot import snapshotted
@@ -85,7 +87,7 @@ class Reporter:
         self._stale: list[Staleness] = []
         self._flushed = self._logged = 0.0
         self._work = Work.of(spec)
-        self._peak: Peak | None = None
+        self._peak: TotalPeak | None = None
         self._print: Print | None = None
         self.clock = Clock()
         """The clock to which times in records are converted."""
@@ -142,10 +144,11 @@ class Reporter:
         log.info("%s at step %d", phase, step)
         self._sink.emit("phase", phase=phase, step=step)
 
-    def peak(self, own: Peak, total: float) -> None:
-        """Sets the peak for utilisation: `own` = that of this rank's device, `total` = FLOP/s of all devices."""
-        log.info("peak %.4g GFLOP/s (%s)", own.flops_per_s / 1e9, own.source)
-        self._peak = Peak(total, own.source)
+    def peak(self, own: Peak, total: float, devices: int) -> None:
+        """Sets the peak for utilisation: `own` = that of this rank's device, `total` = FLOP/s of all `devices`."""
+        each, every = own.flops_per_s / 1e9, plural_text(devices, "device")
+        log.info("peak %.4g GFLOP/s (%s), of %s together %.4g", each, own.source, every, total / 1e9)
+        self._peak = TotalPeak(total, own.source, devices)
 
     def ended(self, traced: bool) -> None:
         """Ends the span of the step that has just been run; `traced` = whether its spans are to be emitted."""

@@ -259,8 +259,8 @@ def _begin_timed(trainer: Trainer, report: Reporter, interference: Interference,
     """Measures the devices' peak on all ranks at once, and starts measuring what other processes use of them. `warm` =
     the step at which the warm-up ends, None without a warm-up."""
     peak = device_peak(trainer.device, trainer.spec.train.precision)
-    report.peak(peak, interference.total(peak.flops_per_s))
     interference.start()
+    report.peak(peak, *interference.of_devices(peak.flops_per_s))
     report.others = interference.own_share
     if warm is not None:
         report.phase("timed", warm)

@@ -57,7 +57,9 @@ Every header has `kind`, `rank` and `t` (unix seconds, float). Kinds and their o
              reference: {seconds, times, company, alone} (processor seconds of the reference work between the timed
              steps, and how often it was done; its time with all ranks at work relative to that on this rank's device
              alone, and how often that was measured: engine.reference_probe; no such keys where they were not),
-             peak: {flops_per_s (of all devices of the run), source (of this rank's peak)}, null without timed steps;
+             peak: {flops_per_s (of all devices of the run), source (of this rank's peak), devices (how many were
+             counted: ranks that share a GPU or a core count as one; no such key in earlier versions, which summed over
+             ranks)}, null without timed steps;
              of a rank that generates text only cpu_others, over prefill and tokens, of its own device
 """
 

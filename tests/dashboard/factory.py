@@ -149,7 +149,7 @@ def finished(owner: Any, split: dict[str, Any] | None = None, **kwargs: Any) -> 
     attempt = start(run)
     feed_steps(attempt, run.spec["train"]["steps"], shift)
     for rank in range(run.devices):
-        peak = {"flops_per_s": PEAK * run.devices, "source": "measured"}
+        peak = {"flops_per_s": PEAK * run.devices, "source": "measured", "devices": run.devices}
         equal = {"step": 42, "checks": 3, "seconds": 4e-4, "parameters": "0123456789abcdef", "samples": "f" * 16}
         frame = {"kind": "summary", "rank": rank, "t": time.time(), "steps": 43, "cpu_others": others}
         frame |= {"peak": peak, "fingerprint": equal}

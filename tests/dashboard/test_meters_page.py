@@ -190,6 +190,20 @@ def test_compared_runs_are_held_against_one_peak(alice: Any, client: Client) -> 
     assert both.peak_sentence in page.replace("&#x27;", "'")
 
 
+def test_ranks_that_share_cores_have_the_peak_of_those_cores(alice: Any) -> None:
+    """Four ranks on two cores, next to one rank on one: the peak of a core is not taken four times."""
+    one, four = with_peak(factory.finished(alice), 100e9), with_peak(factory.finished(alice, {"dp": 4}), 80e9)
+    meters = four.summary["meters"]
+    four.summary["meters"] = {**meters, "peak_flops_per_s": 2 * 80e9, "mfu": 0.4, "hfu": 0.4, "peak_devices": 2}
+    found = over_one_peak([one, four])[four.pk]
+    assert found["peak_flops_per_s"] == pytest.approx(2 * 100e9) and found["mfu"] == pytest.approx(0.4 * 0.8)
+    four.save(update_fields=("summary",))
+    both = overview([one, four], one)
+    assert (
+        "100 GFLOP/s a device, the highest that these runs measured (80 GFLOP/s to 100 GFLOP/s)" in both.peak_sentence
+    )
+
+
 def test_hosts_and_ways_of_measuring_keep_their_own_peak(alice: Any) -> None:
     near, far = (with_peak(factory.finished(alice), peak) for peak in (80e9, 100e9))
     node = {"worker": "yard-b", "devices": [0], "first_rank": 0, "address": ""}

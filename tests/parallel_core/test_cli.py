@@ -20,6 +20,7 @@ from parallel_core.cli.common import checkpoint_of
 from parallel_core.launch import EXIT_STOPPED
 from parallel_core.local import Interrupted, LocalRunner, points
 from parallel_core.observe import progress
+from parallel_core.observe.cores import core_of
 from parallel_core.observe.records import Frame, events_path, last_of, log_path
 from parallel_core.schedule.table import from_json
 from parallel_core.spec import RunSpec
@@ -73,6 +74,9 @@ def test_train_prints_each_step_and_leaves_the_records_of_every_rank(written: Pa
     assert re.search(r"mean of \d timed steps: \S+ % bubble, \S+ % communication not hidden, ", done.stdout), (
         done.stdout
     )
+    assert re.search(r"MFU .+: .+ a device of .+ \(", done.stdout), done.stdout
+    peaks = [frame.header["peak"] for frame in read_file(events_path(out, 0)) if frame.kind == "summary"]
+    assert [peak["devices"] for peak in peaks] == [len({core_of(0), core_of(1)})]
     for rank in (0, 1):
         log = log_path(out, rank).read_text()
         assert f"rank {rank}: stage {rank}, replica 0" in log and "step 0:" in log and "step 3:" in log

@@ -23,7 +23,7 @@ def test_all_series_that_a_rank_emits_are_listed(rank: int, listed: set[str], tm
     split = {"pp": 2, "schedule": "1f1b-stash", "micro_batches": 2}
     spec = RunSpec.model_validate({"parallel": split, "train": {"precision": "fp16", "clip": "stage"}})
     report = Reporter(spec, rank, FileSink(tmp_path, rank), CpuDevice())
-    report.peak(Peak(1e11, "measured"), 2e11)
+    report.peak(Peak(1e11, "measured"), 2e11, 2)
     report.others = lambda: 0.25
     report.reference(0, ProbeReading(0.1, None, 0.1))
     report.evaluated(Evaluated(0, 5.5, 0.2))
