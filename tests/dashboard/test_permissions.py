@@ -166,7 +166,7 @@ def test_neither_a_token_to_read_nor_a_viewers_changes_anything(
     assert Run.objects.get().state == "queued"
 
 
-BEGINNING = {"runs": 201, "runs/{run_id}/generate": 422, "corpora": 201, "traces": 201, "links": 422}
+BEGINNING = {"runs": 201, "runs/{run_id}/generate": 422, "corpora": 201, "traces": 201, "links": 422, "studies": 201}
 """Operations that begin something of the asker's own (422: with a run and with hosts that are no good for it)."""
 
 
