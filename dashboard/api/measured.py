@@ -16,7 +16,7 @@ from dashboard.api.auth import READ
 from dashboard.api.runs import RunId, run_of
 from dashboard.api.steps import require_traced
 from dashboard.json_values import finite_list
-from dashboard.runs import selectors, traces, whatif_replay
+from dashboard.runs import selectors, services, traces, whatif_replay
 from dashboard.runs.trace_views import as_file
 from parallel_core.observe.records import LANES, RANK_SERIES, RUN_SERIES, SHARE_SERIES
 from parallel_core.schedule.ir import Kind
@@ -24,6 +24,8 @@ from parallel_core.schedule.ir import Kind
 router = Router(tags=["runs"])
 MAX_SPANS = 20_000
 MAX_POINTS = 100_000
+MOST_AT_ONCE = 1_000_000
+"""Points of a series that are sent without a limit: some 50 MB."""
 MAX_LOG_BYTES = 256 * 1024
 SeriesName = Annotated[str, Query(max_length=60, pattern=r"^[A-Za-z0-9_.\-/]+$", description="e.g. loss, step_time")]
 
@@ -36,25 +38,28 @@ def series(
     rank: s.Rank = 0,
     buckets: Annotated[int, Query(ge=0, le=10_000, description="0 = every point")] = 0,
     since_step: Annotated[int, Query(ge=-1, le=2**31 - 1, description="points behind this step only")] = -1,
-    limit: Annotated[int, Query(ge=1, le=MAX_POINTS, description="the first so many of these points")] = MAX_POINTS,
+    limit: Annotated[int | None, Query(ge=1, le=MAX_POINTS, description="the first so many of these points")] = None,
 ) -> Any:
-    """One metric. With `buckets`, the least, greatest and last value of each of that many parts. While `shown` is less
-    than `total`, the last step as `since_step` gives the next points. `meta.begins`: the newest attempt with points of
-    it and their first step, as `2:20`; when it has changed, a retry has replaced points from that step on: get all of
-    them anew. `meta.names`: the names of all series."""
+    """One metric. With `buckets`, the least, greatest and last value of each of that many parts. Of more than a million
+    points, a `limit` is to be given; while `shown` is less than `total`, the last step as `since_step` gives the next
+    ones. `meta.begins`: the newest attempt with points of it (of held-out losses: of the loss) and their first step, as
+    `2:20`; when it has changed, a retry has replaced points from that step on: get all of them anew. `meta.names`: the
+    names of all series."""
     run = run_of(run_id)
     begins = selectors.beginnings(run, [rank]).get((name, rank), "")  # before the points, which may be newer
     if buckets:
         found = selectors.series(run, name, rank, buckets, since_step)
     else:
-        found = selectors.first_after(run, name, rank, since_step, limit)
+        found = selectors.first_after(run, name, rank, since_step, limit or MOST_AT_ONCE)
+        if limit is None and found.shown < found.total:
+            raise services.Invalid({"limit": f"There are {found.total} points: give a limit, and get them in parts."})
     data = {
         "name": name,
         "rank": rank,
         "step": found.step[:limit].tolist(),
         "time": found.time[:limit].tolist(),
         "value": finite_list(found.value[:limit]),
-        "shown": min(limit, found.shown),
+        "shown": min(limit or found.shown, found.shown),
         "total": found.total,
     }
     return {"data": data, "meta": {"begins": begins, "names": [*RUN_SERIES, *SHARE_SERIES, *RANK_SERIES]}}

@@ -85,12 +85,9 @@ class ApiToken(models.Model):
 
     @classmethod
     def find(cls, secret: str) -> ApiToken | None:
-        """The unexpired token of an active user that has this secret; None if there is none."""
-        return (
-            cls.objects.select_related("user")
-            .filter(hashed=digest(secret), expires_at__gt=timezone.now(), user__is_active=True)
-            .first()
-        )
+        """The unexpired token that has this secret, of an active user or of a worker; None if there is none."""
+        found = cls.objects.select_related("user").filter(hashed=digest(secret), expires_at__gt=timezone.now())
+        return found.filter(models.Q(user__is_active=True) | models.Q(user__username=WORKER_USER)).first()
 
 
 class IdempotencyKey(models.Model):

@@ -29,8 +29,10 @@ class StudyOut(Schema):
 class MemberOut(s.RunOut):
     """A run of a study."""
 
-    position: int = Field(description="its place in the study, from 0; those that repeat it have the same")
-    repeats: int | None = Field(description="the first run with its setting, which it was to repeat; null of that one")
+    position: int = Field(description="its place in the study, from 0; a run queued later to repeat it has the same")
+    repeats: int | None = Field(
+        description="the run that it was queued later to repeat; null of those the study began with"
+    )
 
 
 class StudyDetail(StudyOut):

@@ -229,11 +229,11 @@ def _evaluated(metric: Metric, run: Run) -> Metric:
 
 def _untrained(run: Run) -> str:
     """Whether the run has trained on held-out samples: a run that it went on from may have, or one that is deleted."""
-    at: Run | None = run
-    while at is not None and at.resume_step:
-        before, train = at.resume_run, RunSpec.stored(run.spec).train
+    train, at = RunSpec.stored(run.spec).train, run
+    while at.resume_step:
+        before = at.resume_run
         known = RunSpec.stored(before.spec).train if before else None
-        if known is None or (known.corpus == train.corpus and known.held_out < train.held_out):
+        if before is None or known is None or (known.corpus == train.corpus and known.held_out < train.held_out):
             return f"which may have been trained on before step {at.resume_step}"
         at = before
     return "never trained on"

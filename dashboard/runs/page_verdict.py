@@ -174,7 +174,7 @@ def _final_losses(run: Run) -> str:
 
 def _beside(run: Run, held_out: Mapping[str, Any]) -> str:
     """The last held-out loss, with its step where that is not the run's last, and the lowest one if it came earlier."""
-    step, best = held_out["step"], held_out["best"]
+    step, best = held_out["step"], held_out.get("best", held_out)
     said = f", held out {significant(held_out['loss'], 4)}"
     said += f" at step {step}" if step + 1 < run.spec["train"]["steps"] else ""
     return said + (f" (lowest {significant(best['loss'], 4)} at step {best['step']})" if best["step"] < step else "")

@@ -8,8 +8,9 @@ import numpy as np
 
 from dashboard.charts import loss
 from dashboard.charts.chart import Chart
+from dashboard.runs.metrics import left_out
 from dashboard.studies import figures
-from dashboard.studies.losses import Losses, losses_of
+from dashboard.studies.losses import Losses, held_out_of
 from dashboard.studies.selectors import Overview, Row
 from parallel_core.analysis.quantities import listed_text, significant
 
@@ -19,12 +20,16 @@ def chart(view: Overview) -> dict[str, Chart]:
     rows = [row for row in view.rows if row.spec.train.held_out]
     if not rows:
         return {}
-    read = losses_of([row.run for row in rows], "eval_loss")
+    read = held_out_of([row.run for row in rows], view.losses)
     curves = [figures.curve(row, read.of(row.run), _begun(view, row)) for row in rows if row.run.pk in read.held]
+    older = [
+        figures.curve(row, read.replaced[row.run.pk], _begun(view, row)) for row in rows if row.run.pk in read.replaced
+    ]
     sizes = sorted({row.spec.train.held_out for row in rows})
     source = f"measured: mean over the last {listed_text([str(size) for size in sizes])} samples of the corpus"
-    made = loss.chart(curves, _title(rows, read), source, key="held_out", unit="held-out loss")
-    for trace in made.figure["data"]:  # few points, each a mean already
+    source += left_out(row.run for row in rows)
+    made = loss.chart(curves, _title(rows, read), source, key="held_out", unit="held-out loss", replaced=older)
+    for trace in made.figure["data"][: len(made.figure["data"]) - bool(older)]:  # few points, each a mean already
         marker = trace.get("marker") or {"color": trace["line"]["color"], "size": 6}
         trace |= {"mode": "lines+markers", "marker": marker, "meta": {**trace.get("meta", {}), "whole": True}}
     return {"held_out": made}

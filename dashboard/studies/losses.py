@@ -11,11 +11,12 @@ from numpy.typing import NDArray
 
 from dashboard.runs.metrics import pause
 from dashboard.runs.models import Run, SeriesChunk
-from parallel_core.observe.records import POINT, SPARSE_SERIES
+from parallel_core.observe.records import POINT
 
 MOST_POINTS = 1_000_000
 """About the most points that are read for one page; of longer series, every second, fourth, eighth ... step is read."""
 
+_NONE = np.empty(0, POINT)
 Points = NDArray[np.void]
 """An array of POINT rows."""
 
@@ -33,6 +34,9 @@ class Losses:
     every: int = 1
     """Only steps that are multiples of this are here, and the last of each run: the same steps of all runs."""
 
+    attempts: Mapping[tuple[int, int], tuple[int, float]] = field(default_factory=dict)
+    """By (run, number): the first step of the attempt's losses, and the seconds that its times were moved by."""
+
     def of(self, run: Run) -> Points:
         """The valid points of `run`; empty if it has none."""
         return self.held.get(run.pk, np.empty(0, POINT))
@@ -47,26 +51,44 @@ class Losses:
         return f"one of every {self.every} losses is read" if self.every > 1 else ""
 
 
-def losses_of(runs: Sequence[Run], name: str = "loss") -> Losses:
-    """The losses of all steps of the runs, or of every n-th if they are more than MOST_POINTS; from one query. `name` =
-    their series; one of SPARSE_SERIES is read whole."""
-    every = (
-        1
-        if name in SPARSE_SERIES
-        else _stride(sum(max(0, run.step + 1 - (run.resume_step or 0)) for run in runs if run.step is not None))
-    )
-    chunks = SeriesChunk.objects.filter(attempt__run__in=[run.pk for run in runs], name=name, rank=0)
+def losses_of(runs: Sequence[Run]) -> Losses:
+    """The losses of all steps of the runs, or of every n-th if they are more than MOST_POINTS; from one query."""
+    every = _stride(sum(max(0, run.step + 1 - (run.resume_step or 0)) for run in runs if run.step is not None))
+    chunks = SeriesChunk.objects.filter(attempt__run__in=[run.pk for run in runs], name="loss", rank=0)
     read = _read(chunks, every)
     held: dict[int, Points] = {}
     replaced: dict[int, Points] = {}
-    for (run, _), (first, parts) in read.items():
-        before, points = held.get(run, np.empty(0, POINT)), np.concatenate(parts)
-        points["time"] -= pause(before, points)
-        kept = before["step"] < first
-        if not kept.all():
-            replaced[run] = np.concatenate([replaced.get(run, np.empty(0, POINT)), before[~kept]])
-        held[run] = np.concatenate([before[kept], points])
-    return Losses(held, replaced, every)
+    attempts: dict[tuple[int, int], tuple[int, float]] = {}
+    for (run, number), (first, parts) in read.items():
+        points = np.concatenate(parts)
+        attempts[run, number] = first, pause(held.get(run, _NONE), points)
+        _follow(held, replaced, run, points, *attempts[run, number])
+    return Losses(held, replaced, every, attempts)
+
+
+def held_out_of(runs: Sequence[Run], trained: Losses) -> Losses:
+    """The held-out losses of the runs, whose losses are `trained`: these say where each attempt begins, and when."""
+    chunks = SeriesChunk.objects.filter(attempt__run__in=[run.pk for run in runs], name="eval_loss", rank=0)
+    read, wanted = _read(chunks, 1), {run.pk for run in runs}
+    held: dict[int, Points] = {}
+    replaced: dict[int, Points] = {}
+    for (run, number), (first, seconds) in trained.attempts.items():
+        if run in wanted:
+            _, parts = read.get((run, number), (first, []))
+            _follow(held, replaced, run, np.concatenate([_NONE, *parts]), first, seconds)
+    return Losses(held, replaced)
+
+
+def _follow(
+    held: dict[int, Points], replaced: dict[int, Points], run: int, points: Points, first: int, seconds: float
+) -> None:
+    """Adds a later attempt's points, so many seconds earlier: they replace those from step `first` on."""
+    before = held.get(run, _NONE)
+    points["time"] -= seconds
+    kept = before["step"] < first
+    if not kept.all():
+        replaced[run] = np.concatenate([replaced.get(run, _NONE), before[~kept]])
+    held[run] = np.concatenate([before[kept], points])
 
 
 def _stride(points: int) -> int:

@@ -11,7 +11,7 @@ from typing import Any
 from django.core.exceptions import PermissionDenied
 from django.core.files.base import File
 from django.core.files.storage import default_storage
-from django.db import transaction
+from django.db import InterfaceError, OperationalError, transaction
 from django.utils import timezone
 
 from dashboard.accounts.roles import may_change, may_submit
@@ -53,6 +53,8 @@ def upload(*, owner: Any, name: str, files: Sequence[File[bytes]], also: Also = 
                 for place, file in zip(stored, files, strict=True)
             )
             also(trace)
+    except (OperationalError, InterfaceError):
+        raise  # it may have been stored, and only the answer lost; `sweep` deletes the files if it was not
     except BaseException:
         for place in stored:
             default_storage.delete(place)

@@ -18,9 +18,10 @@ COPIES = 2
 def compact(database: Any) -> None:
     """Rewrites the database of a connection if much of its file is free and the disk has room for that; says so.
 
-    Does nothing on PostgreSQL, which uses the space again. A failure, as while another process writes, changes nothing.
+    Does nothing on PostgreSQL, which uses the space again. A failure, as while another process writes or where a page
+    is damaged, changes nothing.
     """
-    from django.db import OperationalError
+    from django.db import DatabaseError
 
     from parallel_core.analysis.quantities import bytes_text
 
@@ -35,7 +36,7 @@ def compact(database: Any) -> None:
         with database.cursor() as cursor:
             cursor.execute("VACUUM")
             cursor.execute("PRAGMA wal_checkpoint(TRUNCATE)")
-    except OperationalError as error:
+    except DatabaseError as error:
         print(f"It could not: {error}. The next start tries again.", flush=True)
 
 

@@ -160,11 +160,13 @@ class Home:
         """The name of this yard's own worker, in the file WORKER_NAME from the first use on: what it has on this disk
         stays its own whatever the host is called later, and wherever this folder is moved.
 
-        First it is that of the only worker that has a folder here, else the hostname; one that no worker may have is
-        not kept, so that whoever starts the worker refuses it.
+        First it is that of the only worker that has a folder here, if the yard has been up here before: else that is
+        another yard's. Without one it is the hostname; a name that no worker may have is not kept, so that whoever
+        starts the worker refuses it.
         """
         there = [path.name for path in self.path.glob("workers/*") if path.is_dir() and NAME_PATTERN.match(path.name)]
-        first = there[0] if len(there) == 1 else socket.gethostname()
+        own = len(there) == 1 and self.password_file.exists()
+        first = there[0] if own else socket.gethostname()
         return self._kept(WORKER_NAME, first) if NAME_PATTERN.match(first) else first
 
     def _kept(self, name: str, first: str) -> str:

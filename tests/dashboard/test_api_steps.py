@@ -11,11 +11,13 @@ from django.db import connection
 from django.test import Client
 from django.test.utils import CaptureQueriesContext
 
+from dashboard.api import measured
 from dashboard.api.models import Scope
 from dashboard.runs import selectors
 from dashboard.runs.models import Run, SpanChunk
 from dashboard.traces import services as trace_services
 from tests.dashboard import factory
+from tests.dashboard.fake_worker import points_frame
 from tests.dashboard.run_analyst import read_next
 from tests.dashboard.streamed_body import received
 from tests.dashboard.test_api import bearer
@@ -56,13 +58,13 @@ def test_replaced_points_are_announced(asked: Any, alice: Any) -> None:
     assert asked(f"/runs/{run.pk}/series?rank=7")[1]["meta"]["begins"] == ""
 
 
-def parts_of(asked: Any, run: Run, limit: int) -> tuple[list[int], list[float]]:
+def parts_of(asked: Any, run: Run, limit: int, name: str = "loss") -> tuple[list[int], list[float]]:
     """Steps and values of a series that is read in parts of `limit` points."""
     steps: list[int] = []
     values: list[float] = []
     since, left = -1, 1
     while left:
-        data = asked(f"/runs/{run.pk}/series?since_step={since}&limit={limit}")[1]["data"]
+        data = asked(f"/runs/{run.pk}/series?name={name}&since_step={since}&limit={limit}")[1]["data"]
         assert data["shown"] == len(data["step"]) == len(data["value"]) == len(data["time"]) <= limit
         steps, values = steps + data["step"], values + data["value"]
         left, since = data["total"] - data["shown"], steps[-1]
@@ -82,6 +84,30 @@ def test_a_series_read_in_parts_is_the_series(asked: Any, alice: Any, limit: int
     whole = selectors.series(run, "loss")
     assert parts_of(asked, run, limit) == (whole.step.tolist(), whole.value.tolist())
     assert asked(f"/runs/{run.pk}/series?limit={limit}")[1]["data"]["total"] == 42 == whole.total
+
+
+def test_held_out_losses_that_a_retry_has_replaced_are_in_no_part(asked: Any, alice: Any) -> None:
+    """The retry has none yet, but its losses are behind the step of one."""
+    run = factory.queued(alice, train={"eval_every": 20, "steps": 100})
+    evaluated = b"".join(points_frame(at, 1, "eval_loss") for at in (19, 39, 59))
+    factory.feed(factory.start(run), 0, points_frame(0, 61) + evaluated)
+    assert parts_of(asked, run, 2, "eval_loss")[0] == [19, 39, 59]
+    factory.feed(factory.start(run), 0, points_frame(30, 3))
+    assert parts_of(asked, run, 2, "eval_loss")[0] == [19]
+    assert asked(f"/runs/{run.pk}/series?name=eval_loss")[1]["meta"]["begins"] == "2:30"
+
+
+def test_a_series_of_more_than_a_million_points_is_sent_in_parts(
+    asked: Any, alice: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = factory.queued(alice)
+    factory.feed(factory.start(run), 0, points_frame(0, 61))
+    assert asked(f"/runs/{run.pk}/series")[1]["data"]["shown"] == 61
+    monkeypatch.setattr(measured, "MOST_AT_ONCE", 60)
+    status, said = asked(f"/runs/{run.pk}/series")
+    assert status == 422 and "There are 61 points: give a limit" in str(said)
+    assert asked(f"/runs/{run.pk}/series?limit=61")[1]["data"]["shown"] == 61
+    assert asked(f"/runs/{run.pk}/series?since_step=3")[1]["data"]["shown"] == 57
 
 
 def test_points_behind_the_limit_are_not_read(alice: Any) -> None:

@@ -97,7 +97,8 @@ def test_the_server_ends_with_streams_open_and_answers_who_waits(site: Site, red
             await next_message(lines)
             await asyncio.wait([waiting], timeout=1.0)
             site.process.terminate()
-            assert (await next_message(lines))["event"] == "bye"
+            while (await next_message(lines)).get("event") != "bye":
+                pass  # news of `move` may come first; a stream that ends without a word raises
         assert (await waiting).json()["data"]["state"] == "running"
 
     asyncio.run(main())

@@ -66,6 +66,16 @@ def test_a_new_secret_revokes_none_that_an_admin_made(admin: Any) -> None:
     assert ApiToken.find(secret) and not ApiToken.find(SECRET)
 
 
+def test_a_worker_s_token_is_accepted_though_its_account_is_inactive(admin: Any) -> None:
+    """What shuts a worker off is to revoke its token."""
+    expires = timezone.now() + timedelta(days=1)
+    token, secret = ApiToken.make(user=admin, name="gpu1", scope=Scope.WORKER, expires_at=expires)
+    type(admin).objects.filter(username=WORKER_USER).update(is_active=False)
+    assert ApiToken.find(secret) == token
+    token.delete()
+    assert ApiToken.find(secret) is None
+
+
 def test_a_short_secret_is_refused() -> None:
     with pytest.raises(SystemExit, match="WORKER_TOKEN has 6 characters"):
         keep_worker_token("secret")

@@ -4,21 +4,24 @@ them.
 
 from __future__ import annotations
 
+import asyncio
 import gzip
 import re
+from asyncio import iscoroutinefunction
 from pathlib import Path
 from typing import Any
 
 import pytest
 from django.conf import settings
-from django.http import StreamingHttpResponse
+from django.http import HttpRequest, HttpResponse, StreamingHttpResponse
 from django.template.loader import render_to_string
 from django.test import Client, RequestFactory, override_settings
 from django.urls import reverse
+from django.utils.module_loading import import_string
 from plotly.offline import get_plotlyjs_version
-from whitenoise.middleware import WhiteNoiseMiddleware
 
 from dashboard.accounts.middleware import CompressedPagesMiddleware
+from dashboard.static_middleware import StaticMiddleware
 from dashboard.static_version import static_version
 from dashboard.yard.prepare import STATIC_STAMP, collect_static
 
@@ -39,7 +42,7 @@ def collected(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def answer(root: Path, name: str) -> Any:
     request = RequestFactory().get(settings.STATIC_URL + name, headers=PACKED)
     with override_settings(STATIC_ROOT=root):
-        return WhiteNoiseMiddleware(lambda _: None, settings)(request)
+        return StaticMiddleware(lambda _: None, settings)(request)
 
 
 @pytest.mark.parametrize("name", [f"vendor/{PLOTLY}", "css/trainyard.css", "js/charts.js"])
@@ -102,3 +105,25 @@ def test_a_page_with_charts_fetches_what_its_chart_module_imports_at_once() -> N
         found |= imported
     page = render_to_string("parts/chart_assets.html")
     assert {Path(address).name for address in re.findall(r'"modulepreload" href="([^"]+)"', page)} == found
+
+
+def test_no_middleware_keeps_a_thread_while_an_answer_waits() -> None:
+    """One that is not a coroutine would run on a thread, with all that follows in it: pages that stay open, and
+    requests of the API that wait."""
+    classes = {name: import_string(name) for name in settings.MIDDLEWARE}
+    assert [name for name, kind in classes.items() if not getattr(kind, "async_capable", False)] == []
+
+
+def test_a_static_file_is_sent_to_a_coroutine_too(collected: Path) -> None:
+    async def other(request: HttpRequest) -> HttpResponse:
+        return HttpResponse(b"a page")
+
+    async def answers() -> list[Any]:
+        middleware = StaticMiddleware(other, settings)
+        assert iscoroutinefunction(middleware)
+        paths = settings.STATIC_URL + "css/trainyard.css", "/runs/"
+        return [await middleware(RequestFactory().get(path, headers=PACKED)) for path in paths]
+
+    with override_settings(STATIC_ROOT=collected):
+        file, page = asyncio.run(answers())
+    assert file.headers["Content-Encoding"] == "gzip" and page.content == b"a page"

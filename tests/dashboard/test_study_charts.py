@@ -14,7 +14,7 @@ from dashboard.runs.models import Run, SeriesChunk, State
 from dashboard.studies import figures, held_out, losses
 from dashboard.studies.models import Study
 from dashboard.studies.selectors import overview
-from parallel_core.observe.records import POINT
+from parallel_core.observe.records import POINT, encode
 from parallel_core.plan.capacity import largest_layers
 from parallel_core.plan.room import FRAMEWORK, Room
 from tests.dashboard import factory
@@ -164,6 +164,31 @@ def test_held_out_losses_of_runs_are_compared(alice: Any, client: Client) -> Non
     client.force_login(alice)
     for address in (f"/studies/{made.pk}/", f"/compare/?runs={first.pk},{second.pk}", f"/studies/{made.pk}/report/"):
         assert "Held-out loss: the lowest is 2.5 of" in client.get(address).content.decode(), address
+
+
+def test_held_out_losses_of_a_retried_run_are_where_its_losses_are(alice: Any) -> None:
+    """The retry replaces evaluations from its first step on, before it has one, and hours between attempts pass by."""
+
+    def points(name: str, first: int, count: int, began: float, every: int = 1) -> bytes:
+        rows = np.zeros(count, POINT)
+        rows["step"] = first + every * np.arange(count)
+        rows["time"], rows["value"] = began + rows["step"] - first, 3.0 - rows["step"] / 100
+        return encode({"kind": "points", "rank": 0, "t": 1.0, "series": [[name, count]]}, rows.tobytes())
+
+    run = factory.queued(alice, train={"eval_every": 20, "steps": 100})
+    factory.feed(factory.start(run), 0, points("loss", 0, 61, 1e9) + points("eval_loss", 19, 3, 1e9 + 19, 20))
+    factory.end(run, State.QUEUED)
+    retry = factory.start(run)
+    factory.feed(retry, 0, points("loss", 30, 5, 1e9 + 36_000))
+
+    def drawn() -> tuple[list[int], list[float]]:
+        figure = held_out.chart(overview([run]))["held_out"].figure
+        return figure["data"][0]["x"], figure["layout"]["meta"]["axes"]["seconds"][0]
+
+    assert drawn() == ([19], [19.0])
+    factory.feed(retry, 0, points("loss", 35, 15, 1e9 + 36_005) + points("eval_loss", 39, 1, 1e9 + 36_009))
+    assert drawn() == ([19, 39], [19.0, 39.0])
+    assert "time between attempts" in held_out.chart(overview([run]))["held_out"].source
 
 
 def test_without_evaluations_there_is_no_chart_of_them(alice: Any) -> None:

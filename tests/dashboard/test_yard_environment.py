@@ -130,9 +130,19 @@ def test_the_worker_of_a_folder_from_before_it_had_a_name_goes_on(
     monkeypatch.setattr(socket, "gethostname", lambda: "here")
     for one in workers:
         (tmp_path / "workers" / one).mkdir(parents=True)
+    (tmp_path / "admin-password").touch()  # the yard was up before
     assert named(Home(tmp_path)) == name
     (tmp_path / "workers" / "another").mkdir(parents=True)
     assert named(Home(tmp_path)) == name
+
+
+def test_a_folder_of_a_worker_of_another_yard_is_not_taken_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was started here by hand; this yard starts for the first time."""
+    monkeypatch.setattr(socket, "gethostname", lambda: "here")
+    (tmp_path / "workers" / "gpu1").mkdir(parents=True)
+    assert named(Home(tmp_path)) == "here"
 
 
 def test_a_hostname_that_is_no_name_is_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -76,6 +76,18 @@ def test_hops_between_stages_on_a_host_take_its_links() -> None:
         assert slow.token[i] - free.token[i] == pytest.approx(between * size, rel=1e-6, abs=1e-9)
 
 
+def test_tensor_groups_that_straddle_hosts_wait_for_the_network() -> None:
+    """Eight groups of 6 devices on six hosts of 8: in the worst placed one, two devices share a host."""
+    ask, model = Ask(2048, 2), replace(LLAMA, layers=96, heads=96, kv_heads=96, hidden=96 * 128, ffn=4 * 96 * 128)
+    made = {rate: serve(model, replace(a100(48), link=4e11, network=rate), ask) for rate in (4e11, 1e10)}
+    size = 2 * model.hidden
+    for tp, rate in ((6, 2e10), (8, 4e11), (4, 4e11)):
+        (i,) = np.flatnonzero((made[1e10].tp == tp) & (made[1e10].pp == 1) & (made[1e10].batch == 1))
+        waited = made[1e10].token[i] - made[4e11].token[i]
+        sums = 2 * model.layers * 2 * (tp - 1) / tp * size
+        assert waited == pytest.approx(sums / rate - sums / 4e11, rel=1e-6, abs=1e-12)
+
+
 def test_the_front_trades_a_quick_token_for_many() -> None:
     made = serve(LLAMA, a100(16), Ask(512, 256))
     front = made.front()

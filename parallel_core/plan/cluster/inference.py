@@ -149,7 +149,9 @@ def _pass(
     kept = cache_bytes(model) * context * sequences / np.minimum(t, model.kv_heads) if reads else 0.0 * t
     attention = np.maximum(flops, kept / device.bandwidth)
     size = ELEMENT * tokens * model.hidden
-    sums = 2 * model.layers * 2 * (t - 1) / t * size / cluster.link
+    inside = cluster.fewest_in_host(t, np.ones_like(t), t * p * (cluster.devices // (t * p)))
+    link = np.where(inside >= t, cluster.link, np.minimum(cluster.link, cluster.network * inside))
+    sums = 2 * model.layers * 2 * (t - 1) / t * size / link
     far = cluster.hops_between_hosts(t, p)
     hops = size * ((p - 1 - far) / cluster.link + far / cluster.network)
     return np.asarray(weights + attention + sums + hops)
