@@ -40,8 +40,10 @@ class FlatAdamW:
         self.main: Tensor | None = None
         """Master weights; None where the parameters themselves are updated."""
         if flat.values.dtype != flat.grads.dtype:
-            self.main = torch.cat(self._values).to(flat.grads.dtype)
+            self.main = torch.empty_like(self.mean)
         self._targets = self._values if self.main is None else self.main.split(sizes)
+        if self.main is not None:  # slice by slice: a copy of all values would be a peak that no step has
+            torch._foreach_copy_(list(self._targets), self._values)
         self._steps = torch.zeros((), dtype=torch.float32, device=flat.values.device)
 
     def state(self) -> list[Tensor]:

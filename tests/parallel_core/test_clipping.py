@@ -13,6 +13,7 @@ from parallel_core.engine.flat import FlatParameters
 from parallel_core.engine.norm import clip_factor
 from parallel_core.engine.optimizer import FlatAdamW
 from parallel_core.engine.precision import LossScale
+from parallel_core.observe.memory import MemoryMeter
 from parallel_core.spec import DeviceKind, TrainSpec
 from tests.parallel_core.test_kernels import GPU
 
@@ -71,6 +72,20 @@ def test_a_skipped_update_changes_nothing(dtype: torch.dtype, there: bool, devic
 @pytest.mark.parametrize("limit", [None, 1.0])
 def test_the_device_clips_as_the_host_does(norm: float, limit: float | None, device: DeviceKind) -> None:
     assert float(clip_factor(number(norm, device), limit)) == pytest.approx(clip_factor(norm, limit), rel=1e-15)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_nothing_is_held_while_it_is_built_that_a_step_does_not_hold(dtype: torch.dtype) -> None:
+    """A run that the planner says fits would else run out of memory before its first step."""
+    module = torch.nn.Linear(64, 64, dtype=dtype)
+    with MemoryMeter().measure() as meter:
+        flat = FlatParameters([("a.weight", module, "weight")], dtype, open_device("cpu"))
+        flat.values.copy_(torch.arange(len(flat.values)))
+        before = meter.final["buffers"]
+        made = FlatAdamW(flat, TrainSpec())
+        kept = before + sum(buffer.nbytes for buffer in made.state())
+    assert kept <= meter.peak_total <= kept + 64, "beside the count of its steps"
+    assert made.main is None or torch.equal(made.main, flat.values.float())
 
 
 @pytest.mark.parametrize(("precision", "norm", "skips"), [("fp16", 3.0, False), ("fp16", math.nan, True)])
