@@ -24,7 +24,7 @@ from parallel_core.generation_request import inference, read_request
 from parallel_core.launch import GenerationRequest
 from parallel_core.layout import Layout
 from parallel_core.local import LocalRunner
-from parallel_core.observe.gpus import gpus, open_nvml
+from parallel_core.observe import host
 from parallel_core.spec import CORPUS_PATTERN, RunSpec, field_errors
 
 BYTES = 256
@@ -126,7 +126,7 @@ def _generate(options: argparse.Namespace) -> int:
         outcome = runner.run(spec, Path(folder), resume=found, request=request)
     if not outcome.ok:
         print(outcome.failure(), file=sys.stderr)
-        if spec.train.device == "cuda" and not gpus(open_nvml()):
+        if spec.train.device == "cuda" and not host.cuda_devices():
             print("No GPU was found on this host; --device cpu generates without one.", file=sys.stderr)
         return 1
     every = range(spec.parallel.world)

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from parallel_core.observe.gpus import gpus, open_nvml
+from parallel_core.observe.gpus import built_for_gpus, gpus, open_nvml
 
 _TICK_S = 1.0 / os.sysconf("SC_CLK_TCK")
 _SHORT_S = 50 * _TICK_S
@@ -55,8 +55,10 @@ def listen_at(address: str) -> socket.socket:
 
 
 def cuda_devices() -> list[str]:
-    """Returns the GPUs that this process may use, each as in CUDA_VISIBLE_DEVICES. Raises AmbiguousGpus."""
-    return [gpu.name for gpu in gpus(open_nvml())]
+    """Returns the GPUs that this process may use, each as in CUDA_VISIBLE_DEVICES; none, whatever that says, with a
+    CPU-only build of PyTorch. Raises AmbiguousGpus."""
+    nvml = open_nvml()
+    return [gpu.name for gpu in gpus(nvml)] if nvml is not None or built_for_gpus() else []
 
 
 class CpuOthers:

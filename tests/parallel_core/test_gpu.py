@@ -36,6 +36,7 @@ pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not host.cuda_devices(), reason="needs a GPU"),
 ]
+TWO_GPUS = pytest.mark.skipif(len(host.cuda_devices()) < 2, reason="needs two GPUs")
 MODEL = {"layers": 4, "hidden": 64, "heads": 4, "seq": 32, "vocab": 128}
 STRAGGLER = {"kind": "straggler", "rank": 1, "factor": 1.5}
 SPLITS: dict[str, dict[str, Any]] = {
@@ -82,10 +83,11 @@ def test_every_split_trains_what_one_gpu_does(name: str, single: Outcome, tmp_pa
     assert hello is not None and hello["sharing"] == -(-ranks // gpus)
 
 
+@TWO_GPUS
 @pytest.mark.parametrize("name", ["1F1B", "ZB-V", "stash"])
 def test_a_straggler_that_looks_at_the_clock_of_its_gpu_closes_no_circle(name: str, tmp_path: Path) -> None:
     """Each of its operations waits for the computed results, while posted receives wait for what it has yet to send: no
-    deadlock.
+    deadlock. Ranks that share a GPU post no receives there.
     """
     done = trained(tmp_path / "run", SPLITS[name], inject=(STRAGGLER,), steps=6)
     assert len(done.series("loss")) == 6 and set(done.traced()) == {0, 1}
@@ -165,7 +167,7 @@ def test_attention_keeps_no_matrix_of_probabilities(dtype: torch.dtype, kv_heads
     assert torch.cuda.max_memory_allocated() - before < matrix / 2
 
 
-@pytest.mark.skipif(len(host.cuda_devices()) < 2, reason="needs two GPUs")
+@TWO_GPUS
 def test_a_profile_times_the_messages_between_two_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     """On a single connection, which Megatron-LM requires, a receive would block the send that its answer waits for."""
     monkeypatch.setenv("CUDA_DEVICE_MAX_CONNECTIONS", "1")
@@ -183,8 +185,9 @@ def test_deterministic_kernels_can_be_profiled(kind: str) -> None:
     assert table.deterministic and all(row.seconds["forward"] for row in table.layers)
 
 
+@TWO_GPUS
 def test_a_rank_that_fails_under_posted_receives_ends_the_run(tmp_path: Path) -> None:
-    """The posted receives of all ranks are kernels that would wait forever; over NCCL if there are two GPUs."""
+    """The posted receives of all ranks are kernels that would wait forever."""
     outcome = failed(tmp_path, "cuda")
     rank, code = outcome.exits[0]
     assert (rank, code) == (1, EXIT_FAULT) and "ValueError: a fault of the code" in outcome.failure()

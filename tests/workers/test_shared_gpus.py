@@ -386,6 +386,9 @@ def test_a_build_of_pytorch_for_cpus_has_no_gpus(
     (tmp_path / "version.py").write_text(f"__all__ = ['cuda']\n{line}\nhip: Optional[str] = None\n")
     monkeypatch.setattr(observed, "find_spec", lambda name: SimpleNamespace(origin=str(tmp_path / "__init__.py")))
     assert observed.built_for_gpus() == built
+    monkeypatch.setattr(host, "open_nvml", lambda: None)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    assert host.cuda_devices() == ["0"] * built, "else tests that need a GPU run, and a benchmark chooses one"
 
 
 def test_instances_of_a_gpu_are_devices_on_one_board(monkeypatch: pytest.MonkeyPatch) -> None:
