@@ -22,6 +22,7 @@ from parallel_core.launch_gpu import take_gpu
 from parallel_core.observe import host, progress
 from parallel_core.observe.cores import core_of
 from parallel_core.observe.records import FileSink, log_path
+from parallel_core.plan.room import FRAMEWORK
 from parallel_core.spec import RunSpec
 
 if TYPE_CHECKING:
@@ -161,11 +162,20 @@ def _take_place(args: RankArgs) -> RankArgs:
     torch.set_num_threads(1)
     cap = args.spec.trace.memory_cap
     if cap is not None and args.command["device_kind"] == "cuda":
-        from parallel_core.engine.device import first_gpu
-
-        total = torch.cuda.get_device_properties(first_gpu()).total_memory
-        torch.cuda.set_per_process_memory_fraction(min(1.0, cap / total))
+        _limit_allocator(cap)
     return args
+
+
+def _limit_allocator(cap: int) -> None:
+    """Limits what PyTorch's allocator takes of the GPU to `cap` bytes and what predictions leave to libraries: their
+    workspaces and its fragments are in its segments, too. That tensors alone stay below the cap, the memory meter sees
+    to."""
+    import torch
+
+    from parallel_core.engine.device import first_gpu
+
+    total = torch.cuda.get_device_properties(first_gpu()).total_memory
+    torch.cuda.set_per_process_memory_fraction(min(1.0, (cap + FRAMEWORK["cuda"]) / total))
 
 
 def _use_interface_of(address: str) -> None:

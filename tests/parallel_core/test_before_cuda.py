@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ import torch
 import torch.distributed as dist
 
 from parallel_core import launch, launch_rank, local
+from parallel_core.engine import device
 from parallel_core.engine.device import CpuDevice
 from parallel_core.engine.reporter import Reporter
 from parallel_core.engine.run import lstm_must_reread_weights
@@ -23,6 +25,7 @@ from parallel_core.local import LocalRunner
 from parallel_core.observe.recorder import SpanRecorder
 from parallel_core.observe.records import FileSink
 from parallel_core.observe.scope import Scope
+from parallel_core.plan.room import device_bytes
 from parallel_core.profile.measure import ProfileFailed, measure
 from parallel_core.profile.request import ProfileRequest
 from parallel_core.spec import ModelSpec, RunSpec
@@ -199,6 +202,20 @@ def test_the_ranks_of_a_profile_post_receives_as_those_of_a_pipeline_do(
     spec = RunSpec.model_validate(order["spec"])
     launch_rank._take_place(launch_rank.RankArgs(order, spec, 0, 0, launch.Store(host="", port=0), None, True))
     assert seen == [ahead, order["gpus"]]
+
+
+@pytest.mark.parametrize(("cap", "whole", "taken"), [(8, 80, 10), (79, 80, 80), (80, 80, 80)])
+def test_a_cap_on_tensors_leaves_the_allocator_room_for_libraries(
+    cap: int, whole: int, taken: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As much beside the cap as the planner says; else a run that fits would end for want of workspaces. In GiB."""
+    fractions: list[float] = []
+    monkeypatch.setattr(device, "first_gpu", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda at: SimpleNamespace(total_memory=whole << 30))
+    monkeypatch.setattr(torch.cuda, "set_per_process_memory_fraction", fractions.append)
+    launch_rank._limit_allocator(cap << 30)
+    assert [fraction * whole for fraction in fractions] == [pytest.approx(taken)]
+    assert min(device_bytes(whole << 30, cap << 30, "cuda"), whole << 30) == taken << 30
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="needs a host without CUDA")
