@@ -4,8 +4,8 @@ bf16 and fp16 run forward, backward and every activation message in 16 bits. Gra
 micro-batches, reduced over replicas, normed and clipped in fp32 (Megatron-LM's `accumulate_allreduce_grads_in_fp32`),
 and AdamW keeps fp32 moments and an fp32 master copy of the weights that each step is rounded from. Norms and softmax
 compute in fp32 inside their kernels, cross-entropy on fp32 logits; where torch's kernels would add up the rows of a
-micro-batch in 16 bits (on a CPU, in norms and embeddings), `models.row_sums` does so in fp32. bf16 has the range
-of fp32 and needs no scaling.
+micro-batch in 16 bits (on a CPU in norms and embeddings, on a GPU in embeddings of few rows), `models.row_sums` does so
+in fp32. bf16 has the range of fp32 and needs no scaling.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""LayerNorm and embedding in 16 bits on a CPU, with parameter gradients that are sums over rows in fp32.
+"""LayerNorm and embedding in 16 bits, with parameter gradients that are sums over rows in fp32.
 
 torch's CPU kernels add up the rows of a micro-batch in the dtype of the gradient: of 4096 equal rows bf16 keeps 256.
 Here the sums have fp32, and are handed to autograd so: a parameter of the engine takes gradients wider than itself
-(`engine.flat`). Rows are widened in blocks, which keeps the temporaries small. In fp32 and fp64, and on a GPU, whose
-kernels sum in fp32, torch's own functions run.
+(`engine.flat`). Rows are widened in blocks, which keeps the temporaries small. In fp32 and fp64 torch's own functions
+run, and on a GPU, whose kernels sum in fp32, except the embedding's of FEW_ROWS.
 """
 
 from __future__ import annotations
@@ -15,12 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from parallel_core.outline.base import widened_rows
-
-
-def sums_in_16_bits(x: Tensor) -> bool:
-    """Whether torch would add up the rows of gradients of this dtype, on this device, in 16 bits."""
-    return x.is_cpu and x.dtype.itemsize < 4
+from parallel_core.outline.base import FEW_ROWS, widened_rows
 
 
 class _LayerNorm(torch.autograd.Function):
@@ -51,7 +46,7 @@ class LayerNorm(nn.LayerNorm):
     """torch's layer norm over the last dimension (Ba et al. 2016)."""
 
     def forward(self, x: Tensor) -> Tensor:
-        if not sums_in_16_bits(x):
+        if not (x.is_cpu and x.dtype.itemsize < 4):
             return super().forward(x)
         out: Tensor = _LayerNorm.apply(x, self.weight, self.bias, self.eps)
         return out
@@ -69,7 +64,9 @@ class _Embedding(torch.autograd.Function):
     @staticmethod
     @once_differentiable  # type: ignore[untyped-decorator]
     def backward(ctx: Any, grad: Tensor) -> tuple[None, Tensor]:
-        (ids,), (_, width) = ctx.saved_tensors, ctx.shape
+        (ids,), (count, width) = ctx.saved_tensors, ctx.shape
+        if not grad.is_cpu:  # FEW_ROWS at most, so that they are widened all at once
+            return None, torch.ops.aten.embedding_dense_backward(grad.float(), ids, count, -1, False)
         out, rows = torch.zeros(ctx.shape, dtype=torch.float32), widened_rows(width)
         for at, block in zip(ids.flatten().split(rows), grad.reshape(-1, width).split(rows), strict=True):
             out.index_add_(0, at, block.float())
@@ -78,7 +75,7 @@ class _Embedding(torch.autograd.Function):
 
 def embedding(ids: Tensor, weight: Tensor) -> Tensor:
     """Returns the rows `ids` [...] (int64) of `weight` [rows, width]: [..., width]."""
-    if not sums_in_16_bits(weight):
+    if weight.dtype.itemsize >= 4 or (not weight.is_cpu and ids.numel() > FEW_ROWS):
         return F.embedding(ids, weight)
     out: Tensor = _Embedding.apply(ids, weight)
     return out

@@ -127,10 +127,19 @@ def widened(spec: RunSpec, elements: int, width: int) -> int:
     return spec.fp32_elements * min(elements, widened_rows(width) * width)
 
 
+FEW_ROWS = 3072
+"""Up to so many rows PyTorch's CUDA kernel of an embedding's backward adds chunks of 32 rows to a 16-bit gradient, one
+after the other; more are sorted, and summed in fp32 (`embedding_dense_backward_cuda` in ATen/native/cuda/Embedding.cu).
+"""
+
+
 def in_embedding(spec: RunSpec, table: int, out: int, width: int) -> int:
-    """Returns what an embedding's backward holds in addition to the gradient of its output [`out` elements]: the
-    gradient of its `table`, and in 16-bit runs on a CPU the fp32 tensor that it is summed in."""
+    """Returns what an embedding's backward holds in addition to the gradient of its output [`out` elements, rows of
+    `width`]: the gradient of its `table`, in 16-bit runs where that is summed in fp32 (`models.row_sums`) of that size
+    and with the rows that are widened for it."""
     block = widened(spec, out, width)
+    if spec.train.device == "cuda" and spec.fp32_elements > 1 and out <= FEW_ROWS * width:
+        block = spec.fp32_elements * out
     return table * spec.fp32_elements + block if block else made(spec, table)
 
 

@@ -22,7 +22,7 @@ from torch.autograd.function import once_differentiable
 
 from parallel_core.models.dropout import Held
 from parallel_core.models.layers import Positions
-from parallel_core.models.row_sums import embedding, sums_in_16_bits
+from parallel_core.models.row_sums import embedding
 from parallel_core.tensor.group import TensorGroup
 from parallel_core.tensor.linear import ColumnLinear, RowLinear
 from parallel_core.tensor.vocab import VocabEmbedding
@@ -149,7 +149,7 @@ class SharedPositions(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         runs = [(start, stop) for _, start, stop in self.rows.held.runs(x.shape[1])]
-        if len(runs) > 1 and sums_in_16_bits(self.weight):  # autograd would add up the gradients of slices in 16 bits
-            return x + embedding(torch.cat([torch.arange(*run) for run in runs]), self.weight)
+        if len(runs) > 1 and self.weight.dtype.itemsize < 4:  # autograd would add up the gradients of slices in 16 bits
+            return x + embedding(torch.cat([torch.arange(*run, device=x.device) for run in runs]), self.weight)
         pieces = [self.weight[start:stop] for start, stop in runs]
         return x + (pieces[0] if len(pieces) == 1 else torch.cat(pieces))

@@ -1,4 +1,4 @@
-"""Gradients that are sums over the rows of a micro-batch, in 16 bits on a CPU: as exact as fp32, in any micro-batch."""
+"""Gradients that are sums over the rows of a micro-batch, in 16 bits: as exact as fp32, in any micro-batch."""
 
 from __future__ import annotations
 
@@ -15,9 +15,12 @@ from parallel_core.models.layers import Embedding, Positions, RmsNorm
 from parallel_core.models.row_sums import LayerNorm
 from parallel_core.observe.recorder import SpanRecorder
 from parallel_core.observe.scope import Scope
+from parallel_core.outline.base import FEW_ROWS, in_embedding
+from parallel_core.spec import RunSpec
 from parallel_core.tensor.group import TensorGroup
 from parallel_core.tensor.sequence import Rows, SharedPositions
 from parallel_core.tensor.vocab import VocabEmbedding
+from tests.parallel_core.test_kernels import GPU
 
 ROWS, WIDTH = 4096, 24
 NARROW = pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -91,6 +94,38 @@ def test_rows_of_one_token_are_all_counted(dtype: torch.dtype) -> None:
         out.backward(torch.ones_like(out))
         (got,) = grads(module)
         assert torch.equal(got, torch.zeros_like(got).index_fill_(0, torch.tensor(3), ROWS))
+
+
+@pytest.mark.parametrize("count", [FEW_ROWS, FEW_ROWS + 1])
+@pytest.mark.parametrize("device", ["meta", pytest.param("cuda", marks=GPU)])
+@NARROW
+def test_few_rows_of_a_table_on_a_gpu_are_summed_in_fp32(dtype: torch.dtype, device: str, count: int) -> None:
+    """There torch itself rounds to 16 bits after every 32 rows; of more rows its sums have fp32, rounded once."""
+    table = Embedding(8, WIDTH, dtype=dtype, device=device)
+    table.weight.grad_dtype = None
+    table(torch.full((1, count), 3, device=device)).sum().backward()
+    (got,) = grads(table)
+    assert got.dtype is (torch.float32 if count == FEW_ROWS else dtype) and got.shape == (8, WIDTH)
+    if device != "meta":
+        want = torch.zeros(8, WIDTH).index_fill_(0, torch.tensor(3), count)
+        assert torch.equal(got.cpu().float(), want.to(got.dtype).float())
+
+
+@NARROW
+def test_positions_of_several_samples_are_not_added_up_in_16_bits_on_a_gpu(dtype: torch.dtype) -> None:
+    positions = Positions(2, WIDTH, dtype=dtype, device="meta")
+    positions.weight.grad_dtype = None
+    own = SharedPositions(positions, Rows(TensorGroup(1, 2, None, Scope(SpanRecorder())), 2))
+    own(torch.empty(1, 32, WIDTH, dtype=dtype, device="meta")).sum().backward()
+    (got,) = grads(own)
+    assert got.dtype is torch.float32
+
+
+def test_the_planner_counts_what_few_rows_are_summed_in() -> None:
+    spec = RunSpec.model_validate({"train": {"precision": "bf16", "device": "cuda"}})
+    assert in_embedding(spec, 100, FEW_ROWS * WIDTH, WIDTH) == 2 * (100 + FEW_ROWS * WIDTH)
+    assert in_embedding(spec, 100, (FEW_ROWS + 1) * WIDTH, WIDTH) == 100
+    assert in_embedding(RunSpec.model_validate({"train": {"device": "cuda"}}), 100, WIDTH, WIDTH) == 100
 
 
 @NARROW
