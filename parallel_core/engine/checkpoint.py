@@ -128,41 +128,51 @@ class Saver:
         self._thread: threading.Thread | None = None
         self._error: Exception | None = None
         self._last = -1
+        self._copies = trainer.device.copies()
         self._moved = False
         """Whether the writing thread has made progress since `wait` last checked."""
         if trainer.rank == 0:
             config.folder.mkdir(parents=True, exist_ok=True)
             folders.tidy(config.folder, config.attempt)
 
-    def after_step(self, done: int) -> None:
-        """Saves if a checkpoint is due after `done` steps. Raises CheckpointError where an earlier save failed."""
+    def after_step(self, done: int) -> float:
+        """Saves if a checkpoint is due after `done` steps; returns the seconds for which that kept this rank from the
+        next step. Raises CheckpointError where an earlier save failed."""
         if self._error is not None:
             raise self._error
-        if self.due(done):
-            self.save(done)
+        return self.save(done) if self.due(done) else 0.0
 
     def due(self, done: int) -> bool:
         """Whether a checkpoint is due after `done` steps."""
         return self._every > 0 and (done % self._every == 0 or done == self._trainer.spec.train.steps)
 
-    def save(self, done: int) -> None:
-        """Copies the state after `done` steps and starts writing it in a thread; waits for an earlier save first. A
-        collective."""
+    def save(self, done: int) -> float:
+        """Copies the state after `done` steps and starts writing it in a thread; waits for an earlier save first.
+        Returns the seconds that this took. A collective."""
+        trainer = self._trainer
+        # What this rank, or under a flush another, has yet to do of the step is no cost of the checkpoint.
+        trainer.device.synchronise()
+        if trainer.spec.parallel.flushes:
+            self._on_any_rank(False, False)
+        began = time.perf_counter()
         self.wait()
-        if done == self._last:
-            return
-        self._last, began = done, time.perf_counter()
+        if done != self._last:
+            self._last, copying = done, time.perf_counter()
+            copy, stats = self._copied()
+            arguments = (done, copy, stats, trainer.scalars(), time.perf_counter() - copying)
+            self._thread = threading.Thread(target=self._write, args=arguments, name="checkpoint", daemon=True)
+            self._thread.start()
+        return time.perf_counter() - began
+
+    def _copied(self) -> tuple[Buffers, dict[str, Tensor]]:
+        """Returns copies of what this rank writes, of its flat buffers and of its running statistics."""
         trainer = self._trainer
         mine = self._state.mine(trainer.buffers())
-        copy = {
-            kind: tuple((first, memory.detach().to("cpu", copy=True)) for first, memory in pieces)
-            for kind, pieces in mine.items()
-        }
         held = trainer.chunks.buffers() if not trainer.place.replica and not trainer.place.tensor else {}
-        stats = {name: tensor.detach().to("cpu", copy=True) for name, tensor in held.items()}
-        arguments = (done, copy, stats, trainer.scalars(), time.perf_counter() - began)
-        self._thread = threading.Thread(target=self._write, args=arguments, name="checkpoint", daemon=True)
-        self._thread.start()
+        memory = [tensor for pieces in mine.values() for _, tensor in pieces]
+        copies = iter(self._copies([*memory, *held.values()]))
+        copy = {kind: tuple((first, next(copies)) for first, _ in pieces) for kind, pieces in mine.items()}
+        return copy, dict(zip(held, copies, strict=True))
 
     def wait(self) -> None:
         """Waits until no rank's save is in progress, so that the checkpoint can be resumed from, whatever becomes of

@@ -11,9 +11,12 @@ import torch
 from torch import Tensor
 
 from parallel_core.engine.host_copies import (
+    Copies,
     Downloads,
+    PinnedCopies,
     PinnedDownloads,
     PinnedUploads,
+    PlainCopies,
     PlainDownloads,
     PlainUploads,
     Uploads,
@@ -59,6 +62,10 @@ class Device(Protocol):
 
     def downloads(self, like: Tensor, count: int) -> Downloads:
         """Returns what copies tensors of the shape and dtype of `like` to the host, at most `count` at once."""
+
+    def copies(self) -> Copies:
+        """Returns what copies the state to the host. On a GPU it allocates pinned memory, which may wait for receives
+        that are posted."""
 
     def core(self) -> int | None:
         """Returns the CPU core that the process is bound to; None on a GPU, or if it is not bound to a single core."""
@@ -107,6 +114,9 @@ class CpuDevice:
     def downloads(self, like: Tensor, count: int) -> Downloads:
         return PlainDownloads()
 
+    def copies(self) -> Copies:
+        return PlainCopies()
+
     def core(self) -> int | None:
         bound = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set()
         return next(iter(bound)) if len(bound) == 1 else None
@@ -150,6 +160,9 @@ class CudaDevice:
 
     def downloads(self, like: Tensor, count: int) -> Downloads:
         return PinnedDownloads(like, count) if self.backend == "nccl" else PlainDownloads()
+
+    def copies(self) -> Copies:
+        return PinnedCopies()
 
     def core(self) -> int | None:
         return None

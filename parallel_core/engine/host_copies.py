@@ -7,6 +7,9 @@ is allocated once, as its allocation may wait for a receive that was posted ahea
 
 from __future__ import annotations
 
+from collections import deque
+from collections.abc import Sequence
+from itertools import cycle
 from typing import Protocol
 
 import torch
@@ -16,6 +19,10 @@ from parallel_core.engine.host_staging import Work
 
 _ALIGNED = 512
 """Bytes to whose multiple a buffer is rounded up, so that each may be viewed as any dtype."""
+
+_RING = 2
+_RING_BYTES = 32 << 20
+"""Number and size of the pinned buffers through which the state of a rank is copied."""
 
 
 class Uploads(Protocol):
@@ -37,6 +44,13 @@ class Downloads(Protocol):
     def begin(self, tensor: Tensor, work: Work | None) -> Download:
         """Starts copying `tensor`, which `work` completes (None: operations that are queued). Keeps it alive until
         then."""
+
+
+class Copies(Protocol):
+    """Copies tensors to host memory that need not be pinned."""
+
+    def __call__(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        """Returns the copies once they are complete. The next call may overwrite them."""
 
 
 class PlainUploads:
@@ -82,7 +96,7 @@ class PinnedUploads:
     def __call__(self, tensor: Tensor) -> Tensor:
         if self._ring.shape[1] < tensor.nbytes:
             size = -(-tensor.nbytes // _ALIGNED) * _ALIGNED
-            self._ring = torch.empty(len(self._copied), size, dtype=torch.uint8, pin_memory=True)
+            self._ring = _pinned(len(self._copied), size)
         slot, self._next = self._next, (self._next + 1) % len(self._copied)
         self._copied[slot].synchronize()  # returns at once where the slot's last copy is done, or there was none
         host = self._ring[slot, : tensor.nbytes].view(tensor.dtype).view(tensor.shape)
@@ -129,3 +143,57 @@ class PinnedDownloads:
             host.copy_(tensor, non_blocking=True)
             done.record()
         return _PinnedDownload(tensor, host, done, self._free)
+
+
+class PlainCopies:
+    """Copies at once, into new memory: those of a CPU."""
+
+    def __call__(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        return [tensor.detach().to("cpu", copy=True) for tensor in tensors]
+
+
+class PinnedCopies:
+    """Copies from a GPU in the order of the current stream, through pinned buffers of which one is filled while another
+    is emptied: into pageable memory the driver copies at a fraction of the bus's rate.
+
+    The copies are in memory that is kept for the next call, as the first touch of new pages takes longer than a copy.
+    """
+
+    def __init__(self) -> None:
+        self._ring = _pinned(_RING, _RING_BYTES)
+        self._copied = [torch.cuda.Event() for _ in range(_RING)]
+        self._kept: list[Tensor] = []
+
+    def __call__(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        if [(kept.shape, kept.dtype) for kept in self._kept] != [(tensor.shape, tensor.dtype) for tensor in tensors]:
+            self._kept = [torch.empty(tensor.shape, dtype=tensor.dtype) for tensor in tensors]
+        under_way: deque[tuple[torch.cuda.Event, Tensor, Tensor]] = deque()
+        ring = cycle(zip(self._ring, self._copied, strict=True))
+        for tensor, kept in zip(tensors, self._kept, strict=True):
+            for source, target in zip(_pieces(tensor.detach()), _pieces(kept), strict=True):
+                if len(under_way) == _RING:
+                    _empty(*under_way.popleft())
+                buffer, copied = next(ring)
+                host = buffer[: len(source)]
+                host.copy_(source, non_blocking=True)
+                copied.record()
+                under_way.append((copied, host, target))
+        while under_way:
+            _empty(*under_way.popleft())
+        return self._kept
+
+
+def _pinned(count: int, size: int) -> Tensor:
+    """Returns pinned memory: bytes [count, size]."""
+    return torch.empty(count, size, dtype=torch.uint8, pin_memory=True)
+
+
+def _pieces(tensor: Tensor) -> tuple[Tensor, ...]:
+    """Returns the bytes of a tensor, in pieces of at most _RING_BYTES; views where it is contiguous."""
+    return tensor.reshape(-1).view(torch.uint8).split(_RING_BYTES)
+
+
+def _empty(copied: torch.cuda.Event, host: Tensor, target: Tensor) -> None:
+    """Moves a piece out of its pinned buffer once it is there."""
+    copied.synchronize()
+    target.copy_(host)

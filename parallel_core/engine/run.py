@@ -168,7 +168,7 @@ def _train(
             stop = _evaluate(evaluation, report, times, step, trainer.runner.drained)
         if step >= timed_from:
             _probe_reference(probe, report, times, step, took)
-        _save(saver, report, step + 1, stop, spec.train.steps)
+        _save(saver, report, times, step + 1, stop, spec.train.steps)
         times.leave_out(report.spent())
     others = interference.share()
     _finish(trainer, report, first, saver)
@@ -266,8 +266,10 @@ def _begin_timed(trainer: Trainer, report: Reporter, interference: Interference,
         report.phase("timed", warm)
 
 
-def _save(saver: checkpoint.Saver | None, report: Reporter, done: int, stop: bool, steps: int) -> None:
-    """Saves what is due after `done` of `steps` steps; nothing without a saver.
+def _save(
+    saver: checkpoint.Saver | None, report: Reporter, times: StepTimes, done: int, stop: bool, steps: int
+) -> None:
+    """Saves what is due after `done` of `steps` steps; nothing without a saver. Its time is not counted in any step.
 
     On a stop it saves, and raises Stopped if steps are left for a later attempt. If none are left the run continues to
     its end: that may take longer than the stop allows, but then a later attempt only has to end.
@@ -277,7 +279,7 @@ def _save(saver: checkpoint.Saver | None, report: Reporter, done: int, stop: boo
     if stop or saver.due(done):
         # Points first: a kill after the checkpoint, which waits for a GPU, too, would leave a gap that nothing fills.
         report.flush(whole=True)
-    saver.after_step(done)
+    times.leave_out(saver.after_step(done))
     if stop:
         saver.save(done)
         if done < steps:

@@ -81,3 +81,15 @@ def test_a_download_does_not_wait_for_what_is_queued_after_it() -> None:
         downloads.begin(given, None)
     assert [download.wait().tolist() for download in begun] == [[float(i * j) for j in range(6)] for i in range(6)]
     assert not end.query()
+
+
+def test_the_state_comes_to_the_host_whole_and_into_the_same_memory() -> None:
+    """More than the ring of pinned buffers holds at once."""
+    copies, places = open_device("cuda").copies(), []
+    for seed in (0, 1):
+        torch.manual_seed(seed)
+        given = [torch.randn(50 << 20, device="cuda"), torch.randn(7, 5, device="cuda").bfloat16().t()]
+        got = copies(given)
+        assert all(torch.equal(one, other.cpu()) for one, other in zip(got, given, strict=True))
+        places.append([copy.data_ptr() for copy in got])
+    assert places[0] == places[1]
