@@ -11,6 +11,7 @@ from dashboard.charts.svg import drawn
 from dashboard.charts.theme import Figure, escape_label
 from parallel_core.analysis.disturbance import is_disturbed
 from parallel_core.analysis.host_drift import UNEVEN, Pace, at_pace
+from parallel_core.analysis.quantities import percent_text
 from parallel_core.analysis.sentences import Result
 from parallel_core.analysis.stats import Speedup, Stats
 
@@ -68,6 +69,8 @@ class Entry:
     """Ideal speedup over the baseline."""
     others: float | None = None
     """Of its devices, the one that other processes used most during the timed steps: the share they used."""
+    processes: int = 0
+    """Other processes on one of its GPUs in the timed steps: what they used of it is not known."""
     pace: Pace | None = None
     """How fast its devices were during the timed steps, by the reference work."""
     drift: float | None = None
@@ -106,7 +109,14 @@ class Entry:
 
     @property
     def disturbed(self) -> bool:
-        return is_disturbed(self.others)
+        return is_disturbed(self.others) or self.processes > 0
+
+    @property
+    def disturbed_by(self) -> str:
+        """`others used 31 %`, or `other processes on one GPU: 2`; '' if it was not disturbed."""
+        if is_disturbed(self.others):
+            return f"others used {percent_text(self.others or 0)}"
+        return f"other processes on one GPU: {self.processes}" if self.processes else ""
 
     @property
     def at_pace(self) -> float | None:

@@ -8,6 +8,7 @@ from typing import Any
 from dashboard.charts import theme
 from dashboard.charts.chart import Chart, Entry, row_height, standing, ticks
 from dashboard.charts.theme import var
+from parallel_core.analysis.disturbance import is_disturbed
 from parallel_core.analysis.quantities import percent_text, plural_text, ratio_text
 
 MAX_CHARACTERS = 44
@@ -43,9 +44,11 @@ def chart(entries: Sequence[Entry], title: str, source: str) -> Chart:
     subtitle = "Speedup over the baseline; bar = median, whisker = 10 % to 90 %, tick = ideal"
     if any(entry.at_pace for entry in drawn):
         subtitle += f"; diamond = {AT_PACE} of the host"
-    noisy = next((entry for entry in entries if entry.disturbed and entry.speed), None)
-    if noisy:
-        subtitle += f"; cross-hatched = disturbed, +{percent_text(noisy.others or 0)} = of one device used by others"
+    noisy = [entry for entry in entries if entry.disturbed and entry.speed]
+    if said := next((entry for entry in noisy if is_disturbed(entry.others)), None):
+        subtitle += f"; cross-hatched = disturbed, +{percent_text(said.others or 0)} = of one device used by others"
+    elif noisy:
+        subtitle += f"; cross-hatched = disturbed: {noisy[0].disturbed_by}"
     return Chart("speedup", title, subtitle, source, figure, *_table(entries))
 
 
@@ -200,7 +203,7 @@ def _room(entries: Sequence[Entry]) -> float:
 
 def _words_of(entry: Entry) -> str:
     ratio = f"<b>{ratio_text(entry.speed.ratio)}</b>" if entry.speed else ""
-    others = f"+{percent_text(entry.others or 0)}" if entry.disturbed else ""
+    others = f"+{percent_text(entry.others or 0)}" if is_disturbed(entry.others) else ""
     return "  ".join(word for word in (ratio, theme.escape_label(_short(entry.status)), others) if word)
 
 

@@ -21,8 +21,8 @@ Summaries = Mapping[int, Mapping[str, Any]]
 
 
 def conditions(run: Run, newest: int, summaries: Summaries) -> dict[str, Any]:
-    """`cpu_others`, `others_missing`, `references` and `company` of a run's summary (`summary.summarise`); `newest` =
-    number of the newest attempt."""
+    """`cpu_others`, `others_missing`, `other_processes`, `references` and `company` of a run's summary
+    (`summary.summarise`); `newest` = number of the newest attempt."""
     timed = metrics.timed_by_attempt(run)
     found = {**_reported_others(summaries), **_reported_pace(run, summaries)}
     if set(timed) <= {newest}:
@@ -32,7 +32,9 @@ def conditions(run: Run, newest: int, summaries: Summaries) -> dict[str, Any]:
 
 def _reported_others(summaries: Summaries) -> dict[str, Any]:
     known = [value for one in summaries.values() if (value := one.get("cpu_others")) is not None]
-    return {"cpu_others": max(known, default=None), "others_missing": False}
+    processes = [count for one in summaries.values() if (count := one.get("other_processes")) is not None]
+    others = {"cpu_others": max(known, default=None), "others_missing": False}
+    return {**others, "other_processes": max(processes, default=None)}
 
 
 def _reported_pace(run: Run, summaries: Summaries) -> dict[str, Any]:

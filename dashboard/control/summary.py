@@ -78,6 +78,7 @@ def summarise(run: Run) -> dict[str, Any]:
     - timed: Stats of the timed steps, seconds.
     - cpu_others: share of its device that others used in the timed steps, on the worst rank.
     - others_missing: True if it is not known for an attempt that made some of the timed steps.
+    - other_processes: how many others were on one of its GPUs as the timed steps of its newest attempt began or ended.
     - memory: of the rank with the highest peak, bytes.
     - breakdown: mean over the ranks of the traced step nearest the median, ns, with the forward part of
       its compute; breakdown_step: that step.

@@ -296,10 +296,13 @@ def measured(run: Run) -> dict[str, Any] | None:
 
 def summary(run: Run) -> dict[str, Any]:
     """The summary stored with a run of this kind that has ended; `generation` is what was `measured`, `cpu_others` the
-    share of a device that others used meanwhile, on the worst rank, None if a rank does not know it."""
+    share of a device that others used meanwhile, on the worst rank, None if a rank does not know it, and
+    `other_processes` how many were on one of its GPUs, None if none is known."""
     rows = RankInfo.objects.filter(attempt__run=run).exclude(generated={})
-    others = [info.summary.get("cpu_others") for info in selectors.ranks(run).values()]
+    told = [info.summary for info in selectors.ranks(run).values()]
+    others, processes = ([one.get(name) for one in told] for name in ("cpu_others", "other_processes"))
     known = [share for share in others if share is not None]
     nothing = {"timed": None, "final_loss": None, "breakdown": None}
     taken = max(known) if len(known) == run.devices else None
-    return {**nothing, "cpu_others": taken, "generated": rows.exists(), "generation": measured(run)}
+    busy = {"cpu_others": taken, "other_processes": max(filter(None, processes), default=None)}
+    return {**nothing, **busy, "generated": rows.exists(), "generation": measured(run)}

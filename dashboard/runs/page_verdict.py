@@ -93,7 +93,7 @@ def verdict(run: Run) -> Verdict:
 
 def _text(run: Run) -> Verdict:
     """What it has generated, where the time of a token goes, and whether others disturbed it."""
-    more = [text_times.sentence(run), disturbance(run.summary.get("cpu_others"))]
+    more = [text_times.sentence(run), _busy(run)]
     return Verdict(generating.sentence(run), more=" ".join(filter(None, more)))
 
 
@@ -159,9 +159,8 @@ def _succeeded(run: Run) -> Verdict:
         first += f", {rate_text(rate, target_of(run))}"
     memory = run.summary.get("memory")
     second = f" Rank {memory['rank']} held most: {bytes_text(memory['peak_total'])}." if memory else ""
-    busy = UNKNOWN_OTHERS if run.summary.get("others_missing") else disturbance(run.summary.get("cpu_others"))
     ending = _final_losses(run)
-    more = [numerics(run), busy, lateness(run.summary.get("staleness") or {})]
+    more = [numerics(run), _busy(run), lateness(run.summary.get("staleness") or {})]
     return Verdict(f"{first}.{second}{ending}", more=" ".join(part for part in more if part))
 
 
@@ -183,6 +182,16 @@ def _beside(run: Run, held_out: Mapping[str, Any]) -> str:
 UNKNOWN_OTHERS = (
     "How much of its devices other processes used before it was restarted is not known: read the timing with care."
 )
+
+
+def _busy(run: Run) -> str:
+    """What is known of other processes on the run's devices, if that is a reason for care; else ''."""
+    if run.summary.get("others_missing"):
+        return UNKNOWN_OTHERS
+    if count := run.summary.get("other_processes"):
+        what = f"Other processes on one of its GPUs: {count}"
+        return f"{what}; how much of it they used is not known, so read the timing with care."
+    return disturbance(run.summary.get("cpu_others"))
 
 
 def disturbance(others: float | None) -> str:

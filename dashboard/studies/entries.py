@@ -92,6 +92,7 @@ def entry_of(run: Run, spec: RunSpec, label: str, setting: Setting) -> Entry:
         speed=replace(gain, within_noise=False) if gain and baseline else gain,
         ideal=ideal,
         others=run.summary.get("cpu_others"),
+        processes=run.summary.get("other_processes") or 0,
         pace=pace_of(run),
         drift=setting.drift.get(run.pk),
         done=done,

@@ -116,7 +116,9 @@ class Overview:
 
         `told` = the run of which the sentences already say whether its loss is finite.
         """
-        warning = sentences.disturbed([entry.others for entry in self.entries if entry.done], DISTURBED_ABOVE)
+        done = [entry for entry in self.entries if entry.done]
+        used = sentences.disturbed([entry.others for entry in done], DISTURBED_ABOVE)
+        warning = used or sentences.occupied([entry.label for entry in done if entry.processes])
         before, after = ([warning], [""]) if self.mostly_disturbed else ([self._baseline_warning], [warning])
         machines = self.machines
         (before if machines.mostly else after).append(machines.warning)

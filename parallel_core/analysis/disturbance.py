@@ -17,9 +17,11 @@ so a few per cent are noise."""
 
 def is_quiet(summary: Mapping[str, Any] | None) -> bool:
     """Whether a run's summary says nothing of a disturbance; a run of which it is not known for all timed steps
-    (`others_missing`) is not quiet, one whose devices cannot tell is."""
+    (`others_missing`), or with other processes on its GPUs (`other_processes`), is not quiet, one whose devices cannot
+    tell is."""
     found = summary or {}
-    return not (is_disturbed(found.get("cpu_others")) or found.get("others_missing"))
+    said = is_disturbed(found.get("cpu_others")) or found.get("others_missing") or found.get("other_processes")
+    return not said
 
 
 def is_disturbed(share: float | None) -> bool:

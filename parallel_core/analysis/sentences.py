@@ -16,6 +16,7 @@ from parallel_core.analysis.parity import Parity
 from parallel_core.analysis.quantities import (
     bytes_text,
     difference_text,
+    listed_text,
     minus_text,
     ns_text,
     percent_text,
@@ -114,6 +115,18 @@ def disturbed(others: Sequence[float | None], above: float) -> str:
         return f"The run was disturbed: {took} of one of its devices, so repeat it before trusting its times."
     runs = f"{len(noisy)} of {len(known)} runs {'was' if len(noisy) == 1 else 'were'} disturbed"
     return f"{runs}: {took} of their devices, so repeat before trusting ratios."
+
+
+def occupied(labels: Sequence[str]) -> str:
+    """A warning if other processes were on the GPUs of these runs, of which they used nobody knows how much; '' if
+    there are none."""
+    if not labels:
+        return ""
+    were, their = ("was", "its") if len(labels) == 1 else ("were", "their")
+    return (
+        f"{listed_text(labels)} {were} disturbed: other processes were on {their} GPUs, and what they used of them is "
+        "not known, so repeat before trusting ratios."
+    )
 
 
 def least_memory(results: Sequence[Result]) -> str:

@@ -21,7 +21,7 @@ from parallel_core.engine.host_copies import (
     PlainUploads,
     Uploads,
 )
-from parallel_core.observe import host
+from parallel_core.observe import gpu_processes, host
 from parallel_core.observe.cuda_recorder import CudaSpanRecorder
 from parallel_core.observe.recorder import SpanRecorder
 from parallel_core.spec import DeviceKind
@@ -74,6 +74,11 @@ class Device(Protocol):
         """Returns a number that only ranks on this very device of the host have; None on a CPU if the process is not
         bound to a single core."""
 
+    def processes(self) -> frozenset[int] | None:
+        """Returns the pids of all processes on the GPU, this one included; None where they are not known, and on a CPU.
+
+        Asks the driver, which takes milliseconds."""
+
     def recorder(self, stage: int, replica: int) -> SpanRecorder: ...
 
     def __hash__(self) -> int:
@@ -124,6 +129,9 @@ class CpuDevice:
     def number(self) -> int | None:
         return self.core()
 
+    def processes(self) -> frozenset[int] | None:
+        return None
+
     def recorder(self, stage: int, replica: int) -> SpanRecorder:
         return SpanRecorder(stage=stage, replica=replica)
 
@@ -169,6 +177,9 @@ class CudaDevice:
 
     def number(self) -> int | None:
         return crc32(os.environ.get("CUDA_VISIBLE_DEVICES", "").encode())  # the launcher leaves only this one there
+
+    def processes(self) -> frozenset[int] | None:
+        return gpu_processes.listed()
 
     def recorder(self, stage: int, replica: int) -> SpanRecorder:
         return CudaSpanRecorder(stage=stage, replica=replica)

@@ -271,11 +271,12 @@ class Reporter:
         """The header's `waits`, if this rank emits such records; else {}."""
         return {} if self.meter is None else {"waits": True}
 
-    def summary(self, times: StepTimes, others: float | None) -> None:
+    def summary(self, times: StepTimes, others: float | None, processes: int | None) -> None:
         total = sum(int(np.prod(shape)) for shape in parameter_shapes(self._spec.model).values())
         timed = asdict(summarise(times.timed))
         peak = self._peak._asdict() if self._peak else None
         steps, more = self._spec.train.steps, {**self._equal(), **self._staleness(), **self._reference()}
+        more["other_processes"] = processes
         self._sink.emit("summary", steps=steps, timed=timed, cpu_others=others, params_total=total, peak=peak, **more)
 
     def _equal(self) -> dict[str, Any]:

@@ -170,9 +170,9 @@ def _train(
             _probe_reference(probe, report, times, step, took)
         _save(saver, report, times, step + 1, stop, spec.train.steps)
         times.leave_out(report.spent())
-    others = interference.share()
+    others, processes = interference.share(), interference.processes()
     _finish(trainer, report, first, saver)
-    report.summary(times, others)
+    report.summary(times, others, processes)
     report.phase("done", spec.train.steps)
 
 

@@ -50,7 +50,9 @@ Every header has `kind`, `rank` and `t` (unix seconds, float). Kinds and their o
              where this rank does not know it]}, live: {contestant: bytes}; from the ranks of a benchmark with turns
              (bench.turns)
     summary  steps, timed: {median, p10, p90, mean, n} (seconds a step, this rank), cpu_others (share 0..1 of the
-             device time of the timed steps that processes other than the ranks of this run used), params_total,
+             device time of the timed steps that processes other than the ranks of this run used), other_processes
+             (how many such processes were on one of the run's GPUs as the timed steps began or ended; null where the
+             driver does not tell, and on CPUs), params_total,
              fingerprint: {step, checks, seconds (median of a check), parameters, samples} (see engine.fingerprint; the
              last two are 16 hexadecimal digits; no such key where nothing was compared),
              staleness: {mean, max} (updates by which this stage's gradients were late; no such key under flush),
@@ -60,7 +62,8 @@ Every header has `kind`, `rank` and `t` (unix seconds, float). Kinds and their o
              peak: {flops_per_s (of all devices of the run), source (of this rank's peak), devices (how many were
              counted: ranks that share a GPU or a core count as one; no such key in earlier versions, which summed over
              ranks)}, null without timed steps;
-             of a rank that generates text only cpu_others, over prefill and tokens, of its own device
+             of a rank that generates text only cpu_others and other_processes, over prefill and tokens, of its own
+             device
 """
 
 from __future__ import annotations

@@ -89,3 +89,20 @@ def test_one_attempt_is_told_by_its_ranks(alice: Any) -> None:
     summarised(attempt, 0.05, 0.004)
     factory.end(run, State.SUCCEEDED)
     assert run.summary["cpu_others"] == 0.05 and run.summary["references"] == [0.004]
+
+
+@pytest.mark.parametrize(
+    ("told", "kept"),
+    [({"other_processes": None}, None), ({"other_processes": 0}, 0), ({"other_processes": 2}, 2), ({}, None)],
+)
+def test_processes_that_were_on_a_gpu_make_a_run_one_to_repeat(told: dict[str, Any], kept: Any, alice: Any) -> None:
+    """An older worker tells of none."""
+    run = factory.queued(alice, train=STEPS)
+    attempt = factory.start(run)
+    trained(attempt, 0, 100, None)
+    head = {"kind": "summary", "rank": 0, "t": 0.0, "steps": 100, "cpu_others": None}
+    factory.feed(attempt, 0, encode({**head, **told}))
+    factory.end(run, State.SUCCEEDED)
+    assert run.summary["other_processes"] == kept and run.summary["cpu_others"] is None
+    assert (reruns.disturbed([run]) == [run]) is bool(kept)
+    assert ("Other processes on one of its GPUs: 2;" in verdict(run).more) is bool(kept)

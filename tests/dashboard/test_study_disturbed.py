@@ -55,6 +55,20 @@ def test_disturbance_is_counted_over_what_was_measured_and_warned_of_first(alice
     assert [shape == "x" for shape in shapes] == [row.entry.disturbed for row in view.rows[:3]]
 
 
+def test_a_run_with_other_processes_on_its_gpu_is_hatched_without_a_share(alice: Any) -> None:
+    made = Study.objects.create(name="Shared", owner=alice)
+    run = factory.finished(alice, {}, study=made)
+    made.runs.update(summary={**run.summary, "cpu_others": None, "other_processes": 2})
+    view = overview(made.runs.all())
+    (row,) = view.rows
+    assert (
+        row.entry.disturbed and row.entry.disturbed_by == "other processes on one GPU: 2" and row.entry.others is None
+    )
+    assert any(" was disturbed: other processes were on its GPUs, and what they used" in text for text in view.verdict)
+    subtitle = figures.speedups(view).subtitle
+    assert subtitle.endswith("; cross-hatched = disturbed: other processes on one GPU: 2")
+
+
 def test_shares_that_restarts_lost_are_told_where_no_other_is_known(alice: Any) -> None:
     made = Study.objects.create(name="Restarted", owner=alice)
     run = factory.finished(alice, {}, study=made)

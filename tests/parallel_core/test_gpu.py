@@ -4,6 +4,9 @@ NCCL.
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +15,7 @@ import pytest
 import torch
 
 from parallel_core.analysis.allocations import allocations, place
+from parallel_core.engine.device import open_device
 from parallel_core.engine.distributed import Rendezvous
 from parallel_core.engine.run import run_rank
 from parallel_core.launch import EXIT_FAULT
@@ -141,6 +145,18 @@ def test_the_allocations_of_an_asked_step_are_recorded(tmp_path: Path) -> None:
     assert any(place(alive.frames) for alive in found.alive)
     files = {frame.filename for alive in found.alive for frame in alive.frames}
     assert any("parallel_core" in file for file in files)
+
+
+def test_another_process_on_the_gpu_is_seen() -> None:
+    device = open_device("cuda")
+    torch.zeros(1, device=device.torch)
+    if device.processes() is None:
+        pytest.skip("the driver does not list the processes here")
+    program = "import sys, torch; torch.zeros(1, device='cuda'); print(flush=True); sys.stdin.read()"
+    with subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
+        assert other.stdout is not None and other.stdout.readline() == b"\n"
+        pids = device.processes()
+        assert pids is not None and {os.getpid(), other.pid} <= pids
 
 
 def test_gradients_of_16_bits_are_added_in_fp32() -> None:

@@ -4,10 +4,11 @@ all.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import pytest
 
@@ -17,9 +18,11 @@ from parallel_core.engine.interference import Interference
 from parallel_core.engine.reporter import Reporter
 from parallel_core.engine.run import _begin_timed
 from parallel_core.engine.trainer import Trainer
+from parallel_core.observe import gpu_processes
 from parallel_core.observe.host import CpuOthers
 from parallel_core.observe.records import FileSink, read_stream
 from parallel_core.spec import RunSpec
+from tests.workers.test_shared_gpus import driver
 
 NAN = float("nan")
 T = TypeVar("T")
@@ -117,3 +120,78 @@ def test_the_share_is_told_while_the_run_goes_on(tmp_path: Path) -> None:
     assert report._peak is not None and report._peak.devices == 1
     told = [frame.header["series"] for frame in read_stream(tmp_path, 0) if frame.kind == "points"]
     assert [any(name == "cpu_others" for name, _ in each) for each in told] == [False, True]
+
+
+class Gpu(CpuDevice):
+    """A device that lists these processes in turn, as `gpu_processes.listed` does."""
+
+    def __init__(self, *listed: set[int] | None) -> None:
+        super().__init__()
+        self.listed = [*listed]
+
+    def core(self) -> int | None:
+        return None
+
+    def processes(self) -> frozenset[int] | None:
+        pids = self.listed.pop(0)
+        return None if pids is None else frozenset(pids)
+
+
+OWN, PEER, STRANGER = os.getpid(), 70_001, 70_002
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "complete", "count"),
+    [
+        ({OWN, PEER}, {OWN}, True, 0),
+        ({OWN, PEER}, {OWN}, False, None),  # those of other containers may be hidden
+        ({OWN, STRANGER}, {OWN}, True, 1),
+        ({OWN}, {OWN, PEER, STRANGER, 70_003}, False, 2),
+        (None, {OWN, STRANGER}, False, 1),
+        ({OWN}, None, True, None),
+        (None, None, True, None),
+    ],
+)
+def test_processes_on_a_gpu_are_counted_unless_they_are_of_the_run(
+    before: set[int] | None, after: set[int] | None, complete: bool, count: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever share they used of it: that is not known, and none is invented."""
+    monkeypatch.setattr(gpu_processes, "sees_all", lambda: complete)
+    one = Interference(Gpu(before, after), None, 2)
+    with monkeypatch.context() as patch:  # a peer on this host, and one on another whose pid is the stranger's here
+        patch.setattr(one, "_exchange", lambda mine: [mine, [PEER, 0.0, -1.0, -1.0], [STRANGER, 1.0, -1.0, -1.0]])
+        one.start()
+    assert one.own_processes() == count
+    assert one.own_share() is None
+
+
+@pytest.mark.parametrize(("ranks", "most"), [([0.0, 2.0], 2), ([1.0, NAN], 1), ([0.0, NAN], None), ([0.0, 0.0], 0)])
+def test_a_run_has_the_processes_of_its_fullest_gpu(
+    ranks: list[float], most: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    every = Interference(Gpu({OWN}), None, len(ranks))
+    monkeypatch.setattr(every, "_exchange", lambda mine: [[rank] for rank in ranks])
+    assert every.processes() == most
+
+
+@pytest.mark.parametrize(
+    ("pids", "found"),
+    [([OWN, STRANGER], {OWN, STRANGER}), ([STRANGER], None), ([], None), (RuntimeError("not supported"), None)],
+)
+def test_a_list_without_this_process_says_nothing(
+    pids: list[int] | Exception, found: set[int] | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in a container, where the driver lists no process, or those of the host with the pids that they have there."""
+
+    def running(handle: int) -> list[Any]:
+        if isinstance(pids, Exception):
+            raise pids
+        return [SimpleNamespace(pid=pid) for pid in pids] if handle == 1 else []
+
+    nvml = driver(2)
+    nvml.nvmlDeviceGetComputeRunningProcesses = running
+    monkeypatch.setattr(gpu_processes, "open_nvml", lambda: nvml)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-b1")
+    assert gpu_processes.listed() == found
+    monkeypatch.setattr(gpu_processes, "open_nvml", lambda: None)
+    assert gpu_processes.listed() is None
