@@ -246,7 +246,7 @@ def load(trainer: Trainer, path: Path, run: int = 0) -> int:
     manifest, tell = manifests.read(path), partial(trainer.progress.at, -1, "loading")
     manifests.require_match(manifest, trainer.spec, run)
     state = State(trainer)
-    shares = {**state.shares(trainer.buffers()), **state.statistics(trainer.chunks.buffers())}
+    shares = {**state.shares(trainer.loaded_buffers()), **state.statistics(trainer.chunks.buffers())}
     if manifest.weights_only:
         shares = {name: share for name, share in shares.items() if name.startswith(("value/", "main/"))}
         for kind in ("value", "main"):  # only values were saved: fp32 master weights start from them, too

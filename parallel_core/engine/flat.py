@@ -144,6 +144,11 @@ class FlatParameters:
         """Returns the values that a checkpoint saves, by kind."""
         return {"value": self.pieces()}
 
+    def loaded_buffers(self) -> dict[str, Pieces]:
+        """Returns those of `buffers` that a checkpoint fills: the others are rounded from these when they are asked
+        for."""
+        return self.buffers()
+
     def pieces(self) -> Pieces:
         """Returns the values that this rank has, with their positions."""
         if not self.shard_values:

@@ -145,10 +145,14 @@ class FullySharded(FlatParameters):
     def buffers(self) -> dict[str, Pieces]:
         """As in `FlatParameters`; in 16-bit runs both the master weights and the rounded values, as other layouts save
         them."""
+        own = self.loaded_buffers()
+        if "value" in own:
+            return own
+        return {"value": tuple((first, part.to(self._dtype)) for first, part in own["main"]), **own}
+
+    def loaded_buffers(self) -> dict[str, Pieces]:
         own = tuple((owned.start, part) for owned, part in zip(self.owned, self.held, strict=True))
-        if self._dtype == self.grads.dtype:
-            return {"value": own}
-        return {"value": tuple((first, part.to(self._dtype)) for first, part in own), "main": own}
+        return {"value" if self._dtype == self.grads.dtype else "main": own}
 
 
 class FullyShardedReducer:

@@ -132,6 +132,10 @@ class Trainer:
         """Returns the buffers that a checkpoint saves of this rank (see `checkpoint.Buffers`)."""
         return {**self.flat.buffers(), **self.optimizer.buffers()}
 
+    def loaded_buffers(self) -> dict[str, Pieces]:
+        """Returns the buffers that a checkpoint fills: those that a step holds anyway."""
+        return {**self.flat.loaded_buffers(), **self.optimizer.buffers()}
+
     def scalars(self) -> dict[str, float]:
         """Returns the scalars that a checkpoint saves, the same on every rank. A collective: every rank calls it."""
         scale = {f"loss_scale.{name}": float(value) for name, value in self.loss_scale.state().items()}

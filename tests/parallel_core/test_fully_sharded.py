@@ -212,7 +212,10 @@ def _load(at: Path, saved: Sequence[RunSpec]) -> ranks.Work:
 
     def use(trainer: Trainer) -> Any:
         assert checkpoint.load(trainer, folders.path_of(_of(next(left), at), 1)) == 1
-        loaded = _state(trainer)
+        loaded, held = _state(trainer), [*trainer.flat.stores, *trainer.optimizer.state()]
+        storages = {tensor.untyped_storage().data_ptr() for tensor in held}
+        filled = [memory for pieces in trainer.loaded_buffers().values() for _, memory in pieces if len(memory)]
+        assert {memory.untyped_storage().data_ptr() for memory in filled} <= storages, "no copy beside what steps hold"
         return [trainer.step(step).loss for step in (1, 2, 3)], loaded
 
     return lambda spec, rank, meeting, folder: ranks.with_trainer(spec, rank, meeting, folder, use)
