@@ -18,7 +18,7 @@ import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -42,7 +42,19 @@ Work = Callable[[RunSpec, int, Rendezvous, Path], Any]
 Turn = tuple[RunSpec, Work]
 TURN_S = 240.0
 """The longest turn of `run_each`: several times what the slowest takes on a busy host."""
+MOST_HUNG = 3
+"""How many turns of one `run_each` may hang. A fault that hangs every turn would otherwise take hours to be told."""
 LOOK_S = 1.0
+
+
+class Launched(NamedTuple):
+    """What one launch brought: `results` of the turns that all ranks have ended, by turn, then rank; the tracebacks of
+    the next one, '' where all have ended; whether its ranks `hung`, and were killed.
+    """
+
+    results: list[list[Any]]
+    error: str
+    hung: bool
 
 
 def run(spec: RunSpec, work: Work, folder: Path) -> list[Any]:
@@ -54,26 +66,29 @@ def run_many(specs: Sequence[RunSpec], work: Work, folder: Path) -> list[list[An
     """`run` for several specs with the same world size, one after the other in the same processes: results by spec,
     then rank.
     """
-    results, error = _launch([(spec, work) for spec in specs], folder)
-    assert not error, error
-    return results
+    launched = _launch([(spec, work) for spec in specs], folder)
+    assert not launched.error, launched.error
+    return launched.results
 
 
 def run_each(turns: Sequence[Turn], limit_s: float = TURN_S) -> list[list[Any] | str]:
     """As `run_many`, each with its own work. For one that fails: the tracebacks of its ranks, or how they ended; the
-    others run in new processes. Ranks that end no turn in `limit_s` seconds are killed.
+    others run in new processes. Ranks that end no turn in `limit_s` seconds are killed; behind MOST_HUNG such turns no
+    other is run.
     """
     out: list[list[Any] | str] = []
-    while len(out) < len(turns):
-        results, error = _launch(turns[len(out) :], scratch(), limit_s)
-        out += [*results, *([error] if error else [])]
-    return out
+    hung = 0
+    while len(out) < len(turns) and hung < MOST_HUNG:
+        launched = _launch(turns[len(out) :], scratch(), limit_s)
+        out += [*launched.results, *([launched.error] if launched.error else [])]
+        hung += launched.hung
+    return [
+        *out,
+        *[f"not run: {hung} of the turns before it ended nothing in {limit_s:.0f} s"] * (len(turns) - len(out)),
+    ]
 
 
-def _launch(turns: Sequence[Turn], folder: Path, limit_s: float = math.inf) -> tuple[list[list[Any]], str]:
-    """The results of the turns that all ranks have ended, by turn, then rank; and the tracebacks of the next one, ''
-    where all have ended.
-    """
+def _launch(turns: Sequence[Turn], folder: Path, limit_s: float = math.inf) -> Launched:
     (world,) = {spec.parallel.world for spec, _ in turns}
     if any(imports_compiler(spec) for spec, _ in turns):
         prewarm_compiler()
@@ -90,11 +105,12 @@ def _launch(turns: Sequence[Turn], folder: Path, limit_s: float = math.inf) -> t
                 processes.die_with(parent)
                 _be(list(zip(turns, meetings, strict=True)), rank, folder)
             pids[rank] = pid
-    ends = _wait(pids, folder, limit_s)
+    ends, hung = _wait(pids, folder, limit_s)
     seen = [_results(folder, rank) for rank in pids]
     ended = min(map(len, seen))
     by_turn = zip(*(results[:ended] for results in seen), strict=True)
-    return [list(of_ranks) for of_ranks in by_turn], "" if ended == len(turns) else _error(folder, ends)
+    error = "" if ended == len(turns) else _error(folder, ends)
+    return Launched([list(of_ranks) for of_ranks in by_turn], error, hung)
 
 
 def _results(folder: Path, rank: int) -> list[Any]:
@@ -116,9 +132,9 @@ def _error(folder: Path, ends: Mapping[int, int]) -> str:
     return "\n".join([*raised, *died])
 
 
-def _wait(pids: Mapping[int, int], folder: Path, limit_s: float) -> dict[int, int]:
-    """Waits for every rank to end, and returns the exit codes. Ranks are killed where they end no turn in `limit_s`
-    seconds, and none goes on if this is interrupted.
+def _wait(pids: Mapping[int, int], folder: Path, limit_s: float) -> tuple[dict[int, int], bool]:
+    """Waits for every rank to end, and returns the exit codes, and whether ranks hung: they are killed where they end
+    no turn in `limit_s` seconds. None goes on if this is interrupted.
     """
     waiting, ended, since = select.poll(), 0, time.monotonic()
     with ExitStack() as stack:
@@ -136,7 +152,7 @@ def _wait(pids: Mapping[int, int], folder: Path, limit_s: float) -> dict[int, in
             for rank in left.values():
                 os.kill(pids[rank], signal.SIGKILL)
             ends = {rank: os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for rank, pid in pids.items()}
-    return ends
+    return ends, bool(left)
 
 
 @contextmanager

@@ -6,13 +6,12 @@ several features run.
 
 from __future__ import annotations
 
-from functools import cache
 from typing import Any, NamedTuple
 
 import pytest
 
 from parallel_core.spec import RunSpec
-from tests.parallel_core.parity import TRAIN, Trained, assert_equal, spec_of, train_many
+from tests.parallel_core.parity import TRAIN, Launches, assert_equal, spec_of
 
 LLAMA = {"kv_heads": 2, "positions": "rope", "activation": "swiglu", "norm": "rmsnorm", "bias": False}
 MODELS: dict[str, dict[str, Any]] = {
@@ -73,21 +72,14 @@ class Case(NamedTuple):
 CASES = [Case(model, split) for model in MODELS for split in _splits(model)]
 
 
-@cache
-def _trained(world: int, always: bool) -> dict[Case, Trained]:
-    cases = [case for case in CASES if case.always == always and case.spec().parallel.world == world]
-    return dict(zip(cases, train_many([case.spec() for case in cases]), strict=True))
-
-
-@cache
-def _references(always: bool) -> dict[str, Trained]:
-    names = [name for name in MODELS if not always or any(case.model == name for case in CASES if case.always)]
-    return dict(zip(names, train_many([_spec(name, micro_batches=2) for name in names]), strict=True))
+TRAINED = Launches(CASES, Case.spec, lambda case: case.always)
+REFERENCES = Launches(
+    MODELS, lambda name: _spec(name, micro_batches=2), lambda name: any(name == model for model, _ in ALWAYS)
+)
 
 
 @pytest.mark.parametrize(
     "case", [pytest.param(c, id="-".join(c), marks=[] if c.always else pytest.mark.full) for c in CASES]
 )
 def test_equals_one_process(case: Case) -> None:
-    got = _trained(case.spec().parallel.world, case.always)[case]
-    assert_equal(got, _references(case.always)[case.model])
+    assert_equal(TRAINED[case], REFERENCES[case.model])

@@ -5,7 +5,6 @@ The reference runs the same layers on the whole batch. All cases with the same n
 
 from __future__ import annotations
 
-from functools import cache
 from itertools import product
 from typing import Any
 
@@ -14,7 +13,7 @@ import pytest
 
 from parallel_core.schedule.traits import TRAITS
 from parallel_core.spec import RunSpec
-from tests.parallel_core.parity import TRAIN, Trained, assert_equal, reference, spec_of, train, train_many
+from tests.parallel_core.parity import TRAIN, Launches, assert_equal, reference, spec_of, train
 
 Case = dict[str, Any]
 """Fields of ParallelSpec; and of ModelSpec `tied` (embedding and head share their weight) and `attention`."""
@@ -144,16 +143,12 @@ def _spec(case: Case) -> RunSpec:
     return spec_of(model, **{key: value for key, value in case.items() if key not in _MODEL})
 
 
-@cache
-def _trained(world: int) -> dict[str, Trained]:
-    names = [name for name, case in CASES.items() if _spec(case).parallel.world == world]
-    return dict(zip(names, train_many([_spec(CASES[name]) for name in names]), strict=True))
+TRAINED = Launches(CASES, lambda name: _spec(CASES[name]))
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_equals_one_process(name: str) -> None:
-    got = _trained(_spec(CASES[name]).parallel.world)[name]
-    assert_equal(got, reference(tied=CASES[name].get("tied", False)))
+    assert_equal(TRAINED[name], reference(tied=CASES[name].get("tied", False)))
 
 
 def test_without_clipping() -> None:

@@ -4,7 +4,6 @@ those that flush, clipped by stage, what it computes with a clip factor for each
 
 from __future__ import annotations
 
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +21,7 @@ from parallel_core.schedule.traits import TRAITS
 from parallel_core.spec import RunSpec
 from tests.parallel_core import parity, ranks
 from tests.parallel_core.delayed_updates import replay
-from tests.parallel_core.parity import Trained, assert_moved_alike, spec_of, train_many
+from tests.parallel_core.parity import Launches, Trained, assert_moved_alike, spec_of, train_many
 
 NAMES = [name for name, traits in TRAITS.items() if traits.sync != "flush"]
 TRAIN = {"steps": parity.STEPS, "warmup_steps": 1, "clip": "stage", "clip_norm": 0.3}
@@ -99,11 +98,7 @@ def _work(spec: RunSpec, rank: int, meeting: Rendezvous, folder: Path) -> Any:
     return ranks.with_trainer(spec, rank, meeting, folder, _observe)
 
 
-@cache
-def _trained(world: int, more: bool) -> dict[str, Trained]:
-    cases = MORE if more else CASES
-    keys = [key for key, case in cases.items() if _spec(case).parallel.world == world]
-    return dict(zip(keys, train_many([_spec(cases[key]) for key in keys], _work), strict=True))
+TRAINED = Launches(CASES | MORE, lambda key: _spec((CASES | MORE)[key]), MORE.__contains__, _work)
 
 
 def _assert_replayed(got: Trained, spec: RunSpec) -> None:
@@ -150,8 +145,7 @@ def test_it_is_known_of_which_layers_autograd_saves_views_of_weights(kind: str, 
 
 @pytest.mark.parametrize("key", [*CASES, *(pytest.param(key, marks=pytest.mark.full) for key in MORE)])
 def test_equals_a_replay(key: str) -> None:
-    spec = _spec((CASES | MORE)[key])
-    _assert_replayed(_trained(spec.parallel.world, key in MORE)[key], spec)
+    _assert_replayed(TRAINED[key], _spec((CASES | MORE)[key]))
 
 
 @pytest.mark.parametrize("key", FLUSHED)
@@ -160,4 +154,4 @@ def test_each_place_is_clipped_by_a_factor_of_its_own(key: str) -> None:
     spec = _spec(FLUSHED[key])
     alike = replay(spec.model_copy(update={"parallel": spec.parallel.model_copy(update={"pp": 1, "chunks": None})}))
     with pytest.raises(AssertionError, match="change of parameter"):
-        assert_moved_alike(_trained(spec.parallel.world, False)[key], alike)
+        assert_moved_alike(TRAINED[key], alike)

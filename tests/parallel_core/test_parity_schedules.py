@@ -16,7 +16,7 @@ from parallel_core.schedule.traits import CUSTOM, TRAITS
 from parallel_core.spec import RunSpec
 from parallel_core.traces.known_programs import torch_zero_bubble
 from tests.parallel_core import ranks
-from tests.parallel_core.parity import TRAIN, Trained, assert_equal, reference, spec_of, train_many
+from tests.parallel_core.parity import TRAIN, TURN_S, Launches, assert_equal, reference, spec_of
 
 NAMES = [name for name, its in TRAITS.items() if its.sync == "flush" and (its.split or its.chunks > 1)] + [CUSTOM]
 """All flushing schedules that `test_parity` does not cover."""
@@ -81,17 +81,12 @@ def _spec(case: Case) -> RunSpec:
     return spec_of(case[0], **case[1])
 
 
-@cache
-def _trained(world: int, always: bool) -> dict[str, Trained]:
-    """All cases with this number of ranks that always run, or all others: one launch for all of them."""
-    keys = [key for key, case in CASES.items() if _spec(case).parallel.world == world and _always(key) == always]
-    return dict(zip(keys, train_many([_spec(CASES[key]) for key in keys]), strict=True))
+TRAINED = Launches(CASES, lambda key: _spec(CASES[key]), _always)
 
 
 @pytest.mark.parametrize("key", [pytest.param(key, marks=() if _always(key) else pytest.mark.full) for key in CASES])
 def test_equals_one_process(key: str) -> None:
-    got = _trained(_spec(CASES[key]).parallel.world, _always(key))[key]
-    assert_equal(got, reference(**CASES[key][0]))
+    assert_equal(TRAINED[key], reference(**CASES[key][0]))
 
 
 def _ten_steps(trainer: Trainer) -> Any:
@@ -110,13 +105,13 @@ def _exact(layers: int, micro_batches: int, **parallel: Any) -> RunSpec:
 
 @cache
 def _of_one_process(layers: int, micro_batches: int) -> Any:
-    return ranks.run(_exact(layers, micro_batches), _work, ranks.scratch())[0]
+    return ranks.run_each([(_exact(layers, micro_batches), _work)], TURN_S)[0]
 
 
 @cache
 def _runs(pp: int, layers: int, micro_batches: int) -> dict[str, Any]:
     specs = {name: _exact(layers, **_split(name, pp, micro_batches)) for name in ["1f1b", *NAMES]}
-    return dict(zip(specs, ranks.run_many(list(specs.values()), _work, ranks.scratch()), strict=True))
+    return dict(zip(specs, ranks.run_each([(spec, _work) for spec in specs.values()], TURN_S), strict=True))
 
 
 @pytest.mark.parametrize(
@@ -127,10 +122,13 @@ def test_ten_steps_have_the_bits_of_one_process(name: str, pp: int, layers: int,
     """In fp32 with clipping: the bits of losses, norms and parameters do not depend on the order of operations or the
     placement of stages.
     """
-    totals, want = _of_one_process(layers, micro_batches)
+    alone, found = _of_one_process(layers, micro_batches), _runs(pp, layers, micro_batches)[name]
+    assert not isinstance(alone, str), alone
+    assert not isinstance(found, str), found
+    totals, want = alone[0]
     assert min(norm for _, norm in totals) > TRAIN["clip_norm"], "clipping must be active"
     got: dict[str, np.ndarray] = {}
-    for seen, parameters in _runs(pp, layers, micro_batches)[name]:
+    for seen, parameters in found:
         assert seen == totals
         got |= parameters
     assert got.keys() == want.keys()
