@@ -6,6 +6,7 @@ import gc
 import os
 import shutil
 import signal
+import traceback
 from collections.abc import Generator, Iterator
 from typing import Any
 
@@ -62,11 +63,17 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """Appends the yards' logs to the report of a failed test: a yard's folder is deleted when the test ends."""
+    """Appends the yards' logs to the report of a failed test, since a yard's folder is deleted when the test ends; and
+    makes each yard ready for the next test.
+    """
     report = yield
     if report.failed:
-        for yard in YardProcess.open:
+        for yard in list(YardProcess.open):
             report.sections += [(f"the yard's {name}", text) for name, text in yard.tails()]
+            try:
+                yard.restore()
+            except (Exception, pytest.fail.Exception):  # or its time limit; a hook that raises ends the whole session
+                report.sections.append(("the yard could not be restored", traceback.format_exc()))
     return report
 
 

@@ -6,14 +6,18 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from parallel_core import processes
 from tests import __main__ as suite
-from tests import scratch
-from tests.yard_process import ROOT, wait_for
+from tests import conftest, scratch
+from tests.families import killed_after
+from tests.yard_process import ROOT, YardProcess, wait_for
 
 KILLED = """
 import os
@@ -53,6 +57,54 @@ def test_sigterm_ends_the_steps_that_run_and_begins_no_other(tmp_path: Path) -> 
         steps.kill()
     assert not any(processes.alive(int(note.read_text())) for note in noted)
     assert not (tmp_path / str(suite.AT_A_TIME)).exists()
+
+
+STUBBORN = """
+import signal, subprocess, sys, time
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True)
+print(child.pid, flush=True)
+time.sleep(600)
+"""
+
+
+def test_a_process_that_does_not_end_in_order_is_killed_with_its_family() -> None:
+    process = subprocess.Popen([sys.executable, "-c", STUBBORN], stdout=subprocess.PIPE, text=True)
+    assert process.stdout
+    child = int(process.stdout.readline())
+    with pytest.raises(subprocess.TimeoutExpired), killed_after(process):
+        process.terminate()
+        process.wait(0.1)
+    assert process.wait(0) == -signal.SIGKILL
+    wait_for("end of its child", lambda: not processes.alive(child))
+
+
+class _Yard:
+    """What the report of a failed test asks of a yard."""
+
+    def __init__(self, trouble: str = "") -> None:
+        self.trouble, self.restored = trouble, 0
+
+    def tails(self) -> Iterator[tuple[str, str]]:
+        yield "log", "words of the log"
+
+    def restore(self) -> None:
+        self.restored += 1
+        assert not self.trouble, self.trouble
+
+
+@pytest.mark.parametrize("failed", [True, False])
+def test_each_yard_is_made_ready_again_behind_a_failed_test(failed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    yards: list[Any] = [_Yard("no web"), _Yard()]
+    monkeypatch.setattr(YardProcess, "open", yards)
+    report: Any = SimpleNamespace(failed=failed, sections=[])
+    hook = conftest.pytest_runtest_makereport()
+    next(hook)
+    with pytest.raises(StopIteration):
+        hook.send(report)
+    assert [yard.restored for yard in yards] == [int(failed)] * 2
+    titles = ["the yard's log", "the yard could not be restored", "the yard's log"]
+    assert [title for title, _ in report.sections] == (titles if failed else [])
 
 
 @pytest.mark.parametrize(

@@ -24,6 +24,7 @@ from dashboard.yard.home import PREFIX, READ, Home
 from parallel_core import processes
 from parallel_core.plan.strategy import model_flops
 from parallel_core.spec import ModelSpec
+from tests.families import family_of, killed_after
 from tests.scratch import fresh_folder
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -33,6 +34,9 @@ LOOKS_S = (0.05, 0.2)
 work.
 """
 PORTS = (15_000, 32_000)
+ANSWER_S = 30.0
+LIVE = ("queued", "starting", "running", "cancelling")
+"""States of a run that has not ended."""
 OF_ANOTHER_PROJECT = {
     "DATABASE_URL": "postgres://another:project@127.0.0.1:9/theirs",
     "REDIS_URL": "redis://127.0.0.1:9/0",
@@ -78,6 +82,13 @@ def free_port() -> int:
             return port
 
 
+def answers(url: str) -> bool:
+    try:
+        return httpx.get(f"{url}/accounts/login/").is_success
+    except httpx.TransportError:
+        return False
+
+
 def calibrate(home: Path, name: str | None = None) -> None:
     """Writes the calibration file that the worker of that name (default: this host's) would measure at its first start.
     The measurement takes longer than most tests.
@@ -121,7 +132,8 @@ for line in sys.stdin:
         return answer["is"]
 
     def close(self) -> None:
-        self.process.communicate()
+        with killed_after(self.process):
+            self.process.communicate(timeout=ANSWER_S)
 
 
 class Web:
@@ -177,6 +189,21 @@ class Web:
         except AssertionError as error:
             raise AssertionError(f"{error}; it is {last.get('state')}: {last.get('detail')}") from None
 
+    def cancel_all(self) -> None:
+        """Waits for the web, cancels every run that has not ended, and waits until each has."""
+        wait_for("the web", lambda: answers(self.url))
+        with self.client() as client:
+
+            def none_left() -> bool:
+                answer = client.get("/api/v1/runs", params={"state": LIVE, "per_page": 500})
+                assert answer.status_code == 200, answer.text
+                live = answer.json()["data"]
+                for run in live:
+                    client.post(f"/api/v1/runs/{run['id']}/cancel")
+                return not live
+
+            wait_for("the end of all runs", none_left)
+
 
 class YardProcess(Web):
     """`python -m dashboard.yard up`, its address, and a signed-in client of its API."""
@@ -194,6 +221,7 @@ class YardProcess(Web):
         self.env |= {"TRAINYARD_HOME": str(self.home), "TRAINYARD_PORT": str(self.port), **env}
         self.process: subprocess.Popen[bytes] | None = None
         self._questions: Questions | None = None
+        self._has_been_up = False
 
     @property
     def url(self) -> str:
@@ -214,7 +242,17 @@ class YardProcess(Web):
         if self not in self.open:
             self.open.append(self)
         wait_for("the yard's address", self._greeted, UP_LIMIT_S)
+        self._has_been_up = True
         return self
+
+    def restore(self) -> None:
+        """Cancels what a failed test left under way, which would hold the devices that later ones need; starts a yard
+        that it left ended. Nothing for a yard that never came up.
+        """
+        if self._has_been_up and self.process is not None:
+            if self.process.poll() is not None:
+                self.up()
+            self.cancel_all()
 
     def _greeted(self) -> bool:
         assert self.process is not None
@@ -237,7 +275,7 @@ class YardProcess(Web):
     def family(self) -> list[psutil.Process]:
         """Every process below the yard, ranks included (they have sessions of their own, but are still descendants)."""
         assert self.process is not None
-        return psutil.Process(self.process.pid).children(recursive=True)
+        return family_of(self.process)
 
     def part(self, *words: str) -> psutil.Process:
         """The one process below the yard whose command line contains all the words."""
@@ -282,11 +320,14 @@ class YardProcess(Web):
     def close(self) -> None:
         if self in self.open:
             self.open.remove(self)
-        if self._questions is not None:
-            self._questions.close()
-        if self.process is not None and self.process.poll() is None:
-            self.stop()
-        shutil.rmtree(self.home, ignore_errors=True)
+        try:
+            with killed_after(self.process):
+                if self._questions is not None:
+                    self._questions.close()
+                if self.process is not None and self.process.poll() is None:
+                    self.stop()
+        finally:
+            shutil.rmtree(self.home, ignore_errors=True)
 
 
 TINY: dict[str, Any] = {

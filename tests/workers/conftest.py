@@ -27,3 +27,12 @@ def bench(request: pytest.FixtureRequest) -> Iterator[Bench]:
     finally:
         bench.close()
         shutil.rmtree(home, ignore_errors=True)
+
+
+@pytest.fixture(autouse=True)
+def _nothing_stays_under_way(request: pytest.FixtureRequest) -> Iterator[None]:
+    """A test that fails in the middle of an attempt would leave no device to those behind it."""
+    bench = request.getfixturevalue("bench") if "bench" in request.fixturenames else None
+    yield
+    if bench is not None:
+        bench.restore()

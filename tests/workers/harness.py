@@ -21,6 +21,7 @@ from celery import Celery
 from dashboard.yard import broker
 from parallel_core import processes
 from parallel_core.observe import progress
+from tests.families import killed_after
 from workers.contract import EVENTS, START_TASK, Channel, control_stream, queue_of
 from workers.folder import Folder
 
@@ -63,6 +64,10 @@ class Bench:
     heard: list[Entry] = field(default_factory=list)
     worker: subprocess.Popen[bytes] | None = None
     next_attempt: int = 1
+    sent: set[int] = field(default_factory=set)
+    """Attempts whose StartMessage was sent."""
+    worker_env: dict[str, str] = field(default_factory=dict)
+    """What the worker was last started with."""
 
     def __post_init__(self) -> None:
         self.broker_home = self.home / "broker"
@@ -78,7 +83,7 @@ class Bench:
 
     def start_worker(self, **env: str) -> None:
         own = {"REDIS_URL": self.url, "TRAINYARD_HOME": str(self.home), "TRAINYARD_WORKER_NAME": NAME}
-        given = {"TRAINYARD_CPU_DEVICES": "2", **env}
+        given, self.worker_env = {"TRAINYARD_CPU_DEVICES": "2", **env}, env
         with (self.home / "worker.log").open("ab") as log:
             self.worker = subprocess.Popen(
                 [sys.executable, "-m", "workers"], cwd=ROOT, env={**os.environ, **own, **given}, stdout=log, stderr=log
@@ -98,11 +103,33 @@ class Bench:
         time.sleep(pause_s)  # the outage itself
         self.broker, _ = broker.start(self.broker_home)
 
+    def restore(self) -> None:
+        """Ends what a failed test left under way, which would hold the devices that later ones need, and starts again
+        what it left stopped.
+        """
+        for process in (self.broker, self.worker):
+            if process and process.poll() is None:
+                process.send_signal(signal.SIGCONT)
+        if self.broker.poll() is not None:
+            self.broker, _ = broker.start(self.broker_home)
+        if self.worker and self.worker.poll() is not None:
+            self.start_worker(**self.worker_env)
+        for attempt in self.under_way():
+            self.control("fence", attempt)
+        self.wait("end of what was under way", lambda: not self.under_way())
+
+    def under_way(self) -> list[int]:
+        """Attempts that were sent and whose processes may run, or have yet to start."""
+        folders = [Folder(self.folder / "attempts" / str(attempt)) for attempt in sorted(self.sent)]
+        return [folder.attempt for folder in folders if not folder.settled and folder.load().end is None]
+
     def close(self) -> None:
-        if self.worker and self.worker.poll() is None:
-            self.stop_worker()
-        self.broker.terminate()
-        self.broker.wait(10)
+        with killed_after(self.broker), killed_after(self.worker):
+            if self.worker and self.worker.poll() is None:
+                self.worker.send_signal(signal.SIGCONT)
+                self.stop_worker()
+            self.broker.terminate()
+            self.broker.wait(10)
 
     # The controller's side
 
@@ -115,6 +142,7 @@ class Bench:
         node = {"worker": NAME, "devices": list(devices), "first_rank": 0, "address": "127.0.0.1"}
         message = {"run": attempt, "attempt": attempt, "number": 1, "spec": spec, "nodes": [node]}
         message |= more
+        self.sent.add(attempt)
         self.app.send_task(START_TASK, args=[message], queue=queue_of(NAME), serializer="json")
         return attempt
 

@@ -113,6 +113,16 @@ def test_a_stop_without_a_broker_is_told_at_the_next_start(bench: Bench) -> None
     assert all_arrived(bench, attempt)
 
 
+def test_what_a_failed_test_leaves_under_way_holds_no_later_one(bench: Bench) -> None:
+    recorded = bench.wait_running(bench.send(ENDLESS))
+    bench.send(tiny())  # waits for the devices
+    assert bench.worker
+    bench.worker.send_signal(signal.SIGSTOP)
+    bench.restore()
+    assert none_alive(recorded)
+    assert bench.wait_end(bench.send(tiny()))["outcome"] == "succeeded"
+
+
 def test_a_second_worker_of_the_same_name_does_not_start(bench: Bench) -> None:
     first = bench.worker
     assert first
