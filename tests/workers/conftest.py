@@ -1,5 +1,5 @@
-"""One worker serves all tests of a module; a test that ends it starts it again. A module's WORKER sets its
-environment.
+"""One worker serves all tests; one that ends it starts it again. A module with an environment of its own, WORKER, has a
+worker of its own.
 """
 
 from __future__ import annotations
@@ -7,6 +7,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Iterator
+from contextlib import contextmanager
 
 import pytest
 
@@ -14,14 +15,29 @@ from tests.scratch import fresh_folder
 from tests.workers.harness import Bench
 
 
+@pytest.fixture(scope="package")
+def plain_bench() -> Iterator[Bench]:
+    with opened() as bench:
+        yield bench
+
+
 @pytest.fixture(scope="module")
 def bench(request: pytest.FixtureRequest) -> Iterator[Bench]:
+    if (env := getattr(request.module, "WORKER", None)) is None:
+        yield request.getfixturevalue("plain_bench")
+        return
+    with opened(**env) as bench:
+        yield bench
+
+
+@contextmanager
+def opened(**env: str) -> Iterator[Bench]:
     home = fresh_folder("worker")  # short: a unix socket's path is limited
     bench = Bench(home)
     bench.folder.mkdir(parents=True)
     # Calibrated in advance; the measurement has a test of its own.
     (bench.folder / "calibration.json").write_text(json.dumps({"device": "cpu", "step_time": 0.1}))
-    bench.start_worker(**getattr(request.module, "WORKER", {}))
+    bench.start_worker(**env)
     try:
         yield bench
     finally:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from collections.abc import Iterator
-from contextlib import closing
 
 import psutil
 import pytest
@@ -26,23 +24,6 @@ from dashboard.yard.__main__ import main
 sys.exit(main(["up"]))
 """
 """`./run`, without what only Linux does for it."""
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _hangup_is_not_ignored() -> Iterator[None]:
-    """Under nohup a yard would inherit that SIGHUP is ignored. A handler is not inherited, and lets this process live
-    on as nohup does."""
-    before = signal.getsignal(signal.SIGHUP)
-    if before is signal.SIG_IGN:
-        signal.signal(signal.SIGHUP, lambda *_: None)
-    yield
-    signal.signal(signal.SIGHUP, before)
-
-
-@pytest.fixture(scope="module")
-def yard() -> Iterator[YardProcess]:
-    with closing(YardProcess(TRAINYARD_STARTER="0", TRAINYARD_CPU_DEVICES="2")) as subject:
-        yield subject.calibrated().up()
 
 
 def test_runs_under_way_are_queued_again(yard: YardProcess) -> None:

@@ -100,6 +100,12 @@ def test_a_killed_analyst_takes_its_search_with_it_and_the_next_one_answers(
     assert yard.query(f"list({searches}.values_list('state', 'tries'))") == [["succeeded", 2]]
 
 
+def test_what_a_failed_test_leaves_under_way_holds_no_later_one(yard: YardProcess, client: httpx.Client) -> None:
+    runs = [yard.submit(client, paced(LONG, dp=2)) for _ in range(2)]
+    yard.restore()
+    assert [yard.run_of(client, run)["state"] for run in runs] == ["cancelled"] * 2
+
+
 def test_cancel_ends_every_process_and_says_so(yard: YardProcess, client: httpx.Client) -> None:
     run, pids = started(yard, client, paced(LONG, dp=2))
     assert client.post(f"/api/v1/runs/{run}/cancel").status_code in {200, 202}
