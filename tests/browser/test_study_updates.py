@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import httpx
 import pytest
 from playwright.sync_api import Page, Route, expect
 
-from tests.browser.observed_page import RUN_MS, TELL, Troubles, drawn, mark, same_page
+from tests.browser.observed_page import RUN_MS, TELL, Troubles, drawn, mark, same_page, until
 from tests.yard_process import YardProcess, tiny, wait_for
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(300)]
@@ -48,15 +49,36 @@ def test_findings_and_questions_are_not_fetched_for_each_run_of_a_busy_study(
 
     for part in ("findings", "questions"):
         page.route(f"**/{part}/*", dear)
-    page.goto(f"/studies/{stocked['study']}/")
-    page.wait_for_timeout(4_000)  # for the fetches that the opened stream causes
+    page.clock.install()
+    with page.expect_request(STREAM) as stream:
+        page.goto(f"/studies/{stocked['study']}/")
+    page.evaluate(NOTE_NEWS, [stream.value.url, f"study:{stocked['study']}"])
+    wait_for("both parts", lambda: len(asked) >= 2, each=lambda: page.wait_for_timeout(50))
+    settled(page, asked)  # an opened stream has each part fetched once more
+    page.clock.pause_at(page.evaluate("() => Date.now()") / 1e3 + 1)
     before = len(asked)
-    assert before >= 2
     for what in ("state", "summary"):
+        yard.query(TELL.format(run=stocked["runs"][0], study=stocked["study"], what=what))
+        until(page, "(what) => window.news.includes(what)", what)
         with page.expect_response("**/changes.json*"):
-            yard.query(TELL.format(run=stocked["runs"][0], study=stocked["study"], what=what))
-    page.wait_for_timeout(2_000)
+            page.clock.run_for(2_000)  # less than a part waits, however long all this takes
+    page.wait_for_timeout(500)
     assert len(asked) == before
+
+
+STREAM = re.compile(r"/js/stream\.[^/]*$")
+NOTE_NEWS = """async ([stream, topic]) => {
+  window.news = [];
+  (await import(stream)).subscribe(topic, (what) => window.news.push(...what));
+}"""
+
+
+def settled(page: Page, asked: list[str]) -> None:
+    """Waits until nothing was asked for during two seconds."""
+    before = -1
+    while before != len(asked):
+        before = len(asked)
+        page.wait_for_timeout(2_000)
 
 
 def test_a_failed_answer_is_asked_for_again(

@@ -5,6 +5,7 @@ hanging.
 from __future__ import annotations
 
 import os
+import re
 import signal
 import sqlite3
 import subprocess
@@ -63,7 +64,7 @@ def test_the_page_says_how_far_it_is_and_what_it_waits_for(reader: Client) -> No
     assert "28.3B: simulating every rate: 1 of 2." in said and 'aria-valuenow="50"' in said
     Search.objects.filter(pk=first.pk).delete()
     Search.objects.filter(pk=second.pk).update(asked_at=timezone.now() - timedelta(seconds=40))
-    assert "no analyst has taken it up for 40 s" in text(reader)
+    assert re.search(r"no analyst has taken it up for [4-9]\d s", text(reader))
 
 
 def test_progress_and_the_answer_are_kept_as_they_come() -> None:

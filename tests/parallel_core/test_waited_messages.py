@@ -88,24 +88,27 @@ def _work(spec: RunSpec, rank: int, meeting: Rendezvous, folder: Path) -> None:
     try:
         dist.barrier()
         with profile(activities=[ProfilerActivity.CPU]) as profiler, record_function("ProfilerStep#1"):
-            (_give if rank == 0 else _take)(torch.ones(1 << 20))
+            (_give if rank == 0 else _take)(torch.ones(1 << 20), folder / "computed")
         profiler.export_chrome_trace(str(folder / f"rank{rank}.json"))
     finally:
         disconnect()
 
 
-def _give(message: torch.Tensor) -> None:
-    """Starts a send, pauses, computes, and waits only then."""
+def _give(message: torch.Tensor, computed: Path) -> None:
+    """Starts a send, pauses, computes, and waits only then; makes the file before it waits."""
     work = dist.isend(message, 1)
     time.sleep(PAUSE_S)
     _multiply()
+    computed.touch()
     assert work is not None
     work.wait()
 
 
-def _take(message: torch.Tensor) -> None:
-    """Receives when the sender has long been waiting."""
-    time.sleep(4 * PAUSE_S)
+def _take(message: torch.Tensor, computed: Path) -> None:
+    """Receives when the sender has been waiting for a while."""
+    while not computed.exists():
+        time.sleep(PAUSE_S / 10)
+    time.sleep(PAUSE_S)
     dist.recv(message, 0)
 
 
