@@ -31,13 +31,17 @@ signal.signal(signal.SIGTERM, _terminated)
 scratch.remove_left()
 
 # How long a Hypothesis example takes depends on the load of the machine, not on the tested code.
-settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.load_profile("untimed")
+_UNTIMED = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+# The same examples in each run of the short suite: it fails for what was changed, not by chance. The long one looks for
+# new examples, and says how to repeat one that fails.
+settings.register_profile("same", _UNTIMED, derandomize=True)
+settings.register_profile("new", _UNTIMED, derandomize=False, print_blob=True)
 
 NO_MISSING = "TRAINYARD_NO_MISSING"
 MISSING = "missing:"
-"""Prefix of the reason of every skip because a tool is missing; if NO_MISSING is set in the environment, such a skip
-fails the session.
+"""Prefix of the reason of every skip because a tool is missing that could be installed; if NO_MISSING is set in the
+environment, such a skip fails the session. A skip for data that no clone contains begins with "optional:"; all other
+reasons name what this system, processor or database cannot do.
 """
 _missing: list[str] = []
 
@@ -56,8 +60,12 @@ def pytest_collection_finish() -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Hides all GPUs when GPU tests are deselected: a yard that sees a GPU would offer no CPU devices."""
-    if "not gpu" in config.getoption("markexpr"):
+    """Chooses Hypothesis' examples. Hides all GPUs when GPU tests are deselected: a yard that sees a GPU would offer no
+    CPU devices.
+    """
+    marks = config.getoption("markexpr")
+    settings.load_profile("same" if "not full" in marks else "new")
+    if "not gpu" in marks:
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
 
 

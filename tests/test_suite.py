@@ -6,12 +6,14 @@ import os
 import signal
 import subprocess
 import sys
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from hypothesis import settings
 
 from parallel_core import processes
 from tests import __main__ as suite
@@ -156,6 +158,20 @@ def test_each_engine_test_is_in_one_part_and_all_pairs_begin_first(full: bool) -
     assert sorted(engine) == suite.files(suite.ENGINE)
     alone = [part for part in parts[0] if part.startswith("tests/")] == [suite.PAIRS]
     assert alone == full
+
+
+def test_a_warning_fails_a_test() -> None:
+    """pytest reports an exception of a thread, and a coroutine that nobody awaits, as warnings only."""
+    with pytest.raises(UserWarning, match="raised"):
+        warnings.warn("raised", stacklevel=1)
+
+
+def test_only_the_long_suite_looks_for_new_examples(pytestconfig: pytest.Config) -> None:
+    short = "not full" in pytestconfig.getoption("markexpr")
+    found = settings()
+    assert found.derandomize == short
+    assert found.print_blob or short
+    assert found.deadline is None
 
 
 def test_a_module_that_is_skipped_for_want_of_something_fails_where_nothing_may_be_missing(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ import socket
 import tempfile
 import time
 import traceback
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -166,6 +167,7 @@ def _pidfd(pid: int) -> Iterator[int]:
 
 def _be(turns: list[tuple[Turn, Rendezvous]], rank: int, folder: Path) -> None:
     gc.freeze()  # keeps the collector from traversing, and so copying, the parent's objects
+    warnings.simplefilter("default")  # as deployed; those of the test process raise
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     tempfile.tempdir = str(folder)  # temporary files vanish with the folder, since no exit handler runs here
     given = dict(os.environ)
