@@ -81,30 +81,33 @@ def lint() -> list[Step]:
     return [
         ("ruff check", [python, "-m", "ruff", "check", "."]),
         ("ruff format", [python, "-m", "ruff", "format", "--check", "."]),
-        ("mypy", [python, "-m", "mypy"]),
     ]
 
 
 def suite(wanted: str, full: bool = False) -> list[Step]:
-    """Splits the tests that `wanted` selects into parts, longest first. Short parts come last, so that the workers of
-    the pool finish at about the same time and no core idles while one long part is left. With `full`, the pairs of
+    """mypy, and the parts into which the tests that `wanted` selects are split: longest first, so that the workers of
+    the pool finish at about the same time and no core idles while one long step is left. With `full`, the pairs of
     features are a part of their own: of all parts, they then take longest.
     """
+
+    def part(title: str, paths: Sequence[str]) -> Step:
+        return f"pytest, {title}", pytest_of(wanted, *unneeded(paths), *paths)
+
     elsewhere = [f"--ignore={path}" for path in (ENGINE, PAGES, WORKERS, BROWSER, *KILLS)]
     engine, pages = [path for path in files(ENGINE) if not full or path != PAIRS], files(PAGES)
-    parts = [
-        *([("pairs of features", [PAIRS])] if full else []),
-        ("the engine", engine[::2]),
-        ("kills and PostgreSQL", KILLS),
-        ("more of the engine", engine[1::2]),
-        ("browser", [BROWSER]),
-        ("pages", pages[::3]),
-        ("more pages", pages[1::3]),
-        ("still more pages", pages[2::3]),
-        ("the others", elsewhere),
-        ("workers", files(WORKERS)),
+    return [
+        *([part("pairs of features", [PAIRS])] if full else []),
+        part("more of the engine", engine[1::2]),
+        part("browser", [BROWSER]),
+        part("the engine", engine[::2]),
+        part("kills and PostgreSQL", KILLS),
+        part("more pages", pages[1::3]),
+        ("mypy", [sys.executable, "-m", "mypy"]),
+        part("pages", pages[::3]),
+        part("still more pages", pages[2::3]),
+        part("the others", elsewhere),
+        part("workers", files(WORKERS)),
     ]
-    return [(f"pytest, {title}", pytest_of(wanted, *unneeded(paths), *paths)) for title, paths in parts]
 
 
 def unneeded(paths: Sequence[str]) -> list[str]:
