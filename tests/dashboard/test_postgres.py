@@ -16,16 +16,16 @@ import pytest
 from tests.__main__ import ROOT, unneeded
 
 HERE = Path(__file__).resolve().parent
+MOST_FAILED = 10
 SUITES = [
     *("test_control*.py", "test_states*.py", "test_ingest*.py", "test_services*.py", "test_multi_host*.py"),
     *("test_list.py", "test_api.py", "test_api_traces.py"),
 ]
-OF_ITS_OWN = "test_controller_process.py"
-"""Its controllers are separate processes that share a SQLite file; running it here would only repeat it on SQLite."""
-MORE = [
-    *("test_placement*.py", "test_api*.py", "test_list*.py", "test_study*.py", "test_live*.py", "test_fleet*.py"),
-    *("test_selectors*.py", "test_spreading*.py", "test_reruns*.py", "test_removal*.py"),
-]
+OF_THEIR_OWN = {
+    *("test_controller_process.py", "test_analyst_process.py", "test_gunicorn.py"),
+    *("test_yard.py", "test_yard_ends.py", "test_yard_environment.py", "test_postgres.py"),
+}
+"""Their processes have a SQLite file, or no database at all; running them here would only repeat them on SQLite."""
 
 
 @pytest.fixture(scope="module")
@@ -49,25 +49,33 @@ def _spare_the_disk(folder: str) -> None:
         server.execute("SELECT pg_reload_conf()")
 
 
-def run_suites(patterns: list[str], url: str) -> subprocess.CompletedProcess[str]:
-    paths = {path for pattern in patterns for path in HERE.glob(pattern) if path.name != OF_ITS_OWN}
+def writing() -> set[Path]:
+    return {path for pattern in SUITES for path in HERE.glob(pattern) if path.name not in OF_THEIR_OWN}
+
+
+def others() -> set[Path]:
+    return {path for path in HERE.rglob("test_*.py") if path.name not in OF_THEIR_OWN} - writing()
+
+
+def run_suites(paths: set[Path], url: str, limit_s: float) -> subprocess.CompletedProcess[str]:
     files = sorted(str(path.relative_to(ROOT)) for path in paths)
     assert files, "no suite matches"
-    command = [sys.executable, "-m", "pytest", "-q", "-x", *unneeded(files), "-m", "not browser and not full", *files]
+    options = ["-q", f"--maxfail={MOST_FAILED}", *unneeded(files), "-m", "not browser and not full"]
     env = {**os.environ, "DATABASE_URL": url}
-    return subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=900, check=False)
+    command = [sys.executable, "-m", "pytest", *options, *files]
+    return subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=limit_s, check=False)
 
 
 @pytest.mark.postgres
 @pytest.mark.timeout(900)
 def test_the_writing_suites_pass_on_postgres(postgres_url: str) -> None:
-    done = run_suites(SUITES, postgres_url)
+    done = run_suites(writing(), postgres_url, 900)
     assert done.returncode == 0, done.stdout[-4000:]
 
 
 @pytest.mark.full
 @pytest.mark.postgres
-@pytest.mark.timeout(900)
-def test_the_other_suites_pass_on_postgres(postgres_url: str) -> None:
-    done = run_suites(MORE, postgres_url)
+@pytest.mark.timeout(3600)
+def test_all_other_suites_pass_on_postgres(postgres_url: str) -> None:
+    done = run_suites(others(), postgres_url, 3600)
     assert done.returncode == 0, done.stdout[-4000:]
