@@ -85,9 +85,10 @@ def lint() -> list[Step]:
 
 
 def suite(wanted: str, full: bool = False) -> list[Step]:
-    """mypy, and the parts into which the tests that `wanted` selects are split: longest first, so that the workers of
-    the pool finish at about the same time and no core idles while one long step is left. With `full`, the pairs of
-    features are a part of their own: of all parts, they then take longest.
+    """mypy, and the parts into which the tests that `wanted` selects are split. The longest begin first, so that the
+    workers of the pool finish at about the same time; last come three that compute, as the short ones, which mostly
+    wait for processes, would leave the cores idle. With `full`, the pairs of features are a part of their own: of all
+    parts, they then take longest.
     """
 
     def part(title: str, paths: Sequence[str]) -> Step:
@@ -102,11 +103,11 @@ def suite(wanted: str, full: bool = False) -> list[Step]:
         part("the engine", engine[::2]),
         part("kills and PostgreSQL", KILLS),
         part("more pages", pages[1::3]),
+        part("the others", elsewhere),
+        part("workers", files(WORKERS)),
         ("mypy", [sys.executable, "-m", "mypy"]),
         part("pages", pages[::3]),
         part("still more pages", pages[2::3]),
-        part("the others", elsewhere),
-        part("workers", files(WORKERS)),
     ]
 
 
