@@ -51,11 +51,12 @@ def browser() -> Client:
 
 @pytest.fixture
 def no_database(tmp_path: Path, django_db_blocker: DjangoDbBlocker) -> Iterator[None]:
-    """Makes the default database a file that cannot be opened."""
+    """Makes the default database a file that cannot be opened or, with PostgreSQL, a server that is not there."""
     before = connections["default"]
     with django_db_blocker.unblock():
         away = connections.create_connection("default")
-        away.settings_dict = {**away.settings_dict, "NAME": os.fspath(tmp_path / "no folder" / "yard.sqlite3")}
+        key, name = ("NAME", "no folder/yard.sqlite3") if away.vendor == "sqlite" else ("HOST", "no folder")
+        away.settings_dict = {**away.settings_dict, key: os.fspath(tmp_path / name)}
         connections["default"] = away
         try:
             yield
