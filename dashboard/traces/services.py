@@ -53,13 +53,22 @@ def upload(*, owner: Any, name: str, files: Sequence[File[bytes]], also: Also = 
                 for place, file in zip(stored, files, strict=True)
             )
             also(trace)
-    except (OperationalError, InterfaceError):
-        raise  # it may have been stored, and only the answer lost; `sweep` deletes the files if it was not
-    except BaseException:
-        for place in stored:
+    except BaseException as error:
+        for place in () if _may_be_kept(stored[0], error) else stored:
             default_storage.delete(place)
         raise
     return trace
+
+
+def _may_be_kept(place: str, error: BaseException) -> bool:
+    """Whether the trace with this file may have been stored though `error` was raised: where only the answer of the
+    database was lost. `sweep` deletes the files if it was not."""
+    if not isinstance(error, OperationalError | InterfaceError):
+        return False
+    try:
+        return TraceFile.objects.filter(stored=place).exists()
+    except (OperationalError, InterfaceError):
+        return True
 
 
 def _errors(name: str, files: Sequence[File[bytes]]) -> dict[str, str]:

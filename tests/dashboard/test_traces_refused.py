@@ -44,6 +44,21 @@ def test_files_without_rows_do_not_stay(member: Client, monkeypatch: pytest.Monk
     assert not Trace.objects.exists() and not [path for path in tmp_path.rglob("*") if path.is_file()]
 
 
+def test_files_stay_where_the_rows_may_have_been_stored(
+    member: Client, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The connection went away during the commit, so nobody knows; whoever asks again with the same key gets them."""
+
+    def lost(*_: Any, **__: Any) -> None:
+        raise OperationalError("server closed the connection unexpectedly")
+
+    monkeypatch.setattr(TraceFile.objects, "bulk_create", lost)
+    monkeypatch.setattr(TraceFile.objects, "filter", lost)
+    with pytest.raises(OperationalError):
+        send(member, ("rank0.json", b"{}"))
+    assert len([path for path in tmp_path.rglob("*") if path.is_file()]) == 1
+
+
 @pytest.mark.parametrize("data", [b"", b"not json", b"PK\x03\x04", b'{"traceEvents": []}', TORN, ODD])
 def test_what_is_no_trace_is_told_so(member: Client, data: bytes) -> None:
     trace, page = shown(member, ("a.json", data))
