@@ -74,14 +74,18 @@ def test_a_zoom_into_what_a_shorter_answer_does_not_reach_ends(page: Page, stock
     shown = "document.querySelector('.chart[data-chart=whatif] .chart-box').layout.xaxis.range.map(Number)"
     _, high = page.evaluate(shown)
     device = page.get_by_role("slider", name="Device")
-    device.press("Home")
-    until(page, f"(high) => {shown}[1] > 2 * high", high)
+    device.press("Home")  # by how much it is longer depends on how busy the host was during the step
+    until(page, f"(high) => {shown}[1] > 1.02 * high", high)
+    _, longest = page.evaluate(shown)
     chart = page.locator("#chart-whatif")
-    for name in ("Zoom in", "Zoom in", "Later", "Later"):
-        chart.get_by_role("button", name=name).click()
-    assert page.evaluate(shown)[0] > 1.1 * high
+    for _ in range(3):
+        chart.get_by_role("button", name="Zoom in").click()
+    later = chart.get_by_role("button", name="Later")
+    while later.get_attribute("aria-disabled") != "true":
+        later.click()
+    assert page.evaluate(shown)[0] > 0.8 * longest
     device.press("End")
-    until(page, f"(high) => {shown}[0] < 0.1 * high && {shown}[1] < 1.1 * high", high)
+    until(page, f"(longest) => {shown}[0] < 0.1 * longest && {shown}[1] < 0.99 * longest", longest)
 
 
 def test_what_is_laid_open_stays_open_when_its_part_is_replaced(page: Page, stocked: dict[str, Any]) -> None:
