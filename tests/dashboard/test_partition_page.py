@@ -146,6 +146,7 @@ def test_plans_for_this_fleet_can_be_launched(member: Client, profile: Profile) 
     assert f"{refused[0][0]} splits: {refused[0][1]}" in little.content.decode()
 
 
+@pytest.mark.full  # Alpa's search of a model that only just fits takes long
 def test_what_the_devices_have_is_the_limit_where_none_is_asked_for(member: Client, profile: Profile) -> None:
     found = answered(member, "/partition/fleet/")
     assert " devices of 4 GiB less 300 MiB for the framework at most" in plain(found.content.decode())
