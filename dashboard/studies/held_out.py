@@ -30,7 +30,8 @@ def chart(view: Overview) -> dict[str, Chart]:
     source += left_out(row.run for row in rows)
     made = loss.chart(curves, _title(rows, read), source, key="held_out", unit="held-out loss", replaced=older)
     for trace in made.figure["data"][: len(made.figure["data"]) - bool(older)]:  # few points, each a mean already
-        marker = trace.get("marker") or {"color": trace["line"]["color"], "size": 6}
+        symbol = trace.get("marker", {}).get("symbol", "triangle-up")
+        marker = {"symbol": symbol, "size": 8, "color": trace["line"]["color"]}
         trace |= {"mode": "lines+markers", "marker": marker, "meta": {**trace.get("meta", {}), "whole": True}}
     return {"held_out": made}
 

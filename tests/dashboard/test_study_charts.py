@@ -160,6 +160,8 @@ def test_held_out_losses_of_runs_are_compared(alice: Any, client: Client) -> Non
     assert chart.title == f"Held-out loss: the lowest is 2.5 of {first.label} #1, at step 19."
     assert [trace["y"] for trace in chart.figure["data"]] == [[3.0, 2.5, 2.75], [3.5, 2.625]]
     assert {trace["mode"] for trace in chart.figure["data"]} == {"lines+markers"}
+    symbols = [trace["marker"]["symbol"] for trace in chart.figure["data"]]
+    assert len(set(symbols)) == 2 and not any("maxdisplayed" in trace["marker"] for trace in chart.figure["data"])
     assert "mean over the last 32 and 64 samples" in chart.source and "5 of 5 points" in chart.source
     client.force_login(alice)
     for address in (f"/studies/{made.pk}/", f"/compare/?runs={first.pk},{second.pk}", f"/studies/{made.pk}/report/"):
