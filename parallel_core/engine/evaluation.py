@@ -19,6 +19,7 @@ from parallel_core.engine.interference import Interference
 from parallel_core.engine.p2p import Traffic
 from parallel_core.engine.stage import Batch, Stage
 from parallel_core.engine.trainer import Trainer
+from parallel_core.observe.observed_steps import is_nth_or_last
 from parallel_core.schedule import plain
 from parallel_core.schedule.forward_only import forward_only
 from parallel_core.schedule.ir import AHEAD, Op
@@ -51,7 +52,8 @@ class Evaluation:
 
         Raises BrokenOff where a rank is asked to stop meanwhile.
         """
-        if not (self._is_due(step) and drained):
+        spec = self._trainer.spec
+        if not (is_nth_or_last(spec, spec.train.eval_every, step) and drained):
             return None
         self._trainer.device.synchronise()
         self._exchange.total(0.0)  # what other ranks have yet to do of the step is no cost of the evaluation
@@ -64,10 +66,6 @@ class Evaluation:
             if stops and number + 1 < self._batches.rounds:
                 raise BrokenOff
         return Evaluated(step, loss, time.perf_counter() - began)
-
-    def _is_due(self, step: int) -> bool:
-        train = self._trainer.spec.train
-        return not (step + 1) % train.eval_every or step + 1 == train.steps
 
 
 class _ForwardExecutor(BaseExecutor):

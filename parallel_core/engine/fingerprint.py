@@ -30,6 +30,7 @@ from parallel_core.engine.host_copies import Download
 from parallel_core.engine.norm import held
 from parallel_core.engine.shares import split
 from parallel_core.models.registry import buffer_shapes, parameter_shapes
+from parallel_core.observe.observed_steps import is_nth_or_last
 from parallel_core.outline import outline_of
 from parallel_core.outline.splits import TensorSplit, split_dim
 from parallel_core.schedule.stream import steps_apart
@@ -119,7 +120,7 @@ class Fingerprints:
 
     def _due(self, step: int) -> bool:
         """Whether `step` is to be checked: every k-th step and the last one; never where k is 0."""
-        return self._every > 0 and (not (step + 1) % self._every or step + 1 == self._trainer.spec.train.steps)
+        return is_nth_or_last(self._trainer.spec, self._every, step)
 
     def _begin(self, step: int) -> _Begun:
         """Sends this rank's numbers after `step`."""

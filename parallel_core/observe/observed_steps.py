@@ -1,9 +1,14 @@
-"""Which steps of a run are metered and traced, as determined by its spec."""
+"""Which steps of a run are metered, traced and looked at otherwise, as determined by its spec."""
 
 from __future__ import annotations
 
 from parallel_core.schedule.stream import steps_apart, stream_end
 from parallel_core.spec import RunSpec
+
+
+def is_nth_or_last(spec: RunSpec, every: int, step: int) -> bool:
+    """Whether `step` is one of every `every` steps (0: none), or where there are such the last."""
+    return every > 0 and (not (step + 1) % every or step + 1 == spec.train.steps)
 
 
 def first_timed(spec: RunSpec, first: int = 0) -> int:

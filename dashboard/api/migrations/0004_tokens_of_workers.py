@@ -1,3 +1,5 @@
+from typing import Any
+
 from django.conf import settings
 from django.contrib.auth.hashers import make_password
 from django.db import migrations, models
@@ -5,7 +7,7 @@ from django.db import migrations, models
 WORKER_USER = "worker-service"
 
 
-def hand_over(apps, schema_editor):
+def hand_over(apps: Any, schema_editor: Any) -> None:
     """Gives workers' tokens that admins made to the account of all workers. Those of an admin who was deactivated by
     then stay with that account: they are refused already, and must not begin to be taken again."""
     made = apps.get_model("api", "ApiToken").objects.filter(scope="worker", user__is_active=True)
