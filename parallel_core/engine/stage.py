@@ -1,17 +1,14 @@
 """The layers of one pipeline stage, and the forward and backward of one micro-batch through them.
 
 With recomputation a transformer block keeps only its input in the forward pass (no graph) and is run again just
-before its own backward (Chen et al. 2016). Layers of one block on one stage are recomputed together, so a cut within
-a block yields two shorter segments. Embedding and head keep their graph: recomputing them would save little.
+before its own backward (Chen et al. 2016): see `segments`.
 """
 
 from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from itertools import groupby
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -20,16 +17,13 @@ from torch import Tensor, nn
 from parallel_core.engine.collectives import Group
 from parallel_core.engine.device import Device
 from parallel_core.engine.precision import DTYPES, LossScale
+from parallel_core.engine.segments import Segment, segments_of
 from parallel_core.engine.zero3 import Unsharding
-from parallel_core.models.attention import Core
 from parallel_core.models.microbatch_context import NOTHING, MicroBatchContext, Sample, follow
 from parallel_core.models.registry import build_unit, parameter_name
 from parallel_core.observe.scope import Scope
-from parallel_core.outline import block_of
-from parallel_core.outline.recompute import recomputed
 from parallel_core.spec import RunSpec
 from parallel_core.tensor.group import TensorGroup
-from parallel_core.tensor.linear import SplitLinear
 from parallel_core.tensor.parallelise import parallelise
 from parallel_core.tensor.replicas import materialise, synchronise
 from parallel_core.tensor.sequence import Rows
@@ -38,32 +32,6 @@ from parallel_core.tensor.weights import WeightGradient, WeightGradients
 LONG_S = 1e-3
 """From how many seconds of its forward on the backward of a layer counts as progress of its own: a hook takes some
 microseconds, and shorter ones end long before anything that waits for progress."""
-
-
-@dataclass(frozen=True)
-class Segment:
-    """Consecutive layers that go forward and backward together; with `recompute` only their input is kept."""
-
-    units: tuple[nn.Module, ...]
-    recompute: bool
-
-    def arrivals(self) -> Counter[nn.Parameter]:
-        """How often one backward adds to each gradient: autograd once per segment, a `SplitLinear` once per layer."""
-        by_autograd = {
-            parameter
-            for module in self._modules()
-            if not isinstance(module, SplitLinear)
-            for parameter in module.parameters(recurse=False)
-        }
-        return self.weight_grad_arrivals() + Counter(by_autograd)
-
-    def weight_grad_arrivals(self) -> Counter[nn.Parameter]:
-        """Returns how often linear layers (`SplitLinear`) do so: in W, where backward is split."""
-        linear = (module for module in self._modules() if isinstance(module, SplitLinear))
-        return Counter(parameter for module in linear for parameter in module.parameters(recurse=False))
-
-    def _modules(self) -> Iterator[nn.Module]:
-        return (module for unit in self.units for module in unit.modules())
 
 
 class _Kept(NamedTuple):
@@ -101,13 +69,10 @@ class Stage:
         rows = Rows(group, spec.model.seq) if spec.parallel.sequence else None
         how = spec.parallel.tensor_split
         self._units = [parallelise(build_unit(spec.model, name, dtype), group, weights, how, rows) for name in names]
-        chosen, again = recomputed(spec.parallel, spec.model.units()), spec.parallel.recompute
-        self.segments = _segments(names, self._units, chosen if again == "full" else None)
-        if again == "selective":
-            for unit in (unit for name, unit in zip(names, self._units, strict=True) if block_of(name) in chosen):
-                _recompute_core(unit, scope)
+        self._passing = MicroBatchContext(spec.train.seed)
+        self.segments = segments_of(spec, names, self._units, self._passing, scope)
         self.is_first, self.is_last = names[0] == spec.model.units()[0], names[-1] == "head"
-        self._passing, self._size = MicroBatchContext(spec.train.seed), spec.micro_batch_size
+        self._size = spec.micro_batch_size
         for unit in self._units:
             follow(unit, self._passing)
         self._kept: dict[int, list[_Kept]] = {}
@@ -279,21 +244,3 @@ class Stage:
         if out.requires_grad and time.perf_counter() - began >= LONG_S:
             out.register_hook(lambda _: moved())
         return out
-
-
-def _recompute_core(unit: nn.Module, scope: Scope) -> None:
-    for module in unit.modules():
-        if isinstance(module, Core):
-            module.recomputing = scope.recomputing
-
-
-def _segments(names: Sequence[str], units: list[nn.Module], chosen: frozenset[str] | None) -> tuple[Segment, ...]:
-    """Returns a segment for each block and for each layer outside of blocks; those of `chosen` blocks are recomputed.
-    With `chosen` None, returns one segment of all layers."""
-    if chosen is None:
-        return (Segment(tuple(units), False),)
-    pairs = zip(names, units, strict=True)
-    return tuple(
-        Segment(tuple(unit for _, unit in group), block in chosen)
-        for block, group in groupby(pairs, key=lambda pair: block_of(pair[0]) or pair[0])
-    )

@@ -255,6 +255,15 @@ class Outline(ABC):
         """Returns for each layer the rows (first dimensions) of its full parameters, in order."""
         return [tuple(shape[0] for shape in named.values()) for named in self.matrices()]
 
+    def unread(self, unit: str) -> str:
+        """Returns the linear layer of `unit` that ends a block and whose product no backward reads ('': none), so that
+        a full recomputation leaves it out."""
+        return ""
+
+    def again_flops(self) -> tuple[int, ...]:
+        """Returns the FLOPs of one sample in each layer that a full recomputation of its block runs again."""
+        return self.flops()
+
     def core_flops(self) -> int:
         """The FLOPs of one sample in the part of a block that selective recomputation runs again; 0 without one."""
         return 0

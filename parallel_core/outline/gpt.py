@@ -132,6 +132,16 @@ class GptOutline(Outline):
         mlp = 2 * s * h * self.ffn * (3 if model.activation == "swiglu" else 2)
         return (s * h, *([attention, mlp] * model.layers), 2 * s * h * model.vocab)
 
+    def unread(self, unit: str) -> str:
+        """An MLP ends with its second linear layer, and the residual sum needs no value for its backward."""
+        return "fc2" if unit.endswith(".mlp") else ""
+
+    def again_flops(self) -> tuple[int, ...]:
+        narrow = 2 * self.model.seq * self.model.hidden * self.ffn
+        return tuple(
+            flops - (narrow if self.unread(unit) else 0) for unit, flops in zip(self.units(), self.flops(), strict=True)
+        )
+
     def matrices(self) -> list[dict[str, tuple[int, ...]]]:
         model, h = self.model, self.model.hidden
         wide = 2 * self.ffn if model.activation == "swiglu" else self.ffn

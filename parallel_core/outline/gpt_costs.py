@@ -120,11 +120,18 @@ class GptCosts(GptBackward):
             let_go=bsh - bsh // self.tp if gathered else 0,
             aside=self._statistics() + (rows * f if model.activation == "swiglu" else 0),  # and SiLU of the gate
             drawn=self._drawn(),
-            forward=max(
-                self._added(), rows * f + self._gathering(rows * self.outline.ffn) if gathered else 0
-            ),  # with the activation's output
+            forward=self._in_narrow(),
             alone=self._through_mlp(),
         )
+
+    def _in_narrow(self) -> int:
+        """Temporaries of the forward of an MLP's last layer, with the activation's output, and of the residual sum. A
+        recomputation leaves out the product."""
+        again, gathered = self.spec.parallel.recompute == "full", gathers_columns(self.spec)
+        rows = self.spec.micro_batch_size * self.model.seq
+        inputs, mine = rows * self.outline.ffn, rows * self.outline.ffn // self.tp
+        gathering = mine + (inputs if again else self._gathering(inputs)) if gathered else 0
+        return max(gathering, self._added(read=not again))
 
     def _head(self) -> UnitCost:
         model, t, bsh = self.model, self.tp, self._bsh()

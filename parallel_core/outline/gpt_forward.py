@@ -43,11 +43,13 @@ class GptForward(GptSizes):
             norm = entering * (2 if wide == 1 else 1 + 2 * wide) + statistics
         return max(norm, self._added())
 
-    def _added(self) -> int:
+    def _added(self, read: bool = True) -> int:
         """Peak at the residual sum: sum, addend and dropout; under sequence parallelism, before that the
-        reduce-scatter."""
+        reduce-scatter. Without a product (not `read`), its addend is in the memory of one number."""
         entering = self._entering()
         mask = entering // self.spec.element_bytes if self.model.dropout else 0
+        if not read:
+            return max(drawn(self.spec, entering), 2 * entering + mask if self.model.dropout else entering)
         scattered = self._bsh() + entering if self.spec.parallel.sequence else 0
         return max(scattered, entering + drawn(self.spec, entering), 2 * entering + mask)
 

@@ -74,17 +74,18 @@ def ideal_speedup(spec: RunSpec) -> float:
 
 
 def recompute_share(spec: RunSpec) -> float:
-    """FLOPs of recomputation over those of a plain step: blocks, or their attention cores, run forward twice."""
+    """FLOPs of recomputation over those of a plain step: blocks (without their last product), or their attention
+    cores, run forward twice."""
     return sum(recomputed_flops(spec)) / (3 * sum(flop_weights(spec.model)))
 
 
 def recomputed_flops(spec: RunSpec) -> list[int]:
     """FLOPs of one sample that recomputation runs again in each layer."""
     units = spec.model.units()
-    chosen, again = recomputed(spec.parallel, units), list(flop_weights(spec.model))
+    chosen, again = recomputed(spec.parallel, units), outline_of(spec.model).again_flops()
     if spec.parallel.recompute == "selective":
         core = outline_of(spec.model).core_flops()
-        again = [core if unit.endswith(".attn") else 0 for unit in units]
+        again = tuple(core if unit.endswith(".attn") else 0 for unit in units)
     return [flops if block_of(unit) in chosen else 0 for unit, flops in zip(units, again, strict=True)]
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from parallel_core.layout import Layout
 from parallel_core.outline import outline_of
@@ -66,13 +66,11 @@ def comm_volumes(spec: RunSpec, rank: int) -> list[CommVolume]:
 def _tensor(spec: RunSpec, layout: Layout, position: tuple[int, int], ranks: tuple[int, ...]) -> list[CommVolume]:
     """Collectives of the tensor group `ranks` at `position`, its place and replica."""
     split, units = spec.parallel, spec.model.units()
-    each, again = unit_volumes(spec), rebuilt(split, units)
+    each, twice = unit_volumes(spec), rebuilt(split, units)
     sums, moved = _Counted(), _Counted()
     for i in (i for stage in layout.stages_of(position[0]) for i in layout.stage_units[stage]):
-        forwards = 2 if again[i] else 1
-        for found, own in ((sums, each[i].sums), (moved, each[i].moved)):
-            found.add(forwards, *own[0])
-            found.add(1, *own[1])
+        sums.add(*each[i].sums.of_step(twice[i]))
+        moved.add(*each[i].moved.of_step(twice[i]))
     named = (
         (sums, "all-reduces of activations", 2),
         (moved, "gathers and scatters of activations by " + ("rows" if split.sequence else "columns"), 1),
@@ -85,13 +83,25 @@ def _tensor(spec: RunSpec, layout: Layout, position: tuple[int, int], ranks: tup
     ]
 
 
+class Ways(NamedTuple):
+    """A layer's collectives of a kind in its forward, its backward and its recomputation: elements per position of
+    each. A recomputation that leaves out a last product needs no collective for it."""
+
+    forward: Sequence[int]
+    backward: Sequence[int]
+    again: Sequence[int]
+
+    def of_step(self, recomputed: bool) -> tuple[int, ...]:
+        """Returns all of a micro-batch."""
+        return (*self.forward, *self.backward, *(self.again if recomputed else ()))
+
+
 @dataclass(frozen=True, slots=True)
 class UnitVolume:
-    """A layer's tensor-parallel collectives in (forward, backward): elements per position of each. `sums` are
-    all-reduced, `moved` are gathered or scattered."""
+    """A layer's tensor-parallel collectives. `sums` are all-reduced, `moved` are gathered or scattered."""
 
-    sums: tuple[list[int], list[int]]
-    moved: tuple[list[int], list[int]]
+    sums: Ways
+    moved: Ways
 
 
 def unit_volumes(spec: RunSpec) -> list[UnitVolume]:
@@ -101,14 +111,17 @@ def unit_volumes(spec: RunSpec) -> list[UnitVolume]:
     (`tensor.columns`)."""
     split, units, hidden = spec.parallel, spec.model.units(), [spec.model.hidden]
     found: list[UnitVolume] = []
-    matrices = outline_of(spec.model).matrices()
+    outline = outline_of(spec.model)
+    matrices, none = outline.matrices(), Ways((), (), ())
     for i, unit in enumerate(units):
+        kept = slice(-1) if outline.unread(unit) else slice(None)
         if split.tensor_split == "columns":
             wide = gathered_widths(matrices[i])
-            found.append(UnitVolume((hidden, []) if i == 0 else ([], hidden), (wide, wide[:1])))
+            sums = Ways(hidden, (), hidden) if i == 0 else Ways((), hidden, ())
+            found.append(UnitVolume(sums, Ways(wide, wide[:1], wide[kept])))
             continue
         forward, backward = _calls(unit, units, split.sequence)
-        ways, none = (hidden * forward, hidden * backward), (list[int](), list[int]())
+        ways = Ways(hidden * forward, hidden * backward, (hidden * forward)[kept])
         found.append(UnitVolume(none, ways) if split.sequence else UnitVolume(ways, none))
     return found
 
@@ -120,9 +133,9 @@ class _Counted:
     calls: int = 0
     width: int = 0
 
-    def add(self, times: int, *widths: int) -> None:
-        self.calls += times * len(widths)
-        self.width += times * sum(widths)
+    def add(self, *widths: int) -> None:
+        self.calls += len(widths)
+        self.width += sum(widths)
 
 
 def gathered_widths(matrices: Mapping[str, tuple[int, ...]]) -> list[int]:

@@ -115,6 +115,7 @@ def _table(spec: RunSpec, request: ProfileRequest, found: list[dict[str, Any]]) 
             "crowded": _crowded(about.get("crowd", [])),
             "reference": usual,
             "reference_uncounted": REFERENCE_UNCOUNTED,
+            "leaves_out": True,
             "spells": normalize.spells(about["layers"]),
         }
     )

@@ -175,6 +175,8 @@ class CostTable(Value):
     times of layers and fixed costs were normalized; {} where it was not done."""
     reference_uncounted: Annotated[int, Field(ge=0, le=100)] = 1
     """Uncounted repeats of the reference work before the timed one; times with other numbers are not comparable."""
+    leaves_out: bool = False
+    """Whether the last product of a recomputed block was left out, as in runs; earlier versions computed it."""
     spells: Annotated[tuple[Spell, ...], Field(max_length=1000)] = ()
     """Slowdown of each device relative to the mean, for each sampling moment, by the reference work."""
 

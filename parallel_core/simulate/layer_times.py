@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from functools import cached_property, partial
 
 from parallel_core.layout import Layout
-from parallel_core.outline import block_of
+from parallel_core.outline import Outline, block_of, outline_of
 from parallel_core.outline.recompute import recomputed
 from parallel_core.profile.curves import Curve
 from parallel_core.profile.table import CostTable, Layers, Part
@@ -78,9 +78,12 @@ class LayerTimes:
 
     def _measured(self, tp: int, how: str, busy: int, leaves: bool) -> list[Layers]:
         """The measured rows for these conditions. A tensor group that spans hosts communicates differently from one
-        measured on one host. At least as many devices are busy as a group has: fewer were never measured."""
+        measured on one host. At least as many devices are busy as a group has: fewer were never measured.
+
+        Full recomputation of an earlier version did more than a run does: plain rows say it better."""
         least = min(tp, self._table.devices)
-        for known in (how, "none" if how == "full" else how):
+        known_as = ("full", "none") if self._table.leaves_out else ("none", "full")
+        for known in known_as if how == "full" else (how,):
             of = partial(self._table.of, tp, known, split=self._spec.parallel.cut)
             joined = [] if leaves else of(tp, joined=True)
             if rows := joined or of(busy) or of(least):
@@ -99,7 +102,21 @@ class LayerTimes:
         """Seconds of the layer, scaled so that all layers add up to the time measured without stops between them."""
         part = PARTS[kind]
         found = row.seconds[part][unit] * row.whole[part] / max(sum(row.seconds[part]), 1e-12)
-        return found + (row.seconds["forward"][unit] if self._adds_forward(row, unit, kind) else 0.0)
+        return found + (self._again(row, unit) if self._adds_forward(row, unit, kind) else 0.0)
+
+    def _again(self, row: Layers, unit: int) -> float:
+        """Seconds of the layer's recomputation, which was not measured: of its forward, by FLOPs."""
+        share = self._outline.again_flops()[unit] / self._outline.flops()[unit] if self._unread[unit] else 1.0
+        return share * row.seconds["forward"][unit]
+
+    @cached_property
+    def _outline(self) -> Outline:
+        return outline_of(self._spec.model)
+
+    @cached_property
+    def _unread(self) -> tuple[bool, ...]:
+        """Whether a recomputation leaves out the layer's last product, and its collective."""
+        return tuple(bool(self._outline.unread(unit)) for unit in self._outline.units())
 
     def _adds_forward(self, row: Layers, unit: int, kind: Kind) -> bool:
         """Whether the operation includes the layer's recomputation, but the measurement did not."""
@@ -112,5 +129,5 @@ class LayerTimes:
             return 0.0
         said = row.collectives("forward" if kind is Kind.F else "backward", unit)
         if self._adds_forward(row, unit, kind):
-            said += row.collectives("forward", unit)
+            said += row.collectives("forward", unit)[: -1 if self._unread[unit] else None]
         return sum(part(self._network.exchange(what, self._placed[unit], size)) for what, size in said)

@@ -26,7 +26,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from parallel_core.tensor.group import TensorGroup
-from parallel_core.tensor.linear import ColumnLinear
+from parallel_core.tensor.linear import ColumnLinear, unread
 from parallel_core.tensor.weights import WeightGradient
 
 
@@ -50,6 +50,8 @@ class _Gathered(torch.autograd.Function):
         x = gather_columns(mine, layer.group)
         ctx.save_for_backward(x)
         ctx.layer = layer
+        if layer.passing is not None and layer.passing.again:
+            return unread(x, *x.shape[:-1], layer.weight.shape[0] * layer.group.size)
         return gather_columns(F.linear(x, layer.weight, layer.bias), layer.group)
 
     @staticmethod

@@ -6,6 +6,9 @@ parallel: Y = sum_i X_i B_i, summed in the forward pass (their g). A pair of bot
 Over a group of one both are a plain linear layer whose weight gradient can be put off (`weights`). With small
 micro-batches there are many calls, each with cold caches after large products, so Python overhead is kept low.
 Parameters are read from `_parameters`, because attribute access on a module is slow.
+
+A layer that ends a recomputed block is not computed again (`SplitLinear.passing`): its backward reads its input, and
+nothing but the block's output is made of its product.
 """
 
 from __future__ import annotations
@@ -16,8 +19,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from parallel_core.models.microbatch_context import MicroBatchContext
 from parallel_core.tensor.group import TensorGroup
 from parallel_core.tensor.weights import WeightGradient, WeightGradients
+
+
+def unread(like: Tensor, *shape: int) -> Tensor:
+    """Returns zeros of a shape, in the memory of one: they stand for a product that nothing reads."""
+    return like.new_zeros(()).expand(shape)
 
 
 class _Column(torch.autograd.Function):
@@ -28,6 +37,8 @@ class _Column(torch.autograd.Function):
         ctx.save_for_backward(x)
         ctx.layer = layer
         own: dict[str, Any] = layer._parameters
+        if layer.passing is not None and layer.passing.again:
+            return unread(x, *x.shape[:-1], own["weight"].shape[0])
         return F.linear(x, own["weight"], own.get("bias"))
 
     @staticmethod
@@ -55,6 +66,8 @@ class _Row(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, anchor: Tensor, layer: RowLinear) -> Tensor:
         ctx.save_for_backward(x)
         ctx.layer = layer
+        if layer.passing is not None and layer.passing.again:
+            return unread(x, *x.shape[:-1], layer.weight.shape[0])
         # The bias must be added once: by the first rank.
         return layer.group.all_reduce(F.linear(x, layer.weight, layer.bias if layer.group.rank == 0 else None))
 
@@ -71,6 +84,8 @@ class SplitLinear(nn.Module):
 
     weight: nn.Parameter
     bias: nn.Parameter | None
+    passing: MicroBatchContext | None = None
+    """Set on a layer that ends a recomputed block: while its block is recomputed, its product is left out."""
 
     def __init__(self, group: TensorGroup, weights: WeightGradients) -> None:
         super().__init__()

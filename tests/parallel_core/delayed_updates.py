@@ -20,7 +20,7 @@ import numpy as np
 import torch
 
 from parallel_core.engine.distributed import Rendezvous
-from parallel_core.engine.stage import Segment
+from parallel_core.engine.segments import Segment
 from parallel_core.engine.trainer import Trainer
 from parallel_core.layout import Layout
 from parallel_core.learning_rate import rate_at

@@ -42,6 +42,7 @@ def table(model: ModelSpec, **changes: Any) -> CostTable:
         ],
         "links": links,
         "reference_uncounted": REFERENCE_UNCOUNTED,
+        "leaves_out": True,
     }
     return CostTable.model_validate({**given, **changes})
 

@@ -106,6 +106,22 @@ def test_half_of_the_products_are_put_off() -> None:
     assert counts == [rows * hidden * (2 * 12 * hidden + vocab)] * 2
 
 
+def test_a_recomputation_leaves_out_the_last_product_of_each_block() -> None:
+    """Nothing reads it: the residual sum of the block's output needs no value for its backward. So the gradients have
+    the same bits."""
+    counts, grads = [], []
+    for recompute in ("none", "full"):
+        made = make(recompute)
+        forward(made)
+        with _Products() as products:
+            made.chunks.stages[0].backward(0, None)
+        counts.append(products.count)
+        grads.append(made.chunks.flat.grads.clone())
+    assert grads[0].abs().max() > 0 and torch.equal(*grads)
+    hidden, rows, blocks = 32, 32, 2
+    assert counts[1] - counts[0] == blocks * rows * (12 - 4) * hidden**2
+
+
 def test_each_gradient_is_told_as_often_as_expected() -> None:
     """The data-parallel reduction of a bucket starts when all its gradients have arrived: neither early nor never."""
     for tied in (False, True):

@@ -141,8 +141,8 @@ class Analytic:
             return each
         position = samples * spec.model.seq * spec.element_bytes
         talks = [
-            sum(self.all_reduce(tp, position * width) for width in _widths(talk.sums, again))
-            + sum(self.gather(tp, position * width) for width in _widths(talk.moved, again))
+            sum(self.all_reduce(tp, position * width) for width in talk.sums.of_step(again))
+            + sum(self.gather(tp, position * width) for width in talk.moved.of_step(again))
             for talk, again in zip(unit_volumes(spec), rebuilt(spec.parallel, spec.model.units()), strict=True)
         ]
         return [compute + talk for compute, talk in zip(each, talks, strict=True)]
@@ -157,12 +157,6 @@ class Analytic:
 
     def send(self, size: float, inside: bool) -> float:
         return self.alpha + size / (self.bandwidth if inside else self.network)
-
-
-def _widths(sizes: tuple[list[int], list[int]], again: bool) -> list[int]:
-    """Elements per position of a layer's collectives in forward and backward; `again`: its forward runs twice."""
-    forward, backward = sizes
-    return [*forward * (1 + again), *backward]
 
 
 class Replicas(NamedTuple):
