@@ -204,7 +204,7 @@ class TrainSpec(_Spec):
     checkpoint_every: Annotated[int, Field(ge=0, le=limits.MAX_STEPS)] = 0
     """Steps between checkpoints; one is also saved after the last step. 0: only when the run is stopped by SIGTERM."""
     keep: Annotated[int, Field(ge=1, le=limits.MAX_KEPT)] = 2
-    """How many checkpoints are kept, the newest ones."""
+    """How many checkpoints are kept, the newest ones; where one has a lower held-out loss, that one as well."""
 
     @property
     def held_out(self) -> int:

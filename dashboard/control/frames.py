@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -108,7 +109,9 @@ def _phase(out: Decoded, frame: Frame, header: Header) -> None:
 
 def _checkpoint(out: Decoded, frame: Frame, header: Header) -> None:
     sizes = {**_numbers(header, "step", "bytes"), "seconds": float(header["seconds"])}
-    out.checkpoints.append({**sizes, "kept": [_number("step", step) for step in header["kept"]]})
+    held_out = header.get("held_out")  # workers of earlier versions do not send it
+    known = None if held_out is None or not math.isfinite(held_out) else float(held_out)
+    out.checkpoints.append({**sizes, "held_out": known, "kept": [_number("step", step) for step in header["kept"]]})
 
 
 def _profile(out: Decoded, frame: Frame, header: Header) -> None:

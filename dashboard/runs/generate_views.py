@@ -47,7 +47,9 @@ class GenerateForm(TextFields):
         bad = damaged(run)
         ordered = sorted(resuming.steps(run), key=lambda n: (n in bad, -n))  # the first is the default
         doubts = {n: f", which run {one.by} found damaged" for n, one in bad.items()}
-        step.choices = [(str(n), f"step {n}{doubts.get(n, '')}") for n in ordered]
+        best = resuming.best(run)
+        said = {n: ", ".join(filter(None, (f"step {n}", resuming.remark(best, n)))) for n in ordered}
+        step.choices = [(str(n), f"{said[n]}{doubts.get(n, '')}") for n in ordered]
         self.suit(run.spec["model"])
         for name, made in self.fields.items():
             described = f"help-{name} error-{name}" if made.help_text else f"error-{name}"

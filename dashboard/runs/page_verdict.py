@@ -176,7 +176,10 @@ def _beside(run: Run, held_out: Mapping[str, Any]) -> str:
     step, best = held_out["step"], held_out.get("best", held_out)
     said = f", held out {significant(held_out['loss'], 4)}"
     said += f" at step {step}" if step + 1 < run.spec["train"]["steps"] else ""
-    return said + (f" (lowest {significant(best['loss'], 4)} at step {best['step']})" if best["step"] < step else "")
+    if best["step"] >= step:
+        return said
+    kept = run.checkpoints.filter(step=best["step"] + 1).exists()
+    return f"{said} (lowest {significant(best['loss'], 4)} at step {best['step']}{', kept' if kept else ''})"
 
 
 UNKNOWN_OTHERS = (

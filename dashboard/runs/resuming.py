@@ -8,6 +8,7 @@ from typing import Any
 from dashboard.control.dispatch import resume_from
 from dashboard.runs.damaged import damaged
 from dashboard.runs.models import Checkpoint, Run
+from parallel_core.analysis.quantities import significant
 from parallel_core.checkpoint.manifest import mismatches
 from parallel_core.limits import MAX_STEPS
 from parallel_core.spec import RunSpec
@@ -41,6 +42,19 @@ def sound(run: Run) -> list[int]:
 def first_choice(run: Run) -> int | None:
     """The default step to resume from: the newest undamaged, else the newest; None if there is none."""
     return max(sound(run) or steps(run), default=None)
+
+
+def best(run: Run) -> Checkpoint | None:
+    """The checkpoint with the lowest held-out loss, of several the first; None where it is known of fewer than two."""
+    known = Checkpoint.objects.filter(run=run, held_out__isnull=False).order_by("held_out", "step")
+    return known.first() if len({row.step for row in known}) > 1 else None
+
+
+def remark(best: Checkpoint | None, step: int) -> str:
+    """What choices say beside a step: that its checkpoint is the `best`; '' for others."""
+    if best is None or best.held_out is None or best.step != step:
+        return ""
+    return f"lowest held-out loss, {significant(best.held_out, 4)}"
 
 
 def with_steps_left(spec: dict[str, Any], step: int) -> dict[str, Any]:

@@ -120,7 +120,7 @@ GROUPS = (
             Entry("train.eval_every", "Evaluate held-out loss every", "steps; 0 never does"),
             Entry("train.eval_samples", "Held-out samples", "the last of the corpus, never trained on"),
             Entry("train.checkpoint_every", "Checkpoint every", "steps; 0 saves only when stopped"),
-            Entry("train.keep", "Checkpoints kept", "the newest ones"),
+            Entry("train.keep", "Checkpoints kept", "the newest, and that of the lowest held-out loss"),
             Entry("trace.trace_every", "Trace every", "steps; 0 traces one step only"),
             Entry("trace.fingerprint_every", "Compare replicas every", "steps, bit by bit; 0 never does"),
             Entry("trace.memory_cap", "Memory cap, MiB a rank", "empty: the device's own limit"),

@@ -87,8 +87,9 @@ def _resumed(named: ResumeFrom | None) -> dict[str, Any]:
     steps = resuming.steps(run) if run else []
     if not (named and run and steps):
         return {}
-    bad = damaged(run)
-    return {"source": run, "steps": [(step, bad.get(step)) for step in steps], "step": named["step"]}
+    bad, best = damaged(run), resuming.best(run)
+    choices = [(step, bad.get(step), resuming.remark(best, step)) for step in steps]
+    return {"source": run, "steps": choices, "step": named["step"]}
 
 
 @require_POST

@@ -8,7 +8,7 @@ import os
 import re
 import shutil
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -152,7 +152,8 @@ def merge(parts: list[dict[str, Any]], **about: Any) -> Manifest:
 
 
 def publish(where: Path, folder: Path, manifest: Manifest, keep: int) -> list[int]:
-    """Makes the folder `where` the checkpoint of its step, and keeps the newest `keep`; returns the steps kept.
+    """Makes the folder `where` the checkpoint of its step, and keeps the newest `keep` and that of the lowest held-out
+    loss; returns the steps kept.
 
     Every file was flushed by its writer. A kill at any moment leaves the old checkpoints, or the old ones and the new
     one. A checkpoint of the same step stays whole under another name until it is replaced (see `put_back`).
@@ -169,30 +170,38 @@ def publish(where: Path, folder: Path, manifest: Manifest, keep: int) -> list[in
     where.rename(target)
     flush(folder)
     shutil.rmtree(aside, ignore_errors=True)
-    return _rotate(folder, manifest.step, keep)
+    return _rotate(folder, manifest, keep)
 
 
-def _rotate(folder: Path, newest: int, keep: int) -> list[int]:
-    """Drops the checkpoints that are superseded by that of step `newest`, just published; returns the steps kept.
+def _rotate(folder: Path, newest: Manifest, keep: int) -> list[int]:
+    """Drops the checkpoints that are superseded by `newest`, just published; returns the steps kept.
 
     Earlier ones count towards `keep` only if they can be read, so that a damaged one does not displace a whole one.
     Later ones are dropped: the run resumed from an earlier step, as they are damaged or because a user chose it, and a
     retry, which takes the newest, must not resume from them.
     """
     there = steps(folder)
-    kept = [*(step for step in there if step < newest and _can_be_read(path_of(folder, step))), newest][-keep:]
+    whole = {step: found for step in there if step < newest.step and (found := _readable(path_of(folder, step)))}
+    whole[newest.step] = newest
+    last = list(whole)[-keep:]
+    kept = sorted({*last, *best(whole.values())})
     for step in there:
-        if step > newest or step < kept[0]:
+        if step > newest.step or (step < last[0] and step not in kept):
             drop(path_of(folder, step))
     return kept
 
 
-def _can_be_read(path: Path) -> bool:
+def best(manifests: Iterable[Manifest]) -> list[int]:
+    """Returns the step of the checkpoint with the lowest held-out loss, of several the first; [] where none has one."""
+    known = [(found.held_out, found.step) for found in manifests if found.held_out is not None]
+    return [min(known)[1]] if known else []
+
+
+def _readable(path: Path) -> Manifest | None:
     try:
-        read(path)
+        return read(path)
     except CheckpointError:
-        return False
-    return True
+        return None
 
 
 def drop(path: Path) -> None:

@@ -77,6 +77,8 @@ class Manifest:
     tensors: dict[str, Stored]
     files: dict[str, int] = field(default_factory=dict)
     """File name -> size in bytes."""
+    held_out: float | None = None
+    """The held-out loss after exactly these steps; None where it was not evaluated then."""
 
     @property
     def bytes(self) -> int:
@@ -209,6 +211,7 @@ def _parse(raw: dict[str, Any]) -> Manifest:
         scalars={str(name): float(value) for name, value in raw["scalars"].items()},
         tensors={str(name): parse_stored(entry) for name, entry in raw["tensors"].items()},
         files={_plain(name): int(size) for name, size in raw["files"].items()},
+        held_out=None if raw.get("held_out") is None else float(raw["held_out"]),
     )
 
 

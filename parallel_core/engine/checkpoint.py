@@ -10,13 +10,14 @@ one save is in progress: the next one waits for it.
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from bisect import bisect_left, bisect_right
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -117,6 +118,15 @@ class State:
         return Share(full, split(full, origin, memory[start - first : stop - first], local, start - slot.start))
 
 
+class Saved(NamedTuple):
+    """What a checkpoint after `step` steps has besides tensors. `blocked` = seconds that copying took."""
+
+    step: int
+    held_out: float | None
+    scalars: Mapping[str, float]
+    blocked: float
+
+
 class Saver:
     """Saves the state of `trainer` into `config.folder`. Every rank has a saver and calls it at the same steps."""
 
@@ -135,20 +145,21 @@ class Saver:
             config.folder.mkdir(parents=True, exist_ok=True)
             folders.tidy(config.folder, config.attempt)
 
-    def after_step(self, done: int) -> float:
+    def after_step(self, done: int, held_out: float | None = None) -> float:
         """Saves if a checkpoint is due after `done` steps; returns the seconds for which that kept this rank from the
-        next step. Raises CheckpointError where an earlier save failed."""
+        next step. `held_out` as in `save`. Raises CheckpointError where an earlier save failed."""
         if self._error is not None:
             raise self._error
-        return self.save(done) if self.due(done) else 0.0
+        return self.save(done, held_out) if self.due(done) else 0.0
 
     def due(self, done: int) -> bool:
         """Whether a checkpoint is due after `done` steps."""
         return self._every > 0 and (done % self._every == 0 or done == self._trainer.spec.train.steps)
 
-    def save(self, done: int) -> float:
+    def save(self, done: int, held_out: float | None = None) -> float:
         """Copies the state after `done` steps and starts writing it in a thread; waits for an earlier save first.
-        Returns the seconds that this took. A collective."""
+        Returns the seconds that this took. A collective. `held_out`: the held-out loss, if it was evaluated after these
+        steps."""
         trainer = self._trainer
         # What this rank, or under a flush another, has yet to do of the step is no cost of the checkpoint.
         trainer.device.synchronise()
@@ -159,7 +170,8 @@ class Saver:
         if done != self._last:
             self._last, copying = done, time.perf_counter()
             copy, stats = self._copied()
-            arguments = (done, copy, stats, trainer.scalars(), time.perf_counter() - copying)
+            known = held_out if held_out is not None and math.isfinite(held_out) else None
+            arguments = (Saved(done, known, trainer.scalars(), time.perf_counter() - copying), copy, stats)
             self._thread = threading.Thread(target=self._write, args=arguments, name="checkpoint", daemon=True)
             self._thread.start()
         return time.perf_counter() - began
@@ -203,38 +215,37 @@ class Saver:
         first, second = either.tolist()  # on a GPU, `wait` only queues the collective
         return bool(first), bool(second)
 
-    def _write(
-        self, done: int, copy: Buffers, stats: Mapping[str, Tensor], scalars: Mapping[str, float], blocked: float
-    ) -> None:
+    def _write(self, saved: Saved, copy: Buffers, stats: Mapping[str, Tensor]) -> None:
         rank, config, began = self._trainer.rank, self._config, time.perf_counter()
         try:
-            where = folders.saving(config.folder, config.attempt, done)
+            where = folders.saving(config.folder, config.attempt, saved.step)
             shares = {**self._state.shares(copy, writing=True), **self._state.statistics(stats)}
             part = storage.write(shares, where / f"rank-{rank}.bin", lambda: setattr(self, "_moved", True))
             folders.write_part(where, rank, part)
             if rank == 0:
-                self._publish(where, done, scalars, blocked, began)
+                self._publish(where, saved, began)
         except CheckpointError as error:
             self._error = error
         except Exception as error:
-            self._error = CheckpointError(f"The checkpoint of step {done} could not be written: {error}")
+            self._error = CheckpointError(f"The checkpoint of step {saved.step} could not be written: {error}")
 
-    def _publish(self, where: Path, done: int, scalars: Mapping[str, float], blocked: float, began: float) -> None:
+    def _publish(self, where: Path, saved: Saved, began: float) -> None:
         """Waits for the parts of all ranks, writes the manifest, renames the folder into place and emits the record
         (rank 0)."""
         config, trainer = self._config, self._trainer
         parts = folders.gather_parts(where, trainer.layout.world, PARTS_S)
         manifest = folders.merge(
             parts,
-            step=done,
+            step=saved.step,
+            held_out=saved.held_out,
             run=config.run,
             attempt=config.attempt,
             spec=trainer.spec.model_dump(mode="json"),
-            scalars=dict(scalars),
+            scalars=dict(saved.scalars),
         )
         kept = folders.publish(where, config.folder, manifest, self._keep)
-        took = time.perf_counter() - began
-        self._sink.emit("checkpoint", step=done, bytes=manifest.bytes, seconds=took, blocked=blocked, kept=kept)
+        about = {"step": saved.step, "held_out": saved.held_out, "bytes": manifest.bytes, "blocked": saved.blocked}
+        self._sink.emit("checkpoint", **about, seconds=time.perf_counter() - began, kept=kept)
 
 
 def load(trainer: Trainer, path: Path, run: int = 0) -> int:

@@ -164,11 +164,13 @@ def _train(
             report.memory(step, meter)
         stop = _report_step(trainer, report, TrainedStep(step, first, known, took, traced))
         _compare(prints, report, times, step, trainer.runner.drained)
+        held_out, broken_off = None, False
         if evaluation is not None and not stop:
-            stop = _evaluate(evaluation, report, times, step, trainer.runner.drained)
+            held_out, broken_off = _evaluate(evaluation, report, times, step, trainer.runner.drained)
+        stop = stop or broken_off
         if step >= timed_from:
             _probe_reference(probe, report, times, step, took)
-        _save(saver, report, times, step + 1, stop, spec.train.steps)
+        _save(saver, report, times, EndOfStep(step + 1, stop, held_out), spec.train.steps)
         times.leave_out(report.spent())
     others, processes = interference.share(), interference.processes()
     _finish(trainer, report, first, saver)
@@ -203,17 +205,20 @@ def _compare(prints: Fingerprints, report: Reporter, times: StepTimes, step: int
     times.leave_out(spent)
 
 
-def _evaluate(evaluation: Evaluation, report: Reporter, times: StepTimes, step: int, drained: bool) -> bool:
-    """Evaluates the held-out loss after a step if it is due; its time is not counted in any step. Returns whether it
-    was broken off, as the run is to stop."""
+def _evaluate(
+    evaluation: Evaluation, report: Reporter, times: StepTimes, step: int, drained: bool
+) -> tuple[float | None, bool]:
+    """Evaluates the held-out loss after a step if it is due; its time is not counted in any step. Returns the loss, and
+    whether the evaluation was broken off, as the run is to stop."""
     try:
         found = evaluation.after_step(step, drained=drained)
     except BrokenOff:
-        return True
-    if found is not None:
-        report.evaluated(found)
-        times.leave_out(found.seconds)
-    return False
+        return None, True
+    if found is None:
+        return None, False
+    report.evaluated(found)
+    times.leave_out(found.seconds)
+    return found.loss, False
 
 
 def _probe_reference(probe: ReferenceProbe, report: Reporter, times: StepTimes, step: int, took: float) -> None:
@@ -266,22 +271,28 @@ def _begin_timed(trainer: Trainer, report: Reporter, interference: Interference,
         report.phase("timed", warm)
 
 
-def _save(
-    saver: checkpoint.Saver | None, report: Reporter, times: StepTimes, done: int, stop: bool, steps: int
-) -> None:
-    """Saves what is due after `done` of `steps` steps; nothing without a saver. Its time is not counted in any step.
+class EndOfStep(NamedTuple):
+    """After `done` steps: whether the run is to `stop`, and the held-out loss, if it was evaluated now."""
+
+    done: int
+    stop: bool
+    held_out: float | None
+
+
+def _save(saver: checkpoint.Saver | None, report: Reporter, times: StepTimes, now: EndOfStep, steps: int) -> None:
+    """Saves what is due `now`, of `steps` steps; nothing without a saver. Its time is not counted in any step.
 
     On a stop it saves, and raises Stopped if steps are left for a later attempt. If none are left the run continues to
     its end: that may take longer than the stop allows, but then a later attempt only has to end.
     """
     if saver is None:
         return
-    if stop or saver.due(done):
+    if now.stop or saver.due(now.done):
         # Points first: a kill after the checkpoint, which waits for a GPU, too, would leave a gap that nothing fills.
         report.flush(whole=True)
-    times.leave_out(saver.after_step(done))
-    if stop:
-        saver.save(done)
-        if done < steps:
+    times.leave_out(saver.after_step(now.done, now.held_out))
+    if now.stop:
+        saver.save(now.done, now.held_out)
+        if now.done < steps:
             saver.wait()
-            raise Stopped(done)
+            raise Stopped(now.done)

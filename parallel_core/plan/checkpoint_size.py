@@ -15,8 +15,9 @@ def checkpoint_bytes(spec: RunSpec) -> int:
 
 
 def most_checkpoints(spec: RunSpec) -> int:
-    """Most checkpoints on disk at once: those kept, and the one being written; 1 if a run saves only when stopped."""
+    """Most checkpoints on disk at once: those kept, of runs that evaluate one more, and the one being written; 1 if a
+    run saves only when stopped."""
     train = spec.train
     if not train.checkpoint_every:
         return 1
-    return min(train.keep, train.steps // train.checkpoint_every) + 1
+    return min(train.keep + bool(train.eval_every), train.steps // train.checkpoint_every) + 1

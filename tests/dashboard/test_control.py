@@ -20,7 +20,7 @@ from dashboard.fleet.models import Worker
 from dashboard.fleet.selectors import reporting
 from dashboard.fleet.services import drain, enable
 from dashboard.runs import queue, services
-from dashboard.runs.models import Attempt, Run, State
+from dashboard.runs.models import Attempt, Checkpoint, Run, State
 from dashboard.runs.page_verdict import verdict
 from tests.dashboard.fake_worker import Peer, points_frame, spec
 from workers.contract import EVENTS, LEASE_S
@@ -85,6 +85,8 @@ def test_a_whole_life(peer: Peer, controller: Controller, alice: Any) -> None:
     assert run.state == State.SUCCEEDED
     assert run.summary["held_out"] == {"step": 42, "loss": 42.5, "best": {"step": 20, "loss": 20.5}}
     assert "Final loss 42.5, held out 42.5 (lowest 20.5 at step 20)." in verdict(run).sentence
+    Checkpoint.objects.create(run=run, attempt=attempt, worker="yard-a", step=21, bytes=1, seconds=0.1)
+    assert "held out 42.5 (lowest 20.5 at step 20, kept)." in verdict(run).sentence
     assert run.summary["timed"]["n"] == 40
     assert run.summary["timed"]["median"] == run.step_time == 23.0
     assert run.summary["final_loss"] == 42.5

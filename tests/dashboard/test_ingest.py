@@ -188,6 +188,7 @@ SPOILT: list[tuple[bytes, dict[str, Any]]] = [
     (b"", {"kind": "memory", "step": 1, "peak_total": 1, "rss_delta": "x"}),
     (b"", {"kind": "checkpoint", "step": 1, "bytes": 1, "seconds": 10**400, "kept": []}),
     (b"", {"kind": "checkpoint", "step": 1, "bytes": 1, "seconds": 1.0, "kept": [1 << 70]}),
+    (b"", {"kind": "checkpoint", "step": 1, "bytes": 1, "seconds": 1.0, "kept": [1], "held_out": "low"}),
     (b"", {"kind": "profile", "step": 1, "part": 0, "of": 1 << 70, "size": 1}),
     (b"", {"kind": "generated", "first": 0, "tokens": [[1]], "prefill": 10**400, "seconds": [], "kv_bytes": 1}),
 ]

@@ -36,10 +36,9 @@ def saved(alice: Any) -> Run:
     return Run.objects.get(pk=run.pk)
 
 
-def frame(step: int, kept: list[int]) -> bytes:
-    return encode(
-        {"kind": "checkpoint", "rank": 0, "t": 1.0, "step": step, "bytes": 1000, "seconds": 0.1, "kept": kept}
-    )
+def frame(step: int, kept: list[int], **more: float) -> bytes:
+    sizes = {"step": step, "bytes": 1000, "seconds": 0.1, "kept": kept}
+    return encode({"kind": "checkpoint", "rank": 0, "t": 1.0, **sizes, **more})
 
 
 def form_of(spec: dict[str, Any], **changes: str) -> dict[str, str]:
@@ -50,6 +49,20 @@ def form_of(spec: dict[str, Any], **changes: str) -> dict[str, str]:
 def test_rows_follow_what_the_worker_keeps(saved: Run) -> None:
     rows = Checkpoint.objects.filter(run=saved).values_list("step", "worker", "bytes")
     assert list(rows) == [(10, "yard-a", 1000), (20, "yard-a", 1000)]
+
+
+def test_choices_name_the_checkpoint_of_the_lowest_held_out_loss(member: Client, saved: Run) -> None:
+    """With two at least whose loss is known."""
+    remark = "lowest held-out loss, 2."
+    factory.feed(saved.attempts.get(), 0, frame(30, [10, 20, 30], held_out=2.25))
+    assert remark not in member.get(f"/runs/{saved.pk}/resume").content.decode()
+    factory.feed(saved.attempts.get(), 0, frame(40, [10, 20, 30, 40], held_out=2.5))
+    resume = member.get(f"/runs/{saved.pk}/resume").content.decode()
+    assert f">step 30</a> ({remark}25)" in resume and resume.count(remark) == 1
+    generate = member.get(f"/runs/{saved.pk}/generate").content.decode()
+    assert f"step 30, {remark}25</option>" in generate and generate.count(remark) == 1
+    detail = member.get(f"/api/v1/runs/{saved.pk}").json()["data"]
+    assert [one["held_out"] for one in detail["checkpoints_detail"]] == [None, None, 2.25, 2.5]
 
 
 def test_a_retry_prefers_the_host_of_its_checkpoints(saved: Run) -> None:

@@ -9,9 +9,10 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -190,10 +191,12 @@ def alone(spec: RunSpec | None = None) -> Trainer:
     return Trainer(spec or spec_of(), 0, Groups(), open_device("cpu"), Progress(folder, 0))
 
 
-def save(trainer: Trainer, folder: Path, *steps: int, **order: Any) -> None:
+def save(
+    trainer: Trainer, folder: Path, *steps: int, held_out: Mapping[int, float] = MappingProxyType({}), **order: Any
+) -> None:
     saver = checkpoint.Saver(trainer, CheckpointConfig(folder, **order), FileSink(folder.parent, 0))
     for step in steps:
-        saver.save(step)
+        saver.save(step, held_out.get(step))
     saver.wait()
 
 

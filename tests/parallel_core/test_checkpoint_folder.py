@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 from pathlib import Path
@@ -50,6 +51,31 @@ def test_an_earlier_one_that_cannot_be_read_counts_for_none_and_goes_in_its_turn
     assert (folders.steps(folder), kept(folder)) == ([10, 20, 30], [10, 30])
     save(trainer, folder, 40)
     assert folders.steps(folder) == kept(folder) == [30, 40]
+
+
+def test_that_of_the_lowest_held_out_loss_is_kept_as_well(tmp_path: Path) -> None:
+    """Of several the first; one whose steps were not evaluated, or without a finite loss, is none."""
+    folder, trainer = tmp_path / "run", alone(spec_of({}, {"keep": 2}))
+    losses = {10: 3.0, 20: 2.0, 30: float("nan"), 50: 2.0, 60: 1.5}
+    found = []
+    for step in range(10, 70, 10):
+        save(trainer, folder, step, held_out=losses)
+        found.append(folders.steps(folder))
+        assert kept(folder) == found[-1]
+    assert found == [[10], [10, 20], [20, 30], [20, 30, 40], [20, 40, 50], [50, 60]]
+    told = [frame.header["held_out"] for frame in read_file(events_path(tmp_path, 0)) if frame.kind == "checkpoint"]
+    assert told == [3.0, 2.0, None, None, 2.0, 1.5]
+    assert manifests.read(folders.path_of(folder, 60)).held_out == 1.5
+
+
+def test_an_older_one_without_a_held_out_loss_can_be_read(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    save(alone(), folder, 5)
+    where = folders.path_of(folder, 5) / manifests.FILE
+    raw = json.loads(where.read_text())
+    del raw["held_out"], raw["digest"]
+    where.write_text(json.dumps({**raw, "digest": manifests._digest(raw)}))
+    assert manifests.read(folders.path_of(folder, 5)).held_out is None
 
 
 @pytest.mark.parametrize(("beside", "inside", "found"), [(0, 4, 4), (4, 2, 4), (3, 3, 3)])

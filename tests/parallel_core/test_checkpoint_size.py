@@ -45,6 +45,7 @@ def test_a_checkpoint_takes_what_was_said(
     [
         ({"checkpoint_every": 0}, 1),
         ({"steps": 40, "keep": 3}, 4),
+        ({"steps": 40, "keep": 3, "eval_every": 2, "eval_samples": 1}, 5),
         ({"steps": 4, "keep": 3}, 3),
     ],
 )

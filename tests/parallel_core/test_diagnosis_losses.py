@@ -115,6 +115,17 @@ def test_a_held_out_loss_that_rises_while_that_of_training_falls(
         assert f"has risen since step {EVALUATED[low]}" in said[0].title and said[0].tab == "metrics"
 
 
+@pytest.mark.parametrize(("every", "kept"), [(0, False), (5, True), (10, True), (4, False)])
+def test_over_fitting_says_whether_the_best_model_is_kept(every: int, kept: bool) -> None:
+    plain = spec()
+    train = plain.train.model_copy(update={"checkpoint_every": every, "eval_every": 10, "eval_samples": 1})
+    made = plain.model_copy(update={"train": train})
+    held_out = np.array([3.0, 2.5, 2.6, 2.7])
+    case = Case(made, loss_steps=np.arange(40), loss=TRAINED, held_out_steps=EVALUATED, held_out=held_out)
+    (said,) = (finding for finding in diagnose(case) if finding.rule == "overfitting")
+    assert ("lowest held-out loss is kept" in said.change) == kept
+
+
 def test_one_evaluation_or_none_says_nothing_of_over_fitting() -> None:
     for count in range(3):
         held_out = np.array([2.0, 2.6, 2.7])[:count]

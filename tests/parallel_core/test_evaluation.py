@@ -12,6 +12,7 @@ import pytest
 import torch
 from pydantic import ValidationError
 
+from parallel_core.checkpoint.config import CheckpointConfig
 from parallel_core.data.held_out import HeldOutBatches
 from parallel_core.data.sampler import Sampler
 from parallel_core.engine import trainer
@@ -166,6 +167,21 @@ def test_it_changes_nothing_of_training(model: dict[str, Any], parallel: dict[st
     found, without = series(spec), series(spec, "without")
     assert found["loss"] == without["loss"] and found["eval_loss"] and not without["eval_loss"]
     assert all(np.isfinite(value) for _, value in found["eval_loss"])
+
+
+def test_a_checkpoint_has_the_held_out_loss_of_its_step(tmp_path: Path) -> None:
+    """Where both are due: evaluated after steps 2, 4 and 5, saved after steps 3 and 5."""
+    spec = spec_of({"checkpoint_every": 3, "keep": 5}, dp=2)
+
+    def work(spec: RunSpec, rank: int, meeting: Rendezvous, folder: Path) -> None:
+        sink, progress = FileSink(folder, rank), Progress(folder, rank)
+        run_rank(spec, rank, sink, meeting, progress, saves=CheckpointConfig(tmp_path / "kept"))
+
+    ranks.run(spec, work, tmp_path)
+    frames = list(read_file(events_path(tmp_path, 0)))
+    saved = {frame.header["step"]: frame.header["held_out"] for frame in frames if frame.kind == "checkpoint"}
+    (last,) = (float(p["value"]) for p in points(frames, "eval_loss") if p["step"] == 4)
+    assert saved == {3: None, 5: last}
 
 
 def test_dropout_is_off_and_batch_norms_use_their_running_statistics() -> None:

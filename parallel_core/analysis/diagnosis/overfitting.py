@@ -31,9 +31,18 @@ def check(case: Case) -> Finding | None:
         "that of training fell.",
         f"Held out: {significant(low, 4)} at step {steps[best]}, {significant(last, 4)} at step {steps[-1]}. Trained, "
         f"mean since the evaluation before: {significant(then, 4)}, then {significant(now, 4)}.",
-        "Stop earlier, train on more text, or raise dropout (model.dropout) or weight decay (train.weight_decay).",
+        "Stop earlier, train on more text, or raise dropout (model.dropout) or weight decay (train.weight_decay). "
+        + _saved(case),
         tab="metrics",
     )
+
+
+def _saved(case: Case) -> str:
+    """Whether the model with the lowest held-out loss is there still."""
+    train = case.spec.train
+    if train.checkpoint_every and train.eval_every % train.checkpoint_every == 0:
+        return "The checkpoint of its lowest held-out loss is kept."
+    return "A checkpoint at each evaluation (train.checkpoint_every) would keep that of the lowest held-out loss."
 
 
 def _trained(case: Case, at: int) -> float | None:
