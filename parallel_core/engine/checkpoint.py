@@ -244,7 +244,12 @@ class Saver:
             scalars=dict(saved.scalars),
         )
         kept = folders.publish(where, config.folder, manifest, self._keep)
-        about = {"step": saved.step, "held_out": saved.held_out, "bytes": manifest.bytes, "blocked": saved.blocked}
+        about: dict[str, Any] = {
+            "step": saved.step,
+            "held_out": saved.held_out,
+            "bytes": manifest.bytes,
+            "blocked": saved.blocked,
+        }
         self._sink.emit("checkpoint", **about, seconds=time.perf_counter() - began, kept=kept)
 
 
