@@ -1,6 +1,6 @@
 """Which queued runs get which devices: a pure function from the queue and the hosts to assignments.
 
-Rules: oldest first; all devices of a run at once or none; on one host where any has enough, else on as few as it takes
+Rules: in the order of the queue; all devices of a run at once or none; on one host where any has enough, else on as few as it takes
 of those that other hosts reach; never on a host that drains, leaves or is silent, nor on devices with less memory than
 the fullest rank is predicted to need, and on a host with a requested profile only where no other is free. An
 `exclusive` run needs idle hosts as a whole and blocks them. A run that has to wait reserves the hosts it waits for, so
@@ -26,7 +26,7 @@ class Wait(Enum):
     TOO_LARGE = "too large"  # the open hosts, alone or together, do not have that many devices of the kind
     BUSY = "busy"  # its hosts have enough devices, but too few are free
     WHOLE_HOST = "whole host"  # it is exclusive and something runs there, or something exclusive runs there
-    RESERVED = "reserved"  # an older run waits for the host
+    RESERVED = "reserved"  # a run ahead waits for the host
     CHECKPOINT = "checkpoint"  # the host that has the checkpoint it begins from, or its token file, is away or draining
     AWAY = "away"  # one of the hosts that the run measures is away, draining or not for runs over several hosts
     MEMORY = "memory"  # its hosts have the devices, but too few with the memory that it is predicted to need

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from itertools import groupby
 from typing import Any
 
 from django.contrib import messages
@@ -78,6 +77,14 @@ def _turn(run: Run) -> tuple[str, int | None]:
     return ("study", run.study_id) if run.study_id and run.exclusive else ("run", run.pk)
 
 
+def _queue_lines(runs: list[Run]) -> list[list[Run]]:
+    """The runs by line of the queue, each line at the place of its first."""
+    lines: dict[tuple[str, int | None], list[Run]] = {}
+    for run in runs:
+        lines.setdefault(_turn(run), []).append(run)
+    return list(lines.values())
+
+
 def _queue_line(group: list[Run], waits: dict[int, Waiting]) -> dict[str, Any]:
     """A line of the queue: the group's first run, what it waits for, and how many of its study follow."""
     return {"run": group[0], "more": len(group) - 1, "waits": waits.get(group[0].pk, Waiting()).sentence}
@@ -88,7 +95,7 @@ def _context(request: HttpRequest) -> dict[str, Any]:
     hours = int(asked) if asked in {str(h) for h in HOURS} else HOURS[0]
     order = queue_order()
     waits = everyone_waiting() if order else {}
-    groups = [list(group) for _, group in groupby(queued_runs(order[:PLANNED]), key=_turn)]
+    groups = _queue_lines(queued_runs(order[:PLANNED]))
     workers = selectors.workers()
     staff = request.user.is_staff  # type: ignore[union-attr]
     profiles = [view.profiles for view in workers if view.profiles is not None]
@@ -99,6 +106,7 @@ def _context(request: HttpRequest) -> dict[str, Any]:
         "queue": [_queue_line(group, waits) for group in groups[:QUEUE_SHOWN]],
         "queue_shown": sum(map(len, groups[:QUEUE_SHOWN])),
         "queued": len(order),
+        "taking_turns": len({group[0].owner_id for group in groups}) > 1,
         "timeline": timeline(workers, hours),
         "hours": hours,
         "hours_choices": HOURS,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from itertools import zip_longest
 
 from dashboard.ages import span
 from dashboard.control.placement import Host, Request, Wait, plan
@@ -27,6 +28,8 @@ from workers.contract import task_of
 
 PLANNED = 200
 """How many runs at the front of the queue are planned: a plan of thousands would delay every page that asks."""
+RECENT = 500
+"""How many of the newest starts are looked at for whose turn it is."""
 FULL = (Wait.BUSY, Wait.WHOLE_HOST, Wait.RESERVED)
 """Reasons to wait that can end when another run ends."""
 
@@ -42,14 +45,32 @@ class Waiting:
 
 
 def queue_order() -> list[int]:
-    """Ids of the queued runs, oldest first. Runs of a study come together, by position, at the place of the oldest."""
+    """Ids of the queued runs. People take turns, so that one's hundred runs do not keep another's single one waiting:
+    first comes whose last start is longest ago, of several the one whose run is the oldest.
+
+    Of one's own runs the oldest comes first. Those of a study come together, by position, at the place of the oldest.
+    """
     queued = Run.objects.order_by().filter(state=State.QUEUED, cancel_requested_at=None)
-    rows = list(queued.values_list("pk", "study", "queued_at", "position"))
+    rows = list(queued.values_list("pk", "study", "queued_at", "position", "owner"))
     since: dict[int, datetime] = {}
-    for pk, study, queued_at, _ in rows:
+    for pk, study, queued_at, *_ in rows:
         since[study or -pk] = min(queued_at, since.get(study or -pk, queued_at))
     rows.sort(key=lambda row: (since[row[1] or -row[0]], row[1] or 0, row[3], row[0]))
-    return [row[0] for row in rows]
+    of_owner: dict[int | None, list[int]] = {}
+    for pk, *_, owner in rows:
+        of_owner.setdefault(owner, []).append(pk)
+    lines = [of_owner[owner] for owner in _turns(list(of_owner))]
+    return [pk for turn in zip_longest(*lines) for pk in turn if pk is not None]
+
+
+def _turns(owners: list[int | None]) -> list[int | None]:
+    """The owners by when a run of theirs was last started, longest ago first; those before all RECENT ones in the order
+    given."""
+    if len(owners) < 2:
+        return owners
+    newest = Attempt.objects.order_by("-pk").values_list("run__owner", flat=True)[:RECENT]
+    last = {owner: -place for place, owner in reversed(list(enumerate(newest)))}
+    return sorted(owners, key=lambda owner: last.get(owner, -RECENT))
 
 
 def queued_runs(ids: Sequence[int] | None = None) -> list[Run]:
@@ -201,7 +222,7 @@ def _sentence(run: Run, why: Wait | None, awaited: list[Host], fleet: list[Host]
     if why is Wait.WHOLE_HOST:
         return f"Waits for {run.devices} {word}: {names} must be idle, as timed runs share a host with nothing."
     if why is Wait.RESERVED:
-        return f"Waits for {run.devices} {word} on {names}, which an older run is waiting for."
+        return f"Waits for {run.devices} {word} on {names}, which a run ahead is waiting for."
     free = sum(host.left(kind) for host in awaited)
     if len(awaited) == 1:
         return f"Waits for {run.devices} {word} on one host: {names} has {free} free."

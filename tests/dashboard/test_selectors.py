@@ -265,7 +265,7 @@ def test_waits_for_devices_and_says_who_is_ahead(alice: Any) -> None:
     assert (waiting.sentence, waiting.ahead) == ("Waits for 2 CPU devices on one host: yard-a has 1 free.", 0)
     waiting = selectors.waiting(second)
     assert waiting.ahead == 1
-    assert "which an older run is waiting for" in waiting.sentence
+    assert "which a run ahead is waiting for" in waiting.sentence
     assert waiting.sentence.endswith("1 run ahead.")
 
 

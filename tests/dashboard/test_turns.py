@@ -1,0 +1,81 @@
+"""Whose queued run is next: people take turns, and each one's own runs keep their order."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from django.contrib.auth.models import User
+
+from dashboard.accounts.roles import make_member
+from dashboard.runs import queue
+from dashboard.runs.models import Run
+from dashboard.studies.models import Study
+from tests.dashboard import factory
+
+pytestmark = pytest.mark.django_db
+
+
+@pytest.fixture
+def bob() -> User:
+    return make_member(User.objects.create_user("bob"))
+
+
+def order() -> list[str]:
+    """Names of the queued runs in the order in which they are served."""
+    names = dict(Run.objects.values_list("pk", "name"))
+    return [names[pk] for pk in queue.queue_order()]
+
+
+def test_one_person_alone_is_served_by_age(alice: Any) -> None:
+    for name in ("first", "second", "third"):
+        factory.queued(alice, name=name)
+    factory.start(factory.queued(alice, name="started"))
+    assert order() == ["first", "second", "third"]
+
+
+def test_the_runs_of_a_study_let_a_younger_run_of_somebody_else_pass(alice: Any, bob: User) -> None:
+    """Once one of the study has been started; and after that one the study goes on."""
+    study = Study.objects.create(name="long", owner=alice)
+    runs = [factory.queued(alice, name=f"s{i}", study=study, position=i) for i in range(4)]
+    other = factory.queued(bob, name="single")
+    assert order() == ["s0", "single", "s1", "s2", "s3"], "nobody has had a run: the oldest comes first"
+    factory.start(runs[0])
+    assert order() == ["single", "s1", "s2", "s3"]
+    factory.start(other)
+    factory.queued(bob, name="another")
+    assert order() == ["s1", "another", "s2", "s3"]
+
+
+def test_who_has_not_started_a_run_for_longest_comes_first(alice: Any, bob: User) -> None:
+    carol = make_member(User.objects.create_user("carol"))
+    for owner in (bob, alice, carol):
+        factory.start(factory.queued(owner))
+    for owner in (carol, alice, bob):
+        for number in range(2):
+            factory.queued(owner, name=f"{owner.username}{number}")
+    assert order() == ["bob0", "alice0", "carol0", "bob1", "alice1", "carol1"]
+
+
+def test_starts_longer_ago_than_are_looked_at_count_as_none(
+    alice: Any, bob: User, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    factory.start(factory.queued(bob))
+    factory.start(factory.queued(alice))
+    factory.queued(alice, name="of alice")
+    factory.queued(bob, name="of bob")
+    monkeypatch.setattr(queue, "RECENT", 1)
+    assert order() == ["of bob", "of alice"]
+    monkeypatch.setattr(queue, "RECENT", 0)
+    assert order() == ["of alice", "of bob"]
+
+
+def test_the_fleet_says_so_where_several_people_wait(admin_client: Any, alice: Any, bob: User) -> None:
+    said = "People take turns"
+    study = Study.objects.create(name="long", owner=alice)
+    for position in range(3):
+        factory.queued(alice, name=f"s{position}", study=study, position=position, exclusive=True)
+    assert said not in admin_client.get("/fleet/").content.decode()
+    factory.queued(bob, name="single")
+    page = admin_client.get("/fleet/").content.decode()
+    assert said in page and page.count("one after another") == 1, "the study is one line, though bob is in between"
