@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import json
+import math
 import os
 import select
 import signal
@@ -39,7 +40,7 @@ class Server:
     def __init__(self, commands: int, reports: int, run_rank: RunRank) -> None:
         self.commands, self.reports, self.run_rank = commands, reports, run_rank
         self.attempts: dict[int, Attempt] = {}
-        self.closing = self.asked_to_end = False
+        self.closing = self.ending = self.asked_to_end = False
         self._text = b""
         self._wake, wake = os.pipe()
         for end in (self._wake, wake):
@@ -52,7 +53,7 @@ class Server:
     def loop(self) -> None:
         """Serves until it is closed and no attempt is left."""
         self.report(event="ready")
-        while not (self.closing and not self.attempts):
+        while not ((self.closing or self.ending) and not self.attempts):
             watched = [self._wake] if self.closing else [self._wake, self.commands]
             readable, _, _ = select.select(watched, [], [], self._patience())
             if self._wake in readable:
@@ -60,14 +61,24 @@ class Server:
                     os.read(self._wake, 4096)
             if self.commands in readable:
                 self._read_commands()
-            if self.asked_to_end and not self.closing:
-                self.close()
+            if self.asked_to_end and not self.ending:
+                self._end()
             self._reap()
             self._settle()
 
     def _term(self) -> None:
         """Called in the signal handler: the loop, woken by the same signal, does the rest."""
         self.asked_to_end = True
+
+    def _end(self) -> None:
+        """After a TERM: stops everything without a time limit, and ends when it is gone.
+
+        Whoever signals every process of a service or a batch job signals the client and the ranks, too. The client
+        knows how long they may take to save: its `stop` sets the limit, and they die with it.
+        """
+        self.ending = True
+        for attempt in self.attempts.values():
+            attempt.stop(math.inf)
 
     def close(self) -> None:
         """Stops everything at short notice; the loop ends when it is gone."""
@@ -111,7 +122,8 @@ class Server:
             return
         attempt = self.attempts.get(command["attempt"])
         if command["do"] == "start":
-            self._start(command)
+            if not self.ending:  # else the client is told soon that the server is lost
+                self._start(command)
         elif attempt is None:
             self.report(event="gone", attempt=command["attempt"])
         elif command["do"] == "stop":

@@ -27,6 +27,7 @@ from parallel_core import launch
 from parallel_core.analysis.step_waits import Shares, StepWaits, shares_in_turn
 from parallel_core.checkpoint import folder as folders
 from parallel_core.checkpoint.folder import CHECKPOINTS
+from parallel_core.exits import Exit, culprit
 from parallel_core.launch import CheckpointOptions, Event, ForkServer, GenerationRequest, StartCommand
 from parallel_core.layout import Layout
 from parallel_core.no_progress import Watch, marked, place, sentence
@@ -43,12 +44,11 @@ POLL_S = 0.1
 
 @dataclass
 class Outcome:
-    """The result of a run. `exits`: (rank, code) in the order in which ranks ended; `submitted`: CLOCK_MONOTONIC
-    seconds."""
+    """The result of a run. `exits`: in the order in which ranks ended; `submitted`: CLOCK_MONOTONIC seconds."""
 
     folder: Path
     submitted: float
-    exits: list[tuple[int, int]] = field(default_factory=list)
+    exits: list[Exit] = field(default_factory=list)
     frames: dict[int, list[Frame]] = field(default_factory=dict)
     """The records of each rank except `waits`, of which a long run has many."""
     message: str = ""
@@ -58,22 +58,26 @@ class Outcome:
     @property
     def ok(self) -> bool:
         """Whether every rank ended with exit code 0."""
-        return not self.message and bool(self.exits) and all(code == 0 for _, code in self.exits)
+        return not self.message and bool(self.exits) and all(one.code == 0 for one in self.exits)
 
     def failure(self) -> str:
-        """Returns a sentence about the first rank that failed; '' where none did."""
+        """Returns a sentence about the rank that failed first and by itself; '' where none did."""
         if self.message:
             return self.message
-        for rank, code in self.exits:
-            if code:
-                fault = self.last(rank, "fault")
-                what = f"{fault['type']}: {fault['message']}" if fault else launch.describe_exit(code)
-                return f"Rank {rank} failed{place(self.folder, rank)}: {what}"
+        if (guilty := culprit(self.exits)) is not None:
+            fault = self.last(guilty.rank, "fault")
+            what = f"{fault['type']}: {fault['message']}" if fault else launch.describe_exit(guilty.code)
+            return f"Rank {guilty.rank} failed{place(self.folder, guilty.rank)}: {what}"
+        if any(one.code == launch.EXIT_STOPPED for one in self.exits):
+            return f"Its ranks were stopped by SIGTERM, and saved first: --resume {self.folder} goes on."
         return ""
 
     def traceback(self) -> str:
-        """Returns the traceback of the first rank that failed; '' where it left none."""
-        faults = (self.last(rank, "fault") for rank, code in self.exits if code)
+        """Returns the traceback of the rank that failed first and by itself, else of the first one that has any; ''
+        where none was left."""
+        guilty = culprit(self.exits)
+        ranks = [guilty.rank] if guilty else []
+        faults = (self.last(rank, "fault") for rank in (*ranks, *(one.rank for one in self.exits if one.code)))
         return next((str(fault["traceback"]) for fault in faults if fault), "")
 
     def last(self, rank: int, kind: str) -> dict[str, Any] | None:
@@ -247,7 +251,7 @@ class LocalRunner:
         if outcome is None or event.get("attempt") != self._attempt:
             return False
         if event["event"] == "exit":
-            outcome.exits.append((event["rank"], event["code"]))
+            outcome.exits.append(Exit(event["rank"], event["code"], time.monotonic()))
         elif event["event"] == "refused":
             outcome.message = event["message"]
         return event["event"] == "gone"

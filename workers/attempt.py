@@ -6,11 +6,12 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 
 from parallel_core import no_progress, processes
+from parallel_core.exits import Exit
 from parallel_core.launch import StartCommand, Store
 from parallel_core.observe.spool import segment_bytes
 from workers import ending
 from workers.contract import AttemptBody, Begins
-from workers.ending import Ending, Exit
+from workers.ending import Ending
 from workers.folder import Folder, Meta, Stop
 from workers.run_commands import RunCommand
 from workers.settings import Settings

@@ -8,29 +8,19 @@ from __future__ import annotations
 
 import contextlib
 import signal
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from parallel_core.exits import Exit, culprit
 from parallel_core.launch import EXIT_PEER, EXIT_STOPPED, describe_exit
 from parallel_core.no_progress import place
 from parallel_core.observe import records
 from workers.contract import AttemptBody, Cause, Outcome
 
-KILL_AFTER_S = 0.8
-"""A SIGKILL this many seconds after the first death is the fork server's, for a rank that did not end on TERM."""
 _LAST_ERROR = "\nLast error:\n"
 """In PyTorch's message about an NCCL fault, the text before NCCL's own message."""
-
-
-@dataclass(frozen=True)
-class Exit:
-    """The end of a rank, in the order of reports; `at` is CLOCK_MONOTONIC in seconds."""
-
-    rank: int
-    code: int
-    at: float
 
 
 @dataclass(frozen=True)
@@ -128,23 +118,6 @@ def _first_line(message: str) -> str:
     cause."""
     before, _, last = message.partition(_LAST_ERROR)
     return (last.strip() or before).partition("\n")[0]
-
-
-def culprit(exits: Iterable[Exit]) -> Exit | None:
-    """The rank that failed first and by itself; None if all ended well.
-
-    Ranks that only lost a peer, and those that the fork server then ended, are culprits only if there is no other.
-    """
-    failed = [one for one in exits if one.code not in (0, EXIT_STOPPED)]
-    if not failed:
-        return None
-    begin = failed[0].at
-
-    def by_itself(one: Exit) -> bool:
-        ended_by_us = one.code == -signal.SIGTERM or (one.code == -signal.SIGKILL and one.at - begin >= KILL_AFTER_S)
-        return one.code != EXIT_PEER and (one is failed[0] or not ended_by_us)
-
-    return next(filter(by_itself, failed), failed[0])
 
 
 def of_files(folder: Path, ranks: Sequence[int]) -> Ending | None:

@@ -23,6 +23,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from parallel_core.exits import Exit
 from parallel_core.launch import STOP_GRACE_S, Event, Store
 from parallel_core.observe.suspension import SuspensionDetector
 from parallel_core.observe.trace_request import TraceRequest, ask, read_how
@@ -205,7 +206,7 @@ class Supervisor(threading.Thread):
         elif kind == "refused":
             attempt.refusal = event["message"]
         elif kind == "exit":
-            attempt.exits.append(ending.Exit(event["rank"], event["code"], time.monotonic()))
+            attempt.exits.append(Exit(event["rank"], event["code"], time.monotonic()))
         elif kind == "gone":
             self._conclude(attempt)
 

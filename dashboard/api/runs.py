@@ -176,7 +176,7 @@ def record(run: Run) -> dict[str, Any]:
 def _checkpoints(run: Run) -> dict[str, Any]:
     """The fields of RunDetail on checkpoints."""
     rows, bad = list(run.checkpoints.order_by("step", "worker")), damaged(run)
-    names = ("step", "bytes", "at", "seconds", "held_out", "worker")
+    names = ("step", "bytes", "at", "seconds", "blocked", "held_out", "worker")
     return {
         "checkpoints": sorted({row.step for row in rows} - bad.keys()),
         "checkpoints_detail": [

@@ -159,6 +159,7 @@ class CheckpointOut(Schema):
     bytes: int
     at: datetime = Field(description="when it was complete")
     seconds: float = Field(description="time to write it, beside training")
+    blocked: float = Field(description="seconds for which training stood still: until the one before was written, too")
     held_out: float | None = Field(description="held-out loss after these steps; null where it was not evaluated then")
     worker: str
     damaged: bool = Field(description="whether a run that was to begin from it found it damaged")

@@ -111,6 +111,7 @@ def _checkpoint(out: Decoded, frame: Frame, header: Header) -> None:
     sizes = {**_numbers(header, "step", "bytes"), "seconds": float(header["seconds"])}
     held_out = header.get("held_out")  # workers of earlier versions do not send it
     known = None if held_out is None or not math.isfinite(held_out) else float(held_out)
+    sizes["blocked"] = float(header.get("blocked") or 0.0)
     out.checkpoints.append({**sizes, "held_out": known, "kept": [_number("step", step) for step in header["kept"]]})
 
 

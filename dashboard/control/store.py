@@ -191,7 +191,7 @@ def _keep_checkpoint(attempt: Attempt, rank: int, header: dict[str, Any]) -> Non
     mine = Checkpoint.objects.filter(run=attempt.run_id, worker=worker)
     mine.exclude(step__in=header["kept"]).delete()
     if header["step"] in header["kept"]:
-        found = {"attempt": attempt, **{name: header[name] for name in ("bytes", "seconds", "held_out")}}
+        found = {"attempt": attempt, **{name: header[name] for name in ("bytes", "seconds", "blocked", "held_out")}}
         mine.update_or_create(run_id=attempt.run_id, worker=worker, step=header["step"], defaults=found)
 
 

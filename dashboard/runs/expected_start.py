@@ -26,7 +26,7 @@ def seconds_left(run: Run) -> float | None:
     if not run.step_time or run.task:
         return None
     done, steps = (run.step or 0) + 1, run.spec["train"]["steps"]
-    return max(0, steps - done) * run.step_time + evaluation_seconds(run, done)
+    return max(0, steps - done) * run.step_time + evaluation_seconds(run, done) + saving_seconds(run, done)
 
 
 def evaluation_seconds(run: Run, done: int) -> float:
@@ -40,6 +40,14 @@ def evaluation_seconds(run: Run, done: int) -> float:
     if each is None:
         each = evaluation_steps(train["eval_samples"], train["global_batch"]) * (run.step_time or 0.0)
     return left * each
+
+
+def saving_seconds(run: Run, done: int) -> float:
+    """For how long training will stand still for checkpoints after `done` steps: for each as for the last one."""
+    train = run.spec["train"]
+    left = evaluations(train.get("checkpoint_every", 0), train["steps"], done)
+    last = run.checkpoints.order_by("-at").first() if left else None
+    return left * last.blocked if last else 0.0
 
 
 def expected_start(holding: Sequence[Run], ahead: Sequence[int]) -> str:

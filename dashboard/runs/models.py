@@ -229,6 +229,8 @@ class Checkpoint(models.Model):
     bytes = models.BigIntegerField()
     seconds = models.FloatField()
     """Time to write it, in parallel to training."""
+    blocked = models.FloatField(default=0.0)
+    """Seconds for which training stood still: until the one before was written, and while the state was copied."""
     held_out = models.FloatField(null=True)
     """The held-out loss after exactly these steps; null where it was not evaluated then."""
     at = models.DateTimeField(auto_now=True)

@@ -56,14 +56,14 @@ def queue_order() -> list[int]:
     for pk, study, queued_at, *_ in rows:
         since[study or -pk] = min(queued_at, since.get(study or -pk, queued_at))
     rows.sort(key=lambda row: (since[row[1] or -row[0]], row[1] or 0, row[3], row[0]))
-    of_owner: dict[int | None, list[int]] = {}
+    of_owner: dict[int, list[int]] = {}
     for pk, *_, owner in rows:
         of_owner.setdefault(owner, []).append(pk)
     lines = [of_owner[owner] for owner in _turns(list(of_owner))]
     return [pk for turn in zip_longest(*lines) for pk in turn if pk is not None]
 
 
-def _turns(owners: list[int | None]) -> list[int | None]:
+def _turns(owners: list[int]) -> list[int]:
     """The owners by when a run of theirs was last started, longest ago first; those before all RECENT ones in the order
     given."""
     if len(owners) < 2:

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING
 
 from parallel_core.analysis.quantities import bytes_text, plural_text
 from parallel_core.cli import own_text
-from parallel_core.cli.common import CommandError, Subparsers, read_spec
+from parallel_core.cli.common import CommandError, Subparsers, read_spec, require_cores
 from parallel_core.cli.numbers import whole
+from parallel_core.limits import NO_PROGRESS_S
 
 if TYPE_CHECKING:
     from parallel_core.local import Outcome
@@ -43,6 +44,8 @@ def run(options: argparse.Namespace) -> int:
     if fixed := fixed_depth(spec.model):
         print(f"model.kind: {fixed}", file=sys.stderr)
         return 2
+    if spec.train.device == "cpu":
+        require_cores(spec.parallel.world, "parallel.dp x tp x pp makes")
     search = search_for(spec, cap)
     with (
         own_text.folder_of(spec, options.text, options.corpora) as corpora,
@@ -50,7 +53,9 @@ def run(options: argparse.Namespace) -> int:
         LocalRunner() as runner,
     ):
         while (layers := search.following) is not None:
-            outcome = runner.run(_trial(spec, layers, cap), Path(folder) / str(layers), corpora=corpora)
+            trial = _trial(spec, layers, cap)
+            where = Path(folder) / str(layers)
+            outcome = runner.run(trial, where, corpora=corpora, no_progress_s=NO_PROGRESS_S)
             if not outcome.ok and not _out_of_memory(outcome):
                 print(outcome.failure(), file=sys.stderr)
                 return 1
@@ -73,7 +78,7 @@ def _trial(spec: RunSpec, layers: int, cap: int) -> RunSpec:
 
 
 def _out_of_memory(outcome: Outcome) -> bool:
-    faults = [outcome.last(rank, "fault") for rank, code in outcome.exits if code]
+    faults = [outcome.last(one.rank, "fault") for one in outcome.exits if one.code]
     return any(fault and fault["cause"] == "out_of_memory" for fault in faults)
 
 

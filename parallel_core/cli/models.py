@@ -16,13 +16,14 @@ from parallel_core.analysis.quantities import bytes_text
 from parallel_core.checkpoint import folder as folders
 from parallel_core.checkpoint import manifest as manifests
 from parallel_core.checkpoint.manifest import CheckpointError
-from parallel_core.cli.common import CommandError, Subparsers, checkpoint_of
+from parallel_core.cli.common import CommandError, Subparsers, checkpoint_of, require_cores
 from parallel_core.cli.numbers import whole
 from parallel_core.data import token_file
 from parallel_core.data.corpus import CorpusError
 from parallel_core.generation_request import inference, read_request
 from parallel_core.launch import GenerationRequest
 from parallel_core.layout import Layout
+from parallel_core.limits import NO_PROGRESS_S
 from parallel_core.local import LocalRunner
 from parallel_core.observe import host
 from parallel_core.spec import CORPUS_PATTERN, RunSpec, field_errors
@@ -122,8 +123,10 @@ def _generate(options: argparse.Namespace) -> int:
     found, manifest = checkpoint_of(options.checkpoint)
     spec = _inference(manifest, options)
     request = _request(options, spec)
+    if spec.train.device == "cpu":
+        require_cores(spec.parallel.world, "--dp x --tp x --pp makes")
     with LocalRunner() as runner, tempfile.TemporaryDirectory(prefix="trainyard-generate-") as folder:
-        outcome = runner.run(spec, Path(folder), resume=found, request=request)
+        outcome = runner.run(spec, Path(folder), resume=found, request=request, no_progress_s=NO_PROGRESS_S)
     if not outcome.ok:
         print(outcome.failure(), file=sys.stderr)
         if spec.train.device == "cuda" and not host.cuda_devices():

@@ -57,6 +57,6 @@ def left(outcome: Outcome) -> str:
     if found is None:
         return "nothing was saved"
     path, manifest = found
-    if outcome.exits and all(code in (0, EXIT_STOPPED) for _, code in outcome.exits):
+    if outcome.exits and all(one.code in (0, EXIT_STOPPED) for one in outcome.exits):
         return f"saved after {manifest.step} steps: {path}"
     return f"nothing was saved since step {manifest.step}: {path}"

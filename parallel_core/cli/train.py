@@ -5,7 +5,9 @@ from __future__ import annotations
 import argparse
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +22,7 @@ from parallel_core.cli.common import CommandError, Subparsers, checkpoint_of, re
 from parallel_core.cli.numbers import above, places, whole
 from parallel_core.cli.output import say
 from parallel_core.faults import sentences
+from parallel_core.file_lock import FileLock
 from parallel_core.layout import Layout
 from parallel_core.limits import NO_PROGRESS_S, SPOOL_BYTES
 from parallel_core.local import Interrupted, LocalRunner, Outcome, points
@@ -52,13 +55,11 @@ def _train(options: argparse.Namespace) -> int:
     spec = read_spec(options.spec, inject=options.inject, corpus=text)
     for sentence in sentences(spec.inject):
         print(f"broken on purpose. {sentence}")
-    folder = options.out or Path(time.strftime("run-%Y%m%d-%H%M%S"))
-    if next(folder.glob("events-*.bin"), None) is not None:
-        raise CommandError(f"{folder} holds the records of a run already; give another --out")
     _require_devices(spec, options.devices)
     resume = _checkpoint(options.resume, spec) if options.resume else None
-    _require_room(folder, resume)
-    with own_text.folder_of(spec, options.text, options.corpora) as corpora:
+    folder = options.out or _new_folder()
+    with _claimed(folder), own_text.folder_of(spec, options.text, options.corpora) as corpora:
+        _require_room(folder, resume)
         outcome = _run(spec, folder, resume, corpora, options)
     print(_ending(outcome, spec))
     if outcome.ok:
@@ -71,7 +72,6 @@ def _run(
 ) -> Outcome:
     """Trains in `folder`; after Ctrl-C says what was saved."""
     save_s, shown = stop.save_s(), Shown(outline_of(spec.model).target)
-    folder.mkdir(parents=True, exist_ok=True)
 
     def stopping() -> None:
         shown.stopping = True
@@ -100,6 +100,32 @@ def _require_devices(spec: RunSpec, devices: Sequence[int] | None) -> None:
         raise CommandError(f"--devices names {len(devices)} devices, the run has {ranks} ranks")
     if spec.train.device == "cpu":
         require_cores(ranks, "parallel.dp x tp x pp makes")
+
+
+def _new_folder() -> Path:
+    """Makes a folder with the time as its name, and a number where another run began in the same second."""
+    name = time.strftime("run-%Y%m%d-%H%M%S")
+    for number in count(1):
+        folder = Path(f"{name}-{number}" if number > 1 else name)
+        with suppress(FileExistsError):
+            folder.mkdir()
+            break
+    return folder
+
+
+@contextmanager
+def _claimed(folder: Path) -> Iterator[None]:
+    """Keeps other runs out of the folder meanwhile. Raises CommandError where it has records already, or another run is
+    about to write its own there."""
+    lock = FileLock(folder / ".lock")
+    if not lock.hold():
+        raise CommandError(f"another run is writing into {folder}; give another --out")
+    try:
+        if next(folder.glob("events-*.bin"), None) is not None:
+            raise CommandError(f"{folder} holds the records of a run already; give another --out")
+        yield
+    finally:
+        lock.release()
 
 
 def _require_room(folder: Path, resume: Path | None) -> None:

@@ -119,7 +119,8 @@ class State:
 
 
 class Saved(NamedTuple):
-    """What a checkpoint after `step` steps has besides tensors. `blocked` = seconds that copying took."""
+    """What a checkpoint after `step` steps has besides tensors. `blocked` = seconds for which training stood
+    still: until the checkpoint before was written, and while the state was copied."""
 
     step: int
     held_out: float | None
@@ -168,10 +169,10 @@ class Saver:
         began = time.perf_counter()
         self.wait()
         if done != self._last:
-            self._last, copying = done, time.perf_counter()
+            self._last = done
             copy, stats = self._copied()
             known = held_out if held_out is not None and math.isfinite(held_out) else None
-            arguments = (Saved(done, known, trainer.scalars(), time.perf_counter() - copying), copy, stats)
+            arguments = (Saved(done, known, trainer.scalars(), time.perf_counter() - began), copy, stats)
             self._thread = threading.Thread(target=self._write, args=arguments, name="checkpoint", daemon=True)
             self._thread.start()
         return time.perf_counter() - began

@@ -55,6 +55,13 @@ class Evaluation:
         spec = self._trainer.spec
         if not (is_nth_or_last(spec, spec.train.eval_every, step) and drained):
             return None
+        return self._evaluated(step, to_its_end=False)
+
+    def after_last_step(self) -> Evaluated:
+        """Evaluates after the run's last step, to the end, whether or not a rank is asked to stop."""
+        return self._evaluated(self._trainer.spec.train.steps - 1, to_its_end=True)
+
+    def _evaluated(self, step: int, *, to_its_end: bool) -> Evaluated:
         self._trainer.device.synchronise()
         self._exchange.total(0.0)  # what other ranks have yet to do of the step is no cost of the evaluation
         began = time.perf_counter()
@@ -63,7 +70,7 @@ class Evaluation:
             mine = self._executor.run(step, self._batches, number)
             part, stops = self._exchange.totals([mine, float(self._trainer.stop.asked)])
             loss += part
-            if stops and number + 1 < self._batches.rounds:
+            if stops and not to_its_end and number + 1 < self._batches.rounds:
                 raise BrokenOff
         return Evaluated(step, loss, time.perf_counter() - began)
 

@@ -11,7 +11,7 @@ it owns, updates that part, and gathers the parameters that the others have upda
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 import torch.distributed as dist
@@ -124,18 +124,19 @@ class GradientReducer:
         for start, work, moved in self._begun:
             work.wait()
             self._scope.span(Kind.BUCKET, LANE_COLLECTIVE, start, moved)
+            self._scope.moved()
         total = sum(moved for _, _, moved in self._begun)
         self._begun.clear()
         return total
 
     def gather(self) -> int:
         """All-gathers the updated parameters; returns the bytes of all of them."""
-        return gather(self._flat, self._group, self._delay)
+        return gather(self._flat, self._group, self._delay, self._scope.moved)
 
 
-def gather(flat: FlatParameters, group: Group, delay: float) -> int:
-    """All-gathers the updated parameters of every replica, each message delayed by `delay` seconds; returns their
-    bytes."""
+def gather(flat: FlatParameters, group: Group, delay: float, moved: Callable[[], object]) -> int:
+    """All-gathers the updated parameters of every replica, each message delayed by `delay` seconds; calls `moved` after
+    each bucket; returns their bytes."""
     begun = [
         late(
             all_gather(flat.values[place.start : place.stop], flat.values[part], group),
@@ -145,4 +146,5 @@ def gather(flat: FlatParameters, group: Group, delay: float) -> int:
     ]
     for work in begun:
         work.wait()
+        moved()
     return flat.values.nbytes

@@ -173,6 +173,8 @@ def _train(
         _save(saver, report, times, EndOfStep(step + 1, stop, held_out), spec.train.steps)
         times.leave_out(report.spent())
     others, processes = interference.share(), interference.processes()
+    if evaluation is not None and stop and held_out is None:
+        _evaluate_late(evaluation, report, saver)
     _finish(trainer, report, first, saver)
     report.summary(times, others, processes)
     report.phase("done", spec.train.steps)
@@ -219,6 +221,14 @@ def _evaluate(
     report.evaluated(found)
     times.leave_out(found.seconds)
     return found.loss, False
+
+
+def _evaluate_late(evaluation: Evaluation, report: Reporter, saver: checkpoint.Saver | None) -> None:
+    """Evaluates after the last step of a run that was asked to stop in it or in its evaluation: as no step is left, it
+    goes on to its end. Its weights are saved first, in case the end takes longer than the stop allows."""
+    if saver is not None:
+        saver.wait()
+    report.evaluated(evaluation.after_last_step())
 
 
 def _probe_reference(probe: ReferenceProbe, report: Reporter, times: StepTimes, step: int, took: float) -> None:

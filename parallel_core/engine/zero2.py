@@ -124,7 +124,7 @@ class Zero2Reducer:
 
     def gather(self) -> int:
         """All-gathers the updated parameters; returns the bytes of all of them."""
-        return gather(self._flat, self._group, self._delay)
+        return gather(self._flat, self._group, self._delay, self._scope.moved)
 
     @torch.no_grad()
     def _on_autograd_grad(self, parameter: nn.Parameter) -> None:

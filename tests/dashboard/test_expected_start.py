@@ -13,6 +13,7 @@ from dashboard.runs import expected_start
 from dashboard.runs.models import Run
 from dashboard.runs.page_verdict import verdict
 from dashboard.studies.models import Study
+from parallel_core.observe.records import encode
 from tests.dashboard import factory
 from tests.dashboard.fake_worker import points_frame
 
@@ -102,3 +103,15 @@ def test_evaluations_of_held_out_samples_are_counted(alice: Any) -> None:
     assert expected_start.seconds_left(run) == pytest.approx(50 * 2.0 + 6 * 2.0)
     factory.feed(attempt, 0, points_frame(49, 1, "eval_time"))
     assert expected_start.seconds_left(run) == pytest.approx(50 * 2.0 + 6 * 49.5)
+
+
+def test_the_time_for_which_checkpoints_stop_training_is_counted(alice: Any) -> None:
+    """Each as the last one, which waited for the one before it to be written."""
+    run = factory.queued(alice, train={"checkpoint_every": 20, "steps": 100})
+    attempt = factory.start(run)
+    Run.objects.filter(pk=run.pk).update(step=49, step_time=2.0)
+    run.refresh_from_db()
+    assert expected_start.seconds_left(run) == pytest.approx(50 * 2.0)
+    frame = {"kind": "checkpoint", "rank": 0, "t": 1.0, "step": 40, "bytes": 1, "seconds": 9.0, "kept": [40]}
+    factory.feed(attempt, 0, encode({**frame, "blocked": 7.0}))
+    assert expected_start.seconds_left(run) == pytest.approx(50 * 2.0 + 3 * 7.0)

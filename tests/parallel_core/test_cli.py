@@ -16,7 +16,9 @@ from typing import Any
 import pytest
 
 from parallel_core import processes
+from parallel_core.cli import train
 from parallel_core.cli.common import checkpoint_of
+from parallel_core.file_lock import FileLock
 from parallel_core.launch import EXIT_STOPPED
 from parallel_core.local import Interrupted, LocalRunner, points
 from parallel_core.observe import progress
@@ -116,6 +118,18 @@ def test_a_folder_with_records_is_not_written_into(written: Path, tmp_path: Path
     assert done.returncode == 2 and "another --out" in done.stderr
 
 
+def test_two_runs_do_not_write_into_one_folder(written: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor do two that begin in the same second and name none."""
+    lock = FileLock(tmp_path / ".lock")
+    assert lock.hold()
+    done = finished("train", str(written), "--out", str(tmp_path))
+    assert done.returncode == 2 and f"another run is writing into {tmp_path}; give another --out" in done.stderr
+    lock.release()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(train.time, "strftime", lambda form: "run-now")
+    assert [str(train._new_folder()) for _ in range(3)] == ["run-now", "run-now-2", "run-now-3"]
+
+
 def test_a_wrong_spec_is_told_field_by_field(tmp_path: Path) -> None:
     wrong = tmp_path / "wrong.json"
     wrong.write_text(json.dumps({"model": {"heads": 3}, "surprise": 1}))
@@ -191,7 +205,7 @@ def test_ranks_that_save_slowly_get_the_time_that_is_set_unless_ctrl_c_comes_aga
     command = [sys.executable, "-m", "tests.parallel_core.launch_ranks"]
     with LocalRunner(command, save_s=LIMIT_S) as runner, pytest.raises(Interrupted) as end:
         runner.run(RunSpec(), tmp_path, on_frame=interrupt)
-    assert end.value.outcome.exits == [(0, code)]
+    assert [(one.rank, one.code) for one in end.value.outcome.exits] == [(0, code)]
 
 
 @pytest.mark.skipif(not processes.LINUX, reason="reads /proc")

@@ -271,6 +271,28 @@ def test_statistics_of_batch_norms_stay_as_they_are(tmp_path: Path) -> None:
     assert first + second == pytest.approx(whole, rel=1e-5)
 
 
+def test_a_stop_in_the_last_evaluation_puts_it_off_until_the_weights_are_saved(tmp_path: Path) -> None:
+    """No step is left, so the run goes on to its end, which has this loss."""
+
+    def work(spec: RunSpec, rank: int, meeting: Rendezvous, folder: Path) -> None:
+        evaluate = Evaluation.after_step
+
+        def after_step(self: Evaluation, step: int, *, drained: bool) -> Any:
+            if step + 1 == spec.train.steps:
+                raise BrokenOff
+            return evaluate(self, step, drained=drained)
+
+        Evaluation.after_step = after_step  # type: ignore[method-assign]
+        saves = CheckpointConfig(tmp_path / "kept")
+        run_rank(spec, rank, FileSink(folder, rank), meeting, Progress(folder, rank), saves=saves)
+
+    ranks.run(spec_of(dp=2), work, tmp_path)
+    frames = list(read_file(events_path(tmp_path, 0)))
+    assert [int(p["step"]) for p in points(frames, "eval_loss")] == [1, 3, 4]
+    said = [frame.kind for frame in frames if frame.kind in ("checkpoint", "summary")]
+    assert said == ["checkpoint", "summary"]
+
+
 def test_a_request_to_stop_breaks_an_evaluation_off(tmp_path: Path) -> None:
     """After the round in which it comes; one that comes in the last round does not."""
 

@@ -205,5 +205,5 @@ def test_deterministic_kernels_can_be_profiled(kind: str) -> None:
 def test_a_rank_that_fails_under_posted_receives_ends_the_run(tmp_path: Path) -> None:
     """The posted receives of all ranks are kernels that would wait forever."""
     outcome = failed(tmp_path, "cuda")
-    rank, code = outcome.exits[0]
+    rank, code = outcome.exits[0].rank, outcome.exits[0].code
     assert (rank, code) == (1, EXIT_FAULT) and "ValueError: a fault of the code" in outcome.failure()

@@ -8,6 +8,7 @@ import queue
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -21,6 +22,7 @@ from parallel_core.launch import (
     describe_exit,
     environment,
 )
+from parallel_core.launch_server import FAIL_GRACE_S
 from tests.parallel_core.launch_ranks import FORK_ONCE
 from tests.parallel_core.launch_yard import COMMAND, LIMIT_S, Yard, eventually, order, where_waiting
 from tests.parallel_core.test_launch import GONE_S
@@ -78,9 +80,22 @@ def test_ranks_die_with_the_fork_server(yard: Yard) -> None:
 
 
 def test_a_term_ends_the_server_in_order(yard: Yard) -> None:
-    folder = yard.start(1, "wait", "ignore_term")
+    folder = yard.start(1, "wait", "wait")
     eventually(lambda: where_waiting(folder, 2))
     os.kill(yard.server.pid, signal.SIGTERM)
+    yard.until("gone", attempt=1)
+    yard.until("lost")
+
+
+def test_a_term_to_the_server_gives_ranks_the_time_that_its_client_gives_them(yard: Yard) -> None:
+    """systemd and batch systems signal every process: what ranks need to save is longer than what a fault allows."""
+    folder = yard.start(1, "ignore_term", "ignore_term")
+    eventually(lambda: where_waiting(folder, 2))
+    yard.until("started", rank=1)
+    os.kill(yard.server.pid, signal.SIGTERM)
+    time.sleep(1.5 * FAIL_GRACE_S)
+    assert len(processes.wait_gone(yard.ranks(1).values(), 0)) == 2, "they save still"
+    yard.server.stop(1, 0)
     yard.until("gone", attempt=1)
     yard.until("lost")
 

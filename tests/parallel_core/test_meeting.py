@@ -84,7 +84,8 @@ def test_a_rank_that_fails_does_not_wait_for_messages_on_a_gpu(
 
 def test_a_rank_that_fails_with_messages_under_way_ends_the_run(tmp_path: Path) -> None:
     outcome = failed(tmp_path, "cpu")
-    assert outcome.exits[0] == (1, EXIT_FAULT) and "ValueError: a fault of the code" in outcome.failure()
+    first = outcome.exits[0]
+    assert (first.rank, first.code) == (1, EXIT_FAULT) and "ValueError: a fault of the code" in outcome.failure()
 
 
 @given(run_specs(in_turn=True))

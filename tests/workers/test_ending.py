@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from parallel_core.exits import Exit, culprit
 from parallel_core.launch import EXIT_FAULT, EXIT_MEMORY, EXIT_PEER, EXIT_STOPPED
 from parallel_core.observe.progress import Progress
 from parallel_core.observe.records import FileSink
@@ -17,7 +18,6 @@ from parallel_core.spec import RunSpec
 from workers import ending
 from workers.attempt import Attempt
 from workers.contract import Node, StartMessage
-from workers.ending import Exit
 from workers.folder import Folder, Meta, Stop
 from workers.no_progress import report
 from workers.recovery import end_of
@@ -38,12 +38,12 @@ KILL, TERM = -signal.SIGKILL, -signal.SIGTERM
     ],
 )
 def test_the_culprit(exits: list[tuple[int, int]], rank: int | None) -> None:
-    found = ending.culprit([Exit(*one, at=0.01 * i) for i, one in enumerate(exits)])
+    found = culprit([Exit(*one, at=0.01 * i) for i, one in enumerate(exits)])
     assert (found.rank if found else None) == rank
 
 
 def test_a_kill_after_the_grace_is_our_own() -> None:
-    found = ending.culprit([Exit(0, EXIT_PEER, 0.0), Exit(1, KILL, 1.0)])
+    found = culprit([Exit(0, EXIT_PEER, 0.0), Exit(1, KILL, 1.0)])
     assert found and found.rank == 0
 
 

@@ -12,6 +12,7 @@ import pytest
 
 from parallel_core import launch_gpu, launch_rank
 from parallel_core.cli import main
+from parallel_core.exits import Exit
 from parallel_core.local import LocalRunner
 from parallel_core.observe import gpus as observed
 from parallel_core.observe import host
@@ -368,7 +369,7 @@ def test_a_rank_whose_gpu_is_not_told_apart_says_so(tmp_path: Path) -> None:
     order: Any = {"folder": str(tmp_path)}
     args = launch_rank.RankArgs(order, spec, 0, 0, {"host": "", "port": 0}, None, alone=True)
     code = launch_rank._report(raised.value, args, FileSink(tmp_path, 0))
-    told = ending.of_exits(tmp_path, [0], [ending.Exit(0, code, 0.0)], oom_kills=0)
+    told = ending.of_exits(tmp_path, [0], [Exit(0, code, 0.0)], oom_kills=0)
     assert "AmbiguousGpus: CUDA_VISIBLE_DEVICES=0 has numbers" in told.detail
 
 
