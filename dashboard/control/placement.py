@@ -81,11 +81,11 @@ class Request:
 class Host:
     """A worker: its device indices by kind, all and free. `open`: it takes new runs: it neither drains, leaves nor is
     silent, and no other worker has its name. `known`: it is open or may soon be again, as it was heard a short time
-    ago. `profiles`: a profile was requested there, for whose end a run sent later waits. `across`: it may have a part
-    of a run over several hosts. `tasks`: what it can do instead of training; `fields`: later fields of specs that it
-    knows. `memory`: bytes of its devices by kind and index; one that does not report it is taken to have enough.
-    `version`: of the program it runs. `held`: a run holds devices there, also if it does not list them any more, as
-    they cannot be used."""
+    ago. `profiles`: a profile was requested there, for whose end a run sent later waits. `across`: it may have a
+    part of a run over several hosts. `tasks`: what it can do instead of training; `fields`: later fields of specs
+    that it knows. `memory`: bytes of its devices by kind and index; one that does not report it is taken to have
+    enough. `version`: of the program it runs; `types`: names of its devices by kind. `held`: a run holds devices
+    there, also if it does not list them any more, as they cannot be used."""
 
     name: str
     devices: dict[str, tuple[int, ...]]
@@ -100,6 +100,7 @@ class Host:
     memory: dict[str, dict[int, int]] = field(default_factory=dict)
     held: bool = False
     version: str = ""
+    types: dict[str, str] = field(default_factory=dict)
 
     def count(self, kind: str) -> int:
         return len(self.devices.get(kind, ()))
@@ -257,13 +258,25 @@ def _find_devices(request: Request, usable: list[Host], reserved: set[str]) -> F
 
 def _find_alike(request: Request, usable: list[Host], reserved: set[str]) -> Found:
     """Looks among the hosts of each version: the ranks of a training run follow rules that another version may have
-    changed, such as which collective sums a gradient, or which step is metered."""
-    versions = dict.fromkeys(host.version for host in usable)
-    each = [_find_several(request, [host for host in usable if host.version == one], reserved) for one in versions]
-    best = min(each, key=lambda found: (found[0] is not None, found[0] in TOO_FEW), default=(Wait.TOO_LARGE, {}))
-    if best[0] in TOO_FEW and len(versions) > 1 and _find_several(request, usable, reserved)[0] not in TOO_FEW:
+    changed, such as which collective sums a gradient, or which step is metered.
+
+    Of those among hosts with the same devices, as the slowest sets the pace of all ranks; different ones are mixed only
+    where no type of them would ever be enough.
+    """
+    alike = _best(request, usable, reserved, lambda host: (host.version, host.types.get(request.kind)))
+    best = alike if alike[0] not in TOO_FEW else _best(request, usable, reserved, lambda host: host.version)
+    if best[0] in TOO_FEW and _find_several(request, usable, reserved)[0] not in TOO_FEW:
         return Wait.VERSIONS, {host.name: 1 for host in usable if host.having(request)}
     return best
+
+
+def _best(request: Request, usable: list[Host], reserved: set[str], group: Callable[[Host], object]) -> Found:
+    """The best answer of `_find_several` among the groups of hosts."""
+    groups: dict[object, list[Host]] = {}
+    for host in usable:
+        groups.setdefault(group(host), []).append(host)
+    each = [_find_several(request, hosts, reserved) for hosts in groups.values()]
+    return min(each, key=lambda found: (found[0] is not None, found[0] in TOO_FEW), default=(Wait.TOO_LARGE, {}))
 
 
 def _find_one(request: Request, capable: list[Host], reserved: set[str]) -> Found:

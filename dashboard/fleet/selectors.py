@@ -143,12 +143,14 @@ def all_cores(fleet: FleetSnapshot) -> int:
 
 def idle_host(worker: Worker) -> Host:
     """The worker for the placement, as if it were open and nothing ran there."""
-    have, memory = devices_of(worker), dict[str, dict[int, int]]()
+    have, memory, names = devices_of(worker), dict[str, dict[int, int]](), dict[str, set[str]]()
     for device in worker.devices:
+        names.setdefault(device["kind"], set()).add(device.get("name", ""))
         if size := device.get("memory_total"):
             memory.setdefault(device["kind"], {})[device["index"]] = size
     knows: dict[str, Any] = {"tasks": tuple(worker.tasks), "fields": frozenset(worker.fields)}
     knows["version"] = worker.version
+    knows["types"] = {kind: ", ".join(sorted(found)) for kind, found in names.items()}
     return Host(worker.name, have, have, across=worker.across_hosts, memory=memory, **knows)
 
 

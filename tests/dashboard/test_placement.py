@@ -54,6 +54,26 @@ def test_a_run_that_must_be_alone_never_goes_over_several_hosts() -> None:
     assert plan([ask(1, 3, alone=True)], [host("a"), host("b")]).waits == {1: (Wait.TOO_LARGE, ())}
 
 
+def test_ranks_of_a_run_are_on_devices_of_one_type_where_there_are_ever_enough() -> None:
+    """The slowest sets the pace of all. If one type is enough but busy, the run waits for it."""
+    a, b, c, d = (
+        host(name, types={"cpu": kind}) for name, kind in zip("abcd", ("old", "new", "old", "new"), strict=True)
+    )
+    assert hosts_of(plan([ask(1, 4)], [a, b, d])) == {"b", "d"}, "though a comes first"
+    assert hosts_of(plan([ask(1, 4)], [a, b])) == {"a", "b"}, "there is no other way"
+    busy = host("d", types={"cpu": "new"}, free=0)
+    waits = plan([ask(1, 4)], [a, b, busy]).waits
+    assert waits == {1: (Wait.BUSY, ("b", "d"))}
+    assert hosts_of(plan([ask(1, 4)], [a, b, c, busy])) == {"a", "c"}, "free ones of another type will do"
+    newer = host("e", types={"cpu": "new"}, version="2")
+    assert hosts_of(plan([ask(1, 4)], [a, b, newer])) == {"a", "b"}, "types are mixed sooner than versions"
+
+
+def hosts_of(found: Plan) -> set[str]:
+    ((_, shares),) = found.placed
+    return {share.host for share in shares}
+
+
 def test_ranks_of_a_run_are_on_hosts_of_one_version() -> None:
     old, new = (host(f"{name}-{version}", version=version) for name, version in (("a", "1"), ("b", "2")))
     assert plan([ask(1, 4)], [old, new]).waits == {1: (Wait.VERSIONS, ("a-1", "b-2"))}
