@@ -90,6 +90,8 @@ def test_a_loss_that_was_not_finite_and_recovered_is_not_urgent() -> None:
 
 TRAINED = np.linspace(3.0, 1.0, 40)
 EVALUATED = np.array([9, 19, 29, 39])
+RISING = np.where(np.arange(40) < 10, np.linspace(9.0, 3.0, 40), np.linspace(1.0, 2.0, 40))
+ENDED = np.where(np.arange(40) < 35, TRAINED, np.nan)
 
 
 @pytest.mark.parametrize(
@@ -101,8 +103,10 @@ EVALUATED = np.array([9, 19, 29, 39])
         ([3.0, 2.9, 2.8, 2.7], TRAINED, False),
         ([3.0, 2.5, 2.6, 2.7], TRAINED[::-1], False),
         ([2.5, 2.6, 2.7, 2.8], TRAINED, True),
+        ([2.5, 2.6, 2.7, 2.8], RISING, False),
+        ([3.0, 2.5, 2.6, 2.7], ENDED, False),
     ],
-    ids=["risen", "hardly", "once", "falling", "both rise", "from the first"],
+    ids=["risen", "hardly", "once", "falling", "both rise", "from the first", "both rise once trained", "not a number"],
 )
 def test_a_held_out_loss_that_rises_while_that_of_training_falls(
     held_out: list[float], trained: np.ndarray, found: bool

@@ -1,11 +1,14 @@
 """The held-out loss rises while the loss of training falls: the model learns its samples, not what holds beyond them.
 
 Threshold: at the last two evaluations the held-out loss is at least 2 % above its lowest, and the mean loss of training
-before the last one is below that before the lowest. All evaluations are of the same samples, so without learning they
+before the last one is below that after the lowest, up to the next. (Before the lowest lies the untrained model where it
+is the first.) All evaluations are of the same samples, so without learning they
 do not differ; between updates of one small batch each they fluctuate by less than a per cent.
 """
 
 from __future__ import annotations
+
+from math import isfinite
 
 from parallel_core.analysis.diagnosis.case import Case, Finding
 from parallel_core.analysis.quantities import percent_text, significant
@@ -22,7 +25,7 @@ def check(case: Case) -> Finding | None:
     low, last = float(held_out[best]), float(held_out[-1])
     if low <= 0 or not (held_out[-LAST:] >= RISE * low).all():
         return None
-    then, now = (_trained(case, at) for at in (best, len(held_out) - 1))
+    then, now = (_trained(case, at) for at in (best + 1, len(held_out) - 1))
     if then is None or now is None or now >= then:
         return None
     return Finding(
@@ -30,7 +33,7 @@ def check(case: Case) -> Finding | None:
         f"{percent_text(last / low - 1)} above its lowest: the held-out loss has risen since step {steps[best]}, while "
         "that of training fell.",
         f"Held out: {significant(low, 4)} at step {steps[best]}, {significant(last, 4)} at step {steps[-1]}. Trained, "
-        f"mean since the evaluation before: {significant(then, 4)}, then {significant(now, 4)}.",
+        f"mean since the evaluation before: {significant(then, 4)} at step {steps[best + 1]}, {significant(now, 4)} at step {steps[-1]}.",
         "Stop earlier, train on more text, or raise dropout (model.dropout) or weight decay (train.weight_decay). "
         + _saved(case),
         tab="metrics",
@@ -46,8 +49,9 @@ def _saved(case: Case) -> str:
 
 
 def _trained(case: Case, at: int) -> float | None:
-    """The mean loss of the steps between an evaluation and the one before; None where no loss of them is known."""
+    """The mean loss of the steps between an evaluation and the one before; None where none is known or one is not
+    finite."""
     steps = case.held_out_steps
-    since = steps[at - 1] if at else -1
-    values = case.loss[(case.loss_steps > since) & (case.loss_steps <= steps[at])]
-    return float(values.mean()) if len(values) else None
+    values = case.loss[(case.loss_steps > steps[at - 1]) & (case.loss_steps <= steps[at])]
+    mean = float(values.mean()) if len(values) else None
+    return mean if mean is not None and isfinite(mean) else None
