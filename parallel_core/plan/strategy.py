@@ -79,6 +79,12 @@ def recompute_share(spec: RunSpec) -> float:
     return sum(recomputed_flops(spec)) / (3 * sum(flop_weights(spec.model)))
 
 
+def step_flops(spec: RunSpec) -> list[int]:
+    """FLOPs of one sample in each layer in a step: forward, backward at twice that, and recomputation."""
+    both = zip(flop_weights(spec.model), recomputed_flops(spec), strict=True)
+    return [3 * once + again for once, again in both]
+
+
 def recomputed_flops(spec: RunSpec) -> list[int]:
     """FLOPs of one sample that recomputation runs again in each layer."""
     units = spec.model.units()

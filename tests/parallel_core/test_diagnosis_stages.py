@@ -6,7 +6,10 @@ from typing import Any
 
 import pytest
 
-from parallel_core.analysis.diagnosis import diagnose
+from parallel_core.analysis.diagnosis import Case, diagnose
+from parallel_core.layout import Layout
+from parallel_core.plan.partition import flop_weights
+from parallel_core.plan.strategy import step_flops
 from parallel_core.schedule.ir import Kind
 from tests.parallel_core.test_diagnosis import costs, found, healthy, spec, with_children
 from tests.parallel_core.test_replay import step
@@ -29,6 +32,31 @@ def test_a_cut_is_uneven_by_the_work_of_a_device() -> None:
     (uneven,) = diagnose(healthy(made))
     assert (uneven.rule, uneven.rank) == ("unbalanced_stages", 0)
     assert uneven.title.startswith("1.6") and uneven.change.startswith("Leave parallel.cuts empty")
+
+
+def test_a_slower_device_with_fewer_layers_is_a_straggler_and_its_cut_stands() -> None:
+    made = spec(pp=2, micro_batches=16, cuts=(8,))
+    (slow,) = diagnose(healthy(made, traced=[step(made, costs(made, factor={0: 2.0}))] * 4))
+    assert (slow.rule, slow.rank) == ("straggler", 0) and slow.title.startswith("2.00x")
+
+
+def _recomputing(*, slower: float) -> Case:
+    """A pipeline in which only the first of eight stages recomputes, on a device that is `slower`."""
+    made = spec(pp=8, micro_batches=32, recompute="full", recompute_layers=(0,))
+    flops = Layout.of(made).stage_units
+    plain, whole = flop_weights(made.model), step_flops(made)
+    more = {i: sum(whole[u] for u in own) / sum(plain[u] for u in own) / 4 for i, own in enumerate(flops)}
+    return healthy(made, traced=[step(made, costs(made, factor=more | {0: more[0] * slower}))] * 4)
+
+
+def test_recomputation_of_one_stage_alone_is_uneven_work() -> None:
+    (uneven,) = diagnose(_recomputing(slower=1.0))
+    assert (uneven.rule, uneven.rank) == ("unbalanced_stages", 0)
+    assert uneven.change == "Spread parallel.recompute_layers evenly over the stages."
+
+
+def test_recomputation_makes_no_straggler() -> None:
+    assert "straggler" not in found(_recomputing(slower=1.4))
 
 
 def test_tensor_groups_of_single_stages_are_looked_at_too() -> None:

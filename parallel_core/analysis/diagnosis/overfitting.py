@@ -33,7 +33,8 @@ def check(case: Case) -> Finding | None:
         f"{percent_text(last / low - 1)} above its lowest: the held-out loss has risen since step {steps[best]}, while "
         "that of training fell.",
         f"Held out: {significant(low, 4)} at step {steps[best]}, {significant(last, 4)} at step {steps[-1]}. Trained, "
-        f"mean since the evaluation before: {significant(then, 4)} at step {steps[best + 1]}, {significant(now, 4)} at step {steps[-1]}.",
+        f"mean since the evaluation before: {significant(then, 4)} at step {steps[best + 1]}, {significant(now, 4)} at "
+        f"step {steps[-1]}.",
         "Stop earlier, train on more text, or raise dropout (model.dropout) or weight decay (train.weight_decay). "
         + _saved(case),
         tab="metrics",
@@ -45,7 +46,7 @@ def _saved(case: Case) -> str:
     train = case.spec.train
     if train.checkpoint_every and train.eval_every % train.checkpoint_every == 0:
         return "The checkpoint of its lowest held-out loss is kept."
-    return "A checkpoint at each evaluation (train.checkpoint_every) would keep that of the lowest held-out loss."
+    return "A checkpoint at each evaluation (train.checkpoint_every) would keep the best."
 
 
 def _trained(case: Case, at: int) -> float | None:

@@ -4,8 +4,8 @@ Threshold: 1.3 times the median of the other ranks that do the same work (replic
 only other stages can be compared it is 1.6 times, because layers of different kinds reach different FLOP rates (blocks
 and the output layer differ by 1.2 to 1.4 times here). The time lost must also be 5 % of the step, and the rank the
 slowest in three of four traced steps; there must be at least two: what varies between steps is noise. A rank that loses
-the same time with every operation, long or short, is not slow: that is `tiny_kernels`. Stages of uneven work are not
-compared: that is `unbalanced_stages`.
+the same time with every operation, long or short, is not slow: that is `tiny_kernels`. Stages of uneven work are only
+compared where the rank that computes longest has no more FLOPs than most: else that is `unbalanced_stages`.
 
 The reference work, if ranks did it, shows whether the device is slow or the rank's own work: a device that takes 1.15
 times as long for it is slow itself (the times on one device vary less than that: docs/engine.md).
@@ -20,7 +20,7 @@ from parallel_core.analysis.diagnosis import tiny_kernels
 from parallel_core.analysis.diagnosis.case import Case, Finding
 from parallel_core.analysis.diagnosis.unbalanced_stages import HEAVIER
 from parallel_core.analysis.quantities import ns_text, ratio_text
-from parallel_core.plan.partition import flop_weights
+from parallel_core.plan.strategy import step_flops
 
 SAME_WORK, OTHER_WORK, MATTERS, OFTEN = 1.3, 1.6, 0.05, 0.75
 SLOW_DEVICE = 1.15
@@ -37,7 +37,7 @@ def check(case: Case, least: int = LEAST, whole: bool = True) -> Finding | None:
     pace = np.array([[_busy(step[rank]) / flops[rank] for rank in range(world)] for step in case.accounts])
     slow = int(np.median(pace, axis=0).argmax())
     peers = _peers(case, slow)
-    if not peers and max(flops) * world > HEAVIER * sum(flops):
+    if not peers and _uneven(case, flops, slow):
         return None
     others = peers or [rank for rank in range(world) if rank != slow]
     usual = np.median(pace[:, others], axis=1)
@@ -62,6 +62,14 @@ def check(case: Case, least: int = LEAST, whole: bool = True) -> Finding | None:
     )
 
 
+def _uneven(case: Case, flops: list[float], slow: int) -> bool:
+    """Whether ranks have uneven work, which explains why all wait for another rank than `slow`, or why it is slow."""
+    mean = sum(flops) / len(flops)
+    busy = case.of_rank(lambda _, account: _busy(account))
+    longest = max(busy, key=busy.__getitem__)
+    return max(flops) > HEAVIER * mean and (longest != slow or flops[slow] >= HEAVIER * mean)
+
+
 def _reference(of_device: float | None) -> str:
     """A sentence on what the reference work shows about the slow rank's device; '' if it was not done."""
     if of_device is None:
@@ -83,10 +91,10 @@ def _busy(account: Account) -> int:
 
 
 def _flops(case: Case) -> list[float]:
-    """Relative forward FLOPs of each rank in a step: its part of its stages' layers, times its replica's micro-batches.
+    """Relative FLOPs of each rank in a step: its part of its stages' layers, times its replica's micro-batches.
     Stages may differ in both."""
-    weights, layout = flop_weights(case.spec.model), case.layout
-    by_stage = [sum(weights[unit] for unit in units) for units in layout.stage_units]
+    each, layout = step_flops(case.spec), case.layout
+    by_stage = [sum(each[unit] for unit in units) for units in layout.stage_units]
     found = []
     for place, replica, _ in map(layout.coords, range(layout.world)):
         whole = sum(by_stage[stage] for stage in layout.stages_of(place))

@@ -1,15 +1,21 @@
 """Finds pipeline stages with unequal work, so that all wait for the heaviest.
 
-Threshold: a device of the heaviest stage has 1.15 times the mean FLOPs, and equal stages would save 5 % of the step.
-For most models whole layers allow no better cut than 1.15. A stage that is slow without more FLOPs is a straggler.
+Threshold: a device of the stage that computed longest has 1.15 times the mean FLOPs, recomputation included, and equal
+stages would save 5 % of the step. For most models whole layers allow no better cut than 1.15. A stage that computed
+longest without more FLOPs has a straggler: fewer layers would not make another stage the heaviest.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 from parallel_core.analysis.diagnosis.case import Case, Finding
 from parallel_core.analysis.quantities import ns_text, ratio_text
 from parallel_core.layout import Layout
 from parallel_core.plan.partition import flop_weights
+from parallel_core.plan.strategy import step_flops
+from parallel_core.schedule.ir import Kind
+from parallel_core.simulate.measured import Measured
 from parallel_core.simulate.replay import Change
 
 HEAVIER, MATTERS = 1.15, 0.05
@@ -19,39 +25,51 @@ def check(case: Case) -> Finding | None:
     if case.spec.parallel.pp == 1 or case.typical is None:
         return None
     layout, units = case.layout, case.layout.stage_units
-    work = _work(case)
-    heaviest = max(range(len(work)), key=work.__getitem__)
+    work, took = _by_device(layout, step_flops(case.spec)), _measured(case.typical, layout)
+    heaviest = max(range(len(took)), key=took.__getitem__)
     ratio = work[heaviest] * len(work) / max(1.0, sum(work))
     saved = case.saved(Change(balanced=True)) if ratio >= HEAVIER else 0
     if saved < MATTERS * case.typical.step:
         return None
     edges = tuple(own[0] for own in units[1:])
-    even = _cut_by_flops(case).stage_units == units
-    change = _other_ways(case) if even else "Leave parallel.cuts empty: the cut by FLOPs is evener."
     return Finding(
         "unbalanced_stages",
         f"{ratio_text(ratio)} the mean work: stage {heaviest} holds up the pipeline.",
         f"Equal stages would save {ns_text(saved)} of a step; layers cut at {', '.join(map(str, edges))}.",
-        change,
+        _change(case, max(work)),
         effect_ns=saved,
         tab="whatif",
         rank=layout.rank(layout.place(heaviest)),
     )
 
 
-def _work(case: Case) -> list[float]:
-    """Forward FLOPs of each stage per device; stages may have different numbers of devices."""
-    weights, layout = flop_weights(case.spec.model), case.layout
+def _by_device(layout: Layout, flops: Sequence[int]) -> list[float]:
+    """FLOPs of each stage per device, from those of each layer; stages may have different numbers of devices."""
     devices = [copies * width for copies, width in zip(layout.replicas, layout.widths, strict=True)]
-    whole = (sum(weights[unit] for unit in own) for own in layout.stage_units)
-    return [flops / devices[place] for flops, place in zip(whole, layout.places, strict=True)]
+    whole = (sum(flops[unit] for unit in own) for own in layout.stage_units)
+    return [work / devices[place] for work, place in zip(whole, layout.places, strict=True)]
 
 
-def _cut_by_flops(case: Case) -> Layout:
-    """The layout with the cut by FLOPs, as without `parallel.cuts`."""
-    split = case.spec.parallel.model_copy(update={"cuts": None})
-    return Layout.of(case.spec.model_copy(update={"parallel": split}))
+def _measured(typical: Measured, layout: Layout) -> list[float]:
+    """Relative time that a device computes in each stage: a median forward and backward, of which each of several
+    replicas executes its part."""
+    found = []
+    for stage, place in enumerate(layout.places):
+        parts = [typical.median(kind, stage) for kind in (Kind.F, Kind.B, Kind.W)]
+        if parts[1] is None:
+            parts[1:] = [typical.median(Kind.BW, stage)]
+        found.append(sum(cost.work + cost.again for cost in parts if cost) / layout.replicas[place])
+    return found
 
 
-def _other_ways(case: Case) -> str:
-    return f"This cut is the evenest for {case.spec.parallel.stages} stages: use fewer stages, or more equal layers."
+def _change(case: Case, most: float) -> str:
+    """What to do where a device of the heaviest stage has `most` FLOPs."""
+    spec, forward = case.spec, flop_weights(case.spec.model)
+    split = spec.parallel.model_copy(update={"cuts": None})
+    by_flops = Layout.of(spec.model_copy(update={"parallel": split}))
+    if max(_by_device(by_flops, step_flops(spec))) < most:
+        return "Leave parallel.cuts empty: the cut by FLOPs is evener."
+    plain = _by_device(case.layout, forward)
+    if max(plain) * len(plain) < HEAVIER * sum(plain):
+        return "Spread parallel.recompute_layers evenly over the stages."
+    return f"This cut is the evenest for {spec.parallel.stages} stages: use fewer stages, or more equal layers."

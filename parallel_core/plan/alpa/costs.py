@@ -28,8 +28,7 @@ from pydantic import ValidationError
 from parallel_core.outline import UnitCost, block_of
 from parallel_core.outline.recompute import rebuilt, recompute_fields
 from parallel_core.outline.splits import Cut, cut_fields
-from parallel_core.plan.partition import flop_weights
-from parallel_core.plan.strategy import recomputed_flops
+from parallel_core.plan.strategy import step_flops
 from parallel_core.plan.traffic import unit_volumes
 from parallel_core.plan.units import boundary_elements, unit_costs
 from parallel_core.profile.curves import What
@@ -135,8 +134,7 @@ class Analytic:
 
     def layers(self, spec: RunSpec) -> Sequence[float]:
         samples, tp = spec.micro_batch_size, spec.parallel.tp
-        once = zip(flop_weights(spec.model), recomputed_flops(spec), strict=True)
-        each = [(3 * flops + again) * samples / tp / self.flops for flops, again in once]
+        each = [flops * samples / tp / self.flops for flops in step_flops(spec)]
         if tp == 1:
             return each
         position = samples * spec.model.seq * spec.element_bytes
