@@ -7,7 +7,7 @@ from functools import cached_property
 
 import numpy as np
 
-from parallel_core.analysis.diagnosis import RULES, Case, checked, diagnose
+from parallel_core.analysis.diagnosis import RULES, Case, checked, diagnose, unjudged
 from parallel_core.analysis.diagnosis.case import Step
 from parallel_core.analysis.diagnosis.run_case import case_from
 from parallel_core.local import Outcome, points
@@ -27,7 +27,9 @@ def case_of(spec: RunSpec, outcome: Outcome) -> Case:
 def sentences(case: Case) -> list[str]:
     """One sentence for each finding, most urgent first; one sentence if there is none."""
     found = [f"{finding.title} {finding.change}" for finding in diagnose(case)]
-    return found or [f"Nothing wrong found; checked {checked(case)} of {len(RULES)} rules."]
+    why = unjudged(case)
+    said = f"checked {checked(case)} of {len(RULES)} rules" + (f": {why}" if why else "")
+    return found or [f"Nothing wrong found; {said}."]
 
 
 class _FrameRecords:

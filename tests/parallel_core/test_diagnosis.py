@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from parallel_core.analysis.diagnosis import RULES, Case, diagnose
+from parallel_core.analysis.diagnosis import RULES, Case, checked, diagnose, judged_by_spans, unjudged
+from parallel_core.analysis.diagnosis.case import REPLAYED
 from parallel_core.layout import Layout
 from parallel_core.observe.records import SPAN
 from parallel_core.plan import memory as plan_memory
@@ -103,6 +104,33 @@ def test_nothing_is_found_in_a_healthy_run(split: dict[str, Any]) -> None:
 def test_nothing_known_is_nothing_found() -> None:
     for split in HEALTHY:
         assert diagnose(Case(spec(**split))) == []
+
+
+STREAM = spec().model_copy(
+    update={"parallel": spec(pp=2, micro_batches=8).parallel.model_copy(update={"schedule": "1f1b-stash"})}
+)
+STREAM_WHY = "a pipeline that never flushes cannot be replayed"
+LONG, LIMIT = "the step is too long to be replayed", "no memory limit is known"
+ONE_STEP = "one traced step is not enough for some"
+
+
+@pytest.mark.parametrize(
+    ("case", "without", "by_spans", "why"),
+    [
+        (healthy(spec()), 0, 9, ""),
+        (healthy(STREAM), 4, 6, STREAM_WHY),
+        (healthy(spec(), limit=None), 2, 9, LIMIT),
+        (healthy(STREAM, limit=None), 5, 6, f"{STREAM_WHY} and {LIMIT}"),
+        (replace(healthy(spec()), traced=healthy(spec()).traced[:1]), 1, 8, ONE_STEP),
+        (healthy(spec(), traced=()), 9, 1, "no step has been traced"),
+        (healthy(spec(), traced=[{0: np.zeros(REPLAYED + 1, SPAN)}] * 2), 4, 6, LONG),
+    ],
+    ids=["all", "no flush", "no limit", "neither", "one step", "no step", "too long"],
+)
+def test_rules_that_cannot_judge_are_not_counted_and_it_says_why(
+    case: Case, without: int, by_spans: int, why: str
+) -> None:
+    assert (checked(case), judged_by_spans(case), unjudged(case)) == (len(RULES) - without, by_spans, why)
 
 
 def with_children(made: RunSpec, kind: Kind, share: float) -> list[dict[int, np.ndarray]]:

@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from parallel_core.analysis.diagnosis import run_case
+from parallel_core.analysis.diagnosis import Case, run_case
 from parallel_core.local import Outcome
 from parallel_core.observe.records import SPAN, Frame
-from parallel_core.run_findings import case_of
+from parallel_core.run_findings import case_of, sentences
 from parallel_core.spec import RunSpec
 
 
@@ -54,3 +54,8 @@ def test_of_very_long_steps_one_is_judged(monkeypatch: pytest.MonkeyPatch) -> No
     spec = RunSpec.model_validate({"train": {"steps": 40, "warmup_steps": 5}})
     case = case_of(spec, Outcome(Path(), 0.0, frames={0: [traced(10), traced(20)]}))
     assert [int(step[0]["end"][0]) for step in case.traced] == [20]
+
+
+def test_where_nothing_was_found_it_says_why_not_all_rules_judged() -> None:
+    (said,) = sentences(Case(RunSpec()))
+    assert said.endswith(" rules: no step has been traced and no memory limit is known.")

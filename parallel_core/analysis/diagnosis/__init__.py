@@ -30,6 +30,7 @@ from parallel_core.analysis.diagnosis import (
     unbalanced_stages,
 )
 from parallel_core.analysis.diagnosis.case import Case, Finding
+from parallel_core.analysis.quantities import listed_text
 
 __all__ = ["RULES", "Case", "Finding", "checked", "diagnose", "judged_by_spans", "unjudged"]
 
@@ -41,7 +42,9 @@ class _Rule(NamedTuple):
     timing: bool = True
     """It judges times, which say little while other processes use the devices."""
     replays: bool = False
-    """It cannot judge steps that are too long to replay."""
+    """It judges by a replay, which not every step has (`Case.typical`)."""
+    limit: bool = False
+    """It judges by the memory limit."""
     steps: int = 0
     """Traced steps that it needs besides the spec; 0 if it judges something else. With 0 a rule that reads steps counts
     as one that judged although no step was traced."""
@@ -57,8 +60,8 @@ RULES: dict[str, _Rule] = {
     "few_micro_batches": _Rule(few_micro_batches.check, replays=True, steps=1),
     "exposed_reduction": _Rule(exposed_reduction.check, steps=1),
     "tensor_too_fine": _Rule(tensor_too_fine.check, steps=1),
-    "needless_recompute": _Rule(needless_recompute.check, timing=False, replays=True),
-    "memory_headroom": _Rule(memory_headroom.check, timing=False),
+    "needless_recompute": _Rule(needless_recompute.check, timing=False, replays=True, limit=True),
+    "memory_headroom": _Rule(memory_headroom.check, timing=False, limit=True),
     "memory_surplus": _Rule(memory_surplus.check, timing=False),
     "tiny_kernels": _Rule(tiny_kernels.check, steps=1),
     "data_stall": _Rule(data_stall.check, steps=1),
@@ -67,25 +70,41 @@ RULES: dict[str, _Rule] = {
 
 
 def checked(case: Case) -> int:
-    """Number of rules that could judge the case with its traced steps."""
-    able = [rule for rule in RULES.values() if rule.steps <= len(case.traced)]
-    return sum(not rule.replays or (bool(case.traced) and not case.too_long) for rule in able)
+    """Number of rules that could judge the case with its traced steps and its memory limit."""
+    return sum(_able(rule, case) for rule in RULES.values())
 
 
 def unjudged(case: Case) -> str:
     """Why the other rules could not judge; '' if all could."""
-    if checked(case) == len(RULES):
-        return ""
-    if not case.traced:
-        return "the spans of its traced steps were not kept" if case.dropped else "no step has been traced"
-    return "the step is too long to be replayed" if case.too_long else "one traced step is not enough for the others"
+    reasons = [
+        (not case.traced, _untraced(case)),
+        (bool(case.traced) and case.typical is None, _not_replayed(case)),
+        (0 < len(case.traced) < max(rule.steps for rule in RULES.values()), "one traced step is not enough for some"),
+        (case.limit is None, "no memory limit is known"),
+    ]
+    return listed_text([why for true, why in reasons if true])
+
+
+def _able(rule: _Rule, case: Case) -> bool:
+    """Whether the rule has the steps, the replay and the limit that it judges by."""
+    replayed = not rule.replays or case.typical is not None
+    return rule.steps <= len(case.traced) and replayed and not (rule.limit and case.limit is None)
+
+
+def _untraced(case: Case) -> str:
+    return "the spans of its traced steps were not kept" if case.dropped else "no step has been traced"
+
+
+def _not_replayed(case: Case) -> str:
+    if not case.spec.parallel.flushes:
+        return "a pipeline that never flushes cannot be replayed"
+    return "the step is too long to be replayed" if case.too_long else "its spans do not suffice to replay it"
 
 
 def judged_by_spans(case: Case) -> int:
     """Number of rules that could judge a case with only its spec and traced steps, and possibly whether other processes
     used its devices."""
-    enough = [rule for rule in RULES.values() if 0 < rule.steps <= len(case.traced)]
-    return sum(not (rule.replays and case.too_long) for rule in enough) + (case.others is not None)
+    return sum(rule.steps > 0 and _able(rule, case) for rule in RULES.values()) + (case.others is not None)
 
 
 def diagnose(case: Case, always: Collection[str] = ()) -> list[Finding]:
