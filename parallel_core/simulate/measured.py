@@ -1,11 +1,11 @@
 """A measured step as a cost table: the cost of every operation, so that it can be simulated again with changes.
 
 An operation costs the time from when it waits for nothing any more until the next operation of its rank starts, so host
-time between the two is included. Of that, `moved` is communication (messages, collectives inside and after it), `again`
-recomputation, `work` the rest. A collective inside an operation moves data only once its last rank has arrived: waiting
-for that rank is `work`, since faster links would not shorten it. Simulating the same schedule at these costs gives the
-measured step. For a tensor-parallel group, which walks one program together, costs are the mean; with the waits, its
-ranks work equally long.
+time between the two is included. Of that, `again` is recomputation and `again_moved` the collectives in it, `moved` is
+other communication (messages, collectives inside and after it), `work` the rest. A collective inside an operation moves
+data only once its last rank has arrived: waiting for that rank is `work` (or `again`), since faster links would not
+shorten it. Simulating the same schedule at these costs gives the measured step. For a tensor-parallel group, which
+walks one program together, costs are the mean; with the waits, its ranks work equally long.
 """
 
 from __future__ import annotations
@@ -38,11 +38,12 @@ Key = tuple[Kind, int, int, int]
 
 
 class Cost(NamedTuple):
-    """Nanoseconds of work, communication and recomputation."""
+    """Nanoseconds of work, communication, recomputation, and communication in the recomputation."""
 
     work: float = 0
     moved: float = 0
     again: float = 0
+    again_moved: float = 0
 
 
 @dataclass(frozen=True)
@@ -160,12 +161,14 @@ class _Reader:
         took = 0
         if len(norm) and (rank, Kind.NORM) in self._arrivals:
             took = self._cut_at_norm(own, chosen, ready, follows, norm, int(self._arrivals[rank, Kind.NORM].at[0]))
-        moved = self._inside(own, chosen, ends(own) - ready, INSIDE)
+        moves, rebuilds = ends(own) - ready, _recomputed(own)
+        moved = self._inside(own, chosen, np.where(rebuilds, 0, moves), INSIDE)
         again = self._inside(own, chosen, durations(own), (Kind.R,))
+        again_moved = self._inside(own, chosen, np.where(rebuilds, moves, 0), INSIDE)
         costs, found = {}, {}
         for place, i in enumerate(chosen.tolist()):
             op, busy = ops[names[i]], max(0, int(follows[place] - ready[i]))
-            costs[key(op)] = _split(op.kind, busy, moved.get(i, 0), again.get(i, 0))
+            costs[key(op)] = _split(op.kind, busy, moved.get(i, 0), again.get(i, 0), again_moved.get(i, 0))
             if op.kind in RECVS:
                 found[(*other_end(op), op.replica)] = latency[i]
         return _Part(costs, found, int(own["start"][chosen[0]]) - self._zero, took)
@@ -236,9 +239,18 @@ def _follows(rows: NDArray[np.void], last_end: int) -> NDArray[np.int64]:
     return follows
 
 
-def _split(kind: Kind, took: int, moved: int, again: int) -> Cost:
+def _recomputed(rows: NDArray[np.void]) -> NDArray[np.bool_]:
+    """Which rows begin within a recomputation."""
+    again = waits.of_kinds(rows, Kind.R)
+    until = np.append(0, ends(again))  # 0 before the first
+    return starts(rows) < until[np.searchsorted(starts(again), starts(rows), side="right")]
+
+
+def _split(kind: Kind, took: int, moved: int, again: int, again_moved: int) -> Cost:
+    """The cost of an operation that `took` so long; `again`: its recomputation with the collectives in it."""
     if kind in P2P or kind in REPLICA_COLLECTIVES:
         return Cost(moved=took)
     moved = min(moved, took)
     again = min(again, took - moved)
-    return Cost(took - moved - again, moved, again)
+    again_moved = min(again_moved, again)
+    return Cost(took - moved - again, moved, again - again_moved, again_moved)

@@ -133,9 +133,9 @@ def ideal_limit(spec: RunSpec) -> int | None:
 
 
 def _taken(kind: Kind, cost: Cost, change: Change) -> int:
-    again = 0.0 if change.no_recompute else cost.again
+    again, again_moved = (0.0, 0.0) if change.no_recompute else (cost.again, cost.again_moved)
     faster = change.links * (change.messages if kind in P2P else 1.0)
-    return round((cost.work + again) / change.device + cost.moved / faster)
+    return round((cost.work + again) / change.device + (cost.moved + again_moved) / faster)
 
 
 @dataclass(frozen=True)

@@ -87,3 +87,26 @@ def test_free_links_leave_the_wait_for_the_slower_replica() -> None:
     made, found = measured({"dp": 2, "zero": 3}, step(Kind.UNSHARD, jitter, replicas=True))
     assert found.step == replay(made, found, Change()).step == 382 * MS
     assert replay(made, found, Change(links=FREE)).step == 361 * MS
+
+
+def _recomputing(until: int, inside: int, outside: int) -> Spans:
+    """A backward of 100 ms that recomputes for `until` ms, of which two collectives take `inside` after waiting 2 ms in
+    all for the other rank; later one of `outside`."""
+    half, middle, spans = inside // 2, until / 2, {}
+    for rank in range(2):
+        rows: list[Row] = [(Kind.STEP, -1, 0, 130), (Kind.F, 0, 0, 20), (Kind.BW, 0, 20, 120)]
+        rows.append((Kind.R, -1, 20, 20 + until))
+        for end in (middle, until):
+            rows.append((Kind.TP_COLLECTIVE, -1, 20 + end - half - rank, 20 + end))
+        rows += [(Kind.TP_COLLECTIVE, -1, 120 - outside, 120), (Kind.OPT_STEP, -1, 120, 130)]
+        spans[rank] = _table([(kind, micro_batch, begin * MS, end * MS) for kind, micro_batch, begin, end in rows])
+    return spans
+
+
+@pytest.mark.parametrize(("inside", "outside"), [(10, 10), (48, 40)], ids=["some", "mostly collectives"])
+def test_without_recomputation_its_collectives_are_gone_too(inside: int, outside: int) -> None:
+    made, found = measured({"tp": 2, "recompute": "full"}, _recomputing(60, inside, outside))
+    assert found.step == replay(made, found, Change()).step == 130 * MS
+    assert replay(made, found, Change(no_recompute=True)).step == (130 - 60) * MS
+    assert replay(made, found, Change(links=FREE)).step == (130 - inside - outside) * MS
+    assert replay(made, found, Change(links=FREE, no_recompute=True)).step == (130 - 60 - outside) * MS

@@ -13,7 +13,7 @@ from parallel_core.layout import Layout
 from parallel_core.schedule import build
 from parallel_core.schedule.ir import Kind, Op, Program, Schedule
 from parallel_core.simulate import Costs, simulate
-from parallel_core.simulate.measured import Measured, key, measure
+from parallel_core.simulate.measured import Cost, Measured, key, measure
 from parallel_core.simulate.replay import FREE, Change, replay
 from parallel_core.spec import RunSpec
 from tests.parallel_core.test_replay import spec
@@ -71,8 +71,8 @@ def test_the_time_of_a_send_inside_is_not_the_pair_s() -> None:
     sending = {(stage, Kind.SEND_ACT): 40 for stage in range(4)}
     costs = Costs({**Costs.uniform(4, EACH, EACH, EACH).compute, **sending})
     found = measured(made, costs)
-    assert {cost for (kind, *_), cost in found.ops.items() if kind is Kind.PAIR} == {(3 * EACH, 0, 0)}
-    assert {cost for (kind, *_), cost in found.ops.items() if kind is Kind.SEND_ACT} == {(0, 40, 0)}
+    assert {cost for (kind, *_), cost in found.ops.items() if kind is Kind.PAIR} == {Cost(3 * EACH)}
+    assert {cost for (kind, *_), cost in found.ops.items() if kind is Kind.SEND_ACT} == {Cost(moved=40)}
 
 
 def test_a_collective_within_a_half_of_a_pair_is_its_communication() -> None:
@@ -80,8 +80,8 @@ def test_a_collective_within_a_half_of_a_pair_is_its_communication() -> None:
     spans = nested(build(made), Costs.uniform(4, EACH, EACH, EACH))
     found = measured(made, Costs(), {rank: _with_collectives(spans[rank // 2]) for rank in range(4)})
     pairs = {cost for (kind, *_), cost in found.ops.items() if kind is Kind.PAIR}
-    assert pairs == {(3 * EACH - 200, 200, 0)}, "one in each half"
-    assert {cost for (kind, *_), cost in found.ops.items() if kind is Kind.F} == {(EACH - 100, 100, 0)}
+    assert pairs == {Cost(3 * EACH - 200, 200)}, "one in each half"
+    assert {cost for (kind, *_), cost in found.ops.items() if kind is Kind.F} == {Cost(EACH - 100, 100)}
 
 
 def _with_collectives(rows: np.ndarray) -> np.ndarray:
