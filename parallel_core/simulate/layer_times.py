@@ -8,6 +8,7 @@ from functools import cached_property, partial
 from parallel_core.layout import Layout
 from parallel_core.outline import Outline, block_of, outline_of
 from parallel_core.outline.recompute import recomputed
+from parallel_core.outline.splits import Cut
 from parallel_core.profile.curves import Curve
 from parallel_core.profile.table import CostTable, Layers, Part
 from parallel_core.schedule.ir import Kind
@@ -23,6 +24,11 @@ def _curve(rows: Sequence[Layers], seconds: Sequence[float]) -> Curve:
     return Curve(sizes=tuple(float(row.samples) for row in rows), seconds=tuple(seconds))
 
 
+def _scaled(row: Layers, unit: int, part: Part) -> float:
+    """Seconds of one layer, scaled so that all layers add up to the time measured without stops between them."""
+    return row.seconds[part][unit] * row.whole[part] / max(sum(row.seconds[part]), 1e-12)
+
+
 class LayerTimes:
     """Seconds of the layers of one run; `busy`: the number of busy devices at which `of_layer` takes them."""
 
@@ -30,6 +36,7 @@ class LayerTimes:
         self._spec, self._table, self._layout, self._network, self._busy = spec, table, layout, network, busy
         self._widths = layout.unit_widths()
         self._known: dict[tuple[int, str, int, bool], list[Layers]] = {}
+        self._counted: dict[tuple[int, Cut, int], Layers] = {}
 
     def stage(self, stage: int, kind: Kind, busy: int) -> float:
         """Seconds of work of one operation on a micro-batch, with tensor collectives as far as they are work."""
@@ -99,15 +106,33 @@ class LayerTimes:
         )
 
     def _of_row(self, row: Layers, unit: int, kind: Kind) -> float:
-        """Seconds of the layer, scaled so that all layers add up to the time measured without stops between them."""
-        part = PARTS[kind]
-        found = row.seconds[part][unit] * row.whole[part] / max(sum(row.seconds[part]), 1e-12)
+        """Seconds of the layer, with its recomputation where that was not measured."""
+        found = _scaled(row, unit, PARTS[kind])
         return found + (self._again(row, unit) if self._adds_forward(row, unit, kind) else 0.0)
 
     def _again(self, row: Layers, unit: int) -> float:
-        """Seconds of the layer's recomputation, which was not measured: of its forward, by FLOPs."""
-        share = self._outline.again_flops()[unit] / self._outline.flops()[unit] if self._unread[unit] else 1.0
-        return share * row.seconds["forward"][unit]
+        """Seconds of the layer's recomputation, which was not measured: of its forward without the product that is left
+        out, and its collective. All products of a forward take as long as those of the weight gradients, which are as
+        many FLOPs and hardly anything else."""
+        forward = _scaled(row, unit, "forward")
+        if not self._unread[unit]:
+            return forward
+        talks = self._talks(row, unit)
+        products = max(0.0, min(_scaled(row, unit, "weights"), forward - sum(talks)))
+        left_out = 1 - self._outline.again_flops()[unit] / self._outline.flops()[unit]
+        return max(0.0, forward - left_out * products - sum(talks[-1:]))
+
+    def _talks(self, row: Layers, unit: int) -> list[float]:
+        """Seconds of the collectives that the layer's forward includes in this row, in order: those of the same layer
+        where they were counted, at the time of their links."""
+        if not row.joined:
+            return []
+        key = row.tp, row.tensor_split, row.samples
+        if key not in self._counted:
+            rows = self._table.of(row.tp, row.recompute, min(row.tp, self._table.devices), split=row.tensor_split)
+            self._counted[key] = next((other for other in rows if other.samples == row.samples), row)
+        said = self._counted[key].collectives("forward", unit)
+        return [self._network.exchange(what, self._placed[unit], size).seconds for what, size in said]
 
     @cached_property
     def _outline(self) -> Outline:

@@ -143,6 +143,37 @@ def _with_dear_gathers(cut: Cut) -> CostTable:
     return table(MODEL, layers=[*table(MODEL).dump()["layers"], *rows], links=links)
 
 
+def _with_measured_groups(cut: Cut, activation: float, stops: float) -> CostTable:
+    """A table with layers of this cut, whose groups communicated while they were measured: two gathers in a layer's
+    forward, of which the last has twice the bytes. `activation`: seconds in an MLP's forward that are no product;
+    `stops`: share of all seconds that is due to stops between layers."""
+    rows = []
+    for n in SAMPLES:
+        plain = row(MODEL, 2, "none", n, 2, 1.0) | {"tensor_split": cut}
+        gathers = {"forward": [[4 * n, 8 * n] for _ in MODEL.units()]}
+        rows.append(plain | {"messages": gathers, "whats": {"forward": [["all_gather"] * 2 for _ in MODEL.units()]}})
+        longer = 2 * ALPHA_S + 12 * n * BYTE_S
+        seconds = {part: list(each) for part, each in plain["seconds"].items()}
+        for i, unit in enumerate(MODEL.units()):
+            seconds["forward"][i] += longer + (activation if unit.endswith(".mlp") else 0.0)
+        whole = {part: (1 - stops) * sum(each) for part, each in seconds.items()}
+        rows.append(plain | {"joined": True, "messages": {}, "seconds": seconds, "whole": whole})
+    return table(MODEL, layers=[*table(MODEL).dump()["layers"], *rows])
+
+
+def test_recomputation_leaves_out_one_product_and_one_collective_of_what_a_group_was_measured_with() -> None:
+    activation, stops = 3e-4, 0.1
+    known = _with_measured_groups("columns", activation, stops)
+    plain, again = (
+        predicted(known, tp=2, tensor_split="columns", recompute=recompute) for recompute in ("none", "full")
+    )
+    products = sum(FLOP_S * 16 * flops / 2 for flops in flop_weights(MODEL)[1:-1])
+    products -= MODEL.layers * FLOP_S * 16 * LAST_PRODUCT / 2
+    gathers = MODEL.layers * 2 * (2 * ALPHA_S + 12 * 16 * BYTE_S)
+    measured = (1 - stops) * (products + gathers + MODEL.layers * activation)
+    assert again - plain == pytest.approx(measured - MODEL.layers * (ALPHA_S + 8 * 16 * BYTE_S), rel=1e-6)
+
+
 def test_columns_pay_for_every_collective_by_its_kind() -> None:
     """Recomputed attention pays for its gather twice; that of an MLP's last product is left out, with the product."""
     known = _with_dear_gathers("columns")
