@@ -7,6 +7,9 @@ from dataclasses import dataclass
 from dashboard.charts.theme import phase_of
 from parallel_core.analysis.rows import last_end
 from parallel_core.layout import Layout
+from parallel_core.outline import block_of
+from parallel_core.plan.partition import flop_weights
+from parallel_core.plan.strategy import recomputed_flops
 from parallel_core.schedule import build
 from parallel_core.schedule.ir import COMPUTE, Kind
 from parallel_core.simulate import Costs, simulate
@@ -36,7 +39,7 @@ def picture(spec: RunSpec) -> list[Rect]:
     if split.pp == 1 and split.tp > 1:
         return _rects([[*_tensor(spec), ("optimizer", 0.5)]] * split.tp)
     if split.world == 1:
-        return _rects([[*_again(), ("optimizer", 0.5)]]) if split.recompute != "none" else []
+        return _rects([[*_again(spec), ("optimizer", 0.5)]]) if split.recompute != "none" else []
     return _schedule(spec)
 
 
@@ -56,9 +59,12 @@ def _tensor(spec: RunSpec) -> list[tuple[str, float]]:
     return [*[("forward", 1.0), *ahead] * 2 * BLOCKS, *[("backward", 2.0), *back] * 2 * BLOCKS]
 
 
-def _again() -> list[tuple[str, float]]:
-    """Each block runs forward once more before its backward."""
-    return [*[("forward", 1.0)] * BLOCKS, *[("recompute", 1.0), ("backward", 2.0)] * BLOCKS]
+def _again(spec: RunSpec) -> list[tuple[str, float]]:
+    """Each block runs a part of its forward again before its backward: all but its last product, or its attention
+    core."""
+    both = zip(spec.model.units(), flop_weights(spec.model), strict=True)
+    share = sum(recomputed_flops(spec)) / sum(flops for unit, flops in both if block_of(unit))
+    return [*[("forward", 1.0)] * BLOCKS, *[("recompute", share), ("backward", 2.0)] * BLOCKS]
 
 
 def _rects(rows: list[list[tuple[str, float]]]) -> list[Rect]:

@@ -22,6 +22,7 @@ What stays in fp32 in 16-bit runs (statistics of norms, log-sum-exp, log-probabi
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import chain
 from math import prod
 
 from parallel_core.outline.base import UnitCost, apart, drawn, in_embedding, product
@@ -36,14 +37,18 @@ class GptCosts(GptBackward):
 
     def units(self) -> list[UnitCost]:
         """Returns the memory of every layer, in order."""
-        whole, mlp = self._attention(), self._mlp()
-        blocks = [whole, mlp] * self.model.layers
-        if self.spec.parallel.recompute == "selective":
-            core, chosen = self._core(), recomputed(self.spec.parallel, self.outline.units())
-            rebuilt = replace(self._attention(again=True), inner=whole.inner - core, core=self._again())
-            rebuilt = replace(rebuilt, aside=self._statistics())
-            blocks[::2] = [rebuilt if f"block.{i}" in chosen else whole for i in range(self.model.layers)]
-        return [self._embed(), *blocks, self._head()]
+        whole = self._attention(), self._mlp()
+        chosen = recomputed(self.spec.parallel, self.outline.units())
+        again = self._recomputed(*whole) if chosen else whole
+        blocks = (again if f"block.{i}" in chosen else whole for i in range(self.model.layers))
+        return [self._embed(), *chain.from_iterable(blocks), self._head()]
+
+    def _recomputed(self, attention: UnitCost, mlp: UnitCost) -> tuple[UnitCost, UnitCost]:
+        """Returns the memory of a block that recomputes, in the run's way, from that of one that does not."""
+        if self.spec.parallel.recompute == "full":
+            return attention, replace(mlp, forward=self._in_narrow(again=True))
+        core = replace(self._attention(again=True), inner=attention.inner - self._core(), core=self._again())
+        return replace(core, aside=self._statistics()), mlp
 
     def _parameters(self, unit: int) -> tuple[int, ...]:
         """Returns the elements of each parameter of layer `unit` that a rank holds."""
@@ -120,14 +125,14 @@ class GptCosts(GptBackward):
             let_go=bsh - bsh // self.tp if gathered else 0,
             aside=self._statistics() + (rows * f if model.activation == "swiglu" else 0),  # and SiLU of the gate
             drawn=self._drawn(),
-            forward=self._in_narrow(),
+            forward=self._in_narrow(again=False),
             alone=self._through_mlp(),
         )
 
-    def _in_narrow(self) -> int:
-        """Temporaries of the forward of an MLP's last layer, with the activation's output, and of the residual sum. A
-        recomputation leaves out the product."""
-        again, gathered = self.spec.parallel.recompute == "full", gathers_columns(self.spec)
+    def _in_narrow(self, again: bool) -> int:
+        """Temporaries of the forward of an MLP's last layer, with the activation's output, and of the residual sum;
+        `again`: of its recomputation, which leaves out the product."""
+        gathered = gathers_columns(self.spec)
         rows = self.spec.micro_batch_size * self.model.seq
         inputs, mine = rows * self.outline.ffn, rows * self.outline.ffn // self.tp
         gathering = mine + (inputs if again else self._gathering(inputs)) if gathered else 0

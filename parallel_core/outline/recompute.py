@@ -39,7 +39,8 @@ def recomputed(split: ParallelSpec, units: list[str]) -> frozenset[str]:
 
 
 def rebuilt(split: ParallelSpec, units: list[str]) -> list[bool]:
-    """Returns for each of the layers `units` whether its whole forward runs again."""
+    """Returns for each of the layers `units` whether full recomputation runs its forward again
+    (without a block's last product, `Outline.unread`)."""
     again = recomputed(split, units) if split.recompute == "full" else frozenset()
     return [block_of(unit) in again for unit in units]
 

@@ -67,15 +67,15 @@ def ideal_speedup(spec: RunSpec) -> float:
     """Speedup over one device if communication were free and every layer divided evenly.
 
     The strategy's inherent costs remain: the flush bubble of a pipeline, p m / (m + p - 1) (Huang et al. 2019), a naive
-    pipeline that keeps one device busy at a time, and the second forward of recomputation.
+    pipeline that keeps one device busy at a time, and the part of the forward that recomputation runs again.
     """
     split = spec.parallel
     return split.world / (1 + idle_share(split)) / (1 + recompute_share(spec))
 
 
 def recompute_share(spec: RunSpec) -> float:
-    """FLOPs of recomputation over those of a plain step: blocks (without their last product), or their attention
-    cores, run forward twice."""
+    """FLOPs of recomputation over those of a plain step: those of blocks, without their last product, or of their
+    attention cores."""
     return sum(recomputed_flops(spec)) / (3 * sum(flop_weights(spec.model)))
 
 

@@ -23,8 +23,8 @@ _NEEDED = frozenset(
 class ProfileRequest:
     """What to measure: `samples` per micro-batch (ascending), tensor-parallel widths `tps`, kinds of recomputation.
 
-    `splits`: tensor splits that are measured for each of `tps` beyond 1; not under full recomputation, which only
-    adds one forward.
+    `splits`: tensor splits that are measured for each of `tps` beyond 1; not under full recomputation, which is
+    predicted from layers that do not recompute.
 
     `devices`: number of ranks with a device of their own; `seconds`: at least spent on each condition of the layers;
     `sizes`: bytes of messages (None = 1 KiB to 16 MiB).

@@ -10,6 +10,7 @@ from django.urls import reverse
 
 from dashboard.runs.presets import BY_KEY
 from dashboard.schedules.cards import CARDS
+from dashboard.schedules.pictures import picture
 from dashboard.schedules.strategies import predicted, spec_of
 from parallel_core.plan.memory import worst_stage
 from parallel_core.plan.strategy import label
@@ -67,3 +68,13 @@ def test_every_word_of_a_card_begins_alike() -> None:
     said = [word for card in CARDS for word in (card.holds, card.sends, card.waits, card.memory, card.traffic)]
     assert [word for word in said if word[:2].isalpha() and word[0].islower()] == []
     assert [word for word in said if word.startswith("a ")] == []
+
+
+@pytest.mark.parametrize("how", ["full", "selective"])
+def test_the_picture_of_recomputation_shows_how_much_runs_again(how: str) -> None:
+    model = {"layers": 2, "hidden": 64, "heads": 4, "seq": 32, "vocab": 64}
+    drawn = picture(RunSpec.model_validate({"model": model, "parallel": {"recompute": how}}))
+    again, once = (sum(rect.width for rect in drawn if rect.phase == phase) for phase in ("recompute", "forward"))
+    products, core = 24 * 64**2, 4 * 32 * 64  # FLOPs of a position; the last product is a third of the first
+    kept = (products * 2 / 3 + core) if how == "full" else core
+    assert again / once == pytest.approx(kept / (products + core), abs=0.01)

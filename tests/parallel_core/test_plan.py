@@ -54,6 +54,15 @@ def test_recomputing_less_costs_less() -> None:
     assert label(spec(recompute="full", recompute_layers=(0,))) == "Single + AR of layer 0"
 
 
+def test_only_blocks_that_recompute_leave_out_their_last_product() -> None:
+    none, full, one = (
+        [cost.forward for cost in unit_costs(spec(**again))]
+        for again in ({}, {"recompute": "full"}, {"recompute": "full", "recompute_layers": (0,)})
+    )
+    assert full[2] < none[2]
+    assert one == [*full[:3], *none[3:]]
+
+
 def test_parameters_of_gpt_2() -> None:
     """124 439 808 parameters: the published small GPT-2, whose embedding is tied."""
     gpt2 = ModelSpec(layers=12, hidden=768, heads=12, seq=1024, vocab=50257, tied=True)
