@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from parallel_core.layout import Layout
-from parallel_core.schedule.ir import COMPUTE, INSIDE, Kind
+from parallel_core.schedule.ir import COMPUTE, FLIGHT, INSIDE, Kind
 from parallel_core.spec import RunSpec
 
 Name = tuple[int, int, int]
@@ -46,9 +46,10 @@ class Side:
 
     @property
     def ordered(self) -> NDArray[np.void]:
-        """Its operations: its rows in order of their start, without the STEP and without each TP_FLIGHT, which is part
-        of the collective that follows it (and missing in older recordings)."""
-        rows = self.rows[~np.isin(self.rows["kind"], (Kind.STEP, Kind.TP_FLIGHT))]
+        """Its operations: its rows in order of their start, without the STEP and without each flight of a
+        collective inside an operation, which is part of the collective that follows it (and missing in older
+        recordings)."""
+        rows = self.rows[~np.isin(self.rows["kind"], (Kind.STEP, *FLIGHT.values()))]
         return rows[np.argsort(rows["start"], kind="stable")]
 
     def operations(self) -> list[Name]:

@@ -4,7 +4,7 @@ Every instant of a rank's step (its span of kind STEP; without one, from its fir
 exactly one component, the first of this list that covers it:
 
 1. `bubble`: inside a blocking collective (TP_COLLECTIVE, ALLREDUCE, NORM, ...), before its last participant arrived
-   (one behind computation is reached where its TP_FLIGHT begins);
+   (one behind computation is reached where its TP_FLIGHT or UNSHARD_FLIGHT begins);
 2. `exposed_collective`: the rest of that collective;
 3. `recompute`: spans R, which lie inside those of BW;
 4. `compute`: F, B, W, BW, PAIR, without the collectives and recomputation inside them; `forward` is its part in F, also
@@ -39,7 +39,7 @@ from parallel_core.analysis import waits
 from parallel_core.analysis.sweep import Pieces, Times, sweep
 from parallel_core.analysis.waits import Waited
 from parallel_core.layout import Layout
-from parallel_core.schedule.ir import COMPUTE, RECVS, SENDS, Kind
+from parallel_core.schedule.ir import COMPUTE, FLIGHT, RECVS, SENDS, Kind
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,7 +242,7 @@ def _layers(rows: NDArray[np.void], arrivals: Mapping[Kind, Times], sent: Times)
         ("exposed_p2p", _join(coming, leaving)),
         ("other", waits.pieces(rows, Kind.SETUP)),
         ("exposed_collective", waits.pieces(rows, Kind.BUCKET)),
-        (_MOVING, _join(arriving, (given["start"], given["end"]), waits.pieces(rows, Kind.TP_FLIGHT))),
+        (_MOVING, _join(arriving, (given["start"], given["end"]), waits.pieces(rows, *FLIGHT.values()))),
     ]
 
 

@@ -26,7 +26,7 @@ from parallel_core.analysis import waits
 from parallel_core.analysis.sweep import Pieces, Times, sweep
 from parallel_core.layout import Layout
 from parallel_core.observe.records import STEP_SUM, WAIT
-from parallel_core.schedule.ir import COMPUTE, RECVS, SENDS, Kind
+from parallel_core.schedule.ir import COMPUTE, FLIGHT, RECVS, SENDS, Kind
 
 _LAYERS = ("waiting", "recompute", "busy", "waiting", "exposed", "busy", "exposed")
 """What owns an instant, highest precedence first, as in `breakdown`; `busy` is everything that is no share."""
@@ -122,7 +122,7 @@ def _sums(layers: Sequence[Pieces], begins: Times, ends: Times) -> NDArray[np.vo
 def _met(rows: NDArray[np.void], kinds: Collection[Kind], standing: Times) -> NDArray[np.void]:
     """The WAIT rows, with the flights that say when the rank came to a collective; a receive starts when the rank
     stands in it."""
-    flights = (Kind.TP_FLIGHT,) if Kind.TP_COLLECTIVE in kinds else ()
+    flights = [FLIGHT[kind] for kind in kinds if kind in FLIGHT]
     chosen = waits.of_kinds(rows, *kinds, *flights, *RECVS, *SENDS)
     out = np.empty(len(chosen), WAIT)
     for name in WAIT.names or ():

@@ -2,7 +2,7 @@
 
 The k-th collective of a kind on one rank is the k-th on every rank of its group: the tensor group (TP_COLLECTIVE), the
 replicas of the stage (ALLREDUCE and the like, UNSHARD, STATISTICS), all ranks (NORM). A rank arrives where its span
-starts; at a TP_COLLECTIVE behind computation, where the TP_FLIGHT before it does. A RECV is matched by stage,
+starts; at a collective behind computation, where the flight before it does (`FLIGHT`). A RECV is matched by stage,
 micro-batch and the tensor coordinate of the sender. `rows` are SPAN rows of each global rank in order of their start.
 """
 
@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from parallel_core.analysis.sweep import Pieces, Times
 from parallel_core.layout import Layout
-from parallel_core.schedule.ir import COMPUTE, INSIDE, RECVS, REPLICA_COLLECTIVES, SENDS, Kind
+from parallel_core.schedule.ir import COMPUTE, FLIGHT, INSIDE, RECVS, REPLICA_COLLECTIVES, SENDS, Kind
 
 Rows = Mapping[int, NDArray[np.void]]
 Ranks = NDArray[np.int64]
@@ -93,7 +93,7 @@ def arrivals(rows: Rows, layout: Layout) -> dict[tuple[int, Kind], Causes]:
 def _came(rows: NDArray[np.void], kind: Kind) -> Times:
     """When a rank came to each of its collectives of this kind."""
     starts: Times = of_kinds(rows, kind)["start"]
-    flights = of_kinds(rows, Kind.TP_FLIGHT) if kind is Kind.TP_COLLECTIVE else rows[:0]
+    flights = of_kinds(rows, FLIGHT[kind]) if kind in FLIGHT else rows[:0]
     if not len(flights):
         return starts
     flights = flights[np.argsort(flights["end"], kind="stable")]

@@ -8,13 +8,16 @@ Gradients are summed, not averaged: the loss is already divided by the global co
 In 16-bit runs the sharded parameters are fp32 master weights; a layer is cast when it is gathered
 (`MixedPrecisionPolicy`), to the same bits that other layouts keep next to their master weights.
 
-The collectives go through `set_custom_all_gather` and `set_custom_reduce_scatter`, where their spans are recorded.
+The collectives go through `set_custom_all_gather` and `set_custom_reduce_scatter`, where their spans are recorded. On
+CUDA torch runs both on streams of its own, so that they are in flight while the rank computes; where it waits for one,
+that is in the span of the operation.
 """
 
 from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -32,7 +35,7 @@ from parallel_core.engine.injected import late
 from parallel_core.engine.precision import main_dtype
 from parallel_core.observe.recorder import LANE_COLLECTIVE
 from parallel_core.observe.scope import Scope
-from parallel_core.schedule.ir import Kind
+from parallel_core.schedule.ir import FLIGHT, Kind
 from parallel_core.tensor.weights import WeightGradients
 
 Layer = tuple[nn.Module, Sequence[tuple[str, nn.Module, str]]]
@@ -45,12 +48,13 @@ class _Collective:
     def __init__(self, scope: Scope, delay: float) -> None:
         self.scope, self.delay, self.moved = scope, delay, 0
 
-    def end(self, kind: Kind, begin: Callable[[], Any], moved: int) -> None:
-        """Runs the collective that `begin` starts, delayed by `delay` seconds, and records its span and bytes."""
+    def end(self, kind: Kind, begin: Callable[[], Any], moved: int, aside: bool = False) -> None:
+        """Runs the collective that `begin` starts, delayed by `delay` seconds, and records its span and bytes: as its
+        flight if it runs `aside`, on a stream on which the rank does not compute."""
         start = self.scope.mark()
         with self.scope.named(kind.name):
             late(begin(), self.delay).wait()
-        self.scope.span(kind, LANE_COLLECTIVE, start, moved)
+        self.scope.span(FLIGHT[kind] if aside else kind, LANE_COLLECTIVE, start, moved)
         self.moved += moved
 
 
@@ -62,7 +66,8 @@ class _Gather(_Collective, AllGather):
             return torch.empty(*size, dtype=dtype, device=device)
 
     def __call__(self, output_tensor: Tensor, input_tensor: Tensor, group: Any, async_op: bool = False) -> None:
-        self.end(Kind.UNSHARD, lambda: all_gather(output_tensor, input_tensor, group), output_tensor.nbytes)
+        begin = partial(all_gather, output_tensor, input_tensor, group)
+        self.end(Kind.UNSHARD, begin, output_tensor.nbytes, aside=output_tensor.is_cuda)
 
 
 class _Scatter(_Collective, ReduceScatter):

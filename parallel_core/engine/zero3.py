@@ -5,7 +5,8 @@ when the gradient of the layer's output arrives, and freed when the last of the 
 operation that reads a parameter in backward also contributes to its gradient. Gradients are handled as in `zero2`.
 
 On CUDA, where a collective overlaps with computation, the neighbouring layer is prefetched while a layer runs: the next
-one in forward, the previous one in backward (`plan.grad_buckets.GATHERS_AHEAD`).
+one in forward, the previous one in backward (`plan.grad_buckets.GATHERS_AHEAD`). Its span is the wait for it, before
+which it is in flight.
 
 Two kinds of layers are not gathered twice, since their backward follows at once: a layer that is recomputed, and the
 last one. A matrix that two layers share stays whole from the backward of the last to that of the first.
@@ -124,7 +125,6 @@ class Unsharder:
         held = self._buckets_of(unit)
         for bucket in held:
             if bucket.whole is None:
-                self._begin(bucket)
                 self._end(bucket)
         return held
 
@@ -143,21 +143,27 @@ class Unsharder:
         self._prefetch(self._before.get(unit))
 
     @torch.no_grad()
-    def _begin(self, bucket: _ParameterBucket) -> None:
+    def _begin(self, bucket: _ParameterBucket) -> _Pending:
         if bucket.coming is not None:
-            return
+            return bucket.coming
         start = self._scope.mark()
         with self._scope.making("params"):
             whole = bucket.part.new_empty(bucket.size)
         with self._scope.named(Kind.UNSHARD.name):
             work = late(all_gather(whole, bucket.part, self._group), self._delay)
         bucket.coming = _Pending(start, work, whole)
+        return bucket.coming
 
     @torch.no_grad()
     def _end(self, bucket: _ParameterBucket) -> None:
-        assert bucket.coming is not None
-        start, work, whole = bucket.coming
+        """Waits for the bucket's gather, begun ahead or now. The wait is recorded, and before it the flight of one that
+        was begun ahead: in that the rank waits for nobody, and from its begin no other rank waits for this one."""
+        ahead = bucket.coming is not None
+        begun, work, whole = self._begin(bucket)
         bucket.coming = None
+        start = self._scope.mark() if ahead else begun
+        if ahead:
+            self._scope.span(Kind.UNSHARD_FLIGHT, LANE_COLLECTIVE, begun, end=start)
         work.wait()
         for parameter, at in bucket.parameters:
             parameter.data = whole[at : at + parameter.numel()].view(parameter.shape)

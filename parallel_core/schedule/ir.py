@@ -49,6 +49,7 @@ class Kind(IntEnum):
     UNSHARD = 38  # child of a compute operation: a layer's parameters gathered from the replicas (ZeRO-3)
     STATISTICS = 39  # child of a compute operation: batch-norm statistics over all replicas
     TP_FLIGHT = 40  # a TP_COLLECTIVE behind computation: from its begin to where the wait for it starts
+    UNSHARD_FLIGHT = 41  # an UNSHARD behind computation, likewise; one on a stream of its own as a whole
 
 
 COMPUTE = frozenset({Kind.F, Kind.R, Kind.B, Kind.W, Kind.BW, Kind.PAIR})
@@ -58,7 +59,9 @@ P2P = SENDS | RECVS
 REPLICA_COLLECTIVES = frozenset({Kind.ALLREDUCE, Kind.REDUCE_SCATTER, Kind.GATHER})
 INSIDE = frozenset({Kind.TP_COLLECTIVE, Kind.UNSHARD, Kind.STATISTICS})
 """Collectives inside a compute operation."""
-FLIGHTS = frozenset({Kind.BUCKET, Kind.TP_FLIGHT})
+FLIGHT = {Kind.TP_COLLECTIVE: Kind.TP_FLIGHT, Kind.UNSHARD: Kind.UNSHARD_FLIGHT}
+"""Collectives inside a compute operation that may run behind computation -> their flights."""
+FLIGHTS = frozenset({Kind.BUCKET, *FLIGHT.values()})
 """Collectives in flight while their rank computes."""
 COLLECTIVES = REPLICA_COLLECTIVES | INSIDE | FLIGHTS | {Kind.NORM}
 

@@ -11,7 +11,7 @@ from parallel_core.analysis.breakdown import PHASES, Breakdown, accounts, breakd
 from parallel_core.analysis.waits import waited
 from parallel_core.layout import Layout
 from parallel_core.observe.records import SPAN
-from parallel_core.schedule.ir import Kind
+from parallel_core.schedule.ir import FLIGHT, Kind
 from parallel_core.spec import RunSpec
 
 Rows = np.ndarray
@@ -137,17 +137,25 @@ def test_tensor_collectives_are_taken_out_of_compute_and_split_at_the_last_arriv
     assert parts(result[1]) == {"compute": 31, "exposed_collective": 9}
 
 
-def test_a_collective_behind_computation_is_reached_where_it_begins() -> None:
+@pytest.mark.parametrize(("inside", "split"), [(Kind.TP_COLLECTIVE, "tp"), (Kind.UNSHARD, "dp")])
+def test_a_collective_behind_computation_is_reached_where_it_begins(inside: Kind, split: str) -> None:
     """Rank 0 waits while rank 1 still computes; both had begun by 8, so that nobody waited for rank 1."""
-    first = rows((Kind.STEP, 0, 40), (Kind.BW, 0, 40), (Kind.TP_FLIGHT, 5, 20), (Kind.TP_COLLECTIVE, 20, 24))
-    second = rows((Kind.STEP, 0, 40), (Kind.BW, 0, 40), (Kind.TP_FLIGHT, 8, 28), (Kind.TP_COLLECTIVE, 28, 30))
-    spans, here = {0: first, 1: second}, layout(tp=2)
+    first = rows((Kind.STEP, 0, 40), (Kind.BW, 0, 40), (FLIGHT[inside], 5, 20), (inside, 20, 24))
+    second = rows((Kind.STEP, 0, 40), (Kind.BW, 0, 40), (FLIGHT[inside], 8, 28), (inside, 28, 30))
+    spans, here = {0: first, 1: second}, layout(**{split: 2})
     result = breakdown(spans, here)
     assert parts(result[0]) == {"compute": 36, "exposed_collective": 4}
     assert parts(result[1]) == {"compute": 38, "exposed_collective": 2}
     assert [account.overlapped for account in accounts(spans, here).values()] == [15, 20]
     second["start"][2] = 22  # now it begins late, and rank 0 waits for that
     assert parts(breakdown(spans, here)[0]) == {"compute": 36, "bubble": 2, "exposed_collective": 2}
+
+
+def test_gathers_on_a_stream_of_their_own_hide_behind_compute() -> None:
+    """As of `fully_shard` on CUDA: each is a flight as a whole, and no rank is known to wait for another."""
+    spans = rows((Kind.STEP, 0, 50), (Kind.F, 5, 45), (Kind.UNSHARD_FLIGHT, 0, 20), (Kind.UNSHARD_FLIGHT, 20, 40))
+    account = accounts({0: spans, 1: spans}, layout(dp=2))[0]
+    assert parts(account.parts) == {"compute": 40, "other": 10} and account.overlapped == 35
 
 
 def test_only_the_collective_after_a_flight_began_with_it() -> None:

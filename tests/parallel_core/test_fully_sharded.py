@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import product
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -15,9 +16,11 @@ from parallel_core.checkpoint import folder as folders
 from parallel_core.checkpoint.config import CheckpointConfig
 from parallel_core.engine import checkpoint
 from parallel_core.engine.distributed import Rendezvous
+from parallel_core.engine.fully_sharded import _Gather
 from parallel_core.engine.trainer import Trainer
-from parallel_core.observe.recorder import LANE_COLLECTIVE
+from parallel_core.observe.recorder import LANE_COLLECTIVE, SpanRecorder
 from parallel_core.observe.records import FileSink
+from parallel_core.observe.scope import Scope
 from parallel_core.plan import fully_sharded
 from parallel_core.plan.memory import by_stage
 from parallel_core.plan.peak import unsharded
@@ -151,6 +154,17 @@ def test_its_gathers_and_sums_have_spans(tmp_path: Path) -> None:
         gathers, sums = ([row for row in spans if row[0] == kind] for kind in (Kind.UNSHARD, Kind.BUCKET))
         assert len(gathers) == len(forward) + len(backward) and len(sums) == len(forward)
         assert all(lane == LANE_COLLECTIVE and size and end >= start for _, lane, start, end, size in gathers + sums)
+
+
+@pytest.mark.parametrize(("cuda", "kind"), [(True, Kind.UNSHARD_FLIGHT), (False, Kind.UNSHARD)])
+def test_a_gather_on_a_stream_of_its_own_is_a_flight(cuda: bool, kind: Kind, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        "parallel_core.engine.fully_sharded.all_gather", lambda whole, part, group: SimpleNamespace(wait=lambda: None)
+    )
+    recorder, whole = SpanRecorder(), SimpleNamespace(is_cuda=cuda, nbytes=64)
+    recorder.begin_step(0)
+    _Gather(Scope(recorder), 0.0)(whole, whole, None)  # type: ignore[arg-type]
+    assert [(row["kind"], row["bytes"]) for row in recorder.end_step()[1:]] == [(kind, 64)]
 
 
 def _peak(spec: RunSpec, rank: int, meeting: Rendezvous, folder: Path) -> Any:

@@ -24,7 +24,7 @@ from parallel_core.local import waits
 from parallel_core.observe.recorder import LANE_P2P, SpanRecorder
 from parallel_core.observe.records import SPAN, STEP_SUM, WAIT, FileSink, events_path
 from parallel_core.schedule import build
-from parallel_core.schedule.ir import Kind
+from parallel_core.schedule.ir import FLIGHT, Kind
 from parallel_core.simulate import Costs, simulate
 from parallel_core.spec import RunSpec
 from tests.parallel_core.frames import read_file
@@ -107,14 +107,15 @@ def test_bubble_of_1f1b_in_every_step_is_the_one_of_the_formula() -> None:
     assert not values["exposed_share"].any() and not values["recompute_share"].any()
 
 
-def test_a_collective_behind_computation_is_reached_where_it_begins_in_every_step() -> None:
+@pytest.mark.parametrize(("inside", "split"), [(Kind.TP_COLLECTIVE, "tp"), (Kind.UNSHARD, "dp")])
+def test_a_collective_behind_computation_is_reached_where_it_begins_in_every_step(inside: Kind, split: str) -> None:
     """As in the breakdown of a traced step: of 4 ns that rank 0 waits, 0 and then 2 are for rank 1."""
-    layout = layout_of({"tp": 2})
+    layout = layout_of({split: 2})
     steps: Steps = []
     for n, late in enumerate((8, 22)):
         both = {}
         for rank, (begin, start, end) in enumerate(((5, 20, 24), (late, 28, 30))):
-            flown = [(Kind.TP_FLIGHT, begin, start, 0, 0), (Kind.TP_COLLECTIVE, start, end, 0, 0)]
+            flown = [(FLIGHT[inside], begin, start, 0, 0), (inside, start, end, 0, 0)]
             both[rank] = at([(Kind.BW, 0, 40, 0, 0), *flown], n * 2 * LENGTH)
         steps.append(both)
     found = shares_of(of_ranks(steps, layout), layout)

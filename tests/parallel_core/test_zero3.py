@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -11,10 +12,13 @@ import torch
 from pydantic import ValidationError
 from torch import nn
 
+from parallel_core.engine import zero3
 from parallel_core.engine.device import CpuDevice
 from parallel_core.engine.distributed import Rendezvous
 from parallel_core.engine.flat import FlatParameters, Shard
 from parallel_core.engine.trainer import Trainer
+from parallel_core.observe.recorder import SpanRecorder
+from parallel_core.observe.scope import Scope
 from parallel_core.outline.splits import TensorSplit, split_dim
 from parallel_core.plan import grad_buckets
 from parallel_core.plan.memory import by_stage, verdict
@@ -143,6 +147,48 @@ def test_gathering_ahead_changes_no_bit(case: list[Any], monkeypatch: pytest.Mon
     for what, ahead, want in zip(cases, train([sharded(*case) for case in cases]), usual, strict=True):
         assert (ahead.losses, ahead.norms) == (want.losses, want.norms), what
         assert all(np.array_equal(ahead.after[name], want.after[name]) for name in want.after), what
+
+
+class _Gathering:
+    """A device whose clock stands but for layers, 100 each, and for waits; a gather takes 30."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now = 0
+        self.scope = Scope(SpanRecorder())
+        self.scope.mark = self.scope.recorder.mark = lambda: self.now
+        monkeypatch.setattr(zero3, "all_gather", self._begin)
+
+    def _begin(self, whole: torch.Tensor, part: torch.Tensor, group: object) -> Any:
+        until = self.now + 30
+        return SimpleNamespace(wait=lambda: setattr(self, "now", max(self.now, until)))
+
+    def through(self, layers: list[nn.Linear], ahead: bool) -> list[tuple[Kind, int, int, bool]]:
+        """(kind, start, end, whether bytes are counted) of the gathers of a forward through these layers."""
+        named: list[tuple[str, nn.Module, str]] = [(f"{i}", layer, "weight") for i, layer in enumerate(layers)]
+        keys = {name: (i,) for i, (name, _, _) in enumerate(named)}
+        shard = Shard(2, 0, shard_grads=True, shard_values=True, bucket_keys=keys)
+        flat = FlatParameters(named, torch.float32, CpuDevice(), shard)
+        flat.fill(lambda _, whole: whole.zero_())
+        unsharder = zero3.Unsharder(flat, None, self.scope, ahead=layers if ahead else ())
+        for layer in layers:
+            layer.register_forward_hook(lambda *_: self._compute())
+        self.scope.recorder.begin_step(0)
+        out = torch.ones(1, 8, requires_grad=True)
+        for layer in layers:
+            out = unsharder.run(layer, (out,), goes_back=layer is layers[-1])
+        spans = self.scope.recorder.end_step()[1:]
+        return [(Kind(row["kind"]), int(row["start"]), int(row["end"]), bool(row["bytes"])) for row in spans]
+
+    def _compute(self) -> None:
+        self.now += 100
+
+
+@pytest.mark.parametrize("ahead", [False, True])
+def test_a_gather_ahead_is_in_flight_until_it_is_waited_for(ahead: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    layers = [nn.Linear(8, 8, bias=False, device="meta") for _ in range(2)]
+    spans = _Gathering(monkeypatch).through(layers, ahead)
+    flown = [(Kind.UNSHARD_FLIGHT, 30, 130, False), (Kind.UNSHARD, 130, 130, True)]
+    assert spans == [(Kind.UNSHARD, 0, 30, True), *(flown if ahead else [(Kind.UNSHARD, 130, 160, True)])]
 
 
 def test_gathering_ahead_takes_one_layer_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
