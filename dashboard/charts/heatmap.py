@@ -17,30 +17,18 @@ from dashboard.charts.chart import Chart
 from dashboard.charts.gantt import ROW_PX
 from dashboard.charts.gantt_bars import Spans
 from dashboard.charts.theme import Figure
+from dashboard.charts.updates import of_one
 from parallel_core.analysis import waits
 from parallel_core.analysis.bins import Bins, bins
+from parallel_core.analysis.breakdown import phase_layers
 from parallel_core.analysis.quantities import count_text, percent_text
-from parallel_core.analysis.sweep import Pieces
 from parallel_core.analysis.waits import Waited
-from parallel_core.schedule.ir import INSIDE, SENDS, Kind
 
 BINS = 800
 FINEST = 16_384
 """Bins kept for each rank of a long step; windows down to a twentieth of the step are drawn from them."""
-LAYERS: tuple[tuple[str, tuple[Kind, ...]], ...] = (
-    ("idle", ()),  # waits for the last rank of a collective
-    ("communication", (*sorted(INSIDE), Kind.ALLREDUCE, Kind.REDUCE_SCATTER, Kind.GATHER)),
-    ("recompute", (Kind.R,)),
-    ("weight", (Kind.W,)),
-    ("backward", (Kind.B, Kind.BW)),
-    ("forward", (Kind.F,)),
-    ("optimizer", (Kind.OPT_STEP,)),
-    ("communication", tuple(sorted(SENDS))),
-    ("other", (Kind.DATA, Kind.SETUP)),
-)
-"""(phase, kinds); where several overlap, the first in this list counts. What only waits (a receive, a norm whose waits
-are not known) is idle, as it is among bars."""
 PHASES = ("idle", "forward", "backward", "weight", "recompute", "communication", "optimizer", "other")
+"""Phases of `analysis.breakdown.phases`; time that a rank waits for another is idle here, as it is among bars."""
 COLUMNS = ("rank", *(f"{phase}, % of the window" for phase in PHASES))
 LEAST_ROW_PX = 12
 
@@ -75,9 +63,9 @@ def chart(
 
 
 def finest(spans: Spans, waited: Mapping[int, Waited] | None = None) -> dict[int, Bins]:
-    """Returns the whole step in FINEST bins, by rank."""
+    """Returns the whole step in FINEST bins, by rank; their layers are PHASES."""
     edges = np.linspace(*_bounds(spans), FINEST + 1)
-    return {rank: bins(_layers(rows, (waited or {}).get(rank)), edges) for rank, rows in spans.items()}
+    return {rank: _bins(of_one(rows, len(spans)), edges, (waited or {}).get(rank)) for rank, rows in spans.items()}
 
 
 def _bounds(spans: Spans) -> tuple[int, int]:
@@ -111,40 +99,28 @@ def _filled(
     found = {rank: own.between(begin, until, BINS) for rank, own in sorted(kept.items())}
     wide = {rank: own for rank, own in found.items() if own is not None}
     if wide and len(wide) == len(spans):
-        return next(iter(wide.values()))[0], {rank: _of_phases(own) for rank, (_, own) in wide.items()}
+        return next(iter(wide.values()))[0], {rank: own for rank, (_, own) in wide.items()}
     edges = np.linspace(begin, until, min(BINS, until - begin) + 1)
     out = {}
     for rank, rows in sorted(spans.items()):
         here = (rows["end"] >= begin) & (rows["start"] <= until)
         own = Waited(*(column[here] for column in waited[rank])) if rank in waited else None
-        out[rank] = fill(rows[here], edges, own)
+        out[rank] = fill(of_one(rows, len(spans))[here], edges, own)
     return edges, out
 
 
 def fill(rows: NDArray[np.void], edges: NDArray[np.float64], waited: Waited | None = None) -> Shares:
     """Returns the shares of the phases in the bins between `edges` (ns)."""
-    found = bins(_layers(rows, waited), edges)
-    return _of_phases(np.diff(found.reached) / np.diff(edges))
+    return np.diff(_bins(rows, edges, waited).reached) / np.diff(edges)
 
 
-def _of_phases(shares: NDArray[np.float64]) -> Shares:
-    """Adds up the shares of layers (LAYERS, then nobody) to those of phases."""
-    out = np.zeros((len(PHASES), shares.shape[1]))
-    for (phase, _), own in zip((*LAYERS, ("idle", ())), shares, strict=True):
-        out[PHASES.index(phase)] += own
-    return out
-
-
-def _layers(rows: NDArray[np.void], waited: Waited | None) -> list[Pieces]:
-    """Returns the intervals of each of LAYERS. If waits are not known, a norm is in no layer, and so idle."""
-    talk = (Kind.NORM,) if waited is not None else ()
-    found = [waits.pieces(rows, *kinds, *(talk if i == 0 else ())) for i, (_, kinds) in enumerate(LAYERS[1:])]
-    nobody = np.empty(0, np.int64)
-    idle = (nobody, nobody)
-    if waited is not None:
-        held = (waited.ns > 0) & waits.among(rows, waits.BLOCKING)
-        idle = (waited.until[held] - waited.ns[held], waited.until[held])
-    return [idle, *found]
+def _bins(rows: NDArray[np.void], edges: NDArray[np.float64], waited: Waited | None) -> Bins:
+    """Bins of one rank with a layer for each of PHASES, which own every instant between the edges."""
+    names, pieces = zip(*phase_layers(rows, waited), strict=True)
+    reached = np.zeros((len(PHASES), len(edges)))
+    for name, own in zip((*names, "idle"), bins(pieces, edges).reached, strict=True):
+        reached[PHASES.index("idle" if name == "waiting" else name)] += own
+    return Bins(edges, reached)
 
 
 def _trace(z: NDArray[np.int64], edges: NDArray[np.float64], zero: int, ranks: list[int]) -> dict[str, Any]:

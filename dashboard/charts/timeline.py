@@ -101,7 +101,7 @@ class Step:
     @property
     def size(self) -> int:
         """Bytes in memory, with what is computed from the spans."""
-        return self.total * 80 + len(self.spans) * heatmap.FINEST * 8 * (len(heatmap.LAYERS) + 2)
+        return self.total * 80 + len(self.spans) * heatmap.FINEST * 8 * (len(heatmap.PHASES) + 1)
 
     @cached_property
     def bins(self) -> Mapping[int, Bins]:

@@ -202,13 +202,22 @@ def phases(
     out = dict.fromkeys(PHASES, 0)
     if not len(rows):
         return out
-    begun = rows["start"] if waited is None else waited.until
-    arrived = {kind: begun[waits.among(rows, (kind,))] for kind in waits.BLOCKING}
-    names, pieces = zip(*_layers(rows, arrived, begun[waits.among(rows, RECVS)]), strict=True)
+    names, pieces = zip(*phase_layers(rows, waited), strict=True)
     low, high = waits.window(rows) if window is None else _clipped(waits.window(rows), window)
     for name, ns in zip((*names, "idle"), sweep(pieces, (low, high)).owned(), strict=True):
-        out[_PHASE_OF.get(name, name)] += ns
+        out[name] += ns
     return out
+
+
+def phase_layers(rows: NDArray[np.void], waited: Waited | None = None) -> list[tuple[str, Pieces]]:
+    """The intervals of one rank as `phases` counts them, each with its phase, highest precedence first.
+
+    A phase may occur several times; what no interval covers is `idle`.
+    """
+    begun = rows["start"] if waited is None else waited.until
+    arrived = {kind: begun[waits.among(rows, (kind,))] for kind in waits.BLOCKING}
+    layers = _layers(rows, arrived, begun[waits.among(rows, RECVS)])
+    return [(_PHASE_OF.get(name, name), pieces) for name, pieces in layers]
 
 
 def _clipped(step: tuple[int, int], window: tuple[int, int]) -> tuple[int, int]:

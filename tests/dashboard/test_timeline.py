@@ -12,6 +12,7 @@ from dashboard.charts import gantt, heatmap, memory_over_time, theme, timeline
 from dashboard.charts.timeline import Step, window_of
 from dashboard.runs.models import SpanChunk
 from parallel_core.analysis.bins import bins
+from parallel_core.analysis.breakdown import phases
 from parallel_core.analysis.names import COMPONENT_NAMES
 from parallel_core.bench.analysis import made
 from parallel_core.layout import Layout
@@ -213,6 +214,32 @@ def test_a_wait_inside_a_collective_is_idle_in_bars_and_bins_as_it_is_in_the_acc
     assert (shares["idle, % of the window"], shares["communication, % of the window"]) == ("50 %", "30 %")
     part = heatmap.chart(spans, "t", "s", (20.0, 100.0), None, step.waited)
     assert part.rows[0][1] == "62 %", "50 of 80 ms"
+
+
+def test_bins_divide_a_step_as_the_table_of_its_bars_does() -> None:
+    """A bucket that nothing hides, the arrival of a message, a collective behind computing, and the norm."""
+    kinds = [
+        [(Kind.F, 0, 20), (Kind.SEND_ACT, 20, 50), (Kind.BW, 50, 60), (Kind.BUCKET, 55, 90), (Kind.NORM, 90, 100)],
+        [(Kind.RECV_ACT, 0, 50), (Kind.F, 50, 80), (Kind.TP_FLIGHT, 70, 85), (Kind.NORM, 85, 100)],
+    ]
+    spans = {
+        rank: np.array(
+            [(kind, 0, rank, 0, 0, 0, a * 10**6, b * 10**6, 0) for kind, a, b in [(Kind.STEP, 0, 100), *own]], SPAN
+        )
+        for rank, own in enumerate(kinds)
+    }
+    step = Step(spans, Layout.of(RunSpec.model_validate({"parallel": {"pp": 2}})))
+    assert [parts.exposed_collective for parts in step.breakdown.values()] == [40_000_000, 10_000_000]
+    for waited in (step.waited, {}):
+        made = heatmap.chart(spans, "t", "s", None, heatmap.finest(spans, waited), waited)
+        shown = [dict(zip(heatmap.PHASES, row[1:], strict=True)) for row in made.rows]
+        told = [phases(spans[rank], waited.get(rank)) for rank in (0, 1)]
+        for own, parts in zip(shown, told, strict=True):
+            parts["idle"] += parts.pop("waiting")
+            assert own == {phase: f"{ns // 10**6} %" for phase, ns in parts.items()}
+    assert [parts["communication"] for parts in told] == [70_000_000, 65_000_000]
+    alone = heatmap.chart({0: spans[0]}, "t", "s").rows[0]
+    assert alone[1 + heatmap.PHASES.index("optimizer")] == "10 %", "the norm of a single device waits for nobody"
 
 
 @pytest.mark.parametrize(("later", "words"), [(0, "9 ms a step"), (3, "9 ms a step, on average over the ranks")])
