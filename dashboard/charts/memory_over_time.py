@@ -6,6 +6,7 @@ the metered step's axis in % of the step: metering slows a step but does not cha
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -17,7 +18,7 @@ from dashboard.charts.chart import Chart
 from dashboard.charts.theme import var
 from parallel_core.analysis import waits
 from parallel_core.analysis.names import CATEGORY_NAMES
-from parallel_core.analysis.quantities import bytes_text
+from parallel_core.analysis.quantities import bytes_text, significant
 from parallel_core.observe.records import CATEGORIES
 from parallel_core.schedule.ir import Kind
 
@@ -54,7 +55,7 @@ def chart(ranks: list[Metered], source: str) -> Chart:
         layout[_axis(stack)] = theme.axis(name, domain=[low, top], rangemode="tozero", fixedrange=True, nticks=4)
         under = [max(0.0, low - (GAP_PX + FLIGHT_PX) / inner), low - GAP_PX / inner]
         counted = _flight(one, flight)
-        whole = max(1, -(-max(counted["y"], default=0) // 2))
+        whole = max(1, math.ceil(max(counted["y"], default=0) / 2))
         layout[_axis(flight)] = theme.axis("in flight", domain=under, rangemode="tozero", fixedrange=True, dtick=whole)
         data += [*_stack(one, stack), *_peaks(one, stack), counted]
     layout["xaxis"]["anchor"] = f"y{2 * len(chosen)}" if chosen else "y"
@@ -64,25 +65,31 @@ def chart(ranks: list[Metered], source: str) -> Chart:
     return Chart("memory-over-time", _title(ranks), subtitle, source + part, figure, COLUMNS, [_row(r) for r in ranks])
 
 
-def in_flight(spans: NDArray[np.void]) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+def in_flight(spans: NDArray[np.void]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Returns a staircase (% of the step, count): the micro-batches between their forward and the end of their last
-    backward."""
+    backward.
+
+    A rank that holds several stages counts each of them as an equal part of the micro-batch, as `SchedulePreview` does.
+    A pipeline that never flushes begins with those in flight whose forward was in the step before, and ends with those
+    whose backward is in the next one.
+    """
     own = spans[spans["micro_batch"] >= 0]
     forward, backward = waits.of_kinds(own, Kind.F), waits.of_kinds(own, Kind.BW, Kind.B, Kind.W)
-    if not len(forward) or not len(backward):
-        return np.empty(0), np.empty(0, np.int64)
+    if not len(backward):
+        return np.empty(0), np.empty(0)
     first, last = int(spans["start"].min()), int(spans["end"].max())
-    keys = np.unique(forward[["stage", "micro_batch"]])
-    begun = [int(forward["start"][forward[["stage", "micro_batch"]] == key].min()) for key in keys]
-    own_backward = (backward[["stage", "micro_batch"]] == key for key in keys)
-    ended = [int(backward["end"][mine].max()) if mine.any() else last for mine in own_backward]
-    at = np.array([*begun, *ended], np.int64)
-    change = np.repeat([1, -1], len(keys))
+    both = np.concatenate([forward, backward])
+    keys, place = np.unique((both["stage"].astype(np.int64) << 32) + both["micro_batch"], return_inverse=True)
+    begun, ended = np.full(len(keys), last + 1), np.full(len(keys), first - 1)
+    np.minimum.at(begun, place[: len(forward)], forward["start"])
+    np.maximum.at(ended, place[len(forward) :], backward["end"])
+    before = int((begun > last).sum())
+    begun, ended = begun[begun <= last], ended[ended >= first]
+    at, change = np.concatenate([begun, ended]), np.repeat([1, -1], (len(begun), len(ended)))
     order = np.lexsort((change, at))  # at the same instant, an end counts before a begin
-    at, count = at[order], np.cumsum(change[order])
-    return np.concatenate([[0.0], 100 * (at - first) / max(1, last - first), [100.0]]), np.concatenate(
-        [[0], count, [0]]
-    )
+    count = before + np.concatenate([[0], np.cumsum(change[order])])
+    x = np.concatenate([[0.0], 100 * (at[order] - first) / max(1, last - first), [100.0]])
+    return x, np.append(count, count[-1]) / len(np.unique(both["stage"]))
 
 
 def _axis(name: str) -> str:
@@ -134,7 +141,7 @@ def _flight(one: Metered, axis: str) -> dict[str, Any]:
         "name": "in flight",
         "yaxis": axis,
         "x": np.round(x, 3).tolist(),
-        "y": count.tolist(),
+        "y": np.round(count, 3).tolist(),
         "line": {"color": var("phase-forward"), "width": 1.5, "shape": "hv"},
         "fill": "tozeroy",
         "hovertemplate": f"rank {one.rank}: %{{y}} in flight<extra></extra>",
@@ -159,5 +166,5 @@ def _row(one: Metered) -> list[str]:
         bytes_text(one.predicted) if one.predicted else "",
         f"{_percent(one.curve)[int(total.argmax())]:.0f}",
         f"{CATEGORY_NAMES[largest]}, {bytes_text(one.peak[largest])}",
-        str(int(count.max())) if len(count) else "",
+        significant(count.max()) if len(count) else "",
     ]

@@ -19,6 +19,7 @@ from parallel_core.layout import Layout
 from parallel_core.observe.records import CATEGORIES, MEMORY, SPAN
 from parallel_core.schedule.ir import Kind
 from parallel_core.schedule.text import WORDS
+from parallel_core.simulate.schedule_preview import preview
 from parallel_core.spec import RunSpec
 from tests.bench.timeline import STEP, seed
 from tests.dashboard import factory
@@ -143,6 +144,23 @@ def test_in_flight_is_what_is_between_its_forward_and_its_last_backward() -> Non
     assert at.tolist() == [0, 0, 10, 60, 80, 100]
     assert count.tolist() == [0, 1, 2, 1, 0, 0]
     assert len(memory_over_time.in_flight(rows[:1])[0]) == 0
+
+
+@pytest.mark.parametrize(("schedule", "chunks"), [("gpipe", None), ("interleaved", 2), ("zb-v", None)])
+def test_in_flight_is_counted_as_a_schedule_counts_it(schedule: str, chunks: int | None) -> None:
+    """Each of a rank's stages holds a part of the micro-batch."""
+    made = preview(schedule, 2, 4, chunks=chunks)
+    counts = [memory_over_time.in_flight(rows)[1] for rows in made.spans.values()]
+    assert tuple(count.max() for count in counts) == made.kept
+    assert all(count[0] == count[-1] == 0 for count in counts)
+
+
+def test_a_pipeline_that_never_flushes_begins_and_ends_with_micro_batches_in_flight() -> None:
+    made = preview("1f1b-stash", 4, 4)
+    for rank, most in enumerate(made.in_flight):
+        _, count = memory_over_time.in_flight(made.spans[rank])
+        assert count.max() == most and {count[0], count[-1]} <= {most - 1, most}
+    assert count[0] == 0, "the last stage turns each micro-batch round at once"
 
 
 def test_the_largest_part_of_memory_is_not_called_most_of_it() -> None:
