@@ -8,7 +8,7 @@ from typing import Any
 from dashboard.charts import theme
 from dashboard.charts.chart import Chart, Entry, row_height, ticks
 from dashboard.charts.theme import Figure, var
-from parallel_core.analysis.quantities import count_text, ratio_text
+from parallel_core.analysis.quantities import count_text, plural_text, ratio_text
 from parallel_core.limits import MAX_LAYERS
 from parallel_core.plan.room import Room
 
@@ -51,9 +51,13 @@ def figure(entries: Sequence[Entry], found: bool = False) -> Figure:
 
 
 def title(entries: Sequence[Entry], room: Room | None) -> str:
+    """The largest of the models that would fit, or why none is predicted."""
     known = [(e.largest, e) for e in entries if e.largest is not None]
-    if not known or not room:
+    if not room:
         return "0 devices have reported their memory so far, so no largest model can be predicted."
+    if not known:
+        why = next((f": {e.no_largest}" for e in entries if e.no_largest), "")
+        return f"0 of {plural_text(len(entries), 'run')} have a largest model{why}."
     most, best = max(known, key=lambda pair: pair[0])
     base = next((e for e in entries if e.baseline and e.largest is not None), None)
     text = f"{count_text(most)} layers would fit with {best.label}, predicted"

@@ -96,6 +96,8 @@ class Entry:
     layers: int = 0
     largest: int | None = None
     """Predicted: the most layers that would fit into a device's memory."""
+    no_largest: str = ""
+    """Why `largest` cannot be predicted on any device; '' where it can."""
 
     @property
     def compared(self) -> Result | None:

@@ -106,6 +106,7 @@ def entry_of(run: Run, spec: RunSpec, label: str, setting: Setting) -> Entry:
         predicted=worst_stage(spec).total if setting.details and counted(spec) else None,
         layers=spec.model.layers,
         largest=_largest(spec, setting),
+        no_largest=_no_largest(spec) if setting.details else "",
     )
 
 
@@ -133,10 +134,18 @@ def drift_of(runs: Sequence[Run], base: Run) -> dict[int, float | None]:
 
 
 def _largest(spec: RunSpec, setting: Setting) -> int | None:
-    """The most layers that would fit; None if that is not needed or takes too long, or the model's depth is fixed."""
-    if not setting.details or not setting.room or fixed_depth(spec.model):
+    """The most layers that would fit; None if that is not needed or cannot be predicted."""
+    if not setting.details or not setting.room or _no_largest(spec):
         return None
-    return largest_layers(spec, setting.room.usable) if walked_in_search(spec) <= MOST_WALKED else None
+    return largest_layers(spec, setting.room.usable)
+
+
+def _no_largest(spec: RunSpec) -> str:
+    """Why the most layers that would fit cannot be predicted: a fixed depth, or it takes too long; '' if they can."""
+    if fixed := fixed_depth(spec.model):
+        return fixed.split(";")[0]
+    long = walked_in_search(spec) > MOST_WALKED
+    return "with so many stages and micro-batches it would take too long to predict" if long else ""
 
 
 def twin_of(spec: RunSpec) -> str:

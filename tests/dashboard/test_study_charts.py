@@ -11,12 +11,14 @@ from django.test import Client
 from dashboard.charts import capacity
 from dashboard.charts.chart import Entry
 from dashboard.runs.models import Run, SeriesChunk, State
-from dashboard.studies import figures, held_out, losses
+from dashboard.studies import entries, figures, held_out, losses
+from dashboard.studies.entries import Setting
 from dashboard.studies.models import Study
 from dashboard.studies.selectors import overview
 from parallel_core.observe.records import POINT, encode
 from parallel_core.plan.capacity import largest_layers
 from parallel_core.plan.room import FRAMEWORK, Room
+from parallel_core.spec import RunSpec
 from tests.dashboard import factory
 
 
@@ -130,6 +132,19 @@ def test_of_equals_one_is_named_and_the_others_are_said() -> None:
     assert title(alone, equal, ("DP", 40)).endswith("predicted, as many as with PP-1F1B async, no stash.")
     assert title(alone, equal, equal).endswith("predicted, as many as with 2 others.")
     assert title(("DP", 40), alone, equal) == "90 layers would fit with PP-1F1B, predicted: 2.25x the 40 of DP."
+
+
+def test_without_a_largest_model_the_chart_says_why() -> None:
+    """Memory is missing only where no device has reported any."""
+    vgg = RunSpec.model_validate({"model": {"kind": "vgg16"}})
+    run, entry = Run(), Entry("VGG", no_largest=entries._no_largest(vgg))
+    fixed = "0 of 2 runs have a largest model: a vgg16 model has no layer count, its depth is fixed."
+    assert capacity.title([entry, entry], Room(1 << 30)) == fixed
+    assert capacity.title([entry], None).startswith("0 devices have reported their memory so far")
+    made = entries.entry_of(run, vgg, "VGG", Setting(run, vgg, None, {}, room=Room(1 << 30)))
+    assert (made.largest, made.no_largest) == (None, entry.no_largest)
+    long = entries._no_largest(RunSpec.model_validate(factory.UNCOUNTED))
+    assert capacity.title([Entry("PP", no_largest=long)], Room(1 << 30)).endswith("it would take too long to predict.")
 
 
 def test_a_runs_summary_says_how_much_of_its_compute_is_forward(alice: Any) -> None:
