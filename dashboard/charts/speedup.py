@@ -10,6 +10,7 @@ from dashboard.charts.chart import Chart, Entry, row_height, standing, ticks
 from dashboard.charts.theme import var
 from parallel_core.analysis.disturbance import is_disturbed
 from parallel_core.analysis.quantities import percent_text, plural_text, ratio_text
+from parallel_core.analysis.stats import Speedup
 
 MAX_CHARACTERS = 44
 """Length of a status in the figure; the table has all of it."""
@@ -76,8 +77,8 @@ def _bars(entries: Sequence[Entry]) -> dict[str, Any] | None:
         "error_x": {
             "type": "data",
             "symmetric": False,
-            "array": [speed.high - speed.ratio for _, _, speed in drawn],
-            "arrayminus": [speed.ratio - speed.low for _, _, speed in drawn],
+            "array": [None if speed.few else speed.high - speed.ratio for _, _, speed in drawn],
+            "arrayminus": [None if speed.few else speed.ratio - speed.low for _, _, speed in drawn],
             "color": var("ink"),
             "thickness": 1.25,
             "width": 3,
@@ -183,7 +184,7 @@ def _text_start(entry: Entry, reach: float) -> float:
     ideal's tick; and never across the baseline's line."""
     at, gap = _reach(entry), GAP * reach
     if entry.speed and entry.ideal and not (entry.status or entry.disturbed):
-        measured = max(entry.speed.high, entry.at_pace + gap / 2 if entry.at_pace else 0)
+        measured = max(_end(entry.speed), entry.at_pace + gap / 2 if entry.at_pace else 0)
         at = measured if measured + gap + WORD * reach < entry.ideal else at
     at += gap
     return 1 + gap if entry.speed and at < 1 < at + WORD * reach else at
@@ -191,7 +192,12 @@ def _text_start(entry: Entry, reach: float) -> float:
 
 def _reach(entry: Entry) -> float:
     """Where the marks of the row end on the axis; 0 without a speedup."""
-    return max(entry.speed.high, entry.ideal or 0, entry.at_pace or 0) if entry.speed else 0.0
+    return max(_end(entry.speed), entry.ideal or 0, entry.at_pace or 0) if entry.speed else 0.0
+
+
+def _end(speed: Speedup) -> float:
+    """Where the bar ends, with its whisker if there are enough steps for one."""
+    return speed.ratio if speed.few else speed.high
 
 
 def _room(entries: Sequence[Entry]) -> float:

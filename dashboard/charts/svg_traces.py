@@ -198,7 +198,7 @@ def _stroke(trace: dict[str, Any]) -> str:
 
 def _whisker(trace: dict[str, Any], i: int, plot: Plot, y: float) -> list[str]:
     error = trace.get("error_x")
-    if not error:
+    if not error or error["array"][i] is None:
         return []
     ends = [plot.x(trace["x"][i] - error["arrayminus"][i]), plot.x(trace["x"][i] + error["array"][i])]
     caps = "".join(f"M{x:.1f} {y - 3:.1f}v6" for x in ends)

@@ -18,10 +18,19 @@ COLUMNS = ("run", "stage", "versions forward", "versions backward", "updates lat
 
 
 class Grid(NamedTuple):
-    """The `uses` of a run's first micro-batches, and the run's `label`."""
+    """The `uses` of the first micro-batches of runs that use the same versions, and the `labels` of these runs."""
 
-    label: str
+    labels: Sequence[str]
     uses: Sequence[Use]
+
+    @property
+    def label(self) -> str:
+        return _named(self.labels)
+
+    @property
+    def mixes(self) -> bool:
+        """Whether a backward uses another version than its forward."""
+        return any(use.forward != use.backward for use in self.uses)
 
     @property
     def stages(self) -> list[int]:
@@ -100,16 +109,22 @@ def _title(grids: Sequence[Grid]) -> str:
     """Says which runs mix versions, and by how much at most."""
     if not grids:
         return "0 runs of this study keep their pipeline full."
-    mixed = [grid.label for grid in grids if any(use.forward != use.backward for use in grid.uses)]
+    every = [label for grid in grids for label in grid.labels]
+    mixed = [label for grid in grids if grid.mixes for label in grid.labels]
+    go = "goes" if len(mixed or every) == 1 else "go"
     if mixed:
         worst = plural_text(max(use.backward - use.forward for grid in grids for use in grid.uses), "micro-batch")
-        go = "goes" if len(mixed) == 1 else "go"
-        return f"{' and '.join(mixed)} {go} backward through weights {worst} newer than forward."
-    return f"{len(grids)} of {len(grids)} runs go backward through the weights of their forward."
+        return f"{_named(mixed)} {go} backward through weights {worst} newer than forward."
+    return f"{len(every)} of {plural_text(len(every), 'run')} {go} backward through the weights of their forward."
+
+
+def _named(labels: Sequence[str]) -> str:
+    """One or two runs by name, of more the first: `A and B`, `A and 2 more`."""
+    return " and ".join(labels) if len(labels) < 3 else f"{labels[0]} and {len(labels) - 1} more"
 
 
 def _row(grid: Grid, stage: int) -> list[str]:
     own = grid.of(stage)
     late = [use.late for use in own]
     versions = (" ".join(str(use.forward) for use in own), " ".join(str(use.backward) for use in own))
-    return [grid.label, str(stage), *versions, significant(sum(late) / len(late)), str(max(late))]
+    return [", ".join(grid.labels), str(stage), *versions, significant(sum(late) / len(late)), str(max(late))]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from itertools import accumulate
 from typing import Any
@@ -80,16 +81,20 @@ def _farthest(values: Sequence[float]) -> float:
     return max(accumulate(values[:-1])) or 1.0
 
 
+def _signed(changes: Sequence[float], largest: float) -> list[str]:
+    """The changes with their signs, all with as many decimals as three digits of the `largest` value have; '0' where
+    such a number rounds to nothing."""
+    decimals = max(0, 2 - math.floor(math.log10(largest))) if largest > 0 else 0
+    texts = [f"{change:+.{decimals}f}" for change in changes]
+    return [minus_text(text) if float(text) else "0" for text in texts]
+
+
 def chart(a: Breakdown, b: Breakdown, names: tuple[str, str], source: str) -> Chart:
     """`a` and `b` are means over the ranks of one traced step; `names` of A and B are not escaped."""
     changes = [(word, milliseconds(b, fields) - milliseconds(a, fields)) for word, fields in PARTS]
     values = [a.total / 1e6, *(change for _, change in changes), b.total / 1e6]
     words = [f"A: {theme.escape_label(names[0])}", *(word for word, _ in changes), f"B: {theme.escape_label(names[1])}"]
-    texts = [
-        significant(values[0]),
-        *(minus_text(f"{change:+.1f}") if abs(change) >= 0.05 else "0" for _, change in changes),
-        significant(values[-1]),
-    ]
+    texts = [significant(values[0]), *_signed([change for _, change in changes], max(values)), significant(values[-1])]
     traces = stair(values, texts, words, rising="bad", falling="accent", unit=" ms")
     layout = theme.layout(
         330,

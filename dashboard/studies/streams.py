@@ -42,21 +42,19 @@ def of_overview(view: Overview, target: float | None) -> tuple[dict[str, Chart],
 
 def _versions(rows: Sequence[Row]) -> Chart:
     """One grid for all runs of a schedule whose micro-batches use the same versions."""
-    grids: dict[tuple[str, tuple[Use, ...]], Grid] = {}
+    labels: dict[tuple[str, tuple[Use, ...]], list[str]] = {}
     for row in rows:
-        grid = _grid(row)
-        grids.setdefault((row.spec.parallel.schedule, tuple(grid.uses)), grid)
+        labels.setdefault((row.spec.parallel.schedule, _uses(row)), []).append(row.entry.label)
     return versions.chart(
-        [grids[key] for key in sorted(grids)],
+        [Grid(labels[key], key[1]) for key in sorted(labels)],
         f"the schedules that the ranks walk, first {MOST_COLUMNS} micro-batches at most",
     )
 
 
-def _grid(row: Row) -> Grid:
+def _uses(row: Row) -> tuple[Use, ...]:
     split = row.spec.parallel
-    per_step = split.per_step
-    made = build(row.spec, min(row.spec.train.steps, -(-2 * MOST_COLUMNS // per_step)))
-    return Grid(row.entry.label, [use for use in uses(made) if use.micro_batch < MOST_COLUMNS])
+    made = build(row.spec, min(row.spec.train.steps, -(-2 * MOST_COLUMNS // split.per_step)))
+    return tuple(use for use in uses(made) if use.micro_batch < MOST_COLUMNS)
 
 
 class Race(NamedTuple):

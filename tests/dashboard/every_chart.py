@@ -122,7 +122,7 @@ def _of_steps() -> dict[str, list[Chart]]:
     spans, layout = factory.simulate(spec), Layout.of(spec)
     joined, path = lateness(spans, spans, layout), critical_path(spans, layout)
     stream = {"parallel": {"pp": 2, "micro_batches": 4, "schedule": "1f1b-naive"}, "train": {"clip": "stage"}}
-    grid = versions.Grid("Naive", uses(build(RunSpec.model_validate(stream))))
+    grid = versions.Grid(["Naive"], uses(build(RunSpec.model_validate(stream))))
     curve = np.zeros(3, MEMORY_ROW)
     curve["t"], curve["activations"] = [0, 50, 100], [0, 1 << 20, 0]
     metered = memory_over_time.Metered(0, curve, MEMORY, 1 << 23, spans[0])

@@ -18,8 +18,9 @@ from dashboard.charts.loss import Curve
 from parallel_core.analysis.breakdown import COMPONENTS
 from parallel_core.analysis.downsample import Means
 from parallel_core.analysis.losses import Losses
+from parallel_core.analysis.stats import Speedup
 from tests.dashboard.every_chart import ENTRIES, MEMORY, charts, entry
-from tests.dashboard.test_svg import tree
+from tests.dashboard.test_svg import TAG, tree
 
 CSS = (Path(__file__).parents[2] / "dashboard/static/css/trainyard.css").read_text()
 OF_THE_BUNDLE = {"bar", "scatter", "heatmap"}
@@ -135,6 +136,35 @@ def test_a_waterfall_leaves_its_longest_bar_room_for_a_number_on_a_phone() -> No
     layout = waterfall.chart(a.breakdown, b.breakdown, ("A", "B"), "s").figure["layout"]
     wide, phone = layout["xaxis"]["range"][1], layout["meta"]["narrow"]["xaxis"]["range"][1]
     assert phone > 1.15 * wide
+
+
+@pytest.mark.parametrize(
+    ("ms", "texts"),
+    [
+        (90, ["90", "\N{MINUS SIGN}18.0", "\N{MINUS SIGN}3.0", "\N{MINUS SIGN}9.0", "60"]),
+        (0.09, ["0.09", "\N{MINUS SIGN}0.0180", "\N{MINUS SIGN}0.0030", "\N{MINUS SIGN}0.0090", "0.06"]),
+    ],
+)
+def test_a_waterfall_numbers_every_bar_that_is_not_nothing_however_short_the_step(ms: float, texts: list[str]) -> None:
+    a, b = (entry(name, of, 1).result for name, of in (("A", ms), ("B", ms / 1.5)))
+    assert a and b and a.breakdown and b.breakdown
+    bars, _ = waterfall.chart(a.breakdown, b.breakdown, ("A", "B"), "s").figure["data"]
+    assert [text for text in bars["text"] if text != "0"] == texts
+    assert bars["text"].count("0") == 3
+
+
+def test_few_steps_have_no_whiskers_and_take_no_room_for_them() -> None:
+    many, few = entry("DP", 60, 1.6), replace(entry("TP", 60, 1.6), speed=Speedup(1.6, 0.4, 5.0, True, 4))
+    made = speedup.chart([many, few], "t", "s")
+    error = made.figure["data"][0]["error_x"]
+    assert error["array"] == [pytest.approx(0.048), None] and error["arrayminus"] == [pytest.approx(0.032), None]
+    assert made.figure["layout"]["xaxis"]["range"] == speedup.chart([many], "t", "s").figure["layout"]["xaxis"]["range"]
+    words = next(trace for trace in made.figure["data"] if trace.get("mode") == "text")
+    assert words["x"][1] < 2.0, "before the ideal's tick"
+    whiskers = [
+        path.get("d", "") for path in tree(made.picture).iter(f"{TAG}path") if path.get("stroke-width") == "1.25"
+    ]
+    assert len(whiskers) == 1
 
 
 def test_a_long_status_ends_with_a_clause() -> None:

@@ -169,15 +169,16 @@ def test_versions_are_those_of_the_schedule() -> None:
         *(Use(0, i, forward, i, late) for i, (forward, late) in enumerate([(0, 0), (0, 1), (1, 1)])),
         *(Use(1, i, i, i, 0) for i in range(3)),
     ]
-    chart = versions.chart([versions.Grid("Naive", made)], "the schedule")
+    chart = versions.chart([versions.Grid(["Naive"], made)], "the schedule")
     assert chart.figure["data"][0]["text"][0] == ["0", "0 → 1", "1 → 2"]
     assert chart.rows == [
         ["Naive", "0", "0 0 1", "0 1 2", "0.667", "1"],
         ["Naive", "1", "0 1 2", "0 1 2", "0", "0"],
     ]
     assert chart.title == "Naive goes backward through weights 1 micro-batch newer than forward."
-    both = versions.chart([versions.Grid("Naive", made), versions.Grid("Another", made)], "the schedule")
-    assert both.title.startswith("Naive and Another go backward through")
+    grids = [versions.Grid(["Naive"], made), versions.Grid(["Another", "A third"], made)]
+    assert versions.chart(grids[1:], "the schedule").title.startswith("Another and A third go backward through")
+    assert versions.chart(grids, "the schedule").title.startswith("Naive and 2 more go backward through")
 
 
 def test_runs_of_one_schedule_share_a_grid_only_if_they_use_the_same_versions(alice: Any) -> None:
@@ -188,6 +189,19 @@ def test_runs_of_one_schedule_share_a_grid_only_if_they_use_the_same_versions(al
     charts, _ = streams.of_overview(overview(study.runs.all()), None)
     first = {row[2][:11] for row in charts["versions"].rows if row[1] == "0"}
     assert first == {"0 0 1 2 3 4", "0 0 0 0 1 2"} and len(charts["versions"].rows) == 6
+
+
+def test_every_run_of_a_shared_grid_is_named_and_counted(alice: Any) -> None:
+    study = Study.objects.create(name="Stashing", owner=alice, kind="stashing", base=factory.BASE)
+    split = {"pp": 2, "micro_batches": 4, "schedule": "1f1b-stash"}
+    for name in ("Seed 1", "Seed 2"):
+        factory.queued(alice, split, train={"clip": "stage"}, study=study, name=name)
+    factory.queued(alice, {**split, "pp": 4}, train={"clip": "stage"}, study=study, name="Deep")
+    charts, _ = streams.of_overview(overview(study.runs.all()), None)
+    made = charts["versions"]
+    assert made.title == "3 of 3 runs go backward through the weights of their forward."
+    assert {row[0] for row in made.rows} == {"Seed 2, Seed 1", "Deep"}
+    assert "Seed 2 and Seed 1, stage 1" in made.figure["layout"]["yaxis"]["ticktext"]
 
 
 def test_a_phone_shows_as_many_micro_batches_as_can_be_read(study: Study) -> None:
