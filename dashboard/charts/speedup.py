@@ -95,7 +95,7 @@ def _bars(entries: Sequence[Entry]) -> dict[str, Any] | None:
 
 def _fill(entry: Entry, fastest: Entry) -> str:
     if not entry.done:
-        return "rgba(0,0,0,0)"
+        return theme.CLEAR
     return var("accent") if entry is fastest else var("bar")
 
 

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from django.utils.safestring import SafeString, mark_safe
 
-from dashboard.charts import svg_traces
+from dashboard.charts import svg_marks, svg_traces
 from dashboard.charts.svg_traces import CHARACTER, Axis, Plot, label, text
 from dashboard.charts.theme import Figure
 
@@ -75,7 +75,7 @@ def _is_known(trace: dict[str, Any]) -> bool:
 def hatches() -> SafeString:
     """Returns the hatch patterns, which all pictures of a page share."""
     return mark_safe(
-        _painted(f'<svg width="0" height="0" class="hatches" aria-hidden="true">{svg_traces.HATCHES}</svg>')
+        _painted(f'<svg width="0" height="0" class="hatches" aria-hidden="true">{svg_marks.patterns()}</svg>')
     )
 
 

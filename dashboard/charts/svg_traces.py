@@ -9,15 +9,10 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from dashboard.charts import theme
+from dashboard.charts.svg_marks import each, mark, pattern
+from dashboard.charts.theme import CLEAR
 
 DASH = {"dash": "6 4", "dot": "2 3", "dashdot": "8 3 2 3", "longdash": "12 4", "longdashdot": "12 4 2 4"}
-HATCHES = (
-    '<defs><pattern id="hatch-idle" width="6" height="6" patternUnits="userSpaceOnUse" patternTransform="rotate(45)">'
-    '<rect width="6" height="6" fill="var(--phase-idle)"/><path d="M0 0V6" stroke="var(--phase-idle-line)"/></pattern>'
-    '<pattern id="hatch" width="6" height="6" patternUnits="userSpaceOnUse" patternTransform="rotate(45)">'
-    '<path d="M1 0V6" stroke="#fff" stroke-width="2"/></pattern></defs>'
-)
-CLEAR = "rgba(0,0,0,0)"
 CHARACTER = 7.0
 """Mean width in pixels of a character at font size 13."""
 LEAST_TEXT = 6.0
@@ -90,10 +85,11 @@ def swatch(trace: dict[str, Any], x: float, y: float) -> str:
     if trace["type"] == "bar" or "stackgroup" in trace:
         fill, line = colour(trace), trace.get("marker", {}).get("line", {})
         edge = f' stroke="{line.get("color")}"' if fill == CLEAR else ""
-        return f'<rect x="{x:.1f}" y="{y - 6:.1f}" width="16" height="11" fill="{_fill(trace, 0)}"{edge}/>'
+        rect = f'x="{x:.1f}" y="{y - 6:.1f}" width="16" height="11"'
+        return "".join([f'<rect {rect} fill="{_fill(trace, 0)}"{edge}/>', *_hatch(trace, 0, rect)])
     if "lines" in trace.get("mode", ""):
         return f'<path d="M{x:.1f} {y:.1f}h18" {_stroke(trace)}/>'
-    return _mark(trace, 0, x + 8, y)
+    return mark(trace, 0, x + 8, y)
 
 
 def bars(trace: dict[str, Any], plot: Plot) -> list[str]:
@@ -101,15 +97,14 @@ def bars(trace: dict[str, Any], plot: Plot) -> list[str]:
     out, axis = [], plot.y(trace)
     row = abs(axis(1) - axis(0))
     for i, (y, long) in enumerate(zip(trace["y"], trace["x"], strict=True)):
-        begin = _each(trace["base"], i) if "base" in trace else plot.sums.get(y, 0.0) if plot.stacked else 0.0
+        begin = each(trace["base"], i) if "base" in trace else plot.sums.get(y, 0.0) if plot.stacked else 0.0
         if plot.stacked and "base" not in trace:
             plot.sums[y] = begin + long
-        tall = row * (_each(trace["width"], i) if trace.get("width") is not None else 1 - plot.bargap)
+        tall = row * (each(trace["width"], i) if trace.get("width") is not None else 1 - plot.bargap)
         x0, x1 = plot.x(max(begin, plot.x.low)), plot.x(min(begin + long, plot.x.high))
         rect = f'x="{x0:.2f}" y="{axis(y) - tall / 2:.1f}" width="{max(x1 - x0, 0):.2f}" height="{tall:.1f}"'
         out.append(f'<rect {rect} fill="{_fill(trace, i)}"{_edge(trace, i)}/>')
-        if _pattern(trace, i) and not _idle(trace):
-            out.append(f'<rect {rect} fill="url(#hatch)"/>')
+        out += _hatch(trace, i, rect)
         out += _whisker(trace, i, plot, axis(y)) + _inside(trace, i, (x0, x1), axis(y))
     return out
 
@@ -131,11 +126,11 @@ def scatter(trace: dict[str, Any], plot: Plot) -> list[str]:
         if point is None:
             continue
         if "markers" in mode and not i % every:
-            out.append(_mark(trace, i, *point))
-        if "text" in mode and _each(trace["text"], i):
-            place = str(_each(trace.get("textposition", ""), i))
+            out.append(mark(trace, i, *point))
+        if "text" in mode and each(trace["text"], i):
+            place = str(each(trace.get("textposition", ""), i))
             above = -10 if "top" in place else 16 if "bottom" in place else 4
-            words = _TAG.sub("", str(_each(trace["text"], i)))
+            words = _TAG.sub("", str(each(trace["text"], i)))
             over = "left" in place or point[0] + 6 + CHARACTER * len(words) > plot.right + 20
             side, anchor = (-6, "end") if over else (6, "start")
             out.append(text(point[0] + side, point[1] + above, words, anchor, "ink", safe=True))
@@ -167,27 +162,6 @@ def _area(trace: dict[str, Any], plot: Plot, axis: Axis) -> str:
     return f'<path d="{_path([*high, *reversed(low)])}Z" fill="{colour(trace)}"/>'
 
 
-def _mark(trace: dict[str, Any], i: int, x: float, y: float) -> str:
-    marker = trace.get("marker", {})
-    symbol, size = str(_each(marker.get("symbol", "circle"), i)), float(_each(marker.get("size", 8), i))
-    fill, line = _each(marker.get("color"), i), marker.get("line", {})
-    edge = _each(line.get("color", fill), i)
-    if not size or symbol == "arrow":
-        return ""
-    if symbol.startswith("line-ns"):
-        return f'<path d="M{x:.1f} {y - size / 2:.1f}v{size:g}" stroke="{edge}" stroke-width="{line.get("width", 2)}"/>'
-    hollow = symbol.endswith("open")
-    look = f'fill="{"#fff" if hollow else fill}" stroke="{edge or fill}" stroke-width="{2 if hollow else 0}"'
-    if symbol.startswith("square"):
-        return f'<rect x="{x - size / 2:.1f}" y="{y - size / 2:.1f}" width="{size:g}" height="{size:g}" {look}/>'
-    turned = f' transform="rotate(45 {x:.1f} {y:.1f})"' if symbol.startswith("diamond") else ""
-    if turned:
-        return (
-            f'<rect x="{x - size / 2:.1f}" y="{y - size / 2:.1f}" width="{size:g}" height="{size:g}" {look}{turned}/>'
-        )
-    return f'<circle cx="{x:.1f}" cy="{y:.1f}" r="{size / 2:g}" {look}/>'
-
-
 def _stroke(trace: dict[str, Any]) -> str:
     line = trace.get("line", {})
     dash = DASH.get(line.get("dash", "solid"))
@@ -206,7 +180,7 @@ def _whisker(trace: dict[str, Any], i: int, plot: Plot, y: float) -> list[str]:
 
 
 def _inside(trace: dict[str, Any], i: int, ends: tuple[float, float], y: float) -> list[str]:
-    words = str(_each(trace.get("text", ""), i)).strip()
+    words = str(each(trace.get("text", ""), i)).strip()
     if not words:
         return []
     if trace.get("textposition") == "outside":
@@ -221,26 +195,23 @@ def _idle(trace: dict[str, Any]) -> bool:
     return bool(trace.get("marker", {}).get("color") == "var(--phase-idle)")
 
 
+def _hatch(trace: dict[str, Any], i: int, rect: str) -> list[str]:
+    """The pattern over bar `i`, whose place and size are `rect`."""
+    hatch = pattern(trace, i)
+    return [f'<rect {rect} fill="url(#{hatch})"/>'] if hatch and not _idle(trace) else []
+
+
 def _fill(trace: dict[str, Any], i: int) -> str:
     if _idle(trace):
         return "url(#hatch-idle)"
-    return str(_each(colour(trace), i)).replace(CLEAR, "none")
+    return str(each(colour(trace), i)).replace(CLEAR, "none")
 
 
 def _edge(trace: dict[str, Any], i: int) -> str:
     line = trace.get("marker", {}).get("line", {})
     if not line.get("width"):
         return ""
-    return f' stroke="{_each(line.get("color"), i)}" stroke-width="{line["width"]}"'
-
-
-def _pattern(trace: dict[str, Any], i: int) -> str:
-    return str(_each(trace.get("marker", {}).get("pattern", {}).get("shape", ""), i))
-
-
-def _each(value: Any, i: int) -> Any:
-    """Element `i` of a list; any other value holds for all points."""
-    return value[i] if isinstance(value, (list, tuple)) else value
+    return f' stroke="{each(line.get("color"), i)}" stroke-width="{line["width"]}"'
 
 
 DRAW: dict[str, Callable[[dict[str, Any], Plot], list[str]]] = {"bar": bars, "scatter": scatter}

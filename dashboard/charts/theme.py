@@ -15,6 +15,8 @@ from parallel_core.analysis.quantities import count_text, significant
 from parallel_core.schedule.ir import COLLECTIVES, P2P, Kind
 
 Figure = dict[str, Any]
+CLEAR = "rgba(0,0,0,0)"
+"""No fill, as Plotly spells it."""
 
 LEGEND = (
     ("forward", "forward"),
@@ -92,13 +94,15 @@ def hatch(shape: str, line: str = "surface", size: int = 6) -> dict[str, Any]:
 
 
 def hatches(shapes: Sequence[str], fills: Sequence[str], line: str = "surface") -> dict[str, Any]:
-    """The same for a trace whose bars each have their own fill.
+    """The same for a trace whose bars each have their own fill; over a clear one, lines in another colour than the
+    page's.
 
     Uses "replace": with "overlay", Plotly would look for a line colour that contrasts with the list of fills, and warn
     that a list is no colour.
     """
-    each = {"shape": list(shapes), "bgcolor": list(fills), "fillmode": "replace", "fgopacity": 0.5}
-    return hatch("", line) | each
+    lines = [var("ink-2" if fill == CLEAR else line) for fill in fills]
+    each = {"shape": list(shapes), "fgcolor": lines, "bgcolor": list(fills), "fillmode": "replace", "fgopacity": 0.5}
+    return hatch("") | each
 
 
 def layout(height: int, left: int = 8, **more: Any) -> dict[str, Any]:
@@ -107,8 +111,8 @@ def layout(height: int, left: int = 8, **more: Any) -> dict[str, Any]:
     return {
         "height": height,
         "margin": {"l": left, "r": 16, "t": 8, "b": 40},
-        "paper_bgcolor": "rgba(0,0,0,0)",
-        "plot_bgcolor": "rgba(0,0,0,0)",
+        "paper_bgcolor": CLEAR,
+        "plot_bgcolor": CLEAR,
         "font": {"family": var("sans"), "size": 13, "color": var("ink")},
         "hoverlabel": {"bgcolor": var("surface"), "bordercolor": var("line-strong"), "font": {"color": var("ink")}},
         "showlegend": False,

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dashboard.charts import breakdown, gantt, loss, speedup, svg, theme
+from dashboard.charts import breakdown, gantt, loss, scaling, speedup, svg, theme
 from dashboard.charts.chart import Entry
 from dashboard.charts.loss import Curve
 from dashboard.charts.updates import after_norm
@@ -79,6 +79,33 @@ def test_the_charts_of_a_study_are_drawn(traced: dict[int, np.ndarray]) -> None:
     assert step.columns[0] == "rank", "without named runs there is no column for the name"
     assert "url(#hatch-idle)" in step.picture
     assert 'id="hatch-idle"' in svg.hatches()
+
+
+def test_recomputation_and_disturbance_have_patterns_of_their_own_that_can_be_seen() -> None:
+    stats = summarise(np.full(5, 0.1))
+    result, speed = Result("DP", stats), ratio(stats, stats)
+    looks: tuple[dict[str, Any], ...] = ({"recompute": True}, {"others": 0.3}, {"others": 0.3, "done": False})
+    made = speedup.chart([Entry("DP", result=result, speed=speed, **look) for look in looks], "t", "s")
+    fills = [rect.get("fill", "") for rect in tree(made.picture).iter(f"{TAG}rect")]
+    used = [fill for fill in fills if fill.startswith("url")]
+    assert used == ["url(#hatch-surface)", "url(#hatch-x-surface)", "url(#hatch-x-ink-2)"]
+    lines = {pattern.get("id"): pattern[0].get("stroke") for pattern in tree(svg.hatches()).iter(f"{TAG}pattern")}
+    assert {f"url(#{name})" for name in lines} >= set(used)
+    assert lines["hatch-surface"] == svg.light()["surface"] != lines["hatch-x-ink-2"]
+    pattern = made.figure["data"][0]["marker"]["pattern"]
+    assert pattern["fgcolor"] == [theme.var("surface"), theme.var("surface"), theme.var("ink-2")]
+
+
+def test_each_symbol_has_its_own_shape() -> None:
+    symbols = (*scaling.SYMBOLS, "x-thin", "line-ns", "circle-open")
+    marker = {"symbol": list(symbols), "size": 8, "color": theme.var("bar"), "line": {"color": theme.var("bad")}}
+    many = {"type": "scatter", "mode": "markers", "x": [50.0] * len(symbols), "y": [0] * len(symbols)}
+    plain = tree(svg.drawn(figure(many | {"marker": {**marker, "size": 0}})))
+    drawn = list(tree(svg.drawn(figure(many | {"marker": marker})))[0])[len(plain[0]) :]
+    looks = [ElementTree.tostring(found) for found in drawn]
+    assert len(set(looks)) == len(looks) == len(symbols)
+    shapes = dict(zip(symbols, (found.tag.removeprefix(TAG) for found in drawn), strict=True))
+    assert shapes["triangle-up"] == shapes["x"] == shapes["x-thin"] == "path" and shapes["circle"] == "circle"
 
 
 def test_what_cannot_be_drawn_is_left_out_whole() -> None:
