@@ -1,9 +1,11 @@
 /* Zoom of a long timeline: fetches the part that is shown, and keeps it in the page's address. */
 
 import { fetchChart, note, reason } from "./chart_fetch.js";
+import { COARSE } from "./chart_fit.js";
 
 const following = new WeakSet(); // boxes with a listener of `followZoom`
 const addressed = new WeakSet(); // the same of `followAddress`
+const homed = new WeakSet(); // the same of `followHome`
 
 export const followed = (box) => following.has(box);
 
@@ -11,6 +13,24 @@ export const followed = (box) => following.has(box);
 export function unfollow(box) {
   following.delete(box);
   addressed.delete(box);
+  homed.delete(box);
+}
+
+/* The axes of a figure before any zoom, for `relayout`; null if the figure says itself what a double-click does. */
+export function home({ config, layout }) {
+  if (config?.doubleClick) return null;
+  const axes = Object.entries(layout).filter(([name, axis]) => /^[xy]axis\d*$/.test(name) && !axis.fixedrange);
+  return Object.fromEntries(axes.map(([name, { range }]) => (range ? [`${name}.range`, [...range]] : [`${name}.autorange`, true])));
+}
+
+/* A double-click leads to the axes of the newest figure, `entry.home`: the library itself would lead to those of the
+ * first. A tap is no double-click. */
+export function followHome(entry) {
+  if (homed.has(entry.box)) return;
+  homed.add(entry.box);
+  entry.box.on("plotly_doubleclick", () => {
+    if (entry.home && !COARSE.matches) window.Plotly.relayout(entry.box, structuredClone(entry.home));
+  });
 }
 
 /* A figure with meta.window shows a part of the bars: after a zoom its part is fetched; the newest request wins. */

@@ -14,18 +14,16 @@
 
 import { lift, paint } from "./chart_bars.js";
 import { offerAll, offerZoom } from "./chart_buttons.js";
-import { nameCells } from "./chart_cells.js";
-import { painted } from "./chart_colours.js";
-import { followChoices, shape } from "./chart_curves.js";
+import { followChoices } from "./chart_curves.js";
 import { fetchChart, note, reason, told } from "./chart_fetch.js";
+import { COARSE, fitted, widthClass } from "./chart_fit.js";
 import { empty, failed } from "./chart_notes.js";
 import { picture } from "./chart_picture.js";
 import "./sections.js"; // before charts are mounted: those of closed sections are not
-import { followAddress, followed, followZoom, part, stay } from "./chart_zoom.js";
+import { followAddress, followed, followHome, followZoom, home, part, stay } from "./chart_zoom.js";
 
-const CONFIG = { displayModeBar: false, responsive: true, displaylogo: false, doubleClick: "reset", doubleClickDelay: 500 };
-const COARSE = window.matchMedia("(pointer: coarse)");
-const mounted = new Map(); // key -> {element, box, figure}
+const CONFIG = { displayModeBar: false, responsive: true, displaylogo: false, doubleClick: false, doubleClickDelay: 500 };
+const mounted = new Map(); // key -> {element, box, figure, width}
 let loading = null;
 
 function plotly() {
@@ -45,63 +43,15 @@ function plotly() {
 
 /* Drawing ------------------------------------------------------------------------------------------------------- */
 
-function fitted(figure, box) {
-  const copy = painted(figure);
-  const { layout } = copy;
-  layout.uirevision = "kept"; // keeps a zoom when new numbers arrive
-  layout.autosize = true;
-  if (COARSE.matches) layout.dragmode = false; // a finger scrolls the page
-  const wide = window.matchMedia("(min-width: 1001px)").matches;
-  if (layout.meta?.sharesRows && wide && box.closest(".grid2")) layout.yaxis.showticklabels = false;
-  if (box.clientWidth < 760) adopt(copy, "half");
-  if (box.clientWidth < 480) {
-    layout.font.size = 11;
-    adopt(copy, "narrow");
-    if (layout.yaxis?.tickfont) layout.yaxis.tickfont.size = 10;
-    if (layout.yaxis?.ticktext) roomy(layout);
-  }
-  shape(copy);
-  nameCells(copy.data);
-  return copy;
-}
-
-/* The changes that a figure declares for half a page's width ("half") and for a phone ("narrow"). */
-function adopt({ data, layout }, how) {
-  for (const trace of data) Object.assign(trace, trace.meta?.[how]);
-  for (const [name, axis] of Object.entries(layout.meta?.[how] ?? {})) Object.assign(layout[name], axis);
-}
-
-/* A row's label on a phone: broken into lines of about LABEL_CHARACTERS, so that the bars have most of the width. */
-const LABEL_CHARACTERS = 16;
-const [LABEL_LINE, LABEL_GAP] = [13, 6]; // px: height of a line of 10 px text, and the gap between rows
-
-/* Makes rows higher if their labels need more lines. */
-function roomy(layout) {
-  const { yaxis, margin } = layout;
-  yaxis.ticktext = yaxis.ticktext.map(wrapped);
-  if (!yaxis.range || yaxis.type === "log") return; // no rows
-  const lines = Math.max(...yaxis.ticktext.map((label) => label.split("<br>").length));
-  const part = yaxis.domain ? yaxis.domain[1] - yaxis.domain[0] : 1;
-  const rows = Math.abs(yaxis.range[1] - yaxis.range[0]);
-  const short = rows * (lines * LABEL_LINE + LABEL_GAP) - (layout.height - margin.t - margin.b) * part;
-  if (lines > 1 && short > 0) layout.height += Math.ceil(short / part);
-}
-
-function wrapped(label) {
-  return label.split("<br>").map((line) => {
-    if (line.replace(/<[^>]*>|&\w+;/g, "").length <= LABEL_CHARACTERS + 2) return line;
-    const at = line.indexOf(" ", line.length / 2 - 4);
-    return at < 0 ? line : `${line.slice(0, at)}<br>${line.slice(at + 1)}`;
-  }).join("<br>");
-}
-
 /* Without dragging, the library takes a tap for two clicks: for the one of the finger, and for the mouse's that the browser
- * makes of it. */
+ * makes of it. What a double-click of a mouse does unless the figure says it is in `followHome`. */
 const configured = ({ config }) => ({ ...CONFIG, ...config, ...(COARSE.matches ? { doubleClick: false } : {}) });
 
 async function draw(entry) {
   if (!window.Plotly) picture(entry.figure, entry.box);
   const library = await plotly();
+  if (!entry.element.isConnected) return; // what is drawn in it now would never be released
+  entry.width = widthClass(entry.box);
   const figure = fitted(entry.figure, entry.box);
   const { data, layout } = figure;
   entry.box.style.setProperty("--chart-height", `${layout.height}px`);
@@ -110,9 +60,12 @@ async function draw(entry) {
     return;
   }
   entry.box.querySelectorAll(".skeleton, .empty, .picture").forEach((node) => node.remove());
+  entry.home = home(figure);
   stay(entry, layout);
   await library.react(entry.box, lift(entry.box, figure), layout, configured(figure));
+  if (!entry.element.isConnected) return;
   paint(entry.box);
+  followHome(entry);
   followZoom(entry, update);
   followAddress(entry);
   offerZoom(entry);
@@ -131,6 +84,7 @@ async function show(element) {
   let figure;
   if (element.dataset.src) {
     const chart = await fetchChart(element.dataset.src);
+    if (!element.isConnected) return; // another one with its key may be mounted by now
     describe(element, chart);
     figure = chart.figure;
   } else {
@@ -138,6 +92,7 @@ async function show(element) {
   }
   const entry = { element, box: element.querySelector(".chart-box"), figure };
   mounted.set(element.dataset.chart, entry);
+  widths.observe(entry.box);
   await draw(entry);
 }
 
@@ -237,6 +192,25 @@ export async function reload(key) {
 
 /* Life ------------------------------------------------------------------------------------------------------------ */
 
+/* Draws a chart again for a width that its figure is fitted to in another way. */
+const widths = new ResizeObserver((changes) => {
+  for (const { target } of changes) {
+    const entry = mounted.get(target.closest(".chart")?.dataset.chart);
+    if (entry?.box !== target || !entry.width || !target.clientWidth || entry.width === widthClass(target)) continue;
+    requestAnimationFrame(() => draw(entry)); // not within the observer, as drawing changes heights
+  }
+});
+
+/* Lets go of charts that are no longer in the page: the library's listeners on the window would hold them forever. */
+function releaseGone() {
+  for (const [key, { element, box }] of mounted) {
+    if (element.isConnected) continue;
+    mounted.delete(key);
+    widths.unobserve(box);
+    window.Plotly?.purge(box);
+  }
+}
+
 const NEAR_PX = 300; // px below or above the screen
 const near = new IntersectionObserver(
   (entries) => {
@@ -259,6 +233,7 @@ function begin(element) {
 }
 
 export function watch(root = document) {
+  releaseGone();
   if (root.querySelector(".chart[data-chart]")) plotly().catch(() => {}); // preloads; `mount` shows a failure
   for (const element of root.querySelectorAll(".chart[data-chart]")) {
     if (!mounted.get(element.dataset.chart)?.element.isConnected) begin(element);
@@ -275,6 +250,7 @@ window.addEventListener("beforeprint", () => {
 });
 
 document.addEventListener("htmx:afterSettle", (event) => watch(event.target)); // new parts of the page
+document.addEventListener("morphed", releaseGone);
 document.addEventListener("themechange", () => {
   for (const entry of mounted.values()) draw(entry);
 });

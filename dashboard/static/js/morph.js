@@ -44,4 +44,5 @@ export function morph(old, fresh, style = "outerHTML") {
     morphStyle: style,
     callbacks: { beforeNodeMorphed: node, beforeAttributeUpdated: attribute },
   });
+  document.dispatchEvent(new CustomEvent("morphed"));
 }

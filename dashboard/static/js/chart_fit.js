@@ -1,0 +1,70 @@
+/* A figure as it is drawn: in the colours of the theme, and fitted to the width of its box. */
+
+import { nameCells } from "./chart_cells.js";
+import { painted } from "./chart_colours.js";
+import { shape } from "./chart_curves.js";
+
+export const COARSE = window.matchMedia("(pointer: coarse)");
+const [HALF, NARROW] = [760, 480]; // px: below these widths, a figure's changes of the same name apply
+
+/* What of a box's width decides how its figure is drawn. */
+export const widthClass = ({ clientWidth }) => (clientWidth < NARROW ? "narrow" : clientWidth < HALF ? "half" : "wide");
+
+export function fitted(figure, box) {
+  const copy = painted(figure);
+  const { layout } = copy;
+  const width = widthClass(box);
+  layout.uirevision = "kept"; // keeps a zoom when new numbers arrive
+  layout.autosize = true;
+  if (COARSE.matches) layout.dragmode = false; // a finger scrolls the page
+  const wide = window.matchMedia("(min-width: 1001px)").matches;
+  if (layout.meta?.sharesRows && wide && box.closest(".grid2")) layout.yaxis.showticklabels = false;
+  if (width !== "wide") adopt(copy, "half");
+  if (width === "narrow") {
+    layout.font.size = 11;
+    adopt(copy, "narrow");
+    if (layout.yaxis?.tickfont) layout.yaxis.tickfont.size = 10;
+    if (layout.yaxis?.ticktext) roomy(layout);
+  }
+  shape(copy);
+  nameCells(copy.data);
+  leaveOut(copy.data);
+  return copy;
+}
+
+/* The changes that a figure declares for half a page's width ("half") and for a phone ("narrow"). */
+function adopt({ data, layout }, how) {
+  for (const trace of data) Object.assign(trace, trace.meta?.[how]);
+  for (const [name, axis] of Object.entries(layout.meta?.[how] ?? {})) Object.assign(layout[name], axis);
+}
+
+/* A whisker of length null is none: the library would take it for 0 and draw the caps. */
+function leaveOut(data) {
+  for (const { error_x: whiskers } of data) {
+    for (const side of ["array", "arrayminus"]) if (whiskers) whiskers[side] = whiskers[side].map((length) => length ?? Number.NaN);
+  }
+}
+
+/* A row's label on a phone: broken into lines of about LABEL_CHARACTERS, so that the bars have most of the width. */
+const LABEL_CHARACTERS = 16;
+const [LABEL_LINE, LABEL_GAP] = [13, 6]; // px: height of a line of 10 px text, and the gap between rows
+
+/* Makes rows higher if their labels need more lines. */
+function roomy(layout) {
+  const { yaxis, margin } = layout;
+  yaxis.ticktext = yaxis.ticktext.map(wrapped);
+  if (!yaxis.range || yaxis.type === "log") return; // no rows
+  const lines = Math.max(...yaxis.ticktext.map((label) => label.split("<br>").length));
+  const part = yaxis.domain ? yaxis.domain[1] - yaxis.domain[0] : 1;
+  const rows = Math.abs(yaxis.range[1] - yaxis.range[0]);
+  const short = rows * (lines * LABEL_LINE + LABEL_GAP) - (layout.height - margin.t - margin.b) * part;
+  if (lines > 1 && short > 0) layout.height += Math.ceil(short / part);
+}
+
+function wrapped(label) {
+  return label.split("<br>").map((line) => {
+    if (line.replace(/<[^>]*>|&\w+;/g, "").length <= LABEL_CHARACTERS + 2) return line;
+    const at = line.indexOf(" ", line.length / 2 - 4);
+    return at < 0 ? line : `${line.slice(0, at)}<br>${line.slice(at + 1)}`;
+  }).join("<br>");
+}
