@@ -84,7 +84,8 @@ def _bars(entries: Sequence[Entry]) -> dict[str, Any] | None:
             "width": 3,
         },
         "marker": {
-            "color": fills,
+            # Pages draw a hatch in the bar's own colour, which must not be clear.
+            "color": [_edge(e, fastest) if _pattern(e) else fill for (_, e, _), fill in zip(drawn, fills, strict=True)],
             "line": {"color": [_edge(entry, fastest) for _, entry, _ in drawn], "width": 1.5},
             "pattern": theme.hatches([_pattern(entry) for _, entry, _ in drawn], fills),
         },

@@ -204,7 +204,8 @@ def _hatch(trace: dict[str, Any], i: int, rect: str) -> list[str]:
 def _fill(trace: dict[str, Any], i: int) -> str:
     if _idle(trace):
         return "url(#hatch-idle)"
-    return str(each(colour(trace), i)).replace(CLEAR, "none")
+    under = trace.get("marker", {}).get("pattern", {}).get("bgcolor") if pattern(trace, i) else None
+    return str(each(under or colour(trace), i)).replace(CLEAR, "none")
 
 
 def _edge(trace: dict[str, Any], i: int) -> str:

@@ -98,7 +98,8 @@ def hatches(shapes: Sequence[str], fills: Sequence[str], line: str = "surface") 
     page's.
 
     Uses "replace": with "overlay", Plotly would look for a line colour that contrasts with the list of fills, and warn
-    that a list is no colour.
+    that a list is no colour. With a list of marker colours, Plotly draws the lines in these and nothing between them;
+    reports draw them as given here.
     """
     lines = [var("ink-2" if fill == CLEAR else line) for fill in fills]
     each = {"shape": list(shapes), "fgcolor": lines, "bgcolor": list(fills), "fillmode": "replace", "fgopacity": 0.5}

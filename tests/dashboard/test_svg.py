@@ -92,7 +92,11 @@ def test_recomputation_and_disturbance_have_patterns_of_their_own_that_can_be_se
     lines = {pattern.get("id"): pattern[0].get("stroke") for pattern in tree(svg.hatches()).iter(f"{TAG}pattern")}
     assert {f"url(#{name})" for name in lines} >= set(used)
     assert lines["hatch-surface"] == svg.light()["surface"] != lines["hatch-x-ink-2"]
-    pattern = made.figure["data"][0]["marker"]["pattern"]
+    bars = [fill for fill in fills if not fill.startswith("url")]
+    assert bars[2] == "none" not in bars[:2], "only the run that goes on is an outline"
+    marker = made.figure["data"][0]["marker"]
+    assert theme.CLEAR not in marker["color"], "pages hatch in the colour of the bar"
+    pattern = marker["pattern"]
     assert pattern["fgcolor"] == [theme.var("surface"), theme.var("surface"), theme.var("ink-2")]
 
 
