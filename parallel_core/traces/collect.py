@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-LONGEST_NAME = 200
+LONGEST_NAME, LONGEST_WAY = 200, 40
 DEVICE = {"kernel", "gpu_memcpy", "gpu_memset"}
 HOST = {"cpu_op", "user_annotation"}
 LAUNCH = {"cuda_runtime", "cuda_driver", "hip_runtime"}
@@ -103,10 +103,11 @@ class Collected:
 
 
 def _event_name(event: Mapping[str, Any], args: Any) -> str:
-    """The event's name. NCCL has one kernel to send and receive; Kineto records separately which of both it was."""
+    """The event's name. NCCL has one kernel to send, to receive, and for the collectives made of both; Kineto records
+    separately which of them it was."""
     name = printable(str(event.get("name", "")))[:LONGEST_NAME]
     way = args.get("Collective name") if isinstance(args, dict) and _SENDS_AND_RECEIVES in name else None
-    return f"{name} {way}" if way in ("send", "recv") else name
+    return f"{name} {printable(way[:LONGEST_WAY])}" if isinstance(way, str) and way else name
 
 
 def printable(text: str) -> str:

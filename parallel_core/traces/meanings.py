@@ -42,8 +42,8 @@ def of_device(trace: Collected) -> tuple[NDArray[np.void], NDArray[np.int64], ND
     own = {i: meaning for i, name in enumerate(trace.names) if (meaning := names.of_kernel(name))}
     for i in np.flatnonzero(np.isin(kernels["name"], list(own))):
         meaning = own[int(kernels["name"][i])]
-        sent = meanings[i]["kind"] == Kind.SEND_ACT and meaning.kind is Kind.RECV_ACT
-        if not sent:  # SendRecv is one kernel for both directions: the launching operation determines which
+        told_by_call = meanings[i]["kind"] in (Kind.SEND_ACT, Kind.BUCKET) and meaning.kind is Kind.RECV_ACT
+        if not told_by_call:  # SendRecv is one kernel for all: the launching operation determines what it does
             meanings[i]["kind"], meanings[i]["lane"] = meaning.kind, meaning.lane
     _messages(meanings, told, np.isin(kernels["name"], list(own)), (LANE_P2P,))
     return kernels, moments, meanings

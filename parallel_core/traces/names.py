@@ -42,25 +42,25 @@ class Meaning(NamedTuple):
 
 
 _COMMUNICATION = (
+    (
+        # First: the kernel SendRecv also carries out collectives, which then stand behind its name.
+        re.compile(r"all_?reduce|all_?gather|all_?to_?all|broadcast|reduce|gather|scatter|barrier|wait_tensor", re.I),
+        Meaning(Kind.BUCKET, LANE_COLLECTIVE),
+    ),
     (re.compile(r"\b(i?send)\b|nccl:send|gloo:send|Send(?!Recv)", re.I), Meaning(Kind.SEND_ACT, LANE_P2P)),
     (
         re.compile(r"\b(i?recv(AnySource|_any_source)?)_?\b|nccl:recv|gloo:recv|SendRecv", re.I),
         Meaning(Kind.RECV_ACT, LANE_P2P),
     ),
-    (
-        re.compile(
-            r"all_?reduce|reduce_?scatter|all_?gather|all_?to_?all|broadcast|reduce|gather|barrier|wait_tensor", re.I
-        ),
-        Meaning(Kind.BUCKET, LANE_COLLECTIVE),
-    ),
 )
 _LIBRARY = re.compile(r"^(nccl|gloo|_?c10d|mpi|ucc)|^void nccl|record_param_comms", re.I)
-_OPTIMIZER_KERNEL = re.compile(r"multi_tensor_apply|fused_?(adam|sgd)|lamb", re.I)
+_OPTIMIZER_KERNEL = re.compile(r"multi_tensor_apply|fused_?(adam|sgd|lamb(?!da))|(?<![a-z])lamb(?!da)", re.I)
+"""Demangled names of other kernels are full of `{lambda()#1}`."""
 GEMM = re.compile(
     r"gemm|cutlass|cublas|xmma|nvjet|wgmma|::(mm|bmm|addmm|baddbmm|matmul|linear)$|^(mm|addmm|bmm|baddbmm|linear)backward|^_(column|row)(backward)?$|convolution|cudnn",
     re.I,
 )
-ATTENTION = re.compile(r"flash|fmha|scaled_dot_product|attention", re.I)
+ATTENTION = re.compile(r"flash|fmha|sdpa|scaled_dot_product|attention", re.I)
 
 
 def communication(name: str) -> Meaning | None:
@@ -132,6 +132,6 @@ def family(name: str) -> str:
     own = _annotation(name)
     if communication(name) or (own and own.lane in (LANE_P2P, LANE_COLLECTIVE)):
         return "communication"
-    if GEMM.search(name):
-        return "matrix products"
-    return "attention" if ATTENTION.search(name) else "other"
+    if ATTENTION.search(name):  # before products: such kernels are made of parts of CUTLASS and cuDNN
+        return "attention"
+    return "matrix products" if GEMM.search(name) else "other"

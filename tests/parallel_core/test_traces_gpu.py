@@ -15,6 +15,22 @@ from parallel_core.traces.collect import Collected
 from parallel_core.traces.job_trace import join
 from parallel_core.traces.nesting import NONE, innermost, outermost, parents
 
+ELEMENTWISE = "void at::native::vectorized_elementwise_kernel<4, at::native::"
+GELU = (
+    f"{ELEMENTWISE}GeluCUDAKernelImpl(at::TensorIteratorBase&, at::native::GeluType)::{{lambda()#2}}::operator()() "
+    "const::{lambda()#4}::operator()() const::{lambda(c10::BFloat16)#1}, std::array<char*, 2ul> >(int)"
+)
+COPY = (
+    "void at::native::unrolled_elementwise_kernel<at::native::direct_copy_kernel_cuda(at::TensorIteratorBase&)::"
+    "{lambda()#3}::operator()() const::{lambda()#7}::operator()() const::{lambda(float)#1}, std::array<char*, 2ul> >"
+)
+FLASH = (
+    "void pytorch_flash::flash_fwd_kernel<Flash_fwd_kernel_traits<64, 128, 128, 4, false, false, cutlass::bfloat16_t, "
+    "Flash_kernel_traits<64, 128, 128, 4, cutlass::bfloat16_t> >, false, true>(pytorch_flash::Flash_fwd_params)"
+)
+"""Names of PyTorch's kernels as CUPTI demangles them."""
+SEND_RECV = "ncclDevKernel_SendRecv(ncclDevKernelArgsStorage<4096ul>)"
+
 
 def gpu(name: str, start: float, length: float, link: int = 0) -> dict[str, Any]:
     return {
@@ -28,6 +44,11 @@ def cpu(cat: str, name: str, start: float, length: float, thread: int = 1, link:
         "ph": "X", "cat": cat, "name": name, "pid": 9, "tid": thread, "ts": start, "dur": length,
         "args": {"correlation": link},
     }  # fmt: skip
+
+
+def kinds(events: list[dict[str, Any]]) -> list[Kind]:
+    """The kinds of the spans of step 0, by start."""
+    return [Kind(kind) for kind in kineto.read(Collected(events)).steps[0]["kind"]]
 
 
 def launched() -> list[dict[str, Any]]:
@@ -111,6 +132,60 @@ def test_a_kernel_that_sends_and_receives_is_what_it_was_launched_for() -> None:
     assert [Kind(kind) for kind in rows["kind"]] == [Kind.STEP, Kind.SEND_ACT, Kind.RECV_ACT]
 
 
+@pytest.mark.parametrize("name", [GELU, COPY])
+def test_a_lambda_is_no_optimizer(name: str) -> None:
+    assert names.of_kernel(name) is None
+    made = [
+        cpu("cpu_op", "autograd::engine::evaluate_function: GeluBackward0", 0, 50),
+        cpu("cuda_runtime", "cudaLaunchKernel", 10, 5, link=1),
+        gpu(name, 100, 10, 1),
+    ]
+    assert kinds(made) == [Kind.STEP, Kind.BW]
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "lamb_cuda_kernel_part1",
+        "void multi_tensor_apply_kernel<TensorListMetadata<4>, LAMBStage1Functor<float>, float>",
+        "void (anonymous namespace)::lamb_stage_2(float*)",
+        "void at::native::(anonymous namespace)::multi_tensor_apply_kernel<FusedAdamMathFunctor<float, 4>>",
+        "FusedLambKernel",
+    ],
+)
+def test_updates_have_kernels_of_their_own(name: str) -> None:
+    own = names.of_kernel(name)
+    assert own is not None and own.kind is Kind.OPT_STEP
+
+
+@pytest.mark.parametrize("said", ["all_to_all", "all_to_allv", "alltoall_base", "gather", "scatter"])
+def test_a_collective_made_of_messages_is_a_collective(said: str) -> None:
+    kernel = gpu(SEND_RECV, 0, 10)
+    kernel["args"]["Collective name"] = said
+    assert kinds([kernel]) == [Kind.STEP, Kind.BUCKET]
+
+
+@pytest.mark.parametrize(
+    ("call", "kind"),
+    [
+        ("c10d::alltoall_base_", Kind.BUCKET),
+        ("c10d::alltoall_", Kind.BUCKET),
+        ("c10d::gather_", Kind.BUCKET),
+        ("c10d::scatter_", Kind.BUCKET),
+        ("c10d::send", Kind.SEND_ACT),
+        ("c10d::recv_", Kind.RECV_ACT),
+    ],
+)
+def test_a_kernel_of_messages_is_what_its_call_does(call: str, kind: Kind) -> None:
+    made = [
+        cpu("cpu_op", call, 0, 50),
+        cpu("cpu_op", "record_param_comms", 5, 40),
+        cpu("cuda_runtime", "cudaLaunchKernelExC", 10, 5, link=1),
+        gpu(SEND_RECV, 100, 10, 1),
+    ]
+    assert kinds(made) == [Kind.STEP, kind]
+
+
 def test_a_pipeline_without_annotations_is_not_guessed() -> None:
     trace = kineto.read(Collected([gpu("ncclDevKernel_SendRecv", 0, 10), gpu("gemm", 20, 5)]))
     assert any(note.startswith("Not recovered") for note in join([("a", 0, trace)]).notes)
@@ -124,6 +199,16 @@ def test_a_pipeline_without_annotations_is_not_guessed() -> None:
         ("AddmmBackward0", "matrix products"),
         ("void cudnn::winograd", "matrix products"),
         ("flash_fwd_kernel", "attention"),
+        (FLASH, "attention"),
+        (
+            "fmha_cutlassF_bf16_aligned_64x64_rf_sm80(PyTorchMemEffAttention::AttentionKernel<cutlass::bfloat16_t, "
+            "cutlass::arch::Sm80, true, 64, 64, 64, true, true>::Params)",
+            "attention",
+        ),
+        ("cudnn_generated_fort_native_sdpa_sm90_flash_fprop_wgmma_f16_knob_7_64x128x128_4x1x1_kernel0_0", "attention"),
+        ("cudnn_generated_fort_native_sdpa_sm100_bprop_f16_knob_1", "attention"),
+        ("void cutlass::Kernel2<cutlass_80_tensorop_bf16_s16816gemm_relu_bf16_128x128_tn_align8>", "matrix products"),
+        (GELU, "other"),
         ("ncclDevKernel_AllGather_RING_LL", "communication"),
         ("vectorized_elementwise_kernel", "other"),
         ("1RECV_ACT5", "communication"),
