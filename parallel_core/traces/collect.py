@@ -10,7 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 LONGEST_NAME, LONGEST_WAY = 200, 40
-DEVICE = {"kernel", "gpu_memcpy", "gpu_memset"}
+COPIES = {"gpu_memcpy", "gpu_memset"}
+DEVICE = {"kernel", *COPIES}
 HOST = {"cpu_op", "user_annotation"}
 LAUNCH = {"cuda_runtime", "cuda_driver", "hip_runtime"}
 _GROUPS = {"host": HOST, "device": DEVICE, "launch": LAUNCH}
@@ -57,9 +58,12 @@ class Collected:
         """Event name -> index, for names that do not depend on the event's arguments."""
         self._threads: dict[tuple[str, str], int] = {}
         self._thread_of: dict[tuple[Any, Any], int] = {}
+        self._copies: set[int] = set()
         groups = {"host": Columns(), "device": Columns(), "launch": Columns()}
         self._take(events, groups)
         self.host, self.device, self.launches = (columns.table() for columns in groups.values())
+        self.copies = np.isin(np.arange(len(self.names)), list(self._copies))
+        """By name index: whether it is a copy (or a fill) of memory, not a kernel."""
 
     def _take(self, events: Iterable[dict[str, Any]], groups: Mapping[str, Columns]) -> None:
         """Reads all events in one loop that makes few calls, since a long trace has millions of events."""
@@ -90,6 +94,8 @@ class Collected:
         known = self._name_of.setdefault(called, len(self.names))
         if known == len(self.names):
             self.names.append(called)
+        if event.get("cat") in COPIES:
+            self._copies.add(known)
         if isinstance(name, str) and _SENDS_AND_RECEIVES not in name:
             self._plain[name] = known
         return known

@@ -1,8 +1,9 @@
 """Converts one rank's torch.profiler trace to SPAN rows of its steps.
 
 On a GPU a span is a kernel, and its meaning is that of the host code which launched it: found by the correlation id
-of the launch, and from there the innermost marker around that moment (`names.marker`). On a CPU a span is an
-outermost operation. Adjacent spans of one kind with gaps of at most 2 us are merged. Collectives overlap with
+of the launch, and from there the innermost marker around that moment (`names.marker`). Reads of batches by the host are
+added, from when the device began the step: computation has precedence, so only waiting for them counts. On a CPU a span
+is an outermost operation. Adjacent spans of one kind with gaps of at most 2 us are merged. Collectives overlap with
 computation, so they are BUCKET spans: the part not hidden by computation is exposed.
 """
 
@@ -20,7 +21,7 @@ from parallel_core.analysis.rows import durations
 from parallel_core.observe.recorder import LANE_COLLECTIVE, LANE_HOST, LANE_P2P
 from parallel_core.observe.records import SPAN
 from parallel_core.schedule.ir import P2P, Kind
-from parallel_core.traces import names
+from parallel_core.traces import device_rows, names
 from parallel_core.traces.collect import OPERATION, Collected
 from parallel_core.traces.meanings import of_device, of_host
 from parallel_core.traces.nesting import crossing, outermost_of
@@ -90,7 +91,8 @@ def read(trace: Collected) -> RankTrace:
     _split_backwards(rows)
     out.stages, out.micro_batches = (len(np.unique(rows[name][rows[name] >= 0])) for name in ("stage", "micro_batch"))
     out.windows = windows(trace)
-    _into_steps(out, trace, rows, moments)
+    cut = device_rows.beside_kernels(trace, rows, moments) if len(trace.device) else (rows, moments)
+    _into_steps(out, trace, *cut)
     if crossed := crossing(trace.host[trace.host["link"] >= OPERATION], JOIN_NS):
         out.notes.append(
             f"Operations that overlap another one of their thread without lying in it: {crossed}. Time that they share "
@@ -137,8 +139,10 @@ def _split_backwards(rows: NDArray[np.void]) -> None:
 
 def _into_steps(out: RankTrace, trace: Collected, rows: NDArray[np.void], moments: NDArray[np.int64]) -> None:
     windows, pause = out.windows, out.pause
+    reads = device_rows.reads(trace) if out.device == "cuda" else np.empty(0, SPAN)
     if not windows:
         out.notes.append(f"{_UNMARKED}: all of it is one step.")
+        rows = np.concatenate([rows, reads])
         out.steps = {0: _step(rows, int(rows["start"].min()), int(rows["end"].max()), pause)}
         return
     if not marked(trace):
@@ -150,8 +154,11 @@ def _into_steps(out: RankTrace, trace: Collected, rows: NDArray[np.void], moment
         mine = when.between(start, end)
         inside[mine] = True
         if len(mine):
-            own = rows[mine]
-            begun = _device_begin(start, int(ended[when.before(start)]), own) if out.device == "cuda" else start
+            own, begun = rows[mine], start
+            if out.device == "cuda":
+                begun = _device_begin(start, int(ended[when.before(start)]), own)
+                here = reads[(reads["start"] >= start) & (reads["start"] < end)]
+                own = np.concatenate([own, device_rows.after(here, begun)])
             out.steps[number] = _step(own, begun, max(end, int(own["end"].max())), pause)
     if not inside.all():
         out.notes.append(f"{int((~inside).sum())} of {len(rows)} operations lie outside of the steps.")
